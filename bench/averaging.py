@@ -26,7 +26,7 @@ from edgepeft import LocalTuner, TuneOptions
 from edgepeft.common.errors import EdgepeftError
 from edgepeft.data.training_loop.engine import Arrays
 from edgepeft.device.host.machine import host_facts
-from edgepeft.tuning.low_rank import average_products
+from edgepeft.tuning.federated import average_products
 from edgepeft.tuning.target import Files
 
 __all__ = ["Boards", "split"]

@@ -27,8 +27,7 @@ from edgepeft.device.host.machine import host_facts
 from edgepeft.tuning.adamw import AdamW
 from edgepeft.tuning.engine import OnnxRuntimeEngine
 from edgepeft.tuning.memory import lay_out
-from edgepeft.tuning.options import TuneOptions
-from edgepeft.tuning.target import Files, TuningSubject, from_template
+from edgepeft.tuning.target import Files, TuneOptions, TuningSubject, from_template
 
 WARM_UP = 3
 

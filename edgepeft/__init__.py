@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from edgepeft.runtime.runtime import Runtime
     from edgepeft.training.options import TrainOptions
     from edgepeft.tuning.local import LocalTuner
-    from edgepeft.tuning.options import TuneOptions
+    from edgepeft.tuning.target import TuneOptions
     from edgepeft.tuning.tune import tune
 else:
     _HOMES = {
@@ -30,7 +30,7 @@ else:
         "LocalTuner": "edgepeft.tuning.local:LocalTuner",
         "Runtime": "edgepeft.runtime.runtime:Runtime",
         "TrainOptions": "edgepeft.training.options:TrainOptions",
-        "TuneOptions": "edgepeft.tuning.options:TuneOptions",
+        "TuneOptions": "edgepeft.tuning.target:TuneOptions",
         "export": "edgepeft.cli._functions:export",
         "train": "edgepeft.cli._functions:train",
         "tune": "edgepeft.tuning.tune:tune",

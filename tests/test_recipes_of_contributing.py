@@ -185,7 +185,7 @@ __all__ = ["drop_double_negations"]
 '''
 IMPORTED = """
 from edgepeft.graph.contract import Contract
-from edgepeft.graph.predicates import same_interface, well_formed
+from edgepeft.graph.contract import same_interface, well_formed
 """
 DECLARED = "@Contract(requires=[well_formed], ensures=[well_formed], keeps=[same_interface], mutates=True)\n"
 

@@ -1,4 +1,4 @@
-"""A bundle's folder: its files, each checked against the manifest before use."""
+"""A bundle's folder: its files, each checked against the manifest before use; graphs are seen to hold what we write."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import onnx
+from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
 from edgepeft.backbones.base import Architecture, Family, family_of
@@ -15,15 +16,15 @@ from edgepeft.backbones.checkpoint import Checkpoint
 from edgepeft.backbones.config import read_config
 from edgepeft.backbones.text import TextGraphs
 from edgepeft.backbones.tokens import TextEncoder
-from edgepeft.bundle.files import check_owner, content_at, expect_hash, parse_delta, read_graph
 from edgepeft.bundle.manifest import Manifest, TaskEntry, Tolerance, allowed_for
 from edgepeft.bundle.versions import GRAPH, WEIGHTS, locate
 from edgepeft.common.errors import BundleError, EdgepeftError, UsageError
-from edgepeft.common.resources import file_identity
-from edgepeft.graph.external_data import location, outside, outside_values
-from edgepeft.graph.protos import copied
+from edgepeft.common.resources import file_identity, sha256_of
+from edgepeft.graph.external_data import location, outside, outside_values, point_at
+from edgepeft.graph.protos import copied, properties
 from edgepeft.graph.prune_last_layer import drop_unread_rows
 from edgepeft.graph.splice import splice, splice_text
+from edgepeft.graph.validate import check_sound
 
 __all__ = [
     "BACKBONE_FILE",
@@ -32,6 +33,10 @@ __all__ = [
     "TASKS_FOLDER",
     "TEMPLATES_FOLDER",
     "Bundle",
+    "check_owner",
+    "expect_hash",
+    "parse_delta",
+    "read_graph",
 ]
 
 BACKBONE_FILE = "backbone.onnx"
@@ -260,3 +265,93 @@ def _identity(path: Path) -> str | None:
         return file_identity(path)
     except OSError:
         return None
+
+
+def expect_hash(path: Path, expected: str) -> None:
+    """See that a file is the one that the manifest names.
+
+    Raises:
+        BundleError: it is missing or has other bytes.
+    """
+    try:
+        actual = sha256_of(path)
+    except OSError as error:
+        raise BundleError(f"{path} cannot be read ({error.strerror}); the bundle is incomplete.") from error
+    if actual != expected:
+        raise BundleError(
+            f"{path} is not the file that the bundle was made with: its SHA-256 is {actual[:12]}, the manifest says "
+            f"{expected[:12]}. It is truncated or altered; export or copy the bundle again."
+        )
+
+
+def read_graph(path: Path, weights: str | None = None) -> onnx.ModelProto:
+    """An ONNX file without its external weights, which may only lie in ``weights``, a file beside it.
+
+    Raises:
+        BundleError: missing, damaged, not an ONNX model, or one that refers to another file.
+    """
+    return parse_graph(content_at(path), path, weights)
+
+
+def content_at(path: Path) -> bytes:
+    """A file's bytes.
+
+    Raises:
+        BundleError: it is missing, or this user may not read it.
+    """
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise BundleError(f"{path} is missing or cannot be read ({error.strerror}).") from error
+
+
+def parse_graph(content: bytes, where: Path, weights: str | None = None) -> onnx.ModelProto:
+    """The model of an ONNX file's bytes; arguments and errors as ``read_graph``."""
+    model = _parsed(content, where)
+    check_sound(model, where, weights)
+    return model
+
+
+def parse_delta(content: bytes, where: Path, weights: Path | None) -> onnx.ModelProto:
+    """The delta graph of an ONNX file's bytes; what it has outside of itself is that of ``weights``.
+
+    Raises:
+        BundleError: as ``read_graph``; or the two do not belong together.
+    """
+    model = _parsed(content, where)
+    named = f"{properties(model).get('edgepeft.task', '')}{WEIGHTS}"
+    if weights is None and any(location(tensor) == named for tensor in outside(model.graph)):
+        raise BundleError(f"{where} has tensors in {named}, which must come beside it; bring all of the task's files.")
+    check_sound(model, where, None if weights is None else named)
+    if weights is not None:
+        point_at(model, weights)
+    return model
+
+
+def _parsed(content: bytes, where: Path) -> onnx.ModelProto:
+    try:
+        return onnx.load_model_from_string(content)
+    except (DecodeError, ValueError) as error:
+        raise BundleError(f"{where} is truncated or not an ONNX model.") from error
+
+
+def check_owner(graph: onnx.ModelProto, manifest: Manifest, path: Path) -> dict[str, str]:
+    """The delta graph's metadata, after a check that it belongs to this backbone.
+
+    Raises:
+        BundleError: not a delta graph, of another format version, or of another backbone.
+    """
+    facts = {entry.key: entry.value for entry in graph.metadata_props}
+    if facts.get("edgepeft.format") != "edgepeft.task/1":
+        version = facts.get("edgepeft.format", "none")
+        raise BundleError(f"{path} is not a delta graph that this version knows; its edgepeft.format is {version}.")
+    wanted = manifest.backbone.identity
+    if facts.get("edgepeft.backbone_sha256") != wanted:
+        theirs = (
+            f"{facts.get('edgepeft.backbone', 'unknown')} (weights {facts.get('edgepeft.backbone_sha256', '')[:12]})"
+        )
+        raise BundleError(
+            f"{path} belongs to the backbone {theirs}, this bundle holds {manifest.backbone.source} "
+            f"(weights {wanted[:12]}). Export the task again for this backbone."
+        )
+    return facts

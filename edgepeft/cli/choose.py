@@ -72,7 +72,7 @@ def command(
         from edgepeft.sweep.choice import Budget, Candidate, candidates, choose, costs_of, exported
         from edgepeft.sweep.folder import open_sweep
     from edgepeft.device.profiles import load_profile, with_settings
-    from edgepeft.tuning.budget import amount_of
+    from edgepeft.tuning.memory import amount_of
 
     if mode not in _SAID:
         raise UnknownName("mode", mode, _SAID)

@@ -49,8 +49,8 @@ def command(
     from edgepeft.bundle.bundle import Bundle
     from edgepeft.device.profiles import load_profile, with_settings
     from edgepeft.runtime.runtime import Runtime  # noqa: F401  (what a program that answers has loaded)
-    from edgepeft.tuning.budget import amount_of
     from edgepeft.tuning.fit import bundle_fit
+    from edgepeft.tuning.memory import amount_of
 
     base = int(psutil.Process().memory_info().rss)  # what Python and its packages take
     for name in workload or ():

@@ -89,7 +89,7 @@ def _of_delta(folder: Path) -> dict[str, Any]:
 
 
 def _show(path: Path, document: Mapping[str, Any]) -> None:
-    from edgepeft.bundle.model_card import stated_score
+    from edgepeft.bundle.manifest import stated_score
 
     backbone, tasks = document["backbone"], document["tasks"]
     weights = f", {backbone['weights_dtype']}, {backbone['bytes'] / 1e6:,.1f} MB" if "bytes" in backbone else ""

@@ -87,8 +87,7 @@ def command(
 
     The task keeps its previous version: `edgepeft rollback`. Where no step beats what is there, nothing changes.
     """
-    from edgepeft.tuning.options import TuneOptions
-    from edgepeft.tuning.target import Files
+    from edgepeft.tuning.target import Files, TuneOptions
     from edgepeft.tuning.tune import tune
 
     rates: dict[str, Any] = {"learning_rate": lr, "head_learning_rate": head_lr, "weight_decay": weight_decay}
@@ -122,7 +121,7 @@ def _note(line: str) -> None:
 
 
 def _show(result: TuneResult, bundle: Path, task: str, as_json: bool) -> None:
-    from edgepeft.bundle.model_card import stated_score
+    from edgepeft.bundle.manifest import stated_score
 
     tuned, entry = result.tuned, result.entry
     if tuned.truncated:

@@ -11,13 +11,11 @@ from pathlib import Path
 import onnx
 
 from edgepeft.backbones.emit import BUNDLE_FILES
-from edgepeft.bundle.bundle import BACKBONE_FILE, TEMPLATES_FOLDER
-from edgepeft.bundle.files import expect_hash, read_graph
+from edgepeft.bundle.bundle import BACKBONE_FILE, TEMPLATES_FOLDER, expect_hash, read_graph
 from edgepeft.bundle.manifest import Verification
 from edgepeft.bundle.versions import CHECK, GRAPH, TRAINING
 from edgepeft.common.errors import EdgepeftError, VerificationFailed
-from edgepeft.deploy.text_check import TextCheck
-from edgepeft.deploy.verify import read_check, replay, require_passed
+from edgepeft.deploy.verify import TextCheck, read_check, replay, require_passed
 from edgepeft.graph.validate import check_standard
 from edgepeft.runtime.runtime import Runtime
 

@@ -19,11 +19,18 @@ import onnx
 import onnxruntime as ort
 from pydantic import TypeAdapter, ValidationError
 
-from edgepeft.bundle.bundle import TASKS_FOLDER, Bundle
+from edgepeft.bundle.bundle import TASKS_FOLDER, Bundle, check_owner, parse_delta
 from edgepeft.bundle.bundle_paths import check_file
-from edgepeft.bundle.files import check_owner, parse_delta
-from edgepeft.bundle.manifest import CheckReference, Manifest, OnData, TaskEntry, Tolerance, Verification, allowed_for
-from edgepeft.bundle.model_card import model_card
+from edgepeft.bundle.manifest import (
+    CheckReference,
+    Manifest,
+    OnData,
+    TaskEntry,
+    Tolerance,
+    Verification,
+    allowed_for,
+    model_card,
+)
 from edgepeft.bundle.versions import (
     CHECK,
     GRAPH,
@@ -41,8 +48,7 @@ from edgepeft.common.errors import BundleError, EdgepeftError, UsageError
 from edgepeft.common.messages import in_words
 from edgepeft.common.resources import sha256_of
 from edgepeft.common.task_name import SUFFIXES, check_new_name, check_task_name
-from edgepeft.deploy.text_check import TextCheck
-from edgepeft.deploy.verify import DataCheck, read_check, replay, require_passed
+from edgepeft.deploy.verify import DataCheck, TextCheck, read_check, replay, require_passed
 from edgepeft.graph.half import is_half
 from edgepeft.graph.names import LOGITS, without_prefix
 from edgepeft.graph.prune_last_layer import drop_unread_rows

@@ -1,6 +1,7 @@
 """One task as one plain model, in the layout that optimum loads: nothing of edgepeft is needed to run it.
 
-A task that writes text is two graphs over one file of weights: ``edgepeft.deploy.merge_text``.
+Its outputs are those of transformers' class for the kind of task.  One that writes text is two graphs over one copy of
+the weights, as ``ORTModelForSeq2SeqLM`` loads them.
 """
 
 from __future__ import annotations
@@ -8,33 +9,40 @@ from __future__ import annotations
 import math
 import re
 import shutil
+from collections.abc import Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime as ort
 from numpy.typing import NDArray
 from onnx import helper
 from tokenizers import Tokenizer
 
 from edgepeft.backbones import emit
 from edgepeft.backbones.config import read_config
-from edgepeft.bundle.bundle import Bundle
-from edgepeft.bundle.files import expect_hash
+from edgepeft.bundle.bundle import Bundle, expect_hash
 from edgepeft.bundle.manifest import TaskEntry, Verification
-from edgepeft.bundle.versions import CHECK
+from edgepeft.bundle.versions import CHECK, WEIGHTS
 from edgepeft.common.atomic import new_folder, write_json
-from edgepeft.deploy.merge_forms import form_of
-from edgepeft.deploy.merge_text import write_text_model
-from edgepeft.deploy.verify import read_check, replay, require_passed
+from edgepeft.deploy.verify import TextCheck, read_check, replay, require_passed
 from edgepeft.graph.external_data import outside, outside_values, store_outside, within
+from edgepeft.graph.forms import as_choices, as_starts_and_ends, logits_as_rows, own_states
+from edgepeft.graph.names import END, LOGITS, START, STATES
+from edgepeft.graph.seq2seq import optimum_decoder, optimum_encoder
+from edgepeft.graph.splice import splice_states
+from edgepeft.runtime.decoding import GREEDY
 from edgepeft.runtime.inputs import Inputs
 from edgepeft.runtime.session import failing_as, plain_session
 
-__all__ = ["MODEL_FILE", "merge_task"]
+__all__ = ["merge_task"]
 
-MODEL_FILE = "model.onnx"
+_MODEL_FILE = "model.onnx"
+_ENCODER_FILE, _DECODER_FILE = "encoder_model.onnx", "decoder_model_merged.onnx"
 _TOKENIZER_FILES = ("tokenizer.json", "special_tokens_map.json")
+Values = NDArray[Any]
 
 
 def merge_task(bundle: Bundle, task: str, out: Path, *, force: bool = False) -> Verification:
@@ -43,8 +51,8 @@ def merge_task(bundle: Bundle, task: str, out: Path, *, force: bool = False) -> 
     Weights that are more than a protobuf can hold are in ``model.onnx_data`` beside it.
 
     Inputs and outputs are those of transformers' class for the kind of task: ``logits`` alone, but for what
-    ``merge_forms`` has.  The task's check file is replayed on the file that was written.  A task that writes text: as
-    ``write_text_model``.
+    ``_form_of`` has.  The task's check file is replayed on the file that was written.  A task that writes text: as
+    ``_write_text_model``.
 
     Raises:
         UnknownName: no such task.
@@ -59,14 +67,14 @@ def merge_task(bundle: Bundle, task: str, out: Path, *, force: bool = False) -> 
         for name in _TOKENIZER_FILES:
             if (bundle.folder / name).is_file():
                 shutil.copyfile(bundle.folder / name, folder / name)
-        result = (write_text_model if entry.writes else _write_model)(bundle, task, folder)
+        result = (_write_text_model if entry.writes else _write_model)(bundle, task, folder)
         require_passed(task, result)
     return result
 
 
 def _write_model(bundle: Bundle, task: str, folder: Path) -> Verification:
     entry = bundle.entry(task)
-    form = form_of(entry)
+    form = _form_of(entry)
     model = form.graph(bundle, task)
     for name, content in form.notes(entry, bundle.architecture.hidden_size).items():
         (folder / name).parent.mkdir(exist_ok=True)
@@ -74,11 +82,11 @@ def _write_model(bundle: Bundle, task: str, folder: Path) -> Verification:
     tensors = [*outside(model.graph)]
     values = outside_values(model, tensors, bundle.checkpoint)
     if sum(map(_n_bytes, model.graph.initializer)) >= emit.MOST_INLINE_BYTES:
-        store_outside(tensors, values, folder / f"{MODEL_FILE}_data")
+        store_outside(tensors, values, folder / f"{_MODEL_FILE}_data")
     else:
         within(model, values)
-    (folder / MODEL_FILE).write_bytes(model.SerializeToString())
-    return _verified(bundle, task, folder / MODEL_FILE)
+    (folder / _MODEL_FILE).write_bytes(model.SerializeToString())
+    return _verified(bundle, task, folder / _MODEL_FILE)
 
 
 def _n_bytes(tensor: onnx.TensorProto) -> int:
@@ -119,7 +127,7 @@ def _verified(bundle: Bundle, task: str, path: Path) -> Verification:
     inputs, reference = read_check(where.read_bytes(), str(where))
     with failing_as("cannot open the merged model"):
         session = plain_session(path)
-    form, names = form_of(entry), [output.name for output in session.get_outputs()]
+    form, names = _form_of(entry), [output.name for output in session.get_outputs()]
 
     def run(rows: Inputs) -> NDArray[np.float32]:
         given = form.inputs(rows)
@@ -129,3 +137,142 @@ def _verified(bundle: Bundle, task: str, path: Path) -> Verification:
         return logits
 
     return replay(run, inputs, reference, bundle.allowed(task), entry.task_kind.agreement)
+
+
+class _Form:
+    """``logits`` [batch, outputs], or [batch, length, outputs] of tokens, as the task's own graph gives them."""
+
+    def graph(self, bundle: Bundle, task: str) -> onnx.ModelProto:
+        """The model; weights stay in their file."""
+        return logits_as_rows(bundle.graph(task))
+
+    def notes(self, entry: TaskEntry, hidden_size: int) -> Mapping[str, Any]:
+        """Further files of JSON that say how the outputs are read, by their path."""
+        return {}
+
+    def inputs(self, rows: Inputs) -> Inputs:
+        """Token rows [batch, length] as the model takes them."""
+        return rows
+
+    def logits(self, outputs: Mapping[str, Values], rows: Inputs, entry: TaskEntry) -> Values:
+        """What the check holds, of the model's outputs."""
+        return outputs[LOGITS]
+
+
+class _Answers(_Form):
+    """``start_logits`` and ``end_logits``, less the threshold of no answer at the first token's start."""
+
+    def graph(self, bundle: Bundle, task: str) -> onnx.ModelProto:
+        """As ``_Form.graph``."""
+        return as_starts_and_ends(super().graph(bundle, task), _threshold(bundle.entry(task)))
+
+    def logits(self, outputs: Mapping[str, Values], rows: Inputs, entry: TaskEntry) -> Values:
+        """As ``_Form.logits``."""
+        both = np.stack([outputs[START], outputs[END]], -1)
+        both[:, 0, 0] += np.float32(_threshold(entry))
+        return both
+
+
+class _Choices(_Form):
+    """``logits`` [batch, choices] of token rows [batch, choices, length]."""
+
+    def graph(self, bundle: Bundle, task: str) -> onnx.ModelProto:
+        """As ``_Form.graph``."""
+        return as_choices(super().graph(bundle, task))
+
+    def inputs(self, rows: Inputs) -> Inputs:
+        """One choice a row."""
+        return {name: values[:, None] for name, values in rows.items()}
+
+
+class _States(_Form):
+    """``last_hidden_state`` [batch, length, d]; ``1_Pooling/config.json`` says how a text's vector is made of it."""
+
+    def graph(self, bundle: Bundle, task: str) -> onnx.ModelProto:
+        """As ``_Form.graph``."""
+        sites = bundle.manifest.backbone.sites
+        return own_states(splice_states(bundle.backbone_graph, bundle.delta_graph(task), sites, bundle.checkpoint))
+
+    def notes(self, entry: TaskEntry, hidden_size: int) -> Mapping[str, Any]:
+        """sentence-transformers' note on pooling."""
+        mean = entry.head_reads == "mean"
+        pooling = {"pooling_mode_cls_token": not mean, "pooling_mode_mean_tokens": mean}
+        return {"1_Pooling/config.json": {"word_embedding_dimension": hidden_size, **pooling}}
+
+    def logits(self, outputs: Mapping[str, Values], rows: Inputs, entry: TaskEntry) -> Values:
+        """Pooled, and of length 1."""
+        states, real = outputs[STATES], (rows["attention_mask"] != 0)[..., None].astype(np.float32)
+        pooled = (states * real).sum(1) / real.sum(1) if entry.head_reads == "mean" else states[:, 0]
+        unit: Values = pooled / np.sqrt((pooled * pooled).sum(1, keepdims=True) + np.float32(1e-24))
+        return unit
+
+
+def _threshold(entry: TaskEntry) -> float:
+    return float(entry.chosen.get("threshold", 0.0))
+
+
+_FORMS: Mapping[str, _Form] = {"ForQuestionAnswering": _Answers(), "ForMultipleChoice": _Choices(), "Model": _States()}
+
+
+def _form_of(entry: TaskEntry) -> _Form:
+    """That of the class that transformers has for the task's kind."""
+    return _FORMS.get(entry.task_kind.model, _Form())
+
+
+def _write_text_model(bundle: Bundle, task: str, folder: Path) -> Verification:
+    """Write the two graphs, the unchanged weights file that both read, and ``generation_config.json``.
+
+    The task's tensors are in ``<task>.weights.safetensors`` where they are more than a protobuf can hold.
+
+    Greedy decoding is the default there, of as many tokens as ``Runtime.write`` takes.  The task's check file is
+    replayed on the files that were written.
+
+    Raises:
+        BundleError: a file is damaged; ONNX Runtime does not open what was written.
+    """
+    encoder, decoder = bundle.text_graphs_of(task)
+    architecture, width = bundle.architecture, bundle.architecture.hidden_size
+    shutil.copyfile(bundle.weights, folder / bundle.weights.name)
+    if own := [*bundle.tensors_outside(encoder), *bundle.tensors_outside(decoder)]:
+        known = {tensor.name for tensor in bundle.tensors_outside(encoder)}  # both read the table of words
+        further = (pair for pair in bundle.outside(decoder) if pair[0] not in known)
+        store_outside(own, chain(bundle.outside(encoder), further), folder / f"{task}{WEIGHTS}")
+    onnx.save_model(optimum_encoder(encoder, width), folder / _ENCODER_FILE)
+    onnx.save_model(optimum_decoder(encoder, decoder, width), folder / _DECODER_FILE)
+    assert architecture.decoder is not None, "it has a graph"
+    start, end = architecture.decoder.start_token_id, architecture.decoder.end_token_id
+    tokens = {"decoder_start_token_id": start, "eos_token_id": end, "pad_token_id": architecture.pad_token_id}
+    manner = {"max_new_tokens": GREEDY.max_new_tokens, "num_beams": 1, "do_sample": False}
+    write_json(folder / "generation_config.json", {**tokens, **manner})
+    where = bundle.current(task, CHECK)
+    expect_hash(where, bundle.entry(task).check_sha256)
+    check = TextCheck.read(where.read_bytes(), str(where), architecture.vocab_size)
+    with failing_as("cannot open the merged model"):
+        first, then = (plain_session(folder / name) for name in (_ENCODER_FILE, _DECODER_FILE))
+    return check.compare(lambda inputs: _State(first, then, inputs), start, bundle.allowed(task))
+
+
+class _State:
+    """What optimum keeps of a batch between two steps."""
+
+    def __init__(self, encoder: ort.InferenceSession, decoder: ort.InferenceSession, inputs: Inputs) -> None:
+        self._decoder, self._mask = decoder, inputs["attention_mask"]
+        given = {value.name: inputs[value.name] for value in encoder.get_inputs()}
+        with failing_as(f"stops in the merged encoder, with rows of {self._mask.shape[1]} tokens"):
+            self._hidden = encoder.run(["last_hidden_state"], given)[0]
+        caches = [value for value in decoder.get_inputs() if value.name.startswith("past_key_values.")]
+        none = {value.name: np.zeros((len(self._mask), value.shape[1], 0, 1), np.float32) for value in caches}
+        self._past: dict[str, NDArray[np.float32]] = none
+        self._begun = False
+
+    def step(self, ids: NDArray[np.int64], order: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Logits [N, v] of the tokens that follow."""
+        given: dict[str, NDArray[Any]] = {name: values[order] for name, values in self._past.items()}
+        given |= {"input_ids": ids[:, None], "encoder_hidden_states": self._hidden[order]}
+        given |= {"encoder_attention_mask": self._mask[order], "use_cache_branch": np.array([self._begun])}
+        made = [name.replace("past_key_values", "present") for name in self._past]
+        with failing_as(f"stops in the merged decoder, with {len(ids)} texts"):
+            logits, *present = self._decoder.run([LOGITS, *made], given)
+        self._past, self._begun = dict(zip(self._past, present, strict=True)), True
+        found: NDArray[np.float32] = logits[:, 0]
+        return found

@@ -3,6 +3,12 @@
 What may differ depends on how the weights are stored.  In float32 nothing but the last digits; a delta rounded
 to half precision keeps every clear decision; 8-bit weights move logits by what the processor's instructions and
 the batch make of them, so that decisions are counted, of which a few may change.
+
+The check of a task that writes text is what it goes on with, as PyTorch wrote it greedily: log-probabilities of the
+likeliest tokens at each step, where the tokens before were PyTorch's (teacher forcing), so that a difference at one
+step is none at the next.  They are of all tokens: one that is missing here shows too.
+
+Letters, where text is written: R rows, T steps, k candidates.
 """
 
 from __future__ import annotations
@@ -12,7 +18,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from importlib import metadata
 from platform import machine
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,25 +29,33 @@ from edgepeft.bundle.manifest import EXACT, OnData, Tolerance, Verification
 from edgepeft.common.errors import BundleError, VerificationFailed
 from edgepeft.data.row_grouping import RowGrouping
 from edgepeft.device.host.machine import isa_flags
+from edgepeft.runtime.decoding import log_probabilities
+from edgepeft.runtime.generation import TextSession, TextState
 from edgepeft.runtime.inputs import Inputs
-from edgepeft.runtime.packed import put
+from edgepeft.runtime.passes import put
 from edgepeft.tasks.base import Agreement, TaskType, same_best
 
 __all__ = [
+    "CANDIDATES",
+    "STEPS",
     "DataCheck",
+    "TextCheck",
     "compare_logits",
     "in_groups",
     "pack_check",
     "read_check",
     "replay",
     "require_passed",
+    "run_in_groups",
 ]
 
 GROUP_ROWS = 8  # attention of 64 rows of 512 tokens would need 800 MB
+STEPS, CANDIDATES = 8, 16
+_FORMAT = "edgepeft.check/1"
+_TOKENS, _CANDIDATES, _LOGITS = "tokens", "candidates", "logits"
 
 RunRows = Callable[[Inputs], NDArray[np.float32]]
 Compare = Callable[[NDArray[Any], NDArray[Any], float | None], Agreement]
-
 
 REFERENCES = {"pytorch": "PyTorch", "training graph": "its training graph"}
 
@@ -188,3 +202,82 @@ class DataCheck:
         by_engine = {"pytorch": reference, "onnxruntime": logits}
         scores = {engine: kind.score(name, self.targets, kind.outputs(found)) for engine, found in by_engine.items()}
         return OnData.model_validate({**facts, "metric": name, **scores})
+
+
+class Steps(Protocol):
+    """A batch that is written step by step."""
+
+    def step(self, ids: NDArray[np.int64], order: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Logits of the tokens that follow."""
+
+
+@dataclass(frozen=True)
+class TextCheck:
+    """Token ids and masks [R, length], PyTorch's ``tokens`` [R, T], and at each step the likeliest ``candidates``
+    [R, T, k], from the best, with their log-probabilities ``logits`` [R, T, k]."""
+
+    inputs: dict[str, NDArray[np.int64]]
+    tokens: NDArray[np.int64]
+    candidates: NDArray[np.int64]
+    logits: NDArray[np.float32]
+
+    def pack(self) -> bytes:
+        """The content of a check file."""
+        own = {_TOKENS: self.tokens, _CANDIDATES: self.candidates, _LOGITS: self.logits}
+        arrays = {name: np.ascontiguousarray(values) for name, values in (self.inputs | own).items()}
+        return save(arrays, metadata={"format": _FORMAT})
+
+    @classmethod
+    def read(cls, content: bytes, where: str, vocabulary: int) -> TextCheck:
+        """What ``pack`` made, for a backbone of so many tokens.
+
+        Raises:
+            BundleError: damaged, or without what such a check needs.
+        """
+        try:
+            found = load(content)
+            own = [found.pop(name) for name in (_TOKENS, _CANDIDATES, _LOGITS)]
+        except (SafetensorError, ValueError, TypeError, KeyError) as error:
+            raise BundleError(f"{where} is not the check file of a task that writes text ({error}).") from error
+        check = cls(found, *own)
+        if not check._is_sound(vocabulary):
+            raise BundleError(
+                f"{where} is not the check file of a task that writes text: it needs input_ids and attention_mask of "
+                "equal rows, tokens for each of these, and candidates and their logits for each token."
+            )
+        return check
+
+    def _is_sound(self, vocabulary: int) -> bool:
+        shapes = {values.shape for values in self.inputs.values()}
+        if not {"input_ids", "attention_mask"} <= self.inputs.keys() or len(shapes) != 1 or self.tokens.ndim != 2:
+            return False
+        written = (*self.tokens.shape, self.candidates.shape[-1] if self.candidates.ndim else 0)
+        alike = self.candidates.shape == self.logits.shape == written and self.logits.dtype == np.float32
+        if not alike or not self.logits.size or len(self.tokens) != len(self.inputs["input_ids"]):
+            return False
+        numbers = (*self.inputs.values(), self.tokens, self.candidates)
+        named = np.concatenate([self.tokens.ravel(), self.candidates.ravel(), self.inputs["input_ids"].ravel()])
+        return all(values.dtype == np.int64 for values in numbers) and 0 <= named.min() <= named.max() < vocabulary
+
+    def replay(self, session: TextSession, start: int, allowed: Tolerance = EXACT) -> Verification:
+        """As ``compare``, with a task's sessions."""
+        return self.compare(lambda inputs: TextState(session, inputs), start, allowed)
+
+    def compare(self, begin: Callable[[Inputs], Steps], start: int, allowed: Tolerance = EXACT) -> Verification:
+        """Run the check's rows, and compare with PyTorch's log-probabilities; a row of the result is a step of one.
+
+        ``begin`` gives what is known of a batch before its first step, as ``TextState`` does.
+
+        Raises:
+            BundleError: ONNX Runtime stops within the model.
+        """
+        found = np.empty_like(self.logits)
+        for rows, inputs in in_groups(self.inputs):
+            state = begin(inputs)
+            ids, order = np.full(len(rows), start, np.int64), np.arange(len(rows))
+            for step in range(self.tokens.shape[1]):
+                likely = log_probabilities(state.step(ids, order))
+                found[rows, step] = np.take_along_axis(likely, self.candidates[rows, step], axis=1)
+                ids = self.tokens[rows, step]
+        width = self.logits.shape[-1]
+        return compare_logits(self.logits.reshape(-1, width), found.reshape(-1, width), allowed)

@@ -10,7 +10,7 @@ from typing import Any
 
 from tuf.api.exceptions import DownloadError, DownloadHTTPError
 
-from edgepeft.bundle.model_card import hub_name_of, task_table
+from edgepeft.bundle.manifest import hub_name_of, task_table
 from edgepeft.common.errors import EdgepeftError, UsageError, requiring
 from edgepeft.fleet.fetcher import Fetcher
 from edgepeft.fleet.layout import Published

@@ -10,8 +10,7 @@ from __future__ import annotations
 import onnx
 from onnx import helper
 
-from edgepeft.graph.contract import Contract
-from edgepeft.graph.predicates import same_interface, values_stay, well_formed
+from edgepeft.graph.contract import Contract, same_interface, values_stay, well_formed
 from edgepeft.graph.protos import attributes
 
 __all__ = ["split_biases"]

@@ -11,8 +11,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from edgepeft.common.errors import BundleError
-from edgepeft.graph.contract import Contract
-from edgepeft.graph.predicates import all_used, closed, one_writer, well_formed
+from edgepeft.graph.contract import Contract, all_used, closed, one_writer, well_formed
 from edgepeft.graph.protos import ancestors, copied, reads, replace, writers
 from edgepeft.graph.prune import prune
 

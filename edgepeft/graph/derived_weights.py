@@ -1,6 +1,6 @@
-"""Make the constants that a delta graph leaves to its loader, the inputs ``generated:<tensor>``.
+"""Make the constants that a delta graph leaves to its loader: inputs ``generated:<tensor>`` and ``drawn:<name>``.
 
-A graph with such inputs carries a recipe in its ``metadata_props``, a JSON object:
+A graph with such inputs carries a recipe in its ``metadata_props``, a JSON object.  That of generated ones:
 ``generator`` ("fastfood/1", specified in ``edgepeft.common.fastfood``), ``seed``, ``vector`` and ``scales`` (which of
 its initializers ``generator/<name>`` they are) and ``tensors``, the backbone tensors in the order of the
 scales.  Tensor i is then, in float32,  pretrained + scales[i] P_i vector,  P_i of stream i.  From its gradient g,
@@ -8,41 +8,49 @@ vector gets  scales[i] P_i^T g  and scales[i] gets  <P_i vector, g> = <vector, P
 
 Where all of them are more than a protobuf holds, a spliced model has them as external data in ``GENERATED``, which is
 no file: they are made when a session opens, or a file is written, by what the model's metadata then says.
+
+Drawn ones are frozen random matrices, trained by nobody: in a spliced graph they are initializers, for answering and
+for tuning alike.  Their recipe: ``generator`` ("mt19937/1", specified in ``edgepeft.common.frozen_random``), ``seed``,
+and ``shapes``, the matrices in the order in which they are drawn.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal, TypeVar
 
 import numpy as np
 import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, numpy_helper
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from edgepeft.backbones import emit
 from edgepeft.backbones.checkpoint import Checkpoint, StoredTensor
 from edgepeft.common.errors import BundleError
 from edgepeft.common.fastfood import Fastfood, ahead
+from edgepeft.common.frozen_random import MOST_DRAWN, SEEDS, drawn
+from edgepeft.common.messages import in_words
 from edgepeft.device.host.machine import thread_count
 from edgepeft.graph.contract import Contract
 from edgepeft.graph.names import GENERATED, generated, of_loader, without_prefix
 from edgepeft.graph.protos import properties
-from edgepeft.graph.recipe import recipe_of
 
-__all__ = ["RECIPE", "Generator", "add_generated", "generator_of", "made_tensor"]
+__all__ = ["DRAWN", "RECIPE", "add_generated", "drawn_tensors", "generator_of", "made_tensor"]
 
 RECIPE = "edgepeft.generated"
 _PARAMETERS = "edgepeft.generated.parameters"  # of a spliced model: float32 in hexadecimal, by name
 _FLOAT_BYTES = 4
 Floats = NDArray[np.float32]
+DRAWN = "edgepeft.drawn"
+_Extent = Annotated[int, Field(ge=1, le=MOST_DRAWN)]
+_AnyRecipe = TypeVar("_AnyRecipe", bound=BaseModel)
 
 
-class _Recipe(BaseModel):
+class _GeneratedRecipe(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     generator: Literal["fastfood/1"]
@@ -136,7 +144,7 @@ def generator_of(delta: onnx.ModelProto) -> Generator:
     Raises:
         BundleError: nothing that this version understands.
     """
-    recipe = recipe_of(delta, RECIPE, _Recipe)
+    recipe = _recipe_of(delta, RECIPE, _GeneratedRecipe)
     streams = {generated(name): stream for stream, name in enumerate(recipe.tensors)}
     return Generator(recipe.seed, of_loader(recipe.vector), of_loader(recipe.scales), streams)
 
@@ -149,3 +157,44 @@ def _parameter(delta: onnx.ModelProto, name: str) -> Floats:
             if value.ndim == 1 and value.size:
                 return value
     raise BundleError(f"the delta graph has no vector {name}, which its {RECIPE} names; export it again.")
+
+
+class _DrawnRecipe(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    generator: Literal["mt19937/1"]
+    seed: int = Field(ge=0, lt=SEEDS)
+    shapes: dict[str, tuple[_Extent, _Extent]] = Field(max_length=16)
+
+
+def drawn_tensors(delta: onnx.ModelProto, bound: Mapping[str, str]) -> Iterator[onnx.TensorProto]:
+    """One initializer for each drawn input that is ``bound``, called as that says.
+
+    Raises:
+        BundleError: there is no recipe, or it gives other matrices than the graph reads, or too large ones.
+    """
+    wanted = {without_prefix(name)[1]: name for name in bound if without_prefix(name)[0] == "drawn"}
+    if not wanted:
+        return
+    recipe = _recipe_of(delta, DRAWN, _DrawnRecipe)
+    read = {i.name: tuple(d.dim_value for d in i.type.tensor_type.shape.dim) for i in delta.graph.input}
+    odd = [name for name, value in wanted.items() if recipe.shapes.get(name) != read[value]]
+    if odd or sum(map(math.prod, recipe.shapes.values())) > MOST_DRAWN:
+        said = f"{odd[0]} [{', '.join(map(str, read[wanted[odd[0]]]))}]" if odd else f"{MOST_DRAWN:,} numbers at most"
+        raise BundleError(f"the delta graph reads {said}, and its {DRAWN} says otherwise; export the task again.")
+    made = drawn(recipe.seed, recipe.shapes)
+    yield from (numpy_helper.from_array(made[name], bound[value]) for name, value in wanted.items())
+
+
+def _recipe_of(model: onnx.ModelProto, key: str, kind: type[_AnyRecipe]) -> _AnyRecipe:
+    """The recipe that stands under ``key`` in a graph's metadata, as JSON.
+
+    Raises:
+        BundleError: none that this version understands.
+    """
+    try:
+        return kind.model_validate_json(properties(model).get(key, ""))
+    except ValidationError as error:
+        raise BundleError(
+            f"the delta graph's {key} is not a recipe that this version knows: {in_words(error)}."
+        ) from error

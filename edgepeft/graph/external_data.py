@@ -19,10 +19,9 @@ from onnx import TensorProto, numpy_helper
 from edgepeft.backbones.checkpoint import NUMPY_TYPES, Checkpoint, Layout, StoredTensor, write_safetensors
 from edgepeft.backbones.emit import DTYPES, external_tensor
 from edgepeft.common.errors import BundleError
-from edgepeft.graph.contract import Contract
+from edgepeft.graph.contract import Contract, same_interface, same_operators, weights_outside, well_formed
 from edgepeft.graph.derived_weights import made_tensor
 from edgepeft.graph.names import GENERATED
-from edgepeft.graph.predicates import same_interface, same_operators, weights_outside, well_formed
 
 __all__ = ["location", "outside", "outside_values", "point_at", "store_outside", "within"]
 

@@ -14,9 +14,8 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from edgepeft.common.errors import UsageError
-from edgepeft.graph.contract import Contract
+from edgepeft.graph.contract import Contract, same_interface, values_stay, well_formed
 from edgepeft.graph.names import is_of_loader
-from edgepeft.graph.predicates import same_interface, values_stay, well_formed
 from edgepeft.graph.protos import reads
 
 __all__ = ["STORED", "halved", "is_half", "rounded", "store_in_half", "widen"]

@@ -19,9 +19,8 @@ from onnx import TensorProto, helper, numpy_helper
 from edgepeft.backbones.base import Helper, Role
 from edgepeft.backbones.positions import LONGER
 from edgepeft.backbones.trie import LABEL_VALUES
-from edgepeft.graph.contract import Contract
+from edgepeft.graph.contract import Contract, all_used, gives_logits, standard, well_formed
 from edgepeft.graph.names import LOGITS, without_prefix
-from edgepeft.graph.predicates import all_used, gives_logits, standard, well_formed
 from edgepeft.graph.protos import attributes, copied
 from edgepeft.graph.prune_last_layer import read_rows
 

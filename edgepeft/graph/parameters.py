@@ -15,9 +15,8 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from edgepeft.graph.contract import Contract
+from edgepeft.graph.contract import Contract, all_used, well_formed
 from edgepeft.graph.names import of_labels, without_prefix
-from edgepeft.graph.predicates import all_used, well_formed
 from edgepeft.graph.protos import attributes, writers
 from edgepeft.graph.prune import prune
 

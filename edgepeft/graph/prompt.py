@@ -12,9 +12,8 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from edgepeft.common.errors import BundleError
-from edgepeft.graph.contract import Contract
+from edgepeft.graph.contract import Contract, closed, one_writer, same_interface, values_stay
 from edgepeft.graph.names import PLACEHOLDER_ID, PROMPT_LENGTH
-from edgepeft.graph.predicates import closed, one_writer, same_interface, values_stay
 from edgepeft.graph.protos import properties, read_instead
 
 __all__ = ["LENGTH", "prepend_placeholders", "prompt_in", "prompt_of"]

@@ -7,8 +7,7 @@ from graphlib import CycleError, TopologicalSorter
 import onnx
 
 from edgepeft.common.errors import BundleError
-from edgepeft.graph.contract import Contract
-from edgepeft.graph.predicates import all_used, one_writer, ordered, same_interface
+from edgepeft.graph.contract import Contract, all_used, one_writer, ordered, same_interface
 from edgepeft.graph.protos import reads, replace
 
 __all__ = ["prune"]

@@ -20,8 +20,7 @@ from onnx import TensorProto, helper
 
 from edgepeft.backbones.base import HELPERS, Helper
 from edgepeft.backbones.packing import ATTENTION, MERGE, SPLIT
-from edgepeft.graph.contract import Contract
-from edgepeft.graph.predicates import same_interface, well_formed
+from edgepeft.graph.contract import Contract, same_interface, well_formed
 from edgepeft.graph.prompt import LENGTH
 from edgepeft.graph.protos import ancestors, attributes, constant, copied, read_instead, reads, writers
 from edgepeft.graph.prune import prune

@@ -28,8 +28,8 @@ from onnx import TensorProto, helper, numpy_helper
 from edgepeft.backbones.checkpoint import Checkpoint, Quantised
 from edgepeft.backbones.emit import external_tensor
 from edgepeft.common.errors import BundleError
-from edgepeft.graph.contract import Contract
-from edgepeft.graph.predicates import (
+from edgepeft.graph.contract import (
+    Contract,
     closed,
     one_writer,
     same_interface,

@@ -14,8 +14,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from edgepeft.backbones.text import CROSS_BIAS, PAST
-from edgepeft.graph.contract import Contract
-from edgepeft.graph.predicates import standard, values_stay, well_formed
+from edgepeft.graph.contract import Contract, standard, values_stay, well_formed
 from edgepeft.graph.protos import copied, replace, writers
 
 __all__ = ["HIDDEN", "hide_fronts"]

@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 import onnx
 
-from edgepeft.graph.contract import Contract
-from edgepeft.graph.predicates import closed, same_operators
+from edgepeft.graph.contract import Contract, closed, same_operators
 from edgepeft.graph.protos import subgraphs
 
 __all__ = ["rename_values"]

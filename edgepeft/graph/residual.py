@@ -11,8 +11,7 @@ from collections import Counter
 
 import onnx
 
-from edgepeft.graph.contract import Contract
-from edgepeft.graph.predicates import one_writer, same_interface, same_operators, values_stay
+from edgepeft.graph.contract import Contract, one_writer, same_interface, same_operators, values_stay
 
 __all__ = ["share_residual_sums"]
 

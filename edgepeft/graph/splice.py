@@ -13,11 +13,9 @@ from edgepeft.backbones.checkpoint import Checkpoint
 from edgepeft.backbones.emit import external_tensor
 from edgepeft.common.errors import BundleError
 from edgepeft.graph.bias import split_biases
-from edgepeft.graph.contract import Contract
-from edgepeft.graph.derived_weights import add_generated
-from edgepeft.graph.frozen_random import drawn_tensors
+from edgepeft.graph.contract import Contract, all_used, gives_logits, weights_outside, well_formed
+from edgepeft.graph.derived_weights import add_generated, drawn_tensors
 from edgepeft.graph.names import LOGITS, STATES, without_prefix
-from edgepeft.graph.predicates import all_used, gives_logits, weights_outside, well_formed
 from edgepeft.graph.prompt import prepend_placeholders, prompt_of
 from edgepeft.graph.protos import copied, read_instead, reads, replace
 from edgepeft.graph.prune import prune

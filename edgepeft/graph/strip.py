@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import onnx
 
-from edgepeft.graph.contract import Contract
-from edgepeft.graph.predicates import plain, same_interface, same_operators, values_stay
+from edgepeft.graph.contract import Contract, plain, same_interface, same_operators, values_stay
 
 __all__ = ["strip"]
 

@@ -14,9 +14,8 @@ from onnx import numpy_helper
 from edgepeft.backbones.trie import Trie
 from edgepeft.common.errors import BundleError
 from edgepeft.common.frozen_random import normal
-from edgepeft.graph.contract import Contract
+from edgepeft.graph.contract import Contract, same_inputs, same_operators, values_stay, well_formed
 from edgepeft.graph.names import LOGITS, adapted, of_labels
-from edgepeft.graph.predicates import same_inputs, same_operators, values_stay, well_formed
 from edgepeft.graph.protos import copied, properties
 from edgepeft.tasks.base import TaskType
 

@@ -41,7 +41,7 @@ class Drawn(nn.Module):
 
     @property
     def recipe(self) -> dict[str, Any]:
-        """For ``edgepeft.graph.frozen_random``."""
+        """For ``edgepeft.graph.derived_weights``."""
         return {"generator": DRAWN_BY, "seed": self.seed, "shapes": self.shapes}
 
 

@@ -19,8 +19,7 @@ from edgepeft.graph.mix import ROW_COUNTS, TOKEN_COUNTS, mix, mix_text, slotted
 from edgepeft.graph.names import LOGITS
 from edgepeft.runtime.generation import TextSession
 from edgepeft.runtime.inputs import Inputs, check_rows
-from edgepeft.runtime.packed import put, unpacked
-from edgepeft.runtime.passes import in_batches, passes
+from edgepeft.runtime.passes import in_batches, passes, put, unpacked
 from edgepeft.runtime.prediction import of_width
 from edgepeft.runtime.slots import Slots
 from edgepeft.runtime.text_generation import TextSlots, mix_decoder

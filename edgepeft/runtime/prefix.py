@@ -14,8 +14,7 @@ from edgepeft.bundle.bundle import Bundle
 from edgepeft.graph.cut import above, below, untouched_values
 from edgepeft.graph.names import LOGITS
 from edgepeft.graph.prune_last_layer import drop_unread_rows
-from edgepeft.runtime.packed import put
-from edgepeft.runtime.passes import passes
+from edgepeft.runtime.passes import passes, put
 from edgepeft.runtime.prediction import of_width
 from edgepeft.runtime.session import run_session
 from edgepeft.runtime.weights import TaskSession

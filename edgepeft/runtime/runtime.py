@@ -33,12 +33,11 @@ from edgepeft.runtime.inputs import (
     tokenized,
 )
 from edgepeft.runtime.mixed import Mixer
-from edgepeft.runtime.packed import put
-from edgepeft.runtime.passes import in_batches, one_row, passes
+from edgepeft.runtime.passes import in_batches, one_row, passes, put
 from edgepeft.runtime.prediction import Answer, Notes, Prediction, of_width, predictions
 from edgepeft.runtime.prefix import Prefix
 from edgepeft.runtime.session import opening, return_free_memory, run_session
-from edgepeft.runtime.text_tasks import TextTasks
+from edgepeft.runtime.text_generation import TextTasks
 from edgepeft.runtime.weights import TaskSession, Weights
 from edgepeft.tasks.base import TaskType
 

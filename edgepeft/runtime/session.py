@@ -1,12 +1,13 @@
-"""ONNX Runtime sessions: threads as the profile and the host allow, no spinning beyond them."""
+"""ONNX Runtime sessions: threads as the profile and the host allow, no spinning beyond them; a limit on open ones."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -22,13 +23,16 @@ from onnxruntime.capi import onnxruntime_pybind11_state as _binding
 from edgepeft.common.errors import BundleError, EdgepeftError
 from edgepeft.device.host.machine import cpu_quota, saturates_in_8_bits, thread_count
 from edgepeft.graph.names import LOGITS
-from edgepeft.runtime.packed import unpacked
+from edgepeft.runtime.passes import unpacked
 
 if TYPE_CHECKING:
     from edgepeft.runtime.weights import TaskSession
 
 __all__ = [
+    "MOST_SESSIONS",
+    "SessionLru",
     "failing_as",
+    "most_sessions",
     "open_session",
     "opening",
     "plain_session",
@@ -39,6 +43,8 @@ __all__ = [
 
 _ERRORS_ONLY = 3
 _SPIN_MICROSECONDS = "50"
+MOST_SESSIONS = 128  # tasks of one structure share one or two of them; each holds 8 to 20 MB and its threads
+_LIMIT = Path("/proc/sys/vm/max_map_count")
 # This one moves a bias from Add into Gemm, which writes it on one thread before the product; an Add runs on all
 # threads and fuses with Gelu (roberta-base, 32 rows of 128 tokens, 2 threads: 1.04 times the throughput).
 _SLOWER = ["GemmSumFusion"]
@@ -113,7 +119,7 @@ def plain_session(model: onnx.ModelProto | Path | str, threads: int | None = Non
     return ort.InferenceSession(content, session_options(threads), providers=["CPUExecutionProvider"])
 
 
-@contextmanager
+@contextlib.contextmanager
 def failing_as(what: str) -> Iterator[None]:
     """Use ONNX Runtime within the block.
 
@@ -159,7 +165,7 @@ def _signature(session: ort.InferenceSession | TaskSession) -> _Signature:
     return known
 
 
-@contextmanager
+@contextlib.contextmanager
 def opening(task: str | None) -> Iterator[None]:
     """Open a task within the block, or the bare backbone for None.
 
@@ -180,3 +186,47 @@ def return_free_memory() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
+
+
+def most_sessions(n_tensors: int, limit: Path = _LIMIT) -> int:
+    """How many sessions of ``n_tensors`` tensors each fit into half of the mappings that a process may have."""
+    try:
+        allowed = int(limit.read_text())
+    except (OSError, ValueError):  # not Linux
+        return MOST_SESSIONS
+    return max(4, min(MOST_SESSIONS, allowed // 2 // max(1, n_tensors)))
+
+
+class SessionLru:
+    """The open sessions by last use; ``forget`` is called with one that their owner must drop.
+
+    Each session maps the weights tensor by tensor (roberta-base: 150 to 200 mappings), and Linux gives a process 65,530
+    mappings in all; beyond some 350 sessions ONNX Runtime opens no more, and the process gets no more memory either.
+
+    A session that is running when it is forgotten runs to its end.
+    """
+
+    def __init__(self, most: int, forget: Callable[[Any], object]) -> None:
+        self.most, self._forget = most, forget
+        self._open: OrderedDict[int, weakref.ref[Any]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def make_room(self) -> None:
+        """Close the least recently used sessions until one more may open."""
+        while len(self._open) >= self.most:
+            _, reference = self._open.popitem(last=False)
+            session = reference()
+            if session is not None:
+                self._forget(session)
+
+    def add(self, session: Any) -> None:
+        """Count a session that was just opened, until it is garbage collected."""
+        key = id(session)
+        self._open[key] = weakref.ref(session, lambda _: self._open.pop(key, None))
+
+    def used(self, session: Any) -> None:
+        """Note a session as the most recently used one; from any thread."""
+        with contextlib.suppress(KeyError):  # closed meanwhile
+            self._open.move_to_end(id(session))

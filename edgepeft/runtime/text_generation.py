@@ -10,10 +10,12 @@ Letters: R rows, S their padded length, L tokens of the longest, h heads, e a he
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Generator as Generates
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import onnx
@@ -22,17 +24,21 @@ from numpy.typing import NDArray
 
 from edgepeft.backbones.text import CROSS, CROSS_BIAS, IDS, LOGITS, ORDER, PAST, PRESENT, caches
 from edgepeft.backbones.tokens import Text, TextEncoder, pad_rows
+from edgepeft.bundle.bundle import Bundle
 from edgepeft.common.errors import UsageError
 from edgepeft.graph.mix import ROW_COUNTS, TOKEN_COUNTS, mix_text
 from edgepeft.graph.ragged_decode import HIDDEN, hide_fronts
-from edgepeft.runtime.decoding import Decoding, Row, Written, choose
+from edgepeft.runtime.decoding import GREEDY, Decoding, Row, Written, choose
 from edgepeft.runtime.generation import Generator, TextSession
-from edgepeft.runtime.inputs import Inputs, check_rows
-from edgepeft.runtime.prediction import TextAnswer, note_of
+from edgepeft.runtime.inputs import Inputs, Readable, Truncation, check_rows, texts_of
+from edgepeft.runtime.prediction import Notes, TextAnswer, note_of
 from edgepeft.runtime.session import failing_as
 from edgepeft.runtime.slots import Slots
 
-__all__ = ["MOST_TASKS", "Draft", "TextBatch", "TextSlots", "mix_decoder"]
+if TYPE_CHECKING:
+    from edgepeft.runtime.mixed import Mixer
+
+__all__ = ["Draft", "TextBatch", "TextSlots", "TextTasks", "mix_decoder"]
 
 MOST_TASKS = 16  # in one batch
 _LOWEST = np.finfo(np.float32).min
@@ -311,3 +317,79 @@ def _to_length(name: str, values: NDArray[np.float32], length: int) -> NDArray[n
 
 def _value(array: NDArray[np.generic]) -> ort.OrtValue:
     return ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array))
+
+
+class TextTasks(ABC):
+    """What a runtime does with tasks that write text: all at once, as a stream, or in a batch that rows join and leave.
+
+    A part of ``Runtime``, which has the rest.
+    """
+
+    bundle: Bundle
+    generator: Generator
+    truncation: Truncation
+    _mixer: Mixer
+    _notes: Notes
+
+    @abstractmethod
+    def prepare(self, task: str | None) -> None:
+        """Open what answers a task's rows."""
+
+    @abstractmethod
+    def _encode(self, texts: Sequence[Readable], max_length: int, answers: int = 1) -> dict[str, NDArray[np.int64]]:
+        """Tokens, cut."""
+
+    @abstractmethod
+    def _tokenizer(self) -> TextEncoder:
+        """The bundle's."""
+
+    def write(self, task: str, texts: str | Sequence[Readable], decoding: Decoding = GREEDY) -> list[TextAnswer]:
+        """What a task writes for each text or pair, in order; longer ones are cut, and counted in ``truncation``.
+
+        Raises:
+            UsageError: the task writes no text.
+            DoesNotFit: so many beams of so many tokens take more memory than is allowed.
+            UnknownName, BundleError, DataError: as ``predict``.
+        """
+        read, inputs = self._read(task, texts)
+        return self._told(self.generator.answers(task, read, inputs, decoding, self._tokenizer()))
+
+    def writing(self, decoding: Decoding = GREEDY) -> TextBatch:
+        """A batch that texts of tasks which write text, of one structure, join and leave while it goes on, greedily.
+
+        Raises:
+            UsageError: several beams.
+            BundleError: the backbone writes no text.
+        """
+        return TextBatch(
+            self.generator, self._mixer.text, decoding, encoder=self._tokenizer(), read=self._read, told=self._told
+        )
+
+    def stream(self, task: str, text: Readable, decoding: Decoding = GREEDY) -> Generates[str, None, TextAnswer]:
+        """What a task writes for one text, piece by piece as it is written; the answer as a whole is the last value.
+
+        Pieces are whole characters, and some are empty: a token may be part of one.
+
+        Raises:
+            UsageError, DoesNotFit, UnknownName, BundleError, DataError: as ``write``; or there are several beams.
+        """
+        batch = self.writing(decoding)
+        (draft,) = batch.add(task, [text])
+        while not draft.done:
+            batch.step()
+            yield batch.piece(draft)
+        return batch.answer(draft)
+
+    def _read(self, task: str, texts: object) -> tuple[list[Text], Inputs]:
+        """What a task that writes text reads, and its tokens; opens the task."""
+        entry = self.bundle.entry(task)
+        if not entry.writes:
+            raise UsageError(f"task {task} writes no text; ask it with predict.")
+        read = texts_of(texts, entry.source)
+        inputs = self._encode(read, entry.max_length)
+        self.prepare(task)
+        return read, inputs
+
+    def _told(self, answers: list[TextAnswer]) -> list[TextAnswer]:
+        self.truncation.texts += sum(not answer.ended for answer in answers)
+        return self._notes.told(answers)

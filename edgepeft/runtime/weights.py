@@ -19,8 +19,7 @@ from edgepeft.bundle.bundle import Bundle
 from edgepeft.common.errors import BundleError, EdgepeftError, UsageError
 from edgepeft.graph.parameters import StructuredTask, computed_values, make_inputs
 from edgepeft.runtime.prepacked import Prepacked, hold_prepacked
-from edgepeft.runtime.session import open_session
-from edgepeft.runtime.session_lru import SessionLru, most_sessions
+from edgepeft.runtime.session import SessionLru, most_sessions, open_session
 
 __all__ = ["TaskSession", "Weights"]
 

@@ -16,7 +16,7 @@ from edgepeft.common.errors import BundleError, EdgepeftError, UsageError
 from edgepeft.common.resources import file_identity
 from edgepeft.deploy.signature import SIGNATURE_FILE, check_signature
 from edgepeft.runtime.runtime import Readable, RowResult, Runtime
-from edgepeft.runtime.session_lru import MOST_SESSIONS
+from edgepeft.runtime.session import MOST_SESSIONS
 from edgepeft.runtime.text_generation import Draft, TextBatch
 from edgepeft.serve.batcher import Job
 from edgepeft.serve.settings import Settings

@@ -202,8 +202,7 @@ def _failed(code: str, message: str) -> dict[str, Any]:
 
 def _work(pipe: Connection, bundle: str, task: str, *, asked: dict[str, Any], rows: str, threads: int | None) -> None:
     """The run itself, in the child; says how it goes.  SIGTERM ends it, until its result is put in force."""
-    from edgepeft.tuning.options import TuneOptions
-    from edgepeft.tuning.target import Files
+    from edgepeft.tuning.target import Files, TuneOptions
     from edgepeft.tuning.tune import tune
 
     def watch(progress: Progress) -> None:

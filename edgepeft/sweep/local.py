@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from edgepeft.common.atomic import disk_errors, locked, replacing
 from edgepeft.common.errors import EdgepeftError
-from edgepeft.data.training_loop.divergence import Diverged
+from edgepeft.data.training_loop.checkpoint import Diverged
 from edgepeft.data.training_loop.run import Interrupted, Progress
 from edgepeft.sweep.folder import ANSWERS_FILE, Cell, Outcome, Sweep
 from edgepeft.training.loop import TrainResult, train

@@ -1,7 +1,7 @@
 """Text: words that the model's own decoder writes, by the cross entropy of their tokens (Raffel et al., 2020).
 
 What is large stands where it is done: the head in ``heads.text``, training in ``training.text_engine``, writing in
-``runtime.generation``, its check in ``runtime.text_check``, its metrics in ``data.text_metrics``.
+``runtime.generation``, its check in ``deploy.verify``, its metrics in ``data.text_metrics``.
 
 Letters: B rows, T tokens of the longest target, v vocabulary.
 """

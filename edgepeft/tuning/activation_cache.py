@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -25,20 +25,22 @@ from edgepeft.common.errors import BundleError, EdgepeftError
 from edgepeft.data.batches import Encoded, sorted_batches
 from edgepeft.data.training_loop.engine import SCORED_ROWS
 from edgepeft.graph.cut import above, below
-from edgepeft.graph.frozen import frozen_states, live_values, lowest_states
 from edgepeft.graph.gradient.rule import Backward
-from edgepeft.graph.gradient.samples import measured
-from edgepeft.graph.gradient.training import with_gradients, with_loss
-from edgepeft.graph.training import TrainingFacts
+from edgepeft.graph.gradient.tape import measured
+from edgepeft.graph.gradient.training import TrainingFacts, with_gradients, with_loss
+from edgepeft.graph.protos import ancestors, followed, reads, writers
 from edgepeft.graph.validate import check_standard
 from edgepeft.runtime.passes import passes
 from edgepeft.runtime.session import failing_as, open_session
 
-__all__ = ["HiddenState", "HiddenStates", "SplitGraphs", "hidden_states", "training_graph"]
+__all__ = ["HiddenStates", "SplitGraphs", "hidden_states", "training_graph"]
 
 _KEPT = ".hidden"
 
 _FLOAT_BYTES = 4
+_PRODUCTS = {"Gemm", "MatMul", "MatMulInteger"}
+_SAME = {"Identity", "Reshape"}
+_SHAPES = {"Shape", "Size"}  # what they give does not depend on the values that they read
 
 
 @dataclass(frozen=True)
@@ -92,9 +94,9 @@ def training_graph(
         raise BundleError(f"the task's graph is damaged: {str(error).strip():.200}") from error
     forward = with_loss(deployed, facts)
     samples = measured(forward)
-    live = live_values(deployed.graph, facts.leaves)
-    frozen = frozen_states(deployed.graph, live, checkpoint.tensors)
-    lowest = lowest_states(deployed.graph, live, {name for name in frozen if not name.endswith(LONGER)})
+    live = _live_values(deployed.graph, facts.leaves)
+    frozen = _frozen_states(deployed.graph, live, checkpoint.tensors)
+    lowest = _lowest_states(deployed.graph, live, {name for name in frozen if not name.endswith(LONGER)})
     if not (prefix_cache and lowest):
         return with_gradients(forward, facts, samples, backward), None
     rows = [sample["attention_mask"].shape[0] for sample in samples]
@@ -210,3 +212,52 @@ def _room(size: int, folder: Path | None) -> NDArray[np.float32]:
                 "free some space, or give --no-prefix-cache."
             ) from error
         return np.memmap(file, np.float32, "r+", shape=(size,))
+
+
+def _live_values(graph: onnx.GraphProto, changing: Iterable[str]) -> set[str]:
+    """Values that depend on ``changing`` ones, these included.  Needs sorted nodes, as ``prune`` leaves them."""
+    live = set(changing)
+    for node in graph.node:
+        if node.op_type not in _SHAPES and not live.isdisjoint(reads(node)):
+            live.update(node.output)
+    return live
+
+
+def _frozen_states(graph: onnx.GraphProto, live: Container[str], tensors: Container[str]) -> set[str]:
+    """What the backbone's maps and norms give, and maps read, that is not live; ``tensors`` are the checkpoint's."""
+    writer = writers(graph)
+    states = {node.output[0] for node in graph.node if _has_bias(node, tensors) and node.output[0] not in live}
+    for node in graph.node:
+        if _has_matrix(node, writer, tensors) and node.input[0] not in live:
+            states.update({node.input[0]} if states.isdisjoint(followed(node.input[0], writer, _SAME)) else ())
+    return states
+
+
+def _lowest_states(graph: onnx.GraphProto, live: Container[str], states: Container[str]) -> tuple[str, ...]:
+    """Those of ``states`` from which everything live follows without a product below it being computed again.
+
+    None where nothing but the embeddings stands below what is live.  Needs a graph without unused nodes.
+    """
+    writer = writers(graph)
+    changed = [node for node in graph.node if any(value in live for value in node.output)]
+    edge = [value for node in changed for value in reads(node) if value not in live]
+    below = ancestors(edge, writer, {value for value in writer if value in states})
+    met = {value for node in below for value in reads(node)} | set(edge)
+    order = [value for node in graph.node for value in node.output if value in met and value in states]
+    kept = set(order)
+    for value in reversed(order):  # what follows from the others by sums and norms alone need not be kept
+        if not any(node.op_type in _PRODUCTS for node in ancestors([value], writer, kept - {value})):
+            kept.remove(value)
+    return tuple(value for value in order if value in kept)
+
+
+def _has_bias(node: onnx.NodeProto, tensors: Container[str]) -> bool:
+    """Whether it adds a bias of the checkpoint."""
+    if node.op_type in ("Gemm", "LayerNormalization"):
+        return len(node.input) == 3 and node.input[2] in tensors
+    return node.op_type == "Add" and any(name in tensors for name in node.input)
+
+
+def _has_matrix(node: onnx.NodeProto, writer: Mapping[str, onnx.NodeProto], tensors: Container[str]) -> bool:
+    """Whether it multiplies by a matrix of the checkpoint, forwards: [in, out]."""
+    return node.op_type == "Gemm" and followed(node.input[1], writer, {"Transpose"})[-1] in tensors

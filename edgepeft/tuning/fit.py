@@ -18,20 +18,17 @@ from edgepeft.bundle.versions import GRAPH, WEIGHTS, hashes
 from edgepeft.common.errors import BundleError, UsageError
 from edgepeft.data.parts import TaskData
 from edgepeft.data.rows import Row
-from edgepeft.deploy.cost import checked_length, example_inputs, read_as
-from edgepeft.deploy.text_sizes import written_bytes
+from edgepeft.deploy.cost import checked_length, example_inputs, read_as, written_bytes
 from edgepeft.device.profile_schema import Profile
-from edgepeft.graph.liveness import peak_bytes
+from edgepeft.graph.memory import matrices_read, packed_bytes, peak_bytes, stored_bytes
 from edgepeft.graph.shapes import walk
-from edgepeft.graph.stored import matrices_read, packed_bytes, stored_bytes
 from edgepeft.runtime.decoding import GREEDY, Decoding
 from edgepeft.runtime.generation import row_bytes, rows_at_once
 from edgepeft.runtime.passes import PASS_TOKENS
 from edgepeft.tasks._certainty import Promise
 from edgepeft.tasks.base import TaskType
 from edgepeft.tuning.memory import demand_of, most_within
-from edgepeft.tuning.options import TuneOptions
-from edgepeft.tuning.target import Files, TuningSubject, from_task, from_template
+from edgepeft.tuning.target import Files, TuneOptions, TuningSubject, from_task, from_template
 
 __all__ = ["Fit", "Inference", "Need", "bundle_fit"]
 

@@ -15,19 +15,18 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors import SafetensorError, safe_open
 
-from edgepeft.bundle.bundle import Bundle
-from edgepeft.bundle.files import expect_hash
+from edgepeft.bundle.bundle import Bundle, expect_hash
 from edgepeft.bundle.manifest import TaskEntry
 from edgepeft.bundle.versions import CHECK
 from edgepeft.common.errors import BundleError, DataError, UsageError
 from edgepeft.common.messages import in_words
 from edgepeft.deploy.install import PreparedTask, prepare_task
 from edgepeft.deploy.verify import pack_check, read_check
+from edgepeft.graph.gradient.training import training_facts
 from edgepeft.graph.half import halved, rounded, widen
-from edgepeft.graph.training import training_facts
+from edgepeft.tuning.federated import checked_tensors
 from edgepeft.tuning.step import TrainingStep
 from edgepeft.tuning.target import deployed_graph, retold
-from edgepeft.tuning.tensors import checked_tensors
 
 __all__ = ["FORMAT", "prepare_tuned"]
 

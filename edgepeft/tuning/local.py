@@ -24,11 +24,9 @@ from edgepeft.common.errors import UsageError
 from edgepeft.data.training_loop.checkpoint import Position
 from edgepeft.data.training_loop.engine import Arrays, Scored
 from edgepeft.tuning.claim import claim
-from edgepeft.tuning.options import TuneOptions
-from edgepeft.tuning.run import TuningRun
-from edgepeft.tuning.target import Files, TuningSubject, from_task
-from edgepeft.tuning.tensors import checked_tensors
-from edgepeft.tuning.tune import TuneResult, put_in_force
+from edgepeft.tuning.federated import checked_tensors
+from edgepeft.tuning.target import Files, TuneOptions, TuningSubject, from_task
+from edgepeft.tuning.tune import TuneResult, TuningRun, put_in_force
 
 __all__ = ["LocalSteps", "LocalTuner"]
 

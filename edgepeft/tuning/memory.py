@@ -7,6 +7,7 @@ once, what AdamW keeps, and tensors that are generated from what is trained.
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,22 +23,20 @@ from edgepeft.backbones.text import TextGraphs
 from edgepeft.bundle.bundle import Bundle
 from edgepeft.common.errors import BundleError, DoesNotFit, UsageError
 from edgepeft.data.batches import Encoded, Writing
-from edgepeft.deploy.text_sizes import written_bytes
+from edgepeft.deploy.cost import written_bytes
 from edgepeft.device.host.machine import memory_bytes, thread_count
-from edgepeft.graph.gradient.samples import specs_of
-from edgepeft.graph.liveness import peak_bytes
+from edgepeft.device.profiles import load_profile
+from edgepeft.graph.gradient.tape import specs_of
+from edgepeft.graph.memory import mapped_bytes, packed_bytes, peak_bytes
 from edgepeft.graph.splice import splice_text
-from edgepeft.graph.stored import mapped_bytes, packed_bytes
 from edgepeft.runtime.decoding import Decoding
 from edgepeft.runtime.generation import rows_at_once as rows_written
 from edgepeft.runtime.passes import PASS_TOKENS as PASS
 from edgepeft.tuning.activation_cache import SplitGraphs, training_graph
-from edgepeft.tuning.budget import MemoryBudget, allowed_memory
-from edgepeft.tuning.options import TuneOptions
 from edgepeft.tuning.step import WRITTEN_ROWS, rows_at_once, targets_at_once
-from edgepeft.tuning.target import TuningSubject, deployed_graph
+from edgepeft.tuning.target import TuneOptions, TuningSubject, deployed_graph
 
-__all__ = ["Demand", "StepLayout", "demand_of", "lay_out"]
+__all__ = ["StepLayout", "allowed_memory", "amount_of", "demand_of", "lay_out", "most_within"]
 
 # Measured on roberta-base, 1 x 64 to 16 x 128: the arena's rounding and holes take 6 to 12 % of what is alive, and an
 # open session 10 to 20 MB besides weights.
@@ -48,6 +47,7 @@ _FLOAT_BYTES = 4
 # (MiniLM's shape, 86 MiB of tensors: 355 MiB.)
 _GENERATED_COPIES = 4
 _LOGITS = 3  # of a product, past its shape, and as they are given
+_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
 
 class Demand:
@@ -277,3 +277,37 @@ def _refusal(n_bytes: int, asked: int, fits: int, longest: int, allowed: MemoryB
 
 def _megabytes(n_bytes: int) -> str:
     return f"{n_bytes / 1e6:.0f} MB"
+
+
+@dataclass(frozen=True)
+class MemoryBudget:
+    """So many bytes, and who says so."""
+
+    n_bytes: int
+    by: str
+
+
+def allowed_memory(profile: str | None, asked: str | None) -> MemoryBudget:
+    """The least of what the profile has, what was asked for, and what host and control groups give.
+
+    Raises:
+        UsageError: no such profile, or no amount of memory.
+    """
+    budgets = [MemoryBudget(memory_bytes(), "this host or its control group")]
+    if profile is not None:
+        budgets.append(MemoryBudget(load_profile(profile).memory_bytes, f"profile {profile}"))
+    if asked is not None:
+        budgets.append(MemoryBudget(amount_of(asked), "--memory"))
+    return min(budgets, key=lambda each: each.n_bytes)
+
+
+def amount_of(text: str, option: str = "--memory") -> int:
+    """``"1.5GiB"`` in bytes.
+
+    Raises:
+        UsageError: it is no amount of memory.
+    """
+    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-z]*)\s*", text, re.IGNORECASE | re.ASCII)
+    if match is None or match[2].upper() not in _UNITS or float(match[1]) <= 0:
+        raise UsageError(f"{option} {text!r} is no amount of memory; give one such as 800MB or 1.5GiB.")
+    return int(float(match[1]) * _UNITS[match[2].upper()])

@@ -12,18 +12,21 @@ import onnx
 import onnxruntime as ort
 from numpy.typing import NDArray
 
+from edgepeft.backbones.checkpoint import Checkpoint
+from edgepeft.common.fastfood import ahead
 from edgepeft.data.labels import NO_TARGET
 from edgepeft.data.row_grouping import RowGrouping, mean_matrix, members, places_of
 from edgepeft.data.training_loop.engine import Arrays
 from edgepeft.deploy.verify import run_in_groups
+from edgepeft.device.host.machine import thread_count
+from edgepeft.graph.derived_weights import generator_of
+from edgepeft.graph.gradient.training import TrainingFacts
 from edgepeft.graph.names import LABELS, LOGITS, LOSS, PLACES, POOLING, SHARES, dropout, gradient
 from edgepeft.graph.prompt import prompt_in
-from edgepeft.graph.training import TrainingFacts
-from edgepeft.runtime.packed import packed, unpacked
-from edgepeft.runtime.passes import PASS_TOKENS
+from edgepeft.runtime.passes import PASS_TOKENS, packed, unpacked
 from edgepeft.runtime.session import failing_as, session_options
 
-__all__ = ["WRITTEN_ROWS", "StepResult", "TrainingStep", "rows_at_once", "targets_at_once"]
+__all__ = ["WRITTEN_ROWS", "Expansion", "StepResult", "TrainingStep", "rows_at_once", "targets_at_once"]
 
 Told: TypeAlias = Callable[[NDArray[Any], dict[str, Any]], dict[str, Any]]
 States: TypeAlias = Callable[[Sequence[int]], Mapping[str, NDArray[Any]]]
@@ -32,8 +35,6 @@ Windows: TypeAlias = Sequence[NDArray[np.int64]] | None
 # Folding would put what the 8 bits stand for beside every mapped matrix, where products go back in float32
 # (roberta-base, pfeiffer, 8 x 64 tokens: 751 MiB resident against 459).
 _COPIES_WEIGHTS = ["ConstantFolding"]
-
-
 _WORDS = 2**23  # logits of a part's targets: 32 MB, of which a step holds a few copies
 WRITTEN_ROWS = 16  # of an evaluation, at once: beside the step's own memory, a row of t5-base has caches of 40 MB
 
@@ -270,3 +271,47 @@ class TrainingStep:
         rows, length = inputs["input_ids"].shape
         with failing_as(f"stops in the training graph, with {rows} rows of {length} tokens"):
             return list(self._session.run(outputs, {name: given[name] for name in self._inputs}, options))
+
+
+class Expansion:
+    """Between what is trained and what graphs take: one vector and its scales make every tensor of the backbone.
+
+    By a delta graph's recipe; the identity where it has none.  Tensors are made before a step, and gradients go the way
+    back after it and are let go, a few at a time: all of either kind are as large as the backbone.
+    """
+
+    def __init__(
+        self, delta: onnx.ModelProto, facts: TrainingFacts, checkpoint: Checkpoint, threads: int | None = None
+    ) -> None:
+        """Make nothing yet.
+
+        Raises:
+            BundleError: the recipe is none that this version knows.
+        """
+        self._generator = generator_of(delta) if facts.generated else None
+        self._facts, self._checkpoint, self._threads = facts, checkpoint, thread_count(threads)
+
+    def inputs(self, trained: Arrays) -> Arrays:
+        """What graphs take, by ``facts.leaves``.
+
+        Raises:
+            BundleError: the recipe cannot be followed.
+        """
+        generator, checkpoint = self._generator, self._checkpoint
+        if generator is None:
+            return trained
+        names = self._facts.generated
+        made = ahead(lambda name: generator.tensor(name, trained, checkpoint), names, self._threads)
+        return {**trained, **dict(zip(names, made, strict=True))}
+
+    def gradients(self, trained: Arrays, found: Arrays) -> Arrays:
+        """Those of what is trained, from those of what graphs took, which are taken out of ``found``."""
+        generator = self._generator
+        if generator is None:
+            return found
+        parts = ahead(lambda name: generator.back(name, found.pop(name), trained), self._facts.generated, self._threads)
+        totals = {name: np.zeros_like(trained[name]) for name in (generator.vector, generator.scales)}
+        for part in parts:
+            for name, share in part.items():
+                totals[name] += share
+        return {**found, **totals}

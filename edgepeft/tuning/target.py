@@ -1,4 +1,4 @@
-"""What is tuned: a task of the bundle, or a new one from a template, with its data."""
+"""What is tuned, and how: a task of the bundle, or a new one from a template, with its data and a run's options."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import onnx
@@ -19,8 +19,7 @@ from edgepeft.backbones.base import Architecture, Family, Pooling
 from edgepeft.backbones.checkpoint import Checkpoint
 from edgepeft.backbones.config import read_config
 from edgepeft.backbones.trie import trie_of
-from edgepeft.bundle.bundle import TEMPLATES_FOLDER, Bundle
-from edgepeft.bundle.files import check_owner, expect_hash, read_graph
+from edgepeft.bundle.bundle import TEMPLATES_FOLDER, Bundle, check_owner, expect_hash, read_graph
 from edgepeft.bundle.manifest import TaskEntry
 from edgepeft.bundle.versions import CHECK, GRAPH
 from edgepeft.common.errors import DataError, UsageError
@@ -31,9 +30,10 @@ from edgepeft.data.parts import Given, TaskData, load_data
 from edgepeft.data.rows import SENTENCES, Columns
 from edgepeft.data.text_template import of_source
 from edgepeft.data.training_loop.engine import Arrays
-from edgepeft.data.training_loop.options import MEAN_HEAD_RATE
-from edgepeft.deploy.text_check import TextCheck
-from edgepeft.deploy.verify import read_check
+from edgepeft.data.training_loop.options import MEAN_HEAD_RATE, TrainingLoopOptions
+from edgepeft.deploy.verify import TextCheck, read_check
+from edgepeft.graph.gradient.rule import Backward
+from edgepeft.graph.gradient.training import TrainingFacts, training_facts
 from edgepeft.graph.half import halved, rounded, store_in_half, widen
 from edgepeft.graph.protos import properties, replace
 from edgepeft.graph.prune_last_layer import drop_unread_rows
@@ -41,15 +41,66 @@ from edgepeft.graph.quantise import quantise
 from edgepeft.graph.rename import rename_values
 from edgepeft.graph.splice import splice
 from edgepeft.graph.template import with_labels
-from edgepeft.graph.training import TrainingFacts, training_facts
 from edgepeft.runtime.decoding import GREEDY
-from edgepeft.tasks._certainty import Promise
+from edgepeft.tasks._certainty import Promise, promise_of
 from edgepeft.tasks.base import TaskType, kind_asked
-from edgepeft.tuning.options import TuneOptions
 
-__all__ = ["Files", "TuningSubject", "deployed_graph", "from_task", "from_template", "rates_of", "retold"]
+__all__ = [
+    "Files",
+    "TuneOptions",
+    "TuningSubject",
+    "deployed_graph",
+    "from_task",
+    "from_template",
+    "rates_of",
+    "retold",
+]
 
 _RATE = 1e-3  # of a method that this version does not know
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuneOptions(TrainingLoopOptions):
+    """A training loop's numbers; None means what the task or the metric says.
+
+    ``weight_decay`` and ``dropout`` hold for what has them; ``balanced`` weighs rows in the loss so that all labels
+    weigh alike.  ``backward`` is how gradients pass a backbone of 8-bit weights, in int8 or fp32.  ``prefix_cache`` and
+    ``micro_batch`` (None: what fits ``memory`` and the ``profile``'s) change how a step is computed, and its result in
+    the last digits only.  ``coverage`` or ``risk`` is what is promised of a classification's answers; None keeps what
+    the task has.
+    """
+
+    weight_decay: float = 0.0
+    few_shot: int | None = None
+    balanced: bool = False
+    dropout: bool = True
+    save_every: int = 20
+    prefix_cache: bool = True
+    micro_batch: int | None = None
+    backward: Backward = "int8"
+    profile: str | None = None
+    memory: str | None = None
+    coverage: float | None = None
+    risk: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        promise_of(self.coverage, self.risk)
+        self.require_at_least({"micro_batch": 1})
+        if self.backward not in get_args(Backward):
+            raise UsageError(f"--backward {self.backward!r}: it is {' or '.join(get_args(Backward))}.")
+        if not (math.isfinite(self.weight_decay) and self.weight_decay >= 0):
+            raise UsageError(f"--weight-decay must be a number of at least 0; found {self.weight_decay}.")
+
+    @property
+    def promise(self) -> Promise:
+        """What is asked for; nothing where it is not."""
+        return promise_of(self.coverage, self.risk)
+
+    def plain(self) -> dict[str, Any]:
+        """As plain values, for the card and for comparing a checkpoint with what is asked."""
+        left_out = {"profile", "memory", *({"coverage", "risk"} - {*self.promise})}
+        return {name: value for name, value in dataclasses.asdict(self).items() if name not in left_out}
 
 
 @dataclass(frozen=True)

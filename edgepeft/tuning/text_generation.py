@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from edgepeft.backbones.text import BEFORE
 from edgepeft.data.batches import Encoded, Writing, sorted_batches
 from edgepeft.data.training_loop.engine import Scored
-from edgepeft.deploy.text_check import CANDIDATES, STEPS, TextCheck
-from edgepeft.deploy.verify import in_groups
+from edgepeft.deploy.verify import CANDIDATES, STEPS, TextCheck, in_groups
 from edgepeft.graph.names import LOGITS
 from edgepeft.graph.splice import splice_text
 from edgepeft.runtime.decoding import Decoding, log_probabilities

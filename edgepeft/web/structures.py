@@ -29,9 +29,9 @@ from edgepeft.common.atomic import write_atomically
 from edgepeft.common.errors import BundleError, UsageError
 from edgepeft.common.resources import sha256_of
 from edgepeft.graph.cut import above, below
+from edgepeft.graph.gradient.training import training_facts
 from edgepeft.graph.half import is_half
 from edgepeft.graph.parameters import feeds_graph
-from edgepeft.graph.training import training_facts
 from edgepeft.runtime.weights import Weights
 from edgepeft.tuning.activation_cache import training_graph
 from edgepeft.tuning.target import deployed_graph, rates_of

@@ -18,8 +18,7 @@ from flwr.serverapp.strategy import FedAvg, Strategy
 
 from edgepeft import LocalTuner
 from edgepeft.common.errors import EdgepeftError, UsageError
-from edgepeft.tuning.low_rank import average_products
-from edgepeft.tuning.tensors import checked_tensors
+from edgepeft.tuning.federated import average_products, checked_tensors
 
 app = ServerApp()
 

@@ -15,8 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from pydantic_core.core_schema import ErrorType
 from rich.text import Text
 
-from edgepeft.bundle.manifest import Manifest
-from edgepeft.bundle.model_card import model_card
+from edgepeft.bundle.manifest import Manifest, model_card
 from edgepeft.cli import _output
 from edgepeft.common.messages import _NEEDED, in_words, printable
 

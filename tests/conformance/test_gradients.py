@@ -19,19 +19,18 @@ from torch.nn import functional
 
 from edgepeft.backbones.source import open_backbone
 from edgepeft.common.errors import BundleError
-from edgepeft.graph.gradient import build
+from edgepeft.graph.gradient import rule as gradient_rule
 from edgepeft.graph.gradient.rule import rules
-from edgepeft.graph.gradient.samples import specs_of
-from edgepeft.graph.liveness import peak_bytes
-from edgepeft.graph.training import TrainingFacts, training_facts
+from edgepeft.graph.gradient.tape import specs_of
+from edgepeft.graph.gradient.training import TrainingFacts, training_facts
+from edgepeft.graph.memory import peak_bytes
 from edgepeft.heads.base import heads
 from edgepeft.methods.base import methods
 from edgepeft.tasks.regression import Regression
 from edgepeft.training.engine import replaced_dropout
 from edgepeft.training.exporting.delta import export_delta
 from edgepeft.tuning.activation_cache import training_graph
-from edgepeft.tuning.expansion import Expansion
-from edgepeft.tuning.step import StepResult, TrainingStep
+from edgepeft.tuning.step import Expansion, StepResult, TrainingStep
 from edgepeft.tuning.target import deployed_graph
 
 RELATIVES: dict[str, dict[str, Any]] = {
@@ -167,13 +166,13 @@ def test_a_planted_rule_that_forgets_a_hundredth_is_found(
     def wrong(at: Any) -> Any:
         yield from ((i, at.op("Mul", gradient, at.number(0.99))) for i, gradient in right[op](at))
 
-    monkeypatch.setattr(build, "rules", lambda: {**right, op: wrong})
+    monkeypatch.setattr(gradient_rule, "rules", lambda: {**right, op: wrong})
     with pytest.raises(AssertionError, match="Not equal to tolerance"):
         require_pytorchs(Tuned(pfeiffer), 5, 9)
 
 
 def test_an_operator_without_a_rule_is_refused_by_name(pfeiffer: suite.Case, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(build, "rules", lambda: {op: rule for op, rule in rules().items() if op != "Softmax"})
+    monkeypatch.setattr(gradient_rule, "rules", lambda: {op: rule for op, rule in rules().items() if op != "Softmax"})
     with pytest.raises(BundleError, match=r"no gradient of Softmax .* between what is trained and the loss"):
         Tuned(pfeiffer)
 

@@ -16,7 +16,7 @@ import pytest
 from onnx import TensorProto
 
 import edgepeft.graph
-from edgepeft.graph import predicates
+from edgepeft.graph import contract
 from edgepeft.graph.contract import CHECKED, PASSES, Contract, ContractBroken
 
 GRAPH = """
@@ -114,22 +114,22 @@ def writes_where_it_was_made(graph: onnx.GraphProto) -> None:
 @pytest.mark.parametrize(
     ("edit", "predicate", "message"),
     [
-        (loses_a_node, predicates.closed, "Abs 'third' reads 'b', which nothing gives"),
-        (loses_an_initializer, predicates.closed, "Add 'first' reads 'w', which nothing gives"),
-        (lambda graph: graph.output.add(name="z"), predicates.closed, "nothing gives the output 'z'"),
-        (reverses, predicates.ordered, "Abs 'third' reads 'b', which comes later"),
-        (writes_twice, predicates.one_writer, "'a' stands 2 times"),
-        (names_twice, predicates.one_writer, "'first' stands 2 times"),
-        (loses_a_node, predicates.well_formed, "reads 'b', which nothing gives"),
-        (reverses, predicates.well_formed, "comes later"),
-        (names_twice, predicates.well_formed, "'first' stands 2 times"),
-        (leaves_a_node, predicates.all_used, "nothing needs Exp 'dead'"),
-        (leaves_an_initializer, predicates.all_used, "nothing reads the initializer 'unread'"),
-        (takes_a_foreign_operator, predicates.standard, "Neg 'second' of 'com.microsoft' is not ONNX's"),
-        (invents_an_operator, predicates.standard, "Negate 'second' of '' is not ONNX's"),
-        (reads_a_strange_file, predicates.weights_outside, "'w' lies in '../other.bin'"),
-        (adds_an_output, predicates.gives_logits, "its outputs are ['logits', 'a']"),
-        (writes_where_it_was_made, predicates.plain, "'second' has some"),
+        (loses_a_node, contract.closed, "Abs 'third' reads 'b', which nothing gives"),
+        (loses_an_initializer, contract.closed, "Add 'first' reads 'w', which nothing gives"),
+        (lambda graph: graph.output.add(name="z"), contract.closed, "nothing gives the output 'z'"),
+        (reverses, contract.ordered, "Abs 'third' reads 'b', which comes later"),
+        (writes_twice, contract.one_writer, "'a' stands 2 times"),
+        (names_twice, contract.one_writer, "'first' stands 2 times"),
+        (loses_a_node, contract.well_formed, "reads 'b', which nothing gives"),
+        (reverses, contract.well_formed, "comes later"),
+        (names_twice, contract.well_formed, "'first' stands 2 times"),
+        (leaves_a_node, contract.all_used, "nothing needs Exp 'dead'"),
+        (leaves_an_initializer, contract.all_used, "nothing reads the initializer 'unread'"),
+        (takes_a_foreign_operator, contract.standard, "Neg 'second' of 'com.microsoft' is not ONNX's"),
+        (invents_an_operator, contract.standard, "Negate 'second' of '' is not ONNX's"),
+        (reads_a_strange_file, contract.weights_outside, "'w' lies in '../other.bin'"),
+        (adds_an_output, contract.gives_logits, "its outputs are ['logits', 'a']"),
+        (writes_where_it_was_made, contract.plain, "'second' has some"),
     ],
 )
 def test_a_broken_promise_is_named_with_the_pass_the_predicate_and_the_place(edit: Edit, predicate, message: str):
@@ -140,11 +140,11 @@ def test_a_broken_promise_is_named_with_the_pass_the_predicate_and_the_place(edi
 @pytest.mark.parametrize(
     ("edit", "relation", "message"),
     [
-        (loses_the_output, predicates.same_interface, "outputs changed: ['logits'] to ['b']"),
-        (retypes_the_input, predicates.same_interface, "inputs changed: ['x'] to ['x']"),
-        (retypes_the_input, predicates.same_inputs, "inputs changed: ['x'] to ['x']"),
-        (replaces_an_operator, predicates.same_operators, "the operator Neg 'second' became Exp 'second'"),
-        (renames_a_value, predicates.values_stay, "'b' is gone"),
+        (loses_the_output, contract.same_interface, "outputs changed: ['logits'] to ['b']"),
+        (retypes_the_input, contract.same_interface, "inputs changed: ['x'] to ['x']"),
+        (retypes_the_input, contract.same_inputs, "inputs changed: ['x'] to ['x']"),
+        (replaces_an_operator, contract.same_operators, "the operator Neg 'second' became Exp 'second'"),
+        (renames_a_value, contract.values_stay, "'b' is gone"),
     ],
 )
 def test_what_a_pass_does_not_keep_is_named(edit: Edit, relation, message: str):
@@ -157,7 +157,7 @@ def test_a_caller_who_gives_what_is_not_required_is_named_before_the_pass_runs()
     model = parsed()
     reverses(model.graph)
     with pytest.raises(ContractBroken, match="planted_pass requires ordered, but Abs 'third' reads 'b'"):
-        planted(ran.append, requires=[predicates.ordered])(model)
+        planted(ran.append, requires=[contract.ordered])(model)
     assert ran == []
 
 
@@ -171,7 +171,7 @@ def test_a_pass_that_edits_its_argument_secretly_is_found():
 
 
 def test_a_pass_that_returns_a_new_graph_is_checked_on_what_it_returns():
-    @Contract(ensures=[predicates.closed])
+    @Contract(ensures=[contract.closed])
     def planted_pass(model: onnx.ModelProto) -> tuple[onnx.ModelProto, int]:
         copy = parsed()
         loses_a_node(copy.graph)
@@ -182,7 +182,7 @@ def test_a_pass_that_returns_a_new_graph_is_checked_on_what_it_returns():
 
 
 def test_kept_promises_pass_and_the_result_comes_through():
-    everything = [getattr(predicates, name) for name in predicates.__all__]
+    everything = [getattr(contract, name) for name in contract.__all__ if name.islower()]
     relations = [each for each in everything if len(inspect.signature(each).parameters) == 2]
     states = [each for each in everything if each not in relations]
     assert len(relations) == 4 and len(states) == len(everything) - 4
@@ -199,17 +199,17 @@ def test_values_of_a_branch_are_its_own_and_it_may_read_the_graph_around_it():
         '<ir_version: 10, opset_import: ["" : 20]> g (bool c, float[2] x) => (float[2] y) { a = Neg (x) y = If (c) '
         "<then_branch = t () => (float[2] p) { o = Abs (a) p = Exp (o) }, else_branch = e () => (float[2] q) { q = Exp (a) }> }"
     )
-    planted(lambda _: None, ensures=[predicates.well_formed, predicates.all_used])(model)
+    planted(lambda _: None, ensures=[contract.well_formed, contract.all_used])(model)
     del model.graph.node[0]
     with pytest.raises(ContractBroken, match="If 'y' reads 'a', which nothing gives"):
-        planted(lambda _: None, ensures=[predicates.closed])(model)
+        planted(lambda _: None, ensures=[contract.closed])(model)
 
 
 MODELS = ("onnx.ModelProto", "onnx.GraphProto")
 MODULES = [
     importlib.import_module(info.name) for info in pkgutil.walk_packages(edgepeft.graph.__path__, "edgepeft.graph.")
 ]
-HELPERS = {"contract", "predicates", "protos"}  # what passes are made of
+HELPERS = {"contract", "protos"}  # what passes are made of
 
 
 def carries_a_model(annotation: str, module) -> bool:

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import numpy as np
 import onnx
 import pytest
@@ -12,10 +15,11 @@ from edgepeft.backbones.hooks import load_model
 from edgepeft.backbones.source import open_backbone
 from edgepeft.common.errors import BundleError
 from edgepeft.common.operators import OperatorClass, product_flops
-from edgepeft.graph.cost import count_run
+from edgepeft.graph.cost import PER_ELEMENT, count_run
 from edgepeft.graph.splice import splice
 from edgepeft.methods.base import method_named, methods
 
+PAGE = (Path(__file__).parents[2] / "docs" / "cost.md").read_text()
 # Those whose weights are products of smaller ones: folded when a session opens, computed in every step by torch.
 MADE_OF_PRODUCTS = {"dora", "compacter", "compacter++", "phm", "adapter-lowrank", "intrinsic-said", "lokr"}
 LENGTHENED = {"mam", "prefix"}  # which DistilBERT's fast attention alone has, whose products torch does not count
@@ -174,3 +178,22 @@ def test_an_unknown_input_is_named():
     graph = model("g (float[3] x, float[3] other) => (float y) { y = Add (x, other) }")
     with pytest.raises(BundleError, match="'other'"):
         count_run(graph, {"x": floats(3)})
+
+
+def stated():
+    """Of docs/cost.md: operator -> FLOPs for each number."""
+    found = {}
+    for line in PAGE.split("## Everything else")[1].split("##")[0].splitlines():
+        row = re.match(r"\| ([A-Z].*?) \| (\d+)", line)
+        if row:
+            found |= dict.fromkeys((name.strip(" .") for name in row[1].split(",")), int(row[2]))
+    return found
+
+
+def test_every_operator_of_the_page_counts_as_the_page_says():
+    found = {name: count for name, count in stated().items() if name in PER_ELEMENT}
+    assert len(found) > 45 and all(PER_ELEMENT[name] == count for name, count in found.items())
+
+
+def test_every_operator_that_counts_is_on_the_page():
+    assert {name for name, count in PER_ELEMENT.items() if count} <= set(stated())

@@ -19,11 +19,11 @@ from edgepeft.backbones.config import config_of
 from edgepeft.backbones.source import open_backbone
 from edgepeft.common.errors import BundleError, UsageError
 from edgepeft.common.frozen_random import drawn
-from edgepeft.graph.frozen_random import DRAWN
+from edgepeft.graph.derived_weights import DRAWN
+from edgepeft.graph.gradient.training import training_facts
 from edgepeft.graph.mix import mix
 from edgepeft.graph.parameters import computed_values, make_inputs
 from edgepeft.graph.splice import splice
-from edgepeft.graph.training import training_facts
 from edgepeft.methods.vera import Drawn, VectorBased, VeRA
 from edgepeft.training.exporting.delta import export_delta
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from edgepeft.bundle import files as files_module
+from edgepeft.bundle import bundle as bundle_module
 from edgepeft.bundle.bundle import Bundle
 from edgepeft.common.errors import BundleError
 from edgepeft.common.resources import file_identity
@@ -12,7 +12,7 @@ from edgepeft.runtime.weights import Weights
 
 def test_weights_that_are_rewritten_while_they_are_hashed_are_not_accepted(bundle, monkeypatch):
     weights = bundle / "model.safetensors"
-    hashed = files_module.sha256_of
+    hashed = bundle_module.sha256_of
 
     def sha256_of(path):
         digest = hashed(path)
@@ -22,7 +22,7 @@ def test_weights_that_are_rewritten_while_they_are_hashed_are_not_accepted(bundl
             weights.write_bytes(content)
         return digest
 
-    monkeypatch.setattr(files_module, "sha256_of", sha256_of)
+    monkeypatch.setattr(bundle_module, "sha256_of", sha256_of)
     opened = Bundle(bundle)
     with pytest.raises(BundleError, match="changed while it was read"):
         _ = opened.checkpoint

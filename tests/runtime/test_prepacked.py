@@ -181,7 +181,7 @@ def test_a_limit_that_is_no_number_is_named(exported, monkeypatch):
 
 
 def test_weights_are_hashed_once_and_again_when_they_change(bundle, monkeypatch):
-    from edgepeft.bundle import files as module
+    from edgepeft.bundle import bundle as module
 
     hashed = []
     plain = module.sha256_of

@@ -1,10 +1,36 @@
-"""The options of a session: threads that the host can keep busy, and none that spins under a quota."""
+"""Sessions: threads that the host can keep busy, none that spins under a quota; bounded in number.
+
+The least recently used goes, and comes back with the next request to it.
+"""
+
+import gc
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 
 import pytest
+from deltas import TEXTS, random_delta, saved
+from tolerance import require_alike
 
-from edgepeft.device.host import machine
-from edgepeft.runtime import session
-from edgepeft.runtime.session import session_options
+from edgepeft.backbones.source import open_backbone
+from edgepeft.device.host import cores
+from edgepeft.methods.base import methods
+from edgepeft.runtime import session as session_module
+from edgepeft.runtime import weights
+from edgepeft.runtime.runtime import Runtime
+from edgepeft.runtime.session import MOST_SESSIONS, SessionLru, most_sessions, session_options
+from edgepeft.training.exporting.bundle import export_bundle
+
+METHODS = ["bitfit", "layernorm", "lora", "spartan", "top-k", "prompt-t"]
+UPPER = {"skip_layers": 1}  # these leave a layer to be shared
+TASKS = [(name, name, asdict(methods()[name].examples()[0])) for name in METHODS] + [
+    ("lora-2", "lora", asdict(methods()["lora"].examples()[0])),
+    ("upper-lora", "lora", {"rank": 2, **UPPER}),
+    ("upper-pfeiffer", "pfeiffer", {"bottleneck": 4, **UPPER}),
+    ("upper-pfeiffer-2", "pfeiffer", {"bottleneck": 4, **UPPER}),
+    ("upper-houlsby", "houlsby", {"bottleneck": 3, "norms": False, **UPPER}),
+    ("upper-top-k", "top-k", {"layers": 1}),
+]
 
 
 @pytest.mark.parametrize(
@@ -20,11 +46,122 @@ from edgepeft.runtime.session import session_options
     ],
 )
 def test_threads_are_the_least_of_profile_affinity_and_quota(monkeypatch, profile, allowed, quota, threads, spins):
-    monkeypatch.setattr(machine, "affinity", lambda: allowed)
-    for module in (machine, session):
+    monkeypatch.setattr(cores, "affinity", lambda: allowed)
+    for module in (cores, session_module):
         monkeypatch.setattr(module, "cpu_quota", lambda *_: quota)
     options = session_options(profile)
     assert (options.intra_op_num_threads, options.inter_op_num_threads) == (threads, 1)
     assert options.get_session_config_entry("session.intra_op.allow_spinning") == spins
     assert options.get_session_config_entry("session.intra_op.spin_duration_us") == "50"  # not long, others may work
     assert options.get_session_config_entry("session.force_spinning_stop") == "1"  # nothing spins between requests
+
+
+class Session:
+    pass
+
+
+@pytest.fixture(scope="module")
+def different(tiny, tmp_path_factory):
+    """Tasks of more structures than may be open, and a second one of two of them."""
+    folder = tmp_path_factory.mktemp("different")
+    backbone = open_backbone(str(tiny("bert")))
+    paths = [saved(random_delta(backbone, name, task, settings=s), folder / task) for task, name, s in TASKS]
+    export_bundle(backbone, paths, folder / "bundle", texts=TEXTS)
+    return folder / "bundle"
+
+
+@pytest.fixture
+def alive(monkeypatch):
+    """The sessions on whole models that somebody still holds; at most four may be."""
+    found = weakref.WeakSet()
+    plain = weights.Weights._open
+
+    def opened(self, model):
+        session = plain(self, model)
+        found.add(session)
+        return session
+
+    monkeypatch.setattr(weights.Weights, "_open", opened)
+    monkeypatch.setattr(weights, "most_sessions", lambda n_tensors: 4)
+    return found
+
+
+def test_the_least_recently_used_goes_and_never_the_one_just_used():
+    gone = []
+    kept = [Session() for _ in range(5)]
+    sessions = SessionLru(3, gone.append)
+    for session in kept[:3]:
+        sessions.make_room()
+        sessions.add(session)
+    sessions.used(kept[0])
+    for session in kept[3:]:
+        sessions.make_room()
+        sessions.add(session)
+    assert gone == [kept[1], kept[2]] and len(sessions) == 3
+    sessions.used(kept[1])
+    assert len(sessions) == 3
+
+
+def test_a_session_that_nobody_holds_takes_no_place():
+    gone = []
+    sessions = SessionLru(1, gone.append)
+    sessions.add(Session())
+    gc.collect()
+    sessions.make_room()
+    assert not gone and len(sessions) == 0
+
+
+@pytest.mark.parametrize(
+    ("allowed", "n_tensors", "expected"),
+    [
+        ("65530\n", 211, MOST_SESSIONS),
+        ("65530\n", 400, 81),
+        ("65530\n", 0, MOST_SESSIONS),
+        ("100", 400, 4),
+        ("?", 9, 128),
+    ],
+)
+def test_sessions_take_at_most_half_of_the_mappings_that_the_system_allows(tmp_path, allowed, n_tensors, expected):
+    (tmp_path / "max_map_count").write_text(allowed)
+    assert most_sessions(n_tensors, tmp_path / "max_map_count") == expected
+    assert most_sessions(n_tensors, tmp_path / "missing") == MOST_SESSIONS
+
+
+def test_tasks_beyond_the_bound_answer_as_ever_and_no_more_sessions_stay_open(different, alive):
+    with Runtime(different, threads=1, cache=False) as runtime:
+        tasks = runtime.tasks
+        inputs = runtime.bundle.encoder().encode(TEXTS[:5], 40).inputs
+        for _ in range(2):
+            for task in tasks:
+                alone = Runtime(different, threads=1, cache=False)
+                require_alike(runtime.logits(task, inputs), alone.logits(task, inputs), different)
+                alone.close()
+                gc.collect()
+                assert len(alive) <= 4
+
+
+def test_mixed_batches_and_all_tasks_on_one_input_stay_within_the_bound(different, alive):
+    with Runtime(different, threads=1, cache=False) as runtime:
+        tasks = list(runtime.tasks)
+        alone = {task: runtime.predict(task, TEXTS[:3]) for task in tasks}
+        for _ in range(2):
+            found = runtime.predict_mixed([*tasks, None], TEXTS[:1] * (len(tasks) + 1))
+            for task, answer in zip(tasks, found, strict=False):
+                require_alike(answer.logits, alone[task][0].logits, different)
+            for task, answers in runtime.predict_all(tasks, TEXTS[:3]).items():
+                for answer, expected in zip(answers, alone[task], strict=True):
+                    require_alike(answer.logits, expected.logits, different)
+            gc.collect()
+            assert len(alive) <= 4
+
+
+def test_threads_that_take_each_others_place_get_their_answers(different, alive):
+    with Runtime(different, threads=1, cache=False) as runtime, ThreadPoolExecutor(6) as pool:
+        alone = {task: runtime.predict(task, TEXTS[:2]) for task in runtime.tasks}
+        jobs = [(task, pool.submit(runtime.predict, task, TEXTS[:2])) for _ in range(3) for task in runtime.tasks]
+        jobs_of_all = [pool.submit(runtime.predict_all, runtime.tasks, TEXTS[:2]) for _ in range(3)]
+        found = [(task, job.result()) for task, job in jobs]
+        found += [(task, answers) for job in jobs_of_all for task, answers in job.result().items()]
+    for task, answers in found:
+        for answer, expected in zip(answers, alone[task], strict=True):
+            require_alike(answer.logits, expected.logits, different)

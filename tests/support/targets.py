@@ -101,7 +101,7 @@ def backbone(bundle: Path) -> tuple[list[bytes], Target]:
 def training(bundle: Path) -> tuple[list[bytes], Target]:
     """A delta graph whose hash is right: differentiated and opened as tuning does."""
     from edgepeft.bundle.bundle import Bundle
-    from edgepeft.graph.training import training_facts
+    from edgepeft.graph.gradient.training import training_facts
     from edgepeft.tuning.activation_cache import training_graph
     from edgepeft.tuning.step import TrainingStep
     from edgepeft.tuning.target import deployed_graph

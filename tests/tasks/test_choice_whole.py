@@ -33,10 +33,9 @@ from edgepeft.graph.cost import count_run
 from edgepeft.runtime.runtime import Runtime
 from edgepeft.serve.schemas import MixedRow, Predictions, PredictRequest, TuneRow
 from edgepeft.training.exporting.bundle import export_bundle
-from edgepeft.tuning.options import TuneOptions
-from edgepeft.tuning.run import TuningRun
 from edgepeft.tuning.step import TrainingStep
-from edgepeft.tuning.target import Files, from_task
+from edgepeft.tuning.target import Files, TuneOptions, from_task
+from edgepeft.tuning.tune import TuningRun
 
 GIVEN = {"sentence1": "w11 w12", "candidates": ["w13 w14", "w5 w15", "w16 w17 w18"]}
 OTHER = {"sentence1": "w19", "sentence2": "w12", "candidates": ["w5", "w10 w11"]}

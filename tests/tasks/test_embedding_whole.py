@@ -25,9 +25,8 @@ from edgepeft.bundle.delta import Delta
 from edgepeft.common.errors import DataError, UsageError
 from edgepeft.runtime.runtime import Runtime
 from edgepeft.training.exporting.bundle import export_bundle
-from edgepeft.tuning.options import TuneOptions
-from edgepeft.tuning.run import TuningRun
-from edgepeft.tuning.target import Files, from_task
+from edgepeft.tuning.target import Files, TuneOptions, from_task
+from edgepeft.tuning.tune import TuningRun
 
 WORDS = [f"w{i}" for i in range(5, 13)]
 MOVED = ["w5 w6", "w9", "w12 w7 w5 w8"]

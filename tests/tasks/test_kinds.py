@@ -20,7 +20,7 @@ from edgepeft.bundle.manifest import TaskEntry
 from edgepeft.common.errors import UnknownName, UsageError
 from edgepeft.common.registry import names_of
 from edgepeft.data.row_grouping import grouped, places_of
-from edgepeft.graph.gradient.losses import add_loss
+from edgepeft.graph.gradient.training import add_loss
 from edgepeft.tasks.base import TaskType, kind_asked, kind_named, kinds, stated
 from edgepeft.training.engine import loss_of
 

@@ -25,9 +25,8 @@ from edgepeft.common.errors import DataError, UsageError
 from edgepeft.runtime.runtime import Runtime
 from edgepeft.serve.schemas import Predictions, TuneRow
 from edgepeft.training.exporting.bundle import export_bundle
-from edgepeft.tuning.options import TuneOptions
-from edgepeft.tuning.run import TuningRun
-from edgepeft.tuning.target import Files, from_task
+from edgepeft.tuning.target import Files, TuneOptions, from_task
+from edgepeft.tuning.tune import TuningRun
 
 NAMES = ("five", "seven", "six")
 

@@ -24,9 +24,8 @@ from edgepeft.bundle.delta import Delta
 from edgepeft.common.errors import UsageError
 from edgepeft.runtime.runtime import Runtime
 from edgepeft.training.exporting.bundle import export_bundle
-from edgepeft.tuning.options import TuneOptions
-from edgepeft.tuning.run import TuningRun
-from edgepeft.tuning.target import Files, from_task
+from edgepeft.tuning.target import Files, TuneOptions, from_task
+from edgepeft.tuning.tune import TuningRun
 
 LENGTH, STRIDE = 12, 4
 

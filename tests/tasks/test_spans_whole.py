@@ -27,9 +27,8 @@ from edgepeft.common.errors import EdgepeftError
 from edgepeft.data.pattern import UnreadableRow
 from edgepeft.runtime.runtime import Runtime
 from edgepeft.serve.schemas import Predictions, PredictRequest, TuneRow
-from edgepeft.tuning.options import TuneOptions
-from edgepeft.tuning.run import TuningRun
-from edgepeft.tuning.target import Files, from_task
+from edgepeft.tuning.target import Files, TuneOptions, from_task
+from edgepeft.tuning.tune import TuningRun
 
 
 def write(path: Path, n: int, seed: int, longest: int = 14) -> Path:

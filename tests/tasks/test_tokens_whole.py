@@ -27,14 +27,13 @@ from edgepeft.data.rows import read_rows
 from edgepeft.data.words import Words, words_of
 from edgepeft.graph.prune_last_layer import drop_unread_rows
 from edgepeft.graph.splice import splice
-from edgepeft.runtime.packed import packed, put, unpacked
+from edgepeft.runtime.passes import packed, put, unpacked
 from edgepeft.runtime.runtime import Runtime
 from edgepeft.runtime.session import open_session, run_session
 from edgepeft.serve.schemas import Predictions, PredictRequest, TuneRow
 from edgepeft.training.exporting.delta import export_delta
-from edgepeft.tuning.options import TuneOptions
-from edgepeft.tuning.run import TuningRun
-from edgepeft.tuning.target import Files, from_task
+from edgepeft.tuning.target import Files, TuneOptions, from_task
+from edgepeft.tuning.tune import TuningRun
 
 TAGS = ("B-LOC", "B-PER", "I-LOC", "I-PER", "O")
 QUESTIONS = ["w5 w10 w6 w7", "😀 w5", "w11 w12", "w6 w7 w6 w7 w5 w13 w14 w15"]

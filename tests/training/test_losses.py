@@ -18,8 +18,7 @@ from edgepeft.data.parts import load_data
 from edgepeft.training import loop
 from edgepeft.training.exporting.bundle import export_bundle
 from edgepeft.training.options import TrainOptions
-from edgepeft.tuning.options import TuneOptions
-from edgepeft.tuning.target import Files
+from edgepeft.tuning.target import Files, TuneOptions
 from edgepeft.tuning.tune import tune
 
 # (task, dropout): losses of the steps, losses of the evaluation rows after each epoch.

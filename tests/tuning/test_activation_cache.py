@@ -24,10 +24,8 @@ from edgepeft.training.exporting.bundle import export_bundle
 from edgepeft.tuning import activation_cache as hidden
 from edgepeft.tuning import step
 from edgepeft.tuning.activation_cache import HiddenStates
-from edgepeft.tuning.options import TuneOptions
-from edgepeft.tuning.run import TuningRun
-from edgepeft.tuning.target import Files, from_task
-from edgepeft.tuning.tune import tune
+from edgepeft.tuning.target import Files, TuneOptions, from_task
+from edgepeft.tuning.tune import TuningRun, tune
 
 # Method, settings, and where the deployed graph must be cut: read off the architecture, not off the code.  Of the last
 # layer the head reads one row of each text.

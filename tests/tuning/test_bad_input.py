@@ -15,12 +15,10 @@ from edgepeft.bundle.bundle import Bundle
 from edgepeft.common.errors import BundleError
 from edgepeft.common.resources import sha256_of
 from edgepeft.data.training_loop.checkpoint import Diverged
-from edgepeft.graph.gradient import build
+from edgepeft.graph.gradient import rule as gradient_rule
 from edgepeft.graph.gradient.rule import rules
-from edgepeft.tuning.options import TuneOptions
-from edgepeft.tuning.run import TuningRun
-from edgepeft.tuning.target import Files, from_task
-from edgepeft.tuning.tune import tune
+from edgepeft.tuning.target import Files, TuneOptions, from_task
+from edgepeft.tuning.tune import TuningRun, tune
 
 from .conftest import write_moods
 
@@ -87,7 +85,7 @@ def test_where_no_row_differs_from_the_others_the_training_diverged(bundle, mood
 
 
 def test_an_operator_without_a_rule_is_named_with_task_and_method(bundle, moods, monkeypatch):
-    monkeypatch.setattr(build, "rules", lambda: {op: rule for op, rule in rules().items() if op != "Softmax"})
+    monkeypatch.setattr(gradient_rule, "rules", lambda: {op: rule for op, rule in rules().items() if op != "Softmax"})
     done = edgepeft("tune", bundle, "--task", "mood", "--data", moods)
     assert done.returncode == 1
     assert "task mood, of pfeiffer, cannot be tuned: there is no gradient of Softmax" in " ".join(done.stderr.split())

@@ -25,10 +25,8 @@ from edgepeft.methods.base import method_named
 from edgepeft.training.exporting.bundle import export_bundle
 from edgepeft.tuning import memory
 from edgepeft.tuning.memory import demand_of
-from edgepeft.tuning.options import TuneOptions
-from edgepeft.tuning.run import TuningRun
-from edgepeft.tuning.target import Files, from_task
-from edgepeft.tuning.tune import tune
+from edgepeft.tuning.target import Files, TuneOptions, from_task
+from edgepeft.tuning.tune import TuningRun, tune
 
 SAID = method_named("intrinsic-said").from_settings({"dimension": "120", "seed": "3"})
 OPTIONS = {"learning_rate": 3e-2, "head_learning_rate": 5e-2}

@@ -10,12 +10,11 @@ import pytest
 
 from edgepeft.bundle.bundle import Bundle
 from edgepeft.common.errors import BundleError
-from edgepeft.graph.gradient import build
+from edgepeft.graph.gradient import rule as gradient_rule
 from edgepeft.graph.gradient.rule import rules
-from edgepeft.tuning.gradient_check import wrong_slope
-from edgepeft.tuning.options import TuneOptions
+from edgepeft.tuning.engine import wrong_slope
 from edgepeft.tuning.step import TrainingStep
-from edgepeft.tuning.target import Files
+from edgepeft.tuning.target import Files, TuneOptions
 from edgepeft.tuning.tune import tune
 
 from .conftest import write_moods
@@ -94,7 +93,7 @@ def test_a_run_whose_graph_forgets_29_percent_ends_before_its_first_step(moved, 
     def wrong(at):
         yield from ((i, at.op("Mul", gradient, at.number(0.71))) for i, gradient in right[op](at))
 
-    monkeypatch.setattr(build, "rules", lambda: {**right, op: wrong})
+    monkeypatch.setattr(gradient_rule, "rules", lambda: {**right, op: wrong})
     before = Bundle(bundle).entry("mood").sha256
     with pytest.raises(BundleError, match=r"the gradient of task mood, of lora, is wrong: .* Nothing was changed"):
         tune(bundle, "mood", Files(data), TuneOptions(steps=12), threads=1)

@@ -16,8 +16,7 @@ from edgepeft.data.training_loop.run import Interrupted
 from edgepeft.deploy.audit import audit
 from edgepeft.runtime.session import open_session
 from edgepeft.tuning import activation_cache as hidden
-from edgepeft.tuning.options import TuneOptions
-from edgepeft.tuning.target import Files
+from edgepeft.tuning.target import Files, TuneOptions
 from edgepeft.tuning.tune import tune
 
 from .conftest import known, write_moods

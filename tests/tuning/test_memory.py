@@ -19,17 +19,14 @@ from edgepeft.backbones.source import open_backbone
 from edgepeft.bundle.bundle import Bundle
 from edgepeft.bundle.delta import new_delta
 from edgepeft.common.errors import BundleError, DoesNotFit, UsageError
-from edgepeft.graph.liveness import peak_bytes
+from edgepeft.graph.memory import packed_bytes, peak_bytes
 from edgepeft.graph.shapes import sized
-from edgepeft.graph.stored import packed_bytes
 from edgepeft.methods.base import method_named
 from edgepeft.training.exporting.bundle import export_bundle
-from edgepeft.tuning import budget, memory
-from edgepeft.tuning.budget import allowed_memory
-from edgepeft.tuning.options import TuneOptions
-from edgepeft.tuning.run import TuningRun
-from edgepeft.tuning.target import Files, from_task
-from edgepeft.tuning.tune import tune
+from edgepeft.tuning import memory
+from edgepeft.tuning.memory import allowed_memory
+from edgepeft.tuning.target import Files, TuneOptions, from_task
+from edgepeft.tuning.tune import TuningRun, tune
 
 HEADER = '<ir_version: 10, opset_import: ["" : 20]>'
 
@@ -93,12 +90,12 @@ def test_a_matrix_counts_once_for_each_product_that_reads_it():
 
 
 def test_the_least_of_all_limits_counts_and_is_named(monkeypatch):
-    monkeypatch.setattr(budget, "memory_bytes", lambda: 10 * 2**30)
+    monkeypatch.setattr(memory, "memory_bytes", lambda: 10 * 2**30)
     assert allowed_memory(None, None).by == "this host or its control group"
-    assert allowed_memory("rpi4", None) == budget.MemoryBudget(8 * 2**30, "profile rpi4")
-    assert allowed_memory("rpi4", "1.5GiB") == budget.MemoryBudget(3 * 2**29, "--memory")
+    assert allowed_memory("rpi4", None) == memory.MemoryBudget(8 * 2**30, "profile rpi4")
+    assert allowed_memory("rpi4", "1.5GiB") == memory.MemoryBudget(3 * 2**29, "--memory")
     assert allowed_memory("rpi4", "9 gb").by == "profile rpi4"
-    monkeypatch.setattr(budget, "memory_bytes", lambda: 2**30)
+    monkeypatch.setattr(memory, "memory_bytes", lambda: 2**30)
     assert allowed_memory("rpi4", "2GB").n_bytes == 2**30
     for wrong in ("much", "-1GB", "0", "1,5GB", "5 parsecs", "²GB", "nan"):
         with pytest.raises(UsageError, match="is no amount of memory"):
@@ -162,8 +159,8 @@ import json, sys
 from pathlib import Path
 from edgepeft.methods.base import method_named
 from edgepeft.bundle.bundle import Bundle
-from edgepeft.tuning.run import TuningRun
-from edgepeft.tuning.options import TuneOptions
+from edgepeft.tuning.tune import TuningRun
+from edgepeft.tuning.target import TuneOptions
 from edgepeft.tuning.target import Files, from_task
 
 bundle, data, work, more = sys.argv[1:]

@@ -13,10 +13,8 @@ from edgepeft.backbones.source import open_backbone
 from edgepeft.bundle.bundle import Bundle
 from edgepeft.deploy.audit import audit
 from edgepeft.training.exporting.bundle import export_bundle
-from edgepeft.tuning.options import TuneOptions
-from edgepeft.tuning.run import TuningRun
-from edgepeft.tuning.target import Files, from_task
-from edgepeft.tuning.tune import tune
+from edgepeft.tuning.target import Files, TuneOptions, from_task
+from edgepeft.tuning.tune import TuningRun, tune
 
 LENGTHS = (3, 9, 30, 150)  # in words; a block is of 32 tokens, and rows of more than 128 have several
 

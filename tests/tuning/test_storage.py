@@ -22,10 +22,8 @@ from edgepeft.deploy.install import roll_back
 from edgepeft.methods.base import method_named
 from edgepeft.runtime.runtime import Runtime
 from edgepeft.training.exporting.bundle import add_deltas, export_bundle
-from edgepeft.tuning.options import TuneOptions
-from edgepeft.tuning.run import TuningRun
-from edgepeft.tuning.target import Files, from_task, from_template
-from edgepeft.tuning.tune import tune
+from edgepeft.tuning.target import Files, TuneOptions, from_task, from_template
+from edgepeft.tuning.tune import TuningRun, tune
 
 from .conftest import known
 

@@ -25,16 +25,14 @@ from edgepeft.bundle.delta import new_delta
 from edgepeft.common.errors import UsageError
 from edgepeft.data.training_loop.run import Interrupted
 from edgepeft.deploy.audit import audit
-from edgepeft.graph.training import training_facts
+from edgepeft.graph.gradient.training import training_facts
 from edgepeft.methods.base import method_of
 from edgepeft.runtime.runtime import Runtime
 from edgepeft.training.exporting.bundle import export_bundle
 from edgepeft.training.exporting.delta import export_delta
 from edgepeft.tuning.activation_cache import training_graph
-from edgepeft.tuning.expansion import Expansion
-from edgepeft.tuning.options import TuneOptions
-from edgepeft.tuning.step import TrainingStep
-from edgepeft.tuning.target import Files, deployed_graph
+from edgepeft.tuning.step import Expansion, TrainingStep
+from edgepeft.tuning.target import Files, TuneOptions, deployed_graph
 from edgepeft.tuning.tune import tune
 
 METHODS: dict[str, dict[str, Any]] = {

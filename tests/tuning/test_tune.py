@@ -28,13 +28,11 @@ from edgepeft.common.resources import sha256_of
 from edgepeft.data.rows import read_rows
 from edgepeft.deploy import install as tasks
 from edgepeft.deploy.audit import audit
-from edgepeft.graph.training import DROPPED
+from edgepeft.graph.gradient.training import DROPPED
 from edgepeft.runtime.runtime import Runtime
 from edgepeft.tuning.claim import claim
-from edgepeft.tuning.options import TuneOptions
-from edgepeft.tuning.run import TuningRun
-from edgepeft.tuning.target import Files, from_task
-from edgepeft.tuning.tune import tune
+from edgepeft.tuning.target import Files, TuneOptions, from_task
+from edgepeft.tuning.tune import TuningRun, tune
 
 from .conftest import known, write_moods
 
@@ -216,7 +214,7 @@ def test_a_replacement_that_is_cut_off_leaves_one_whole_version(bundle, moods, m
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from edgepeft.tuning.options import TuneOptions
+from edgepeft.tuning.target import TuneOptions
 from edgepeft.tuning.target import Files
 from edgepeft.tuning.tune import tune
 

@@ -100,7 +100,7 @@ def other(tiny, tmp_path_factory):
 @pytest.fixture
 def tuned(other, exported, tmp_path):
     """What a page would have made of the exported mood, had its loop ended where the other's tensors are."""
-    from edgepeft.graph.training import training_facts
+    from edgepeft.graph.gradient.training import training_facts
 
     delta = Bundle(other).delta_graph("mood")
     tensors = training_facts(delta).tensors(delta)

@@ -13,8 +13,7 @@ from edgepeft.deploy.install import commit_tasks
 from edgepeft.runtime.runtime import Runtime
 from edgepeft.tuning.from_page import prepare_tuned
 from edgepeft.tuning.local import LocalTuner
-from edgepeft.tuning.options import TuneOptions
-from edgepeft.tuning.target import Files
+from edgepeft.tuning.target import Files, TuneOptions
 from edgepeft.web.site import write_service_worker, write_site
 
 from .test_browser import MODULES, pytestmark, served, worded  # noqa: F401

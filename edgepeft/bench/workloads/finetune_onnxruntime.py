@@ -25,12 +25,11 @@ def prepare(job: Job) -> Prepared:
     from pathlib import Path
 
     from edgepeft.bundle.bundle import Bundle
+    from edgepeft.graph.gradient.training import training_facts
     from edgepeft.graph.half import widen
-    from edgepeft.graph.training import training_facts
     from edgepeft.tuning.activation_cache import training_graph
     from edgepeft.tuning.adamw import AdamW
-    from edgepeft.tuning.expansion import Expansion
-    from edgepeft.tuning.step import TrainingStep, targets_at_once
+    from edgepeft.tuning.step import Expansion, TrainingStep, targets_at_once
     from edgepeft.tuning.target import deployed_graph
 
     bundle = Bundle(Path(job.bundle))

@@ -1,5 +1,7 @@
 """A task's training graph, made of its spliced inference graph: packed, so nothing is computed for padding.
 
+What of the task is trained, and where its head has dropout, says its delta graph.
+
 inputs    input_ids, attention_mask, [token_type_ids] int64 [batch, sequence], or the hidden states that they are cut
           at; labels [batch, ...], as the kind of task has them; shares float32 [batch], of the rows in the loss;
           where a row is several token rows, these two are [rows, ...], and places int64 [rows, most] has its own; where
@@ -9,28 +11,102 @@ inputs    input_ids, attention_mask, [token_type_ids] int64 [batch, sequence], o
 outputs   loss; logits [batch, outputs]; ``gradient:<tensor>`` for each of these tensors
 
 Where a task answers for each token, labels, shares, dropout and logits are of packed tokens, [tokens, ...].
+
+The loss is a sum over the rows.  The task's kind gives the nodes up to the sum of each row's terms.  A row's share is
+1 over the terms of all the step's rows, or what its label weighs over what they all weigh (PyTorch's weighted mean).
+So the losses and the gradients of a step's parts are simply added.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
+import numpy as np
 import onnx
-from onnx import TensorProto, helper
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
 
 from edgepeft.common.errors import BundleError
-from edgepeft.graph.contract import Contract
-from edgepeft.graph.gradient.build import differentiate
-from edgepeft.graph.gradient.losses import add_loss
-from edgepeft.graph.gradient.rule import Backward
-from edgepeft.graph.names import LOGITS, LOSS, dropout, gradient
-from edgepeft.graph.predicates import all_used, standard, well_formed
-from edgepeft.graph.protos import copied, followed, writers
+from edgepeft.data.row_grouping import LOWEST
+from edgepeft.graph.contract import Contract, all_used, closed, one_writer, standard, values_stay, well_formed
+from edgepeft.graph.gradient.rule import Backward, differentiate
+from edgepeft.graph.names import (
+    LABELS,
+    LOGITS,
+    LOSS,
+    PLACES,
+    POOLING,
+    SHARES,
+    dropout,
+    gradient,
+    is_of_loader,
+    without_prefix,
+)
+from edgepeft.graph.protos import copied, followed, properties, writers
 from edgepeft.graph.prune import prune
 from edgepeft.graph.shapes import Spec
-from edgepeft.graph.training import TrainingFacts
+from edgepeft.tasks.base import Nodes, TaskType, stated
 
-__all__ = ["with_gradients", "with_loss"]
+__all__ = ["DROPPED", "TrainingFacts", "add_loss", "training_facts", "with_gradients", "with_loss"]
+
+DROPPED = "edgepeft.dropped"  # of a delta graph: the head's weights whose products read what dropout leaves
+# By kind of head, of graphs that were exported before they said so themselves.
+_UNDECLARED: Mapping[str, tuple[str, ...]] = {
+    "roberta": ("head/dense.weight", "head/out_proj.weight"),
+    "electra": ("head/dense.weight", "head/out_proj.weight"),
+}
+_LAST = ("head/classifier.weight",)
+_OF_ROWS, _OF_TEXTS = "loss/logits", "loss/pooled"
+
+
+@dataclass(frozen=True)
+class TrainingFacts:
+    """``trained`` tensors in order; ``dropouts`` are (probability, width) of the inputs ``dropout:<i>``.
+
+    ``dropped`` are the weights of the products that read what each dropout leaves; ``generated`` are the inputs that a
+    recipe makes of trained tensors; ``kind`` is of the task, whose loss it is.
+    """
+
+    trained: tuple[str, ...]
+    kind: TaskType
+    dropouts: tuple[tuple[float, int], ...] = ()
+    dropped: tuple[str, ...] = ()
+    generated: tuple[str, ...] = ()
+
+    @property
+    def leaves(self) -> tuple[str, ...]:
+        """What a training graph takes, and gives gradients of."""
+        return tuple(name for name in self.trained if not (self.generated and is_of_loader(name))) + self.generated
+
+    def tensors(self, delta: onnx.ModelProto) -> dict[str, NDArray[np.float32]]:
+        """The trained tensors as the delta graph has them, to be written to."""
+        stored = {tensor.name: tensor for tensor in delta.graph.initializer}
+        return {name: numpy_helper.to_array(stored[name]).copy() for name in self.trained}
+
+
+def training_facts(delta: onnx.ModelProto) -> TrainingFacts:
+    """Those of a task, by its delta graph.
+
+    Raises:
+        BundleError: the graph's card or its head is damaged.
+    """
+    stored = {tensor.name: tensor for tensor in delta.graph.initializer if tensor.data_type == TensorProto.FLOAT}
+    facts = properties(delta)
+    try:
+        card = json.loads(facts["edgepeft.card"])
+        rate = float(card.get("head_dropout", 0.0))
+        names = json.loads(facts[DROPPED]) if DROPPED in facts else _UNDECLARED.get(card["head"], _LAST)
+        dropped = tuple(names) if rate > 0 else ()
+        kind = stated(card.get("kind"), card.get("labels"), card.get("head_reads", ""), chosen=card.get("chosen") or {})
+        dropouts = tuple((rate, stored[name].dims[1]) for name in dropped)
+    except (KeyError, ValueError, TypeError, AttributeError, IndexError) as error:
+        raise BundleError(
+            f"the delta graph does not say what its loss is, or where its head has dropout ({error}); export it again."
+        ) from error
+    generated = tuple(i.name for i in delta.graph.input if without_prefix(i.name)[0] == "generated")
+    return TrainingFacts(tuple(stored), kind, dropouts, dropped, generated)
 
 
 @Contract(requires=[well_formed], ensures=[well_formed, all_used])
@@ -102,3 +178,51 @@ def _products(graph: onnx.GraphProto, weight: str) -> Iterator[onnx.NodeProto]:
     for node in graph.node:
         if node.op_type in ("Gemm", "MatMul") and followed(node.input[1], writer, {"Transpose"})[-1] == weight:
             yield node
+
+
+@Contract(requires=[closed, one_writer], ensures=[closed, one_writer], keeps=[values_stay], mutates=True)
+def add_loss(graph: onnx.GraphProto, element: int, kind: TaskType) -> None:
+    """Append the kind's loss of ``logits``, of that element type, and the inputs ``labels`` and ``shares`` [batch], or
+    [tokens] where the kind's labels are.
+
+    Its nodes may read the constants ``loss/zero``, ``loss/one`` and ``loss/last`` (-1), int64, and ``loss/nothing`` (0)
+    of the logits' type.  Where a row has several token rows, an input ``places`` [rows, most] says which are its own,
+    and the loss is of logits [rows, most, outputs]; labels and shares are of rows then.  Where texts are read in
+    windows whose logits are pooled, an input ``pooling`` [texts, batch] of the logits' type takes their means first.
+    """
+    of_texts = _OF_TEXTS if kind.pooled else LOGITS
+    loss = kind.loss_graph(_OF_ROWS if kind.several else of_texts, LABELS)
+    constants = {"loss/zero": 0, "loss/one": 1}
+    for name, value in constants.items():
+        graph.initializer.append(helper.make_tensor(name, TensorProto.INT64, [], [value]))
+    graph.initializer.append(helper.make_tensor("loss/last", TensorProto.INT64, [1], [-1]))
+    graph.initializer.append(helper.make_tensor("loss/nothing", element, [], [0.0]))
+    nodes: Nodes = [
+        *([("MatMul", [POOLING, LOGITS], _OF_TEXTS, {})] if kind.pooled else []),
+        *(_grouping(graph, element, of_texts) if kind.several else []),
+        *loss.nodes,
+        ("Mul", ["loss/of_rows", SHARES], "loss/parts", {}),
+        ("ReduceSum", ["loss/parts"], LOSS, {"keepdims": 0}),
+    ]
+    graph.node.extend(helper.make_node(op, inputs, [out], name=out, **more) for op, inputs, out, more in nodes)
+    rows = "rows" if kind.several or kind.pooled else loss.dims[0]  # or tokens, where each has a loss of its own
+    if kind.pooled:
+        texts = "texts" if kind.several else "rows"
+        graph.input.append(helper.make_tensor_value_info(POOLING, element, [texts, "batch"]))
+    of_labels = TensorProto.INT64 if loss.integers else element
+    graph.input.append(helper.make_tensor_value_info(LABELS, of_labels, (rows, *loss.dims[1:])))
+    graph.input.append(helper.make_tensor_value_info(SHARES, element, [rows]))
+    graph.output.append(helper.make_tensor_value_info(LOSS, element, []))
+
+
+def _grouping(graph: onnx.GraphProto, element: int, logits: str) -> Nodes:
+    """[token rows, outputs] -> [rows, most, outputs], LOWEST where a row has no such token row."""
+    graph.input.append(helper.make_tensor_value_info(PLACES, TensorProto.INT64, ["rows", "most"]))
+    graph.initializer.append(helper.make_tensor("loss/lowest", element, [], [LOWEST]))
+    return [
+        ("Max", [PLACES, "loss/zero"], "loss/places", {}),
+        ("Gather", [logits, "loss/places"], "loss/gathered", {"axis": 0}),
+        ("Unsqueeze", [PLACES, "loss/last"], "loss/place", {}),
+        ("Less", ["loss/place", "loss/zero"], "loss/missing", {}),
+        ("Where", ["loss/missing", "loss/lowest", "loss/gathered"], _OF_ROWS, {}),
+    ]

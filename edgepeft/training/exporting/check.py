@@ -21,8 +21,7 @@ from edgepeft.common.resources import package_data
 from edgepeft.data.pattern import pattern
 from edgepeft.data.rows import SENTENCES, Columns, Row, read_rows
 from edgepeft.data.text_template import of_source
-from edgepeft.deploy.text_check import CANDIDATES, STEPS, TextCheck
-from edgepeft.deploy.verify import DataCheck, in_groups, pack_check, run_in_groups
+from edgepeft.deploy.verify import CANDIDATES, STEPS, DataCheck, TextCheck, in_groups, pack_check, run_in_groups
 from edgepeft.runtime.inputs import texts_of, tokenized
 from edgepeft.runtime.prediction import grouping_of
 from edgepeft.tasks.base import TaskType

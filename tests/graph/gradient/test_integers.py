@@ -23,12 +23,11 @@ from edgepeft.backbones.emit import INT8_WEIGHTS_FILE, WEIGHTS_FILE, external_te
 from edgepeft.backbones.source import open_backbone
 from edgepeft.bundle.bundle import Bundle
 from edgepeft.device.host.machine import saturates_in_8_bits
-from edgepeft.graph.gradient import build
-from edgepeft.graph.gradient.build import differentiate
-from edgepeft.graph.gradient.rule import INTEGER_PRODUCT, rules
+from edgepeft.graph.gradient import rule as gradient_rule
+from edgepeft.graph.gradient.rule import INTEGER_PRODUCT, differentiate, rules
+from edgepeft.graph.gradient.training import training_facts
 from edgepeft.graph.quantise import quantise, quantised_tensors
 from edgepeft.graph.shapes import sized
-from edgepeft.graph.training import training_facts
 from edgepeft.methods.base import methods
 from edgepeft.runtime.session import open_session
 from edgepeft.training.exporting.bundle import write_backbone
@@ -172,7 +171,7 @@ def test_a_rule_that_forgets_the_scales_is_found(eight, monkeypatch: pytest.Monk
     def wrong(at: Any) -> Any:
         yield 0, at.op("Gemm", at.dy, at.op("Cast", at.node.input[1], to=TensorProto.FLOAT), transB=1)
 
-    monkeypatch.setattr(build, "rules", lambda: {**known, INTEGER_PRODUCT: wrong})
+    monkeypatch.setattr(gradient_rule, "rules", lambda: {**known, INTEGER_PRODUCT: wrong})
     with pytest.raises(AssertionError, match="Not equal to tolerance"):
         require_alike(gradients(eight, "pfeiffer", "fp32"))
 

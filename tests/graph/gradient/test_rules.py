@@ -15,9 +15,8 @@ from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
 from edgepeft.common.errors import BundleError
-from edgepeft.graph.gradient import build
-from edgepeft.graph.gradient.build import differentiate
-from edgepeft.graph.gradient.rule import INTEGER_PRODUCT, rules
+from edgepeft.graph.gradient import rule as gradient_rule
+from edgepeft.graph.gradient.rule import INTEGER_PRODUCT, differentiate, rules
 from edgepeft.graph.shapes import sized
 
 OPERATORS = set(rules()) - {INTEGER_PRODUCT}  # that one has a file of its own
@@ -231,7 +230,7 @@ def test_a_rule_that_is_wrong_is_found(op: str, monkeypatch: pytest.MonkeyPatch)
     def wrong(at: Any) -> Any:
         yield from ((i, at.op("Mul", gradient, at.number(1.001))) for i, gradient in right[op](at))
 
-    monkeypatch.setattr(build, "rules", lambda: {**right, op: wrong})
+    monkeypatch.setattr(gradient_rule, "rules", lambda: {**right, op: wrong})
     _, inputs, attributes = next(c.values for c in CASES if c.values[0] == op)
     alone = Alone(op, inputs, attributes)
     found = alone.gradients()

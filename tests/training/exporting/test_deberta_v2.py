@@ -13,8 +13,7 @@ from edgepeft.backbones.hooks import load_model
 from edgepeft.backbones.source import open_backbone
 from edgepeft.deploy.audit import audit
 from edgepeft.runtime.runtime import Runtime
-from edgepeft.tuning.options import TuneOptions
-from edgepeft.tuning.target import Files
+from edgepeft.tuning.target import Files, TuneOptions
 from edgepeft.tuning.tune import tune
 
 # Task -> method and settings: two of a structure at queries and keys, which distances pass too, two of one elsewhere.

@@ -21,9 +21,8 @@ from edgepeft.backbones.base import Pooling
 from edgepeft.backbones.checkpoint import Checkpoint
 from edgepeft.backbones.source import open_backbone
 from edgepeft.backbones.tokens import Text
-from edgepeft.bundle.bundle import Bundle
+from edgepeft.bundle.bundle import Bundle, read_graph
 from edgepeft.bundle.delta import new_delta
-from edgepeft.bundle.files import read_graph
 from edgepeft.cli._main import app
 from edgepeft.common.errors import UsageError
 from edgepeft.deploy.merge import merge_task

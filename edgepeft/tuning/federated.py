@@ -1,5 +1,6 @@
-"""Averaging LoRA's factors by their product: the mean of B A of several boards, and not the mean B times the mean A.
+"""Tensors from other boards: seen to be a task's own, and averaged.
 
+LoRA's factors are averaged by their product: the mean of B A of several boards, and not the mean B times the mean A.
 Of boards i with weights w_i that sum to 1, what is meant is M = sum_i w_i B_i A_i, of a rank up to that of all boards
 together.  What a delta of rank r can hold is its best approximation (Eckart & Young, 1936), by a singular value
 decomposition M = U S V^T as in FlexLoRA (Bai et al., 2024, arXiv:2402.11505): A = c V_r^T, B = U_r S_r / c.  c
@@ -11,19 +12,52 @@ Letters: r rank, n boards.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgepeft.common.errors import UsageError
+from edgepeft.common.errors import DataError, UsageError
 from edgepeft.data.training_loop.engine import Arrays
 
-__all__ = ["Products", "average_products"]
+__all__ = ["average_products", "checked_tensors"]
 
+_MOST_NAMES = 3  # in a message
 _A, _B = "/A", "/B"
+
+
+def checked_tensors(given: Mapping[str, NDArray[Any]], like: Arrays, who: str) -> Arrays:
+    """Copies in float32, in the order of ``like``; ``who`` is what an error calls what is given.
+
+    Raises:
+        DataError: a name is lacking or unknown, a shape is another, a value is not finite.
+    """
+    for what, odd in (("lack", like.keys() - given.keys()), ("have unknown", given.keys() - like.keys())):
+        if odd:
+            raise DataError(
+                f"{who} {what} {_some(sorted(odd))}; the task's own are {_some(list(like))}. Take them of the same "
+                "task, with the same tensors frozen."
+            )
+    found = {}
+    for name, own in like.items():
+        tensor = np.asarray(given[name])
+        if tensor.shape != own.shape or tensor.dtype.kind != "f":
+            raise DataError(
+                f"{who} have {name} as {tensor.dtype} {list(tensor.shape)}, and the task has it as float32 "
+                f"{list(own.shape)}; take them of the same task."
+            )
+        with np.errstate(over="ignore"):
+            found[name] = tensor.astype(np.float32)  # a copy, whatever it was
+        if not np.isfinite(found[name]).all():
+            raise DataError(f"{who} have values in {name} that are not finite; they are not taken.")
+    return found
+
+
+def _some(names: list[str]) -> str:
+    more = len(names) - _MOST_NAMES
+    return ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
 @dataclass(frozen=True)

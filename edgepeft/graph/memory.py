@@ -1,25 +1,26 @@
-"""How much memory a graph's values take at most while it runs, from their shapes and the order of its nodes.
+"""How much memory a graph takes: its values while it runs, and what it reads of the weights file.
 
-As ONNX Runtime does it: a value lives from the node that gives it to the last that reads it; Reshape and its like
+Values live as ONNX Runtime has them: from the node that gives one to the last that reads it; Reshape and its like
 give the same memory; elementwise operators write over an input without later readers; a transposed operand of a
-product is a flag of the product.  Weights and inputs are not counted.
+product is a flag of the product.  Weights and inputs are not counted among them.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import onnx
 
-from edgepeft.graph.protos import reads, writers
+from edgepeft.graph.protos import followed, reads, writers
 from edgepeft.graph.shapes import Spec
 
-__all__ = ["peak_bytes"]
+__all__ = ["mapped_bytes", "matrices_read", "packed_bytes", "peak_bytes", "stored_bytes"]
 
 _VIEWS = {"Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"}
 _PRODUCTS = {"Gemm", "MatMul"}
 _IN_PLACE = {"Add", "Cast", "Div", "Erf", "Exp", "Gelu", "LogSoftmax", "Mul", "Neg", "Relu", "Softmax", "Sub", "Tanh"}
+_MATRIX_PRODUCTS, _SAME = {"Gemm", "MatMul", "MatMulInteger"}, {"Identity", "Transpose", "Cast"}
 
 
 def peak_bytes(graph: onnx.GraphProto, specs: Mapping[str, Spec], *, in_place: bool = True) -> int:
@@ -99,3 +100,33 @@ def _depth_first(outputs: list[str], writer: Mapping[str, onnx.NodeProto]) -> li
         waiting.append((name, True))
         waiting += [(read, False) for read in reversed(list(reads(node)))]
     return list(order.values())
+
+
+def packed_bytes(graph: onnx.GraphProto) -> int:
+    """Of the matrices of the weights file, once for each product that reads them."""
+    stored = stored_bytes(graph)
+    return sum(stored.get(name, 0) for name in matrices_read(graph))
+
+
+def mapped_bytes(graph: onnx.GraphProto) -> int:
+    """Of the matrices of the weights file that some product reads, each once."""
+    stored = stored_bytes(graph)
+    return sum(stored.get(name, 0) for name in set(matrices_read(graph)))
+
+
+def stored_bytes(graph: onnx.GraphProto) -> dict[str, int]:
+    """Of each tensor of the weights file that the graph names."""
+    return {
+        tensor.name: Spec(tensor.data_type, tuple(tensor.dims)).n_bytes
+        for tensor in graph.initializer
+        if tensor.data_location == onnx.TensorProto.EXTERNAL
+    }
+
+
+def matrices_read(graph: onnx.GraphProto) -> Iterator[str]:
+    """What products read, by name: once for each of them, whatever it is transposed by."""
+    writer = writers(graph)
+    for node in graph.node:
+        if node.op_type in _MATRIX_PRODUCTS:
+            for operand in node.input[:2]:
+                yield followed(operand, writer, _SAME)[-1]

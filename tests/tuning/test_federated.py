@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from edgepeft.common.errors import UsageError
-from edgepeft.tuning.low_rank import average_products
+from edgepeft.tuning.federated import average_products
 
 
 def boards(n, rank, outputs=7, inputs=11, seed=0):
