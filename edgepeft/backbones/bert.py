@@ -47,11 +47,7 @@ class Bert(Family):
     )
 
     def architecture(self, config: Mapping[str, Any]) -> Architecture:
-        """Sizes, tensors and sites from the config.
-
-        Raises:
-            UsageError: a key is missing or of the wrong kind, or the model uses what is not supported.
-        """
+        """Sizes, tensors and sites from the config."""
         layout = self.layout_of(config)
         sizes = sizes_of(config, layout)
         d, offset = sizes.hidden_size, sizes.pad_token_id + 1 if layout.counted_positions else 0
@@ -90,11 +86,7 @@ class Bert(Family):
         return self.layouts[architecture.model_type].prefix
 
     def build_graph(self, architecture: Architecture, checkpoint: Checkpoint) -> onnx.ModelProto:
-        """The packed-token graph; its outputs are last_hidden_state [B, S, d] and the pooled values [B, d].
-
-        Raises:
-            BundleError: the checkpoint has a tensor in another shape or dtype.
-        """
+        """The packed-token graph; its outputs are last_hidden_state [B, S, d] and the pooled values [B, d]."""
         return self.builder(architecture, self.layouts[architecture.model_type], checkpoint).model()
 
     @property

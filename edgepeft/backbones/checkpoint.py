@@ -88,11 +88,7 @@ class Checkpoint:
 
     @classmethod
     def open(cls, path: Path) -> Checkpoint:
-        """Read and check the header.
-
-        Raises:
-            BundleError: not a safetensors file, or truncated.
-        """
+        """Read and check the header."""
         try:
             with path.open("rb") as file:
                 (length,) = struct.unpack("<Q", file.read(8))
@@ -122,11 +118,7 @@ class Checkpoint:
         return replace(self, tensors={**self.tensors, **new})
 
     def with_prefix_for(self, canonical: Iterable[str], prefixes: Iterable[str], model_type: str) -> Checkpoint:
-        """The same index, knowing under which prefix the base model's tensors stand, which is of that type.
-
-        Raises:
-            BundleError: some of ``canonical`` are under none of ``prefixes``; names the missing ones.
-        """
+        """The same index, knowing under which prefix the base model's tensors stand, which is of that type."""
         names = list(canonical)
         fewest: list[str] = names
         for prefix in prefixes:
@@ -171,22 +163,14 @@ class Checkpoint:
         return tuple(n for n in (name, quantised.matrix, quantised.table, quantised.scale) if n in self.tensors)
 
     def stored_name(self, canonical: str) -> str:
-        """How the file calls a base model's parameter.
-
-        Raises:
-            BundleError: it is not there.
-        """
+        """How the file calls a base model's parameter."""
         for name in self._spellings(canonical):
             if self.holds(name):
                 return name
         raise BundleError(f"{self.path} has no tensor {self.prefix}{canonical}.")
 
     def find(self, canonical: str) -> StoredTensor:
-        """The stored tensor for a base model's parameter name.
-
-        Raises:
-            BundleError: it is not there, or quantised.
-        """
+        """The stored tensor for a base model's parameter name."""
         name = self.stored_name(canonical)
         if name not in self.tensors:
             raise BundleError(f"{self.path} holds {name} in 8 bits; float32 was expected.")
@@ -199,11 +183,7 @@ class Checkpoint:
         return (name, old)
 
     def read(self, canonical: str) -> NDArray[np.float32]:
-        """A tensor's values, [shape]: a read-only memory map, or what a quantised one stands for.
-
-        Raises:
-            BundleError: it is not there, or of another type.
-        """
+        """A tensor's values, [shape]: a read-only memory map, or what a quantised one stands for."""
         return self.values(self.stored_name(canonical))
 
     def values(self, name: str) -> NDArray[np.float32]:
@@ -261,11 +241,7 @@ def write_safetensors(
     values: Iterable[tuple[str, NDArray[Any]]],
     metadata: Mapping[str, str],
 ) -> None:
-    """Write the file; ``values`` gives each tensor of ``layout`` once, in any order, and may make it when it is asked.
-
-    Raises:
-        ValueError: a tensor is not as its layout says, or one is missing.
-    """
+    """Write the file; ``values`` gives each tensor of ``layout`` once, in any order, and may make it when it is asked."""
     header: dict[str, Any] = {"__metadata__": dict(metadata)}
     end = 0
     for name in sorted(layout, key=lambda name: (-_ORDER.index(layout[name].dtype), name)):

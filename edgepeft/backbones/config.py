@@ -19,11 +19,7 @@ _LARGEST = 100_000_000  # no size of a model that exists; a damaged config must 
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """A JSON object from a file.
-
-    Raises:
-        BundleError: not JSON, or not an object.
-    """
+    """A JSON object from a file."""
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, OSError, RecursionError) as error:
@@ -34,11 +30,7 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def checked(key: str, value: Any, kind: str) -> Any:
-    """A config's value, of ``kind`` int, float or str.
-
-    Raises:
-        UsageError: of another kind, or not a size that a model can have.
-    """
+    """A config's value, of ``kind`` int, float or str."""
     expected: tuple[type, ...] = {"int": (int,), "float": (int, float), "str": (str,)}[kind]
     wrong = not isinstance(value, expected) or isinstance(value, bool)
     minimum = 0 if key.endswith("token_id") else 1
@@ -53,11 +45,7 @@ def architecture_names() -> list[str]:
 
 
 def config_of(name: str) -> dict[str, Any]:
-    """The Hugging Face config of a named architecture; an organisation before a slash may be left out.
-
-    Raises:
-        UnknownName: no such architecture is shipped.
-    """
+    """The Hugging Face config of a named architecture; an organisation before a slash may be left out."""
     known = {known.lower(): known for known in architecture_names()}
     key = name.rsplit("/", 1)[-1].lower()
     if key not in known:

@@ -46,11 +46,6 @@ def plain_folder(folder: Path, names: Callable[[str], tuple[str, ...]] = lambda 
     """The folder itself when its weights are float32 safetensors and its tokenizer is fast, else a converted copy.
 
     ``names`` gives what a stored tensor is called in transformers' modules, which the weights are to be called, too.
-
-    Raises:
-        UsageError: no weights.
-        BundleError: damaged weights.
-        MissingPackage: the conversion needs torch or transformers.
     """
     plain, pickled = folder / WEIGHTS_FILE, folder / PICKLED_FILE
     known = [plain, folder / f"{WEIGHTS_FILE}.index.json", pickled, folder / f"{PICKLED_FILE}.index.json"]
@@ -172,11 +167,7 @@ def _of_torch(tensor: torch.Tensor) -> _Source:
 
 
 def _refuse_inflated(origin: Path) -> None:
-    """See that a PyTorch archive holds its tensors as they are, as PyTorch writes them, and does not grow when read.
-
-    Raises:
-        BundleError: members are compressed, or together larger than the file.
-    """
+    """See that a PyTorch archive holds its tensors as they are, as PyTorch writes them, and does not grow when read."""
     if not zipfile.is_zipfile(origin):
         return  # the format before PyTorch 1.6, which has no compression
     with zipfile.ZipFile(origin) as archive:

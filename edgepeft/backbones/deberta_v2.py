@@ -40,11 +40,7 @@ class DebertaV2(Family):
     )
 
     def architecture(self, config: Mapping[str, Any]) -> Architecture:
-        """Sizes, tensors and sites from the config.
-
-        Raises:
-            UsageError: a key is missing or of the wrong kind, or the model uses what is not supported.
-        """
+        """Sizes, tensors and sites from the config."""
         sizes, distances = sizes_and_distances(config)
         return Architecture(
             family=self.name,
@@ -82,11 +78,7 @@ class DebertaV2(Family):
         return LAYOUT.prefix
 
     def build_graph(self, architecture: Architecture, checkpoint: Checkpoint) -> onnx.ModelProto:
-        """The packed-token graph; its outputs are last_hidden_state [B, S, d] and the pooled values [B, d].
-
-        Raises:
-            BundleError: the checkpoint has a tensor in another shape or dtype.
-        """
+        """The packed-token graph; its outputs are last_hidden_state [B, S, d] and the pooled values [B, d]."""
         return _Builder(architecture, LAYOUT, checkpoint).model()
 
 

@@ -85,11 +85,7 @@ class Emitter:
         return (self.weight(name),) if name in self.shapes else ()
 
     def weight(self, canonical: str) -> str:
-        """A tensor of the checkpoint as external data: same name, same bytes, [out, in] layout.
-
-        Raises:
-            BundleError: the checkpoint has it in another shape or dtype.
-        """
+        """A tensor of the checkpoint as external data: same name, same bytes, [out, in] layout."""
         stored, shape = self.checkpoint.find(canonical), self.shapes[canonical]
         if stored.shape != shape or stored.dtype != "F32":
             raise BundleError(

@@ -27,9 +27,6 @@ def load_model(backbone: Backbone, attention: str | None = None) -> nn.Module:
 
     ``attention`` is transformers' ``attn_implementation``: None takes the fast one where the model has it (ELECTRA
     has none in transformers 4), eager is the reference.
-
-    Raises:
-        BundleError: transformers cannot read the folder.
     """
     import transformers
 

@@ -41,11 +41,7 @@ class ModernBert(Family):
     )
 
     def architecture(self, config: Mapping[str, Any]) -> Architecture:
-        """Sizes, tensors and sites from the config.
-
-        Raises:
-            UsageError: a key is missing or of the wrong kind, or the model uses what is not supported.
-        """
+        """Sizes, tensors and sites from the config."""
         sizes = sizes_of(config)
         return Architecture(
             family=self.name,
@@ -80,11 +76,7 @@ class ModernBert(Family):
         return "model."
 
     def build_graph(self, architecture: Architecture, checkpoint: Checkpoint) -> onnx.ModelProto:
-        """The packed-token graph; its outputs are last_hidden_state [B, S, d] and the pooled values [B, d].
-
-        Raises:
-            BundleError: the checkpoint has a tensor in another shape or dtype.
-        """
+        """The packed-token graph; its outputs are last_hidden_state [B, S, d] and the pooled values [B, d]."""
         return _Builder(architecture, checkpoint).model()
 
 

@@ -96,11 +96,7 @@ class NomicBert(RoFormer):
         return replace(layout, token_types=config.get("type_vocab_size") != 0)
 
     def architecture(self, config: Mapping[str, Any]) -> Architecture:
-        """As RoFormer's.
-
-        Raises:
-            UsageError: as RoFormer's; or positions are scaled, or heads are of a width of their own.
-        """
+        """As RoFormer's."""
         found = super().architecture(config)
         width = found.hidden_size // found.n_heads
         if config.get("head_dim") not in (None, width):

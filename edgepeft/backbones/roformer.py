@@ -46,11 +46,7 @@ class RoFormer(Bert):
     )
 
     def architecture(self, config: Mapping[str, Any]) -> Architecture:
-        """As BERT's.
-
-        Raises:
-            UsageError: as BERT's; or heads are of odd width, of which no pairs can be turned.
-        """
+        """As BERT's."""
         found = super().architecture(config)
         if found.hidden_size % (2 * found.n_heads):
             raise UsageError(
@@ -60,11 +56,7 @@ class RoFormer(Bert):
         return found
 
     def open_checkpoint(self, architecture: Architecture, weights: Path) -> Checkpoint:
-        """As BERT's, which has all the tensors that are asked for here.
-
-        Raises:
-            BundleError: as BERT's; or it is BERT's.
-        """
+        """As BERT's, which has all the tensors that are asked for here."""
         checkpoint = super().open_checkpoint(architecture, weights)
         if checkpoint.has(_LEARNT):
             raise BundleError(

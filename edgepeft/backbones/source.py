@@ -76,11 +76,7 @@ class Backbone:
         return TextEncoder(self.folder / "tokenizer.json", self.architecture.inputs, self.architecture.pad_token_id)
 
     def trie(self, labels: Sequence[str]) -> Trie:
-        """The labels as this model's decoder writes them.
-
-        Raises:
-            UsageError: it has no decoder, or as ``trie_of``.
-        """
+        """The labels as this model's decoder writes them."""
         decoder = self.architecture.decoder
         if decoder is None:
             raise UsageError(f"{self.source} has no decoder to score labels with; leave --head labels out.")
@@ -91,10 +87,6 @@ def open_backbone(source: Backbone | Path | str) -> Backbone:
     """Open a folder in HF layout (a bundle is one) or download a Hub name; an open backbone is returned as it is.
 
     Half-precision, sharded and ``pytorch_model.bin`` checkpoints are converted once, into the cache.
-
-    Raises:
-        UsageError: neither a folder nor a name that the Hub or its cache has, or a model that no family runs.
-        BundleError: files are missing or damaged.
     """
     if isinstance(source, Backbone):
         return source

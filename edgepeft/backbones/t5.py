@@ -69,11 +69,7 @@ class T5(Family):
     own_values: ClassVar[Mapping[str, str]] = {name: name for name in LABEL_VALUES}
 
     def architecture(self, config: Mapping[str, Any]) -> Architecture:
-        """Sizes, tensors and sites from the config; of the output layer nothing, where it is the embeddings.
-
-        Raises:
-            UsageError: a key is missing or of the wrong kind, or the model uses what is not supported.
-        """
+        """Sizes, tensors and sites from the config; of the output layer nothing, where it is the embeddings."""
         sizes = sizes_of(config)
         linear = dict(linear_layers(sizes))
         norms = tuple(norms_of(sizes))
@@ -112,27 +108,16 @@ class T5(Family):
     def build_graph(self, architecture: Architecture, checkpoint: Checkpoint) -> onnx.ModelProto:
         """The packed-token graph; its outputs are the encoder's last_hidden_state [B, S, d] and pooled values [B, d],
         and what the decoder gives the edges of the labels, pooled.labels [B, n, e].
-
-        Raises:
-            BundleError: the checkpoint has a tensor in another shape or dtype.
         """
         return Builder(architecture, checkpoint).model()
 
     def text_graphs(self, architecture: Architecture, checkpoint: Checkpoint) -> TextGraphs:
-        """The encoder, and a step of the decoder.
-
-        Raises:
-            BundleError: as ``build_graph``.
-        """
+        """The encoder, and a step of the decoder."""
         encoder, decoder = (Builder(architecture, checkpoint) for _ in range(2))
         return TextGraphs(encoder.text_encoder(), decoder.text_decoder())
 
     def teaching_graph(self, architecture: Architecture, checkpoint: Checkpoint) -> onnx.ModelProto:
-        """The encoder, and the decoder on all that stands before each target token.
-
-        Raises:
-            BundleError: as ``build_graph``.
-        """
+        """The encoder, and the decoder on all that stands before each target token."""
         return Builder(architecture, checkpoint).teaching()
 
 

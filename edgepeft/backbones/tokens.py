@@ -66,11 +66,7 @@ class TextEncoder:
         self._pad = pad_token_id
 
     def encode(self, texts: Sequence[Text], max_length: int) -> TokenBatch:
-        """Tokenize, truncate the longest part first to ``max_length`` tokens, pad to the longest row.
-
-        Raises:
-            BundleError: the tokenizer's own parts contradict each other.
-        """
+        """Tokenize, truncate the longest part first to ``max_length`` tokens, pad to the longest row."""
         self._tokenizer.enable_truncation(max_length)
         encodings = self._encoded(texts)
         return TokenBatch(self._padded(encodings), sum(bool(e.overflowing) for e in encodings), tuple(encodings))
@@ -83,9 +79,6 @@ class TextEncoder:
 
         Of a pair the longer part is divided, or always the ``second``, and the other one stands whole in every window.
         What fits into one is as ``encode`` has it.  ``names`` are the texts' in errors.
-
-        Raises:
-            DataError: a window has no room for more than it shares.
         """
         self._tokenizer.no_truncation()
         whole = self._encoded(texts)

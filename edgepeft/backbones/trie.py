@@ -111,11 +111,7 @@ class Trie:
 
 
 def trie_of(labels: Sequence[str], encoder: TextEncoder, decoder: Decoder) -> Trie:
-    """The labels as a decoder writes them.
-
-    Raises:
-        UsageError: there are fewer than two labels, it cannot tell them apart, or they are too many.
-    """
+    """The labels as a decoder writes them."""
     if len(labels) < 2:
         raise UsageError(f"labels are scored against each other; found {len(labels)}, where two are needed.")
     known: dict[tuple[int, ...], str] = {}

@@ -78,11 +78,7 @@ class SideBySide:
 
     @classmethod
     def open(cls, asked: str, stack: ExitStack, *, launches: int = LAUNCHES) -> SideBySide:
-        """Get the other version; what is made for it is removed when ``stack`` closes.
-
-        Raises:
-            UsageError: there is no such version, or it cannot be measured.
-        """
+        """Get the other version; what is made for it is removed when ``stack`` closes."""
         if launches < 1:
             raise UsageError(f"--launches must be at least 1, got {launches}.")
         work = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="edgepeft-against-")))
@@ -107,11 +103,7 @@ class SideBySide:
         budget: Budget = NO_BOUND,
         **options: Any,
     ) -> list[Measured]:
-        """As ``measure``: this version's units, with the samples of all launches.
-
-        Raises:
-            EdgepeftError: a worker ended for another reason than memory.
-        """
+        """As ``measure``: this version's units, with the samples of all launches."""
         own: dict[str, Measured] = {}
         launches = min(self.launches, schedule.rounds)
         for launch in range(launches):
@@ -224,21 +216,13 @@ class Revision:
     fields: frozenset[str]
 
     def random_bundle(self, folder: Path, name: str, **options: Any) -> None:
-        """Random weights of a named architecture, written by that version's own code.
-
-        Raises:
-            EdgepeftError: it cannot.
-        """
+        """Random weights of a named architecture, written by that version's own code."""
         asked = {"name": name, "folder": str(folder), **options}
         _run(self.path, self.asked, ["-c", _RANDOM, json.dumps(asked)])
 
 
 def open_revision(asked: str, work: Path) -> Revision:
-    """Find it, and unpack or install it into ``work`` where it is not a folder already.
-
-    Raises:
-        UsageError: nothing of that name, or a version that cannot be measured.
-    """
+    """Find it, and unpack or install it into ``work`` where it is not a folder already."""
     path, described = _found(asked, work)
     facts = json.loads(_run(path, asked, ["-c", _PROBE]))
     if not Path(facts["file"]).resolve().is_relative_to(path.resolve()):

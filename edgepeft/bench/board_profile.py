@@ -86,12 +86,7 @@ def measured_profile(
     root: Path = ROOT,
     progress: ProgressCallback = lambda what, done, total: None,
 ) -> tuple[TomlTable, list[str]]:
-    """Measure this board; the profile's document, and notes on it.
-
-    Raises:
-        UsageError: a shipped profile has that name.
-        EdgepeftError: a worker failed.
-    """
+    """Measure this board; the profile's document, and notes on it."""
     if name in known_profiles():
         raise UsageError(f"a profile {name!r} is shipped with edgepeft; give yours another name.")
     refuse_bad_wheels("onnxruntime")

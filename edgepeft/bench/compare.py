@@ -86,9 +86,6 @@ def compare_results(
         max_regression: the loss of throughput that is let pass, a fraction in [0, 1).
         normalise: judge throughput per unit of the GEMM rate of the same run; other hosts are then let pass.
         partial: judge what both files hold, though the new one lacks rows of the base.
-
-    Raises:
-        UsageError: measured under other conditions, rows of the base missing, or nothing in common.
     """
     if not 0.0 <= max_regression < 1.0:
         raise UsageError(f"--max-regression must be from 0 % to under 100 %, got {max_regression:.0%}.")
@@ -243,11 +240,7 @@ class MetricVerdict:
 
 
 def judge_metrics(base: ResultFile, new: ResultFile) -> tuple[list[MetricVerdict], list[str]]:
-    """Every figure that both hold, and the names of those that the new one lacks.
-
-    Raises:
-        DataError: two entries of one file are of the same thing.
-    """
+    """Every figure that both hold, and the names of those that the new one lacks."""
     old, fresh = _by_label(base), _by_label(new)
     verdicts, lacking = [], []
     for label, entry in old.items():

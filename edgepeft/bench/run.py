@@ -79,10 +79,6 @@ def run_benchmark(
 
     ``against``: another version of edgepeft, measured in the same rounds.  ``say`` is told beforehand how long it will
     take.  ``request.max_seconds`` bounds all of it but what was begun before.
-
-    Raises:
-        UsageError: an option that makes no sense; nothing was started.
-        EdgepeftError: a worker ended for another reason than memory.
     """
     check_request(request)
     budget = Budget.of(request.max_seconds)

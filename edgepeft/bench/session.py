@@ -88,9 +88,6 @@ def run_scenarios(
     """Measure the scenarios; ``keep`` gets the result after each.  ``earlier``: what a run before this one kept.
 
     ``request.max_seconds`` is for all of them, in equal parts; ``say`` is told how long each will take.
-
-    Raises:
-        UsageError: as ``run``; the earlier run was asked for something else.
     """
     asked = _asked(request)
     if earlier is not None:
@@ -132,11 +129,7 @@ def _refuse_other_request(earlier: BenchResult, asked: dict[str, JsonValue]) -> 
 
 
 def earlier_result(path: Path) -> BenchResult | None:
-    """What a run kept there; None where there is nothing yet.
-
-    Raises:
-        DataError: the file is no result of a run, or does not record what is complete.
-    """
+    """What a run kept there; None where there is nothing yet."""
     if not path.exists():
         return None
     result = ResultFile.open(path).document

@@ -30,12 +30,7 @@ _BACKBONES = (WEIGHTS_FILE, INT8_WEIGHTS_FILE)
 
 
 def check_folder(folder: Path) -> None:
-    """See that all of a bundle's folder can be read without surprise; nothing is opened.
-
-    Raises:
-        BundleError: a link that leads out, a file that is no regular one, or one larger than its kind can be; or this
-            user may not look into the folder.
-    """
+    """See that all of a bundle's folder can be read without surprise; nothing is opened."""
     inside = folder.resolve()
     weights_bytes = sum(path.stat().st_size for name in _BACKBONES if (path := inside / name).is_file())
     for path in _entries(inside):
@@ -56,12 +51,7 @@ def check_folder(folder: Path) -> None:
 
 
 def check_file(path: Path, weights: Path) -> None:
-    """See that one of a task's files from elsewhere is a regular one of a possible size, for a backbone of ``weights``.
-
-    Raises:
-        BundleError: it is not.
-        OSError: it, or the weights, cannot be looked at.
-    """
+    """See that one of a task's files from elsewhere is a regular one of a possible size, for a backbone of ``weights``."""
     _check(path.stat(), path, _most_bytes(path.name, weights.stat().st_size))
 
 

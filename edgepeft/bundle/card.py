@@ -107,12 +107,7 @@ class DeltaCard(BaseModel):
 
 
 def read_card(folder: Path) -> DeltaCard:
-    """The card of a delta's folder.
-
-    Raises:
-        UsageError: no such folder, or it holds no delta.
-        BundleError: the card is damaged or of an unknown version.
-    """
+    """The card of a delta's folder."""
     path = folder / CARD_FILE
     try:
         return DeltaCard.model_validate_json(path.read_bytes())

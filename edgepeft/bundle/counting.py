@@ -72,12 +72,7 @@ class Count:
 
 
 def count(architecture: Architecture, method: Method, head: str, *, tasks: int = 1, labels: int = 2) -> Count:
-    """Count ``tasks`` tasks of one method, each with a head of that kind, or without one (``NO_HEAD``).
-
-    Raises:
-        UnknownName: there is no such head.
-        UsageError: the head reads what the architecture lacks, or the method does not fit it.
-    """
+    """Count ``tasks`` tasks of one method, each with a head of that kind, or without one (``NO_HEAD``)."""
     kind = None if head == NO_HEAD else head_named(head)
     all_replaced = set(method.overrides(architecture)).issuperset(architecture.tensors)
     reads = kind.reads if kind else ()

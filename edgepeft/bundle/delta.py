@@ -199,11 +199,7 @@ class Delta(nn.Module):
         return {name: tensor for name, tensor in named.items() if first[id(tensor)] == name}
 
     def save(self, folder: Path, *, force: bool = False) -> None:
-        """Write the delta's folder, whole or not at all.
-
-        Raises:
-            UsageError: it exists, and ``force`` is not given.
-        """
+        """Write the delta's folder, whole or not at all."""
         with new_folder(folder, force=force) as new:
             self.write(new)
 
@@ -213,11 +209,7 @@ class Delta(nn.Module):
         write_json(folder / CARD_FILE, self.card.model_dump(mode="json"))
 
     def read(self, tensors: Mapping[str, Tensor], where: str) -> None:
-        """Take over saved values.
-
-        Raises:
-            BundleError: names or shapes differ from what the card's method has.
-        """
+        """Take over saved values."""
         own = self.tensors()
         if set(own) != set(tensors):
             odd = sorted(set(own) ^ set(tensors))
@@ -230,11 +222,7 @@ class Delta(nn.Module):
 
     @classmethod
     def load(cls, folder: Path, backbone: Backbone) -> Delta:
-        """Read a delta's folder for the backbone that it was trained on.
-
-        Raises:
-            BundleError: damaged, of another version, or of another backbone.
-        """
+        """Read a delta's folder for the backbone that it was trained on."""
         card = read_card(folder)
         if card.backbone.sha256 != backbone.sha256:
             raise BundleError(
@@ -252,11 +240,7 @@ class Delta(nn.Module):
 
 
 def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Write a safetensors file.
-
-    Raises:
-        EdgepeftError: the file cannot be written; has the system's reason, for example that no space is left.
-    """
+    """Write a safetensors file."""
     try:
         save_file(dict(tensors), path, metadata={"format": "pt"})
     except SafetensorError as error:  # the library wraps OSError
@@ -291,9 +275,6 @@ def new_delta(
         posed: how the task is posed as text: ``source``, ``target``, ``targets``, ``max_target_length`` of the card.
         kind: of the task, by its name; None takes the one that has such labels.
         stride: how many tokens windows of long texts share; None cuts these.
-
-    Raises:
-        UsageError: the method does not fit the backbone; prompt and text are longer than its positions.
     """
     of_kind = None if kind is None else kind_named(kind).head
     read_by = head_named(head or of_kind or backbone.head)

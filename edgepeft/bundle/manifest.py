@@ -189,11 +189,7 @@ class TaskEntry(_Model):
         return "" if self.weights_sha256 is None else "its tensors are more than a graph can hold"
 
     def require_tunable(self, task: str) -> None:
-        """See that a board can tune the task, which has that name.
-
-        Raises:
-            UsageError: it cannot.
-        """
+        """See that a board can tune the task, which has that name."""
         if self.untunable:
             raise UsageError(
                 f"task {task} ({self.method}) cannot be tuned here: {self.untunable}. Train it anew with: "
@@ -251,21 +247,13 @@ class Manifest(_Model):
     versions: dict[str, str] = {}
 
     def task(self, name: str) -> TaskEntry:
-        """The task of that name.
-
-        Raises:
-            UnknownName: there is none.
-        """
+        """The task of that name."""
         if name not in self.tasks:
             raise UnknownName("task of this bundle", name, self.tasks)
         return self.tasks[name]
 
     def template(self, name: str) -> TemplateEntry:
-        """The template of that name.
-
-        Raises:
-            UnknownName: there is none.
-        """
+        """The template of that name."""
         if name not in self.templates:
             raise UnknownName("template of this bundle", name, self.templates)
         return self.templates[name]
@@ -276,13 +264,7 @@ class Manifest(_Model):
 
     @classmethod
     def read(cls, folder: Path) -> Manifest:
-        """Read and check a folder's manifest.
-
-        Raises:
-            UsageError: no such folder, or it is no bundle.
-            BundleError: the manifest is damaged, of an unknown version, or this user may not read it; a link leads out
-                of the folder, or something in it is no file of a possible size.
-        """
+        """Read and check a folder's manifest."""
         path = folder / MANIFEST_FILE
         try:
             if not path.is_file():

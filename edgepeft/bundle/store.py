@@ -42,11 +42,7 @@ class Store:
         self.root, self.limit_bytes = root, limit_bytes
 
     def hold(self, key: str, build: Callable[[Path], None], sound: Callable[[Path], bool]) -> Held:
-        """The entry of that key, built first unless there is a sound one; several processes build it once.
-
-        Raises:
-            OSError, EdgepeftError: it is not there, and the folder cannot be written or locked.
-        """
+        """The entry of that key, built first unless there is a sound one; several processes build it once."""
         private_folder(self.root)
         held = self._existing(key, sound)
         if held is not None:

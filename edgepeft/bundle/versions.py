@@ -68,11 +68,7 @@ def put(path: Path, content: Content) -> None:
 
 
 def content_of(folder: Path, task: str, entry: TaskEntry) -> dict[str, Content]:
-    """The files of a version, by suffix.
-
-    Raises:
-        BundleError: one is missing or altered.
-    """
+    """The files of a version, by suffix."""
     content: dict[str, Content] = {}
     for suffix, expected in hashes(entry).items():
         path = locate(folder, task, entry, suffix)

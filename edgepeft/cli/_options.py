@@ -118,11 +118,7 @@ TaskKind = Annotated[
 
 
 def settings_of(pairs: Iterable[str] | None, option: str = "--set", example: str = "rank=8") -> dict[str, str]:
-    """``["rank=8"]`` -> ``{"rank": "8"}``.
-
-    Raises:
-        UsageError: no ``=`` in one of them.
-    """
+    """``["rank=8"]`` -> ``{"rank": "8"}``."""
     pairs = list(pairs or ())
     for pair in pairs:
         if "=" not in pair:
@@ -137,11 +133,7 @@ def note_trainable(trainable: bool) -> None:
 
 
 def columns_of(data: Path | None, text: str | None, pair: str | None, label: str | None) -> Columns:
-    """What the rows of ``--verify-data`` call their columns.
-
-    Raises:
-        UsageError: columns are named of no data.
-    """
+    """What the rows of ``--verify-data`` call their columns."""
     columns = Columns(text, pair, label)
     if data is None and columns != SENTENCES:
         raise UsageError("--text-column, --pair-column and --label-column are about --verify-data; give it too.")
@@ -149,11 +141,7 @@ def columns_of(data: Path | None, text: str | None, pair: str | None, label: str
 
 
 def decoding_of(bundle: Bundle, task: str | None, beams: int | None, max_new_tokens: int | None) -> Decoding:
-    """How a task's texts are written, greedily if nothing is given.
-
-    Raises:
-        UsageError: something is given, and the task writes none.
-    """
+    """How a task's texts are written, greedily if nothing is given."""
     from edgepeft.runtime.decoding import Decoding
 
     asked = {"beams": beams, "max_new_tokens": max_new_tokens}
@@ -173,11 +161,7 @@ def written(decoding: Decoding | None) -> str:
 
 
 def rows_or_share(option: str, given: Path | None) -> Path | float | None:
-    """A file of rows as it is; what reads as a number or a percentage, and is no file, is a share to hold out.
-
-    Raises:
-        UsageError: a number that is no share.
-    """
+    """A file of rows as it is; what reads as a number or a percentage, and is no file, is a share to hold out."""
     text = str(given)
     if given is None or not text.removesuffix("%").replace(".", "", 1).isdigit() or Path(text).exists():
         return given
@@ -185,11 +169,7 @@ def rows_or_share(option: str, given: Path | None) -> Path | float | None:
 
 
 def share_of(option: str, text: str) -> float:
-    """A fraction in [0, 1): ``5%`` and ``0.05`` are the same; a bare number of 1 or more is not guessed at.
-
-    Raises:
-        UsageError: something else.
-    """
+    """A fraction in [0, 1): ``5%`` and ``0.05`` are the same; a bare number of 1 or more is not guessed at."""
     try:
         value = float(text.removesuffix("%")) / (100.0 if text.endswith("%") else 1.0)
     except ValueError:

@@ -159,11 +159,7 @@ def json_text(document: Any, indent: int | None = None) -> str:
 
 
 def result_file(json: str | None) -> Path | None:
-    """The file that ``--json`` names; None without the option, and for standard output.
-
-    Raises:
-        UsageError: it is a folder, or cannot be written; found before minutes of measuring.
-    """
+    """The file that ``--json`` names; None without the option, and for standard output."""
     from edgepeft.common.atomic import check_target
 
     if json is None or json == _STDOUT:

@@ -69,12 +69,7 @@ def _listed() -> list[dict[str, Any]]:
 
 
 def _config(name: str) -> tuple[dict[str, Any], str]:
-    """That of a folder, of an architecture, or of one that stands for a model type; and whose it is.
-
-    Raises:
-        UnknownName: nothing is called so.
-        BundleError: the folder's config.json cannot be read.
-    """
+    """That of a folder, of an architecture, or of one that stands for a model type; and whose it is."""
     from edgepeft.backbones.base import families
     from edgepeft.backbones.config import architecture_names, config_of, read_config
     from edgepeft.common.errors import UnknownName

@@ -126,11 +126,7 @@ def _rate(text: str) -> float:
 def _measured(
     bundle: Bundle, profile: str, mode: str, length: int | None, max_seconds: float | None
 ) -> dict[str, Seconds]:
-    """Seconds of one text by task, of `edgepeft bench`'s interleaved rounds under the profile's limits.
-
-    Raises:
-        DoesNotFit: a method's process took more memory than the profile has.
-    """
+    """Seconds of one text by task, of `edgepeft bench`'s interleaved rounds under the profile's limits."""
     from edgepeft.bench.run import BenchRequest, run_benchmark
     from edgepeft.deploy.cost import checked_length
     from edgepeft.sweep.choice import Seconds

@@ -223,11 +223,7 @@ def _answers(
 
 
 def _check_vectors(runtime: Runtime, tasks: Sequence[str], out: Path | None, dims: int | None) -> None:
-    """See that vectors are what is answered, and can be written, before anything runs.
-
-    Raises:
-        UsageError: they are not.
-    """
+    """See that vectors are what is answered, and can be written, before anything runs."""
     from edgepeft.common.atomic import check_target
 
     kinds = {name: runtime.bundle.entry(name).task_kind for name in tasks}
@@ -316,11 +312,7 @@ def _shown(row: Row) -> dict[str, Any]:
 
 
 def _print_as_written(runtime: Runtime, tasks: list[str], rows: Iterable[Row], decoding: Decoding) -> None:
-    """Print the text of each row piece by piece, as its tokens come, and a line's end.
-
-    Raises:
-        UsageError: not one task that writes text, or several beams.
-    """
+    """Print the text of each row piece by piece, as its tokens come, and a line's end."""
     if len(tasks) != 1 or not runtime.bundle.entry(tasks[0]).writes:
         raise UsageError(f"--stream shows what one task writes, found {', '.join(tasks)}; --task names one that does.")
     for row in rows:

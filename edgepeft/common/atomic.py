@@ -38,11 +38,7 @@ _LOCK_POLL_S = 0.05
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Give a temporary path beside ``path`` that the block writes; then it takes the place: fsync, rename.
-
-    Raises:
-        EdgepeftError: no space left or no permission; the old file is untouched.
-    """
+    """Give a temporary path beside ``path`` that the block writes; then it takes the place: fsync, rename."""
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = _beside(path)
@@ -57,11 +53,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Replace ``path`` by ``content``, whole or not at all.
-
-    Raises:
-        EdgepeftError: no space left or no permission; the old file is untouched.
-    """
+    """Replace ``path`` by ``content``, whole or not at all."""
     # Unlike tempfile's, with the mode that this process gives its files.
     with replacing(path) as temporary, temporary.open("xb") as file:
         file.write(content)
@@ -88,11 +80,6 @@ def new_folder(path: Path, *, force: bool = False) -> Iterator[Path]:
 
     Yields a temporary folder beside ``path``, which is renamed into place when the block ends.  Any exception, Ctrl-C
     included, removes it and leaves what was at ``path`` as it was; what a killed process left there goes first.
-
-    Raises:
-        UsageError: ``path`` exists, and ``force`` is not given (or it is a file); it is a mount point; as
-            ``check_target``.
-        EdgepeftError: no space left or no permission.
     """
     path = path.absolute()
     if path.exists() and not path.is_dir():
@@ -125,12 +112,7 @@ def new_folder(path: Path, *, force: bool = False) -> Iterator[Path]:
 
 
 def check_target(path: Path) -> None:
-    """Check that a file or folder can be written at ``path``, before the work that makes it.
-
-    Raises:
-        UsageError: a file is in the way.
-        EdgepeftError: the nearest folder above is not this user's to write.
-    """
+    """Check that a file or folder can be written at ``path``, before the work that makes it."""
     # Not Path.exists, which raises where a folder cannot be entered.
     above = next((parent for parent in path.absolute().parents if os.path.exists(parent)), Path("/"))  # noqa: PTH110
     if not above.is_dir():
@@ -140,11 +122,7 @@ def check_target(path: Path) -> None:
 
 
 def refuse_mount_point(path: Path) -> None:
-    """Check that a folder can be replaced, before the work that fills it.
-
-    Raises:
-        UsageError: something is mounted there, as a container's volume is.
-    """
+    """Check that a folder can be replaced, before the work that fills it."""
     if path.is_mount():
         raise UsageError(
             f"{path} is a mount point, which cannot be replaced by a new folder; give one inside it: {path / 'out'}."
@@ -197,11 +175,7 @@ def _temporary(path: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _flocked(folder: Path) -> Iterator[None]:
-    """Hold flock(2) on a folder, which the kernel ends with the process.
-
-    Raises:
-        OSError: another process holds it, or it is no folder.
-    """
+    """Hold flock(2) on a folder, which the kernel ends with the process."""
     import fcntl
 
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -249,9 +223,6 @@ def locked(folder: Path, wait_s: float = LOCK_WAIT_S) -> Iterator[None]:
 
     The lock is flock(2) on a file in the folder that this user alone may open, so that no other user can hold it; the
     file goes with the block.
-
-    Raises:
-        EdgepeftError: the file cannot be made, or another process has held it for ``wait_s`` seconds; says which.
     """
     import fcntl
 

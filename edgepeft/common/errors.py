@@ -69,11 +69,7 @@ class UnknownName(UsageError):
 
 
 def named(kind: str, asked: str, known: Mapping[str, T]) -> T:
-    """What ``known`` has by that name.
-
-    Raises:
-        UnknownName: nothing.
-    """
+    """What ``known`` has by that name."""
     if asked not in known:
         raise UnknownName(kind, asked, known)
     return known[asked]
@@ -93,11 +89,7 @@ class MissingPackage(EdgepeftError):
 
 @contextmanager
 def requiring(extra: str, what: str) -> Iterator[None]:
-    """Import optional packages within the block.
-
-    Raises:
-        MissingPackage: an import fails; the message names ``what``, the package and the extra that brings it.
-    """
+    """Import optional packages within the block."""
     try:
         yield
     except ImportError as error:

@@ -29,11 +29,7 @@ def data_folder(name: str) -> Path:
 
 
 def cache_folder() -> Path:
-    """The folder of what can be made anew: ``EDGEPEFT_CACHE``, or ``edgepeft`` in ``XDG_CACHE_HOME`` or ``~/.cache``.
-
-    Raises:
-        EdgepeftError: neither is set, and this user has no home, as in a container under a number of its own.
-    """
+    """The folder of what can be made anew: ``EDGEPEFT_CACHE``, or ``edgepeft`` in ``XDG_CACHE_HOME`` or ``~/.cache``."""
     if configured := os.environ.get("EDGEPEFT_CACHE"):
         return Path(configured)
     shared = Path(os.environ.get("XDG_CACHE_HOME", ""))
@@ -49,11 +45,7 @@ def cache_folder() -> Path:
 
 
 def private_folder(path: Path) -> Path:
-    """The folder itself, made where it is missing, with nobody else's access to what is kept in it.
-
-    Raises:
-        OSError: it cannot be made, or belongs to another user, who could have put anything there.
-    """
+    """The folder itself, made where it is missing, with nobody else's access to what is kept in it."""
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = path.stat()
     if status.st_uid not in (os.geteuid(), 0):  # root may write anywhere
@@ -66,11 +58,7 @@ def private_folder(path: Path) -> Path:
 
 
 def file_identity(path: Path) -> str:
-    """A text that changes whenever the file is replaced or written to: its place, size and times.
-
-    Raises:
-        OSError: it is not there.
-    """
+    """A text that changes whenever the file is replaced or written to: its place, size and times."""
     status = path.stat()
     return f"{status.st_dev}-{status.st_ino}-{status.st_size}-{status.st_mtime_ns}-{status.st_ctime_ns}"
 

@@ -28,11 +28,7 @@ _RESERVED = TRAINING.removesuffix(GRAPH)  # a name that ends so has another task
 
 
 def check_task_name(name: str) -> str:
-    """The name itself, where a task of a bundle may have it.
-
-    Raises:
-        UsageError: it has other characters than letters, digits, ``.``, ``_`` and ``-``, starts with a dot, or is long.
-    """
+    """The name itself, where a task of a bundle may have it."""
     if not re.fullmatch(TASK_NAME, name):
         raise UsageError(
             f"{name!r} cannot be a task's name: letters, digits, '.', '_' and '-' only, no dot in front, at most 100."
@@ -41,12 +37,7 @@ def check_task_name(name: str) -> str:
 
 
 def check_new_name(name: str, beside: Iterable[str] = ()) -> str:
-    """The name itself, where a new task may have it among the tasks ``beside`` it.
-
-    Raises:
-        UsageError: as ``check_task_name``; it ends as a task's training graph does; or it differs from another task's
-            in capital letters only, and some file systems take the files of both for one.
-    """
+    """The name itself, where a new task may have it among the tasks ``beside`` it."""
     check_task_name(name)
     if name.lower().endswith(_RESERVED):
         raise UsageError(f"{name!r} cannot be a new task's name: {_RESERVED!r} at its end marks training graphs.")
@@ -57,11 +48,7 @@ def check_new_name(name: str, beside: Iterable[str] = ()) -> str:
 
 
 def check_task_names(names: Iterable[str]) -> None:
-    """See that tasks which stand together have names of tasks, and no file in common.
-
-    Raises:
-        UsageError: says which does not.
-    """
+    """See that tasks which stand together have names of tasks, and no file in common."""
     listed = [check_task_name(name) for name in names]
     owners: dict[str, str] = {}
     for name, suffix in itertools.product(listed, SUFFIXES):

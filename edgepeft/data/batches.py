@@ -193,11 +193,7 @@ def encode(
     *,
     writing: Writing | None = None,
 ) -> Encoded:
-    """Tokenize every row once; the targets are its kind's, or with ``writing`` tokens.
-
-    Raises:
-        DataError: a text that is to be written has no tokens.
-    """
+    """Tokenize every row once; the targets are its kind's, or with ``writing`` tokens."""
     columns: dict[str, list[NDArray[np.int64]]] = {}
     truncated, targets = 0, list[NDArray[Any]]()
     texts, names, per_row = _texts(rows, kind)

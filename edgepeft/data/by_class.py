@@ -112,11 +112,7 @@ class Groups:
         return bool(self.by or self.question)
 
     def add(self, rows: Iterable[Row]) -> None:
-        """Take over what they belong to.
-
-        Raises:
-            DataError: a row lacks a column.
-        """
+        """Take over what they belong to."""
         for row in rows:
             if self.by:
                 self._parts.append(str(_value(row, self.by)))

@@ -17,11 +17,7 @@ LabelReader = Callable[[Any, str], str]
 
 
 def label_text(value: Any, where: str, what: str = "label") -> str:
-    """The text of a label, or of another column that is ``what``.
-
-    Raises:
-        DataError: neither a text, a number nor true or false, empty, or not valid Unicode.
-    """
+    """The text of a label, or of another column that is ``what``."""
     if not isinstance(value, str | int | float):
         raise DataError(f"{where}: the {what} must be a text or a number; found {shown(value)}.")
     label = json.dumps(value) if isinstance(value, bool) else str(value).strip()

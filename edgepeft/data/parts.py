@@ -136,12 +136,7 @@ def load_data(
     columns: Columns = SENTENCES,
     **division: Unpack[Division],
 ) -> TaskData:
-    """Read the files of a run and part them; a dataset's own splits are the parts that nothing is given for.
-
-    Raises:
-        UsageError: a path that is no data file; a test that lies in another part; too many rows wanted.
-        DataError: what is wrong in a file, with its line.
-    """
+    """Read the files of a run and part them; a dataset's own splits are the parts that nothing is given for."""
     if train.suffix.lower() not in FORMATS and is_dataset(train):
         splits = splits_of(train, columns.names[2] if columns.target is None else columns.target.fields[0])
         train = splits.get("train", train)
@@ -178,12 +173,7 @@ def task_data(
     labels: tuple[str, ...] | None = None,
     partial: bool = False,
 ) -> TaskData:
-    """The same from rows in memory; a number is a share of ``train`` to hold out, None a tenth.
-
-    Raises:
-        UsageError: more or fewer rows wanted than can be taken.
-        DataError: too few rows, a single label, an unseen label, a label that is no number, pairs and single texts.
-    """
+    """The same from rows in memory; a number is a share of ``train`` to hold out, None a tenth."""
     asked = kind_asked(kind, regression=regression)
     seen = labels if partial and labels else asked.labels_of(train)
     known = asked(labels or seen).seen(train)

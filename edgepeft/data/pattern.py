@@ -44,11 +44,7 @@ def in_sentences(text: str) -> str:
 
 
 def nearest(label: str, step: float, where: str) -> str:
-    """The multiple of ``step`` that is nearest to a number, with one decimal: STS-B's targets.
-
-    Raises:
-        DataError: it is no number.
-    """
+    """The multiple of ``step`` that is nearest to a number, with one decimal: STS-B's targets."""
     try:
         return f"{round(float(label) / step) * step:.1f}"
     except (ValueError, OverflowError):
@@ -96,19 +92,11 @@ class Pattern:
         return tuple(dict.fromkeys(part.field for part in self.parts if part.field is not None))
 
     def filled(self, row: Mapping[str, Any], where: str) -> str:
-        """The text of a row; ``where`` is what an error calls it.
-
-        Raises:
-            UnreadableRow: a column is not there, or holds neither text nor number.
-        """
+        """The text of a row; ``where`` is what an error calls it."""
         return "".join(part.literal + self._value(part, row, where) for part in self.parts)
 
     def choices(self, row: Mapping[str, Any], where: str) -> tuple[str, ...]:
-        """Every text that it may be: one for each answer where its one field is a list (or SQuAD's ``{"text": list}``).
-
-        Raises:
-            UnreadableRow: as ``filled``; the list is empty.
-        """
+        """Every text that it may be: one for each answer where its one field is a list (or SQuAD's ``{"text": list}``)."""
         field = self.fields[0]
         value = row.get(field)
         value = value.get("text", value) if isinstance(value, Mapping) else value
@@ -119,11 +107,7 @@ class Pattern:
         return tuple(self.filled({field: each}, where) for each in value)
 
     def renamed(self, columns: Mapping[str, str]) -> Pattern:
-        """The same of columns of other names.
-
-        Raises:
-            UnknownName: it has no such field.
-        """
+        """The same of columns of other names."""
         for field in columns:
             if field not in self.fields:
                 raise UnknownName("field of the source", field, self.fields)
@@ -149,12 +133,7 @@ class Pattern:
 
 @cache
 def pattern(text: str) -> Pattern:
-    """Read one.
-
-    Raises:
-        UsageError: braces that do not match, or no field.
-        UnknownName: a field is to be cleaned by nothing that is known.
-    """
+    """Read one."""
     try:
         found = list(string.Formatter().parse(text))
     except ValueError as error:

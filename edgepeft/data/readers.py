@@ -34,12 +34,7 @@ _SAVED = ("dataset_dict.json", "state.json")  # what `save_to_disk` writes of se
 
 
 def read_parquet(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield (number, row), a batch in memory at a time.
-
-    Raises:
-        MissingPackage: pyarrow is not installed.
-        DataError: no parquet file.
-    """
+    """Yield (number, row), a batch in memory at a time."""
     with requiring("data", "a parquet file"):
         from pyarrow import ArrowException
         from pyarrow.parquet import ParquetFile
@@ -59,12 +54,7 @@ def is_dataset(path: Path) -> bool:
 
 
 def read_dataset(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield (number, row) of a split; labels that are classes by their names.
-
-    Raises:
-        MissingPackage: datasets is not installed.
-        UsageError: no such dataset or split, or several and none is named.
-    """
+    """Yield (number, row) of a split; labels that are classes by their names."""
     source, split = _parted(path)
     splits = _opened(source)
     if not split and len(splits) == 1:

@@ -35,11 +35,7 @@ _LEAST = 2
 
 
 def candidates_in(record: Mapping[str, Any], where: str) -> tuple[str, ...]:
-    """Those of a file's row; none where it has no such column.
-
-    Raises:
-        DataError: as ``distinct_candidates``, or columns of several names.
-    """
+    """Those of a file's row; none where it has no such column."""
     if CANDIDATES in record:
         return distinct_candidates(_list(record[CANDIDATES]), where)
     found: dict[str, list[tuple[int, Any]]] = {}
@@ -56,11 +52,7 @@ def candidates_in(record: Mapping[str, Any], where: str) -> tuple[str, ...]:
 
 
 def distinct_candidates(value: Any, where: str) -> tuple[str, ...]:
-    """Two texts at least, all different.
-
-    Raises:
-        UnreadableRow: something else.
-    """
+    """Two texts at least, all different."""
     if not isinstance(value, list | tuple):
         raise UnreadableRow(f"{where}: {CANDIDATES} is a list of texts; found {shown(value)}.")
     for place, text in enumerate(value):
@@ -187,10 +179,6 @@ def read_rows(
     a task of its own, so some are pairs and some are not: an empty ``sentence2`` is none, an empty task too.
     ``keep`` keeps the columns that are neither text nor task, and what a task that is posed as text reads;
     ``label_of`` makes a label's text of what stands in its column.
-
-    Raises:
-        UsageError: no such file, not to be read, or of an unknown extension; raised at once, not at the first row.
-        DataError: what is wrong and in which line; while rows are read.
     """
     wanted = _Wanted(columns, label_of if labels else None, task_column, keep, optional and columns.label is None)
     if str(path) == STDIN:

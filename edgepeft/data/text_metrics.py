@@ -23,21 +23,12 @@ References = Sequence[Sequence[str]]  # of each row, one or more
 
 
 def check_text_metric(metric: str) -> None:
-    """See that there is such a metric, before any work is done.
-
-    Raises:
-        UnknownName: there is none.
-    """
+    """See that there is such a metric, before any work is done."""
     named("metric of text", metric, TEXT_METRICS)
 
 
 def text_score(metric: str, answers: Sequence[str], references: References) -> float:
-    """Score answers against the references of each.
-
-    Raises:
-        UnknownName: no such metric of text.
-        MissingPackage: sacrebleu is needed and not installed.
-    """
+    """Score answers against the references of each."""
     return named("metric of text", metric, TEXT_METRICS)(answers, references)
 
 

@@ -35,11 +35,7 @@ class Posing:
         return asked if self.source is None or asked is None else _OLDER.get(asked, asked)
 
     def columns(self, given: Columns) -> Columns:
-        """The columns of its rows, of which ``given`` are named.
-
-        Raises:
-            UsageError: a column is named that no pattern reads.
-        """
+        """The columns of its rows, of which ``given`` are named."""
         if self.source is None:
             return given
         if given.text or given.pair:
@@ -53,12 +49,7 @@ class Posing:
         return given._replace(source=self.source, target=self.target, remedy=_REMEDY, step=step)
 
     def posed(self, data: TaskData, label: str = SENTENCES.names[2]) -> TaskData:
-        """The data with what is written of its labels; where each answer is a row of its own, with these.
-
-        Raises:
-            DataError: a label that the format does not have.
-            UsageError: what is written of a label depends on more than the label.
-        """
+        """The data with what is written of its labels; where each answer is a row of its own, with these."""
         if data.task_kind.writes:
             each = self.format.each_answer if self.format else "no"
             return data if each == "no" else data.of_each_answer(everywhere=each == "all")
@@ -81,11 +72,7 @@ AS_IT_IS = Posing()
 
 
 def of_source(given: Columns, source: str | None, step: float | None = None, target: str | None = None) -> Columns:
-    """The columns of rows for a task that is there, whose source and target these are, and whose labels' ``step``.
-
-    Raises:
-        UsageError: as ``Posing.columns``.
-    """
+    """The columns of rows for a task that is there, whose source and target these are, and whose labels' ``step``."""
     if source is None:
         return given
     posed = Posing(pattern(source), None if target is None else pattern(target))
@@ -110,10 +97,6 @@ def posing(
         fields: field -> the column that has it.
         kind: of task: labels are scored against each other, text is written; None decides by what is given.
         adapters: whether the method trains adapters, of which Compacter's sources depend.
-
-    Raises:
-        UnknownName: no such format, field, cleaning or kind.
-        UsageError: options that exclude each other, or one without what it goes with.
     """
     if format is not None and (source is not None or target is not None):
         raise UsageError("--format has a source and targets; leave --source and --target out, or --format.")
@@ -211,11 +194,7 @@ class Format:
         return f"{self.word} {self.source}" if self.word and not adapters else self.source
 
     def targets_of(self, labels: Sequence[str]) -> tuple[str, ...]:
-        """What is written of each of the data's labels, which are names or numbers of classes.
-
-        Raises:
-            DataError: no target has such a label, or two labels have one.
-        """
+        """What is written of each of the data's labels, which are names or numbers of classes."""
         places = [self._place(label) for label in labels]
         if len(set(places)) < len(places):
             raise DataError(
@@ -234,11 +213,7 @@ class Format:
 
 
 def format_named(name: str) -> Format:
-    """The format of that name.
-
-    Raises:
-        UnknownName: there is none.
-    """
+    """The format of that name."""
     return named("format", name, FORMATS)
 
 

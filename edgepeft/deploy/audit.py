@@ -32,11 +32,7 @@ class AuditFinding:
 
 
 def audit(folder: Path, stage: Callable[[str], AbstractContextManager[object]] = nullcontext) -> list[AuditFinding]:
-    """Check everything that the bundle claims; ``stage`` is entered around each check with its subject.
-
-    Raises:
-        UsageError, BundleError: there is no readable manifest; anything later is a finding.
-    """
+    """Check everything that the bundle claims; ``stage`` is entered around each check with its subject."""
     runtime = Runtime(folder, cache=False)  # the bundle is checked, not what this machine keeps of it
     templates = runtime.bundle.manifest.templates
     checks: dict[str, Callable[[], Verification | None]] = {"backbone": partial(_check_backbone, runtime)}

@@ -78,11 +78,6 @@ def bundle_cost(
 
     Without a length it is 128, or as many tokens as the model takes.  Of a task that writes text, answers of as many
     tokens as ``decoding`` allows.
-
-    Raises:
-        UnknownName: no such task.
-        UsageError: no rows, or longer ones than the model takes.
-        BundleError: a damaged bundle.
     """
     length = checked_length(bundle, task, batch_size, length)
     precision, (each, tokens) = bundle.manifest.backbone.weights_dtype, read_as(bundle, task, length)
@@ -106,12 +101,7 @@ def read_as(bundle: Bundle, task: str | None, length: int) -> tuple[int, int]:
 def checked_length(
     bundle: Bundle, task: str | None, batch_size: int, length: int | None, own: int | None = None
 ) -> int:
-    """The tokens of each text: ``length``, or 128, or as many as the model, or the task's ``own`` limit, takes.
-
-    Raises:
-        UnknownName: no such task.
-        UsageError: no rows, or longer ones than the model takes.
-    """
+    """The tokens of each text: ``length``, or 128, or as many as the model, or the task's ``own`` limit, takes."""
     if batch_size < 1:
         raise UsageError(f"--batch must be at least 1; found {batch_size}.")
     entry = None if task is None else bundle.entry(task)
@@ -151,12 +141,7 @@ def _sums(works: Iterable[Work]) -> dict[str, int]:
 
 
 def _count_answer(graphs: TextGraphs, inputs: Inputs, prompt: int, decoding: Decoding) -> Costs:
-    """The operators of the encoder, and those of the decoder, each summed over all steps.
-
-    Raises:
-        BundleError: a shape depends on weights.
-        UsageError: more tokens than can be counted.
-    """
+    """The operators of the encoder, and those of the decoder, each summed over all steps."""
     rows, length = inputs["input_ids"].shape
     encoder, steps = count_run(graphs.encoder, inputs), decoding.max_new_tokens
 

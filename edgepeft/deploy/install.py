@@ -99,10 +99,6 @@ def prepare_task(
     ``weights`` is the file with what is more than the graph can hold, which must stay until the task is written.
     ``exact`` is the task over float32 weights, to be compared in place of what the bundle gives with its own.
     ``stated`` is the entry of whoever made the task, whose reference and allowance for 8-bit weights hold here too.
-
-    Raises:
-        BundleError: damaged, of another version or of another backbone.
-        VerificationFailed: the task does not give here the logits that ``reference`` gave.
     """
     delta = parse_delta(graph, where, weights)
     facts = check_owner(delta, bundle.manifest, where)
@@ -164,12 +160,7 @@ def _with_data(result: Verification, data: OnData) -> Verification:
 
 
 def prepare_exported(bundle: Bundle, path: Path) -> PreparedTask:
-    """A ``<task>.onnx`` that another bundle holds, with its other files beside it.
-
-    Raises:
-        UsageError: one of the two files is not there.
-        BundleError, VerificationFailed: as ``prepare_task``.
-    """
+    """A ``<task>.onnx`` that another bundle holds, with its other files beside it."""
     check = path.with_name(f"{path.stem}{CHECK}")
     for file in (path, check):
         if not file.is_file():
@@ -184,22 +175,14 @@ def prepare_exported(bundle: Bundle, path: Path) -> PreparedTask:
 
 
 def commit_tasks(bundle: Bundle, tasks: Sequence[PreparedTask], *, replace: bool = False) -> Manifest:
-    """Write verified tasks and then the manifest that lists them; what is replaced stays as the previous version.
-
-    Raises:
-        UsageError: the bundle has a task of that name, and ``replace`` is not given; or a new task's name cannot be.
-    """
+    """Write verified tasks and then the manifest that lists them; what is replaced stays as the previous version."""
     with _held(bundle):
         return _commit(bundle, tasks, replace)
 
 
 @contextlib.contextmanager
 def _held(bundle: Bundle) -> Iterator[None]:
-    """Lock the bundle against other writers, and read its manifest anew.
-
-    Raises:
-        BundleError: another backbone was put there since the bundle was opened.
-    """
+    """Lock the bundle against other writers, and read its manifest anew."""
     with locked(bundle.folder):
         before, bundle.manifest = bundle.manifest, Manifest.read(bundle.folder)
         if bundle.manifest.backbone != before.backbone:
@@ -208,11 +191,7 @@ def _held(bundle: Bundle) -> Iterator[None]:
 
 
 def require_addable(names: Sequence[str], present: Collection[str], *, replace: bool = False) -> None:
-    """See that tasks of these names may stand beside those that are ``present``, before the work that makes them.
-
-    Raises:
-        UsageError: one is there and ``replace`` is not given, two are called alike, or a name cannot be a new task's.
-    """
+    """See that tasks of these names may stand beside those that are ``present``, before the work that makes them."""
     for name in names:
         if names.count(name) > 1:
             raise UsageError(f"two of the deltas are called {name!r}; a task's name must be its own.")
@@ -248,13 +227,7 @@ def _commit(bundle: Bundle, tasks: Sequence[PreparedTask], replace: bool) -> Man
 
 
 def roll_back(folder: Path, name: str) -> Manifest:
-    """Put a task's previous version in force; the one that was becomes the previous.
-
-    Raises:
-        UnknownName: there is no such task.
-        UsageError: it has no previous version.
-        BundleError: that version's files are damaged.
-    """
+    """Put a task's previous version in force; the one that was becomes the previous."""
     bundle = Bundle(folder)
     with _held(bundle):
         before = bundle.entry(name).previous
@@ -267,11 +240,7 @@ def roll_back(folder: Path, name: str) -> Manifest:
 
 
 def remove_task(folder: Path, name: str) -> Manifest:
-    """Take a task out of a bundle.
-
-    Raises:
-        UnknownName: there is none of that name.
-    """
+    """Take a task out of a bundle."""
     bundle = Bundle(folder)
     with _held(bundle):
         bundle.manifest.task(name)

@@ -53,12 +53,6 @@ def merge_task(bundle: Bundle, task: str, out: Path, *, force: bool = False) -> 
     Inputs and outputs are those of transformers' class for the kind of task: ``logits`` alone, but for what
     ``_form_of`` has.  The task's check file is replayed on the file that was written.  A task that writes text: as
     ``_write_text_model``.
-
-    Raises:
-        UnknownName: no such task.
-        UsageError: ``out`` exists, and ``force`` is not given.
-        BundleError: a file is damaged.
-        VerificationFailed: the written model does not give PyTorch's logits; nothing is left.
     """
     entry, config = bundle.entry(task), read_config(bundle.folder / "config.json")
     with new_folder(out, force=force) as folder:
@@ -226,9 +220,6 @@ def _write_text_model(bundle: Bundle, task: str, folder: Path) -> Verification:
 
     Greedy decoding is the default there, of as many tokens as ``Runtime.write`` takes.  The task's check file is
     replayed on the files that were written.
-
-    Raises:
-        BundleError: a file is damaged; ONNX Runtime does not open what was written.
     """
     encoder, decoder = bundle.text_graphs_of(task)
     architecture, width = bundle.architecture, bundle.architecture.hidden_size

@@ -61,13 +61,7 @@ class _Signature(BaseModel):
 
 
 def sign_bundle(folder: Path, private_key: Path) -> Path:
-    """Write the signature beside the manifest, of a bundle that passes verification; the file's path.
-
-    Raises:
-        UsageError: no bundle, or the file holds no Ed25519 private key.
-        VerificationFailed: something in the bundle is not what its manifest says.
-        MissingPackage: ``cryptography`` is not installed.
-    """
+    """Write the signature beside the manifest, of a bundle that passes verification; the file's path."""
     key = read_private_key(private_key)
     Manifest.read(folder)
     with locked(folder):
@@ -97,11 +91,6 @@ def check_signature(folder: Path, public_key: Path, *, allow_older: bool = False
     """See that the bundle is what the owner of the key signed, and no older state than was seen in that folder before.
 
     ``allow_older`` takes an older state, and from then on as the one that was seen.
-
-    Raises:
-        UsageError: no bundle, or the file holds no Ed25519 public key.
-        VerificationFailed: not signed, by another key, changed since, or older than what was seen before.
-        MissingPackage: ``cryptography`` is not installed.
     """
     key = _public_key(public_key)
     Manifest.read(folder)
@@ -169,12 +158,7 @@ def _hashes(folder: Path) -> dict[str, str]:
 
 
 def read_private_key(path: Path) -> Ed25519PrivateKey:
-    """An Ed25519 private key in PEM, without a password.
-
-    Raises:
-        UsageError: the file cannot be read, or holds none.
-        MissingPackage: ``cryptography`` is not installed.
-    """
+    """An Ed25519 private key in PEM, without a password."""
     content = _read_key(path, "private")
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     from cryptography.hazmat.primitives.serialization import load_pem_private_key

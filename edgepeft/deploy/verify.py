@@ -87,11 +87,7 @@ def pack_check(inputs: Inputs, logits: NDArray[np.float32]) -> bytes:
 
 
 def read_check(content: bytes, where: str) -> tuple[dict[str, NDArray[np.int64]], NDArray[np.float32]]:
-    """Token ids and masks, and PyTorch's logits.
-
-    Raises:
-        BundleError: damaged, or without what a check needs.
-    """
+    """Token ids and masks, and PyTorch's logits."""
     try:
         tensors: dict[str, Any] = load(content)
     except (SafetensorError, ValueError, TypeError, KeyError) as error:  # the last two: a type that NumPy lacks
@@ -122,11 +118,7 @@ def compare_logits(
     allowed: Tolerance = EXACT,
     compare: Compare = same_best,
 ) -> Verification:
-    """Largest logit difference, and equal decisions wherever the reference's margin exceeds twice the tolerance.
-
-    Raises:
-        VerificationFailed: the two are not of one shape.
-    """
+    """Largest logit difference, and equal decisions wherever the reference's margin exceeds twice the tolerance."""
     _require_one_shape(reference, logits)
     agreement, undecided = compare(reference, logits, allowed.difference)
     return Verification(
@@ -147,11 +139,7 @@ def _require_one_shape(reference: NDArray[Any], logits: NDArray[Any]) -> None:
 
 
 def require_passed(task: str, result: Verification) -> None:
-    """See that a comparison is within tolerance.
-
-    Raises:
-        VerificationFailed: it is not; the message gives the difference.
-    """
+    """See that a comparison is within tolerance."""
     bound = math.inf if result.tolerance is None else result.tolerance
     # Not "difference > tolerance": a NaN must fail.
     close = result.max_abs_difference <= bound and math.isfinite(result.max_abs_difference)
@@ -186,11 +174,7 @@ class DataCheck:
     grouping: RowGrouping = field(default_factory=RowGrouping)
 
     def compare(self, run: RunRows, allowed: Tolerance) -> OnData:
-        """What ``run`` gives for these rows.
-
-        Raises:
-            VerificationFailed: another number of logits.
-        """
+        """What ``run`` gives for these rows."""
         logits = run_in_groups(run, self.inputs)
         _require_one_shape(self.reference, logits)
         reference, logits = (self.grouping.by_row(each, self.kind.pool) for each in (self.reference, logits))
@@ -229,11 +213,7 @@ class TextCheck:
 
     @classmethod
     def read(cls, content: bytes, where: str, vocabulary: int) -> TextCheck:
-        """What ``pack`` made, for a backbone of so many tokens.
-
-        Raises:
-            BundleError: damaged, or without what such a check needs.
-        """
+        """What ``pack`` made, for a backbone of so many tokens."""
         try:
             found = load(content)
             own = [found.pop(name) for name in (_TOKENS, _CANDIDATES, _LOGITS)]
@@ -267,9 +247,6 @@ class TextCheck:
         """Run the check's rows, and compare with PyTorch's log-probabilities; a row of the result is a step of one.
 
         ``begin`` gives what is known of a batch before its first step, as ``TextState`` does.
-
-        Raises:
-            BundleError: ONNX Runtime stops within the model.
         """
         found = np.empty_like(self.logits)
         for rows, inputs in in_groups(self.inputs):

@@ -54,13 +54,7 @@ def known_profiles() -> tuple[str, ...]:
 
 
 def load_profile(name_or_path: str | Path) -> Profile:
-    """Read a shipped profile by name, or the file at a path that ends in ``.toml``; ``rpi4:memory=2GB`` is its variant.
-
-    Raises:
-        UnknownName: no shipped profile of that name.
-        UsageError: no such file; no such variant.
-        DataError: a file that is no profile; the message names file, key and the nearest known key.
-    """
+    """Read a shipped profile by name, or the file at a path that ends in ``.toml``; ``rpi4:memory=2GB`` is its variant."""
     asked, colon, settings = str(name_or_path).partition(":")
     if asked.endswith(_SUFFIX):
         profile = _read(Path(expanduser(asked)))  # noqa: PTH111
@@ -104,11 +98,7 @@ def _sentence(one: dict[str, Any]) -> str:
 
 
 def toml_of(document: Mapping[str, Any], comment: str = "") -> str:
-    """A profile as the TOML file that it is read from; ``comment`` becomes its first lines.
-
-    Raises:
-        ValueError: a number that is none, which TOML could hold and no profile can.
-    """
+    """A profile as the TOML file that it is read from; ``comment`` becomes its first lines."""
     json.dumps(document, allow_nan=False)
     head = "".join(f"# {line}\n" for line in comment.splitlines())
     return head + tomli_w.dumps(document)
@@ -119,11 +109,7 @@ _UNITS = {unit.lower(): unit for unit in ("B", "MB", "GB", "MiB", "GiB")}
 
 
 def with_settings(profile: Profile, settings: Iterable[str]) -> Profile:
-    """``["memory=2GB"]`` -> the profile with that memory.
-
-    Raises:
-        UsageError: not ``name=value``, no such setting, or no such variant.
-    """
+    """``["memory=2GB"]`` -> the profile with that memory."""
     for setting in settings:
         name, equals, value = setting.partition("=")
         if not equals:

@@ -41,11 +41,7 @@ _GRACE_S, _LEAST_BYTES_S = 30.0, 1000.0  # slower than a modem after half a minu
 
 
 def address_of(repository: str) -> str:
-    """A repository's URL: as it is given, or that of a folder.
-
-    Raises:
-        UsageError: it is neither.
-    """
+    """A repository's URL: as it is given, or that of a folder."""
     if repository.startswith(("http://", "https://", "hub://")):
         return repository
     if "://" in repository or not Path(repository).is_dir():

@@ -45,12 +45,7 @@ class Replacement:
     stage: Stage
 
     def put(self, state: State) -> list[str]:
-        """Do it; the published tasks that are in force.
-
-        Raises:
-            VerificationFailed: a task does not give here what it must; nothing was changed.
-            UsageError: a task of this board cannot come along, is being tuned, or the folder changed meanwhile.
-        """
+        """Do it; the published tasks that are in force."""
         refuse_mount_point(self.folder)
         with contextlib.ExitStack() as claims, contextlib.ExitStack() as lock:
             for task in () if self.here is None else self.here.tasks:
@@ -141,10 +136,6 @@ def replayed(bundle: Bundle, task: str, entry: TaskEntry, content: Mapping[str, 
     """A task from elsewhere, ``content`` by suffix, held to what its publisher states of it, and replayed here.
 
     Writes nothing.
-
-    Raises:
-        BundleError: damaged, or of another backbone.
-        VerificationFailed: it does not give here what it gave the publisher, or is another task than ``task``.
     """
     graph, check, weights = content[GRAPH], content[CHECK], content.get(WEIGHTS)
     assert isinstance(graph, bytes) and isinstance(check, bytes) and not isinstance(weights, bytes)

@@ -24,11 +24,7 @@ _CARD = "README.md"
 
 
 def hub_address(name: str) -> str:
-    """The address of ``owner/name`` or ``owner/name@revision``.
-
-    Raises:
-        UsageError: it is no such name.
-    """
+    """The address of ``owner/name`` or ``owner/name@revision``."""
     repository, _, revision = name.partition("@")
     if not re.fullmatch(_NAME, repository, re.ASCII) or not re.fullmatch(r"[\w./-]*", revision, re.ASCII):
         raise UsageError(f"{name!r} is no name on the Hub; give OWNER/NAME or OWNER/NAME@REVISION.")
@@ -67,13 +63,7 @@ class HubFetcher(Fetcher):
 
 
 def upload(repository: Path, name: str, published: Published, license_id: str | None) -> str:
-    """Bring a repository to the Hub in one commit, with a model card; the commit's address.
-
-    Raises:
-        UsageError: it is no name on the Hub.
-        MissingPackage: ``huggingface_hub`` is not installed.
-        EdgepeftError: the Hub cannot be reached, or refuses.
-    """
+    """Bring a repository to the Hub in one commit, with a model card; the commit's address."""
     hub_address(name)
     with requiring("hub", "the Hub"):
         from huggingface_hub import HfApi

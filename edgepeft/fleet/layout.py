@@ -32,11 +32,7 @@ _CHANNEL = "[a-z0-9][a-z0-9-]{0,31}"
 
 
 def check_channel(name: str) -> str:
-    """The name itself, where a channel may have it.
-
-    Raises:
-        UsageError: it may not.
-    """
+    """The name itself, where a channel may have it."""
     if not re.fullmatch(_CHANNEL, name) or name in TOP_LEVEL_ROLE_NAMES:
         reserved = ", ".join(sorted(TOP_LEVEL_ROLE_NAMES))
         raise UsageError(
@@ -92,11 +88,7 @@ class Published:
 
     @classmethod
     def read(cls, channel: str, targets: Mapping[str, TargetFile]) -> Published:
-        """What a channel's targets say.
-
-        Raises:
-            BundleError: no bundle is made of them; a file and its entry contradict each other.
-        """
+        """What a channel's targets say."""
         by_place = {name.removeprefix(f"{channel}/"): target for name, target in targets.items()}
         try:
             manifest = _manifest(by_place)

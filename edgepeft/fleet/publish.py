@@ -64,11 +64,6 @@ def publish(
         tasks: those to publish; None is all.
         days: until what is signed now expires, by role.
         thresholds: how many keys sign a role, in a new repository; 1 where none is said.
-
-    Raises:
-        UsageError: no bundle, no such task, a key is missing; the channel has tasks of another backbone.
-        VerificationFailed: something in the bundle is not what its manifest says.
-        BundleError: the repository is damaged.
     """
     check_channel(channel)
     if repository.resolve().is_relative_to(folder.resolve()):
@@ -89,12 +84,7 @@ def publish(
 def withdraw(
     repository: Path, keys: Path, tasks: Collection[str], *, channel: str = "stable", days: Mapping[str, int] = DAYS
 ) -> Publication:
-    """Take tasks out of a channel; boards that have them as published drop them.
-
-    Raises:
-        UnknownName: the channel has no such task, or there is no such channel.
-        UsageError, BundleError: as ``publish``.
-    """
+    """Take tasks out of a channel; boards that have them as published drop them."""
     with _opened(repository, keys, days) as (found, _):
         before = published_in(repository, keys, channel)
         for task in tasks:
@@ -105,11 +95,7 @@ def withdraw(
 
 
 def refresh(repository: Path, keys: Path, *, days: Mapping[str, int] = DAYS) -> tuple[str, ...]:
-    """Sign the timestamp anew, and whatever else has half of its days behind it and its key at hand; which roles.
-
-    Raises:
-        UsageError, BundleError: as ``publish``.
-    """
+    """Sign the timestamp anew, and whatever else has half of its days behind it and its key at hand; which roles."""
     with _opened(repository, keys, days) as (found, _):
         due = [role for role in ("root", "targets", *found.channels, "snapshot") if found.is_due(role)]
         for role in due:
@@ -120,11 +106,7 @@ def refresh(repository: Path, keys: Path, *, days: Mapping[str, int] = DAYS) -> 
 
 
 def rotate(repository: Path, keys: Path, role: str, *, days: Mapping[str, int] = DAYS) -> None:
-    """Replace a role's keys by as many new ones as sign it; what the old ones sign from then on is worth nothing.
-
-    Raises:
-        UsageError, BundleError: as ``publish``; no such role.
-    """
+    """Replace a role's keys by as many new ones as sign it; what the old ones sign from then on is worth nothing."""
     if role not in ROLES:
         raise UnknownName("role of a repository", role, ROLES)
     with _opened(repository, keys, days) as (found, _):
@@ -140,11 +122,7 @@ def rotate(repository: Path, keys: Path, role: str, *, days: Mapping[str, int] =
 
 
 def published_in(repository: Path, keys: Path, channel: str) -> Published:
-    """What a channel holds.
-
-    Raises:
-        UnknownName: there is no such channel.
-    """
+    """What a channel holds."""
     found = FolderRepository(repository, Keys(keys, repository))
     if (published := _published(found, channel)) is None:
         raise UnknownName("channel of this repository", channel, found.channels)

@@ -65,11 +65,6 @@ def pull(
         root: a file with the root to trust, on first use.
         replace_tuned: also replace what this board has tuned, added, rolled back or removed.
         stage: entered around each file's download and each replay, with its name.
-
-    Raises:
-        UsageError: no root to trust; another pull is under way; the repository is of another bundle; no such channel.
-        VerificationFailed: the repository is not what its keys signed, or expired.
-        EdgepeftError: it cannot be read, there is no room, the bundle cannot be written.
     """
     work, new = folder / WORK, not folder.exists()
     if not new and not (folder / MANIFEST_FILE).is_file() and any(path.name != WORK for path in folder.iterdir()):
@@ -213,11 +208,7 @@ class _Pull:
         return Decision(tuple(taken), tuple(gone), {**now.keep, **busy})
 
     def _fetched(self, targets: Iterable[TargetFile]) -> dict[str, Path]:
-        """The files of targets, by SHA-256; others that lie about go.
-
-        Raises:
-            EdgepeftError: there is no room for them.
-        """
+        """The files of targets, by SHA-256; others that lie about go."""
         by_hash = {target.hashes["sha256"]: target for target in targets}
         _drop_all_but(self.remote.files, by_hash)
         absent = {sha256: each for sha256, each in by_hash.items() if not (self.remote.files / sha256).is_file()}
@@ -255,11 +246,7 @@ def _here() -> str:
 
 
 def seconds_of(text: str) -> int:
-    """``30m``, ``1h`` or ``1d`` in seconds.
-
-    Raises:
-        UsageError: it is no such time, or under ten seconds.
-    """
+    """``30m``, ``1h`` or ``1d`` in seconds."""
     found = re.fullmatch(r"(\d{1,6})([smhd])", text)
     seconds = int(found[1]) * _UNITS_S[found[2]] if found else 0
     if seconds < _LEAST_S:

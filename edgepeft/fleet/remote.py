@@ -41,9 +41,6 @@ class Remote:
     """A repository at ``address``, with what this board trusts and has fetched of it in ``work``.
 
     ``root`` is a file with the root to trust on first use.
-
-    Raises:
-        UsageError: nothing is trusted yet and no root is given; or it is another than the one that is trusted.
     """
 
     def __init__(self, address: str, work: Path, channel: str, root: Path | None = None) -> None:
@@ -91,13 +88,7 @@ class Remote:
         return content if self._first else None
 
     def published(self) -> Published:
-        """What the channel holds now.
-
-        Raises:
-            VerificationFailed: signatures, versions or expiry are not as they must be.
-            UnknownName: there is no such channel.
-            EdgepeftError: the repository cannot be read.
-        """
+        """What the channel holds now."""
         with self._said():
             self._updater.refresh()
             for path in (self._trusted / "root_history").iterdir():
@@ -112,12 +103,7 @@ class Remote:
         return Published.read(self.channel, own.targets)
 
     def fetch(self, target: TargetFile) -> Path:
-        """A target's file, whole and with the hash that is signed.
-
-        Raises:
-            VerificationFailed: it is another.
-            EdgepeftError: it cannot be had; what came of it is kept, and the next try goes on there.
-        """
+        """A target's file, whole and with the hash that is signed."""
         path = self.files / target.hashes["sha256"]
         with self._said(target):
             if self._updater.find_cached_target(target, str(path)) is None:

@@ -64,11 +64,7 @@ class FolderRepository(Repository):  # type: ignore[misc,unused-ignore]  # witho
         return self._path(role) is not None
 
     def open(self, role: str) -> Metadata[Any]:
-        """A role's metadata in force; new ones where there are none.
-
-        Raises:
-            BundleError: the file is damaged.
-        """
+        """A role's metadata in force; new ones where there are none."""
         path = self._path(role)
         if path is None:
             kinds: dict[str, Any] = {"root": Root, "snapshot": Snapshot, "timestamp": Timestamp}
@@ -83,11 +79,7 @@ class FolderRepository(Repository):  # type: ignore[misc,unused-ignore]  # witho
             ) from error
 
     def close(self, role: str, md: Metadata[Any]) -> None:
-        """Sign and write a role's next version.
-
-        Raises:
-            UsageError: the keys' folder has too few of the role's keys.
-        """
+        """Sign and write a role's next version."""
         md.signed.version += 1
         days = self.days[_kind(role)]
         md.signed.expires = datetime.now(UTC).replace(microsecond=0) + timedelta(days=days)
@@ -185,9 +177,6 @@ class Keys:
 
     A machine that only refreshes the timestamp needs ``timestamp.pem`` alone; ``root.pem`` is wanted when keys change,
     and may lie in a drawer.
-
-    Raises:
-        UsageError: the folder lies inside ``repository``, which everybody reads.
     """
 
     def __init__(self, folder: Path, repository: Path) -> None:
@@ -203,11 +192,7 @@ class Keys:
         return sorted(found, key=lambda path: (len(path.name), path.name))
 
     def signers(self, role: str) -> list[CryptoSigner]:
-        """The keys of a role.
-
-        Raises:
-            UsageError: a file holds no Ed25519 private key.
-        """
+        """The keys of a role."""
         return [CryptoSigner(read_private_key(path)) for path in self.paths(role)]
 
     def make(self, role: str, number: int = 1) -> list[CryptoSigner]:

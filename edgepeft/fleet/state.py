@@ -46,11 +46,7 @@ class State(BaseModel):
 
     @classmethod
     def read(cls, work: Path, present: Mapping[str, str]) -> State:
-        """The state, a commit that was cut short settled by what is ``present``: a graph's SHA-256 by task.
-
-        Raises:
-            BundleError: the file is damaged.
-        """
+        """The state, a commit that was cut short settled by what is ``present``: a graph's SHA-256 by task."""
         path = work / _FILE
         try:
             state = cls.model_validate_json(path.read_bytes()) if path.is_file() else cls()
@@ -96,11 +92,7 @@ class State(BaseModel):
 
 @contextlib.contextmanager
 def held(work: Path, bundle: Path) -> Iterator[None]:
-    """Keep other pulls out; what a dead process held is free.
-
-    Raises:
-        UsageError: another pull is under way.
-    """
+    """Keep other pulls out; what a dead process held is free."""
     import fcntl
 
     descriptor = os.open(work / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)

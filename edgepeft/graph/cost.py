@@ -77,11 +77,7 @@ class Costs(NamedTuple):
 
 
 def count_run(model: onnx.ModelProto, inputs: Mapping[str, NDArray[Any] | Spec]) -> Costs:
-    """Count one run; of an input that is given as a spec, no value is known.
-
-    Raises:
-        BundleError: a shape depends on weights.
-    """
+    """Count one run; of an input that is given as a spec, no value is known."""
     specs, computed = walk(model, inputs)
     graph = model.graph
     weights = {initializer.name for initializer in graph.initializer}

@@ -70,11 +70,7 @@ class Generator:
     streams: Mapping[str, int]
 
     def tensor(self, name: str, given: Mapping[str, Floats], checkpoint: Checkpoint) -> Floats:
-        """The tensor of an input ``generated:<tensor>``, by ``given`` vector and scales.
-
-        Raises:
-            BundleError: the recipe says nothing of it.
-        """
+        """The tensor of an input ``generated:<tensor>``, by ``given`` vector and scales."""
         pretrained = checkpoint.values(without_prefix(name)[1])  # mapped: its pages are read and not kept
         projection, scale = self._followed(name, pretrained.size, given)
         update = projection.project(given[self.vector])
@@ -104,9 +100,6 @@ def add_generated(
 ) -> None:
     """Give a spliced model an initializer for each generated input, called as ``bound`` says; one after the other, for
     they are large.
-
-    Raises:
-        BundleError: there is no recipe, or it cannot be followed.
     """
     wanted = [name for name in bound if without_prefix(name)[0] == "generated"]
     if not wanted:
@@ -139,11 +132,7 @@ def made_tensor(model: onnx.ModelProto, name: str, checkpoint: Checkpoint) -> Fl
 
 
 def generator_of(delta: onnx.ModelProto) -> Generator:
-    """What a delta graph says of the tensors that it leaves to its loader.
-
-    Raises:
-        BundleError: nothing that this version understands.
-    """
+    """What a delta graph says of the tensors that it leaves to its loader."""
     recipe = _recipe_of(delta, RECIPE, _GeneratedRecipe)
     streams = {generated(name): stream for stream, name in enumerate(recipe.tensors)}
     return Generator(recipe.seed, of_loader(recipe.vector), of_loader(recipe.scales), streams)
@@ -168,11 +157,7 @@ class _DrawnRecipe(BaseModel):
 
 
 def drawn_tensors(delta: onnx.ModelProto, bound: Mapping[str, str]) -> Iterator[onnx.TensorProto]:
-    """One initializer for each drawn input that is ``bound``, called as that says.
-
-    Raises:
-        BundleError: there is no recipe, or it gives other matrices than the graph reads, or too large ones.
-    """
+    """One initializer for each drawn input that is ``bound``, called as that says."""
     wanted = {without_prefix(name)[1]: name for name in bound if without_prefix(name)[0] == "drawn"}
     if not wanted:
         return
@@ -187,11 +172,7 @@ def drawn_tensors(delta: onnx.ModelProto, bound: Mapping[str, str]) -> Iterator[
 
 
 def _recipe_of(model: onnx.ModelProto, key: str, kind: type[_AnyRecipe]) -> _AnyRecipe:
-    """The recipe that stands under ``key`` in a graph's metadata, as JSON.
-
-    Raises:
-        BundleError: none that this version understands.
-    """
+    """The recipe that stands under ``key`` in a graph's metadata, as JSON."""
     try:
         return kind.model_validate_json(properties(model).get(key, ""))
     except ValidationError as error:

@@ -39,11 +39,7 @@ def location(tensor: TensorProto) -> str:
 def outside_values(
     model: onnx.ModelProto, tensors: Iterable[TensorProto], checkpoint: Checkpoint
 ) -> Iterator[tuple[str, NDArray[Any]]]:
-    """Each tensor's name and values: a read-only memory map, or what a recipe gives, made as it is asked for.
-
-    Raises:
-        BundleError: a file is gone or too short, or a recipe cannot be followed.
-    """
+    """Each tensor's name and values: a read-only memory map, or what a recipe gives, made as it is asked for."""
     for tensor in tensors:
         where = {entry.key: entry.value for entry in tensor.external_data}
         if where["location"] == GENERATED:
@@ -80,11 +76,7 @@ def within(model: onnx.ModelProto, values: Iterable[tuple[str, NDArray[Any]]]) -
 
 @Contract(requires=[well_formed], ensures=[well_formed, weights_outside], keeps=[same_interface], mutates=True)
 def point_at(model: onnx.ModelProto, path: Path) -> None:
-    """Have the tensors outside of a delta graph, which is sound, be those of that file, wherever it lies.
-
-    Raises:
-        BundleError: it is no such file, or holds others.
-    """
+    """Have the tensors outside of a delta graph, which is sound, be those of that file, wherever it lies."""
     stored = Checkpoint.open(path).tensors
     for tensor in outside(model.graph):
         where = {entry.key: entry.value for entry in tensor.external_data}

@@ -27,11 +27,7 @@ _OVERRIDES = "override/"  # a task of own biases and LayerNorms has nothing but 
 
 @Contract(requires=[well_formed], ensures=[well_formed], keeps=[same_interface, values_stay], mutates=True)
 def store_in_half(graph: onnx.GraphProto) -> None:
-    """Round matrices and overrides to float16; what lies outside of the graph is to be ``rounded`` by who writes it.
-
-    Raises:
-        UsageError: a value is beyond what float16 holds.
-    """
+    """Round matrices and overrides to float16; what lies outside of the graph is to be ``rounded`` by who writes it."""
     names = halved(graph)
     for initializer in graph.initializer:
         if initializer.name in names:
@@ -76,11 +72,7 @@ def _is_worth_it(initializer: TensorProto) -> bool:
 
 
 def rounded(name: str, values: NDArray[np.float32]) -> NDArray[np.float16]:
-    """In half precision.
-
-    Raises:
-        UsageError: a value is beyond what float16 holds.
-    """
+    """In half precision."""
     largest = float(np.abs(values).max(initial=0))
     if not largest <= float(np.finfo(np.float16).max):  # a NaN is not, either
         raise UsageError(

@@ -26,11 +26,7 @@ _MASK = "attention_mask"
 
 
 def prompt_of(delta: onnx.ModelProto) -> tuple[int, int]:
-    """(how many, which id) of the placeholders that a delta graph asks for; 0 of them for most.
-
-    Raises:
-        BundleError: its metadata holds no such numbers.
-    """
+    """(how many, which id) of the placeholders that a delta graph asks for; 0 of them for most."""
     facts = properties(delta)
     length, token = (facts.get(key, "0") for key in (PROMPT_LENGTH, PLACEHOLDER_ID))
     if not all(text.isdecimal() and len(text) <= _MOST_DIGITS for text in (length, token)) or int(length) > _MOST:

@@ -15,11 +15,7 @@ __all__ = ["prune"]
 
 @Contract(requires=[one_writer], ensures=[one_writer, ordered, all_used], keeps=[same_interface], mutates=True)
 def prune(graph: onnx.GraphProto) -> None:
-    """Drop unreachable nodes and initializers and sort the rest.
-
-    Raises:
-        BundleError: the graph has a cycle.
-    """
+    """Drop unreachable nodes and initializers and sort the rest."""
     writer = {name: i for i, node in enumerate(graph.node) for name in node.output if name}
     wanted: dict[int, set[int]] = {}
     frontier = [writer[output.name] for output in graph.output if output.name in writer]

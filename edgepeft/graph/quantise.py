@@ -52,11 +52,7 @@ _NODE = helper.make_node  # inner nodes have no names: the graph stays under 200
 
 
 def quantised_tensors(graph: onnx.GraphProto, checkpoint: Checkpoint) -> dict[str, NDArray[np.generic]]:
-    """What the weights file of a quantised backbone holds, by name; ``checkpoint`` has float32 only.
-
-    Raises:
-        BundleError: a matrix has values that are not finite.
-    """
+    """What the weights file of a quantised backbone holds, by name; ``checkpoint`` has float32 only."""
     matrices = {node.input[1] for node in graph.node if _is_projection(node)}
     looked_up = {node.input[0] for node in graph.node if node.op_type == "Gather"} & checkpoint.tensors.keys()
     tables = {name for name in looked_up if checkpoint.tensors[name].shape[0] >= _LEAST_TABLE_ROWS}

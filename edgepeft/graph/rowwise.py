@@ -23,11 +23,7 @@ _SMALL = 64  # numbers of an integer constant from which extents may follow
 
 
 def extents(model: onnx.ModelProto) -> dict[str, Extents]:
-    """Of every value whose rank ONNX can tell.  No weight is copied.
-
-    Raises:
-        onnx.checker.ValidationError, onnx.shape_inference.InferenceError: the graph breaks ONNX's rules.
-    """
+    """Of every value whose rank ONNX can tell.  No weight is copied."""
     graph = model.graph
     small = {t.name: t for t in graph.initializer if t.data_type == TensorProto.INT64 and math.prod(t.dims) <= _SMALL}
     others = [t for t in graph.initializer if t.name not in small]

@@ -49,11 +49,7 @@ class Walked(NamedTuple):
 def sized(
     model: onnx.ModelProto, sizes: Mapping[str, int], known: Mapping[str, NDArray[Any]] = MappingProxyType({})
 ) -> dict[str, Spec]:
-    """Every value's spec where the inputs' open dimensions have these sizes, by name; ``known`` inputs are given.
-
-    Raises:
-        BundleError: a dimension is not given, or a shape depends on values.
-    """
+    """Every value's spec where the inputs' open dimensions have these sizes, by name; ``known`` inputs are given."""
     given = {v.name: known[v.name] if v.name in known else _sized(v.type.tensor_type, sizes) for v in model.graph.input}
     return walk(model, given).specs
 
@@ -66,11 +62,7 @@ def _sized(tensor: onnx.TypeProto.Tensor, sizes: Mapping[str, int]) -> Spec:
 
 
 def walk(model: onnx.ModelProto, inputs: Mapping[str, NDArray[Any] | Spec]) -> Walked:
-    """Walk a sorted graph; of an input that is given as a spec, no value is known.
-
-    Raises:
-        BundleError: an input is not given, or a shape depends on values that are not known.
-    """
+    """Walk a sorted graph; of an input that is given as a spec, no value is known."""
     missing = [value.name for value in model.graph.input if value.name not in inputs]
     if missing:
         raise BundleError(f"the graph has an input {missing[0]!r} that this version does not know.")

@@ -44,11 +44,6 @@ def splice(
     ``generate``.
 
     ``bindings`` maps each site, ``<site>.input``, ``<site>.residual`` and ``Helper`` to a value of the backbone.
-
-    Raises:
-        BundleError: the delta names a site or tensor that the backbone lacks, adapts one value
-            twice, has no logits, closes a circle, or has a recipe that cannot be followed; or a binding
-            names a value that the backbone's graph lacks.
     """
     outputs = [output for model in (delta, backbone) for output in model.graph.output if output.name == LOGITS]
     if not outputs:
@@ -60,11 +55,7 @@ def splice(
 def splice_states(
     backbone: onnx.ModelProto, delta: onnx.ModelProto, bindings: Mapping[str, str], checkpoint: Checkpoint
 ) -> onnx.ModelProto:
-    """The task's model up to its head: ``last_hidden_state`` [batch, length, d] out, a prompt's tokens in front.
-
-    Raises:
-        BundleError: as ``splice``; or the backbone gives no such value.
-    """
+    """The task's model up to its head: ``last_hidden_state`` [batch, length, d] out, a prompt's tokens in front."""
     outputs = [output for output in backbone.graph.output if output.name == STATES]
     if not outputs:
         raise BundleError(f"the backbone's graph has no output called {STATES}.")
@@ -82,9 +73,6 @@ def splice_text(
     """The two graphs that write a task's text, their inputs and outputs as they were.
 
     Each takes of the delta what adapts its own values and replaces tensors that it reads.
-
-    Raises:
-        BundleError: as ``splice``; or the delta has logits, and so answers otherwise than by text.
     """
     if any(output.name == LOGITS for output in delta.graph.output):
         raise BundleError(f"the delta graph has {LOGITS}; a task that writes text has none of its own.")

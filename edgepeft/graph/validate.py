@@ -116,9 +116,6 @@ def check_sound(model: onnx.ModelProto, where: object, weights: str | None = Non
     """See that the model holds nothing that we never write; ``weights`` is the one file that it may read.
 
     Changes nothing, opens nothing, and allocates no more than the model's own bytes.
-
-    Raises:
-        BundleError: names what is wrong, and where.
     """
     for value in _texts(model):
         if not isinstance(value, str):
@@ -137,9 +134,6 @@ def check_standard(model: onnx.ModelProto) -> None:
     """See that the model keeps to ONNX's rules; what lies in the weights file is taken as an input of its shape.
 
     The checker opens external data itself, and refuses hard links, of which many backups and copies consist.
-
-    Raises:
-        onnx.checker.ValidationError: it does not.
     """
     copy = onnx.ModelProto()
     copy.CopyFrom(model)

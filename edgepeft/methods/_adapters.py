@@ -230,11 +230,7 @@ class KroneckerAdapters(FactoredAdapters):
         require(self.std > 0, f"{self.name}'s std must be positive; found {self.std}.")
 
     def sites(self, architecture: Architecture) -> tuple[Site, ...]:
-        """The sub-layers' outputs.
-
-        Raises:
-            UsageError: n does not divide the backbone's hidden size; or as its base.
-        """
+        """The sub-layers' outputs."""
         _check_hidden(self.name, self.n, self.bottleneck, architecture.hidden_size)
         return super().sites(architecture)
 

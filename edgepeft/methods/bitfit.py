@@ -56,11 +56,7 @@ class BitFit(Method):
     learning_rate_source: ClassVar[str] = "Ben Zaken et al., appendix A (grid 1e-4 to 1e-3)"
 
     def sites(self, architecture: Architecture) -> tuple[Site, ...]:
-        """What a linear layer or a norm without a bias gives.
-
-        Raises:
-            UsageError: the backbone has no bias, and none that were ever added.
-        """
+        """What a linear layer or a norm without a bias gives."""
         require(
             bool(architecture.absent_biases) or any(name.endswith(".bias") for name in architecture.tensors),
             f"bitfit trains biases, and {architecture.model_type} has none. "

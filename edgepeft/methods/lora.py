@@ -79,11 +79,7 @@ class LoRA(RankedUpdates):
         return {site.name: self.module(site.in_features, site.out_features, self.rank, self.scale) for site in sites}
 
     def overrides(self, architecture: Architecture) -> tuple[str, ...]:
-        """The biases that ``bias`` names, and what is trained ``whole``.
-
-        Raises:
-            UnknownName: the backbone has no such tensor.
-        """
+        """The biases that ``bias`` names, and what is trained ``whole``."""
         known = {**architecture.tensors, **architecture.pooler}
         for name in self.whole:
             named(f"tensor of a {architecture.model_type}", name, known)

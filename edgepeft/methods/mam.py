@@ -51,11 +51,7 @@ class MAM(PrefixTuning):
         return BottleneckAdapter(bottleneck=self.bottleneck, activation=self.activation)
 
     def sites(self, architecture: Architecture) -> tuple[Site, ...]:
-        """Those of both.
-
-        Raises:
-            UsageError: the backbone's attention cannot be lengthened.
-        """
+        """Those of both."""
         return (*super().sites(architecture), *self.adapter.sites(architecture))
 
     def build(self, sites: Sequence[Site]) -> dict[str, nn.Module]:

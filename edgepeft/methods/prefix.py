@@ -124,11 +124,7 @@ class PrefixTuning(Method):
         return self.length if self.text == "follows" else 0
 
     def sites(self, architecture: Architecture) -> tuple[Site, ...]:
-        """Every layer's keys and values, what masks them, and positions that move.
-
-        Raises:
-            UsageError: the backbone's attention cannot be lengthened.
-        """
+        """Every layer's keys and values, what masks them, and positions that move."""
         moved = (Role.POSITION_IDS,) if self.positions else ()
         sites = architecture.sites_of(*_PAIRS, *_OPENED, *moved)
         require(

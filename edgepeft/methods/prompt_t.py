@@ -75,11 +75,7 @@ class PromptTuning(Method):
         return self.length
 
     def sites(self, architecture: Architecture) -> tuple[Site, ...]:
-        """The word embeddings; or all embeddings' sum, and the text's positions.
-
-        Raises:
-            UsageError: the prompt leaves no position for a text.
-        """
+        """The word embeddings; or all embeddings' sum, and the text's positions."""
         longest = architecture.max_length - _LEAST_TEXT
         require(
             self.length <= longest,
@@ -131,11 +127,7 @@ class PromptT(PromptTuning):
     def start(
         self, modules: Mapping[str, nn.Module], architecture: Architecture, read: Callable[[str], Tensor]
     ) -> None:
-        """Copy the first p rows.
-
-        Raises:
-            UsageError: the vocabulary has fewer.
-        """
+        """Copy the first p rows."""
         table = read(architecture.words)
         require(
             self.length <= len(table),

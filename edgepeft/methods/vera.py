@@ -85,11 +85,7 @@ class VeRA(LinearUpdates):
         super().__post_init__()
 
     def build(self, sites: Sequence[Site]) -> dict[str, nn.Module]:
-        """Two vectors a site, around one pair of matrices.
-
-        Raises:
-            UsageError: these would be too large.
-        """
+        """Two vectors a site, around one pair of matrices."""
         inputs, outputs = max(site.in_features for site in sites), max(site.out_features for site in sites)
         most = MOST_DRAWN // (inputs + outputs)
         require(self.rank <= most, f"vera's rank must be at most {most:,} on this backbone; found {self.rank:,}.")

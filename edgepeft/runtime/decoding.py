@@ -29,9 +29,6 @@ class Decoding:
     """How texts are written: at most ``max_new_tokens`` each; ``no_repeat_ngram`` of 0 lets anything stand twice.
 
     Without ``ends`` the token that ends a text is one like others, so that each has as many as it may have.
-
-    Raises:
-        UsageError: a number that none of them can be.
     """
 
     max_new_tokens: int = 128

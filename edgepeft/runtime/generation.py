@@ -71,11 +71,7 @@ class TextState:
         self._past = [_value(np.zeros((rows, heads, 0, width), np.float32))] * len(self._known)
 
     def step(self, ids: NDArray[np.int64], order: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Logits [N, v] of the tokens that follow ``ids`` [N]; ``order`` [N]: which text of the last step each was.
-
-        Raises:
-            BundleError: ONNX Runtime stops within the model.
-        """
+        """Logits [N, v] of the tokens that follow ``ids`` [N]; ``order`` [N]: which text of the last step each was."""
         tokens = {IDS: _value(ids), ORDER: _value(order)}
         given = {**tokens, **self._cross, **dict(zip(self._known, self._past, strict=True))}
         with failing_as(f"stops in the decoder, with {len(ids)} texts"):
@@ -96,11 +92,7 @@ class Generator:
         self._sessions: dict[str | None, TextSession] = {}
 
     def session(self, task: str | None) -> TextSession:
-        """A task's sessions, or those of the bare backbone for None.
-
-        Raises:
-            UnknownName, BundleError: as ``Runtime.session``.
-        """
+        """A task's sessions, or those of the bare backbone for None."""
         session = self._sessions.get(task)  # another thread may close it at any time
         if session is None:
             encoder, decoder = self._bundle.text_graphs_of(task)
@@ -112,13 +104,7 @@ class Generator:
         return self._sessions.get(task)
 
     def write(self, task: str | None, inputs: Inputs, decoding: Decoding) -> list[Written]:
-        """What follows each row of ``inputs``, token ids and masks [rows, length].
-
-        Raises:
-            DoesNotFit: the caches of a single row would take more than half of the memory.
-            UsageError: more beams than there are tokens to part at.
-            UnknownName, BundleError: as ``session``.
-        """
+        """What follows each row of ``inputs``, token ids and masks [rows, length]."""
         architecture = self._bundle.architecture
         if 2 * decoding.beams > architecture.vocab_size:
             raise UsageError(f"{decoding.beams} beams are too many for {architecture.vocab_size} tokens; give fewer.")
@@ -127,11 +113,7 @@ class Generator:
     def written(
         self, session: Callable[[], TextSession], inputs: Inputs, decoding: Decoding, prompt_length: int
     ) -> list[Written]:
-        """The same by any session, which is opened when it is known that the rows fit, and has so long a prompt.
-
-        Raises:
-            DoesNotFit: the caches of a single row would take more than half of the memory.
-        """
+        """The same by any session, which is opened when it is known that the rows fit, and has so long a prompt."""
         lengths = (inputs["attention_mask"] != 0).sum(1) + prompt_length
         parts = [*self.parts(lengths, decoding)]  # before anything runs: what does not fit is refused
         opened, written = session(), dict[int, Written]()
@@ -144,12 +126,7 @@ class Generator:
     def answers(
         self, task: str, texts: Sequence[Text], inputs: Inputs, decoding: Decoding, encoder: TextEncoder
     ) -> list[TextAnswer]:
-        """What a task writes for each text, of which ``inputs`` are the tokens.
-
-        Raises:
-            DataError: a row has no token.
-            DoesNotFit, UsageError, UnknownName, BundleError: as ``write``.
-        """
+        """What a task writes for each text, of which ``inputs`` are the tokens."""
         check_rows(inputs["attention_mask"])
         entry, written = self._bundle.entry(task), self.write(task, inputs, decoding)
         return [
@@ -208,11 +185,7 @@ class Generator:
         return rows <= rows_at_once(self._bundle, rows, longest, decoding, memory_bytes())
 
     def check_row(self, length: int, decoding: Decoding) -> None:
-        """See that a row of so many tokens may run alone.
-
-        Raises:
-            DoesNotFit: its keys and values would take more than half of the memory.
-        """
+        """See that a row of so many tokens may run alone."""
         needed, allowed = self.row_bytes(length, decoding), _allowed()
         if needed > allowed:
             raise DoesNotFit(

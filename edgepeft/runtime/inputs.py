@@ -47,11 +47,7 @@ class Truncation:
 
 
 def checked_inputs(inputs: Inputs, architecture: Architecture) -> dict[str, NDArray[np.int64]]:
-    """Those of ``inputs`` that the backbone reads.
-
-    Raises:
-        DataError: one is missing, is not int64 or has another shape; an id has no embedding; a row has no token.
-    """
+    """Those of ``inputs`` that the backbone reads."""
     names = architecture.inputs
     if missing := [name for name in names if name not in inputs]:
         raise DataError(f"the batch has no {' and no '.join(missing)}; this backbone reads {', '.join(names)}.")
@@ -90,11 +86,7 @@ class ReadRows(NamedTuple):
 
 
 def read_by(kind: TaskType, texts: object, source: str | None = None) -> ReadRows:
-    """What callers give as rows, as ``texts_of`` has it, or as the kind of task reads them.
-
-    Raises:
-        DataError: something else, or a row lacks what the kind reads; names the first row.
-    """
+    """What callers give as rows, as ``texts_of`` has it, or as the kind of task reads them."""
     given = _listed(texts)
     if not kind.several:
         return ReadRows(given, texts_of(given, source))
@@ -110,9 +102,6 @@ def texts_of(texts: object, source: str | None = None) -> list[Text]:
     """What callers give as texts; one text is a list of one, and the second of a pair may be None.
 
     With ``source``, a task's pattern, each is what the row's columns make of it; a text alone is the one column.
-
-    Raises:
-        DataError: something else, or a column is missing; names the first row.
     """
     return [_text(one, source, f"row {row}") for row, one in enumerate(_listed(texts))]
 
@@ -138,11 +127,7 @@ def _posed(text: Text, source: str, where: str) -> Text:
 
 
 def tokenized(encoder: TextEncoder, texts: Sequence[Text], max_length: int, kind: TaskType) -> TokenBatch:
-    """Their tokens, cut at the maximal length or in windows.
-
-    Raises:
-        UnreadableRow: what stands in every window leaves no room for more; names the first row.
-    """
+    """Their tokens, cut at the maximal length or in windows."""
     if not kind.windows:
         return encoder.encode(texts, max_length)
     try:
@@ -152,11 +137,7 @@ def tokenized(encoder: TextEncoder, texts: Sequence[Text], max_length: int, kind
 
 
 def check_rows(mask: NDArray[np.generic]) -> None:
-    """See that each row has a token: attention over nothing has no answer.
-
-    Raises:
-        DataError: names the first row that is masked throughout.
-    """
+    """See that each row has a token: attention over nothing has no answer."""
     empty = np.flatnonzero(~(mask != 0).any(axis=1))
     if empty.size:
         raise DataError(f"row {empty[0]} of the batch is masked throughout; every row needs at least one token.")

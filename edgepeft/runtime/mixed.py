@@ -64,11 +64,7 @@ class Mixer:
     def groups(
         self, tasks: Iterable[str | None], opened: Callable[[str | None], Opened], *, strict: bool
     ) -> tuple[list[list[str | None]], dict[str | None, EdgepeftError]]:
-        """Tasks that share their passes, and the errors of the others; opens every session.
-
-        Raises:
-            EdgepeftError: as ``opened``, if ``strict``.
-        """
+        """Tasks that share their passes, and the errors of the others; opens every session."""
         groups: list[list[str | None]] = []
         refused: dict[str | None, EdgepeftError] = {}
         alike: dict[bytes, dict[str, Opened]] = {}
@@ -101,10 +97,6 @@ class Mixer:
     ) -> list[NDArray[np.float32]]:
         """[its rows, (length,) its outputs] of each task; ``slots`` [batch] holds each row's index into ``tasks``,
         ascending.
-
-        Raises:
-            DataError: a row has no token.
-            BundleError: as ``run``.
         """
         check_rows(inputs["attention_mask"])
         sessions, entries = list(tasks.items()), [self._bundle.entry(task) for task in tasks]
@@ -129,9 +121,6 @@ class Mixer:
 
         ``slots`` [batch] holds each row's index into ``tasks``, which are of one structure; ``inputs`` are all those
         that their sessions take.
-
-        Raises:
-            BundleError: a file of the bundle is damaged, or ONNX Runtime stops within the model.
         """
         n = len(tasks)  # exactly: a slot without rows stops in SPARTAN's nodes, which read their shapes
         order = np.argsort(slots, kind="stable")

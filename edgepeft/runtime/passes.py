@@ -71,11 +71,7 @@ def in_batches(items: Iterable[T], size: int) -> Iterator[list[T]]:
 
 
 def unpacked(values: NDArray[Any], mask: NDArray[Any]) -> NDArray[Any]:
-    """[tokens, ...] -> [batch, length, ...], 0 where ``mask`` [batch, length] has no token; a prompt's are left out.
-
-    Raises:
-        BundleError: there are other tokens than the batch has.
-    """
+    """[tokens, ...] -> [batch, length, ...], 0 where ``mask`` [batch, length] has no token; a prompt's are left out."""
     real = mask != 0
     counts = real.sum(1)
     prompt, odd = divmod(len(values) - counts.sum(), max(1, len(mask)))
@@ -99,11 +95,7 @@ def packed(values: NDArray[Any], mask: NDArray[Any], prompt: int, fill: float) -
 
 
 def put(into: NDArray[Any], rows: Any, part: NDArray[Any]) -> None:
-    """Write logits of some rows, which may be of fewer tokens than ``into`` has.
-
-    Raises:
-        BundleError: they are of rows where those of tokens are due, or the other way round.
-    """
+    """Write logits of some rows, which may be of fewer tokens than ``into`` has."""
     if part.ndim != into.ndim:
         due, found = (("of each token" if each.ndim > 2 else "of each row") for each in (into, part))
         raise BundleError(f"the task's kind needs logits {due}, and its graph gives them {found}.")

@@ -45,11 +45,7 @@ class TextAnswer(Answer):
 
 
 def of_width(n_outputs: int, task: str, logits: NDArray[np.float32]) -> NDArray[np.float32]:
-    """``logits`` [batch, ..., outputs] as they are, after a check that the manifest's entry has as many outputs.
-
-    Raises:
-        BundleError: more, or fewer.
-    """
+    """``logits`` [batch, ..., outputs] as they are, after a check that the manifest's entry has as many outputs."""
     if logits.shape[-1] != n_outputs:
         raise BundleError(f"task {task} gives {logits.shape[-1]} logits; its manifest entry names {n_outputs}.")
     return logits

@@ -85,11 +85,7 @@ class Prepacked:
             return frozenset()
 
     def remember(self, identities: frozenset[str]) -> None:
-        """Keep such identities for the next process.
-
-        Raises:
-            EdgepeftError: the folder cannot be written.
-        """
+        """Keep such identities for the next process."""
         write_json(self.folder / _SEEN_FILE, [*sorted(self.seen() - identities), *sorted(identities)][-_MOST_SEEN:])
 
     def close(self) -> None:
@@ -98,12 +94,7 @@ class Prepacked:
 
 
 def hold_prepacked(bundle: Bundle) -> Prepacked:
-    """The bundle's entry in the user's cache, built first where there is none or no sound one.
-
-    Raises:
-        OSError, EdgepeftError: the cache cannot be written, or what was built gives other values.
-        UsageError: the limit in the environment is no number.
-    """
+    """The bundle's entry in the user's cache, built first where there is none or no sound one."""
     store = Store(cache_folder() / "prepacked", _limit_bytes())
     return Prepacked(store.hold(prepacked_key(bundle), lambda folder: _build(bundle, folder), _sound))
 

@@ -88,9 +88,6 @@ def open_session(
 
     ``without`` names optimisations of ONNX Runtime that are left out; ``outside`` are the values of what lies
     elsewhere, as ``Bundle.outside`` gives them.
-
-    Raises:
-        BundleError: ONNX Runtime refuses the model.
     """
     _register_arena()
     options = options or session_options(threads)
@@ -121,11 +118,7 @@ def plain_session(model: onnx.ModelProto | Path | str, threads: int | None = Non
 
 @contextlib.contextmanager
 def failing_as(what: str) -> Iterator[None]:
-    """Use ONNX Runtime within the block.
-
-    Raises:
-        BundleError: it fails; the message has ``what``, and the first line of its own.
-    """
+    """Use ONNX Runtime within the block."""
     try:
         yield
     except Exception as error:  # its exceptions share no base but Exception
@@ -137,9 +130,6 @@ def run_session(
 ) -> NDArray[np.float32]:
     """One output for a batch; of ``inputs``, those that the model reads.  Logits of packed tokens come as rows,
     [batch, length, outputs].
-
-    Raises:
-        BundleError: ONNX Runtime stops within the model.
     """
     signature = _signature(session)
     with failing_as(f"stops in the model, with rows of {inputs['input_ids'].shape[1]} tokens"):
@@ -167,11 +157,7 @@ def _signature(session: ort.InferenceSession | TaskSession) -> _Signature:
 
 @contextlib.contextmanager
 def opening(task: str | None) -> Iterator[None]:
-    """Open a task within the block, or the bare backbone for None.
-
-    Raises:
-        BundleError: in place of what no code foresaw: a graph from elsewhere may be unlike any other.
-    """
+    """Open a task within the block, or the bare backbone for None."""
     try:
         yield
     except EdgepeftError:

@@ -107,9 +107,6 @@ class Slots:
         """The named outputs of one run for the rows of several tasks, which stand in the order of the tasks.
 
         ``counts`` are ROW_COUNTS and TOKEN_COUNTS, how many each task has; ``values`` all that their sessions take.
-
-        Raises:
-            BundleError: a file of the bundle is damaged, or ONNX Runtime stops within the model.
         """
         with self._lock:
             key = tasks[0][1].structure or b""

@@ -96,9 +96,6 @@ class TextBatch:
     """Rows that are written together, greedily; one thread at a time.
 
     ``read`` gives a task's texts as they are read, and their tokens; ``told`` has the answers before they are given.
-
-    Raises:
-        UsageError: several beams, of which rows do not join and leave.
     """
 
     def __init__(
@@ -131,11 +128,6 @@ class TextBatch:
         """Let a task's texts join with the next steps, in their order and as memory allows.
 
         Those of another structure join when all others are done.
-
-        Raises:
-            DataError: a text has no token.
-            DoesNotFit: its keys and values alone would take more than half of the memory.
-            UnknownName, BundleError: as ``Generator.session``.
         """
         read, inputs = self._read(task, texts)
         mask = inputs["attention_mask"] != 0
@@ -153,11 +145,7 @@ class TextBatch:
         self._keep([i for i, draft in enumerate(self._going) if draft not in drafts])
 
     def step(self) -> list[Draft]:
-        """Write a token of each row that has joined; those are returned, and the ones that are done have left.
-
-        Raises:
-            BundleError: ONNX Runtime stops within the model.
-        """
+        """Write a token of each row that has joined; those are returned, and the ones that are done have left."""
         if new := self._admitted():
             self._join(new)
         if not (drafts := self._going):
@@ -188,11 +176,7 @@ class TextBatch:
         return self._told([TextAnswer(draft.task, self._encoder.decode(tokens), ended, note)])[0]
 
     def answers(self, texts: Mapping[str, Sequence[object]]) -> list[TextAnswer]:
-        """Each task's answers, in order.
-
-        Raises:
-            DataError, DoesNotFit, UnknownName, BundleError: as ``add`` and ``step``.
-        """
+        """Each task's answers, in order."""
         drafts = [draft for task, rows in texts.items() for draft in self.add(task, rows)]
         while len(self):
             self.step()
@@ -344,23 +328,12 @@ class TextTasks(ABC):
         """The bundle's."""
 
     def write(self, task: str, texts: str | Sequence[Readable], decoding: Decoding = GREEDY) -> list[TextAnswer]:
-        """What a task writes for each text or pair, in order; longer ones are cut, and counted in ``truncation``.
-
-        Raises:
-            UsageError: the task writes no text.
-            DoesNotFit: so many beams of so many tokens take more memory than is allowed.
-            UnknownName, BundleError, DataError: as ``predict``.
-        """
+        """What a task writes for each text or pair, in order; longer ones are cut, and counted in ``truncation``."""
         read, inputs = self._read(task, texts)
         return self._told(self.generator.answers(task, read, inputs, decoding, self._tokenizer()))
 
     def writing(self, decoding: Decoding = GREEDY) -> TextBatch:
-        """A batch that texts of tasks which write text, of one structure, join and leave while it goes on, greedily.
-
-        Raises:
-            UsageError: several beams.
-            BundleError: the backbone writes no text.
-        """
+        """A batch that texts of tasks which write text, of one structure, join and leave while it goes on, greedily."""
         return TextBatch(
             self.generator, self._mixer.text, decoding, encoder=self._tokenizer(), read=self._read, told=self._told
         )
@@ -369,9 +342,6 @@ class TextTasks(ABC):
         """What a task writes for one text, piece by piece as it is written; the answer as a whole is the last value.
 
         Pieces are whole characters, and some are empty: a token may be part of one.
-
-        Raises:
-            UsageError, DoesNotFit, UnknownName, BundleError, DataError: as ``write``; or there are several beams.
         """
         batch = self.writing(decoding)
         (draft,) = batch.add(task, [text])

@@ -109,11 +109,7 @@ class Weights:
         self.bundle.sound_weights |= self._prepacked.seen()
 
     def open(self, model: onnx.ModelProto) -> TaskSession:
-        """A session on a graph of the bundle, changed in place; tasks of one structure share one from the second on.
-
-        Raises:
-            BundleError: the weights are not the manifest's, or ONNX Runtime refuses the graph.
-        """
+        """A session on a graph of the bundle, changed in place; tasks of one structure share one from the second on."""
         parted = self.parted(model)
         if parted is None:
             return TaskSession(self.open_graph(model), {}, None, self.used)
@@ -135,11 +131,7 @@ class Weights:
         return make_inputs(model, _computed(model))
 
     def open_graph(self, model: onnx.ModelProto) -> ort.InferenceSession:
-        """A session of its own on a graph over the bundle's weights; the graph is changed in place.
-
-        Raises:
-            BundleError: as ``open``.
-        """
+        """A session of its own on a graph over the bundle's weights; the graph is changed in place."""
         if self._resident is None:
             self._resident = SessionLru(most_sessions(len(self.bundle.backbone_graph.graph.initializer)), self._forget)
         self._resident.make_room()

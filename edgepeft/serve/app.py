@@ -43,11 +43,7 @@ _STATIC = ("page.html", "page.css", "page.js", "answers.js", "picker.js", "docs.
 
 
 def create_app(settings: Settings) -> Starlette:
-    """The ASGI application.
-
-    Raises:
-        UsageError, BundleError, VerificationFailed: the bundle cannot be served.
-    """
+    """The ASGI application."""
     service = Service(settings)
     metrics = ServiceMetrics()
     of_text: Any = {"write": service.write, "writes": service.writes}

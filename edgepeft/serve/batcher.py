@@ -155,11 +155,6 @@ class Batcher:
         """The answers of ``tasks[i]`` to ``texts[i]``; ``client`` is whose connection they came on.
 
         Pieces of a text are told while it is written, if ``tell`` is given.
-
-        Raises:
-            QueueFull: there are too many rows already.
-            DeadlinePassed: no answer within ``deadline_s`` seconds (at most the limit).
-            Closing: the service stops.
         """
         limit = self.limits.deadline_s if deadline_s is None else min(deadline_s, self.limits.deadline_s)
         job = Job(tasks, texts, client, monotonic(), asyncio.get_running_loop().create_future(), tell)
@@ -191,11 +186,7 @@ class Batcher:
                 self._ready.notify()
 
     async def between(self, call: Callable[[], T]) -> T:
-        """What ``call`` gives, run by a thread of the batches while none runs.
-
-        Raises:
-            Closing: the service stops.
-        """
+        """What ``call`` gives, run by a thread of the batches while none runs."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
 

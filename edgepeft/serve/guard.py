@@ -184,11 +184,7 @@ def _more_tokens_than(count: int) -> re.Pattern[bytes]:
 
 
 def check_texts(texts: Sequence[Readable], limits: ServiceLimits) -> None:
-    """Check what is to be answered.
-
-    Raises:
-        Refused: too many rows, each candidate counted as one, or a text that is too long.
-    """
+    """Check what is to be answered."""
     held = sum(map(_rows_of, texts))
     if held > limits.rows:
         raise Refused(413, "too_many_rows", f"a request may hold {limits.rows} rows; this one holds {held}.")
@@ -201,11 +197,7 @@ def check_texts(texts: Sequence[Readable], limits: ServiceLimits) -> None:
 
 
 def check_taught(asked: TuneRequest, limits: ServiceLimits) -> None:
-    """Check the rows of a fine-tuning run.
-
-    Raises:
-        Refused: too many rows, a text or label that is too long, or a label that is no finite number.
-    """
+    """Check the rows of a fine-tuning run."""
     most, most_rows = limits.text_characters, limits.tuning_rows
     if len(asked.rows) > most_rows:
         raise Refused(413, "too_many_rows", f"a request may hold {most_rows} rows; this one holds {len(asked.rows)}.")
@@ -216,11 +208,7 @@ def check_taught(asked: TuneRequest, limits: ServiceLimits) -> None:
 
 
 def deadline_of(request: Request) -> float | None:
-    """Seconds until the answer is of no use; None where the request says nothing.
-
-    Raises:
-        Refused: the header is no number of milliseconds.
-    """
+    """Seconds until the answer is of no use; None where the request says nothing."""
     given = request.headers.get(DEADLINE_HEADER)
     if given is None:
         return None

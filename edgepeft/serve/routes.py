@@ -189,11 +189,7 @@ async def answers_of(
 async def streamed(
     task: str, answers: Callable[[Callable[[str], object]], Coroutine[Any, Any, Sequence[RowResult]]]
 ) -> Response:
-    """The answer to a request for one text, once its first token is written; ``answers`` is given what to tell.
-
-    Raises:
-        Exception: what ``answers`` raised, or gave as the row's answer, before that.
-    """
+    """The answer to a request for one text, once its first token is written; ``answers`` is given what to tell."""
     pieces: asyncio.Queue[str | None] = asyncio.Queue()
     running = asyncio.create_task(answers(pieces.put_nowait))
     running.add_done_callback(lambda _: pieces.put_nowait(None))

@@ -37,11 +37,7 @@ _MOST = 4000  # characters of a log line
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens; port 0 takes a free one.
-
-    Raises:
-        UsageError: the address is in use, not allowed, or not this machine's.
-    """
+    """A socket that listens; port 0 takes a free one."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listening = socket.socket(family, kind, protocol)
@@ -71,11 +67,7 @@ class _Server(uvicorn.Server):
 
 
 def run_server(settings: Settings, started: Callable[[str], object] = lambda _: None) -> None:
-    """Serve until SIGTERM or SIGINT; ``started`` is called with the address once the tasks are open.
-
-    Raises:
-        UsageError, BundleError, VerificationFailed: the bundle cannot be served, or the address not be had.
-    """
+    """Serve until SIGTERM or SIGINT; ``started`` is called with the address once the tasks are open."""
     app = create_app(settings)
     limits = settings.limits
     connections, graceful_s = Connections(limits), math.ceil(limits.deadline_s)

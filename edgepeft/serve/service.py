@@ -59,11 +59,7 @@ class _Gate:
 
 
 class Service:
-    """A runtime that is kept up to date.
-
-    Raises:
-        UsageError, BundleError: there is no bundle, or it is not signed as the settings demand.
-    """
+    """A runtime that is kept up to date."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -118,22 +114,14 @@ class Service:
         self._problems(self.first_tasks)
 
     def warm(self, task: str) -> None:
-        """Open a task's session before somebody waits for it; nothing where the task is gone.
-
-        Raises:
-            EdgepeftError: it cannot be opened.
-        """
+        """Open a task's session before somebody waits for it; nothing where the task is gone."""
         if task in self.runtime.tasks:
             for error in self._problems([task]).values():
                 raise error
             self.runtime.prepare(task)
 
     def reload(self) -> tuple[str, ...]:
-        """Take over what changed in the folder; the tasks that are new, replaced or gone.
-
-        Raises:
-            EdgepeftError: the folder holds nothing that can be served; what was open goes on answering.
-        """
+        """Take over what changed in the folder; the tasks that are new, replaced or gone."""
         self._seen = self._identity()
         self._check_signature()
         before = self.manifest
@@ -154,20 +142,12 @@ class Service:
         return task in self.manifest.tasks and self.manifest.tasks[task].writes
 
     def write(self, jobs: Sequence[Job], more: Callable[[], Sequence[Job]]) -> None:
-        """Write the texts of requests, and of those that join them; what cannot join is left to ``answer``.
-
-        Raises:
-            EdgepeftError: as ``TextBatch.step``.
-        """
+        """Write the texts of requests, and of those that join them; what cannot join is left to ``answer``."""
         with self._gate.shared():
             Written(self.runtime.writing(), self._problems).run(jobs, more)
 
     def answer(self, tasks: Sequence[str | None], texts: Sequence[Readable]) -> list[RowResult]:
-        """The answer of each row, or the error in its place.
-
-        Raises:
-            EdgepeftError: as ``Runtime.predict_mixed`` for what concerns more than one task.
-        """
+        """The answer of each row, or the error in its place."""
         failure: EdgepeftError | None = None
         with self._gate.shared():
             seen = self._seen
@@ -226,11 +206,7 @@ class Written:
         self._drafts: dict[Job, list[Draft]] = {}
 
     def run(self, jobs: Sequence[Job], more: Callable[[], Sequence[Job]]) -> None:
-        """Answer these requests, and those that ``more`` gives before each step, but for what cannot join.
-
-        Raises:
-            EdgepeftError: as ``TextBatch.step``.
-        """
+        """Answer these requests, and those that ``more`` gives before each step, but for what cannot join."""
         for job in jobs:
             self._join(job)
         while self._drafts:

@@ -105,11 +105,7 @@ def is_loopback(host: str) -> bool:
 
 
 def read_token(path: Path) -> str:
-    """The token that a file holds; spaces and newlines around it do not count.
-
-    Raises:
-        UsageError: no such file, or what it holds is no token: printable ASCII of at least 16 characters.
-    """
+    """The token that a file holds; spaces and newlines around it do not count."""
     try:
         with path.open("rb") as file:
             if stat.S_IMODE(os.fstat(file.fileno()).st_mode) & 0o077:

@@ -71,11 +71,7 @@ class Jobs:
         self._done = call
 
     def start(self, task: str, request: TuneRequest) -> dict[str, Any]:
-        """Begin a run, in a thread of its own: a process takes seconds to start on a small board.
-
-        Raises:
-            Refused: one is running.
-        """
+        """Begin a run, in a thread of its own: a process takes seconds to start on a small board."""
         with self._lock:
             if self._running is not None:
                 raise Refused(409, "busy", "a run is under way; stop it or wait.", {"Retry-After": "10"})
@@ -89,22 +85,14 @@ class Jobs:
             return dict(state)
 
     def state(self, job: str) -> dict[str, Any]:
-        """How a run stands.
-
-        Raises:
-            Refused: there is none of that name.
-        """
+        """How a run stands."""
         with self._lock:
             if job not in self._states:
                 raise Refused(404, "unknown_job", "there is no such run.")
             return dict(self._states[job])
 
     def stop(self, job: str) -> dict[str, Any]:
-        """End a run, and the bundle stays as it was; one whose result is just being put in force ends as done.
-
-        Raises:
-            Refused: there is none of that name.
-        """
+        """End a run, and the bundle stays as it was; one whose result is just being put in force ends as done."""
         state = self.state(job)
         with self._lock:
             if self._running is not None and self._running.job == job:

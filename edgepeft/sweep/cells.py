@@ -28,11 +28,7 @@ _OF_THE_GRID = ("backbone", "task", "method", "set", "seed", "lr", "few_shot", "
 
 
 def sweep_of(plan: Plan, folder: Path, watch: Callable[[int, int], None] = lambda _, __: None) -> Sweep:
-    """The plan's cells, in the order in which they are run; ``watch`` gets how many of how many are checked.
-
-    Raises:
-        UsageError: what ``edgepeft train`` would refuse, with the cell's name; two cells that are one run.
-    """
+    """The plan's cells, in the order in which they are run; ``watch`` gets how many of how many are checked."""
     made = _Grid(plan := recorded(plan, folder), folder)
     combinations = list(made.combinations())
     cells: dict[str, Cell] = {}

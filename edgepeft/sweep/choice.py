@@ -109,11 +109,7 @@ class Choice:
 
 
 def candidates(sweep: Sweep, data: str | None = None, backbone: str | None = None) -> list[Candidate]:
-    """The methods that ran on every data set, or on the one that is named, at the largest size, on one backbone.
-
-    Raises:
-        UsageError: no run is done there; several backbones and none is named.
-    """
+    """The methods that ran on every data set, or on the one that is named, at the largest size, on one backbone."""
     found = [column for column in columns(sweep) if data in (None, column.place[1])]
     names = list(dict.fromkeys(column.place[0] for column in found))
     if backbone is None and len(names) > 1:
@@ -139,9 +135,6 @@ def choose(found: Sequence[Candidate], budget: Budget) -> Choice:
 
     Cheapest is the most texts a minute; of methods within 5 % of it, for which a prediction is not sharp enough, the
     fewest bytes.
-
-    Raises:
-        DoesNotFit: none is within the budget; says by how much the nearest misses.
     """
     fitting = [(each, each.costs) for each in found if each.costs and not budget.misses(each.costs)]
     if not fitting:
@@ -193,9 +186,6 @@ def exported(cards: Sequence[DeltaCard], backbone: str, work: Path) -> Bundle:
         cards: one a method.
         backbone: a folder or Hub name.
         work: an empty folder, which is written to.
-
-    Raises:
-        UsageError: a backbone or method that cannot be exported; not the backbone that was trained on.
     """
     opened, folders = open_backbone(backbone), []
     if opened.sha256 != (trained := cards[0].backbone).sha256:
@@ -238,9 +228,6 @@ def costs_of(
         tasks: how many tasks of one method answer each text.
         length: of a text in tokens; None takes 128, or as many as the tasks were trained on.
         measured: the time of a text by task; None predicts it.
-
-    Raises:
-        UsageError: a length that the backbone does not take; a task that writes text.
     """
     base = _base()
     how: dict[str, Any] = {"tasks": tasks, "length": length, "base": base}

@@ -40,12 +40,7 @@ class Cluster:
     """A connection to a cluster, which is an executor of jobs."""
 
     def __init__(self, address: str) -> None:
-        """Connect.
-
-        Raises:
-            MissingPackage: Ray is not installed.
-            UsageError: the cluster cannot be reached, or does not take the token.
-        """
+        """Connect."""
         os.environ.setdefault("RAY_AUTH_MODE", "token")  # a cluster that anyone may use must be asked for
         with requiring("ray", "--ray"):
             import ray
@@ -126,11 +121,7 @@ class Cluster:
 
 
 def _reach(address: str) -> None:
-    """See that something listens there: Ray itself tries for minutes.
-
-    Raises:
-        OSError: nothing does.
-    """
+    """See that something listens there: Ray itself tries for minutes."""
     host, colon, port = address.rpartition(":")
     if colon and port.isdigit() and "://" not in address:
         socket.create_connection((host, int(port)), timeout=_REACHED_S).close()

@@ -119,20 +119,12 @@ class Sweep:
         return self.folder / "runs" / cell.name
 
     def options(self, cell: Cell) -> dict[str, Any]:
-        """The options of a cell's run, with the paths that its data and backbone have here.
-
-        Raises:
-            UsageError: a variable of the plan is not set.
-        """
+        """The options of a cell's run, with the paths that its data and backbone have here."""
         return placed(cell.options, self.folder)
 
     @cached_property
     def results(self) -> Mapping[str, Result]:
-        """The lines of ``results.jsonl`` by their runs' names; none where the sweep was not folded.
-
-        Raises:
-            DataError: a line is damaged.
-        """
+        """The lines of ``results.jsonl`` by their runs' names; none where the sweep was not folded."""
         path = self.folder / RESULTS_FILE
         lines = path.read_bytes().splitlines() if path.is_file() else []
         found, reader = dict[str, Result](), TypeAdapter(Result)
@@ -187,11 +179,7 @@ class Sweep:
         return "begun" if self.checkpoint(cell) else "open"
 
     def card(self, cell: Cell) -> DeltaCard:
-        """The card of a run that is done.
-
-        Raises:
-            BundleError: it is damaged.
-        """
+        """The card of a run that is done."""
         folded = self.results.get(cell.name)
         return folded.card if folded and folded.card else read_card(self.run(cell))
 
@@ -267,11 +255,7 @@ class Sweep:
         write_atomically(self.folder / SWEEP_FILE, text.encode(errors="replace"))
 
     def require_sources(self, before: Mapping[str, str]) -> None:
-        """See that data and backbones are those that earlier runs of this folder had.
-
-        Raises:
-            UsageError: one changed.
-        """
+        """See that data and backbones are those that earlier runs of this folder had."""
         for name, digest in self.sources.items():
             if before.get(name, digest) != digest:
                 raise UsageError(
@@ -306,12 +290,7 @@ def name_of(asked: Mapping[str, Any]) -> str:
 
 
 def open_sweep(folder: Path) -> Sweep:
-    """The sweep of a folder, as its runs are.
-
-    Raises:
-        UsageError: there is none.
-        DataError: its ``sweep.json`` is damaged, or of another version.
-    """
+    """The sweep of a folder, as its runs are."""
     path = folder / SWEEP_FILE
     try:
         document = json.loads(path.read_bytes())

@@ -28,8 +28,7 @@ from edgepeft.common.errors import EdgepeftError
 from edgepeft.data.training_loop.checkpoint import Diverged
 from edgepeft.data.training_loop.run import Interrupted, Progress
 from edgepeft.sweep.folder import ANSWERS_FILE, Cell, Outcome, Sweep
-from edgepeft.training.loop import TrainResult, train
-from edgepeft.training.output import prepare_output
+from edgepeft.training.loop import TrainResult, prepare_output, train
 from edgepeft.training.request import Request
 
 __all__ = ["Ended", "Job", "Moved", "compute", "run_local"]
@@ -189,10 +188,6 @@ def compute(job: Job, watch: Callable[[Progress], None], stop: Callable[[], bool
     """Run the cell in its folder, from its last checkpoint where there is one; the outcome is written down too.
 
     None: it has come to ``until``.
-
-    Raises:
-        Interrupted: ``stop`` returned True; a checkpoint is written.
-        EdgepeftError: as ``edgepeft.training.loop.train``.
     """
     if job.gpu is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = str(job.gpu)

@@ -123,11 +123,7 @@ def _text(value: Any) -> str:
 
 
 def rate_of(given: float | str, default: float) -> float:
-    """A learning rate: a number as it is, ``3x`` as three times the default, to three digits.
-
-    Raises:
-        UsageError: neither.
-    """
+    """A learning rate: a number as it is, ``3x`` as three times the default, to three digits."""
     times = _TIMES.fullmatch(given) if isinstance(given, str) else None
     if times:
         return float(f"{float(times[1]) * default:.3g}")
@@ -137,11 +133,7 @@ def rate_of(given: float | str, default: float) -> float:
 
 
 def share_of_rows(size: int | str, rows: int) -> int | None:
-    """How many of so many training rows a size is; None for all.
-
-    Raises:
-        UsageError: it is neither a number of rows nor a share.
-    """
+    """How many of so many training rows a size is; None for all."""
     if isinstance(size, str):
         number = re.fullmatch(r"(\d+(?:\.\d+)?)%", size)
         if number is None or not 0 < float(number[1]) <= 100:
@@ -153,11 +145,7 @@ def share_of_rows(size: int | str, rows: int) -> int | None:
 
 
 def read_plan(path: Path) -> Plan:
-    """The plan with its paths as one would give them here; absolute ones and their variables stay as they are.
-
-    Raises:
-        UsageError: not there, no TOML, an unknown key or a value of another type; a variable that is not set.
-    """
+    """The plan with its paths as one would give them here; absolute ones and their variables stay as they are."""
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
         plan = Plan.model_validate(document)
@@ -198,11 +186,7 @@ def recorded(plan: Plan, folder: Path) -> Plan:
 
 
 def placed(options: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Options of ``edgepeft train`` that a sweep in ``folder`` wrote down, with paths that can be opened here.
-
-    Raises:
-        UsageError: a variable is not set.
-    """
+    """Options of ``edgepeft train`` that a sweep in ``folder`` wrote down, with paths that can be opened here."""
     found = dict(options)
     for name in (name for name in ("backbone", *PATHS) if isinstance(options.get(name), str)):
         text = _expanded(options[name])

@@ -45,10 +45,6 @@ def run_sweep(
         like: a job whose settings all have, but for the cell.
         halve: have half of each method's runs go no further after each of ``RUNGS``.
         watch: is told how it goes.
-
-    Raises:
-        UsageError: data or a backbone are others than the folder's runs had; nothing to halve.
-        EdgepeftError: another process computes this sweep.
     """
     if halve:
         require_halvable(sweep)
@@ -70,11 +66,7 @@ def run_sweep(
 
 
 def fold(sweep: Sweep) -> Sweep:
-    """The sweep with its runs as lines of ``results.jsonl``, as ``Sweep.folded``.
-
-    Raises:
-        EdgepeftError: another process computes this sweep; no space left.
-    """
+    """The sweep with its runs as lines of ``results.jsonl``, as ``Sweep.folded``."""
     with locked(sweep.folder, _OTHERS_S):
         return sweep.folded()
 
@@ -111,11 +103,7 @@ def _run(
 
 
 def require_halvable(sweep: Sweep) -> None:
-    """See that some method has several runs to choose among, and that they are evaluated before their end.
-
-    Raises:
-        UsageError: neither is so.
-    """
+    """See that some method has several runs to choose among, and that they are evaluated before their end."""
     if all(len(arms) == 1 for arms in _arms(sweep.cells)):
         raise UsageError(
             "--halve drops a method's worse rates and settings early, and here each method has one of each; leave it "

@@ -52,11 +52,7 @@ Promise = Mapping[str, float]
 
 
 def promise_of(coverage: float | None, risk: float | None) -> Promise:
-    """What is asked for by ``--coverage`` or ``--risk``.
-
-    Raises:
-        UsageError: both are, or one is no share between 0 and 1.
-    """
+    """What is asked for by ``--coverage`` or ``--risk``."""
     given = {name: value for name, value in (("coverage", coverage), ("risk", risk)) if value is not None}
     if len(given) > 1:
         raise UsageError("--coverage and --risk exclude each other: an answer is unsure by one threshold.")
@@ -79,11 +75,7 @@ class Certainty:
         return {}
 
     def promising(self, promise: Promise, n: int) -> Self:
-        """This kind with that to be kept, by ``n`` evaluation rows; nothing, where nothing is promised.
-
-        Raises:
-            UsageError: such answers have no probabilities, or the rows are too few.
-        """
+        """This kind with that to be kept, by ``n`` evaluation rows; nothing, where nothing is promised."""
         if promise:
             raise UsageError(
                 f"--{next(iter(promise))} is for a classification or a choice, whose answers have probabilities; this "

@@ -145,11 +145,7 @@ class Long(Facts):
         return texts * (1 - (longest - length) // (longest - self.overlap(longest))), longest
 
     def require_sound_windows(self) -> None:
-        """See that what a card says of windows can be.
-
-        Raises:
-            ValueError: it cannot.
-        """
+        """See that what a card says of windows can be."""
         stride, pool = self.chosen.get("stride", 1), self.chosen.get("pool", self.pools[0])
         if isinstance(stride, bool) or not isinstance(stride, int) or stride < 1:
             raise ValueError(f"the stride of its windows is a whole number from 1; found {stride!r}")
@@ -160,11 +156,7 @@ class Long(Facts):
 
     @classmethod
     def long_asked(cls, long: str | None, stride: int | None) -> str:
-        """How long texts are read, where that is asked for, with so many tokens that windows share.
-
-        Raises:
-            UsageError: this kind cannot.
-        """
+        """How long texts are read, where that is asked for, with so many tokens that windows share."""
         usual = WINDOWS if cls.passages else CUT
         if cls.writes and long == WINDOWS:
             raise UsageError(

@@ -36,11 +36,7 @@ class Softmax:
     chosen: Mapping[str, Any]
 
     def check(self) -> None:
-        """See that the temperature and a threshold with its one promise can be used.
-
-        Raises:
-            ValueError: they cannot.
-        """
+        """See that the temperature and a threshold with its one promise can be used."""
         names = ("temperature", "threshold", *_NEEDED)
         for name, value in ((name, self.chosen[name]) for name in names if name in self.chosen):
             number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
@@ -55,11 +51,7 @@ class Softmax:
         return {name: float(self.chosen[name]) for name in _NEEDED if name in self.chosen}
 
     def promising(self, promise: Promise, n: int) -> dict[str, Any]:
-        """``chosen`` with another promise, whose threshold is not known yet.
-
-        Raises:
-            UsageError: ``n`` evaluation rows are too few for it.
-        """
+        """``chosen`` with another promise, whose threshold is not known yet."""
         for name, value in promise.items():
             if n < (least := _NEEDED[name](value)):
                 raise UsageError(
@@ -125,11 +117,7 @@ class OneOfSeveral(Certainty):
     chosen: Mapping[str, Any]
 
     def __post_init__(self) -> None:
-        """See that what was chosen of its probabilities can be used.
-
-        Raises:
-            ValueError: it cannot.
-        """
+        """See that what was chosen of its probabilities can be used."""
         self.softmax.check()
 
     @property

@@ -39,11 +39,7 @@ _FORMS = '{"text": ["1912"], "answer_start": [17]}, as SQuAD has them, empty lis
 
 
 def answers_label(value: Any, where: str) -> str:
-    """The canonical text of a row's answers.
-
-    Raises:
-        DataError: they are none.
-    """
+    """The canonical text of a row's answers."""
     try:
         return json.dumps([_pair(*each) for each in _pairs(value)], ensure_ascii=False, separators=(",", ":"))
     except (TypeError, KeyError, ValueError):
@@ -70,11 +66,7 @@ def _pair(start: Any, text: Any) -> list[Any]:
 
 
 def answers_of(row: Row) -> list[tuple[int, str]]:
-    """Where each answer starts, and its text, checked against the passage.
-
-    Raises:
-        DataError: there is no question or passage; an answer does not stand where it should.
-    """
+    """Where each answer starts, and its text, checked against the passage."""
     passage, found = row.sentence2 or "", [(start, text) for start, text in json.loads(row.label or "[]")]
     for name, text in (("question", row.sentence1), ("passage", passage)):
         if not text.strip():

@@ -90,11 +90,7 @@ def entities(tags: Sequence[str]) -> list[Entity]:
 
 
 def _scheme(tags: Iterable[str]) -> str:
-    """Its letters.
-
-    Raises:
-        ValueError: no scheme has these.
-    """
+    """Its letters."""
     tags = [tag for tag in tags if tag != OUTSIDE]
     lettered = [tag for tag in tags if tag[0] in _LETTERS and tag[1:2] in ("", "-")]
     if len(lettered) < len(tags):
@@ -110,11 +106,7 @@ def _scheme(tags: Iterable[str]) -> str:
 
 
 def complete(tags: Iterable[str]) -> tuple[str, ...]:
-    """All tags of the scheme that these are of, sorted: an I- for each B-, and O.
-
-    Raises:
-        ValueError: they are of none.
-    """
+    """All tags of the scheme that these are of, sorted: an I- for each B-, and O."""
     tags = set(tags)
     scheme = _scheme(tags)
     made = tags if scheme == _NAMED else {_tag(letter, type_of(tag)) for tag in tags - {OUTSIDE} for letter in scheme}
@@ -166,11 +158,7 @@ class Tagged(NamedTuple):
 
 
 def tagged_label(value: Any, where: str) -> str:
-    """The canonical text of what a row says of its words.
-
-    Raises:
-        DataError: it is neither tags nor spans; a span is empty or reversed, or two overlap.
-    """
+    """The canonical text of what a row says of its words."""
     if isinstance(value, Mapping) and len(value) == 1 and {*value} <= {"tags", "spans"}:
         name, value = next(iter(value.items()))
     else:
@@ -213,11 +201,7 @@ def _span(value: Any, where: str) -> tuple[int, int, str]:
 
 
 def tagged_row(row: Row) -> Tagged:
-    """What a row says, checked against its text.
-
-    Raises:
-        DataError: a pair; no words; tags that are not as many; a span past the text, of no word, or of another's word.
-    """
+    """What a row says, checked against its text."""
     if row.sentence2 is not None:
         raise DataError(f"{row.where}: tags are of one text, and this row is a pair; leave the second one out.")
     text, words, read = row.sentence1, words_of(row.sentence1), json.loads(row.label or "null")

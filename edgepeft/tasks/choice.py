@@ -220,11 +220,7 @@ class Choice(OneOfSeveral, TaskType):
 
 
 def _right(row: Row) -> int:
-    """The index of the right candidate.
-
-    Raises:
-        DataError: there are no candidates, or the label is none.
-    """
+    """The index of the right candidate."""
     candidates = row.candidates
     if not candidates:
         raise _no_candidates(row.where)

@@ -205,11 +205,7 @@ def cross_entropy(logits: str, labels: str, axis: int, out: str) -> Nodes:
 
 
 def require_few(labels: Sequence[str], n: int, file: str) -> None:
-    """See that labels, which stand ``n`` times in rows, stand more than once.
-
-    Raises:
-        DataError: there are many, of which most stand once.
-    """
+    """See that labels, which stand ``n`` times in rows, stand more than once."""
     if len(labels) > MANY and 2 * len(labels) > n:
         raise DataError(
             f"{file}: {len(labels):,} different labels in {n:,} rows, such as {listed(labels[:3])}; a label stands in "

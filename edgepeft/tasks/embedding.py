@@ -64,11 +64,7 @@ class Embedding(TaskType):
     pools: ClassVar[tuple[str, ...]] = ("direction",)
 
     def __post_init__(self) -> None:
-        """See that what was chosen can be.
-
-        Raises:
-            ValueError: it cannot.
-        """
+        """See that what was chosen can be."""
         dims, scored = self.chosen.get("dims", 1), self.chosen.get("scored", True)
         if not isinstance(dims, int) or isinstance(dims, bool) or dims < 1 or not isinstance(scored, bool):
             raise ValueError(

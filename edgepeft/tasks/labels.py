@@ -71,11 +71,7 @@ class Labels(TaskType):
     problem_type: ClassVar[str] = "multi_label_classification"
 
     def __post_init__(self) -> None:
-        """See that there is a threshold between 0 and 1 for each label, where there are any.
-
-        Raises:
-            ValueError: there is not.
-        """
+        """See that there is a threshold between 0 and 1 for each label, where there are any."""
         given = self.chosen.get("thresholds")
         if given is None:
             return

@@ -82,11 +82,7 @@ class Regression(TaskType):
         return None
 
     def expected(self, row: Row) -> float:
-        """The number.
-
-        Raises:
-            DataError: it is not a finite one.
-        """
+        """The number."""
         try:
             number = float(row.label or "")
         except ValueError:

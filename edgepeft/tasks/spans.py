@@ -64,11 +64,7 @@ class Spans(TaskType):
     model: ClassVar[str] = "ForQuestionAnswering"
 
     def __post_init__(self) -> None:
-        """See that what was chosen can be.
-
-        Raises:
-            ValueError: it cannot.
-        """
+        """See that what was chosen can be."""
         threshold = self.chosen.get("threshold", 0.0)
         if isinstance(threshold, bool) or not isinstance(threshold, int | float) or not math.isfinite(threshold):
             raise ValueError(f"the threshold of no answer is a number; found {threshold!r}")

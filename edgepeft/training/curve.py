@@ -47,11 +47,7 @@ def _point(rows: int, result: TrainingLoopResult | None) -> dict[str, Any]:
 
 
 def draw_curve(metrics: Mapping[str, Any], title: str, folder: Path) -> None:
-    """Draw a card's ``metrics`` as ``curve.png`` and ``curve.svg`` in a folder.
-
-    Raises:
-        MissingPackage: matplotlib is not installed.
-    """
+    """Draw a card's ``metrics`` as ``curve.png`` and ``curve.svg`` in a folder."""
     with requiring("train", "the picture of a learning curve"):
         from edgepeft.common import plotting as drawing
 

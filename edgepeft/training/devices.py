@@ -22,12 +22,7 @@ _FULL = ("out of memory", "can't allocate memory")  # of MPS and the CPU, whose 
 
 
 def device_of(asked: str) -> torch.device:
-    """The device that ``--device`` asks for; auto is the accelerator, or the CPU where there is none.
-
-    Raises:
-        UnknownName: no such kind.
-        UsageError: this machine, or this PyTorch, has none of that kind.
-    """
+    """The device that ``--device`` asks for; auto is the accelerator, or the CPU where there is none."""
     if asked not in KINDS:
         raise UnknownName("device", asked, KINDS)
     accelerator = torch.accelerator.current_accelerator(check_available=True)
@@ -48,11 +43,7 @@ def device_named(device: torch.device) -> str:
 
 
 def check_memory(device: torch.device, method: Method, architecture: Architecture) -> None:
-    """See that what does not depend on the rows has room: the model, and what a method trains of it, in float32.
-
-    Raises:
-        DoesNotFit: the CPU's memory is less; what a GPU has, ``fitting`` says.
-    """
+    """See that what does not depend on the rows has room: the model, and what a method trains of it, in float32."""
     trained, there = method.n_parameters(architecture), memory_bytes()
     needed = _FLOAT_BYTES * (architecture.n_parameters + _COPIES * trained)
     if device.type == "cpu" and needed > there:
@@ -66,11 +57,7 @@ def check_memory(device: torch.device, method: Method, architecture: Architectur
 
 @contextmanager
 def fitting(device: torch.device, options: TrainOptions) -> Iterator[None]:
-    """Run a training within the block.
-
-    Raises:
-        DoesNotFit: the device has no memory left; says which options to lower.
-    """
+    """Run a training within the block."""
     try:
         yield
     except RuntimeError as error:

@@ -69,15 +69,6 @@ def train(
         stop: whether to write a checkpoint and end; called after every step.
         start: every tensor of the delta, to begin there and not where the method does.
         shared: a folder of hidden states, which runs on the same rows of the same backbone leave each other.
-
-    Raises:
-        UsageError: options that this backbone, method or data cannot have; ``out`` exists.
-        BundleError: ``start`` is of another method or number of labels.
-        Diverged: the loss or a gradient is not finite, or the losses are far above their start; ``out`` holds the best
-            tensors so far where there was an evaluation.
-        DoesNotFit: the device has no memory left, or not what the method takes whatever the rows are.
-        EdgepeftError: no space left on the disk.
-        Interrupted: ``stop`` returned True; a checkpoint is in ``out``.
     """
     checkpoint = prepare_output(out := Path(out), resume=resume, force=force)
     backbone, method = open_backbone(backbone), method_of(method)
@@ -114,11 +105,7 @@ def train(
 
 
 def settled(backbone: Backbone, method: Method, data: TaskData, options: TrainOptions) -> tuple[TaskData, TrainOptions]:
-    """Rows and options with every default filled in.
-
-    Raises:
-        UsageError: as ``TrainOptions.resolved``.
-    """
+    """Rows and options with every default filled in."""
     options = options.resolved(backbone, method, data.task_kind, _longest_target(backbone, data))
     return replace(data, stride=options.stride), options
 
@@ -218,12 +205,7 @@ class _Run:
 
 
 def _outcome(loop: TrainingLoop) -> tuple[TrainingLoopResult, Diverged | None]:
-    """The result; of a run that diverged that of its best evaluation, and why it ended.
-
-    Raises:
-        Diverged: before an evaluation.
-        Interrupted: as ``TrainingLoop.run``.
-    """
+    """The result; of a run that diverged that of its best evaluation, and why it ended."""
     try:
         return loop.run(), None
     except Diverged as diverged:
@@ -269,12 +251,7 @@ OURS = {CARD_FILE, TENSORS_FILE, EVALUATION_FILE, FOLDER, *PICTURES}
 
 
 def prepare_output(out: Path, *, resume: bool, force: bool) -> Path | None:
-    """The checkpoint to continue from, or None for a new run; touches nothing.
-
-    Raises:
-        UsageError: the folder holds something, and neither flag fits it; the message says which would. Or it is a
-            mount point.
-    """
+    """The checkpoint to continue from, or None for a new run; touches nothing."""
     if resume and force:
         raise UsageError("--resume and --force exclude each other: continue what is there, or replace it.")
     if out.exists() and not out.is_dir():

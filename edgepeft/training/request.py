@@ -70,11 +70,7 @@ class Request(BaseModel):
     bf16: bool = False
 
     def begun(self) -> Begun:
-        """The request with names looked up and numbers checked; no file is read.
-
-        Raises:
-            UsageError: an unknown name, or options that exclude each other; a device that is not there.
-        """
+        """The request with names looked up and numbers checked; no file is read."""
         method = method_named(self.method).from_settings(self.set)
         posed = posing(
             **{name: getattr(self, name) for name in _OF_TEXT},
@@ -103,11 +99,7 @@ class Begun:
     options: TrainOptions
 
     def rows(self) -> TaskData:
-        """The rows in parts.
-
-        Raises:
-            UsageError, DataError: as ``load_data``.
-        """
+        """The rows in parts."""
         asked, posed = self.request, self.posing
         columns = Columns(*(getattr(asked, name) for name in _COLUMNS[:3]))
         columns = columns._replace(separator=asked.label_separator)

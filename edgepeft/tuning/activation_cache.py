@@ -84,9 +84,6 @@ def training_graph(
 
     The cut is None where the embeddings, or what follows them at once, are trained or adapted: there is nothing to
     compute once; and where a decoder has several states for a row, one for each node of its labels.
-
-    Raises:
-        BundleError: the graph breaks ONNX's rules, or an operator of the task has no gradient.
     """
     try:
         check_standard(deployed)
@@ -140,9 +137,6 @@ class HiddenStates:
     def fill(self, model: onnx.ModelProto, bundle: Path, rows: Encoded, threads: int | None) -> Iterator[int]:
         """Compute them, packed, with ``below`` of the split, unless they were read; yields the number of rows after
         each batch.
-
-        Raises:
-            EdgepeftError: the disk has no room for the file that is kept.
         """
         if self._there:
             yield len(rows.targets)

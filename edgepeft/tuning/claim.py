@@ -19,12 +19,7 @@ _FOLDER = ".tune"
 
 @contextlib.contextmanager
 def claim(bundle: Path, task: str) -> Iterator[Path]:
-    """Hold the task for one run; yields the folder of its checkpoints.  A dead process holds nothing.
-
-    Raises:
-        UsageError: another run holds it.
-        EdgepeftError: the bundle cannot be written.
-    """
+    """Hold the task for one run; yields the folder of its checkpoints.  A dead process holds nothing."""
     folder = bundle / _FOLDER / task
     try:
         folder.mkdir(parents=True, exist_ok=True)

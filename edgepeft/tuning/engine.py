@@ -77,11 +77,7 @@ class OnnxRuntimeEngine(TrainingEngine):
         self.proximal: tuple[float, Arrays] | None = None
 
     def prepare(self, advance: Callable[[int, int], None] = lambda _, __: None) -> None:
-        """Compute the hidden states, where they are kept; ``advance`` gets the number of rows done and of all.
-
-        Raises:
-            EdgepeftError: the disk has no room for them.
-        """
+        """Compute the hidden states, where they are kept; ``advance`` gets the number of rows done and of all."""
         if self._split is None or self._hidden:
             return
         parts = {part: self._rows[part] for part in ("train", "eval")}

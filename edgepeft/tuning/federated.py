@@ -29,11 +29,7 @@ _A, _B = "/A", "/B"
 
 
 def checked_tensors(given: Mapping[str, NDArray[Any]], like: Arrays, who: str) -> Arrays:
-    """Copies in float32, in the order of ``like``; ``who`` is what an error calls what is given.
-
-    Raises:
-        DataError: a name is lacking or unknown, a shape is another, a value is not finite.
-    """
+    """Copies in float32, in the order of ``like``; ``who`` is what an error calls what is given."""
     for what, odd in (("lack", like.keys() - given.keys()), ("have unknown", given.keys() - like.keys())):
         if odd:
             raise DataError(
@@ -76,9 +72,6 @@ def average_products(boards: Sequence[Arrays], weights: Sequence[float]) -> Prod
     Args:
         boards: the tensors of each, all of the same names and shapes.
         weights: of each board, such as its number of rows.
-
-    Raises:
-        UsageError: there is no such pair, as in a method that is no LoRA, or where one of the two is frozen.
     """
     shares = np.asarray(weights, np.float64) / np.sum(weights)
     pairs = [(name, f"{name.removesuffix(_A)}{_B}") for name in boards[0] if _is_pair(boards[0], name)]

@@ -106,11 +106,6 @@ def bundle_fit(
         template: fine-tune a new task from this template instead of the task.
         finetune: predict fine-tuning too.
         decoding: of a task that writes text, how; as many tokens as it allows.
-
-    Raises:
-        UnknownName: no such task or template.
-        UsageError: sizes that the model does not take, or a reserve that leaves nothing.
-        BundleError: a damaged bundle.
     """
     allowed = profile.memory_bytes - reserve
     if reserve < 0 or allowed <= 0:

@@ -83,16 +83,7 @@ class _Facts(_Part):
 
 
 def prepare_tuned(bundle: Bundle, path: Path, *, replace: bool = False) -> PreparedTask:
-    """The task's next version, verified and ready to be committed; writes nothing.
-
-    Raises:
-        UsageError: there is no such file; ``replace`` is not given, for the task is there already.
-        UnknownName: the bundle has no such task.
-        BundleError: the file is damaged, or of another backbone.
-        DataError: it is of another version of the task; its tensors are not the task's, or not finite; a page cannot
-            tune such a task.
-        VerificationFailed: the task does not give here what its training graph gives.
-    """
+    """The task's next version, verified and ready to be committed; writes nothing."""
     if not path.is_file():
         raise UsageError(f"{path} is not there; give the file that the page offered, <task>.tuned.safetensors.")
     facts, account = _read(path)

@@ -164,12 +164,7 @@ class StepLayout:
 def lay_out(
     bundle: Bundle, subject: TuningSubject, options: TuneOptions, rows: Mapping[str, Encoded], batch_size: int
 ) -> StepLayout:
-    """Decide before anything is opened.
-
-    Raises:
-        UsageError: more rows at once than a step has.
-        DoesNotFit: no step, or not the one that was asked for, fits the memory that is allowed.
-    """
+    """Decide before anything is opened."""
     asked, notes = options.micro_batch, []
     if asked is not None and asked > batch_size:
         raise UsageError(f"--micro-batch {asked} is more than the {batch_size} rows of a step.")
@@ -213,9 +208,6 @@ def demand_of(
 
     ``target`` are the tokens of the longest target, where text is taught, None as many as the task may write: of such a
     task no hidden states are kept.  ``each`` are the token rows of the row that has most.
-
-    Raises:
-        BundleError: an operator of the task has no gradient.
     """
     checkpoint, facts, writing = bundle.checkpoint, subject.facts, subject.writing
     if target is None:
@@ -288,11 +280,7 @@ class MemoryBudget:
 
 
 def allowed_memory(profile: str | None, asked: str | None) -> MemoryBudget:
-    """The least of what the profile has, what was asked for, and what host and control groups give.
-
-    Raises:
-        UsageError: no such profile, or no amount of memory.
-    """
+    """The least of what the profile has, what was asked for, and what host and control groups give."""
     budgets = [MemoryBudget(memory_bytes(), "this host or its control group")]
     if profile is not None:
         budgets.append(MemoryBudget(load_profile(profile).memory_bytes, f"profile {profile}"))
@@ -302,11 +290,7 @@ def allowed_memory(profile: str | None, asked: str | None) -> MemoryBudget:
 
 
 def amount_of(text: str, option: str = "--memory") -> int:
-    """``"1.5GiB"`` in bytes.
-
-    Raises:
-        UsageError: it is no amount of memory.
-    """
+    """``"1.5GiB"`` in bytes."""
     match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-z]*)\s*", text, re.IGNORECASE | re.ASCII)
     if match is None or match[2].upper() not in _UNITS or float(match[1]) <= 0:
         raise UsageError(f"{option} {text!r} is no amount of memory; give one such as 800MB or 1.5GiB.")

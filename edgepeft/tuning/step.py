@@ -283,20 +283,12 @@ class Expansion:
     def __init__(
         self, delta: onnx.ModelProto, facts: TrainingFacts, checkpoint: Checkpoint, threads: int | None = None
     ) -> None:
-        """Make nothing yet.
-
-        Raises:
-            BundleError: the recipe is none that this version knows.
-        """
+        """Make nothing yet."""
         self._generator = generator_of(delta) if facts.generated else None
         self._facts, self._checkpoint, self._threads = facts, checkpoint, thread_count(threads)
 
     def inputs(self, trained: Arrays) -> Arrays:
-        """What graphs take, by ``facts.leaves``.
-
-        Raises:
-            BundleError: the recipe cannot be followed.
-        """
+        """What graphs take, by ``facts.leaves``."""
         generator, checkpoint = self._generator, self._checkpoint
         if generator is None:
             return trained

@@ -153,11 +153,7 @@ class TuningSubject:
         return self.facts.tensors(self.delta)
 
     def as_stored(self, tensors: Arrays) -> Arrays:
-        """The values that the task's file will have of these tensors.
-
-        Raises:
-            UsageError: one is beyond what half precision holds.
-        """
+        """The values that the task's file will have of these tensors."""
         return {n: rounded(n, t).astype(np.float32) if n in self.half else t for n, t in tensors.items()}
 
     def with_tensors(self, tensors: Arrays, **account: dict[str, Any]) -> onnx.ModelProto:
@@ -233,10 +229,6 @@ class Files:
     ) -> TaskData:
         """Read them; ``labels`` are those that the head has, None takes the data's; ``promised`` is what the task's
         answers keep already.
-
-        Raises:
-            UsageError: such a task has no classes to balance, or cannot keep what is promised.
-            DataError: the rows cannot be used.
         """
         if options.balanced and not kind.one_label:
             raise UsageError(f"--balanced weighs classes, and {kind.title} has none; leave --balanced out.")
@@ -257,13 +249,7 @@ class Files:
 
 
 def from_task(bundle: Bundle, task: str, files: Files, options: TuneOptions, *, partial: bool = False) -> TuningSubject:
-    """Go on from a task of the bundle.
-
-    Raises:
-        UnknownName: no such task.
-        UsageError: the options do not fit it; it is too large to be tuned.
-        DataError: the rows do not fit it.
-    """
+    """Go on from a task of the bundle."""
     entry = bundle.entry(task)
     entry.require_tunable(task)
     delta = bundle.delta_graph(task)
@@ -313,12 +299,6 @@ def from_template(
 ) -> TuningSubject:
     """Start a task of that kind: its labels are the data's, its head is drawn from the seed; ``new`` says that it must
     not be there.
-
-    Raises:
-        UnknownName: no such template.
-        UsageError: the bundle has a task of that name, the template makes none of that kind, or its labels cannot be
-            scored.
-        DataError: the rows have a single label, or are too few.
     """
     check_new_name(task, bundle.manifest.tasks)
     entry = bundle.manifest.template(template)

@@ -43,11 +43,7 @@ def library_files(packages: Sequence[str]) -> list[LibraryFile]:
 
 
 def installed() -> Path:
-    """The cache's ``node_modules``, after ``npm ci`` where it is not there yet.
-
-    Raises:
-        EdgepeftError: npm is not installed, or it failed.
-    """
+    """The cache's ``node_modules``, after ``npm ci`` where it is not there yet."""
     folder = cache_folder() / "web" / sha256_of(package_data("web") / _PINS[1])[:16]
     modules = folder / "node_modules"
     if all((modules / file.package / file.path).is_file() for file in library_files([ORT, TOKENIZERS])):
@@ -75,11 +71,7 @@ def _run_npm(folder: Path) -> None:
 
 
 def copy_libraries(modules: Path, packages: Sequence[str], out: Path) -> None:
-    """Copy what a site needs of ``modules``, each file after a look at its hash.
-
-    Raises:
-        UsageError: it is no ``node_modules``, lacks a package, or has another version of it.
-    """
+    """Copy what a site needs of ``modules``, each file after a look at its hash."""
     (out / "lib").mkdir(exist_ok=True)
     for file in library_files(packages):
         source = modules / file.package / file.path

@@ -100,12 +100,6 @@ def write_site(
 
     ``tasks`` are all of the bundle unless some are named, ``libraries`` a ``node_modules``; None takes the cache's.
     ``tunable`` adds the graphs that classifications are tuned by in the page.
-
-    Raises:
-        UsageError: ``out`` exists and ``force`` is not given; a task cannot be answered in a page, or with ``tunable``
-            none can be tuned; the bundle has none; ``libraries`` has not what is needed.
-        UnknownName: there is no such task.
-        BundleError: a file is damaged.
     """
     bundle.encoder()  # a damaged tokenizer is found here
     exact = _is_word_piece(json.loads((bundle.folder / "tokenizer.json").read_bytes()))

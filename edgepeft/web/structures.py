@@ -44,12 +44,7 @@ Axes = dict[str, tuple[str, int]]
 
 
 def require_answerable(bundle: Bundle, tasks: Sequence[str], *, places: bool) -> None:
-    """See that a page can answer these tasks; ``places``: its tokenizer knows where in a text each token stands.
-
-    Raises:
-        UnknownName: there is no such task.
-        UsageError: it cannot; names each of them, and says why.
-    """
+    """See that a page can answer these tasks; ``places``: its tokenizer knows where in a text each token stands."""
     refused = {task: reason for task in tasks if (reason := _reason(bundle, task, places))}
     if refused:
         listed = "; ".join(f"{task} {reason}" for task, reason in refused.items())
@@ -76,9 +71,6 @@ def _reason(bundle: Bundle, task: str, places: bool) -> str:
 def write_task(bundle: Bundle, task: str, out: Path, *, tunable: bool = False) -> dict[str, Any]:
     """Write a task's graph, values and check file into the site, and what tunes it where that is asked for; returns its
     entry in ``site.json``.
-
-    Raises:
-        BundleError: a file is damaged.
     """
     entry = bundle.entry(task)
     model = bundle.graph(task)

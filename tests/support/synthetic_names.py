@@ -1,6 +1,6 @@
 """Write ``train.jsonl`` and ``test.jsonl``: SYNTHETIC texts with people, places and firms, tagged as BIO.
 
-    python tests/tasks/synthetic_names.py FOLDER [rows to train on] [rows to test on]
+    python tests/support/synthetic_names.py FOLDER [rows to train on] [rows to test on]
 
 The test's templates and fillers are none of those that train; some fillers are of two types, by what stands around them.
 """

@@ -1,4 +1,4 @@
-"""How far from its exact value float32 may leave what a test compares: `tests/rounding.py` tells how far."""
+"""How far from its exact value float32 may leave what a test compares: `rounding.py` tells how far."""
 
 from __future__ import annotations
 

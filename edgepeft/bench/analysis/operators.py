@@ -112,12 +112,7 @@ def _peak(model: onnx.ModelProto, executed: Sequence[Executed]) -> int:
 
 
 def profile_all(units: Sequence[Unit], start: Start) -> tuple[ProfiledPass, ...]:
-    """The result's ``operators``: the backbone and every task, as ONNX Runtime answers with them.
-
-    Raises:
-        UsageError: nothing of that kind was asked for.
-        EdgepeftError: a worker failed.
-    """
+    """The result's ``operators``: the backbone and every task, as ONNX Runtime answers with them."""
     own = (UnitRole.TASK, UnitRole.BACKBONE)
     jobs = [unit.job for unit in units if unit.job and unit.job.workload == "infer_onnxruntime" and unit.role in own]
     if not jobs:
@@ -127,11 +122,7 @@ def profile_all(units: Sequence[Unit], start: Start) -> tuple[ProfiledPass, ...]
 
 
 def profile_operators(job: Job, start: Start, ceilings: CeilingsRecord) -> ProfiledPass:
-    """One entry, for the first batch of ``job``.
-
-    Raises:
-        EdgepeftError: a worker failed.
-    """
+    """One entry, for the first batch of ``job``."""
     with tempfile.TemporaryDirectory(prefix="edgepeft-profile-") as work:
         target = Path(work) / "trace.json"
         traced = replace(job, workload="profiled", batches=job.batches[:1], settings={"trace": str(target)})
@@ -255,11 +246,7 @@ class Executed:
 
 
 def read_trace(path: Path) -> list[Executed]:
-    """The nodes of a profile that ONNX Runtime wrote, in the order of their first run.
-
-    Raises:
-        ValueError: it is no profile of such a run.
-    """
+    """The nodes of a profile that ONNX Runtime wrote, in the order of their first run."""
     events = json.loads(path.read_text(encoding="utf-8"))
     kernels: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for event in events:
@@ -287,11 +274,7 @@ def _values(described: Sequence[Mapping[str, Sequence[int]]]) -> tuple[Value, ..
 
 
 def trace_plain(model: onnx.ModelProto, folder: Path, inputs: Mapping[str, NDArray[np.int64]]) -> list[Executed]:
-    """Run the graph as it is written: no optimisation, no packing, one thread, so that every host runs the same nodes.
-
-    Raises:
-        BundleError: ONNX Runtime refuses the model.
-    """
+    """Run the graph as it is written: no optimisation, no packing, one thread, so that every host runs the same nodes."""
     import onnxruntime as ort
 
     from edgepeft.runtime.session import open_session, session_options

@@ -24,11 +24,7 @@ _NOTHING_RAN = "predicted from the graph's operators and the profile's rates: no
 
 
 def predicted_result(work: ResolvedRequest, flops_counted: str) -> BenchResult:
-    """The result: a row for each task and for the bare backbone, without samples.
-
-    Raises:
-        UsageError: a scenario that is not of batches.
-    """
+    """The result: a row for each task and for the bare backbone, without samples."""
     if work.scenario.kind is not SampleKind.BATCHES:
         raise UsageError(f"scenario {work.scenario.name} is not of batches; --mode predicted predicts those only.")
     made = [(task, _predictions(work, task)) for task in (*work.subject.model.tasks, None)]

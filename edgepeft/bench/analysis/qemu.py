@@ -73,11 +73,7 @@ class Guest:
         return folders[0].name.removeprefix("onnxruntime-").removesuffix(".dist-info") if folders else "unknown"
 
     def prepare(self, work: Path) -> None:
-        """Build the plugin, and lay the processor's description over the root.
-
-        Raises:
-            EdgepeftError: the compiler fails.
-        """
+        """Build the plugin, and lay the processor's description over the root."""
         overlay = work / "root"
         overlay.mkdir()
         for entry in self.root.iterdir():
@@ -96,11 +92,7 @@ class Guest:
             raise EdgepeftError(f"the plugin that counts instructions cannot be compiled: {done.stderr.strip()[:300]}")
 
     def count(self, work: Path, script: str, arguments: list[str]) -> int:
-        """Instructions of the Python program ``script``, its start and end included.
-
-        Raises:
-            EdgepeftError: it failed, or nothing was counted.
-        """
+        """Instructions of the Python program ``script``, its start and end included."""
         root, plugin = work / "root", work / "count.so"
         inside = root / self.python.relative_to(self.root)
         command = [_QEMU, "-L", str(root), "-plugin", str(plugin), str(inside), "-S", "-c", script, *arguments]
@@ -177,11 +169,7 @@ for _ in range(runs):
 def count_instructions(
     guest: Guest, subject: BenchSubject, lengths: Sequence[int], *, seed: int = 0
 ) -> list[MetricsRecord]:
-    """Entries for the result's ``metrics``: the backbone and every task on the first of these rows.
-
-    Raises:
-        EdgepeftError: the emulated program failed.
-    """
+    """Entries for the result's ``metrics``: the backbone and every task on the first of these rows."""
     bundle, model, row = subject.bundle, subject.model, lengths[:1]
     inputs = random_batch(row, vocab_size=model.vocab_size, pad_id=model.pad_id, seed=seed)
     entries = []

@@ -76,11 +76,7 @@ class Setting:
 def setting_of(
     mode: str, profile: Profile, *, start: StartAt | None = None, root: Path = ROOT, progress: Any = lambda *_: None
 ) -> Setting:
-    """Set up one of the modes that run something.
-
-    Raises:
-        UsageError, EdgepeftError: as ``calibrate``.
-    """
+    """Set up one of the modes that run something."""
     if is_this_board(profile, root):
         name = board_name(root) or cpu_model(root / "proc")
         notes = [f"measured on the device itself ({name}): nothing is emulated"]
@@ -200,12 +196,7 @@ class Calibrated:
 def calibrate(
     profile: Profile, start: StartAt, *, cores: int, progress: Callable[[str, int, int], None] = lambda *_: None
 ) -> Calibrated:
-    """Find the quota on ``cores`` cores.
-
-    Raises:
-        UsageError: the profile has no reference.
-        EdgepeftError: this host is slower than the device, or the quota would be too small, or nothing settles.
-    """
+    """Find the quota on ``cores`` cores."""
     reference, target = profile.reference, profile.reference_seconds
     if reference is None or target is None:
         raise UsageError(

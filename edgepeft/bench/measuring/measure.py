@@ -150,9 +150,6 @@ def measure_units(
 
     A unit that does not fit the memory limit is left out from then on; ``failure`` holds the reason.  Each workload
     has an equal part of the ``budget``, with the starting of its workers; who comes too late is ``left_out``.
-
-    Raises:
-        EdgepeftError: a worker ended for another reason.
     """
     measured = {unit.label: Measured(unit) for unit in units}
     workloads = list(dict.fromkeys(unit.workload for unit in units))

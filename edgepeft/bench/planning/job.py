@@ -23,9 +23,6 @@ def batches_of(lengths: Sequence[int], batch_size: int) -> Batches:
     """Cut lengths into batches in arrival order; a remainder smaller than a batch is left out.
 
     Every sample then answers the same number of texts.  Fewer texts than one batch are one batch.
-
-    Raises:
-        UsageError: ``batch_size`` is not positive.
     """
     if batch_size < 1:
         raise UsageError(f"--batch-size must be at least 1, got {batch_size}.")
@@ -107,11 +104,7 @@ class Job:
         return json.dumps({name: value for name, value in document.items() if value != _default(name)})
 
     def known_to(self, names: Collection[str], version: str) -> Job:
-        """Check that a worker of another version, whose Job has the fields ``names``, can do this job; return it.
-
-        Raises:
-            UsageError: it has a field that the other version lacks.
-        """
+        """Check that a worker of another version, whose Job has the fields ``names``, can do this job; return it."""
         sent = json.loads(self.to_json())
         if unknown := sorted(sent.keys() - set(names)):
             raise UsageError(f"--against {version}: its workers know no {', '.join(unknown)}; leave that option out.")

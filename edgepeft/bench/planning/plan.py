@@ -193,11 +193,7 @@ _LEAST = 3  # tokens of a text: two special ones and a word
 def plan_requests(
     scenario: Scenario, tasks: Sequence[BenchedTask], shared: Job, *, lengths: Sequence[int], rows: int
 ) -> list[Unit]:
-    """List the units of a scenario whose kind is not ``batches``.
-
-    Raises:
-        UsageError: the bundle has too few tasks, or no tokenizer.
-    """
+    """List the units of a scenario whose kind is not ``batches``."""
     if not Path(shared.bundle, "tokenizer.json").is_file():
         raise UsageError(f"scenario {scenario.name} begins with texts, and {shared.bundle} has no tokenizer.json.")
     tokens = [max(_LEAST, length) for length in lengths]

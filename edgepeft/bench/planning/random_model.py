@@ -76,11 +76,7 @@ def write_random_tokenizer(architecture: Architecture, folder: Path, *, seed: in
 
 
 def texts_of(lengths: Sequence[int], *, seed: int = 0) -> list[str]:
-    """Make a text for each number of tokens, special ones included, for tokenizers of ``write_random_tokenizer``.
-
-    Raises:
-        ValueError: fewer tokens than a text has at least.
-    """
+    """Make a text for each number of tokens, special ones included, for tokenizers of ``write_random_tokenizer``."""
     if min(lengths) <= _SPECIAL:
         raise ValueError(f"a text has at least {_SPECIAL + 1} tokens, {min(lengths)} were asked for")
     # Single letters: what merges make of a longer word depends on all of them.

@@ -65,11 +65,7 @@ class BenchRequest:
 
 
 def check_request(request: BenchRequest) -> None:
-    """Refuse options that contradict each other, before anything is made.
-
-    Raises:
-        UsageError: the message names the options.
-    """
+    """Refuse options that contradict each other, before anything is made."""
     for kind, asked, known in (
         ("engine", request.engines, ENGINES),
         ("workload", request.workloads, WORKLOADS),
@@ -138,11 +134,7 @@ class ResolvedRequest:
 
 
 def resolve_request(request: BenchRequest, profile: Profile, scenario: Scenario, stack: ExitStack) -> ResolvedRequest:
-    """Open or make the model and cut its batches; a random model is removed when ``stack`` closes.
-
-    Raises:
-        UsageError: lengths, tasks or workloads that there are not.
-    """
+    """Open or make the model and cut its batches; a random model is removed when ``stack`` closes."""
     subject = _subject(request, stack)
     _require_trainable(request, subject)
     _require_measurable(request, scenario, subject)
@@ -220,12 +212,7 @@ def _require_measurable(request: BenchRequest, scenario: Scenario, subject: Benc
 
 
 def workloads_of(request: BenchRequest) -> tuple[str, ...]:
-    """The scenario's workloads that the request names.
-
-    Raises:
-        UnknownName: no such scenario.
-        UsageError: the scenario has none of them.
-    """
+    """The scenario's workloads that the request names."""
     scenario = load_scenario(request.scenario)
     chosen = tuple(name for name in request.workloads or scenario.workloads if name in scenario.workloads)
     if not chosen:

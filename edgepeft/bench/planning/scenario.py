@@ -85,12 +85,7 @@ def scenario_names() -> list[str]:
 
 
 def load_scenario(name: str) -> Scenario:
-    """Read a shipped scenario by its name, or another by its file.
-
-    Raises:
-        UnknownName: there is none.
-        DataError: a file that is no scenario.
-    """
+    """Read a shipped scenario by its name, or another by its file."""
     path = Path(name)
     if path.suffix != ".toml" or not path.is_file():
         if name not in scenario_names():
@@ -142,12 +137,7 @@ def _shipped_folder() -> Path:
 
 
 def load_lengths(name_or_file: str, *, seed: int = 0) -> Lengths:
-    """Read lengths from a shipped list, by name, or from a file.
-
-    Raises:
-        UnknownName: neither a file nor a shipped list.
-        DataError: the file holds something else than positive integers.
-    """
+    """Read lengths from a shipped list, by name, or from a file."""
     if name_or_file in shipped_lengths():
         return _from_toml(_shipped_folder() / f"{name_or_file}.toml", name_or_file, seed)
     path = Path(name_or_file)

@@ -68,10 +68,6 @@ def open_subject(folder: Path, *, tasks: Sequence[str] = (), methods: Sequence[s
     """Open a bundle on disk; where tasks or methods are named, with these only.
 
     Tasks that write text are left out beside others, unless they are named.
-
-    Raises:
-        UnknownName: no such task.
-        UsageError: no task of these methods; not a bundle; text and other answers are asked for at once.
     """
     bundle = Bundle(folder)
     chosen = {name: bundle.entry(name) for name in (tasks or bundle.manifest.tasks)}
@@ -104,11 +100,6 @@ def random_subject(
     """Make a bundle in ``folder`` (which exists and is empty): random backbone, one fresh task per method.
 
     ``trainable`` is what other versions ask for, which need files for that; here every task can be fine-tuned.
-
-    Raises:
-        UnknownName: no such architecture, method or hyperparameter.
-        MissingPackage: methods were named, and PyTorch, which builds their modules, is not installed.
-        UsageError: settings without a method.
     """
     if settings and not methods:
         raise UsageError("--set sets a method's hyperparameters; name the method with --method.")
@@ -162,12 +153,7 @@ def fresh_delta(
     labels: tuple[str, ...] | None = ("0", "1"),
     kind: str | None = None,
 ) -> Delta:
-    """Make an untrained delta; ``task`` is named after its method if None, ``head`` is the backbone's.
-
-    Raises:
-        UnknownName: no such method or hyperparameter.
-        MissingPackage: PyTorch, which builds the modules, is not installed.
-    """
+    """Make an untrained delta; ``task`` is named after its method if None, ``head`` is the backbone's."""
     if not torch_installed():
         raise MissingPackage(
             f"a fresh delta of {name} needs PyTorch, which builds its modules: pip install 'edgepeft[train]'. "

@@ -33,13 +33,7 @@ _MOST_OPERATORS = 10
 
 
 def build_report(paths: Sequence[Path], out: Path, *, force: bool = False) -> list[Section]:
-    """Write the report; the sections that it has.
-
-    Raises:
-        MissingPackage: matplotlib is not installed.
-        UsageError: no such file; the folder exists.
-        DataError: a file that is no result, or holds nothing to show.
-    """
+    """Write the report; the sections that it has."""
     if importlib.util.find_spec("matplotlib") is None:
         raise MissingPackage("a report's pictures need matplotlib: pip install 'edgepeft[train]'.")
     inputs = read_inputs(paths)

@@ -81,12 +81,7 @@ def row_name(row: BenchRow) -> str:
 
 
 def read_inputs(paths: Sequence[Path]) -> ReportInputs:
-    """Read and sort them; a folder is a delta's, or a sweep's.
-
-    Raises:
-        UsageError: there is no such file.
-        DataError: not JSON, of a schema that no report is made of, or not as its schema has it.
-    """
+    """Read and sort them; a folder is a delta's, or a sweep's."""
     bench: list[tuple[str, BenchResult]] = []
     quickstarts: list[tuple[str, QuickstartSummary]] = []
     evaluations: list[tuple[str, EvalSummary]] = []

@@ -134,11 +134,7 @@ def plain_svg(section: Section) -> bytes:
 
 
 def inline_svg(section: Section) -> str:
-    """For a page: as wide as it may be, ink and ground from the page, ids that no other picture has.
-
-    Raises:
-        ValueError: the section has no picture.
-    """
+    """For a page: as wide as it may be, ink and ground from the page, ids that no other picture has."""
     text = _drawn(section, transparent=True).decode("utf-8")
     text = text[text.index("<svg") :]
     opening, rest = text.split(">", 1)

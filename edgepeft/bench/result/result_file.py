@@ -33,12 +33,7 @@ class ResultFile:
 
     @classmethod
     def open(cls, path: Path) -> ResultFile:
-        """Read and check.
-
-        Raises:
-            UsageError: there is no such file.
-            DataError: not JSON, another schema, or a value that no benchmark writes.
-        """
+        """Read and check."""
         if (schema := schema_of(path)) != RESULT_SCHEMA:
             raise DataError(f"{path}: schema {RESULT_SCHEMA!r} is needed, found {schema!r}{_other_schema(schema)}.")
         document = read_document(path, BenchResult)
@@ -47,11 +42,7 @@ class ResultFile:
         return cls(path, document)
 
     def by_key(self, *, with_threads: bool = True) -> dict[RowKey, BenchRow]:
-        """Rows by what they measured.
-
-        Raises:
-            DataError: two rows measured the same.
-        """
+        """Rows by what they measured."""
         rows = {row.key(with_threads=with_threads): row for row in self.document.results}
         if len(rows) != len(self.document.results):
             raise DataError(f"{self.path} holds two results of one kind; it was put together by hand.")
@@ -63,22 +54,13 @@ class ResultFile:
 
 
 def schema_of(path: Path) -> str | None:
-    """The schema that a JSON document names; None where it names none.
-
-    Raises:
-        UsageError, DataError: as ``read_document``.
-    """
+    """The schema that a JSON document names; None where it names none."""
     head = read_document(path, _Head)
     return head.schema_name or head.format
 
 
 def read_document(path: Path, schema: type[_Document]) -> _Document:
-    """A JSON file as that schema has it.
-
-    Raises:
-        UsageError: there is no such file.
-        DataError: it is too large, no JSON, or not of the schema.
-    """
+    """A JSON file as that schema has it."""
     if not path.is_file():
         raise UsageError(f"there is no file {path}; give results of `edgepeft bench --json`.")
     if path.stat().st_size > _MAX_BYTES:

@@ -67,11 +67,7 @@ def percentile(samples: Sequence[float], p: float) -> float | None:
 
 
 def paired_ratio(own: Sequence[float], peer: Sequence[float]) -> Ratio:
-    """Throughput over the peer's: median of ``peer[i] / own[i]``, both of one round.
-
-    Raises:
-        ValueError: unequal or zero numbers of samples.
-    """
+    """Throughput over the peer's: median of ``peer[i] / own[i]``, both of one round."""
     a, b = _paired(own, peer)
     ratios = b / a
     low, high = _interval(lambda rng: np.median(_resampled(ratios, rng), axis=1))
@@ -79,11 +75,7 @@ def paired_ratio(own: Sequence[float], peer: Sequence[float]) -> Ratio:
 
 
 def ratio_of_totals(own: Sequence[float], peer: Sequence[float]) -> Ratio:
-    """Throughput over the peer's on the whole list: sum(peer) / sum(own), rounds resampled in pairs.
-
-    Raises:
-        ValueError: unequal or zero numbers of samples.
-    """
+    """Throughput over the peer's on the whole list: sum(peer) / sum(own), rounds resampled in pairs."""
     a, b = _paired(own, peer)
 
     def totals(rng: np.random.Generator) -> _Floats:

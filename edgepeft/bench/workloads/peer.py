@@ -11,11 +11,7 @@ _KNOWN = ("input_ids", "attention_mask", "token_type_ids")
 
 
 def prepare(job: Job) -> Prepared:
-    """Open ``job.model`` as its publisher's users would: default optimisations, the same threads.
-
-    Raises:
-        UsageError: ONNX Runtime refuses the file, or it needs an input that a text does not give.
-    """
+    """Open ``job.model`` as its publisher's users would: default optimisations, the same threads."""
 
     from edgepeft.runtime.session import plain_session
 

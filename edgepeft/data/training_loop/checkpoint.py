@@ -64,11 +64,7 @@ def latest(folder: Path) -> Path | None:
 
 
 def save_checkpoint(folder: Path, position: Position, state: Arrays, asked: Mapping[str, Any]) -> None:
-    """Write where the run stands; ``asked`` is what makes the run what it is, compared by a resumed one.
-
-    Raises:
-        EdgepeftError: no space left or no permission; the checkpoint before is still there.
-    """
+    """Write where the run stands; ``asked`` is what makes the run what it is, compared by a resumed one."""
     target = folder / f"{position.step}{_SUFFIX}"
     older = [path for path in folder.glob(f"*{_SUFFIX}") if path != target]
     parts = {"state": state, "best": position.best_tensors}
@@ -84,12 +80,7 @@ def save_checkpoint(folder: Path, position: Position, state: Arrays, asked: Mapp
 
 
 def load_checkpoint(path: Path, asked: Mapping[str, Any]) -> tuple[Position, Arrays]:
-    """The position, and the engine's state.
-
-    Raises:
-        UsageError: the run that wrote it was asked something else; says what.
-        BundleError: damaged, or of another version.
-    """
+    """The position, and the engine's state."""
     if path.suffix != _SUFFIX:
         raise _of_another_format(path, "edgepeft.checkpoint/1")
     try:
@@ -113,11 +104,7 @@ def load_checkpoint(path: Path, asked: Mapping[str, Any]) -> tuple[Position, Arr
 
 
 def best_score(path: Path) -> float | None:
-    """Of the evaluation rows, up to a checkpoint; None before the first evaluation.
-
-    Raises:
-        BundleError: damaged.
-    """
+    """Of the evaluation rows, up to a checkpoint; None before the first evaluation."""
     try:
         with safe_open(path, "np") as file:
             best = json.loads(file.metadata()["facts"])["best"]

@@ -47,11 +47,7 @@ class TrainingLoopOptions:
                 raise UsageError(f"--{option} must be a positive number; found {rate}.")
 
     def require_at_least(self, least: dict[str, int]) -> None:
-        """See that no option is below its least value.
-
-        Raises:
-            UsageError: names the first that is.
-        """
+        """See that no option is below its least value."""
         for name, number in least.items():
             value = getattr(self, name)
             if value is not None and value < number:

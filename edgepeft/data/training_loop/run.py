@@ -168,21 +168,12 @@ class TrainingLoop:
         self.pools: dict[str, float] = {}
 
     def resume(self, checkpoint: Path) -> None:
-        """Stand where a checkpoint was written.
-
-        Raises:
-            UsageError, BundleError: as ``load_checkpoint``.
-        """
+        """Stand where a checkpoint was written."""
         self.position, state = load_checkpoint(checkpoint, self.asked)
         self.engine.load_state(state)
 
     def run(self) -> TrainingLoopResult:
-        """Every step that is left, with its evaluations and checkpoints; then the best tensors' score on test rows.
-
-        Raises:
-            Diverged: the loss or a gradient is not finite, or the losses are far above their start.
-            Interrupted: ``stop`` returned True; a checkpoint is written.
-        """
+        """Every step that is left, with its evaluations and checkpoints; then the best tensors' score on test rows."""
         if not self.over:
             self.engine.prepare(self._prepared)
         if not self.position.step:
@@ -226,12 +217,7 @@ class TrainingLoop:
             raise self._interrupted()
 
     def update(self, chosen: list[int]) -> None:
-        """Loss, gradients and AdamW on these rows.
-
-        Raises:
-            Diverged: the loss or a gradient is not finite, and nothing was changed; or the losses are far above
-                their start.
-        """
+        """Loss, gradients and AdamW on these rows."""
         step, seed = self.position.step, self.options.seed
         factor = rate_factor(step, self.warmup, self.total)
         self.loss, norm, odd = self.engine.step(chosen, factor, partial(dropout_mask, seed, step))

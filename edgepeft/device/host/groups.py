@@ -120,11 +120,7 @@ def read(path: Path) -> str | None:
 
 
 def write(path: Path, value: object) -> None:
-    """Write a control file, which must exist: a missing one means a missing controller.
-
-    Raises:
-        OSError: EBUSY, EINVAL, EACCES, ... as the kernel has it.
-    """
+    """Write a control file, which must exist: a missing one means a missing controller."""
     descriptor = os.open(path, os.O_WRONLY | os.O_TRUNC)
     try:
         os.write(descriptor, str(value).encode())
@@ -169,11 +165,7 @@ def tightest_quota(folder: Path | None, files: MemoryFiles) -> float | None:
 
 
 def write_quota(folder: Path, files: MemoryFiles, cores: float) -> None:
-    """Set a group's quota; version 1 wants the period first.
-
-    Raises:
-        OSError: the controller is not there, or refuses.
-    """
+    """Set a group's quota; version 1 wants the period first."""
     if files is V1:
         write(folder / "cpu.cfs_period_us", _PERIOD_US)
         write(folder / "cpu.cfs_quota_us", round(cores * int(_PERIOD_US)))
@@ -200,11 +192,7 @@ def oom_kills(folder: Path, files: MemoryFiles) -> int:
 
 
 def make_child(own: Path) -> Path:
-    """A new group inside ``own``, named after this process; groups of dead ones are removed first.
-
-    Raises:
-        OSError: not permitted, read-only, ...
-    """
+    """A new group inside ``own``, named after this process; groups of dead ones are removed first."""
     for left in _left_in(own):  # and what still runs there: a worker without its parent has no reader
         remove(left)
     folder = own / f"{_PREFIX}-{os.getpid()}-{_namespace()}.{secrets.token_hex(4)}"

@@ -246,11 +246,7 @@ def bad_wheels(installed: Mapping[str, str], missing: Collection[str]) -> list[B
 
 
 def refuse_bad_wheels(*packages: str, proc: Path = groups.PROC) -> None:
-    """Refuse packages that would kill this process; call it before they are imported.
-
-    Raises:
-        EdgepeftError: one of them would kill this process.
-    """
+    """Refuse packages that would kill this process; call it before they are imported."""
     flags = set(isa_flags(proc))
     if platform.machine() != "aarch64" and "asimd" not in flags:  # no Arm board, nor one that is imitated
         return

@@ -16,11 +16,7 @@ __all__ = ["prepare"]
 
 
 def prepare(limits: Limits, cpus: Sequence[int] | None, proc: Path = groups.PROC) -> Placement:
-    """Make child groups with ``limits`` in them.
-
-    Raises:
-        Unavailable: no version 1, or the own group cannot be used.
-    """
+    """Make child groups with ``limits`` in them."""
     own = groups.groups_of("self", proc)
     if "memory" not in own:
         raise Unavailable("no cgroup v1 memory controller")

@@ -18,11 +18,7 @@ __all__ = ["prepare"]
 
 
 def prepare(limits: Limits, cpus: Sequence[int] | None, proc: Path = groups.PROC) -> Placement:
-    """Make a child group with ``limits`` in it.
-
-    Raises:
-        Unavailable: no version 2, no memory controller in it, or the own group cannot be used.
-    """
+    """Make a child group with ``limits`` in it."""
     own = groups.groups_of("self", proc).get(groups.UNIFIED)
     if own is None:
         raise Unavailable("cgroup v2 is not mounted")

@@ -74,12 +74,7 @@ class Launch:
         return ours, other
 
     def report(self) -> LauncherReport:
-        """What the launcher sees inside the limits; it waits for :meth:`go` now.
-
-        Raises:
-            Unavailable: it could not enter, or did not report.
-            NoMemoryToStart: the limit is too small for itself.
-        """
+        """What the launcher sees inside the limits; it waits for :meth:`go` now."""
         seen = self._next()
         if seen is None:
             self._gone()
@@ -92,12 +87,7 @@ class Launch:
         raise Unavailable(f"the launcher did not start under {self._placement.backend}")
 
     def go(self) -> None:
-        """Let the work start, and return when it has.
-
-        Raises:
-            NoMemoryToStart: the program cannot even be loaded.
-            UsageError: there is no such program.
-        """
+        """Let the work start, and return when it has."""
         with contextlib.suppress(BrokenPipeError):  # it died meanwhile: the next line finds that out
             os.write(self._go, b"g")
         failure = self._next()  # the end of the pipe is the good case: it closes with the exec

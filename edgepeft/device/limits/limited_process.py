@@ -54,10 +54,6 @@ class LimitedProcess:
 
     ``in_force`` is what limits it, ``popen`` the running process. Leaving the block kills the
     program if it still runs, and removes its groups; the counters stay readable afterwards.
-
-    Raises:
-        DoesNotFit: the limits do not even let the program start.
-        UsageError: the program cannot be started at all.
     """
 
     def __init__(
@@ -113,11 +109,7 @@ class LimitedProcess:
         return self._launch.process
 
     def change_quota(self, cores: float) -> float:
-        """Give the running program another quota; return the one in force, lower where a group around it is tighter.
-
-        Raises:
-            EdgepeftError: it has none that could be changed, or the kernel refuses.
-        """
+        """Give the running program another quota; return the one in force, lower where a group around it is tighter."""
         Limits(cpu_quota=cores)  # that it is one
         try:
             self._placement.change_quota(cores)
@@ -169,11 +161,7 @@ class LimitedProcess:
         return self._resident_peak
 
     def raise_if_out_of_memory(self, stderr: str = "") -> None:
-        """Call when the program failed; ``stderr`` (its last words) is the evidence under RLIMIT_AS.
-
-        Raises:
-            DoesNotFit: it was stopped for memory.
-        """
+        """Call when the program failed; ``stderr`` (its last words) is the evidence under RLIMIT_AS."""
         allowed, refused = self._placement.address_space_bytes, False
         if allowed is not None:  # by the program's own words; an exec without room for it ends in a segmentation fault
             unloadable = allowed < _LOADS_NOTHING and self.popen.poll() == -signal.SIGSEGV

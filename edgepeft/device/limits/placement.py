@@ -30,9 +30,6 @@ class Limits:
 
     ``cores``: how many processors it may run on. ``memory_bytes``: of memory, swap excluded.
     ``cpu_quota``: processor seconds a wall second, summed over cores (0.5 is half a core).
-
-    Raises:
-        UsageError: a limit that nothing can run under.
     """
 
     cores: int | None = None
@@ -105,11 +102,7 @@ class Placement:
             self.notes.append("this kernel does not limit swap: the work may go beyond its memory into it")
 
     def entered(self, report: LauncherReport) -> None:
-        """Check, once the child is inside, that its pid is in every group.
-
-        Raises:
-            Unavailable: it is not.
-        """
+        """Check, once the child is inside, that its pid is in every group."""
         if not self.holds(report.pid):
             raise Unavailable(f"the child did not enter its group{'s' * (self.files is groups.V1)}")
 
@@ -123,12 +116,7 @@ class Placement:
         return groups.tightest_quota(self.folders.get("cpu"), self.files)
 
     def change_quota(self, cores: float) -> None:
-        """Change the quota of the child that runs there.
-
-        Raises:
-            Unavailable: it was started without one.
-            OSError: the kernel refuses.
-        """
+        """Change the quota of the child that runs there."""
         if (folder := self.folders.get("cpu")) is None:
             raise Unavailable(f"the child was started by {self.backend}, with no CPU quota")
         groups.write_quota(folder, self.files, cores)

@@ -53,11 +53,7 @@ class Scope(Placement):
 
 
 def prepare(limits: Limits, cpus: Sequence[int] | None, proc: Path = groups.PROC, booted: Path = BOOTED) -> Scope:
-    """A scope with ``limits``, tried once with a program that does nothing.
-
-    Raises:
-        Unavailable: no systemd, or it refuses (no user bus, no permission).
-    """
+    """A scope with ``limits``, tried once with a program that does nothing."""
     program = shutil.which("systemd-run")
     if program is None or not booted.is_dir():
         raise Unavailable("systemd does not run here")

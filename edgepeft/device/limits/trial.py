@@ -61,11 +61,7 @@ class TrialResult:
 def try_limits(
     *, backends: Sequence[Prepare] = BACKENDS, shares: Sequence[float] = (0.25, 0.5), seconds: float = _SHARE_SECONDS
 ) -> list[TrialResult]:
-    """Memory, cores and CPU shares, each in a program of its own.
-
-    Raises:
-        EdgepeftError: no backend works.
-    """
+    """Memory, cores and CPU shares, each in a program of its own."""
     cores = usable_cores()
     results = [_memory(backends)]
     results += [_cores(number, backends) for number in sorted({1, cores})]

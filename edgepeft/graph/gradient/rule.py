@@ -43,10 +43,6 @@ def differentiate(
 
     The nodes stand in an order that can be run, and ``samples`` hold the spec of every value in some batches.
     ``backward`` is the arithmetic of the way back through products in integers.
-
-    Raises:
-        BundleError: an operator on the way has no rule, or not for how it is used; or the loss does not depend on a
-            tensor.
     """
     tape, known = Tape(graph, samples), rules()
     nodes = _operators(graph, backward)
@@ -149,11 +145,7 @@ class Visit:
         return tuple(axis % rank for axis in given)
 
     def asked(self, position: int, name: str) -> tuple[int, ...] | None:
-        """Numbers that stand in a constant input, or in an attribute of that name; None where there are none.
-
-        Raises:
-            BundleError: they are computed.
-        """
+        """Numbers that stand in a constant input, or in an attribute of that name; None where there are none."""
         if len(self.node.input) <= position or not self.node.input[position]:
             found = self.attributes.get(name)
             return None if found is None else tuple(found)

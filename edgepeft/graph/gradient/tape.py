@@ -136,11 +136,7 @@ def _key(op_type: str, inputs: Sequence[str], attributes: Mapping[str, Any]) -> 
 
 
 def measured(model: onnx.ModelProto) -> tuple[dict[str, Spec], ...]:
-    """The spec of every value, in each sample.
-
-    Raises:
-        BundleError: an input has an open dimension that is no batch's, or a shape depends on values.
-    """
+    """The spec of every value, in each sample."""
     rows = zip(_LENGTHS, _TARGETS, _ROWS, _MOST, strict=True)
     samples = [specs_of(model, lengths, *sizes) for lengths, *sizes in rows]
     longest = constant(model.graph, LONGEST)

@@ -87,11 +87,7 @@ class TrainingFacts:
 
 
 def training_facts(delta: onnx.ModelProto) -> TrainingFacts:
-    """Those of a task, by its delta graph.
-
-    Raises:
-        BundleError: the graph's card or its head is damaged.
-    """
+    """Those of a task, by its delta graph."""
     stored = {tensor.name: tensor for tensor in delta.graph.initializer if tensor.data_type == TensorProto.FLOAT}
     facts = properties(delta)
     try:
@@ -111,11 +107,7 @@ def training_facts(delta: onnx.ModelProto) -> TrainingFacts:
 
 @Contract(requires=[well_formed], ensures=[well_formed, all_used])
 def with_loss(deployed: onnx.ModelProto, facts: TrainingFacts) -> onnx.ModelProto:
-    """The task's graph, whose trained tensors are inputs, with its head's dropout and the loss behind its logits.
-
-    Raises:
-        BundleError: the head has no such product, before which features are dropped, or its logits no loss.
-    """
+    """The task's graph, whose trained tensors are inputs, with its head's dropout and the loss behind its logits."""
     model = copied(deployed)
     graph = model.graph
     _check_head(graph, facts)
@@ -136,9 +128,6 @@ def with_gradients(
     """What ``with_loss`` gives, whole or cut, and the gradients; ``samples`` hold the spec of each of its values.
 
     ``backward`` is the arithmetic of the way back through products in integers.
-
-    Raises:
-        BundleError: there is no gradient of an operator, or none reaches a tensor.
     """
     model = copied(forward)
     found = differentiate(model.graph, LOSS, facts.leaves, samples, backward)

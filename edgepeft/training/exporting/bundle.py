@@ -84,12 +84,6 @@ def export_bundle(
     ``delta_weights`` how the tasks are (templates are float32).  With 8-bit weights, every row of ``data``, whose
     columns may have other names, is compared too, and its metric where its labels are the task's.  ``promise`` is a
     ``coverage`` or a ``risk`` of every task's answers, by the evaluation rows that its delta keeps.
-
-    Raises:
-        UsageError: ``out`` exists and ``force`` is not given, two deltas have one task name, or a promise cannot be
-            made of one.
-        BundleError: a delta is damaged or of another backbone.
-        VerificationFailed: a task does not give PyTorch's logits; nothing is left behind.
     """
     data = None if data is None else Path(data)
     checks, paths = CheckTexts(texts, data, columns), [*map(Path, deltas)]
@@ -128,10 +122,6 @@ def add_deltas(
 
     A delta is a folder that ``edgepeft train`` wrote, or an exported ``<task>.onnx``.  ``backbone`` is the float32
     checkpoint, which a bundle of 8-bit weights does not hold.  ``promise`` is as in ``export_bundle``.
-
-    Raises:
-        UsageError: a task of that name is there and ``replace`` is not given; ``backbone`` is needed, or another.
-        BundleError, VerificationFailed: as ``export_bundle``.
     """
     bundle = Bundle(folder)
     require_addable(_names(deltas), bundle.manifest.tasks, replace=replace)
@@ -266,12 +256,7 @@ def _versions() -> dict[str, str]:
 
 
 def promising_cards(deltas: Sequence[Path], promise: Promise) -> Mapping[Path, DeltaCard]:
-    """The card of each delta with this promise and its threshold; none where nothing is promised.
-
-    Raises:
-        UsageError: a delta's answers cannot have it, its rows are too few, or it keeps none.
-        BundleError: what it keeps is damaged.
-    """
+    """The card of each delta with this promise and its threshold; none where nothing is promised."""
     return {path: _promising(path, promise) for path in deltas} if promise else {}
 
 
@@ -315,11 +300,7 @@ def _are_columns(right: NDArray[np.int64], each: NDArray[np.float32]) -> bool:
 
 
 def write_weights(graphs: Sequence[onnx.ModelProto], backbone: Backbone, folder: Path, dtype: WeightsDtype) -> str:
-    """The weights file, whose SHA-256 is returned; ``graphs``, the backbone's own first, are changed to read it.
-
-    Raises:
-        BundleError: weights that cannot be quantised.
-    """
+    """The weights file, whose SHA-256 is returned; ``graphs``, the backbone's own first, are changed to read it."""
     if dtype == "fp32":
         shutil.copyfile(backbone.weights, folder / WEIGHTS_FILE)
         return backbone.sha256

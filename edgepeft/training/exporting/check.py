@@ -38,11 +38,7 @@ def shipped_texts() -> list[Text]:
 
 
 def check_texts(path: Path | None, columns: Columns = SENTENCES, kind: TaskType | None = None) -> list[Text]:
-    """64 texts of mixed length from a data file, as that kind of task reads its rows, or the shipped ones.
-
-    Raises:
-        DataError: the file's content.
-    """
+    """64 texts of mixed length from a data file, as that kind of task reads its rows, or the shipped ones."""
     if path is None:
         return shipped_texts()
     rows = _read(read_rows(path, labels=columns.label is not None, columns=columns), kind)[0]
@@ -61,11 +57,7 @@ class CheckTexts:
     columns: Columns
 
     def of(self, source: str | None, kind: TaskType | None = None) -> list[Text]:
-        """The texts of a task of that source and kind; where a text has no columns, it stands in each of them.
-
-        Raises:
-            UsageError, DataError: the file is missing, or lacks what the source reads.
-        """
+        """The texts of a task of that source and kind; where a text has no columns, it stands in each of them."""
         if self.given is None and self.data is not None:
             columns = of_source(self.columns, source)
             return check_texts(self.data, columns if kind is None else kind.columns(columns), kind)
@@ -80,11 +72,7 @@ class CheckTexts:
 def data_check(
     delta: Delta, backbone: Backbone, model: nn.Module, path: Path, columns: Columns = SENTENCES
 ) -> DataCheck:
-    """PyTorch's logits for every row of a file, and its labels where all of them are the task's.
-
-    Raises:
-        UsageError, DataError: the file is missing, or its texts cannot be read.
-    """
+    """PyTorch's logits for every row of a file, and its labels where all of them are the task's."""
     kind = delta.card.task_kind
     columns = kind.columns(of_source(columns, delta.card.source, delta.card.step))
     texts, per_row = _read(read_rows(path, labels=False, columns=columns), kind)

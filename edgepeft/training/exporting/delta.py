@@ -53,10 +53,6 @@ def export_delta(
     ``Helper``, ``weight:<tensor>``, ``generated:<tensor>``, ``drawn:<matrix>``.  Outputs:
     ``<site>:adapted``, ``override:<tensor>``, ``logits`` [batch, outputs], or [tokens, outputs], but not where text is
     written: there they are the backbone's own.  Labels that a decoder scores are adapted values too, int64 constants.
-
-    Raises:
-        UsageError: the delta's tensors are more than one graph can hold, and there is no ``weights``; or a value is
-            beyond what half precision holds.
     """
     own, beside = outside_tensors(delta, weights), f"{delta.card.task}{WEIGHTS}"
     delta = delta.eval().folded(backbone)

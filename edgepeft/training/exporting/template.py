@@ -37,12 +37,7 @@ __all__ = ["write_template"]
 def write_template(
     bundle: Bundle, backbone: Backbone, model: nn.Module, method: Method, texts: Sequence[Text]
 ) -> TemplateEntry:
-    """Write ``templates/<method>.onnx`` and its check rows, and list them in the manifest.
-
-    Raises:
-        UsageError: the method does not fit the backbone, or is there already.
-        VerificationFailed: its logits are not PyTorch's.
-    """
+    """Write ``templates/<method>.onnx`` and its check rows, and list them in the manifest."""
     name = named_after(method.name)
     if name in bundle.manifest.templates:
         raise UsageError(f"--template {method.name} is given twice; a bundle holds one template of a method.")

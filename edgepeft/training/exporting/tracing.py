@@ -79,11 +79,7 @@ def mark(model: onnx.ModelProto, properties: Mapping[str, str]) -> None:
 
 
 def outside_tensors(delta: Delta, file: Path | None) -> dict[str, Tensor]:
-    """The matrices that go into ``file``, by their name in the HF base model: none where one graph holds them all.
-
-    Raises:
-        UsageError: a graph does not hold what is left for it.
-    """
+    """The matrices that go into ``file``, by their name in the HF base model: none where one graph holds them all."""
     matrices = {name: tensor for name, tensor in delta.override_tensors.items() if tensor.ndim > 1}
     n_bytes = sum(tensor.nbytes for tensor in delta.tensors().values())
     if n_bytes < emit.MOST_INLINE_BYTES:
@@ -99,11 +95,7 @@ def outside_tensors(delta: Delta, file: Path | None) -> dict[str, Tensor]:
 
 
 def write_outside(model: onnx.ModelProto, tensors: Mapping[str, NDArray[np.float32]], file: Path, beside: str) -> None:
-    """Write what lies outside of a delta graph; the graph will find it as ``beside``.
-
-    Raises:
-        UsageError: a value is beyond what the graph's half precision holds.
-    """
+    """Write what lies outside of a delta graph; the graph will find it as ``beside``."""
     store_outside([*outside(model.graph)], _as_stored(model.graph, tensors), file, beside)
 
 

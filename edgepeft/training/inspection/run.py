@@ -69,11 +69,6 @@ def inspect_delta(
         limit: at most so many rows, in every label's proportion.
         force: replace an earlier inspection in ``out``.
         watch: gets the inspection's name, and how many of how many rows it has run.
-
-    Raises:
-        UsageError: nothing of this delta can be inspected; ``out`` exists; a metric of another kind.
-        BundleError: the delta is damaged, or of another backbone.
-        DataError: a label that the delta does not know, pairs instead of texts or texts instead of pairs.
     """
     names = sorted(path.name for path in out.iterdir()) if out.is_dir() else []
     if names and DOCUMENT not in names:  # only what an earlier inspection wrote is ever replaced

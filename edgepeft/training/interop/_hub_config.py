@@ -74,11 +74,7 @@ class HubFile(BaseModel):
         return (self.version or "unknown").removeprefix("adapters.")
 
     def check_architecture(self, architecture: Architecture, path: Path) -> None:
-        """Check that it is of the backbone's type and width.
-
-        Raises:
-            BundleError: it is not.
-        """
+        """Check that it is of the backbone's type and width."""
         ours = (architecture.model_type, architecture.hidden_size)
         theirs = (self.model_type, self.hidden_size or ours[1])
         if theirs != ours:
@@ -153,11 +149,7 @@ class BnConfig(MethodConfig):
         return not self.original_ln_after
 
     def width(self, hidden: int, layer: int) -> int:
-        """The bottleneck in that layer.
-
-        Raises:
-            BundleError: the reduction factors name neither the layer nor a default.
-        """
+        """The bottleneck in that layer."""
         factor = self.reduction_factor
         if isinstance(factor, dict):
             if str(layer) not in factor and "default" not in factor:
@@ -267,11 +259,7 @@ def counted_layers(architecture: Architecture) -> dict[str, Site]:
 
 
 def leading_layers(config: MethodConfig, architecture: Architecture) -> dict[str, Any]:
-    """``leave_out`` as the settings that our methods have for it.
-
-    Raises:
-        BundleError: a layer is left out of one stack alone.
-    """
+    """``leave_out`` as the settings that our methods have for it."""
     theirs = {i: site.layer or 0 for i, site in enumerate(counted_layers(architecture).values())}
     without = theirs.keys() & set(config.leave_out or ())
     left = {theirs[i] for i in without}

@@ -61,9 +61,6 @@ def read_head(folder: Path, classifier: Classifier, asked: str | None) -> Import
     """The head beside an adapter, else the backbone's own, which it is where labels are scored.
 
     ``asked`` is how the name of transformers' class ends for the kind of task that is asked for.
-
-    Raises:
-        BundleError: neither is there, or it is damaged, of another architecture, or of a kind that edgepeft lacks.
     """
     path = folder / HEAD_CONFIG
     if classifier.scores_labels:
@@ -91,11 +88,7 @@ def read_head(folder: Path, classifier: Classifier, asked: str | None) -> Import
 
 
 def written_head(delta: Delta) -> tuple[dict[str, Any], dict[str, str]]:
-    """The config of one of their flexible heads that is the delta's, and our tensors by their places in it.
-
-    Raises:
-        UsageError: they have none such.
-    """
+    """The config of one of their flexible heads that is the delta's, and our tensors by their places in it."""
     card, kind = delta.card, delta.card.task_kind
     fitting = [name for name, (model, _) in _TYPES.items() if model == kind.model and not kind.writes]
     if not fitting:

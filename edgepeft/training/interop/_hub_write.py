@@ -53,12 +53,7 @@ Settings = dict[str, Any]
 
 
 def write_adapterhub(delta: Delta, backbone: Backbone, folder: Path, *, force: bool = False) -> str:
-    """Write a folder, whole or not at all, that ``load_adapter`` loads with equal logits; gives the model's class.
-
-    Raises:
-        UsageError: a backbone, method, setting, head or kind of task that AdapterHub has no form for; or the folder
-            exists.
-    """
+    """Write a folder, whole or not at all, that ``load_adapter`` loads with equal logits; gives the model's class."""
     card, architecture = delta.card, backbone.architecture
     model = _CLASSES.get(architecture.model_type)
     if model is None:

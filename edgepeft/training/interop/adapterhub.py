@@ -87,11 +87,7 @@ def _lora_plan(config: HubLoraConfig, places: Places) -> ConversionPlan:
 
 
 def _prompt_plan(config: HubPromptConfig, places: Places) -> ConversionPlan:
-    """The same vectors; what they started from does not matter any more.
-
-    Raises:
-        BundleError: of a DistilBERT.
-    """
+    """The same vectors; what they started from does not matter any more."""
     if places.classifier.architecture.model_type in _SCORED:
         raise BundleError(
             "of a DistilBERT AdapterHub (1.3.0) adds 1 to the scores of a prompt's places and has it see padding, "
@@ -105,11 +101,7 @@ def _prompt_plan(config: HubPromptConfig, places: Places) -> ConversionPlan:
 
 
 def _prefix_plan(config: HubPrefixConfig, places: Places) -> ConversionPlan:
-    """The vectors, [p, 2 L, d] of each layer's keys and values, or what their MLP makes of its table.
-
-    Raises:
-        BundleError: of a DistilBERT.
-    """
+    """The vectors, [p, 2 L, d] of each layer's keys and values, or what their MLP makes of its table."""
     if places.classifier.architecture.model_type in _SCORED:
         raise BundleError(
             "of a DistilBERT AdapterHub (1.3.0) adds 1 to the scores of a prefix's places, which no delta does. "
@@ -139,11 +131,7 @@ def _prefix_plan(config: HubPrefixConfig, places: Places) -> ConversionPlan:
 
 
 def _union_plan(config: HubUnionConfig, places: Places) -> ConversionPlan:
-    """Their MAM.
-
-    Raises:
-        BundleError: it is a union of other methods.
-    """
+    """Their MAM."""
     parts = [plan_of(settings, places, Path(f"configs[{i}]"))[1] for i, settings in enumerate(config.configs)]
     prefix = next((part.method for part in parts if isinstance(part.method, PrefixTuning)), None)
     adapter = next((part.method for part in parts if isinstance(part.method, BottleneckAdapter)), None)
@@ -222,11 +210,7 @@ def _plan(file: HubFile, classifier: Classifier, path: Path) -> tuple[MethodConf
 
 
 def plan_of(settings: Mapping[str, Any], places: Places, path: Path) -> tuple[MethodConfig, ConversionPlan]:
-    """The config of a method, of which ``path`` names the file, and how its tensors become ours.
-
-    Raises:
-        BundleError: no delta can represent it.
-    """
+    """The config of a method, of which ``path`` names the file, and how its tensors become ours."""
     kind = settings.get("architecture")
     if not (kind is None or isinstance(kind, str)) or kind not in _METHODS:
         raise BundleError(f"{path}: AdapterHub's {kind} cannot be imported; what can: {_KNOWN}.")

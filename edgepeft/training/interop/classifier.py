@@ -32,11 +32,7 @@ _LAST = {ANSWERS: "qa_outputs"}  # what gives the logits, where it is not called
 
 @dataclass(frozen=True)
 class Classifier:
-    """The names in the class that ends so, for one backbone.
-
-    Raises:
-        UsageError: its head is none of ours, or its layers share their modules.
-    """
+    """The names in the class that ends so, for one backbone."""
 
     backbone: Backbone
     model: str = SEQUENCES
@@ -154,11 +150,7 @@ class Classifier:
 
 
 def check_head(delta: Delta, kinds: Sequence[str], library: str) -> None:
-    """See that the delta's head is one of these kinds, which a library's model has, and reads what they read there.
-
-    Raises:
-        UsageError: it has another, or one that reads something else; says how to train one that it has.
-    """
+    """See that the delta's head is one of these kinds, which a library's model has, and reads what they read there."""
     card, theirs, prompt = delta.card, head_named(kinds[0]), delta.card.prompt_length
     of_text = "first_position" if prompt else "first_token"
     reads = "labels" if theirs.decodes else "tokens" if theirs.per_token else of_text

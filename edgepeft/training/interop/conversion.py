@@ -83,11 +83,7 @@ class ForeignConfig(BaseModel):
 
     @classmethod
     def read(cls, document: Mapping[str, Any], path: Path) -> Self:
-        """The document as such a config.
-
-        Raises:
-            BundleError: it is not one, or has settings that no delta can represent; names them.
-        """
+        """The document as such a config."""
         config = parsed(cls, document, path)
         extra = (config.model_extra or {}).items()
         odd = [f"{name} = {getattr(config, name)!r}" for name, fine in config.checks().items() if not fine]
@@ -112,11 +108,7 @@ def left_out(layers: Iterable[int]) -> dict[str, Any]:
 
 
 def parsed(kind: type[_Model], document: Mapping[str, Any], path: Path) -> _Model:
-    """The document as that kind.
-
-    Raises:
-        BundleError: it is not one; names the field.
-    """
+    """The document as that kind."""
     try:
         return kind.model_validate(document)
     except ValidationError as error:
@@ -124,11 +116,7 @@ def parsed(kind: type[_Model], document: Mapping[str, Any], path: Path) -> _Mode
 
 
 def check_tensors(state: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]], folder: Path) -> None:
-    """Check that exactly these tensors are there, in these shapes.
-
-    Raises:
-        BundleError: some are missing, not known or of another shape; all of them are named.
-    """
+    """Check that exactly these tensors are there, in these shapes."""
     problems = {
         "missing": [name for name in shapes if name not in state],
         "not known": [name for name in state if name not in shapes],
@@ -150,9 +138,6 @@ def read_state_dict(folder: Path, *names: str) -> dict[str, Tensor]:
     """The tensors, float32, of the first of these files that is there, safetensors or a torch pickle.
 
     A pickle is read through torch's restricted unpickler alone, which runs no code.
-
-    Raises:
-        BundleError: none is there, damaged, with code in it, or not a dictionary of floating-point tensors.
     """
     path = next((folder / name for name in names if (folder / name).is_file()), None)
     if path is None:

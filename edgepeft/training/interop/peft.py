@@ -135,12 +135,7 @@ def _origin(config: PeftConfig, folder: Path) -> dict[str, Any]:
 
 
 def write_peft(delta: Delta, backbone: Backbone, folder: Path, *, force: bool = False) -> None:
-    """Write a delta as a folder, whole or not at all, that ``PeftModel.from_pretrained`` loads with equal logits.
-
-    Raises:
-        UsageError: a method or a kind of task that PEFT has no form for, or a head that transformers' class does not
-            have; or the folder exists.
-    """
+    """Write a delta as a folder, whole or not at all, that ``PeftModel.from_pretrained`` loads with equal logits."""
     classifier = Classifier(backbone, _model_of(delta, backbone))
     config = _config_of(delta, classifier)
     settings, tensors = config.written(delta, classifier)

@@ -65,19 +65,11 @@ class PeftConfig(ForeignConfig):
 
     @abstractmethod
     def plan(self, classifier: Classifier, folder: Path) -> ConversionPlan:
-        """Our method, and its tensors of theirs, the head's apart.
-
-        Raises:
-            BundleError: it adapts something that no delta can represent.
-        """
+        """Our method, and its tensors of theirs, the head's apart."""
 
     @classmethod
     def written(cls, delta: Delta, classifier: Classifier) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """A delta of one of ``ours`` as the settings and tensors that the method has for itself, the head's apart.
-
-        Raises:
-            UsageError: PEFT has no form for it.
-        """
+        """A delta of one of ``ours`` as the settings and tensors that the method has for itself, the head's apart."""
         raise NotImplementedError(f"{cls.kind} cannot be written")
 
     @classmethod
@@ -117,11 +109,7 @@ class WrapConfig(PeftConfig):
     exclude_modules: _Names = None
 
     def adapted(self, classifier: Classifier, known: Collection[str], what: str, folder: Path) -> tuple[str, ...]:
-        """The modules that PEFT adapts; each must be one of those ``known``, whose kind ``what`` names.
-
-        Raises:
-            BundleError: another one is adapted, or none is.
-        """
+        """The modules that PEFT adapts; each must be one of those ``known``, whose kind ``what`` names."""
         targets = tuple(module for module in classifier.modules if self._is_target(module))
         odd = [module for module in targets if module not in known]
         if odd:
@@ -161,11 +149,7 @@ def task_types(backbone: Backbone) -> Mapping[str, str]:
 
 
 def read_peft_config(folder: Path, types: Collection[str]) -> PeftConfig:
-    """The checkpoint's config, if a delta of a backbone of these task types can represent it.
-
-    Raises:
-        BundleError: not such a file, or another method, task type or setting; each is named.
-    """
+    """The checkpoint's config, if a delta of a backbone of these task types can represent it."""
     path = folder / CONFIG_FILE
     document = read_config(path)
     kind, task = document.get("peft_type"), document.get("task_type")
@@ -193,11 +177,7 @@ def _matches(wanted: str | Iterable[str], module: str) -> bool:
 
 
 def match_pattern(pattern: str, module: str) -> Any:
-    """Match a pattern of a foreign file at the name's start; one that backtracks without end is stopped.
-
-    Raises:
-        BundleError: it was stopped, after 2 s.
-    """
+    """Match a pattern of a foreign file at the name's start; one that backtracks without end is stopped."""
     try:
         return regex.match(pattern, module, timeout=_PATIENCE_S)
     except TimeoutError:

@@ -83,11 +83,7 @@ class Ia3Config(WrapConfig):
 
     @classmethod
     def written(cls, delta: Delta, classifier: Classifier) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """As ``PeftConfig.written``.
-
-        Raises:
-            UsageError: input and output of one linear layer are scaled, and PEFT has one vector for both.
-        """
+        """As ``PeftConfig.written``."""
         site_of = delta.architecture.site
         activations = [name for name in delta.site_modules if site_of(name).role is Role.FFN_ACTIVATION]
         readers = {name: name.replace(Role.FFN_ACTIVATION, Role.FFN_OUTPUT) for name in activations}

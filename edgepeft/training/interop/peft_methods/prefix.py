@@ -53,11 +53,7 @@ class PrefixConfig(VectorsConfig):
 
     @classmethod
     def written(cls, delta: Delta, classifier: Classifier) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """As ``PeftConfig.written``.
-
-        Raises:
-            UsageError: PEFT has no prefix for the backbone; or the text stays where it is, which PEFT's does not.
-        """
+        """As ``PeftConfig.written``."""
         method, architecture = PrefixTuning.from_settings(delta.card.hyperparameters), classifier.architecture
         if not _takes_keys(architecture.model_type):
             raise UsageError(

@@ -41,11 +41,7 @@ class VectorsConfig(PeftConfig):
         return name if name == _VECTORS else super().stored_name(name)
 
     def check_sizes(self, architecture: Architecture, folder: Path) -> None:
-        """See that they are the backbone's.
-
-        Raises:
-            BundleError: they are not.
-        """
+        """See that they are the backbone's."""
         stacks = self.num_transformer_submodules
         if stacks == 2 and architecture.decoder is None:
             raise BundleError(f"{folder}: num_transformer_submodules = 2 is of a model with a decoder; use such a one.")
@@ -84,11 +80,7 @@ class PromptConfig(VectorsConfig):
 
     @classmethod
     def written(cls, delta: Delta, classifier: Classifier) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """As ``PeftConfig.written``.
-
-        Raises:
-            UsageError: the vectors stand past positions and norm, as AdapterHub's do.
-        """
+        """As ``PeftConfig.written``."""
         architecture = classifier.architecture
         if delta.card.hyperparameters["place"] != "words":
             raise UsageError(
