@@ -13,7 +13,7 @@ from deltas import TEXTS, random_delta, saved
 from tolerance import require_alike
 
 from edgepeft.backbones.source import open_backbone
-from edgepeft.device.host import cores
+from edgepeft.device.host import machine
 from edgepeft.methods.base import methods
 from edgepeft.runtime import session as session_module
 from edgepeft.runtime import weights
@@ -46,8 +46,8 @@ TASKS = [(name, name, asdict(methods()[name].examples()[0])) for name in METHODS
     ],
 )
 def test_threads_are_the_least_of_profile_affinity_and_quota(monkeypatch, profile, allowed, quota, threads, spins):
-    monkeypatch.setattr(cores, "affinity", lambda: allowed)
-    for module in (cores, session_module):
+    monkeypatch.setattr(machine, "affinity", lambda: allowed)
+    for module in (machine, session_module):
         monkeypatch.setattr(module, "cpu_quota", lambda *_: quota)
     options = session_options(profile)
     assert (options.intra_op_num_threads, options.inter_op_num_threads) == (threads, 1)
