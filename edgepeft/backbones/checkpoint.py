@@ -241,7 +241,7 @@ def write_safetensors(
     values: Iterable[tuple[str, NDArray[Any]]],
     metadata: Mapping[str, str],
 ) -> None:
-    """Write the file; ``values`` gives each tensor of ``layout`` once, in any order, and may make it when it is asked."""
+    """Write the file; ``values`` gives each tensor of ``layout`` once, in any order, and may make it then."""
     header: dict[str, Any] = {"__metadata__": dict(metadata)}
     end = 0
     for name in sorted(layout, key=lambda name: (-_ORDER.index(layout[name].dtype), name)):

@@ -51,7 +51,7 @@ def check_folder(folder: Path) -> None:
 
 
 def check_file(path: Path, weights: Path) -> None:
-    """See that one of a task's files from elsewhere is a regular one of a possible size, for a backbone of ``weights``."""
+    """See that a task's file from elsewhere is a regular one of a possible size, for a backbone of ``weights``."""
     _check(path.stat(), path, _most_bytes(path.name, weights.stat().st_size))
 
 

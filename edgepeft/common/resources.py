@@ -29,7 +29,7 @@ def data_folder(name: str) -> Path:
 
 
 def cache_folder() -> Path:
-    """The folder of what can be made anew: ``EDGEPEFT_CACHE``, or ``edgepeft`` in ``XDG_CACHE_HOME`` or ``~/.cache``."""
+    """The folder of caches: ``EDGEPEFT_CACHE``, or ``edgepeft`` in ``XDG_CACHE_HOME`` or ``~/.cache``."""
     if configured := os.environ.get("EDGEPEFT_CACHE"):
         return Path(configured)
     shared = Path(os.environ.get("XDG_CACHE_HOME", ""))

@@ -96,7 +96,7 @@ class Pattern:
         return "".join(part.literal + self._value(part, row, where) for part in self.parts)
 
     def choices(self, row: Mapping[str, Any], where: str) -> tuple[str, ...]:
-        """Every text that it may be: one for each answer where its one field is a list (or SQuAD's ``{"text": list}``)."""
+        """Every text that it may be: one for each answer where its field is a list (or SQuAD's ``{"text": list}``)."""
         field = self.fields[0]
         value = row.get(field)
         value = value.get("text", value) if isinstance(value, Mapping) else value

@@ -54,7 +54,7 @@ def known_profiles() -> tuple[str, ...]:
 
 
 def load_profile(name_or_path: str | Path) -> Profile:
-    """Read a shipped profile by name, or the file at a path that ends in ``.toml``; ``rpi4:memory=2GB`` is its variant."""
+    """Read a shipped profile by name, or a file whose path ends in ``.toml``; ``rpi4:memory=2GB`` is a variant."""
     asked, colon, settings = str(name_or_path).partition(":")
     if asked.endswith(_SUFFIX):
         profile = _read(Path(expanduser(asked)))  # noqa: PTH111

@@ -29,7 +29,7 @@ _STD = 0.02  # as BERT and its relatives start a head: `edgepeft.heads.base.fres
 def with_labels(
     template: onnx.ModelProto, task: str, kind: TaskType, *, pairs: bool, seed: int, trie: Trie | None = None
 ) -> onnx.ModelProto:
-    """A delta graph of the task's own: weights of the head N(0, 0.02), biases zero; ``trie`` is of labels to be scored."""
+    """A delta graph of the task's own: weights of the head N(0, 0.02), biases zero; ``trie`` is of labels to score."""
     model, facts = copied(template), properties(template)
     try:
         axes, card = json.loads(facts[OPEN]), json.loads(facts["edgepeft.card"])

@@ -274,7 +274,7 @@ def _values(described: Sequence[Mapping[str, Sequence[int]]]) -> tuple[Value, ..
 
 
 def trace_plain(model: onnx.ModelProto, folder: Path, inputs: Mapping[str, NDArray[np.int64]]) -> list[Executed]:
-    """Run the graph as it is written: no optimisation, no packing, one thread, so that every host runs the same nodes."""
+    """Run the graph as written: no optimisation, no packing, one thread, so that every host runs the same nodes."""
     import onnxruntime as ort
 
     from edgepeft.runtime.session import open_session, session_options
