@@ -49,8 +49,8 @@ def _options(
     """Many parameter-efficient tasks on one frozen Transformer, on one small board."""
 
 
-# In the order in which a new user needs them; each verb names its own.
-_PANELS = ("Start", "Train and choose", "Bundles", "Answer and tune", "Measure", "Fleets")
+# By what a user does; each verb names its own.
+_PANELS = ("Train", "Deploy", "Measure", "Fleet", "Look")
 
 for _module in sorted(modules_of("edgepeft.cli"), key=lambda module: _PANELS.index(module.PANEL)):
     # import_.py holds the verb import, which Python keeps for itself.

@@ -25,7 +25,7 @@ from edgepeft.common.errors import MissingPackage, UsageError
 
 __all__ = ["command"]
 
-PANEL = "Bundles"
+PANEL = "Deploy"
 
 
 def command(

@@ -14,7 +14,7 @@ from edgepeft.cli._output import plain_table, print_json, table_console
 
 __all__ = ["command"]
 
-PANEL = "Start"
+PANEL = "Look"
 
 
 class _Noted(dict[str, Any]):

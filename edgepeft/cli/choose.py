@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["command"]
 
-PANEL = "Train and choose"
+PANEL = "Train"
 
 # Of a small sweep, the cheapest first: what its time does not allow is left out.
 SMALL = ("linear", "bitfit", "lora", "pfeiffer", "compacter", "houlsby", "spartan")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["command"]
 
-PANEL = "Train and choose"
+PANEL = "Measure"
 
 
 def command(

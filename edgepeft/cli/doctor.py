@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["command"]
 
-PANEL = "Start"
+PANEL = "Look"
 
 _STYLES = {"ok": "green", "note": "", "warning": "yellow", "bad": "bold red"}
 _HOLDS = {True: "holds", False: "does not hold", None: "the host was busy: try again"}

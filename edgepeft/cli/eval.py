@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["command"]
 
-PANEL = "Answer and tune"
+PANEL = "Train"
 
 _SHOWN = 160  # characters of a text
 _RIGHT = ("exact_match", "accuracy")  # of text, and of one answer of several

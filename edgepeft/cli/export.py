@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Elsewhere", "command", "document", "run"]
 
-PANEL = "Bundles"
+PANEL = "Deploy"
 
 
 class Elsewhere(NamedTuple):

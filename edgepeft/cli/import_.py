@@ -13,7 +13,7 @@ from edgepeft.common.errors import requiring
 
 __all__ = ["command"]
 
-PANEL = "Train and choose"
+PANEL = "Train"
 
 
 def command(

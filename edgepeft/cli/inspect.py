@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["command"]
 
-PANEL = "Measure"
+PANEL = "Look"
 
 
 def command(

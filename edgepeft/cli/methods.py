@@ -13,7 +13,7 @@ from edgepeft.common.errors import UnknownName
 
 __all__ = ["command"]
 
-PANEL = "Start"
+PANEL = "Look"
 
 
 def command(

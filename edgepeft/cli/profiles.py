@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["command"]
 
-PANEL = "Start"
+PANEL = "Look"
 
 _NEW = "new"
 _GRADES = (

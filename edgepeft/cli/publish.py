@@ -13,7 +13,7 @@ from edgepeft.common.errors import UsageError, requiring
 
 __all__ = ["command"]
 
-PANEL = "Fleets"
+PANEL = "Fleet"
 
 
 def command(

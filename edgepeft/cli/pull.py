@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["command"]
 
-PANEL = "Fleets"
+PANEL = "Fleet"
 
 
 def command(

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["command"]
 
-PANEL = "Start"
+PANEL = "Train"
 
 PROFILE = "rpi4"
 LENGTHS = "mrpc"  # real lengths, counted with this backbone's own tokenizer

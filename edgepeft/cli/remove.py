@@ -11,7 +11,7 @@ from edgepeft.cli._output import messages
 
 __all__ = ["command"]
 
-PANEL = "Bundles"
+PANEL = "Deploy"
 
 
 def command(bundle: BundleFolder, task: Annotated[str, typer.Argument(help="The task to take out.")]) -> None:

@@ -11,7 +11,7 @@ from edgepeft.cli._output import messages
 
 __all__ = ["command"]
 
-PANEL = "Bundles"
+PANEL = "Deploy"
 
 
 def command(

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = ["command"]
 
-PANEL = "Answer and tune"
+PANEL = "Deploy"
 
 
 def command(

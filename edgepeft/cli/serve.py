@@ -13,7 +13,7 @@ from edgepeft.common.errors import requiring
 
 __all__ = ["command"]
 
-PANEL = "Answer and tune"
+PANEL = "Deploy"
 
 TokenFile = Annotated[Path | None, typer.Option(help="A file with the token that every request must carry.")]
 PublicKey = Annotated[

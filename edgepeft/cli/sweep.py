@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["command", "local", "showing"]
 
-PANEL = "Train and choose"
+PANEL = "Train"
 
 _DONE, _REST = "done", "the same command goes on with the rest"
 

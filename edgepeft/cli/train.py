@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 __all__ = ["command", "document", "run"]
 
-PANEL = "Train and choose"
+PANEL = "Train"
 
 
 def command(

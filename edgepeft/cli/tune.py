@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = ["command"]
 
-PANEL = "Answer and tune"
+PANEL = "Train"
 
 _PrefixCache = Annotated[
     bool, typer.Option("--prefix-cache/--no-prefix-cache", help="Compute what lies below the trained modules once.")

@@ -14,7 +14,7 @@ from edgepeft.common.errors import UsageError, VerificationFailed
 
 __all__ = ["command"]
 
-PANEL = "Bundles"
+PANEL = "Deploy"
 
 
 def command(

@@ -12,7 +12,7 @@ from edgepeft.cli._output import messages, print_json, stages
 
 __all__ = ["command"]
 
-PANEL = "Answer and tune"
+PANEL = "Deploy"
 
 
 def command(
