@@ -19,6 +19,7 @@ from edgepeft.bundle.bundle import Bundle
 from edgepeft.cli import _main
 from edgepeft.common.errors import BundleError, EdgepeftError, UnknownName, UsageError
 from edgepeft.common.resources import package_data, sha256_of
+from edgepeft.runtime.session import session_options
 from edgepeft.web import site as web_site
 from edgepeft.web.libraries import ORT, TOKENIZERS, installed, library_files
 from edgepeft.web.site import write_site
@@ -66,7 +67,7 @@ def test_a_structure_with_the_tasks_values_gives_pytorchs_logits(site, task):
 
 def replayed(site, entry, known):
     """What the graphs of a task give one after the other, each fed with what is known by then."""
-    options = ort.SessionOptions()
+    options = session_options(1)  # exact in 8 bits on x86 without VNNI too
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(site))
     for name in (*entry["lower"], entry["structure"]):
         session = ort.InferenceSession((site / name).read_bytes(), options, providers=["CPUExecutionProvider"])
