@@ -224,17 +224,19 @@ class Runtime(TextTasks):
             yield rows, run_session(session, output, part)
 
     def _session_of_one_row(self, task: str | None) -> TaskSession:
-        """As ``session``; for a row without padding, by the graph that is quickest for it."""
+        """A task's session for a row without padding: from the second such row on by the graph quickest for it."""
         session = self._one_row.get(task)  # another thread may close it at any time
-        if session is None:
-            with self._lock:
-                self._check_open()
-                self._weights.prepare()
-                with opening(task):
-                    model = self.bundle.graph(task)
-                    session = self._open(model) if for_one_row(model) else self.session(task)
-                self._one_row[task] = session
-        return session
+        if session is not None:
+            return session
+        with self._lock:
+            if task not in self._sessions:
+                return self.session(task)
+            session = self._sessions[task]
+            with contextlib.suppress(EdgepeftError):  # its file was replaced since: the open session goes on answering
+                model = self.bundle.graph(task)
+                session = self._open(model) if for_one_row(model) else session
+            self._one_row[task] = session
+            return session
 
     def predict(self, task: str, texts: str | Sequence[Readable]) -> list[Prediction]:
         """One answer for each text, pair or row of columns, in order; what is longer is cut, counted in ``truncation``.

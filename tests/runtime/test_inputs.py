@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import numpy as np
 import pytest
 from tiny import ragged
@@ -113,3 +115,25 @@ def test_a_session_describes_its_inputs_and_outputs_once(runtime, monkeypatch):
     monkeypatch.setattr(type(runtime.session("mood")), "get_inputs", None)  # asked again, it would fail
     monkeypatch.setattr(type(runtime.session("mood")), "get_outputs", None)
     assert np.isfinite(runtime.logits("mood", batch())).all()
+
+
+def test_the_second_row_that_comes_alone_opens_a_session_of_its_own_over_the_same_weights(exported, monkeypatch):
+    inputs = {name: values[:1] for name, values in batch().items()}
+    with Runtime(exported, cache=False) as runtime:
+        first, opened = runtime.logits("mood", inputs), []
+        open_graph = runtime._weights.open_graph
+        monkeypatch.setattr(runtime._weights, "open_graph", lambda model: opened.append(model) or open_graph(model))
+        for _ in range(3):
+            np.testing.assert_allclose(runtime.logits("mood", inputs), first, atol=1e-5)
+        assert len(opened) == 1
+        runtime.logits("mood", batch())  # of several rows: the session that the first row opened
+        assert len(opened) == 1
+
+
+def test_a_task_whose_file_was_replaced_goes_on_with_the_session_that_is_open(exported, tmp_path):
+    folder = shutil.copytree(exported, tmp_path / "bundle")
+    inputs = {name: values[:1] for name, values in batch().items()}
+    with Runtime(folder, cache=False) as runtime:
+        first = runtime.logits("mood", inputs)
+        (folder / "tasks" / "mood.onnx").write_bytes(b"another")
+        np.testing.assert_array_equal(runtime.logits("mood", inputs), first)
