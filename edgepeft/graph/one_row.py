@@ -85,15 +85,30 @@ class _Rewriter:
             self._new[result] = [_transposed(value, result, (0, 2, 1, 3))]  # (1, h, T, e) -> (1, T, h, e)
 
     def _split(self, value: str, result: str, e: int) -> None:
-        """(T, d) -> (1, h, T, e), or at once (1, h, e, T), where only that is read."""
+        """(T, d) -> (T, 1, h, e) -> (1, h, T, e), or at once (1, h, e, T), where only that is read.
+
+        ONNX Runtime's products take these two orders, and a factor, as they lie (``FusedMatMul``): nothing is copied.
+        """
         rows = f"{result}/rows"
-        reshape = helper.make_node("Reshape", [value, self._shape([1, -1, self._n_heads, e])], [rows])
         readers = self._readers.get(result, [])
         keys = readers[0] if len(readers) == 1 and result not in self._outputs else None
         if keys is not None and keys.op_type == "Transpose" and attributes(keys).get("perm") == [0, 1, 3, 2]:
-            self._new[keys.output[0]] = [reshape, _transposed(rows, keys.output[0], (0, 2, 3, 1))]
+            reshape = helper.make_node("Reshape", [value, self._shape([-1, 1, self._n_heads, e])], [rows])
+            self._new[keys.output[0]] = [reshape, _transposed(rows, keys.output[0], (1, 2, 3, 0))]
+            return
+        scale = self._writer.get(value)
+        scaled = scale is not None and scale.op_type == "Mul" and self._is_number(scale.input[1])
+        if scale is not None and scaled:
+            value, heads = scale.input[0], f"{result}/heads"
+            after = [helper.make_node("Mul", [heads, scale.input[1]], [result])]
         else:
-            self._new[result] = [reshape, _transposed(rows, result, (0, 2, 1, 3))]
+            heads, after = result, []
+        reshape = helper.make_node("Reshape", [value, self._shape([-1, 1, self._n_heads, e])], [rows])
+        self._new[result] = [reshape, _transposed(rows, heads, (1, 2, 0, 3)), *after]
+
+    def _is_number(self, name: str) -> bool:
+        value = constant(self._graph, name)
+        return value is not None and value.size == 1
 
     def _is_flattened(self, value: str) -> bool:
         """Whether all that reads the merged heads joins them, whatever stands before."""

@@ -224,17 +224,21 @@ class Runtime(TextTasks):
             yield rows, run_session(session, output, part)
 
     def _session_of_one_row(self, task: str | None) -> TaskSession:
-        """A task's session for a row without padding: from the second such row on by the graph quickest for it."""
+        """A task's session for a row without padding, by the graph quickest for it."""
         session = self._one_row.get(task)  # another thread may close it at any time
         if session is not None:
             return session
         with self._lock:
-            if task not in self._sessions:
-                return self.session(task)
-            session = self._sessions[task]
-            with contextlib.suppress(EdgepeftError):  # its file was replaced since: the open session goes on answering
-                model = self.bundle.graph(task)
-                session = self._open(model) if for_one_row(model) else session
+            self._check_open()
+            self._weights.prepare()  # first: it has the identities of weights that were hashed before
+            try:
+                with opening(task):
+                    model = self.bundle.graph(task)
+                    session = self._open(model) if for_one_row(model) else self.session(task)
+            except EdgepeftError:
+                if task not in self._sessions:
+                    raise
+                session = self._sessions[task]  # its file was replaced since: the open session goes on answering
             self._one_row[task] = session
             return session
 

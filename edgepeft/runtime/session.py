@@ -6,7 +6,7 @@ import contextlib
 import ctypes
 import os
 import weakref
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -101,6 +101,8 @@ def open_session(
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder.resolve()))
     if given := {name: ort.OrtValue.ortvalue_from_numpy(values) for name, values in outside}:
         options.add_external_initializers(list(given), list(given.values()))  # as they lie, not copied
+    if saturates_in_8_bits():
+        model = _with_own_matrices(model)
     with failing_as(f"cannot open the model of {folder}"):
         return ort.InferenceSession(
             model.SerializeToString(),
@@ -108,6 +110,23 @@ def open_session(
             providers=["CPUExecutionProvider"],
             disabled_optimizers=[*_SLOWER, *without],
         )
+
+
+def _with_own_matrices(model: onnx.ModelProto) -> onnx.ModelProto:
+    """An int8 constant that several nodes read, once for each: the exact kernel's rewriting fails on a second reader."""
+    shared = {each.name: each for each in model.graph.initializer if each.data_type == onnx.TensorProto.INT8}
+    readers = Counter(name for node in model.graph.node for name in node.input if name in shared)
+    if max(readers.values(), default=0) < 2:
+        return model
+    apart = onnx.ModelProto()
+    apart.CopyFrom(model)
+    for place, node in enumerate(apart.graph.node):
+        for i, name in enumerate(node.input):
+            if readers[name] > 1:
+                own = apart.graph.initializer.add()
+                own.CopyFrom(shared[name])
+                own.name = node.input[i] = f"{name}/{place}.{i}"
+    return apart
 
 
 def plain_session(model: onnx.ModelProto | Path | str, threads: int | None = None) -> ort.InferenceSession:

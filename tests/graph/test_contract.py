@@ -244,7 +244,9 @@ def test_every_public_function_that_edits_or_makes_a_graph_has_a_contract():
     }
     declared = {name for name in PASSES if name.startswith("edgepeft.graph.")}
     assert functions - declared == set(), "a pass without a contract"
-    assert declared == functions and len(declared) >= 16
+    assert len(declared) >= 16
+    for name in declared - functions:  # edits in place, and says whether
+        assert PASSES[name].mutates, f"{name} has a contract and edits nothing"
 
 
 def test_a_contract_costs_nothing_where_it_is_not_checked():

@@ -209,6 +209,8 @@ def test_tasks_whose_files_were_replaced_meanwhile_answer_as_before(several, tmp
     folder = shutil.copytree(several, tmp_path / "bundle")
     tasks = [f"lora-{i}" for i in range(5)]
     with Runtime(folder, threads=1) as runtime:
+        for task in tasks:
+            runtime.prepare(task)  # what answers alone is another session
         alone = [runtime.predict(task, [text])[0] for task, text in zip(tasks, TEXTS, strict=False)]
         (folder / "tasks" / "lora-0.onnx").write_bytes(b"another")
         found = runtime.predict_mixed(tasks, TEXTS[:5])

@@ -51,7 +51,7 @@ def pasted(labels):
 
 
 @pytest.mark.parametrize("task", ["mood", "pair"])
-def test_a_course_in_wasm_is_pythons_and_its_file_answers_as_the_page(worded, tmp_path, task):  # noqa: F811
+def test_a_loop_in_wasm_is_pythons_and_its_file_answers_as_the_page(worded, tmp_path, task):  # noqa: F811
     write_site(Bundle(worded), tmp_path / "site", tasks=[task], libraries=MODULES, tunable=True)
     entry = Bundle(worded).entry(task)
     examples = examples_of(entry.labels, pairs=entry.pairs)

@@ -11,7 +11,7 @@
  *   are hashes: of the delta that the tensors are of, and of the weights
  */
 import { AdamW, clip } from "./adamw.js";
-import { rateFactor } from "./course.js";
+import { rateFactor } from "./loop.js";
 import { passes } from "./passes.js";
 import { readSafetensors } from "./safetensors.js";
 import { fed } from "./sessions.js";
@@ -64,12 +64,12 @@ export class Tuner {
    * @param {Row[]} rows
    * @param {number[]} labels
    * @param {number} step
-   * @param {{warmup: number, total: number}} course
+   * @param {{warmup: number, total: number}} loop
    */
-  async step(rows, labels, step, course) {
+  async step(rows, labels, step, loop) {
     const { loss, gradients } = await this.gradients(rows, labels);
     const norm = clip(gradients, CLIP_NORM);
-    if (Number.isFinite(loss) && Number.isFinite(norm)) this.optimizer.update(this.trained, gradients, rateFactor(step, course));
+    if (Number.isFinite(loss) && Number.isFinite(norm)) this.optimizer.update(this.trained, gradients, rateFactor(step, loop));
     return { loss, norm };
   }
 

@@ -1,10 +1,10 @@
 /**
- * A task tuned on examples that a person typed, by the course of `edgepeft tune`: the checkpoint that scores best on rows
+ * A task tuned on examples that a person typed, by the loop of `edgepeft tune`: the checkpoint that scores best on rows
  * held out to choose is kept, and other rows that were held out are reported.  Nothing is changed until `putInForce`.
  *
  * @typedef {import("./bundle.js").Bundle} Bundle
  * @typedef {import("./bundle.js").Entry} Entry
- * @typedef {import("./course.js").Example} Example
+ * @typedef {import("./loop.js").Example} Example
  * @typedef {import("./safetensors.js").Floats} Floats
  * @typedef {{step: number, total: number, loss: number | null, score: number, best: number}} Progress `score` and
  *   `best` are accuracies on the rows that choose
@@ -12,7 +12,7 @@
  *   watch?: (progress: Progress) => void}} Settings
  * @typedef {{task: string, tensors: Record<string, Floats>, account: Record<string, any>}} Tuned
  */
-import { epochBatches, parted, plan } from "./course.js";
+import { epochBatches, parted, plan } from "./loop.js";
 import { argmax } from "./numbers.js";
 import { metadataOf, readSafetensors, writeSafetensors } from "./safetensors.js";
 import { Tuner } from "./tuner.js";
@@ -66,26 +66,26 @@ export async function tune(bundle, task, examples, { share = SHARE, steps, patie
     labels: rows.map(({ label }) => /** @type {string[]} */ (entry.labels).indexOf(label)),
   });
   const [train, chosen, test] = [read(parts.train), read(parts.eval), read(parts.test)];
-  const course = plan(train.rows.length, steps);
+  const loop = plan(train.rows.length, steps);
   const lengths = train.rows.map((row) => row.length);
   const start = tuner.tensors;
   let best = { step: 0, ...(await score(tuner, chosen)), tensors: start };
   let [step, last, since] = [0, best.score, 0];
   /** @type {number[]} */
   const losses = [];
-  const report = () => watch({ step, total: course.total, loss: losses.at(-1) ?? null, score: last, best: best.score });
+  const report = () => watch({ step, total: loop.total, loss: losses.at(-1) ?? null, score: last, best: best.score });
   report();
-  const over = () => step === course.total || (patience !== null && since >= patience);
+  const over = () => step === loop.total || (patience !== null && since >= patience);
   for (let epoch = 0; !over(); epoch++)
-    for (const batch of await epochBatches(lengths, course.batch, seed, epoch)) {
+    for (const batch of await epochBatches(lengths, loop.batch, seed, epoch)) {
       if (over()) break;
       await new Promise((resolve) => setTimeout(resolve)); // a message that cancels is read here
-      if (stop()) throw new Cancelled(`cancelled after step ${step} of ${course.total}; the task is as it was.`);
-      const { loss, norm } = await tuner.step(batch.map((i) => train.rows[i]), batch.map((i) => train.labels[i]), step, course);
+      if (stop()) throw new Cancelled(`cancelled after step ${step} of ${loop.total}; the task is as it was.`);
+      const { loss, norm } = await tuner.step(batch.map((i) => train.rows[i]), batch.map((i) => train.labels[i]), step, loop);
       if (!Number.isFinite(loss) || !Number.isFinite(norm)) throw new Error(`the loss is no finite number in step ${step + 1}; the task is as it was.`);
       losses.push(loss);
       step += 1;
-      if (step % course.interval === 0 || step === course.total) {
+      if (step % loop.interval === 0 || step === loop.total) {
         const now = await score(tuner, chosen);
         last = now.score;
         since += 1;
@@ -103,7 +103,7 @@ export async function tune(bundle, task, examples, { share = SHARE, steps, patie
   const [learning_rate, head_learning_rate] = tuner.tuning.rates;
   const counts = { n_train: train.rows.length, n_eval: chosen.rows.length, n_test: test.rows.length };
   const metrics = { metric: "accuracy", eval: best.score, test: after.score, before: before.score, ...counts };
-  const training = { steps: step, best_step: best.step, learning_rate, head_learning_rate, batch_size: course.batch, seed };
+  const training = { steps: step, best_step: best.step, learning_rate, head_learning_rate, batch_size: loop.batch, seed };
   return { task, tensors: best.tensors, account: { metrics, training }, losses };
 }
 

@@ -13,7 +13,7 @@ from edgepeft.data.rows import Row
 from edgepeft.data.training_loop.options import TrainingLoopOptions
 from edgepeft.data.training_loop.run import evaluation_interval, rate_factor, warmup_steps
 
-COURSE = 'const { parted, epochBatches, plan, rateFactor } = await import(MODULE + "loop.js");'
+LOOP = 'const { parted, epochBatches, plan, rateFactor } = await import(MODULE + "loop.js");'
 
 
 def drawn_rows(n, seed, *, pairs):
@@ -34,7 +34,7 @@ def test_rows_are_held_out_as_python_holds_them_out():
     sets = [drawn_rows(n, seed, pairs=pairs) for seed, (n, pairs) in enumerate([(20, False), (25, True), (61, False)])]
     for share in (0.1, 0.2):
         given = [[{"text": r.sentence1, "second": r.sentence2, "label": r.label} for r in rows] for rows in sets]
-        script = f"{COURSE} return Promise.all(given.sets.map((rows) => parted(rows, given.share)));"
+        script = f"{LOOP} return Promise.all(given.sets.map((rows) => parted(rows, given.share)));"
         found = run_node(script, {"sets": given, "share": share})
         for rows, parts in zip(sets, found, strict=True):
             data = task_data(rows, share, share)
@@ -42,10 +42,10 @@ def test_rows_are_held_out_as_python_holds_them_out():
                 assert [row["text"] for row in parts[name]] == [row.sentence1 for row in getattr(data, name)], name
 
 
-def test_batches_and_rates_are_those_of_a_course():
+def test_batches_and_rates_are_those_of_a_loop():
     draw = random.Random(3)
     given = [[draw.randrange(3, 40) for _ in range(n)] for n in (2, 12, 45, 530)]
-    script = f"""{COURSE} return Promise.all(given.map(async (lengths) => {{
+    script = f"""{LOOP} return Promise.all(given.map(async (lengths) => {{
       const loop = plan(lengths.length);
       const batches = [];
       for (const epoch of [0, 1, 7]) batches.push(await epochBatches(lengths, loop.batch, 5, epoch));

@@ -1,5 +1,5 @@
 /**
- * A course as `edgepeft tune` has it (edgepeft/data/training_loop/run.py): which rows train, in which order, and at which rate.
+ * A training loop as `edgepeft tune` has it (edgepeft/data/training_loop/run.py): which rows train, in which order, and at which rate.
  * Rows are ordered by SHA-256, so that these are the very rows and batches that Python takes.
  *
  * @typedef {{text: string, second: string | null, label: string}} Example
@@ -10,7 +10,7 @@ import { sha256 } from "./files.js";
 const [BATCH, EPOCHS, LEAST_STEPS, MOST_EVALUATIONS, POOL, WARMUP] = [16, 3, 100, 20, 16, 0.1];
 
 /**
- * How many steps a course over so many rows has, and when something is due.
+ * How many steps a loop over so many rows has, and when something is due.
  * @param {number} rows
  * @param {number} [steps]
  */
@@ -26,7 +26,7 @@ export function plan(rows, steps) {
 /**
  * Linear warm-up, then linear decay to zero.
  * @param {number} step
- * @param {{warmup: number, total: number}} course
+ * @param {{warmup: number, total: number}} loop
  */
 export const rateFactor = (step, { warmup, total }) =>
   step < warmup ? step / warmup : Math.max(0, (total - step) / Math.max(1, total - warmup));
