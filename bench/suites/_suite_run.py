@@ -14,7 +14,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from bench.peers import openvino, optimum, optimum_kinds, text_ctranslate2, text_openvino, text_optimum, torch_onnx
+from bench.peers import (
+    dynamic_int8,
+    openvino,
+    optimum,
+    optimum_kinds,
+    optimum_o3,
+    text_ctranslate2,
+    text_openvino,
+    text_optimum,
+    torch_onnx,
+)
 from bench.suites._random_bundle import Structure, write_bundle
 from edgepeft.backbones.base import Architecture, family_of
 from edgepeft.backbones.config import config_of
@@ -44,7 +54,17 @@ class _Peer(Protocol):
 
 PEERS: dict[str, _Peer] = {
     module.__name__.rpartition(".")[2]: module
-    for module in (optimum, optimum_kinds, openvino, text_ctranslate2, text_openvino, text_optimum, torch_onnx)
+    for module in (
+        dynamic_int8,
+        openvino,
+        optimum,
+        optimum_kinds,
+        optimum_o3,
+        text_ctranslate2,
+        text_openvino,
+        text_optimum,
+        torch_onnx,
+    )
 }
 
 

@@ -122,15 +122,15 @@ def run(options: Mapping[str, Any]) -> TrainResult:
     given["field"] = settings_of(options["field"], "--field", "premise=sentence1")
     given |= {name: rows_or_share(f"--{name}", options[name]) for name in ("eval", "test")}
     request = Request.model_validate(given | {"method": options["method"] or METHOD})
-    begun = request.begun()
+    resolved = request.resolved()
     out, again = options["out"], {name: options[name] for name in ("resume", "force")}
     prepare_output(out, **again)  # what is wrong with it is reported before files are read
-    rows = begun.rows()
+    rows = resolved.rows()
     if options["method"] is None:
         messages().print(f"note: trains {METHOD}, for no --method was given; `edgepeft methods` lists the others.")
     use_threads(options["threads"])
     with interruptible(request.task) as (watch, stop):
-        result = train(request.backbone, begun.method, rows, begun.options, out, **again, watch=watch, stop=stop)
+        result = train(request.backbone, resolved.method, rows, resolved.options, out, **again, watch=watch, stop=stop)
     _say_what_to_know(result)
     return result
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +21,10 @@ def label_text(value: Any, where: str, what: str = "label") -> str:
     """The text of a label, or of another column that is ``what``."""
     if not isinstance(value, str | int | float):
         raise DataError(f"{where}: the {what} must be a text or a number; found {shown(value)}.")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise DataError(
+            f"{where}: the {what} is {value}, which stands for a missing one; fill it in or leave the row out."
+        )
     label = json.dumps(value) if isinstance(value, bool) else str(value).strip()
     if not label or any("\ud800" <= character <= "\udfff" for character in label):
         raise DataError(f"{where}: the {what} is empty or not valid Unicode: {shown(value)}.")

@@ -1,9 +1,9 @@
 """Files of rows, by extension, and datasets: each record with the number of its line, one at a time.
 
-jsonl has an object a line, json an array of them, csv is quoted as RFC 4180 says, tsv has no quoting (as GLUE's files:
-a quotation mark is a character of the text).  conll has a word a line, its tag in the last column; an empty line ends a
-row.  Files are UTF-8, with or without a byte order mark.  ``-`` is standard input, in any of these formats, told by its
-first character.
+jsonl has an object a line, json an array of them, csv is quoted as RFC 4180 says and divided as its header is, tsv has
+no quoting (as GLUE's files: a quotation mark is a character of the text).  conll has a word a line, its tag in the last
+column; an empty line ends a row.  Files are UTF-8, with or without a byte order mark.  ``-`` is standard input, in any
+of these formats, told by its first character.
 
 Parquet files and datasets of Hugging Face are read by the optional extra ``data``.  A dataset is a folder that its
 ``save_to_disk`` wrote, or a name of the Hub (``NAME:CONFIG`` where it has several configurations); ``#SPLIT`` after it
@@ -13,10 +13,13 @@ names one of its splits.
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 import logging
 import re
 import sys
+import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -159,20 +162,53 @@ def read_stdin(path: Path) -> Iterator[Record]:
     return _read_tsv(path) if "\t" in start.partition("\n")[0] else _read_csv(path)
 
 
-def _read_table(path: Path, **form: Any) -> Iterator[Record]:
+def _read_table(path: Path, delimiter: str, **form: Any) -> Iterator[Record]:
+    """Rows under a header.  Cells that are empty throughout are no row: spreadsheets end in such."""
     csv.field_size_limit(max(csv.field_size_limit(), LONGEST_CELL))
-    reader = csv.reader((line for _, line in _lines(path)), strict=True, **form)
+    lines, first = _table_lines(path)
+    if first.lower().startswith("sep=") and len(first) == len("sep=;"):  # Excel's own line
+        delimiter, skipped = first[-1], 1
+        next(lines)
+    else:
+        delimiter, skipped = _delimiter(path, first, delimiter), 0
+    reader = csv.reader(lines, strict=True, delimiter=delimiter, **form)
     header: list[str] = []
-    line = 1
+    line = 1 + skipped
     try:
         for cells in reader:
             if cells and not header:
                 header = [name.strip() for name in cells]
-            elif cells:
+                _require_distinct(path, line, header)
+            elif any(cells):
                 yield line, _record(path, line, header, cells)
-            line = reader.line_num + 1
+            line = reader.line_num + 1 + skipped
     except csv.Error as error:
         raise DataError(f"{path}:{line}: not a table ({error}); is a quotation mark missing?") from error
+
+
+def _table_lines(path: Path) -> tuple[Iterator[str], str]:
+    """All lines, and the first one without its end; lines may end in a carriage return alone, as of an old Mac."""
+    lines = (line for _, line in _lines(path))
+    first = next(lines, "")
+    if not first.endswith("\n") and "\r" in first.rstrip("\r"):
+        parts = first.splitlines(keepends=True)
+        return itertools.chain(parts, lines), parts[0].rstrip("\r")
+    return itertools.chain([first], lines), first.rstrip("\r\n")
+
+
+def _delimiter(path: Path, header: str, usual: str) -> str:
+    """What a csv's header is divided by, where that is not a comma."""
+    found = [mark for mark in ";\t|" if mark in header]
+    if usual != "," or "," in header or len(found) != 1:
+        return usual
+    warnings.warn(f"{path}: cells are separated by {found[0]!r}, as the header is.", stacklevel=2)
+    return found[0]
+
+
+def _require_distinct(path: Path, line: int, header: list[str]) -> None:
+    for name, times in Counter(header).items():
+        if times > 1:
+            raise DataError(f"{path}:{line}: {times} columns are called {name!r}; rename or delete the others.")
 
 
 def _record(path: Path, line: int, header: list[str], cells: list[str]) -> dict[str, str]:
@@ -182,13 +218,41 @@ def _record(path: Path, line: int, header: list[str], cells: list[str]) -> dict[
 
 
 def _read_conll(path: Path) -> Iterator[Record]:
-    """Columns between blanks or tabs: the first is the word, the last its tag; -DOCSTART- stands alone."""
+    """Columns between tabs, or else blanks: the first is the word, the last its tag; -DOCSTART- stands alone.
+
+    Lines that begin with "# " before a sentence are comments.  Where the first column counts the words, the second one
+    has them.
+    """
+    sentences = _sentences(path)
+    first = list[tuple[int, list[list[str]]]]()
+    for sentence in sentences:
+        first.append(sentence)
+        if len(sentence[1]) > 1:  # one word alone may be a number
+            break
+    lines = first[-1][1] if first else []
+    numbers = [cells[0] for cells in lines]
+    counted = (
+        len(lines) > 1 and len(lines[0]) > 2 and numbers in ([*map(str, range(n, n + len(lines)))] for n in (0, 1))
+    )
+    if counted:
+        warnings.warn(f"{path}: the first column counts the words; the second one is read as the words.", stacklevel=2)
+    for start, lines in itertools.chain(first, sentences):
+        tags = {"tags": [cells[-1] for cells in lines]} if len(lines[0]) > 1 else {}
+        yield start, {"words": [cells[int(counted)] for cells in lines], **tags}
+
+
+def _sentences(path: Path) -> Iterator[tuple[int, list[list[str]]]]:
+    """Each with the number of its first line: the cells of its words."""
     start, words, columns = 0, list[list[str]](), 0
     for number, line in _lines(path):
-        cells = line.split()
-        if not cells or cells[0] == "-DOCSTART-":
+        if not words and line.startswith("# "):
+            continue
+        cells, tabbed = line.split(), line.rstrip("\r\n").split("\t")
+        if len(tabbed) > 1 and len(tabbed) == (columns or len(tabbed)):  # a blank is then part of a word
+            cells = tabbed
+        if not any(cells) or cells[0] == "-DOCSTART-":
             if words:
-                yield start, _sentence(words)
+                yield start, words
             words = []
             continue
         start = start if words else number
@@ -199,20 +263,15 @@ def _read_conll(path: Path) -> Iterator[Record]:
             )
         words.append(cells)
     if words:
-        yield start, _sentence(words)
-
-
-def _sentence(lines: list[list[str]]) -> dict[str, Any]:
-    tags = {"tags": [cells[-1] for cells in lines]} if len(lines[0]) > 1 else {}
-    return {"words": [cells[0] for cells in lines], **tags}
+        yield start, words
 
 
 def _read_csv(path: Path) -> Iterator[Record]:
-    return _read_table(path)
+    return _read_table(path, ",")
 
 
 def _read_tsv(path: Path) -> Iterator[Record]:
-    return _read_table(path, delimiter="\t", quoting=csv.QUOTE_NONE)
+    return _read_table(path, "\t", quoting=csv.QUOTE_NONE)
 
 
 FORMATS: dict[str, Reader] = {

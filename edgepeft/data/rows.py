@@ -14,9 +14,12 @@ them: ``choice1``, ``choice2``; ``ending0``, ...
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping
+import warnings
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -77,6 +80,18 @@ def _list(value: Any) -> Any:
 
 
 FIRST, SECOND, LABEL = "sentence1", "sentence2", "label"
+# What files call these, in any case; read where no option names a column and the usual name is not there.
+_TEXTS = ("text", "sentence", "review", "content", "tweet", "message", "body", "comment", "document", "title")
+_PAIRS = (
+    ("premise", "hypothesis"),
+    ("question1", "question2"),
+    ("text1", "text2"),
+    ("query", "passage"),
+    ("question", "passage"),
+    ("question", "sentence"),
+)
+_LABELS = ("labels", "target", "class", "category", "sentiment", "y")
+_TAGS = ("ner_tags", "pos_tags", "chunk_tags", "labels")
 
 
 class Columns(NamedTuple):
@@ -110,6 +125,9 @@ class Columns(NamedTuple):
         """What stands in a label's column: the parts of a text, where it has a separator."""
         if self.separator is None or not isinstance(value, str):
             return value
+        if value.strip().startswith("[") and value.strip().endswith("]"):  # a list, as pandas and JSON write it
+            with contextlib.suppress(ValueError, SyntaxError, RecursionError, MemoryError):
+                return ast.literal_eval(value.strip())
         return [part.strip() for part in value.split(self.separator)] if value.strip() else []
 
     def needed(self, labels: bool) -> dict[str, str]:
@@ -212,8 +230,12 @@ def _rows(path: Path, read: Reader, wanted: _Wanted) -> Iterator[Row]:
     columns, label_of, task_column, keep, optional = wanted
     labels = label_of is not None and not optional
     pairs: bool | None = None
+    named: Mapping[str, str] | None = None
     for line, found in read(path):
         record = _asked(found, columns, labels=labels)
+        if named is None:
+            named = _by_convention(path, record, columns, labels=label_of is not None)
+        record = {**record, **{usual: record[name] for usual, name in named.items() if name in record}}
         record = _tagged(record, columns, f"{path}:{line}", labels=labels)
         _require_columns(path, line, record, columns, labels)
         there = not optional or record.get(columns.names[2]) is not None
@@ -245,16 +267,56 @@ def _asked(record: dict[str, Any], columns: Columns, *, labels: bool) -> dict[st
     return {**record, **found}
 
 
+def _by_convention(path: Path, record: Mapping[str, Any], columns: Columns, *, labels: bool) -> dict[str, str]:
+    """The file's columns by what they are read as, of those whose usual names it does not have."""
+    if columns.source is not None or columns.fields is not None or (FIRST in record and LABEL in record):
+        return {}
+    known = {str(name).strip().lower(): name for name in record}
+    found: dict[str, str] = {}
+    if columns.text is None and not {FIRST, "words"} & known.keys() and not {"text", "spans"} <= known.keys():
+        if isinstance(record.get("tokens"), list):
+            asked = labels and columns.label is None and "tags" not in record
+            tags = [name for name in _TAGS if asked and name in record]
+            _require_one(path, tags, "the tags", "--label-column")
+            return _noted(path, {"words": "tokens"} | ({"tags": tags[0]} if tags else {}))
+        pairs = [pair for pair in _PAIRS if columns.pair is None and {*pair} <= known.keys()]
+        texts = [known[name] for name in _TEXTS if name in known and not any(name in pair for pair in pairs)]
+        _require_one(path, [*texts, *(" and ".join(pair) for pair in pairs)], "the text", "--text-column")
+        found |= {FIRST: known[pairs[0][0]], SECOND: known[pairs[0][1]]} if pairs else {}
+        found |= {FIRST: texts[0]} if texts else {}
+    if labels and columns.label is None and LABEL not in record and (found or FIRST in record or columns.text):
+        names = [known[name] for name in (LABEL, *_LABELS) if name in known and known[name] not in found.values()]
+        _require_one(path, names, "the label", "--label-column")
+        found |= {LABEL: names[0]} if names else {}
+    return _noted(path, found)
+
+
+def _require_one(path: Path, names: Sequence[str], what: str, option: str) -> None:
+    if len(names) > 1:
+        raise DataError(f"{path}: {', '.join(names)} may each be {what}; say which: {option} NAME.")
+
+
+def _noted(path: Path, found: dict[str, str]) -> dict[str, str]:
+    if found:
+        told = ", ".join(f"{usual} is the column {name}" for usual, name in found.items())
+        warnings.warn(f"{path}: {told}; --text-column, --pair-column and --label-column name others.", stacklevel=2)
+    return found
+
+
 def _tagged(record: dict[str, Any], columns: Columns, where: str, *, labels: bool) -> dict[str, Any]:
     """A row of words, or of a text with spans, by the usual names of its columns."""
-    if columns.text is not None or FIRST in record or not ("words" in record or {"text", "spans"} <= {*record}):
+    if columns.text is not None and isinstance(record.get(columns.text), list):
+        record = {**record, "words": record[columns.text]}
+    elif columns.text is not None or FIRST in record or not ("words" in record or {"text", "spans"} <= {*record}):
         return record
     words = record.get("words")
     if words is not None and not (isinstance(words, list) and all(isinstance(word, str) for word in words)):
         raise DataError(f"{where}: words are a list of texts; found {_shown(words)}.")
     if any(not word.strip() for word in words or ()):
         raise DataError(f"{where}: a word is empty or blank: {_shown(words)}; leave it and its tag out.")
-    found = {**record, FIRST: record["text"] if words is None else Words(words)}
+    found = {**record, columns.names[0]: record["text"] if words is None else Words(words)}
+    if labels and columns.label in record and isinstance(record[columns.label], list):
+        return {**found, columns.label: {"tags": record[columns.label]}}
     told = next((name for name in ("tags", "spans") if name in record), None)
     if told is None or not labels or columns.label is not None:
         return found

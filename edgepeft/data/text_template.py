@@ -12,14 +12,14 @@ from edgepeft.data.pattern import Pattern, pattern
 from edgepeft.data.rows import SENTENCES, Columns
 from edgepeft.tasks.base import kind_named
 
-__all__ = ["AS_IT_IS", "FORMATS", "Posing", "format_named", "of_source", "posing"]
+__all__ = ["AS_IT_IS", "FORMATS", "TextTemplate", "format_named", "of_source", "text_template"]
 
 _OLDER = {"labels": "classification"}  # what --kind was called where a task is posed as text
 _REMEDY = "for a column of another name: --field FIELD=COLUMN"
 
 
 @dataclasses.dataclass(frozen=True)
-class Posing:
+class TextTemplate:
     """What ``--format``, or ``--source`` and ``--target``, come to; without a source, texts are read as they are.
 
     ``target`` is of text that is written freely, ``written`` of labels, which are scored.
@@ -48,7 +48,7 @@ class Posing:
         step = self.format.step if self.format else None
         return given._replace(source=self.source, target=self.target, remedy=_REMEDY, step=step)
 
-    def posed(self, data: TaskData, label: str = SENTENCES.names[2]) -> TaskData:
+    def applied(self, data: TaskData, label: str = SENTENCES.names[2]) -> TaskData:
         """The data with what is written of its labels; where each answer is a row of its own, with these."""
         if data.task_kind.writes:
             each = self.format.each_answer if self.format else "no"
@@ -68,18 +68,18 @@ class Posing:
         )
 
 
-AS_IT_IS = Posing()
+AS_IT_IS = TextTemplate()
 
 
 def of_source(given: Columns, source: str | None, step: float | None = None, target: str | None = None) -> Columns:
     """The columns of rows for a task that is there, whose source and target these are, and whose labels' ``step``."""
     if source is None:
         return given
-    posed = Posing(pattern(source), None if target is None else pattern(target))
-    return posed.columns(given)._replace(remedy="", step=step)
+    template = TextTemplate(pattern(source), None if target is None else pattern(target))
+    return template.columns(given)._replace(remedy="", step=step)
 
 
-def posing(
+def text_template(
     *,
     format: str | None = None,
     source: str | None = None,
@@ -87,7 +87,7 @@ def posing(
     fields: Mapping[str, str],
     kind: str | None = None,
     adapters: bool = False,
-) -> Posing:
+) -> TextTemplate:
     """What the options come to.
 
     Args:
@@ -121,12 +121,12 @@ def posing(
     return _renamed(pattern(source), writes, fields, None)
 
 
-def _renamed(source: Pattern, target: Pattern | None, fields: Mapping[str, str], format: Format | None) -> Posing:
+def _renamed(source: Pattern, target: Pattern | None, fields: Mapping[str, str], format: Format | None) -> TextTemplate:
     known = (*source.fields, *(target.fields if target else ()))
     of_source = {field: column for field, column in fields.items() if field in source.fields or field not in known}
     of_target = {field: column for field, column in fields.items() if target and field in target.fields}
     renamed = target.renamed(of_target) if target else None
-    return Posing(source.renamed(of_source), renamed, format=format)
+    return TextTemplate(source.renamed(of_source), renamed, format=format)
 
 
 NAMES = {

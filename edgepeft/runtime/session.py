@@ -10,7 +10,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # before the import: 1.29 and later send it by default
 
@@ -24,9 +24,6 @@ from edgepeft.common.errors import BundleError, EdgepeftError
 from edgepeft.device.host.machine import cpu_quota, saturates_in_8_bits, thread_count
 from edgepeft.graph.names import LOGITS
 from edgepeft.runtime.passes import unpacked
-
-if TYPE_CHECKING:
-    from edgepeft.runtime.weights import TaskSession
 
 __all__ = [
     "MOST_SESSIONS",
@@ -113,7 +110,7 @@ def open_session(
 
 
 def _with_own_matrices(model: onnx.ModelProto) -> onnx.ModelProto:
-    """An int8 constant that several nodes read, once for each: the exact kernel's rewriting fails on a second reader."""
+    """Each int8 constant once for every node that reads it: the exact kernel's rewriting fails on a second reader."""
     shared = {each.name: each for each in model.graph.initializer if each.data_type == onnx.TensorProto.INT8}
     readers = Counter(name for node in model.graph.node for name in node.input if name in shared)
     if max(readers.values(), default=0) < 2:
@@ -144,9 +141,20 @@ def failing_as(what: str) -> Iterator[None]:
         raise BundleError(f"ONNX Runtime {what}: {str(error).splitlines()[0]}") from error
 
 
-def run_session(
-    session: ort.InferenceSession | TaskSession, output: str, inputs: Mapping[str, NDArray[Any]]
-) -> NDArray[np.float32]:
+class Session(Protocol):
+    """ONNX Runtime's ``InferenceSession``, or one that tasks share."""
+
+    def get_inputs(self) -> Sequence[Any]:
+        """What ``run`` takes."""
+
+    def get_outputs(self) -> Sequence[Any]:
+        """What ``run`` gives."""
+
+    def run(self, outputs: Sequence[str], inputs: Mapping[str, NDArray[Any]], /) -> Sequence[Any]:
+        """The named outputs for a batch."""
+
+
+def run_session(session: Session, output: str, inputs: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:
     """One output for a batch; of ``inputs``, those that the model reads.  Logits of packed tokens come as rows,
     [batch, length, outputs].
     """
@@ -167,7 +175,7 @@ class _Signature(NamedTuple):
 _signatures: weakref.WeakKeyDictionary[Any, _Signature] = weakref.WeakKeyDictionary()
 
 
-def _signature(session: ort.InferenceSession | TaskSession) -> _Signature:
+def _signature(session: Session) -> _Signature:
     if (known := _signatures.get(session)) is None:
         packed = any(value.name == LOGITS and value.shape[0] == "tokens" for value in session.get_outputs())
         known = _signatures[session] = _Signature(tuple(value.name for value in session.get_inputs()), packed)

@@ -20,7 +20,7 @@ from edgepeft.methods.base import Method, method_of
 from edgepeft.sweep.folder import Cell, Sweep, name_of
 from edgepeft.sweep.plan import Plan, placed, rate_of, recorded, share_of_rows
 from edgepeft.training.loop import asked, settled
-from edgepeft.training.request import Begun, Request
+from edgepeft.training.request import Request
 
 __all__ = ["sweep_of"]
 
@@ -78,7 +78,7 @@ class _Grid:
             backbone, method = self._backbone(at.backbone), self.methods[at.method]
             few = share_of_rows(at.size, len(self._rows(self._request(at)).train))
             request = self._request(at, few)
-            rows, options = settled(backbone, method, self._rows(request), request.begun().options)
+            rows, options = settled(backbone, method, self._rows(request), request.resolved().options)
         except EdgepeftError as error:
             raise UsageError(f"{at.data}, {at.method}: {error}") from error
         per_epoch = math.ceil(len(rows.train) / options.batch_size)
@@ -109,13 +109,13 @@ class _Grid:
 
     def _rows(self, request: Request) -> TaskData:
         """The rows of a request, which many have in common."""
-        begun: Begun = request.begun()
+        source = request.resolved().template.source
         drawn = None if request.few_shot is None else request.seed
-        pattern = begun.posing.source.text if begun.posing.source else None  # Compacter's depends on the method
+        pattern = source.text if source else None  # Compacter's depends on the method
         key = (request.task, request.few_shot, drawn, pattern)
         if key not in self.rows:
             here = placed(request.model_dump(mode="json", exclude_unset=True), self.folder)
-            self.rows[key] = Request.model_validate(here).begun().rows()
+            self.rows[key] = Request.model_validate(here).resolved().rows()
             if drawn is None:
                 self.sources[f"data {request.task}{f' as {pattern!r}' if pattern else ''}"] = self.rows[key].sha256
         return self.rows[key]

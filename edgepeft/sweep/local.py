@@ -238,12 +238,12 @@ def _run(job: Job, watch: Callable[[Progress], None], stop: Callable[[], bool]) 
 
 def _trained(job: Job, watch: Callable[[Progress], None], stop: Callable[[], bool]) -> TrainResult:
     folder = job.sweep.run(job.cell)
-    begun = Request.model_validate(job.sweep.options(job.cell)).begun()
+    resolved = Request.model_validate(job.sweep.options(job.cell)).resolved()
     resume = job.sweep.state(job.cell) == "begun"
     prepare_output(folder, resume=resume, force=not resume)
     how: dict[str, Any] = {"resume": resume, "force": not resume, "watch": watch, "stop": stop}
     how["shared"] = job.shared or job.sweep.shared
-    return train(begun.request.backbone, begun.method, begun.rows(), begun.options, folder, **how)
+    return train(resolved.request.backbone, resolved.method, resolved.rows(), resolved.options, folder, **how)
 
 
 def _plain(result: TrainResult) -> dict[str, NDArray[Any]]:

@@ -10,14 +10,14 @@ from pydantic import BaseModel, ConfigDict
 
 from edgepeft.data.parts import Division, Given, TaskData, load_data
 from edgepeft.data.rows import Columns
-from edgepeft.data.text_template import Posing, posing
+from edgepeft.data.text_template import TextTemplate, text_template
 from edgepeft.data.training_loop.options import BATCH
 from edgepeft.methods.base import Method, method_named
 from edgepeft.tasks.base import kind_asked
 from edgepeft.training.devices import device_of
 from edgepeft.training.options import TrainOptions
 
-__all__ = ["METHOD", "Begun", "Request"]
+__all__ = ["METHOD", "Request", "ResolvedRequest"]
 
 METHOD = "lora"  # of a task that names none: as good as full fine-tuning in docs/methods.md, and PEFT has it too
 _COLUMNS = ("text_column", "pair_column", "label_column", "label_separator")
@@ -69,45 +69,45 @@ class Request(BaseModel):
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     bf16: bool = False
 
-    def begun(self) -> Begun:
+    def resolved(self) -> ResolvedRequest:
         """The request with names looked up and numbers checked; no file is read."""
         method = method_named(self.method).from_settings(self.set)
-        posed = posing(
+        template = text_template(
             **{name: getattr(self, name) for name in _OF_TEXT},
             kind="regression" if self.regression else self.kind,
             fields=self.field,
             adapters=method.places_adapters,
         )
-        kind = kind_asked(posed.kind(self.kind), regression=self.regression, writes=posed.target is not None).name
-        found = posed.format
+        kind = kind_asked(template.kind(self.kind), regression=self.regression, writes=template.target is not None).name
+        found = template.format
         said = {} if found is None else {"metric": found.metric, "max_length": found.max_length}
         shared = {name: getattr(self, name) for name in type(self).model_fields.keys() & _numbers()}
         shared |= {name: value for name, value in said.items() if shared[name] is None}
         rates = {"learning_rate": self.lr, "head_learning_rate": self.head_lr}
         options = TrainOptions(**shared | rates | {"kind": kind})
         device_of(options.device)
-        return Begun(self, method, posed, options)
+        return ResolvedRequest(self, method, template, options)
 
 
 @dataclass(frozen=True)
-class Begun:
-    """A request that was checked, with its method, how its rows are posed and the numbers of its run."""
+class ResolvedRequest:
+    """A request that was checked, with its method, its text template and the numbers of its run."""
 
     request: Request
     method: Method
-    posing: Posing
+    template: TextTemplate
     options: TrainOptions
 
     def rows(self) -> TaskData:
         """The rows in parts."""
-        asked, posed = self.request, self.posing
+        asked, template = self.request, self.template
         columns = Columns(*(getattr(asked, name) for name in _COLUMNS[:3]))
         columns = columns._replace(separator=asked.label_separator)
         division: Division = {"kind": self.options.kind, "few_shot": asked.few_shot, "seed": asked.seed}
-        if posed.format is not None and posed.format.step:
-            division["labels"] = posed.format.names
-        data = load_data(asked.data, asked.eval, asked.test, posed.columns(columns), **division)
-        return posed.posed(data, columns.names[2])
+        if template.format is not None and template.format.step:
+            division["labels"] = template.format.names
+        data = load_data(asked.data, asked.eval, asked.test, template.columns(columns), **division)
+        return template.applied(data, columns.names[2])
 
 
 def _numbers() -> frozenset[str]:

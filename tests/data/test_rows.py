@@ -3,6 +3,7 @@
 import errno
 import json
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from edgepeft.common.errors import DataError, MissingPackage, UsageError
 from edgepeft.data.parts import load_data
 from edgepeft.data.rows import Columns, read_rows
 from edgepeft.tasks.regression import Regression
+from edgepeft.tasks.tokens import Tokens
 
 
 def rows_of(tmp_path, content, name="rows.jsonl", labels=True):
@@ -85,23 +87,22 @@ def test_rows_are_streamed_and_not_collected(tmp_path):
         ("a.csv", "sentence1,label\n", "has no rows"),
         (
             "a.jsonl",
-            '{"text": "a", "label": "x"}',
-            "a.jsonl:1: no column sentence1. Found columns: text, label. Expected",
+            '{"words_of_it": "a", "label": "x"}',
+            "a.jsonl:1: no column sentence1. Found columns: words_of_it, label. Expected",
         ),
-        ("a.csv", "sentence1,target\na,b\n", "a.csv:2: no column label. Found columns: sentence1, target."),
+        ("a.csv", "sentence1,goal\na,b\n", "a.csv:2: no column label. Found columns: sentence1, goal."),
         (
             "a.csv",
-            "text;label\na;b\n",
-            "a.csv:2: no column sentence1 and no column label. Found columns: text;label. Expected: sentence1, optionally "
-            "sentence2, and label; for others: --text-column NAME, --label-column NAME. The one column looks like several, "
-            "with semicolons; a csv separates them by commas.",
-        ),
-        (
-            "a.csv",
-            "text\na\nb\n",
-            "no column sentence1 and no column label. Found columns: text. Expected: sentence1, optionally sentence2, and "
+            "line\na\nb\n",
+            "no column sentence1 and no column label. Found columns: line. Expected: sentence1, optionally sentence2, and "
             "label; for others: --text-column NAME, --label-column NAME. The table has one column alone; a csv separates",
         ),
+        ("a.csv", "text,content,label\na,b,c\n", "a.csv: text, content may each be the text; say which: --text-column"),
+        ("a.csv", "text,target,y\na,b,c\n", "a.csv: target, y may each be the label; say which: --label-column NAME."),
+        ("a.csv", "text,premise,hypothesis,y\na,b,c,d\n", "a.csv: text, premise and hypothesis may each be the text"),
+        ("a.csv", "sentence1,label,label\na,b,c\n", "a.csv:1: 2 columns are called 'label'; rename or delete"),
+        ("a.jsonl", '{"sentence1": "a", "label": NaN}', "a.jsonl:1: the label is nan, which stands for a missing one"),
+        ("a.jsonl", '{"sentence1": "a", "label": -Infinity}', "a.jsonl:1: the label is -inf, which stands"),
         (
             "a.tsv",
             "sentence1,label\na,b\n",
@@ -145,9 +146,10 @@ def test_a_path_that_is_no_data_file_is_refused_before_any_row_is_read(tmp_path,
 
 @pytest.mark.parametrize("label", ["NaN", "Infinity", '"nan"', '"high"', '"1,5"', "1e999"])
 def test_a_regression_label_that_is_no_finite_number_is_named_with_its_line(tmp_path, label):
-    *_, row = rows_of(tmp_path, '{"sentence1": "a", "label": 1.5}\n{"sentence1": "a", "label": ' + label + "}")
-    with pytest.raises(DataError, match=r"rows\.jsonl:2: the label of a regression is a finite number"):
-        Regression().expected(row)
+    lines = '{"sentence1": "a", "label": 1.5}\n{"sentence1": "a", "label": ' + label + "}"
+    message = "the label is (nan|inf), which" if label[0] != '"' else "the label of a regression is a finite number"
+    with pytest.raises(DataError, match=rf"rows\.jsonl:2: {message}"):
+        Regression().expected(rows_of(tmp_path, lines)[-1])
 
 
 def test_a_regression_label_is_its_number(tmp_path):
@@ -242,3 +244,100 @@ def test_without_the_extra_one_line_says_which(tmp_path, monkeypatch, name, pack
     monkeypatch.chdir(tmp_path)
     with pytest.raises(MissingPackage, match=rf"needs {package}: pip install 'edgepeft\[data\]'"):
         list(read_rows(Path(name), labels=False))
+
+
+@pytest.mark.parametrize(
+    ("header", "cells", "expected"),
+    [
+        ("text,label", "a,x", ("a", None, "x")),
+        ("id,Review,Sentiment", "7,a,x", ("a", None, "x")),
+        ("Category,Message", "x,a", ("a", None, "x")),
+        ("text,labels,label", "a,y,x", ("a", None, "x")),  # the usual name goes first
+        ("premise,hypothesis,label", "a,b,x", ("a", "b", "x")),
+        ("id,question1,question2,target", "1,a,b,x", ("a", "b", "x")),
+        ("sentence1,sentence2,class", "a,b,x", ("a", "b", "x")),
+        ("sentence,label,idx", "a,x,3", ("a", None, "x")),
+    ],
+)
+def test_columns_are_known_by_the_names_that_files_give_them_and_that_is_said(tmp_path, header, cells, expected):
+    (tmp_path / "rows.csv").write_text(f"{header}\n{cells}\n")
+    with warnings.catch_warnings(record=True) as notes:
+        warnings.simplefilter("always")
+        (row,) = read_rows(tmp_path / "rows.csv", labels=True)
+    assert (row.sentence1, row.sentence2, row.label) == expected
+    assert [str(note.message).endswith("--label-column name others.") for note in notes] == [True]
+
+
+def test_an_option_goes_before_a_name_that_is_known(tmp_path):
+    (tmp_path / "rows.csv").write_text("text,title,label,y\na,b,x,1\n")
+    with pytest.warns(UserWarning, match="sentence1 is the column text"):
+        with pytest.raises(DataError, match="text, title may each be the text"):
+            list(read_rows(tmp_path / "rows.csv", labels=True))
+        (tmp_path / "one.csv").write_text("text,label,y\na,x,1\n")
+        (row,) = read_rows(tmp_path / "one.csv", labels=True, columns=Columns(label="y"))
+    assert (row.sentence1, row.label) == ("a", "1")
+    (row,) = read_rows(tmp_path / "rows.csv", labels=True, columns=Columns(text="title"))
+    assert (row.sentence1, row.label) == ("b", "x")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "sentence1;label\nhi, you;a\n",
+        "sep=;\nsentence1;label\nhi, you;a\n",
+        "sentence1\tlabel\nhi, you\ta\n",
+        "sentence1|label\nhi, you|a\n",
+        'sentence1,label\r"hi, you",a\r',
+        'sentence1,label\n"hi, you",a\n,\n\n,\n',
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*cells are separated by")
+def test_a_csv_is_read_as_spreadsheets_write_it(tmp_path, content):
+    (tmp_path / "rows.csv").write_bytes(content.encode())
+    (row,) = read_rows(tmp_path / "rows.csv", labels=True)
+    assert (row.sentence1, row.label) == ("hi, you", "a")
+
+
+@pytest.mark.parametrize("cell", ["['a', 'b c']", '["a", "b c"]', "a, b c"])
+def test_a_cell_of_several_labels_may_be_a_list(cell):
+    assert Columns(separator=",").listed(cell) == ["a", "b c"]
+
+
+@pytest.mark.filterwarnings("ignore:.*counts the words")
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ("# text = x\n10\u00a0000\tO\nin Oslo\tB-LOC\n", ["10\u00a0000", "in Oslo"]),
+        ("# a b\n1 x O\n\n1 in O\n2 Oslo B-LOC\n", ["in", "Oslo"]),
+        ("0\tin\tO\n1\tOslo\tB-LOC\n\n0\tin\tO\n1\tOslo\tB-LOC\n", ["in", "Oslo"]),
+        ("1 O\n2 O\n", ["1", "2"]),  # numbers, for there is no other column of words
+        ("in 1 O\nOslo 2 B-LOC\n# 3 O\n", ["in", "Oslo", "#"]),  # no comment within a sentence
+    ],
+)
+def test_conll_has_comments_counts_and_words_with_blanks(tmp_path, content, expected):
+    path = tmp_path / "rows.conll"
+    path.write_text(content)
+    *_, last = read_rows(path, labels=False)
+    assert [last.sentence1[start:end] for start, end in last.sentence1.spans] == expected
+
+
+@pytest.mark.filterwarnings("ignore:.*name others")
+@pytest.mark.parametrize(
+    ("columns", "record"),
+    [
+        (Columns(), {"tokens": ["in", "Oslo"], "ner_tags": ["O", "B-LOC"]}),
+        (Columns(), {"tokens": ["in", "Oslo"], "tags": ["O", "B-LOC"], "pos_tags": ["IN", "NNP"]}),
+        (Columns("tokens", None, "ner_tags"), {"tokens": ["in", "Oslo"], "ner_tags": ["O", "B-LOC"], "pos_tags": []}),
+        (Columns(label="ner_tags"), {"words": ["in", "Oslo"], "ner_tags": ["O", "B-LOC"]}),
+    ],
+)
+def test_tokens_and_their_tags_are_read_by_the_names_that_the_hub_gives_them(tmp_path, columns, record):
+    (tmp_path / "rows.jsonl").write_text(json.dumps(record))
+    (row,) = read_rows(tmp_path / "rows.jsonl", labels=True, columns=columns, label_of=Tokens.label_text)
+    assert row.sentence1 == "in Oslo" and json.loads(row.label) == {"tags": ["O", "B-LOC"]}
+
+
+def test_tags_of_several_kinds_are_refused_with_the_choice(tmp_path):
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"tokens": ["a"], "ner_tags": ["O"], "pos_tags": ["DT"]}))
+    with pytest.raises(DataError, match="ner_tags, pos_tags may each be the tags; say which: --label-column NAME"):
+        list(read_rows(tmp_path / "rows.jsonl", labels=True, label_of=Tokens.label_text))

@@ -11,7 +11,7 @@ import pytest
 from edgepeft.common.errors import DataError, UnknownName, UsageError
 from edgepeft.data.parts import load_data
 from edgepeft.data.rows import Columns, read_rows
-from edgepeft.data.text_template import AS_IT_IS, posing
+from edgepeft.data.text_template import AS_IT_IS, text_template
 
 
 def file(folder: Path, *rows: dict[str, Any]) -> Path:
@@ -21,7 +21,7 @@ def file(folder: Path, *rows: dict[str, Any]) -> Path:
 
 
 def asked(**options: Any) -> Any:
-    return posing(**{"fields": {}} | options)
+    return text_template(**{"fields": {}} | options)
 
 
 REFUSED = [
@@ -80,7 +80,7 @@ def many(n: int = 40) -> list[dict[str, Any]]:
 
 def test_labels_keep_their_names_and_have_the_formats_words(tmp_path: Path):
     posed = asked(format="glue:sst2")
-    data = posed.posed(load_data(file(tmp_path, *many()), columns=posed.columns(Columns())))
+    data = posed.applied(load_data(file(tmp_path, *many()), columns=posed.columns(Columns())))
     assert (data.labels, data.targets, data.task_kind.writes) == (("0", "1"), ("negative", "positive"), False)
     assert (data.source, data.target) == ("sst2 sentence: {sentence}", None)
     assert data.train[0].sentence1.startswith("sst2 sentence: text ")
@@ -89,16 +89,16 @@ def test_labels_keep_their_names_and_have_the_formats_words(tmp_path: Path):
 def test_what_is_written_of_a_label_may_be_a_pattern_of_ones_own(tmp_path: Path):
     posed = asked(source="{sentence}", target="it is {label}", kind="labels")
     data = load_data(file(tmp_path, *many()), columns=posed.columns(Columns()))
-    assert posed.posed(data).targets == ("it is 0", "it is 1")
+    assert posed.applied(data).targets == ("it is 0", "it is 1")
     with pytest.raises(UsageError, match=r"it reads \{stars\} alone"):
-        posed.posed(data, "stars")
+        posed.applied(data, "stars")
 
 
 def test_a_label_that_no_target_has_is_refused(tmp_path: Path):
     posed = asked(format="glue:sst2")
     rows = [{**row, "label": f"mood {row['label']}"} for row in many()]
     with pytest.raises(DataError, match="no target of glue:sst2 has the label 'mood 0'"):
-        posed.posed(load_data(file(tmp_path, *rows), columns=posed.columns(Columns())))
+        posed.applied(load_data(file(tmp_path, *rows), columns=posed.columns(Columns())))
 
 
 def test_free_targets_are_no_labels_and_each_answer_may_be_a_row(tmp_path: Path):
@@ -107,7 +107,7 @@ def test_free_targets_are_no_labels_and_each_answer_may_be_a_row(tmp_path: Path)
     sizes = {}
     for name in ("superglue:record", "compacter:superglue-record"):
         posed = asked(format=name)
-        data = posed.posed(load_data(path, columns=posed.columns(Columns())))
+        data = posed.applied(load_data(path, columns=posed.columns(Columns())))
         assert (data.labels, data.task_kind.writes, data.train[0].references) == (None, True, ("A", "B"))
         sizes[name] = [len(part) for part in (data.train, data.eval, data.test)]
     assert sizes == {"superglue:record": [32, 2, 2], "compacter:superglue-record": [32, 4, 4]}
@@ -137,7 +137,7 @@ def test_labels_that_are_numbers_are_rounded_and_one_beyond_them_is_refused(tmp_
     posed = asked(format="glue:stsb")
     rows = [{"sentence1": f"a {i}", "sentence2": "b", "label": i % 6 - 0.05 * (i % 6 == 5)} for i in range(60)]
     columns = posed.columns(Columns())
-    data = posed.posed(load_data(file(tmp_path, *rows), columns=columns, labels=posed.format.names))
+    data = posed.applied(load_data(file(tmp_path, *rows), columns=columns, labels=posed.format.names))
     assert (len(data.labels), data.step, data.targets == data.labels) == (26, 0.2, True)
     assert {row.label for row in data.train} == {"0.0", "1.0", "2.0", "3.0", "4.0", "5.0"}
     with pytest.raises(DataError, match=r"has no label '7\.0'"):

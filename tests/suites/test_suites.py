@@ -19,6 +19,7 @@ from bench.suites import (
     kinds,
     scale,
     sharing,
+    single,
     speed,
     suite_named,
     suite_names,
@@ -245,9 +246,10 @@ def test_a_suite_without_a_figure_is_not_drawn(tmp_path):
 
 
 def test_suites_are_found_by_their_files():
-    assert suite_names() == ["families", "kinds", "scale", "sharing", "speed", "text", "tuning"]
-    assert [suite_named(name) for name in suite_names()] == [families, kinds, scale, sharing, speed, text, tuning]
-    with pytest.raises(UnknownName, match="families, kinds, scale, sharing, speed, text, tuning"):
+    assert suite_names() == ["families", "kinds", "scale", "sharing", "single", "speed", "text", "tuning"]
+    modules = [families, kinds, scale, sharing, single, speed, text, tuning]
+    assert [suite_named(name) for name in suite_names()] == modules
+    with pytest.raises(UnknownName, match="families, kinds, scale, sharing, single, speed, text, tuning"):
         suite_named("_suite_run")
 
 

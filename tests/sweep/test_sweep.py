@@ -316,8 +316,10 @@ def test_states_that_cells_share_are_computed_once_and_no_cell_takes_anothers(al
     assert run(alike) == (ANY, {}) and not sweep.shared.exists()
     for cell in alike.cells:
         request = Request.model_validate(alike.options(cell))
-        begun = request.begun()
-        alone = train(request.backbone, begun.method, begun.rows(), begun.options, tmp_path / "alone", force=True)
+        resolved = request.resolved()
+        alone = train(
+            request.backbone, resolved.method, resolved.rows(), resolved.options, tmp_path / "alone", force=True
+        )
         assert alone.delta.card == alike.card(cell)
 
 
