@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import heapq
+import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -182,6 +183,8 @@ def task_data(
         _require_known([row for rows in given for row in rows], known)
     for rows in given:
         _check(rows, train[0], known)
+    if known.one_label:
+        _note_conflicts([row for rows in given for row in rows])
     left = tuple(train)
     left, tested = _held_out(left, test, "test", len(train), known)
     left, chosen = _held_out(left, eval, "eval", len(train), known)
@@ -252,6 +255,22 @@ def _few(rows: tuple[Row, ...], n: int, seed: int, kind: TaskType) -> _Source:
 
 def _name(rows: Sequence[Row]) -> str:
     return Path(rows[0].file).name
+
+
+def _note_conflicts(rows: Sequence[Row]) -> None:
+    """Say which texts stand with different labels; no part can have them right."""
+    first: dict[object, Row] = {}
+    found: dict[object, Row] = {}
+    for row in rows:
+        key = (row.sentence1.strip(), row.sentence2, row.references)
+        if first.setdefault(key, row).label != row.label:
+            found.setdefault(key, row)
+    if found:
+        key, other = next(iter(found.items()))
+        texts, has = "text stands" if len(found) == 1 else "texts stand", f"{first[key].where} has {first[key].label!r}"
+        warnings.warn(
+            f"{len(found)} {texts} with different labels: {has}, {other.where} {other.label!r}.", stacklevel=3
+        )
 
 
 def _shared(parts: dict[str, Sequence[Row]]) -> str:

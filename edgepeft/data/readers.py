@@ -65,11 +65,16 @@ def read_dataset(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     if split not in splits:
         raise UsageError(f"{source} has the splits {', '.join(splits)}; name one: {source}#{next(iter(splits))}.")
     rows = splits[split]
-    names = {column: kind.names for column, kind in rows.features.items() if hasattr(kind, "int2str")}
+    kinds = {column: getattr(kind, "feature", kind) for column, kind in rows.features.items()}  # of lists, their items'
+    names = {column: kind.names for column, kind in kinds.items() if hasattr(kind, "int2str")}
+
+    def named(value: Any, known: list[str]) -> Any:
+        if isinstance(value, list):
+            return [named(each, known) for each in value]
+        return None if value in (None, -1) else known[value]  # -1: GLUE's tests have no labels
+
     for number, row in enumerate(rows, start=1):
-        for column, known in names.items():
-            row[column] = None if row[column] in (None, -1) else known[row[column]]  # -1: GLUE's tests have no labels
-        yield number, row
+        yield number, row | {column: named(row[column], known) for column, known in names.items()}
 
 
 def splits_of(path: Path, label: str) -> dict[str, Path]:

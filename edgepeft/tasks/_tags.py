@@ -170,6 +170,11 @@ def tagged_label(value: Any, where: str) -> str:
 
 
 def _tags(values: Sequence[Any], where: str) -> list[str]:
+    if any(isinstance(value, int) for value in values):  # whether 0 is outside, and where entities begin, is in no row
+        raise DataError(
+            f"{where}: tags are numbers, found {shown(values)}; give their names (of the data set's ClassLabel), as "
+            '"B-PER" and "O".'
+        )
     return [label_text(value, where, f"tag of word {i}") for i, value in enumerate(values, start=1)]
 
 

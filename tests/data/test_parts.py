@@ -1,6 +1,7 @@
 """Which rows train, choose and are reported; what is refused."""
 
 import json
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -210,7 +211,7 @@ def test_ten_thousand_labels_are_refused_where_most_rows_have_their_own_and_else
 
 
 def test_a_hundred_labels_of_one_row_each_are_taken_without_a_word(recwarn):
-    parts = labelled(["item 3"]), [Row("another text", None, "item 4", "test.csv", 2)]
+    parts = [Row("text 3", None, "item 3", "eval.csv", 2)], [Row("another text", None, "item 4", "test.csv", 2)]
     data = task_data(labelled([f"item {i}" for i in range(100)]), *parts)
     assert len(data.labels) == 100 and not [w for w in recwarn if issubclass(w.category, UserWarning)]
 
@@ -220,3 +221,16 @@ def test_standard_input_trains_as_a_file_does(monkeypatch, tmp_path):
     with given.open() as opened:
         monkeypatch.setattr("sys.stdin", opened)
         assert load_data(Path("-")).sha256 == load_data(given).sha256
+
+
+def test_texts_with_different_labels_are_said_where_a_row_has_one_label(tmp_path):
+    rows = [{"sentence1": f"t{i}", "label": label} for i in range(20) for label in "ab"] + [
+        {"sentence1": f"u{i}", "label": "a"} for i in range(20)
+    ]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    with pytest.warns(UserWarning, match=r"20 texts stand with different labels: .*rows\.jsonl:1 has 'a', .*:2 'b'\."):
+        load_data(tmp_path / "rows.jsonl")
+    (tmp_path / "one.jsonl").write_text("\n".join(map(json.dumps, rows[1::2] + rows[-20:])))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        load_data(tmp_path / "one.jsonl")

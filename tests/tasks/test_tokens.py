@@ -326,3 +326,9 @@ def test_two_models_agree_where_the_references_margin_decides():
 def test_words_stay_words_through_pickling():
     again = pickle.loads(pickle.dumps(Words(["New York", "x"])))
     assert (str(again), again.spans) == ("New York x", ((0, 8), (9, 10)))
+
+
+def test_tags_that_are_numbers_are_refused_for_none_of_them_is_outside_by_itself():
+    with pytest.raises(DataError, match=r"rows:1: tags are numbers, found \[3, 0\]; give their names"):
+        Tokens.label_text({"tags": [3, 0]}, "rows:1")
+    assert json.loads(Tokens.label_text({"tags": ["3", "0"]}, "rows:1")) == {"tags": ["3", "0"]}
