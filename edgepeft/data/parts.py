@@ -259,12 +259,11 @@ def _name(rows: Sequence[Row]) -> str:
 
 def _note_conflicts(rows: Sequence[Row]) -> None:
     """Say which texts stand with different labels; no part can have them right."""
-    first: dict[object, Row] = {}
-    found: dict[object, Row] = {}
+    first, found = dict[object, Row](), dict[object, Row]()
     for row in rows:
-        key = (row.sentence1.strip(), row.sentence2, row.references)
-        if first.setdefault(key, row).label != row.label:
-            found.setdefault(key, row)
+        text = (row.sentence1.strip(), row.sentence2, row.references)
+        if first.setdefault(text, row).label != row.label:
+            found.setdefault(text, row)
     if found:
         key, other = next(iter(found.items()))
         texts, has = "text stands" if len(found) == 1 else "texts stand", f"{first[key].where} has {first[key].label!r}"
