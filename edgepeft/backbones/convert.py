@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["COMPANIONS", "byte_tokenizer", "plain_folder"]
 
 # Vocabularies of slow tokenizers, which tokenizer.json is made of where it is missing.
-_SLOW = ("vocab.txt", "vocab.json", "sentencepiece.bpe.model", "spiece.model")
+_SLOW = ("vocab.txt", "vocab.json", "sentencepiece.bpe.model", "spiece.model", "spm.model")
 COMPANIONS = (*BUNDLE_FILES, *_SLOW, "merges.txt")
 PICKLED_FILE = "pytorch_model.bin"
 _FLOATS = {"F64", "F32", "F16", "BF16"}

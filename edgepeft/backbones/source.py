@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -59,9 +60,17 @@ class Backbone:
     def pooling(self) -> Pooling:
         """Mean where a sentence-transformers folder says so, else what the model's own config says."""
         path = self.folder / "1_Pooling" / "config.json"
-        if path.is_file() and read_config(path).get("pooling_mode_mean_tokens"):
-            return Pooling.MEAN
-        return self.architecture.pooling
+        if not path.is_file():
+            return self.architecture.pooling
+        modes = _pooling_modes(read_config(path))
+        chosen = Pooling.MEAN if "mean" in modes else self.architecture.pooling
+        if not modes <= {"mean", "cls"} or len(modes) > 1:
+            warnings.warn(
+                f"{path} pools by {' and '.join(sorted(modes))}; here texts are pooled as {chosen}, for mean or cls "
+                "alone is known.",
+                stacklevel=2,
+            )
+        return chosen
 
     @cached_property
     def head(self) -> str:
@@ -72,8 +81,20 @@ class Backbone:
         return self.architecture.head if has_pooler else "linear"
 
     def encoder(self) -> TextEncoder:
-        """Its tokenizer."""
-        return TextEncoder(self.folder / "tokenizer.json", self.architecture.inputs, self.architecture.pad_token_id)
+        """Its tokenizer.
+
+        Raises:
+            BundleError: it is damaged.
+            UsageError: it gives ids that the backbone has no embedding of.
+        """
+        found = TextEncoder(self.folder / "tokenizer.json", self.architecture.inputs, self.architecture.pad_token_id)
+        if (beyond := found.added_from(self.architecture.vocab_size)) is not None:
+            raise UsageError(
+                f"tokenizer.json of {self.source} has the added token {beyond!r}, whose id has no embedding: there are "
+                f"{self.architecture.vocab_size:,}. Resize the embeddings (resize_token_embeddings), or "
+                "take the token out."
+            )
+        return found
 
     def trie(self, labels: Sequence[str]) -> Trie:
         """The labels as this model's decoder writes them."""
@@ -81,6 +102,16 @@ class Backbone:
         if decoder is None:
             raise UsageError(f"{self.source} has no decoder to score labels with; leave --head labels out.")
         return trie_of(labels, self.encoder(), decoder)
+
+
+def _pooling_modes(config: Mapping[str, Any]) -> set[str]:
+    """As sentence-transformers writes them: a name or several, before its version 6 a switch for each."""
+    given = config.get("pooling_mode")
+    if given is not None:
+        return {given} if isinstance(given, str) else {str(mode) for mode in given}
+    switches = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls"}
+    on = {name for name, value in config.items() if name.startswith("pooling_mode_") and value is True}
+    return {switches.get(name, name.removeprefix("pooling_mode_")) for name in on}
 
 
 def open_backbone(source: Backbone | Path | str) -> Backbone:

@@ -65,6 +65,11 @@ class TextEncoder:
         self._inputs = tuple(inputs)
         self._pad = pad_token_id
 
+    def added_from(self, n: int) -> str | None:
+        """The first token that was added with an id of ``n`` or more."""
+        added = self._tokenizer.get_added_tokens_decoder()
+        return next((str(added[place].content) for place in sorted(added) if place >= n), None)
+
     def encode(self, texts: Sequence[Text], max_length: int) -> TokenBatch:
         """Tokenize, truncate the longest part first to ``max_length`` tokens, pad to the longest row."""
         self._tokenizer.enable_truncation(max_length)

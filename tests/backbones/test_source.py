@@ -1,0 +1,54 @@
+"""A backbone's folder: how it pools, and a tokenizer that knows more than the embeddings do."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import warnings
+
+import pytest
+from tokenizers import Tokenizer
+
+from edgepeft.backbones.base import Pooling
+from edgepeft.backbones.source import open_backbone
+from edgepeft.common.errors import UsageError
+
+
+@pytest.fixture
+def folder(tiny, tmp_path):
+    return shutil.copytree(tiny("bert"), tmp_path / "bert")
+
+
+@pytest.mark.parametrize(
+    ("config", "expected", "said"),
+    [
+        ({"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": False}, Pooling.MEAN, ""),
+        ({"pooling_mode_mean_tokens": False, "pooling_mode_cls_token": True}, Pooling.FIRST, ""),
+        ({"embedding_dimension": 32, "pooling_mode": "mean", "include_prompt": True}, Pooling.MEAN, ""),
+        ({"pooling_mode": ["mean"]}, Pooling.MEAN, ""),
+        ({"pooling_mode": "cls"}, Pooling.FIRST, ""),
+        ({"pooling_mode": "max"}, Pooling.FIRST, "pools by max; here texts are pooled as first"),
+        ({"pooling_mode": ["mean", "max"]}, Pooling.MEAN, "pools by max and mean; here texts are pooled as mean"),
+        ({"pooling_mode_max_tokens": True}, Pooling.FIRST, "pools by max_tokens"),
+    ],
+)
+def test_how_sentence_transformers_pools_is_read_in_both_forms(folder, config, expected, said):
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(config))
+    with warnings.catch_warnings(record=True) as notes:
+        warnings.simplefilter("always")
+        assert open_backbone(str(folder)).pooling is expected
+    assert [said in str(note.message) for note in notes] == ([True] if said else [])
+
+
+def test_an_added_token_that_has_no_embedding_is_refused_before_anything_is_trained(folder):
+    backbone = open_backbone(str(folder))
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    names = [f"extra {i}" for i in range(backbone.architecture.vocab_size - tokenizer.get_vocab_size() + 1)]
+    tokenizer.add_tokens(names[:-1])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    backbone.encoder()  # each has an embedding
+    tokenizer.add_tokens(names[-1:])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    with pytest.raises(UsageError, match=f"the added token '{names[-1]}', whose id has no embedding"):
+        backbone.encoder()
