@@ -237,7 +237,7 @@ def _rows(path: Path, read: Reader, wanted: _Wanted) -> Iterator[Row]:
             named = _by_convention(path, record, columns, labels=label_of is not None)
         record = {**record, **{usual: record[name] for usual, name in named.items() if name in record}}
         record = _tagged(record, columns, f"{path}:{line}", labels=labels)
-        _require_columns(path, line, record, columns, labels)
+        _require_columns(path, line, record, found, columns, labels=labels)
         there = not optional or record.get(columns.names[2]) is not None
         row = _row(path, line, record, columns, label_of if there else None)
         if keep:
@@ -360,9 +360,12 @@ def _task(path: Path, line: int, record: dict[str, Any], column: str) -> str | N
     return (value or "").strip() or None
 
 
-def _require_columns(path: Path, line: int, found: Collection[str], columns: Columns, labels: bool) -> None:
+def _require_columns(
+    path: Path, line: int, record: Collection[str], found: Collection[str], columns: Columns, *, labels: bool
+) -> None:
+    """``found`` are the file's own columns, ``record`` has those that are read as others too."""
     needed = columns.needed(labels)
-    missing = [name for name in needed if name not in found]
+    missing = [name for name in needed if name not in record]
     if missing:
         names = ", ".join(map(str, found)) or "none"
         options = ", ".join(f"{needed[name]} NAME" for name in missing if needed[name])

@@ -91,6 +91,7 @@ def test_rows_are_streamed_and_not_collected(tmp_path):
             "a.jsonl:1: no column sentence1. Found columns: words_of_it, label. Expected",
         ),
         ("a.csv", "sentence1,goal\na,b\n", "a.csv:2: no column label. Found columns: sentence1, goal."),
+        ("a.csv", "review,stars\na,5\n", "a.csv:2: no column label. Found columns: review, stars. Expected"),
         (
             "a.csv",
             "line\na\nb\n",
