@@ -17,6 +17,7 @@ from edgepeft.runtime.runtime import RowResult
 from edgepeft.serve.batcher import Closing, DeadlinePassed, QueueFull
 from edgepeft.serve.problems import Json, Refused, explain, problem, refusal_of
 from edgepeft.serve.routes import ASKED, FEW_ROWS, Endpoint, Serving, answers_of, body_of
+from edgepeft.serve.schemas import Listed
 
 __all__ = ["ENDPOINTS"]
 
@@ -30,7 +31,7 @@ class EmbeddingsRequest(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     model: str = Field(description="A task that answers vectors.", examples=["near"])
-    input: str | Annotated[list[str], Field(min_length=1)]
+    input: str | Annotated[Listed[str], Field(min_length=1)]
     encoding_format: Literal["float", "base64"] = Field(
         default="float", description="base64: of float32 numbers, little-endian."
     )

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, JsonValue, model_validator
 
 from edgepeft.common.task_name import TASK_NAME
 from edgepeft.data.rows import CANDIDATES, SENTENCES
@@ -14,6 +14,7 @@ from edgepeft.data.words import Words
 __all__ = [
     "Answers",
     "Health",
+    "Listed",
     "MixedRequest",
     "MixedRow",
     "PredictRequest",
@@ -35,9 +36,26 @@ class _Asked(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")  # a misspelt key is an error, not a default
 
 
-Fields = dict[str, str | int | float | list[str]]
-Candidates = list[str]
-WordList = Annotated[list[Annotated[str, Field(pattern=r"\S")]], Field(min_length=1)]
+T = TypeVar("T")
+_MOST_COLUMNS = 1000
+
+
+class _FirstMistake(FailFast):
+    """Has a list refused at its first mistake: one of a hundred thousand would take a minute else."""
+
+    __hash__ = object.__hash__  # as unions of types want it
+
+
+def _few(columns: Any) -> Any:
+    if isinstance(columns, dict) and len(columns) > _MOST_COLUMNS:
+        raise ValueError(f"give {_MOST_COLUMNS:,} columns at most, found {len(columns):,}")
+    return columns
+
+
+Listed = Annotated[list[T], _FirstMistake()]
+Fields = Annotated[dict[str, str | int | float | Listed[str]], BeforeValidator(_few)]
+Candidates = Listed[str]
+WordList = Annotated[Listed[Annotated[str, Field(pattern=r"\S")]], Field(min_length=1)]
 Given = str | tuple[str, str | None] | Fields
 _NULL: dict[str, JsonValue] = {"type": "null"}
 _NO_TEXT: dict[str, JsonValue] = {"text": _NULL, "second": _NULL, "candidates": _NULL, "words": _NULL}
@@ -108,7 +126,7 @@ class PredictRequest(_Asked):
     candidates: Candidates | None = Field(default=None, description="Of a task that picks one of them.")
     words: WordList | None = Field(default=None, description="Of a text, as a task that tags words takes them.")
     fields: Fields | None = Field(default=None, description="Of a task that is posed as text: its columns by name.")
-    rows: list[str | TextRow] | None = Field(default=None, min_length=1)
+    rows: Listed[str | TextRow] | None = Field(default=None, min_length=1)
 
     @model_validator(mode="after")
     def _one_of_them(self) -> PredictRequest:
@@ -132,7 +150,7 @@ class MixedRow(TextRow):
 class MixedRequest(_Asked):
     """Rows of any tasks, answered in one batch; a text alone is a row without a task."""
 
-    rows: list[MixedRow | str] = Field(min_length=1)
+    rows: Listed[MixedRow | str] = Field(min_length=1)
 
     @property
     def named(self) -> list[str | None]:
@@ -156,15 +174,15 @@ class SpanGiven(_Asked):
 class AnswersGiven(_Asked):
     """What answers a question, and where each text starts in the passage; empty lists where nothing does."""
 
-    text: list[str]
-    answer_start: list[int]
+    text: Listed[str]
+    answer_start: Listed[int]
 
 
 class TuneRow(TextRow):
     """A row to learn from; ``label`` is a number, a list of names, a list of spans or the answers that stand in a
     passage where the task's answers are."""
 
-    label: str | int | float | list[str] | list[SpanGiven] | AnswersGiven
+    label: str | int | float | Listed[str] | Listed[SpanGiven] | AnswersGiven
 
     @property
     def plain_label(self) -> Any:
@@ -178,7 +196,7 @@ class TuneRow(TextRow):
 class TuneRequest(_Asked):
     """What to fine-tune on; the options are those of ``edgepeft tune``."""
 
-    rows: list[TuneRow] = Field(min_length=1)
+    rows: Listed[TuneRow] = Field(min_length=1)
     template: TaskName | None = Field(default=None, description="Start a new task of this name from a template.")
     steps: int | None = Field(default=None, ge=1, le=100_000)
     epochs: int | None = Field(default=None, ge=1, le=1000)

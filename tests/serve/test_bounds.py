@@ -10,12 +10,14 @@ import pytest
 
 pytest.importorskip("uvicorn", reason="needs pip install edgepeft[serve]")
 
+from pydantic import ValidationError
 from starlette.responses import Response
 
+from edgepeft.serve.embeddings import EmbeddingsRequest
 from edgepeft.serve.guard import Guard, parsed_body
 from edgepeft.serve.metrics import ServiceMetrics
 from edgepeft.serve.problems import Refused
-from edgepeft.serve.schemas import MixedRequest, PredictRequest
+from edgepeft.serve.schemas import MixedRequest, PredictRequest, TuneRequest
 from edgepeft.serve.server import PrintableFormatter
 from edgepeft.serve.settings import ServiceLimits, Settings
 
@@ -44,6 +46,27 @@ def test_a_body_of_more_parts_than_its_rows_need_is_refused_before_it_is_validat
     with pytest.raises(Refused) as refused:
         parsed_body(body, Unread, 64)
     assert (refused.value.status, refused.value.code) == (413, "too_many_rows")
+
+
+@pytest.mark.parametrize(
+    ("model", "body"),
+    [
+        (TuneRequest, {"rows": [{"text": "a", "label": [{}] * 20_000}]}),
+        (TuneRequest, {"rows": [{"text": "a", "label": {"text": [0] * 20_000, "answer_start": ["a"] * 20_000}}]}),
+        (TuneRequest, {"rows": [{}] * 20_000}),
+        (MixedRequest, {"rows": [{}] * 20_000}),
+        (PredictRequest, {"rows": [{}] * 20_000}),
+        (PredictRequest, {"text": "a", "candidates": [1] * 20_000}),
+        (PredictRequest, {"words": [1] * 20_000}),
+        (PredictRequest, {"fields": {str(i): {} for i in range(20_000)}}),
+        (PredictRequest, {"fields": {"a": [{}] * 20_000}}),
+        (EmbeddingsRequest, {"model": "a", "input": [0] * 20_000}),
+    ],
+)
+def test_a_body_is_refused_at_its_first_mistakes(model, body):
+    with pytest.raises(ValidationError) as refused:
+        model.model_validate_json(json.dumps(body))
+    assert refused.value.error_count() <= 20
 
 
 def test_punctuation_in_texts_is_text():
