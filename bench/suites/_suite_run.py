@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import math
 import os
@@ -12,19 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, cast
 
-from bench.peers import (
-    dynamic_int8,
-    openvino,
-    optimum,
-    optimum_kinds,
-    optimum_o3,
-    text_ctranslate2,
-    text_openvino,
-    text_optimum,
-    torch_onnx,
-)
 from bench.suites._random_bundle import Structure, write_bundle
 from edgepeft.backbones.base import Architecture, family_of
 from edgepeft.backbones.config import config_of
@@ -52,20 +42,18 @@ class _Peer(Protocol):
     RESULT: str  # the file that it writes
 
 
-PEERS: dict[str, _Peer] = {
-    module.__name__.rpartition(".")[2]: module
-    for module in (
-        dynamic_int8,
-        openvino,
-        optimum,
-        optimum_kinds,
-        optimum_o3,
-        text_ctranslate2,
-        text_openvino,
-        text_optimum,
-        torch_onnx,
-    )
-}
+_NAMES = (
+    "dynamic_int8",
+    "openvino",
+    "optimum",
+    "optimum_kinds",
+    "optimum_o3",
+    "text_ctranslate2",
+    "text_openvino",
+    "text_optimum",
+    "torch_onnx",
+)
+PEERS = {name: cast("_Peer", importlib.import_module(f"bench.peers.{name}")) for name in _NAMES}
 
 
 @dataclass(frozen=True)

@@ -89,22 +89,17 @@ class _Rewriter:
 
         ONNX Runtime's products take these two orders, and a factor, as they lie (``FusedMatMul``): nothing is copied.
         """
-        rows = f"{result}/rows"
-        readers = self._readers.get(result, [])
+        readers, scale = self._readers.get(result, []), self._writer.get(value)
         keys = readers[0] if len(readers) == 1 and result not in self._outputs else None
+        heads, perm, after = result, (1, 2, 0, 3), []
         if keys is not None and keys.op_type == "Transpose" and attributes(keys).get("perm") == [0, 1, 3, 2]:
-            reshape = helper.make_node("Reshape", [value, self._shape([-1, 1, self._n_heads, e])], [rows])
-            self._new[keys.output[0]] = [reshape, _transposed(rows, keys.output[0], (1, 2, 3, 0))]
-            return
-        scale = self._writer.get(value)
-        scaled = scale is not None and scale.op_type == "Mul" and self._is_number(scale.input[1])
-        if scale is not None and scaled:
+            heads, perm = keys.output[0], (1, 2, 3, 0)
+        elif scale is not None and scale.op_type == "Mul" and self._is_number(scale.input[1]):
             value, heads = scale.input[0], f"{result}/heads"
             after = [helper.make_node("Mul", [heads, scale.input[1]], [result])]
-        else:
-            heads, after = result, []
+        rows = f"{result}/rows"
         reshape = helper.make_node("Reshape", [value, self._shape([-1, 1, self._n_heads, e])], [rows])
-        self._new[result] = [reshape, _transposed(rows, heads, (1, 2, 0, 3)), *after]
+        self._new[after[0].output[0] if after else heads] = [reshape, _transposed(rows, heads, perm), *after]
 
     def _is_number(self, name: str) -> bool:
         value = constant(self._graph, name)
