@@ -97,7 +97,7 @@ def test_the_peers_convert_tokens_as_numbers(run, bundle):
 
 def test_a_peer_of_another_interpreter_is_looked_for_there(run, monkeypatch):
     monkeypatch.setattr(run, "pythons", {"text_openvino": sys.executable})
-    monkeypatch.setattr(_suite_run.text_openvino, "MODULE", "nowhere_at_all")
+    monkeypatch.setattr(_suite_run.PEERS["text_openvino"], "MODULE", "nowhere_at_all")
     assert run.peer("text_openvino") == f"nowhere_at_all is not installed for {sys.executable}"
 
 
