@@ -28,7 +28,7 @@ from edgepeft.runtime.passes import PASS_TOKENS
 from edgepeft.tasks._certainty import Promise
 from edgepeft.tasks.base import TaskType
 from edgepeft.tuning.memory import demand_of, most_within
-from edgepeft.tuning.target import Files, TuneOptions, TuningSubject, from_task, from_template
+from edgepeft.tuning.target import Files, TuneSettings, TuningSubject, from_task, from_template
 
 __all__ = ["Fit", "Inference", "Need", "bundle_fit"]
 
@@ -119,7 +119,7 @@ def bundle_fit(
     tuning = taught = None
     if subject is not None:  # as `edgepeft tune` predicts it; hidden states are left out: they go to a file if need be
         taught = subject.facts.kind.read_as(length, subject.max_length, taught=True)
-        demand, _, _ = demand_of(bundle, subject, taught[1], TuneOptions(), each=taught[0])
+        demand, _, _ = demand_of(bundle, subject, taught[1], TuneSettings(), each=taught[0])
         most = demand.most_rows(allowed, 0, _MOST_TUNED * taught[0]) // taught[0]
         peak = demand.n_bytes(batch_size * taught[0], 0)
         tuning = Need(peak, {}, peak <= allowed, most, most == _MOST_TUNED)
@@ -161,7 +161,9 @@ def _inference(
 
     def parts(rows: int) -> dict[str, int]:
         outputs = 0 if entry is None or decoding is not None else prod(entry.logits_shape(rows * each, length))
-        return {**fixed, **working(rows * each), "inputs": _INPUTS * rows * each * length, "logits": _LOGITS * outputs}
+        second = {"session for a text alone": _SESSION} if rows > 1 and decoding is None else {}
+        more = {"inputs": _INPUTS * rows * each * length, "logits": _LOGITS * outputs}
+        return {**fixed, **second, **working(rows * each), **more}
 
     def peak(rows: int) -> int:
         return int(max(sum(parts(rows).values()), first, least))
@@ -227,7 +229,7 @@ class _AnyRows(Files):
     def load(
         self,
         labels: tuple[str, ...] | None,
-        options: TuneOptions,
+        options: TuneSettings,
         kind: type[TaskType],
         promised: Promise | None = None,
     ) -> TaskData:
@@ -238,7 +240,7 @@ class _AnyRows(Files):
 
 
 def _subject(bundle: Bundle, task: str | None, template: str | None) -> tuple[TuningSubject | None, str | None]:
-    options = TuneOptions()
+    options = TuneSettings()
     if template is not None:
         bundle.manifest.template(template)
         return from_template(bundle, "new", template, _AnyRows(Path()), options, new=False), None
