@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from edgepeft import LocalTuner, TuneOptions
+from edgepeft import LocalTuner, TuneSettings
 from edgepeft.common.errors import EdgepeftError
 from edgepeft.data.training_loop.engine import Arrays
 from edgepeft.device.host.machine import host_facts
@@ -82,7 +82,7 @@ class Boards:
         *,
         test: Path,
         rounds: int,
-        options: TuneOptions,
+        options: TuneSettings,
         kept: Path | None = None,
     ) -> None:
         self._bundle, self._task, self._rows, self._options = bundle, task, rows, options
@@ -152,7 +152,7 @@ class Boards:
         return self._opened[freeze]
 
     def _tuner(self, rows: Path, freeze: tuple[str, ...], steps: int) -> LocalTuner:
-        options = TuneOptions(
+        options = TuneSettings(
             steps=steps, seed=self._options.seed, batch_size=self._options.batch_size,
             learning_rate=self._options.learning_rate, head_learning_rate=self._options.head_learning_rate,
         )  # fmt: skip
@@ -170,7 +170,7 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
         left = [way for way in args.ways if not any((seed, way) == (each["seed"], each["way"]) for each in known)]
         chosen = np.random.default_rng(seed).permutation(len(all_rows))[: args.rows]
         parts = split([all_rows[i] for i in chosen], args.boards, args.skew, seed)
-        options = TuneOptions(
+        options = TuneSettings(
             steps=args.rounds * args.steps, seed=seed, batch_size=args.batch_size,
             learning_rate=args.learning_rate, head_learning_rate=args.head_learning_rate,
         )  # fmt: skip

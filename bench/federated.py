@@ -29,7 +29,7 @@ import numpy as np
 from bench.averaging import Boards, split, write_rows
 from bench.superlink import ROOT
 from bench.supernodes import Federation
-from edgepeft import Bundle, LocalTuner, TuneOptions
+from edgepeft import Bundle, LocalTuner, TuneSettings
 from edgepeft.common.errors import EdgepeftError
 from edgepeft.deploy.audit import audit
 from edgepeft.device.host.machine import host_facts
@@ -101,7 +101,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         entry = Bundle(work / "bundle").entry(args.task)
         if "federated" not in entry.training and "as it was" not in printed:
             raise federation.problem(printed)
-        loop = TuneOptions(
+        loop = TuneSettings(
             steps=args.rounds * args.steps, seed=args.seed, batch_size=config.get("batch-size"),
             learning_rate=config.get("learning-rate"), head_learning_rate=config.get("head-learning-rate"),
         )  # fmt: skip

@@ -27,7 +27,7 @@ from edgepeft.device.host.machine import host_facts
 from edgepeft.tuning.adamw import AdamW
 from edgepeft.tuning.engine import OnnxRuntimeEngine
 from edgepeft.tuning.memory import lay_out
-from edgepeft.tuning.target import Files, TuneOptions, TuningSubject, from_template
+from edgepeft.tuning.target import Files, TuneSettings, TuningSubject, from_template
 
 WARM_UP = 3
 
@@ -64,7 +64,7 @@ def random_rows(bundle: Bundle, n: int, length: int, seed: int) -> Encoded:
     return Encoded(columns, np.arange(n) % 2, 0, architecture.pad_token_id)
 
 
-def template_of(bundle: Bundle, name: str, options: TuneOptions) -> TuningSubject:
+def template_of(bundle: Bundle, name: str, options: TuneSettings) -> TuningSubject:
     """A task of two labels."""
     with tempfile.TemporaryDirectory() as folder:
         data = Path(folder) / "rows.jsonl"
@@ -135,7 +135,7 @@ def main() -> None:
     parser.add_argument("--full", action="store_true", help="measure every step")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    args.options = TuneOptions(steps=args.steps, batch_size=args.batch_size)
+    args.options = TuneSettings(steps=args.steps, batch_size=args.batch_size)
     document = measure_prefix_cache(args)
     if args.json:
         args.json.write_text(json.dumps(document, indent=2) + "\n")

@@ -49,7 +49,6 @@ def train(
 ) -> None:
     """Train every rival on every task, with each library's defaults; export the bundle and the merged models."""
     import edgepeft
-    from edgepeft.data.parts import load_data
     from edgepeft.deploy.merge import merge_task
 
     folders = sorted(path for path in data.iterdir() if path.is_dir()) if data.is_dir() else []
@@ -62,22 +61,26 @@ def train(
     work.mkdir(parents=True)
     scores: dict[str, dict[str, float]] = {name: {} for name in (*METHODS, *([SETFIT] if setfit else []))}
     for folder in folders:
-        rows = load_data(folder / "train.jsonl", folder / "eval.jsonl", folder / "test.jsonl")
+        data, chosen, reported = (folder / f"{part}.jsonl" for part in ("train", "eval", "test"))
         for method in METHODS:
             task = f"{folder.name}-{method}"
-            result = edgepeft.train(backbone, method, rows, edgepeft.TrainOptions(task=task), work / "deltas" / task)
-            scores[method][folder.name] = result.test_score
-            print(task, result.test_score, flush=True)
+            out = work / "deltas" / task
+            asked = edgepeft.TrainOptions(
+                backbone=backbone, data=data, eval=chosen, test=reported, method=method, task=task, out=out
+            )
+            result = edgepeft.train(asked)
+            scores[method][folder.name] = result.score
+            print(task, result.score, flush=True)
         if setfit:
             done = _setfit(setfit, backbone, folder, work / "setfit").communicate()[0]
             told = json.loads(done.splitlines()[-1])
             scores[SETFIT][folder.name] = told["accuracy"]
             print(folder.name, told, flush=True)
-    edgepeft.export(backbone, sorted((work / "deltas").iterdir()), work / "bundle")
+    edgepeft.export(backbone=backbone, delta=sorted((work / "deltas").iterdir()), out=work / "bundle")
     bundle = edgepeft.Bundle(work / "bundle")
     merge_task(bundle, f"{folder.name}-full", work / "merged")
-    asked = {"backbone": str(backbone), "data": str(folder), "host": host_facts()}
-    write_json(work / "scores.json", {"scores": scores, **asked})
+    conditions = {"backbone": str(backbone), "data": str(folder), "host": host_facts()}
+    write_json(work / "scores.json", {"scores": scores, **conditions})
 
 
 @app.command(name="time")

@@ -20,7 +20,7 @@ from typing import Any
 
 from bench.averaging import Boards, split, write_rows
 from bench.superlink import ROOT, SuperLink
-from edgepeft import Bundle, LocalTuner, TuneOptions
+from edgepeft import Bundle, LocalTuner, TuneSettings
 from edgepeft.common.errors import EdgepeftError
 from edgepeft.device.host.machine import host_facts
 
@@ -48,7 +48,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
             seconds = time.monotonic() - begun
             if "[ROUND " not in printed:
                 raise superlink.problem(printed)
-        judge = Boards(args.bundle, args.task, paths[:1], test=args.test, rounds=1, options=TuneOptions(steps=1))
+        judge = Boards(args.bundle, args.task, paths[:1], test=args.test, rounds=1, options=TuneSettings(steps=1))
         return {
             "boards": args.boards, "rows": [len(part) for part in parts], "seconds": round(seconds), "config": config,
             "answers": re.findall(r"aggregate_train: Received (\d+) results and (\d+) failures", printed),

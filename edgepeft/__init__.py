@@ -2,8 +2,9 @@
 
     train(backbone="all-MiniLM-L6-v2", data="reviews.csv", task="mood", method="lora", out="mood")
     export(backbone="all-MiniLM-L6-v2", delta="mood", out="bundle")
-    tune("bundle", "mood", "more.csv")
-    Runtime("bundle").predict("mood", ["The soup was cold."])
+    tune(bundle="bundle", task="mood", data="more.csv")
+    evaluate(bundle="bundle", task="mood", data="test.csv").score
+    load("bundle").predict("mood", ["The soup was cold."])
 
 Each name is imported when it is first read: importing edgepeft loads neither PyTorch nor ONNX Runtime.
 """
@@ -14,26 +15,53 @@ from typing import TYPE_CHECKING
 from edgepeft.common.errors import requiring
 
 __version__ = "0.1.0"
-__all__ = ["Bundle", "LocalTuner", "Runtime", "TrainOptions", "TuneOptions", "__version__", "export", "train", "tune"]
+__all__ = [
+    "Bundle",
+    "EvalOptions",
+    "ExportOptions",
+    "LocalTuner",
+    "Runtime",
+    "TrainOptions",
+    "TuneOptions",
+    "TuneSettings",
+    "__version__",
+    "evaluate",
+    "export",
+    "load",
+    "train",
+    "tune",
+]
 
 if TYPE_CHECKING:
     from edgepeft.bundle.bundle import Bundle
-    from edgepeft.cli._functions import export, train
+    from edgepeft.options.eval import EvalOptions
+    from edgepeft.options.export import ExportOptions
+    from edgepeft.options.train import TrainOptions
+    from edgepeft.options.tune import TuneOptions
+    from edgepeft.runtime.evaluate import evaluate
     from edgepeft.runtime.runtime import Runtime
-    from edgepeft.training.options import TrainOptions
+    from edgepeft.training.exporting.request import export
+    from edgepeft.training.request import train
     from edgepeft.tuning.local import LocalTuner
-    from edgepeft.tuning.target import TuneOptions
-    from edgepeft.tuning.tune import tune
+    from edgepeft.tuning.request import tune
+    from edgepeft.tuning.target import TuneSettings
+
+    load = Runtime
 else:
     _HOMES = {
         "Bundle": "edgepeft.bundle.bundle:Bundle",
+        "EvalOptions": "edgepeft.options.eval:EvalOptions",
+        "ExportOptions": "edgepeft.options.export:ExportOptions",
         "LocalTuner": "edgepeft.tuning.local:LocalTuner",
         "Runtime": "edgepeft.runtime.runtime:Runtime",
-        "TrainOptions": "edgepeft.training.options:TrainOptions",
-        "TuneOptions": "edgepeft.tuning.target:TuneOptions",
-        "export": "edgepeft.cli._functions:export",
-        "train": "edgepeft.cli._functions:train",
-        "tune": "edgepeft.tuning.tune:tune",
+        "TrainOptions": "edgepeft.options.train:TrainOptions",
+        "TuneOptions": "edgepeft.options.tune:TuneOptions",
+        "TuneSettings": "edgepeft.tuning.target:TuneSettings",
+        "evaluate": "edgepeft.runtime.evaluate:evaluate",
+        "export": "edgepeft.training.exporting.request:export",
+        "load": "edgepeft.runtime.runtime:Runtime",
+        "train": "edgepeft.training.request:train",
+        "tune": "edgepeft.tuning.request:tune",
     }
 
     def __getattr__(name: str) -> object:

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import csv
+import importlib
+import inspect
 import json
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Annotated
 
 import pytest
+import typer
 
 import edgepeft
+from edgepeft.options.base import function_of
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
-FUNCTIONS = {"export", "train", "tune"}
-CLASSES = {"Bundle", "LocalTuner", "Runtime", "TrainOptions", "TuneOptions"}
+VERBS = {"evaluate": "eval", "export": "export", "train": "train", "tune": "tune"}
+MODELS = {"EvalOptions", "ExportOptions", "TrainOptions", "TuneOptions"}
+CLASSES = {"Bundle", "LocalTuner", "Runtime", "TuneSettings", *MODELS}
 
 
 def run(code, **more):
@@ -23,7 +30,7 @@ def run(code, **more):
 
 
 def test_all_lists_what_there_is():
-    assert set(edgepeft.__all__) == FUNCTIONS | CLASSES | {"__version__"}
+    assert set(edgepeft.__all__) == {*VERBS, "load"} | CLASSES | {"__version__"}
     assert set(edgepeft.__all__) <= set(dir(edgepeft))
     with pytest.raises(AttributeError, match="'edgepeft' has no attribute 'Runtme'"):
         edgepeft.Runtme  # noqa: B018
@@ -35,7 +42,8 @@ def test_importing_loads_nothing_that_takes_time():
 
 
 def test_what_a_board_needs_loads_no_torch():
-    done = run("import sys; from edgepeft import Bundle, LocalTuner, Runtime, TuneOptions, tune; print(*sys.modules)")
+    names = sorted({*edgepeft.__all__} - {"train", "export", "__version__"})
+    done = run(f"import sys; from edgepeft import {', '.join(names)}; print(*sys.modules)")
     loaded = {*done.stdout.split()}
     assert "onnxruntime" in loaded and not {"torch", "transformers"} & loaded, done.stderr
 
@@ -47,33 +55,41 @@ def test_without_torch_the_error_says_what_to_install(name):
     assert done.stderr.splitlines()[-1] == expected
 
 
+SCRIPT = """
+from edgepeft import TrainOptions, evaluate, export, load, train, tune
+trained = train(backbone="backbone", data=[{"text": "fine", "label": "good"}], task="mood", epochs=2, out="mood")
+reveal_type(trained.score)
+reveal_type(trained.by_class)
+train(TrainOptions(backbone="backbone", data="rows.csv", task="mood", out="mood"))
+reveal_type(export(backbone="backbone", delta=["mood"], out="bundle").manifest)
+reveal_type(tune(bundle="bundle", task="mood", data="rows.csv").entry)
+reveal_type(evaluate(bundle="bundle", task="mood", data="rows.csv").score)
+reveal_type(load("bundle").predict("mood", ["a text"])[0].score)
+"""
+WRONG = """
+train(backbone="backbone", data="rows.csv", task="mood", epoch=2, out="mood")
+tune(bundle="bundle", task="mood", data="rows.csv", epochs="two")
+load("bundle").predikt("mood")
+"""
+
+
 def test_a_users_script_is_checked_against_the_real_types(tmp_path):
     pytest.importorskip("mypy", reason="pip install edgepeft[dev]")
     script = tmp_path / "script.py"
-    names = sorted({*edgepeft.__all__} - {"__version__"})
-    script.write_text(
-        f"from edgepeft import {', '.join(names)}\n"
-        + "".join(f"reveal_type({name})\n" for name in names)
-        + 'reveal_type(Runtime("bundle").predict("mood", ["a text"])[0].score)\n'
-        + 'Runtime("bundle").predikt("mood")\n'
-        + 'train("backbone", "lora", "rows.csv", TrainOptions(task="mood", epochs="2"), "mood")\n'
-        + 'train("backbone", 5, "rows.csv", TrainOptions(task="mood"), "mood")\n'
-        + 'card = train(backbone="backbone", data="rows.csv", task="mood", method="lora", out="mood")["metrics"]\n'
-    )
+    script.write_text(SCRIPT + WRONG)
     done = subprocess.run(
         [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", str(script)],
         capture_output=True, text=True, check=False, cwd=ROOT,
     )  # fmt: skip
-    notes = re.findall(r"note: Revealed type is (.+)", done.stdout)
-    assert len(notes) == len(names) + 1 and "Any" not in {note.strip("\"'") for note in notes}, done.stdout
-    by_name = dict(zip(names, notes, strict=False))
-    takes_options = {"export", "train"}  # or objects, whose types are checked: def (...) is in the brackets
-    assert all(by_name[name].strip('"').startswith("def (") for name in {*names} - takes_options), notes
-    assert all("_functions.Function[[backbone: " in by_name[name] for name in takes_options), notes
-    assert "TrainResult" in by_name["train"] and "Manifest" in by_name["export"] and "TuneResult" in by_name["tune"]
-    assert "float" in notes[-1]
-    errors = re.findall(r"error: .*\[([a-z-]+)\]", done.stdout)
-    assert errors == ["attr-defined", "arg-type", "call-overload"], done.stdout
+    notes = [note.strip("\"'") for note in re.findall(r"note: Revealed type is (.+)", done.stdout)]
+    manifest, entry = "edgepeft.bundle.manifest.Manifest", "edgepeft.bundle.manifest.TaskEntry"
+    number, classes = "float", "dict[str, dict[str, float]]"
+    plain = [note.replace("builtins.", "") for note in notes]
+    assert plain == [number, classes, f"{manifest} | None", f"{entry} | None", number, number], done.stdout
+    errors = re.findall(r"script\.py:(\d+): error: .*\[([a-z-]+)\]", done.stdout)
+    first = SCRIPT.count("\n") + 2
+    wanted = {(str(first), "call-overload"), (str(first + 1), "call-overload"), (str(first + 2), "attr-defined")}
+    assert {*errors} == wanted and 'did you mean "epochs"?' in done.stdout, done.stdout
 
 
 ABOVE = PAGE.partition("## Running")[0]  # tests/runtime/test_documented.py runs what is below
@@ -85,7 +101,7 @@ BLOCKS = [
 
 def test_the_readme_shows_the_first_block_of_the_page():
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    block = PAGE[PAGE.index("    from edgepeft") :].partition("\n\n`train`")[0]
+    block = PAGE[PAGE.index("    from edgepeft") :].partition("\n\n`train`, ")[0]
     assert block.rstrip().endswith("answer.score)") and block in readme
 
 
@@ -110,28 +126,117 @@ def test_a_block_of_the_page_trains_exports_and_answers(mood, capsys, number):
     assert len([line for line in code.splitlines() if line.strip()]) <= 15
     exec(compile(code, "docs/python.md", "exec"), {})
     out = capsys.readouterr().out
-    assert re.fullmatch(r"accuracy [01]\.\d*\n(bad|good) 0\.\d+\n", out), out
+    score = r"[01]\.\d*"
+    scores = [rf"accuracy {score} \{{'majority': {score}, .*\}}\n{score}\n", rf"accuracy {score} {score}\n"]
+    assert re.fullmatch(scores[number] + r"(bad|good) 0\.\d+\n", out), out
     card = json.loads((mood / "mood" / "delta.json").read_text())
     assert (card["hyperparameters"]["rank"], card["training"]["learning_rate"]) == (4, 1e-3)
 
 
-def test_a_function_with_a_verbs_options_gives_what_the_verb_prints_as_json(mood):
+def test_a_function_does_what_the_verb_does_and_gives_objects(mood):
     from tiny import write_model
     from verbs import edgepeft as verb
 
     asked = {"backbone": "all-MiniLM-L6-v2", "data": "reviews.csv", "task": "mood", "method": "lora", "steps": 3}
     line = [part for name, value in asked.items() for part in (f"--{name}", value)]
     printed = verb("train", *line, "--set", "rank=2", "--eval", "0.2", "--out", "line", "--json", "--threads", 1)
-    card = edgepeft.train(**asked, set={"rank": 2}, eval=0.2, out="called", threads=1)
+    trained = edgepeft.train(**asked, set={"rank": 2}, eval=0.2, out="called", threads=1)
+    card = trained.delta.card.model_dump(mode="json")
     assert card == json.loads(printed.stdout) == json.loads((mood / "called" / "delta.json").read_text())
-    assert card["metrics"]["n_eval"] == 12
+    metrics = card["metrics"]
+    assert metrics["n_eval"] == 12 and trained.score == metrics["test"]
+    assert trained.baselines == {name: of["test"] for name, of in metrics["baselines"].items()}
+    assert trained.by_class.keys() == {"bad", "good"}
     assert (mood / "called" / "delta.safetensors").read_bytes() == (mood / "line" / "delta.safetensors").read_bytes()
-    manifest = edgepeft.export(backbone="all-MiniLM-L6-v2", delta="called", out="bundle", weights="int8")
-    assert manifest == json.loads((mood / "bundle" / "edgepeft.json").read_text())
+    exported = edgepeft.export(backbone="all-MiniLM-L6-v2", delta="called", out="bundle", weights="int8")
+    assert exported.folder == Path("bundle")
+    assert exported.manifest.model_dump(mode="json") == json.loads((mood / "bundle" / "edgepeft.json").read_text())
+    scored = edgepeft.evaluate(bundle="bundle", task="mood", data="more.csv")
+    document = json.loads(verb("eval", "bundle", "--task", "mood", "--data", "more.csv", "--json").stdout)
+    assert document == {"schema": "edgepeft.eval/1", "bundle": "bundle", "task": "mood", **scored.found}
+    assert (scored.score, scored.rows) == (document["score"], 60)
     write_model(mood / "first-token", "bert", mean=False)  # PEFT has no head on a mean
     edgepeft.train(**{**asked, "backbone": "first-token", "steps": 1}, out="first")
-    assert edgepeft.export(backbone="first-token", delta=["first"], to_peft="peft") == {"to_peft": "peft"}
+    peft = edgepeft.export(backbone="first-token", delta=["first"], to_peft="peft")
+    assert (peft.folder, peft.manifest) == (Path("peft"), None)
     assert (mood / "peft" / "adapter_config.json").is_file()
+
+
+class DataFrame:
+    """As much of pandas' or of polars' as rows are read by."""
+
+    def __init__(self, rows, library):
+        self.columns = [*rows[0]]
+        setattr(self, "to_dict" if library == "pandas" else "to_dicts", lambda *_: rows)
+        if library == "pandas":
+            self.iterrows = None
+
+    def __iter__(self):
+        return iter(self.columns)
+
+
+def test_rows_in_memory_train_as_those_of_a_file(mood):
+    with (mood / "reviews.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    asked = {"backbone": "all-MiniLM-L6-v2", "task": "mood", "method": "bitfit", "steps": 3, "threads": 1}
+    given = {"file": "reviews.csv", "dicts": rows, "iterable": iter(rows)}
+    given |= {library: DataFrame(rows, library) for library in ("pandas", "polars")}
+    for name, data in given.items():
+        edgepeft.train(**asked, data=data, out=name)
+    tensors = {(mood / name / "delta.safetensors").read_bytes() for name in given}
+    assert len(tensors) == 1
+    edgepeft.export(backbone=asked["backbone"], delta="dicts", out="bundle", verify_data=rows[:5])
+    scores = {edgepeft.evaluate(bundle="bundle", task="mood", data=data).score for data in ("reviews.csv", rows)}
+    assert len(scores) == 1
+    assert edgepeft.tune(bundle="bundle", task="mood", data=rows, steps=2, threads=1).metrics["n_test"] == 6
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ([], "rows"),
+        ([{"sentence1": "a", "label": "b"}, ["a", "b"]], "rows:2: expected a dictionary of columns"),
+        ([{"text": "a", "verdikt": "b"}] * 30, "verdikt"),
+        (3, "rows are a file's path, dictionaries or a DataFrame; found 3"),
+    ],
+)
+def test_rows_in_memory_that_cannot_be_used_are_refused_in_a_sentence(data, message, mood):
+    from edgepeft.common.errors import EdgepeftError
+
+    with pytest.raises(EdgepeftError) as raised:
+        edgepeft.train(backbone="all-MiniLM-L6-v2", data=data, task="mood", out="out")
+    assert message in str(raised.value) and not (mood / "out").exists()
+
+
+def test_an_option_that_is_declared_is_on_the_command_line_in_python_and_in_the_schema(capsys):
+    from typer.testing import CliRunner
+
+    from edgepeft.cli._command import command_of
+
+    got = []
+
+    class Planted(edgepeft.TuneOptions):
+        warmth: Annotated[float, typer.Option(help="How warm it is.")] = 0.5
+
+    def act(options) -> None:
+        """Tune."""
+        got.append(options)
+
+    app = typer.Typer()
+    app.command()(command_of(Planted, act, "tune"))
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", CliRunner().invoke(app, ["--help"], env={"COLUMNS": "200"}).output)
+    assert re.search(r"--warmth +\S+ +How warm it is. +\[default: 0.5\]", plain)
+    line = ["bundle", "--task", "mood", "--data", "rows.csv"]
+    assert CliRunner().invoke(app, [*line, "--warmth", "0.75"]).exit_code == 0
+    assert got.pop().warmth == 0.75
+    assert CliRunner().invoke(app, line).exit_code == 0 and got.pop().warmth == 0.5
+    function = function_of(Planted)(act)
+    assert inspect.signature(function).parameters["warmth"].default == 0.5
+    assert "    warmth: How warm it is." in function.__doc__
+    function(bundle="bundle", task="mood", data="rows.csv", warmth=2)
+    assert got.pop().warmth == 2.0
+    described = Planted.model_json_schema()["properties"]["warmth"]
+    assert (described["type"], described["default"], described["description"]) == ("number", 0.5, "How warm it is.")
 
 
 WANTED = {"backbone": "b", "data": "none.csv", "task": "mood", "method": "lora", "out": "out"}
@@ -158,11 +263,14 @@ def test_wrong_options_of_a_function_are_refused_as_the_verbs_are(options, messa
     assert not list(tmp_path.iterdir())
 
 
-def test_help_lists_every_option_of_the_verb():
-    from edgepeft.cli.train import command
-
-    for option in {*command.__annotations__} - {"as_json", "return"}:
-        assert re.search(rf"^    {option}( \*)?: \w", edgepeft.train.__doc__, re.M), option
+@pytest.mark.parametrize("name", VERBS)
+def test_a_function_has_the_options_of_its_verb(name):
+    verb = importlib.import_module(f"edgepeft.cli.{VERBS[name]}").command
+    options = {*inspect.signature(verb).parameters} - {"as_json", "more"}
+    function = getattr(edgepeft, name)
+    assert {*inspect.signature(function).parameters} == options
+    for option in options:
+        assert re.search(rf"^    {option}: \w", function.__doc__, re.M), option
 
 
 def test_what_is_interrupted_in_a_notebook_says_how_to_go_on_and_a_thread_may_train_too(mood):
@@ -178,7 +286,7 @@ def test_what_is_interrupted_in_a_notebook_says_how_to_go_on_and_a_thread_may_tr
             lambda *a: (signal.raise_signal(signal.SIGINT), rate_factor(*a))[1],
         )
         edgepeft.train(**asked, out="stopped")
-    assert edgepeft.train(**asked, out="stopped", resume=True)["training"]["steps"] == 4
+    assert edgepeft.train(**asked, out="stopped", resume=True).training["steps"] == 4
     thread = threading.Thread(target=lambda: edgepeft.train(**asked, out="threaded"))
     thread.start()
     thread.join()

@@ -14,9 +14,10 @@ from bench.suites._result import SuiteRequest, SuiteResult, run_suite
 from bench.suites._suite_run import PEERS
 from bench.suites._table import check_picture, draw_suite, suite_table
 from edgepeft.cli._main import main
-from edgepeft.cli._output import result_file, show_result, shown_steps
+from edgepeft.cli._output import result_file, show_result
 from edgepeft.common.atomic import write_json
 from edgepeft.common.errors import UsageError
+from edgepeft.common.progress import shown_steps
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 

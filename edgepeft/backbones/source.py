@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import warnings
 from collections.abc import Mapping, Sequence
@@ -114,7 +115,7 @@ def _pooling_modes(config: Mapping[str, Any]) -> set[str]:
     return {switches.get(name, name.removeprefix("pooling_mode_")) for name in on}
 
 
-def open_backbone(source: Backbone | Path | str) -> Backbone:
+def open_backbone(source: Backbone | str | os.PathLike[str]) -> Backbone:
     """Open a folder in HF layout (a bundle is one) or download a Hub name; an open backbone is returned as it is.
 
     Half-precision, sharded and ``pytorch_model.bin`` checkpoints are converted once, into the cache.

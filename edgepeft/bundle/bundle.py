@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
@@ -48,7 +49,7 @@ TEMPLATES_FOLDER = "templates"
 class Bundle:
     """An opened bundle; its parts are read when they are first used."""
 
-    def __init__(self, folder: Path | str) -> None:
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)
         self.manifest = Manifest.read(self.folder)
         # Identities of files that hold the manifest's weights; with a hash behind it, those of a task.

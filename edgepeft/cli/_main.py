@@ -15,9 +15,10 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 import typer
 
 from edgepeft import __version__
-from edgepeft.cli._output import INTERRUPTED, signs_of_life
+from edgepeft.cli._output import INTERRUPTED
 from edgepeft.common.errors import EdgepeftError
 from edgepeft.common.messages import printable
+from edgepeft.common.progress import signs_of_life
 from edgepeft.common.registry import modules_of
 
 __all__ = ["app", "main"]

@@ -1,64 +1,38 @@
-"""Output of the verbs: documents and tables on standard output or in a file, the rest on standard error.
-
-Long work shows bars on a terminal or in a notebook, and a line every ten seconds where none is drawn.
-"""
+"""Output of the verbs: documents and tables on standard output or in a file."""
 
 from __future__ import annotations
 
-import contextlib
 import json as json_format
 import sys
-import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager
-from importlib.util import find_spec
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from time import monotonic
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 from rich import box
-from rich.console import Console, ConsoleOptions, RenderableType
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    SpinnerColumn,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-)
-from rich.segment import Segment
+from rich.console import Console, RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
 from edgepeft.common.errors import UsageError
 from edgepeft.common.messages import printable
+from edgepeft.common.progress import PrintableConsole, messages
 
 if TYPE_CHECKING:
     from edgepeft.bench.result.parts import Part
     from edgepeft.bench.result.schema import BenchResult
-    from edgepeft.runtime.decoding import Decoding
-    from edgepeft.runtime.runtime import Runtime
+    from edgepeft.runtime.inputs import Truncation
 
 __all__ = [
     "INTERRUPTED",
-    "bars",
     "json_text",
-    "messages",
-    "no_longer",
     "plain_table",
     "print_json",
     "result_file",
-    "say",
     "say_cuts",
     "show_bench_result",
     "show_errors",
     "show_result",
-    "shown_steps",
-    "signs_of_life",
-    "stages",
     "table_console",
 ]
 
@@ -66,20 +40,7 @@ INTERRUPTED = 130  # exit code after Ctrl-C, as shells have it
 _WIDTH = 120
 _MOST_CLASSES = 30  # in a table on the terminal: ten thousand would scroll the score out of sight
 _STDOUT = "-"
-EVERY_S = 10.0  # a line, where no bar is drawn
 _Result = TypeVar("_Result", bound="Part")
-
-_shown: list[Progress] = []  # that are under way, the last one within the others
-_ends: list[threading.Event] = []  # of the thread that says what is under way; one at most
-
-
-class _Console(Console):
-    """Shows text from bundles and data without the control characters in it; rich lets some of them through."""
-
-    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
-        """The segments, escaped but for rich's own control codes."""
-        for segment in super().render(renderable, options):
-            yield segment if segment.control else Segment(printable(segment.text), segment.style)
 
 
 class _Table(Table):
@@ -96,19 +57,11 @@ def _escaped(cell: RenderableType | None) -> RenderableType | None:
     return printable(cell) if isinstance(cell, str) else cell
 
 
-def messages() -> Console:
-    """Messages and progress; standard error, so that standard output stays the result's."""
-    console = _Console(stderr=True, highlight=False)
-    # Who reads a log or a pipe looks for lines, and rich would break them at 80.
-    drawn = console.is_terminal or console.is_jupyter
-    return console if drawn else _Console(stderr=True, highlight=False, soft_wrap=True)
-
-
 def table_console() -> Console:
     """Tables, on standard output."""
-    console = _Console(highlight=False)
+    console = PrintableConsole(highlight=False)
     # A file or a log has no width, and rich would take 80.
-    return console if console.is_terminal else _Console(highlight=False, width=_WIDTH)
+    return console if console.is_terminal else PrintableConsole(highlight=False, width=_WIDTH)
 
 
 def plain_table(
@@ -191,101 +144,11 @@ def show_bench_result(result: BenchResult, json: str | None) -> None:
     show_result(result, json, bench_table)
 
 
-def say_cuts(runtime: Runtime, decoding: Decoding) -> None:
+def say_cuts(truncation: Truncation, max_new_tokens: int) -> None:
     """Say how many texts were cut or read in windows, and how many not written to their ends."""
-    if runtime.truncation.rows:
-        messages().print(f"{runtime.truncation.rows} answer(s) read a text cut to the task's maximal length.")
-    if runtime.truncation.windows.texts:
-        messages().print(f"read in windows: {runtime.truncation.windows}.")
-    if runtime.truncation.texts:
-        messages().print(f"{runtime.truncation.texts} text(s) were cut at {decoding.max_new_tokens} tokens.")
-
-
-@contextlib.contextmanager
-def signs_of_life(what: str) -> Iterator[None]:
-    """Say every ten seconds on standard error what is under way, unless a terminal's bar does; no bar: ``what``."""
-    if _ends:  # a surrounding one says it
-        yield
-        return
-    begin, over = monotonic(), threading.Event()
-
-    def tell() -> None:
-        while not over.wait(EVERY_S):
-            if all(each.disable for each in _shown):
-                line = f"{_under_way() or what}, {monotonic() - begin:.0f} s"
-                with contextlib.suppress(OSError, ValueError):  # nobody reads it any more
-                    print(printable(line), file=sys.stderr, flush=True)
-
-    thread = threading.Thread(target=tell, daemon=True)
-    _ends.append(over)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        _ends.remove(over)
-        thread.join()
-
-
-def say(line: str) -> None:
-    """Print a line on standard error, above a bar that is drawn."""
-    console = _shown[-1].console if _shown else messages()
-    console.print(line, markup=False, soft_wrap=True)
-
-
-def no_longer() -> None:
-    """Say nothing any more: from here on the work is to wait."""
-    for over in _ends:
-        over.set()
-
-
-def _under_way() -> str:
-    """The bar that is being filled: what, how many of how many, and its state."""
-    for each in [bar for shown in reversed(_shown) for bar in shown.tasks if not bar.finished]:
-        total = "" if each.total is None else f" of {each.total:,.0f}"
-        count = f"{each.completed:,.0f}{total}" if total or each.completed else ""
-        return ", ".join(part for part in (each.description, count, each.fields.get("state", "")) if part)
-    return ""
-
-
-def _draws(console: Console) -> bool:
-    """Whether it is a terminal, or a notebook that has what rich draws with; another notebook gets the lines."""
-    return console.is_terminal or (console.is_jupyter and find_spec("ipywidgets") is not None)
-
-
-@contextlib.contextmanager
-def bars(*columns: ProgressColumn, console: Console | None = None, **options: Any) -> Iterator[Progress]:
-    """Progress bars on standard error: a description, the bar, how many of how many, and ``columns``; then gone."""
-    console = console or messages()
-    first = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
-    drawn = Progress(*first, *columns, console=console, transient=True, disable=not _draws(console), **options)
-    with signs_of_life("working"), drawn:
-        _shown.append(drawn)
-        try:
-            yield drawn
-        finally:
-            _shown.remove(drawn)
-
-
-@contextlib.contextmanager
-def stages(total: int | None) -> Iterator[Callable[[str], AbstractContextManager[None]]]:
-    """A progress bar over ``total`` named steps, None where nobody knows; yields what is entered around each."""
-    with bars(TimeElapsedColumn(), SpinnerColumn()) as progress:
-        bar: TaskID = progress.add_task("", total=total)
-
-        @contextlib.contextmanager
-        def stage(name: str) -> Iterator[None]:
-            progress.update(bar, description=name)
-            yield
-            progress.advance(bar)
-
-        yield stage
-
-
-@contextlib.contextmanager
-def shown_steps() -> Iterator[Callable[[str, int, int | None], None]]:
-    """A bar on standard error; the callback takes what is being done, how many are done, and of how many."""
-    # Redrawn when a step ends: a redrawing thread would take time from what is measured.
-    with bars(TimeElapsedColumn(), auto_refresh=False) as bar:
-        current = bar.add_task("starting", total=None)
-        yield lambda what, done, total: bar.update(current, description=what, completed=done, total=total, refresh=True)
+    if truncation.rows:
+        messages().print(f"{truncation.rows} answer(s) read a text cut to the task's maximal length.")
+    if truncation.windows.texts:
+        messages().print(f"read in windows: {truncation.windows}.")
+    if truncation.texts:
+        messages().print(f"{truncation.texts} text(s) were cut at {max_new_tokens} tokens.")

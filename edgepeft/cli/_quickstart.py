@@ -56,9 +56,9 @@ def train_task(
     from edgepeft.data.parts import load_data
     from edgepeft.methods.base import method_named
     from edgepeft.training.loop import train
-    from edgepeft.training.options import TrainOptions
+    from edgepeft.training.settings import TrainSettings
 
-    options = TrainOptions(
+    options = TrainSettings(
         task=task.name,
         epochs=1,
         learning_rate=task.learning_rate,

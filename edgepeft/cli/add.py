@@ -7,8 +7,13 @@ from typing import Annotated
 
 import typer
 
-from edgepeft.cli._options import (
-    BundleFolder,
+from edgepeft.cli._options import BundleFolder, note_trainable
+from edgepeft.cli._output import print_json
+from edgepeft.common.errors import MissingPackage, UsageError
+from edgepeft.common.progress import messages, stages
+from edgepeft.data.rows import verify_columns
+from edgepeft.options.base import (
+    VERIFY_DATA,
     Coverage,
     DeltaWeights,
     LabelColumn,
@@ -16,12 +21,7 @@ from edgepeft.cli._options import (
     Risk,
     TextColumn,
     Trainable,
-    VerifyRows,
-    columns_of,
-    note_trainable,
 )
-from edgepeft.cli._output import messages, print_json, stages
-from edgepeft.common.errors import MissingPackage, UsageError
 
 __all__ = ["command"]
 
@@ -31,7 +31,7 @@ PANEL = "Deploy"
 def command(
     bundle: BundleFolder,
     delta: Annotated[list[Path], typer.Argument(help="Trained deltas, exported <task>.onnx, or a page's tuned tasks.")],
-    verify_data: VerifyRows = None,
+    verify_data: Annotated[Path | None, VERIFY_DATA] = None,
     text_column: TextColumn = None,
     pair_column: PairColumn = None,
     label_column: LabelColumn = None,
@@ -54,7 +54,7 @@ def command(
 
     note_trainable(trainable)
     promise = promise_of(coverage, risk)
-    columns = columns_of(verify_data, text_column, pair_column, label_column)
+    columns = verify_columns(verify_data, text_column, pair_column, label_column)
     tuned = [path for path in delta if path.suffix == ".safetensors"]  # browsers put a (1) before it
     exported = [path for path in delta if path.suffix == ".onnx"]
     if tuned and (promise or len(tuned) + len(exported) < len(delta)):

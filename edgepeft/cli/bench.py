@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edgepeft.cli._options import MaxSeconds, Mode, NoCache, settings_of, share_of
-from edgepeft.cli._output import INTERRUPTED, messages, result_file, say, show_bench_result, shown_steps
+from edgepeft.cli._options import MaxSeconds, Mode
+from edgepeft.cli._output import INTERRUPTED, result_file, show_bench_result
 from edgepeft.common.errors import DoesNotFit, ThroughputRegression, UsageError
+from edgepeft.common.progress import messages, say, shown_steps
+from edgepeft.options.base import NoCache, settings_of, share_of
 
 if TYPE_CHECKING:
     from edgepeft.bench.result.schema import BenchResult

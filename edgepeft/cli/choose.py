@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edgepeft.cli._options import LabelColumn, MaxSeconds, PairColumn, TaskKind, TextColumn, Variant
+from edgepeft.cli._options import MaxSeconds, Variant
 from edgepeft.cli._options import Mode as BenchMode
-from edgepeft.cli._output import messages, plain_table, print_json, say, shown_steps, stages, table_console
+from edgepeft.cli._output import plain_table, print_json, table_console
 from edgepeft.common.errors import DoesNotFit, UnknownName, UsageError, requiring
+from edgepeft.common.progress import messages, say, shown_steps, stages
+from edgepeft.options.base import LabelColumn, PairColumn, TaskKind, TextColumn
 
 if TYPE_CHECKING:
     from edgepeft.bundle.bundle import Bundle

@@ -43,8 +43,8 @@ def command(
     from edgepeft.bench.report import ci
     from edgepeft.bench.report.tables import comparison_table
     from edgepeft.bench.result.result_file import ResultFile
-    from edgepeft.cli._options import share_of
     from edgepeft.common.atomic import write_atomically, write_json
+    from edgepeft.options.base import share_of
 
     allowed = share_of("--max-regression", max_regression)
     fresh = ResultFile.open(new)

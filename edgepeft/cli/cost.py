@@ -10,7 +10,8 @@ from rich.table import Column
 from rich.text import Text
 
 from edgepeft.cli._options import Beams, BundleFolder, MaxNewTokens, decoding_of, written
-from edgepeft.cli._output import messages, plain_table, print_json, table_console
+from edgepeft.cli._output import plain_table, print_json, table_console
+from edgepeft.common.progress import messages
 
 if TYPE_CHECKING:
     from edgepeft.deploy.cost import Cost

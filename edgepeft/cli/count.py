@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edgepeft.cli._options import SETTINGS_HELP, settings_of
 from edgepeft.cli._output import plain_table, print_json, table_console
 from edgepeft.common.errors import UsageError, requiring
+from edgepeft.options.base import SETTINGS_HELP, settings_of
 
 if TYPE_CHECKING:
     from edgepeft.backbones.base import Architecture
@@ -30,7 +30,7 @@ def command(
     ] = None,
     tasks: Annotated[int, typer.Option(min=1, help="How many tasks.")] = 1,
     labels: Annotated[int, typer.Option(min=1, help="Labels of each task; 1 for regression.")] = 2,
-    head: Annotated[str | None, typer.Option(help="TaskType of head, or none. Default: the backbone's own.")] = None,
+    head: Annotated[str | None, typer.Option(help="Kind of head, or none. Default: the backbone's own.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document instead of a table.")] = False,
 ) -> None:
     """Count trained and total parameters and bytes for N tasks, of one method or of several. No weight is read."""

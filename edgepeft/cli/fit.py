@@ -10,8 +10,9 @@ import psutil
 import typer
 
 from edgepeft.cli._options import Beams, BundleFolder, MaxNewTokens, Variant, decoding_of, written
-from edgepeft.cli._output import messages, plain_table, print_json, table_console
+from edgepeft.cli._output import plain_table, print_json, table_console
 from edgepeft.common.errors import DoesNotFit, UsageError
+from edgepeft.common.progress import messages
 
 if TYPE_CHECKING:
     from edgepeft.device.profile_schema import Profile

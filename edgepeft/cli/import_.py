@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from edgepeft.cli._options import Replace, TaskKind
 from edgepeft.cli._output import print_json, table_console
 from edgepeft.common.errors import requiring
+from edgepeft.options.base import Replace, TaskKind
 
 __all__ = ["command"]
 

@@ -10,8 +10,9 @@ import typer
 from rich.table import Column
 from rich.text import Text
 
-from edgepeft.cli._output import messages, plain_table, print_json, table_console
+from edgepeft.cli._output import plain_table, print_json, table_console
 from edgepeft.common.errors import EdgepeftError, MissingPackage, UsageError
+from edgepeft.common.progress import messages
 
 if TYPE_CHECKING:
     from edgepeft.bundle.bundle import Bundle

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich import progress as rich_progress
 
-from edgepeft.cli._options import ROWS_HELP, LabelColumn, LabelSeparator, PairColumn, TextColumn, TorchThreads
-from edgepeft.cli._output import bars, print_json, table_console
-from edgepeft.cli._run import use_threads
+from edgepeft.cli._output import print_json, table_console
 from edgepeft.common.errors import requiring
+from edgepeft.common.progress import bars
+from edgepeft.options.base import ROWS_HELP, LabelColumn, LabelSeparator, PairColumn, TextColumn, TorchThreads
 
 if TYPE_CHECKING:
     from edgepeft.training.inspection.run import Inspected, WatchInspection
@@ -50,6 +50,8 @@ def command(
     from edgepeft.data.rows import Columns
 
     opened = open_backbone(backbone or read_card(delta).backbone.source)
+    from edgepeft.training.devices import use_threads
+
     use_threads(threads)
     with _bar() as watch:
         columns = Columns(text_column, pair_column, label_column, separator=label_separator)

@@ -12,8 +12,9 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from edgepeft.cli._options import Variant
-from edgepeft.cli._output import messages, print_json
+from edgepeft.cli._output import print_json
 from edgepeft.common.errors import UsageError
+from edgepeft.common.progress import messages
 
 if TYPE_CHECKING:
     from edgepeft.device.profile_schema import Calibration, Figure, Latency, Profile

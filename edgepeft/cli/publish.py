@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from edgepeft.cli._output import messages
 from edgepeft.common.errors import UsageError, requiring
+from edgepeft.common.progress import messages
 
 __all__ = ["command"]
 

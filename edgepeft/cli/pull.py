@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edgepeft.cli._output import json_text, messages, no_longer, stages
+from edgepeft.cli._output import json_text
 from edgepeft.common.errors import EdgepeftError, UsageError, VerificationFailed, requiring
+from edgepeft.common.progress import messages, no_longer, stages
 
 if TYPE_CHECKING:
     from edgepeft.fleet.pull import Pulled

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.progress import TimeRemainingColumn
 
-from edgepeft.cli._output import bars, messages, say, shown_steps, stages, table_console
-from edgepeft.cli._run import use_threads
+from edgepeft.cli._output import table_console
 from edgepeft.common.errors import UsageError, requiring
+from edgepeft.common.progress import bars, messages, say, shown_steps, stages
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -42,6 +42,8 @@ def command(
     with requiring("train", "the quickstart"):
         import_module("edgepeft.training.loop")  # first: it refuses a torch that would die here
         import_module("transformers")
+    from edgepeft.training.devices import use_threads
+
     use_threads(None)
     seconds: dict[str, float] = {}
     with _timed("train", seconds):

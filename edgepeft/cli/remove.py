@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from edgepeft.cli._options import BundleFolder
-from edgepeft.cli._output import messages
+from edgepeft.common.progress import messages
 
 __all__ = ["command"]
 

@@ -12,24 +12,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edgepeft.cli._options import (
-    ROWS_HELP,
-    Beams,
-    BundleFolder,
-    LengthPenalty,
-    MaxNewTokens,
-    NoCache,
-    NoRepeatNgram,
-    PairColumn,
-    TextColumn,
-    Threads,
-)
-from edgepeft.cli._output import json_text, messages, no_longer, print_json, say_cuts
+from edgepeft.cli._options import Beams, BundleFolder, LengthPenalty, MaxNewTokens, NoRepeatNgram
+from edgepeft.cli._output import json_text, print_json, say_cuts
 from edgepeft.common.errors import EdgepeftError, UnknownName, UsageError
 from edgepeft.common.messages import printable
+from edgepeft.common.progress import messages, no_longer
 from edgepeft.data.answers import Answer, VectorPrediction
 from edgepeft.data.pattern import pattern
 from edgepeft.data.rows import STDIN, Columns, Row, read_rows
+from edgepeft.options.base import ROWS_HELP, NoCache, PairColumn, TextColumn, Threads
 
 if TYPE_CHECKING:
     from edgepeft.runtime.decoding import Decoding
@@ -94,11 +85,11 @@ def command(
     if out is not None:
         n = _write_vectors(runtime, _tasks(runtime, task)[0], in_batches(source.rows(), batch_size), out, dims)
         messages().print(f"{n} vectors written to {out}", markup=False)
-        say_cuts(runtime, manner)
+        say_cuts(runtime.truncation, manner.max_new_tokens)
         return
     if stream:
         _print_as_written(runtime, _tasks(runtime, task), source.rows(), manner)
-        say_cuts(runtime, manner)
+        say_cuts(runtime.truncation, manner.max_new_tokens)
         return
     if task_column is not None:
         _check_tasks(runtime, source)  # in the whole file, before anything runs
@@ -114,7 +105,7 @@ def command(
         print_json(list(answers))
     else:
         _print_lines(answers)
-    say_cuts(runtime, manner)
+    say_cuts(runtime.truncation, manner.max_new_tokens)
 
 
 def _say_costs(runtime: Runtime, asked: list[str] | None) -> None:

@@ -7,9 +7,10 @@ from typing import Annotated
 
 import typer
 
-from edgepeft.cli._options import BundleFolder, NoCache, Threads
-from edgepeft.cli._output import no_longer, say
+from edgepeft.cli._options import BundleFolder
 from edgepeft.common.errors import requiring
+from edgepeft.common.progress import no_longer, say
+from edgepeft.options.base import NoCache, Threads
 
 __all__ = ["command"]
 

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from edgepeft.cli._output import INTERRUPTED, bars, messages, plain_table, print_json, say, table_console
+from edgepeft.cli._output import INTERRUPTED, plain_table, print_json, table_console
 from edgepeft.common.errors import EdgepeftError, requiring
+from edgepeft.common.progress import bars, messages, say
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -4,140 +4,47 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edgepeft.cli._options import (
-    Balanced,
-    Epochs,
-    EvalRows,
-    FewShot,
-    FieldColumns,
-    FormatName,
-    LabelColumn,
-    LabelSeparator,
-    MethodSettings,
-    MetricName,
-    PairColumn,
-    Patience,
-    SourcePattern,
-    Steps,
-    TargetPattern,
-    TaskKind,
-    TestRows,
-    TextColumn,
-    TorchThreads,
-    TrainRows,
-    rows_or_share,
-    settings_of,
-)
-from edgepeft.cli._output import messages, plain_table, print_json, show_errors, table_console
-from edgepeft.cli._run import interruptible, say_temperature, say_unbeaten, say_windows, use_threads
+from edgepeft.cli._command import command_of
+from edgepeft.cli._output import plain_table, print_json, show_errors, table_console
+from edgepeft.cli._run import interruptible, say_temperature, say_unbeaten, say_windows
 from edgepeft.common.errors import requiring
+from edgepeft.common.progress import messages
+from edgepeft.options.train import METHOD, TrainOptions
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from edgepeft.training.loop import TrainResult
 
-__all__ = ["command", "document", "run"]
+__all__ = ["command"]
 
 PANEL = "Train"
 
 
-def command(
-    *,
-    backbone: Annotated[str, typer.Option(help="A folder in Hugging Face layout, a bundle, or a Hub name.")],
-    data: TrainRows,
-    eval: EvalRows = None,
-    test: TestRows = None,
-    text_column: TextColumn = None,
-    pair_column: PairColumn = None,
-    label_column: LabelColumn = None,
-    label_separator: LabelSeparator = None,
-    format: FormatName = None,
-    source: SourcePattern = None,
-    target: TargetPattern = None,
-    field: FieldColumns = None,
-    kind: TaskKind = None,
-    task: Annotated[str, typer.Option(help="The task's name.")],
-    method: Annotated[
-        str | None, typer.Option(help="A PE method; `edgepeft methods` lists them. Default: lora.")
-    ] = None,
-    set: MethodSettings = None,
-    few_shot: FewShot = None,
-    epochs: Epochs = None,
-    steps: Steps = None,
-    patience: Patience = None,
-    lr: Annotated[float | None, typer.Option(help="Learning rate of the delta. Default: the method's.")] = None,
-    head_lr: Annotated[
-        float | None, typer.Option(help="That of the head. Default: 0.02 on a mean of tokens, else as --lr.")
-    ] = None,
-    batch_size: Annotated[int, typer.Option(help="Rows of a step.")] = 16,
-    max_length: Annotated[int | None, typer.Option(help="Tokens kept of a text or pair. Default: 128.")] = None,
-    long: Annotated[
-        Literal["cut", "windows"] | None,
-        typer.Option(help="Longer texts lose their ends, or are read in windows that overlap. Default: cut."),
-    ] = None,
-    stride: Annotated[
-        int | None, typer.Option(help="Tokens that two windows share. Default: a third of --max-length.")
-    ] = None,
-    max_target_length: Annotated[
-        int | None, typer.Option(help="Tokens of a text that is written, its end included. Default: 128.")
-    ] = None,
-    regression: Annotated[bool, typer.Option("--regression", help="Short for --kind regression.")] = False,
-    balanced: Balanced = False,
-    metric: MetricName = None,
-    seed: Annotated[int, typer.Option(help="Of the initial values, the order, the dropout, the few shots.")] = 0,
-    head: Annotated[str | None, typer.Option(help="TaskType of head. Default: the backbone's own.")] = None,
-    curve: Annotated[bool, typer.Option("--curve", help="Train on 10, 20, 40 and 70 % of the rows too.")] = False,
-    device: Annotated[
-        Literal["auto", "cpu", "cuda", "mps"], typer.Option(help="Where to compute; auto: a GPU where there is one.")
-    ] = "auto",
-    bf16: Annotated[bool, typer.Option("--bf16", help="A step's forward in bfloat16; what is trained is not.")] = False,
-    threads: TorchThreads = None,
-    out: Annotated[Path, typer.Option(help="The delta's folder, new.")],
-    resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run in --out.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace a delta or an interrupted run in --out.")] = False,
+def _train(
+    options: TrainOptions,
     as_json: Annotated[bool, typer.Option("--json", help="Print the delta's card as one JSON document.")] = False,
 ) -> None:
     """Train a task's delta. Rows that train or choose a checkpoint do not report: a --test within them is refused."""
-    options = {**locals()}
-    result = run(options)
-    if as_json:
-        print_json(document(result))
-    else:
-        _show(result, out)
-
-
-def run(options: Mapping[str, Any]) -> TrainResult:
-    """Train as the command's options say, with progress and notes on standard error."""
     with requiring("train", "training"):
-        from edgepeft.training.loop import prepare_output, train
-        from edgepeft.training.request import METHOD, Request
+        from edgepeft.training.request import run
 
-    given = {name: options[name] for name in Request.model_fields}
-    given["set"] = settings_of(options["set"])
-    given["field"] = settings_of(options["field"], "--field", "premise=sentence1")
-    given |= {name: rows_or_share(f"--{name}", options[name]) for name in ("eval", "test")}
-    request = Request.model_validate(given | {"method": options["method"] or METHOD})
-    resolved = request.resolved()
-    out, again = options["out"], {name: options[name] for name in ("resume", "force")}
-    prepare_output(out, **again)  # what is wrong with it is reported before files are read
-    rows = resolved.rows()
-    if options["method"] is None:
+    if options.method is None:
         messages().print(f"note: trains {METHOD}, for no --method was given; `edgepeft methods` lists the others.")
-    use_threads(options["threads"])
-    with interruptible(request.task) as (watch, stop):
-        result = train(request.backbone, resolved.method, rows, resolved.options, out, **again, watch=watch, stop=stop)
+    with interruptible():
+        result = run(options)
     _say_what_to_know(result)
-    return result
+    if as_json:
+        print_json(result.delta.card.model_dump(mode="json"))
+    else:
+        _show(result, Path(options.out))
 
 
-def document(result: TrainResult) -> dict[str, Any]:
-    """The delta's card as plain values, as its folder has it."""
-    return result.delta.card.model_dump(mode="json")
+command = command_of(TrainOptions, _train, "train")
 
 
 def _say_what_to_know(result: TrainResult) -> None:
@@ -173,7 +80,7 @@ def _table(result: TrainResult, out: Path) -> Table:
     after = f"after step {training['best_step']} of {training['steps']}"
     table = Table(title=f"{card.task}: {card.method} on {card.backbone.source}", show_header=False)
     rows = {
-        f"{result.metric}, test rows": f"{result.test_score:.4f} ({how})",
+        f"{result.metric}, test rows": f"{result.score:.4f} ({how})",
         **{f"of the {name}": f"{each['test']:.4f}" for name, each in result.metrics["baselines"].items()},
         f"{result.metric}, eval rows": f"{result.metrics['eval']:.4f} {after}",
         "rows": result.metrics["split"],

@@ -9,8 +9,9 @@ import typer
 from rich.table import Table
 
 from edgepeft.cli._options import BundleFolder
-from edgepeft.cli._output import print_json, stages, table_console
+from edgepeft.cli._output import print_json, table_console
 from edgepeft.common.errors import UsageError, VerificationFailed
+from edgepeft.common.progress import stages
 
 __all__ = ["command"]
 

@@ -7,8 +7,10 @@ from typing import Annotated
 
 import typer
 
-from edgepeft.cli._options import BundleFolder, Replace
-from edgepeft.cli._output import messages, print_json, stages
+from edgepeft.cli._options import BundleFolder
+from edgepeft.cli._output import print_json
+from edgepeft.common.progress import messages, stages
+from edgepeft.options.base import Replace
 
 __all__ = ["command"]
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import heapq
+import os
 import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -25,18 +26,30 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgepeft.common.errors import DataError, UsageError
-from edgepeft.data.readers import is_dataset, splits_of
+from edgepeft.data.readers import Source, is_dataset, source_of, splits_of
 from edgepeft.data.rows import FORMATS, SENTENCES, Columns, Row, read_rows
+from edgepeft.options.base import Rows, share_of
 from edgepeft.tasks._certainty import Promise
 from edgepeft.tasks.base import TaskType, kind_asked, listed, stated
 
-__all__ = ["PARTS", "Division", "Given", "TaskData", "load_data", "part", "quotas", "row_digest", "task_data"]
+__all__ = [
+    "PARTS",
+    "Division",
+    "Given",
+    "TaskData",
+    "given_rows",
+    "load_data",
+    "part",
+    "quotas",
+    "row_digest",
+    "task_data",
+]
 
 PARTS = ("train", "eval", "test")
 HELD_OUT = 0.1  # of the training file, for each part without a file or a share of its own
 
-Given = Path | float | None
-"""A file, or a share of the training rows; None is a tenth."""
+Given = Source | float | None
+"""A file or rows, or a share of the training rows; None is a tenth."""
 
 
 @dataclass(frozen=True)
@@ -130,20 +143,30 @@ class _Source(NamedTuple):
     origin: str
 
 
+def given_rows(option: str, given: Rows | float | None) -> Given:
+    """What reads as a number or a percentage, and is no file, is a share to hold out."""
+    if given is None or isinstance(given, int | float):
+        return None if given is None else float(given)
+    text = str(given) if isinstance(given, str | os.PathLike) else ""
+    if not text.removesuffix("%").replace(".", "", 1).isdigit() or Path(text).exists():
+        return source_of(given)
+    return share_of(option, text)
+
+
 def load_data(
-    train: Path,
+    train: Source,
     eval: Given = None,
     test: Given = None,
     columns: Columns = SENTENCES,
     **division: Unpack[Division],
 ) -> TaskData:
     """Read the files of a run and part them; a dataset's own splits are the parts that nothing is given for."""
-    if train.suffix.lower() not in FORMATS and is_dataset(train):
+    if isinstance(train, Path) and train.suffix.lower() not in FORMATS and is_dataset(train):
         splits = splits_of(train, columns.names[2] if columns.target is None else columns.target.fields[0])
         train = splits.get("train", train)
         eval, test = (splits.get(n) if given is None else given for n, given in (("eval", eval), ("test", test)))
     asked = {"--data": train, "--eval": eval, "--test": test}
-    given = {name: path for name, path in asked.items() if isinstance(path, Path)}
+    given = {name: path for name, path in asked.items() if isinstance(path, Source)}
     short, written = division.pop("regression", False), columns.target is not None
     kind = kind_asked(division.get("kind"), regression=short, writes=written)
     division["kind"] = kind.name
@@ -155,8 +178,8 @@ def load_data(
     }
     parts = {name: tuple(read_rows(path, **reads)) for name, path in given.items()}  # type: ignore[arg-type]
     _require_different(given, parts)
-    chosen = parts["--eval"] if isinstance(eval, Path) else eval
-    tested = parts["--test"] if isinstance(test, Path) else test
+    chosen = parts["--eval"] if isinstance(eval, Source) else eval
+    tested = parts["--test"] if isinstance(test, Source) else test
     data = task_data(parts["--data"], chosen, tested, **division)
     source, target = (None if each is None else each.text for each in (columns.source, columns.target))
     return replace(data, source=source, target=target)
@@ -282,7 +305,7 @@ def _shared(parts: dict[str, Sequence[Row]]) -> str:
     return f"; rows in both: {', '.join(counts)}" if counts else ""
 
 
-def _require_different(given: dict[str, Path], parts: dict[str, tuple[Row, ...]]) -> None:
+def _require_different(given: dict[str, Source], parts: dict[str, tuple[Row, ...]]) -> None:
     """The rows that choose a checkpoint or train are never the rows reported, in whatever order they stand."""
     digests = {option: set(map(row_digest, rows)) for option, rows in parts.items()}
     for one, other in combinations(parts, 2):

@@ -16,11 +16,13 @@ import csv
 import itertools
 import json
 import logging
+import math
+import os
 import re
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -30,8 +32,23 @@ from edgepeft.data.labels import shown as _shown
 if TYPE_CHECKING:
     import io
 
-__all__ = ["FORMATS", "STDIN", "Reader", "is_dataset", "read_dataset", "read_stdin", "splits_of"]
+    from edgepeft.options.base import Rows
 
+__all__ = [
+    "FORMATS",
+    "STDIN",
+    "Reader",
+    "Record",
+    "Records",
+    "Source",
+    "is_dataset",
+    "read_dataset",
+    "read_stdin",
+    "source_of",
+    "splits_of",
+]
+
+Record = tuple[int, dict[str, Any]]
 _PARTS = {"train": "train", "validation": "eval", "dev": "eval", "valid": "eval", "test": "test"}
 _SAVED = ("dataset_dict.json", "state.json")  # what `save_to_disk` writes of several splits, and of one
 
@@ -65,6 +82,11 @@ def read_dataset(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     if split not in splits:
         raise UsageError(f"{source} has the splits {', '.join(splits)}; name one: {source}#{next(iter(splits))}.")
     rows = splits[split]
+    yield from enumerate(_with_names(rows), start=1)
+
+
+def _with_names(rows: Any) -> Iterator[dict[str, Any]]:
+    """A split's rows; of labels that are classes the names."""
     kinds = {column: getattr(kind, "feature", kind) for column, kind in rows.features.items()}  # of lists, their items'
     names = {column: kind.names for column, kind in kinds.items() if hasattr(kind, "int2str")}
 
@@ -73,8 +95,8 @@ def read_dataset(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             return [named(each, known) for each in value]
         return None if value in (None, -1) else known[value]  # -1: GLUE's tests have no labels
 
-    for number, row in enumerate(rows, start=1):
-        yield number, row | {column: named(row[column], known) for column, known in names.items()}
+    for row in rows:
+        yield row | {column: named(row[column], known) for column, known in names.items()}
 
 
 def splits_of(path: Path, label: str) -> dict[str, Path]:
@@ -116,10 +138,53 @@ def _opened(source: str) -> Mapping[str, Any]:
     return found if isinstance(found, dict) else {"train": found}
 
 
+class Records:
+    """Rows in memory, read as a file's are: dictionaries, a DataFrame of pandas or polars, a dataset's split."""
+
+    suffix = ""  # a file's would say its format
+
+    def __init__(self, rows: Any) -> None:
+        if hasattr(rows, "features"):
+            self._rows = list(_with_names(rows))
+        elif hasattr(rows, "to_dicts"):  # polars
+            self._rows = rows.to_dicts()
+        elif hasattr(rows, "iterrows"):  # pandas, in which what is missing is NaN
+            records = rows.to_dict("records")
+            self._rows = [
+                {n: None if isinstance(v, float) and math.isnan(v) else v for n, v in r.items()} for r in records
+            ]
+        else:
+            self._rows = list(rows)
+
+    def __str__(self) -> str:
+        """In place of a file's name."""
+        return "rows"
+
+    def read(self, _: object) -> Iterator[Record]:
+        """Yield (number, row)."""
+        for number, row in enumerate(self._rows, start=1):
+            if not isinstance(row, Mapping):
+                raise DataError(f"{self}:{number}: expected a dictionary of columns; found {_shown(row)}.")
+            yield number, dict(row)
+
+
+Source = Path | Records
+
+
+def source_of(rows: Rows) -> Source:
+    """A path, or the rows themselves."""
+    if isinstance(rows, Records):
+        return rows
+    if isinstance(rows, str | os.PathLike):
+        return Path(rows)
+    if not isinstance(rows, Iterable):
+        raise UsageError(f"rows are a file's path, dictionaries or a DataFrame; found {_shown(rows)}.")
+    return Records(rows)
+
+
 LONGEST_CELL = 2**31 - 1  # csv's own limit of 131,072 characters is below a long document
 
 Lines = Iterator[tuple[int, str]]
-Record = tuple[int, dict[str, Any]]
 Reader = Callable[[Path], Iterator[Record]]
 STDIN = "-"
 

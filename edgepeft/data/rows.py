@@ -19,7 +19,7 @@ import contextlib
 import json
 import re
 import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,7 +27,7 @@ from edgepeft.common.errors import DataError, UsageError
 from edgepeft.data.labels import LabelReader, label_text, shown
 from edgepeft.data.labels import shown as _shown
 from edgepeft.data.pattern import Pattern, UnreadableRow, nearest
-from edgepeft.data.readers import FORMATS, STDIN, Reader, is_dataset, read_dataset, read_stdin
+from edgepeft.data.readers import FORMATS, STDIN, Record, Records, Source, is_dataset, read_dataset, read_stdin
 from edgepeft.data.words import Words
 
 __all__ = ["CANDIDATES", "FORMATS", "SENTENCES", "STDIN", "Columns", "Row", "distinct_candidates", "read_rows"]
@@ -181,7 +181,7 @@ SENTENCES = Columns()
 
 
 def read_rows(
-    path: Path,
+    path: Source,
     *,
     labels: bool,
     columns: Columns = SENTENCES,
@@ -190,7 +190,7 @@ def read_rows(
     label_of: LabelReader = label_text,
     optional: bool = False,
 ) -> Iterator[Row]:
-    """Yield the rows of a file in order, in constant memory; ``labels`` says that each must have one, unless they are
+    """Yield a file's rows in order, in constant memory; ``labels`` says that each must have one, unless they are
     ``optional``: then a file without the column, which no option names, has none.
 
     Either every row has a ``sentence2`` or none has.  Empty texts are texts.  With ``task_column`` each row may name
@@ -199,6 +199,8 @@ def read_rows(
     ``label_of`` makes a label's text of what stands in its column.
     """
     wanted = _Wanted(columns, label_of if labels else None, task_column, keep, optional and columns.label is None)
+    if isinstance(path, Records):
+        return _rows(path, path.read, wanted)
     if str(path) == STDIN:
         return _rows(path, read_stdin, wanted)
     if path.suffix.lower() not in FORMATS and is_dataset(path):
@@ -226,7 +228,7 @@ class _Wanted(NamedTuple):
     optional: bool
 
 
-def _rows(path: Path, read: Reader, wanted: _Wanted) -> Iterator[Row]:
+def _rows(path: Source, read: Callable[[Any], Iterator[Record]], wanted: _Wanted) -> Iterator[Row]:
     columns, label_of, task_column, keep, optional = wanted
     labels = label_of is not None and not optional
     pairs: bool | None = None
@@ -267,7 +269,7 @@ def _asked(record: dict[str, Any], columns: Columns, *, labels: bool) -> dict[st
     return {**record, **found}
 
 
-def _by_convention(path: Path, record: Mapping[str, Any], columns: Columns, *, labels: bool) -> dict[str, str]:
+def _by_convention(path: Source, record: Mapping[str, Any], columns: Columns, *, labels: bool) -> dict[str, str]:
     """The file's columns by what they are read as, of those whose usual names it does not have."""
     if columns.source is not None or columns.fields is not None or (FIRST in record and LABEL in record):
         return {}
@@ -291,12 +293,12 @@ def _by_convention(path: Path, record: Mapping[str, Any], columns: Columns, *, l
     return _noted(path, found)
 
 
-def _require_one(path: Path, names: Sequence[str], what: str, option: str) -> None:
+def _require_one(path: Source, names: Sequence[str], what: str, option: str) -> None:
     if len(names) > 1:
         raise DataError(f"{path}: {', '.join(names)} may each be {what}; say which: {option} NAME.")
 
 
-def _noted(path: Path, found: dict[str, str]) -> dict[str, str]:
+def _noted(path: Source, found: dict[str, str]) -> dict[str, str]:
     if found:
         told = ", ".join(f"{usual} is the column {name}" for usual, name in found.items())
         warnings.warn(f"{path}: {told}; --text-column, --pair-column and --label-column name others.", stacklevel=2)
@@ -323,7 +325,7 @@ def _tagged(record: dict[str, Any], columns: Columns, where: str, *, labels: boo
     return {**found, LABEL: {told: record[told]}}
 
 
-def _row(path: Path, line: int, record: dict[str, Any], columns: Columns, label_of: LabelReader | None) -> Row:
+def _row(path: Source, line: int, record: dict[str, Any], columns: Columns, label_of: LabelReader | None) -> Row:
     text_column, pair_column, label_column = columns.names
     if columns.fields is not None:
         return Row("", None, None, str(path), line)
@@ -338,7 +340,7 @@ def _row(path: Path, line: int, record: dict[str, Any], columns: Columns, label_
     return Row(first, second, label, str(path), line, candidates=candidates)
 
 
-def _posed(path: Path, line: int, record: dict[str, Any], columns: Columns, label_of: LabelReader | None) -> Row:
+def _posed(path: Source, line: int, record: dict[str, Any], columns: Columns, label_of: LabelReader | None) -> Row:
     """A row of a task that is posed as text."""
     assert columns.source is not None
     where, answers = f"{path}:{line}", tuple[str, ...]()
@@ -350,7 +352,7 @@ def _posed(path: Path, line: int, record: dict[str, Any], columns: Columns, labe
     return Row(columns.source.filled(record, where), None, label, str(path), line, references=answers)
 
 
-def _task(path: Path, line: int, record: dict[str, Any], column: str) -> str | None:
+def _task(path: Source, line: int, record: dict[str, Any], column: str) -> str | None:
     """A table's header has to have the column; a JSON object may do without."""
     if column not in record and path.suffix.lower() not in (".jsonl", ".json"):
         raise DataError(f"{path}:{line}: no column {column} for the row's task. Found columns: {', '.join(record)}.")
@@ -361,7 +363,7 @@ def _task(path: Path, line: int, record: dict[str, Any], column: str) -> str | N
 
 
 def _require_columns(
-    path: Path, line: int, record: Collection[str], found: Collection[str], columns: Columns, *, labels: bool
+    path: Source, line: int, record: Collection[str], found: Collection[str], columns: Columns, *, labels: bool
 ) -> None:
     """``found`` are the file's own columns, ``record`` has those that are read as others too."""
     needed = columns.needed(labels)
@@ -376,7 +378,7 @@ def _require_columns(
         )
 
 
-def _lone(path: Path, found: Collection[str]) -> str:
+def _lone(path: Source, found: Collection[str]) -> str:
     """What may be wrong with a table of one column."""
     right = _SEPARATED.get(path.suffix.lower())
     if right is None or len(found) != 1:
@@ -395,3 +397,11 @@ def _expected(columns: Columns, labels: bool) -> str:
     if columns.source is not None or columns.fields is not None:
         return ", ".join(columns.needed(labels))
     return f"{first}, optionally {second}, and {label}" if labels else f"{first}, optionally {second}"
+
+
+def verify_columns(data: object, text: str | None, pair: str | None, label: str | None) -> Columns:
+    """What the rows of ``--verify-data`` call their columns."""
+    columns = Columns(text, pair, label)
+    if data is None and columns != SENTENCES:
+        raise UsageError("--text-column, --pair-column and --label-column are about --verify-data; give it too.")
+    return columns

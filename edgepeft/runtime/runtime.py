@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from threading import RLock
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 import onnx
@@ -41,6 +40,9 @@ from edgepeft.runtime.text_generation import TextTasks
 from edgepeft.runtime.weights import TaskSession, Weights
 from edgepeft.tasks.base import TaskType
 
+if TYPE_CHECKING:
+    from edgepeft.options.base import Folder
+
 __all__ = ["Readable", "RowResult", "Runtime", "in_batches"]
 
 RowResult = Answer | NDArray[np.float32] | EdgepeftError  # of a row of a mixed batch
@@ -54,7 +56,7 @@ class Runtime(TextTasks):
     ``with Runtime(folder) as runtime`` closes it.
     """
 
-    def __init__(self, folder: Path | str, *, threads: int | None = None, cache: bool = True) -> None:
+    def __init__(self, folder: Folder, *, threads: int | None = None, cache: bool = True) -> None:
         self.bundle = Bundle(folder)
         self.threads = threads
         self.truncation = Truncation()

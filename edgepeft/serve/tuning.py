@@ -190,7 +190,7 @@ def _failed(code: str, message: str) -> dict[str, Any]:
 
 def _work(pipe: Connection, bundle: str, task: str, *, asked: dict[str, Any], rows: str, threads: int | None) -> None:
     """The run itself, in the child; says how it goes.  SIGTERM ends it, until its result is put in force."""
-    from edgepeft.tuning.target import Files, TuneOptions
+    from edgepeft.tuning.target import Files, TuneSettings
     from edgepeft.tuning.tune import tune
 
     def watch(progress: Progress) -> None:
@@ -203,7 +203,7 @@ def _work(pipe: Connection, bundle: str, task: str, *, asked: dict[str, Any], ro
     os.nice(_NICE)
     data = Path(rows)
     try:
-        options = TuneOptions(
+        options = TuneSettings(
             steps=asked["steps"],
             epochs=asked["epochs"],
             learning_rate=asked["lr"],
@@ -223,8 +223,8 @@ def _work(pipe: Connection, bundle: str, task: str, *, asked: dict[str, Any], ro
             threads=threads,
             watch=watch,
         )
-        training = {name: result.tuned.training.get(name) for name in ("steps", "best_step", "template")}
-        outcome = {"replaced": result.entry is not None, "metrics": result.tuned.metrics, "training": training}
+        training = {name: result.training.get(name) for name in ("steps", "best_step", "template")}
+        outcome = {"replaced": result.entry is not None, "metrics": result.metrics, "training": training}
         pipe.send({"state": "done", "phase": "done", "result": outcome})
     except EdgepeftError as error:
         pipe.send({"state": "failed", "error": _shown(error, task, data, bundle)})

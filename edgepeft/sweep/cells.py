@@ -17,10 +17,11 @@ from edgepeft.common.messages import in_words
 from edgepeft.data.parts import TaskData
 from edgepeft.data.training_loop.run import evaluation_interval
 from edgepeft.methods.base import Method, method_of
+from edgepeft.options.train import TrainRequest
 from edgepeft.sweep.folder import Cell, Sweep, name_of
 from edgepeft.sweep.plan import Plan, placed, rate_of, recorded, share_of_rows
 from edgepeft.training.loop import asked, settled
-from edgepeft.training.request import Request
+from edgepeft.training.request import resolved
 
 __all__ = ["sweep_of"]
 
@@ -78,7 +79,7 @@ class _Grid:
             backbone, method = self._backbone(at.backbone), self.methods[at.method]
             few = share_of_rows(at.size, len(self._rows(self._request(at)).train))
             request = self._request(at, few)
-            rows, options = settled(backbone, method, self._rows(request), request.resolved().options)
+            rows, options = settled(backbone, method, self._rows(request), resolved(request).settings)
         except EdgepeftError as error:
             raise UsageError(f"{at.data}, {at.method}: {error}") from error
         per_epoch = math.ceil(len(rows.train) / options.batch_size)
@@ -88,7 +89,7 @@ class _Grid:
         given = request.model_dump(mode="json", exclude_unset=True)
         return Cell(name, backbone.source, at.data, str(at.size), at.method, at.rate, at.seed, *extent, given)
 
-    def _request(self, at: _Point, few: int | None = None) -> Request:
+    def _request(self, at: _Point, few: int | None = None) -> TrainRequest:
         given = {**self.plan.train, **self.plan.data[at.data]}
         if odd := [name for name in given if name in _OF_THE_GRID]:
             raise UsageError(
@@ -97,7 +98,7 @@ class _Grid:
         method = {"method": at.method.partition(":")[0], "set": self.methods[at.method].settings()}
         grid = {"backbone": at.backbone, "task": at.data, **method, "seed": at.seed, "lr": at.rate}
         try:
-            return Request.model_validate({**given, **grid, **({} if few is None else {"few_shot": few})})
+            return TrainRequest.model_validate({**given, **grid, **({} if few is None else {"few_shot": few})})
         except ValidationError as error:
             raise UsageError(f"{in_words(error)}; options of edgepeft train are meant, with _ for -.") from None
 
@@ -107,15 +108,15 @@ class _Grid:
             self.sources[f"backbone {opened.source}"] = opened.sha256
         return self.backbones[source]
 
-    def _rows(self, request: Request) -> TaskData:
+    def _rows(self, request: TrainRequest) -> TaskData:
         """The rows of a request, which many have in common."""
-        source = request.resolved().template.source
+        source = resolved(request).template.source
         drawn = None if request.few_shot is None else request.seed
         pattern = source.text if source else None  # Compacter's depends on the method
         key = (request.task, request.few_shot, drawn, pattern)
         if key not in self.rows:
             here = placed(request.model_dump(mode="json", exclude_unset=True), self.folder)
-            self.rows[key] = Request.model_validate(here).resolved().rows()
+            self.rows[key] = resolved(TrainRequest.model_validate(here)).rows()
             if drawn is None:
                 self.sources[f"data {request.task}{f' as {pattern!r}' if pattern else ''}"] = self.rows[key].sha256
         return self.rows[key]

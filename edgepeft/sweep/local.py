@@ -27,9 +27,10 @@ from edgepeft.common.atomic import disk_errors, locked, replacing
 from edgepeft.common.errors import EdgepeftError
 from edgepeft.data.training_loop.checkpoint import Diverged
 from edgepeft.data.training_loop.run import Interrupted, Progress
+from edgepeft.options.train import TrainRequest
 from edgepeft.sweep.folder import ANSWERS_FILE, Cell, Outcome, Sweep
 from edgepeft.training.loop import TrainResult, prepare_output, train
-from edgepeft.training.request import Request
+from edgepeft.training.request import resolved
 
 __all__ = ["Ended", "Job", "Moved", "compute", "run_local"]
 
@@ -238,12 +239,12 @@ def _run(job: Job, watch: Callable[[Progress], None], stop: Callable[[], bool]) 
 
 def _trained(job: Job, watch: Callable[[Progress], None], stop: Callable[[], bool]) -> TrainResult:
     folder = job.sweep.run(job.cell)
-    resolved = Request.model_validate(job.sweep.options(job.cell)).resolved()
+    found = resolved(TrainRequest.model_validate(job.sweep.options(job.cell)))
     resume = job.sweep.state(job.cell) == "begun"
     prepare_output(folder, resume=resume, force=not resume)
     how: dict[str, Any] = {"resume": resume, "force": not resume, "watch": watch, "stop": stop}
     how["shared"] = job.shared or job.sweep.shared
-    return train(resolved.request.backbone, resolved.method, resolved.rows(), resolved.options, folder, **how)
+    return train(found.request.backbone, found.method, found.rows(), found.settings, folder, **how)
 
 
 def _plain(result: TrainResult) -> dict[str, NDArray[Any]]:

@@ -9,11 +9,11 @@ import torch
 
 from edgepeft.backbones.base import Architecture
 from edgepeft.common.errors import DoesNotFit, UnknownName, UsageError
-from edgepeft.device.host.machine import memory_bytes
+from edgepeft.device.host.machine import memory_bytes, thread_count
 from edgepeft.methods.base import Method
-from edgepeft.training.options import TrainOptions
+from edgepeft.training.settings import TrainSettings
 
-__all__ = ["KINDS", "check_memory", "device_named", "device_of", "fitting"]
+__all__ = ["KINDS", "check_memory", "device_named", "device_of", "fitting", "use_threads"]
 
 KINDS = ("auto", "cpu", "cuda", "mps")
 _FLOAT_BYTES = 4
@@ -56,7 +56,7 @@ def check_memory(device: torch.device, method: Method, architecture: Architectur
 
 
 @contextmanager
-def fitting(device: torch.device, options: TrainOptions) -> Iterator[None]:
+def fitting(device: torch.device, options: TrainSettings) -> Iterator[None]:
     """Run a training within the block."""
     try:
         yield
@@ -68,3 +68,8 @@ def fitting(device: torch.device, options: TrainOptions) -> Iterator[None]:
             f"{device_named(device)} is out of memory. Lower --batch-size ({options.batch_size}) or --max-length "
             f"({options.max_length}){half}, with --force."
         ) from error
+
+
+def use_threads(threads: int | None) -> None:
+    """Let PyTorch take so many threads, or as many as there are cores in force."""
+    torch.set_num_threads(threads or thread_count())

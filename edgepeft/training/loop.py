@@ -24,11 +24,12 @@ from edgepeft.data.parts import PARTS, TaskData, load_data
 from edgepeft.data.training_loop.checkpoint import Diverged, latest
 from edgepeft.data.training_loop.run import Progress, TrainingLoop, TrainingLoopResult
 from edgepeft.methods.base import Method, method_of
+from edgepeft.options.base import Folder
 from edgepeft.training.curve import CURVE, curve_of, draw_curve
 from edgepeft.training.devices import check_memory, device_named, device_of, fitting
 from edgepeft.training.engine import PyTorchEngine, SharedStates
-from edgepeft.training.options import TrainOptions
 from edgepeft.training.products import attention_for, float32_by_onednn
+from edgepeft.training.settings import TrainSettings
 from edgepeft.training.text_engine import TextEngine
 
 __all__ = ["TrainResult", "asked", "prepare_output", "settled", "train"]
@@ -42,10 +43,10 @@ class TrainResult(TrainingLoopResult):
 
 
 def train(
-    backbone: Backbone | Path | str,
+    backbone: Backbone | Folder,
     method: Method | str,
-    data: TaskData | Path | str,
-    options: TrainOptions,
+    data: TaskData | Folder,
+    options: TrainSettings,
     out: Path | str,
     *,
     resume: bool = False,
@@ -104,13 +105,15 @@ def train(
     return TrainResult(**vars(result), delta=delta)
 
 
-def settled(backbone: Backbone, method: Method, data: TaskData, options: TrainOptions) -> tuple[TaskData, TrainOptions]:
+def settled(
+    backbone: Backbone, method: Method, data: TaskData, options: TrainSettings
+) -> tuple[TaskData, TrainSettings]:
     """Rows and options with every default filled in."""
     options = options.resolved(backbone, method, data.task_kind, _longest_target(backbone, data))
     return replace(data, stride=options.stride), options
 
 
-def asked(backbone: Backbone, method: Method, data: TaskData, options: TrainOptions) -> dict[str, Any]:
+def asked(backbone: Backbone, method: Method, data: TaskData, options: TrainSettings) -> dict[str, Any]:
     """What makes a run what it is, of what is settled: one that resumes it must have the same, as plain values."""
     trained = {"backbone": backbone.sha256, "method": method.name, "hyperparameters": method.settings()}
     return {**trained, "data": data.sha256, **options.plain()}
@@ -122,7 +125,7 @@ class _Run:
 
     backbone: Backbone
     method: Method
-    options: TrainOptions
+    options: TrainSettings
     device: torch.device
     attention: str | None
     start: Mapping[str, Tensor] | None

@@ -25,7 +25,7 @@ from edgepeft.tuning.activation_cache import HiddenStates, hidden_states
 from edgepeft.tuning.adamw import AdamW, clip
 from edgepeft.tuning.memory import StepLayout
 from edgepeft.tuning.step import Expansion, StepResult, TrainingStep
-from edgepeft.tuning.target import TuneOptions, TuningSubject, deployed_graph
+from edgepeft.tuning.target import TuneSettings, TuningSubject, deployed_graph
 
 __all__ = ["OnnxRuntimeEngine", "wrong_slope"]
 
@@ -47,7 +47,7 @@ class OnnxRuntimeEngine(TrainingEngine):
         work: Path,
         *,
         optimizer: AdamW,
-        options: TuneOptions,
+        options: TuneSettings,
         threads: int | None = None,
         keep: bool = False,
     ) -> None:

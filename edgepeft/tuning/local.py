@@ -25,7 +25,7 @@ from edgepeft.data.training_loop.checkpoint import Position
 from edgepeft.data.training_loop.engine import Arrays, Scored
 from edgepeft.tuning.claim import claim
 from edgepeft.tuning.federated import checked_tensors
-from edgepeft.tuning.target import Files, TuneOptions, TuningSubject, from_task
+from edgepeft.tuning.target import Files, TuneSettings, TuningSubject, from_task
 from edgepeft.tuning.tune import TuneResult, TuningRun, put_in_force
 
 __all__ = ["LocalSteps", "LocalTuner"]
@@ -57,7 +57,7 @@ class LocalTuner:
         bundle: Path | str,
         task: str,
         files: Files | Path | str,
-        options: TuneOptions | None = None,
+        options: TuneSettings | None = None,
         *,
         freeze: Sequence[str] = (),
         work: Path | None = None,
@@ -81,7 +81,7 @@ class LocalTuner:
             DataError: the rows cannot be used, such as a label that the task lacks.
         """
         self._folder, self._task = Path(bundle), task
-        options = options or TuneOptions()
+        options = options or TuneSettings()
         files = files if isinstance(files, Files) else Files(Path(files))
         self._bundle = Bundle(self._folder)
         files = dataclasses.replace(files, partial=True)  # other boards may have the other labels
@@ -132,7 +132,7 @@ class LocalTuner:
         if n < 1 or first < 0 or first + n > loop.total:
             raise UsageError(
                 f"{n} steps from step {first} on of a run of {loop.total}: take at least 1, and no more than are "
-                "left; TuneOptions(steps=...) makes it longer."
+                "left; TuneSettings(steps=...) makes it longer."
             )
         if not (math.isfinite(mu) and mu >= 0):
             raise UsageError(f"mu must be a number of at least 0; found {mu}.")
@@ -180,7 +180,7 @@ class LocalTuner:
             tuned = dataclasses.replace(tuned, training={**tuned.training, **account})
             check = run.engine.check()
             entry = put_in_force(self._bundle, run.subject, tuned, check) if tuned.improved else None
-        return TuneResult(tuned, entry)
+        return TuneResult(**vars(tuned), entry=entry)
 
     def _checked(self, tensors: Mapping[str, NDArray[Any]]) -> Arrays:
         return checked_tensors(tensors, self._run.subject.tensors(), f"the tensors given for task {self._task}")

@@ -34,7 +34,7 @@ from edgepeft.runtime.generation import rows_at_once as rows_written
 from edgepeft.runtime.passes import PASS_TOKENS as PASS
 from edgepeft.tuning.activation_cache import SplitGraphs, training_graph
 from edgepeft.tuning.step import WRITTEN_ROWS, rows_at_once, targets_at_once
-from edgepeft.tuning.target import TuneOptions, TuningSubject, deployed_graph
+from edgepeft.tuning.target import TuneSettings, TuningSubject, deployed_graph
 
 __all__ = ["StepLayout", "allowed_memory", "amount_of", "demand_of", "lay_out", "most_within"]
 
@@ -162,7 +162,7 @@ class StepLayout:
 
 
 def lay_out(
-    bundle: Bundle, subject: TuningSubject, options: TuneOptions, rows: Mapping[str, Encoded], batch_size: int
+    bundle: Bundle, subject: TuningSubject, options: TuneSettings, rows: Mapping[str, Encoded], batch_size: int
 ) -> StepLayout:
     """Decide before anything is opened."""
     asked, notes = options.micro_batch, []
@@ -199,7 +199,7 @@ def demand_of(
     bundle: Bundle,
     subject: TuningSubject,
     longest: int,
-    options: TuneOptions,
+    options: TuneSettings,
     target: int | None = None,
     *,
     each: int = 1,

@@ -7,7 +7,6 @@ import json
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
@@ -27,6 +26,7 @@ from edgepeft.common.resources import package_data
 from edgepeft.common.task_name import check_new_name
 from edgepeft.data.batches import Writing
 from edgepeft.data.parts import Given, TaskData, load_data
+from edgepeft.data.readers import Source
 from edgepeft.data.rows import SENTENCES, Columns
 from edgepeft.data.text_template import of_source
 from edgepeft.data.training_loop.engine import Arrays
@@ -47,7 +47,7 @@ from edgepeft.tasks.base import TaskType, kind_asked
 
 __all__ = [
     "Files",
-    "TuneOptions",
+    "TuneSettings",
     "TuningSubject",
     "deployed_graph",
     "from_task",
@@ -60,7 +60,7 @@ _RATE = 1e-3  # of a method that this version does not know
 
 
 @dataclass(frozen=True, kw_only=True)
-class TuneOptions(TrainingLoopOptions):
+class TuneSettings(TrainingLoopOptions):
     """A training loop's numbers; None means what the task or the metric says.
 
     ``weight_decay`` and ``dropout`` hold for what has them; ``balanced`` weighs rows in the loss so that all labels
@@ -214,7 +214,7 @@ class Files:
     """Rows to train on, to choose by and to report; of the last two, a share is held out where no file is given.
     ``partial`` ones may have one of the task's labels alone."""
 
-    train: Path
+    train: Source
     eval: Given = None
     test: Given = None
     columns: Columns = SENTENCES
@@ -223,7 +223,7 @@ class Files:
     def load(
         self,
         labels: tuple[str, ...] | None,
-        options: TuneOptions,
+        options: TuneSettings,
         kind: type[TaskType],
         promised: Promise | None = None,
     ) -> TaskData:
@@ -248,7 +248,9 @@ class Files:
         return data
 
 
-def from_task(bundle: Bundle, task: str, files: Files, options: TuneOptions, *, partial: bool = False) -> TuningSubject:
+def from_task(
+    bundle: Bundle, task: str, files: Files, options: TuneSettings, *, partial: bool = False
+) -> TuningSubject:
     """Go on from a task of the bundle."""
     entry = bundle.entry(task)
     entry.require_tunable(task)
@@ -292,7 +294,7 @@ def from_template(
     task: str,
     template: str,
     files: Files,
-    options: TuneOptions,
+    options: TuneSettings,
     *,
     kind: str | None = None,
     new: bool = True,

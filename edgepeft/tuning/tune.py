@@ -23,29 +23,29 @@ from edgepeft.data.training_loop.checkpoint import latest
 from edgepeft.data.training_loop.options import BATCH
 from edgepeft.data.training_loop.run import Progress, TrainingLoop, TrainingLoopResult
 from edgepeft.deploy.install import commit_tasks, prepare_task
+from edgepeft.options.base import Folder
 from edgepeft.tuning.adamw import AdamW
 from edgepeft.tuning.claim import claim, discard
 from edgepeft.tuning.engine import OnnxRuntimeEngine
 from edgepeft.tuning.memory import lay_out
-from edgepeft.tuning.target import Files, TuneOptions, TuningSubject, from_task, from_template
+from edgepeft.tuning.target import Files, TuneSettings, TuningSubject, from_task, from_template
 from edgepeft.tuning.text_generation import WritingEngine
 
 __all__ = ["TuneResult", "TuningRun", "put_in_force", "tune"]
 
 
-@dataclass(frozen=True)
-class TuneResult:
-    """The run, and the task's entry now; None where no step beat what was there, which then stays."""
+@dataclass(frozen=True, kw_only=True)
+class TuneResult(TrainingLoopResult):
+    """What the training loop gave, and the task's entry now; None where no step beat what was there, which stays."""
 
-    tuned: TrainingLoopResult
     entry: TaskEntry | None
 
 
 def tune(
-    folder: Path | str,
+    folder: Folder,
     task: str,
     files: Files | Path | str,
-    options: TuneOptions | None = None,
+    options: TuneSettings | None = None,
     *,
     template: str | None = None,
     kind: str | None = None,
@@ -78,7 +78,7 @@ def tune(
         EdgepeftError: the loss is not finite; the bundle cannot be written.
         Interrupted: ``stop`` returned True; ``resume`` continues.
     """
-    folder, options = Path(folder), options or TuneOptions()
+    folder, options = Path(folder), options or TuneSettings()
     files = files if isinstance(files, Files) else Files(Path(files))
     check_task_name(task)
     if kind is not None and template is None:
@@ -103,7 +103,7 @@ def tune(
         del run  # with its sessions
         entry = put_in_force(bundle, subject, tuned, check, watch) if tuned.improved else None
         discard(work)
-    return TuneResult(tuned, entry)
+    return TuneResult(**vars(tuned), entry=entry)
 
 
 def _checkpoint(work: Path, task: str, *, resume: bool, force: bool) -> Path | None:
@@ -155,7 +155,7 @@ class TuningRun:
         self,
         bundle: Bundle,
         subject: TuningSubject,
-        options: TuneOptions,
+        options: TuneSettings,
         work: Path,
         *,
         threads: int | None = None,

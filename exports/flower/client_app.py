@@ -19,14 +19,14 @@ from flwr.clientapp import ClientApp
 from flwr.clientapp.mod import LocalDpMod
 from flwr.clientapp.typing import ClientAppCallable
 
-from edgepeft import LocalTuner, TuneOptions
+from edgepeft import LocalTuner, TuneSettings
 from edgepeft.common.errors import UsageError
 
 app = ClientApp()
 
 
 @lru_cache(maxsize=1)  # a process has one board; one that simulates many has them one after the other
-def _opened(place: tuple[str, str, str, str], freeze: str, threads: int | None, options: TuneOptions) -> LocalTuner:
+def _opened(place: tuple[str, str, str, str], freeze: str, threads: int | None, options: TuneSettings) -> LocalTuner:
     bundle, task, data, work = place
     kept = Path(work) / task if work else None  # Flower has a process for each message: the next ones read it
     return LocalTuner(bundle, task, data, options, freeze=freeze.split(), work=kept, threads=threads)
@@ -42,7 +42,7 @@ def tuner_of(run: Mapping[str, Any], here: Mapping[str, Any]) -> LocalTuner:
     for name, given in (("task", run["task"]), ("bundle", here.get("bundle")), ("data", here.get("data"))):
         if not given:
             raise UsageError(f"no {name} is given; a run needs task, bundle and data, a board bundle and data.")
-    options = TuneOptions(
+    options = TuneSettings(
         steps=int(run["rounds"]) * int(run["steps"]),
         learning_rate=float(run["learning-rate"]) or None,
         head_learning_rate=float(run["head-learning-rate"]) or None,

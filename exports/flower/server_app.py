@@ -166,6 +166,6 @@ def _put_in_force(tuner: LocalTuner, arrays: ArrayRecord | None, account: Mappin
         print("no board gave anything to average; the task is as it was.")
         return
     result = tuner.put_in_force(to_tensors(arrays), {"federated": account})
-    metrics = result.tuned.metrics
+    metrics = result.metrics
     print(f"{metrics['metric']} {metrics['test']:.4f} on {metrics['n_test']} test rows, {metrics['before']:.4f} before")
     print("in force now" if result.entry else "no better than what was there; the task is as it was.")

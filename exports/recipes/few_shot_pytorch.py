@@ -18,7 +18,7 @@ from edgepeft.data.parts import TaskData, load_data
 from edgepeft.graph.template import with_labels
 from edgepeft.methods.base import method_named
 from edgepeft.training.loop import train
-from edgepeft.training.options import MAX_LENGTH, TrainOptions
+from edgepeft.training.settings import MAX_LENGTH, TrainSettings
 
 
 def write_fresh_delta(backbone: str, method: str, folder: Path, *, pairs: bool) -> None:
@@ -49,7 +49,7 @@ def train_from(
     card = DeltaCard.model_validate_json({entry.key: entry.value for entry in graph.metadata_props}["edgepeft.card"])
     backbone = open_backbone(str(folder))
     method = method_named(card.method).from_settings(card.hyperparameters)
-    options = TrainOptions(
+    options = TrainSettings(
         task=task,
         steps=steps,
         seed=seed,

@@ -11,8 +11,8 @@ import typer
 from rich.console import Console
 from verbs import edgepeft
 
-from edgepeft.cli import _output
 from edgepeft.cli._main import main
+from edgepeft.common import progress
 
 
 class Clock(threading.Event):
@@ -56,8 +56,8 @@ def clocks(monkeypatch):
             return made[-1]
 
     Clock.now = 0.0
-    monkeypatch.setattr(_output, "threading", Threading)
-    monkeypatch.setattr(_output, "monotonic", lambda: Clock.now)
+    monkeypatch.setattr(progress, "threading", Threading)
+    monkeypatch.setattr(progress, "monotonic", lambda: Clock.now)
     return made
 
 
@@ -69,16 +69,16 @@ def test_a_verb_that_takes_long_says_every_ten_seconds_what_it_does(clocks, monk
     def verb():
         (clock,) = clocks
         clock.tick()
-        with _output.bars() as shown:
+        with progress.bars() as shown:
             bar = shown.add_task("mood: loading", total=None)
             clock.tick()
             shown.update(bar, description="mood: train", completed=1200, total=4000, state="loss 0.512")
             clock.tick()
             shown.update(bar, completed=4000)
             clock.tick()
-        with _output.stages(2) as stage, stage("backbone"):
+        with progress.stages(2) as stage, stage("backbone"):
             clock.tick()
-        with _output.shown_steps() as show:
+        with progress.shown_steps() as show:
             show("rows", 64, None)
             clock.tick()
 
@@ -99,15 +99,15 @@ def test_a_verb_that_takes_long_says_every_ten_seconds_what_it_does(clocks, monk
 
 
 def test_what_waits_for_others_says_nothing(clocks, capsys):
-    with _output.signs_of_life("edgepeft serve"):
+    with progress.signs_of_life("edgepeft serve"):
         clocks[0].tick()
-        _output.no_longer()
+        progress.no_longer()
     assert capsys.readouterr().err == "edgepeft serve, 10 s\n"
 
 
 def test_a_terminals_bar_is_gone_when_an_error_is_told_and_says_no_lines(clocks, capsys):
     terminal = Console(file=io.StringIO(), force_terminal=True, width=80, _environ={})
-    with pytest.raises(ValueError, match="wrong"), _output.bars(console=terminal) as shown:
+    with pytest.raises(ValueError, match="wrong"), progress.bars(console=terminal) as shown:
         shown.add_task("mood: train", total=4)
         clocks[0].tick()
         raise ValueError("wrong")
@@ -121,7 +121,7 @@ def test_a_pipe_gets_no_bar(exported):
     done = edgepeft("verify", exported)
     assert done.returncode == 0
     assert done.stderr == ""
-    assert not _output.messages().is_terminal
+    assert not progress.messages().is_terminal
 
 
 def test_a_notebook_that_has_rich_s_widgets_sees_a_bar_and_another_gets_the_lines(monkeypatch):
@@ -147,12 +147,12 @@ def test_a_notebook_that_has_rich_s_widgets_sees_a_bar_and_another_gets_the_line
         monkeypatch.setitem(sys.modules, name, made)
 
     monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
-    with _output.bars(auto_refresh=False) as shown:
+    with progress.bars(auto_refresh=False) as shown:
         assert shown.disable
     module("ipywidgets", Output=Output)
     module("IPython")
     module("IPython.display", display=lambda *_, **__: drawn.append("shown"))
-    with _output.bars(auto_refresh=False) as shown:
+    with progress.bars(auto_refresh=False) as shown:
         shown.update(shown.add_task("training", total=4), advance=1)
         shown.refresh()
     assert not shown.disable and {"shown", "widget", "closed"} <= {*drawn}

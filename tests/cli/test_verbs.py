@@ -14,7 +14,8 @@ from verbs import ENTRY, edgepeft, process
 
 from edgepeft.backbones.tokens import Text
 from edgepeft.cli._main import app, main
-from edgepeft.cli._output import messages, show_errors
+from edgepeft.cli._output import show_errors
+from edgepeft.common.progress import messages
 from edgepeft.runtime.runtime import Runtime
 
 
@@ -306,7 +307,7 @@ def test_all_options_that_are_missing_are_named_at_once(monkeypatch, capsys):
         assert end.value.code == 2
         return capsys.readouterr().err.partition(" See: ")[0]
 
-    assert said() == "error: Missing options '--backbone', '--data', '--task', '--out'."
+    assert said() == "error: Missing options '--data', '--backbone', '--task', '--out'."
     assert said("--data=rows.csv", "--out", "mood") == "error: Missing options '--backbone', '--task'."
     assert said("--data", "rows.csv", "--out", "mood", "--task", "m") == "error: Missing option '--backbone'."
 

@@ -32,7 +32,7 @@ from structured import json_document, onnx_graph, safetensors_header
 from subject import subject
 from targets import Target, targets
 
-from edgepeft.cli._output import shown_steps
+from edgepeft.common.progress import shown_steps
 
 HANG_S = 2.0  # of a processor
 SILENT_S = 60.0  # of the clock: what waits and does not compute

@@ -16,6 +16,7 @@ from verbs import edgepeft
 from edgepeft.bundle.card import read_card
 from edgepeft.common.errors import BundleError, DataError, UsageError
 from edgepeft.data.training_loop.checkpoint import latest
+from edgepeft.options.train import TrainRequest
 from edgepeft.sweep import table
 from edgepeft.sweep.cells import sweep_of
 from edgepeft.sweep.folder import Outcome, open_sweep
@@ -26,7 +27,7 @@ from edgepeft.sweep.table import columns, document, entries, not_worse
 from edgepeft.training import engine
 from edgepeft.training.engine import SharedStates
 from edgepeft.training.loop import train
-from edgepeft.training.request import Request
+from edgepeft.training.request import resolved
 
 
 def run(sweep, **how):
@@ -315,11 +316,9 @@ def test_states_that_cells_share_are_computed_once_and_no_cell_takes_anothers(al
         path.write_bytes(path.read_bytes()[:-8])  # damaged ones are computed anew
     assert run(alike) == (ANY, {}) and not sweep.shared.exists()
     for cell in alike.cells:
-        request = Request.model_validate(alike.options(cell))
-        resolved = request.resolved()
-        alone = train(
-            request.backbone, resolved.method, resolved.rows(), resolved.options, tmp_path / "alone", force=True
-        )
+        request = TrainRequest.model_validate(alike.options(cell))
+        found = resolved(request)
+        alone = train(request.backbone, found.method, found.rows(), found.settings, tmp_path / "alone", force=True)
         assert alone.delta.card == alike.card(cell)
 
 

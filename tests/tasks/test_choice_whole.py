@@ -34,7 +34,7 @@ from edgepeft.runtime.runtime import Runtime
 from edgepeft.serve.schemas import MixedRow, Predictions, PredictRequest, TuneRow
 from edgepeft.training.exporting.bundle import export_bundle
 from edgepeft.tuning.step import TrainingStep
-from edgepeft.tuning.target import Files, TuneOptions, from_task
+from edgepeft.tuning.target import Files, TuneSettings, from_task
 from edgepeft.tuning.tune import TuningRun
 
 GIVEN = {"sentence1": "w11 w12", "candidates": ["w13 w14", "w5 w15", "w16 w17 w18"]}
@@ -286,7 +286,7 @@ def test_a_step_has_pytorchs_gradients(tiny: Callable[..., Path], tmp_path: Path
     more = {"kind": "choice", "pairs": True, "settings": {"bottleneck": 4}}
     path = saved(random_delta(backbone, "pfeiffer", "pick", None, **more), tmp_path / "d")
     export_bundle(backbone, [path], tmp_path / "bundle", texts=TEXTS[:9])
-    bundle, options = Bundle(tmp_path / "bundle"), TuneOptions(dropout=False, micro_batch=4)
+    bundle, options = Bundle(tmp_path / "bundle"), TuneSettings(dropout=False, micro_batch=4)
     files = Files(write(tmp_path / "rows.jsonl", 40, 0))
     run = TuningRun(bundle, from_task(bundle, "pick", files, options), options, tmp_path / "work", threads=1)
     delta, model = Delta.load(path, backbone).double(), load_model(backbone, "eager").double()

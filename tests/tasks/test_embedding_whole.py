@@ -25,7 +25,7 @@ from edgepeft.bundle.delta import Delta
 from edgepeft.common.errors import DataError, UsageError
 from edgepeft.runtime.runtime import Runtime
 from edgepeft.training.exporting.bundle import export_bundle
-from edgepeft.tuning.target import Files, TuneOptions, from_task
+from edgepeft.tuning.target import Files, TuneSettings, from_task
 from edgepeft.tuning.tune import TuningRun
 
 WORDS = [f"w{i}" for i in range(5, 13)]
@@ -190,7 +190,7 @@ def test_a_step_in_parts_has_pytorchs_gradients(tiny: Callable[..., Path], tmp_p
     delta = random_delta(backbone, "pfeiffer", "near", None, kind="embedding", settings={"bottleneck": 4})
     path = saved(delta, tmp_path / "d")
     export_bundle(backbone, [path], tmp_path / "bundle", texts=TEXTS[:9])
-    bundle, options = Bundle(tmp_path / "bundle"), TuneOptions(micro_batch=3)
+    bundle, options = Bundle(tmp_path / "bundle"), TuneSettings(micro_batch=3)
     files = Files(write(tmp_path / "rows.jsonl", 40, 0, scored=scored))
     run = TuningRun(bundle, from_task(bundle, "near", files, options), options, tmp_path / "work", threads=1)
     delta, model = Delta.load(path, backbone).double(), load_model(backbone, "eager").double()

@@ -25,7 +25,7 @@ from edgepeft.common.errors import DataError, UsageError
 from edgepeft.runtime.runtime import Runtime
 from edgepeft.serve.schemas import Predictions, TuneRow
 from edgepeft.training.exporting.bundle import export_bundle
-from edgepeft.tuning.target import Files, TuneOptions, from_task
+from edgepeft.tuning.target import Files, TuneSettings, from_task
 from edgepeft.tuning.tune import TuningRun
 
 NAMES = ("five", "seven", "six")
@@ -174,7 +174,7 @@ def test_a_step_has_pytorchs_gradients(tiny: Callable[..., Path], tmp_path: Path
         random_delta(backbone, "pfeiffer", "words", NAMES, kind="labels", settings={"bottleneck": 4}), tmp_path / "d"
     )
     export_bundle(backbone, [path], tmp_path / "bundle", texts=TEXTS[:9])
-    bundle, options = Bundle(tmp_path / "bundle"), TuneOptions(dropout=False, micro_batch=4)
+    bundle, options = Bundle(tmp_path / "bundle"), TuneSettings(dropout=False, micro_batch=4)
     files = Files(write(tmp_path / "rows.jsonl", 40, 0))
     run = TuningRun(bundle, from_task(bundle, "words", files, options), options, tmp_path / "work", threads=1)
     delta, model = Delta.load(path, backbone).double(), load_model(backbone, "eager").double()

@@ -24,7 +24,7 @@ from edgepeft.bundle.delta import Delta
 from edgepeft.common.errors import UsageError
 from edgepeft.runtime.runtime import Runtime
 from edgepeft.training.exporting.bundle import export_bundle
-from edgepeft.tuning.target import Files, TuneOptions, from_task
+from edgepeft.tuning.target import Files, TuneSettings, from_task
 from edgepeft.tuning.tune import TuningRun
 
 LENGTH, STRIDE = 12, 4
@@ -163,7 +163,7 @@ def rows_of(task: str, path: Path, n: int = 30) -> Path:
 @pytest.mark.parametrize("task", KINDS)
 def test_a_step_has_pytorchs_gradients_of_the_pooled_logits(each: Path, backbone: Path, tmp_path: Path, task: str):
     opened = open_backbone(str(backbone))
-    bundle, options = Bundle(each / "bundle"), TuneOptions(dropout=False, micro_batch=3)
+    bundle, options = Bundle(each / "bundle"), TuneSettings(dropout=False, micro_batch=3)
     subject = from_task(bundle, task, Files(rows_of(task, tmp_path / "rows.jsonl")), options)
     run = TuningRun(bundle, subject, options, tmp_path / "work", threads=1)
     delta, model = Delta.load(each / task, opened).double().eval(), load_model(opened, "eager").double()

@@ -27,7 +27,7 @@ from edgepeft.common.errors import EdgepeftError
 from edgepeft.data.pattern import UnreadableRow
 from edgepeft.runtime.runtime import Runtime
 from edgepeft.serve.schemas import Predictions, PredictRequest, TuneRow
-from edgepeft.tuning.target import Files, TuneOptions, from_task
+from edgepeft.tuning.target import Files, TuneSettings, from_task
 from edgepeft.tuning.tune import TuningRun
 
 
@@ -237,7 +237,7 @@ def test_tuning_goes_on_where_training_ended(made: Path, tmp_path: Path, task: s
 @pytest.mark.parametrize("task", ["parts", "prompted", "alone"])
 def test_a_step_has_pytorchs_gradients(made: Path, backbone: Path, tmp_path: Path, task: str):
     opened = open_backbone(str(backbone))
-    bundle, options = Bundle(made / "bundle"), TuneOptions(dropout=False, micro_batch=4)
+    bundle, options = Bundle(made / "bundle"), TuneSettings(dropout=False, micro_batch=4)
     files = Files(write(tmp_path / "rows.jsonl", 40, 0, longest=60))
     run = TuningRun(bundle, from_task(bundle, task, files, options), options, tmp_path / "work", threads=1)
     delta, model = Delta.load(made / task, opened).double(), load_model(opened, "eager").double()

@@ -32,7 +32,7 @@ from edgepeft.runtime.runtime import Runtime
 from edgepeft.runtime.session import open_session, run_session
 from edgepeft.serve.schemas import Predictions, PredictRequest, TuneRow
 from edgepeft.training.exporting.delta import export_delta
-from edgepeft.tuning.target import Files, TuneOptions, from_task
+from edgepeft.tuning.target import Files, TuneSettings, from_task
 from edgepeft.tuning.tune import TuningRun
 
 TAGS = ("B-LOC", "B-PER", "I-LOC", "I-PER", "O")
@@ -282,7 +282,7 @@ def test_words_that_are_none_are_refused_over_http(body: Any):
 @pytest.mark.parametrize("task", ["parts", "prompted"])
 def test_a_step_has_pytorchs_gradients(made: Path, backbone: Path, tmp_path: Path, task: str):
     opened = open_backbone(str(backbone))
-    bundle, options = Bundle(made / "bundle"), TuneOptions(dropout=False, micro_batch=4)
+    bundle, options = Bundle(made / "bundle"), TuneSettings(dropout=False, micro_batch=4)
     files = Files(write(tmp_path / "rows.jsonl", 40, 0))
     run = TuningRun(bundle, from_task(bundle, task, files, options), options, tmp_path / "work", threads=1)
     delta, model = Delta.load(made / task, opened).double(), load_model(opened, "eager").double()

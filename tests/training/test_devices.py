@@ -27,11 +27,11 @@ from edgepeft.tasks.classification import Classification
 from edgepeft.training.devices import check_memory, device_of, fitting
 from edgepeft.training.engine import PyTorchEngine
 from edgepeft.training.loop import train
-from edgepeft.training.options import TrainOptions
+from edgepeft.training.settings import TrainSettings
 
 META = torch.device("meta")
 MASKS = partial(dropout_mask, 0, 0)
-OPTIONS = TrainOptions(task="mood", steps=6, batch_size=8, max_length=32, learning_rate=1e-3, save_every=3)
+OPTIONS = TrainSettings(task="mood", steps=6, batch_size=8, max_length=32, learning_rate=1e-3, save_every=3)
 EXAMPLES = [example for method in methods().values() for example in method.examples()]
 
 

@@ -24,11 +24,11 @@ from edgepeft.methods.base import methods
 from edgepeft.tasks.classification import Classification
 from edgepeft.training.engine import CPU, PyTorchEngine
 from edgepeft.training.loop import train
-from edgepeft.training.options import TrainOptions
+from edgepeft.training.settings import TrainSettings
 
 pytestmark = pytest.mark.gpu
 
-OPTIONS = TrainOptions(task="mood", steps=12, batch_size=8, max_length=32, learning_rate=1e-3, save_every=3)
+OPTIONS = TrainSettings(task="mood", steps=12, batch_size=8, max_length=32, learning_rate=1e-3, save_every=3)
 EXAMPLES = [example for method in methods().values() for example in method.examples()]
 
 

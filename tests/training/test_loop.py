@@ -29,10 +29,10 @@ from edgepeft.tasks.classification import Classification
 from edgepeft.training.curve import smaller
 from edgepeft.training.engine import PyTorchEngine, logits_of, loss_of
 from edgepeft.training.loop import train
-from edgepeft.training.options import TrainOptions
+from edgepeft.training.settings import TrainSettings
 
 KIND = Classification(("bad", "good"))
-OPTIONS = TrainOptions(task="mood", epochs=2, batch_size=8, max_length=32, learning_rate=1e-3, save_every=3)
+OPTIONS = TrainSettings(task="mood", epochs=2, batch_size=8, max_length=32, learning_rate=1e-3, save_every=3)
 HOULSBY = method_named("houlsby").from_settings({"bottleneck": 4})
 
 
@@ -57,12 +57,12 @@ def after(steps):
 def test_a_task_that_can_be_learnt_is_learnt_and_what_is_on_disk_scores_the_same(run, backbone, tmp_path):
     data = task_data(rows(240))
     result = run(data=data, options=replace(OPTIONS, epochs=4, learning_rate=3e-3))
-    assert result.test_score >= 0.9  # two thirds is the majority's share
+    assert result.score >= 0.9  # two thirds is the majority's share
     loaded = Delta.load(tmp_path / "out", backbone)
     rows_of_test = encode(data.test, data.task_kind, backbone.encoder(), 32, 0)
     read = partial(logits_of, loaded, load_model(backbone), rows_of_test)
     scores = score_rows(read, rows_of_test, data.task_kind, "accuracy")
-    assert scores.score == result.test_score == loaded.card.metrics["test"]
+    assert scores.score == result.score == loaded.card.metrics["test"]
     assert loaded.card.labels == ("bad", "good")
 
 
@@ -77,7 +77,7 @@ def test_numbers_are_predicted_by_a_regression(run):
     data = task_data(counted, regression=True)
     result = run(data=data, options=replace(OPTIONS, regression=True, epochs=6, learning_rate=3e-3))
     assert result.metric == "pearson_spearman"
-    assert result.test_score > 0.5
+    assert result.score > 0.5
     assert result.delta.card.labels is None
 
 
@@ -132,7 +132,7 @@ def test_the_head_has_a_rate_of_its_own_and_every_tensor_one_of_the_two(backbone
 
 
 def test_the_method_gives_the_default_rate_and_a_mean_asks_for_a_faster_head(backbone):
-    options = TrainOptions(task="t").resolved(backbone, HOULSBY, KIND)
+    options = TrainSettings(task="t").resolved(backbone, HOULSBY, KIND)
     assert options.learning_rate == HOULSBY.learning_rate
     assert options.head_learning_rate == 0.02
     assert (options.epochs, options.metric, options.head, options.max_length) == (None, "accuracy", "linear", 64)
@@ -332,14 +332,14 @@ def test_a_learning_curve_scores_growing_parts_of_the_rows_and_leaves_the_delta_
     result = run("curve", data=data, options=replace(OPTIONS, curve=True))
     curve = result.metrics["curve"]
     assert [point["rows"] for point in curve] == [5, 10, 19, 34, 48]
-    assert curve[-1]["test"] == whole.test_score and set(curve[0]["baselines"]) == {"majority", "linear head"}
+    assert curve[-1]["test"] == whole.score and set(curve[0]["baselines"]) == {"majority", "linear head"}
     parts = [*smaller(data, 0), data]
     lines = [{row.line for row in each.train} for each in parts]
     assert all(one < other for one, other in pairwise(lines))
     assert all({row.label for row in each.train} == {"bad", "good"} for each in parts)
     alone = run("alone", data=parts[1])
     assert {**curve[1], "baselines": None} == {
-        "rows": 10, "eval": alone.metrics["eval"], "test": alone.test_score, "baselines": None
+        "rows": 10, "eval": alone.metrics["eval"], "test": alone.score, "baselines": None
     }  # fmt: skip
     written = content(tmp_path / "curve")
     assert set(written) == {"delta.json", "delta.safetensors", "evaluation.safetensors", "curve.png", "curve.svg"}

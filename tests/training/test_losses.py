@@ -17,8 +17,8 @@ from edgepeft.backbones.tokens import Text
 from edgepeft.data.parts import load_data
 from edgepeft.training import loop
 from edgepeft.training.exporting.bundle import export_bundle
-from edgepeft.training.options import TrainOptions
-from edgepeft.tuning.target import Files, TuneOptions
+from edgepeft.training.settings import TrainSettings
+from edgepeft.tuning.target import Files, TuneSettings
 from edgepeft.tuning.tune import tune
 
 # (task, dropout): losses of the steps, losses of the evaluation rows after each epoch.
@@ -122,7 +122,7 @@ class Steps(dict):
 
 def trained(start, backbone, data, out):
     steps, card = Steps(), start.card
-    options = TrainOptions(task=card.task, **ASKED, max_length=LENGTH, regression=card.labels is None, head=card.head)
+    options = TrainSettings(task=card.task, **ASKED, max_length=LENGTH, regression=card.labels is None, head=card.head)
     tensors = {name: tensor.detach().clone() for name, tensor in start.tensors().items()}
     rows = load_data(data, regression=card.labels is None)
     result = loop.train(backbone, METHODS[card.task], rows, options, out, watch=steps.watch, start=tensors)
@@ -130,9 +130,9 @@ def trained(start, backbone, data, out):
 
 
 def tuned(bundle, task, data, *, dropout=True):
-    steps, options = Steps(), TuneOptions(**ASKED, dropout=dropout)
+    steps, options = Steps(), TuneSettings(**ASKED, dropout=dropout)
     result = tune(bundle, task, Files(data), options, threads=1, watch=steps.watch)
-    return list(steps.values()), [entry["loss"] for entry in result.tuned.history][1:]  # the first is the start's
+    return list(steps.values()), [entry["loss"] for entry in result.history][1:]  # the first is the start's
 
 
 @pytest.mark.parametrize(("task", "dropout"), BEFORE)

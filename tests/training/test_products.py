@@ -8,8 +8,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from edgepeft.data.parts import task_data
 from edgepeft.training import loop, products
-from edgepeft.training.options import TrainOptions
 from edgepeft.training.products import attention_for, float32_by_onednn, is_float32
+from edgepeft.training.settings import TrainSettings
 
 CPU = torch.device("cpu")
 MATMUL = torch.backends.mkldnn.matmul
@@ -81,7 +81,7 @@ def test_long_texts_keep_the_attention_that_needs_no_square_of_memory():
 
 def test_a_run_by_onednn_has_the_losses_of_one_by_mkl(small, tmp_path, monkeypatch):
     data = task_data(rows(24), eval=rows(8), test=rows(8))
-    options = TrainOptions(task="mood", steps=4, batch_size=8, max_length=32, learning_rate=1e-3)
+    options = TrainSettings(task="mood", steps=4, batch_size=8, max_length=32, learning_rate=1e-3)
     found = []
     for vendor in ("GenuineIntel", "AuthenticAMD"):
         monkeypatch.setattr(products, "cpu_vendor", lambda vendor=vendor: vendor)

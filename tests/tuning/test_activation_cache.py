@@ -24,7 +24,7 @@ from edgepeft.training.exporting.bundle import export_bundle
 from edgepeft.tuning import activation_cache as hidden
 from edgepeft.tuning import step
 from edgepeft.tuning.activation_cache import HiddenStates
-from edgepeft.tuning.target import Files, TuneOptions, from_task
+from edgepeft.tuning.target import Files, TuneSettings, from_task
 from edgepeft.tuning.tune import TuningRun, tune
 
 # Method, settings, and where the deployed graph must be cut: read off the architecture, not off the code.  Of the last
@@ -66,7 +66,7 @@ def source(tmp_path_factory):
 
 
 def run_of(bundle, task, data, work, **more):
-    options = TuneOptions(steps=6, learning_rate=3e-3, head_learning_rate=1e-2, batch_size=8, **more)
+    options = TuneSettings(steps=6, learning_rate=3e-3, head_learning_rate=1e-2, batch_size=8, **more)
     opened = Bundle(bundle)
     run = TuningRun(opened, from_task(opened, task, Files(data), options), options, work, threads=1)
     return run, run.layout.notes
@@ -106,7 +106,7 @@ def test_where_the_head_alone_is_trained_a_row_keeps_what_the_head_reads(tmp_pat
     made = method_named("lora").from_settings({"rank": "2", "skip_layers": "1"})
     new_delta(backbone, made, "mood", ("bad", "good"), max_length=40).save(tmp_path / "mood")
     export_bundle(backbone, [tmp_path / "mood"], tmp_path / "bundle", texts=TEXTS)
-    opened, options = Bundle(tmp_path / "bundle"), TuneOptions(steps=6, batch_size=8, learning_rate=1e-2)
+    opened, options = Bundle(tmp_path / "bundle"), TuneSettings(steps=6, batch_size=8, learning_rate=1e-2)
     subject = head_only(from_task(opened, "mood", Files(moods), options))
     kept = TuningRun(opened, subject, options, tmp_path, threads=1)
     whole = TuningRun(opened, subject, dataclasses.replace(options, prefix_cache=False), tmp_path, threads=1)
@@ -184,12 +184,12 @@ def test_parts_of_a_step_give_the_gradients_of_the_whole_batch(source, moods, tm
 
 def test_a_run_that_is_stopped_while_they_are_computed_goes_on_to_the_same_weights(source, moods, tmp_path):
     one, other = (shutil.copytree(source, tmp_path / name) for name in ("one", "other"))
-    options, phases = TuneOptions(steps=4, batch_size=8), []
+    options, phases = TuneSettings(steps=4, batch_size=8), []
     with pytest.raises(Interrupted, match="after step 0 of 4"):
         tune(one, "ffn", Files(moods), options, threads=1, stop=lambda: True, watch=lambda p: phases.append(p.phase))
     assert set(phases) == {"prefix"}
     done = [tune(folder, "ffn", Files(moods), options, threads=1, resume=folder == one) for folder in (one, other)]
-    assert done[0].tuned.history == done[1].tuned.history
+    assert done[0].history == done[1].history
     assert Bundle(one).entry("ffn").sha256 == Bundle(other).entry("ffn").sha256
     assert not (one / ".tune").exists()
 
@@ -197,9 +197,9 @@ def test_a_run_that_is_stopped_while_they_are_computed_goes_on_to_the_same_weigh
 def test_a_resumed_run_wants_the_same_rows_at_a_time(source, moods, tmp_path):
     bundle = shutil.copytree(source, tmp_path / "bundle")
     with pytest.raises(Interrupted):
-        tune(bundle, "ffn", Files(moods), TuneOptions(steps=4, batch_size=8), threads=1, stop=lambda: True)
+        tune(bundle, "ffn", Files(moods), TuneSettings(steps=4, batch_size=8), threads=1, stop=lambda: True)
     for changed in ({"micro_batch": 3}, {"prefix_cache": False}):
-        options = TuneOptions(steps=4, batch_size=8, **changed)
+        options = TuneSettings(steps=4, batch_size=8, **changed)
         with pytest.raises(UsageError, match=rf"{next(iter(changed))} \(then .*--resume"):
             tune(bundle, "ffn", Files(moods), options, threads=1, resume=True)
 
@@ -208,8 +208,8 @@ def test_a_run_says_how_its_steps_were_computed(source, moods, tmp_path):
     bundle = shutil.copytree(source, tmp_path / "bundle")
     done = edgepeft("tune", bundle, "--task", "norms", "--data", moods, "--steps", 2, "--micro-batch", 3)
     assert done.returncode == 0 and "layernorm trains or adapts the embeddings" in " ".join(done.stderr.split())
-    options = TuneOptions(steps=2, batch_size=8, micro_batch=3)
-    tuned = tune(bundle, "top", Files(moods), options, threads=1).tuned
+    options = TuneSettings(steps=2, batch_size=8, micro_batch=3)
+    tuned = tune(bundle, "top", Files(moods), options, threads=1)
     assert (tuned.training["micro_batch"], tuned.training["prefix_cache"]) == (3, True)
     with pytest.raises(UsageError, match="--micro-batch 9 is more than the 8 rows"):
         tune(bundle, "top", Files(moods), dataclasses.replace(options, micro_batch=9), threads=1)

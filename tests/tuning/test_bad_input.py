@@ -17,12 +17,12 @@ from edgepeft.common.resources import sha256_of
 from edgepeft.data.training_loop.checkpoint import Diverged
 from edgepeft.graph.gradient import rule as gradient_rule
 from edgepeft.graph.gradient.rule import rules
-from edgepeft.tuning.target import Files, TuneOptions, from_task
+from edgepeft.tuning.target import Files, TuneSettings, from_task
 from edgepeft.tuning.tune import TuningRun, tune
 
 from .conftest import write_moods
 
-QUICK = TuneOptions(steps=6, learning_rate=1e-3)
+QUICK = TuneSettings(steps=6, learning_rate=1e-3)
 
 
 def run_of(bundle, data, work):

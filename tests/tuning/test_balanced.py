@@ -18,7 +18,7 @@ from edgepeft.bundle.bundle import Bundle
 from edgepeft.bundle.delta import Delta
 from edgepeft.common.errors import UsageError
 from edgepeft.data.training_loop.run import Interrupted
-from edgepeft.tuning.target import Files, TuneOptions, from_task
+from edgepeft.tuning.target import Files, TuneSettings, from_task
 from edgepeft.tuning.tune import TuningRun, tune
 
 from .conftest import write_moods
@@ -42,7 +42,7 @@ def weighed(delta, model, rows, weights):
 
 @pytest.mark.parametrize("micro_batch", [None, 4])
 def test_the_loss_and_its_gradients_are_pytorchs_weighted_mean(trainable, moods, tmp_path, micro_batch):
-    bundle, options = Bundle(trainable), TuneOptions(balanced=True, dropout=False, micro_batch=micro_batch, seed=1)
+    bundle, options = Bundle(trainable), TuneSettings(balanced=True, dropout=False, micro_batch=micro_batch, seed=1)
     run = TuningRun(bundle, from_task(bundle, "mood", Files(moods), options), options, tmp_path, threads=1)
     assert run.layout.micro_batch == (micro_batch or 16)
     backbone = open_backbone(str(trainable))
@@ -69,11 +69,11 @@ def test_the_loss_and_its_gradients_are_pytorchs_weighted_mean(trainable, moods,
 
 def test_the_weights_are_in_the_card_and_a_resumed_run_has_them_too(bundle, moods):
     options = {"steps": 6, "learning_rate": 1e-2, "save_every": 1}
-    asked = TuneOptions(**options, balanced=True)
+    asked = TuneSettings(**options, balanced=True)
     with pytest.raises(Interrupted):
         tune(bundle, "mood", Files(moods), asked, threads=1, stop=lambda: True)
     with pytest.raises(UsageError, match=r"other arguments or data: balanced \(then true, now false\)"):
-        tune(bundle, "mood", Files(moods), TuneOptions(**options), threads=1, resume=True)
+        tune(bundle, "mood", Files(moods), TuneSettings(**options), threads=1, resume=True)
     tune(bundle, "mood", Files(moods), asked, threads=1, resume=True)
     training = Bundle(bundle).entry("mood").training
     assert training["balanced"] and training["class_weights"] == {"bad": 1.5, "good": 0.75}  # a third are bad
@@ -81,11 +81,11 @@ def test_the_weights_are_in_the_card_and_a_resumed_run_has_them_too(bundle, mood
 
 def test_labels_of_the_head_that_no_row_has_weigh_nothing(bundle, tmp_path):
     data = write_moods(tmp_path / "three.jsonl", 80, label=lambda mood, n: mood if n > 2 else "some")
-    asked = TuneOptions(steps=2, balanced=True)
+    asked = TuneSettings(steps=2, balanced=True)
     tune(bundle, "mine", Files(data), asked, template="lora", threads=1)
     two = write_moods(tmp_path / "two.jsonl")
     found = tune(bundle, "mine", Files(two), asked, threads=1)
-    assert found.tuned.training["class_weights"].keys() == {"bad", "good"}
+    assert found.training["class_weights"].keys() == {"bad", "good"}
 
 
 def test_a_regression_has_no_classes_to_balance(bundle, tmp_path):

@@ -25,7 +25,7 @@ from edgepeft.methods.base import method_named
 from edgepeft.training.exporting.bundle import export_bundle
 from edgepeft.tuning import memory
 from edgepeft.tuning.memory import demand_of
-from edgepeft.tuning.target import Files, TuneOptions, from_task
+from edgepeft.tuning.target import Files, TuneSettings, from_task
 from edgepeft.tuning.tune import TuningRun, tune
 
 SAID = method_named("intrinsic-said").from_settings({"dimension": "120", "seed": "3"})
@@ -53,7 +53,7 @@ def sound(bundle):
 
 
 def run_of(bundle, data, work, **more):
-    opened, options = Bundle(bundle), TuneOptions(**{"steps": 20, **OPTIONS, **more})
+    opened, options = Bundle(bundle), TuneSettings(**{"steps": 20, **OPTIONS, **more})
     return TuningRun(opened, from_task(opened, "mood", Files(data), options), options, work, threads=1)
 
 
@@ -78,10 +78,10 @@ def test_the_losses_of_twelve_steps_are_pytorchs_on_the_same_batches(source, moo
 
 
 def test_a_task_is_tuned_scored_and_put_in_force_as_another_is(bundle, moods):
-    result = tune(bundle, "mood", Files(moods), TuneOptions(steps=40, **OPTIONS), threads=1)
-    assert result.tuned.improved and result.tuned.test_score >= 0.8
-    assert {"generator/theta", "generator/scales"} < result.tuned.tensors.keys()
-    assert result.tuned.training["prefix_cache"] is False and sound(bundle)
+    result = tune(bundle, "mood", Files(moods), TuneSettings(steps=40, **OPTIONS), threads=1)
+    assert result.improved and result.score >= 0.8
+    assert {"generator/theta", "generator/scales"} < result.tensors.keys()
+    assert result.training["prefix_cache"] is False and sound(bundle)
     entry = Bundle(bundle).entry("mood")
     assert entry.verification.max_abs_difference < 1e-4 and entry.trainable_parameters > 120
     done = edgepeft("eval", bundle, "--task", "mood", "--data", moods, "--json")
@@ -90,22 +90,22 @@ def test_a_task_is_tuned_scored_and_put_in_force_as_another_is(bundle, moods):
 
 
 def test_a_template_starts_a_task_and_a_stopped_run_goes_on(bundle, moods, tmp_path):
-    other, options = shutil.copytree(bundle, tmp_path / "other"), TuneOptions(steps=8, save_every=1, **OPTIONS)
+    other, options = shutil.copytree(bundle, tmp_path / "other"), TuneSettings(steps=8, save_every=1, **OPTIONS)
     with pytest.raises(Interrupted):
         tune(bundle, "mine", Files(moods), options, template="intrinsic-said", threads=1, stop=lambda: True)
     found = [
         tune(where, "mine", Files(moods), options, template="intrinsic-said", threads=1, resume=where == bundle)
         for where in (bundle, other)
     ]
-    assert found[0].tuned.history == found[1].tuned.history and found[0].tuned.improved
+    assert found[0].history == found[1].history and found[0].improved
     assert Bundle(bundle).entry("mine").sha256 == Bundle(other).entry("mine").sha256
 
 
 def test_over_8_bit_weights_the_tensors_are_float32_as_everywhere(source, trainable, moods, tmp_path):
     backbone = open_backbone(str(trainable.parent / "bert"))
     export_bundle(backbone, [source.parent / "mood"], tmp_path / "eight", texts=TEXTS, weights="int8")
-    result = tune(tmp_path / "eight", "mood", Files(moods), TuneOptions(steps=40, **OPTIONS), threads=1)
-    assert result.tuned.improved and result.tuned.test_score >= 0.8 and sound(tmp_path / "eight")
+    result = tune(tmp_path / "eight", "mood", Files(moods), TuneSettings(steps=40, **OPTIONS), threads=1)
+    assert result.improved and result.score >= 0.8 and sound(tmp_path / "eight")
 
 
 def test_memory_counts_the_tensors_their_gradients_and_what_makes_them(source, moods, tmp_path, monkeypatch):
@@ -141,4 +141,4 @@ def test_a_recipe_that_cannot_be_followed_is_refused(bundle, moods, changes, sai
     own = manifest.task("mood").model_copy(update={"sha256": sha256_of(path)})
     manifest.model_copy(update={"tasks": {"mood": own}}).write(bundle)
     with pytest.raises(BundleError, match=said):
-        tune(bundle, "mood", Files(moods), TuneOptions(steps=2), threads=1)
+        tune(bundle, "mood", Files(moods), TuneSettings(steps=2), threads=1)

@@ -16,13 +16,13 @@ from edgepeft.data.training_loop.run import Interrupted
 from edgepeft.deploy.audit import audit
 from edgepeft.runtime.session import open_session
 from edgepeft.tuning import activation_cache as hidden
-from edgepeft.tuning.target import Files, TuneOptions
+from edgepeft.tuning.target import Files, TuneSettings
 from edgepeft.tuning.tune import tune
 
 from .conftest import known, write_moods
 
-OPTIONS = TuneOptions(steps=8, learning_rate=1e-2, head_learning_rate=5e-2, weight_decay=0.01, seed=3)
-EPOCH = TuneOptions(steps=3, learning_rate=1e-2, head_learning_rate=5e-2)  # scored at its end alone, so kept whole
+OPTIONS = TuneSettings(steps=8, learning_rate=1e-2, head_learning_rate=5e-2, weight_decay=0.01, seed=3)
+EPOCH = TuneSettings(steps=3, learning_rate=1e-2, head_learning_rate=5e-2)  # scored at its end alone, so kept whole
 
 
 def tuner(bundle, moods, task="mood", options=OPTIONS, **more):
@@ -74,9 +74,9 @@ def test_a_round_of_one_board_averaged_and_put_in_force_is_central_tuning(bundle
     training = Bundle(bundle).entry(task).training
     assert training["federated"] == {"rounds": 1}
     central = tune(trainable_copy(trainable, bundle), task, moods, EPOCH, threads=1)
-    assert central.tuned.training["best_step"] == board.n_steps  # else best-keeping took another step
-    assert same(central.tuned.tensors, found.tensors)
-    assert result.tuned.metrics == central.tuned.metrics
+    assert central.training["best_step"] == board.n_steps  # else best-keeping took another step
+    assert same(central.tensors, found.tensors)
+    assert result.metrics == central.metrics
 
 
 def trainable_copy(trainable, bundle):
@@ -84,7 +84,7 @@ def trainable_copy(trainable, bundle):
 
 
 def test_fedprox_pulls_towards_what_was_given(bundle, moods):
-    board = tuner(bundle, moods, options=TuneOptions(steps=8, learning_rate=1e-2, warmup=0.0, clip_norm=1e9))
+    board = tuner(bundle, moods, options=TuneSettings(steps=8, learning_rate=1e-2, warmup=0.0, clip_norm=1e9))
     start = board.tensors
     free, pulled = board.steps(start, 6), board.steps(start, 6, mu=100.0)
 
@@ -97,7 +97,7 @@ def test_fedprox_pulls_towards_what_was_given(bundle, moods):
 
 
 def test_frozen_tensors_are_neither_given_nor_moved_and_the_others_move_as_they_would(bundle, moods):
-    free = TuneOptions(
+    free = TuneSettings(
         steps=8, learning_rate=1e-2, warmup=0.0, clip_norm=1e9
     )  # AdamW's first step is each tensor's own
     board, all_of_it = tuner(bundle, moods, options=free, freeze=["*/down.*"]), tuner(bundle, moods, options=free)

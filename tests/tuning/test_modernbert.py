@@ -13,7 +13,7 @@ from edgepeft.backbones.source import open_backbone
 from edgepeft.bundle.bundle import Bundle
 from edgepeft.deploy.audit import audit
 from edgepeft.training.exporting.bundle import export_bundle
-from edgepeft.tuning.target import Files, TuneOptions, from_task
+from edgepeft.tuning.target import Files, TuneSettings, from_task
 from edgepeft.tuning.tune import TuningRun, tune
 
 LENGTHS = (3, 9, 30, 150)  # in words; a block is of 32 tokens, and rows of more than 128 have several
@@ -46,7 +46,7 @@ def made(tiny, tmp_path):
 def test_the_losses_of_the_first_steps_are_pytorchs(made, rows, tmp_path):
     backbone, delta, bundle = made
     opened = Bundle(bundle("fp32"))
-    options = TuneOptions(
+    options = TuneSettings(
         steps=40, dropout=False, weight_decay=0.01, learning_rate=3e-3, head_learning_rate=1e-2, seed=3
     )
     run = TuningRun(opened, from_task(opened, "mood", Files(rows), options), options, tmp_path / "work", threads=1)
@@ -59,5 +59,5 @@ def test_the_losses_of_the_first_steps_are_pytorchs(made, rows, tmp_path):
 def test_a_task_on_8_bits_is_tuned_and_stays_sound(made, rows):
     _, _, bundle = made
     folder = bundle("int8")
-    tuned = tune(folder, "mood", Files(rows), TuneOptions(steps=10, learning_rate=1e-2), threads=1).tuned
+    tuned = tune(folder, "mood", Files(rows), TuneSettings(steps=10, learning_rate=1e-2), threads=1)
     assert tuned.metrics and not any(finding.problem for finding in audit(folder))

@@ -22,14 +22,14 @@ from edgepeft.deploy.install import roll_back
 from edgepeft.methods.base import method_named
 from edgepeft.runtime.runtime import Runtime
 from edgepeft.training.exporting.bundle import add_deltas, export_bundle
-from edgepeft.tuning.target import Files, TuneOptions, from_task, from_template
+from edgepeft.tuning.target import Files, TuneSettings, from_task, from_template
 from edgepeft.tuning.tune import TuningRun, tune
 
 from .conftest import known
 
 
 def quick(bundle, task, data, template=None, steps=40):
-    options = TuneOptions(steps=steps, learning_rate=1e-2, head_learning_rate=5e-2)
+    options = TuneSettings(steps=steps, learning_rate=1e-2, head_learning_rate=5e-2)
     return tune(bundle, task, Files(data), options, template=template, threads=1)
 
 
@@ -65,7 +65,7 @@ def test_a_half_precision_task_is_trained_in_float32_and_comes_back_in_half_prec
     before, first = in_half(bundle, trainable.parent / "mood"), values_of(bundle)
     result = quick(bundle, "mood", moods)
     entry, after = Bundle(bundle).entry("mood"), values_of(bundle)
-    assert result.tuned.improved and result.tuned.test_score >= 0.8
+    assert result.improved and result.score >= 0.8
     assert entry.weights_dtype == "fp16" and sound(bundle)
     kinds = {name: values.dtype for name, values in after.items()}
     assert kinds == {name: values.dtype for name, values in first.items()} and np.float16 in kinds.values()
@@ -73,7 +73,7 @@ def test_a_half_precision_task_is_trained_in_float32_and_comes_back_in_half_prec
     assert sum(not np.array_equal(values, after[name]) for name, values in first.items()) == len(first)
     # What is said of it is said of what is stored: a parity that half precision's rounding would break.
     assert entry.verification.max_abs_difference < 1e-4
-    for name, tensor in result.tuned.tensors.items():
+    for name, tensor in result.tensors.items():
         stored = after.get(f"{name}:fp16", after.get(name))
         np.testing.assert_array_equal(stored.astype(np.float32), tensor)
     roll_back(bundle, "mood")
@@ -82,7 +82,7 @@ def test_a_half_precision_task_is_trained_in_float32_and_comes_back_in_half_prec
 
 def test_steps_that_half_precision_would_swallow_add_up(bundle, trainable, moods, tmp_path):
     in_half(bundle, trainable.parent / "mood")
-    opened, options = Bundle(bundle), TuneOptions(steps=64, learning_rate=1e-6, head_learning_rate=1e-6, warmup=0.0)
+    opened, options = Bundle(bundle), TuneSettings(steps=64, learning_rate=1e-6, head_learning_rate=1e-6, warmup=0.0)
     run = TuningRun(opened, from_task(opened, "mood", Files(moods), options), options, tmp_path / "work", threads=1)
     name = max(run.subject.half, key=lambda name: run.engine.trained[name].size)
     start = run.engine.trained[name].copy()
@@ -103,7 +103,7 @@ def test_steps_that_half_precision_would_swallow_add_up(bundle, trainable, moods
 
 def test_a_value_beyond_half_precision_is_refused_by_name(bundle, trainable, moods, tmp_path):
     in_half(bundle, trainable.parent / "mood")
-    opened, options = Bundle(bundle), TuneOptions(steps=1)
+    opened, options = Bundle(bundle), TuneSettings(steps=1)
     run = TuningRun(opened, from_task(opened, "mood", Files(moods), options), options, tmp_path / "work", threads=1)
     name = next(iter(run.subject.half))
     run.engine.trained[name][0, 0] = 7e4
@@ -129,7 +129,7 @@ def test_tasks_are_tuned_over_8_bit_weights(bundle, eight, moods, tmp_path, back
 
 @pytest.mark.parametrize("backward", ["int8", "fp32"])
 def test_gradients_pass_8_bit_weights_as_was_asked(eight, moods, tmp_path, backward):
-    opened, options = Bundle(eight), TuneOptions(steps=1, backward=backward)
+    opened, options = Bundle(eight), TuneSettings(steps=1, backward=backward)
     subject = from_template(opened, "mine", "lora", Files(moods), options)
     graph = TuningRun(opened, subject, options, tmp_path / "work", threads=1).layout.training.graph
     back = {node.op_type for node in graph.node if node.name.startswith("back/")}
@@ -138,7 +138,7 @@ def test_gradients_pass_8_bit_weights_as_was_asked(eight, moods, tmp_path, backw
 
 def test_an_unknown_way_back_is_refused():
     with pytest.raises(UsageError, match="--backward 'int4': it is fp32 or int8"):
-        TuneOptions(backward="int4")
+        TuneSettings(backward="int4")
 
 
 @pytest.mark.parametrize("method", ["prompt-t", "prompt-r"])
@@ -151,8 +151,8 @@ def test_prompts_are_tuned_as_tasks_and_from_templates(trainable, moods, tmp_pat
     export_bundle(backbone, [tmp_path / "mood"], folder, texts=TEXTS, templates=[prompt])
     for task, template in (("mood", None), ("mine", method)):
         result = quick(folder, task, moods, template, steps=60)
-        losses = [entry["loss"] for entry in result.tuned.history]
-        assert result.tuned.improved and min(losses) < 0.8 * losses[0]
+        losses = [entry["loss"] for entry in result.history]
+        assert result.improved and min(losses) < 0.8 * losses[0]
         assert Bundle(folder).entry(task).prompt_length == 4
     assert sound(folder)
 

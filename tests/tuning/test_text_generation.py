@@ -32,7 +32,7 @@ from edgepeft.training.exporting.bundle import export_bundle
 from edgepeft.training.exporting.delta import export_delta
 from edgepeft.tuning.activation_cache import training_graph
 from edgepeft.tuning.step import Expansion, TrainingStep
-from edgepeft.tuning.target import Files, TuneOptions, deployed_graph
+from edgepeft.tuning.target import Files, TuneSettings, deployed_graph
 from edgepeft.tuning.tune import tune
 
 METHODS: dict[str, dict[str, Any]] = {
@@ -111,8 +111,8 @@ def rows_to_write(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def options_of(**more: Any) -> TuneOptions:
-    return TuneOptions(**{"epochs": 12, "batch_size": 16, "learning_rate": 1e-2, **more})
+def options_of(**more: Any) -> TuneSettings:
+    return TuneSettings(**{"epochs": 12, "batch_size": 16, "learning_rate": 1e-2, **more})
 
 
 def test_a_board_learns_to_write_and_its_answers_are_verified(
@@ -120,8 +120,8 @@ def test_a_board_learns_to_write_and_its_answers_are_verified(
 ):
     bundle = shutil.copytree(bundle_to_tune, tmp_path / "bundle")
     result = tune(bundle, "full", Files(rows_to_write), options_of(), threads=1)
-    assert result.tuned.metric == "f1" and result.tuned.test_score > 0.9 > result.tuned.metrics["before"]
-    assert result.tuned.metrics["baselines"] == {}
+    assert result.metric == "f1" and result.score > 0.9 > result.metrics["before"]
+    assert result.metrics["baselines"] == {}
     entry = Bundle(bundle).entry("full")
     assert entry.verification.reference == "training graph" and entry.previous is not None
     assert not [finding for finding in audit(bundle) if finding.problem]

@@ -31,7 +31,7 @@ from edgepeft.deploy.audit import audit
 from edgepeft.graph.gradient.training import DROPPED
 from edgepeft.runtime.runtime import Runtime
 from edgepeft.tuning.claim import claim
-from edgepeft.tuning.target import Files, TuneOptions, from_task
+from edgepeft.tuning.target import Files, TuneSettings, from_task
 from edgepeft.tuning.tune import TuningRun, tune
 
 from .conftest import known, write_moods
@@ -40,7 +40,7 @@ QUICK = {"steps": 40, "learning_rate": 1e-2, "head_learning_rate": 5e-2}
 
 
 def quick(bundle, task, data, *, template=None, resume=False, force=False, stop=lambda: False, **more):
-    options = TuneOptions(**{**QUICK, **more})
+    options = TuneSettings(**{**QUICK, **more})
     return tune(bundle, task, Files(data), options, template=template, resume=resume, force=force, threads=1, stop=stop)
 
 
@@ -53,7 +53,7 @@ def sound(bundle):
 
 
 def test_the_losses_of_twenty_steps_are_pytorchs_on_the_same_batches(bundle, moods, trainable, tmp_path):
-    options = TuneOptions(
+    options = TuneSettings(
         steps=40, dropout=False, weight_decay=0.01, learning_rate=3e-3, head_learning_rate=1e-2, seed=3
     )
     opened = Bundle(bundle)
@@ -93,7 +93,7 @@ def test_a_bundle_of_older_versions_is_tuned_and_goes_back(bundle, moods, tmp_pa
     as_older_versions_wrote_it(bundle)
     first = sha(bundle, "mood")
     old, now = (quick(folder, "mood", moods, steps=5) for folder in (bundle, new))
-    assert old.tuned.history == now.tuned.history
+    assert old.history == now.history
     assert not (bundle / "tasks" / "mood.train.onnx").exists()
     tasks.roll_back(bundle, "mood")
     assert sha(bundle, "mood") == first and (bundle / "tasks" / "mood.train.onnx").read_bytes() == b"a graph"
@@ -117,9 +117,9 @@ def test_a_tuned_task_answers_at_once_is_verified_and_a_running_runtime_reloads_
     runtime, text = Runtime(bundle, threads=1), [Text(known("the soup was grim cold bad dull"))]
     before = runtime.predict("mood", text)[0]
     result = quick(bundle, "mood", moods)
-    assert result.tuned.metrics["test"] >= 0.8
+    assert result.metrics["test"] >= 0.8
     entry = Bundle(bundle).entry("mood")
-    assert entry.metrics == result.tuned.metrics and entry.training["steps"] == 40
+    assert entry.metrics == result.metrics and entry.training["steps"] == 40
     assert entry.verification.reference == "training graph"
     assert entry.verification.max_abs_difference < 1e-4
     assert sound(bundle)
@@ -172,8 +172,8 @@ def test_a_regression_is_tuned_on_numbers(bundle, tmp_path):
         tmp_path / "scores.jsonl", 80, label=lambda mood, telling: telling if mood == "good" else -telling
     )
     result = quick(bundle, "score", data, steps=80)
-    assert result.tuned.metrics["metric"] == "pearson_spearman"
-    assert result.tuned.metrics["test"] > 0.7
+    assert result.metrics["metric"] == "pearson_spearman"
+    assert result.metrics["test"] > 0.7
     assert sound(bundle)
 
 
@@ -214,7 +214,7 @@ def test_a_replacement_that_is_cut_off_leaves_one_whole_version(bundle, moods, m
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from edgepeft.tuning.target import TuneOptions
+from edgepeft.tuning.target import TuneSettings
 from edgepeft.tuning.target import Files
 from edgepeft.tuning.tune import tune
 
@@ -222,7 +222,7 @@ def watch(progress):
     if progress.phase == "train" and progress.done == int(sys.argv[4]):
         os.kill(os.getpid(), signal.SIGKILL)
 
-options = TuneOptions(steps=40, learning_rate=1e-2, head_learning_rate=5e-2, save_every=3)
+options = TuneSettings(steps=40, learning_rate=1e-2, head_learning_rate=5e-2, save_every=3)
 tune(Path(sys.argv[1]), sys.argv[2], Files(Path(sys.argv[3])), options, template=sys.argv[5] or None, threads=1,
      resume=sys.argv[6] == "resume", watch=watch)
 """
@@ -270,14 +270,14 @@ def test_where_no_step_is_better_the_task_stays_as_it_was(bundle, moods):
     quick(bundle, "mood", moods)
     before = sha(bundle, "mood")
     result = quick(bundle, "mood", moods, learning_rate=1e-9, head_learning_rate=1e-9, steps=3)
-    assert result.entry is None or result.tuned.improved
-    assert result.tuned.improved or sha(bundle, "mood") == before
+    assert result.entry is None or result.improved
+    assert result.improved or sha(bundle, "mood") == before
 
 
 def test_patience_ends_a_run_early(bundle, moods):
     result = quick(bundle, "mood", moods, steps=400, patience=2)
-    assert result.tuned.training["steps"] < 400
-    later = [entry for entry in result.tuned.history if entry["step"] > result.tuned.training["best_step"]]
+    assert result.training["steps"] < 400
+    later = [entry for entry in result.history if entry["step"] > result.training["best_step"]]
     assert len(later) == 2
 
 

@@ -13,7 +13,7 @@ from edgepeft.deploy.install import commit_tasks
 from edgepeft.runtime.runtime import Runtime
 from edgepeft.tuning.from_page import prepare_tuned
 from edgepeft.tuning.local import LocalTuner
-from edgepeft.tuning.target import Files, TuneOptions
+from edgepeft.tuning.target import Files, TuneSettings
 from edgepeft.web.site import write_service_worker, write_site
 
 from .test_browser import MODULES, pytestmark, served, worded  # noqa: F401
@@ -63,7 +63,7 @@ def test_a_loop_in_wasm_is_pythons_and_its_file_answers_as_the_page(worded, tmp_
     named = [{"sentence1": one["text"], "sentence2": one["second"], "label": one["label"]} for one in examples]
     lines = [json.dumps({name: value for name, value in row.items() if value is not None}) for row in named]
     data.write_text("\n".join(lines))
-    tuner = LocalTuner(worded, task, Files(data, 0.2, 0.2), TuneOptions(steps=STEPS, dropout=False))
+    tuner = LocalTuner(worded, task, Files(data, 0.2, 0.2), TuneSettings(steps=STEPS, dropout=False))
     expected = tuner.steps(tuner.tensors, STEPS)
     np.testing.assert_allclose(found["losses"], expected.losses, rtol=1e-4)
     assert abs(expected.losses[0] - expected.losses[-1]) > 1e-2, "it learns"

@@ -14,7 +14,7 @@ EPOCHS = 3  # BERT's fine-tuning (Devlin et al., 2019, appendix A.3) and SPARTAN
 # majority has 87.7) and 96.0 %, SST-2 67.7 and 72.5 %; pfeiffer: 88.2 and 94.5, 67.0 and 70.5, airline 69.3 and 71.0 %.
 LEAST_STEPS = 100
 BATCH = 16  # the same
-MEAN_HEAD_RATE = 2e-2  # of a fresh head on a mean of hidden states; see `TrainOptions.resolved`
+MEAN_HEAD_RATE = 2e-2  # of a fresh head on a mean of hidden states; see `TrainSettings.resolved`
 _LEAST = {"epochs": 1, "steps": 1, "patience": 1, "batch_size": 1, "save_every": 1, "seed": 0}
 
 

@@ -88,9 +88,19 @@ class TrainingLoopResult:
         return str(self.metrics["metric"])
 
     @property
-    def test_score(self) -> float:
+    def score(self) -> float:
         """Of the rows that neither trained nor chose the step."""
         return float(self.metrics["test"])
+
+    @property
+    def baselines(self) -> dict[str, float]:
+        """The same of what takes no training: the majority, a linear head on the frozen backbone."""
+        return {name: float(of["test"]) for name, of in self.metrics["baselines"].items()}
+
+    @property
+    def by_class(self) -> dict[str, dict[str, float]]:
+        """Precision, recall, F1 and number of test rows of each label; empty where the task has none."""
+        return dict(self.errors.get("by_class") or {})
 
     @property
     def improved(self) -> bool:

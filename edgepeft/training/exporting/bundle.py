@@ -41,11 +41,13 @@ from edgepeft.common.atomic import new_folder
 from edgepeft.common.errors import BundleError, UsageError
 from edgepeft.common.resources import sha256_of
 from edgepeft.common.task_name import WEIGHTS
+from edgepeft.data.readers import Source, source_of
 from edgepeft.data.rows import SENTENCES, Columns
 from edgepeft.deploy.install import PreparedTask, commit_tasks, prepare_exported, prepare_task, require_addable
 from edgepeft.graph.quantise import quantise, quantised_tensors
 from edgepeft.graph.validate import check_standard
 from edgepeft.methods.base import Method, method_of
+from edgepeft.options.base import Folder, Rows
 from edgepeft.tasks._certainty import Promise
 from edgepeft.tasks.base import TaskType
 from edgepeft.training.exporting.check import CheckTexts, check_content, data_check
@@ -62,9 +64,9 @@ def _silent(_: str) -> AbstractContextManager[object]:
 
 
 def export_bundle(
-    backbone: Backbone | Path | str,
-    deltas: Sequence[Path | str],
-    out: Path | str,
+    backbone: Backbone | Folder,
+    deltas: Sequence[Folder],
+    out: Folder,
     *,
     texts: Sequence[Text] | None = None,
     force: bool = False,
@@ -72,7 +74,7 @@ def export_bundle(
     stage: Stage = _silent,
     weights: WeightsDtype = "fp32",
     delta_weights: DeltaDtype = "fp32",
-    data: Path | str | None = None,
+    data: Rows | None = None,
     columns: Columns = SENTENCES,
     promise: Promise = MappingProxyType({}),
 ) -> Manifest:
@@ -85,8 +87,8 @@ def export_bundle(
     columns may have other names, is compared too, and its metric where its labels are the task's.  ``promise`` is a
     ``coverage`` or a ``risk`` of every task's answers, by the evaluation rows that its delta keeps.
     """
-    data = None if data is None else Path(data)
-    checks, paths = CheckTexts(texts, data, columns), [*map(Path, deltas)]
+    rows, paths = None if data is None else source_of(data), [*map(Path, deltas)]
+    checks = CheckTexts(texts, rows, columns)
     plain = checks.of(None) if templates else ()
     methods = [method_of(template) for template in templates]
     with new_folder(Path(out), force=force) as new:
@@ -114,7 +116,7 @@ def add_deltas(
     stage: Stage = _silent,
     backbone: Backbone | None = None,
     delta_weights: DeltaDtype = "fp32",
-    data: Path | None = None,
+    data: Source | None = None,
     columns: Columns = SENTENCES,
     promise: Promise = MappingProxyType({}),
 ) -> Manifest:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,7 @@ from edgepeft.bundle.delta import Delta
 from edgepeft.common.errors import DataError
 from edgepeft.common.resources import package_data
 from edgepeft.data.pattern import pattern
+from edgepeft.data.readers import Source
 from edgepeft.data.rows import SENTENCES, Columns, Row, read_rows
 from edgepeft.data.text_template import of_source
 from edgepeft.deploy.verify import CANDIDATES, STEPS, DataCheck, TextCheck, in_groups, pack_check, run_in_groups
@@ -37,11 +37,11 @@ def shipped_texts() -> list[Text]:
     return [Text(line) for line in lines if line]
 
 
-def check_texts(path: Path | None, columns: Columns = SENTENCES, kind: TaskType | None = None) -> list[Text]:
+def check_texts(source: Source | None, columns: Columns = SENTENCES, kind: TaskType | None = None) -> list[Text]:
     """64 texts of mixed length from a data file, as that kind of task reads its rows, or the shipped ones."""
-    if path is None:
+    if source is None:
         return shipped_texts()
-    rows = _read(read_rows(path, labels=columns.label is not None, columns=columns), kind)[0]
+    rows = _read(read_rows(source, labels=columns.label is not None, columns=columns), kind)[0]
     # Spread over all lengths: the shortest and the longest are where padding goes wrong.
     rows.sort(key=lambda text: len(text.first) + len(text.second or ""))
     chosen = np.linspace(0, len(rows) - 1, min(ROWS, len(rows))).round().astype(int)
@@ -53,7 +53,7 @@ class CheckTexts:
     """What tasks are verified on: those given, or of a file's rows, or the shipped ones."""
 
     given: Sequence[Text] | None
-    data: Path | None
+    data: Source | None
     columns: Columns
 
     def of(self, source: str | None, kind: TaskType | None = None) -> list[Text]:
@@ -70,14 +70,14 @@ class CheckTexts:
 
 
 def data_check(
-    delta: Delta, backbone: Backbone, model: nn.Module, path: Path, columns: Columns = SENTENCES
+    delta: Delta, backbone: Backbone, model: nn.Module, source: Source, columns: Columns = SENTENCES
 ) -> DataCheck:
     """PyTorch's logits for every row of a file, and its labels where all of them are the task's."""
     kind = delta.card.task_kind
     columns = kind.columns(of_source(columns, delta.card.source, delta.card.step))
-    texts, per_row = _read(read_rows(path, labels=False, columns=columns), kind)
+    texts, per_row = _read(read_rows(source, labels=False, columns=columns), kind)
     batch = tokenized(backbone.encoder(), fitted(texts, delta.card.pairs), delta.card.max_length, kind)
-    targets = _targets(path, columns, kind, batch.windows if kind.passages else batch.of_texts)
+    targets = _targets(source, columns, kind, batch.windows if kind.passages else batch.of_texts)
     grouping = grouping_of(kind, batch, per_row)
     return DataCheck(batch.inputs, _logits(delta, model, batch.inputs), targets, kind, grouping)
 
@@ -90,11 +90,11 @@ def _read(rows: Iterable[Row], kind: TaskType | None) -> tuple[list[Text], list[
     return [Text(*text) for of_row in found for text in of_row], [*map(len, found)]
 
 
-def _targets(path: Path, columns: Columns, kind: TaskType, encodings: Sequence[Any]) -> NDArray[Any] | None:
+def _targets(source: Source, columns: Columns, kind: TaskType, encodings: Sequence[Any]) -> NDArray[Any] | None:
     """A file of texts alone, or one of another task's, gives no metric."""
     try:
         how: dict[str, Any] = {"label_of": kind.label_text, "optional": kind.optional_labels}
-        rows = list(read_rows(path, labels=True, columns=columns, **how))
+        rows = list(read_rows(source, labels=True, columns=columns, **how))
         return None if any(kind.strange(row) is not None for row in rows) else kind.encoded(rows, encodings)
     except DataError:
         return None

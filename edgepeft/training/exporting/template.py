@@ -29,7 +29,7 @@ from edgepeft.methods.base import Method
 from edgepeft.runtime.session import open_session
 from edgepeft.training.exporting.check import check_content
 from edgepeft.training.exporting.delta import export_delta
-from edgepeft.training.options import MAX_LENGTH
+from edgepeft.training.settings import MAX_LENGTH
 
 __all__ = ["write_template"]
 

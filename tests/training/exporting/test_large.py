@@ -207,12 +207,12 @@ def test_what_cannot_lie_beside_a_graph_is_refused_by_name(made: Path, bundle: P
     backbone = Backbone("tiny", bundle, json.loads((bundle / "config.json").read_text()))
     with pytest.raises(UsageError, match=r"has 0\.0 GB of tensors of its own \(full\).* train fewer, by lora"):
         export_bundle(backbone, [], tmp_path / "out", texts=TEXTS[:8], templates=["full"])
-    from edgepeft.tuning.target import Files, TuneOptions, from_task
+    from edgepeft.tuning.target import Files, TuneSettings, from_task
 
     with pytest.raises(
         UsageError, match=r"task whole \(full\) cannot be tuned here: its tensors are more than a graph"
     ):
-        from_task(Bundle(made), "whole", Files(tmp_path / "rows.csv"), TuneOptions())
+        from_task(Bundle(made), "whole", Files(tmp_path / "rows.csv"), TuneSettings())
 
 
 @pytest.mark.parametrize(("method", "settings"), [("full", {}), ("intrinsic-said", {"dimension": 400})])

@@ -1,4 +1,4 @@
-"""What a training run is asked to do, checked before anything is loaded."""
+"""The numbers of a training run, checked before anything is loaded."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from edgepeft.backbones.source import Backbone
     from edgepeft.methods.base import Method
 
-__all__ = ["TrainOptions"]
+__all__ = ["TrainSettings"]
 
 MAX_LENGTH = 128  # tokens of a text where none are given, as in GLUE's usual settings
 _NOT_OF_THE_RUN = ("curve", "device")  # a resumed run may differ in them
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TrainOptions(TrainingLoopOptions):
+class TrainSettings(TrainingLoopOptions):
     """A training loop's numbers, and what a new delta needs.
 
     ``kind`` is of the task; None takes the data's, and ``regression`` is short for the kind of that name.
@@ -66,7 +66,7 @@ class TrainOptions(TrainingLoopOptions):
 
     def resolved(
         self, backbone: Backbone, method: Method, kind: TaskType, longest_target: int = MAX_LENGTH
-    ) -> TrainOptions:
+    ) -> TrainSettings:
         """The same with every default filled in for this backbone, this method and this kind of task.
 
         Raises:

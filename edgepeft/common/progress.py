@@ -1,0 +1,219 @@
+"""How far long work is: bars on a terminal or in a notebook, a line every ten seconds where none is drawn; and a stop.
+
+All of it is on standard error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from importlib.util import find_spec
+from time import monotonic
+from types import FrameType
+from typing import Any, Protocol
+
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    SpinnerColumn,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.segment import Segment
+
+from edgepeft.common.messages import printable
+
+__all__ = [
+    "PrintableConsole",
+    "bars",
+    "messages",
+    "no_longer",
+    "say",
+    "shown_run",
+    "shown_steps",
+    "signs_of_life",
+    "stages",
+]
+
+EVERY_S = 10.0  # a line, where no bar is drawn
+
+_shown: list[Progress] = []  # that are under way, the last one within the others
+_ends: list[threading.Event] = []  # of the thread that says what is under way; one at most
+
+
+class PrintableConsole(Console):
+    """Shows text from bundles and data without the control characters in it; rich lets some of them through."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+        """The segments, escaped but for rich's own control codes."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(printable(segment.text), segment.style)
+
+
+def messages() -> Console:
+    """Messages and progress; standard error, so that standard output stays the result's."""
+    console = PrintableConsole(stderr=True, highlight=False)
+    # Who reads a log or a pipe looks for lines, and rich would break them at 80.
+    drawn = console.is_terminal or console.is_jupyter
+    return console if drawn else PrintableConsole(stderr=True, highlight=False, soft_wrap=True)
+
+
+@contextlib.contextmanager
+def signs_of_life(what: str) -> Iterator[None]:
+    """Say every ten seconds on standard error what is under way, unless a terminal's bar does; no bar: ``what``."""
+    if _ends:  # a surrounding one says it
+        yield
+        return
+    begin, over = monotonic(), threading.Event()
+
+    def tell() -> None:
+        while not over.wait(EVERY_S):
+            if all(each.disable for each in _shown):
+                line = f"{_under_way() or what}, {monotonic() - begin:.0f} s"
+                with contextlib.suppress(OSError, ValueError):  # nobody reads it any more
+                    print(printable(line), file=sys.stderr, flush=True)
+
+    thread = threading.Thread(target=tell, daemon=True)
+    _ends.append(over)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        _ends.remove(over)
+        thread.join()
+
+
+def say(line: str) -> None:
+    """Print a line on standard error, above a bar that is drawn."""
+    console = _shown[-1].console if _shown else messages()
+    console.print(line, markup=False, soft_wrap=True)
+
+
+def no_longer() -> None:
+    """Say nothing any more: from here on the work is to wait."""
+    for over in _ends:
+        over.set()
+
+
+def _under_way() -> str:
+    """The bar that is being filled: what, how many of how many, and its state."""
+    for each in [bar for shown in reversed(_shown) for bar in shown.tasks if not bar.finished]:
+        total = "" if each.total is None else f" of {each.total:,.0f}"
+        count = f"{each.completed:,.0f}{total}" if total or each.completed else ""
+        return ", ".join(part for part in (each.description, count, each.fields.get("state", "")) if part)
+    return ""
+
+
+def _draws(console: Console) -> bool:
+    """Whether it is a terminal, or a notebook that has what rich draws with; another notebook gets the lines."""
+    return console.is_terminal or (console.is_jupyter and find_spec("ipywidgets") is not None)
+
+
+@contextlib.contextmanager
+def bars(*columns: ProgressColumn, console: Console | None = None, **options: Any) -> Iterator[Progress]:
+    """Progress bars on standard error: a description, the bar, how many of how many, and ``columns``; then gone."""
+    console = console or messages()
+    first = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
+    drawn = Progress(*first, *columns, console=console, transient=True, disable=not _draws(console), **options)
+    with signs_of_life("working"), drawn:
+        _shown.append(drawn)
+        try:
+            yield drawn
+        finally:
+            _shown.remove(drawn)
+
+
+@contextlib.contextmanager
+def stages(total: int | None) -> Iterator[Callable[[str], AbstractContextManager[None]]]:
+    """A progress bar over ``total`` named steps, None where nobody knows; yields what is entered around each."""
+    with bars(TimeElapsedColumn(), SpinnerColumn()) as progress:
+        bar: TaskID = progress.add_task("", total=total)
+
+        @contextlib.contextmanager
+        def stage(name: str) -> Iterator[None]:
+            progress.update(bar, description=name)
+            yield
+            progress.advance(bar)
+
+        yield stage
+
+
+@contextlib.contextmanager
+def shown_steps() -> Iterator[Callable[[str, int, int | None], None]]:
+    """A bar on standard error; the callback takes what is being done, how many are done, and of how many."""
+    # Redrawn when a step ends: a redrawing thread would take time from what is measured.
+    with bars(TimeElapsedColumn(), auto_refresh=False) as bar:
+        current = bar.add_task("starting", total=None)
+        yield lambda what, done, total: bar.update(current, description=what, completed=done, total=total, refresh=True)
+
+
+@contextlib.contextmanager
+def stopping() -> Iterator[Callable[[], bool]]:
+    """Yields a function that says whether Ctrl-C or SIGTERM came; a second one interrupts at once.
+
+    In a thread of a program that calls us, signals are the program's.
+    """
+    asked = False
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: False
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    def ask(_: int, __: FrameType | None) -> None:
+        nonlocal asked
+        asked = True
+        restore()
+
+    for number in before:
+        signal.signal(number, ask)
+    try:
+        yield lambda: asked
+    finally:
+        restore()
+
+
+class TrainingProgress(Protocol):
+    """Where a training loop stands: ``done`` of ``total`` steps or rows of a phase."""
+
+    @property
+    def phase(self) -> str: ...
+    @property
+    def done(self) -> int: ...
+    @property
+    def total(self) -> int: ...
+    @property
+    def loss(self) -> float | None: ...
+    @property
+    def score(self) -> float | None: ...
+    @property
+    def best(self) -> float | None: ...
+
+
+@contextlib.contextmanager
+def shown_run(task: str) -> Iterator[tuple[Callable[[TrainingProgress], None], Callable[[], bool]]]:
+    """A bar with loss and metric; yields what a run reports to, and what says whether to stop."""
+    columns = TimeRemainingColumn(), TextColumn("{task.fields[state]}", markup=False)
+    with bars(*columns) as shown, stopping() as stop:
+        bar = shown.add_task(f"{task}: loading", total=None, state="")
+
+        def watch(progress: TrainingProgress) -> None:
+            known: dict[str, float | None] = {"loss": progress.loss, "eval": progress.score, "best": progress.best}
+            state = "  ".join(f"{name} {value:.3f}" for name, value in known.items() if value is not None)
+            what = f"{task}: {progress.phase}"
+            shown.update(bar, description=what, completed=progress.done, total=progress.total, state=state)
+
+        yield watch, stop

@@ -1,0 +1,197 @@
+"""A verb's options, declared once: of the model come its command line, its function of Python and its JSON schema.
+
+A field is ``name: Annotated[type, typer.Option(help=...)] = default``; aliases here are of options that verbs share.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Annotated, Any, Literal, ParamSpec, Protocol, Self, TypeVar, cast, overload
+
+import typer
+from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainValidator, ValidationError, WithJsonSchema
+
+from edgepeft.common.errors import UnknownName, UsageError
+from edgepeft.common.messages import in_words
+from edgepeft.common.registry import names_of
+
+__all__ = [
+    "ROWS_HELP",
+    "SETTINGS_HELP",
+    "VERIFY_DATA",
+    "Folder",
+    "Folders",
+    "Function",
+    "GivenRows",
+    "Options",
+    "Rows",
+    "function_of",
+    "listed",
+    "settings_of",
+    "share_of",
+]
+
+
+class Options(BaseModel):
+    """Base of a verb's options; frozen, and an unknown one is refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any], verb: str) -> Self:
+        """The options by name, with what is wrong in a sentence."""
+        known = cls.model_fields
+        for name in given:
+            if name not in known:
+                raise UnknownName(f"option of {verb}", name, known)
+        missing = [name for name, field in known.items() if field.is_required() and name not in given]
+        if missing:
+            raise UsageError(f"{verb} needs {' and '.join(f'{name}=' for name in missing)} too.")
+        try:
+            return cls(**given)
+        except ValidationError as error:
+            raise UsageError(f"{in_words(error)}.") from None
+
+    @classmethod
+    def model_json_schema(cls, *args: Any, **more: Any) -> dict[str, Any]:
+        """Pydantic's, with each option's help as its description."""
+        schema = super().model_json_schema(*args, **more)
+        for name, described in schema["properties"].items():
+            described["description"] = cls.help_of(name)
+        return schema
+
+    @classmethod
+    def help_of(cls, name: str) -> str:
+        """What the command line says of an option."""
+        return next((m.help or "" for m in cls.model_fields[name].metadata if hasattr(m, "help")), "")
+
+
+P = ParamSpec("P")
+O_contra = TypeVar("O_contra", bound=Options, contravariant=True)
+O = TypeVar("O", bound=Options)  # noqa: E741
+R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
+
+
+class Function(Protocol[P, O_contra, R_co]):
+    """Takes a verb's options by name, or as one object."""
+
+    @overload
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
+    @overload
+    def __call__(self, options: O_contra, /) -> R_co: ...
+
+
+def function_of(options: Callable[P, O]) -> Callable[[Callable[[O], R]], Function[P, O, R]]:
+    """Decorate a function of one ``Options`` so that it takes these by name too, as its signature then says."""
+    model = cast("type[O]", options)
+
+    def decorate(function: Callable[[O], R]) -> Function[P, O, R]:
+        name = f"edgepeft.{function.__name__}"
+
+        @functools.wraps(function)
+        def call(*args: Any, **named: Any) -> R:
+            if args and (len(args) > 1 or named or not isinstance(args[0], model)):
+                raise UsageError(f"{name} takes its options by name, or one {model.__name__}.")
+            return function(args[0] if args else model.of(named, name))
+
+        parameters = [
+            parameter.replace(annotation=model.model_fields[option].annotation)
+            for option, parameter in inspect.signature(model).parameters.items()
+        ]
+        result = function.__annotations__["return"]
+        call.__signature__ = inspect.Signature(parameters, return_annotation=result)  # type: ignore[attr-defined]
+        told = (f"    {option}: {model.help_of(option)}" for option in model.model_fields)
+        call.__doc__ = "\n".join([inspect.getdoc(function) or "", "", "Args:", *told])
+        return cast("Function[P, O, R]", call)
+
+    return decorate
+
+
+def settings_of(pairs: Any, option: str = "--set", example: str = "rank=8") -> dict[str, Any]:
+    """``["rank=8"]`` -> ``{"rank": "8"}``; a mapping as it is."""
+    if pairs is None or isinstance(pairs, Mapping):
+        return dict(pairs or {})
+    pairs = [pairs] if isinstance(pairs, str) else list(pairs)
+    for pair in pairs:
+        if "=" not in pair:
+            raise UsageError(f"{option} {pair}: name=value is needed, for example {option} {example}.")
+    return dict(pair.split("=", 1) for pair in pairs)
+
+
+def listed(given: str | os.PathLike[str] | Sequence[Any]) -> list[Any]:
+    """One text or path, or several of them, as a list."""
+    return [given] if isinstance(given, str | os.PathLike) else list(given)
+
+
+def share_of(option: str, text: str) -> float:
+    """A fraction in [0, 1): ``5%`` and ``0.05`` are the same; a bare number of 1 or more is not guessed at."""
+    try:
+        value = float(text.removesuffix("%")) / (100.0 if text.endswith("%") else 1.0)
+    except ValueError:
+        value = -1.0
+    if not 0.0 <= value < 1.0:
+        raise UsageError(f"{option} {text!r}: give a share such as 5% or 0.05, under 100%.")
+    return value
+
+
+class _DataFrame(Protocol):
+    """Of pandas or polars."""
+
+    @property
+    def columns(self) -> Any: ...
+
+
+Folder = str | os.PathLike[str]
+Folders = Folder | Sequence[Folder]
+Rows = str | os.PathLike[str] | Iterable[Mapping[str, Any]] | _DataFrame
+"""A file or a dataset's name; or the rows themselves: dictionaries, a DataFrame, a ``datasets.Dataset``."""
+
+GivenRows = Annotated[Rows, PlainValidator(lambda given: given), WithJsonSchema({"type": "string"})]
+_FORMATS = "jsonl, json, csv, tsv, parquet or conll"
+ROWS_HELP = f"{_FORMATS}, - for standard input, or a dataset's name or folder"
+SETTINGS_HELP = "A hyperparameter of the method: name=value; may repeat."
+
+Replace = Annotated[bool, typer.Option("--force", help="Replace an existing folder.")]
+Threads = Annotated[int | None, typer.Option(min=1, help="At most as many as the host allows.")]
+TorchThreads = Annotated[int | None, typer.Option("--threads", min=1, help="Default: the cores in force.")]
+NoCache = Annotated[
+    bool, typer.Option("--no-cache", help="A private copy of the weights for each task; nothing is kept on disk.")
+]
+# What goes into a bundle.
+Trainable = Annotated[
+    bool, typer.Option("--trainable", help="Kept for older commands; every task can be tuned without it.")
+]
+DeltaWeights = Annotated[Literal["fp32", "fp16"], typer.Option(help="How the deltas are stored.")]
+_SET = "the set of labels that has the true one in this share of rows"
+Coverage = Annotated[
+    float | None, typer.Option(metavar="SHARE", help=f"An answer is unsure unless it stands alone in {_SET}.")
+]
+Risk = Annotated[
+    float | None,
+    typer.Option(metavar="SHARE", help="Of the answers that are not unsure, at most this share is to be wrong."),
+]
+
+# What rows are read from.
+VERIFY_DATA = typer.Option("--verify-data", help=f"Texts to verify on: {_FORMATS}.")
+VerifyRows = Annotated[
+    Rows | None, PlainValidator(lambda given: given), WithJsonSchema({"type": ["string", "null"]}), VERIFY_DATA
+]
+TextColumn = Annotated[str | None, typer.Option(help="The column of texts. Default: sentence1.", metavar="NAME")]
+PairColumn = Annotated[str | None, typer.Option(help="That of second texts. Default: sentence2.", metavar="NAME")]
+LabelColumn = Annotated[str | None, typer.Option(help="That of labels. Default: label.", metavar="NAME")]
+LabelSeparator = Annotated[
+    str | None,
+    typer.Option(help="What stands between labels, where several are one text, as in a table's cell.", metavar="TEXT"),
+]
+
+_KINDS = ", ".join(names_of("edgepeft.tasks"))
+TaskKind = Annotated[str | None, typer.Option("--kind", help=f"The kind of task: {_KINDS}. Default: by what is given.")]
+MethodSettings = Annotated[
+    Mapping[str, Any],
+    BeforeValidator(settings_of),
+    typer.Option("--set", help=SETTINGS_HELP, metavar="NAME=VALUE"),
+]

@@ -1,0 +1,54 @@
+"""The options of ``edgepeft eval``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from edgepeft.options.base import (
+    ROWS_HELP,
+    Folder,
+    GivenRows,
+    LabelColumn,
+    LabelSeparator,
+    NoCache,
+    Options,
+    PairColumn,
+    TextColumn,
+    Threads,
+)
+
+__all__ = ["EvalOptions"]
+
+
+class EvalOptions(Options):
+    """A task of a bundle, and the labelled rows that it is scored on."""
+
+    bundle: Annotated[Folder, typer.Argument(help="The bundle's folder.")]
+    data: Annotated[GivenRows, typer.Option(help=f"Labelled rows: {ROWS_HELP}.")]
+    task: Annotated[str, typer.Option(help="The task to score.")]
+    metric: Annotated[
+        str | None, typer.Option(help="accuracy, f1, matthews, pearson, ...; of text f1, exact_match, rouge_l, bleu.")
+    ] = None
+    text_column: TextColumn = None
+    pair_column: PairColumn = None
+    label_column: LabelColumn = None
+    label_separator: LabelSeparator = None
+    by: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="A column: its values' rows are scored each, as MNLI's matched and mismatched."
+        ),
+    ] = None
+    question: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME[,NAME]",
+            help="Columns that say which question a row answers: the share of questions whose rows are all right is "
+            "shown too. Default: idx, where it numbers paragraph, question and answer (MultiRC).",
+        ),
+    ] = None
+    batch_size: Annotated[int, typer.Option(min=1, help="Rows that run together.")] = 32
+    threads: Threads = None
+    no_cache: NoCache = False

@@ -1,0 +1,181 @@
+"""``edgepeft.evaluate``: the metric of the deployed artefact, without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from edgepeft.common.errors import DataError, UsageError
+from edgepeft.common.progress import shown_steps
+from edgepeft.data.by_class import Groups, worst_of
+from edgepeft.data.readers import source_of
+from edgepeft.data.row_grouping import joined
+from edgepeft.data.rows import Columns, Row, read_rows
+from edgepeft.data.text_template import of_source
+from edgepeft.options.base import function_of
+from edgepeft.options.eval import EvalOptions
+from edgepeft.runtime.decoding import GREEDY, Decoding
+from edgepeft.runtime.inputs import Truncation
+from edgepeft.runtime.runtime import Runtime, in_batches
+from edgepeft.tasks.base import TaskType
+
+__all__ = ["EvalResult", "evaluate"]
+
+_SHOWN = 160  # characters of a text
+_RIGHT = ("exact_match", "accuracy")  # of text, and of one answer of several
+
+Batches = Iterator[list[Row]]
+Scores = dict[str, Any]  # metric, averaged, score, rows, and the errors
+
+
+@dataclass(frozen=True)
+class EvalResult:
+    """``found`` is what `edgepeft eval --json` prints: the metric and its score on ``rows`` rows, and the errors.
+
+    ``truncation`` counts what was cut, texts that were written at ``max_new_tokens``.
+    """
+
+    task: str
+    found: Mapping[str, Any]
+    truncation: Truncation
+    max_new_tokens: int
+
+    @property
+    def metric(self) -> str:
+        """The metric's name."""
+        return str(self.found["metric"])
+
+    @property
+    def score(self) -> float:
+        """Of all rows."""
+        return float(self.found["score"])
+
+    @property
+    def rows(self) -> int:
+        """How many were scored."""
+        return int(self.found["rows"])
+
+    @property
+    def by_class(self) -> dict[str, dict[str, float]]:
+        """Precision, recall, F1 and number of rows of each label; empty where the task has none."""
+        return dict(self.found.get("by_class") or {})
+
+    @property
+    def worst(self) -> list[dict[str, Any]]:
+        """The rows of the highest loss: ``row``, ``text``, ``label``, ``answer``, ``loss``."""
+        return list(self.found["worst"])
+
+
+@function_of(EvalOptions)
+def evaluate(options: EvalOptions) -> EvalResult:
+    """Score a task of the bundle on labelled rows, with ONNX Runtime alone.
+
+    Raises:
+        UsageError: no such task; a metric that it does not have.
+        DataError: rows that cannot be read, or labels that the task does not know.
+        BundleError: a bundle that is damaged.
+    """
+    task = options.task
+    with Runtime(options.bundle, threads=options.threads, cache=not options.no_cache) as runtime:
+        entry = runtime.bundle.entry(task)
+        separator = options.label_separator
+        names = Columns(options.text_column, options.pair_column, options.label_column, separator=separator)
+        columns = of_source(names, entry.source, entry.step, entry.target)
+        groups = Groups(options.by, tuple(filter(None, (options.question or "").split(","))))
+        kind, keep = entry.task_kind, columns.source is not None or groups.asked
+        right = next((name for name in _RIGHT if name in kind.metrics), None)
+        if groups.question and right is None:
+            raise UsageError(f"--question asks which rows are right, and of {kind.title} none is; leave it out.")
+        how: dict[str, Any] = {"keep": keep, "label_of": kind.label_text, "optional": kind.optional_labels}
+        rows = read_rows(source_of(options.data), labels=True, columns=kind.columns(columns), **how)
+        longest = entry.max_target_length
+        decoding = GREEDY if longest is None else Decoding(max_new_tokens=longest)
+        with shown_steps() as show:
+            asked = _Asked(runtime, task, options.metric, decoding, show, groups, right)
+            found = (_of_texts if entry.writes else _of_logits)(asked, in_batches(rows, options.batch_size))
+        return EvalResult(task, found, runtime.truncation, decoding.max_new_tokens)
+
+
+@dataclass(frozen=True)
+class _Asked:
+    runtime: Runtime
+    task: str
+    metric: str | None
+    decoding: Decoding  # of text
+    show: Callable[[str, int, int | None], None]
+    groups: Groups
+    right: str | None  # a metric that says of one row whether it is right
+
+    def scores(self, kind: TaskType, metric: str, targets: Any, outputs: Any, worst: list[dict[str, Any]]) -> Scores:
+        """Of all rows, of each part, and of questions."""
+
+        def of(metric: str, places: Sequence[int]) -> float:
+            return kind.score(metric, *(_chosen(values, places) for values in (targets, outputs)))
+
+        def whether(place: int) -> bool:
+            return of(self.right or metric, [place]) == 1
+
+        grouped = self.groups.scores(partial(of, metric), whether if self.right else None)
+        facts = {"metric": metric, "averaged": kind.averaged(metric), "score": kind.score(metric, targets, outputs)}
+        return {**facts, "rows": len(targets), **grouped, **kind.errors(targets, outputs), "worst": worst}
+
+
+def _of_logits(asked: _Asked, batches: Batches) -> Scores:
+    """What the kind of the task makes of its logits."""
+    task, kind, worst = asked.task, asked.runtime.bundle.entry(asked.task).task_kind, list[dict[str, Any]]()
+    kind.check_metric(asked.metric or kind.default_metric)
+    targets, outputs, kept, together, done = list[Any](), list[Any](), list[Any](), list[Row](), 0
+    for batch in batches:
+        kind = kind if done else kind.seen(batch)
+        name = kind.metric_or_default(asked.metric)
+        for row in batch:
+            if (odd := kind.strange(row)) is not None:
+                raise DataError(f"{row.where}: task {task} has no label {odd!r}. Known: {kind.listed}.")
+        asked.groups.add(batch)
+        answers = asked.runtime.predict(task, [row.readable for row in batch])
+        logits, wanted = kind.judged(answers, batch)
+        if kind.whole_batch:
+            together += batch
+        else:
+            losses, said = kind.losses(logits, wanted).tolist(), (answer.value for answer in answers)
+            worst = worst_of([*worst, *map(_shown, batch, map(kind.expected, batch), said, losses)])
+        targets, outputs, done = [*targets, wanted], [*outputs, kind.outputs(logits)], done + len(batch)
+        kept += [logits] if kind.calibrates else []
+        asked.show(f"{task}: rows", done, None)
+    known, given = np.concatenate(targets), np.concatenate(outputs)
+    if together:
+        losses, answered = kind.losses(given, known).tolist(), kind.answered(together, known, given)
+        worst = worst_of(map(_shown, together, map(kind.expected, together), answered, losses))
+    found = asked.scores(kind, name, known, given, worst)
+    return {**found, **(kind.calibration(known, joined(kept)) if kept else {})}
+
+
+def _of_texts(asked: _Asked, batches: Batches) -> Scores:
+    """What was written; the loss of a row is what its F1 lacks."""
+    kind, worst = asked.runtime.bundle.entry(asked.task).task_kind, list[dict[str, Any]]()
+    name = kind.metric_or_default(asked.metric)
+    written, references = list[str](), list[Sequence[str]]()
+    for batch in batches:
+        asked.groups.add(batch)
+        texts = [row.readable for row in batch]
+        answers = [answer.text for answer in asked.runtime.write(asked.task, texts, asked.decoding)]
+        known = [row.references or (row.label or "",) for row in batch]
+        losses = [1 - kind.score("f1", [k], [a]) for a, k in zip(answers, known, strict=True)]
+        worst = worst_of([*worst, *map(_shown, batch, map(kind.expected, batch), answers, losses)])
+        written, references = [*written, *answers], [*references, *known]
+        asked.show(f"{asked.task}: rows", len(written), None)
+    return asked.scores(kind, name, references, written, worst)
+
+
+def _chosen(values: Any, places: Sequence[int]) -> Any:
+    return [values[i] for i in places] if isinstance(values, list) else values[list(places)]
+
+
+def _shown(row: Row, label: Any, answer: Any, loss: float) -> dict[str, Any]:
+    text = " ".join((row.sentence1 + (f" / {row.sentence2}" if row.sentence2 else "")).split())
+    known = row.label or "" if isinstance(label, float) else label
+    return {"row": row.short, "text": text[:_SHOWN], "label": known, "answer": answer, "loss": loss}
