@@ -33,15 +33,11 @@ class _Bytes(NamedTuple):
 
     name: str
     zero: int
-    floor: float
-
-    @property
-    def step(self) -> float:
-        """Of x / m."""
-        return 1 / (255 - self.zero)
+    floor: float | None = None
 
 
-_ANY = _Bytes("any", 128, 1e-30)
+# Of a row of zeros x / m is no number; what bytes it becomes is all one, for its product is multiplied by m = 0.
+_ANY = _Bytes("any", 128)
 _PAST_GELU = _Bytes("past_gelu", 32, 0.17 * (255 - 32) / 32)
 
 
@@ -50,14 +46,9 @@ def lower_integers(model: onnx.ModelProto) -> bool:
     """Rewrite a spliced graph's products in integers; returns whether it has any."""
     graph, writer = model.graph, writers(model.graph)
     made: dict[str, list[onnx.NodeProto]] = {}  # by the value that they give
-    rows: set[str] = set()
-    used: set[_Bytes] = set()
     for x, matrix, scale, y in integer_products(graph):
         how = _PAST_GELU if x in writer and writer[x].op_type == "Gelu" else _ANY
-        used.add(how)
-        if x not in rows:
-            made[f"{x}/bytes"] = _rows(x, how)
-            rows.add(x)
+        made.setdefault(f"{x}/bytes", _rows(x, how))
         inputs = [f"{x}/bytes", matrix, f"{how.name}.step", scale, f"{how.name}.zero"]
         made[y] = [
             helper.make_node("MatMulIntegerToFloat", inputs, [f"{y}/of_unit"], domain=_DOMAIN),
@@ -67,14 +58,9 @@ def lower_integers(model: onnx.ModelProto) -> bool:
         return False
     kept = [node for node in graph.node if made.keys().isdisjoint(node.output)]
     replace(graph.node, [*kept, *(node for nodes in made.values() for node in nodes)])
-    for how in used:
-        graph.initializer.extend(
-            [
-                numpy_helper.from_array(np.array(how.step, np.float32), f"{how.name}.step"),
-                numpy_helper.from_array(np.array(how.zero, np.uint8), f"{how.name}.zero"),
-                numpy_helper.from_array(np.array(how.floor, np.float32), f"{how.name}.floor"),
-            ]
-        )
+    for name, zero, floor in (_ANY, _PAST_GELU):
+        numbers = {"step": np.float32(1 / (255 - zero)), "zero": np.uint8(zero), "floor": np.float32(floor or 0)}
+        graph.initializer.extend(numpy_helper.from_array(np.array(v), f"{name}.{n}") for n, v in numbers.items())
     prune(graph)
     if all(each.domain != _DOMAIN for each in model.opset_import):
         model.opset_import.append(helper.make_opsetid(_DOMAIN, 1))
@@ -83,12 +69,13 @@ def lower_integers(model: onnx.ModelProto) -> bool:
 
 def _rows(x: str, how: _Bytes) -> list[onnx.NodeProto]:
     """Bytes [T, in] and the largest of each row [T, 1]."""
-    read = f"{x}/magnitude" if how is _ANY else x
-    nodes = [helper.make_node("Abs", [x], [read])] if how is _ANY else []
-    return [
-        *nodes,
-        helper.make_node("ReduceMax", [read, "last_axis"], [f"{x}/found"]),
-        helper.make_node("Max", [f"{x}/found", f"{how.name}.floor"], [f"{x}/largest"]),
-        helper.make_node("Div", [x, f"{x}/largest"], [f"{x}/divided"]),
-        helper.make_node("QuantizeLinear", [f"{x}/divided", f"{how.name}.step", f"{how.name}.zero"], [f"{x}/bytes"]),
+    steps = [
+        ("Div", [x, f"{x}/largest"], f"{x}/divided"),
+        ("QuantizeLinear", [f"{x}/divided", f"{how.name}.step", f"{how.name}.zero"], f"{x}/bytes"),
     ]
+    if how.floor is None:
+        steps += [("Abs", [x], f"{x}/magnitude"), ("ReduceMax", [f"{x}/magnitude", "last_axis"], f"{x}/largest")]
+    else:
+        steps += [("ReduceMax", [x, "last_axis"], f"{x}/found")]
+        steps += [("Max", [f"{x}/found", f"{how.name}.floor"], f"{x}/largest")]
+    return [helper.make_node(op, inputs, [output]) for op, inputs, output in steps]

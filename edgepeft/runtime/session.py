@@ -22,7 +22,9 @@ from onnxruntime.capi import onnxruntime_pybind11_state as _binding
 
 from edgepeft.common.errors import BundleError, EdgepeftError
 from edgepeft.device.host.machine import cpu_quota, saturates_in_8_bits, thread_count
+from edgepeft.graph.integer_lowering import lower_integers
 from edgepeft.graph.names import LOGITS
+from edgepeft.graph.protos import copied
 from edgepeft.runtime.passes import unpacked
 
 __all__ = [
@@ -98,6 +100,9 @@ def open_session(
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder.resolve()))
     if given := {name: ort.OrtValue.ortvalue_from_numpy(values) for name, values in outside}:
         options.add_external_initializers(list(given), list(given.values()))  # as they lie, not copied
+    if any(node.op_type == "MatMulInteger" for node in model.graph.node):
+        model = copied(model)
+        lower_integers(model)
     if saturates_in_8_bits():
         model = _with_own_matrices(model)
     with failing_as(f"cannot open the model of {folder}"):

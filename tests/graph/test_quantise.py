@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +13,12 @@ from safetensors.numpy import load_file, save_file
 from tiny import ragged
 from tolerance import error_of_sums
 
+from edgepeft.backbones.checkpoint import Checkpoint
+from edgepeft.backbones.emit import INT8_WEIGHTS_FILE, WEIGHTS_FILE, external_tensor
 from edgepeft.backbones.source import Backbone, open_backbone
 from edgepeft.bundle.bundle import Bundle
 from edgepeft.common.errors import BundleError
+from edgepeft.graph.quantise import quantise, quantised_tensors
 from edgepeft.graph.splice import splice
 from edgepeft.runtime.session import open_session
 from edgepeft.training.exporting.bundle import write_backbone
@@ -36,9 +40,9 @@ def folder(backbone: Backbone, tmp_path_factory: pytest.TempPathFactory) -> Path
     return folder
 
 
-@pytest.fixture(scope="module")
-def values(backbone: Backbone, folder: Path) -> dict[str, np.ndarray]:
-    """What the graph gives at its values, on rows of many lengths."""
+@pytest.fixture(scope="module", params=["as stored", "lowered"])
+def values(request, backbone: Backbone, folder: Path) -> dict[str, np.ndarray]:
+    """What the graph gives at its values, on rows of many lengths: as the file has it, and as sessions run it."""
     model = onnx.load(str(folder / "backbone.onnx"), load_external_data=False)
     wanted = [
         *("word_embeddings", "embeddings", "layer.1.layer_output"),
@@ -48,8 +52,12 @@ def values(backbone: Backbone, folder: Path) -> dict[str, np.ndarray]:
     ]
     model.graph.output.extend(helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in wanted)
     inputs = ragged(6, 17, dict(backbone.config), seed=3)
-    found = open_session(model, folder, 1).run(wanted, inputs)
-    return dict(zip(wanted, found, strict=True)) | {"ids": inputs["input_ids"][inputs["attention_mask"] == 1]}
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "as stored":
+            patch.setattr("edgepeft.runtime.session.lower_integers", lambda model: False)
+        found = open_session(model, folder, 1).run(wanted, inputs)
+    ids = {"ids": inputs["input_ids"][inputs["attention_mask"] == 1]}
+    return dict(zip(wanted, found, strict=True)) | ids | {"lowered": np.array(request.param == "lowered")}
 
 
 def eight_bits(weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -58,34 +66,83 @@ def eight_bits(weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return np.rint(weights / scale[:, None]).astype(np.int64), scale
 
 
-def of_rows(x: np.ndarray, zero: int) -> tuple[np.ndarray, np.ndarray]:
-    """A scale a row, such that neither end is cut off."""
+def of_rows(x: np.ndarray, past_gelu: bool, lowered: bool) -> tuple[np.ndarray, np.ndarray, int]:
+    """Bytes, a scale a row such that neither end is cut off, and the byte of 0."""
+    if lowered:
+        zero = 32 if past_gelu else 128
+        floor = np.float32(0.17 * 223 / 32)  # Gelu is nowhere below -0.17
+        largest = np.maximum(x.max(1, keepdims=True), floor) if past_gelu else np.abs(x).max(1, keepdims=True)
+        step = np.float32(1 / (255 - zero))
+        bytes_ = np.rint(x / largest / step) + zero
+        assert bytes_.min() >= 0  # nothing is cut
+        return np.minimum(bytes_, 255).astype(np.int64), largest * step, zero
+    zero = 16 if past_gelu else 128
     up, down = x.max(1, keepdims=True) * np.float32(1 / (255 - zero)), x.min(1, keepdims=True) * np.float32(-1 / zero)
     scale = np.maximum(up, down).astype(np.float32)
-    return np.clip(np.rint(x / scale) + zero, 0, 255).astype(np.int64), scale
+    return np.clip(np.rint(x / scale) + zero, 0, 255).astype(np.int64), scale, zero
 
 
 @pytest.mark.parametrize(
-    ("module", "source", "target", "zero"),
+    ("module", "source", "target"),
     [
-        ("attention.self.query", "layer.0.layer_output", "layer.1.query", 128),
-        ("attention.self.key", "layer.0.layer_output", "layer.1.key", 128),
-        ("attention.self.value", "layer.0.layer_output", "layer.1.value", 128),
-        ("attention.output.dense", "layer.1.context", "layer.1.attention_output", 128),
-        ("intermediate.dense", "layer.1.attention_norm", "layer.1.ffn_up", 128),
-        ("output.dense", "layer.1.ffn_activation", "layer.1.ffn_output", 16),
+        ("attention.self.query", "layer.0.layer_output", "layer.1.query"),
+        ("attention.self.key", "layer.0.layer_output", "layer.1.key"),
+        ("attention.self.value", "layer.0.layer_output", "layer.1.value"),
+        ("attention.output.dense", "layer.1.context", "layer.1.attention_output"),
+        ("intermediate.dense", "layer.1.attention_norm", "layer.1.ffn_up"),
+        ("output.dense", "layer.1.ffn_activation", "layer.1.ffn_output"),
     ],
 )
-def test_a_projection_is_the_integer_product_of_its_quantised_operands(backbone, values, module, source, target, zero):
+def test_a_projection_is_the_integer_product_of_its_quantised_operands(backbone, values, module, source, target):
     stored = load_file(backbone.weights)
     weights, bias = stored[f"{LAYER}{module}.weight"], stored[f"{LAYER}{module}.bias"]
     w8, scale = eight_bits(weights)
-    x8, sx = of_rows(values[source], zero)
+    x8, sx, zero = of_rows(values[source], source.endswith("ffn_activation"), bool(values["lowered"]))
     product = (x8 - zero) @ w8.T * (sx * scale)
     error = error_of_sums(8, np.abs(product) + np.abs(bias))  # integers are exact; then scales, a product, a sum
     np.testing.assert_allclose(values[target], product + bias, rtol=0, atol=error)
     # ... and it is no float product: 8 bits leave a trace.
     assert 1e-4 < np.abs(values[target] - (values[source] @ weights.T + bias)).max() < 0.1
+
+
+@pytest.mark.parametrize("activation", [None, "Gelu", "Relu"])
+def test_lowered_rows_of_any_kind_are_their_product_whatever_stands_beside_them(tmp_path, activation):
+    """Zeros, large and tiny rows, rows below zero throughout, and a row that is no number."""
+    source = np.random.default_rng(0)
+    weights = source.normal(size=(16, 24)).astype(np.float32)
+    save_file({"w": weights}, tmp_path / WEIGHTS_FILE)
+    whole = Checkpoint.open(tmp_path / WEIGHTS_FILE)
+    nodes = [helper.make_node("Gemm", ["x", "w"], ["y"], name="y", transB=1)]
+    if activation:
+        nodes.insert(0, helper.make_node(activation, ["given"], ["x"]))
+    of_x = helper.make_tensor_value_info("given" if activation else "x", TensorProto.FLOAT, ["T", 24])
+    of_y = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["T", 16])
+    graph = helper.make_graph(nodes, "product", [of_x], [of_y], [external_tensor(whole.tensors["w"])])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    save_file(quantised_tensors(model.graph, whole), tmp_path / INT8_WEIGHTS_FILE)
+    quantise(model, Checkpoint.open(tmp_path / INT8_WEIGHTS_FILE))
+    rows = source.normal(size=(8, 24)).astype(np.float32)
+    rows *= np.array([1, 0, 1e4, 1e-6, 1e-30, -1, 1, 1], np.float32)[:, None]
+    rows[5] = -np.abs(rows[5])
+    rows[6] = np.nan
+    session = open_session(model, tmp_path, 1)
+    (together,) = session.run(["y"], {of_x.name: rows})
+    alone = np.concatenate([session.run(["y"], {of_x.name: rows[i : i + 1]})[0] for i in range(8)])
+    np.testing.assert_array_equal(together, alone)
+    finite = np.arange(8) != 6
+    exact = rows.astype(np.float64)
+    if activation == "Gelu":
+        exact = exact * 0.5 * (1 + np.vectorize(math.erf)(exact / math.sqrt(2)))
+    elif activation == "Relu":
+        exact = np.maximum(exact, 0)
+    w8, scale = eight_bits(weights)
+    largest = np.maximum(np.abs(exact).max(1, keepdims=True), 1.2 if activation == "Gelu" else 0)
+    half_a_step = 0.501 * largest / (223 if activation == "Gelu" else 127)
+    summed = np.array([error_of_sums(24, sizes) for sizes in np.abs(exact) @ np.abs(weights.T)])[:, None]
+    bound = half_a_step * (np.abs(w8) * scale[:, None]).sum(1) + summed
+    off = np.abs(together - exact @ (w8 * scale[:, None]).T)
+    assert (off <= bound)[finite].all()
+    assert (together[1] == 0).all() and (off[finite] > 0).any()
 
 
 def test_a_words_row_is_its_integers_times_its_scale(backbone, values):
