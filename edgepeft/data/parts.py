@@ -26,8 +26,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgepeft.common.errors import DataError, UsageError
-from edgepeft.data.readers import Source, is_dataset, source_of, splits_of
-from edgepeft.data.rows import FORMATS, SENTENCES, Columns, Row, read_rows
+from edgepeft.data.readers import Source, format_of, is_dataset, source_of, splits_of
+from edgepeft.data.rows import SENTENCES, Columns, Row, head_of, read_rows
+from edgepeft.data.shapes import Shape, told_shape
 from edgepeft.options.base import Rows, share_of
 from edgepeft.tasks._certainty import Promise
 from edgepeft.tasks.base import TaskType, kind_asked, listed, stated
@@ -42,6 +43,7 @@ __all__ = [
     "part",
     "quotas",
     "row_digest",
+    "shape_in",
     "task_data",
 ]
 
@@ -153,6 +155,18 @@ def given_rows(option: str, given: Rows | float | None) -> Given:
     return share_of(option, text)
 
 
+def shape_in(train: Source) -> Shape | None:
+    """What training rows are told by, where no option says it; see ``shapes``."""
+    return told_shape(train, head_of(_own_splits(train, SENTENCES).get("train", train)))
+
+
+def _own_splits(train: Source, columns: Columns) -> dict[str, Path]:
+    """A dataset's, by part; none of a file."""
+    if not isinstance(train, Path) or format_of(train) or not is_dataset(train):
+        return {}
+    return splits_of(train, columns.names[2] if columns.target is None else columns.target.fields[0])
+
+
 def load_data(
     train: Source,
     eval: Given = None,
@@ -161,8 +175,7 @@ def load_data(
     **division: Unpack[Division],
 ) -> TaskData:
     """Read the files of a run and part them; a dataset's own splits are the parts that nothing is given for."""
-    if isinstance(train, Path) and train.suffix.lower() not in FORMATS and is_dataset(train):
-        splits = splits_of(train, columns.names[2] if columns.target is None else columns.target.fields[0])
+    if splits := _own_splits(train, columns):
         train = splits.get("train", train)
         eval, test = (splits.get(n) if given is None else given for n, given in (("eval", eval), ("test", test)))
     asked = {"--data": train, "--eval": eval, "--test": test}

@@ -12,7 +12,10 @@ names one of its splits.
 
 from __future__ import annotations
 
+import codecs
+import contextlib
 import csv
+import gzip
 import itertools
 import json
 import logging
@@ -27,6 +30,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from edgepeft.common.errors import DataError, UsageError, requiring
+from edgepeft.data.archives import read_folder, read_xlsx, read_zip
 from edgepeft.data.labels import shown as _shown
 
 if TYPE_CHECKING:
@@ -41,6 +45,7 @@ __all__ = [
     "Record",
     "Records",
     "Source",
+    "format_of",
     "is_dataset",
     "read_dataset",
     "read_stdin",
@@ -191,7 +196,8 @@ STDIN = "-"
 
 def _lines(path: Path) -> Lines:
     """Decoded lines with their numbers; each is decoded alone, so that a bad byte has a line."""
-    with sys.stdin.buffer if str(path) == STDIN else path.open("rb") as file:
+    packed = path.suffix.lower() == PACKED
+    with sys.stdin.buffer if str(path) == STDIN else gzip.open(path) if packed else path.open("rb") as file:
         for number, raw in enumerate(file, start=1):
             try:
                 yield number, raw.decode("utf-8-sig" if number == 1 else "utf-8")
@@ -218,10 +224,32 @@ def _read_json(path: Path) -> Iterator[Record]:
         records = json.loads("".join(line for _, line in _lines(path)))
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path}: not JSON ({error}); expected an array of objects, or jsonl.") from error
-    for number, record in enumerate(records if isinstance(records, list) else [records], start=1):
+    for number, record in enumerate(_of_document(records), start=1):
         if not isinstance(record, dict):
             raise DataError(f"{path}:{number}: expected a JSON object; found {_shown(record)}.")
         yield number, record
+
+
+def _of_document(document: Any) -> list[Any]:
+    """Its rows: a list, the list under ``data``, SQuAD's paragraphs, or columns as pandas writes them."""
+    if isinstance(document, list):
+        return document
+    if not isinstance(document, dict):
+        return [document]
+    rows = document.get("data")
+    if isinstance(rows, list) and rows and all(isinstance(each, dict) and "paragraphs" in each for each in rows):
+        return [
+            {"context": paragraph.get("context"), **question}
+            for each in rows
+            for paragraph in each["paragraphs"]
+            for question in paragraph.get("qas", ())
+        ]
+    if isinstance(rows, list):
+        return rows
+    columns = {name: list(of.values()) if isinstance(of, dict) else of for name, of in document.items()}
+    if columns and all(isinstance(of, list) for of in columns.values()) and len({*map(len, columns.values())}) == 1:
+        return [dict(zip(columns, cells, strict=True)) for cells in zip(*columns.values(), strict=True)]
+    return [document]
 
 
 def read_stdin(path: Path) -> Iterator[Record]:
@@ -235,7 +263,7 @@ def read_stdin(path: Path) -> Iterator[Record]:
 def _read_table(path: Path, delimiter: str, **form: Any) -> Iterator[Record]:
     """Rows under a header.  Cells that are empty throughout are no row: spreadsheets end in such."""
     csv.field_size_limit(max(csv.field_size_limit(), LONGEST_CELL))
-    lines, first = _table_lines(path)
+    lines, first = _with_first(path)
     if first.lower().startswith("sep=") and len(first) == len("sep=;"):  # Excel's own line
         delimiter, skipped = first[-1], 1
         next(lines)
@@ -256,9 +284,9 @@ def _read_table(path: Path, delimiter: str, **form: Any) -> Iterator[Record]:
         raise DataError(f"{path}:{line}: not a table ({error}); is a quotation mark missing?") from error
 
 
-def _table_lines(path: Path) -> tuple[Iterator[str], str]:
+def _with_first(path: Path) -> tuple[Iterator[str], str]:
     """All lines, and the first one without its end; lines may end in a carriage return alone, as of an old Mac."""
-    lines = (line for _, line in _lines(path))
+    lines = _table_lines(path)
     first = next(lines, "")
     if not first.endswith("\n") and "\r" in first.rstrip("\r"):
         parts = first.splitlines(keepends=True)
@@ -294,12 +322,21 @@ def _read_conll(path: Path) -> Iterator[Record]:
     has them.
     """
     sentences = _sentences(path)
+    if path.suffix.lower() == ".conllu":  # number, form, lemma, part of speech, ...; 1-2 are two words as one, 1.1 none
+        for start, lines in sentences:
+            words = [cells for cells in lines if cells[0].isdigit()]
+            yield start, {"words": [cells[1] for cells in words], "tags": [cells[3] for cells in words]}
+        return
     first = list[tuple[int, list[list[str]]]]()
     for sentence in sentences:
         first.append(sentence)
         if len(sentence[1]) > 1:  # one word alone may be a number
             break
     lines = first[-1][1] if first else []
+    if path.suffix.lower() == ".txt" and not all(_TAG.fullmatch(cells[-1]) for cells in lines):
+        raise UsageError(
+            f"{path} has no words with tags (O, B-PER, ...), as a .txt of rows has; other texts: csv, jsonl."
+        )
     numbers = [cells[0] for cells in lines]
     counted = (
         len(lines) > 1 and len(lines[0]) > 2 and numbers in ([*map(str, range(n, n + len(lines)))] for n in (0, 1))
@@ -309,6 +346,9 @@ def _read_conll(path: Path) -> Iterator[Record]:
     for start, lines in itertools.chain(first, sentences):
         tags = {"tags": [cells[-1] for cells in lines]} if len(lines[0]) > 1 else {}
         yield start, {"words": [cells[int(counted)] for cells in lines], **tags}
+
+
+_TAG = re.compile(r"O|[BIESLU]-\S+")
 
 
 def _sentences(path: Path) -> Iterator[tuple[int, list[list[str]]]]:
@@ -336,6 +376,32 @@ def _sentences(path: Path) -> Iterator[tuple[int, list[list[str]]]]:
         yield start, words
 
 
+_UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+
+
+def _table_lines(path: Path) -> Iterator[str]:
+    """The lines of a table in UTF-8; or in what spreadsheets write too, UTF-16 or Windows-1252, which is said."""
+    if str(path) == STDIN or path.suffix.lower() == PACKED:
+        return (line for _, line in _lines(path))
+    with path.open("rb") as file:
+        start = file.read(2)
+        if start in _UTF_16:
+            warnings.warn(f"{path}: read as UTF-16, which its first bytes say.", stacklevel=2)
+            return iter(path.read_text(encoding="utf-16").splitlines(keepends=True))
+        file.seek(0)
+        try:
+            for line in file:
+                line.decode("utf-8")
+            return (line for _, line in _lines(path))
+        except UnicodeDecodeError:
+            pass
+    with contextlib.suppress(UnicodeDecodeError):
+        text = path.read_text(encoding="cp1252")
+        warnings.warn(f"{path}: not UTF-8; read as Windows-1252. Save it as UTF-8 if letters look wrong.", stacklevel=2)
+        return iter(text.splitlines(keepends=True))
+    return (line for _, line in _lines(path))  # which names the line
+
+
 def _read_csv(path: Path) -> Iterator[Record]:
     return _read_table(path, ",")
 
@@ -350,6 +416,22 @@ FORMATS: dict[str, Reader] = {
     ".tsv": _read_tsv,
     ".json": _read_json,
     ".parquet": read_parquet,
+    ".xlsx": read_xlsx,
+    ".zip": read_zip,
     ".conll": _read_conll,
 }
-"""Extension -> reader."""
+"""Extension -> reader; before ``.gz`` too, but for the last four."""
+_OF_CONLL = (".conllu", ".bio", ".iob", ".iob2", ".txt")
+PACKED = ".gz"
+
+
+def format_of(path: Path) -> Reader | None:
+    """By the file's name; a folder's files, one text each, by the folders that they lie in."""
+    ends = [suffix.lower() for suffix in path.suffixes[-2:]]
+    if ends[-1:] == [PACKED]:
+        return FORMATS.get(ends[0]) if ends[0] in (".jsonl", ".csv", ".tsv", ".json") else None
+    if ends[-1:] and ends[-1] in _OF_CONLL:
+        return _read_conll
+    if not ends and path.is_dir() and not is_dataset(path):
+        return read_folder
+    return FORMATS.get(ends[-1] if ends else "")

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import itertools
 import json
 import re
 import warnings
@@ -27,10 +28,31 @@ from edgepeft.common.errors import DataError, UsageError
 from edgepeft.data.labels import LabelReader, label_text, shown
 from edgepeft.data.labels import shown as _shown
 from edgepeft.data.pattern import Pattern, UnreadableRow, nearest
-from edgepeft.data.readers import FORMATS, STDIN, Record, Records, Source, is_dataset, read_dataset, read_stdin
+from edgepeft.data.readers import (
+    FORMATS,
+    STDIN,
+    Record,
+    Records,
+    Source,
+    format_of,
+    is_dataset,
+    read_dataset,
+    read_stdin,
+)
+from edgepeft.data.shapes import HEAD, Shape, one_of, shape_of, written_shape
 from edgepeft.data.words import Words
 
-__all__ = ["CANDIDATES", "FORMATS", "SENTENCES", "STDIN", "Columns", "Row", "distinct_candidates", "read_rows"]
+__all__ = [
+    "CANDIDATES",
+    "FORMATS",
+    "SENTENCES",
+    "STDIN",
+    "Columns",
+    "Row",
+    "distinct_candidates",
+    "head_of",
+    "read_rows",
+]
 
 CANDIDATES = "candidates"
 _NUMBERED = re.compile(r"(candidate|choice|ending|option|answer)[ _]?(\d{1,4})", re.ASCII)
@@ -89,9 +111,9 @@ _PAIRS = (
     ("query", "passage"),
     ("question", "passage"),
     ("question", "sentence"),
+    ("question", "context"),
 )
 _LABELS = ("labels", "target", "class", "category", "sentiment", "y")
-_TAGS = ("ner_tags", "pos_tags", "chunk_tags", "labels")
 
 
 class Columns(NamedTuple):
@@ -199,23 +221,33 @@ def read_rows(
     ``label_of`` makes a label's text of what stands in its column.
     """
     wanted = _Wanted(columns, label_of if labels else None, task_column, keep, optional and columns.label is None)
+    return _rows(path, _reader(path), wanted)
+
+
+def head_of(source: Source) -> list[dict[str, Any]]:
+    """The first rows, as they stand there."""
+    return [row for _, row in itertools.islice(_reader(source)(source), HEAD)]
+
+
+def _reader(path: Source) -> Callable[[Any], Iterator[Record]]:
     if isinstance(path, Records):
-        return _rows(path, path.read, wanted)
+        return path.read
     if str(path) == STDIN:
-        return _rows(path, read_stdin, wanted)
-    if path.suffix.lower() not in FORMATS and is_dataset(path):
-        return _rows(path, read_dataset, wanted)
-    if path.suffix.lower() not in FORMATS:
-        known = ", ".join(FORMATS)
+        return read_stdin
+    reader, known = format_of(path), ", ".join(FORMATS)
+    if reader is None and is_dataset(path):
+        return read_dataset
+    if reader is None:
         raise UsageError(f"{path} ends in {path.suffix or 'no extension'}; a data file is one of {known}.")
+    if not path.exists() or (path.is_dir() and path.suffix):
+        problem = "is a folder" if path.is_dir() else "does not exist"
+        raise UsageError(f"data file {path} {problem}; give a file of {known}.")
     try:
-        if not path.is_file():
-            problem = "is a folder" if path.is_dir() else "does not exist"
-            raise UsageError(f"data file {path} {problem}; give a file of {', '.join(FORMATS)}.")
-        path.open("rb").close()
+        if path.is_file():
+            path.open("rb").close()
     except OSError as error:
         raise UsageError(f"data file {path} cannot be read ({error.strerror}); let this user read it.") from error
-    return _rows(path, FORMATS[path.suffix.lower()], wanted)
+    return reader
 
 
 class _Wanted(NamedTuple):
@@ -233,8 +265,11 @@ def _rows(path: Source, read: Callable[[Any], Iterator[Record]], wanted: _Wanted
     labels = label_of is not None and not optional
     pairs: bool | None = None
     named: Mapping[str, str] | None = None
-    for line, found in read(path):
-        record = _asked(found, columns, labels=labels)
+    records = read(path)
+    head = list(itertools.islice(records, HEAD))
+    shape = _shape(path, [row for _, row in head], columns)
+    for line, found in itertools.chain(head, records):
+        record = _asked(dict(found if shape is None else shape.read(found)), columns, labels=labels)
         if named is None:
             named = _by_convention(path, record, columns, labels=label_of is not None)
         record = {**record, **{usual: record[name] for usual, name in named.items() if name in record}}
@@ -258,6 +293,15 @@ def _rows(path: Source, read: Callable[[Any], Iterator[Record]], wanted: _Wanted
         raise DataError(f"{path} has no rows; expected {_expected(columns, labels)}.")
 
 
+def _shape(path: Source, head: Sequence[Mapping[str, Any]], columns: Columns) -> Shape | None:
+    """What the rows are read by, where no option names a column; of patterns, what their columns may lie in."""
+    if columns.source is not None:
+        return written_shape(head, {name: name for name in head[0]}, path) if head else None
+    if columns.fields is not None or any((columns.text, columns.pair, columns.label)):
+        return None
+    return shape_of(path, head)
+
+
 def _asked(record: dict[str, Any], columns: Columns, *, labels: bool) -> dict[str, Any]:
     """A row of SQuAD's columns by the usual names of its columns."""
     if not columns.passages:
@@ -276,26 +320,16 @@ def _by_convention(path: Source, record: Mapping[str, Any], columns: Columns, *,
     known = {str(name).strip().lower(): name for name in record}
     found: dict[str, str] = {}
     if columns.text is None and not {FIRST, "words"} & known.keys() and not {"text", "spans"} <= known.keys():
-        if isinstance(record.get("tokens"), list):
-            asked = labels and columns.label is None and "tags" not in record
-            tags = [name for name in _TAGS if asked and name in record]
-            _require_one(path, tags, "the tags", "--label-column")
-            return _noted(path, {"words": "tokens"} | ({"tags": tags[0]} if tags else {}))
         pairs = [pair for pair in _PAIRS if columns.pair is None and {*pair} <= known.keys()]
         texts = [known[name] for name in _TEXTS if name in known and not any(name in pair for pair in pairs)]
-        _require_one(path, [*texts, *(" and ".join(pair) for pair in pairs)], "the text", "--text-column")
+        one_of(path, [*texts, *(" and ".join(pair) for pair in pairs)], "the text", "--text-column")
         found |= {FIRST: known[pairs[0][0]], SECOND: known[pairs[0][1]]} if pairs else {}
         found |= {FIRST: texts[0]} if texts else {}
     if labels and columns.label is None and LABEL not in record and (found or FIRST in record or columns.text):
         names = [known[name] for name in (LABEL, *_LABELS) if name in known and known[name] not in found.values()]
-        _require_one(path, names, "the label", "--label-column")
+        one_of(path, names, "the label", "--label-column")
         found |= {LABEL: names[0]} if names else {}
     return _noted(path, found)
-
-
-def _require_one(path: Source, names: Sequence[str], what: str, option: str) -> None:
-    if len(names) > 1:
-        raise DataError(f"{path}: {', '.join(names)} may each be {what}; say which: {option} NAME.")
 
 
 def _noted(path: Source, found: dict[str, str]) -> dict[str, str]:

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from edgepeft.common.progress import shown_run
-from edgepeft.data.parts import Division, TaskData, given_rows, load_data
+from edgepeft.data.parts import Division, TaskData, given_rows, load_data, shape_in
 from edgepeft.data.readers import source_of
-from edgepeft.data.rows import Columns
+from edgepeft.data.rows import STDIN, Columns
 from edgepeft.data.text_template import TextTemplate, text_template
 from edgepeft.data.training_loop.run import Interrupted
 from edgepeft.methods.base import Method, method_named
@@ -70,8 +70,21 @@ def resolved(request: TrainRequest) -> ResolvedRequest:
     return ResolvedRequest(request, method, template, settings)
 
 
+def _shaped(options: TrainOptions) -> TrainOptions:
+    """With what the rows' shape tells, where no option says what they are: the kind of task, and patterns of text."""
+    said = (options.kind, options.regression, *(getattr(options, name) for name in _OF_TEXT))
+    columns = (options.text_column, options.pair_column, options.label_column)
+    if any((*said, *columns)) or str(options.data) == STDIN:
+        return options
+    rows = source_of(options.data)
+    shape = shape_in(rows)
+    told: dict[str, Any] = {} if shape is None else {"kind": shape.kind, "source": shape.source, "target": shape.target}
+    return options.model_copy(update={"data": rows, **told})
+
+
 def run(options: TrainOptions) -> TrainResult:
     """Train as the options say, with progress on standard error."""
+    options = _shaped(options)
     found, out, resume, force = resolved(options), Path(options.out), options.resume, options.force
     prepare_output(out, resume=resume, force=force)  # what is wrong with it is reported before files are read
     rows = found.rows()

@@ -34,7 +34,9 @@ def backbone(tiny):
 
 @pytest.fixture(scope="module")
 def deltas(backbone):
-    return {name: random_delta(backbone, name, name, None, seed=7, settings=settings) for name, settings in KINDS.items()}
+    return {
+        name: random_delta(backbone, name, name, None, seed=7, settings=settings) for name, settings in KINDS.items()
+    }
 
 
 @pytest.fixture(scope="module", params=["fp32", "int8"])

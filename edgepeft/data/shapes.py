@@ -1,0 +1,280 @@
+"""Shapes of rows: what the files of other tools call text, label and the rest, told by the columns they have.
+
+``SHAPES`` is tried in order on a file's first rows, where no option names a column; the first that fits reads all of
+its rows, and says so.  Each shape is of one kind of task, which is taken where none is asked for.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from edgepeft.common.errors import DataError, UsageError
+from edgepeft.data.labels import shown
+
+__all__ = ["HEAD", "Shape", "one_of", "shape_of", "told_shape", "written_shape"]
+
+HEAD = 100  # rows that a shape is told by
+
+Record = Mapping[str, Any]
+Head = Sequence[Record]
+# As data sets call them; a list of texts under one of them has several labels.
+_LABELS = ("label", "labels", "target", "class", "category", "sentiment", "y")
+_TAGS = ("tags", "ner_tags", "pos_tags", "chunk_tags", "labels")
+_MARKS = ("spans", "entities", "label", "labels")
+_SCORES = ("score", "similarity", "similarity_score", "rating")
+_TEXTS = ("text", "sentence", "sentence1", "review", "content", "tweet", "comment_text", "comment", "body", "document")
+_COUNTERS = {"id", "idx", "index", "unnamed: 0", ""}
+_QUESTIONS = ("ctx", "question", "question_stem", "premise", "startphrase")
+_BODIES = ("body", "description", "content", "text")
+_WRITTEN = (("article", "highlights"), ("article", "summary"), ("document", "summary"), ("dialogue", "summary"))
+_MOST_VALUES = 20  # of labels that are numbers and names all the same
+
+
+class Shape(NamedTuple):
+    """``told`` names the columns as they are read; ``read`` gives a row by its usual names.
+
+    A task that writes text has its ``source`` and ``target``, patterns of columns.
+    """
+
+    kind: str
+    told: str
+    read: Callable[[Record], Record]
+    source: str | None = None
+    target: str | None = None
+
+
+def shape_of(path: object, head: Head) -> Shape | None:
+    """That of a file's first rows; None where they have the usual columns, or none that is known."""
+    first = {str(name).strip().lower(): name for name in head[0]} if head else {}
+    for known in SHAPES:
+        found = known(head, first, path)
+        if found is not None:
+            return found
+    return None
+
+
+def told_shape(path: object, head: Head) -> Shape | None:
+    """That of a file's first rows, which is said; None where they do not tell.
+
+    Raises:
+        UsageError: the labels are numbers that may be names as well.
+    """
+    shape = shape_of(path, head)
+    if shape is not None:
+        warnings.warn(f"{path}: rows of {shape.told}; --kind {shape.kind} is taken.", stacklevel=2)
+        return shape
+    label = next((name for name in _LABELS if head and name in head[0]), "")
+    values = [number for row in head if (number := _number(row.get(label))) is not None]
+    if not values or len(values) < len(head):
+        return None
+    if len({*values}) > _MOST_VALUES or any(value != int(value) for value in values):
+        few = ", ".join(f"{value:g}" for value in sorted({*values})[:3])
+        raise UsageError(
+            f"{path}: the column {label} holds numbers ({few}, ...). Say what they are: --kind regression learns to "
+            "give such a number, --kind classification takes each for a name."
+        )
+    return None
+
+
+def _number(value: Any) -> float | None:
+    try:
+        found = float(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else math.nan
+    except ValueError:
+        return None
+    return found if math.isfinite(found) else None
+
+
+def one_of(path: object, names: Sequence[str], what: str, option: str) -> str | None:
+    """The only one of these columns; None where there is none, an error where there are several."""
+    if len(names) > 1:
+        raise DataError(f"{path}: {', '.join(names)} may each be {what}; say which: {option} NAME.")
+    return names[0] if names else None
+
+
+def _renamed(**names: str | None) -> Callable[[Record], Record]:
+    """Rows with their columns by these names too, where they are there."""
+    given = {usual: name for usual, name in names.items() if name is not None}
+    return lambda row: {**row, **{usual: row[name] for usual, name in given.items() if name in row}}
+
+
+def _tagged(head: Head, names: Mapping[str, str], path: object) -> Shape | None:
+    """Lists of words and of their tags, as the Hub's data sets and CoNLL's files have them."""
+    words = next(
+        (names[name] for name in ("tokens", "words") if isinstance(head[0].get(names.get(name, "")), list)), None
+    )
+    if words is None or "sentence1" in names:
+        return None
+    asked = [names[name] for name in _TAGS if isinstance(head[0].get(names.get(name, "")), list)]
+    tags = "tags" if "tags" in asked else one_of(path, asked, "the tags", "--label-column")
+    return Shape("tokens", f"{words}{f' and {tags}' if tags else ''}", _renamed(words=words, tags=tags))
+
+
+def _marked(head: Head, names: Mapping[str, str], path: object) -> Shape | None:
+    """A text and marks in it: [start, end, label] (spaCy, doccano), or objects (Prodigy, doccano, Label Studio)."""
+    if "sentence1" in names or "text" not in names:
+        return None
+    for name in _MARKS:
+        column = names.get(name)
+        lists = [row.get(column) for row in head if column is not None]
+        marks = [mark for each in lists if isinstance(each, list) for mark in each]
+        if marks and all(map(_is_mark, marks)):
+            read = lambda row, column=column: {  # noqa: E731
+                **{n: v for n, v in row.items() if n != column},
+                "text": row[names["text"]],
+                "spans": [*map(_mark, row[column])] if isinstance(row.get(column), list) else row.get(column),
+            }
+            return Shape("tokens", f"{names['text']} and {column}", read)
+    return None
+
+
+def _is_mark(mark: Any) -> bool:
+    if isinstance(mark, Mapping):
+        return "label" in mark and ({"start", "end"} <= mark.keys() or {"start_offset", "end_offset"} <= mark.keys())
+    return isinstance(mark, list | tuple) and [*map(type, mark)] == [int, int, str]
+
+
+def _mark(mark: Any) -> Any:
+    if isinstance(mark, Mapping):
+        start, end = mark.get("start", mark.get("start_offset")), mark.get("end", mark.get("end_offset"))
+        return {"start": start, "end": end, "label": mark.get("label")}
+    return dict(zip(("start", "end", "label"), mark, strict=False)) if isinstance(mark, list | tuple) else mark
+
+
+def _label_studio(head: Head, names: Mapping[str, str], path: object) -> Shape | None:
+    """Label Studio's export: ``data`` with the text, ``annotations`` with results."""
+    data = head[0].get("data")
+    if "annotations" not in names or not isinstance(data, Mapping):
+        return None
+    texts = [name for name, value in data.items() if isinstance(value, str)]
+    column = "text" if "text" in texts else one_of(path, texts, "the text", "--text-column")
+
+    def results(row: Record) -> list[Record]:
+        kept = [each for each in row.get("annotations") or () if not each.get("was_cancelled")]
+        return kept[0].get("result", []) if kept else []
+
+    def marks(row: Record) -> Record:
+        found = [each["value"] for each in results(row) if "labels" in each.get("value", {})]
+        spans = [{"start": v["start"], "end": v["end"], "label": v["labels"][0]} for v in found]
+        return {"text": row["data"].get(column), "spans": spans}
+
+    def choices(row: Record) -> Record:
+        found = [name for each in results(row) for name in each.get("value", {}).get("choices", ())]
+        return {"sentence1": row["data"].get(column), "label": found[0] if len(found) == 1 else None}
+
+    of_spans = any("labels" in each.get("value", {}) for row in head for each in results(row))
+    told = f"data.{column} and annotations"
+    return Shape("tokens", told, marks) if of_spans else Shape("classification", told, choices)
+
+
+def _choice(head: Head, names: Mapping[str, str], path: object) -> Shape | None:
+    """A text and a list of endings or answers, and which is right (HellaSwag, SWAG, ARC, CommonsenseQA, MMLU)."""
+    nested = head[0].get("question")
+    if isinstance(nested, Mapping) and "stem" in nested:  # CommonsenseQA as published
+        return Shape("choice", "question.stem and question.choices", lambda row: _chosen(row, row["question"], "stem"))
+    text = next((names[name] for name in _QUESTIONS if name in names), None)
+    endings = next((names[n] for n in ("endings", "choices", "options") if n in names), None)
+    if text is None or endings is None or "sentence1" in names or not isinstance(head[0][endings], list | Mapping):
+        return None
+    return Shape("choice", f"{text} and {endings}", lambda row: _chosen(row, row, text, endings))
+
+
+def _chosen(row: Record, asked: Record, text: str, endings: str = "choices") -> Record:
+    given: Any = asked.get(endings)
+    keys = list[Any]()
+    if isinstance(given, Mapping):  # {"text": [...], "label": ["A", ...]}
+        given, keys = given.get("text"), list(given.get("label", ()))
+    elif isinstance(given, list) and given and isinstance(given[0], Mapping):  # [{"label": "A", "text": ...}, ...]
+        given, keys = [each.get("text") for each in given], [each.get("label") for each in given]
+    found: dict[str, Any] = {"sentence1": asked.get(text), "candidates": given}
+    right = next((row[name] for name in ("answerKey", "answer", "label", "gold") if name in row), None)
+    if right not in (None, ""):
+        found["label"] = keys.index(right) if right in keys else right
+    return found
+
+
+def _question(head: Head, names: Mapping[str, str], path: object) -> Shape | None:
+    """Question, context and answers, a row each, as SQuAD's on the Hub."""
+    if not {"question", "context", "answers"} <= names.keys() or "sentence1" in names:
+        return None
+    return Shape(
+        "spans", "question, context and answers", _renamed(sentence1="question", sentence2="context", label="answers")
+    )
+
+
+def _positive(head: Head, names: Mapping[str, str], path: object) -> Shape | None:
+    """Texts that belong together, without a label; a third one that does not is left out, as all others are such."""
+    for first, second in (("anchor", "positive"), ("query", "positive"), ("query", "answer")):
+        if {first, second} <= names.keys() and not {*_LABELS, *_SCORES} & names.keys():
+            told = f"{names[first]} and {names[second]}"
+            told += "; negative is not read, for the other rows of a batch are such" if "negative" in names else ""
+            return Shape("embedding", told, _renamed(sentence1=names[first], sentence2=names[second]))
+    return None
+
+
+def _score(head: Head, names: Mapping[str, str], path: object) -> Shape | None:
+    """A number by the name of one."""
+    scores = [
+        names[name] for name in _SCORES if name in names and all(_number(r.get(names[name])) is not None for r in head)
+    ]
+    if not scores or {*_LABELS} & names.keys():
+        return None
+    label = one_of(path, scores, "the number", "--label-column")
+    return Shape("regression", f"a text and the number {label}", _renamed(label=label))
+
+
+def _several(head: Head, names: Mapping[str, str], path: object) -> Shape | None:
+    """Several labels: a list of names, or a column of 0 and 1 for each."""
+    label = next((names[name] for name in _LABELS if name in names), None)
+    if label is not None:
+        lists = [row.get(label) for row in head]
+        named = all(isinstance(each, list) and all(isinstance(name, str) for name in each) for each in lists)
+        return Shape("labels", f"a text and the list {label}", _renamed(label=label)) if named else None
+    text = next((names[name] for name in _TEXTS if name in names), None)
+    others = [name for lower, name in names.items() if name != text and lower not in _COUNTERS]
+    if text is None or len(others) < 2 or not all(str(row.get(name)) in ("0", "1") for row in head for name in others):
+        return None
+
+    def read(row: Record) -> Record:
+        for name in others:
+            if str(row.get(name)) not in ("0", "1"):
+                raise DataError(f"{path}: the column {name}, a label's, holds 0 or 1; found {shown(row.get(name))}.")
+        return {**row, "sentence1": row[text], "label": [name for name in others if str(row[name]) == "1"]}
+
+    return Shape("labels", f"{text} and a column of 0 and 1 for each of {', '.join(others)}", read)
+
+
+def _titled(head: Head, names: Mapping[str, str], path: object) -> Shape | None:
+    """A title above a text, which are read as one."""
+    bodies = [names[name] for name in _BODIES if name in names]
+    if "title" not in names or len(bodies) != 1 or "sentence1" in names:
+        return None
+    title, body = names["title"], bodies[0]
+    joined = lambda row: {  # noqa: E731
+        **{name: value for name, value in row.items() if name not in (title, body)},
+        "sentence1": "\n".join(filter(None, (row.get(title), row.get(body)))),
+    }
+    return Shape("classification", f"{title} above {body}", joined)
+
+
+def written_shape(head: Head, names: Mapping[str, str], path: object) -> Shape | None:
+    """Texts to write: a translation, a summary, the output of an instruction."""
+    if {"instruction", "output"} <= names.keys():
+        source = "{instruction} {input}" if "input" in names else "{instruction}"
+        return Shape("text", "instruction and output", dict, source, "{output}")
+    for text, summary in _WRITTEN:
+        if {text, summary} <= names.keys():
+            return Shape(
+                "text", f"{text} and {summary}", dict, f"summarize: {{{names[text]}}}", f"{{{names[summary]}}}"
+            )
+    pair = head[0].get("translation")
+    if isinstance(pair, Mapping) and len(pair) == 2:
+        one, two = pair
+        source = f"translate {one} to {two}: {{{one}}}"
+        return Shape("text", f"translation, from {one} to {two}", lambda row: row["translation"], source, f"{{{two}}}")
+    return None
+
+
+SHAPES = (_label_studio, _tagged, _marked, _choice, _question, _positive, _score, _several, _titled, written_shape)

@@ -1,0 +1,260 @@
+"""Shapes of rows: docs/data.md's own files, and the published form of data sets, from the file to an answer."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import warnings
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from edgepeft.common.errors import DataError, UsageError
+from edgepeft.data.rows import Columns, head_of, read_rows
+from edgepeft.data.shapes import told_shape
+from edgepeft.tasks.base import kind_named
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "data.md").read_text(encoding="utf-8")
+FILES = {
+    name: (kind, re.sub(r"^    ", "", block, flags=re.M))
+    for name, kind, block in re.findall(r"^`(\S+)`, (\w+)\n\n((?:    .*\n)+)", PAGE, re.M)
+}
+WORDS = ("good", "bad", "film", "soup", "cold", "warm", "day", "night", "rain", "sun", "car", "tree")
+TEXTS = [" ".join(WORDS[(7 * i + j * (i + 3)) % 12] for j in range(6)) for i in range(60)]
+MOODS = ["good" if i % 2 else "bad" for i in range(60)]
+
+
+def of_kind(path, kind, labels=True):
+    asked = kind_named(kind)
+    return [
+        *read_rows(
+            path,
+            labels=labels,
+            columns=asked.columns(Columns()),
+            label_of=asked.label_text,
+            optional=asked.optional_labels,
+        )
+    ]
+
+
+def jsonl(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("name", FILES)
+def test_each_file_of_the_page_is_told_as_the_page_says_and_read(tmp_path, name):
+    kind, content = FILES[name]
+    (path := tmp_path / name).write_text(content)
+    shape = told_shape(path, head_of(path))
+    assert (shape.kind if shape else "classification") == kind
+    if kind == "text":
+        assert shape.source and shape.target
+        return
+    rows = of_kind(path, kind)
+    assert len(rows) >= 1 and all(row.sentence1.strip() for row in rows)
+    assert [row[:2] for row in of_kind(path, kind, labels=False)] == [row[:2] for row in rows]
+
+
+def test_the_page_has_the_thirteen_shapes_of_the_readme():
+    assert len(FILES) >= 13 and {kind for kind, _ in FILES.values()} == {
+        *("classification", "regression", "labels", "tokens", "choice", "spans", "embedding", "text"),
+    }
+
+
+READ = {
+    "title": ({"title": "A", "body": "b c", "class": "x"}, ("A\nb c", None, "x")),
+    "number": ({"sentence1": "a", "sentence2": "b", "score": 2.5}, ("a", "b", "2.5")),
+    "names": ({"Text": "a", "labels": ["y", "x"]}, ("a", None, '["x","y"]')),
+    "columns": ({"comment_text": "a", "p": 1, "q": 0, "r": 1}, ("a", None, '["p","r"]')),
+    "key": ({"question": "a", "choices": {"text": ["b", "c"], "label": ["1", "2"]}, "answerKey": "2"}, ("a", None, "1")),
+    "stem": (
+        {"question": {"stem": "a", "choices": [{"label": "A", "text": "b"}, {"label": "B", "text": "c"}]}, "answerKey": "B"},
+        ("a", None, "1"),
+    ),
+    "index": ({"question": "a", "choices": ["b", "c", "d"], "answer": 2}, ("a", None, "2")),
+    "pair": ({"anchor": "a", "positive": "b", "negative": "c"}, ("a", "b", None)),
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("name", READ)
+def test_a_row_is_what_its_columns_say(tmp_path, name):
+    record, (first, second, label) = READ[name]
+    path = jsonl(tmp_path / "rows.jsonl", [record])
+    (row,) = of_kind(path, told_shape(path, head_of(path)).kind)
+    assert (row.sentence1, row.sentence2, row.label) == (first, second, label)
+
+
+MARKS = [
+    {"text": "Ada came.", "entities": [[0, 3, "PER"]]},
+    {"text": "Ada came.", "label": [[0, 3, "PER"]]},
+    {"text": "Ada came.", "spans": [{"start": 0, "end": 3, "label": "PER", "token_start": 0}]},
+    {"id": 1, "text": "Ada came.", "entities": [{"id": 1, "label": "PER", "start_offset": 0, "end_offset": 3}], "relations": []},
+    {"id": 1, "data": {"text": "Ada came."}, "annotations": [
+        {"was_cancelled": True, "result": []},
+        {"result": [{"type": "labels", "value": {"start": 0, "end": 3, "text": "Ada", "labels": ["PER"]}}]},
+    ]},
+]  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("record", MARKS, ids=["spacy", "doccano", "prodigy", "doccano-relations", "label-studio"])
+def test_marks_in_a_text_are_spans_whatever_tool_exports_them(tmp_path, record):
+    empty = {**record, **{name: [] for name in ("entities", "label", "spans", "annotations") if name in record}}
+    path = tmp_path / "rows.json"
+    path.write_text(json.dumps([empty, record]))  # the first row has none
+    shape = told_shape(path, head_of(path))
+    assert shape.kind == "tokens"
+    first, second = (json.loads(row.label)["spans"] for row in of_kind(path, "tokens"))
+    assert (first, second) == ([], [[0, 3, "PER"]])
+
+
+def test_squad_as_it_is_published_has_a_row_for_each_question(tmp_path):
+    (path := tmp_path / "squad.json").write_text(FILES["squad.json"][1])
+    rows = of_kind(path, "spans")
+    assert [(row.sentence1, row.sentence2) for row in rows] == [
+        ("How was the soup?", "The soup was cold and thick."),
+        ("Who made it?", "The soup was cold and thick."),
+    ]
+    assert "cold" in rows[0].label and "cold" not in rows[1].label
+
+
+@pytest.mark.parametrize(
+    ("values", "asked"),
+    [([0.5, 1.0, 1.5], True), (range(30), True), ([1, 2, 3, 4, 5], False), (["1", "2", "x"], False)],
+)
+def test_labels_that_are_numbers_are_asked_about_and_a_few_whole_ones_are_names(tmp_path, values, asked):
+    path = jsonl(tmp_path / "rows.jsonl", [{"sentence1": "a", "label": value} for value in values])
+    if not asked:
+        assert told_shape(path, head_of(path)) is None
+        return
+    with pytest.raises(UsageError, match=r"label holds numbers .* --kind regression .* --kind classification"):
+        told_shape(path, head_of(path))
+
+
+def test_two_columns_that_fit_are_refused_with_the_option_that_chooses(tmp_path):
+    for record, message in (
+        ({"tokens": ["a"], "ner_tags": ["O"], "pos_tags": ["N"]}, "ner_tags, pos_tags may each be the tags"),
+        ({"text": "a", "score": 1.5, "rating": 2.5}, "score, rating may each be the number"),
+    ):
+        path = jsonl(tmp_path / "rows.jsonl", [record])
+        with pytest.raises(DataError, match=message):
+            told_shape(path, head_of(path))
+
+
+def test_a_column_of_0_and_1_that_later_holds_another_is_refused(tmp_path):
+    rows = [{"text": "a", "p": i % 2, "q": 1 - i % 2} for i in range(101)]
+    path = jsonl(tmp_path / "rows.jsonl", [*rows, {"text": "a", "p": 2, "q": 0}])
+    with pytest.raises(DataError, match=r"the column p, a label's, holds 0 or 1; found 2"):
+        of_kind(path, "labels")
+
+
+CONTAINERS = {
+    "records.json": lambda rows: json.dumps({"data": rows}),
+    "by-index.json": lambda rows: json.dumps({n: {str(i): row[n] for i, row in enumerate(rows)} for n in rows[0]}),
+    "by-column.json": lambda rows: json.dumps({n: [row[n] for row in rows] for n in rows[0]}),
+    "utf-16.csv": lambda rows: ("text,label\n" + "".join(f"{r['text']},{r['label']}\n" for r in rows)).encode("utf-16"),
+    "western.csv": lambda rows: ("text,label\n" + "".join(f"{r['text']},{r['label']}\n" for r in rows)).encode(
+        "cp1252"
+    ),
+    "packed.jsonl.gz": lambda rows: gzip.compress("".join(json.dumps(row) + "\n" for row in rows).encode()),
+}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("name", [*CONTAINERS, "folder", "texts.zip", "sheet.xlsx"])
+def test_the_same_rows_are_read_of_every_container(tmp_path, name):
+    wanted = [("Über kalte Suppe: «nie»", "bad"), ("ein schöner Abend", "good"), ("no umlaut at all", "good")]
+    rows, path = [{"text": text, "label": label} for text, label in wanted], tmp_path / name
+    if name == "sheet.xlsx":
+        openpyxl = pytest.importorskip("openpyxl", reason="pip install edgepeft[data]")
+        book = openpyxl.Workbook()
+        for cells in [("text", "label"), *wanted, (None, None)]:
+            book.active.append(cells)
+        book.save(path)
+    elif name == "folder":
+        for i, row in enumerate(rows):
+            (file := path / row["label"] / f"{i}.txt").parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(row["text"], encoding="utf-8")
+    elif name == "texts.zip":
+        with zipfile.ZipFile(path, "w") as packed:
+            for i, row in enumerate(rows):
+                packed.writestr(f"all/{row['label']}/{i}.txt", row["text"])
+    else:
+        content = CONTAINERS[name](rows)
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    assert sorted((row.sentence1, row.label) for row in read_rows(path, labels=True)) == sorted(wanted)
+
+
+def test_what_is_read_in_another_encoding_is_said_and_what_is_none_is_refused(tmp_path):
+    (path := tmp_path / "rows.csv").write_bytes("text,label\ncaf\xe9,x\n".encode("cp1252"))
+    with pytest.warns(UserWarning, match="not UTF-8; read as Windows-1252"):
+        assert next(read_rows(path, labels=True)).sentence1 == "caf\xe9"
+    path.write_bytes(b"text,label\ncaf\x81,x\n")  # a byte that it does not have
+    with pytest.raises(DataError, match=r"rows\.csv:2: not UTF-8"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        list(read_rows(path, labels=True))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.zip", b"no zip", "a.zip is no zip file"),
+        ("a.txt", b"Just some text.\n", "a.txt has no words with tags"),
+        ("a.conllu", b"1-2\tdu\t_\n1\tde\tde\tADP\t_\t_\t_\t_\t_\t_\n", "columns, where lines before have"),
+    ],
+)
+def test_a_container_that_is_none_is_refused_in_a_sentence(tmp_path, name, content, message):
+    (path := tmp_path / name).write_bytes(content)
+    with pytest.raises((DataError, UsageError), match=message):
+        list(read_rows(path, labels=False))
+
+
+def test_universal_dependencies_give_their_words_and_parts_of_speech(tmp_path):
+    lines = ["# text = du pain", "1-2\tdu\t_\t_", "1\tde\tde\tADP", "2\tle\tle\tDET", "3\tpain\tpain\tNOUN", ""]
+    (path := tmp_path / "rows.conllu").write_text(
+        "\n".join(line + "\t_" * 6 if line[:1].isdigit() else line for line in lines)
+    )
+    (row,) = of_kind(path, "tokens")
+    assert (row.sentence1, json.loads(row.label)) == ("de le pain", {"tags": ["ADP", "DET", "NOUN"]})
+
+
+WHOLE = {
+    "scores.jsonl": lambda: [{"text1": t, "text2": TEXTS[-1 - i], "score": (i % 11) / 2} for i, t in enumerate(TEXTS)],
+    "lists.jsonl": lambda: [{"text": t, "labels": sorted({"good", "bad"} & {*t.split()})} for t in TEXTS],
+    "tagged.jsonl": lambda: [
+        {"tokens": t.split(), "ner_tags": ["B-X" if w == "car" else "O" for w in t.split()]} for t in TEXTS
+    ],
+    "endings.jsonl": lambda: [
+        {"ctx": t, "endings": [f"{TEXTS[-1 - i]} {n}" for n in "abc"], "label": i % 3} for i, t in enumerate(TEXTS)
+    ],
+    "near.jsonl": lambda: [{"anchor": f"{t} {i}", "positive": f"{t} {i} too"} for i, t in enumerate(TEXTS)],
+    "asked.jsonl": lambda: [
+        {"question": f"which {i}?", "context": t, "answers": {"text": [t.split()[2]], "answer_start": [t.find(t.split()[2])]}}
+        for i, t in enumerate(TEXTS)
+    ],
+}  # fmt: skip
+KINDS = dict(zip(WHOLE, ("regression", "labels", "tokens", "choice", "embedding", "spans"), strict=True))
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("name", WHOLE)
+def test_a_file_alone_goes_from_training_to_an_answer(tmp_path, name):
+    pytest.importorskip("torch", reason="pip install edgepeft[train]")
+    from tiny import write_model
+
+    import edgepeft
+
+    path = jsonl(tmp_path / name, WHOLE[name]())
+    model = write_model(tmp_path / "model", "bert", mean=True)
+    trained = edgepeft.train(
+        backbone=model, data=path, task="t", method="bitfit", steps=2, out=tmp_path / "t", threads=1
+    )
+    assert trained.delta.card.task_kind.name == KINDS[name]
+    edgepeft.export(backbone=model, delta=tmp_path / "t", out=tmp_path / "bundle")
+    scored = edgepeft.evaluate(bundle=tmp_path / "bundle", task="t", data=path, threads=1)
+    assert scored.rows == len(TEXTS) and scored.metric == trained.metric
