@@ -16,7 +16,7 @@ from edgepeft.cli._options import Beams, BundleFolder, LengthPenalty, MaxNewToke
 from edgepeft.cli._output import json_text, print_json, say_cuts
 from edgepeft.common.errors import EdgepeftError, UnknownName, UsageError
 from edgepeft.common.messages import printable
-from edgepeft.common.progress import messages, no_longer
+from edgepeft.common.progress import messages, no_longer, say
 from edgepeft.data.answers import Answer, VectorPrediction
 from edgepeft.data.pattern import pattern
 from edgepeft.data.rows import STDIN, Columns, Row, read_rows
@@ -60,7 +60,11 @@ def command(
     threads: Threads = None,
     no_cache: NoCache = False,
     out: Annotated[
-        Path | None, typer.Option(help="Of a task that answers vectors: a .npy file for them, float32, a row for each.")
+        Path | None,
+        typer.Option(
+            help="A file for the answers of --input: .csv, .tsv, .jsonl or .parquet, with its rows' own columns (- for "
+            "standard output); of a task that answers vectors a .npy, float32, a row for each."
+        ),
     ] = None,
     dims: Annotated[int | None, typer.Option(min=1, help="Only the first of a vector, of length 1 again.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
@@ -78,6 +82,9 @@ def command(
     _say_costs(runtime, task)
     source = replace(asked, columns=_columns(runtime, asked))
     manner = _decoding(runtime, source, (max_new_tokens, beams, length_penalty, no_repeat_ngram))
+    if out is not None and input_file is not None and out.suffix != ".npy":
+        _write_answers(runtime, source, out, manner, batch_size)
+        return
     if out is not None or dims is not None:
         if task_column is not None:
             raise UsageError("--out and --dims go with --task, not with --task-column.")
@@ -230,6 +237,22 @@ def _check_vectors(runtime: Runtime, tasks: Sequence[str], out: Path | None, dim
             raise UsageError(f"{option} is of vectors, and task {name} answers {kind.answers}; leave {option} out.")
         if dims is not None and dims > kind.n_outputs:
             raise UsageError(f"--dims {dims}: the vectors of task {name} have {kind.n_outputs}; give at most as many.")
+
+
+def _write_answers(runtime: Runtime, source: _Source, out: Path, manner: Decoding, batch_size: int) -> None:
+    from edgepeft.runtime.answer_file import write_answers
+
+    if source.task_column is not None:
+        raise UsageError("--out goes with --task, not with --task-column.")
+    assert source.file is not None
+    how: dict[str, Any] = {"columns": source.columns, "decoding": manner, "batch_size": batch_size}
+    n, failed = write_answers(runtime, _tasks(runtime, source.task), source.file, out, **how)
+    if str(out) != STDIN:
+        say(f"{n} row{'s' * (n != 1)}, {n - failed} with an answer, in {out}.")
+    say_cuts(runtime.truncation, manner.max_new_tokens)
+    if failed:
+        say(f"{failed} row{'s' * (failed > 1)} could not be read; the column error says why.")
+        raise typer.Exit(1)
 
 
 def _vector(answer: Answer, dims: int | None) -> VectorPrediction:

@@ -26,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgepeft.common.errors import DataError, UsageError
+from edgepeft.data.bad_rows import BadRows
 from edgepeft.data.readers import Source, format_of, is_dataset, source_of, splits_of
 from edgepeft.data.rows import SENTENCES, Columns, Row, head_of, read_rows
 from edgepeft.data.shapes import Shape, told_shape
@@ -172,9 +173,14 @@ def load_data(
     eval: Given = None,
     test: Given = None,
     columns: Columns = SENTENCES,
+    *,
+    skip_bad: bool = False,
     **division: Unpack[Division],
 ) -> TaskData:
-    """Read the files of a run and part them; a dataset's own splits are the parts that nothing is given for."""
+    """Read the files of a run and part them; a dataset's own splits are the parts that nothing is given for.
+
+    With ``skip_bad`` rows that cannot be used are left out, which is said; else all of them are named.
+    """
     if splits := _own_splits(train, columns):
         train = splits.get("train", train)
         eval, test = (splits.get(n) if given is None else given for n, given in (("eval", eval), ("test", test)))
@@ -189,13 +195,20 @@ def load_data(
         "label_of": kind.label_text,
         "optional": kind.optional_labels,
     }
-    parts = {name: tuple(read_rows(path, **reads)) for name, path in given.items()}  # type: ignore[arg-type]
+    problems = {name: BadRows(path) for name, path in given.items()}
+    parts = {
+        name: tuple(read_rows(path, bad=problems[name], **reads))  # type: ignore[arg-type]
+        for name, path in given.items()
+    }
+    for name, bad in problems.items():
+        bad.settle(skip=skip_bad and bool(parts[name]))
     _require_different(given, parts)
     chosen = parts["--eval"] if isinstance(eval, Source) else eval
     tested = parts["--test"] if isinstance(test, Source) else test
     data = task_data(parts["--data"], chosen, tested, **division)
     source, target = (None if each is None else each.text for each in (columns.source, columns.target))
-    return replace(data, source=source, target=target)
+    left_out = "".join(bad.left_out for bad in problems.values())
+    return replace(data, source=source, target=target, split=data.split + left_out)
 
 
 def task_data(

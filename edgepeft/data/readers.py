@@ -12,10 +12,7 @@ names one of its splits.
 
 from __future__ import annotations
 
-import codecs
-import contextlib
 import csv
-import gzip
 import itertools
 import json
 import logging
@@ -30,7 +27,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from edgepeft.common.errors import DataError, UsageError, requiring
-from edgepeft.data.archives import read_folder, read_xlsx, read_zip
+from edgepeft.data.conll import read_conll
+from edgepeft.data.containers import PACKED, STDIN, lines_of, read_folder, read_xlsx, read_zip, table_lines
 from edgepeft.data.labels import shown as _shown
 
 if TYPE_CHECKING:
@@ -53,7 +51,7 @@ __all__ = [
     "splits_of",
 ]
 
-Record = tuple[int, dict[str, Any]]
+Record = tuple[int, dict[str, Any] | DataError]  # its line, and the row or why it cannot be read
 _PARTS = {"train": "train", "validation": "eval", "dev": "eval", "valid": "eval", "test": "test"}
 _SAVED = ("dataset_dict.json", "state.json")  # what `save_to_disk` writes of several splits, and of one
 
@@ -168,9 +166,10 @@ class Records:
     def read(self, _: object) -> Iterator[Record]:
         """Yield (number, row)."""
         for number, row in enumerate(self._rows, start=1):
-            if not isinstance(row, Mapping):
-                raise DataError(f"{self}:{number}: expected a dictionary of columns; found {_shown(row)}.")
-            yield number, dict(row)
+            if isinstance(row, Mapping):
+                yield number, dict(row)
+            else:
+                yield number, DataError(f"{self}:{number}: expected a dictionary of columns; found {_shown(row)}.")
 
 
 Source = Path | Records
@@ -187,47 +186,36 @@ def source_of(rows: Rows) -> Source:
     return Records(rows)
 
 
-LONGEST_CELL = 2**31 - 1  # csv's own limit of 131,072 characters is below a long document
-
-Lines = Iterator[tuple[int, str]]
 Reader = Callable[[Path], Iterator[Record]]
-STDIN = "-"
-
-
-def _lines(path: Path) -> Lines:
-    """Decoded lines with their numbers; each is decoded alone, so that a bad byte has a line."""
-    packed = path.suffix.lower() == PACKED
-    with sys.stdin.buffer if str(path) == STDIN else gzip.open(path) if packed else path.open("rb") as file:
-        for number, raw in enumerate(file, start=1):
-            try:
-                yield number, raw.decode("utf-8-sig" if number == 1 else "utf-8")
-            except UnicodeDecodeError as error:
-                raise DataError(f"{path}:{number}: not UTF-8 ({error.reason}); save the file as UTF-8.") from error
+LONGEST_CELL = 2**31 - 1  # csv's own limit of 131,072 characters is below a long document
 
 
 def _read_jsonl(path: Path) -> Iterator[Record]:
-    for number, line in _lines(path):
+    for number, line in lines_of(path):
         if not line.strip():
             continue
         try:
             record = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise DataError(f"{path}:{number}: not JSON ({error}); expected one object a line.") from error
-        if not isinstance(record, dict):
-            raise DataError(f"{path}:{number}: expected a JSON object; found {_shown(record)}.")
-        yield number, record
+            yield number, DataError(f"{path}:{number}: not JSON ({error}); expected one object a line.")
+        else:
+            yield number, _object(record, f"{path}:{number}")
+
+
+def _object(record: Any, where: str) -> dict[str, Any] | DataError:
+    return (
+        record if isinstance(record, dict) else DataError(f"{where}: expected a JSON object; found {_shown(record)}.")
+    )
 
 
 def _read_json(path: Path) -> Iterator[Record]:
     """An array of objects; a row's line is its number."""
     try:
-        records = json.loads("".join(line for _, line in _lines(path)))
+        records = json.loads("".join(line for _, line in lines_of(path)))
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path}: not JSON ({error}); expected an array of objects, or jsonl.") from error
     for number, record in enumerate(_of_document(records), start=1):
-        if not isinstance(record, dict):
-            raise DataError(f"{path}:{number}: expected a JSON object; found {_shown(record)}.")
-        yield number, record
+        yield number, _object(record, f"{path}:{number}")
 
 
 def _of_document(document: Any) -> list[Any]:
@@ -286,7 +274,7 @@ def _read_table(path: Path, delimiter: str, **form: Any) -> Iterator[Record]:
 
 def _with_first(path: Path) -> tuple[Iterator[str], str]:
     """All lines, and the first one without its end; lines may end in a carriage return alone, as of an old Mac."""
-    lines = _table_lines(path)
+    lines = table_lines(path)
     first = next(lines, "")
     if not first.endswith("\n") and "\r" in first.rstrip("\r"):
         parts = first.splitlines(keepends=True)
@@ -309,97 +297,10 @@ def _require_distinct(path: Path, line: int, header: list[str]) -> None:
             raise DataError(f"{path}:{line}: {times} columns are called {name!r}; rename or delete the others.")
 
 
-def _record(path: Path, line: int, header: list[str], cells: list[str]) -> dict[str, str]:
+def _record(path: Path, line: int, header: list[str], cells: list[str]) -> dict[str, Any] | DataError:
     if len(cells) != len(header):
-        raise DataError(f"{path}:{line}: {len(cells)} cells, but {len(header)} columns ({', '.join(header)}).")
+        return DataError(f"{path}:{line}: {len(cells)} cells, but {len(header)} columns ({', '.join(header)}).")
     return dict(zip(header, cells, strict=True))
-
-
-def _read_conll(path: Path) -> Iterator[Record]:
-    """Columns between tabs, or else blanks: the first is the word, the last its tag; -DOCSTART- stands alone.
-
-    Lines that begin with "# " before a sentence are comments.  Where the first column counts the words, the second one
-    has them.
-    """
-    sentences = _sentences(path)
-    if path.suffix.lower() == ".conllu":  # number, form, lemma, part of speech, ...; 1-2 are two words as one, 1.1 none
-        for start, lines in sentences:
-            words = [cells for cells in lines if cells[0].isdigit()]
-            yield start, {"words": [cells[1] for cells in words], "tags": [cells[3] for cells in words]}
-        return
-    first = list[tuple[int, list[list[str]]]]()
-    for sentence in sentences:
-        first.append(sentence)
-        if len(sentence[1]) > 1:  # one word alone may be a number
-            break
-    lines = first[-1][1] if first else []
-    if path.suffix.lower() == ".txt" and not all(_TAG.fullmatch(cells[-1]) for cells in lines):
-        raise UsageError(
-            f"{path} has no words with tags (O, B-PER, ...), as a .txt of rows has; other texts: csv, jsonl."
-        )
-    numbers = [cells[0] for cells in lines]
-    counted = (
-        len(lines) > 1 and len(lines[0]) > 2 and numbers in ([*map(str, range(n, n + len(lines)))] for n in (0, 1))
-    )
-    if counted:
-        warnings.warn(f"{path}: the first column counts the words; the second one is read as the words.", stacklevel=2)
-    for start, lines in itertools.chain(first, sentences):
-        tags = {"tags": [cells[-1] for cells in lines]} if len(lines[0]) > 1 else {}
-        yield start, {"words": [cells[int(counted)] for cells in lines], **tags}
-
-
-_TAG = re.compile(r"O|[BIESLU]-\S+")
-
-
-def _sentences(path: Path) -> Iterator[tuple[int, list[list[str]]]]:
-    """Each with the number of its first line: the cells of its words."""
-    start, words, columns = 0, list[list[str]](), 0
-    for number, line in _lines(path):
-        if not words and line.startswith("# "):
-            continue
-        cells, tabbed = line.split(), line.rstrip("\r\n").split("\t")
-        if len(tabbed) > 1 and len(tabbed) == (columns or len(tabbed)):  # a blank is then part of a word
-            cells = tabbed
-        if not any(cells) or cells[0] == "-DOCSTART-":
-            if words:
-                yield start, words
-            words = []
-            continue
-        start = start if words else number
-        columns = columns or len(cells)
-        if len(cells) != columns:
-            raise DataError(
-                f"{path}:{number}: {len(cells)} columns, where lines before have {columns}: {line.strip()!r}."
-            )
-        words.append(cells)
-    if words:
-        yield start, words
-
-
-_UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-
-
-def _table_lines(path: Path) -> Iterator[str]:
-    """The lines of a table in UTF-8; or in what spreadsheets write too, UTF-16 or Windows-1252, which is said."""
-    if str(path) == STDIN or path.suffix.lower() == PACKED:
-        return (line for _, line in _lines(path))
-    with path.open("rb") as file:
-        start = file.read(2)
-        if start in _UTF_16:
-            warnings.warn(f"{path}: read as UTF-16, which its first bytes say.", stacklevel=2)
-            return iter(path.read_text(encoding="utf-16").splitlines(keepends=True))
-        file.seek(0)
-        try:
-            for line in file:
-                line.decode("utf-8")
-            return (line for _, line in _lines(path))
-        except UnicodeDecodeError:
-            pass
-    with contextlib.suppress(UnicodeDecodeError):
-        text = path.read_text(encoding="cp1252")
-        warnings.warn(f"{path}: not UTF-8; read as Windows-1252. Save it as UTF-8 if letters look wrong.", stacklevel=2)
-        return iter(text.splitlines(keepends=True))
-    return (line for _, line in _lines(path))  # which names the line
 
 
 def _read_csv(path: Path) -> Iterator[Record]:
@@ -418,11 +319,10 @@ FORMATS: dict[str, Reader] = {
     ".parquet": read_parquet,
     ".xlsx": read_xlsx,
     ".zip": read_zip,
-    ".conll": _read_conll,
+    ".conll": read_conll,
 }
 """Extension -> reader; before ``.gz`` too, but for the last four."""
 _OF_CONLL = (".conllu", ".bio", ".iob", ".iob2", ".txt")
-PACKED = ".gz"
 
 
 def format_of(path: Path) -> Reader | None:
@@ -431,7 +331,7 @@ def format_of(path: Path) -> Reader | None:
     if ends[-1:] == [PACKED]:
         return FORMATS.get(ends[0]) if ends[0] in (".jsonl", ".csv", ".tsv", ".json") else None
     if ends[-1:] and ends[-1] in _OF_CONLL:
-        return _read_conll
+        return read_conll
     if not ends and path.is_dir() and not is_dataset(path):
         return read_folder
     return FORMATS.get(ends[-1] if ends else "")

@@ -17,17 +17,15 @@ from __future__ import annotations
 import ast
 import contextlib
 import itertools
-import json
-import re
-import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from edgepeft.common.errors import DataError, UsageError
-from edgepeft.data.labels import LabelReader, label_text, shown
+from edgepeft.data.conventions import CANDIDATES, FIRST, LABEL, SECOND, by_convention, candidates_in
+from edgepeft.data.labels import LabelReader, label_text
 from edgepeft.data.labels import shown as _shown
-from edgepeft.data.pattern import Pattern, UnreadableRow, nearest
+from edgepeft.data.pattern import Pattern, nearest
 from edgepeft.data.readers import (
     FORMATS,
     STDIN,
@@ -39,81 +37,19 @@ from edgepeft.data.readers import (
     read_dataset,
     read_stdin,
 )
-from edgepeft.data.shapes import HEAD, Shape, one_of, shape_of, written_shape
+from edgepeft.data.shapes import HEAD, Shape, shape_of, written_shape
 from edgepeft.data.words import Words
 
 __all__ = [
-    "CANDIDATES",
     "FORMATS",
     "SENTENCES",
     "STDIN",
+    "BadRow",
     "Columns",
     "Row",
-    "distinct_candidates",
     "head_of",
     "read_rows",
 ]
-
-CANDIDATES = "candidates"
-_NUMBERED = re.compile(r"(candidate|choice|ending|option|answer)[ _]?(\d{1,4})", re.ASCII)
-_LEAST = 2
-
-
-def candidates_in(record: Mapping[str, Any], where: str) -> tuple[str, ...]:
-    """Those of a file's row; none where it has no such column."""
-    if CANDIDATES in record:
-        return distinct_candidates(_list(record[CANDIDATES]), where)
-    found: dict[str, list[tuple[int, Any]]] = {}
-    for name, value in record.items():
-        if (match := _NUMBERED.fullmatch(name)) is not None:
-            found.setdefault(match[1], []).append((int(match[2]), value))
-    if len(found) > 1:
-        names = ", ".join(sorted(found))
-        raise DataError(f"{where}: numbered columns of several names ({names}); put the candidates into one list.")
-    numbered = [value for values in found.values() for _, value in sorted(values, key=lambda each: each[0])]
-    while numbered and numbered[-1] in (None, ""):  # a table's rows have as many cells as its longest one
-        numbered.pop()
-    return distinct_candidates(numbered, where) if found else ()
-
-
-def distinct_candidates(value: Any, where: str) -> tuple[str, ...]:
-    """Two texts at least, all different."""
-    if not isinstance(value, list | tuple):
-        raise UnreadableRow(f"{where}: {CANDIDATES} is a list of texts; found {shown(value)}.")
-    for place, text in enumerate(value):
-        if not isinstance(text, str) or not text.strip():
-            raise UnreadableRow(f"{where}: candidate {place} must be a text that is not empty; found {shown(text)}.")
-        if text.strip() in (other.strip() for other in value[:place]):
-            raise UnreadableRow(f"{where}: the candidate {shown(text)} stands there twice; give each once.")
-    if len(value) < _LEAST:
-        held = "one candidate" if value else "no candidate"
-        raise UnreadableRow(f"{where}: the row has {held}, and one is picked of two or more.")
-    return tuple(value)
-
-
-def _list(value: Any) -> Any:
-    """What a table's cell holds."""
-    if not isinstance(value, str):
-        return value
-    try:
-        return json.loads(value)
-    except (ValueError, RecursionError):
-        return value
-
-
-FIRST, SECOND, LABEL = "sentence1", "sentence2", "label"
-# What files call these, in any case; read where no option names a column and the usual name is not there.
-_TEXTS = ("text", "sentence", "review", "content", "tweet", "message", "body", "comment", "document", "title")
-_PAIRS = (
-    ("premise", "hypothesis"),
-    ("question1", "question2"),
-    ("text1", "text2"),
-    ("query", "passage"),
-    ("question", "passage"),
-    ("question", "sentence"),
-    ("question", "context"),
-)
-_LABELS = ("labels", "target", "class", "category", "sentiment", "y")
 
 
 class Columns(NamedTuple):
@@ -208,25 +144,28 @@ def read_rows(
     labels: bool,
     columns: Columns = SENTENCES,
     task_column: str | None = None,
-    keep: bool = False,
+    keep: bool | Literal["own"] = False,
     label_of: LabelReader = label_text,
     optional: bool = False,
+    bad: BadRow | None = None,
 ) -> Iterator[Row]:
     """Yield a file's rows in order, in constant memory; ``labels`` says that each must have one, unless they are
     ``optional``: then a file without the column, which no option names, has none.
 
     Either every row has a ``sentence2`` or none has.  Empty texts are texts.  With ``task_column`` each row may name
     a task of its own, so some are pairs and some are not: an empty ``sentence2`` is none, an empty task too.
-    ``keep`` keeps the columns that are neither text nor task, and what a task that is posed as text reads;
-    ``label_of`` makes a label's text of what stands in its column.
+    ``keep`` keeps the columns that are neither text nor task, and what a task that is posed as text reads; "own" keeps
+    all as they stand in the file.
+    ``label_of`` makes a label's text of what stands in its column.  ``bad`` is called with each row that cannot be
+    used, which is then left out; without it the first one is raised.
     """
     wanted = _Wanted(columns, label_of if labels else None, task_column, keep, optional and columns.label is None)
-    return _rows(path, _reader(path), wanted)
+    return _rows(path, _reader(path), _RowReader(path, wanted), bad)
 
 
 def head_of(source: Source) -> list[dict[str, Any]]:
     """The first rows, as they stand there."""
-    return [row for _, row in itertools.islice(_reader(source)(source), HEAD)]
+    return [row for _, row in itertools.islice(_reader(source)(source), HEAD) if isinstance(row, dict)]
 
 
 def _reader(path: Source) -> Callable[[Any], Iterator[Record]]:
@@ -256,41 +195,81 @@ class _Wanted(NamedTuple):
     columns: Columns
     label_of: LabelReader | None
     task_column: str | None
-    keep: bool
+    keep: bool | Literal["own"]
     optional: bool
 
 
-def _rows(path: Source, read: Callable[[Any], Iterator[Record]], wanted: _Wanted) -> Iterator[Row]:
-    columns, label_of, task_column, keep, optional = wanted
-    labels = label_of is not None and not optional
-    pairs: bool | None = None
-    named: Mapping[str, str] | None = None
-    records = read(path)
+BadRow = Callable[[int, Mapping[str, Any], DataError], None]
+"""(line, columns, why the row cannot be used)"""
+
+
+def _rows(
+    path: Source, read: Callable[[Any], Iterator[Record]], reader: _RowReader, bad: BadRow | None
+) -> Iterator[Row]:
+    records, some = read(path), False
     head = list(itertools.islice(records, HEAD))
-    shape = _shape(path, [row for _, row in head], columns)
+    reader.begin([row for _, row in head if isinstance(row, dict)])
     for line, found in itertools.chain(head, records):
-        record = _asked(dict(found if shape is None else shape.read(found)), columns, labels=labels)
-        if named is None:
-            named = _by_convention(path, record, columns, labels=label_of is not None)
-        record = {**record, **{usual: record[name] for usual, name in named.items() if name in record}}
-        record = _tagged(record, columns, f"{path}:{line}", labels=labels)
-        _require_columns(path, line, record, found, columns, labels=labels)
+        some = True
+        try:
+            if isinstance(found, DataError):
+                raise found
+            row = reader.row(line, found)
+        except DataError as error:
+            if bad is None:
+                raise
+            bad(line, found if isinstance(found, dict) else {}, error)
+        else:
+            yield row
+    if not some:
+        raise DataError(f"{path} has no rows; expected {reader.expected}.")
+
+
+class _RowReader:
+    """Makes rows of a file's records, by its shape and by the names that its columns have."""
+
+    def __init__(self, path: Source, wanted: _Wanted) -> None:
+        self._path, self._wanted = path, wanted
+        self._labels = wanted.label_of is not None and not wanted.optional
+        self._shape: Shape | None = None
+        self._named: Mapping[str, str] = {}
+        self._pairs: bool | None = None
+        self.expected = _expected(wanted.columns, self._labels)
+
+    def begin(self, head: Sequence[Mapping[str, Any]]) -> None:
+        """Settle what the columns are, by the first rows."""
+        columns = self._wanted.columns
+        self._shape = _shape(self._path, head, columns)
+        for found in head[:1]:
+            record = self._usual(found)
+            if columns.source is None and columns.fields is None:
+                self._named = by_convention(self._path, record, *columns[:3], labels=self._wanted.label_of is not None)
+
+    def _usual(self, found: Mapping[str, Any]) -> dict[str, Any]:
+        shaped = dict(found if self._shape is None else self._shape.read(found))
+        return _asked(shaped, self._wanted.columns, labels=self._labels)
+
+    def row(self, line: int, found: Mapping[str, Any]) -> Row:
+        """One record's."""
+        columns, label_of, task_column, keep, optional = self._wanted
+        path, record = self._path, self._usual(found)
+        record |= {usual: record[name] for usual, name in self._named.items() if name in record}
+        record = _tagged(record, columns, f"{path}:{line}", labels=self._labels)
+        _require_columns(path, line, record, found, columns, labels=self._labels)
         there = not optional or record.get(columns.names[2]) is not None
         row = _row(path, line, record, columns, label_of if there else None)
         if keep:
             by_name = columns.source is not None or columns.fields is not None
             used = (task_column,) if by_name else (*columns.names[:2], task_column)
-            others = {name: value for name, value in record.items() if name not in used}
+            others = {n: v for n, v in record.items() if n not in used} if keep is True else dict(found)
             row = row._replace(others=others, fields=record if by_name else None)
         if task_column is not None:
             row = row._replace(sentence2=row.sentence2 or None, task=_task(path, line, record, task_column))
-        elif pairs is not None and pairs != (row.sentence2 is not None):
-            had, has = ("a", "none") if pairs else ("no", "one")
+        elif self._pairs not in (None, row.sentence2 is not None):
+            had, has = ("a", "none") if self._pairs else ("no", "one")
             raise DataError(f"{row.where}: rows before have {had} {SECOND}, this one has {has}; all rows or none.")
-        pairs = row.sentence2 is not None
-        yield row
-    if pairs is None:
-        raise DataError(f"{path} has no rows; expected {_expected(columns, labels)}.")
+        self._pairs = row.sentence2 is not None
+        return row
 
 
 def _shape(path: Source, head: Sequence[Mapping[str, Any]], columns: Columns) -> Shape | None:
@@ -311,32 +290,6 @@ def _asked(record: dict[str, Any], columns: Columns, *, labels: bool) -> dict[st
     )
     found = {name: record[theirs] for name, theirs in usual.items() if name not in record and theirs in record}
     return {**record, **found}
-
-
-def _by_convention(path: Source, record: Mapping[str, Any], columns: Columns, *, labels: bool) -> dict[str, str]:
-    """The file's columns by what they are read as, of those whose usual names it does not have."""
-    if columns.source is not None or columns.fields is not None or (FIRST in record and LABEL in record):
-        return {}
-    known = {str(name).strip().lower(): name for name in record}
-    found: dict[str, str] = {}
-    if columns.text is None and not {FIRST, "words"} & known.keys() and not {"text", "spans"} <= known.keys():
-        pairs = [pair for pair in _PAIRS if columns.pair is None and {*pair} <= known.keys()]
-        texts = [known[name] for name in _TEXTS if name in known and not any(name in pair for pair in pairs)]
-        one_of(path, [*texts, *(" and ".join(pair) for pair in pairs)], "the text", "--text-column")
-        found |= {FIRST: known[pairs[0][0]], SECOND: known[pairs[0][1]]} if pairs else {}
-        found |= {FIRST: texts[0]} if texts else {}
-    if labels and columns.label is None and LABEL not in record and (found or FIRST in record or columns.text):
-        names = [known[name] for name in (LABEL, *_LABELS) if name in known and known[name] not in found.values()]
-        one_of(path, names, "the label", "--label-column")
-        found |= {LABEL: names[0]} if names else {}
-    return _noted(path, found)
-
-
-def _noted(path: Source, found: dict[str, str]) -> dict[str, str]:
-    if found:
-        told = ", ".join(f"{usual} is the column {name}" for usual, name in found.items())
-        warnings.warn(f"{path}: {told}; --text-column, --pair-column and --label-column name others.", stacklevel=2)
-    return found
 
 
 def _tagged(record: dict[str, Any], columns: Columns, where: str, *, labels: bool) -> dict[str, Any]:

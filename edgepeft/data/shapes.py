@@ -28,7 +28,7 @@ _SCORES = ("score", "similarity", "similarity_score", "rating")
 _TEXTS = ("text", "sentence", "sentence1", "review", "content", "tweet", "comment_text", "comment", "body", "document")
 _COUNTERS = {"id", "idx", "index", "unnamed: 0", ""}
 _QUESTIONS = ("ctx", "question", "question_stem", "premise", "startphrase")
-_BODIES = ("body", "description", "content", "text")
+_BODIES = ("body", "description", "content")
 _WRITTEN = (("article", "highlights"), ("article", "summary"), ("document", "summary"), ("dialogue", "summary"))
 _MOST_VALUES = 20  # of labels that are numbers and names all the same
 
@@ -49,11 +49,8 @@ class Shape(NamedTuple):
 def shape_of(path: object, head: Head) -> Shape | None:
     """That of a file's first rows; None where they have the usual columns, or none that is known."""
     first = {str(name).strip().lower(): name for name in head[0]} if head else {}
-    for known in SHAPES:
-        found = known(head, first, path)
-        if found is not None:
-            return found
-    return None
+    found = (known(head, first, path) for known in SHAPES) if head else iter(())
+    return next((shape for shape in found if shape is not None), None)
 
 
 def told_shape(path: object, head: Head) -> Shape | None:

@@ -42,6 +42,9 @@ class LearningOptions(Options):
     label_column: LabelColumn = None
     label_separator: LabelSeparator = None
     kind: TaskKind = None
+    skip_bad: Annotated[
+        bool, typer.Option("--skip-bad", help="Go on without rows that cannot be used; without it all are named.")
+    ] = False
     few_shot: Annotated[int | None, typer.Option(help="Train on N rows in all, stratified.")] = None
     balanced: Annotated[bool, typer.Option("--balanced", help="Weigh rows so that all labels weigh alike.")] = False
     epochs: Annotated[int | None, typer.Option(help="Passes over the rows. Default: 3, or more up to 100 steps.")] = (

@@ -17,7 +17,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from edgepeft.data.rows import CANDIDATES
+from edgepeft.data.conventions import CANDIDATES
 from edgepeft.runtime.runtime import Readable
 from edgepeft.serve.metrics import ServiceMetrics
 from edgepeft.serve.problems import HEADERS, Refused, problem

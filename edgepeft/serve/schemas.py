@@ -8,7 +8,8 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, JsonValue, model_validator
 
 from edgepeft.common.task_name import TASK_NAME
-from edgepeft.data.rows import CANDIDATES, SENTENCES
+from edgepeft.data.conventions import CANDIDATES
+from edgepeft.data.rows import SENTENCES
 from edgepeft.data.words import Words
 
 __all__ = [

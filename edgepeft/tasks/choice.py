@@ -20,10 +20,11 @@ from numpy.typing import NDArray
 
 from edgepeft.common.errors import DataError
 from edgepeft.data.answers import Prediction
+from edgepeft.data.conventions import CANDIDATES, distinct_candidates
 from edgepeft.data.labels import label_text, shown
 from edgepeft.data.pattern import UnreadableRow
 from edgepeft.data.row_grouping import LOWEST, grouped, places_of
-from edgepeft.data.rows import CANDIDATES, SENTENCES, Columns, Row, distinct_candidates
+from edgepeft.data.rows import SENTENCES, Columns, Row
 from edgepeft.tasks._softmax import OneOfSeveral
 from edgepeft.tasks.base import Agreement, LossGraph, Metric, Nodes, TaskType, same_best
 from edgepeft.tasks.classification import cross_entropy

@@ -45,7 +45,8 @@ class ResolvedRequest:
         if template.format is not None and template.format.step:
             division["labels"] = template.format.names
         held_out = given_rows("--eval", asked.eval), given_rows("--test", asked.test)
-        data = load_data(source_of(asked.data), *held_out, template.columns(columns), **division)
+        rows = source_of(asked.data)
+        data = load_data(rows, *held_out, template.columns(columns), skip_bad=asked.skip_bad, **division)
         return template.applied(data, columns.names[2])
 
 

@@ -25,7 +25,7 @@ def run(options: TuneOptions) -> TuneResult:
     settings = TuneSettings(**asked, learning_rate=options.lr, head_learning_rate=options.head_lr)
     columns = Columns(options.text_column, options.pair_column, options.label_column, separator=options.label_separator)
     held_out = given_rows("--eval", options.eval), given_rows("--test", options.test)
-    files = Files(source_of(options.data), *held_out, columns)
+    files = Files(source_of(options.data), *held_out, columns, skip_bad=options.skip_bad)
     with shown_run(options.task) as (watch, stop):
         return tune_task(
             options.bundle,

@@ -219,6 +219,7 @@ class Files:
     test: Given = None
     columns: Columns = SENTENCES
     partial: bool = False
+    skip_bad: bool = False
 
     def load(
         self,
@@ -242,6 +243,7 @@ class Files:
             seed=options.seed,
             labels=labels,
             partial=self.partial,
+            skip_bad=self.skip_bad,
         )
         data = dataclasses.replace(data, promise=options.promise or promised or {})
         _ = data.task_kind  # which keeps it, or says why not

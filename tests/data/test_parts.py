@@ -234,3 +234,35 @@ def test_texts_with_different_labels_are_said_where_a_row_has_one_label(tmp_path
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         load_data(tmp_path / "one.jsonl")
+
+
+def test_all_rows_that_cannot_be_used_are_named_at_once_or_left_out_and_said(tmp_path):
+    lines = [json.dumps({"sentence1": f"text {i}", "label": "xy"[i % 2]}) for i in range(30)]
+    lines[3] = '{"sentence1": "a", "label": null}'
+    lines[7] = "broken"
+    lines[9] = '{"sentence1": "b", "label": null}'
+    lines[12] = '{"sentence1": 5, "label": "x"}'
+    lines[20] = '{"sentence1": "a", "sentence2": "b", "label": "x"}'
+    (path := tmp_path / "rows.jsonl").write_text("\n".join(lines))
+    with pytest.raises(DataError) as raised:
+        load_data(path)
+    said = str(raised.value)
+    assert said.startswith(
+        f"{path}: 5 rows cannot be used; --skip-bad leaves them out. lines 4, 10: the label must be a"
+    )
+    assert "line 8: not JSON" in said and "line 13: sentence1 must be a text; found 5." in said
+    assert "line 21: rows before have no sentence2" in said
+    with pytest.warns(UserWarning, match="5 rows are left out"):
+        data = load_data(path, skip_bad=True)
+    assert len(data.train) + len(data.eval) + len(data.test) == 25
+    assert data.split.endswith("; left out of rows.jsonl: 5 that cannot be used")
+
+
+def test_many_problems_are_counted_and_a_file_of_nothing_else_is_refused_all_the_same(tmp_path):
+    good = [json.dumps({"sentence1": f"text {i}", "label": "xy"[i % 2]}) for i in range(30)]
+    (path := tmp_path / "rows.jsonl").write_text("\n".join([*good, *['{"sentence1": "a", "label": null}'] * 50]))
+    with pytest.raises(DataError, match=r"50 rows cannot be used.* lines 31, 32, .*, 50 and 30 more: the label"):
+        load_data(path)
+    path.write_text("\n".join(['{"sentence1": "a", "label": null}'] * 50))
+    with pytest.raises(DataError, match="50 rows cannot be used"):
+        load_data(path, skip_bad=True)

@@ -1,10 +1,15 @@
-"""Rows of what is no text file: folders and zip files of one text a file, spreadsheets.
+"""What files hold before rows are told apart: decoded lines, the sheet of a spreadsheet, texts of a folder or zip file.
 
 The name of the folder that a text lies in is its label, as the 20 Newsgroups and the IMDb reviews are published.
 """
 
 from __future__ import annotations
 
+import codecs
+import contextlib
+import gzip
+import sys
+import warnings
 import zipfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePath
@@ -12,9 +17,51 @@ from typing import Any
 
 from edgepeft.common.errors import DataError, requiring
 
-__all__ = ["read_folder", "read_xlsx", "read_zip"]
+__all__ = ["PACKED", "STDIN", "lines_of", "read_folder", "read_xlsx", "read_zip", "table_lines"]
+
+STDIN = "-"
+PACKED = ".gz"
 
 Record = tuple[int, dict[str, Any]]
+
+Lines = Iterator[tuple[int, str]]
+
+
+def lines_of(path: Path) -> Lines:
+    """Decoded lines with their numbers; each is decoded alone, so that a bad byte has a line."""
+    packed = path.suffix.lower() == PACKED
+    with sys.stdin.buffer if str(path) == STDIN else gzip.open(path) if packed else path.open("rb") as file:
+        for number, raw in enumerate(file, start=1):
+            try:
+                yield number, raw.decode("utf-8-sig" if number == 1 else "utf-8")
+            except UnicodeDecodeError as error:
+                raise DataError(f"{path}:{number}: not UTF-8 ({error.reason}); save the file as UTF-8.") from error
+
+
+_UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+
+
+def table_lines(path: Path) -> Iterator[str]:
+    """The lines of a table in UTF-8; or in what spreadsheets write too, UTF-16 or Windows-1252, which is said."""
+    if str(path) == STDIN or path.suffix.lower() == PACKED:
+        return (line for _, line in lines_of(path))
+    with path.open("rb") as file:
+        start = file.read(2)
+        if start in _UTF_16:
+            warnings.warn(f"{path}: read as UTF-16, which its first bytes say.", stacklevel=2)
+            return iter(path.read_text(encoding="utf-16").splitlines(keepends=True))
+        file.seek(0)
+        try:
+            for line in file:
+                line.decode("utf-8")
+            return (line for _, line in lines_of(path))
+        except UnicodeDecodeError:
+            pass
+    with contextlib.suppress(UnicodeDecodeError):
+        text = path.read_text(encoding="cp1252")
+        warnings.warn(f"{path}: not UTF-8; read as Windows-1252. Save it as UTF-8 if letters look wrong.", stacklevel=2)
+        return iter(text.splitlines(keepends=True))
+    return (line for _, line in lines_of(path))  # which names the line
 
 
 def read_folder(path: Path) -> Iterator[Record]:

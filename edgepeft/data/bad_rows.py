@@ -1,0 +1,54 @@
+"""Rows of a file that cannot be used: all are named at once, or left out."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from edgepeft.common.errors import DataError
+from edgepeft.data.readers import Source
+
+__all__ = ["BadRows"]
+
+_PROBLEMS = 20  # lines, and kinds of what is wrong, that are named
+
+
+class BadRows:
+    """Rows of a file that cannot be used, by what is wrong with them."""
+
+    def __init__(self, path: Source) -> None:
+        self._path, self._first = path, list[DataError]()
+        self._lines: dict[str, list[int]] = {}
+        self._n = 0
+
+    def __call__(self, line: int, record: Mapping[str, object], error: DataError) -> None:
+        """Take note of one, as ``read_rows`` says."""
+        self._n += 1
+        self._first = self._first or [error]
+        what = str(error).removeprefix(f"{self._path}:{line}: ")
+        if what in self._lines or len(self._lines) < _PROBLEMS:
+            self._lines.setdefault(what, []).append(line)
+
+    def settle(self, *, skip: bool) -> None:
+        """Say what is left out, or refuse the file with all that is wrong with it."""
+        if not self._n:
+            return
+        told = " ".join(f"{_lines_of(lines)}: {what}" for what, lines in self._lines.items())
+        if skip:
+            warnings.warn(f"{self._path}: {self._n} rows are left out. {told}", stacklevel=2)
+        elif self._n == 1:
+            raise self._first[0]
+        else:
+            raise DataError(f"{self._path}: {self._n} rows cannot be used; --skip-bad leaves them out. {told}")
+
+    @property
+    def left_out(self) -> str:
+        """For ``split``."""
+        return f"; left out of {Path(str(self._path)).name}: {self._n} that cannot be used" if self._n else ""
+
+
+def _lines_of(lines: Sequence[int]) -> str:
+    first = ", ".join(map(str, lines[:_PROBLEMS]))
+    more = f" and {len(lines) - _PROBLEMS} more" if len(lines) > _PROBLEMS else ""
+    return f"line{'s' * (len(lines) > 1)} {first}{more}"

@@ -1,0 +1,103 @@
+"""Names that files give to text, second text, label and candidates, where they have not the usual ones."""
+
+from __future__ import annotations
+
+import json
+import re
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from edgepeft.common.errors import DataError
+from edgepeft.data.labels import shown
+from edgepeft.data.pattern import UnreadableRow
+from edgepeft.data.shapes import one_of
+
+__all__ = ["CANDIDATES", "FIRST", "LABEL", "SECOND", "by_convention", "candidates_in", "distinct_candidates"]
+
+FIRST, SECOND, LABEL = "sentence1", "sentence2", "label"
+# What files call these, in any case; read where no option names a column and the usual name is not there.
+_TEXTS = ("text", "sentence", "review", "content", "tweet", "message", "body", "comment", "document", "title")
+_PAIRS = (
+    ("premise", "hypothesis"),
+    ("question1", "question2"),
+    ("text1", "text2"),
+    ("query", "passage"),
+    ("question", "passage"),
+    ("question", "sentence"),
+    ("question", "context"),
+)
+_LABELS = ("labels", "target", "class", "category", "sentiment", "y")
+CANDIDATES = "candidates"
+_NUMBERED = re.compile(r"(candidate|choice|ending|option|answer)[ _]?(\d{1,4})", re.ASCII)
+_LEAST = 2
+
+
+def candidates_in(record: Mapping[str, Any], where: str) -> tuple[str, ...]:
+    """Those of a file's row; none where it has no such column."""
+    if CANDIDATES in record:
+        return distinct_candidates(_list(record[CANDIDATES]), where)
+    found: dict[str, list[tuple[int, Any]]] = {}
+    for name, value in record.items():
+        if (match := _NUMBERED.fullmatch(name)) is not None:
+            found.setdefault(match[1], []).append((int(match[2]), value))
+    if len(found) > 1:
+        names = ", ".join(sorted(found))
+        raise DataError(f"{where}: numbered columns of several names ({names}); put the candidates into one list.")
+    numbered = [value for values in found.values() for _, value in sorted(values, key=lambda each: each[0])]
+    while numbered and numbered[-1] in (None, ""):  # a table's rows have as many cells as its longest one
+        numbered.pop()
+    return distinct_candidates(numbered, where) if found else ()
+
+
+def distinct_candidates(value: Any, where: str) -> tuple[str, ...]:
+    """Two texts at least, all different."""
+    if not isinstance(value, list | tuple):
+        raise UnreadableRow(f"{where}: {CANDIDATES} is a list of texts; found {shown(value)}.")
+    for place, text in enumerate(value):
+        if not isinstance(text, str) or not text.strip():
+            raise UnreadableRow(f"{where}: candidate {place} must be a text that is not empty; found {shown(text)}.")
+        if text.strip() in (other.strip() for other in value[:place]):
+            raise UnreadableRow(f"{where}: the candidate {shown(text)} stands there twice; give each once.")
+    if len(value) < _LEAST:
+        held = "one candidate" if value else "no candidate"
+        raise UnreadableRow(f"{where}: the row has {held}, and one is picked of two or more.")
+    return tuple(value)
+
+
+def _list(value: Any) -> Any:
+    """What a table's cell holds."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError):
+        return value
+
+
+def by_convention(
+    path: object, record: Mapping[str, Any], text: str | None, pair: str | None, label: str | None, *, labels: bool
+) -> dict[str, str]:
+    """The file's columns by what they are read as, of those that no option names and whose usual names it has not."""
+    if FIRST in record and LABEL in record:
+        return {}
+    known = {str(name).strip().lower(): name for name in record}
+    found: dict[str, str] = {}
+    if text is None and not {FIRST, "words"} & known.keys() and not {"text", "spans"} <= known.keys():
+        pairs = [names for names in _PAIRS if pair is None and {*names} <= known.keys()]
+        texts = [known[name] for name in _TEXTS if name in known and not any(name in names for names in pairs)]
+        one_of(path, [*texts, *(" and ".join(names) for names in pairs)], "the text", "--text-column")
+        found |= {FIRST: known[pairs[0][0]], SECOND: known[pairs[0][1]]} if pairs else {}
+        found |= {FIRST: texts[0]} if texts else {}
+    if labels and label is None and LABEL not in record and (found or FIRST in record or text):
+        names = [known[name] for name in (LABEL, *_LABELS) if name in known and known[name] not in found.values()]
+        one_of(path, names, "the label", "--label-column")
+        found |= {LABEL: names[0]} if names else {}
+    return _noted(path, found)
+
+
+def _noted(path: object, found: dict[str, str]) -> dict[str, str]:
+    if found:
+        told = ", ".join(f"{usual} is the column {name}" for usual, name in found.items())
+        warnings.warn(f"{path}: {told}; --text-column, --pair-column and --label-column name others.", stacklevel=2)
+    return found

@@ -1,0 +1,167 @@
+"""``edgepeft run --out``: a file's rows with their answers, in their order and format, as they are computed."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+from edgepeft.common.atomic import check_target, replacing
+from edgepeft.common.errors import DataError, UsageError, requiring
+from edgepeft.common.progress import shown_steps
+from edgepeft.data.rows import STDIN, Columns, Row, read_rows
+from edgepeft.runtime.decoding import Decoding
+from edgepeft.runtime.passes import in_batches
+from edgepeft.runtime.runtime import Runtime
+
+__all__ = ["ENDS", "answers_target", "write_answers"]
+
+ENDS = (".csv", ".tsv", ".jsonl", ".parquet")
+ERROR = "error"  # the column that says why a row has no answer
+Bad = tuple[Mapping[str, Any], DataError]
+Write = Callable[[Mapping[str, Any]], None]
+
+
+def answers_target(out: Path, source: Path) -> str:
+    """The format of ``out``, by its name; that of ``source`` where it is standard output.
+
+    Raises:
+        UsageError: it has none, or cannot be written.
+    """
+    if str(out) == STDIN:
+        return source.suffix.lower() if source.suffix.lower() in (".csv", ".tsv") else ".jsonl"
+    if out.suffix.lower() not in ENDS:
+        raise UsageError(f"--out {out}: answers are written to a file that ends in {', '.join(ENDS)}, vectors to .npy.")
+    if out.exists() and source.exists() and out.samefile(source):
+        raise UsageError(f"--out {out} is the file that is read; name another.")
+    check_target(out)
+    return out.suffix.lower()
+
+
+def write_answers(
+    runtime: Runtime,
+    tasks: Sequence[str],
+    source: Path,
+    out: Path,
+    *,
+    columns: Columns,
+    decoding: Decoding,
+    batch_size: int,
+) -> tuple[int, int]:
+    """Write each row's own columns and its answers; the number of rows, and of those without an answer.
+
+    A row that cannot be read has empty answers and says why in the column ``error``.
+    """
+    form, n, failed = answers_target(out, source), 0, 0
+    kinds = [runtime.bundle.entry(task).task_kind for task in tasks]
+    names, waiting = dict[str, str](), list[tuple[Row | Bad, dict[str, Any]]]()
+    with _opened(out, form) as write, shown_steps() as show:
+        for batch in in_batches(_readable(source, columns, kinds), batch_size):
+            rows = [each for each in batch if isinstance(each, Row)]
+            by_task = runtime.predict_all(list(tasks), [row.readable for row in rows], decoding) if rows else {}
+            answered = map(_flat, zip(*by_task.values(), strict=True))
+            waiting += [(each, next(answered) if isinstance(each, Row) else {}) for each in batch]
+            if rows and not names:  # the columns of a table are known with the first answer
+                found = next(found for _, found in waiting if found)
+                names = _names(rows[0].others or {}, found, alone=len(tasks) == 1)
+            n, failed = n + len(batch), failed + len(batch) - len(rows)
+            if names:
+                _write_all(waiting, names, write)
+            show("rows", n, None)
+        _write_all(waiting, names, write)
+    return n, failed
+
+
+def _write_all(waiting: list[tuple[Row | Bad, dict[str, Any]]], names: Mapping[str, str], write: Write) -> None:
+    for each, found in waiting:
+        own, why = (each.others or {}, None) if isinstance(each, Row) else (each[0], str(each[1]))
+        write({**own, **{column: found.get(key) for key, column in names.items()}, ERROR: why})
+    waiting.clear()
+
+
+def _readable(source: Path, columns: Columns, kinds: Sequence[Any]) -> Iterator[Row | Bad]:
+    """The rows and, where they stand, those that cannot be read."""
+    waiting = list[Bad]()
+
+    def bad(_: int, own: Mapping[str, Any], error: DataError) -> None:
+        waiting.append((own, error))
+
+    for row in read_rows(source, labels=False, columns=columns, keep="own", bad=bad):
+        yield from waiting
+        waiting.clear()
+        try:
+            for kind in kinds:
+                if kind.several:
+                    kind.token_rows(row.readable, row.where)
+        except DataError as error:
+            yield row.others or {}, error
+        else:
+            yield row
+    yield from waiting
+
+
+def _flat(answers: Sequence[Any]) -> dict[str, Any]:
+    """``TASK.name`` -> value, of each answer."""
+    found: dict[str, Any] = {}
+    for answer in answers:
+        told = answer.as_json()
+        task = told.pop("task")
+        told = {"probability" if name == "score" and "label" in told else name: told[name] for name in told}
+        note = told.pop("note", None)
+        found |= {f"{task}.{name}": value for name, value in {**told, "note": note}.items()}
+    return found
+
+
+def _names(own: Mapping[str, Any], found: Mapping[str, Any], *, alone: bool) -> dict[str, str]:
+    """The columns of answers: without the task's name, where it is one and the rows have no such column."""
+    plain = {key: key.partition(".")[2] if alone else key for key in found}
+    return {key: key if name in own or name == ERROR else name for key, name in plain.items()}
+
+
+@contextlib.contextmanager
+def _opened(out: Path, form: str) -> Iterator[Write]:
+    if str(out) == STDIN:
+        yield _writer(sys.stdout, form)
+        return
+    with replacing(out) as new:
+        if form == ".parquet":
+            with requiring("data", "a parquet file"):
+                import pyarrow as pa
+                from pyarrow.parquet import write_table
+            records = list[Mapping[str, Any]]()
+            yield records.append
+            try:
+                write_table(pa.Table.from_pylist(records), new)
+            except pa.ArrowException as error:
+                raise DataError(f"{out}: a column holds values of several types ({error}); take .jsonl.") from error
+            return
+        with new.open("x", encoding="utf-8", newline="") as file:
+            yield _writer(file, form)
+
+
+def _writer(file: TextIO, form: str) -> Write:
+    if form == ".jsonl":
+        return lambda row: print(json.dumps(row, ensure_ascii=False, default=str), file=file)
+    table: csv.DictWriter[str] | None = None
+
+    def write(row: Mapping[str, Any]) -> None:
+        nonlocal table
+        if table is None:
+            # Probabilities of all labels are no cell; whoever wants them reads jsonl.
+            names = [name for name, value in row.items() if not isinstance(value, Mapping)]
+            plain: dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE, "quotechar": None}
+            how = {"lineterminator": "\n", **(plain if form == ".tsv" else {})}
+            table = csv.DictWriter(file, names, extrasaction="ignore", **how)
+            table.writeheader()
+        table.writerow({name: _cell(value, form) for name, value in row.items()})
+
+    return write
+
+
+def _cell(value: Any, form: str) -> Any:
+    text = json.dumps(value, ensure_ascii=False, default=str) if isinstance(value, list | dict | bool) else value
+    return " ".join(text.split()) if form == ".tsv" and isinstance(text, str) else text

@@ -1,0 +1,97 @@
+"""`edgepeft run --out`: rows with their answers, in every format, and rows that cannot be read."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from edgepeft.cli._main import app
+from edgepeft.common.errors import UsageError
+from edgepeft.runtime.runtime import Runtime
+
+ROWS = [{"id": i, "text": f"w{7 + i} w{9 + i}", "label": "gold"} for i in range(5)]
+
+
+def run(bundle, task, rows, out, **more):
+    given = [part for name, value in more.items() for part in (f"--{name.replace('_', '-')}", str(value))]
+    return CliRunner().invoke(
+        app, ["run", str(bundle), "--task", task, "--input", str(rows), "--out", str(out), *given]
+    )
+
+
+@pytest.fixture
+def task(bundle):
+    return next(name for name, entry in Runtime(bundle).bundle.manifest.tasks.items() if entry.labels)
+
+
+@pytest.fixture
+def answers(bundle, task):
+    with Runtime(bundle, threads=1) as runtime:
+        return runtime.predict(task, [row["text"] for row in ROWS])
+
+
+@pytest.fixture
+def rows(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    return path
+
+
+def read(path):
+    if path.suffix == ".jsonl":
+        return [json.loads(line) for line in path.read_text().splitlines()]
+    if path.suffix == ".parquet":
+        return pytest.importorskip("pyarrow.parquet", reason="pip install edgepeft[data]").read_table(path).to_pylist()
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file, delimiter="\t" if path.suffix == ".tsv" else ","))
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("end", [".csv", ".tsv", ".jsonl", ".parquet"])
+def test_rows_keep_their_columns_and_gain_their_answers_in_order(bundle, task, answers, rows, tmp_path, end):
+    if end == ".parquet":
+        pytest.importorskip("pyarrow", reason="pip install edgepeft[data]")
+    done = run(bundle, task, rows, out := tmp_path / f"answers{end}", batch_size=2)
+    assert done.exit_code == 0, done.output
+    found = read(out)
+    assert [(int(row["id"]), row["text"], row["label"]) for row in found] == [(*row.values(),) for row in ROWS]
+    assert [row[f"{task}.label"] for row in found] == [answer.label for answer in answers]
+    assert [float(row["probability"]) for row in found] == pytest.approx([a.score for a in answers], abs=1e-5)
+    assert not any(row["error"] for row in found)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_row_that_cannot_be_read_has_no_answer_and_says_why(bundle, task, tmp_path):
+    lines = ['{"text": 5, "id": 0}', "broken", '{"text": "w7 w9", "id": 2}', '{"text": null, "id": 3}']
+    (rows := tmp_path / "rows.jsonl").write_text("\n".join(lines))
+    done = run(bundle, task, rows, out := tmp_path / "answers.csv", batch_size=1)
+    assert done.exit_code == 1 and "3 rows could not be read" in done.output
+    found = read(out)
+    assert [row["id"] for row in found] == ["0", "", "2", "3"]
+    assert [bool(row["label"]) for row in found] == [False, False, True, False]
+    assert "must be a text; found 5" in found[0]["error"] and "not JSON" in found[1]["error"]
+    assert found[2]["error"] == "" and "must be a text; found null" in found[3]["error"]
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_standard_input_is_answered_on_standard_output(bundle, task, answers, tmp_path, monkeypatch):
+    (tmp_path / "given").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    with (tmp_path / "given").open() as given, (tmp_path / "out").open("w") as out:
+        monkeypatch.setattr(sys, "stdin", given)
+        monkeypatch.setattr(sys, "stdout", out)
+        with pytest.raises(SystemExit) as ended:
+            app(["run", str(bundle), "--task", task, "--input", "-", "--out", "-"])
+    assert ended.value.code == 0
+    found = [json.loads(line) for line in (tmp_path / "out").read_text().splitlines()]
+    assert [row[f"{task}.label"] for row in found] == [answer.label for answer in answers]
+
+
+def test_a_file_that_cannot_be_written_is_refused_before_anything_runs(bundle, task, rows, tmp_path):
+    for out, message in ((rows, "is the file that is read"), (tmp_path / "answers.txt", "ends in .csv, .tsv, .jsonl")):
+        done = run(bundle, task, rows, out)
+        assert isinstance(done.exception, UsageError) and message in str(done.exception)
+    assert rows.read_text().count("\n") == len(ROWS)
