@@ -98,7 +98,7 @@ def verbs() -> set[str]:
     return set(get_command(app).commands)
 
 
-@pytest.mark.parametrize("document", [*DOCUMENTS, "docs/bundle.md", "docs/inspect.md"])
+@pytest.mark.parametrize("document", [*DOCUMENTS, "docs/bundle.md", "docs/data.md", "docs/methods.md"])
 def test_every_command_that_a_document_shows_exists(document):
     shown = set(re.findall(r"(?:^    |`)edgepeft ([a-z]+)", read(document), re.MULTILINE))
     assert shown, document

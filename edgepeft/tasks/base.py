@@ -159,6 +159,11 @@ class TaskType(Long, Certainty, ABC):
         """The right answer as people see it, a plain value of JSON."""
         return row.label
 
+    def names_in(self, row: Row) -> list[str]:
+        """The labels that a row has; none where labels have no names."""
+        found = self.expected(row)
+        return [] if self.labels is None else [*map(str, found)] if isinstance(found, list) else [str(found)]
+
     @abstractmethod
     def targets(self, rows: Sequence[Row]) -> Values:
         """[n, ...] what the loss takes of rows that were checked."""

@@ -164,6 +164,10 @@ class Tokens(TaskType):
         """Each entity in words."""
         return _in_words(row, tagged_row(row).found)
 
+    def names_in(self, row: Row) -> list[str]:
+        """Of each entity."""
+        return [entity.label for entity in tagged_row(row).found]
+
     def targets(self, rows: Sequence[Row]) -> Values:
         """[n] of [2, w], a word's place being its number: as if each were a token."""
         return self._targets(rows, [np.arange(len(words_of(row.sentence1))) for row in rows])

@@ -1,6 +1,6 @@
 """One look at a delta: every inspection that fits it, on labelled rows; a folder with values and pictures.
 
-``inspect.json``, schema ``edgepeft.inspect/1``, is described in docs/inspect.md.
+``inspect.json``, schema ``edgepeft.inspect/1``, is described in docs/methods.md.
 """
 
 from __future__ import annotations

@@ -1,0 +1,133 @@
+"""``edgepeft look``: what training would make of a file, before it does."""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from edgepeft.cli._output import plain_table, print_json, table_console
+from edgepeft.common.messages import printable
+from edgepeft.options.base import ROWS_HELP, LabelColumn, LabelSeparator, PairColumn, TaskKind, TextColumn
+
+if TYPE_CHECKING:
+    from edgepeft.data.parts import TaskData
+    from edgepeft.data.rows import Row
+    from edgepeft.tasks.base import TaskType
+
+__all__ = ["command"]
+
+PANEL = "Train"
+
+_MOST_LABELS = 30
+_SHOWN = 60  # characters of a text
+
+
+def command(
+    data: Annotated[Path, typer.Argument(help=f"{ROWS_HELP}.")],
+    backbone: Annotated[
+        str | None, typer.Option(help="A folder or Hub name: texts are counted in its tokens, and not in words.")
+    ] = None,
+    max_length: Annotated[int, typer.Option(min=1, help="Tokens that training would keep of a text or pair.")] = 128,
+    text_column: TextColumn = None,
+    pair_column: PairColumn = None,
+    label_column: LabelColumn = None,
+    label_separator: LabelSeparator = None,
+    kind: TaskKind = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """Look at a file as `edgepeft train` would: its kind, its parts, its labels, its lengths, and what is odd."""
+    from edgepeft.data.parts import PARTS, load_data, shape_in
+    from edgepeft.data.rows import Columns
+
+    columns = Columns(text_column, pair_column, label_column, separator=label_separator)
+    shape = None if kind or any(columns[:3]) else shape_in(data)
+    if shape is not None and shape.source is not None:
+        typer.echo(f'{data}: {shape.told}; a T5 reads "{shape.source}" and writes "{shape.target}".')
+        return
+    found = load_data(data, columns=columns, kind=kind or (shape.kind if shape else None), skip_bad=True)
+    task_kind, rows = found.task_kind, [row for part in PARTS for row in getattr(found, part)]
+    lengths, unit = _lengths(task_kind, rows, backbone)
+    document = {
+        "schema": "edgepeft.look/1",
+        "data": str(data),
+        "kind": task_kind.name,
+        "split": found.split,
+        "rows": len(rows),
+        "copies": len(rows) - len({(row.sentence1, row.sentence2, row.label) for row in rows}),
+        "lengths": {"unit": unit, **_spread(lengths), f"over_{max_length}": sum(n > max_length for n in lengths)},
+        "labels": _labels(task_kind, rows),
+        "train": _train(data, backbone, (text_column, pair_column, label_column, label_separator), kind),
+    }
+    if as_json:
+        print_json(document)
+    else:
+        _show(document, found, rows, max_length)
+
+
+def _lengths(kind: TaskType, rows: Sequence[Row], backbone: str | None) -> tuple[list[int], str]:
+    """Of each text or pair that is read."""
+    from edgepeft.backbones.source import open_backbone
+    from edgepeft.backbones.tokens import Text
+
+    read = [pair for row in rows for pair in _read(kind, row)]
+    if backbone is None:
+        return [len(f"{first} {second or ''}".split()) for first, second in read], "words"
+    encoded = open_backbone(backbone).encoder().encode([Text(*pair) for pair in read], 1 << 20)
+    return encoded.inputs["attention_mask"].sum(1).tolist(), "tokens"
+
+
+def _read(kind: TaskType, row: Row) -> list[tuple[str, str | None]]:
+    return kind.token_rows(row.readable, row.where) if kind.several else [(row.sentence1, row.sentence2)]
+
+
+def _spread(lengths: Sequence[int]) -> dict[str, int]:
+    ordered = sorted(lengths)
+    places = {"median": 0.5, "of_95_percent": 0.95, "longest": 1.0}
+    return {name: ordered[min(len(ordered) - 1, int(share * len(ordered)))] for name, share in places.items()}
+
+
+def _labels(kind: TaskType, rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Each with its rows and a text of it, the most frequent first; none where a row has a label of its own."""
+    counts, examples = Counter[str](), dict[str, str]()
+    for row in rows:
+        for name in kind.names_in(row):
+            counts[name] += 1
+            examples.setdefault(name, row.sentence1)
+    return [{"label": name, "rows": n, "example": " ".join(examples[name].split())} for name, n in counts.most_common()]
+
+
+def _train(data: Path, backbone: str | None, columns: Sequence[str | None], kind: str | None) -> str:
+    options = ("--text-column", "--pair-column", "--label-column", "--label-separator", "--kind")
+    given = [part for option, value in zip(options, (*columns, kind), strict=True) if value for part in (option, value)]
+    name = Path(str(data).partition("#")[0]).name.partition(".")[0] or "task"
+    return f"edgepeft train --backbone {shlex.quote(backbone or 'BACKBONE')} --data " + shlex.join(
+        [str(data), *given, "--task", name, "--out", name]
+    )
+
+
+def _show(document: dict[str, Any], found: TaskData, rows: Sequence[Row], max_length: int) -> None:
+    lengths = document["lengths"]
+    table = plain_table(document["data"], "")
+    table.add_row("kind of task", document["kind"])
+    table.add_row("rows", f"{document['rows']:,}, of which {document['copies']:,} are copies")
+    table.add_row("parts", printable(found.split.replace("; ", "\n")))
+    told = f"{lengths['median']} in the median, 95 % up to {lengths['of_95_percent']}, the longest {lengths['longest']}"
+    table.add_row(lengths["unit"], f"{told}; {lengths[f'over_{max_length}']:,} texts have more than {max_length}")
+    table_console().print(table)
+    if document["labels"]:
+        labels = plain_table("label", "an example", numbers=("rows",))
+        for each in document["labels"][:_MOST_LABELS]:
+            labels.add_row(printable(each["label"]), printable(each["example"][:_SHOWN]), f"{each['rows']:,}")
+        if len(document["labels"]) > _MOST_LABELS:
+            labels.caption = f"the first {_MOST_LABELS} of {len(document['labels']):,}; all of them: --json"
+        table_console().print(labels)
+    else:
+        first = rows[0]
+        text = " / ".join(" ".join(part.split()) for part in (first.sentence1, first.sentence2 or "") if part)
+        typer.echo(printable(f"an example: {text[: 2 * _SHOWN]} -> {found.task_kind.expected(first)}"))
+    typer.echo(document["train"])

@@ -1,0 +1,62 @@
+"""`edgepeft look`: what training would make of a file."""
+
+from __future__ import annotations
+
+import json
+import shlex
+
+import pytest
+from tiny import write_model
+from verbs import edgepeft
+
+
+def look(path, *more):
+    done = edgepeft("look", path, *more, "--json")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout), done.stderr
+
+
+def jsonl(path, rows):
+    path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
+    return path
+
+
+def test_labels_lengths_copies_and_bad_rows_are_counted(tmp_path):
+    rows = [{"text": "w7 " * (1 + i % 3), "label": "ab"[i % 2]} for i in range(40)]
+    path = jsonl(tmp_path / "rows.jsonl", [*rows, "broken", {"text": "w7 " * 30, "label": "b"}])
+    found, said = look(path, "--max-length", 20)
+    assert (found["kind"], found["rows"]) == ("classification", 41)
+    assert found["copies"] == 41 - len({(row["text"], row["label"]) for row in rows}) - 1
+    assert {each["label"]: each["rows"] for each in found["labels"]} == {"a": 20, "b": 21}
+    assert found["lengths"] == {"unit": "words", "median": 2, "of_95_percent": 3, "longest": 30, "over_20": 1}
+    assert "1 that cannot be used" in found["split"] and "line 41: not JSON" in said
+
+
+def test_with_a_backbone_lengths_are_in_its_tokens_and_the_command_trains(tmp_path):
+    model = write_model(tmp_path / "model", "bert")
+    path = jsonl(
+        tmp_path / "rows.jsonl", [{"text1": "w7", "text2": f"w8 w{9 + i % 3}", "score": i / 3} for i in range(40)]
+    )
+    found, _ = look(path, "--backbone", model)
+    assert found["kind"] == "regression" and found["labels"] == []
+    assert found["lengths"]["longest"] == 3 + 3 and found["lengths"]["unit"] == "tokens"  # [CLS] and two [SEP]
+    command = shlex.split(found["train"])
+    assert command[:2] == ["edgepeft", "train"] and command[-2:] == ["--out", "rows"]
+    pytest.importorskip("torch", reason="pip install edgepeft[train]")
+    done = edgepeft(*command[1:-1], tmp_path / "out", "--steps", 1)
+    assert done.returncode == 0, done.stderr
+
+
+def test_entities_are_counted_by_their_label_and_the_table_shows_them(tmp_path):
+    path = jsonl(
+        tmp_path / "rows.jsonl", [{"text": "Ada came.", "entities": [[0, 3, "PER"]] * (i % 2)} for i in range(30)]
+    )
+    found, _ = look(path)
+    assert [(each["label"], each["rows"]) for each in found["labels"]] == [("PER", 15)]
+    shown = edgepeft("look", path).stdout
+    assert "tokens" in shown and "PER" in shown and "edgepeft train" in shown
+
+
+def test_text_to_write_is_told_with_its_patterns(tmp_path):
+    path = jsonl(tmp_path / "rows.jsonl", [{"article": "a b c", "summary": "a"}] * 3)
+    assert '"summarize: {article}"' in edgepeft("look", path).stdout
