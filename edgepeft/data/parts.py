@@ -322,13 +322,17 @@ def _note_conflicts(rows: Sequence[Row]) -> None:
 
 
 def _shared(parts: dict[str, Sequence[Row]]) -> str:
-    """What ``split`` says of rows that stand in two parts, as real data sets have them."""
-    digests = {name: set(map(row_digest, rows)) for name, rows in parts.items()}
-    counts = []
+    """What ``split`` says of rows that stand in two parts, as real data sets have them, and of texts that stand with
+    another label there."""
+    rows = {name: [row_digest(row) for row in part] for name, part in parts.items()}
+    texts = {name: [row_digest(row._replace(label=None)) for row in part] for name, part in parts.items()}
+    copies, unlike = list[str](), list[str]()
     for one, other in combinations(parts, 2):
-        if n := sum(row_digest(row) in digests[one] for row in parts[other]):
-            counts.append(f"{n} of {other} in {one}")
-    return f"; rows in both: {', '.join(counts)}" if counts else ""
+        n, n_texts = (sum(map({*of[one]}.__contains__, of[other])) for of in (rows, texts))
+        copies += [f"{n} of {other} in {one}"] if n else []
+        unlike += [f"{n_texts - n} of {other} in {one}"] if n_texts > n else []
+    found = {"rows in both": copies, "texts in both with other labels": unlike}
+    return "".join(f"; {what}: {', '.join(counts)}" for what, counts in found.items() if counts)
 
 
 def _require_different(given: dict[str, Source], parts: dict[str, tuple[Row, ...]]) -> None:

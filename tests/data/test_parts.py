@@ -266,3 +266,19 @@ def test_many_problems_are_counted_and_a_file_of_nothing_else_is_refused_all_the
     path.write_text("\n".join(['{"sentence1": "a", "label": null}'] * 50))
     with pytest.raises(DataError, match="50 rows cannot be used"):
         load_data(path, skip_bad=True)
+
+
+def test_a_text_that_stands_with_another_label_in_another_part_is_counted(tmp_path):
+    train = [{"sentence1": f"text {i}", "label": "xy"[i % 2]} for i in range(20)]
+    test = [*train[:2], {"sentence1": "text 4", "label": "y"}, {"sentence1": "new", "label": "x"}]
+    parts = {
+        "train": train,
+        "eval": [{"sentence1": f"other {i}", "label": "xy"[i % 2]} for i in range(4)],
+        "test": test,
+    }
+    for name, rows_of_part in parts.items():
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows_of_part))
+    with pytest.warns(UserWarning, match="with different labels"):
+        data = load_data(*(tmp_path / f"{name}.jsonl" for name in parts))
+    said = "; rows in both: 2 of test in train; texts in both with other labels: 1 of test in train"
+    assert data.split.endswith(said)
