@@ -81,14 +81,17 @@ def read_zip(path: Path) -> Iterator[Record]:
 
 
 def _labelled(path: Path, files: Iterable[tuple[PurePath, bytes]]) -> Iterator[Record]:
-    number = 0
+    number, western = 0, 0
     for number, (name, content) in enumerate(files, start=1):
         if len(name.parts) < 2:
             raise DataError(f"{path}: {name} lies in no folder whose name is its label.")
         try:
-            yield number, {"text": content.decode("utf-8-sig"), "label": name.parts[-2]}
-        except UnicodeDecodeError as error:
-            raise DataError(f"{path}: {name} is not UTF-8 ({error.reason}); save it as UTF-8.") from error
+            text = content.decode("utf-8-sig")
+        except UnicodeDecodeError:
+            text, western = content.decode("cp1252", "replace"), western + 1
+        yield number, {"text": text, "label": name.parts[-2]}
+    if western:
+        warnings.warn(f"{path}: {western} files are not UTF-8; they are read as Windows-1252.", stacklevel=2)
     if not number:
         raise DataError(f"{path} has no .txt files; each is one text, in a folder that has its label as name.")
 

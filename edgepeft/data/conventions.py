@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import warnings
 from collections.abc import Mapping
 from typing import Any
@@ -11,13 +10,13 @@ from typing import Any
 from edgepeft.common.errors import DataError
 from edgepeft.data.labels import shown
 from edgepeft.data.pattern import UnreadableRow
-from edgepeft.data.shapes import one_of
+from edgepeft.data.shapes import LABELS, NUMBERED, TEXTS, one_of
 
 __all__ = ["CANDIDATES", "FIRST", "LABEL", "SECOND", "by_convention", "candidates_in", "distinct_candidates"]
 
 FIRST, SECOND, LABEL = "sentence1", "sentence2", "label"
 # What files call these, in any case; read where no option names a column and the usual name is not there.
-_TEXTS = ("text", "sentence", "review", "content", "tweet", "message", "body", "comment", "document", "title")
+_TITLE = "title"  # the text where there is no other
 _PAIRS = (
     ("premise", "hypothesis"),
     ("question1", "question2"),
@@ -27,9 +26,8 @@ _PAIRS = (
     ("question", "sentence"),
     ("question", "context"),
 )
-_LABELS = ("labels", "target", "class", "category", "sentiment", "y")
+_ANSWER = "answer"  # of a question and a passage, as BoolQ has it
 CANDIDATES = "candidates"
-_NUMBERED = re.compile(r"(candidate|choice|ending|option|answer)[ _]?(\d{1,4})", re.ASCII)
 _LEAST = 2
 
 
@@ -39,7 +37,7 @@ def candidates_in(record: Mapping[str, Any], where: str) -> tuple[str, ...]:
         return distinct_candidates(_list(record[CANDIDATES]), where)
     found: dict[str, list[tuple[int, Any]]] = {}
     for name, value in record.items():
-        if (match := _NUMBERED.fullmatch(name)) is not None:
+        if (match := NUMBERED.fullmatch(name)) is not None:
             found.setdefault(match[1], []).append((int(match[2]), value))
     if len(found) > 1:
         names = ", ".join(sorted(found))
@@ -85,12 +83,14 @@ def by_convention(
     found: dict[str, str] = {}
     if text is None and not {FIRST, "words"} & known.keys() and not {"text", "spans"} <= known.keys():
         pairs = [names for names in _PAIRS if pair is None and {*names} <= known.keys()]
-        texts = [known[name] for name in _TEXTS if name in known and not any(name in names for names in pairs)]
+        texts = [known[name] for name in TEXTS if name in known and not any(name in names for names in pairs)]
+        texts += [known[_TITLE]] if _TITLE in known and not texts and not pairs else []
         one_of(path, [*texts, *(" and ".join(names) for names in pairs)], "the text", "--text-column")
         found |= {FIRST: known[pairs[0][0]], SECOND: known[pairs[0][1]]} if pairs else {}
         found |= {FIRST: texts[0]} if texts else {}
     if labels and label is None and LABEL not in record and (found or FIRST in record or text):
-        names = [known[name] for name in (LABEL, *_LABELS) if name in known and known[name] not in found.values()]
+        names = [known[name] for name in LABELS if name in known and known[name] not in found.values()]
+        names += [known[_ANSWER]] if not names and _ANSWER in known and SECOND in found else []
         one_of(path, names, "the label", "--label-column")
         found |= {LABEL: names[0]} if names else {}
     return _noted(path, found)

@@ -293,14 +293,14 @@ def _delimiter(path: Path, header: str, usual: str) -> str:
 
 def _require_distinct(path: Path, line: int, header: list[str]) -> None:
     for name, times in Counter(header).items():
-        if times > 1:
+        if times > 1 and name:  # a spreadsheet's go on without names
             raise DataError(f"{path}:{line}: {times} columns are called {name!r}; rename or delete the others.")
 
 
 def _record(path: Path, line: int, header: list[str], cells: list[str]) -> dict[str, Any] | DataError:
     if len(cells) != len(header):
         return DataError(f"{path}:{line}: {len(cells)} cells, but {len(header)} columns ({', '.join(header)}).")
-    return dict(zip(header, cells, strict=True))
+    return {name: cell for name, cell in zip(header, cells, strict=True) if name}
 
 
 def _read_csv(path: Path) -> Iterator[Record]:

@@ -177,7 +177,8 @@ def _reader(path: Source) -> Callable[[Any], Iterator[Record]]:
     if reader is None and is_dataset(path):
         return read_dataset
     if reader is None:
-        raise UsageError(f"{path} ends in {path.suffix or 'no extension'}; a data file is one of {known}.")
+        odd = f"ends in {path.suffix}" if path.suffix else "has no extension" if path.exists() else "does not exist"
+        raise UsageError(f"{path} {odd}; a data file is one of {known}, or a folder of texts in folders.")
     if not path.exists() or (path.is_dir() and path.suffix):
         problem = "is a folder" if path.is_dir() else "does not exist"
         raise UsageError(f"data file {path} {problem}; give a file of {known}.")

@@ -7,6 +7,7 @@ its rows, and says so.  Each shape is of one kind of task, which is taken where 
 from __future__ import annotations
 
 import math
+import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -14,20 +15,32 @@ from typing import Any, NamedTuple
 from edgepeft.common.errors import DataError, UsageError
 from edgepeft.data.labels import shown
 
-__all__ = ["HEAD", "Shape", "one_of", "shape_of", "told_shape", "written_shape"]
+__all__ = ["HEAD", "LABELS", "NUMBERED", "TEXTS", "Shape", "one_of", "shape_of", "told_shape", "written_shape"]
 
 HEAD = 100  # rows that a shape is told by
 
 Record = Mapping[str, Any]
 Head = Sequence[Record]
 # As data sets call them; a list of texts under one of them has several labels.
-_LABELS = ("label", "labels", "target", "class", "category", "sentiment", "y")
+LABELS = (
+    "label",
+    "labels",
+    "gold_label",
+    "target",
+    "class",
+    "class index",
+    "category",
+    "sentiment",
+    "is_duplicate",
+    "y",
+)
 _TAGS = ("tags", "ner_tags", "pos_tags", "chunk_tags", "labels")
 _MARKS = ("spans", "entities", "label", "labels")
 _SCORES = ("score", "similarity", "similarity_score", "rating")
-_TEXTS = ("text", "sentence", "sentence1", "review", "content", "tweet", "comment_text", "comment", "body", "document")
+TEXTS = ("text", "sentence", "review", "content", "tweet", "message", "body", "comment", "comment_text", "document")
 _COUNTERS = {"id", "idx", "index", "unnamed: 0", ""}
-_QUESTIONS = ("ctx", "question", "question_stem", "premise", "startphrase")
+_QUESTIONS = ("ctx", "premise", "sent1", "startphrase", "question", "question_stem")
+NUMBERED = re.compile(r"(candidate|choice|ending|option|answer)[ _]?(\d{1,4})", re.ASCII)
 _BODIES = ("body", "description", "content")
 _WRITTEN = (("article", "highlights"), ("article", "summary"), ("document", "summary"), ("dialogue", "summary"))
 _MOST_VALUES = 20  # of labels that are numbers and names all the same
@@ -63,7 +76,7 @@ def told_shape(path: object, head: Head) -> Shape | None:
     if shape is not None:
         warnings.warn(f"{path}: rows of {shape.told}; --kind {shape.kind} is taken.", stacklevel=2)
         return shape
-    label = next((name for name in _LABELS if head and name in head[0]), "")
+    label = next((name for name in LABELS if head and name in head[0]), "")
     values = [number for row in head if (number := _number(row.get(label))) is not None]
     if not values or len(values) < len(head):
         return None
@@ -173,7 +186,15 @@ def _choice(head: Head, names: Mapping[str, str], path: object) -> Shape | None:
         return Shape("choice", "question.stem and question.choices", lambda row: _chosen(row, row["question"], "stem"))
     text = next((names[name] for name in _QUESTIONS if name in names), None)
     endings = next((names[n] for n in ("endings", "choices", "options") if n in names), None)
-    if text is None or endings is None or "sentence1" in names or not isinstance(head[0][endings], list | Mapping):
+    if text is None or "sentence1" in names:
+        return None
+    matches = [found for name in head[0] if (found := NUMBERED.fullmatch(name))]
+    numbered = [found[0] for found in sorted(matches, key=lambda found: int(found[2]))]
+    if endings is None and len(numbered) > 1:  # SWAG and COPA, whose second text stands before each of them
+        second = next((names[name] for name in ("sent2", "question") if name in names and names[name] != text), None)
+        read = _renamed(sentence1=text, sentence2=second)
+        return Shape("choice", f"{text}{f', {second}' if second else ''} and {', '.join(numbered)}", read)
+    if endings is None or not isinstance(head[0][endings], list | Mapping):
         return None
     return Shape("choice", f"{text} and {endings}", lambda row: _chosen(row, row, text, endings))
 
@@ -204,7 +225,7 @@ def _question(head: Head, names: Mapping[str, str], path: object) -> Shape | Non
 def _positive(head: Head, names: Mapping[str, str], path: object) -> Shape | None:
     """Texts that belong together, without a label; a third one that does not is left out, as all others are such."""
     for first, second in (("anchor", "positive"), ("query", "positive"), ("query", "answer")):
-        if {first, second} <= names.keys() and not {*_LABELS, *_SCORES} & names.keys():
+        if {first, second} <= names.keys() and not {*LABELS, *_SCORES} & names.keys():
             told = f"{names[first]} and {names[second]}"
             told += "; negative is not read, for the other rows of a batch are such" if "negative" in names else ""
             return Shape("embedding", told, _renamed(sentence1=names[first], sentence2=names[second]))
@@ -216,7 +237,7 @@ def _score(head: Head, names: Mapping[str, str], path: object) -> Shape | None:
     scores = [
         names[name] for name in _SCORES if name in names and all(_number(r.get(names[name])) is not None for r in head)
     ]
-    if not scores or {*_LABELS} & names.keys():
+    if not scores or {*LABELS} & names.keys():
         return None
     label = one_of(path, scores, "the number", "--label-column")
     return Shape("regression", f"a text and the number {label}", _renamed(label=label))
@@ -224,12 +245,12 @@ def _score(head: Head, names: Mapping[str, str], path: object) -> Shape | None:
 
 def _several(head: Head, names: Mapping[str, str], path: object) -> Shape | None:
     """Several labels: a list of names, or a column of 0 and 1 for each."""
-    label = next((names[name] for name in _LABELS if name in names), None)
+    label = next((names[name] for name in LABELS if name in names), None)
     if label is not None:
         lists = [row.get(label) for row in head]
         named = all(isinstance(each, list) and all(isinstance(name, str) for name in each) for each in lists)
         return Shape("labels", f"a text and the list {label}", _renamed(label=label)) if named else None
-    text = next((names[name] for name in _TEXTS if name in names), None)
+    text = next((names[name] for name in ("sentence1", *TEXTS) if name in names), None)
     others = [name for lower, name in names.items() if name != text and lower not in _COUNTERS]
     if text is None or len(others) < 2 or not all(str(row.get(name)) in ("0", "1") for row in head for name in others):
         return None

@@ -270,14 +270,14 @@ def test_columns_are_known_by_the_names_that_files_give_them_and_that_is_said(tm
 
 
 def test_an_option_goes_before_a_name_that_is_known(tmp_path):
-    (tmp_path / "rows.csv").write_text("text,title,label,y\na,b,x,1\n")
+    (tmp_path / "rows.csv").write_text("text,review,label,y\na,b,x,1\n")
     with pytest.warns(UserWarning, match="sentence1 is the column text"):
-        with pytest.raises(DataError, match="text, title may each be the text"):
+        with pytest.raises(DataError, match="text, review may each be the text"):
             list(read_rows(tmp_path / "rows.csv", labels=True))
         (tmp_path / "one.csv").write_text("text,label,y\na,x,1\n")
         (row,) = read_rows(tmp_path / "one.csv", labels=True, columns=Columns(label="y"))
     assert (row.sentence1, row.label) == ("a", "1")
-    (row,) = read_rows(tmp_path / "rows.csv", labels=True, columns=Columns(text="title"))
+    (row,) = read_rows(tmp_path / "rows.csv", labels=True, columns=Columns(text="review"))
     assert (row.sentence1, row.label) == ("b", "x")
 
 

@@ -76,6 +76,17 @@ READ = {
         ("a", None, "1"),
     ),
     "index": ({"question": "a", "choices": ["b", "c", "d"], "answer": 2}, ("a", None, "2")),
+    "boolq": (
+        {"question": "a", "passage": "b", "title": "t", "answer": True, "idx": 3},
+        ("a", "b", "true"),
+    ),
+    "qqp": ({"id": "1", "question1": "a", "question2": "b", "is_duplicate": "0"}, ("a", "b", "0")),
+    "mnli": ({"index": "0", "sentence1": "a", "sentence2": "b", "label1": "x", "gold_label": "y"}, ("a", "b", "y")),
+    "copa": ({"premise": "a", "question": "cause", "choice1": "b", "choice2": "c", "label": 1}, ("a", "cause", "1")),
+    "swag": (
+        {"sent1": "a", "sent2": "b", "ending1": "d", "ending0": "c", "label": "1", "gold-source": "g"},
+        ("a", "b", '"1"'),
+    ),
     "pair": ({"anchor": "a", "positive": "b", "negative": "c"}, ("a", "b", None)),
 }  # fmt: skip
 
@@ -85,7 +96,8 @@ READ = {
 def test_a_row_is_what_its_columns_say(tmp_path, name):
     record, (first, second, label) = READ[name]
     path = jsonl(tmp_path / "rows.jsonl", [record])
-    (row,) = of_kind(path, told_shape(path, head_of(path)).kind)
+    shape = told_shape(path, head_of(path))
+    (row,) = of_kind(path, shape.kind if shape else "classification")
     assert (row.sentence1, row.sentence2, row.label) == (first, second, label)
 
 
@@ -188,6 +200,17 @@ def test_the_same_rows_are_read_of_every_container(tmp_path, name):
         content = CONTAINERS[name](rows)
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
     assert sorted((row.sentence1, row.label) for row in read_rows(path, labels=True)) == sorted(wanted)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_spreadsheets_columns_without_names_and_texts_in_western_letters_are_read(tmp_path):
+    (path := tmp_path / "spam.csv").write_bytes("v1,v2,,,\nham,caf\xe9,,,\nspam,b,,,\n".encode("cp1252"))
+    rows = [*read_rows(path, labels=True, columns=Columns(text="v2", label="v1"))]
+    assert [(row.sentence1, row.label) for row in rows] == [("caf\xe9", "ham"), ("b", "spam")]
+    (file := tmp_path / "texts" / "sport" / "1.txt").parent.mkdir(parents=True)
+    file.write_bytes("caf\xe9".encode("cp1252"))
+    (row,) = read_rows(tmp_path / "texts", labels=True)
+    assert (row.sentence1, row.label) == ("caf\xe9", "sport")
 
 
 def test_what_is_read_in_another_encoding_is_said_and_what_is_none_is_refused(tmp_path):
