@@ -12,7 +12,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal, ParamSpec, Protocol, Self, TypeVar, cast, overload
 
 import typer
-from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainValidator, ValidationError, WithJsonSchema
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    PlainValidator,
+    ValidationError,
+    WithJsonSchema,
+    model_validator,
+)
 
 from edgepeft.common.errors import UnknownName, UsageError
 from edgepeft.common.messages import in_words
@@ -53,7 +61,17 @@ class Options(BaseModel):
         try:
             return cls(**given)
         except ValidationError as error:
-            raise UsageError(f"{in_words(error)}.") from None
+            raise UsageError(f"{in_words(error, verb)}.") from None
+
+    @model_validator(mode="after")
+    def _within_limits(self) -> Self:
+        """As the command line holds numbers to them."""
+        for name, field in type(self).model_fields.items():
+            least = next((m.min for m in field.metadata if getattr(m, "min", None) is not None), None)
+            value = getattr(self, name)
+            if least is not None and value is not None and value < least:
+                raise ValueError(f"{name} must be at least {least}, found {value}")
+        return self
 
     @classmethod
     def model_json_schema(cls, *args: Any, **more: Any) -> dict[str, Any]:

@@ -84,7 +84,8 @@ class ImportRequest:
         kept = {name: tensor.detach() for name, tensor in own.items() if name.startswith("override/")}
         # What is shared stands in the delta once, under its first name.
         delta.read({**kept, **{name: values[name] for name in own if name in values}}, str(folder))
-        of_text = head.outputs is not None and not head_named(head.kind).per_token
+        form = head_named(head.kind)
+        of_text = head.outputs is not None and not form.per_token and not form.bare
         reads = {"head_reads": "first_position" if prompt else "first_token"} if of_text else {}
         delta.card = delta.card.model_copy(update={**reads, **origin})
         return delta.eval()
@@ -209,6 +210,8 @@ def _may_have(kind: type[TaskType], head: ImportedHead) -> bool:
     """Whether tasks of that kind have such heads."""
     if kind.model != head.model or kind.writes or head.problem not in (None, kind.problem_type):
         return False
+    if kind.gives_vectors:
+        return True
     if not kind.has_labels:
         return kind().n_outputs == head.outputs
     return head.outputs != 1 or not kind.one_label  # of two or more, one is right

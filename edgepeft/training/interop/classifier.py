@@ -21,11 +21,12 @@ from edgepeft.common.errors import UsageError
 from edgepeft.heads.base import head_named
 from edgepeft.tasks.base import kinds
 
-__all__ = ["ANSWERS", "ENCODERS", "GENERATION", "SEQUENCES", "TOKENS", "Classifier", "check_head"]
+__all__ = ["ANSWERS", "ENCODERS", "GENERATION", "SEQUENCES", "TOKENS", "VECTORS", "Classifier", "check_head"]
 
 # How classes' names end.
 SEQUENCES, TOKENS, ANSWERS = "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering"
 GENERATION = "ForConditionalGeneration"
+VECTORS = "Model"  # the base model itself, for embeddings: it has no head, and what pools its states stands outside
 ENCODERS = (SEQUENCES, TOKENS, ANSWERS)
 _LAST = {ANSWERS: "qa_outputs"}  # what gives the logits, where it is not called as a head's ``places`` have it
 
@@ -60,13 +61,14 @@ class Classifier:
     @property
     def prefix(self) -> str:
         """Of the base model's tensors, with its dot."""
-        return self.backbone.family.checkpoint_prefix(self.architecture)
+        return "" if self.model == VECTORS else self.backbone.family.checkpoint_prefix(self.architecture)
 
     @property
     def head(self) -> str:
         """The kind of head it has."""
-        of_tokens = (kind.head for kind in kinds().values() if kind.per_token and kind.model == self.model)
-        return next(of_tokens, None) or self.architecture.head
+        of_model = (kind for kind in kinds().values() if kind.model == self.model)
+        own = (kind.head for kind in of_model if kind.per_token or kind.gives_vectors)
+        return next(own, None) or self.architecture.head
 
     @property
     def scores_labels(self) -> bool:
@@ -87,7 +89,7 @@ class Classifier:
     @cached_property
     def tensors(self) -> dict[str, str]:
         """Tensor of their encoder, and of the pooler where the class has one -> its name in the base model."""
-        pooler = () if head_named(self.head).per_token else self.architecture.pooler
+        pooler = () if head_named(self.head).per_token or self.model == VECTORS else self.architecture.pooler
         names = (*self.architecture.tensors, *pooler)
         return {self.prefix + name: name for name in names}
 
@@ -153,6 +155,8 @@ def check_head(delta: Delta, kinds: Sequence[str], library: str) -> None:
     """See that the delta's head is one of these kinds, which a library's model has, and reads what they read there."""
     card, theirs, prompt = delta.card, head_named(kinds[0]), delta.card.prompt_length
     of_text = "first_position" if prompt else "first_token"
+    if theirs.bare and card.head in kinds:
+        return  # what pools stands outside of their model
     reads = "labels" if theirs.decodes else "tokens" if theirs.per_token else of_text
     if card.head in kinds and card.head_reads == reads:
         return

@@ -117,6 +117,8 @@ def _check_architecture(stored: Mapping[str, Tensor], prefix: str, classifier: C
 def _outputs(state: Mapping[str, Tensor], classifier: Classifier, folder: Path) -> int | None:
     if classifier.scores_labels:
         return None
+    if not classifier.head_modules:
+        return classifier.architecture.hidden_size
     weight = state.get(f"{classifier.last}.weight")
     if weight is None or weight.dim() != 2 or len(weight) == 0:
         raise BundleError(

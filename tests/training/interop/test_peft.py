@@ -284,7 +284,7 @@ def test_a_checkpoint_without_a_head_is_refused(copy):
     [
         ({"task_type": "SEQ_2_SEQ_LM"}, "SEQ_2_SEQ_LM .*what can: SEQ_CLS, TOKEN_CLS, QUESTION_ANS"),
         ({"task_type": ["SEQ_CLS"]}, "SEQ_CLS"),
-        ({"task_type": "FEATURE_EXTRACTION"}, "FEATURE_EXTRACTION"),
+        ({"task_type": "FEATURE_EXTRACTION"}, "bert.encoder.layer"),  # of the base model alone
         ({"peft_type": "P_TUNING"}, "P_TUNING"),
         ({"peft_type": "BOFT"}, "BOFT"),
         ({"peft_type": ["LORA"]}, "LORA"),

@@ -191,6 +191,41 @@ def test_peft_loads_a_delta_of_another_kind_with_equal_logits(model_type, kind, 
     assert all(torch.equal(again.tensors()[name], tensor) for name, tensor in delta.tensors().items())
 
 
+@pytest.mark.parametrize("model_type", ["bert", "distilbert", "roberta"])
+def test_an_embedding_is_pefts_feature_extraction_with_the_pooling_outside(model_type, tiny, tmp_path):
+    """Of a checkpoint that PEFT wrote, and of ours: the mean of their states, of length 1."""
+    peft = pytest.importorskip("peft")
+    import transformers
+    from tiny import ragged
+
+    folder = tiny(model_type, mean=True)
+    backbone, model = open_backbone(str(folder)), load_model(open_backbone(str(folder)), "eager")
+    base = transformers.AutoModel.from_pretrained(folder, attn_implementation="eager")
+    targets = ["q_lin", "v_lin"] if model_type == "distilbert" else ["query", "value"]
+    theirs = peft.get_peft_model(base, peft.LoraConfig(task_type="FEATURE_EXTRACTION", r=3, target_modules=targets))
+    torch.manual_seed(0)
+    for name, parameter in theirs.named_parameters():
+        parameter.data += 0.1 * torch.randn_like(parameter) * ("lora_" in name)
+    theirs.save_pretrained(tmp_path / "theirs")
+    theirs = theirs.eval().double()
+    inputs = {n: torch.from_numpy(v) for n, v in ragged(6, 9, base.config.to_dict()).items()}
+    inputs = {name: inputs[name] for name in backbone.architecture.inputs}
+
+    def asked():
+        states, mask = theirs(**inputs).last_hidden_state, inputs["attention_mask"].unsqueeze(-1)
+        return {"vectors": torch.nn.functional.normalize((states * mask).sum(1) / mask.sum(1), dim=-1)}
+
+    request = ImportRequest("near", kind="embedding")
+    delta = importer_of(tmp_path / "theirs").read(tmp_path / "theirs", backbone, request)
+    assert (delta.card.task_kind.name, delta.card.head_reads) == ("embedding", "mean")
+    with torch.no_grad():
+        exactly(asked)["vectors"].require(delta.logits(model, inputs).numpy())
+    write_peft(delta, backbone, tmp_path / "ours")
+    ours, stored = (load_file(tmp_path / name / "adapter_model.safetensors") for name in ("ours", "theirs"))
+    assert ours.keys() == stored.keys() and all(torch.equal(ours[name], stored[name]) for name in ours)
+    assert json.loads((tmp_path / "ours" / "adapter_config.json").read_text())["task_type"] == "FEATURE_EXTRACTION"
+
+
 class TwoStory(Head):
     """A head of another form than those that are there."""
 
@@ -300,7 +335,6 @@ def test_other_methods_and_other_heads_are_refused_by_name(tiny, tmp_path):
     mean = open_backbone(str(tmp_path / "mean"))
     with pytest.raises(UsageError, match=r"linear over the mean, .*--head bert-pooler on a copy .* without 1_Pooling"):
         write_peft(random_delta(mean, "lora", "mood"), mean, tmp_path / "out")
-    for kind, title in (("choice", "a choice among candidates"), ("embedding", "an embedding")):
-        with pytest.raises(UsageError, match=f"{title}, and PEFT has no task type for it"):
-            write_peft(random_delta(backbone, "lora", "mood", None, kind=kind), backbone, tmp_path / "out")
+    with pytest.raises(UsageError, match="a choice among candidates, and PEFT has no task type for it"):
+        write_peft(random_delta(backbone, "lora", "mood", None, kind="choice"), backbone, tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -22,7 +22,7 @@ from edgepeft.bundle.delta import Delta
 from edgepeft.common.errors import BundleError
 from edgepeft.common.registry import classes_of
 from edgepeft.methods.base import crossed
-from edgepeft.training.interop.classifier import ANSWERS, GENERATION, SEQUENCES, TOKENS, Classifier
+from edgepeft.training.interop.classifier import ANSWERS, GENERATION, SEQUENCES, TOKENS, VECTORS, Classifier
 from edgepeft.training.interop.conversion import ConversionPlan, ForeignConfig, left_out
 
 __all__ = [
@@ -42,7 +42,7 @@ CONFIG_FILE, TENSORS_FILE = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."  # of every tensor: PEFT's wrapper, then its tuner, where it has one
 _PATIENCE_S = 2.0
 
-_TASK_TYPES = {"SEQ_CLS": SEQUENCES, "TOKEN_CLS": TOKENS, "QUESTION_ANS": ANSWERS}
+_TASK_TYPES = {"SEQ_CLS": SEQUENCES, "TOKEN_CLS": TOKENS, "QUESTION_ANS": ANSWERS, "FEATURE_EXTRACTION": VECTORS}
 
 _Names = str | list[str] | None
 
@@ -82,7 +82,7 @@ class PeftConfig(ForeignConfig):
         if self.task_type is not None:
             return known[self.task_type]
         wrapped = str((self.auto_mapping or {}).get("base_model_class"))
-        said = next((model for model in known.values() if wrapped.endswith(model)), asked)
+        said = next((model for model in known.values() if wrapped.endswith(model)), asked)  # the base model's end last
         return said if said is not None and said in known.values() else next(iter(known.values()))
 
     @property
