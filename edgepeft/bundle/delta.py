@@ -263,18 +263,9 @@ def new_delta(
 ) -> Delta:
     """A fresh delta of ``method``; its random parts come from torch's global generator.
 
-    Args:
-        backbone: what it belongs to.
-        method: what is trained beside the head.
-        task: its name.
-        labels: None where the kind of task has none.
-        pairs: whether texts come in pairs.
-        head: its kind; None takes the one that the kind of task needs, or the backbone's own.
-        max_length: tokens kept of a text.
-        head_dropout: the probability.
-        posed: how the task is posed as text: ``source``, ``target``, ``targets``, ``max_target_length`` of the card.
-        kind: of the task, by its name; None takes the one that has such labels.
-        stride: how many tokens windows of long texts share; None cuts these.
+    ``labels`` are None where the kind of task has none.  ``head`` and ``kind`` go by name; None takes the head that
+    the kind needs, or the backbone's own, and the kind that has such labels.  ``posed`` are the card's facts of a task
+    posed as text, ``stride`` is how many tokens windows of long texts share, of which None cuts them.
     """
     of_kind = None if kind is None else kind_named(kind).head
     read_by = head_named(head or of_kind or backbone.head)

@@ -56,20 +56,11 @@ def train(
     start: Mapping[str, Tensor] | None = None,
     shared: Path | None = None,
 ) -> TrainResult:
-    """Train and write the delta's folder; torch's global generator is left as it was.
+    """Train and write the delta's folder, where checkpoints lie until then; torch's generator is left as it was.
 
-    Args:
-        backbone: opened, or its folder or Hub name.
-        method: what is trained beside the head; may be a text such as ``lora:rank=8``.
-        data: rows in parts, or a file of labelled rows, of which two tenths are held out to choose and to report.
-        options: numbers of the run.
-        out: the delta's folder; holds checkpoints until the run is over.
-        resume: continue the interrupted run in ``out``.
-        force: replace what is in ``out``.
-        watch: gets each progress.
-        stop: whether to write a checkpoint and end; called after every step.
-        start: every tensor of the delta, to begin there and not where the method does.
-        shared: a folder of hidden states, which runs on the same rows of the same backbone leave each other.
+    Of a file of rows two tenths are held out, to choose and to report.  ``stop`` is called after every step and says
+    whether to write a checkpoint and end; ``start`` has every tensor of the delta, to begin there; ``shared`` is a
+    folder of hidden states that runs on the same rows of the same backbone leave each other.
     """
     checkpoint = prepare_output(out := Path(out), resume=resume, force=force)
     backbone, method = open_backbone(backbone), method_of(method)

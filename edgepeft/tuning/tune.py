@@ -56,26 +56,14 @@ def tune(
     stop: Callable[[], bool] = lambda: False,
     note: Callable[[str], None] = lambda _: None,
 ) -> TuneResult:
-    """Tune a task, or start one from a template, and put the result in force in one step.
+    """Tune a task, or start one of a ``kind`` from a ``template``, and put the result in force in one step.
 
-    Args:
-        folder: the bundle's.
-        task: one of the bundle, or with ``template`` a new one's name.
-        files: rows in parts, or one file of labelled rows, of which two tenths are held out to choose and to report.
-        options: numbers of the run.
-        template: the bundle's template to start from.
-        kind: of the task that is started; None is a classification.
-        resume: continue the task's interrupted run.
-        force: start anew in place of an interrupted run.
-        threads: at most as many as the host allows; None takes those.
-        watch: gets each progress.
-        stop: whether to write a checkpoint and end; called after every step.
-        note: gets sentences for people about how steps are computed.
+    Of a file of rows two tenths are held out, to choose and to report.  ``stop`` is called after every step and says
+    whether to write a checkpoint and end; ``note`` gets sentences for people about how steps are computed.
 
     Raises:
         UsageError: no such task or template, one that cannot be tuned, another run holds it or was interrupted.
-        DataError: the rows cannot be used.
-        EdgepeftError: the loss is not finite; the bundle cannot be written.
+        EdgepeftError: the rows cannot be used, the loss is not finite, the bundle cannot be written.
         Interrupted: ``stop`` returned True; ``resume`` continues.
     """
     folder, options = Path(folder), options or TuneSettings()
