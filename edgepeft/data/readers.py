@@ -214,7 +214,11 @@ def _read_json(path: Path) -> Iterator[Record]:
         records = json.loads("".join(line for _, line in lines_of(path)))
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path}: not JSON ({error}); expected an array of objects, or jsonl.") from error
-    for number, record in enumerate(_of_document(records), start=1):
+    try:
+        rows = _of_document(records)
+    except (AttributeError, TypeError) as error:
+        raise DataError(f"{path}: expected rows under data, or SQuAD's paragraphs with their qas ({error}).") from error
+    for number, record in enumerate(rows, start=1):
         yield number, _object(record, f"{path}:{number}")
 
 
@@ -234,8 +238,14 @@ def _of_document(document: Any) -> list[Any]:
         ]
     if isinstance(rows, list):
         return rows
+    # One row of words and tags looks like columns too.
     columns = {name: list(of.values()) if isinstance(of, dict) else of for name, of in document.items()}
-    if columns and all(isinstance(of, list) for of in columns.values()) and len({*map(len, columns.values())}) == 1:
+    if (
+        columns
+        and "tokens" not in columns
+        and all(isinstance(of, list) for of in columns.values())
+        and len({*map(len, columns.values())}) == 1
+    ):
         return [dict(zip(columns, cells, strict=True)) for cells in zip(*columns.values(), strict=True)]
     return [document]
 
@@ -332,6 +342,6 @@ def format_of(path: Path) -> Reader | None:
         return FORMATS.get(ends[0]) if ends[0] in (".jsonl", ".csv", ".tsv", ".json") else None
     if ends[-1:] and ends[-1] in _OF_CONLL:
         return read_conll
-    if not ends and path.is_dir() and not is_dataset(path):
+    if path.is_dir() and not FORMATS.keys() & {*ends[-1:]} and not is_dataset(path):
         return read_folder
     return FORMATS.get(ends[-1] if ends else "")

@@ -179,7 +179,7 @@ def _reader(path: Source) -> Callable[[Any], Iterator[Record]]:
     if reader is None:
         odd = f"ends in {path.suffix}" if path.suffix else "has no extension" if path.exists() else "does not exist"
         raise UsageError(f"{path} {odd}; a data file is one of {known}, or a folder of texts in folders.")
-    if not path.exists() or (path.is_dir() and path.suffix):
+    if not path.exists() or (path.is_dir() and path.suffix.lower() in FORMATS):
         problem = "is a folder" if path.is_dir() else "does not exist"
         raise UsageError(f"data file {path} {problem}; give a file of {known}.")
     try:
@@ -242,18 +242,22 @@ class _RowReader:
         columns = self._wanted.columns
         self._shape = _shape(self._path, head, columns)
         for found in head[:1]:
-            record = self._usual(found)
+            record = self._usual(found, str(self._path))
             if columns.source is None and columns.fields is None:
                 self._named = by_convention(self._path, record, *columns[:3], labels=self._wanted.label_of is not None)
 
-    def _usual(self, found: Mapping[str, Any]) -> dict[str, Any]:
-        shaped = dict(found if self._shape is None else self._shape.read(found))
+    def _usual(self, found: Mapping[str, Any], where: str) -> dict[str, Any]:
+        try:
+            shaped = dict(found if self._shape is None else self._shape.read(found))
+        except (AttributeError, IndexError, KeyError, TypeError) as error:  # other than the first rows are
+            told = "" if self._shape is None else self._shape.told
+            raise DataError(f"{where}: no row of {told}, as the first ones are; found {_shown(found)}.") from error
         return _asked(shaped, self._wanted.columns, labels=self._labels)
 
     def row(self, line: int, found: Mapping[str, Any]) -> Row:
         """One record's."""
         columns, label_of, task_column, keep, optional = self._wanted
-        path, record = self._path, self._usual(found)
+        path, record = self._path, self._usual(found, f"{self._path}:{line}")
         record |= {usual: record[name] for usual, name in self._named.items() if name in record}
         record = _tagged(record, columns, f"{path}:{line}", labels=self._labels)
         _require_columns(path, line, record, found, columns, labels=self._labels)

@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from edgepeft.common.errors import DataError, UsageError
-from edgepeft.data.labels import shown
 
 __all__ = ["HEAD", "LABELS", "NUMBERED", "TEXTS", "Shape", "one_of", "shape_of", "told_shape", "written_shape"]
 
@@ -162,8 +161,9 @@ def _label_studio(head: Head, names: Mapping[str, str], path: object) -> Shape |
     column = "text" if "text" in texts else one_of(path, texts, "the text", "--text-column")
 
     def results(row: Record) -> list[Record]:
-        kept = [each for each in row.get("annotations") or () if not each.get("was_cancelled")]
-        return kept[0].get("result", []) if kept else []
+        made = [each for each in row.get("annotations") or () if isinstance(each, Mapping)]
+        kept = [each.get("result") or () for each in made if not each.get("was_cancelled")]
+        return [each for each in kept[0] if isinstance(each, Mapping)] if kept else []
 
     def marks(row: Record) -> Record:
         found = [each["value"] for each in results(row) if "labels" in each.get("value", {})]
@@ -256,10 +256,8 @@ def _several(head: Head, names: Mapping[str, str], path: object) -> Shape | None
         return None
 
     def read(row: Record) -> Record:
-        for name in others:
-            if str(row.get(name)) not in ("0", "1"):
-                raise DataError(f"{path}: the column {name}, a label's, holds 0 or 1; found {shown(row.get(name))}.")
-        return {**row, "sentence1": row[text], "label": [name for name in others if str(row[name]) == "1"]}
+        odd = {name: row.get(name) for name in others if str(row.get(name)) not in ("0", "1")}
+        return {**row, "sentence1": row[text], "label": odd or [name for name in others if str(row[name]) == "1"]}
 
     return Shape("labels", f"{text} and a column of 0 and 1 for each of {', '.join(others)}", read)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from edgepeft.common.errors import DataError, UsageError
+from edgepeft.data.pattern import pattern
 from edgepeft.data.rows import Columns, head_of, read_rows
 from edgepeft.data.shapes import told_shape
 from edgepeft.tasks.base import kind_named
@@ -161,8 +162,30 @@ def test_two_columns_that_fit_are_refused_with_the_option_that_chooses(tmp_path)
 def test_a_column_of_0_and_1_that_later_holds_another_is_refused(tmp_path):
     rows = [{"text": "a", "p": i % 2, "q": 1 - i % 2} for i in range(101)]
     path = jsonl(tmp_path / "rows.jsonl", [*rows, {"text": "a", "p": 2, "q": 0}])
-    with pytest.raises(DataError, match=r"the column p, a label's, holds 0 or 1; found 2"):
+    with pytest.raises(DataError, match=r'the label is a list of names.*found \{"p": 2\}'):
         of_kind(path, "labels")
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize(
+    ("first", "odd"),
+    [
+        ({"question": {"stem": "a", "choices": [{"label": "A", "text": "b"}, {"label": "B", "text": "c"}]}, "answerKey": "A"}, {"question": 5}),
+        ({"translation": {"en": "a", "de": "b"}}, {"translation": None}),
+        ({"data": {"text": "a"}, "annotations": [{"result": [{"value": {"choices": ["x"]}}]}]}, {"data": 3, "annotations": [1]}),
+        ({"text": "a", "entities": [[0, 1, "X"]]}, {"text": "a", "entities": 7}),
+        ({"ctx": "a", "endings": ["b", "c"], "label": 0}, {"ctx": "a", "endings": 7, "label": 0}),
+    ],
+)  # fmt: skip
+def test_a_row_of_another_shape_than_the_first_is_refused_with_its_line(tmp_path, first, odd):
+    path = jsonl(tmp_path / "rows.jsonl", [first, odd])
+    kind = told_shape(path, head_of(path)).kind
+    with pytest.raises(DataError, match=r"rows\.jsonl:2: "):
+        if kind == "text":
+            source = pattern("{en}")
+            list(read_rows(path, labels=False, columns=Columns(source=source)))
+        else:
+            of_kind(path, kind)
 
 
 CONTAINERS = {
@@ -178,7 +201,7 @@ CONTAINERS = {
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-@pytest.mark.parametrize("name", [*CONTAINERS, "folder", "texts.zip", "sheet.xlsx"])
+@pytest.mark.parametrize("name", [*CONTAINERS, "folder.of.texts", "texts.zip", "sheet.xlsx"])
 def test_the_same_rows_are_read_of_every_container(tmp_path, name):
     wanted = [("Über kalte Suppe: «nie»", "bad"), ("ein schöner Abend", "good"), ("no umlaut at all", "good")]
     rows, path = [{"text": text, "label": label} for text, label in wanted], tmp_path / name
@@ -188,7 +211,7 @@ def test_the_same_rows_are_read_of_every_container(tmp_path, name):
         for cells in [("text", "label"), *wanted, (None, None)]:
             book.active.append(cells)
         book.save(path)
-    elif name == "folder":
+    elif name == "folder.of.texts":
         for i, row in enumerate(rows):
             (file := path / row["label"] / f"{i}.txt").parent.mkdir(parents=True, exist_ok=True)
             file.write_text(row["text"], encoding="utf-8")
@@ -227,6 +250,9 @@ def test_what_is_read_in_another_encoding_is_said_and_what_is_none_is_refused(tm
     ("name", "content", "message"),
     [
         ("a.zip", b"no zip", "a.zip is no zip file"),
+        ("a.json", b'{"data": [{"paragraphs": 5}]}', "a.json: expected rows under data, or SQuAD's paragraphs"),
+        ("a.json", b'{"data": [{"paragraphs": [{"context": "a", "qas": [3]}]}]}', "a.json: expected rows under data"),
+        ("a.json", b'{"data": {"a": 1}}', "a.json:1: no column sentence1"),
         ("a.txt", b"Just some text.\n", "a.txt has no words with tags"),
         ("a.conllu", b"1-2\tdu\t_\n1\tde\tde\tADP\t_\t_\t_\t_\t_\t_\n", "columns, where lines before have"),
     ],
