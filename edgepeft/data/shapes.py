@@ -6,6 +6,7 @@ its rows, and says so.  Each shape is of one kind of task, which is taken where 
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 import warnings
@@ -61,8 +62,11 @@ class Shape(NamedTuple):
 def shape_of(path: object, head: Head) -> Shape | None:
     """That of a file's first rows; None where they have the usual columns, or none that is known."""
     first = {str(name).strip().lower(): name for name in head[0]} if head else {}
-    found = (known(head, first, path) for known in SHAPES) if head else iter(())
-    return next((shape for shape in found if shape is not None), None)
+    for known in SHAPES if head else ():
+        with contextlib.suppress(AttributeError, IndexError, KeyError, TypeError):  # columns that hold something else
+            if (found := known(head, first, path)) is not None:
+                return found
+    return None
 
 
 def told_shape(path: object, head: Head) -> Shape | None:
