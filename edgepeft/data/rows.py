@@ -249,7 +249,7 @@ class _RowReader:
     def _usual(self, found: Mapping[str, Any], where: str) -> dict[str, Any]:
         try:
             shaped = dict(found if self._shape is None else self._shape.read(found))
-        except (AttributeError, IndexError, KeyError, TypeError) as error:  # other than the first rows are
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:  # other than the first rows are
             told = "" if self._shape is None else self._shape.told
             raise DataError(f"{where}: no row of {told}, as the first ones are; found {_shown(found)}.") from error
         return _asked(shaped, self._wanted.columns, labels=self._labels)
@@ -304,7 +304,8 @@ def _tagged(record: dict[str, Any], columns: Columns, where: str, *, labels: boo
     elif columns.text is not None or FIRST in record or not ("words" in record or {"text", "spans"} <= {*record}):
         return record
     words = record.get("words")
-    if words is not None and not (isinstance(words, list) and all(isinstance(word, str) for word in words)):
+    of_text = words is None and "text" in record
+    if not of_text and not (isinstance(words, list) and all(isinstance(word, str) for word in words)):
         raise DataError(f"{where}: words are a list of texts; found {_shown(words)}.")
     if any(not word.strip() for word in words or ()):
         raise DataError(f"{where}: a word is empty or blank: {_shown(words)}; leave it and its tag out.")

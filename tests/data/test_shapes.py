@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
+import random
 import re
 import warnings
 import zipfile
@@ -11,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from edgepeft.common.errors import DataError, UsageError
+from edgepeft.common.errors import DataError, EdgepeftError, UsageError
 from edgepeft.data.pattern import pattern
+from edgepeft.data.readers import Records
 from edgepeft.data.rows import Columns, head_of, read_rows
 from edgepeft.data.shapes import told_shape
 from edgepeft.tasks.base import kind_named
@@ -307,3 +310,45 @@ def test_a_file_alone_goes_from_training_to_an_answer(tmp_path, name):
     edgepeft.export(backbone=model, delta=tmp_path / "t", out=tmp_path / "bundle")
     scored = edgepeft.evaluate(bundle=tmp_path / "bundle", task="t", data=path, threads=1)
     assert scored.rows == len(TEXTS) and scored.metric == trained.metric
+
+
+ODD = (
+    None,
+    5,
+    "",
+    [],
+    {},
+    [1, 2],
+    {"a": 1},
+    "text",
+    True,
+    [[0, 3, "X"]],
+    float("nan"),
+    {"text": ["a"], "label": ["b"]},
+)
+
+
+def mutated(value, chance):
+    """The value with one thing in it replaced or left out."""
+    if chance.random() < 0.2 or not isinstance(value, dict | list) or not value:
+        return chance.choice(ODD)
+    if isinstance(value, list):
+        place = chance.randrange(len(value))
+        return [mutated(each, chance) if i == place else each for i, each in enumerate(value)]
+    name = chance.choice([*value])
+    if chance.random() < 0.2:
+        return {other: each for other, each in value.items() if other != name}
+    return {**value, name: mutated(value[name], chance)}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("name", FILES)
+def test_rows_that_hold_anything_are_read_or_refused_and_never_a_traceback(tmp_path, name):
+    (path := tmp_path / name).write_text(FILES[name][1])
+    chance, whole = random.Random(0), head_of(path)
+    for _ in range(150):
+        rows = [mutated(row, chance) if chance.random() < 0.5 else row for row in whole]
+        with contextlib.suppress(EdgepeftError):
+            source = Records([row for row in rows if isinstance(row, dict)])
+            shape = told_shape(source, head_of(source))
+            of_kind(source, shape.kind if shape and not shape.source else "classification")
