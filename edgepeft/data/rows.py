@@ -279,9 +279,9 @@ class _RowReader:
 
 def _shape(path: Source, head: Sequence[Mapping[str, Any]], columns: Columns) -> Shape | None:
     """What the rows are read by, where no option names a column; of patterns, what their columns may lie in."""
-    if columns.source is not None:
+    if columns.source is not None or columns.fields is not None:
         return written_shape(head, {name: name for name in head[0]}, path) if head else None
-    if columns.fields is not None or any((columns.text, columns.pair, columns.label)):
+    if any((columns.text, columns.pair, columns.label)):
         return None
     return shape_of(path, head)
 

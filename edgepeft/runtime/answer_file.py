@@ -67,6 +67,8 @@ def write_answers(
             waiting += [(each, next(answered) if isinstance(each, Row) else {}) for each in batch]
             if rows and not names:  # the columns of a table are known with the first answer
                 found = next(found for _, found in waiting if found)
+                if form in (".csv", ".tsv"):  # probabilities of all labels are no cell; whoever wants them reads jsonl
+                    found = {key: value for key, value in found.items() if not isinstance(value, Mapping)}
                 names = _names(rows[0].others or {}, found, alone=len(tasks) == 1)
             n, failed = n + len(batch), failed + len(batch) - len(rows)
             if names:
@@ -151,11 +153,9 @@ def _writer(file: TextIO, form: str) -> Write:
     def write(row: Mapping[str, Any]) -> None:
         nonlocal table
         if table is None:
-            # Probabilities of all labels are no cell; whoever wants them reads jsonl.
-            names = [name for name, value in row.items() if not isinstance(value, Mapping)]
             plain: dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE, "quotechar": None}
             how = {"lineterminator": "\n", **(plain if form == ".tsv" else {})}
-            table = csv.DictWriter(file, names, extrasaction="ignore", **how)
+            table = csv.DictWriter(file, list(row), extrasaction="ignore", **how)
             table.writeheader()
         table.writerow({name: _cell(value, form) for name, value in row.items()})
 

@@ -7,11 +7,14 @@ import json
 import sys
 
 import pytest
+from deltas import random_delta, saved
 from typer.testing import CliRunner
 
+from edgepeft.backbones.source import open_backbone
 from edgepeft.cli._main import app
 from edgepeft.common.errors import UsageError
 from edgepeft.runtime.runtime import Runtime
+from edgepeft.training.exporting.bundle import export_bundle
 
 ROWS = [{"id": i, "text": f"w{7 + i} w{9 + i}", "label": "gold"} for i in range(5)]
 
@@ -75,6 +78,29 @@ def test_a_row_that_cannot_be_read_has_no_answer_and_says_why(bundle, task, tmp_
     assert [bool(row["label"]) for row in found] == [False, False, True, False]
     assert "must be a text; found 5" in found[0]["error"] and "not JSON" in found[1]["error"]
     assert found[2]["error"] == "" and "must be a text; found null" in found[3]["error"]
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_column_that_holds_an_object_is_kept_as_json(bundle, task, tmp_path):
+    (rows := tmp_path / "rows.jsonl").write_text('{"text": "w7", "meta": {"a": [1]}}\n')
+    done = run(bundle, task, rows, out := tmp_path / "answers.csv")
+    (found,) = read(out)
+    assert done.exit_code == 0
+    assert json.loads(found["meta"]) == {"a": [1]} and "scores" not in found
+
+
+def test_a_translation_in_an_object_is_read_by_the_columns_of_its_languages(tiny, tmp_path):
+    posed = {"source": "translate en to de: {en}", "target": "{de}", "max_target_length": 3}
+    backbone = open_backbone(str(tiny("t5")))
+    delta = random_delta(backbone, "layernorm", "german", None, head="text", posed=posed)
+    export_bundle(backbone, [saved(delta, tmp_path / "german")], tmp_path / "bundle")
+    (rows := tmp_path / "rows.jsonl").write_text('{"translation": {"en": "w9 w10", "de": "w11"}}\n')
+    done = run(tmp_path / "bundle", "german", rows, out := tmp_path / "answers.jsonl")
+    assert done.exit_code == 0, done.output
+    (found,) = read(out)
+    with Runtime(tmp_path / "bundle") as runtime:
+        (expected,) = runtime.write("german", [{"en": "w9 w10"}])
+    assert found["translation"] == {"en": "w9 w10", "de": "w11"} and found["text"] == expected.text
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
