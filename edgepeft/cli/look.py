@@ -47,7 +47,11 @@ def command(
     columns = Columns(text_column, pair_column, label_column, separator=label_separator)
     shape = None if kind or any(columns[:3]) else shape_in(data)
     if shape is not None and shape.source is not None:
-        typer.echo(f'{data}: {shape.told}; a T5 reads "{shape.source}" and writes "{shape.target}".')
+        if as_json:
+            patterns = {"kind": shape.kind, "source": shape.source, "target": shape.target}
+            print_json({"schema": "edgepeft.look/1", "data": str(data), **patterns})
+        else:
+            typer.echo(f'{data}: {shape.told}; a T5 reads "{shape.source}" and writes "{shape.target}".')
         return
     found = load_data(data, columns=columns, kind=kind or (shape.kind if shape else None), skip_bad=True)
     task_kind, rows = found.task_kind, [row for part in PARTS for row in getattr(found, part)]

@@ -60,3 +60,5 @@ def test_entities_are_counted_by_their_label_and_the_table_shows_them(tmp_path):
 def test_text_to_write_is_told_with_its_patterns(tmp_path):
     path = jsonl(tmp_path / "rows.jsonl", [{"article": "a b c", "summary": "a"}] * 3)
     assert '"summarize: {article}"' in edgepeft("look", path).stdout
+    found, _ = look(path)
+    assert (found["kind"], found["source"], found["target"]) == ("text", "summarize: {article}", "{summary}")
