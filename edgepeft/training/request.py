@@ -85,9 +85,10 @@ def _shaped(options: TrainOptions) -> TrainOptions:
 
 def run(options: TrainOptions) -> TrainResult:
     """Train as the options say, with progress on standard error."""
-    options = _shaped(options)
-    found, out, resume, force = resolved(options), Path(options.out), options.resume, options.force
-    prepare_output(out, resume=resume, force=force)  # what is wrong with it is reported before files are read
+    resolved(options)  # what is wrong with the options, or with what lies there, is reported before files are read
+    out, resume, force = Path(options.out), options.resume, options.force
+    prepare_output(out, resume=resume, force=force)
+    found = resolved(_shaped(options))
     rows = found.rows()
     threads = torch.get_num_threads()
     try:
