@@ -45,7 +45,7 @@ def command(
     from edgepeft.data.rows import Columns
 
     columns = Columns(text_column, pair_column, label_column, separator=label_separator)
-    shape = None if kind or any(columns[:3]) else shape_in(data)
+    shape = None if kind else shape_in(data, columns)
     if shape is not None and shape.source is not None:
         if as_json:
             patterns = {"kind": shape.kind, "source": shape.source, "target": shape.target}

@@ -8,6 +8,7 @@ from __future__ import annotations
 import codecs
 import contextlib
 import gzip
+import io
 import sys
 import warnings
 import zipfile
@@ -17,13 +18,12 @@ from typing import Any
 
 from edgepeft.common.errors import DataError, requiring
 
-__all__ = ["PACKED", "STDIN", "lines_of", "read_folder", "read_xlsx", "read_zip", "table_lines"]
+__all__ = ["PACKED", "STDIN", "Lines", "Record", "lines_of", "read_folder", "read_xlsx", "read_zip", "table_lines"]
 
 STDIN = "-"
 PACKED = ".gz"
 
-Record = tuple[int, dict[str, Any]]
-
+Record = tuple[int, dict[str, Any] | DataError]  # its line, and the row or why it cannot be read
 Lines = Iterator[tuple[int, str]]
 
 
@@ -49,7 +49,7 @@ def table_lines(path: Path) -> Iterator[str]:
         start = file.read(2)
         if start in _UTF_16:
             warnings.warn(f"{path}: read as UTF-16, which its first bytes say.", stacklevel=2)
-            return iter(path.read_text(encoding="utf-16").splitlines(keepends=True))
+            return _split(path.read_bytes().decode("utf-16"))
         file.seek(0)
         try:
             for line in file:
@@ -58,10 +58,15 @@ def table_lines(path: Path) -> Iterator[str]:
         except UnicodeDecodeError:
             pass
     with contextlib.suppress(UnicodeDecodeError):
-        text = path.read_text(encoding="cp1252")
+        text = path.read_bytes().decode("cp1252")
         warnings.warn(f"{path}: not UTF-8; read as Windows-1252. Save it as UTF-8 if letters look wrong.", stacklevel=2)
-        return iter(text.splitlines(keepends=True))
+        return _split(text)
     return (line for _, line in lines_of(path))  # which names the line
+
+
+def _split(text: str) -> Iterator[str]:
+    """Where a table's lines end, and not where Unicode has a line separator within a cell."""
+    return iter(io.StringIO(text, newline=""))
 
 
 def read_folder(path: Path) -> Iterator[Record]:

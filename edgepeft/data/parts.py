@@ -156,9 +156,9 @@ def given_rows(option: str, given: Rows | float | None) -> Given:
     return share_of(option, text)
 
 
-def shape_in(train: Source) -> Shape | None:
+def shape_in(train: Source, columns: Columns = SENTENCES) -> Shape | None:
     """What training rows are told by, where no option says it; see ``shapes``."""
-    return told_shape(train, head_of(_own_splits(train, SENTENCES).get("train", train)))
+    return told_shape(train, head_of(_own_splits(train, columns).get("train", train)), columns[:3])
 
 
 def _own_splits(train: Source, columns: Columns) -> dict[str, Path]:

@@ -19,8 +19,8 @@ __all__ = ["HEAD", "LABELS", "NUMBERED", "TEXTS", "Shape", "one_of", "shape_of",
 
 HEAD = 100  # rows that a shape is told by
 
-Record = Mapping[str, Any]
-Head = Sequence[Record]
+Cells = Mapping[str, Any]  # of a row, by its columns
+Head = Sequence[Cells]
 # As data sets call them; a list of texts under one of them has several labels.
 LABELS = (
     "label",
@@ -54,7 +54,7 @@ class Shape(NamedTuple):
 
     kind: str
     told: str
-    read: Callable[[Record], Record]
+    read: Callable[[Cells], Cells]
     source: str | None = None
     target: str | None = None
 
@@ -69,17 +69,20 @@ def shape_of(path: object, head: Head) -> Shape | None:
     return None
 
 
-def told_shape(path: object, head: Head) -> Shape | None:
-    """That of a file's first rows, which is said; None where they do not tell.
+def told_shape(path: object, head: Head, columns: Sequence[str | None] = ()) -> Shape | None:
+    """That of a file's first rows, which is said; None where they do not tell, or options name their ``columns``: text,
+    second text, label.
 
     Raises:
         UsageError: the labels are numbers that may be names as well.
     """
-    shape = shape_of(path, head)
+    shape = None if any(columns) else shape_of(path, head)
     if shape is not None:
         warnings.warn(f"{path}: rows of {shape.told}; --kind {shape.kind} is taken.", stacklevel=2)
         return shape
-    label = next((name for name in LABELS if head and name in head[0]), "")
+    names = {str(name).strip().lower(): name for name in head[0]} if head else {}
+    named = next(filter(None, columns[2:]), None)
+    label = named or next((names[name] for name in LABELS if name in names), "")
     values = [number for row in head if (number := _number(row.get(label))) is not None]
     if not values or len(values) < len(head):
         return None
@@ -107,7 +110,7 @@ def one_of(path: object, names: Sequence[str], what: str, option: str) -> str | 
     return names[0] if names else None
 
 
-def _renamed(**names: str | None) -> Callable[[Record], Record]:
+def _renamed(**names: str | None) -> Callable[[Cells], Cells]:
     """Rows with their columns by these names too, where they are there."""
     given = {usual: name for usual, name in names.items() if name is not None}
     return lambda row: {**row, **{usual: row[name] for usual, name in given.items() if name in row}}
@@ -164,17 +167,17 @@ def _label_studio(head: Head, names: Mapping[str, str], path: object) -> Shape |
     texts = [name for name, value in data.items() if isinstance(value, str)]
     column = "text" if "text" in texts else one_of(path, texts, "the text", "--text-column")
 
-    def results(row: Record) -> list[Record]:
+    def results(row: Cells) -> list[Cells]:
         made = [each for each in row.get("annotations") or () if isinstance(each, Mapping)]
         kept = [each.get("result") or () for each in made if not each.get("was_cancelled")]
         return [each for each in kept[0] if isinstance(each, Mapping)] if kept else []
 
-    def marks(row: Record) -> Record:
+    def marks(row: Cells) -> Cells:
         found = [each["value"] for each in results(row) if "labels" in each.get("value", {})]
         spans = [{"start": v["start"], "end": v["end"], "label": v["labels"][0]} for v in found]
         return {"text": row["data"].get(column), "spans": spans}
 
-    def choices(row: Record) -> Record:
+    def choices(row: Cells) -> Cells:
         found = [name for each in results(row) for name in each.get("value", {}).get("choices", ())]
         return {"sentence1": row["data"].get(column), "label": found[0] if len(found) == 1 else None}
 
@@ -192,8 +195,7 @@ def _choice(head: Head, names: Mapping[str, str], path: object) -> Shape | None:
     endings = next((names[n] for n in ("endings", "choices", "options") if n in names), None)
     if text is None or "sentence1" in names:
         return None
-    matches = [found for name in head[0] if (found := NUMBERED.fullmatch(name))]
-    numbered = [found[0] for found in sorted(matches, key=lambda found: int(found[2]))]
+    numbered = [name for name in head[0] if NUMBERED.fullmatch(name)]
     if endings is None and len(numbered) > 1:  # SWAG and COPA, whose second text stands before each of them
         second = next((names[name] for name in ("sent2", "question") if name in names and names[name] != text), None)
         read = _renamed(sentence1=text, sentence2=second)
@@ -203,7 +205,7 @@ def _choice(head: Head, names: Mapping[str, str], path: object) -> Shape | None:
     return Shape("choice", f"{text} and {endings}", lambda row: _chosen(row, row, text, endings))
 
 
-def _chosen(row: Record, asked: Record, text: str, endings: str = "choices") -> Record:
+def _chosen(row: Cells, asked: Cells, text: str, endings: str = "choices") -> Cells:
     given: Any = asked.get(endings)
     keys = list[Any]()
     if isinstance(given, Mapping):  # {"text": [...], "label": ["A", ...]}
@@ -221,9 +223,8 @@ def _question(head: Head, names: Mapping[str, str], path: object) -> Shape | Non
     """Question, context and answers, a row each, as SQuAD's on the Hub."""
     if not {"question", "context", "answers"} <= names.keys() or "sentence1" in names:
         return None
-    return Shape(
-        "spans", "question, context and answers", _renamed(sentence1="question", sentence2="context", label="answers")
-    )
+    read = _renamed(sentence1=names["question"], sentence2=names["context"], label=names["answers"])
+    return Shape("spans", "question, context and answers", read)
 
 
 def _positive(head: Head, names: Mapping[str, str], path: object) -> Shape | None:
@@ -259,7 +260,7 @@ def _several(head: Head, names: Mapping[str, str], path: object) -> Shape | None
     if text is None or len(others) < 2 or not all(str(row.get(name)) in ("0", "1") for row in head for name in others):
         return None
 
-    def read(row: Record) -> Record:
+    def read(row: Cells) -> Cells:
         odd = {name: row.get(name) for name in others if str(row.get(name)) not in ("0", "1")}
         return {**row, "sentence1": row[text], "label": odd or [name for name in others if str(row[name]) == "1"]}
 
@@ -282,8 +283,9 @@ def _titled(head: Head, names: Mapping[str, str], path: object) -> Shape | None:
 def written_shape(head: Head, names: Mapping[str, str], path: object) -> Shape | None:
     """Texts to write: a translation, a summary, the output of an instruction."""
     if {"instruction", "output"} <= names.keys():
-        source = "{instruction} {input}" if "input" in names else "{instruction}"
-        return Shape("text", "instruction and output", dict, source, "{output}")
+        read = [names[name] for name in ("instruction", "input") if name in names]
+        source, target = " ".join(f"{{{name}}}" for name in read), f"{{{names['output']}}}"
+        return Shape("text", "instruction and output", dict, source, target)
     for text, summary in _WRITTEN:
         if {text, summary} <= names.keys():
             return Shape(

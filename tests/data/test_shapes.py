@@ -91,6 +91,10 @@ READ = {
         {"sent1": "a", "sent2": "b", "ending1": "d", "ending0": "c", "label": "1", "gold-source": "g"},
         ("a", "b", '"1"'),
     ),
+    "case": (
+        {"Question": "a", "Context": "the b", "Answers": {"text": ["b"], "answer_start": [4]}},
+        ("a", "the b", '[[4,"b"]]'),
+    ),
     "pair": ({"anchor": "a", "positive": "b", "negative": "c"}, ("a", "b", None)),
 }  # fmt: skip
 
@@ -150,6 +154,13 @@ def test_labels_that_are_numbers_are_asked_about_and_a_few_whole_ones_are_names(
         return
     with pytest.raises(UsageError, match=r"label holds numbers .* --kind regression .* --kind classification"):
         told_shape(path, head_of(path))
+
+
+def test_a_column_that_an_option_names_is_asked_about_too(tmp_path):
+    path = jsonl(tmp_path / "rows.jsonl", [{"review": "a", "stars": 1.5, "Label": "x"}] * 3)
+    with pytest.raises(UsageError, match="stars holds numbers"):
+        told_shape(path, head_of(path), (None, None, "stars"))
+    assert told_shape(path, head_of(path), ("review", None, None)) is None
 
 
 def test_two_columns_that_fit_are_refused_with_the_option_that_chooses(tmp_path):
@@ -237,6 +248,16 @@ def test_a_spreadsheets_columns_without_names_and_texts_in_western_letters_are_r
     file.write_bytes("caf\xe9".encode("cp1252"))
     (row,) = read_rows(tmp_path / "texts", labels=True)
     assert (row.sentence1, row.label) == ("caf\xe9", "sport")
+
+
+def test_a_cell_may_hold_unicodes_own_line_separator(tmp_path):
+    text = "first\u2028second\x0bthird \u00e9"
+    for encoding in ("utf-8", "utf-16"):
+        (path := tmp_path / f"{encoding}.csv").write_bytes(f"sentence1,label\r\n{text},x\r\n".encode(encoding))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            (row,) = read_rows(path, labels=True)
+        assert (row.sentence1, row.label) == (text, "x")
 
 
 def test_what_is_read_in_another_encoding_is_said_and_what_is_none_is_refused(tmp_path):
