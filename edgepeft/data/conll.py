@@ -7,15 +7,14 @@ import re
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from edgepeft.common.errors import DataError, UsageError
-from edgepeft.data.containers import lines_of
+from edgepeft.data.containers import Record, lines_of
 
 __all__ = ["read_conll"]
 
 
-def read_conll(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+def read_conll(path: Path) -> Iterator[Record]:
     """Columns between tabs, or else blanks: the first is the word, the last its tag; -DOCSTART- stands alone.
 
     Lines that begin with "# " before a sentence are comments.  Where the first column counts the words, the second one

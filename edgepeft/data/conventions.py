@@ -1,4 +1,4 @@
-"""Names that files give to text, second text, label and candidates, where they have not the usual ones."""
+"""Names that files give to text, second text, label and candidates, in any case, where they have not the usual ones."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from edgepeft.data.shapes import LABELS, NUMBERED, TEXTS, one_of
 __all__ = ["CANDIDATES", "FIRST", "LABEL", "SECOND", "by_convention", "candidates_in", "distinct_candidates"]
 
 FIRST, SECOND, LABEL = "sentence1", "sentence2", "label"
-# What files call these, in any case; read where no option names a column and the usual name is not there.
 _TITLE = "title"  # the text where there is no other
 _PAIRS = (
     ("premise", "hypothesis"),

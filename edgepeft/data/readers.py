@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from edgepeft.common.errors import DataError, UsageError, requiring
 from edgepeft.data.conll import read_conll
-from edgepeft.data.containers import PACKED, STDIN, lines_of, read_folder, read_xlsx, read_zip, table_lines
+from edgepeft.data.containers import PACKED, STDIN, Record, lines_of, read_folder, read_xlsx, read_zip, table_lines
 from edgepeft.data.labels import shown as _shown
 
 if TYPE_CHECKING:
@@ -51,7 +51,6 @@ __all__ = [
     "splits_of",
 ]
 
-Record = tuple[int, dict[str, Any] | DataError]  # its line, and the row or why it cannot be read
 _PARTS = {"train": "train", "validation": "eval", "dev": "eval", "valid": "eval", "test": "test"}
 _SAVED = ("dataset_dict.json", "state.json")  # what `save_to_disk` writes of several splits, and of one
 

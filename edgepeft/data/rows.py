@@ -19,7 +19,7 @@ import contextlib
 import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 from edgepeft.common.errors import DataError, UsageError
 from edgepeft.data.conventions import CANDIDATES, FIRST, LABEL, SECOND, by_convention, candidates_in
@@ -39,6 +39,9 @@ from edgepeft.data.readers import (
 )
 from edgepeft.data.shapes import HEAD, Shape, shape_of, written_shape
 from edgepeft.data.words import Words
+
+if TYPE_CHECKING:
+    from edgepeft.options.base import ColumnOptions
 
 __all__ = [
     "FORMATS",
@@ -78,6 +81,12 @@ class Columns(NamedTuple):
     def names(self) -> tuple[str, str, str]:
         """Of text, second text and label."""
         return self.text or FIRST, self.pair or SECOND, self.label or LABEL
+
+    @classmethod
+    def of(cls, options: ColumnOptions) -> Self:
+        """As they are asked for."""
+        named = options.text_column, options.pair_column, options.label_column
+        return cls(*named, separator=options.label_separator)
 
     def listed(self, value: Any) -> Any:
         """What stands in a label's column: the parts of a text, where it has a separator."""

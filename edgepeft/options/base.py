@@ -30,6 +30,7 @@ __all__ = [
     "ROWS_HELP",
     "SETTINGS_HELP",
     "VERIFY_DATA",
+    "ColumnOptions",
     "Folder",
     "Folders",
     "Function",
@@ -213,3 +214,12 @@ MethodSettings = Annotated[
     BeforeValidator(settings_of),
     typer.Option("--set", help=SETTINGS_HELP, metavar="NAME=VALUE"),
 ]
+
+
+class ColumnOptions(Options):
+    """What labelled rows call their columns."""
+
+    text_column: TextColumn = None
+    pair_column: PairColumn = None
+    label_column: LabelColumn = None
+    label_separator: LabelSeparator = None

@@ -6,23 +6,12 @@ from typing import Annotated
 
 import typer
 
-from edgepeft.options.base import (
-    ROWS_HELP,
-    Folder,
-    GivenRows,
-    LabelColumn,
-    LabelSeparator,
-    NoCache,
-    Options,
-    PairColumn,
-    TextColumn,
-    Threads,
-)
+from edgepeft.options.base import ROWS_HELP, ColumnOptions, Folder, GivenRows, NoCache, Threads
 
 __all__ = ["EvalOptions"]
 
 
-class EvalOptions(Options):
+class EvalOptions(ColumnOptions):
     """A task of a bundle, and the labelled rows that it is scored on."""
 
     bundle: Annotated[Folder, typer.Argument(help="The bundle's folder.")]
@@ -31,10 +20,6 @@ class EvalOptions(Options):
     metric: Annotated[
         str | None, typer.Option(help="accuracy, f1, matthews, pearson, ...; of text f1, exact_match, rouge_l, bleu.")
     ] = None
-    text_column: TextColumn = None
-    pair_column: PairColumn = None
-    label_column: LabelColumn = None
-    label_separator: LabelSeparator = None
     by: Annotated[
         str | None,
         typer.Option(

@@ -7,17 +7,7 @@ from typing import Annotated
 import typer
 from pydantic import PlainValidator, WithJsonSchema
 
-from edgepeft.options.base import (
-    ROWS_HELP,
-    GivenRows,
-    LabelColumn,
-    LabelSeparator,
-    Options,
-    PairColumn,
-    Rows,
-    TaskKind,
-    TextColumn,
-)
+from edgepeft.options.base import ROWS_HELP, ColumnOptions, GivenRows, Rows, TaskKind
 
 __all__ = ["LearningOptions"]
 
@@ -27,7 +17,7 @@ _GivenOrShare = Annotated[
 _SHARE = "a file, or a share of --data to hold out (0.2, 20%)"
 
 
-class LearningOptions(Options):
+class LearningOptions(ColumnOptions):
     """What a run learns from, and for how long."""
 
     data: Annotated[GivenRows, typer.Option(help=f"Rows to train on: {ROWS_HELP}.")]
@@ -37,10 +27,6 @@ class LearningOptions(Options):
     test: Annotated[
         _GivenOrShare, typer.Option(help=f"Rows whose score is reported: {_SHARE}. Default: another 10%.")
     ] = None
-    text_column: TextColumn = None
-    pair_column: PairColumn = None
-    label_column: LabelColumn = None
-    label_separator: LabelSeparator = None
     kind: TaskKind = None
     skip_bad: Annotated[
         bool, typer.Option("--skip-bad", help="Go on without rows that cannot be used; without it all are named.")

@@ -18,15 +18,15 @@ from edgepeft.runtime.decoding import Decoding
 from edgepeft.runtime.passes import in_batches
 from edgepeft.runtime.runtime import Runtime
 
-__all__ = ["ENDS", "answers_target", "write_answers"]
+__all__ = ["write_answers"]
 
-ENDS = (".csv", ".tsv", ".jsonl", ".parquet")
-ERROR = "error"  # the column that says why a row has no answer
+_ENDS = (".csv", ".tsv", ".jsonl", ".parquet")
+_ERROR = "error"  # the column that says why a row has no answer
 Bad = tuple[Mapping[str, Any], DataError]
 Write = Callable[[Mapping[str, Any]], None]
 
 
-def answers_target(out: Path, source: Path) -> str:
+def _target(out: Path, source: Path) -> str:
     """The format of ``out``, by its name; that of ``source`` where it is standard output.
 
     Raises:
@@ -34,8 +34,10 @@ def answers_target(out: Path, source: Path) -> str:
     """
     if str(out) == STDIN:
         return source.suffix.lower() if source.suffix.lower() in (".csv", ".tsv") else ".jsonl"
-    if out.suffix.lower() not in ENDS:
-        raise UsageError(f"--out {out}: answers are written to a file that ends in {', '.join(ENDS)}, vectors to .npy.")
+    if out.suffix.lower() not in _ENDS:
+        raise UsageError(
+            f"--out {out}: answers are written to a file that ends in {', '.join(_ENDS)}, vectors to .npy."
+        )
     if out.exists() and source.exists() and out.samefile(source):
         raise UsageError(f"--out {out} is the file that is read; name another.")
     check_target(out)
@@ -56,7 +58,7 @@ def write_answers(
 
     A row that cannot be read has empty answers and says why in the column ``error``.
     """
-    form, n, failed = answers_target(out, source), 0, 0
+    form, n, failed = _target(out, source), 0, 0
     kinds = [runtime.bundle.entry(task).task_kind for task in tasks]
     names, waiting = dict[str, str](), list[tuple[Row | Bad, dict[str, Any]]]()
     with _opened(out, form) as write, shown_steps() as show:
@@ -81,7 +83,7 @@ def write_answers(
 def _write_all(waiting: list[tuple[Row | Bad, dict[str, Any]]], names: Mapping[str, str], write: Write) -> None:
     for each, found in waiting:
         own, why = (each.others or {}, None) if isinstance(each, Row) else (each[0], str(each[1]))
-        write({**own, **{column: found.get(key) for key, column in names.items()}, ERROR: why})
+        write({**own, **{column: found.get(key) for key, column in names.items()}, _ERROR: why})
     waiting.clear()
 
 
@@ -121,7 +123,7 @@ def _flat(answers: Sequence[Any]) -> dict[str, Any]:
 def _names(own: Mapping[str, Any], found: Mapping[str, Any], *, alone: bool) -> dict[str, str]:
     """The columns of answers: without the task's name, where it is one and the rows have no such column."""
     plain = {key: key.partition(".")[2] if alone else key for key in found}
-    return {key: key if name in own or name == ERROR else name for key, name in plain.items()}
+    return {key: key if name in own or name == _ERROR else name for key, name in plain.items()}
 
 
 @contextlib.contextmanager

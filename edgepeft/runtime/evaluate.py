@@ -82,9 +82,7 @@ def evaluate(options: EvalOptions) -> EvalResult:
     task = options.task
     with Runtime(options.bundle, threads=options.threads, cache=not options.no_cache) as runtime:
         entry = runtime.bundle.entry(task)
-        separator = options.label_separator
-        names = Columns(options.text_column, options.pair_column, options.label_column, separator=separator)
-        columns = of_source(names, entry.source, entry.step, entry.target)
+        columns = of_source(Columns.of(options), entry.source, entry.step, entry.target)
         groups = Groups(options.by, tuple(filter(None, (options.question or "").split(","))))
         kind, keep = entry.task_kind, columns.source is not None or groups.asked
         right = next((name for name in _RIGHT if name in kind.metrics), None)

@@ -13,7 +13,7 @@ from edgepeft.data.parts import Division, TaskData, given_rows, load_data, shape
 from edgepeft.data.readers import source_of
 from edgepeft.data.rows import STDIN, Columns
 from edgepeft.data.text_template import TextTemplate, text_template
-from edgepeft.data.training_loop.run import Interrupted
+from edgepeft.data.training_loop.run import resumable
 from edgepeft.methods.base import Method, method_named
 from edgepeft.options.base import function_of
 from edgepeft.options.train import METHOD, TrainOptions, TrainRequest
@@ -40,12 +40,11 @@ class ResolvedRequest:
     def rows(self) -> TaskData:
         """The rows in parts."""
         asked, template = self.request, self.template
-        columns = Columns(asked.text_column, asked.pair_column, asked.label_column, separator=asked.label_separator)
         division: Division = {"kind": self.settings.kind, "few_shot": asked.few_shot, "seed": asked.seed}
         if template.format is not None and template.format.step:
             division["labels"] = template.format.names
         held_out = given_rows("--eval", asked.eval), given_rows("--test", asked.test)
-        rows = source_of(asked.data)
+        rows, columns = source_of(asked.data), Columns.of(asked)
         data = load_data(rows, *held_out, template.columns(columns), skip_bad=asked.skip_bad, **division)
         return template.applied(data, columns.names[2])
 
@@ -74,11 +73,10 @@ def resolved(request: TrainRequest) -> ResolvedRequest:
 def _shaped(options: TrainOptions) -> TrainOptions:
     """With what the rows' shape tells, where no option says what they are: the kind of task, and patterns of text."""
     said = (options.kind, options.regression, *(getattr(options, name) for name in _OF_TEXT))
-    columns = (options.text_column, options.pair_column, options.label_column)
-    if any((*said, *columns)) or str(options.data) == STDIN:
+    if any(said) or str(options.data) == STDIN:
         return options
     rows = source_of(options.data)
-    shape = shape_in(rows)
+    shape = shape_in(rows, Columns.of(options))
     told: dict[str, Any] = {} if shape is None else {"kind": shape.kind, "source": shape.source, "target": shape.target}
     return options.model_copy(update={"data": rows, **told})
 
@@ -112,7 +110,5 @@ def train(options: TrainOptions) -> TrainResult:
         DataError: rows that cannot be used.
         Interrupted: Ctrl-C; ``resume=True`` continues.
     """
-    try:
+    with resumable():
         return run(options)
-    except Interrupted as stopped:
-        raise Interrupted(f"{stopped}; with resume=True and without force it goes on.") from None

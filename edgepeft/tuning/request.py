@@ -8,7 +8,7 @@ from edgepeft.common.progress import messages, shown_run
 from edgepeft.data.parts import given_rows
 from edgepeft.data.readers import source_of
 from edgepeft.data.rows import Columns
-from edgepeft.data.training_loop.run import Interrupted
+from edgepeft.data.training_loop.run import resumable
 from edgepeft.options.base import function_of
 from edgepeft.options.tune import TuneOptions
 from edgepeft.tuning.target import Files, TuneSettings
@@ -23,9 +23,8 @@ def run(options: TuneOptions) -> TuneResult:
     numbers = TuneOptions.model_fields.keys() & TuneSettings.__dataclass_fields__.keys()
     asked: dict[str, Any] = {name: getattr(options, name) for name in numbers}
     settings = TuneSettings(**asked, learning_rate=options.lr, head_learning_rate=options.head_lr)
-    columns = Columns(options.text_column, options.pair_column, options.label_column, separator=options.label_separator)
     held_out = given_rows("--eval", options.eval), given_rows("--test", options.test)
-    files = Files(source_of(options.data), *held_out, columns, skip_bad=options.skip_bad)
+    files = Files(source_of(options.data), *held_out, Columns.of(options), skip_bad=options.skip_bad)
     with shown_run(options.task) as (watch, stop):
         return tune_task(
             options.bundle,
@@ -54,7 +53,5 @@ def tune(options: TuneOptions) -> TuneResult:
         DataError: the rows cannot be used.
         Interrupted: Ctrl-C; ``resume=True`` continues.
     """
-    try:
+    with resumable():
         return run(options)
-    except Interrupted as stopped:
-        raise Interrupted(f"{stopped}; with resume=True and without force it goes on.") from None

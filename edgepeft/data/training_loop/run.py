@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -38,12 +39,22 @@ __all__ = [
     "TrainingLoopResult",
     "evaluation_interval",
     "rate_factor",
+    "resumable",
     "warmup_steps",
 ]
 
 
 class Interrupted(KeyboardInterrupt):
     """The run was stopped from outside; its checkpoint is written."""
+
+
+@contextmanager
+def resumable() -> Iterator[None]:
+    """Train or tune within the block, for a function of Python: a stop says how to go on."""
+    try:
+        yield
+    except Interrupted as stopped:
+        raise Interrupted(f"{stopped}; with resume=True and without force it goes on.") from None
 
 
 class Progress(NamedTuple):
