@@ -30,17 +30,18 @@ class BadRows:
         if what in self._lines or len(self._lines) < _PROBLEMS:
             self._lines.setdefault(what, []).append(line)
 
-    def settle(self, *, skip: bool) -> None:
-        """Say what is left out, or refuse the file with all that is wrong with it."""
+    def settle(self, *, skip: bool, some: bool) -> None:
+        """Say what is left out, or refuse the file with all that is wrong with it; ``some`` rows can be used."""
         if not self._n:
             return
         told = " ".join(f"{_lines_of(lines)}: {what}" for what, lines in self._lines.items())
-        if skip:
+        if skip and some:
             warnings.warn(f"{self._path}: {self._n} rows are left out. {told}", stacklevel=2)
-        elif self._n == 1:
+        elif self._n == 1 or (not some and len(self._lines) == 1):  # what is true of all rows is told of the first
             raise self._first[0]
         else:
-            raise DataError(f"{self._path}: {self._n} rows cannot be used; --skip-bad leaves them out. {told}")
+            remedy = "; --skip-bad leaves them out" if some else ""
+            raise DataError(f"{self._path}: {self._n} rows cannot be used{remedy}. {told}")
 
     @property
     def left_out(self) -> str:

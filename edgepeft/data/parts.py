@@ -201,7 +201,7 @@ def load_data(
         for name, path in given.items()
     }
     for name, bad in problems.items():
-        bad.settle(skip=skip_bad and bool(parts[name]))
+        bad.settle(skip=skip_bad, some=bool(parts[name]))
     _require_different(given, parts)
     chosen = parts["--eval"] if isinstance(eval, Source) else eval
     tested = parts["--test"] if isinstance(test, Source) else test

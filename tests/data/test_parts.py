@@ -264,7 +264,10 @@ def test_many_problems_are_counted_and_a_file_of_nothing_else_is_refused_all_the
     with pytest.raises(DataError, match=r"50 rows cannot be used.* lines 31, 32, .*, 50 and 30 more: the label"):
         load_data(path)
     path.write_text("\n".join(['{"sentence1": "a", "label": null}'] * 50))
-    with pytest.raises(DataError, match="50 rows cannot be used"):
+    with pytest.raises(DataError, match=r"rows\.jsonl:1: the label must be a text"):
+        load_data(path, skip_bad=True)
+    path.write_text("\n".join(['{"sentence1": "a", "label": null}', "broken"] * 25))
+    with pytest.raises(DataError, match=r"50 rows cannot be used\. lines 1, 3"):
         load_data(path, skip_bad=True)
 
 
