@@ -228,8 +228,8 @@ def _check_vectors(runtime: Runtime, tasks: Sequence[str], out: Path | None, dim
     if out is not None:
         if out.suffix != ".npy":
             raise UsageError(
-                f"--out {out}: vectors are written as NumPy's .npy; name a file that ends so. Tables are for answers to "
-                "--input FILE."
+                f"--out {out}: vectors are written as NumPy's .npy; name a file that ends so. Tables are for answers "
+                "to --input FILE."
             )
         if len(tasks) != 1:
             raise UsageError(f"--out takes one task's vectors, and these are {len(tasks)} tasks; name one by --task.")
