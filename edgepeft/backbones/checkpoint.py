@@ -77,6 +77,11 @@ class Quantised:
         """Int8, [rows, d]."""
         return f"{self.tensor}:int8"
 
+    @property
+    def columns(self) -> str:
+        """Float32, [in]: the factors of what the matrix reads, where its step is fixed; columns are divided by them."""
+        return f"{self.tensor}:columns"
+
 
 @dataclass(frozen=True)
 class Checkpoint:
@@ -160,7 +165,8 @@ class Checkpoint:
     def parts(self, name: str) -> tuple[str, ...]:
         """What the file holds for a tensor: itself, or the integers and scales of a quantised one."""
         quantised = Quantised(name)
-        return tuple(n for n in (name, quantised.matrix, quantised.table, quantised.scale) if n in self.tensors)
+        stored = (name, quantised.matrix, quantised.table, quantised.scale, quantised.columns)
+        return tuple(n for n in stored if n in self.tensors)
 
     def stored_name(self, canonical: str) -> str:
         """How the file calls a base model's parameter."""
@@ -196,6 +202,8 @@ class Checkpoint:
         integers = self._mapped(quantised.table if as_it_was else quantised.matrix, "I8")
         values: NDArray[np.float32] = np.empty(integers.shape if as_it_was else integers.shape[::-1], np.float32)
         np.multiply(integers if as_it_was else integers.T, scale, out=values)
+        if quantised.columns in self.tensors:
+            values *= self._mapped(quantised.columns, "F32")
         return values
 
     def _mapped(self, name: str, dtype: str) -> NDArray[Any]:

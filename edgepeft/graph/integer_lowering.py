@@ -7,11 +7,13 @@ and the product is multiplied by it again:
 
 ``QuantizeLinear`` with one step is many times as fast as with one a row, and ``MatMulIntegerToFloat`` needs no fusion.
 Past Gelu, whose least value is -0.17, x8 = round(223 x[t] / m[t]) + 32 with m[t] = max(max x[t], 1.2): a finer step,
-and nothing negative is cut.  A row's result depends on no other row, as before.
+and nothing negative is cut.  Where the step is fixed the bytes are those of the stored graph, and the product adds the
+bias.  A row's result depends on no other row, as before.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import NamedTuple
 
 import numpy as np
@@ -19,7 +21,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from edgepeft.graph.contract import Contract, same_interface, well_formed
-from edgepeft.graph.protos import replace, writers
+from edgepeft.graph.protos import reads, replace, writers
 from edgepeft.graph.prune import prune
 from edgepeft.graph.quantise import integer_products
 
@@ -46,7 +48,13 @@ def lower_integers(model: onnx.ModelProto) -> bool:
     """Rewrite a spliced graph's products in integers; returns whether it has any."""
     graph, writer = model.graph, writers(model.graph)
     made: dict[str, list[onnx.NodeProto]] = {}  # by the value that they give
-    for x, matrix, scale, y in integer_products(graph):
+    biases = _biases(graph)
+    for x, matrix, scale, y, rounded in integer_products(graph):
+        if rounded is not None:
+            sum_, bias = biases.get(y, (y, ""))
+            inputs = [rounded, matrix, "unit", scale, f"{_ANY.name}.zero", "", bias]
+            made[sum_] = [helper.make_node("MatMulIntegerToFloat", inputs, [sum_], domain=_DOMAIN)]
+            continue
         how = _PAST_GELU if x in writer and writer[x].op_type == "Gelu" else _ANY
         made.setdefault(f"{x}/bytes", _rows(x, how))
         inputs = [f"{x}/bytes", matrix, f"{how.name}.step", scale, f"{how.name}.zero"]
@@ -61,10 +69,25 @@ def lower_integers(model: onnx.ModelProto) -> bool:
     for name, zero, floor in (_ANY, _PAST_GELU):
         numbers = {"step": np.float32(1 / (255 - zero)), "zero": np.uint8(zero), "floor": np.float32(floor or 0)}
         graph.initializer.extend(numpy_helper.from_array(np.array(v), f"{name}.{n}") for n, v in numbers.items())
+    graph.initializer.append(numpy_helper.from_array(np.array(1, np.float32), "unit"))
     prune(graph)
     if all(each.domain != _DOMAIN for each in model.opset_import):
         model.opset_import.append(helper.make_opsetid(_DOMAIN, 1))
     return True
+
+
+def _biases(graph: onnx.GraphProto) -> dict[str, tuple[str, str]]:
+    """By a value that is read once, in a sum with a constant vector: the sum and the vector."""
+    vectors = {each.name for each in graph.initializer if len(each.dims) == 1}
+    times = Counter(name for node in graph.node for name in reads(node))
+    times.update(output.name for output in graph.output)
+    return {
+        value: (node.output[0], bias)
+        for node in graph.node
+        if node.op_type == "Add"
+        for value, bias in (tuple(node.input), tuple(node.input)[::-1])
+        if bias in vectors and times[value] == 1
+    }
 
 
 def _rows(x: str, how: _Bytes) -> list[onnx.NodeProto]:

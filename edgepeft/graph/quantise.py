@@ -12,13 +12,19 @@ A scale for each row and not one for all: a token's activations may be far large
 answer does not depend on its company.  On MiniLM this takes 40 % off the error of logits.  zx is a constant, which past
 an activation leaves no more room than needed for the little that is negative.
 
+Where an export has measured x (``training.exporting.calibrate``), its channels are multiplied by constants and W's
+columns divided by them, so that a step of 1 serves every row and none is looked for:
+
+    x W^T = scale * (round(x v) (W / v)8^T)
+
 The weights file holds ``Quantised`` tensors for these, and every other tensor as it was.  Standard operators only.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from types import MappingProxyType
+from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
 import onnx
@@ -40,7 +46,15 @@ from edgepeft.graph.contract import (
 )
 from edgepeft.graph.protos import copied, replace, writers
 
-__all__ = ["IntegerProduct", "dequantised", "integer_products", "quantise", "quantised_tensors", "restore"]
+__all__ = [
+    "IntegerProduct",
+    "dequantised",
+    "integer_products",
+    "projections",
+    "quantise",
+    "quantised_tensors",
+    "restore",
+]
 
 _LARGEST = 127  # symmetric: -128 is not used
 # Words have more rows than this; positions and token types, well under one per cent of the weights, stay as they are.
@@ -48,12 +62,25 @@ _LEAST_TABLE_ROWS = 1024
 # zx, of 255: below it what is negative, above it what is positive.  Gelu's least value is -0.17.
 _MIDDLE, _PAST_ACTIVATION = 128, 16
 _ACTIVATIONS = {"Gelu", "Relu"}
+_UNIT_STEP = "unit_step"
 _NODE = helper.make_node  # inner nodes have no names: the graph stays under 200 kB
 
 
-def quantised_tensors(graph: onnx.GraphProto, checkpoint: Checkpoint) -> dict[str, NDArray[np.generic]]:
-    """What the weights file of a quantised backbone holds, by name; ``checkpoint`` has float32 only."""
-    matrices = {node.input[1] for node in graph.node if _is_projection(node)}
+def projections(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
+    """The products that may be in integers: ``Gemm`` of x and a matrix."""
+    return [node for node in graph.node if _is_projection(node)]
+
+
+def quantised_tensors(
+    graph: onnx.GraphProto,
+    checkpoint: Checkpoint,
+    factors: Mapping[str, NDArray[np.float32]] = MappingProxyType({}),
+) -> dict[str, NDArray[np.generic]]:
+    """What the weights file of a quantised backbone holds, by name; ``checkpoint`` has float32 only.
+
+    ``factors`` [in] are those of what a matrix reads, by its name, the same for all that read one value.
+    """
+    matrices = {node.input[1] for node in projections(graph)}
     looked_up = {node.input[0] for node in graph.node if node.op_type == "Gather"} & checkpoint.tensors.keys()
     tables = {name for name in looked_up if checkpoint.tensors[name].shape[0] >= _LEAST_TABLE_ROWS}
     stored_tensors: dict[str, NDArray[np.generic]] = {}
@@ -62,6 +89,9 @@ def quantised_tensors(graph: onnx.GraphProto, checkpoint: Checkpoint) -> dict[st
         if name not in matrices | tables:
             stored_tensors[name] = values
             continue
+        if name in factors and name not in tables:
+            values = values / factors[name]
+            stored_tensors[stored.columns] = factors[name]
         integers, stored_tensors[stored.scale] = _rounded(values, name)
         stored_tensors |= (
             {stored.table: integers} if name in tables else {stored.matrix: np.ascontiguousarray(integers.T)}
@@ -79,19 +109,24 @@ def quantise(model: onnx.ModelProto, checkpoint: Checkpoint) -> None:
     """Rewrite a backbone to read ``checkpoint``, a file of ``quantised_tensors``."""
     graph = model.graph
     activations = {name for node in graph.node if node.op_type in _ACTIVATIONS for name in node.output}
-    shared: set[str] = set()  # values that are quantised already: query, key and value read one
+    shared: set[tuple[str, bool]] = set()  # values that are quantised already: query, key and value read one
     nodes: list[onnx.NodeProto] = []
     for node in graph.node:
         stored = Quantised(node.input[1]) if _is_projection(node) else None
         if stored and not checkpoint.tensors.keys().isdisjoint((stored.matrix, stored.table)):
             source = node.input[0]
             zero = _PAST_ACTIVATION if source in activations else _MIDDLE
-            if source not in shared:
-                nodes += _quantised_rows(source, zero)
-            shared.add(source)
+            fixed = stored.columns in checkpoint.tensors
+            if (source, fixed) not in shared:
+                nodes += _fixed_rows(source, stored) if fixed else _quantised_rows(source, zero)
+            shared.add((source, fixed))
             if stored.table in checkpoint.tensors:  # of words, which are looked up too; transposed once, at load
                 nodes.append(_NODE("Transpose", [stored.table], [stored.matrix], perm=[1, 0]))
-            nodes += _product(source, stored, node.output[0], zero)
+            nodes += (
+                _fixed_product(source, stored, node.output[0])
+                if fixed
+                else _product(source, stored, node.output[0], zero)
+            )
         elif node.op_type == "Gather" and Quantised(node.input[0]).table in checkpoint.tensors:
             nodes += _lookup(Quantised(node.input[0]), node.input[1], node.output[0])
         else:
@@ -119,17 +154,21 @@ def restore(graph: onnx.GraphProto, tensors: Iterable[str]) -> None:
             inputs = [originals[reader.input[0]], reader.input[1]]
             node.CopyFrom(_NODE("Gather", inputs, node.output, name=node.name))
         elif reader.op_type == "MatMulInteger" and reader.input[1] in originals:
-            inputs = [writer[reader.input[0]].input[0], originals[reader.input[1]]]
+            inputs = [_before_rounding(reader, writer), originals[reader.input[1]]]
             node.CopyFrom(_NODE("Gemm", inputs, node.output, name=node.name, transB=1))
 
 
 class IntegerProduct(NamedTuple):
-    """A product in integers: ``y`` (T, out) of ``x`` (T, in), both float32; ``matrix`` and ``scale`` as stored."""
+    """A product in integers: ``y`` (T, out) of ``x`` (T, in), both float32; ``matrix`` and ``scale`` as stored.
+
+    ``rounded`` are x's bytes where its step is 1 for all rows and 128 the byte of 0; None where each row has its own.
+    """
 
     x: str
     matrix: str
     scale: str
     y: str
+    rounded: str | None
 
 
 def integer_products(graph: onnx.GraphProto) -> Iterator[IntegerProduct]:
@@ -137,10 +176,18 @@ def integer_products(graph: onnx.GraphProto) -> Iterator[IntegerProduct]:
     writer = writers(graph)
     for node in graph.node:
         reader = _reader_of_integers(node, writer)
-        if reader is not None and reader.op_type == "MatMulInteger":
-            rounded, scale = writer.get(reader.input[0]), writer.get(writer[node.input[0]].input[1])
-            if rounded is not None and rounded.op_type == "QuantizeLinear" and scale is not None:
-                yield IntegerProduct(rounded.input[0], reader.input[1], scale.input[-1], node.output[0])
+        if reader is None or reader.op_type != "MatMulInteger":
+            continue
+        rounded, y = writer.get(reader.input[0]), node.output[0]
+        scale = writer.get(writer[node.input[0]].input[-1])
+        if _has_unit_step(rounded):
+            yield IntegerProduct(rounded.input[0], reader.input[1], node.input[1], y, rounded.output[0])
+        elif rounded is not None and rounded.op_type == "QuantizeLinear" and scale is not None:
+            yield IntegerProduct(rounded.input[0], reader.input[1], scale.input[-1], y, None)
+
+
+def _has_unit_step(node: onnx.NodeProto | None) -> TypeGuard[onnx.NodeProto]:
+    return node is not None and node.op_type == "QuantizeLinear" and node.input[1] == _UNIT_STEP
 
 
 def dequantised(tensor: str, checkpoint: Checkpoint) -> Iterator[onnx.NodeProto]:
@@ -152,6 +199,9 @@ def dequantised(tensor: str, checkpoint: Checkpoint) -> Iterator[onnx.NodeProto]
         yield _NODE("Cast", [stored.matrix], [f"{whole}:transposed"], name=f"{whole}:transposed", to=TensorProto.FLOAT)
         yield _NODE("Transpose", [f"{whole}:transposed"], [whole], name=whole, perm=[1, 0])
     yield _NODE("Unsqueeze", [stored.scale, "last_axis"], [scale], name=scale)
+    if stored.columns in checkpoint.tensors:
+        yield _NODE("Mul", [whole, stored.columns], [f"{whole}:rows"], name=f"{whole}:rows")
+        whole = f"{whole}:rows"
     yield _NODE("Mul", [whole, scale], [tensor], name=tensor)
 
 
@@ -170,6 +220,7 @@ def _rounded(values: NDArray[np.float32], name: str) -> tuple[NDArray[np.int8], 
 
 def _constants() -> Iterator[TensorProto]:
     yield numpy_helper.from_array(np.array([-1]), "last_axis")
+    yield numpy_helper.from_array(np.array(1, np.float32), _UNIT_STEP)
     yield numpy_helper.from_array(np.array(1e-30, np.float32), "least_scale")  # of a row of zeros
     for zero in (_MIDDLE, _PAST_ACTIVATION):
         yield numpy_helper.from_array(np.array(zero, np.uint8), f"zero_point_{zero}")
@@ -208,6 +259,30 @@ def _product(x: str, stored: Quantised, output: str, zero: int) -> list[onnx.Nod
     ]
 
 
+def _fixed_rows(x: str, stored: Quantised) -> list[onnx.NodeProto]:
+    """Bytes [T, in], of which 128 is 0."""
+    return [
+        _NODE("Mul", [x, stored.columns], [f"{x}:times_columns"], name=f"{x}:times_columns"),
+        _NODE("QuantizeLinear", [f"{x}:times_columns", _UNIT_STEP, f"zero_point_{_MIDDLE}"], [f"{x}:bytes"]),
+    ]
+
+
+def _fixed_product(x: str, stored: Quantised, output: str) -> list[onnx.NodeProto]:
+    """(T, in) -> (T, out)."""
+    integers, floats = f"{output}:int32", f"{output}:float"
+    return [
+        _NODE("MatMulInteger", [f"{x}:bytes", stored.matrix, f"zero_point_{_MIDDLE}"], [integers]),
+        _NODE("Cast", [integers], [floats], to=TensorProto.FLOAT),
+        _NODE("Mul", [floats, stored.scale], [output], name=output),
+    ]
+
+
+def _before_rounding(reader: onnx.NodeProto, writer: Mapping[str, onnx.NodeProto]) -> str:
+    """What a product in integers reads in float32, before the factors of its columns."""
+    rounded = writer[reader.input[0]]
+    return str(writer[rounded.input[0]].input[0] if _has_unit_step(rounded) else rounded.input[0])
+
+
 def _lookup(stored: Quantised, index: str, output: str) -> list[onnx.NodeProto]:
     """(T) -> (T, d)."""
     integers, scale = f"{output}:int8", f"{output}:scale"
@@ -220,11 +295,12 @@ def _lookup(stored: Quantised, index: str, output: str) -> list[onnx.NodeProto]:
 
 def _reader_of_integers(node: onnx.NodeProto, writer: Mapping[str, onnx.NodeProto]) -> onnx.NodeProto | None:
     """The MatMulInteger or Gather of quantised values whose float32 result this node gives."""
-    path = {"DequantizeLinear": ["Gather"], "Mul": ["Mul", "Cast", "MatMulInteger"]}.get(node.op_type, [])
-    reader = node
-    for op_type in path:
-        above = writer.get(reader.input[0])
-        if above is None or above.op_type != op_type:
-            return None
-        reader = above
-    return reader if path else None
+    paths = {"DequantizeLinear": [["Gather"]], "Mul": [["Mul", "Cast", "MatMulInteger"], ["Cast", "MatMulInteger"]]}
+    for path in paths.get(node.op_type, ()):
+        found: onnx.NodeProto | None = node
+        for op_type in path:
+            found = writer.get(found.input[0]) if found is not None else None
+            found = found if found is not None and found.op_type == op_type else None
+        if found is not None and (len(path) != 2 or _has_unit_step(writer.get(found.input[0]))):
+            return found
+    return None

@@ -91,7 +91,7 @@ def _sum(tape: Tape, gradients: Iterable[str]) -> str:
 def _operators(graph: onnx.GraphProto, backward: Backward) -> list[onnx.NodeProto]:
     """The nodes, with one in place of all that make up a product in integers."""
     writer, inner, whole = writers(graph), set[str](), dict[str, onnx.NodeProto]()
-    for x, matrix, scale, y in integer_products(graph):
+    for x, matrix, scale, y, _ in integer_products(graph):
         inner.update(name for node in ancestors([y], writer, {x}) for name in node.output)
         whole[y] = helper.make_node(INTEGER_PRODUCT, [x, matrix, scale], [y], name=y, backward=backward)
     return [whole.get(node.output[0], node) for node in graph.node if not inner.intersection(node.output) - set(whole)]

@@ -50,6 +50,7 @@ from edgepeft.methods.base import Method, method_of
 from edgepeft.options.base import Folder, Rows
 from edgepeft.tasks._certainty import Promise
 from edgepeft.tasks.base import TaskType
+from edgepeft.training.exporting.calibrate import column_factors
 from edgepeft.training.exporting.check import CheckTexts, check_content, data_check
 from edgepeft.training.exporting.delta import export_delta
 from edgepeft.training.exporting.template import write_template
@@ -306,7 +307,8 @@ def write_weights(graphs: Sequence[onnx.ModelProto], backbone: Backbone, folder:
     if dtype == "fp32":
         shutil.copyfile(backbone.weights, folder / WEIGHTS_FILE)
         return backbone.sha256
-    tensors = quantised_tensors(graphs[0].graph, backbone.checkpoint)
+    factors = {} if backbone.architecture.decoder else column_factors(graphs[0], backbone)
+    tensors = quantised_tensors(graphs[0].graph, backbone.checkpoint, factors)
     for name in backbone.architecture.pooler:  # no part of the graph, but read by heads
         if backbone.checkpoint.has(name):
             tensors[backbone.checkpoint.stored_name(name)] = backbone.checkpoint.read(name)
