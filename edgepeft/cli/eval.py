@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from edgepeft.cli._command import command_of
+from edgepeft.cli._options import command_of
 from edgepeft.cli._output import print_json, say_cuts, show_errors
 from edgepeft.options.eval import EvalOptions
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edgepeft.cli._command import command_of
+from edgepeft.cli._options import command_of
 from edgepeft.cli._output import plain_table, print_json, show_errors, table_console
 from edgepeft.cli._run import interruptible, say_temperature, say_unbeaten, say_windows
 from edgepeft.common.errors import requiring

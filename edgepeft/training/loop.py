@@ -26,9 +26,8 @@ from edgepeft.data.training_loop.run import Progress, TrainingLoop, TrainingLoop
 from edgepeft.methods.base import Method, method_of
 from edgepeft.options.base import Folder
 from edgepeft.training.curve import CURVE, curve_of, draw_curve
-from edgepeft.training.devices import check_memory, device_named, device_of, fitting
+from edgepeft.training.devices import attention_for, check_memory, device_named, device_of, fitting, float32_by_onednn
 from edgepeft.training.engine import PyTorchEngine, SharedStates
-from edgepeft.training.products import attention_for, float32_by_onednn
 from edgepeft.training.settings import TrainSettings
 from edgepeft.training.text_engine import TextEngine
 

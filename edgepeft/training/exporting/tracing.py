@@ -25,7 +25,7 @@ from edgepeft.bundle.delta import Delta
 from edgepeft.common.errors import UsageError
 from edgepeft.graph.external_data import outside, store_outside
 from edgepeft.graph.half import STORED, rounded
-from edgepeft.graph.strip import strip
+from edgepeft.graph.prune import strip
 
 __all__ = ["mark", "number_nodes", "outside_tensors", "traced", "write_outside"]
 
