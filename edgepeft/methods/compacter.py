@@ -1,11 +1,9 @@
-"""Compacter and PHM adapters (Karimi Mahabadi et al., 2021, arXiv:2106.04647): weights are sums of Kronecker products.
+"""Compacter (Karimi Mahabadi et al., 2021, arXiv:2106.04647, eq. 5): Kronecker products of shared and low-rank factors.
 
-    y' = y + up(gelu(down(y))),  each layer being  x H + b
-    PHM (eq. 4)         H = sum_i kron(A_i, B_i)       A [n, n, n] and B [n, in/n, out/n] are each layer's own
-    Compacter (eq. 5)   H = sum_i kron(A_i, s_i t_i)   one A serves every layer of every adapter; s [n, in/n, r] and
-                                                       t [n, r, out/n] are each layer's own
+    y' = y + up(gelu(down(y))),  each layer being  x H + b,  H = sum_i kron(A_i, s_i t_i)
 
-Twice a layer, at Houlsby's places; Compacter++ (section 5.2) after the feed-forward only.  Every LayerNorm is trained.
+One A [n, n, n] serves every layer of every adapter; s [n, in/n, r] and t [n, r, out/n] are each layer's
+own.  Twice a layer, at Houlsby's places; every LayerNorm is trained too.
 """
 
 from __future__ import annotations
@@ -26,46 +24,7 @@ from edgepeft.methods._adapters import (
 )
 from edgepeft.methods.base import option, require
 
-__all__ = ["PHM", "Compacter", "CompacterPlusPlus", "LPHMLinear", "PHMLinear"]
-
-
-class PHMLinear(FactoredLinear):
-    """x H + b."""
-
-    def __init__(self, inputs: int, outputs: int, *, n: int, std: float) -> None:
-        super().__init__(outputs)
-        self.A = fresh_rule(n, std)
-        self.B = xavier_uniform(n, inputs // n, outputs // n)
-
-    def weight(self) -> Tensor:
-        """H^T of eq. 4."""
-        return kronecker_sum(self.A, self.B)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class PHM(KroneckerAdapters):
-    """Adapters of hypercomplex layers."""
-
-    name: ClassVar[str] = "phm"
-    title: ClassVar[str] = "PHM adapter"
-    paper: ClassVar[str] = "Karimi Mahabadi et al., 2021, arXiv:2106.04647"
-    equation: ClassVar[str] = "LN(sub + A(sub) + res), W = sum_i kron(A_i, B_i)"
-
-    n: int = option(4, "terms of the sum; divides the hidden size and the bottleneck (the paper tries 4, 8, 12)")
-    std: float = option(0.01, "of A's normal init (authors' code)")
-
-    def linears(self) -> Callable[[int, int], FactoredLinear]:
-        """Layers that share nothing."""
-        return partial(PHMLinear, n=self.n, std=self.std)
-
-    def n_factors(self, inputs: int, outputs: int) -> int:
-        """n^3 + in out / n."""
-        return self.n**3 + inputs * outputs // self.n
-
-    @classmethod
-    def examples(cls) -> tuple[Self, ...]:
-        """The paper's n, and another in one place, with frozen norms."""
-        return (cls(bottleneck=8), cls(bottleneck=6, n=2, roles=("attention_output",), reads="norm", norms=False))
+__all__ = ["Compacter", "LPHMLinear"]
 
 
 class LPHMLinear(FactoredLinear):
@@ -115,19 +74,3 @@ class Compacter(KroneckerAdapters):
     def examples(cls) -> tuple[Self, ...]:
         """The paper's rank, and a higher one with another n and frozen norms."""
         return (cls(bottleneck=8), cls(bottleneck=6, n=2, rank=3, norms=False))
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class CompacterPlusPlus(Compacter):
-    """Compacter once a layer."""
-
-    name: ClassVar[str] = "compacter++"
-    title: ClassVar[str] = "Compacter++"
-    equation: ClassVar[str] = "LN(sub + A(sub) + res) after the FFN, W = sum_i kron(A_i, s_i t_i)"
-
-    roles: tuple[str, ...] = option(("ffn_output",), "sub-layers whose outputs are adapted")
-
-    @classmethod
-    def examples(cls) -> tuple[Self, ...]:
-        """The paper's rank, and AdapterHub's form of it with a higher one, another n and frozen norms."""
-        return (cls(bottleneck=8), cls(bottleneck=6, n=2, rank=3, reads="norm", activation="gelu", norms=False))

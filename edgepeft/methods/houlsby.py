@@ -2,10 +2,6 @@
 
 Twice a layer, after attention's and the feed-forward's projection, before the residual sum and its
 LayerNorm: LN(sub + A(sub) + res).  Every LayerNorm is trained too.
-
-AdapterDrop (Rücklé et al., 2021, arXiv:2010.11918) leaves out the adapters of layers below ``skip_layers``.  As in the
-Compacter paper, whose figures are of five dropped layers, every LayerNorm is trained, those below included; what lies
-below is then a task's own.  Frozen with ``norms=false`` it is the backbone's, and tasks can share it.
 """
 
 from __future__ import annotations
@@ -21,8 +17,7 @@ from edgepeft.backbones.base import Role, Site
 from edgepeft.methods._adapters import Activation, BottleneckMethod, OnSubLayer, fresh_linears
 from edgepeft.methods.base import option
 
-__all__ = ["Adapter", "AdapterDrop", "Houlsby"]
-
+__all__ = ["Adapter", "Houlsby"]
 
 ROLES = (Role.ATTENTION_OUTPUT, Role.FFN_OUTPUT)
 
@@ -63,22 +58,3 @@ class Houlsby(BottleneckMethod):
     def examples(cls) -> tuple[Self, ...]:
         """A wide and a narrow one, the latter with frozen norms and another activation."""
         return (cls(bottleneck=8), cls(bottleneck=3, norms=False, activation="silu"))
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class AdapterDrop(Houlsby):
-    """Houlsby adapters without those of the lowest layers."""
-
-    name: ClassVar[str] = "adapterdrop"
-    title: ClassVar[str] = "AdapterDrop"
-    paper: ClassVar[str] = "Rücklé et al., 2021, arXiv:2010.11918"
-    equation: ClassVar[str] = "LN(sub + A(sub) + res), the lowest layers without A"
-    learning_rate: ClassVar[float] = 3e-4
-    learning_rate_source: ClassVar[str] = "Karimi Mahabadi et al., 2021, arXiv:2106.04647, table 4"
-
-    skip_layers: int = option(5, "lowest layers (of each stack) that get no adapter")
-
-    @classmethod
-    def examples(cls) -> tuple[Self, ...]:
-        """One layer dropped, with trained and with frozen norms."""
-        return (cls(bottleneck=8, skip_layers=1), cls(bottleneck=3, skip_layers=1, norms=False))

@@ -19,13 +19,14 @@ from edgepeft.common.errors import UsageError
 from edgepeft.methods._adapters import KroneckerAdapters
 from edgepeft.methods.base import Method, PerLayer, method_named, methods
 from edgepeft.methods.bottleneck import BottleneckAdapter
-from edgepeft.methods.compacter import PHM, Compacter
+from edgepeft.methods.compacter import Compacter
 from edgepeft.methods.houlsby import Houlsby
 from edgepeft.methods.lora import LoRA
 from edgepeft.methods.mam import MAM
 from edgepeft.methods.pfeiffer import Pfeiffer
+from edgepeft.methods.phm import PHM
 from edgepeft.methods.prefix import PrefixTuning
-from edgepeft.methods.prompt import PromptR
+from edgepeft.methods.prompt_r import PromptR
 from edgepeft.training.interop._hub_bottleneck import Places
 from edgepeft.training.interop._hub_config import ACTIVATION_NAMES
 from edgepeft.training.interop._hub_head import HEAD_CONFIG, HEAD_FILES, written_head

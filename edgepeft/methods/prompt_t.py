@@ -1,7 +1,7 @@
-"""Prompt tuning (Lester et al., 2021, arXiv:2104.08691): [v_1 ... v_p; E], v_i the vocabulary's row i or random.
+"""Prompt tuning from tokens (Lester et al., 2021, arXiv:2104.08691): [v_1 ... v_p; E], v_i the vocabulary's row i.
 
-The Compacter paper's Prompt Tuning-T and, from v ~ U(-0.5, 0.5), Prompt Tuning-R.  The rows are those of the pretrained
-table; the authors' code copies them before the pretrained weights are loaded, and so starts from random ones.
+The Compacter paper's Prompt Tuning-T.  The rows are those of the pretrained table; the authors' code copies
+them before the pretrained weights are loaded, and so starts from random ones.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from edgepeft.backbones.base import Architecture, Role, Site
 from edgepeft.methods.base import Method, option, require
 
-__all__ = ["PromptR", "PromptT", "PromptTuning"]
-
+__all__ = ["PromptT", "PromptTuning"]
 
 _LEAST_TEXT = 3  # a token between two special ones
 
@@ -137,18 +136,3 @@ class PromptT(PromptTuning):
         for module in modules.values():
             assert isinstance(module, Prompt)
             module.vectors.data.copy_(table[: self.length])
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class PromptR(PromptTuning):
-    """A prompt that starts from random vectors."""
-
-    name: ClassVar[str] = "prompt-r"
-    title: ClassVar[str] = "Prompt tuning, random start"
-    learning_rate: ClassVar[float] = 3e-2
-    learning_rate_source: ClassVar[str] = "Karimi Mahabadi et al., 2021, table 4"
-
-    @classmethod
-    def examples(cls) -> tuple[Self, ...]:
-        """As its base's, and one past the LayerNorm."""
-        return (*super().examples(), cls(length=6, place="embeddings"))

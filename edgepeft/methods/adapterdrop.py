@@ -1,0 +1,35 @@
+"""AdapterDrop (Rücklé et al., 2021, arXiv:2010.11918): Houlsby adapters in all layers but the lowest.
+
+y' = y + W2 act(W1 y + b1) + b2 in layers ``skip_layers`` and up, y below.  As in the Compacter paper,
+whose figures are of five dropped layers, every LayerNorm is trained, those below included; what lies
+below is then a task's own.  Frozen with ``norms=false`` it is the backbone's, and tasks can share it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar, Self
+
+from edgepeft.methods.base import option
+from edgepeft.methods.houlsby import Houlsby
+
+__all__ = ["AdapterDrop"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AdapterDrop(Houlsby):
+    """Houlsby adapters without those of the lowest layers."""
+
+    name: ClassVar[str] = "adapterdrop"
+    title: ClassVar[str] = "AdapterDrop"
+    paper: ClassVar[str] = "Rücklé et al., 2021, arXiv:2010.11918"
+    equation: ClassVar[str] = "LN(sub + A(sub) + res), the lowest layers without A"
+    learning_rate: ClassVar[float] = 3e-4
+    learning_rate_source: ClassVar[str] = "Karimi Mahabadi et al., 2021, arXiv:2106.04647, table 4"
+
+    skip_layers: int = option(5, "lowest layers (of each stack) that get no adapter")
+
+    @classmethod
+    def examples(cls) -> tuple[Self, ...]:
+        """One layer dropped, with trained and with frozen norms."""
+        return (cls(bottleneck=8, skip_layers=1), cls(bottleneck=3, skip_layers=1, norms=False))
