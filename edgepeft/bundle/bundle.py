@@ -21,7 +21,7 @@ from edgepeft.bundle.manifest import Manifest, TaskEntry, Tolerance, allowed_for
 from edgepeft.bundle.versions import GRAPH, WEIGHTS, locate
 from edgepeft.common.errors import BundleError, EdgepeftError, UsageError
 from edgepeft.common.resources import file_identity, sha256_of
-from edgepeft.graph.external_data import location, outside, outside_values, point_at
+from edgepeft.graph.external_data import external_tensors, external_values, location, point_at
 from edgepeft.graph.protos import copied, properties
 from edgepeft.graph.prune_last_layer import drop_unread_rows
 from edgepeft.graph.splice import splice, splice_text
@@ -214,11 +214,15 @@ class Bundle:
         Raises:
             BundleError: a file is gone, or a recipe cannot be followed.
         """
-        return outside_values(model, self.tensors_outside(model), self.checkpoint)
+        return external_values(model, self.tensors_outside(model), self.checkpoint)
 
     def tensors_outside(self, model: onnx.ModelProto) -> list[onnx.TensorProto]:
         """What a model of this bundle reads from elsewhere than its weights file."""
-        return [tensor for tensor in outside(model.graph) if location(tensor) != self.manifest.backbone.weights_file]
+        return [
+            tensor
+            for tensor in external_tensors(model.graph)
+            if location(tensor) != self.manifest.backbone.weights_file
+        ]
 
     def graph(self, task: str | None) -> onnx.ModelProto:
         """The model of a task, which runs the rows that its head reads, or the bare backbone's for None.
@@ -321,7 +325,7 @@ def parse_delta(content: bytes, where: Path, weights: Path | None) -> onnx.Model
     """
     model = _parsed(content, where)
     named = f"{properties(model).get('edgepeft.task', '')}{WEIGHTS}"
-    if weights is None and any(location(tensor) == named for tensor in outside(model.graph)):
+    if weights is None and any(location(tensor) == named for tensor in external_tensors(model.graph)):
         raise BundleError(f"{where} has tensors in {named}, which must come beside it; bring all of the task's files.")
     check_sound(model, where, None if weights is None else named)
     if weights is not None:

@@ -23,11 +23,11 @@ from edgepeft.backbones import emit
 from edgepeft.backbones.emit import IR_VERSION, OPSET
 from edgepeft.bundle.delta import Delta
 from edgepeft.common.errors import UsageError
-from edgepeft.graph.external_data import outside, store_outside
+from edgepeft.graph.external_data import external_tensors, store_external
 from edgepeft.graph.half import STORED, rounded
 from edgepeft.graph.prune import strip
 
-__all__ = ["mark", "number_nodes", "outside_tensors", "traced", "write_outside"]
+__all__ = ["external_matrices", "mark", "number_nodes", "traced", "write_external"]
 
 
 @contextlib.contextmanager
@@ -78,7 +78,7 @@ def mark(model: onnx.ModelProto, properties: Mapping[str, str]) -> None:
     helper.set_model_props(model, dict(properties))
 
 
-def outside_tensors(delta: Delta, file: Path | None) -> dict[str, Tensor]:
+def external_matrices(delta: Delta, file: Path | None) -> dict[str, Tensor]:
     """The matrices that go into ``file``, by their name in the HF base model: none where one graph holds them all."""
     matrices = {name: tensor for name, tensor in delta.override_tensors.items() if tensor.ndim > 1}
     n_bytes = sum(tensor.nbytes for tensor in delta.tensors().values())
@@ -94,14 +94,14 @@ def outside_tensors(delta: Delta, file: Path | None) -> dict[str, Tensor]:
     return matrices
 
 
-def write_outside(model: onnx.ModelProto, tensors: Mapping[str, NDArray[np.float32]], file: Path, beside: str) -> None:
+def write_external(model: onnx.ModelProto, tensors: Mapping[str, NDArray[np.float32]], file: Path, beside: str) -> None:
     """Write what lies outside of a delta graph; the graph will find it as ``beside``."""
-    store_outside([*outside(model.graph)], _as_stored(model.graph, tensors), file, beside)
+    store_external([*external_tensors(model.graph)], _as_stored(model.graph, tensors), file, beside)
 
 
 def _as_stored(
     graph: onnx.GraphProto, tensors: Mapping[str, NDArray[np.float32]]
 ) -> Iterator[tuple[str, NDArray[Any]]]:
-    for tensor in outside(graph):
+    for tensor in external_tensors(graph):
         name = tensor.name.removesuffix(STORED)
         yield tensor.name, tensors[name] if tensor.name == name else rounded(name, tensors[name])
