@@ -6,9 +6,10 @@ Tensors lie outside since a protobuf ends at 2 GiB.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,9 +47,32 @@ def quiet() -> Iterator[None]:
             logger.setLevel(level)
 
 
+@functools.cache
+def _operators(of_exporter: Callable[[], list[Any]]) -> list[Any]:
+    return of_exporter()
+
+
+@contextlib.contextmanager
+def operators_read_once() -> Iterator[None]:
+    """Within the block, PyTorch's exporter keeps what it reads of its 500 operators' sources: a third of an export."""
+    try:
+        from torch.onnx._internal.exporter import _registration
+
+        library: Any = _registration.onnxscript_apis  # type: ignore[attr-defined]
+        of_exporter = library.get_torchlib_ops
+    except (ImportError, AttributeError):  # of another PyTorch, which has that elsewhere
+        yield
+        return
+    library.get_torchlib_ops = lambda: list(_operators(of_exporter))
+    try:
+        yield
+    finally:
+        library.get_torchlib_ops = of_exporter
+
+
 def traced(module: nn.Module, examples: Sequence[Tensor], dynamic_shapes: Any, n_outputs: int) -> onnx.ModelProto:
     """The module as ONNX; inputs are called ``in_<i>``, outputs ``out_<i>``."""
-    with quiet():
+    with quiet(), operators_read_once():
         program = torch.onnx.export(
             module.eval(),
             tuple(examples),
