@@ -27,9 +27,9 @@ from numpy.typing import NDArray
 
 from edgepeft.common.errors import DataError, UsageError
 from edgepeft.data.bad_rows import BadRows
-from edgepeft.data.readers import Source, format_of, is_dataset, source_of, splits_of
-from edgepeft.data.rows import SENTENCES, Columns, Row, head_of, read_rows
-from edgepeft.data.shapes import Shape, told_shape
+from edgepeft.data.readers import Source, source_of
+from edgepeft.data.rows import SENTENCES, Columns, Row, read_rows
+from edgepeft.data.told import own_splits
 from edgepeft.options.base import Rows, share_of
 from edgepeft.tasks._certainty import Promise
 from edgepeft.tasks.base import TaskType, kind_asked, listed, stated
@@ -44,7 +44,6 @@ __all__ = [
     "part",
     "quotas",
     "row_digest",
-    "shape_in",
     "task_data",
 ]
 
@@ -156,18 +155,6 @@ def given_rows(option: str, given: Rows | float | None) -> Given:
     return share_of(option, text)
 
 
-def shape_in(train: Source, columns: Columns = SENTENCES) -> Shape | None:
-    """What training rows are told by, where no option says it; see ``shapes``."""
-    return told_shape(train, head_of(_own_splits(train, columns).get("train", train)), columns[:3])
-
-
-def _own_splits(train: Source, columns: Columns) -> dict[str, Path]:
-    """A dataset's, by part; none of a file."""
-    if not isinstance(train, Path) or format_of(train) or not is_dataset(train):
-        return {}
-    return splits_of(train, columns.names[2] if columns.target is None else columns.target.fields[0])
-
-
 def load_data(
     train: Source,
     eval: Given = None,
@@ -181,7 +168,7 @@ def load_data(
 
     With ``skip_bad`` rows that cannot be used are left out, which is said; else all of them are named.
     """
-    if splits := _own_splits(train, columns):
+    if splits := own_splits(train, columns):
         train = splits.get("train", train)
         eval, test = (splits.get(n) if given is None else given for n, given in (("eval", eval), ("test", test)))
     asked = {"--data": train, "--eval": eval, "--test": test}
