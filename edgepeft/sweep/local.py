@@ -94,8 +94,8 @@ def run_local(jobs: Sequence[Job], workers: int, gpus: int = 0) -> Iterator[Move
         while left or running:
             while left and len(running) < (gpus or workers):
                 job = left.pop(0)
-                running.append(_started(context, replace(job, gpu=free.pop(0)) if gpus else job))
                 yield Moved(job, _LOADING)
+                running.append(_started(context, replace(job, gpu=free.pop(0)) if gpus else job))
             for each in _heard(running):
                 said = _said(each)
                 if isinstance(said, Ended):
