@@ -104,6 +104,8 @@ def named_classes(rows: Iterator[dict[str, Any]], names: Mapping[str, Sequence[s
     def named(value: Any, known: Sequence[str]) -> Any:
         if isinstance(value, list):
             return [named(each, known) for each in value]
+        if isinstance(value, str):  # a name already
+            return value
         return known[value] if isinstance(value, int) and 0 <= value < len(known) else None
 
     for row in rows:

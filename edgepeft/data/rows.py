@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 from edgepeft.common.errors import DataError, UsageError
-from edgepeft.data.conventions import CANDIDATES, FIRST, LABEL, SECOND, by_convention, candidates_in
+from edgepeft.data.conventions import CANDIDATES, FIRST, LABEL, SECOND, by_convention, candidates_in, chosen_column
 from edgepeft.data.label_names import LabelNames, files_beside, names_beside
 from edgepeft.data.labels import LabelReader, label_text
 from edgepeft.data.labels import shown as _shown
@@ -355,7 +355,9 @@ def _row(path: Source, line: int, record: dict[str, Any], columns: Columns, labe
     for name, text in ((text_column, first), (pair_column, second)):
         if not isinstance(text, str) and not (name == pair_column and text is None):
             raise DataError(f"{path}:{line}: {name} must be a text; found {_shown(text)}.")
-    label = label_of(columns.listed(record[label_column]), f"{path}:{line}") if label_of else None
+    asked = record.get(label_column)
+    asked = chosen_column(record, asked) if columns.candidates else columns.listed(asked)
+    label = label_of(asked, f"{path}:{line}") if label_of else None
     candidates = candidates_in(record, f"{path}:{line}") if columns.candidates else ()
     return Row(first, second, label, str(path), line, candidates=candidates)
 
