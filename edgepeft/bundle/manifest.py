@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from edgepeft.backbones.emit import INT8_WEIGHTS_FILE, WEIGHTS_FILE
+from edgepeft.backbones.emit import BUNDLE_MANIFEST, INT8_WEIGHTS_FILE, WEIGHTS_FILE
 from edgepeft.bundle.bundle_paths import check_folder
 from edgepeft.common.atomic import write_json
 from edgepeft.common.errors import BundleError, UnknownName, UsageError
@@ -47,7 +47,7 @@ __all__ = [
     "task_table",
 ]
 
-MANIFEST_FILE = "edgepeft.json"
+MANIFEST_FILE = BUNDLE_MANIFEST
 
 
 def _sha256(value: str) -> str:

@@ -170,10 +170,12 @@ def tagged_label(value: Any, where: str) -> str:
 
 
 def _tags(values: Sequence[Any], where: str) -> list[str]:
-    if any(isinstance(value, int) for value in values):  # whether 0 is outside, and where entities begin, is in no row
+    # Whether 0 is outside, and where entities begin, is in no row.
+    numbers = any(isinstance(value, int) for value in values)
+    if numbers or (values and all(str(value).strip().isdecimal() for value in values)):
         raise DataError(
             f"{where}: tags are numbers, found {shown(values)}; give their names (of the data set's ClassLabel), as "
-            '"B-PER" and "O".'
+            '"B-PER" and "O": in the rows, or in a file label_names.json beside them, ["O", "B-PER", ...].'
         )
     return [label_text(value, where, f"tag of word {i}") for i, value in enumerate(values, start=1)]
 

@@ -125,7 +125,7 @@ class TaskType(Long, Certainty, ABC):
     @classmethod
     def columns(cls, given: Columns) -> Columns:
         """What is read of its files' rows, by the names that are given."""
-        return given
+        return given._replace(named=cls.has_labels and given.step is None)
 
     def strange(self, row: Row) -> str | None:
         """A label of the row that is not among this task's; None where all are.

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import math
 import re
+import unicodedata
 import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from edgepeft.data.batches import Encoded
     from edgepeft.data.words import Read
 
-__all__ = ["Classification", "cross_entropy", "require_few", "say_what_is_odd"]
+__all__ = ["Classification", "check_names", "cross_entropy"]
 
 Values = NDArray[Any]
 MANY, VERY_MANY = 100, 1_000  # labels: refused from the one where most have a single row, mentioned from the other
@@ -65,14 +66,16 @@ class Classification(OneOfSeveral, TaskType):
     @classmethod
     def labels_of(cls, rows: Sequence[Row]) -> tuple[str, ...]:
         """Two at least, of which most stand in more than one row."""
-        labels = tuple(sorted({row.label or "" for row in rows}))
+        has: dict[str, list[Row]] = {}
+        for row in rows:
+            has.setdefault(row.label or "", []).append(row)
+        labels = tuple(sorted(has))
         if len(labels) < 2:
             raise DataError(
                 f"{rows[0].file}: every label is {labels[0]!r}; a classification needs two. "
                 "Numbers to predict are for: edgepeft train --regression."
             )
-        require_few(labels, len(rows), rows[0].file)
-        say_what_is_odd(labels, rows[0].file)
+        check_names(has, rows[0].file)
         return labels
 
     def strange(self, row: Row) -> str | None:
@@ -204,30 +207,41 @@ def cross_entropy(logits: str, labels: str, axis: int, out: str) -> Nodes:
     ]
 
 
-def require_few(labels: Sequence[str], n: int, file: str) -> None:
-    """See that labels, which stand ``n`` times in rows, stand more than once."""
+def check_names(has: Mapping[str, Sequence[Row]], file: str) -> None:
+    """See that names, each with the rows that have it, stand more than once; warn of those that may be one, and of very
+    many."""
+    labels, n = sorted(has), sum(map(len, has.values()))
     if len(labels) > MANY and 2 * len(labels) > n:
         raise DataError(
             f"{file}: {len(labels):,} different labels in {n:,} rows, such as {listed(labels[:3])}; a label stands in "
             "many rows. Is it another column (--label-column NAME), or numbers (edgepeft train --regression)?"
         )
-
-
-def say_what_is_odd(labels: Sequence[str], file: str) -> None:
-    """Warn of labels that may be one, and of very many."""
     alike: dict[str, list[str]] = {}
     for label in labels:
-        alike.setdefault("".join(label.split()).casefold(), []).append(label)
-    if same := [" and ".join(map(repr, each)) for each in alike.values() if len(each) > 1]:
+        alike.setdefault("".join(unicodedata.normalize("NFKC", label.casefold()).split()), []).append(label)
+    if same := [each for each in alike.values() if len(each) > 1]:
         more = f" and {len(same) - 3} more" if len(same) > 3 else ""
-        shown = "; ".join(same[:3]) + more
-        warnings.warn(f"{file}: labels that differ in case or blanks only are different ones: {shown}.", stacklevel=2)
+        shown = "; ".join(" and ".join(f"{_seen(name)} ({_places(has[name])})" for name in each) for each in same[:3])
+        warnings.warn(
+            f"{file}: labels that differ in case, blanks or Unicode form only are different ones: {shown}{more}.",
+            stacklevel=2,
+        )
     if len(labels) > VERY_MANY:
         warnings.warn(
             f"{file} has {len(labels):,} labels; each needs rows of its own to be learnt. If it is not the column of "
             "labels, --label-column names another; numbers to predict are for: edgepeft train --regression.",
             stacklevel=2,
         )
+
+
+def _seen(name: str) -> str:
+    """With escapes where it is not of the usual Unicode form, and may look like another."""
+    return repr(name) if unicodedata.is_normalized("NFKC", name) else ascii(name)
+
+
+def _places(rows: Sequence[Row]) -> str:
+    first = ", ".join(row.short for row in rows[:3])
+    return f"{len(rows):,} row{'s' * (len(rows) > 1)}: {first}{', ...' * (len(rows) > 3)}"
 
 
 def _are_numbers(names: Sequence[str]) -> bool:

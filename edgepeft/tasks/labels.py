@@ -27,7 +27,7 @@ from edgepeft.data.by_class import by_class
 from edgepeft.data.labels import label_text, shown
 from edgepeft.data.rows import Row
 from edgepeft.tasks.base import CLOSE, Agreement, LossGraph, Metric, TaskType
-from edgepeft.tasks.classification import require_few, say_what_is_odd
+from edgepeft.tasks.classification import check_names
 
 if TYPE_CHECKING:
     from edgepeft.data.batches import Encoded
@@ -106,13 +106,14 @@ class Labels(TaskType):
     @classmethod
     def labels_of(cls, rows: Sequence[Row]) -> tuple[str, ...]:
         """All that some row has."""
-        counts = Counter(name for row in rows for name in _names(row))
-        if not counts:
+        has: dict[str, list[Row]] = {}
+        for row in rows:
+            for name in _names(row):
+                has.setdefault(name, []).append(row)
+        if not has:
             raise DataError(f"{rows[0].file}: no row has a label: every list is empty. Give rows with labels too.")
-        labels = tuple(sorted(counts))
-        require_few(labels, counts.total(), rows[0].file)
-        say_what_is_odd(labels, rows[0].file)
-        return labels
+        check_names(has, rows[0].file)
+        return tuple(sorted(has))
 
     def strange(self, row: Row) -> str | None:
         """The first name that is none of these."""

@@ -1,6 +1,7 @@
 """What a plan may say, what it comes to, and how it is refused."""
 
 import itertools
+import json
 import os
 from pathlib import Path
 
@@ -90,3 +91,22 @@ def test_paths_are_relative_to_the_plan_and_take_variables(plan, monkeypatch, tm
             **{key: str(tmp_path / Path(each[key]).name) for key in ("data", "test") if key in each},
         }
     assert found.data["tone"]["test"] == os.path.relpath(tmp_path / "test.jsonl")
+
+
+def test_a_plan_need_not_say_what_the_shape_of_its_rows_tells(swept, tmp_path):
+    rows = [{"text1": f"w{5 + i % 40} w{6 + i % 11}", "text2": f"w{7 + i % 13}", "score": i % 7 / 2} for i in range(60)]
+    (tmp_path / "near.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    of = "[data.near]\ndata = 'near.jsonl'\n"
+    with pytest.warns(UserWarning, match="the number score; --kind regression is taken"):
+        told = swept(data=of).cells
+    said = swept(data=f"{of}kind = 'regression'\n").cells
+    assert {cell.options.get("kind") for cell in told} == {None, "regression"}
+    assert [cell.name for cell in told] == [cell.name for cell in said]
+    assert all((cell.options.get("kind") == "regression") == (cell.data == "near") for cell in told)
+
+
+def test_numbers_that_may_be_names_are_asked_about_with_the_data_set(swept, tmp_path):
+    rows = [{"sentence1": f"w{5 + i % 40}", "label": i % 7 / 2} for i in range(60)]
+    (tmp_path / "odd.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(UsageError, match=r"^odd, linear: .*odd\.jsonl: the column label holds numbers"):
+        swept(data="[data.odd]\ndata = 'odd.jsonl'\n")
