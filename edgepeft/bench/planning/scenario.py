@@ -8,7 +8,6 @@ Scenarios' names are those of MLPerf Inference where it has the scenario (``mlpe
 from __future__ import annotations
 
 import random
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -17,6 +16,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from edgepeft.common.bounded import toml_at
 from edgepeft.common.errors import DataError, UnknownName
 from edgepeft.common.messages import in_words
 from edgepeft.common.resources import data_folder
@@ -92,11 +92,15 @@ def load_scenario(name: str) -> Scenario:
             raise UnknownName("scenario", name, scenario_names())
         path = data_folder("bench/scenarios") / f"{name}.toml"
     try:
-        return Scenario.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
+        return Scenario.model_validate(toml_at(path))
     except ValidationError as error:
         raise DataError(f"{path}: {in_words(error, 'the scenario')}.") from error
-    except ValueError as error:  # of TOML and of UTF-8
-        raise DataError(f"{path} is not valid TOML: {error}.") from error
+    except (OSError, ValueError) as error:  # of TOML and of UTF-8
+        raise DataError(f"{path} is not valid TOML: {_reason(error)}.") from error
+
+
+def _reason(error: Exception) -> object:
+    return error.strerror if isinstance(error, OSError) else error
 
 
 @dataclass(frozen=True)
@@ -158,9 +162,9 @@ def _read(path: Path) -> str:
 
 def _from_toml(path: Path, source: str, seed: int) -> Lengths:
     try:
-        document = tomllib.loads(_read(path))
-    except tomllib.TOMLDecodeError as error:
-        raise DataError(f"{path} is not valid TOML: {error}.") from error
+        document = toml_at(path)
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} is not valid TOML: {_reason(error)}.") from error
     if "lengths" in document:
         values = _checked(document["lengths"], path)
         facts = [str(document[key]) for key in ("rows", "tokenizer") if key in document]
