@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import math
 import shutil
-import zipfile
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -19,6 +18,7 @@ from edgepeft.backbones.checkpoint import NUMPY_TYPES, Checkpoint, Layout, Store
 from edgepeft.backbones.config import read_config
 from edgepeft.backbones.emit import BUNDLE_FILES, BUNDLE_MANIFEST, INT8_WEIGHTS_FILE, WEIGHTS_FILE
 from edgepeft.backbones.overrides import may_be_overridden
+from edgepeft.backbones.pickled import read_pickled
 from edgepeft.common.atomic import new_folder
 from edgepeft.common.errors import BundleError, EdgepeftError, MissingPackage, UsageError
 from edgepeft.common.resources import cache_folder, package_data, private_folder, sha256_of
@@ -171,43 +171,18 @@ def _parts(origin: Path) -> list[Path]:
 
 
 def _in_pickle(origin: Path) -> dict[str, _Source]:
-    """By torch's restricted unpickler, which runs no code."""
-    try:
-        import torch
-    except ImportError:
-        raise MissingPackage(
-            f"{origin} is a PyTorch file; converting it needs: pip install 'edgepeft[train]'."
-        ) from None
-    try:
-        _refuse_inflated(origin)
-        # Mapped where it can be: the format before PyTorch 1.6 cannot.
-        state = torch.load(origin, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(origin))
-        return {name: _of_torch(tensor) for name, tensor in state.items()}
-    except BundleError:
-        raise
-    except Exception as error:  # pickle, zip and attribute errors: all mean that it is no state dict
-        raise BundleError(f"{origin} is not a PyTorch state dict ({type(error).__name__}); fetch it again.") from error
+    return {name: _of_torch(tensor, origin) for name, tensor in read_pickled(origin).items()}
 
 
-def _of_torch(tensor: torch.Tensor) -> _Source:
+def _of_torch(tensor: torch.Tensor, where: Path) -> _Source:
     shape = tuple(tensor.shape)
     if tensor.is_floating_point():
         return _Source(Layout("F32", shape), lambda: tensor.float().numpy())
     values = tensor.numpy()
-    dtype = next(name for name, known in NUMPY_TYPES.items() if np.dtype(known) == values.dtype)
+    dtype = next((name for name, known in NUMPY_TYPES.items() if np.dtype(known) == values.dtype), None)
+    if dtype is None:
+        raise BundleError(f"{where} has a tensor of {tensor.dtype}; what can be converted: {', '.join(NUMPY_TYPES)}.")
     return _Source(Layout(dtype, shape), lambda: values)
-
-
-def _refuse_inflated(origin: Path) -> None:
-    """See that a PyTorch archive holds its tensors as they are, as PyTorch writes them, and does not grow when read."""
-    if not zipfile.is_zipfile(origin):
-        return  # the format before PyTorch 1.6, which has no compression
-    with zipfile.ZipFile(origin) as archive:
-        members = archive.infolist()
-    if any(one.compress_type != zipfile.ZIP_STORED for one in members) or (
-        sum(one.file_size for one in members) > origin.stat().st_size
-    ):
-        raise BundleError(f"{origin} is compressed inside, which PyTorch never writes. Do not use it.")
 
 
 def _in_safetensors(path: Path) -> dict[str, _Source]:

@@ -26,6 +26,7 @@ from edgepeft.graph.protos import copied, properties
 from edgepeft.graph.prune_last_layer import drop_unread_rows
 from edgepeft.graph.splice import splice, splice_text
 from edgepeft.graph.validate import check_sound
+from edgepeft.graph.wire import MOST_PARTS, more_parts_than
 
 __all__ = [
     "BACKBONE_FILE",
@@ -334,6 +335,11 @@ def parse_delta(content: bytes, where: Path, weights: Path | None) -> onnx.Model
 
 
 def _parsed(content: bytes, where: Path) -> onnx.ModelProto:
+    if more_parts_than(MOST_PARTS, content, onnx.ModelProto.DESCRIPTOR):
+        raise BundleError(
+            f"{where} has more than {MOST_PARTS:,} nodes, names, numbers and other parts, which no model needs. Do not "
+            "use it."
+        )
     try:
         return onnx.load_model_from_string(content)
     except (DecodeError, ValueError) as error:

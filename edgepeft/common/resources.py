@@ -1,17 +1,15 @@
-"""Where shipped data and caches lie, how a file is told from another, and a TOML file's content."""
+"""Where shipped data and caches lie, and how a file is told from another."""
 
 from __future__ import annotations
 
 import errno
 import hashlib
 import os
-import tomllib
 from pathlib import Path
-from typing import Any
 
-from edgepeft.common.errors import DataError, EdgepeftError
+from edgepeft.common.errors import EdgepeftError
 
-__all__ = ["cache_folder", "data_folder", "file_identity", "package_data", "private_folder", "read_toml", "sha256_of"]
+__all__ = ["cache_folder", "data_folder", "file_identity", "package_data", "private_folder", "sha256_of"]
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _CHECKOUT = _PACKAGE.parent
@@ -69,15 +67,3 @@ def sha256_of(path: Path) -> str:
     """Hexadecimal SHA-256 of a file's bytes, read in one pass of constant memory."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def read_toml(path: Path) -> dict[str, Any]:
-    """The content of a TOML file; DataError where it cannot be read or is none."""
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path} is not text in UTF-8 (byte {error.start}).") from error
-    except (ValueError, RecursionError) as error:  # endless digits, endless nesting: not TOMLDecodeErrors
-        raise DataError(f"{path} is not TOML: {error}.") from error
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}.") from error

@@ -16,9 +16,10 @@ from typing import Any
 import tomli_w
 from pydantic import BaseModel, ValidationError
 
+from edgepeft.common.bounded import read_toml
 from edgepeft.common.errors import DataError, UnknownName, UsageError
 from edgepeft.common.messages import in_words, mistake
-from edgepeft.common.resources import data_folder, read_toml
+from edgepeft.common.resources import data_folder
 from edgepeft.device import profile_schema
 from edgepeft.device.host.machine import board_name, cpu_model, usable_cores
 from edgepeft.device.host.sensors import ROOT

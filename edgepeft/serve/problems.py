@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from edgepeft.common.errors import BundleError, DataError, DoesNotFit, EdgepeftError, UnknownName
-from edgepeft.common.messages import in_words
+from edgepeft.common.messages import in_words, listed_mistakes
 from edgepeft.data.pattern import UnreadableRow
 from edgepeft.serve.batcher import Closing, DeadlinePassed, QueueFull
 
@@ -96,7 +96,7 @@ def _invalid(error: ValidationError) -> Refused:
     }
     known |= {"model", "input", "encoding_format", "dimensions", "user"}
     said = in_words(error, "the body", known | {"batch_size", "seed"})
-    if error.errors(include_url=False, include_context=False, include_input=False)[0]["type"] == "json_invalid":
+    if any(one["type"] == "json_invalid" for one in listed_mistakes(error)[:1]):
         return Refused(400, "not_json", f"{said}.")
     return Refused(422, "invalid", f"{said}; /docs shows what is asked for.")
 

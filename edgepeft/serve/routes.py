@@ -255,7 +255,7 @@ async def start_tuning(request: Request) -> Response:
             check_task_name(task)
         except UsageError as error:
             raise Refused(422, "invalid", str(error)) from None
-    check_taught(asked, serving.settings.limits)
+    await serving.aside(check_taught, asked, serving.settings.limits)
     return Json(await asyncio.to_thread(serving.jobs.start, task, asked), 202)
 
 

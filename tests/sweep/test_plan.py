@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from edgepeft.common.errors import UsageError
+from edgepeft.common.errors import DataError, UsageError
 from edgepeft.methods.base import method_of
+from edgepeft.sweep.folder import open_sweep
 from edgepeft.sweep.plan import Plan, placed, read_plan, recorded, share_of_rows
 
 
@@ -69,6 +70,34 @@ def test_what_a_plan_cannot_say_is_refused_before_a_run(swept, more, message):
     with pytest.raises(UsageError) as refused:
         swept(**more)
     assert message in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"a = " + b"[" * 100_000 + b"]" * 100_000,
+        b"a." * 100_000 + b"a = 1",
+        rb'backbones = ["a\u0000b"]' + b'\nmethods = ["lora"]\n[data.mood]\ndata = "x.csv"\n',
+        b'backbones = ["a"]\n[data.mood]\ndata = "x.csv"\n[[grid]]\nmethod = "lora"\n'
+        + b"".join(b"s%d = [0,1,2,3,4,5,6,7,8,9]\n" % i for i in range(20)),
+        b"#" * (1 << 20),
+        b"\xff",
+    ],
+    ids=["nested", "dotted", "nul", "grid", "large", "bytes"],
+)
+def test_a_plan_is_bounded_before_it_is_read(tmp_path, content):
+    (path := tmp_path / "plan.toml").write_bytes(content)
+    with pytest.raises(UsageError, match=r"plan\.toml (is no plan in TOML|has 100,000,000,000,000,000,000 runs)"):
+        read_plan(path)
+
+
+@pytest.mark.parametrize(
+    "content", [b'{"schema":' + b"[" * 100_000 + b"]" * 100_000 + b"}", rb'{"schema": "a\u0000"}', b"\xff"]
+)
+def test_a_sweep_that_is_damaged_is_no_traceback(tmp_path, content):
+    (tmp_path / "sweep.json").write_bytes(content)
+    with pytest.raises(DataError, match=r"sweep\.json is damaged"):
+        open_sweep(tmp_path)
 
 
 def test_no_plan_and_no_toml_are_refused_by_their_path(tmp_path):

@@ -16,9 +16,10 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from edgepeft.common.bounded import read_toml
 from edgepeft.common.errors import DataError, UnknownName
 from edgepeft.common.messages import in_words
-from edgepeft.common.resources import data_folder, read_toml
+from edgepeft.common.resources import data_folder
 
 __all__ = [
     "Lengths",
