@@ -106,7 +106,7 @@ class Runtime(TextTasks):
             if now.backbone != before.backbone:
                 raise UsageError(f"{bundle.folder} now holds another backbone; open the bundle again.")
             changed = [n for n in {**before.tasks, **now.tasks} if before.tasks.get(n) != now.tasks.get(n)]
-            bundle.sound_weights = self.bundle.sound_weights
+            bundle.sound_weights, bundle.known_weights = self.bundle.sound_weights, self.bundle.known_weights
             self.bundle = self._weights.bundle = bundle
             for name in changed:
                 self._sessions.pop(name, None)
