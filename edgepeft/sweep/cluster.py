@@ -158,10 +158,14 @@ def _placed(options: Mapping[str, Any], sources: Sequence[Any]) -> dict[str, Any
 
 
 def _kept(digest: str, name: str, is_folder: bool, content: Mapping[str, bytes]) -> Path:
-    """The node's copy, written by the first task that needs it."""
+    """The node's copy, written by the first task that needs it, and again where it is not what was sent."""
     folder = cache_folder() / "sweep" / digest / (name if is_folder else "rows")
-    if not folder.is_dir():
-        with contextlib.suppress(UsageError), new_folder(folder) as new:  # another task of the node was first
+    try:
+        whole = all((folder / path).read_bytes() == data for path, data in content.items())
+    except OSError:
+        whole = False
+    if not whole:
+        with contextlib.suppress(UsageError), new_folder(folder, force=folder.is_dir()) as new:  # another was first
             for path, data in content.items():
                 (new / path).parent.mkdir(parents=True, exist_ok=True)
                 (new / path).write_bytes(data)

@@ -115,8 +115,9 @@ class Temperature(NamedTuple):
 
 def shares(logits: Values, temperature: float = 1.0) -> Shares:
     """[n, C]: softmax(logits / temperature), in float64."""
-    scaled = logits.astype(np.float64) / temperature
-    raised: Shares = np.exp(scaled - scaled.max(1, keepdims=True))
+    with np.errstate(over="ignore", invalid="ignore"):  # by the least temperatures: NaN, which is looked for in answers
+        scaled = logits.astype(np.float64) / temperature
+        raised: Shares = np.exp(scaled - scaled.max(1, keepdims=True))
     raised /= raised.sum(1, keepdims=True)
     return raised
 
