@@ -95,6 +95,15 @@ class Certainty:
         """``calibration`` of these rows: how often what is probable is right; nothing where that is not known."""
         return {}
 
+    def probabilities(self, targets: NDArray[Any], logits: NDArray[Any]) -> list[dict[str, float]]:
+        """``label_probability`` and ``answer_probability`` of each row, where answers have one."""
+        return [{} for _ in logits]
+
+    def doubted(self, targets: NDArray[Any], logits: NDArray[Any]) -> list[tuple[int, dict[str, Any]]]:
+        """The places of rows that are likely mislabelled, the likeliest first: ``label`` and the ``likely`` one, each
+        with its ``_probability``."""
+        return []
+
 
 Values = NDArray[Any]
 Shares = NDArray[np.float64]

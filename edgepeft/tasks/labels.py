@@ -198,6 +198,10 @@ class Labels(TaskType):
         wrong: Values = (self.decided(outputs) != (targets > 0)).sum(1)
         return wrong
 
+    def fitting(self, targets: Values) -> tuple[str, ...]:
+        """Of all rows' labels together, and each label alike."""
+        return ("micro_f1", "macro_f1")
+
     def errors(self, targets: Any, outputs: Any) -> dict[str, Any]:
         """``by_class`` and ``macro``, each label for itself; ``figures``: every metric, and scikit-learn's loss."""
         right, given, has = (each.tolist() for each in _counts(self, targets, outputs))
@@ -285,25 +289,26 @@ def _macro_f1(kind: Labels, targets: Values, outputs: Values) -> float:
     return float((2 * right / np.maximum(1, given + has)).mean())
 
 
-def _exact_match(kind: Labels, targets: Values, outputs: Values) -> float:
-    return float((kind.decided(outputs) == (targets > 0)).all(1).mean())
+def _exact(kind: Labels, targets: Values, outputs: Values) -> Values:
+    exact: Values = (kind.decided(outputs) == (targets > 0)).all(1)
+    return exact
 
 
-def _ranking(kind: Labels, targets: Values, outputs: Values) -> float:
-    """1 less the share of pairs, one label that a row has and one that it has not, whose scores are not in that order
-    (equal ones are not); a row without such a pair has none wrong (Tsoumakas et al., 2010)."""
+def _ranks_right(kind: Labels, targets: Values, outputs: Values) -> Values:
+    """[n]: 1 less the share of pairs, one label that a row has and one that it lacks, whose scores are not in that
+    order (equal ones are not); a row without such a pair has none wrong (Tsoumakas et al., 2010)."""
     losses = []
     for has, scores in zip(targets > 0, outputs, strict=True):
         theirs, others = scores[has], np.sort(scores[~has])
         wrong = (len(others) - np.searchsorted(others, theirs, "left")).sum()
         losses.append(wrong / max(1, len(theirs) * len(others)))
-    return 1 - float(np.mean(losses))
+    return 1 - np.array(losses)
 
 
 _METRICS: Mapping[str, Metric] = {
     "micro_f1": Metric(_micro_f1, "over all rows' labels together"),
     "macro_f1": Metric(_macro_f1, "mean over the labels, each counting alike"),
-    "exact_match": Metric(_exact_match, "share of rows whose labels are exactly right"),
-    "ranking": Metric(_ranking, "1 less the label ranking loss, mean over rows"),
+    "exact_match": Metric.mean(_exact, "share of rows whose labels are exactly right"),
+    "ranking": Metric.mean(_ranks_right, "1 less the label ranking loss, mean over rows"),
 }
 Labels.metrics = _METRICS

@@ -34,8 +34,8 @@ from edgepeft.tasks._tags import (
     OUTSIDE,
     Entity,
     complete,
-    counts_of,
     entities,
+    entity_counts,
     tagged_label,
     tagged_row,
     type_of,
@@ -257,8 +257,7 @@ class Tokens(TaskType):
 
     def errors(self, targets: Any, outputs: Any) -> dict[str, Any]:
         """``by_class`` and ``macro``, each type for itself; ``figures``: every metric, and the entities not read."""
-        counts = counts_of(self, targets, outputs)
-        columns = ([count[label] for label in self.types] for count in counts)
+        columns = entity_counts(self, targets, outputs).sum(0).tolist()
         figures = {name: self.score(name, targets, outputs) for name in self.metrics}
         unread = sum(
             any(target[1][i] == NOWHERE for i in range(first, last + 1))
