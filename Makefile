@@ -25,6 +25,10 @@ GATE      := --profile rpi4 --backbone all-MiniLM-L6-v2 --length 32 --determinis
 # The oldest onnxruntime that pyproject.toml allows on this kind of machine.
 OLDEST_ORT := $(shell sed -n 's/.*"onnxruntime>=\([0-9.]*\);.*/\1/p' pyproject.toml)
 
+LOCK  = $(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate --no-emit-find-links --python-version 3.11 \
+	  --constraints constraints.txt --extra serve --extra fleet
+TORCH := $(shell sed -n "s/^torch==\([0-9.]*\); platform_machine != 'aarch64'.*/\1/p" constraints.txt)
+
 .PHONY: attack gate baseline claims devices help install quickstart test test-slow test-gpu test-isas test-oldest lock test-javascript npm-package lint types contracts faults images-test generated picture check-generated docs wheel wheel-test ci clean
 .DEFAULT_GOAL := help
 
@@ -108,10 +112,10 @@ picture: $(INSTALLED)  ## README's picture, from the result of `make quickstart`
 devices: $(INSTALLED)  ## Rewrites docs/devices.md and its picture from the profiles
 	$(BIN)/python -m bench.published docs
 
-lock: $(INSTALLED)  ## Rewrites docker/runtime.lock, what the images install, with hashes, from constraints.txt
+lock: $(INSTALLED)  ## Rewrites docker/*.lock, what the images install, with hashes, from constraints.txt (UV_INDEX or UV_FIND_LINKS: CPU wheels of PyTorch)
 	$(BIN)/python -m pip --disable-pip-version-check install uv
-	echo hatchling | $(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate --python-version 3.11 \
-	  --constraints constraints.txt --extra serve --extra fleet --output-file docker/runtime.lock pyproject.toml -
+	echo hatchling | $(LOCK) --output-file docker/runtime.lock pyproject.toml -
+	printf "hatchling\ntorch==$(TORCH)+cpu; platform_machine != 'aarch64'\n" | $(LOCK) --extra train --output-file docker/train.lock pyproject.toml -
 
 check-generated: $(INSTALLED)  ## Fails when one of those files or docs/devices.md is out of date
 	$(BIN)/python -m bench.generated --check

@@ -30,8 +30,8 @@ from edgepeft.data.batches import encode_parts, epoch_batches
 from edgepeft.data.parts import load_data
 from edgepeft.device.host.machine import cpu_model, host_facts
 from edgepeft.methods.base import method_of
+from edgepeft.training.devices import attention_for, float32_by_onednn
 from edgepeft.training.engine import PyTorchEngine
-from edgepeft.training.products import attention_for, float32_by_onednn
 
 CPU = torch.device("cpu")
 
@@ -69,7 +69,7 @@ def measure(
 
     with float32_by_onednn(CPU) as taken:
         if not taken:
-            raise UsageError("this processor's products stay MKL's: edgepeft.training.products says where oneDNN's do.")
+            raise UsageError("this processor's products stay MKL's: edgepeft.training.devices says where oneDNN's do.")
     sides = {"onednn": engine(attention_for(True, length)), "mkl": engine(None)}
     seconds: dict[str, list[float]] = {name: [] for name in sides}
     apart, batches = 0.0, epoch_batches(encoded["train"].lengths, batch_size, 0, 0)

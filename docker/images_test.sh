@@ -63,7 +63,7 @@ wheels() {
 image() {
   local arch=$1
   "${BUILDAH[@]}" bud -q --isolation chroot --pull-never --platform "linux/$arch" --layers=false --format docker \
-    --build-arg PIP_NO_INDEX=1 --build-arg PIP_FIND_LINKS=/wheels -f docker/runtime.Dockerfile -t "edgepeft:runtime-$arch" .
+    --build-arg "BASE=$BASE" --build-arg PIP_NO_INDEX=1 --build-arg PIP_FIND_LINKS=/wheels -f docker/runtime.Dockerfile -t "edgepeft:runtime-$arch" .
   rm -rf docker/wheels
 }
 
@@ -102,9 +102,9 @@ train() {
   arch=$(dpkg --print-architecture)
   base "$arch"
   rm -rf docker/wheels
-  "$PYTHON" -m pip download -q --only-binary=:all: --dest docker/wheels -c constraints.txt hatchling '.[train,serve,fleet]'
+  "$PYTHON" -m pip download -q --only-binary=:all: --dest docker/wheels --require-hashes -r docker/train.lock
   "${BUILDAH[@]}" bud -q --isolation chroot --pull-never --platform "linux/$arch" --layers=false --format docker \
-    --build-arg PIP_NO_INDEX=1 --build-arg PIP_FIND_LINKS=/wheels -f docker/train.Dockerfile -t edgepeft:train .
+    --build-arg "BASE=$BASE" --build-arg PIP_NO_INDEX=1 --build-arg PIP_FIND_LINKS=/wheels -f docker/train.Dockerfile -t edgepeft:train .
   rm -rf docker/wheels
   container=$("${BUILDAH[@]}" from --pull-never edgepeft:train)
   mounted=$("${BUILDAH[@]}" mount "$container")

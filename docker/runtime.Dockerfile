@@ -1,8 +1,8 @@
 # What a board runs: verify, run, serve, tune, bench, pull; no PyTorch, no compiler, no pip. For linux/amd64 and linux/arm64.
 #   docker build -f docker/runtime.Dockerfile -t edgepeft:runtime .
-# Pin the base to what was tried, for a build that can be repeated:
-#   --build-arg BASE=docker.io/library/python:3.11-slim-bookworm@sha256:...
-ARG BASE=docker.io/library/python:3.11-slim-bookworm
+# The base is an index of images for all architectures, of 19 September 2026 (Python 3.11.16). A newer one, with Debian's later mendings:
+#   docker buildx imagetools inspect python:3.11-slim-bookworm   # and its digest by --build-arg BASE=..., or here
+ARG BASE=docker.io/library/python:3.11-slim-bookworm@sha256:a36c24f9cbdf4fd0f52d67f0823eeac19c2028c637cecc392d97f980d4fec56b
 
 FROM ${BASE} AS build
 # A folder of wheels in wheels/ and PIP_NO_INDEX=1 build without a network (make images-test does).

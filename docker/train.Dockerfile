@@ -1,25 +1,24 @@
 # A workstation: train, export, inspect, and all that the runtime image does. CPU wheels of PyTorch.
 #   docker build -f docker/train.Dockerfile -t edgepeft:train .
-ARG BASE=docker.io/library/python:3.11-slim-bookworm
+# The base is that of runtime.Dockerfile.
+ARG BASE=docker.io/library/python:3.11-slim-bookworm@sha256:a36c24f9cbdf4fd0f52d67f0823eeac19c2028c637cecc392d97f980d4fec56b
 
 FROM ${BASE} AS build
 ARG PIP_NO_INDEX=
 ARG PIP_FIND_LINKS=
-# Where CPU wheels of PyTorch come from: --build-arg PIP_EXTRA_INDEX_URL=...; without one, the package index's own wheel is
-# taken, which brings CUDA on amd64.
+# Where CPU wheels of PyTorch come from, on amd64: --build-arg PIP_EXTRA_INDEX_URL=... The lock has their hashes, and no CUDA.
 ARG PIP_EXTRA_INDEX_URL=
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1
 WORKDIR /src
-COPY pyproject.toml README.md LICENSE constraints.txt docker/runtime.lock ./
+COPY pyproject.toml README.md LICENSE docker/train.lock ./
 COPY edgepeft edgepeft
 COPY profiles profiles
 COPY bench/scenarios bench/scenarios
 # The glob may match nothing; a COPY needs one file that is there.
 COPY docker/README.md docker/wheels* /wheels/
-# What the runtime image has comes by hash; the rest by version, since an index of CPU wheels of PyTorch has its own hashes.
 RUN python -m venv --without-pip /opt/edgepeft \
- && python -m pip --python /opt/edgepeft/bin/python install --only-binary=:all: --require-hashes -r runtime.lock \
- && python -m pip --python /opt/edgepeft/bin/python install --no-build-isolation -c constraints.txt '.[train,serve,fleet]' \
+ && python -m pip --python /opt/edgepeft/bin/python install --only-binary=:all: --require-hashes -r train.lock \
+ && python -m pip --python /opt/edgepeft/bin/python install --no-build-isolation --no-deps . \
  && python -m pip --python /opt/edgepeft/bin/python uninstall -y hatchling pathspec pluggy trove-classifiers tomlkit
 
 FROM ${BASE}

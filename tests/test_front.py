@@ -211,7 +211,7 @@ def test_rows_in_memory_that_cannot_be_used_are_refused_in_a_sentence(data, mess
 def test_an_option_that_is_declared_is_on_the_command_line_in_python_and_in_the_schema(capsys):
     from typer.testing import CliRunner
 
-    from edgepeft.cli._command import command_of
+    from edgepeft.cli._options import command_of
 
     got = []
 

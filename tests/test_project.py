@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import pkgutil
 import re
 import subprocess
@@ -12,6 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from typer.main import get_command
@@ -58,23 +60,71 @@ def test_constraints_pin_every_requirement_to_a_version_that_it_allows(constrain
             assert wanted.specifier.contains(pinned[name]), f"{wanted} against {pinned[name]}"
 
 
+@pytest.mark.parametrize(
+    ("lock", "extras"),
+    [("docker/runtime.lock", ("serve", "fleet")), ("docker/train.lock", ("train", "serve", "fleet"))],
+)
 @pytest.mark.parametrize("machine", ["aarch64", "x86_64"])
-def test_the_images_install_what_the_constraints_pin_and_nothing_without_a_hash(machine):
+def test_the_images_install_what_the_constraints_pin_and_nothing_without_a_hash(machine, lock, extras):
     where = {"platform_machine": machine, "sys_platform": "linux"}
 
     def kept(lines):
         made = [Requirement(line) for line in lines]
         return {canonicalize_name(r.name): str(r.specifier) for r in made if not r.marker or r.marker.evaluate(where)}
 
-    blocks = [line.split(" --hash=sha256:") for line in read("docker/runtime.lock").replace("\\\n", " ").splitlines()]
+    blocks = [line.split(" --hash=sha256:") for line in read(lock).replace("\\\n", " ").splitlines()]
     assert all(len(hashes) and all(len(h.strip()) == 64 for h in hashes) for _, *hashes in blocks)
     locked = kept(requirement for requirement, *_ in blocks)
     pinned = kept(
         line.split(" #")[0] for line in read("constraints.txt").splitlines() if line and not line.startswith("#")
     )
-    assert {name: pinned[name] for name in locked if name in pinned} == {k: v for k, v in locked.items() if k in pinned}
-    wanted = [r for r in requirements("serve", "fleet") if not r.marker or r.marker.evaluate({**where, "extra": ""})]
+    versions = {name: version.removesuffix("+cpu") for name, version in locked.items()}  # of an index of CPU wheels
+    assert {name: pinned[name] for name in locked if name in pinned} == {k: versions[k] for k in locked if k in pinned}
+    wanted = [r for r in requirements(*extras) if not r.marker or r.marker.evaluate({**where, "extra": ""})]
     assert {canonicalize_name(r.name) for r in wanted} <= set(locked)
+
+
+def test_what_we_ask_others_to_run_is_pinned():
+    """Base images by digest, packages by lock, other actions by revision, and edgepeft by no index's name."""
+    bases = [
+        line for path in ROOT.glob("docker/*.Dockerfile") for line in read(path).splitlines() if "ARG BASE=" in line
+    ]
+    images = [*bases, *re.findall(r"image: +(?!edgepeft:)(.*)", read("docs/ci/gitlab.yml"))]
+    assert len(images) == 3
+    assert len({re.search(r"@(sha256:[0-9a-f]{64})$", image)[1] for image in images}) == 1
+    for path in ROOT.glob("docker/*.Dockerfile"):
+        assert all("$" in base for base in re.findall(r"^FROM (\S+)", read(path), re.MULTILINE))
+        installs = re.findall(r"pip --python \S+ install (.*?) \\\n", read(path))
+        assert installs and all("--require-hashes" in each or "--no-deps ." in each for each in installs)
+    actions = [ROOT / "action.yml", *ROOT.glob("docs/ci/*.yml")]
+    used = [name for path in actions for name in re.findall(r"uses: (\S+)", read(path)) if name != "./"]
+    assert used and all(re.search(r"@[0-9a-f]{40}$", name) for name in used)
+    pages = [*actions, ROOT / "README.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("docker/*.md")]
+    assert not [path for path in pages if re.search(r"pip install [^\n|`]*[ '\"]edgepeft(\[|['\" \n])", read(path))]
+
+
+@pytest.mark.parametrize(
+    ("install", "asked"),
+    [
+        (
+            "self",
+            ["--only-binary=:all: --require-hashes -r HERE/docker/runtime.lock", "--no-deps --no-build-isolation HERE"],
+        ),
+        ("self[train]", ["-c HERE/constraints.txt HERE[train]"]),
+        (".[train]", [".[train]"]),
+    ],
+)
+def test_the_action_installs_its_own_revision(install, asked, tmp_path):
+    step = yaml.safe_load(read("action.yml"))["runs"]["steps"][0]
+    assert yaml.safe_load(read("action.yml"))["inputs"]["install"]["default"] == "self"
+    assert step["env"]["ACTION"] == "${{ github.action_path }}"
+    (tmp_path / "python").write_text('#!/bin/sh\nshift 3; echo "$@"\n')  # of python -m pip install
+    (tmp_path / "python").chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "INSTALL": install, "ACTION": "HERE"}
+    done = subprocess.run(
+        ["bash", "-e", "-c", step["run"]], env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines() == asked
 
 
 def test_the_two_constraints_are_the_two_ends_of_the_range_of_transformers():

@@ -18,6 +18,7 @@ __all__ = [
     "ACTIVATION_NODES",
     "SILU",
     "Sizes",
+    "layer_paths",
     "modules_of",
     "neighbours",
     "sites_of",

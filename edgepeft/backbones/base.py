@@ -181,12 +181,14 @@ class Attention:
 class Distances:
     """How disentangled attention tells distances apart: ``span`` rows of a table to each side, none past ``furthest``.
 
-    ``by_powers``: distances beyond half the span share rows, by powers.
+    ``by_powers``: distances beyond half the span share rows, by powers.  ``shared``: their queries and keys are made by
+    the modules that make those of tokens.
     """
 
     span: int
     furthest: int
     by_powers: bool
+    shared: bool = True
 
 
 @dataclass(frozen=True)

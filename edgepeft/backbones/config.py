@@ -5,10 +5,10 @@ Of architectures known by name the Hugging Face configs are package data; no wei
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
+from edgepeft.common.bounded import json_at
 from edgepeft.common.errors import BundleError, UnknownName, UsageError
 from edgepeft.common.resources import package_data
 
@@ -21,8 +21,10 @@ _LARGEST = 100_000_000  # no size of a model that exists; a damaged config must 
 def read_config(path: Path) -> dict[str, Any]:
     """A JSON object from a file."""
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError, RecursionError) as error:
+        config = json_at(path)
+    except OSError as error:
+        raise BundleError(f"{path} cannot be read ({error.strerror}).") from error
+    except ValueError as error:
         raise BundleError(f"{path} cannot be read as JSON ({error}).") from error
     if not isinstance(config, dict):
         raise BundleError(f"{path} holds {type(config).__name__}; a JSON object was expected.")

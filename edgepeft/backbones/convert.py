@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import shutil
-import zipfile
+import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -17,10 +18,12 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 
 from edgepeft.backbones.checkpoint import NUMPY_TYPES, Checkpoint, Layout, StoredTensor, write_safetensors
 from edgepeft.backbones.config import read_config
-from edgepeft.backbones.emit import BUNDLE_FILES, INT8_WEIGHTS_FILE, WEIGHTS_FILE
-from edgepeft.common.atomic import new_folder
+from edgepeft.backbones.emit import BUNDLE_FILES, BUNDLE_MANIFEST, INT8_WEIGHTS_FILE, WEIGHTS_FILE
+from edgepeft.backbones.overrides import may_be_overridden
+from edgepeft.backbones.pickled import read_pickled
+from edgepeft.common.atomic import new_folder, write_json
 from edgepeft.common.errors import BundleError, EdgepeftError, MissingPackage, UsageError
-from edgepeft.common.resources import cache_folder, private_folder, sha256_of
+from edgepeft.common.resources import cache_folder, checksum, package_data, private_folder, sha256_of
 
 if TYPE_CHECKING:
     import torch
@@ -28,9 +31,10 @@ if TYPE_CHECKING:
 __all__ = ["COMPANIONS", "byte_tokenizer", "plain_folder"]
 
 # Vocabularies of slow tokenizers, which tokenizer.json is made of where it is missing.
-_SLOW = ("vocab.txt", "vocab.json", "sentencepiece.bpe.model", "spiece.model", "spm.model")
-COMPANIONS = (*BUNDLE_FILES, *_SLOW, "merges.txt")
+_SLOW = ("vocab.txt", "vocab.json", "sentencepiece.bpe.model", "sentencepiece.model", "spiece.model", "spm.model")
+COMPANIONS = (*BUNDLE_FILES, *_SLOW, "merges.txt", "added_tokens.json")
 PICKLED_FILE = "pytorch_model.bin"
+_CHECKSUMS = "checksums.json"  # of the other files of a copy
 _FLOATS = {"F64", "F32", "F16", "BF16"}
 _PLAIN_DTYPES = {"F32", "I64", "I32", "U8", "BOOL", "I8", "I16"}
 
@@ -61,16 +65,23 @@ def plain_folder(folder: Path, names: Callable[[str], tuple[str, ...]] = lambda 
         t.dtype in _PLAIN_DTYPES and names(t.name) == (t.name,) for t in Checkpoint.open(plain).tensors.values()
     )
     has_slow = any((folder / name).is_file() for name in _SLOW) or _reads_bytes(folder)
-    slow_tokenizer = has_slow and not (folder / "tokenizer.json").is_file()
-    if as_is and not slow_tokenizer:
+    fast = (folder / "tokenizer.json").is_file()
+    remade = _is_overridden(folder) if fast else has_slow
+    if as_is and not remade:
         return folder
     parts = _parts(origin)
     try:
         target = private_folder(cache_folder() / "converted") / _key(folder, parts)
     except OSError as error:
         raise EdgepeftError(f"the converted copy of {folder} cannot be kept: {error.strerror}.") from error
-    if not target.is_dir():
-        with new_folder(target) as new:
+    if not _whole(target):
+        if target.is_dir():
+            warnings.warn(
+                f"the converted copy of {folder} in {target} is not what was written there, and is made again.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        with new_folder(target, force=True) as new:
             _copy_companions(folder, new)
             if as_is:
                 shutil.copyfile(plain, new / WEIGHTS_FILE)
@@ -79,9 +90,23 @@ def plain_folder(folder: Path, names: Callable[[str], tuple[str, ...]] = lambda 
                 for part in parts:
                     sources |= _in_pickle(part) if part.suffix == ".bin" else _in_safetensors(part)
                 _write_float32(_in_modules(sources, names), new / WEIGHTS_FILE)
-            if slow_tokenizer:
+            if remade:
                 _convert_tokenizer(folder, new)
+            write_json(new / _CHECKSUMS, _checksums(new))
     return target
+
+
+def _checksums(copy: Path) -> dict[str, str]:
+    files = (path for path in sorted(copy.rglob("*")) if path.is_file() and path.name != _CHECKSUMS)
+    return {str(path.relative_to(copy)): checksum(path) for path in files}
+
+
+def _whole(copy: Path) -> bool:
+    """Whether a copy is there, and as it was written."""
+    try:
+        return bool(json.loads((copy / _CHECKSUMS).read_bytes()) == _checksums(copy))
+    except (OSError, ValueError):
+        return False
 
 
 def _key(folder: Path, parts: list[Path]) -> str:
@@ -108,20 +133,50 @@ def _convert_tokenizer(folder: Path, target: Path) -> None:
     if _reads_bytes(folder):
         byte_tokenizer().save(str(target / "tokenizer.json"))
         return
+    made = _of_transformers(folder)
+    texts = package_data("verify_texts.txt").read_text(encoding="utf-8").splitlines()
+    expected = made(texts)["input_ids"]
+    made.save_pretrained(str(target))
+    saved = Tokenizer.from_file(str(target / "tokenizer.json")) if made.is_fast else None
+    if saved is None or any(saved.encode(text).ids != ids for text, ids in zip(texts, expected, strict=True)):
+        raise UsageError(
+            f"the tokenizer of {folder}, a {type(made).__name__}, reads texts in ways that a tokenizer.json cannot "
+            "say; this backbone cannot be used."
+        )
+
+
+def _of_transformers(folder: Path) -> Any:
     try:
         from transformers import AutoTokenizer
     except ImportError:
         raise MissingPackage(
-            f"{folder} has no tokenizer.json; converting its tokenizer needs: pip install 'edgepeft[train]'."
+            f"the tokenizer of {folder} has to be converted, which needs: pip install 'edgepeft[train]'."
         ) from None
     try:
-        AutoTokenizer.from_pretrained(str(folder)).save_pretrained(str(target))  # type: ignore[no-untyped-call]
+        return AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)  # type: ignore[no-untyped-call]
     except Exception as error:  # of many kinds: a library is missing, or the vocabulary is damaged
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise EdgepeftError(
-            f"the tokenizer of {folder} has no tokenizer.json, and transformers cannot make one ({reason}). Where it "
+            f"the tokenizer of {folder} has to be converted, and transformers cannot do that ({reason:.200}). Where it "
             "asks for a library (sentencepiece, protobuf): install it, and repeat."
         ) from error
+
+
+def _is_overridden(folder: Path) -> bool:
+    """Whether transformers reads texts by something else than ``tokenizer.json``; a bundle's is what it runs with."""
+    if (folder / BUNDLE_MANIFEST).is_file() or not may_be_overridden(folder):
+        return False
+    try:
+        theirs = _of_transformers(folder)
+    except MissingPackage:
+        raise
+    except EdgepeftError:  # transformers knows no tokenizer of these files: nothing is overridden
+        return False
+    own = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    for each in (own, theirs.backend_tokenizer) if theirs.is_fast else ():
+        each.no_truncation()
+        each.no_padding()
+    return not theirs.is_fast or bool(own.to_str() != theirs.backend_tokenizer.to_str())
 
 
 def _parts(origin: Path) -> list[Path]:
@@ -139,43 +194,18 @@ def _parts(origin: Path) -> list[Path]:
 
 
 def _in_pickle(origin: Path) -> dict[str, _Source]:
-    """By torch's restricted unpickler, which runs no code."""
-    try:
-        import torch
-    except ImportError:
-        raise MissingPackage(
-            f"{origin} is a PyTorch file; converting it needs: pip install 'edgepeft[train]'."
-        ) from None
-    try:
-        _refuse_inflated(origin)
-        # Mapped where it can be: the format before PyTorch 1.6 cannot.
-        state = torch.load(origin, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(origin))
-        return {name: _of_torch(tensor) for name, tensor in state.items()}
-    except BundleError:
-        raise
-    except Exception as error:  # pickle, zip and attribute errors: all mean that it is no state dict
-        raise BundleError(f"{origin} is not a PyTorch state dict ({type(error).__name__}); fetch it again.") from error
+    return {name: _of_torch(tensor, origin) for name, tensor in read_pickled(origin).items()}
 
 
-def _of_torch(tensor: torch.Tensor) -> _Source:
+def _of_torch(tensor: torch.Tensor, where: Path) -> _Source:
     shape = tuple(tensor.shape)
     if tensor.is_floating_point():
         return _Source(Layout("F32", shape), lambda: tensor.float().numpy())
     values = tensor.numpy()
-    dtype = next(name for name, known in NUMPY_TYPES.items() if np.dtype(known) == values.dtype)
+    dtype = next((name for name, known in NUMPY_TYPES.items() if np.dtype(known) == values.dtype), None)
+    if dtype is None:
+        raise BundleError(f"{where} has a tensor of {tensor.dtype}; what can be converted: {', '.join(NUMPY_TYPES)}.")
     return _Source(Layout(dtype, shape), lambda: values)
-
-
-def _refuse_inflated(origin: Path) -> None:
-    """See that a PyTorch archive holds its tensors as they are, as PyTorch writes them, and does not grow when read."""
-    if not zipfile.is_zipfile(origin):
-        return  # the format before PyTorch 1.6, which has no compression
-    with zipfile.ZipFile(origin) as archive:
-        members = archive.infolist()
-    if any(one.compress_type != zipfile.ZIP_STORED for one in members) or (
-        sum(one.file_size for one in members) > origin.stat().st_size
-    ):
-        raise BundleError(f"{origin} is compressed inside, which PyTorch never writes. Do not use it.")
 
 
 def _in_safetensors(path: Path) -> dict[str, _Source]:

@@ -8,12 +8,13 @@ Letters: B batch, S padded length, T real tokens, R rows of distances, d hidden.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
 import onnx
 
-from edgepeft.backbones._bert import Sizes, modules_of, neighbours, sites_of, sizes_of, tensors_of
+from edgepeft.backbones._bert import Sizes, layer_paths, modules_of, neighbours, sites_of, sizes_of, tensors_of
 from edgepeft.backbones._layouts import ModelLayout
 from edgepeft.backbones.base import Architecture, Distances, Family, Role, Site
 from edgepeft.backbones.bert import BertBuilder
@@ -33,7 +34,7 @@ class DebertaV2(Family):
     name: ClassVar[str] = "deberta-v2"
     model_types: ClassVar[tuple[str, ...]] = ("deberta-v2",)
     limits: ClassVar[tuple[str, ...]] = (
-        "As in published models: content to position and back, shared projections, a normed table.",
+        "As in published models: content to position and back, a normed table.",
         "The convolution of v2-xlarge is refused (conv_kernel_size).",
         "The methods prefix and mam are refused: attention has a product for each distance, and a prefix has none.",
         "Tasks at queries or keys answer in passes of their own; others share mixed ones.",
@@ -42,6 +43,7 @@ class DebertaV2(Family):
     def architecture(self, config: Mapping[str, Any]) -> Architecture:
         """Sizes, tensors and sites from the config."""
         sizes, distances = sizes_and_distances(config)
+        layout = replace(LAYOUT, positions=config.get("position_biased_input", True))
         return Architecture(
             family=self.name,
             model_type=config["model_type"],
@@ -54,8 +56,8 @@ class DebertaV2(Family):
             pad_token_id=sizes.pad_token_id,
             layer_norm_eps=sizes.layer_norm_eps,
             activation=sizes.hidden_act,
-            sites=sites_of(LAYOUT, sizes),
-            tensors=shapes_of(sizes, distances),
+            sites=sites_of(layout, sizes),
+            tensors=shapes_of(sizes, distances, layout),
             pooler={},
             norms=norms_of(sizes),
             inputs=("input_ids", "attention_mask"),
@@ -69,9 +71,12 @@ class DebertaV2(Family):
         return {"input": f"layer.{site.layer}.attention_reads{LONGER}"} if site.role in _ON_DISTANCES_TOO else found
 
     def bindings(self, architecture: Architecture) -> dict[str, str]:
-        """As every family's, queries and keys with rows of distances behind those of tokens."""
-        longer = {site.name: site.name + LONGER for site in architecture.sites_of(*_ON_DISTANCES_TOO)}
-        return super().bindings(architecture) | longer
+        """As every family's; queries and keys with rows of distances behind those of tokens, where they are shared."""
+        sites = architecture.sites_of(*_ON_DISTANCES_TOO)
+        if architecture.distances is None or architecture.distances.shared:
+            return super().bindings(architecture) | {site.name: site.name + LONGER for site in sites}
+        own = {f"{site.name}.{suffix}": value for site in sites for suffix, value in neighbours(site).items()}
+        return super().bindings(architecture) | own
 
     def checkpoint_prefix(self, architecture: Architecture) -> str:
         """What whole models put before the encoder."""
@@ -79,7 +84,8 @@ class DebertaV2(Family):
 
     def build_graph(self, architecture: Architecture, checkpoint: Checkpoint) -> onnx.ModelProto:
         """The packed-token graph; its outputs are last_hidden_state [B, S, d] and the pooled values [B, d]."""
-        return _Builder(architecture, LAYOUT, checkpoint).model()
+        layout = replace(LAYOUT, positions=POSITIONS in architecture.tensors)
+        return _Builder(architecture, layout, checkpoint).model()
 
 
 FAMILY = DebertaV2()
@@ -96,16 +102,27 @@ class _Builder(BertBuilder):
 
     def _attention(self, layer: str, name: str, hidden: str) -> str:
         """(T, d) -> (T, d)."""
-        layout, linear, d = self.layout, self.emit.linear, self.arch.hidden_size
-        scale = self.emit.constant("query_scale", (3 * d // self.arch.n_heads) ** -0.5, np.float32)
-        reads = self.disentangled.reads(hidden, f"{name}attention_reads{LONGER}")
-        query = linear(layer + layout.query, reads, f"{name}query{LONGER}")
-        key = linear(layer + layout.key, reads, f"{name}key{LONGER}")
+        layout, op, linear, apart = self.layout, self.emit.op, self.emit.linear, self.disentangled
+        scale = self.emit.constant("query_scale", (3 * self.arch.hidden_size // self.arch.n_heads) ** -0.5, np.float32)
+        assert self.arch.distances
+        shared, end = (True, LONGER) if self.arch.distances.shared else (False, "")
+        reads = apart.reads(hidden, f"{name}attention_reads{LONGER}") if shared else hidden
+        query = linear(layer + layout.query, reads, f"{name}query{end}")
+        key = linear(layer + layout.key, reads, f"{name}key{end}")
         value = linear(layer + layout.value, hidden, name + "value")
-        return self.disentangled.attend(self.emit.op("Mul", query, scale), key, value, name + "context")
+        query = op("Mul", query, scale)
+        if shared:
+            return apart.attend(query, key, value, name + "context")
+        of_query, of_key = (  # not of tokens, as what ends so has more rows than these: no state that tuning keeps
+            linear(layer + module, apart.needed, f"{name}{kind}_of_distances{LONGER}")
+            for module, kind in zip(OF_DISTANCES, ("query", "key"), strict=True)
+        )
+        return apart.attend(query, key, value, name + "context", (op("Mul", of_query, scale), of_key))
 
 
 TABLE, NORM = "encoder.rel_embeddings.weight", "encoder.LayerNorm"
+POSITIONS = "embeddings.position_embeddings.weight"
+OF_DISTANCES = ("attention.self.pos_query_proj", "attention.self.pos_key_proj")  # where these are not shared
 LAYOUT = ModelLayout(
     prefix="deberta.",
     query="attention.self.query_proj",
@@ -120,8 +137,6 @@ LAYOUT = ModelLayout(
 # What published models of versions 2 and 3 have: key -> (that value, what transformers takes where nothing is said).
 _PUBLISHED: Mapping[str, tuple[Any, Any]] = {
     "relative_attention": (True, False),
-    "position_biased_input": (False, True),
-    "share_att_key": (True, False),
     "norm_rel_ebd": ("layer_norm", "none"),
     "pos_att_type": (["c2p", "p2c"], None),
     "type_vocab_size": (0, 0),
@@ -135,6 +150,9 @@ def sizes_and_distances(config: Mapping[str, Any]) -> tuple[Sizes, Distances]:
         found = config.get(key, silent)
         if (_parts(found) if key == "pos_att_type" else found) != published:
             raise UsageError(f"the config's {key} is {found!r}; supported: {published!r}, as published DeBERTas have.")
+    for key in ("position_biased_input", "share_att_key"):
+        if not isinstance(config.get(key, False), bool):
+            raise UsageError(f"the config's {key} is {config[key]!r}; supported: true and false.")
     sizes = sizes_of(config, LAYOUT)
     for key, expected in {
         "embedding_size": sizes.hidden_size,
@@ -158,22 +176,30 @@ def _is_text(value: Any) -> bool:
 def _distances(config: Mapping[str, Any], sizes: Sizes) -> Distances:
     furthest, buckets = config.get("max_relative_positions", -1), config.get("position_buckets", -1)
     furthest = sizes.max_position_embeddings if furthest == -1 else checked("max_relative_positions", furthest, "int")
+    shared = config.get("share_att_key", False)
     if buckets == -1:
-        return Distances(furthest, furthest, by_powers=False)
+        return Distances(furthest, furthest, by_powers=False, shared=shared)
     buckets = checked("position_buckets", buckets, "int")
     if buckets % 2 or not 4 <= buckets < 2 * (furthest - 1):
         raise UsageError(
             f"the config's position_buckets is {buckets}; supported: even numbers from 4 on, less than "
             f"{2 * (furthest - 1)}, for distances up to max_relative_positions {furthest}."
         )
-    return Distances(buckets, furthest, by_powers=True)
+    return Distances(buckets, furthest, by_powers=True, shared=shared)
 
 
-def shapes_of(sizes: Sizes, distances: Distances) -> dict[str, tuple[int, ...]]:
+def shapes_of(sizes: Sizes, distances: Distances, layout: ModelLayout) -> dict[str, tuple[int, ...]]:
     """Every tensor's."""
     d = sizes.hidden_size
-    of_distances = {TABLE: (2 * distances.span, d), f"{NORM}.weight": (d,), f"{NORM}.bias": (d,)}
-    return tensors_of(LAYOUT, sizes) | of_distances
+    of_distances: dict[str, tuple[int, ...]] = {
+        TABLE: (2 * distances.span, d),
+        f"{NORM}.weight": (d,),
+        f"{NORM}.bias": (d,),
+    }
+    for layer in () if distances.shared else layer_paths(layout, sizes):
+        for module in OF_DISTANCES:
+            of_distances |= {f"{layer}{module}.weight": (d, d), f"{layer}{module}.bias": (d,)}
+    return tensors_of(layout, sizes) | of_distances
 
 
 def norms_of(sizes: Sizes) -> tuple[str, ...]:

@@ -34,7 +34,6 @@ class ModernBert(Family):
     name: ClassVar[str] = "modernbert"
     model_types: ClassVar[tuple[str, ...]] = ("modernbert",)
     limits: ClassVar[tuple[str, ...]] = (
-        "Linear layers and norms without biases: attention_bias, mlp_bias and norm_bias are refused.",
         "The methods prefix and mam are refused: keys are turned by their places and seen in windows.",
         "Rotary positions that are not scaled, of all of a head's numbers.",
         "Deltas neither come from other libraries nor go there: their classifier's head is none of edgepeft's.",
@@ -140,7 +139,8 @@ _DEFAULTS = {
     "pad_token_id": 50283,
     "max_position_embeddings": 8192,
 }
-_ABSENT = ("attention_bias", "mlp_bias", "norm_bias")  # which no published ModernBERT has
+# Which modules have biases where a config says so; no published ModernBERT has some.
+_BIASES = {"attention_bias": ("attn.Wqkv", "attn.Wo"), "mlp_bias": ("mlp.Wi", "mlp.Wo"), "norm_bias": ("norm",)}
 _POOLINGS = {"cls": Pooling.FIRST, "mean": Pooling.MEAN}
 _GLOBAL, _LOCAL = "full_attention", "sliding_attention"
 # A layer's kind of attention -> where transformers 4 keeps its RoPE's base, and what both versions take for it.
@@ -158,16 +158,17 @@ class Sizes:
     pad_token_id: int
     hidden_activation: str
     norm_eps: float
+    biased: tuple[str, ...]  # how the modules' names end
 
 
 def sizes_of(config: Mapping[str, Any]) -> Sizes:
-    values = {
-        name: checked(name, config.get(name, _DEFAULTS.get(name)), kind) for name, kind in Sizes.__annotations__.items()
-    }
-    sizes = Sizes(**values)
-    for key in _ABSENT:
-        if config.get(key, False) is not False:
-            raise UsageError(f"the config's {key} is {config[key]!r}; supported: false, as in published ModernBERTs.")
+    kinds = {name: kind for name, kind in Sizes.__annotations__.items() if name != "biased"}
+    values = {name: checked(name, config.get(name, _DEFAULTS.get(name)), kind) for name, kind in kinds.items()}
+    for key in _BIASES:
+        if not isinstance(config.get(key, False), bool):
+            raise UsageError(f"the config's {key} is {config[key]!r}; supported: true and false.")
+    biased = tuple(name for key, names in _BIASES.items() if config.get(key, False) for name in names)
+    sizes = Sizes(**values, biased=biased)
     if sizes.hidden_size % (2 * sizes.num_attention_heads):
         raise UsageError(
             f"the config's num_attention_heads is {sizes.num_attention_heads}, which does not divide its hidden_size "
@@ -257,9 +258,12 @@ def tensors_of(sizes: Sizes) -> dict[str, tuple[int, ...]]:
     d, f = sizes.hidden_size, sizes.intermediate_size
     tensors: dict[str, tuple[int, ...]] = {"embeddings.tok_embeddings.weight": (sizes.vocab_size, d)}
     matrices = {"attn.Wqkv": (3 * d, d), "attn.Wo": (d, d), "mlp.Wi": (2 * f, d), "mlp.Wo": (d, f)}
-    for i in range(sizes.num_hidden_layers):
-        tensors |= {f"layers.{i}.{module}.weight": shape for module, shape in matrices.items()}
-    return tensors | {f"{norm}.weight": (d,) for norm in norms_of(sizes)}
+    modules: dict[str, tuple[int, ...]] = {
+        f"layers.{i}.{module}": shape for i in range(sizes.num_hidden_layers) for module, shape in matrices.items()
+    }
+    modules |= dict.fromkeys(norms_of(sizes), (d,))
+    biases = {f"{name}.bias": shape[:1] for name, shape in modules.items() if name.endswith(sizes.biased)}
+    return tensors | {f"{name}.weight": shape for name, shape in modules.items()} | biases
 
 
 def sites_of(sizes: Sizes) -> tuple[Site, ...]:

@@ -187,10 +187,14 @@ class Disentangled:
         """What queries and keys are made of: (T, d) -> (T + R, d)."""
         return self.emit.op("Concat", hidden, self.needed, axis=0, output=output)
 
-    def attend(self, query: str, key: str, value: str, output: str) -> str:
-        """(T + R, d) twice and (T, d) -> (T, d); the query is scaled already."""
+    def attend(self, query: str, key: str, value: str, output: str, of_distances: tuple[str, str] | None = None) -> str:
+        """(T + R, d) twice and (T, d) -> (T, d); the query is scaled already.  Where the rows ``of_distances`` (R, d)
+        of both are apart, the first two are (T, d)."""
         op, packing, width = self.emit.op, self.packing, self.width
-        (query, of_query), (key, of_key) = (self._parts(whole) for whole in (query, key))
+        if of_distances is None:
+            (query, of_query), (key, of_key) = (self._parts(whole) for whole in (query, key))
+        else:
+            of_query, of_key = of_distances
         heads = (packing.split_heads(each, width) for each in (query, key))  # (B, h, S, e)
         distances = (self._by_distance(of_key, self.of_queries), self._by_distance(of_query, self.of_keys))
         to_keys, to_queries = (self._shifted(op("MatMul", *pair)) for pair in zip(heads, distances, strict=True))

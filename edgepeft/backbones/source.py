@@ -89,9 +89,9 @@ class Backbone:
             UsageError: it gives ids that the backbone has no embedding of.
         """
         found = TextEncoder(self.folder / "tokenizer.json", self.architecture.inputs, self.architecture.pad_token_id)
-        if (beyond := found.added_from(self.architecture.vocab_size)) is not None:
+        if (beyond := found.beyond(self.architecture.vocab_size)) is not None:
             raise UsageError(
-                f"tokenizer.json of {self.source} has the added token {beyond!r}, whose id has no embedding: there are "
+                f"tokenizer.json of {self.source} has {beyond}, whose id has no embedding: there are "
                 f"{self.architecture.vocab_size:,}. Resize the embeddings (resize_token_embeddings), or "
                 "take the token out."
             )

@@ -65,10 +65,14 @@ class TextEncoder:
         self._inputs = tuple(inputs)
         self._pad = pad_token_id
 
-    def added_from(self, n: int) -> str | None:
-        """The first token that was added with an id of ``n`` or more."""
+    def beyond(self, n: int) -> str | None:
+        """The first token with an id of ``n`` or more, of those that were added, or of the vocabulary."""
         added = self._tokenizer.get_added_tokens_decoder()
-        return next((str(added[place].content) for place in sorted(added) if place >= n), None)
+        if (found := next((place for place in sorted(added) if place >= n), None)) is not None:
+            return f"the added token {str(added[found].content)!r}"
+        if self._tokenizer.get_vocab_size(with_added_tokens=False) <= n:
+            return None
+        return f"the token {min((i, token) for token, i in self._tokenizer.get_vocab().items() if i >= n)[1]!r}"
 
     def encode(self, texts: Sequence[Text], max_length: int) -> TokenBatch:
         """Tokenize, truncate the longest part first to ``max_length`` tokens, pad to the longest row."""

@@ -21,11 +21,13 @@ from edgepeft.bundle.manifest import Manifest, TaskEntry, Tolerance, allowed_for
 from edgepeft.bundle.versions import GRAPH, WEIGHTS, locate
 from edgepeft.common.errors import BundleError, EdgepeftError, UsageError
 from edgepeft.common.resources import file_identity, sha256_of
-from edgepeft.graph.external_data import location, outside, outside_values, point_at
+from edgepeft.graph.external_data import external_tensors, external_values, location, point_at
+from edgepeft.graph.names import GENERATED
 from edgepeft.graph.protos import copied, properties
 from edgepeft.graph.prune_last_layer import drop_unread_rows
 from edgepeft.graph.splice import splice, splice_text
 from edgepeft.graph.validate import check_sound
+from edgepeft.graph.wire import MOST_PARTS, more_parts_than
 
 __all__ = [
     "BACKBONE_FILE",
@@ -52,8 +54,9 @@ class Bundle:
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)
         self.manifest = Manifest.read(self.folder)
-        # Identities of files that hold the manifest's weights; with a hash behind it, those of a task.
-        self.sound_weights: frozenset[str] = frozenset()
+        self.sound_weights: frozenset[tuple[str, str]] = frozenset()  # identity and SHA-256 of what was hashed
+        # Identities of weights that an earlier process hashed: enough for what lies where, not for reading it.
+        self.known_weights: frozenset[str] = frozenset()
 
     @property
     def weights(self) -> Path:
@@ -99,19 +102,26 @@ class Bundle:
         Raises:
             BundleError: truncated, altered, or replaced since the bundle was opened.
         """
-        self._require_sound(self.weights, self.manifest.backbone.sha256.weights)
+        if _identity(self.weights) not in self.known_weights:
+            self.hash_weights()
         return self._index
 
+    def hash_weights(self) -> None:
+        """See that this process has hashed the weights, before it reads of them: times show no bit that a disk lost.
+
+        Raises:
+            BundleError: as ``checkpoint``.
+        """
+        self._require_sound(self.weights, self.manifest.backbone.sha256.weights)
+
     def _require_sound(self, path: Path, sha256: str) -> None:
-        """As ``_expect_hash``, for a large file: hashed once while it stays as it is."""
-        ours = path == self.weights
+        """As ``_expect_hash``, for a large file: hashed once by a process while it stays as it is."""
         before = _identity(path)
-        key = before if ours else f"{before} {sha256}"
-        if key not in self.sound_weights:
+        if before is None or (before, sha256) not in self.sound_weights:
             self._expect_hash(path, sha256)
-            if before is None or key is None or _identity(path) != before:
+            if before is None or _identity(path) != before:
                 raise BundleError(f"{path} was changed while it was read; repeat when nothing writes to it.")
-            self.sound_weights |= {key}
+            self.sound_weights |= {(before, sha256)}
 
     @cached_property
     def _index(self) -> Checkpoint:
@@ -214,11 +224,18 @@ class Bundle:
         Raises:
             BundleError: a file is gone, or a recipe cannot be followed.
         """
-        return outside_values(model, self.tensors_outside(model), self.checkpoint)
+        tensors = self.tensors_outside(model)
+        if any(location(tensor) == GENERATED for tensor in tensors):
+            self.hash_weights()
+        return external_values(model, tensors, self.checkpoint)
 
     def tensors_outside(self, model: onnx.ModelProto) -> list[onnx.TensorProto]:
         """What a model of this bundle reads from elsewhere than its weights file."""
-        return [tensor for tensor in outside(model.graph) if location(tensor) != self.manifest.backbone.weights_file]
+        return [
+            tensor
+            for tensor in external_tensors(model.graph)
+            if location(tensor) != self.manifest.backbone.weights_file
+        ]
 
     def graph(self, task: str | None) -> onnx.ModelProto:
         """The model of a task, which runs the rows that its head reads, or the bare backbone's for None.
@@ -321,7 +338,7 @@ def parse_delta(content: bytes, where: Path, weights: Path | None) -> onnx.Model
     """
     model = _parsed(content, where)
     named = f"{properties(model).get('edgepeft.task', '')}{WEIGHTS}"
-    if weights is None and any(location(tensor) == named for tensor in outside(model.graph)):
+    if weights is None and any(location(tensor) == named for tensor in external_tensors(model.graph)):
         raise BundleError(f"{where} has tensors in {named}, which must come beside it; bring all of the task's files.")
     check_sound(model, where, None if weights is None else named)
     if weights is not None:
@@ -330,6 +347,11 @@ def parse_delta(content: bytes, where: Path, weights: Path | None) -> onnx.Model
 
 
 def _parsed(content: bytes, where: Path) -> onnx.ModelProto:
+    if more_parts_than(MOST_PARTS, content, onnx.ModelProto.DESCRIPTOR):
+        raise BundleError(
+            f"{where} has more than {MOST_PARTS:,} nodes, names, numbers and other parts, which no model needs. Do not "
+            "use it."
+        )
     try:
         return onnx.load_model_from_string(content)
     except (DecodeError, ValueError) as error:

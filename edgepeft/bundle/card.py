@@ -8,6 +8,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from edgepeft.backbones.base import Pooling
+from edgepeft.common.bounded import content_of
 from edgepeft.common.errors import BundleError, UsageError
 from edgepeft.common.messages import in_words
 from edgepeft.tasks.base import TaskType, stated
@@ -110,11 +111,13 @@ def read_card(folder: Path) -> DeltaCard:
     """The card of a delta's folder."""
     path = folder / CARD_FILE
     try:
-        return DeltaCard.model_validate_json(path.read_bytes())
+        return DeltaCard.model_validate_json(content_of(path))
     except (FileNotFoundError, NotADirectoryError):
         reason = f"has no {CARD_FILE}" if folder.exists() else "is not there"
         raise UsageError(f"{folder} is not a delta: it {reason}. Make one with: edgepeft train.") from None
     except OSError as error:
-        raise BundleError(f"{path} cannot be read ({error.strerror}); let this user read the delta.") from error
+        raise BundleError(
+            f"{path} cannot be read ({error.strerror}); let this user read it, or train it again."
+        ) from error
     except ValidationError as error:
         raise BundleError(f"{path} is not a delta card that this version can read: {in_words(error)}.") from error

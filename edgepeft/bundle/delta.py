@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from edgepeft.backbones.base import Architecture, Pooling
+from edgepeft.backbones.checkpoint import check_header
 from edgepeft.backbones.hooks import attached, edge_logits, needs, pool, prompted, tied
 from edgepeft.backbones.source import Backbone
 from edgepeft.backbones.trie import EDGES
@@ -232,6 +233,7 @@ class Delta(nn.Module):
         delta = cls(card, backbone.architecture, backbone)
         path = folder / TENSORS_FILE
         try:
+            check_header(path, path)
             tensors = load_file(path)
         except (SafetensorError, OSError) as error:
             raise BundleError(f"{path} is missing or damaged ({error}).") from error

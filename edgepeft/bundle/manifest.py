@@ -16,9 +16,10 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from edgepeft.backbones.emit import INT8_WEIGHTS_FILE, WEIGHTS_FILE
+from edgepeft.backbones.emit import BUNDLE_MANIFEST, INT8_WEIGHTS_FILE, WEIGHTS_FILE
 from edgepeft.bundle.bundle_paths import check_folder
 from edgepeft.common.atomic import write_json
+from edgepeft.common.bounded import content_of
 from edgepeft.common.errors import BundleError, UnknownName, UsageError
 from edgepeft.common.messages import in_words, markdown_cell
 from edgepeft.common.task_name import check_task_names
@@ -47,7 +48,7 @@ __all__ = [
     "task_table",
 ]
 
-MANIFEST_FILE = "edgepeft.json"
+MANIFEST_FILE = BUNDLE_MANIFEST
 
 
 def _sha256(value: str) -> str:
@@ -271,10 +272,10 @@ class Manifest(_Model):
                 lack = f"has no {MANIFEST_FILE}" if folder.is_dir() else "is not there"
                 raise UsageError(f"{folder} is not a bundle: it {lack}. Make one with: edgepeft export.")
             check_folder(folder)
-            content = path.read_bytes()
+            content = content_of(path)
         except OSError as error:
             raise BundleError(
-                f"{path} cannot be read ({error.strerror}); give a bundle that this user may read (chmod -R a+rX)."
+                f"{path} cannot be read ({error.strerror}); give a whole bundle that may be read (chmod -R a+rX)."
             ) from error
         try:
             manifest = cls.model_validate_json(content)

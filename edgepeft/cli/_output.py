@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json as json_format
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -31,14 +31,12 @@ __all__ = [
     "result_file",
     "say_cuts",
     "show_bench_result",
-    "show_errors",
     "show_result",
     "table_console",
 ]
 
 INTERRUPTED = 130  # exit code after Ctrl-C, as shells have it
 _WIDTH = 120
-_MOST_CLASSES = 30  # in a table on the terminal: ten thousand would scroll the score out of sight
 _STDOUT = "-"
 _Result = TypeVar("_Result", bound="Part")
 
@@ -57,11 +55,11 @@ def _escaped(cell: RenderableType | None) -> RenderableType | None:
     return printable(cell) if isinstance(cell, str) else cell
 
 
-def table_console() -> Console:
-    """Tables, on standard output."""
+def table_console(width: int = _WIDTH) -> Console:
+    """Tables, on standard output; ``width`` is that of a file."""
     console = PrintableConsole(highlight=False)
     # A file or a log has no width, and rich would take 80.
-    return console if console.is_terminal else PrintableConsole(highlight=False, width=_WIDTH)
+    return console if console.is_terminal else PrintableConsole(highlight=False, width=width)
 
 
 def plain_table(
@@ -71,29 +69,6 @@ def plain_table(
     columns = [*headers, *(Column(name, justify="right") for name in numbers)]
     shown = None if title is None else Text(title)
     return _Table(*columns, title=shown, title_justify="center" if centred else "left", box=box.SIMPLE_HEAD)
-
-
-def show_errors(errors: Mapping[str, Any]) -> None:
-    """Print a table of the classes or the residuals, and one of the worst rows."""
-    from edgepeft.data.by_class import certainty_figures, class_rows, figure_rows, in_words
-
-    tables = [class_rows(errors)]
-    if "figures" in errors and "by_class" in errors:
-        tables.append(figure_rows(errors["figures"]))
-    tables += [certainty_figures(errors["calibration"])] if "calibration" in errors else []
-    shown_tables = []
-    for (first, *numbers), rows in tables:
-        shown_tables.append(plain_table(first, numbers=numbers))
-        for row in rows[:_MOST_CLASSES]:
-            shown_tables[-1].add_row(*map(Text, row))
-        if len(rows) > _MOST_CLASSES:
-            shown_tables[-1].caption = f"the worst of {len(rows):,}; all of them: --json, or edgepeft report"
-            shown_tables[-1].caption_justify = "left"
-    worst = plain_table("worst rows", *(["text"] if "text" in errors["worst"][0] else []), "label", "answer", "loss")
-    for each in errors["worst"]:
-        shown = {**each, "loss": f"{each['loss']:.3f}"}
-        worst.add_row(*(Text(in_words(value)) for value in shown.values()))
-    table_console().print(*shown_tables, worst)
 
 
 def print_json(document: Any) -> None:

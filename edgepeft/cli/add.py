@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -22,6 +22,9 @@ from edgepeft.options.base import (
     TextColumn,
     Trainable,
 )
+
+if TYPE_CHECKING:
+    from edgepeft.bundle.manifest import Manifest
 
 __all__ = ["command"]
 
@@ -47,10 +50,7 @@ def command(
 ) -> None:
     """Add tasks to a bundle; the backbone is untouched. Exported tasks and a page's need no PyTorch."""
     from edgepeft.backbones.source import open_backbone
-    from edgepeft.bundle.bundle import Bundle
-    from edgepeft.deploy.install import commit_tasks, prepare_exported, require_addable
     from edgepeft.tasks._certainty import promise_of
-    from edgepeft.tuning.from_page import prepare_tuned
 
     note_trainable(trainable)
     promise = promise_of(coverage, risk)
@@ -62,11 +62,7 @@ def command(
             f"{tuned[0]} is of a page; add trained folders, and promises (--coverage, --risk), in a call of their own."
         )
     if not promise and len(tuned) + len(exported) == len(delta):
-        opened = Bundle(bundle)
-        require_addable([path.stem for path in exported], opened.manifest.tasks, replace=force)
-        prepared = [prepare_exported(opened, path) for path in exported]
-        prepared += [prepare_tuned(opened, path, replace=force) for path in tuned]
-        manifest = commit_tasks(opened, prepared, replace=force)
+        manifest = _without_torch(bundle, exported, tuned, replace=force)
     else:
         try:
             from edgepeft.training.exporting.bundle import add_deltas
@@ -91,3 +87,16 @@ def command(
         print_json(manifest.model_dump(mode="json"))
     else:
         messages().print(f"{bundle} now holds: {', '.join(manifest.tasks)}")
+
+
+def _without_torch(folder: Path, exported: list[Path], tuned: list[Path], *, replace: bool) -> Manifest:
+    """Add delta graphs, and the tensors that a page tuned."""
+    from edgepeft.bundle.bundle import Bundle
+    from edgepeft.deploy.install import commit_tasks, prepare_exported, require_addable
+    from edgepeft.tuning.from_page import prepare_tuned
+
+    bundle = Bundle(folder)
+    require_addable([path.stem for path in exported], bundle.manifest.tasks, replace=replace)
+    prepared = [prepare_exported(bundle, path) for path in exported]
+    prepared += [prepare_tuned(bundle, path, replace=replace) for path in tuned]
+    return commit_tasks(bundle, prepared, replace=replace)

@@ -42,63 +42,77 @@ class _OtherVersion:
             raise UsageError(f"{', '.join(stray)}: of use with --against alone; name the other version there.")
 
 
+_Bundle = Annotated[
+    Path | None, typer.Argument(help="A bundle; without one, random weights of --backbone.", show_default=False)
+]
+_Method = Annotated[list[str] | None, typer.Option(help="Tasks of that method; without a bundle, a fresh delta of it.")]
+_Set = Annotated[
+    list[str] | None, typer.Option("--set", help="memory=2GB of the profile, or --method's name=value; may repeat.")
+]
+_Backbone = Annotated[
+    str | None, typer.Option(help="A named architecture, with random weights. Default: roberta-base.")
+]
+_Lengths = Annotated[
+    str | None, typer.Option(help="Real lengths: sst2, mrpc, rte, or a file (an integer a line, or TOML).")
+]
+_Peer = Annotated[
+    list[Path] | None, typer.Option(help="Another encoder as ONNX, measured in the same rounds; may repeat.")
+]
+_Scenario = Annotated[
+    list[str] | None, typer.Option(help="How work arrives, or a TOML file; may repeat. Default: offline.")
+]
+_Resume = Annotated[
+    bool, typer.Option("--resume", help="Keep what an interrupted run wrote to --json, measure the rest.")
+]
+_Against = Annotated[
+    str | None,
+    typer.Option(help="A git revision, a release, or a folder with edgepeft: measured in the same rounds."),
+]
+_MaxRegression = Annotated[
+    str | None, typer.Option(help="With --against: the smallest loss that matters. Default: 5%.")
+]
+_Launches = Annotated[
+    int | None, typer.Option(help="With --against: how often every process is started anew. Default: 2.")
+]
+_Deterministic = Annotated[
+    bool, typer.Option("--deterministic", help="Count nodes, operations and bytes only; nothing is timed.")
+]
+_Instructions = Annotated[
+    bool, typer.Option("--instructions", help="Also count instructions on an emulated Cortex-A72 (needs QEMU).")
+]
+_ProfileOps = Annotated[
+    bool, typer.Option("--profile-ops", help="Also say where inference's time goes, by operator and layer.")
+]
+
+
 def command(
-    bundle: Annotated[
-        Path | None, typer.Argument(help="A bundle; without one, random weights of --backbone.", show_default=False)
-    ] = None,
+    bundle: _Bundle = None,
     *,
     profile: Annotated[str, typer.Option(help="The device whose cores and memory are in force.")],
     mode: Mode = "limits",
     engine: Annotated[list[str] | None, typer.Option(help="onnxruntime or pytorch; may repeat. Default: both.")] = None,
     workload: Annotated[list[str] | None, typer.Option(help="infer or finetune; may repeat. Default: both.")] = None,
     task: Annotated[list[str] | None, typer.Option(help="A task of the bundle; may repeat. Default: all.")] = None,
-    method: Annotated[
-        list[str] | None, typer.Option(help="Tasks of that method; without a bundle, a fresh delta of it.")
-    ] = None,
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", help="memory=2GB of the profile, or --method's name=value; may repeat.")
-    ] = None,
-    backbone: Annotated[
-        str | None, typer.Option(help="A named architecture, with random weights. Default: roberta-base.")
-    ] = None,
+    method: _Method = None,
+    set_: _Set = None,
+    backbone: _Backbone = None,
     batch_size: Annotated[int | None, typer.Option(help="Texts in a batch. Default: the scenario's 32.")] = None,
     length: Annotated[int | None, typer.Option(help="Every text has this many tokens. Default: 128.")] = None,
     new_tokens: Annotated[int | None, typer.Option(help="Tokens that tasks write of each text. Default: 32.")] = None,
-    lengths: Annotated[
-        str | None, typer.Option(help="Real lengths: sst2, mrpc, rte, or a file (an integer a line, or TOML).")
-    ] = None,
-    peer: Annotated[
-        list[Path] | None, typer.Option(help="Another encoder as ONNX, measured in the same rounds; may repeat.")
-    ] = None,
-    scenario: Annotated[
-        list[str] | None, typer.Option(help="How work arrives, or a TOML file; may repeat. Default: offline.")
-    ] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Keep what an interrupted run wrote to --json, measure the rest.")
-    ] = False,
+    lengths: _Lengths = None,
+    peer: _Peer = None,
+    scenario: _Scenario = None,
+    resume: _Resume = False,
     rounds: Annotated[int | None, typer.Option(help="Samples of each. Default: 30.")] = None,
     max_seconds: MaxSeconds = None,
     seed: Annotated[int, typer.Option(help="Of token ids, weights and the order within rounds.")] = 0,
     no_cache: NoCache = False,
-    against: Annotated[
-        str | None,
-        typer.Option(help="A git revision, a release, or a folder with edgepeft: measured in the same rounds."),
-    ] = None,
-    max_regression: Annotated[
-        str | None, typer.Option(help="With --against: the smallest loss that matters. Default: 5%.")
-    ] = None,
-    launches: Annotated[
-        int | None, typer.Option(help="With --against: how often every process is started anew. Default: 2.")
-    ] = None,
-    deterministic: Annotated[
-        bool, typer.Option("--deterministic", help="Count nodes, operations and bytes only; nothing is timed.")
-    ] = False,
-    instructions: Annotated[
-        bool, typer.Option("--instructions", help="Also count instructions on an emulated Cortex-A72 (needs QEMU).")
-    ] = False,
-    profile_ops: Annotated[
-        bool, typer.Option("--profile-ops", help="Also say where inference's time goes, by operator and layer.")
-    ] = False,
+    against: _Against = None,
+    max_regression: _MaxRegression = None,
+    launches: _Launches = None,
+    deterministic: _Deterministic = False,
+    instructions: _Instructions = False,
+    profile_ops: _ProfileOps = False,
     json: Annotated[str | None, typer.Option(help="Write the result there; - is standard output.")] = None,
 ) -> None:
     """Measure inference and fine-tuning throughput, interleaved, in processes under the profile's limits."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -37,28 +38,32 @@ _SAID = {
     "calibrated": "texts/min are measured at its speed, emulated; memory is predicted",
 }
 _Amount = Annotated[str | None, typer.Option(metavar="SIZE", help="At most so much, such as 500MB.")]
+_SweepFolder = Annotated[
+    Path | None, typer.Argument(help="A sweep's folder. Without one, --data is trained on.", show_default=False)
+]
+_Throughput = Annotated[
+    str | None, typer.Option(metavar="N/min", help="Texts that all tasks must answer: 60/min, or 1/s.")
+]
+_Disk = Annotated[
+    str | None, typer.Option(metavar="SIZE", help="Of the tasks' files together, at most so much, such as 2MB.")
+]
+_Data = Annotated[
+    str | None, typer.Option(help="A data set of the sweep. Default: the mean of all. Without a sweep, rows.")
+]
 
 
 def command(
-    sweep: Annotated[
-        Path | None, typer.Argument(help="A sweep's folder. Without one, --data is trained on.", show_default=False)
-    ] = None,
+    sweep: _SweepFolder = None,
     *,
     profile: Annotated[str, typer.Option(help="A device, or the path of a .toml file.")],
     tasks: Annotated[int, typer.Option(min=1, help="Tasks of one backbone that answer each text.")] = 1,
-    throughput: Annotated[
-        str | None, typer.Option(metavar="N/min", help="Texts that all tasks must answer: 60/min, or 1/s.")
-    ] = None,
+    throughput: _Throughput = None,
     memory: _Amount = None,
-    disk: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="Of the tasks' files together, at most so much, such as 2MB.")
-    ] = None,
+    disk: _Disk = None,
     length: Annotated[int | None, typer.Option(help="Tokens of a text. Default: 128, or what runs were given.")] = None,
     mode: BenchMode = "predicted",
     max_seconds: MaxSeconds = None,
-    data: Annotated[
-        str | None, typer.Option(help="A data set of the sweep. Default: the mean of all. Without a sweep, rows.")
-    ] = None,
+    data: _Data = None,
     text_column: TextColumn = None,
     pair_column: PairColumn = None,
     label_column: LabelColumn = None,
@@ -71,7 +76,7 @@ def command(
 ) -> None:
     """Name the cheapest method that fits a budget and is not worse than the best beyond chance."""
     with requiring("train", "choosing a method"):
-        from edgepeft.sweep.choice import Budget, Candidate, candidates, choose, costs_of, exported
+        from edgepeft.sweep.choice import Budget, candidates, choose
         from edgepeft.sweep.folder import open_sweep
     from edgepeft.device.profiles import load_profile, with_settings
     from edgepeft.tuning.memory import amount_of
@@ -97,17 +102,9 @@ def command(
         )
     else:
         opened, named = open_sweep(sweep), (data, backbone)
-    found = candidates(opened, *(named or ()))
-    with tempfile.TemporaryDirectory() as work:
-        with stages(1) as stage, stage("exporting each method once"):
-            source = opened.options(found[0].arms[0].cells[0])["backbone"]
-            bundle = exported([each.arms[0].cards[0] for each in found], source, Path(work))
-        measured = None
-        if mode != "predicted":
-            variant = f"{profile}{',' if ':' in profile else ':'}{','.join(set_)}" if set_ else profile
-            measured = _measured(bundle, variant, mode, length, max_seconds)
-        costs = costs_of(bundle, device, tasks=tasks, length=length, measured=measured)
-    found = [Candidate(each.method, each.arms, cost) for each, cost in zip(found, costs.values(), strict=True)]
+    variant = f"{profile}{',' if ':' in profile else ':'}{','.join(set_)}" if set_ else profile
+    measure = None if mode == "predicted" else partial(_measured, variant, mode, length, max_seconds)
+    found = _with_costs(opened, candidates(opened, *(named or ())), device, tasks, length, measure)
     chosen = choose(found, budget)
     if as_json:
         print_json(_document(found, chosen, device, tasks, mode))
@@ -125,8 +122,28 @@ def _rate(text: str) -> float:
     return float(match[1]) * {"s": 60.0, "h": 1 / 60}.get(match[2], 1.0)
 
 
+def _with_costs(
+    sweep: Sweep,
+    found: Sequence[Candidate],
+    device: Profile,
+    tasks: int,
+    length: int | None,
+    measure: Callable[[Bundle], dict[str, Seconds]] | None,
+) -> list[Candidate]:
+    """The methods with what one task of each costs, by ``measure`` or predicted; each is exported once."""
+    from edgepeft.sweep.choice import Candidate, costs_of, exported
+
+    with tempfile.TemporaryDirectory() as work:
+        with stages(1) as stage, stage("exporting each method once"):
+            source = sweep.options(found[0].arms[0].cells[0])["backbone"]
+            bundle = exported([each.arms[0].cards[0] for each in found], source, Path(work))
+        measured = None if measure is None else measure(bundle)
+        costs = costs_of(bundle, device, tasks=tasks, length=length, measured=measured)
+    return [Candidate(each.method, each.arms, cost) for each, cost in zip(found, costs.values(), strict=True)]
+
+
 def _measured(
-    bundle: Bundle, profile: str, mode: str, length: int | None, max_seconds: float | None
+    profile: str, mode: str, length: int | None, max_seconds: float | None, bundle: Bundle
 ) -> dict[str, Seconds]:
     """Seconds of one text by task, of `edgepeft bench`'s interleaved rounds under the profile's limits."""
     from edgepeft.bench.run import BenchRequest, run_benchmark

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edgepeft.cli._command import command_of
-from edgepeft.cli._output import print_json, say_cuts, show_errors
+from edgepeft.cli._options import command_of
+from edgepeft.cli._output import print_json, say_cuts
+from edgepeft.cli._scores import show_errors, show_headline
+from edgepeft.data.score_tables import rounded, titled
 from edgepeft.options.eval import EvalOptions
+
+if TYPE_CHECKING:
+    from edgepeft.options.base import Folder
+    from edgepeft.runtime.evaluate import EvalResult
 
 __all__ = ["command"]
 
@@ -27,13 +33,22 @@ def _eval(
     if as_json:
         print_json({"schema": "edgepeft.eval/1", "bundle": str(options.bundle), "task": options.task, **found})
     else:
-        typer.echo(f"{result.task}: {result.metric} {result.score:.4f} on {result.rows} rows ({found['averaged']})")
-        for name, part in found.get("parts", {}).items():
-            typer.echo(f"  {name}: {part['score']:.4f} on {part['rows']} rows")
-        if asked_of := found.get("questions"):
-            typer.echo(f"  exact match {asked_of['exact_match']:.4f} on {asked_of['questions']} questions")
-        show_errors(found)
+        _show(result, options.out)
     say_cuts(result.truncation, result.max_new_tokens)
 
 
 command = command_of(EvalOptions, _eval, "eval")
+
+
+def _show(result: EvalResult, out: Folder | None) -> None:
+    found = result.found
+    typer.echo(f"{result.task}: {titled(result.metric)} {rounded(result.score)} on {result.rows:,} rows")
+    show_headline(result.headline, found["baselines"])
+    for name, part in found.get("parts", {}).items():
+        typer.echo(f"  {name}: {rounded(part['score'])} on {part['rows']:,} rows")
+    if asked_of := found.get("questions"):
+        typer.echo(f"  exact match {rounded(asked_of['exact_match'])} on {asked_of['questions']:,} questions")
+    if own := found.get("trained"):
+        beside = "".join(f", {name} {rounded(score)}" for name, score in own["baselines"].items())
+        typer.echo(f"When trained, on {own['rows']:,} rows: {titled(own['metric'])} {rounded(own['score'])}{beside}.")
+    show_errors(found, None if out is None else str(out))

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edgepeft.cli._command import command_of
-from edgepeft.cli._options import note_trainable
+from edgepeft.cli._options import command_of, note_trainable
 from edgepeft.cli._output import print_json
 from edgepeft.common.errors import UsageError, requiring
 from edgepeft.common.progress import messages

@@ -69,8 +69,8 @@ def _check_folder(out: Path, force: bool) -> None:
 def _train(out: Path) -> Backbone:
     """Write both tasks' rows and train their deltas on the backbone that is returned."""
     from edgepeft.backbones.source import open_backbone
-    from edgepeft.cli._quickstart import TASKS, train_task, write_rows
     from edgepeft.training import demo
+    from edgepeft.training.demo import TASKS, train_task, write_rows
 
     corpora = {task.name: demo.corpus(task.corpus) for task in TASKS}  # first: whatever is missing ends the run here
     backbone = open_backbone(str(demo.backbone()))
@@ -94,7 +94,7 @@ def _watcher(progress: Progress, row: Any) -> Any:
 
 
 def _export(backbone: Backbone, out: Path) -> Manifest:
-    from edgepeft.cli._quickstart import TASKS
+    from edgepeft.training.demo import TASKS
     from edgepeft.training.exporting.bundle import export_bundle
 
     deltas = [out / "deltas" / task.name for task in TASKS]
@@ -122,8 +122,8 @@ def _measure(out: Path) -> BenchResult:
 def _close(out: Path, manifest: Manifest, bench: BenchResult, seconds: dict[str, float]) -> None:
     """The summary as JSON, the table, and what to try next."""
     from edgepeft.bench.report.quickstart import quickstart_summary, quickstart_table
-    from edgepeft.cli._quickstart import TASKS
     from edgepeft.common.atomic import write_json
+    from edgepeft.training.demo import TASKS
 
     described = [(task.name, task.corpus) for task in TASKS]
     data = [{"name": name, "title": of.title, "source": of.source, "licence": of.licence} for name, of in described]

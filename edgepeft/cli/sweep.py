@@ -13,7 +13,7 @@ import typer
 
 from edgepeft.cli._output import INTERRUPTED, plain_table, print_json, table_console
 from edgepeft.common.errors import EdgepeftError, requiring
-from edgepeft.common.progress import bars, messages, say
+from edgepeft.common.progress import about, bars, messages, say
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -147,7 +147,9 @@ def showing(sweep: Sweep, at_once: int) -> Iterator[Callable[[Shown], None]]:
     from edgepeft.sweep.run import estimate
 
     with bars(TextColumn("{task.fields[state]}", markup=False)) as shown:
-        whole = shown.add_task("runs", total=len(sweep.cells), state="")
+        over = sum(sweep.outcome(cell) is not None for cell in sweep.cells)
+        say(f"{len(sweep.cells)} runs, {len(sweep.cells) - over} of them to compute, {at_once} at once")
+        whole = shown.add_task("runs", total=len(sweep.cells), completed=over, state="", left=None)
         own: dict[str, Any] = {}
 
         def tell(told: Shown) -> None:
@@ -157,12 +159,11 @@ def showing(sweep: Sweep, at_once: int) -> Iterator[Callable[[Shown], None]]:
                     own[name] = shown.add_task(str(told.cell), total=None, state="")
                 best = told.progress.best
                 state = told.progress.phase + ("" if best is None else f"  best {best:.3f}")
-                shown.update(own[name], completed=told.progress.done, total=told.progress.total, state=state)
+                shown.update(own[name], completed=told.progress.done, total=told.progress.total or None, state=state)
                 return
             if name in own:
                 shown.remove_task(own.pop(name))
-            left = estimate(sweep, at_once)
-            state = f"about {left / 60:.0f} min left" if left else ""
+            state = about(estimate(sweep, at_once) or None)
             shown.update(whole, completed=told.done, total=told.total, state=state)
             if told.error or told.outcome:
                 say(f"{told.done} of {told.total}: {told.cell}: {_ended(sweep, told)}")
@@ -191,10 +192,8 @@ def _list(sweep: Sweep, at_once: int) -> None:
     table_console().print(table)
     counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
     seconds = estimate(sweep, at_once)
-    left = (
-        "no run is done that would say how long they take" if seconds is None else f"about {seconds / 60:.0f} minutes"
-    )
-    messages().print(f"{len(states)} runs: {counts}; {at_once} at once; what is open: {left}.")
+    left = about(seconds) or "no run is done that would say how long the open ones take"
+    messages().print(f"{len(states)} runs: {counts}; {at_once} at once; {left}.")
 
 
 def _show(sweep: Sweep) -> None:

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edgepeft.cli._command import command_of
-from edgepeft.cli._output import plain_table, print_json, show_errors, table_console
+from edgepeft.cli._options import command_of
+from edgepeft.cli._output import plain_table, print_json, table_console
 from edgepeft.cli._run import interruptible, say_temperature, say_unbeaten, say_windows
+from edgepeft.cli._scores import show_errors, show_headline
 from edgepeft.common.errors import requiring
 from edgepeft.common.progress import messages
+from edgepeft.data.score_tables import rounded, titled
 from edgepeft.options.train import METHOD, TrainOptions
 
 if TYPE_CHECKING:
@@ -63,28 +65,27 @@ def _say_what_to_know(result: TrainResult) -> None:
 
 
 def _show(result: TrainResult, out: Path) -> None:
-    table_console().print(_table(result, out))
-    show_errors(result.errors)
+    card = result.delta.card
+    title = f"{card.task}: {card.method} on {card.backbone.source}, {result.metrics['n_test']:,} test rows"
+    typer.echo(title)
+    show_headline(result.metrics["headline"], result.metrics["baselines"])
+    table_console(80).print(_table(result, out))
+    show_errors(result.errors, str(out))
     if "curve" in result.metrics:
         table_console().print(_curve(result.metrics))
         messages().print(f"drawn in {out / 'curve.svg'} and {out / 'curve.png'}", markup=False)
 
 
 def _table(result: TrainResult, out: Path) -> Table:
-    from rich.table import Table
-
     card, training = result.delta.card, result.training
-    kind, weights = card.task_kind, training.get("class_weights")
-    how = kind.averaged(result.metric)
+    weights = training.get("class_weights")
     counts = result.delta.n_parameters()
     after = f"after step {training['best_step']} of {training['steps']}"
-    table = Table(title=f"{card.task}: {card.method} on {card.backbone.source}", show_header=False)
+    table = plain_table("run", "")
     rows = {
-        f"{result.metric}, test rows": f"{result.score:.4f} ({how})",
-        **{f"of the {name}": f"{each['test']:.4f}" for name, each in result.metrics["baselines"].items()},
-        f"{result.metric}, eval rows": f"{result.metrics['eval']:.4f} {after}",
+        "eval rows": f"{titled(result.metric)} {rounded(result.metrics['eval'])} {after}",
         "rows": result.metrics["split"],
-        "labels": _weighed(weights) if weights else kind.listed,
+        "labels": _weighed(weights) if weights else card.task_kind.listed,
         "trained parameters": f"{counts['delta']:,} and {counts['head']:,} of the head",
         "computed on": f"{training['device']}, {training['precision']}",
         "written": str(out),
@@ -105,5 +106,5 @@ def _curve(metrics: Mapping[str, Any]) -> Table:
     table = plain_table(numbers=("training rows", f"{metrics['metric']}, test rows", "eval rows", *names))
     for point in points:
         scores = [point["test"], point["eval"], *(point["baselines"].get(name) for name in names)]
-        table.add_row(f"{point['rows']:,}", *("-" if score is None else f"{score:.4f}" for score in scores))
+        table.add_row(f"{point['rows']:,}", *map(rounded, scores))
     return table

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edgepeft.cli._command import command_of
+from edgepeft.cli._options import command_of
 from edgepeft.cli._output import print_json
 from edgepeft.cli._run import interruptible, say_temperature, say_unbeaten, say_windows
 from edgepeft.common.progress import messages

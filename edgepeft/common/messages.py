@@ -10,7 +10,7 @@ from unicodedata import category
 if TYPE_CHECKING:
     from pydantic import ValidationError
 
-__all__ = ["in_words", "markdown_cell", "mistake", "printable"]
+__all__ = ["in_words", "listed_mistakes", "markdown_cell", "mistake", "printable"]
 
 # By pydantic's kinds of mistakes, with what it tells of each.
 _NEEDED = {
@@ -44,20 +44,30 @@ _NEEDED = {
 _BRANCHES = {"int", "float", "str", "bool"}  # of a value that may be of several kinds, as the last part of its place
 _KINDS = {str: "text", bool: "true or false", dict: "an object", type(None): "null", int: "a number", float: "a number"}
 _SHOWN = 80  # characters of what was found
+_MOST_MISTAKES = 2000  # of which pydantic makes a list in milliseconds: it has each mistake's place, value and words
 
 
 def in_words(error: ValidationError, whole: str = "the document", names: Collection[str] | None = None) -> str:
-    """The first mistake, without a full stop; ``whole`` is what was read.
+    """The first mistake, without a full stop; ``whole`` is what was read.  Thousands of them are only counted.
 
     ``names`` are the only keys that may be told, and no value is: for answers to whoever sent the document.
     """
-    mistakes: list[Mapping[str, Any]] = [dict(each) for each in error.errors(include_url=False)]
+    mistakes = listed_mistakes(error)
+    if not mistakes:
+        return f"{whole} has {error.error_count():,} mistakes"
     first = _place(mistakes[0], names)
     within = [each for each in mistakes if _place(each, names)[: len(first)] == first]
     # Of kinds that a value may have, the one whose parts were looked at is the one that was meant.
     deepest = max(within, key=lambda each: len(each["loc"]))
     place = _place(deepest, names)
     return mistake(deepest, whole, names, [each for each in within if _place(each, names) == place])
+
+
+def listed_mistakes(error: ValidationError) -> list[Mapping[str, Any]]:
+    """What pydantic found; nothing where it is thousands of mistakes, a list of which takes seconds and gigabytes."""
+    if error.error_count() > _MOST_MISTAKES:
+        return []
+    return [dict(each) for each in error.errors(include_url=False)]
 
 
 def mistake(

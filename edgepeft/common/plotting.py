@@ -10,7 +10,7 @@ import contextlib
 import io
 import math
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -93,7 +93,9 @@ def heat_map(
     highest: float,
     cell: tuple[float, float],
     decimals: int = 1,
+    numbers: Sequence[Sequence[int]] | None = None,
     missing: str = "white",
+    upright: bool = False,
 ) -> QuadMesh:
     """Draw a table of numbers as coloured cells, the first row on top.
 
@@ -106,7 +108,9 @@ def heat_map(
         highest: the value of the brightest colour.
         cell: a cell's width and height in inches; numbers stand in cells that are large enough.
         decimals: of the numbers.
+        numbers: what stands in the cells in place of their values.
         missing: the colour of cells without a value.
+        upright: whether the names below are turned, where they are long and cells are narrow.
     """
     table = np.array([[np.nan if value is None else value for value in row] for row in values], dtype=float)
     colours = matplotlib.colormaps[COLOURS].with_extremes(bad=missing)
@@ -117,8 +121,11 @@ def heat_map(
     axes.invert_yaxis()
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
-    _ticks(axes, rows, columns, cell)
-    _numbers(axes, table, lowest + 0.6 * (highest - lowest), cell, decimals)
+    _ticks(axes, rows, columns, cell, upright=upright)
+    texts = {place: f"{value:.{decimals}f}" for place, value in np.ndenumerate(table) if not np.isnan(value)}
+    if numbers is not None:
+        texts = {place: f"{n:,}" for place, n in np.ndenumerate(np.array(numbers))}
+    _numbers(axes, table, lowest + 0.6 * (highest - lowest), cell, texts)
     return mesh
 
 
@@ -179,25 +186,35 @@ def save_as(figure: Figure, path: Path) -> None:
     write_atomically(path, file.getvalue())
 
 
-def _numbers(axes: Axes, table: NDArray[np.float64], bright: float, cell: tuple[float, float], decimals: int) -> None:
-    """Each value in its cell, in black from ``bright`` on; nothing where they would not fit."""
-    texts = {place: f"{value:.{decimals}f}" for place, value in np.ndenumerate(table) if not np.isnan(value)}
+def _numbers(
+    axes: Axes,
+    table: NDArray[np.float64],
+    bright: float,
+    cell: tuple[float, float],
+    texts: Mapping[tuple[int, ...], str],
+) -> None:
+    """Each text in its cell, in black where the value is from ``bright`` on; nothing where they would not fit."""
     widest = max(map(len, texts.values()), default=1)
     size = min(9.0, 72 * cell[0] / (0.72 * widest), 72 * cell[1] / 1.6)  # a digit is about 0.6 of its size wide
     if size < 5.5:
         return
     for (row, column), text in texts.items():
-        colour = "black" if table[row, column] >= bright else "white"
+        colour = "white" if table[row, column] < bright else "black"
         axes.text(column + 0.5, row + 0.5, text, ha="center", va="center", color=colour, fontsize=size)
 
 
-def _ticks(axes: Axes, rows: Sequence[object], columns: Sequence[object], cell: tuple[float, float]) -> None:
+def _ticks(
+    axes: Axes, rows: Sequence[object], columns: Sequence[object], cell: tuple[float, float], *, upright: bool
+) -> None:
     """Names beside the cells; every second, third, ... of them where all would overlap."""
     widest = max((len(_shown(name)) for name in columns), default=1)
-    for names, axis, side, needed in ((rows, axes.yaxis, cell[1], 0.15), (columns, axes.xaxis, cell[0], 0.09 * widest)):
+    below = 0.15 if upright else 0.09 * widest
+    for names, axis, side, needed in ((rows, axes.yaxis, cell[1], 0.15), (columns, axes.xaxis, cell[0], below)):
         places = range(0, len(names), max(1, math.ceil(needed / side)))
         axis.set_ticks([place + 0.5 for place in places], [_shown(names[place]) for place in places])
     axes.tick_params(labelsize=9)
+    if upright:
+        axes.tick_params(axis="x", rotation=90)
 
 
 def _shown(name: object, longest: int = LONGEST_NAME) -> str:

@@ -23,6 +23,7 @@ from rich.progress import (
     Progress,
     ProgressColumn,
     SpinnerColumn,
+    Task,
     TaskID,
     TextColumn,
     TimeElapsedColumn,
@@ -34,6 +35,7 @@ from edgepeft.common.messages import printable
 
 __all__ = [
     "PrintableConsole",
+    "about",
     "bars",
     "messages",
     "no_longer",
@@ -45,6 +47,7 @@ __all__ = [
 ]
 
 EVERY_S = 10.0  # a line, where no bar is drawn
+_LINES = 5  # bars that it tells of
 
 _shown: list[Progress] = []  # that are under way, the last one within the others
 _ends: list[threading.Event] = []  # of the thread that says what is under way; one at most
@@ -106,12 +109,24 @@ def no_longer() -> None:
 
 
 def _under_way() -> str:
-    """The bar that is being filled: what, how many of how many, and its state."""
-    for each in [bar for shown in reversed(_shown) for bar in shown.tasks if not bar.finished]:
-        total = "" if each.total is None else f" of {each.total:,.0f}"
-        count = f"{each.completed:,.0f}{total}" if total or each.completed else ""
-        return ", ".join(part for part in (each.description, count, each.fields.get("state", "")) if part)
-    return ""
+    """The bars that are being filled: what, how many of how many, and their state."""
+    filled = next((bars for shown in reversed(_shown) if (bars := [b for b in shown.tasks if not b.finished])), [])
+    more = [f"and {len(filled) - _LINES} more"] if len(filled) > _LINES else []
+    return "; ".join([*map(_told, filled[:_LINES]), *more])
+
+
+def _told(bar: Task) -> str:
+    total = "" if bar.total is None else f" of {bar.total:,.0f}"
+    count = f"{bar.completed:,.0f}{total}" if total or bar.completed else ""
+    left = about(bar.fields.get("left", bar.time_remaining))
+    return ", ".join(part for part in (bar.description, count, bar.fields.get("state", ""), left) if part)
+
+
+def about(seconds: float | None) -> str:
+    """How long work may still take; nothing where nobody knows."""
+    if seconds is None:
+        return ""
+    return f"about {seconds / 60:.0f} min left" if seconds >= 120 else f"about {seconds:.0f} s left"
 
 
 def _draws(console: Console) -> bool:

@@ -1,18 +1,30 @@
-"""Where shipped data and caches lie, and how a file is told from another."""
+"""Where shipped data and caches lie, how a file is told from another, and whether it still is what was written."""
 
 from __future__ import annotations
 
 import errno
 import hashlib
 import os
+import zlib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from edgepeft.common.errors import EdgepeftError
 
-__all__ = ["cache_folder", "data_folder", "file_identity", "package_data", "private_folder", "sha256_of"]
+__all__ = [
+    "cache_folder",
+    "checksum",
+    "data_folder",
+    "file_identity",
+    "package_data",
+    "private_folder",
+    "sha256_of",
+]
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _CHECKOUT = _PACKAGE.parent
+_PART, _BLOCK = 16 << 20, 1 << 20  # bytes
+_READERS = 4  # zlib lets other threads run meanwhile
 
 
 def package_data(name: str) -> Path:
@@ -67,3 +79,22 @@ def sha256_of(path: Path) -> str:
     """Hexadecimal SHA-256 of a file's bytes, read in one pass of constant memory."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def checksum(path: Path, n_bytes: int | None = None) -> str:
+    """CRC-32 of each 16 MiB of a file, or of its first ``n_bytes``, in hexadecimal.
+
+    For what this machine keeps for itself: it finds every one or two bits that a disk or a memory card lost, at twice
+    the speed of SHA-256 where a processor has instructions for that, and more where it has none.  Who can write the
+    file can write this too.
+    """
+    with path.open("rb") as file, ThreadPoolExecutor(_READERS) as readers:
+        end = os.fstat(file.fileno()).st_size if n_bytes is None else n_bytes
+
+        def crc32(begin: int) -> str:
+            crc, at, last = 0, begin, min(begin + _PART, end)
+            while at < last and (block := os.pread(file.fileno(), min(_BLOCK, last - at), at)):
+                crc, at = zlib.crc32(block, crc), at + len(block)
+            return f"{crc:08x}"
+
+        return "".join(readers.map(crc32, range(0, end, _PART)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -27,6 +28,11 @@ class Answer(ABC):
     def as_json(self) -> dict[str, Any]:
         """Plain values for JSON: ``task``, next what is answered; ``note`` where there is one."""
 
+    @property
+    def in_numbers(self) -> bool:
+        """Whether every number of it is one, neither NaN nor infinite."""
+        return True
+
 
 @dataclass(frozen=True)
 class Prediction(Answer):
@@ -50,6 +56,11 @@ class Prediction(Answer):
     def value(self) -> Any:
         """The label, or the number."""
         return self.score if self.label is None else self.label
+
+    @property
+    def in_numbers(self) -> bool:
+        """As its base has it: sums of float32 overflow no float64."""
+        return math.isfinite(self.score + (self.expected or 0.0) + sum(self.scores.values()) + sum(self.logits))
 
     def as_json(self) -> dict[str, Any]:
         """Plain values for JSON; ``note`` where there is one."""

@@ -22,10 +22,10 @@ import numpy as np
 from edgepeft.common.errors import DataError
 from edgepeft.data.rows import Row
 
-__all__ = ["WORST", "Groups", "by_class", "certainty_figures", "class_rows", "figure_rows", "in_words", "worst_of"]
+__all__ = ["WORST", "Groups", "by_class", "mislabelled", "shown_row", "without_texts", "worst_of"]
 
 WORST = 10  # rows listed
-_MOST_COLUMNS = 8  # of a matrix in a table
+_SHOWN = 160  # characters of a text
 
 
 def by_class(names: Sequence[str], right: Sequence[int], given: Sequence[int], has: Sequence[int]) -> dict[str, Any]:
@@ -47,48 +47,29 @@ def worst_of(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return [dict(row) for row in heapq.nlargest(WORST, rows, key=lambda row: row["loss"])]
 
 
-def class_rows(errors: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Head and rows of a table: the classes, lowest F1, then most rows, first; or the residuals, or scores of texts."""
-    if "texts" in errors:
-        return figure_rows(errors["texts"])
-    if "residuals" in errors:
-        return figure_rows(errors["residuals"], "residual")
-    if not errors.get("by_class"):  # a kind of task without labels
-        return figure_rows(errors["figures"])
-    found, confusion = errors["by_class"], errors.get("confusion")
-    matrix = len(found) <= _MOST_COLUMNS
-    more = [] if not confusion else [f"as {name}" for name in found] if matrix else ["most often taken for"]
-    rows = []
-    for name, of in sorted(found.items(), key=lambda item: (item[1]["f1"], -item[1]["support"])):
-        given = (confusion or {}).get(name, {})
-        taken = [str(given.get(other, 0)) for other in found] if matrix else [_most_wrong(name, given)]
-        figures = (f"{of[key]:.3f}" for key in ("precision", "recall", "f1"))
-        rows.append([name, *figures, str(of["support"]), *taken[: len(more)]])
-    return ["label", "precision", "recall", "F1", "rows", *more], rows
+def shown_row(row: Row, label: Any, answer: Any, loss: float, more: Mapping[str, Any]) -> dict[str, Any]:
+    """Where a row stands, how its text begins, what is right and what was answered."""
+    text = " ".join((row.sentence1 + (f" / {row.sentence2}" if row.sentence2 else "")).split())
+    return {"row": row.short, "text": text[:_SHOWN], "label": label, "answer": answer, "loss": loss, **more}
 
 
-def figure_rows(figures: Mapping[str, float], head: str = "score") -> tuple[list[str], list[list[str]]]:
-    """Head and rows of a table of figures that are not of classes."""
-    return [head, ""], [[name.replace("_", " "), f"{value:.4f}"] for name, value in figures.items()]
+def mislabelled(
+    doubted: Sequence[tuple[int, Mapping[str, Any]]], shown: Callable[[int], Mapping[str, Any]]
+) -> dict[str, Any]:
+    """``mislabelled`` rows, the likeliest first, and how many there are in all as ``mislabelled_rows``.
+
+    ``doubted`` has the place of each and what speaks against its label, ``shown`` gives the row of a place.
+    """
+    worst = [(shown(place), of) for place, of in doubted[:WORST]]
+    told = [{"row": row["row"], "text": row["text"], **of} for row, of in worst]
+    return {"mislabelled_rows": len(doubted), "mislabelled": told}
 
 
-def certainty_figures(calibration: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """The same of how far probabilities can be believed, and of what is promised of the answers that are sure."""
-    error, kept = calibration["ece"], dict(calibration.get("promise") or {})
-    figures = {"temperature": calibration["temperature"], "calibration error without it": error["before"]}
-    figures |= {"calibration error with it": error["after"]}
-    return figure_rows(figures | {name: value for name, value in kept.items() if value is not None}, "certainty")
-
-
-def in_words(value: Any) -> str:
-    """An answer or a label in a cell: several are told one by one."""
-    return (", ".join(map(str, value)) or "-") if isinstance(value, list) else str(value)
-
-
-def _most_wrong(name: str, given: Mapping[str, int]) -> str:
-    wrong = {other: n for other, n in given.items() if other != name}
-    most = max(wrong, key=lambda other: wrong[other], default=None)
-    return "" if most is None else f"{most} ({wrong[most]})"
+def without_texts(errors: Mapping[str, Any]) -> dict[str, Any]:
+    """For a file that is handed on: rows are named, and what they say is left out."""
+    lists = ("worst", "mislabelled")
+    kept = {name: [{k: v for k, v in row.items() if k != "text"} for row in errors.get(name, ())] for name in lists}
+    return {name: kept.get(name, value) for name, value in errors.items()}
 
 
 _OF_QUESTION = ("paragraph", "question")  # of SuperGLUE's ``idx``, which also numbers the answer

@@ -12,7 +12,16 @@ from edgepeft.data.labels import shown
 from edgepeft.data.pattern import UnreadableRow
 from edgepeft.data.shapes import LABELS, NUMBERED, TEXTS, one_of
 
-__all__ = ["CANDIDATES", "FIRST", "LABEL", "SECOND", "by_convention", "candidates_in", "distinct_candidates"]
+__all__ = [
+    "CANDIDATES",
+    "FIRST",
+    "LABEL",
+    "SECOND",
+    "by_convention",
+    "candidates_in",
+    "chosen_column",
+    "distinct_candidates",
+]
 
 FIRST, SECOND, LABEL = "sentence1", "sentence2", "label"
 _TITLE = "title"  # the text where there is no other
@@ -34,17 +43,26 @@ def candidates_in(record: Mapping[str, Any], where: str) -> tuple[str, ...]:
     """Those of a file's row; none where it has no such column."""
     if CANDIDATES in record:
         return distinct_candidates(_list(record[CANDIDATES]), where)
-    found: dict[str, list[tuple[int, Any]]] = {}
-    for name, value in record.items():
-        if (match := NUMBERED.fullmatch(name)) is not None:
-            found.setdefault(match[1], []).append((int(match[2]), value))
-    if len(found) > 1:
-        names = ", ".join(sorted(found))
-        raise DataError(f"{where}: numbered columns of several names ({names}); put the candidates into one list.")
-    numbered = [value for values in found.values() for _, value in sorted(values, key=lambda each: each[0])]
+    names = _numbered(record)
+    if len(kinds := {match[1] for name in names if (match := NUMBERED.fullmatch(name))}) > 1:
+        told = ", ".join(sorted(kinds))
+        raise DataError(f"{where}: numbered columns of several names ({told}); put the candidates into one list.")
+    numbered = [record[name] for name in names]
     while numbered and numbered[-1] in (None, ""):  # a table's rows have as many cells as its longest one
         numbered.pop()
-    return distinct_candidates(numbered, where) if found else ()
+    return distinct_candidates(numbered, where) if names else ()
+
+
+def _numbered(record: Mapping[str, Any]) -> list[str]:
+    """The columns of candidates, by their numbers."""
+    found = [(int(match[2]), name) for name in record if (match := NUMBERED.fullmatch(name)) is not None]
+    return [name for _, name in sorted(found, key=lambda each: each[0])]
+
+
+def chosen_column(record: Mapping[str, Any], label: Any) -> Any:
+    """The place of the candidate whose column the label is called after, as COPA's classes are; else the label."""
+    names = _numbered(record)
+    return names.index(label) if isinstance(label, str) and label in names else label
 
 
 def distinct_candidates(value: Any, where: str) -> tuple[str, ...]:

@@ -27,9 +27,9 @@ from numpy.typing import NDArray
 
 from edgepeft.common.errors import DataError, UsageError
 from edgepeft.data.bad_rows import BadRows
-from edgepeft.data.readers import Source, format_of, is_dataset, source_of, splits_of
-from edgepeft.data.rows import SENTENCES, Columns, Row, head_of, read_rows
-from edgepeft.data.shapes import Shape, told_shape
+from edgepeft.data.readers import Source, source_of
+from edgepeft.data.rows import SENTENCES, Columns, Row, read_rows
+from edgepeft.data.told import own_splits
 from edgepeft.options.base import Rows, share_of
 from edgepeft.tasks._certainty import Promise
 from edgepeft.tasks.base import TaskType, kind_asked, listed, stated
@@ -44,7 +44,6 @@ __all__ = [
     "part",
     "quotas",
     "row_digest",
-    "shape_in",
     "task_data",
 ]
 
@@ -156,18 +155,6 @@ def given_rows(option: str, given: Rows | float | None) -> Given:
     return share_of(option, text)
 
 
-def shape_in(train: Source, columns: Columns = SENTENCES) -> Shape | None:
-    """What training rows are told by, where no option says it; see ``shapes``."""
-    return told_shape(train, head_of(_own_splits(train, columns).get("train", train)), columns[:3])
-
-
-def _own_splits(train: Source, columns: Columns) -> dict[str, Path]:
-    """A dataset's, by part; none of a file."""
-    if not isinstance(train, Path) or format_of(train) or not is_dataset(train):
-        return {}
-    return splits_of(train, columns.names[2] if columns.target is None else columns.target.fields[0])
-
-
 def load_data(
     train: Source,
     eval: Given = None,
@@ -181,7 +168,7 @@ def load_data(
 
     With ``skip_bad`` rows that cannot be used are left out, which is said; else all of them are named.
     """
-    if splits := _own_splits(train, columns):
+    if splits := own_splits(train, columns):
         train = splits.get("train", train)
         eval, test = (splits.get(n) if given is None else given for n, given in (("eval", eval), ("test", test)))
     asked = {"--data": train, "--eval": eval, "--test": test}
@@ -242,7 +229,7 @@ def task_data(
         kept = _few(left, few_shot, seed, known)
     sources = dict(zip(PARTS, (kept, chosen, tested), strict=True))
     split = "; ".join(f"{name}: {source.origin}" for name, source in sources.items())
-    split += _shared({name: source.rows for name, source in sources.items()})
+    split += _shared({name: source.rows for name, source in sources.items()}, note=few_shot is None)
     return TaskData(kept.rows, chosen.rows, tested.rows, known.labels, split, few_shot, kind=asked.name)
 
 
@@ -314,22 +301,34 @@ def _note_conflicts(rows: Sequence[Row]) -> None:
         if first.setdefault(text, row).label != row.label:
             found.setdefault(text, row)
     if found:
-        key, other = next(iter(found.items()))
-        texts, has = "text stands" if len(found) == 1 else "texts stand", f"{first[key].where} has {first[key].label!r}"
-        warnings.warn(
-            f"{len(found)} {texts} with different labels: {has}, {other.where} {other.label!r}.", stacklevel=3
+        texts = "text stands" if len(found) == 1 else "texts stand"
+        told = _first(
+            [f"{first[key].where} has {first[key].label!r}, {row.where} {row.label!r}" for key, row in found.items()]
         )
+        warnings.warn(f"{len(found):,} {texts} with different labels: {told}.", stacklevel=3)
 
 
-def _shared(parts: dict[str, Sequence[Row]]) -> str:
+def _first(told: Sequence[str]) -> str:
+    """Three of them, and how many more there are."""
+    return "; ".join([*told[:3], *([f"and {len(told) - 3:,} more"] if len(told) > 3 else [])])
+
+
+def _shared(parts: dict[str, Sequence[Row]], *, note: bool) -> str:
     """What ``split`` says of rows that stand in two parts, as real data sets have them, and of texts that stand with
-    another label there."""
+    another label there; a ``note`` names the first rows."""
     rows = {name: [row_digest(row) for row in part] for name, part in parts.items()}
     texts = {name: [row_digest(row._replace(label=None)) for row in part] for name, part in parts.items()}
     copies, unlike = list[str](), list[str]()
     for one, other in combinations(parts, 2):
         n, n_texts = (sum(map({*of[one]}.__contains__, of[other])) for of in (rows, texts))
-        copies += [f"{n} of {other} in {one}"] if n else []
+        if n:
+            copies.append(f"{n} of {other} in {one}")
+            there = dict(zip(rows[one][::-1], parts[one][::-1], strict=True))  # the first one of equal rows
+            pairs = zip(parts[other], rows[other], strict=True)
+            told = [f"{row.short} is {there[digest].short} of {one}" for row, digest in pairs if digest in there]
+            if note:
+                stand = "row of {} stands" if n == 1 else "rows of {} stand"
+                warnings.warn(f"{n:,} {stand.format(other)} in {one} too: {_first(told)}.", stacklevel=3)
         unlike += [f"{n_texts - n} of {other} in {one}"] if n_texts > n else []
     found = {"rows in both": copies, "texts in both with other labels": unlike}
     return "".join(f"; {what}: {', '.join(counts)}" for what, counts in found.items() if counts)

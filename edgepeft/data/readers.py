@@ -5,9 +5,9 @@ no quoting (as GLUE's files: a quotation mark is a character of the text).  conl
 column; an empty line ends a row.  Files are UTF-8, with or without a byte order mark.  ``-`` is standard input, in any
 of these formats, told by its first character.
 
-Parquet files and datasets of Hugging Face are read by the optional extra ``data``.  A dataset is a folder that its
-``save_to_disk`` wrote, or a name of the Hub (``NAME:CONFIG`` where it has several configurations); ``#SPLIT`` after it
-names one of its splits.
+Parquet and arrow files and datasets of Hugging Face are read by the optional extra ``data``.  A dataset is a folder
+that its ``save_to_disk`` wrote, or a name of the Hub (``NAME:CONFIG`` where it has several configurations); ``#SPLIT``
+after it names one of its splits.
 """
 
 from __future__ import annotations
@@ -27,8 +27,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from edgepeft.common.errors import DataError, UsageError, requiring
+from edgepeft.data.arrow import SAVED, names_in, read_arrow, saved_splits
 from edgepeft.data.conll import read_conll
 from edgepeft.data.containers import PACKED, STDIN, Record, lines_of, read_folder, read_xlsx, read_zip, table_lines
+from edgepeft.data.label_names import named_classes
 from edgepeft.data.labels import shown as _shown
 
 if TYPE_CHECKING:
@@ -52,7 +54,6 @@ __all__ = [
 ]
 
 _PARTS = {"train": "train", "validation": "eval", "dev": "eval", "valid": "eval", "test": "test"}
-_SAVED = ("dataset_dict.json", "state.json")  # what `save_to_disk` writes of several splits, and of one
 
 
 def read_parquet(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -61,8 +62,9 @@ def read_parquet(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         from pyarrow import ArrowException
         from pyarrow.parquet import ParquetFile
     try:
-        rows = (row for batch in ParquetFile(path).iter_batches() for row in batch.to_pylist())
-        yield from enumerate(rows, start=1)
+        file = ParquetFile(path)
+        rows = (row for batch in file.iter_batches() for row in batch.to_pylist())
+        yield from enumerate(named_classes(rows, names_in(file.schema_arrow)), start=1)
     except (ArrowException, OSError) as error:
         raise DataError(f"{path} is not a parquet file that can be read ({error}).") from error
 
@@ -71,7 +73,7 @@ def is_dataset(path: Path) -> bool:
     """Whether it is a saved dataset's folder, or no file but possibly a name of the Hub."""
     folder = Path(_parted(path)[0])
     if folder.exists():
-        return any((folder / name).is_file() for name in _SAVED)
+        return any((folder / name).is_file() for name in SAVED)
     return re.fullmatch(r"\w[\w.-]*(/[\w.-]+)?(:[\w.-]+)?", str(folder)) is not None
 
 
@@ -83,22 +85,20 @@ def read_dataset(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         split = next(iter(splits))
     if split not in splits:
         raise UsageError(f"{source} has the splits {', '.join(splits)}; name one: {source}#{next(iter(splits))}.")
-    rows = splits[split]
-    yield from enumerate(_with_names(rows), start=1)
+    yield from enumerate(splits[split], start=1)
 
 
-def _with_names(rows: Any) -> Iterator[dict[str, Any]]:
-    """A split's rows; of labels that are classes the names."""
-    kinds = {column: getattr(kind, "feature", kind) for column, kind in rows.features.items()}  # of lists, their items'
-    names = {column: kind.names for column, kind in kinds.items() if hasattr(kind, "int2str")}
+class _Split:
+    """A split's rows, of labels that are classes the names."""
 
-    def named(value: Any, known: list[str]) -> Any:
-        if isinstance(value, list):
-            return [named(each, known) for each in value]
-        return None if value in (None, -1) else known[value]  # -1: GLUE's tests have no labels
+    def __init__(self, rows: Any) -> None:
+        self._rows = rows
 
-    for row in rows:
-        yield row | {column: named(row[column], known) for column, known in names.items()}
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """In their order."""
+        features = self._rows.features.items()
+        kinds = {column: getattr(kind, "feature", kind) for column, kind in features}  # of lists, their items'
+        return named_classes(self._rows, {c: kind.names for c, kind in kinds.items() if hasattr(kind, "int2str")})
 
 
 def splits_of(path: Path, label: str) -> dict[str, Path]:
@@ -107,8 +107,7 @@ def splits_of(path: Path, label: str) -> dict[str, Path]:
     found = {} if split else _opened(source)
     parts = {}
     for name, rows in found.items():
-        labelled = len(rows) and label in rows.column_names and rows[0][label] not in (None, -1)
-        if name in _PARTS and labelled:
+        if name in _PARTS and next(iter(rows), {}).get(label) not in (None, -1):
             parts[_PARTS[name]] = Path(f"{source}#{name}")
     return parts
 
@@ -118,7 +117,9 @@ def _parted(path: Path) -> tuple[str, str]:
     return source, split
 
 
-def _opened(source: str) -> Mapping[str, Any]:
+def _opened(source: str) -> Mapping[str, Iterable[dict[str, Any]]]:
+    if (folder := Path(source)).is_dir():
+        return saved_splits(folder)
     with requiring("data", f"{source} is no file of rows; as a dataset of Hugging Face it"):
         import datasets
     # Without a network it logs an exception for each of its retries; the sentence below says it once.
@@ -127,8 +128,7 @@ def _opened(source: str) -> Mapping[str, Any]:
     hub.setLevel(logging.ERROR)
     try:
         name, _, config = source.partition(":")
-        local = Path(source).is_dir()
-        found = datasets.load_from_disk(source) if local else datasets.load_dataset(name, config or None)
+        found = datasets.load_dataset(name, config or None)
     except Exception as error:  # the library's many kinds all mean: not here, not reachable
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise UsageError(
@@ -137,7 +137,7 @@ def _opened(source: str) -> Mapping[str, Any]:
         ) from error
     finally:
         hub.setLevel(level)
-    return found if isinstance(found, dict) else {"train": found}
+    return {name: _Split(rows) for name, rows in (found if isinstance(found, dict) else {"train": found}).items()}
 
 
 class Records:
@@ -147,7 +147,7 @@ class Records:
 
     def __init__(self, rows: Any) -> None:
         if hasattr(rows, "features"):
-            self._rows = list(_with_names(rows))
+            self._rows = list(_Split(rows))
         elif hasattr(rows, "to_dicts"):  # polars
             self._rows = rows.to_dicts()
         elif hasattr(rows, "iterrows"):  # pandas, in which what is missing is NaN
@@ -326,11 +326,12 @@ FORMATS: dict[str, Reader] = {
     ".tsv": _read_tsv,
     ".json": _read_json,
     ".parquet": read_parquet,
+    ".arrow": read_arrow,
     ".xlsx": read_xlsx,
     ".zip": read_zip,
     ".conll": read_conll,
 }
-"""Extension -> reader; before ``.gz`` too, but for the last four."""
+"""Extension -> reader; before ``.gz`` too: the first four alone."""
 _OF_CONLL = (".conllu", ".bio", ".iob", ".iob2", ".txt")
 
 

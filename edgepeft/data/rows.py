@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 from edgepeft.common.errors import DataError, UsageError
-from edgepeft.data.conventions import CANDIDATES, FIRST, LABEL, SECOND, by_convention, candidates_in
+from edgepeft.data.conventions import CANDIDATES, FIRST, LABEL, SECOND, by_convention, candidates_in, chosen_column
+from edgepeft.data.label_names import LabelNames, files_beside, names_beside
 from edgepeft.data.labels import LabelReader, label_text
 from edgepeft.data.labels import shown as _shown
 from edgepeft.data.pattern import Pattern, nearest
@@ -62,7 +63,7 @@ class Columns(NamedTuple):
     rounded to multiples of ``step``; ``remedy`` ends the error where a column is not there.  ``fields`` must be there
     and nothing else: rows are left to their tasks.  A label that is a list may be a text with its ``separator``.
     Candidates are read, where a row has some, if they are asked for; with ``passages`` so are a question, a context and
-    answers, as SQuAD calls them.
+    answers, as SQuAD calls them.  Labels that are numbers may be ``named`` by a file beside the rows.
     """
 
     text: str | None = None
@@ -76,6 +77,7 @@ class Columns(NamedTuple):
     separator: str | None = None
     candidates: bool = False
     passages: bool = False
+    named: bool = False
 
     @property
     def names(self) -> tuple[str, str, str]:
@@ -243,6 +245,7 @@ class _RowReader:
         self._labels = wanted.label_of is not None and not wanted.optional
         self._shape: Shape | None = None
         self._named: Mapping[str, str] = {}
+        self._label_names: LabelNames | None = None
         self._pairs: bool | None = None
         self.expected = _expected(wanted.columns, self._labels)
 
@@ -254,6 +257,16 @@ class _RowReader:
             record = self._usual(found, str(self._path))
             if columns.source is None and columns.fields is None:
                 self._named = by_convention(self._path, record, *columns[:3], labels=self._wanted.label_of is not None)
+        if columns.named and self._wanted.label_of is not None:
+            self._label_names = self._names_of_labels(head)
+
+    def _names_of_labels(self, head: Sequence[Mapping[str, Any]]) -> LabelNames | None:
+        label, values = self._wanted.columns.names[2], list[Any]()
+        for found in head if files_beside(self._path) else ():
+            with contextlib.suppress(DataError):  # of a row that is refused later
+                values.append(self._record(found, str(self._path)).get(label))
+        found_names = names_beside(self._path, self._named.get(LABEL, label), values)
+        return found_names and found_names.said_of(self._path)
 
     def _usual(self, found: Mapping[str, Any], where: str) -> dict[str, Any]:
         try:
@@ -263,12 +276,17 @@ class _RowReader:
             raise DataError(f"{where}: no row of {told}, as the first ones are; found {_shown(found)}.") from error
         return _asked(shaped, self._wanted.columns, labels=self._labels)
 
+    def _record(self, found: Mapping[str, Any], where: str) -> dict[str, Any]:
+        record = self._usual(found, where)
+        record |= {usual: record[name] for usual, name in self._named.items() if name in record}
+        return _tagged(record, self._wanted.columns, where, labels=self._labels)
+
     def row(self, line: int, found: Mapping[str, Any]) -> Row:
         """One record's."""
         columns, label_of, task_column, keep, optional = self._wanted
-        path, record = self._path, self._usual(found, f"{self._path}:{line}")
-        record |= {usual: record[name] for usual, name in self._named.items() if name in record}
-        record = _tagged(record, columns, f"{path}:{line}", labels=self._labels)
+        path, record = self._path, self._record(found, f"{self._path}:{line}")
+        if self._label_names is not None and (label := columns.names[2]) in record:
+            record = {**record, label: self._label_names.named(record[label], f"{path}:{line}")}
         _require_columns(path, line, record, found, columns, labels=self._labels)
         there = not optional or record.get(columns.names[2]) is not None
         row = _row(path, line, record, columns, label_of if there else None)
@@ -337,7 +355,9 @@ def _row(path: Source, line: int, record: dict[str, Any], columns: Columns, labe
     for name, text in ((text_column, first), (pair_column, second)):
         if not isinstance(text, str) and not (name == pair_column and text is None):
             raise DataError(f"{path}:{line}: {name} must be a text; found {_shown(text)}.")
-    label = label_of(columns.listed(record[label_column]), f"{path}:{line}") if label_of else None
+    asked = record.get(label_column)
+    asked = chosen_column(record, asked) if columns.candidates else columns.listed(asked)
+    label = label_of(asked, f"{path}:{line}") if label_of else None
     candidates = candidates_in(record, f"{path}:{line}") if columns.candidates else ()
     return Row(first, second, label, str(path), line, candidates=candidates)
 

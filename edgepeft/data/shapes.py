@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from edgepeft.common.errors import DataError, UsageError
+from edgepeft.data.label_names import names_beside
 
 __all__ = ["HEAD", "LABELS", "NUMBERED", "TEXTS", "Shape", "one_of", "shape_of", "told_shape", "written_shape"]
 
@@ -84,7 +85,7 @@ def told_shape(path: object, head: Head, columns: Sequence[str | None] = ()) -> 
     named = next(filter(None, columns[2:]), None)
     label = named or next((names[name] for name in LABELS if name in names), "")
     values = [number for row in head if (number := _number(row.get(label))) is not None]
-    if not values or len(values) < len(head):
+    if not values or len(values) < len(head) or names_beside(path, label, [row.get(label) for row in head]):
         return None
     if len({*values}) > _MOST_VALUES or any(value != int(value) for value in values):
         few = ", ".join(f"{value:g}" for value in sorted({*values})[:3])
@@ -253,7 +254,7 @@ def _several(head: Head, names: Mapping[str, str], path: object) -> Shape | None
     label = next((names[name] for name in LABELS if name in names), None)
     if label is not None:
         lists = [row.get(label) for row in head]
-        named = all(isinstance(each, list) and all(isinstance(name, str) for name in each) for each in lists)
+        named = all(isinstance(each, list) and all(type(name) in (str, int) for name in each) for each in lists)
         return Shape("labels", f"a text and the list {label}", _renamed(label=label)) if named else None
     text = next((names[name] for name in ("sentence1", *TEXTS) if name in names), None)
     others = [name for lower, name in names.items() if name != text and lower not in _COUNTERS]

@@ -11,11 +11,21 @@ import re
 import string
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from edgepeft.common.errors import named, requiring
 
-__all__ = ["DEFAULT", "TEXT_METRICS", "check_text_metric", "text_averaged", "text_errors", "text_score"]
+__all__ = [
+    "DEFAULT",
+    "OF_ROWS",
+    "TEXT_METRICS",
+    "check_text_metric",
+    "text_averaged",
+    "text_errors",
+    "text_rows",
+    "text_score",
+]
 
 DEFAULT = "f1"
 
@@ -32,14 +42,20 @@ def text_score(metric: str, answers: Sequence[str], references: References) -> f
     return named("metric of text", metric, TEXT_METRICS)(answers, references)
 
 
+def text_rows(metric: str, answers: Sequence[str], references: References) -> list[float]:
+    """The score of each row by its best reference, of one of ``OF_ROWS``."""
+    score = OF_ROWS[metric]
+    return [max(score(a, r) for r in known) for a, known in zip(answers, references, strict=True)]
+
+
 def text_averaged(metric: str) -> str:
     """How a metric comes to one number."""
-    return "over all words of all rows" if metric == "bleu" else "mean over rows, each by its best reference"
+    return "mean over rows, each by its best reference" if metric in OF_ROWS else "over all words of all rows"
 
 
 def text_errors(answers: Sequence[str], references: References) -> dict[str, dict[str, float]]:
     """``texts``: the scores by which rows are averaged, and the share of answers without a word."""
-    scores = {name: score(answers, references) for name, score in TEXT_METRICS.items() if score is not _bleu}
+    scores = {name: text_score(name, answers, references) for name in OF_ROWS}
     return {"texts": {**scores, "empty_answers": sum(not answer.strip() for answer in answers) / len(answers)}}
 
 
@@ -76,12 +92,9 @@ def _squad_words(text: str) -> list[str]:
     return re.sub(r"\b(a|an|the)\b", " ", plain).split()
 
 
-def _by_row(score: Callable[[str, str], float]) -> Callable[[Sequence[str], References], float]:
-    def mean(answers: Sequence[str], references: References) -> float:
-        best = [max(score(a, r) for r in known) for a, known in zip(answers, references, strict=True)]
-        return sum(best) / len(best)
-
-    return mean
+def _mean(metric: str, answers: Sequence[str], references: References) -> float:
+    best = text_rows(metric, answers, references)
+    return sum(best) / len(best)
 
 
 def _bleu(answers: Sequence[str], references: References) -> float:
@@ -92,10 +105,10 @@ def _bleu(answers: Sequence[str], references: References) -> float:
     return float(sacrebleu.corpus_bleu(list(answers), columns).score) / 100
 
 
+OF_ROWS: dict[str, Callable[[str, str], float]] = {"exact_match": exact_match, "f1": f1, "rouge_l": rouge_l}
+"""By name those of which a score is the mean over rows; of an answer and a reference."""
 TEXT_METRICS: dict[str, Callable[[Sequence[str], References], float]] = {
-    "exact_match": _by_row(exact_match),
-    "f1": _by_row(f1),
-    "rouge_l": _by_row(rouge_l),
+    **{name: partial(_mean, name) for name in OF_ROWS},
     "bleu": _bleu,
 }
 """By name; of the answers and the references of each row."""

@@ -17,6 +17,7 @@ from edgepeft.bundle.versions import CHECK, GRAPH, TRAINING
 from edgepeft.common.errors import EdgepeftError, VerificationFailed
 from edgepeft.deploy.verify import TextCheck, read_check, replay, require_passed
 from edgepeft.graph.validate import check_standard
+from edgepeft.runtime.prepacked import check_prepacked
 from edgepeft.runtime.runtime import Runtime
 
 __all__ = ["AuditFinding", "audit"]
@@ -33,7 +34,7 @@ class AuditFinding:
 
 def audit(folder: Path, stage: Callable[[str], AbstractContextManager[object]] = nullcontext) -> list[AuditFinding]:
     """Check everything that the bundle claims; ``stage`` is entered around each check with its subject."""
-    runtime = Runtime(folder, cache=False)  # the bundle is checked, not what this machine keeps of it
+    runtime = Runtime(folder, cache=False)  # parity is of the bundle itself, not of what this machine keeps of it
     templates = runtime.bundle.manifest.templates
     checks: dict[str, Callable[[], Verification | None]] = {"backbone": partial(_check_backbone, runtime)}
     checks |= {task: partial(_check_task, runtime, task) for task in runtime.tasks}
@@ -64,6 +65,7 @@ def _check_backbone(runtime: Runtime) -> None:
     missing = [site for site, value in bundle.manifest.backbone.sites.items() if value not in values]
     if missing:
         raise VerificationFailed(f"the graph has no value for the site {missing[0]} that the manifest names.")
+    check_prepacked(bundle)
 
 
 def _check_template(runtime: Runtime, name: str) -> None:

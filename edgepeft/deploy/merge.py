@@ -28,7 +28,7 @@ from edgepeft.bundle.manifest import TaskEntry, Verification
 from edgepeft.bundle.versions import CHECK, WEIGHTS
 from edgepeft.common.atomic import new_folder, write_json
 from edgepeft.deploy.verify import TextCheck, read_check, replay, require_passed
-from edgepeft.graph.external_data import outside, outside_values, store_outside, within
+from edgepeft.graph.external_data import external_tensors, external_values, load_external, store_external
 from edgepeft.graph.forms import as_choices, as_starts_and_ends, logits_as_rows, own_states
 from edgepeft.graph.names import END, LOGITS, START, STATES
 from edgepeft.graph.seq2seq import optimum_decoder, optimum_encoder
@@ -73,12 +73,12 @@ def _write_model(bundle: Bundle, task: str, folder: Path) -> Verification:
     for name, content in form.notes(entry, bundle.architecture.hidden_size).items():
         (folder / name).parent.mkdir(exist_ok=True)
         write_json(folder / name, content)
-    tensors = [*outside(model.graph)]
-    values = outside_values(model, tensors, bundle.checkpoint)
+    tensors = [*external_tensors(model.graph)]
+    values = external_values(model, tensors, bundle.checkpoint)
     if sum(map(_n_bytes, model.graph.initializer)) >= emit.MOST_INLINE_BYTES:
-        store_outside(tensors, values, folder / f"{_MODEL_FILE}_data")
+        store_external(tensors, values, folder / f"{_MODEL_FILE}_data")
     else:
-        within(model, values)
+        load_external(model, values)
     (folder / _MODEL_FILE).write_bytes(model.SerializeToString())
     return _verified(bundle, task, folder / _MODEL_FILE)
 
@@ -227,7 +227,7 @@ def _write_text_model(bundle: Bundle, task: str, folder: Path) -> Verification:
     if own := [*bundle.tensors_outside(encoder), *bundle.tensors_outside(decoder)]:
         known = {tensor.name for tensor in bundle.tensors_outside(encoder)}  # both read the table of words
         further = (pair for pair in bundle.outside(decoder) if pair[0] not in known)
-        store_outside(own, chain(bundle.outside(encoder), further), folder / f"{task}{WEIGHTS}")
+        store_external(own, chain(bundle.outside(encoder), further), folder / f"{task}{WEIGHTS}")
     onnx.save_model(optimum_encoder(encoder, width), folder / _ENCODER_FILE)
     onnx.save_model(optimum_decoder(encoder, decoder, width), folder / _DECODER_FILE)
     assert architecture.decoder is not None, "it has a graph"

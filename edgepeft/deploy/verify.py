@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
+from edgepeft.backbones.checkpoint import check_header
 from edgepeft.bundle.manifest import EXACT, OnData, Tolerance, Verification
 from edgepeft.common.errors import BundleError, VerificationFailed
 from edgepeft.data.row_grouping import RowGrouping
@@ -89,6 +90,7 @@ def pack_check(inputs: Inputs, logits: NDArray[np.float32]) -> bytes:
 def read_check(content: bytes, where: str) -> tuple[dict[str, NDArray[np.int64]], NDArray[np.float32]]:
     """Token ids and masks, and PyTorch's logits."""
     try:
+        check_header(content, where)
         tensors: dict[str, Any] = load(content)
     except (SafetensorError, ValueError, TypeError, KeyError) as error:  # the last two: a type that NumPy lacks
         raise BundleError(f"{where} is not a check file ({error}).") from error
@@ -215,6 +217,7 @@ class TextCheck:
     def read(cls, content: bytes, where: str, vocabulary: int) -> TextCheck:
         """What ``pack`` made, for a backbone of so many tokens."""
         try:
+            check_header(content, where)
             found = load(content)
             own = [found.pop(name) for name in (_TOKENS, _CANDIDATES, _LOGITS)]
         except (SafetensorError, ValueError, TypeError, KeyError) as error:

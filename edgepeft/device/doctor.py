@@ -29,7 +29,7 @@ from edgepeft.device.host.machine import (
     versions,
 )
 from edgepeft.device.host.sensors import ROOT, Sensors
-from edgepeft.device.limits import cgroup_v1, cgroup_v2, systemd_scope
+from edgepeft.device.limits import cgroups, systemd_scope
 from edgepeft.device.limits.placement import Limits, Placement, Unavailable
 from edgepeft.device.profiles import profile_of_board
 
@@ -92,8 +92,8 @@ def _wheels(root: Path) -> Iterator[Finding]:
 def _control_groups(root: Path) -> Iterator[Finding]:
     """Which ways of limiting work, tried with a small limit and no process under it."""
     ways: dict[str, Callable[[Limits, None], Placement]] = {
-        "cgroup v2": lambda limits, cpus: cgroup_v2.prepare(limits, cpus, root / "proc"),
-        "cgroup v1": lambda limits, cpus: cgroup_v1.prepare(limits, cpus, root / "proc"),
+        "cgroup v2": lambda limits, cpus: cgroups.prepare_v2(limits, cpus, root / "proc"),
+        "cgroup v1": lambda limits, cpus: cgroups.prepare_v1(limits, cpus, root / "proc"),
         "systemd scope": systemd_scope.prepare,
     }
     refused = []

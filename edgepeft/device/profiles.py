@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-import tomllib
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from os.path import expanduser  # unlike Path.expanduser, it leaves an unknown user as it is
@@ -17,6 +16,7 @@ from typing import Any
 import tomli_w
 from pydantic import BaseModel, ValidationError
 
+from edgepeft.common.bounded import read_toml
 from edgepeft.common.errors import DataError, UnknownName, UsageError
 from edgepeft.common.messages import in_words, mistake
 from edgepeft.common.resources import data_folder
@@ -69,15 +69,7 @@ def _read(path: Path) -> Profile:
     if not path.is_file():
         raise UsageError(f"there is no profile file {path}. Shipped: {', '.join(known_profiles())}.")
     try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path} is not text in UTF-8 (byte {error.start}).") from error
-    except (ValueError, RecursionError) as error:  # endless digits, endless nesting: not TOMLDecodeErrors
-        raise DataError(f"{path} is not TOML: {error}.") from error
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}.") from error
-    try:
-        return Profile.model_validate(document)
+        return Profile.model_validate(read_toml(path))
     except ValidationError as error:
         mistakes = error.errors(include_url=False)
         parts = dict.fromkeys(_sentence(dict(one)) for one in mistakes[:3])

@@ -105,18 +105,15 @@ def _class_of(node: onnx.NodeProto, specs: Mapping[str, Spec], *, constant: bool
     if follows:
         return OperatorClass.INDEX
     if op in {"Conv", "ConvInteger"}:
-        return _class_of_convolution(node, specs[node.input[1]].shape)
+        kernel = specs[node.input[1]].shape
+        given = attributes(node)
+        strides = given.get("strides", [1] * len(kernel[2:]))
+        if tuple(strides) == kernel[2:] and math.prod(strides) > 1:
+            return OperatorClass.MATRIX  # patches that do not overlap: one product
+        if given.get("group", 1) > 1:
+            return OperatorClass.CONV_DEPTHWISE
+        return OperatorClass.CONV_3X3 if kernel[2:] == (3, 3) and set(strides) == {1} else OperatorClass.CONV
     return next((kind for kind, ops in _CLASSES.items() if op in ops), OperatorClass.ELEMENTWISE)
-
-
-def _class_of_convolution(node: onnx.NodeProto, kernel: tuple[int, ...]) -> OperatorClass:
-    given = attributes(node)
-    strides = given.get("strides", [1] * len(kernel[2:]))
-    if tuple(strides) == kernel[2:] and math.prod(strides) > 1:
-        return OperatorClass.MATRIX  # patches that do not overlap: one product
-    if given.get("group", 1) > 1:
-        return OperatorClass.CONV_DEPTHWISE
-    return OperatorClass.CONV_3X3 if kernel[2:] == (3, 3) and set(strides) == {1} else OperatorClass.CONV
 
 
 def _flops(node: onnx.NodeProto, specs: Mapping[str, Spec]) -> int:

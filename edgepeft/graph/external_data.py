@@ -1,8 +1,7 @@
-"""Tensors that lie outside of a graph: a protobuf ends at 2 GiB, and full fine-tuning of XLM-R-large has 2.24 GB.
+"""External data: a protobuf ends at 2 GiB, and full fine-tuning of XLM-R-large has tensors of 2.24 GB.
 
-Those of a delta graph lie in a safetensors file beside it, which the graph refers to as ONNX external data.  Once it is
-read, the reference is to the whole path of that file; what a recipe makes (``edgepeft.graph.derived_weights``)
-lies nowhere until a session opens.
+Those of a delta graph lie in a safetensors file beside it.  Once it is read, the reference is to the whole path of that
+file; what a recipe makes (``edgepeft.graph.derived_weights``) lies nowhere until a session opens.
 """
 
 from __future__ import annotations
@@ -23,20 +22,20 @@ from edgepeft.graph.contract import Contract, same_interface, same_operators, we
 from edgepeft.graph.derived_weights import made_tensor
 from edgepeft.graph.names import GENERATED
 
-__all__ = ["location", "outside", "outside_values", "point_at", "store_outside", "within"]
+__all__ = ["external_tensors", "external_values", "load_external", "location", "point_at", "store_external"]
 
 
-def outside(graph: onnx.GraphProto) -> Iterator[TensorProto]:
+def external_tensors(graph: onnx.GraphProto) -> Iterator[TensorProto]:
     """The graph's tensors that lie in a file, or are made when it is opened."""
     return (tensor for tensor in graph.initializer if tensor.data_location == TensorProto.EXTERNAL)
 
 
 def location(tensor: TensorProto) -> str:
-    """The file that an outside tensor lies in."""
+    """The file that an external tensor lies in."""
     return next((entry.value for entry in tensor.external_data if entry.key == "location"), "")
 
 
-def outside_values(
+def external_values(
     model: onnx.ModelProto, tensors: Iterable[TensorProto], checkpoint: Checkpoint
 ) -> Iterator[tuple[str, NDArray[Any]]]:
     """Each tensor's name and values: a read-only memory map, or what a recipe gives, made as it is asked for."""
@@ -52,10 +51,10 @@ def outside_values(
             raise BundleError(f"{path} cannot be read ({error}); export or copy the bundle again.") from error
 
 
-def store_outside(
+def store_external(
     tensors: Sequence[TensorProto], values: Iterable[tuple[str, NDArray[Any]]], path: Path, named: str = ""
 ) -> None:
-    """Write tensors that lie outside of their graphs into one file, and have them refer to it.
+    """Write external tensors into one file, and have them refer to it.
 
     Those of one name are one tensor.  The file's own name is what they refer to, or the one that it will be ``named``.
     """
@@ -67,18 +66,18 @@ def store_outside(
 
 
 @Contract(requires=[well_formed], ensures=[well_formed], keeps=[same_interface, same_operators], mutates=True)
-def within(model: onnx.ModelProto, values: Iterable[tuple[str, NDArray[Any]]]) -> None:
-    """Put the tensors that lie outside of a model into it."""
-    tensors = {tensor.name: tensor for tensor in outside(model.graph)}
+def load_external(model: onnx.ModelProto, values: Iterable[tuple[str, NDArray[Any]]]) -> None:
+    """Put a model's external tensors into it."""
+    tensors = {tensor.name: tensor for tensor in external_tensors(model.graph)}
     for name, array in values:
         tensors[name].CopyFrom(numpy_helper.from_array(array, name))
 
 
 @Contract(requires=[well_formed], ensures=[well_formed, weights_outside], keeps=[same_interface], mutates=True)
 def point_at(model: onnx.ModelProto, path: Path) -> None:
-    """Have the tensors outside of a delta graph, which is sound, be those of that file, wherever it lies."""
+    """Have the external tensors of a delta graph, which is sound, be those of that file, wherever it lies."""
     stored = Checkpoint.open(path).tensors
-    for tensor in outside(model.graph):
+    for tensor in external_tensors(model.graph):
         where = {entry.key: entry.value for entry in tensor.external_data}
         given = StoredTensor(
             tensor.name,

@@ -1,4 +1,4 @@
-"""Pass: keep what the outputs need, in an order that can be run."""
+"""Passes: keep what the outputs need, in an order that can be run; and nothing that tells of the machine."""
 
 from __future__ import annotations
 
@@ -7,10 +7,19 @@ from graphlib import CycleError, TopologicalSorter
 import onnx
 
 from edgepeft.common.errors import BundleError
-from edgepeft.graph.contract import Contract, all_used, one_writer, ordered, same_interface
+from edgepeft.graph.contract import (
+    Contract,
+    all_used,
+    one_writer,
+    ordered,
+    plain,
+    same_interface,
+    same_operators,
+    values_stay,
+)
 from edgepeft.graph.protos import reads, replace
 
-__all__ = ["prune"]
+__all__ = ["prune", "strip"]
 
 
 @Contract(requires=[one_writer], ensures=[one_writer, ordered, all_used], keeps=[same_interface], mutates=True)
@@ -35,3 +44,15 @@ def prune(graph: onnx.GraphProto) -> None:
     for index in reversed(range(len(graph.initializer))):  # those that stay are not copied: a task's may be large
         if graph.initializer[index].name not in used:
             del graph.initializer[index]
+
+
+@Contract(ensures=[plain], keeps=[same_interface, same_operators, values_stay], mutates=True)
+def strip(model: onnx.ModelProto) -> None:
+    """Remove doc strings and metadata: the exporter writes stack traces with file paths into them."""
+    graph = model.graph
+    model.doc_string = graph.doc_string = ""
+    for part in (graph.node, graph.input, graph.output, graph.value_info, graph.initializer):
+        for item in part:
+            item.doc_string = ""
+            del item.metadata_props[:]
+    del graph.metadata_props[:]

@@ -29,7 +29,10 @@ def hide_fronts(decoder: onnx.ModelProto) -> onnx.ModelProto | None:
     model = copied(decoder)
     writer, layers = writers(model.graph), [value for value in model.graph.input if value.name.startswith(_KEYS)]
     softmaxes = [writer.get(node.input[0]) for node in model.graph.node if node.op_type == "Softmax"]
-    sums = [node for node in softmaxes if node is not None and node.op_type == "Add" and not _is_own(node)]
+    # A delta's own nodes stay as they are.
+    sums = [
+        node for node in softmaxes if node is not None and node.op_type == "Add" and not node.name.startswith("delta/")
+    ]
     itself = [node for node in sums if node.input[1] != CROSS_BIAS]
     biases = {node.input[1] for node in itself}
     if len(sums) != 2 * len(layers) or len(itself) != len(layers) or not biases <= set(writer):
@@ -48,8 +51,3 @@ def hide_fronts(decoder: onnx.ModelProto) -> onnx.ModelProto | None:
 
 def _hiding(bias: str) -> str:
     return f"{HIDDEN}/{bias}"
-
-
-def _is_own(node: onnx.NodeProto) -> bool:
-    """Whether it is a delta's."""
-    return node.name.startswith("delta/")

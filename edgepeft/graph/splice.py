@@ -1,29 +1,41 @@
 """Pass: join a delta graph to its backbone: every reader of a site reads its adapted value instead.
 
-The delta's own reads of a site stay on the raw value.
+The delta's own reads of a site stay on the raw value. Two passes of the joined graph save time: ``split_biases`` and
+``share_residual_sums``.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import onnx
+from onnx import helper
 
 from edgepeft.backbones.checkpoint import Checkpoint
 from edgepeft.backbones.emit import external_tensor
 from edgepeft.common.errors import BundleError
-from edgepeft.graph.bias import split_biases
-from edgepeft.graph.contract import Contract, all_used, gives_logits, weights_outside, well_formed
+from edgepeft.graph.contract import (
+    Contract,
+    all_used,
+    gives_logits,
+    one_writer,
+    same_interface,
+    same_operators,
+    values_stay,
+    weights_outside,
+    well_formed,
+)
 from edgepeft.graph.derived_weights import add_generated, drawn_tensors
 from edgepeft.graph.names import LOGITS, STATES, without_prefix
 from edgepeft.graph.prompt import prepend_placeholders, prompt_of
-from edgepeft.graph.protos import copied, read_instead, reads, replace
+from edgepeft.graph.protos import attributes, copied, read_instead, reads, replace
 from edgepeft.graph.prune import prune
 from edgepeft.graph.quantise import dequantised, restore
 from edgepeft.graph.rename import rename_values
-from edgepeft.graph.residual import share_residual_sums
 
-__all__ = ["splice", "splice_states", "splice_text"]
+__all__ = ["share_residual_sums", "splice", "splice_states", "splice_text", "split_biases"]
+
 
 _AGAIN = "A bundle that was exported before edgepeft had that site must be exported again."
 
@@ -206,3 +218,60 @@ def _check_names(
                 f"the site {site!r} is said to be the value {bindings[site]!r}, which the backbone's graph lacks. "
                 f"{_AGAIN}"
             )
+
+
+@Contract(requires=[well_formed], ensures=[well_formed], keeps=[same_interface, values_stay], mutates=True)
+def split_biases(graph: onnx.GraphProto) -> None:
+    """Rewrite each ``Gemm(a, b, bias)`` with a constant vector as its bias as Gemm and Add.
+
+    All threads share an Add, and ONNX Runtime fuses it with a following Gelu. Its Gemm writes the bias over its whole
+    output on one thread before the product, which for a bottleneck's narrow product takes about as long as the product
+    (Houlsby's adapters in roberta-base, 32 rows of 128 tokens, 2 threads: 1.01 times the throughput).
+    """
+    vectors = {initializer.name for initializer in graph.initializer if len(initializer.dims) == 1}
+    nodes = list(graph.node)
+    del graph.node[:]
+    for node in nodes:
+        graph.node.append(node)
+        if (
+            node.op_type == "Gemm"
+            and len(node.input) == 3
+            and node.input[2] in vectors
+            and attributes(node).get("beta", 1) == 1
+        ):
+            gemm, result = graph.node[-1], node.output[0]
+            bias, product, name = gemm.input.pop(), f"{result}/product", gemm.name and f"{gemm.name}/bias"
+            gemm.output[0] = product
+            graph.node.append(helper.make_node("Add", [product, bias], [result], name=name))
+
+
+@Contract(
+    requires=[one_writer], ensures=[one_writer], keeps=[same_interface, same_operators, values_stay], mutates=True
+)
+def share_residual_sums(graph: onnx.GraphProto) -> None:
+    """Rewrite (y + c) + r as (y + r) + c where y + r stands in the graph already and nothing else reads y + c.
+
+    Up to rounding no value changes; what was y + c is left without a reader, for ``prune``.  AdapterHub's Pfeiffer form
+    computes LN(y + r) for itself and gives y + A(...), to which the layer adds r: with the sum shared an addition over
+    all tokens is saved a layer.
+    """
+    sums = {node.output[0]: node for node in graph.node if node.op_type == "Add"}
+    by_terms = {frozenset(node.input): node for node in sums.values()}
+    readers = Counter(name for node in graph.node for name in node.input)
+    readers.update(output.name for output in graph.output)
+    for node in sums.values():
+        for inner, r in (tuple(node.input), tuple(node.input)[::-1]):
+            if inner in sums and readers[inner] == 1 and _rewrite(node, sums[inner], r, by_terms):
+                break
+
+
+def _rewrite(
+    node: onnx.NodeProto, inner: onnx.NodeProto, r: str, by_terms: dict[frozenset[str], onnx.NodeProto]
+) -> bool:
+    y, c = inner.input
+    for kept, other in ((y, c), (c, y)):
+        shared = by_terms.get(frozenset((kept, r)))
+        if shared is not None and shared is not node and shared is not inner:
+            node.input[:] = [shared.output[0], other]
+            return True
+    return False

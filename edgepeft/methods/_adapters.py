@@ -226,33 +226,29 @@ class KroneckerAdapters(FactoredAdapters):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_n(self.name, self.n, self.bottleneck)
+        require(self.n >= 1, f"{self.name}'s n must be at least 1; found {self.n}.")
+        if self.bottleneck % self.n:
+            fitting = ", ".join(map(str, _nearest_divisors(self.n, self.bottleneck)))
+            widths = ", ".join(map(str, _nearest_multiples(self.n, self.bottleneck)))
+            raise UsageError(
+                f"{self.name}'s n must divide the bottleneck, {self.bottleneck}; found {self.n}. "
+                f"Nearest n that do: {fitting}; nearest bottlenecks that n={self.n} divides: {widths}."
+            )
         require(self.std > 0, f"{self.name}'s std must be positive; found {self.std}.")
 
     def sites(self, architecture: Architecture) -> tuple[Site, ...]:
         """The sub-layers' outputs."""
-        _check_hidden(self.name, self.n, self.bottleneck, architecture.hidden_size)
+        if architecture.hidden_size % self.n:
+            nearest = (
+                (fitting, _nearest_multiples(fitting, self.bottleneck)[0])
+                for fitting in _nearest_divisors(self.n, architecture.hidden_size)
+            )
+            offers = ", ".join(f"n={fitting} with bottleneck={width}" for fitting, width in nearest)
+            raise UsageError(
+                f"{self.name}'s n must divide the backbone's hidden size, {architecture.hidden_size}; found {self.n}. "
+                f"Nearest: {offers}."
+            )
         return super().sites(architecture)
-
-
-def _check_n(method: str, n: int, bottleneck: int) -> None:
-    require(n >= 1, f"{method}'s n must be at least 1; found {n}.")
-    if bottleneck % n:
-        fitting = ", ".join(map(str, _nearest_divisors(n, bottleneck)))
-        widths = ", ".join(map(str, _nearest_multiples(n, bottleneck)))
-        raise UsageError(
-            f"{method}'s n must divide the bottleneck, {bottleneck}; found {n}. "
-            f"Nearest n that do: {fitting}; nearest bottlenecks that n={n} divides: {widths}."
-        )
-
-
-def _check_hidden(method: str, n: int, bottleneck: int, hidden: int) -> None:
-    if hidden % n:
-        nearest = ((fitting, _nearest_multiples(fitting, bottleneck)[0]) for fitting in _nearest_divisors(n, hidden))
-        offers = ", ".join(f"n={fitting} with bottleneck={width}" for fitting, width in nearest)
-        raise UsageError(
-            f"{method}'s n must divide the backbone's hidden size, {hidden}; found {n}. Nearest: {offers}."
-        )
 
 
 def _nearest_divisors(n: int, of: int) -> list[int]:

@@ -170,7 +170,7 @@ Rows = str | os.PathLike[str] | Iterable[Mapping[str, Any]] | _DataFrame
 """A file or a dataset's name; or the rows themselves: dictionaries, a DataFrame, a ``datasets.Dataset``."""
 
 GivenRows = Annotated[Rows, PlainValidator(lambda given: given), WithJsonSchema({"type": "string"})]
-_FORMATS = "jsonl, json, csv, tsv (each .gz too), parquet, xlsx, conll, a folder or zip of texts"
+_FORMATS = "jsonl, json, csv, tsv (each .gz too), parquet, arrow, xlsx, conll, a folder or zip of texts"
 ROWS_HELP = f"{_FORMATS}, - for standard input, or a dataset's name or folder"
 SETTINGS_HELP = "A hyperparameter of the method: name=value; may repeat."
 

@@ -34,6 +34,10 @@ class EvalOptions(ColumnOptions):
             "shown too. Default: idx, where it numbers paragraph, question and answer (MultiRC).",
         ),
     ] = None
+    out: Annotated[
+        Folder | None,
+        typer.Option(help="A folder for the confusion matrix, whole: confusion.csv, and with matplotlib a picture."),
+    ] = None
     batch_size: Annotated[int, typer.Option(min=1, help="Rows that run together.")] = 32
     threads: Threads = None
     no_cache: NoCache = False

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
 from edgepeft.common.errors import DataError, UsageError
 from edgepeft.common.progress import shown_steps
-from edgepeft.data.by_class import Groups, worst_of
+from edgepeft.data.by_class import Groups, mislabelled, shown_row, worst_of
+from edgepeft.data.confusion import write_confusion
 from edgepeft.data.readers import source_of
 from edgepeft.data.row_grouping import joined
 from edgepeft.data.rows import Columns, Row, read_rows
@@ -21,15 +24,15 @@ from edgepeft.options.eval import EvalOptions
 from edgepeft.runtime.decoding import GREEDY, Decoding
 from edgepeft.runtime.inputs import Truncation
 from edgepeft.runtime.runtime import Runtime, in_batches
+from edgepeft.tasks._headline import chosen, headline
 from edgepeft.tasks.base import TaskType
 
 __all__ = ["EvalResult", "evaluate"]
 
-_SHOWN = 160  # characters of a text
 _RIGHT = ("exact_match", "accuracy")  # of text, and of one answer of several
 
 Batches = Iterator[list[Row]]
-Scores = dict[str, Any]  # metric, averaged, score, rows, and the errors
+Found = dict[str, Any]  # metric, averaged, score, rows, and the errors; or a row
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,16 @@ class EvalResult:
         return dict(self.found.get("by_class") or {})
 
     @property
+    def headline(self) -> list[dict[str, Any]]:
+        """The figures that fit these rows: ``metric``, ``score``, and its 95 % interval from ``low`` to ``high``."""
+        return list(self.found["headline"])
+
+    @property
+    def mislabelled(self) -> list[dict[str, Any]]:
+        """Rows whose label is likely wrong: ``label``, the ``likely`` one and the probabilities of both."""
+        return list(self.found.get("mislabelled", ()))
+
+    @property
     def worst(self) -> list[dict[str, Any]]:
         """The rows of the highest loss: ``row``, ``text``, ``label``, ``answer``, ``loss``."""
         return list(self.found["worst"])
@@ -85,6 +98,10 @@ def evaluate(options: EvalOptions) -> EvalResult:
         columns = of_source(Columns.of(options), entry.source, entry.step, entry.target)
         groups = Groups(options.by, tuple(filter(None, (options.question or "").split(","))))
         kind, keep = entry.task_kind, columns.source is not None or groups.asked
+        if options.out is not None and not kind.one_label:
+            raise UsageError(f"--out takes a confusion matrix, and {kind.title} has none; leave it out.")
+        if options.out is not None and Path(options.out).exists() and not Path(options.out).is_dir():
+            raise UsageError(f"--out {options.out} is a file; an output folder is needed. Choose another name.")
         right = next((name for name in _RIGHT if name in kind.metrics), None)
         if groups.question and right is None:
             raise UsageError(f"--question asks which rows are right, and of {kind.title} none is; leave it out.")
@@ -95,6 +112,10 @@ def evaluate(options: EvalOptions) -> EvalResult:
         with shown_steps() as show:
             asked = _Asked(runtime, task, options.metric, decoding, show, groups, right)
             found = (_of_texts if entry.writes else _of_logits)(asked, in_batches(rows, options.batch_size))
+        found |= _stated(entry.metrics)
+        if options.out is not None:
+            Path(options.out).mkdir(parents=True, exist_ok=True)
+            write_confusion(found["confusion"], task, Path(options.out))
         return EvalResult(task, found, runtime.truncation, decoding.max_new_tokens)
 
 
@@ -108,25 +129,47 @@ class _Asked:
     groups: Groups
     right: str | None  # a metric that says of one row whether it is right
 
-    def scores(self, kind: TaskType, metric: str, targets: Any, outputs: Any, worst: list[dict[str, Any]]) -> Scores:
+    def scores(self, kind: TaskType, metric: str, targets: Any, outputs: Any, worst: list[dict[str, Any]]) -> Found:
         """Of all rows, of each part, and of questions."""
 
         def of(metric: str, places: Sequence[int]) -> float:
-            return kind.score(metric, *(_chosen(values, places) for values in (targets, outputs)))
+            return kind.score(metric, *(chosen(values, places) for values in (targets, outputs)))
 
         def whether(place: int) -> bool:
             return of(self.right or metric, [place]) == 1
 
         grouped = self.groups.scores(partial(of, metric), whether if self.right else None)
         facts = {"metric": metric, "averaged": kind.averaged(metric), "score": kind.score(metric, targets, outputs)}
-        return {**facts, "rows": len(targets), **grouped, **kind.errors(targets, outputs), "worst": worst}
+        figures = headline(kind, targets, outputs, self.metric)
+        facts |= {"rows": len(targets), "headline": figures}
+        facts |= {"baselines": _majority(kind, metric, targets, outputs, figures)}
+        return {**facts, **grouped, **kind.errors(targets, outputs), "worst": worst}
 
 
-def _of_logits(asked: _Asked, batches: Batches) -> Scores:
+def _stated(metrics: Mapping[str, Any]) -> Found:
+    """What the card has of its own test rows: they have baselines that take training rows."""
+    if not {"metric", "test", "n_test", "baselines"} <= metrics.keys():
+        return {}
+    baselines = {name: each["test"] for name, each in metrics["baselines"].items()}
+    own = {"metric": metrics["metric"], "score": metrics["test"], "rows": metrics["n_test"], "baselines": baselines}
+    return {"trained": own}
+
+
+def _majority(kind: TaskType, metric: str, targets: Any, outputs: Any, figures: Sequence[Found]) -> Found:
+    """What answering all these rows alike would score at best, where that is a rival."""
+    if not kind.has_baselines or kind.gives_vectors:
+        return {}
+    alike = np.broadcast_to(kind.majority(targets), outputs.shape)
+    scores = {name: kind.score(name, targets, alike) for name in (metric, *(each["metric"] for each in figures))}
+    return {"majority": {"score": scores[metric], "scores": scores}}
+
+
+def _of_logits(asked: _Asked, batches: Batches) -> Found:
     """What the kind of the task makes of its logits."""
     task, kind, worst = asked.task, asked.runtime.bundle.entry(asked.task).task_kind, list[dict[str, Any]]()
     kind.check_metric(asked.metric or kind.default_metric)
     targets, outputs, kept, together, done = list[Any](), list[Any](), list[Any](), list[Row](), 0
+    wrong = dict[int, Found]()  # the only rows that may be mislabelled
     for batch in batches:
         kind = kind if done else kind.seen(batch)
         name = kind.metric_or_default(asked.metric)
@@ -140,7 +183,11 @@ def _of_logits(asked: _Asked, batches: Batches) -> Scores:
             together += batch
         else:
             losses, said = kind.losses(logits, wanted).tolist(), (answer.value for answer in answers)
-            worst = worst_of([*worst, *map(_shown, batch, map(kind.expected, batch), said, losses)])
+            more = kind.probabilities(wanted, logits)
+            shown = [*map(_shown, batch, map(kind.expected, batch), said, losses, more)]
+            worst = worst_of([*worst, *shown])
+            if kind.one_label:
+                wrong |= {done + i: row for i, row in enumerate(shown) if row["label"] != row["answer"]}
         targets, outputs, done = [*targets, wanted], [*outputs, kind.outputs(logits)], done + len(batch)
         kept += [logits] if kind.calibrates else []
         asked.show(f"{task}: rows", done, None)
@@ -149,10 +196,13 @@ def _of_logits(asked: _Asked, batches: Batches) -> Scores:
         losses, answered = kind.losses(given, known).tolist(), kind.answered(together, known, given)
         worst = worst_of(map(_shown, together, map(kind.expected, together), answered, losses))
     found = asked.scores(kind, name, known, given, worst)
-    return {**found, **(kind.calibration(known, joined(kept)) if kept else {})}
+    if not kept:
+        return found
+    logits = joined(kept)
+    return {**found, **kind.calibration(known, logits), **mislabelled(kind.doubted(known, logits), wrong.__getitem__)}
 
 
-def _of_texts(asked: _Asked, batches: Batches) -> Scores:
+def _of_texts(asked: _Asked, batches: Batches) -> Found:
     """What was written; the loss of a row is what its F1 lacks."""
     kind, worst = asked.runtime.bundle.entry(asked.task).task_kind, list[dict[str, Any]]()
     name = kind.metric_or_default(asked.metric)
@@ -169,11 +219,6 @@ def _of_texts(asked: _Asked, batches: Batches) -> Scores:
     return asked.scores(kind, name, references, written, worst)
 
 
-def _chosen(values: Any, places: Sequence[int]) -> Any:
-    return [values[i] for i in places] if isinstance(values, list) else values[list(places)]
-
-
-def _shown(row: Row, label: Any, answer: Any, loss: float) -> dict[str, Any]:
-    text = " ".join((row.sentence1 + (f" / {row.sentence2}" if row.sentence2 else "")).split())
-    known = row.label or "" if isinstance(label, float) else label
-    return {"row": row.short, "text": text[:_SHOWN], "label": known, "answer": answer, "loss": loss}
+def _shown(row: Row, label: Any, answer: Any, loss: float, more: Mapping[str, Any] = MappingProxyType({})) -> Found:
+    known = row.label or "" if isinstance(label, float) else label  # a number as the file has it
+    return shown_row(row, known, answer, loss, more)

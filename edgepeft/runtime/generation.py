@@ -21,7 +21,7 @@ from edgepeft.backbones.text import CROSS, CROSS_BIAS, IDS, LOGITS, ORDER, PAST,
 from edgepeft.backbones.tokens import Text, TextEncoder
 from edgepeft.bundle.bundle import Bundle
 from edgepeft.bundle.manifest import TaskEntry
-from edgepeft.common.errors import DoesNotFit, UsageError
+from edgepeft.common.errors import BundleError, DoesNotFit, UsageError
 from edgepeft.device.host.machine import memory_bytes
 from edgepeft.runtime.decoding import Decoding, Row, Written, choose
 from edgepeft.runtime.inputs import Inputs, check_rows
@@ -156,7 +156,10 @@ class Generator:
         ids = np.full(len(rows), decoder.start_token_id, np.int64)
         order = np.arange(len(rows))
         while rows:
-            going, ids, order = choose(rows, state.step(ids, order), decoding, end)
+            logits = state.step(ids, order)
+            if not np.isfinite(logits).all():
+                raise BundleError("the task gives NaN or an infinite number; its values are damaged. Export it again.")
+            going, ids, order = choose(rows, logits, decoding, end)
             if len(going) < len(rows):
                 rows = [rows[i] for i in going]
                 state.keep(going)

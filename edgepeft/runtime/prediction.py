@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -19,7 +20,18 @@ from edgepeft.data.words import read_words
 from edgepeft.runtime.inputs import ReadRows
 from edgepeft.tasks.base import TaskType
 
-__all__ = ["Answer", "Notes", "Prediction", "TextAnswer", "grouping_of", "note_of", "of_width", "predictions"]
+__all__ = [
+    "Answer",
+    "Notes",
+    "Prediction",
+    "TextAnswer",
+    "grouping_of",
+    "in_numbers",
+    "no_number",
+    "note_of",
+    "of_width",
+    "predictions",
+]
 
 
 A = TypeVar("A", bound=Answer)
@@ -54,17 +66,48 @@ def of_width(n_outputs: int, task: str, logits: NDArray[np.float32]) -> NDArray[
 def predictions(
     task: str, entry: TaskEntry, read: ReadRows, logits: NDArray[np.float32], batch: TokenBatch
 ) -> list[Prediction]:
-    """[token rows, ...] -> one answer for each row, by the task's kind; ``batch`` is what was read."""
+    """[token rows, ...] -> one answer for each row, by the task's kind; ``batch`` is what was read.
+
+    Where a row's logits are not all numbers, its answer is not ``in_numbers``.
+    """
     kind, notes = entry.task_kind, [note_of(text, entry) for text in read.first]
     grouping = grouping_of(kind, batch, read.per_row)
     logits = grouping.by_row(logits, kind.pool)
+    numbers = np.isfinite(logits)
+    sound = bool(numbers.all())
+    logits = logits if sound else np.where(numbers, logits, np.float32(0))
     if kind.passages:
         parts = zip(read.texts, batch.windows, strict=True)
-        return kind.predictions(task, logits, notes, [passage_of(text.second or "", own) for text, own in parts])
-    if kind.per_token:
+        passages = [passage_of(text.second or "", own) for text, own in parts]
+        answers = kind.predictions(task, logits, notes, passages)
+    elif kind.per_token:
         words = [read_words(text.first, encoding) for text, encoding in zip(read.texts, batch.of_texts, strict=True)]
-        return kind.predictions(task, logits, notes, words)
-    return kind.answers_to(read.given, task, logits, notes)
+        answers = kind.predictions(task, logits, notes, words)
+    else:
+        answers = kind.answers_to(read.given, task, logits, notes)
+    if sound:
+        return answers
+    return [a if row.all() else replace(a, score=math.nan) for a, row in zip(answers, numbers, strict=True)]
+
+
+def no_number(task: str | None) -> BundleError:
+    """What is said where a task gives NaN or an infinite number."""
+    name = "the bare backbone" if task is None else f"task {task}"
+    return BundleError(
+        f"{name} gives NaN or an infinite number for this text; its values are damaged. Export it again."
+    )
+
+
+def in_numbers(answers: list[A]) -> list[A]:
+    """The answers, after a check that every number in them is one.
+
+    Raises:
+        BundleError: one is NaN or infinite.
+    """
+    for answer in answers:
+        if not answer.in_numbers:
+            raise no_number(answer.task)
+    return answers
 
 
 def grouping_of(kind: TaskType, batch: TokenBatch, per_row: Sequence[int] | None) -> RowGrouping:

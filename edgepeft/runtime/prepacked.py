@@ -6,6 +6,9 @@ graph that names such a file maps them.  The file is made once, from the bare ba
 off, so its initializers keep the names of ``backbone.onnx``: a task is spliced as ever, and then its
 initializers point into this file instead of the bundle's.  It belongs to one processor, one build of
 ONNX Runtime and one set of weights: a cache, never part of a bundle.
+
+Every process that maps the file reads it once before, and compares it with the checksum of what was written: a copy
+that a disk or a memory card has altered is made again.
 """
 
 from __future__ import annotations
@@ -16,6 +19,8 @@ import json
 import os
 import platform
 import shutil
+import warnings
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -31,16 +36,16 @@ from edgepeft.backbones.emit import external_tensor
 from edgepeft.bundle.bundle import Bundle
 from edgepeft.bundle.store import Held, Store
 from edgepeft.common.atomic import write_json
-from edgepeft.common.errors import EdgepeftError, UsageError
-from edgepeft.common.resources import cache_folder
+from edgepeft.common.errors import EdgepeftError, UsageError, VerificationFailed
+from edgepeft.common.resources import cache_folder, checksum
 from edgepeft.device.host.machine import cpu_model, isa_flags
 from edgepeft.runtime.session import open_session, session_options
 
-__all__ = ["CACHE_LIMIT", "Prepacked", "hold_prepacked", "prepacked_key"]
+__all__ = ["CACHE_LIMIT", "Prepacked", "check_prepacked", "hold_prepacked", "prepacked_key"]
 
 CACHE_LIMIT = "EDGEPEFT_CACHE_GIB"
 _DEFAULT_GIB = 8.0  # ten models of roberta-base's size
-_FORMAT: Literal[1] = 1
+_FORMAT: Literal[2] = 2
 _PACKED_FILE = "prepacked.bin"
 _ENTRY_FILE = "entry.json"
 _SEEN_FILE = "seen.json"
@@ -55,13 +60,17 @@ _FOLDING = ["ConstantFolding"]
 
 
 class _Entry(BaseModel):
-    """What ``entry.json`` holds: the packed file, and where each tensor lies in it (ONNX external data)."""
+    """What ``entry.json`` holds: the packed file, and where each tensor lies in it (ONNX external data).
+
+    Of both there are checksums, the latter's own first.
+    """
 
     model_config = ConfigDict(frozen=True)
 
-    format: Literal[1]
+    format: Literal[2]
     n_bytes: int
     modified_ns: int
+    checksums: tuple[str, str]
     tensors: dict[str, dict[str, str]]
 
 
@@ -73,9 +82,9 @@ class Prepacked:
         self.folder = held.folder
         self.tensors = _read_entry(held.folder).tensors
 
-    def place(self, model: onnx.ModelProto, checkpoint: Checkpoint) -> None:
+    def place(self, model: onnx.ModelProto, bundle: Bundle) -> None:
         """Point a graph's weights into the packed file, in place; tensors that it lacks are copied into the graph."""
-        _place(model, checkpoint, self.tensors)
+        _place(model, bundle, self.tensors)
 
     def seen(self) -> frozenset[str]:
         """Identities of files whose hash was checked before: they hold these weights."""
@@ -95,8 +104,39 @@ class Prepacked:
 
 def hold_prepacked(bundle: Bundle) -> Prepacked:
     """The bundle's entry in the user's cache, built first where there is none or no sound one."""
-    store = Store(cache_folder() / "prepacked", _limit_bytes())
-    return Prepacked(store.hold(prepacked_key(bundle), lambda folder: _build(bundle, folder), _sound))
+    store, key = Store(_root(), _limit_bytes()), prepacked_key(bundle)
+
+    def build(folder: Path) -> None:
+        if (store.root / key).exists():
+            warnings.warn(
+                f"the weights laid out for this processor, {store.root / key}, are not what was written there, and are "
+                "made again. If this happens more than once, look at the disk or the memory card.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        _build(bundle, folder)
+
+    return Prepacked(store.hold(key, build, _sound))
+
+
+def check_prepacked(bundle: Bundle) -> None:
+    """See that the bundle's entry, where there is one, is what was written; else it is made again.
+
+    Raises:
+        VerificationFailed: it was not.
+    """
+    folder = _root() / prepacked_key(bundle)
+    if folder.exists() and not _sound(folder):
+        with warnings.catch_warnings(action="ignore"):
+            hold_prepacked(bundle).close()
+        raise VerificationFailed(
+            f"the weights laid out for this processor, {folder}, were not what was written there: what was answered by "
+            "them may be wrong. They are made again."
+        )
+
+
+def _root() -> Path:
+    return cache_folder() / "prepacked"
 
 
 def prepacked_key(bundle: Bundle) -> str:
@@ -121,12 +161,18 @@ def _limit_bytes() -> int:
 
 
 def _sound(folder: Path) -> bool:
-    """Whether an entry is whole and untouched."""
+    """Whether an entry is what was written, by its bytes: neither size nor times show what a card forgets."""
     try:
         entry, packed = _read_entry(folder), (folder / _PACKED_FILE).stat()
+        if (packed.st_size, packed.st_mtime_ns) != (entry.n_bytes, entry.modified_ns):
+            return False
+        return entry.checksums == (_of_places(entry.tensors), checksum(folder / _PACKED_FILE))
     except (OSError, ValidationError):
         return False
-    return (packed.st_size, packed.st_mtime_ns) == (entry.n_bytes, entry.modified_ns)
+
+
+def _of_places(tensors: Mapping[str, Mapping[str, str]]) -> str:
+    return f"{zlib.crc32(json.dumps(tensors, sort_keys=True).encode()):08x}"
 
 
 def _read_entry(folder: Path) -> _Entry:
@@ -158,10 +204,16 @@ def _build(bundle: Bundle, folder: Path) -> None:
     if packed.stat().st_size < max(ends, default=0):
         raise OSError(errno.EIO, "ONNX Runtime did not write the whole file")
     _require_aligned(tensors)
-    _place(model, checkpoint, tensors)
+    _place(model, bundle, tensors)
     _require_equal(expected, _answer(open_session(model, folder)))
     status = packed.stat()
-    entry = _Entry(format=_FORMAT, n_bytes=status.st_size, modified_ns=status.st_mtime_ns, tensors=tensors)
+    entry = _Entry(
+        format=_FORMAT,
+        n_bytes=status.st_size,
+        modified_ns=status.st_mtime_ns,
+        checksums=(_of_places(tensors), checksum(packed)),
+        tensors=tensors,
+    )
     write_json(folder / _ENTRY_FILE, entry.model_dump())
 
 
@@ -212,21 +264,22 @@ def _external(model: onnx.ModelProto) -> dict[str, dict[str, str]]:
     }
 
 
-def _place(model: onnx.ModelProto, checkpoint: Checkpoint, tensors: Mapping[str, Mapping[str, str]]) -> None:
+def _place(model: onnx.ModelProto, bundle: Bundle, tensors: Mapping[str, Mapping[str, str]]) -> None:
     for initializer in model.graph.initializer:
         if initializer.data_location != TensorProto.EXTERNAL:
             continue
         where = {entry.key: entry.value for entry in initializer.external_data}
-        if where["location"] != checkpoint.path.name:
+        if where["location"] != bundle.weights.name:
             continue
         del initializer.external_data[:]
         if initializer.name in tensors:
             for key, value in tensors[initializer.name].items():
                 initializer.external_data.add(key=key, value=value)
         else:
+            bundle.hash_weights()
             begin, length = int(where["offset"]), int(where["length"])
             initializer.data_location = TensorProto.DEFAULT
-            initializer.raw_data = np.memmap(checkpoint.path, np.uint8, "r", begin, (length,)).tobytes()
+            initializer.raw_data = np.memmap(bundle.weights, np.uint8, "r", begin, (length,)).tobytes()
 
 
 def _answer(session: ort.InferenceSession) -> Mapping[str, Any]:

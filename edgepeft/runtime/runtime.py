@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from edgepeft.backbones.base import Pooling
 from edgepeft.backbones.tokens import TextEncoder, TokenBatch
 from edgepeft.bundle.bundle import Bundle
-from edgepeft.common.errors import EdgepeftError, UsageError
+from edgepeft.common.errors import BundleError, EdgepeftError, UsageError
 from edgepeft.data.row_grouping import Spread
 from edgepeft.graph.names import LOGITS
 from edgepeft.graph.one_row import for_one_row
@@ -33,7 +33,7 @@ from edgepeft.runtime.inputs import (
 )
 from edgepeft.runtime.mixed import Mixer
 from edgepeft.runtime.passes import in_batches, one_row, passes, put
-from edgepeft.runtime.prediction import Answer, Notes, Prediction, of_width, predictions
+from edgepeft.runtime.prediction import Answer, Notes, Prediction, in_numbers, no_number, of_width, predictions
 from edgepeft.runtime.prefix import Prefix
 from edgepeft.runtime.session import opening, return_free_memory, run_session
 from edgepeft.runtime.text_generation import TextTasks
@@ -106,7 +106,7 @@ class Runtime(TextTasks):
             if now.backbone != before.backbone:
                 raise UsageError(f"{bundle.folder} now holds another backbone; open the bundle again.")
             changed = [n for n in {**before.tasks, **now.tasks} if before.tasks.get(n) != now.tasks.get(n)]
-            bundle.sound_weights = self.bundle.sound_weights
+            bundle.sound_weights, bundle.known_weights = self.bundle.sound_weights, self.bundle.known_weights
             self.bundle = self._weights.bundle = bundle
             for name in changed:
                 self._sessions.pop(name, None)
@@ -249,9 +249,13 @@ class Runtime(TextTasks):
 
         Raises:
             UnknownName, BundleError: as ``session``.
+            BundleError: an answer is NaN or infinite, too.
             UsageError: the task writes text.
             DataError: something that is neither text nor pair; a column is missing.
         """
+        return in_numbers(self._predictions(task, texts))
+
+    def _predictions(self, task: str, texts: str | Sequence[Readable]) -> list[Prediction]:
         entry = self.bundle.entry(task)
         read = read_by(entry.task_kind, texts, entry.source)
         if not read.given:
@@ -284,7 +288,7 @@ class Runtime(TextTasks):
             logits = self._logits_of_all(alike, batch.inputs)
             for task in alike:
                 of_task = predictions(task, self.bundle.entry(task), read, logits[task], batch)
-                answers[task] = self._notes.told(of_task)
+                answers[task] = in_numbers(self._notes.told(of_task))
         return answers
 
     def _logits_of_all(self, tasks: Sequence[str], inputs: Inputs) -> dict[str, NDArray[np.float32]]:
@@ -312,7 +316,7 @@ class Runtime(TextTasks):
 
         Text is written as ``decoding`` says, with several beams each task's alone.  A row whose task is None gets the
         bare backbone's embedding [hidden size], pooled as ``pooling`` says.
-        Unless ``strict``, a row whose task is unknown or damaged gets the error in its place.
+        Unless ``strict``, a row whose task is unknown or damaged, or gives no number, gets the error in its place.
 
         Raises:
             UsageError: not as many tasks as texts, or an embedding pooled as labels.
@@ -327,9 +331,27 @@ class Runtime(TextTasks):
         answers: dict[int, RowResult] = {row: error for task, error in refused.items() for row in rows[task]}
         for group in groups:
             members = [row for task in group for row in rows[task]]
-            results = self._answers({task: [texts[row] for row in rows[task]] for task in group}, pooling, decoding)
+            given = {task: [texts[row] for row in rows[task]] for task in group}
+            results = self._answers(given, pooling, decoding) if strict else self._of_each(given, pooling, decoding)
             answers.update(zip(members, results, strict=True))
-        return [answers[row] for row in range(len(tasks))]
+        found = [answers[row] for row in range(len(tasks))]
+        for row in [row for row, answer in enumerate(found) if not _in_numbers(answer)]:
+            if strict:
+                raise no_number(tasks[row])
+            found[row] = no_number(tasks[row])
+        return found
+
+    def _of_each(
+        self, texts: Mapping[str | None, list[Readable]], pooling: Pooling, decoding: Decoding
+    ) -> Sequence[RowResult]:
+        """As ``_answers``; where tasks fail together each alone, so that one that fails is an error of its own."""
+        try:
+            return self._answers(texts, pooling, decoding)
+        except BundleError as error:
+            if len(texts) == 1:
+                return [error for rows in texts.values() for _ in rows]
+        alone = ({task: rows} for task, rows in texts.items())
+        return [answer for each in alone for answer in self._of_each(each, pooling, decoding)]
 
     def _answers(
         self, texts: Mapping[str | None, list[Readable]], pooling: Pooling, decoding: Decoding
@@ -338,8 +360,10 @@ class Runtime(TextTasks):
         if not named:
             return self._embeddings(texts[None], pooling)
         entries = [self.bundle.entry(task) for task in named]
-        if len(named) == 1 or (entries[0].writes and decoding.beams > 1):
-            return [answer for task, rows in named.items() for answer in self.predict_all([task], rows, decoding)[task]]
+        if entries[0].writes and (len(named) == 1 or decoding.beams > 1):
+            return [answer for task, rows in named.items() for answer in self.write(task, rows, decoding)]
+        if len(named) == 1:
+            return [answer for task, rows in named.items() for answer in self._predictions(task, rows)]
         if entries[0].writes:
             return self.writing(decoding).answers(named)
         kinds = [entry.task_kind for entry in entries]
@@ -395,3 +419,9 @@ class Runtime(TextTasks):
         with self._lock:
             self._encoder = self._encoder or self.bundle.encoder()
             return self._encoder
+
+
+def _in_numbers(answer: RowResult) -> bool:
+    if isinstance(answer, Answer):
+        return answer.in_numbers
+    return isinstance(answer, EdgepeftError) or bool(np.isfinite(answer).all())

@@ -25,13 +25,13 @@ from numpy.typing import NDArray
 from edgepeft.backbones.text import CROSS, CROSS_BIAS, IDS, LOGITS, ORDER, PAST, PRESENT, caches
 from edgepeft.backbones.tokens import Text, TextEncoder, pad_rows
 from edgepeft.bundle.bundle import Bundle
-from edgepeft.common.errors import UsageError
+from edgepeft.common.errors import BundleError, UsageError
 from edgepeft.graph.mix import ROW_COUNTS, TOKEN_COUNTS, mix_text
 from edgepeft.graph.ragged_decode import HIDDEN, hide_fronts
 from edgepeft.runtime.decoding import GREEDY, Decoding, Row, Written, choose
 from edgepeft.runtime.generation import Generator, TextSession
 from edgepeft.runtime.inputs import Inputs, Readable, Truncation, check_rows, texts_of
-from edgepeft.runtime.prediction import Notes, TextAnswer, note_of
+from edgepeft.runtime.prediction import Notes, TextAnswer, no_number, note_of
 from edgepeft.runtime.session import failing_as
 from edgepeft.runtime.slots import Slots
 
@@ -74,6 +74,7 @@ class Draft:
     row: Row
     end: int
     done: bool = False
+    error: BundleError | None = None  # why there will be no answer
     said: str = ""  # in pieces, so far
 
     @property
@@ -84,7 +85,7 @@ class Draft:
     @property
     def tokens(self) -> tuple[int, ...]:
         """What stands so far."""
-        return self.written.tokens if self.done else self.row.open[0].tokens[1:]
+        return self.written.tokens if self.done and not self.error else self.row.open[0].tokens[1:]
 
     @property
     def written(self) -> Written:
@@ -150,7 +151,14 @@ class TextBatch:
             self._join(new)
         if not (drafts := self._going):
             return []
-        going, _, _ = choose([draft.row for draft in drafts], self._logits(), self.decoding, self._end)
+        logits = self._logits()
+        sound = np.flatnonzero(np.isfinite(logits).all(1))
+        going: list[int] = []
+        if len(sound):
+            chosen = choose([drafts[i].row for i in sound], logits[sound], self.decoding, self._end)
+            going = sound[chosen.rows].tolist()
+        for i in set(range(len(drafts))).difference(sound.tolist()):
+            drafts[i].error = no_number(drafts[i].task)
         kept = set(going)
         for i, draft in enumerate(drafts):
             draft.done = i not in kept
@@ -170,7 +178,13 @@ class TextBatch:
         return piece
 
     def answer(self, draft: Draft) -> TextAnswer:
-        """What has been written, once it is done."""
+        """What has been written, once it is done.
+
+        Raises:
+            BundleError: its task gave no numbers.
+        """
+        if draft.error is not None:
+            raise draft.error
         tokens, ended = draft.written
         note = note_of(draft.text, self._generator.entry(draft.task))
         return self._told([TextAnswer(draft.task, self._encoder.decode(tokens), ended, note)])[0]

@@ -106,7 +106,7 @@ class Weights:
                 stacklevel=2,
             )
             return
-        self.bundle.sound_weights |= self._prepacked.seen()
+        self.bundle.known_weights = self._prepacked.seen()
 
     def open(self, model: onnx.ModelProto) -> TaskSession:
         """A session on a graph of the bundle, changed in place; tasks of one structure share one from the second on."""
@@ -149,17 +149,19 @@ class Weights:
         self._owner_forgets(session)
 
     def _open(self, model: onnx.ModelProto) -> ort.InferenceSession:
-        checkpoint = self.bundle.checkpoint
+        _ = self.bundle.checkpoint  # still the one that is known
         outside = [*self.bundle.outside(model)]
         if self._prepacked is None:
             return open_session(model, self.bundle.folder, self.threads, outside=outside)
         self._remember(self._prepacked)
-        self._prepacked.place(model, checkpoint)
+        self._prepacked.place(model, self.bundle)
         return open_session(model, self._prepacked.folder, self.threads, outside=outside)
 
     def _remember(self, prepacked: Prepacked) -> None:
         # What was hashed, not what lies there now: somebody may have replaced it since.
-        if new := self.bundle.sound_weights - prepacked.seen():
+        expected = self.bundle.manifest.backbone.sha256.weights
+        hashed = frozenset(identity for identity, sha256 in self.bundle.sound_weights if sha256 == expected)
+        if new := hashed - prepacked.seen():
             with contextlib.suppress(OSError, EdgepeftError):  # a folder that cannot be written: hashed again next time
                 prepacked.remember(new)
 

@@ -9,6 +9,7 @@ import re
 from collections.abc import AsyncIterator, Iterable
 from functools import partial
 from http import HTTPStatus
+from time import monotonic
 from typing import Any, Literal
 
 from pydantic import BaseModel
@@ -39,6 +40,7 @@ log = logging.getLogger("edgepeft.serve")
 
 _ROUTES = (*ROUTES, *ENDPOINTS)
 _WATCH_S = 1.0
+_TRIED_S = 0.05
 _STATIC = ("page.html", "page.css", "page.js", "answers.js", "picker.js", "docs.html", "docs.js", "icon.svg")
 
 
@@ -98,7 +100,7 @@ async def _lifespan(app: Starlette) -> AsyncIterator[None]:
     loop = asyncio.get_running_loop()
     serving.batcher.start()
     serving.jobs.on_done(lambda: loop.call_soon_threadsafe(reload_soon, serving))
-    _in_background(serving, _warm(serving))
+    _in_background(serving, _start(serving))
     if serving.settings.watch:
         _in_background(serving, _watch(serving))
     try:
@@ -112,15 +114,16 @@ async def _lifespan(app: Starlette) -> AsyncIterator[None]:
         serving.service.close()
 
 
-def _in_background(serving: Serving, work: Any) -> None:
-    task = asyncio.get_running_loop().create_task(work)
+def _in_background(serving: Serving, work: Any) -> asyncio.Task[None]:
+    task: asyncio.Task[None] = asyncio.get_running_loop().create_task(work)
     serving.tasks.add(task)  # the loop itself holds tasks weakly
     task.add_done_callback(serving.tasks.discard)
+    return task
 
 
-async def _warm(serving: Serving) -> None:
+async def _start(serving: Serving) -> None:
     with contextlib.suppress(Closing):
-        await _warm_tasks(serving)
+        await _open_tasks(serving)
         if serving.state == "starting":
             serving.state = "ok"
             serving.started.set()
@@ -128,20 +131,39 @@ async def _warm(serving: Serving) -> None:
         log.info("ready, with %d task%s", tasks, "" if tasks == 1 else "s")
 
 
-async def _warm_tasks(serving: Serving) -> None:
-    """Open the tasks' sessions, each between two batches, and mark those that cannot be opened."""
-    serving.unavailable &= set(serving.service.first_tasks)
-    await asyncio.to_thread(serving.service.try_first)
-    for task in serving.service.first_tasks:
-        try:
-            await serving.batcher.between(partial(serving.service.warm, task))
-        except Closing:
-            raise
-        except Exception as error:  # whatever a file from elsewhere makes of the libraries that read it
-            log.error("task %s cannot be run: %s", task, error)
-            serving.unavailable.add(task)
-        else:
-            serving.unavailable.discard(task)
+async def _open_tasks(serving: Serving) -> None:
+    """Open the tasks' sessions, those first whose trials end first; goes on in the background with what takes long."""
+    if serving.opening is not None:
+        serving.opening.cancel()
+    waited = asyncio.Event()
+    serving.opening = _in_background(serving, _open_as_tried(serving, waited))
+    serving.opening.add_done_callback(lambda _: waited.set())
+    await waited.wait()
+
+
+async def _open_as_tried(serving: Serving, waited: asyncio.Event) -> None:
+    """Open tasks, each between two batches, and mark those that cannot be; ``waited`` is set when that takes long."""
+    service, since = serving.service, monotonic()
+    left = list(service.first_tasks)
+    serving.unavailable &= set(left)
+    while left:
+        for task in [task for task in left if not service.untried(task)]:
+            left.remove(task)
+            try:
+                await serving.batcher.between(partial(service.warm, task))
+            except Closing:
+                return
+            except Exception as error:  # whatever a file from elsewhere makes of the libraries that read it
+                log.error("task %s cannot be run: %s", task, error)
+                serving.unavailable.add(task)
+            else:
+                serving.unavailable.discard(task)
+                serving.opened.add(task)
+        if left and not waited.is_set() and service.overdue(since):
+            log.warning("still being tried, and answered when that is done: %s", ", ".join(left))
+            serving.unavailable.update(left)
+            waited.set()
+        await asyncio.sleep(_TRIED_S if left else 0)
 
 
 async def _watch(serving: Serving) -> None:
@@ -159,7 +181,7 @@ def reload_soon(serving: Serving) -> None:
 async def _reload(serving: Serving) -> None:
     try:
         changed = await serving.batcher.between(serving.service.reload)
-        await _warm_tasks(serving)
+        await _open_tasks(serving)
     except Closing:
         return
     except Exception as error:  # as above: the watch goes on

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import math
 import threading
 from collections import deque
@@ -19,12 +20,14 @@ from itertools import islice
 from time import monotonic
 from typing import Any, TypeVar
 
-from edgepeft.common.errors import EdgepeftError
+from edgepeft.common.errors import BundleError, EdgepeftError
 from edgepeft.data.pattern import UnreadableRow
 from edgepeft.runtime.runtime import Readable, RowResult
 from edgepeft.serve.settings import ServiceLimits
 
 __all__ = ["Batcher", "Closing", "DeadlinePassed", "Job", "QueueFull"]
+
+log = logging.getLogger("edgepeft.serve")
 
 T = TypeVar("T")
 
@@ -356,8 +359,11 @@ class Batcher:
                 if len(rows) == len(job.tasks):
                     return []
                 answers |= dict.fromkeys(rows, error)
-            except BaseException:
-                return []
+            except BaseException as error:  # whatever a task makes of the libraries below is its own error
+                if len(rows) == len(job.tasks):
+                    return []
+                log.exception("task %s failed", task)
+                answers |= dict.fromkeys(rows, BundleError(f"task {task} failed: {as_exception(error)!r}."))
         return [answers[row] for row in sorted(answers)]
 
 

@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from edgepeft.common.errors import EdgepeftError, UnknownName
+from edgepeft.common.messages import listed_mistakes
 from edgepeft.data.answers import VectorPrediction
 from edgepeft.runtime.runtime import RowResult
 from edgepeft.serve.batcher import Closing, DeadlinePassed, QueueFull
@@ -124,7 +125,7 @@ def _problem(error: Exception) -> Response:
     refused, unknown = refusal_of(error), isinstance(error, UnknownName)
     param = "model" if unknown else refused.message.partition(":")[0]
     if isinstance(error, ValidationError):
-        param = str(next(iter(error.errors(include_url=False, include_context=False)[0]["loc"]), ""))
+        param = str(next((part for one in listed_mistakes(error)[:1] for part in one["loc"]), ""))
     kind = "invalid_request_error" if refused.status < 500 else "server_error"
     more: dict[str, Any] = {
         "type": "rate_limit_error" if refused.status == _OVERLOADED else kind,

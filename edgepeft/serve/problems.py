@@ -14,9 +14,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from edgepeft.common.errors import BundleError, DataError, DoesNotFit, EdgepeftError, UnknownName
-from edgepeft.common.messages import in_words
+from edgepeft.common.messages import in_words, listed_mistakes
 from edgepeft.data.pattern import UnreadableRow
 from edgepeft.serve.batcher import Closing, DeadlinePassed, QueueFull
+from edgepeft.serve.trial import Untried
 
 __all__ = ["HANDLERS", "HEADERS", "Json", "Refused", "explain", "fault", "problem", "refusal_of"]
 
@@ -62,14 +63,21 @@ def problem(refused: Refused, more: Mapping[str, Any] = MappingProxyType({})) ->
     return Json({"error": {**fault(refused.code, refused.message), **more}}, refused.status, headers)
 
 
+# Errors whose messages name nothing of this machine.
+_SHOWN: dict[type[EdgepeftError], tuple[int, str]] = {
+    UnknownName: (404, "unknown_task"),
+    UnreadableRow: (422, "unreadable_row"),
+    DoesNotFit: (503, "does_not_fit"),
+}
+
+
 def explain(error: EdgepeftError, task: str | None) -> Refused:
     """What a client may know of an error; the rest goes to the log, since messages name files."""
-    if isinstance(error, UnknownName):
-        return Refused(404, "unknown_task", str(error))
-    if isinstance(error, UnreadableRow):
-        return Refused(422, "unreadable_row", str(error))
-    if isinstance(error, DoesNotFit):
-        return Refused(503, "does_not_fit", str(error))
+    for kind, (status, code) in _SHOWN.items():
+        if isinstance(error, kind):
+            return Refused(status, code, str(error))
+    if isinstance(error, Untried):
+        return Refused(503, "starting", f"task {task} is being tried; ask again.", {"Retry-After": "1"})
     if isinstance(error, DataError):
         return Refused(422, "no_token", "a text has no token that the backbone knows.")
     log.error("task %s: %s", task, error)
@@ -96,7 +104,7 @@ def _invalid(error: ValidationError) -> Refused:
     }
     known |= {"model", "input", "encoding_format", "dimensions", "user"}
     said = in_words(error, "the body", known | {"batch_size", "seed"})
-    if error.errors(include_url=False, include_context=False, include_input=False)[0]["type"] == "json_invalid":
+    if any(one["type"] == "json_invalid" for one in listed_mistakes(error)[:1]):
         return Refused(400, "not_json", f"{said}.")
     return Refused(422, "invalid", f"{said}; /docs shows what is asked for.")
 

@@ -39,6 +39,7 @@ T = TypeVar("T")
 
 _AT_ONCE = 64 << 10  # bytes of a body that the event loop can read, in a millisecond
 _MOST_PAUSE_S = 0.1
+_TRIAL_S, _POLL_S = 5.0, 0.05
 FEW_ROWS = 4  # whose embeddings the event loop can write, in a millisecond
 EVENTS = "text/event-stream"
 
@@ -54,7 +55,9 @@ class Serving:
     jobs: Jobs
     state: str = "starting"  # or ok, or stopping
     started: asyncio.Event = field(default_factory=asyncio.Event)  # the first tasks are open
-    unavailable: set[str] = field(default_factory=set)  # tasks that cannot be opened; the log says why
+    unavailable: set[str] = field(default_factory=set)  # tasks that cannot be opened, or not yet; the log says why
+    opened: set[str] = field(default_factory=set)
+    opening: asyncio.Task[None] | None = None
     alone: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def aside(self, call: Callable[..., T], *arguments: Any) -> T:
@@ -175,10 +178,13 @@ async def answers_of(
 ) -> Sequence[RowResult]:
     """The answer of each row, by the batcher; or an error in its place."""
     serving = _serving(request)
-    if serving.state == "starting":
+    if serving.state == "starting" and not serving.opened.issuperset(named):
         raise Refused(503, "starting", "the service is starting.", {"Retry-After": "1"})
     check_texts(texts, serving.settings.limits)
     begin = monotonic()
+    until = begin + min(_TRIAL_S, deadline_of(request) or _TRIAL_S)  # most trials take no second
+    while any(map(serving.service.untried, set(named))) and monotonic() < until:
+        await asyncio.sleep(_POLL_S)
     client = None if request.client is None else (request.client.host, request.client.port)
     answers = await serving.batcher.submit(named, texts, client=client, deadline_s=deadline_of(request), **more)
     good = [a.task if isinstance(a, Answer) else "" for a in answers if not isinstance(a, EdgepeftError)]
@@ -255,7 +261,7 @@ async def start_tuning(request: Request) -> Response:
             check_task_name(task)
         except UsageError as error:
             raise Refused(422, "invalid", str(error)) from None
-    check_taught(asked, serving.settings.limits)
+    await serving.aside(check_taught, asked, serving.settings.limits)
     return Json(await asyncio.to_thread(serving.jobs.start, task, asked), 202)
 
 

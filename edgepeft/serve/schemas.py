@@ -39,6 +39,7 @@ class _Asked(BaseModel):
 
 T = TypeVar("T")
 _MOST_COLUMNS = 1000
+_MOST_OF_LABEL = 5000  # names, spans and their fields: a text has 20,000 characters at most
 
 
 class _FirstMistake(FailFast):
@@ -51,6 +52,15 @@ def _few(columns: Any) -> Any:
     if isinstance(columns, dict) and len(columns) > _MOST_COLUMNS:
         raise ValueError(f"give {_MOST_COLUMNS:,} columns at most, found {len(columns):,}")
     return columns
+
+
+def _short(label: Any) -> Any:
+    """Counted before it is tried as each kind of label: thousands of mistakes take seconds in all."""
+    inner = label.values() if isinstance(label, dict) else label if isinstance(label, list) else ()
+    parts = len(inner) + sum(len(each) for each in inner if isinstance(each, list | dict))
+    if parts > _MOST_OF_LABEL:
+        raise ValueError(f"give {_MOST_OF_LABEL:,} names, spans and fields at most, found {parts:,}")
+    return label
 
 
 Listed = Annotated[list[T], _FirstMistake()]
@@ -183,7 +193,7 @@ class TuneRow(TextRow):
     """A row to learn from; ``label`` is a number, a list of names, a list of spans or the answers that stand in a
     passage where the task's answers are."""
 
-    label: str | int | float | Listed[str] | Listed[SpanGiven] | AnswersGiven
+    label: Annotated[str | int | float | Listed[str] | Listed[SpanGiven] | AnswersGiven, BeforeValidator(_short)]
 
     @property
     def plain_label(self) -> Any:

@@ -64,7 +64,8 @@ class Service:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         # Without the cache both processes would hold the weights at once, which a board may have no memory for.
-        self._trials = Trials(settings.bundle, settings.threads_of_a_batch) if settings.cache else None
+        limits = settings.limits
+        self._trials = Trials(settings.bundle, settings.threads_of_a_batch, limits.trial_s) if settings.cache else None
         self._seen = self._identity()
         self.runtime = self._open()
         self._truncated_before = 0  # by runtimes that were replaced
@@ -109,9 +110,13 @@ class Service:
         """Those whose sessions may all be open at once."""
         return self.runtime.tasks[:MOST_SESSIONS]
 
-    def try_first(self) -> None:
-        """Open the first tasks in a process of its own, where that was not done before; from any thread."""
-        self._problems(self.first_tasks)
+    def untried(self, task: str | None) -> bool:
+        """Whether it is still being found out, in a process of its own, if the task may be opened; from any thread."""
+        return self._trials is not None and self._trials.untried(self.runtime.bundle, task)
+
+    def overdue(self, since: float) -> bool:
+        """Whether trials have had their time since then, by ``time.monotonic``."""
+        return self._trials is None or self._trials.overdue(since)
 
     def warm(self, task: str) -> None:
         """Open a task's session before somebody waits for it; nothing where the task is gone."""
@@ -166,7 +171,10 @@ class Service:
         return answers
 
     def _problems(self, tasks: Sequence[str | None]) -> dict[str | None, BundleError]:
-        return {} if self._trials is None else self._trials.problems(self.runtime.bundle, tasks)
+        if self._trials is None:
+            return {}
+        found = ((task, self._trials.problem(self.runtime.bundle, task)) for task in dict.fromkeys(tasks))
+        return {task: problem for task, problem in found if problem is not None}
 
     def _predict(self, tasks: Sequence[str | None], texts: Sequence[Readable]) -> list[RowResult]:
         """As ``Runtime.predict_mixed``; a task that did not pass its trial is not opened here."""
@@ -189,7 +197,9 @@ class Service:
             return True
 
     def close(self) -> None:
-        """Close the sessions."""
+        """Close the sessions; trials end."""
+        if self._trials is not None:
+            self._trials.close()
         self.runtime.close()
 
 
@@ -238,5 +248,5 @@ class Written:
         if job.tell is not None:
             job.say("".join(map(self._batch.piece, drafts)))
         if all(draft.done for draft in drafts):
-            job.give([self._batch.answer(draft) for draft in drafts])
+            job.give([draft.error or self._batch.answer(draft) for draft in drafts])
             del self._drafts[job]

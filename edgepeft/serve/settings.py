@@ -38,6 +38,7 @@ class ServiceLimits:
     connections_per_address: int = 64  # of another machine's
     bodies: int = 32  # as large as one may be, that are held at once; those up to 64 KiB do not count
     tuning_rows: int = 20_000  # of a request to fine-tune
+    trial_s: float = 10.0  # of processor time for a task's trial, and that the start waits for all of them
 
     def __post_init__(self) -> None:
         if self.rows > self.queued_rows:

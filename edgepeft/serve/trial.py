@@ -3,108 +3,265 @@
 A graph or a tokenizer from elsewhere reaches ONNX Runtime's and other native code, which can abort or run for ever.  So
 the service opens only what a process like this one came through.  Tasks that answered are remembered by the hashes of
 all that was run, in the cache, and are not tried again.
+
+Two tasks are tried beside each other, each within a budget of processor time and memory.  What waits for a disk or a
+memory card costs neither, and the bare backbone, which is opened first and packs its weights, is the measure: a
+task may cost a few times as much, so that a slow board tries honest tasks as a quick one does.  Every task has a short
+turn first; what needs more has its second, longer one after all others, with the lowest priority.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import hashlib
+import heapq
+import itertools
 import json
 import os
 import queue
+import re
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+import time
 from importlib import metadata
 from pathlib import Path
+from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
 from edgepeft.bundle.bundle import Bundle
 from edgepeft.common.atomic import write_json
 from edgepeft.common.errors import BundleError, EdgepeftError
 from edgepeft.common.resources import cache_folder, file_identity, private_folder
 from edgepeft.common.task_name import GRAPH
+from edgepeft.device.host.machine import memory_bytes, thread_count
+from edgepeft.runtime.decoding import Decoding
+from edgepeft.runtime.prepacked import hold_prepacked
 from edgepeft.runtime.runtime import Runtime
 
-__all__ = ["Trials"]
+__all__ = ["BUDGET_S", "Trials", "Untried"]
 
-TRIAL_S = 120.0  # of one task; the first of a backbone packs its weights, which takes a board half a minute
+BUDGET_S = 10.0  # of processor time for a task, and that a start waits for all of them
+_BESIDE = 2  # at once
+_TURNS = ((0.2, 3), (1.0, 10))  # shares of the budget, and times the backbone's: whichever is more
+_MEMORY = 0.5  # of what there is, for all that are tried at once
+_HANGS_S, _BACKBONE_S = 120.0, 600.0  # on the clock: what sleeps takes no processor time; a board packs for a minute
+_TOKENS = 4  # of a text that is written: the first steps are like all others
 _MOST_KEPT = 4096
-_ANSWERED, _REFUSED = "answered", "refused"
+_ANSWERED, _REFUSED, _HUNGRY, _SLOW, _OTHER = "answered", "refused", "hungry", "slow", "another version"
+_STARVED = re.compile("alloc|new thread|Resource temporarily")  # of what ONNX Runtime and Python say without memory
+_PR_SET_PDEATHSIG = 1
+
+
+class Untried(BundleError):
+    """A task whose trial has not ended yet."""
+
+
+class _Tried(NamedTuple):
+    """A turn of a task; heaps have the first turns in front."""
+
+    turn: int
+    number: int
+    task: str | None
+    key: str
+    other: str
 
 
 class Trials:
     """Which tasks of a bundle may be opened within this process; None is the bare backbone."""
 
-    def __init__(self, folder: Path, threads: int | None, seconds: float = TRIAL_S) -> None:
-        self.command = [sys.executable, "-m", __name__, str(folder), str(threads or 0)]
-        self._seconds = seconds
+    def __init__(self, folder: Path, threads: int | None, budget_s: float = BUDGET_S) -> None:
+        self.command = [sys.executable, "-m", __name__, str(folder), str(threads or 0), str(budget_s)]
+        self._budget_s = budget_s
         self._answered = _read()  # by the hashes of all that was run
-        self._other: dict[str, str] = {}  # by hashes and the file's identity: how it ended the process, "" for an error
-        self._one_at_a_time = threading.Lock()
+        self._other: dict[str, str] = {}  # by hashes and the file's identity: why it may not be opened, "" for an error
+        self._keys: WeakKeyDictionary[Bundle, dict[str | None, str]] = WeakKeyDictionary()
+        self._changed = threading.Condition()  # of everything below
+        self._waiting: list[_Tried] = []
+        self._asked: set[str] = set()  # what waits or is under way
+        self._numbers = itertools.count()
+        self._processes: set[_Process] = set()
+        self._threads: list[threading.Thread] = []
+        self._opened_at: float | None = None  # when a backbone had answered
+        self._closed = False
 
-    def problems(self, bundle: Bundle, tasks: Iterable[str | None]) -> dict[str | None, BundleError]:
-        """Those of the tasks that end the process that opens them; tries the ones that were not tried before.
+    def untried(self, bundle: Bundle, task: str | None) -> bool:
+        """Whether the task's trial has not ended; it begins with this question."""
+        if task is not None and task not in bundle.manifest.tasks:
+            return False
+        keys = self._keys.setdefault(bundle, {})
+        key = keys[task] = keys.get(task) or _key(bundle, task)
+        if key in self._answered:
+            return False
+        other = f"{key} {_identity(bundle, task)}"
+        with self._changed:
+            if other in self._other:
+                return False
+            if other not in self._asked:
+                self._asked.add(other)
+                heapq.heappush(self._waiting, _Tried(0, next(self._numbers), task, key, other))
+                if len(self._threads) < min(_BESIDE, thread_count()):
+                    self._threads.append(threading.Thread(target=self._work, name="edgepeft-trials", daemon=True))
+                    self._threads[-1].start()
+                self._changed.notify()
+        return True
 
-        A task that is merely refused there is none of them: opening it here is an error too, and says which.
+    def problem(self, bundle: Bundle, task: str | None) -> BundleError | None:
+        """Why the task may not be opened here.
+
+        A task that is merely refused there may: opening it is an error here too, and says which.
         """
-        known = [task for task in dict.fromkeys(tasks) if task is None or task in bundle.manifest.tasks]
-        keys = {task: key for task in known if (key := _key(bundle, task)) not in self._answered}
-        if not keys:
-            return {}
-        keyed = {task: (key, f"{key} {_identity(bundle, task)}") for task, key in keys.items()}
-        with self._one_at_a_time:
-            self._try({task: both for task, both in keyed.items() if both[1] not in self._other})
-        ended = {task: why for task, (_, other) in keyed.items() if (why := self._other.get(other))}
-        return {task: BundleError(f"{_name(task)} cannot be run: opening it {why}") for task, why in ended.items()}
+        if self.untried(bundle, task):
+            return Untried(f"{_name(task)} is being tried in a process of its own; ask again.")
+        if task is not None and task not in bundle.manifest.tasks:
+            return None
+        key = self._keys[bundle][task]
+        why = "" if key in self._answered else self._other.get(f"{key} {_identity(bundle, task)}", "")
+        return BundleError(f"{_name(task)} cannot be run: opening it {why}") if why else None
 
-    def _try(self, keys: Mapping[str | None, tuple[str, str]]) -> None:
-        remaining = [task for task, (key, _) in keys.items() if key not in self._answered]
-        before = len(self._answered)
-        while remaining:
-            for task, outcome in self._outcomes(tuple(remaining)):
-                remaining.remove(task)
-                key, other = keys[task]
-                if outcome == _ANSWERED:
-                    self._answered.add(key)
-                else:
-                    self._other[other] = "" if outcome == _REFUSED else outcome
-        if len(self._answered) > before:
-            with contextlib.suppress(OSError, EdgepeftError):
-                write_json(_kept(), [*sorted(_read() - self._answered), *sorted(self._answered)][-_MOST_KEPT:])
+    def overdue(self, since: float) -> bool:
+        """Whether whoever asked then, by ``time.monotonic``, has waited for as long as the budget says; the time in
+        which the backbone is opened for the first time does not count."""
+        return self._opened_at is not None and time.monotonic() > max(since, self._opened_at) + self._budget_s
 
-    def _outcomes(self, tasks: tuple[str | None, ...]) -> Iterator[tuple[str | None, str]]:
-        """Each task and how it ended, in order, until one ends the process."""
-        with subprocess.Popen(self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-            assert process.stdin is not None
-            assert process.stdout is not None
-            lines: queue.Queue[str] = queue.Queue()
-            threading.Thread(target=_forward, args=(process.stdout, lines), daemon=True).start()
-            try:
-                with contextlib.suppress(BrokenPipeError):
-                    process.stdin.write(json.dumps(tasks))
-                    process.stdin.close()
-                for task in tasks:
-                    line = lines.get(timeout=self._seconds).strip()
-                    yield task, line or f"ended a process of its own ({_how(process.wait())})."
-                    if not line:
-                        return
-            except queue.Empty:
-                yield task, f"did not end within {self._seconds:g} s."
-            finally:
+    def close(self) -> None:
+        """End what is under way."""
+        with self._changed:
+            self._closed = True
+            for process in self._processes:
                 process.kill()
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join()
+
+    def _work(self) -> None:
+        process: _Process | None = None
+        while (tried := self._next()) is not None:
+            if process is not None and process.turn != tried.turn:
+                self._end(process)
+                process = None
+            process = process or self._begin(tried.turn)
+            outcome = process.outcome(tried)
+            self._opened_at = self._opened_at or process.opened_at
+            self._decide(tried, outcome)
+            if process.ended or not self._waiting:  # what it holds is of no more use
+                self._end(process)
+                process = None
+        if process is not None:
+            self._end(process)
+
+    def _next(self) -> _Tried | None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._closed)
+            return None if self._closed else heapq.heappop(self._waiting)
+
+    def _begin(self, turn: int) -> _Process:
+        with self._changed:
+            process = _Process(self.command, turn)
+            self._processes.add(process)
+            if self._closed:
+                process.kill()
+        return process
+
+    def _end(self, process: _Process) -> None:
+        process.close()
+        with self._changed:
+            self._processes.discard(process)
+
+    def _decide(self, tried: _Tried, outcome: str) -> None:
+        with self._changed:
+            if self._closed:
+                return
+            if outcome == _SLOW and tried.turn + 1 < len(_TURNS):
+                heapq.heappush(self._waiting, tried._replace(turn=tried.turn + 1))
+                return
+            self._asked.discard(tried.other)
+            if outcome == _OTHER:  # the files were replaced, which the service will see; then it asks again
+                return
+            if outcome == _ANSWERED:
+                self._answered.add(tried.key)
+            else:
+                self._other[tried.other] = self._why(outcome)
+            kept = [*sorted(_read() - self._answered), *sorted(self._answered)][-_MOST_KEPT:]
+        if outcome == _ANSWERED:
+            with contextlib.suppress(OSError, EdgepeftError):
+                write_json(_kept(), kept)
+
+    def _why(self, outcome: str) -> str:
+        share, times = _TURNS[-1]
+        limits = f"{share * self._budget_s:g} s of processor time and {times} times as much as the bare backbone"
+        hungry = f"took more than {_share() >> 20} MB of memory."
+        return {_REFUSED: "", _SLOW: f"took more than {limits}.", _HUNGRY: hungry}.get(outcome, outcome)
 
 
-def _forward(lines: Iterable[str], to: queue.Queue[str]) -> None:
-    """Put each line, and at their end an empty one."""
-    for line in lines:
-        to.put(line)
-    to.put("")
+class _Process:
+    """One that tries tasks, one after another, until one ends it."""
 
+    def __init__(self, command: list[str], turn: int) -> None:
+        self.turn, self.ended = turn, False
+        self.opened_at: float | None = None
+        self._backbone: str | None = None
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(  # in a group of its own, which ends as one
+            [*command, str(turn), str(os.getpid())], stdin=pipe, stdout=pipe, text=True, process_group=0
+        )
+        self._lines: queue.Queue[str] = queue.Queue()
+        threading.Thread(target=self._forward, daemon=True).start()
 
-def _how(code: int) -> str:
-    return signal.Signals(-code).name if code < 0 else f"exit {code}"
+    def _forward(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self._lines.put(line)
+        self._lines.put("")
+
+    def outcome(self, tried: _Tried) -> str:
+        """How the task ended, or the backbone before it."""
+        if self._backbone is None:
+            self._backbone = self._line(_BACKBONE_S)
+            self.opened_at = time.monotonic()
+        found = self._backbone
+        if tried.task is not None and not self.ended:
+            assert self._process.stdin is not None
+            with contextlib.suppress(BrokenPipeError):
+                self._process.stdin.write(f"{json.dumps(tried.task)}\n")
+                self._process.stdin.flush()
+            found = self._line(_HANGS_S)
+        if self.ended:
+            return found
+        key, _, outcome = found.partition(" ")
+        self.ended = key != tried.key
+        return _OTHER if self.ended else outcome
+
+    def _line(self, seconds: float) -> str:
+        try:
+            line = self._lines.get(timeout=seconds).strip()
+        except queue.Empty:
+            self.ended = True
+            return f"did not end within {seconds:g} s."
+        if line:
+            return line
+        self.ended = True
+        code = self._process.wait()
+        if code == -signal.SIGXCPU:
+            return _SLOW
+        return f"ended a process of its own ({signal.Signals(-code).name if code < 0 else f'exit {code}'})."
+
+    def kill(self) -> None:
+        """End it, and what it has begun."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        """End it, and wait until it has."""
+        if self._process.poll() is None:
+            self.kill()
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            with contextlib.suppress(BrokenPipeError):
+                pipe.close()
+        self._process.wait()
 
 
 def _name(task: str | None) -> str:
@@ -139,23 +296,66 @@ def _read() -> set[str]:
         return set()
 
 
+def _share() -> int:
+    """Bytes for one of those that are tried at once."""
+    return int(_MEMORY * memory_bytes() / _BESIDE)
+
+
 def _main() -> None:
-    """Open the tasks that standard input names, one after another; print how each ended."""
-    folder, threads = sys.argv[1:]
+    """Open the bare backbone and then the tasks that standard input names; print how each ended."""
+    folder, threads, budget_s, turn, parent = sys.argv[1:]
+    _end_with(int(parent))
+    os.nice(19 if int(turn) else 0)
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever native code prints goes to the log
-    tasks = json.load(sys.stdin)
+    with contextlib.suppress(EdgepeftError, OSError):  # the runtime says it, or does without
+        hold_prepacked(Bundle(folder)).close()  # before the time is taken
     with Runtime(Path(folder), threads=int(threads) or None) as runtime:
-        for task in tasks:
-            print(_outcome(runtime, task), file=answers, flush=True)
+        begin = time.process_time()
+        print(_outcome(runtime, None), file=answers, flush=True)
+        share, times = _TURNS[int(turn)]
+        seconds = max(share * float(budget_s), times * (time.process_time() - begin))
+        for line in sys.stdin:
+            _limit(seconds)
+            print(_outcome(runtime, json.loads(line)), file=answers, flush=True)
+
+
+def _end_with(parent: int) -> None:
+    """Have Linux end this process with the thread that began it; other systems leave it the end of standard input."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it ended before
+        sys.exit(1)
+
+
+def _limit(seconds: float) -> None:
+    """What the next task may take; SIGXCPU ends the process, wherever it is."""
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
+    resource.setrlimit(resource.RLIMIT_CPU, (int(time.process_time() + seconds) + 1, hard))
+    with contextlib.suppress(OSError, StopIteration, ValueError):  # not Linux
+        status = Path("/proc/self/status").read_text()
+        now = next(int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith("VmData:"))
+        resource.setrlimit(resource.RLIMIT_DATA, (now + _share(), resource.getrlimit(resource.RLIMIT_DATA)[1]))
 
 
 def _outcome(runtime: Runtime, task: str | None) -> str:
+    if task is not None and task not in runtime.tasks:
+        return f"- {_OTHER}"
+    return f"{_key(runtime.bundle, task)} {_tried(runtime, task)}"
+
+
+def _tried(runtime: Runtime, task: str | None) -> str:
     try:
         entry = None if task is None else runtime.bundle.entry(task)
-        runtime.predict_mixed([task], ["a" if entry is None else entry.task_kind.readable(pairs=entry.pairs)])
-    except Exception:  # whatever a file from elsewhere makes of the libraries that read it: the service will see it too
-        return _REFUSED
+        text = "a" if entry is None else entry.task_kind.readable(pairs=entry.pairs)
+        runtime.predict_mixed([task], [text], decoding=Decoding(_TOKENS))
+    except MemoryError:
+        return _HUNGRY
+    except Exception as error:  # whatever a file makes of the libraries that read it: the service will see it too
+        return _HUNGRY if _STARVED.search(str(error)) else _REFUSED
     return _ANSWERED
 
 

@@ -15,6 +15,7 @@ from edgepeft.backbones.source import Backbone, open_backbone
 from edgepeft.common.errors import EdgepeftError, UsageError
 from edgepeft.common.messages import in_words
 from edgepeft.data.parts import TaskData
+from edgepeft.data.told import TOLD, told
 from edgepeft.data.training_loop.run import evaluation_interval
 from edgepeft.methods.base import Method, method_of
 from edgepeft.options.train import TrainRequest
@@ -53,7 +54,8 @@ class _Point(NamedTuple):
 
 @dataclass
 class _Grid:
-    """The plan with what its cells share: backbones, methods and rows are read once."""
+    """The plan with what its cells share: backbones, methods and rows are read once; ``said`` is what the rows of each
+    data set tell, which a cell's options then say."""
 
     plan: Plan
     folder: Path
@@ -61,6 +63,7 @@ class _Grid:
     methods: dict[str, Method] = field(default_factory=dict)
     rows: dict[Any, TaskData] = field(default_factory=dict)
     sources: dict[str, str] = field(default_factory=dict)
+    said: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def combinations(self) -> Iterator[_Point]:
         """Of the whole grid; all seeds of a cell's table entry follow each other."""
@@ -98,9 +101,17 @@ class _Grid:
         method = {"method": at.method.partition(":")[0], "set": self.methods[at.method].settings()}
         grid = {"backbone": at.backbone, "task": at.data, **method, "seed": at.seed, "lr": at.rate}
         try:
-            return TrainRequest.model_validate({**given, **grid, **({} if few is None else {"few_shot": few})})
+            request = TrainRequest.model_validate({**given, **grid, **({} if few is None else {"few_shot": few})})
         except ValidationError as error:
             raise UsageError(f"{in_words(error)}; options of edgepeft train are meant, with _ for -.") from None
+        if at.data not in self.said:
+            before = self._placed(request)
+            after = told(before)
+            self.said[at.data] = {n: new for n in TOLD if (new := getattr(after, n)) != getattr(before, n)}
+        return request.model_copy(update=self.said[at.data])
+
+    def _placed(self, request: TrainRequest) -> TrainRequest:
+        return TrainRequest.model_validate(placed(request.model_dump(mode="json", exclude_unset=True), self.folder))
 
     def _backbone(self, source: str) -> Backbone:
         if source not in self.backbones:
@@ -115,8 +126,7 @@ class _Grid:
         pattern = source.text if source else None  # Compacter's depends on the method
         key = (request.task, request.few_shot, drawn, pattern)
         if key not in self.rows:
-            here = placed(request.model_dump(mode="json", exclude_unset=True), self.folder)
-            self.rows[key] = resolved(TrainRequest.model_validate(here)).rows()
+            self.rows[key] = resolved(self._placed(request)).rows()
             if drawn is None:
                 self.sources[f"data {request.task}{f' as {pattern!r}' if pattern else ''}"] = self.rows[key].sha256
         return self.rows[key]

@@ -23,6 +23,7 @@ from edgepeft import __version__
 from edgepeft.common.atomic import new_folder
 from edgepeft.common.errors import EdgepeftError, UsageError, requiring
 from edgepeft.common.resources import cache_folder, sha256_of
+from edgepeft.data.label_names import files_beside
 from edgepeft.data.training_loop.run import Interrupted
 from edgepeft.sweep.folder import Outcome
 from edgepeft.sweep.local import Ended, Job, compute
@@ -100,7 +101,8 @@ class Cluster:
 
     def _stored(self, path: Path, patterns: Sequence[str]) -> Any:
         if str(path) not in self._files:
-            files = [path] if path.is_file() else [file for each in patterns for file in sorted(path.glob(each))]
+            of_rows = [path, *files_beside(path)]
+            files = of_rows if path.is_file() else [file for each in patterns for file in sorted(path.glob(each))]
             digest = hashlib.sha256("".join(map(sha256_of, files)).encode()).hexdigest()
             root = path if path.is_dir() else path.parent
             content = {str(file.relative_to(root)): file.read_bytes() for file in files}
@@ -156,10 +158,14 @@ def _placed(options: Mapping[str, Any], sources: Sequence[Any]) -> dict[str, Any
 
 
 def _kept(digest: str, name: str, is_folder: bool, content: Mapping[str, bytes]) -> Path:
-    """The node's copy, written by the first task that needs it."""
+    """The node's copy, written by the first task that needs it, and again where it is not what was sent."""
     folder = cache_folder() / "sweep" / digest / (name if is_folder else "rows")
-    if not folder.is_dir():
-        with contextlib.suppress(UsageError), new_folder(folder) as new:  # another task of the node was first
+    try:
+        whole = all((folder / path).read_bytes() == data for path, data in content.items())
+    except OSError:
+        whole = False
+    if not whole:
+        with contextlib.suppress(UsageError), new_folder(folder, force=folder.is_dir()) as new:  # another was first
             for path, data in content.items():
                 (new / path).parent.mkdir(parents=True, exist_ok=True)
                 (new / path).write_bytes(data)

@@ -31,6 +31,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from edgepeft.bundle.card import CARD_FILE, TENSORS_FILE, DeltaCard, read_card
 from edgepeft.common.atomic import write_atomically, write_json
+from edgepeft.common.bounded import json_at
 from edgepeft.common.errors import BundleError, DataError, UsageError
 from edgepeft.common.messages import in_words
 from edgepeft.data.training_loop.checkpoint import latest
@@ -44,6 +45,7 @@ ANSWERS_FILE = "test.npz"  # beside the card: outputs and targets of the test ro
 CHECKPOINTS = "checkpoint"  # as the training names their folder
 State = Literal["open", "begun", "done", "diverged", "dropped"]
 _NAME_LENGTH = 16
+_SWEEP_BYTES = 64 << 20  # of tens of thousands of cells
 _SCORES = ("metric", "eval", "test", "n_train", "n_eval", "n_test")  # of a card's metrics, what tables need
 
 
@@ -293,7 +295,7 @@ def open_sweep(folder: Path) -> Sweep:
     """The sweep of a folder, as its runs are."""
     path = folder / SWEEP_FILE
     try:
-        document = json.loads(path.read_bytes())
+        document = json_at(path, _SWEEP_BYTES, names_files=True)
         if document.get("schema") != SWEEP_SCHEMA:
             raise DataError(f"{path} has schema {document.get('schema')!r}; this version reads {SWEEP_SCHEMA}.")
         cells: Sequence[Cell] = TypeAdapter(list[Cell]).validate_python(document["cells"])
@@ -301,5 +303,6 @@ def open_sweep(folder: Path) -> Sweep:
     except (FileNotFoundError, NotADirectoryError):
         raise UsageError(f"{folder} holds no sweep: it has no {SWEEP_FILE}. Make one with: edgepeft sweep.") from None
     except (OSError, ValueError, AttributeError, KeyError) as error:
-        shown = in_words(error) if isinstance(error, ValidationError) else error
+        known = in_words(error) if isinstance(error, ValidationError) else None
+        shown = known or (error.strerror if isinstance(error, OSError) else error)
         raise DataError(f"{path} is damaged ({shown}); repeat edgepeft sweep, which writes it anew.") from None

@@ -11,6 +11,7 @@ import multiprocessing
 import os
 import signal
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
@@ -37,6 +38,7 @@ __all__ = ["Ended", "Job", "Moved", "compute", "run_local"]
 RETRIES = 2  # of a run whose process dies
 _PRELOADED = ["edgepeft.sweep.local", "transformers.models.auto.modeling_auto"]  # the second takes 2 s, and is lazy
 _EVERY_S = 0.5  # between two messages of a run
+_LOADING = Progress("loading", 0, 0)
 _GRACE_S = 120.0  # for a run to write its checkpoint
 _OTHERS_S = 600.0  # what a sweep that was killed left running sees to its end within, or writes a checkpoint
 
@@ -92,6 +94,7 @@ def run_local(jobs: Sequence[Job], workers: int, gpus: int = 0) -> Iterator[Move
         while left or running:
             while left and len(running) < (gpus or workers):
                 job = left.pop(0)
+                yield Moved(job, _LOADING)
                 running.append(_started(context, replace(job, gpu=free.pop(0)) if gpus else job))
             for each in _heard(running):
                 said = _said(each)
@@ -155,7 +158,11 @@ def _end(running: Sequence[_Running]) -> None:
 
 
 def _work(job: Job, connection: Connection) -> None:
-    """In a process of its own: compute, and say how it goes; a sweep that is gone is one that stopped."""
+    """In a process of its own: compute, and say how it goes; a sweep that is gone is one that stopped.
+
+    What there is to note of rows and backbone was said when the plan was checked.
+    """
+    warnings.filterwarnings("ignore", category=UserWarning, module=r"edgepeft\.")
     asked, last = False, 0.0
 
     def ask(_: int, __: FrameType | None) -> None:

@@ -36,19 +36,20 @@ import itertools
 import math
 import os
 import re
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from edgepeft.common.bounded import toml_at
 from edgepeft.common.errors import UsageError
 from edgepeft.common.messages import in_words
 from edgepeft.common.task_name import check_new_name
 
 __all__ = ["Plan", "placed", "rate_of", "read_plan", "recorded", "share_of_rows"]
 
+_MOST_CELLS = 100_000  # of which a table is made: a second
 _TIMES = re.compile(r"(\d+(?:\.\d+)?)x")
 PATHS = ("data", "eval", "test")
 _VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
@@ -105,6 +106,13 @@ class Plan(BaseModel):
         return self.rates.get(method, self.rates.get(method.partition(":")[0], self.learning_rates))
 
 
+def _cells(plan: Plan) -> int:
+    """Runs that the plan has if each method has the usual rates, counted and not listed."""
+    grids = (math.prod(len(value) for value in grid.values() if isinstance(value, list)) for grid in plan.grid)
+    rows = len(plan.backbones) * len(plan.data) * len(plan.sizes)
+    return rows * len(plan.learning_rates) * len(plan.seeds) * (len(plan.methods) + sum(grids))
+
+
 def _combined(grid: dict[str, Any]) -> list[str]:
     """``{"method": "lora", "rank": [4, 8]}`` -> ``lora:rank=4``, ``lora:rank=8``."""
     names = [name for name in grid if name != "method"]
@@ -147,18 +155,20 @@ def share_of_rows(size: int | str, rows: int) -> int | None:
 def read_plan(path: Path) -> Plan:
     """The plan with its paths as one would give them here; absolute ones and their variables stay as they are."""
     try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
-        plan = Plan.model_validate(document)
+        plan = Plan.model_validate(toml_at(path))
     except FileNotFoundError:
         raise UsageError(f"there is no plan {path}; docs/sweeps.md shows one.") from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise UsageError(f"{path} is no plan in TOML: {error}.") from None
     except ValidationError as error:
         raise UsageError(
             f"{path}: {in_words(error, 'the plan')}; known keys: {', '.join(Plan.model_fields)}."
         ) from None
-    if not plan.all_methods:
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise UsageError(f"{path} is no plan in TOML: {reason}.") from None
+    if not (plan.methods or plan.grid):
         raise UsageError(f'{path} names no method: methods = ["lora"], or a [[grid]].')
+    if (cells := _cells(plan)) > _MOST_CELLS:
+        raise UsageError(f"{path} has {cells:,} runs, and a sweep has at most {_MOST_CELLS:,}; divide it.")
     known = {*plan.all_methods, *(method.partition(":")[0] for method in plan.all_methods)}
     if odd := [name for name in plan.rates if name not in known]:
         raise UsageError(f"{path}: [rates] names {odd[0]}, which is no method of the plan: {', '.join(sorted(known))}.")

@@ -95,6 +95,15 @@ class Certainty:
         """``calibration`` of these rows: how often what is probable is right; nothing where that is not known."""
         return {}
 
+    def probabilities(self, targets: NDArray[Any], logits: NDArray[Any]) -> list[dict[str, float]]:
+        """``label_probability`` and ``answer_probability`` of each row, where answers have one."""
+        return [{} for _ in logits]
+
+    def doubted(self, targets: NDArray[Any], logits: NDArray[Any]) -> list[tuple[int, dict[str, Any]]]:
+        """The places of rows that are likely mislabelled, the likeliest first: ``label`` and the ``likely`` one, each
+        with its ``_probability``."""
+        return []
+
 
 Values = NDArray[Any]
 Shares = NDArray[np.float64]
@@ -115,8 +124,9 @@ class Temperature(NamedTuple):
 
 def shares(logits: Values, temperature: float = 1.0) -> Shares:
     """[n, C]: softmax(logits / temperature), in float64."""
-    scaled = logits.astype(np.float64) / temperature
-    raised: Shares = np.exp(scaled - scaled.max(1, keepdims=True))
+    with np.errstate(over="ignore", invalid="ignore"):  # by the least temperatures: NaN, which is looked for in answers
+        scaled = logits.astype(np.float64) / temperature
+        raised: Shares = np.exp(scaled - scaled.max(1, keepdims=True))
     raised /= raised.sum(1, keepdims=True)
     return raised
 

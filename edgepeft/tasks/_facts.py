@@ -34,12 +34,28 @@ class LossGraph(NamedTuple):
     dims: tuple[str | int, ...] = ("batch",)
 
 
+def _mean_of(sums: Any, n: int) -> float:
+    return float(sums) / n
+
+
 class Metric(NamedTuple):
     """A function of (the bound kind, targets [n, ...], outputs [n, ...]), higher is better; and how it comes to one
-    number."""
+    number.
+
+    ``of_rows`` gives values [n, ...] of the rows, where the metric is ``of_sums`` of their sums: their mean, unless it
+    says another.  A metric that is not ``resampled`` is too slow for a bootstrap.
+    """
 
     function: Callable[[Any, Any, Any], float]
     averaged: str = "over all rows"
+    of_rows: Callable[[Any, Any, Any], Any] | None = None
+    of_sums: Callable[[Any, int], float] = _mean_of
+    resampled: bool = True
+
+    @classmethod
+    def mean(cls, of_rows: Callable[[Any, Any, Any], Any], averaged: str) -> Metric:
+        """The mean over the rows of what each has."""
+        return cls(lambda *of: float(np.mean(of_rows(*of))), averaged, of_rows)
 
 
 class Agreement(NamedTuple):

@@ -142,6 +142,13 @@ class OneOfSeveral(Certainty):
         """Bins and their error before and with the temperature, and how the promise is kept."""
         return {"calibration": self.softmax.calibration(*self.right_of(targets, logits))}
 
+    def probabilities(self, targets: Values, logits: Values) -> list[dict[str, float]]:
+        """By the softmax."""
+        right, of = self.right_of(targets, logits)
+        shares = self.softmax.shares(of)
+        pairs = zip(shares[np.arange(len(right)), right].tolist(), shares.max(1).tolist(), strict=True)
+        return [{"label_probability": round(own, 6), "answer_probability": round(best, 6)} for own, best in pairs]
+
 
 def _bins(targets: Values, shares: Values) -> list[dict[str, float]]:
     return fit.binned(shares.max(1), shares.argmax(1) == targets)

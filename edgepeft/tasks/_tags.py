@@ -13,9 +13,9 @@ Scores of entities are seqeval's, without it: what is tuned on a board is scored
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
+from operator import eq
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,8 +32,8 @@ __all__ = [
     "OUTSIDE",
     "Entity",
     "complete",
-    "counts_of",
     "entities",
+    "entity_counts",
     "tagged_label",
     "tagged_row",
     "type_of",
@@ -170,10 +170,12 @@ def tagged_label(value: Any, where: str) -> str:
 
 
 def _tags(values: Sequence[Any], where: str) -> list[str]:
-    if any(isinstance(value, int) for value in values):  # whether 0 is outside, and where entities begin, is in no row
+    # Whether 0 is outside, and where entities begin, is in no row.
+    numbers = any(isinstance(value, int) for value in values)
+    if numbers or (values and all(str(value).strip().isdecimal() for value in values)):
         raise DataError(
             f"{where}: tags are numbers, found {shown(values)}; give their names (of the data set's ClassLabel), as "
-            '"B-PER" and "O".'
+            '"B-PER" and "O": in the rows, or in a file label_names.json beside them, ["O", "B-PER", ...].'
         )
     return [label_text(value, where, f"tag of word {i}") for i, value in enumerate(values, start=1)]
 
@@ -245,52 +247,61 @@ def _said(span: tuple[int, int, str]) -> str:
 Values = NDArray[Any]
 
 
-def counts_of(kind: Any, targets: Values, outputs: Values) -> tuple[Counter[str], Counter[str], Counter[str]]:
-    """By type: entities that are given rightly, are given, and are there."""
-    right, given, has = Counter[str](), Counter[str](), Counter[str]()
-    for true, found in kind.both(targets, outputs):
+def entity_counts(kind: Any, targets: Values, outputs: Values) -> NDArray[np.int64]:
+    """[n, 3, types]: of each row the entities that are given rightly, are given, and are there."""
+    counts, place = (
+        np.zeros((len(targets), 3, len(kind.types)), np.int64),
+        {name: i for i, name in enumerate(kind.types)},
+    )
+    for row, (true, found) in zip(counts, kind.both(targets, outputs), strict=True):
         there, answered = {*entities(true)}, {*entities(found)}
-        for count, those in ((right, there & answered), (given, answered), (has, there)):
-            count.update(entity.label for entity in those)
-    return right, given, has
+        for count, those in zip(row, (there & answered, answered, there), strict=True):
+            np.add.at(count, [place[entity.label] for entity in those], 1)
+    return counts
 
 
-def _micro(kind: Any, targets: Values, outputs: Values) -> tuple[int, int, int]:
-    right, given, has = (count.total() for count in counts_of(kind, targets, outputs))
-    return right, given, has
+def _f1(sums: Values, _: int) -> float:
+    right, given, has = sums.sum(1)
+    return float(2 * right / max(1, given + has))
 
 
-def _f1(kind: Any, targets: Values, outputs: Values) -> float:
-    right, given, has = _micro(kind, targets, outputs)
-    return 2 * right / max(1, given + has)
+def _precision(sums: Values, _: int) -> float:
+    right, given, _has = sums.sum(1)
+    return float(right / max(1, given))
 
 
-def _precision(kind: Any, targets: Values, outputs: Values) -> float:
-    right, given, _ = _micro(kind, targets, outputs)
-    return right / max(1, given)
+def _recall(sums: Values, _: int) -> float:
+    right, _given, has = sums.sum(1)
+    return float(right / max(1, has))
 
 
-def _recall(kind: Any, targets: Values, outputs: Values) -> float:
-    right, _, has = _micro(kind, targets, outputs)
-    return right / max(1, has)
-
-
-def _macro(kind: Any, targets: Values, outputs: Values) -> float:
+def _macro(sums: Values, _: int) -> float:
     """Of the types that stand in either."""
-    right, given, has = counts_of(kind, targets, outputs)
-    each = [2 * right[label] / (given[label] + has[label]) for label in {*given, *has}]
-    return float(np.mean(each)) if each else 0.0
+    right, given, has = sums[:, sums[1:].sum(0) > 0]
+    return float((2 * right / (given + has)).mean()) if len(right) else 0.0
 
 
-def _accuracy(kind: Any, targets: Values, outputs: Values) -> float:
-    tags = [pair for both in kind.both(targets, outputs) for pair in zip(*both, strict=True)]
-    return float(sum(one == other for one, other in tags)) / max(1, len(tags))
+def _tags_right(kind: Any, targets: Values, outputs: Values) -> Values:
+    """[n, 2]: words whose tag is right, and all."""
+    return np.array([(sum(map(eq, *both)), len(both[0])) for both in kind.both(targets, outputs)])
+
+
+def _share(sums: Values, _: int) -> float:
+    return float(sums[0] / max(1, sums[1]))
+
+
+def _accuracy(*of: Any) -> float:
+    return _share(_tags_right(*of).sum(0), 0)
+
+
+def _of_counts(of_sums: Callable[[Values, int], float], averaged: str) -> Metric:
+    return Metric(lambda *of: of_sums(entity_counts(*of).sum(0), 0), averaged, entity_counts, of_sums)
 
 
 ENTITY_SCORES: Mapping[str, Metric] = {
-    "entity_f1": Metric(_f1, "over all rows' entities together, as seqeval's micro average"),
-    "entity_precision": Metric(_precision, "over all rows' entities together"),
-    "entity_recall": Metric(_recall, "over all rows' entities together"),
-    "entity_macro_f1": Metric(_macro, "mean over the types of entities, each counting alike"),
-    "tag_accuracy": Metric(_accuracy, "share of words whose tag is right"),
+    "entity_f1": _of_counts(_f1, "over all rows' entities together, as seqeval's micro average"),
+    "entity_precision": _of_counts(_precision, "over all rows' entities together"),
+    "entity_recall": _of_counts(_recall, "over all rows' entities together"),
+    "entity_macro_f1": _of_counts(_macro, "mean over the types of entities, each counting alike"),
+    "tag_accuracy": Metric(_accuracy, "share of words whose tag is right", _tags_right, _share),
 }

@@ -125,7 +125,7 @@ class TaskType(Long, Certainty, ABC):
     @classmethod
     def columns(cls, given: Columns) -> Columns:
         """What is read of its files' rows, by the names that are given."""
-        return given
+        return given._replace(named=cls.has_labels and given.step is None)
 
     def strange(self, row: Row) -> str | None:
         """A label of the row that is not among this task's; None where all are.
@@ -233,7 +233,7 @@ class TaskType(Long, Certainty, ABC):
         """
         if len(targets) != len(outputs) or not len(targets):
             raise ValueError(f"{len(targets)} labels and {len(outputs)} answers cannot be compared")
-        value = self._metric(metric).function(self, targets, outputs)
+        value = self.metric_of(metric).function(self, targets, outputs)
         return value if math.isfinite(value) else 0.0
 
     def metric_or_default(self, metric: str | None) -> str:
@@ -252,13 +252,22 @@ class TaskType(Long, Certainty, ABC):
             UnknownName: there is none, of any kind.
             UsageError: it is one of another kind.
         """
-        self._metric(name)
+        self.metric_of(name)
+
+    def fitting(self, targets: Any) -> tuple[str, ...]:
+        """The metrics that say most of rows with these targets, the first of them first."""
+        return (self.metric_or_default(None),)
+
+    def resampled(self, outputs: Any) -> Any:
+        """What a bootstrap draws of in place of these outputs, where that is quicker: it has the same score."""
+        return outputs
 
     def averaged(self, metric: str) -> str:
         """How a metric comes to one number."""
-        return self._metric(metric).averaged
+        return self.metric_of(metric).averaged
 
-    def _metric(self, name: str) -> Metric:
+    def metric_of(self, name: str) -> Metric:
+        """The metric of that name; errors as ``check_metric``."""
         if name in self.metrics:
             return self.metrics[name]
         others = {metric for kind in kinds().values() for metric in kind.metrics} - {*self.metrics}

@@ -258,8 +258,9 @@ def _no_candidates(where: str) -> UnreadableRow:
     )
 
 
-def _accuracy(_: Choice, targets: Values, outputs: Values) -> float:
-    return float((targets[:, 0] == outputs).mean())
+def _picked(_: Choice, targets: Values, outputs: Values) -> Values:
+    equal: Values = targets[:, 0] == outputs
+    return equal
 
 
-Choice.metrics = {"accuracy": Metric(_accuracy, "share of rows whose right candidate is picked")}
+Choice.metrics = {"accuracy": Metric.mean(_picked, "share of rows whose right candidate is picked")}

@@ -1,7 +1,8 @@
 """Classification: one of the labels for each row, by the cross entropy; scored as GLUE's tasks are.
 
-``f1`` of two labels is that of the positive one, which ``f1:LABEL`` names; of more labels it is the macro mean.  f1 and
-matthews are scikit-learn's, imported when used.  Labels that are numbers may be scored by correlations too.
+``f1`` of two labels is that of the positive one, which ``f1:LABEL`` names; of more labels it is ``macro_f1``: the mean
+of the labels' own, of those that some row has or is given.  ``matthews`` is of any number of labels (Gorodkin, 2004).
+Scores are scikit-learn's, computed without it.  Labels that are numbers may be scored by correlations too.
 
 Probabilities are softmax(logits / temperature), fitted on the evaluation rows; where a coverage or a risk is promised,
 an answer without a single label in its conformal set, or of too low a probability, is ``unsure``.  Neither changes
@@ -12,9 +13,10 @@ from __future__ import annotations
 
 import math
 import re
+import unicodedata
 import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -22,10 +24,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from edgepeft.common.errors import DataError, MissingPackage, UnknownName
+from edgepeft.common.errors import DataError, UnknownName
 from edgepeft.data.answers import Prediction
 from edgepeft.data.by_class import by_class
 from edgepeft.data.rows import Row
+from edgepeft.tasks._confident import doubted
 from edgepeft.tasks._softmax import OneOfSeveral
 from edgepeft.tasks.base import LossGraph, Metric, Nodes, TaskType, listed
 from edgepeft.tasks.regression import CORRELATIONS
@@ -34,9 +37,10 @@ if TYPE_CHECKING:
     from edgepeft.data.batches import Encoded
     from edgepeft.data.words import Read
 
-__all__ = ["Classification", "cross_entropy", "require_few", "say_what_is_odd"]
+__all__ = ["Classification", "check_names", "cross_entropy"]
 
 Values = NDArray[Any]
+RARE = 0.2  # of the rows: of a label with fewer accuracy says little
 MANY, VERY_MANY = 100, 1_000  # labels: refused from the one where most have a single row, mentioned from the other
 
 
@@ -65,14 +69,16 @@ class Classification(OneOfSeveral, TaskType):
     @classmethod
     def labels_of(cls, rows: Sequence[Row]) -> tuple[str, ...]:
         """Two at least, of which most stand in more than one row."""
-        labels = tuple(sorted({row.label or "" for row in rows}))
+        has: dict[str, list[Row]] = {}
+        for row in rows:
+            has.setdefault(row.label or "", []).append(row)
+        labels = tuple(sorted(has))
         if len(labels) < 2:
             raise DataError(
                 f"{rows[0].file}: every label is {labels[0]!r}; a classification needs two. "
                 "Numbers to predict are for: edgepeft train --regression."
             )
-        require_few(labels, len(rows), rows[0].file)
-        say_what_is_odd(labels, rows[0].file)
+        check_names(has, rows[0].file)
         return labels
 
     def strange(self, row: Row) -> str | None:
@@ -120,16 +126,22 @@ class Classification(OneOfSeveral, TaskType):
         """Of equal probabilities for all labels."""
         return math.log(self.n_outputs)
 
+    def fitting(self, targets: Values) -> tuple[str, ...]:
+        """Beside the accuracy the macro F1, where a label is rare."""
+        shares = np.bincount(targets) / len(targets)
+        return ("accuracy", "macro_f1") if shares[shares > 0].min() < RARE else ("accuracy",)
+
     def averaged(self, metric: str) -> str:
         """Whose F1 it is, where it is one."""
         if metric.partition(":")[0] != "f1" or self.labels is None:
             return super().averaged(metric)
         positive = metric.partition(":")[2]
         if not positive and len(self.labels) > 2:
-            return "macro mean: of the labels' own F1, each counting alike"
+            return f"macro {super().averaged('macro_f1')}"
         return f"of the label {positive or _positive(sorted(self.labels))!r} alone"
 
-    def _metric(self, name: str) -> Metric:
+    def metric_of(self, name: str) -> Metric:
+        """One label's F1, and correlations of labels that are numbers, too."""
         known, _, positive = name.partition(":")
         if positive and known == "f1":
             if self.labels is not None and positive not in self.labels:
@@ -137,7 +149,7 @@ class Classification(OneOfSeveral, TaskType):
             return Metric(partial(_f1, positive=positive))
         if name in CORRELATIONS and self.labels is not None and _are_numbers(self.labels):
             return CORRELATIONS[name]._replace(function=partial(_of_numbers, CORRELATIONS[name]))
-        return super()._metric(name)
+        return super().metric_of(name)
 
     def outputs(self, logits: NDArray[Any]) -> Values:
         """The index of the likeliest label."""
@@ -163,6 +175,14 @@ class Classification(OneOfSeveral, TaskType):
             name: {other: pairs[i, j] for j, other in enumerate(names) if pairs[i, j]} for i, name in enumerate(names)
         }
         return {**by_class(names, right, given, has), "confusion": confusion}
+
+    def doubted(self, targets: Values, logits: NDArray[Any]) -> list[tuple[int, dict[str, Any]]]:
+        """By confident learning."""
+        names, found = self.labels or (), []
+        for row, own, likely, p in doubted(targets, self.softmax.shares(logits)):
+            label = {"label": names[targets[row]], "label_probability": round(own, 6)}
+            found.append((row, {**label, "likely": names[likely], "likely_probability": round(p, 6)}))
+        return found
 
     def majority(self, targets: Values) -> Values:
         """The most frequent label's index."""
@@ -204,30 +224,41 @@ def cross_entropy(logits: str, labels: str, axis: int, out: str) -> Nodes:
     ]
 
 
-def require_few(labels: Sequence[str], n: int, file: str) -> None:
-    """See that labels, which stand ``n`` times in rows, stand more than once."""
+def check_names(has: Mapping[str, Sequence[Row]], file: str) -> None:
+    """See that names, each with the rows that have it, stand more than once; warn of those that may be one, and of very
+    many."""
+    labels, n = sorted(has), sum(map(len, has.values()))
     if len(labels) > MANY and 2 * len(labels) > n:
         raise DataError(
             f"{file}: {len(labels):,} different labels in {n:,} rows, such as {listed(labels[:3])}; a label stands in "
             "many rows. Is it another column (--label-column NAME), or numbers (edgepeft train --regression)?"
         )
-
-
-def say_what_is_odd(labels: Sequence[str], file: str) -> None:
-    """Warn of labels that may be one, and of very many."""
     alike: dict[str, list[str]] = {}
     for label in labels:
-        alike.setdefault("".join(label.split()).casefold(), []).append(label)
-    if same := [" and ".join(map(repr, each)) for each in alike.values() if len(each) > 1]:
+        alike.setdefault("".join(unicodedata.normalize("NFKC", label.casefold()).split()), []).append(label)
+    if same := [each for each in alike.values() if len(each) > 1]:
         more = f" and {len(same) - 3} more" if len(same) > 3 else ""
-        shown = "; ".join(same[:3]) + more
-        warnings.warn(f"{file}: labels that differ in case or blanks only are different ones: {shown}.", stacklevel=2)
+        shown = "; ".join(" and ".join(f"{_seen(name)} ({_places(has[name])})" for name in each) for each in same[:3])
+        warnings.warn(
+            f"{file}: labels that differ in case, blanks or Unicode form only are different ones: {shown}{more}.",
+            stacklevel=2,
+        )
     if len(labels) > VERY_MANY:
         warnings.warn(
             f"{file} has {len(labels):,} labels; each needs rows of its own to be learnt. If it is not the column of "
             "labels, --label-column names another; numbers to predict are for: edgepeft train --regression.",
             stacklevel=2,
         )
+
+
+def _seen(name: str) -> str:
+    """With escapes where it is not of the usual Unicode form, and may look like another."""
+    return repr(name) if unicodedata.is_normalized("NFKC", name) else ascii(name)
+
+
+def _places(rows: Sequence[Row]) -> str:
+    first = ", ".join(row.short for row in rows[:3])
+    return f"{len(rows):,} row{'s' * (len(rows) > 1)}: {first}{', ...' * (len(rows) > 3)}"
 
 
 def _are_numbers(names: Sequence[str]) -> bool:
@@ -240,22 +271,38 @@ def _positive(names: Sequence[str]) -> str:
     return (affirming or list(names))[-1]
 
 
-def _accuracy(_: Classification, targets: Values, outputs: Values) -> float:
-    # Not scikit-learn's: a board has none, and this one needs none.
-    return float((targets == outputs).mean())
+def _right(_: Classification, targets: Values, outputs: Values) -> Values:
+    equal: Values = targets == outputs
+    return equal
+
+
+def _counts(kind: Classification, targets: Values, outputs: Values) -> tuple[Values, Values, Values]:
+    """float64 [C]: rows that are given the label rightly, are given it, and have it."""
+    of = (targets[targets == outputs], outputs, targets)
+    right, given, has = (np.bincount(each, minlength=kind.n_outputs).astype(np.float64) for each in of)
+    return right, given, has
 
 
 def _f1(kind: Classification, targets: Values, outputs: Values, positive: str = "") -> float:
     names = list(kind.labels or ())
     if not positive and len(names) > 2:
-        chosen = [*range(len(names))]
-    else:
-        chosen = [names.index(positive or _positive(sorted(names)))]
-    return float(_sklearn().f1_score(targets, outputs, labels=chosen, average="macro", zero_division=0))
+        return _macro_f1(kind, targets, outputs)
+    right, given, has = _counts(kind, targets, outputs)
+    place = names.index(positive or _positive(sorted(names)))
+    return float(2 * right[place] / max(1, given[place] + has[place]))
 
 
-def _matthews(_: Classification, targets: Values, outputs: Values) -> float:
-    return float(_sklearn().matthews_corrcoef(targets, outputs))
+def _macro_f1(kind: Classification, targets: Values, outputs: Values) -> float:
+    right, given, has = _counts(kind, targets, outputs)
+    there = given + has > 0
+    return float((2 * right[there] / (given + has)[there]).mean())
+
+
+def _matthews(kind: Classification, targets: Values, outputs: Values) -> float:
+    right, given, has = _counts(kind, targets, outputs)
+    n = len(targets)
+    spread = math.sqrt((n**2 - given @ given) * (n**2 - has @ has))
+    return float(right.sum() * n - given @ has) / spread if spread else 0.0
 
 
 def _of_numbers(metric: Metric, kind: Classification, targets: Values, outputs: Values) -> float:
@@ -263,16 +310,9 @@ def _of_numbers(metric: Metric, kind: Classification, targets: Values, outputs: 
     return metric.function(kind, numbers[targets], numbers[outputs])
 
 
-def _sklearn() -> Any:
-    try:
-        from sklearn import metrics
-    except ImportError:
-        raise MissingPackage("this metric needs scikit-learn: pip install scikit-learn.") from None
-    return metrics
-
-
 Classification.metrics = {
-    "accuracy": Metric(_accuracy, "share of rows that are right"),
+    "accuracy": Metric.mean(_right, "share of rows that are right"),
     "f1": Metric(_f1),
+    "macro_f1": Metric(_macro_f1, "mean of the labels' own F1, each counting alike"),
     "matthews": Metric(_matthews),
 }

@@ -238,6 +238,14 @@ class Embedding(TaskType):
     def _figures(self) -> list[str]:
         return [name for name in self.metrics if (name in CORRELATIONS) == self.scored]
 
+    def fitting(self, targets: Any) -> tuple[str, ...]:
+        """By ranks, or among the nearest 1, 5 and 10."""
+        return ("spearman",) if self.scored else ("recall@1", "recall@5", "recall@10")
+
+    def resampled(self, outputs: Values) -> Values:
+        """Pairs' cosines."""
+        return cosines(outputs) if self.scored else outputs
+
     def plain(self, outputs: Values) -> list[float]:
         """Each pair's cosine, or how many texts are at least as near as the right one."""
         found = np.round(cosines(outputs), 6) if self.scored else ranks_of_right(outputs)
@@ -293,19 +301,19 @@ def _unscored(targets: Values) -> bool:
     return bool(np.isnan(targets).any())
 
 
-def _recall(k: int, targets: Values, outputs: Values) -> float:
-    return float((ranks_of_right(outputs) <= k).mean())
+def _near(k: int, _: Embedding, targets: Values, outputs: Values) -> Values:
+    near: Values = ranks_of_right(outputs) <= k
+    return near
 
 
 def _correlation(name: str, kind: Embedding, targets: Values, outputs: Values) -> float:
-    return CORRELATIONS[name].function(kind, targets, cosines(outputs))
+    return CORRELATIONS[name].function(kind, targets, cosines(outputs) if outputs.ndim > 1 else outputs)
 
 
 _METRICS = {name: Metric(partial(_correlation, name), "of cosine and number, over all pairs") for name in CORRELATIONS}
 _METRICS |= {
-    f"recall@{k}": Metric(
-        partial(lambda k, _, targets, outputs: _recall(k, targets, outputs), k),
-        f"share of rows whose second text is among the {k} nearest of all rows'",
+    f"recall@{k}": Metric.mean(
+        partial(_near, k), f"share of rows whose second text is among the {k} nearest of all rows'"
     )
     for k in (1, 5, 10)
 }

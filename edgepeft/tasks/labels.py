@@ -27,7 +27,7 @@ from edgepeft.data.by_class import by_class
 from edgepeft.data.labels import label_text, shown
 from edgepeft.data.rows import Row
 from edgepeft.tasks.base import CLOSE, Agreement, LossGraph, Metric, TaskType
-from edgepeft.tasks.classification import require_few, say_what_is_odd
+from edgepeft.tasks.classification import check_names
 
 if TYPE_CHECKING:
     from edgepeft.data.batches import Encoded
@@ -106,13 +106,14 @@ class Labels(TaskType):
     @classmethod
     def labels_of(cls, rows: Sequence[Row]) -> tuple[str, ...]:
         """All that some row has."""
-        counts = Counter(name for row in rows for name in _names(row))
-        if not counts:
+        has: dict[str, list[Row]] = {}
+        for row in rows:
+            for name in _names(row):
+                has.setdefault(name, []).append(row)
+        if not has:
             raise DataError(f"{rows[0].file}: no row has a label: every list is empty. Give rows with labels too.")
-        labels = tuple(sorted(counts))
-        require_few(labels, counts.total(), rows[0].file)
-        say_what_is_odd(labels, rows[0].file)
-        return labels
+        check_names(has, rows[0].file)
+        return tuple(sorted(has))
 
     def strange(self, row: Row) -> str | None:
         """The first name that is none of these."""
@@ -196,6 +197,10 @@ class Labels(TaskType):
         """How many labels are wrong."""
         wrong: Values = (self.decided(outputs) != (targets > 0)).sum(1)
         return wrong
+
+    def fitting(self, targets: Values) -> tuple[str, ...]:
+        """Of all rows' labels together, and each label alike."""
+        return ("micro_f1", "macro_f1")
 
     def errors(self, targets: Any, outputs: Any) -> dict[str, Any]:
         """``by_class`` and ``macro``, each label for itself; ``figures``: every metric, and scikit-learn's loss."""
@@ -284,25 +289,26 @@ def _macro_f1(kind: Labels, targets: Values, outputs: Values) -> float:
     return float((2 * right / np.maximum(1, given + has)).mean())
 
 
-def _exact_match(kind: Labels, targets: Values, outputs: Values) -> float:
-    return float((kind.decided(outputs) == (targets > 0)).all(1).mean())
+def _exact(kind: Labels, targets: Values, outputs: Values) -> Values:
+    exact: Values = (kind.decided(outputs) == (targets > 0)).all(1)
+    return exact
 
 
-def _ranking(kind: Labels, targets: Values, outputs: Values) -> float:
-    """1 less the share of pairs, one label that a row has and one that it has not, whose scores are not in that order
-    (equal ones are not); a row without such a pair has none wrong (Tsoumakas et al., 2010)."""
+def _ranks_right(kind: Labels, targets: Values, outputs: Values) -> Values:
+    """[n]: 1 less the share of pairs, one label that a row has and one that it lacks, whose scores are not in that
+    order (equal ones are not); a row without such a pair has none wrong (Tsoumakas et al., 2010)."""
     losses = []
     for has, scores in zip(targets > 0, outputs, strict=True):
         theirs, others = scores[has], np.sort(scores[~has])
         wrong = (len(others) - np.searchsorted(others, theirs, "left")).sum()
         losses.append(wrong / max(1, len(theirs) * len(others)))
-    return 1 - float(np.mean(losses))
+    return 1 - np.array(losses)
 
 
 _METRICS: Mapping[str, Metric] = {
     "micro_f1": Metric(_micro_f1, "over all rows' labels together"),
     "macro_f1": Metric(_macro_f1, "mean over the labels, each counting alike"),
-    "exact_match": Metric(_exact_match, "share of rows whose labels are exactly right"),
-    "ranking": Metric(_ranking, "1 less the label ranking loss, mean over rows"),
+    "exact_match": Metric.mean(_exact, "share of rows whose labels are exactly right"),
+    "ranking": Metric.mean(_ranks_right, "1 less the label ranking loss, mean over rows"),
 }
 Labels.metrics = _METRICS

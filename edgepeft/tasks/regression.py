@@ -135,6 +135,10 @@ class Regression(TaskType):
         errors: Values = np.abs(outputs - targets)
         return errors
 
+    def fitting(self, targets: Values) -> tuple[str, ...]:
+        """By ranks, and by the numbers."""
+        return ("spearman", "pearson")
+
     def errors(self, targets: Any, outputs: Any) -> dict[str, Any]:
         """``residuals``: of the answers less the labels."""
         off = np.asarray(outputs, np.float64) - np.asarray(targets, np.float64)

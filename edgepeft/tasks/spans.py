@@ -235,6 +235,10 @@ class Spans(TaskType):
         lacks: Values = 1 - self.each("f1", targets, outputs)
         return lacks
 
+    def fitting(self, targets: Any) -> tuple[str, ...]:
+        """SQuAD's two."""
+        return ("f1", "exact_match")
+
     def errors(self, targets: Any, outputs: Any) -> dict[str, Any]:
         """``figures``: the metrics; where some rows have no answer, also of those and of the others alone."""
         none = np.array([target.answers == ("",) for target in targets])
@@ -326,11 +330,11 @@ class Spans(TaskType):
         return Agreement(share, int((~decided).all((1, 2)).sum()))
 
 
-def _mean(metric: str, kind: Spans, targets: Values, outputs: Values) -> float:
-    return float(kind.each(metric, targets, outputs).mean())
+def _each(metric: str, kind: Spans, targets: Values, outputs: Values) -> Values:
+    return kind.each(metric, targets, outputs)
 
 
 Spans.metrics = {
-    name: Metric(partial(_mean, name), "mean over rows, each by its best right answer, as SQuAD's script has it")
+    name: Metric.mean(partial(_each, name), "mean over rows, each by its best right answer, as SQuAD's script has it")
     for name in ("f1", "exact_match")
 }

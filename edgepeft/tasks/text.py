@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from edgepeft.common.errors import UsageError
 from edgepeft.data.answers import Prediction
 from edgepeft.data.rows import Row
-from edgepeft.data.text_metrics import DEFAULT, TEXT_METRICS, text_averaged, text_errors, text_score
+from edgepeft.data.text_metrics import DEFAULT, OF_ROWS, TEXT_METRICS, text_averaged, text_errors, text_rows, text_score
 from edgepeft.tasks.base import LossGraph, Metric, TaskType
 from edgepeft.tasks.classification import cross_entropy
 
@@ -45,7 +45,12 @@ class Text(TaskType):
     answers: ClassVar[str] = "text"
     default_metric: ClassVar[str] = DEFAULT
     metrics: ClassVar[Mapping[str, Metric]] = {
-        name: Metric(partial(lambda name, _, known, texts: text_score(name, texts, known), name), text_averaged(name))
+        name: Metric(
+            partial(lambda name, _, known, texts: text_score(name, texts, known), name),
+            text_averaged(name),
+            partial(lambda name, _, known, texts: text_rows(name, texts, known), name) if name in OF_ROWS else None,
+            resampled=False,
+        )
         for name in TEXT_METRICS
     }
     has_baselines: ClassVar[bool] = False  # neither a most frequent text nor a linear head on hidden states is a rival

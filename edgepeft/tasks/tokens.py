@@ -34,14 +34,14 @@ from edgepeft.tasks._tags import (
     OUTSIDE,
     Entity,
     complete,
-    counts_of,
     entities,
+    entity_counts,
     tagged_label,
     tagged_row,
     type_of,
 )
 from edgepeft.tasks.base import CLOSE, Agreement, LossGraph, Metric, TaskType
-from edgepeft.tasks.classification import cross_entropy, require_few, say_what_is_odd
+from edgepeft.tasks.classification import check_names, cross_entropy
 
 if TYPE_CHECKING:
     from edgepeft.data.batches import Encoded
@@ -129,9 +129,11 @@ class Tokens(TaskType):
             tags = complete(counts)
         except ValueError as error:
             raise DataError(f"{rows[0].file}: {error}.") from error
-        types = Counter(entity.label for each in read for entity in each.found)
-        require_few(sorted(types), types.total(), rows[0].file)
-        say_what_is_odd(sorted(types), rows[0].file)
+        has: dict[str, list[Row]] = {}
+        for row, each in zip(rows, read, strict=True):
+            for entity in each.found:
+                has.setdefault(entity.label, []).append(row)
+        check_names(has, rows[0].file)
         widened = [each.widened for each in read if each.widened]
         if widened:
             warnings.warn(
@@ -255,8 +257,7 @@ class Tokens(TaskType):
 
     def errors(self, targets: Any, outputs: Any) -> dict[str, Any]:
         """``by_class`` and ``macro``, each type for itself; ``figures``: every metric, and the entities not read."""
-        counts = counts_of(self, targets, outputs)
-        columns = ([count[label] for label in self.types] for count in counts)
+        columns = entity_counts(self, targets, outputs).sum(0).tolist()
         figures = {name: self.score(name, targets, outputs) for name in self.metrics}
         unread = sum(
             any(target[1][i] == NOWHERE for i in range(first, last + 1))

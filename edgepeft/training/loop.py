@@ -20,15 +20,16 @@ from edgepeft.bundle.delta import Delta, new_delta, write_tensors
 from edgepeft.common.atomic import new_folder, refuse_mount_point
 from edgepeft.common.errors import UsageError
 from edgepeft.data.batches import Writing, encode_parts
+from edgepeft.data.by_class import without_texts
+from edgepeft.data.confusion import FILES, MOST_SHOWN, write_confusion
 from edgepeft.data.parts import PARTS, TaskData, load_data
 from edgepeft.data.training_loop.checkpoint import Diverged, latest
 from edgepeft.data.training_loop.run import Progress, TrainingLoop, TrainingLoopResult
 from edgepeft.methods.base import Method, method_of
 from edgepeft.options.base import Folder
 from edgepeft.training.curve import CURVE, curve_of, draw_curve
-from edgepeft.training.devices import check_memory, device_named, device_of, fitting
+from edgepeft.training.devices import attention_for, check_memory, device_named, device_of, fitting, float32_by_onednn
 from edgepeft.training.engine import PyTorchEngine, SharedStates
-from edgepeft.training.products import attention_for, float32_by_onednn
 from edgepeft.training.settings import TrainSettings
 from edgepeft.training.text_engine import TextEngine
 
@@ -80,7 +81,7 @@ def train(
         if options.curve and diverged is None:
             result = run.with_curve(result, data, engine.model, out / FOLDER, resume=resume)
     result = replace(result, training={**run.account(data), **result.training})
-    metrics = {**result.metrics, ERRORS: result.errors}
+    metrics = {**result.metrics, ERRORS: without_texts(result.errors)}
     update = {"metrics": metrics, "training": result.training, "chosen": {**engine.kind.chosen, **result.chosen}}
     delta = engine.delta.cpu()
     delta.card = delta.card.model_copy(update={**update, "versions": _versions()})
@@ -89,6 +90,9 @@ def train(
         if result.evaluation:
             kept = {name: torch.from_numpy(values) for name, values in result.evaluation.items()}
             write_tensors(kept, new / EVALUATION_FILE)
+    confusion = result.errors.get("confusion", {})
+    if len(confusion) > MOST_SHOWN:
+        write_confusion(confusion, f"{options.task}: {method.name} on {backbone.source}", out)
     if CURVE in result.metrics:
         draw_curve(result.metrics, f"{options.task}: {method.name} on {backbone.source}", out)
     if diverged is not None:
@@ -240,7 +244,7 @@ def _versions() -> dict[str, str]:
 
 
 FOLDER = "checkpoint"
-PICTURES = {"curve.png", "curve.svg"}  # of a learning curve
+PICTURES = {"curve.png", "curve.svg", *FILES}  # of a learning curve, and of errors by class
 OURS = {CARD_FILE, TENSORS_FILE, EVALUATION_FILE, FOLDER, *PICTURES}
 
 

@@ -9,10 +9,11 @@ from typing import Any
 import torch
 
 from edgepeft.common.progress import shown_run
-from edgepeft.data.parts import Division, TaskData, given_rows, load_data, shape_in
+from edgepeft.data.parts import Division, TaskData, given_rows, load_data
 from edgepeft.data.readers import source_of
-from edgepeft.data.rows import STDIN, Columns
+from edgepeft.data.rows import Columns
 from edgepeft.data.text_template import TextTemplate, text_template
+from edgepeft.data.told import told
 from edgepeft.data.training_loop.run import resumable
 from edgepeft.methods.base import Method, method_named
 from edgepeft.options.base import function_of
@@ -70,23 +71,12 @@ def resolved(request: TrainRequest) -> ResolvedRequest:
     return ResolvedRequest(request, method, template, settings)
 
 
-def _shaped(options: TrainOptions) -> TrainOptions:
-    """With what the rows' shape tells, where no option says what they are: the kind of task, and patterns of text."""
-    said = (options.kind, options.regression, *(getattr(options, name) for name in _OF_TEXT))
-    if any(said) or str(options.data) == STDIN:
-        return options
-    rows = source_of(options.data)
-    shape = shape_in(rows, Columns.of(options))
-    told: dict[str, Any] = {} if shape is None else {"kind": shape.kind, "source": shape.source, "target": shape.target}
-    return options.model_copy(update={"data": rows, **told})
-
-
 def run(options: TrainOptions) -> TrainResult:
     """Train as the options say, with progress on standard error."""
     resolved(options)  # what is wrong with the options, or with what lies there, is reported before files are read
     out, resume, force = Path(options.out), options.resume, options.force
     prepare_output(out, resume=resume, force=force)
-    found = resolved(_shaped(options))
+    found = resolved(told(options))
     rows = found.rows()
     threads = torch.get_num_threads()
     try:

@@ -22,6 +22,7 @@ from edgepeft.backbones.checkpoint import Checkpoint
 from edgepeft.backbones.positions import LONGER
 from edgepeft.common.atomic import replacing
 from edgepeft.common.errors import BundleError, EdgepeftError
+from edgepeft.common.resources import checksum
 from edgepeft.data.batches import Encoded, sorted_batches
 from edgepeft.data.training_loop.engine import SCORED_ROWS
 from edgepeft.graph.cut import above, below
@@ -123,10 +124,10 @@ class HiddenStates:
         self._starts = [0, *accumulate(self._lengths)]
         counts = [len(self._lengths) if state.by_row else self._starts[-1] for state in states]
         sizes = [count * state.width for count, state in zip(counts, states, strict=True)]
-        whole = kept is not None and kept.is_file() and kept.stat().st_size == _FLOAT_BYTES * sum(sizes) > 0
-        self._kept = None if whole else kept  # to be written
-        self._there = whole
-        stored = np.memmap(kept, np.float32, "r") if whole and kept is not None else _room(sum(sizes), folder)
+        there = kept is not None and _whole(kept, _FLOAT_BYTES * sum(sizes))
+        self._kept = None if there else kept  # to be written
+        self._there = there
+        stored = np.memmap(kept, np.float32, "r", shape=(sum(sizes),)) if there and kept else _room(sum(sizes), folder)
         self._stored = stored
         ends = [0, *accumulate(sizes)]
         self._values = [
@@ -156,6 +157,9 @@ class HiddenStates:
         if self._kept is not None:
             with replacing(self._kept) as temporary:
                 self._stored.tofile(temporary)
+                written = checksum(temporary)
+                with temporary.open("ab") as file:
+                    file.write(written.encode())
 
     def packed(self, chosen: Sequence[int]) -> dict[str, NDArray[np.float32]]:
         """[tokens, width], or [token rows, width] of what a token row has one of."""
@@ -191,6 +195,15 @@ def _kept_name(below: onnx.ModelProto, weights_sha256: str, rows: Encoded) -> st
         for values in column:
             digest.update(np.asarray(values, "<i8").tobytes() + b"|")
     return f"{digest.hexdigest()[:32]}{_KEPT}"
+
+
+def _whole(kept: Path, n_bytes: int) -> bool:
+    """Whether a file holds so many bytes of hidden states, as they were written, and their checksum after them."""
+    if not n_bytes or not kept.is_file():
+        return False
+    with kept.open("rb") as file:
+        file.seek(n_bytes)
+        return file.read() == checksum(kept, n_bytes).encode()
 
 
 def _room(size: int, folder: Path | None) -> NDArray[np.float32]:

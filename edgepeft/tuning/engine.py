@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from edgepeft.runtime.session import open_session, return_free_memory, run_sessi
 from edgepeft.tuning.activation_cache import HiddenStates, hidden_states
 from edgepeft.tuning.adamw import AdamW, clip
 from edgepeft.tuning.memory import StepLayout
-from edgepeft.tuning.step import Expansion, StepResult, TrainingStep
+from edgepeft.tuning.step import Expansion, StepResult, StepRows, TrainingStep
 from edgepeft.tuning.target import TuneSettings, TuningSubject, deployed_graph
 
 __all__ = ["OnnxRuntimeEngine", "wrong_slope"]
@@ -129,10 +130,9 @@ class OnnxRuntimeEngine(TrainingEngine):
         dropout."""
         self.prepare()
         back = partial(self._expansion.gradients, self.trained)
-        return self._step(self._expansion.inputs(self.trained), **self._fed(chosen, masks), back=back)
+        return self._step(self._expansion.inputs(self.trained), self._step_rows(chosen, masks), back=back)
 
-    def _fed(self, chosen: Sequence[int], masks: Sequence[NDArray[np.float32]]) -> dict[str, Any]:
-        """What a step takes of these rows."""
+    def _step_rows(self, chosen: Sequence[int], masks: Sequence[NDArray[np.float32]]) -> StepRows:
         train = self._rows["train"]
         weights, (inputs, labels) = self._weights[list(chosen)], train.batch(chosen)
         weights = np.repeat(weights, train.counts(chosen)) if train.windowed else weights
@@ -145,12 +145,11 @@ class OnnxRuntimeEngine(TrainingEngine):
                 return self._hidden["train"].packed([own[i] for i in part]) if self._hidden else {}
             return self._beside([chosen[i] for i in part], labels[part])
 
-        rows = {"inputs": inputs, "labels": labels, "masks": masks, "states": states, "most_rows": self._micro_batch}
+        rows = StepRows(inputs, labels, masks, shares, self._micro_batch, states=states)
         if train.windowed:
-            passages = self._subject.facts.kind.passages
-            return {**rows, "shares": shares, **({"read": train.readable(chosen)} if passages else {})}
-        rows["per_row"] = None if train.per_row is None else train.per_row[list(chosen)]
-        return {**rows, "shares": shares, "windows": train.windows(chosen)}
+            return replace(rows, read=train.readable(chosen) if self._subject.facts.kind.passages else None)
+        per_row = None if train.per_row is None else train.per_row[list(chosen)]
+        return replace(rows, per_row=per_row, windows=train.windows(chosen))
 
     def _beside(self, chosen: Sequence[int], labels: NDArray[Any]) -> Mapping[str, NDArray[Any]]:
         """What a step takes of training rows besides their tokens and labels: hidden states, where they are kept."""
@@ -170,7 +169,7 @@ class OnnxRuntimeEngine(TrainingEngine):
 
         def along(distance: float) -> float:
             moved = {name: trained[name] + np.float32(distance / norm) * gradient for name, gradient in own.items()}
-            return self._step.loss(self._expansion.inputs({**trained, **moved}), **self._fed(chosen, masks))
+            return self._step.loss(self._expansion.inputs({**trained, **moved}), self._step_rows(chosen, masks))
 
         slope = wrong_slope(along, found.loss, norm, _ROUNDINGS * float(np.finfo(np.float32).eps) * largest)
         if slope is not None:

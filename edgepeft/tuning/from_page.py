@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors import SafetensorError, safe_open
 
+from edgepeft.backbones.checkpoint import check_header
 from edgepeft.bundle.bundle import Bundle, expect_hash
 from edgepeft.bundle.manifest import TaskEntry
 from edgepeft.bundle.versions import CHECK
@@ -136,6 +137,7 @@ def _before(entry: TaskEntry) -> tuple[str, ...]:
 def _read(path: Path) -> tuple[_Facts, _Account]:
     """What the file says of its tensors, which are not looked at."""
     try:
+        check_header(path, path)
         with safe_open(path, "np") as file:
             facts = _Facts.model_validate(file.metadata() or {})
         if facts.format != FORMAT:

@@ -8,6 +8,7 @@ from edgepeft.common.progress import messages, shown_run
 from edgepeft.data.parts import given_rows
 from edgepeft.data.readers import source_of
 from edgepeft.data.rows import Columns
+from edgepeft.data.told import told
 from edgepeft.data.training_loop.run import resumable
 from edgepeft.options.base import function_of
 from edgepeft.options.tune import TuneOptions
@@ -20,6 +21,8 @@ __all__ = ["run", "tune"]
 
 def run(options: TuneOptions) -> TuneResult:
     """Tune as the options say, with progress and notes on standard error."""
+    if options.template is not None:  # a task that is there has its own kind
+        options = told(options)
     numbers = TuneOptions.model_fields.keys() & TuneSettings.__dataclass_fields__.keys()
     asked: dict[str, Any] = {name: getattr(options, name) for name in numbers}
     settings = TuneSettings(**asked, learning_rate=options.lr, head_learning_rate=options.head_lr)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -26,11 +26,9 @@ from edgepeft.graph.prompt import prompt_in
 from edgepeft.runtime.passes import PASS_TOKENS, packed, unpacked
 from edgepeft.runtime.session import failing_as, session_options
 
-__all__ = ["WRITTEN_ROWS", "Expansion", "StepResult", "TrainingStep", "rows_at_once", "targets_at_once"]
+__all__ = ["WRITTEN_ROWS", "Expansion", "StepResult", "StepRows", "TrainingStep", "rows_at_once", "targets_at_once"]
 
 Told: TypeAlias = Callable[[NDArray[Any], dict[str, Any]], dict[str, Any]]
-States: TypeAlias = Callable[[Sequence[int]], Mapping[str, NDArray[Any]]]
-Windows: TypeAlias = Sequence[NDArray[np.int64]] | None
 
 # Folding would put what the 8 bits stand for beside every mapped matrix, where products go back in float32
 # (roberta-base, pfeiffer, 8 x 64 tokens: 751 MiB resident against 459).
@@ -74,43 +72,57 @@ def _parts(lengths: Sequence[int], most_rows: int, counts: Sequence[int]) -> Ite
 
 
 @dataclass(frozen=True)
-class _Rows:
-    """What a step takes of its rows: ``inputs`` and ``masks`` of token rows, ``of_rows`` of rows; ``per_row`` says how
-    many token rows each is, None: one; ``windows`` how many each of its texts is, where these are pooled."""
+class StepRows:
+    """A batch as a step takes it.
+
+    Attributes:
+        inputs: token ids and masks [token rows, length], int64.
+        labels: [batch, ...].
+        masks: [token rows, width], one for each dropout; of tokens also [token rows, length, width].
+        shares: [batch], of the rows in the loss; None for its mean.
+        most_rows: of a part.
+        per_row: [batch], how many token rows each row is, where it may be several.
+        read: [token rows, length], the tokens that the loss is over, where each row is a window of a passage.
+        windows: of each row, how many windows each of its texts is, where their logits are pooled.
+        states: what else the graph takes of some rows: hidden states [tokens, width], where it starts from these.
+    """
 
     inputs: Mapping[str, Any]
-    masks: Mapping[str, Any]
-    of_rows: Mapping[str, Any]
-    per_row: NDArray[Any] | None
-    windows: Windows = None
+    labels: Any
+    masks: Sequence[Any]
+    shares: NDArray[np.float32] | None = None
+    most_rows: int | None = None
+    per_row: NDArray[np.int64] | None = None
+    read: NDArray[np.bool_] | None = None
+    windows: Sequence[NDArray[np.int64]] | None = None
+    states: Callable[[Sequence[int]], Mapping[str, NDArray[Any]]] = lambda _: {}
 
-    def cut(self, most_rows: int | None, states: States, told: Told) -> Iterator[tuple[list[int], dict[str, Any]]]:
+    @property
+    def counts(self) -> NDArray[np.int64]:
+        """[batch], of token rows."""
+        return np.ones(len(self.labels), np.int64) if self.per_row is None else self.per_row
+
+    def parts(self, told: Told) -> Iterator[tuple[list[int], dict[str, Any]]]:
         """The token rows of each part, and what the graph takes of it; tokens no further than they go.
 
         ``told`` makes of (mask, what is by row) what the graph takes."""
-        lengths = self.inputs["attention_mask"].sum(1)
-        counts = np.ones(len(lengths), np.int64) if self.per_row is None else self.per_row
+        n = len(self.labels)
+        shares = np.full(n, 1 / n, np.float32) if self.shares is None else self.shares
+        of_rows = {LABELS: self.labels, SHARES: shares} | ({} if self.read is None else {PLACES: self.read})
+        lengths, counts = self.inputs["attention_mask"].sum(1), self.counts
         longest = np.maximum.reduceat(lengths, np.cumsum(counts) - counts).tolist()
-        for part in _parts(longest, most_rows or len(counts), counts.tolist()):
+        for part in _parts(longest, self.most_rows or n, counts.tolist()):
             read, end = members(counts, part), max(longest[i] for i in part)
             given = {name: np.ascontiguousarray(values[read, :end]) for name, values in self.inputs.items()}
-            by_row = {name: values[part] for name, values in self.of_rows.items()}
-            by_row |= {name: values[read] for name, values in self.masks.items()}
+            by_row = {name: values[part] for name, values in of_rows.items()}
+            by_row |= {dropout(i): mask[read] for i, mask in enumerate(self.masks)}
             given |= told(given["attention_mask"], by_row)
             texts = counts[part]
             if self.windows is not None:
                 own = [self.windows[i] for i in part]
                 given[POOLING], texts = mean_matrix(np.concatenate(own)), np.array([*map(len, own)])
             given |= {} if self.per_row is None else {PLACES: places_of(texts)}
-            yield read, {**given, **states(part)}
-
-
-def _rows(
-    inputs: Any, labels: Any, masks: Sequence[Any], shares: Any, per_row: Any, *, read: Any = None, windows: Any = None
-) -> _Rows:
-    named = {dropout(i): mask for i, mask in enumerate(masks)}
-    of_rows = {LABELS: labels, SHARES: shares} | ({} if read is None else {PLACES: read})
-    return _Rows(inputs, named, of_rows, per_row, windows)
+            yield read, {**given, **self.states(part)}
 
 
 class TrainingStep:
@@ -141,69 +153,28 @@ class TrainingStep:
         self._outputs = [LOSS, *map(gradient, self.facts.leaves)]
 
     def __call__(
-        self,
-        tensors: Mapping[str, Any],
-        inputs: Mapping[str, Any],
-        labels: Any,
-        masks: Sequence[Any],
-        shares: NDArray[np.float32] | None = None,
-        *,
-        most_rows: int | None = None,
-        per_row: NDArray[np.int64] | None = None,
-        read: NDArray[np.bool_] | None = None,
-        windows: Windows = None,
-        states: States = lambda _: {},
-        back: Callable[[Arrays], Arrays] = lambda found: found,
+        self, tensors: Mapping[str, Any], rows: StepRows, *, back: Callable[[Arrays], Arrays] = lambda found: found
     ) -> StepResult:
         """Loss and gradients of a batch, summed over parts of at most ``PASS_TOKENS`` tokens, padding included.
 
-        Args:
-            tensors: each that the graph gives a gradient of.
-            inputs: token ids and masks [token rows, length], int64.
-            labels: [batch, ...].
-            masks: [token rows, width], one for each dropout; of tokens also [token rows, length, width].
-            shares: [batch], of the rows in the loss; None for its mean.
-            most_rows: of a part.
-            per_row: [batch], how many token rows each row is, where it may be several.
-            read: [token rows, length], the tokens that the loss is over, where each row is a window of a passage.
-            windows: of each row, how many windows each of its texts is, where their logits are pooled.
-            states: what else the graph takes of some rows: hidden states [tokens, width], where it starts from these.
-            back: what to sum of a part's gradients.
+        ``tensors`` are those that the graph gives a gradient of; ``back`` says what to sum of a part's gradients.
         """
-        shares = np.full(len(labels), 1 / len(labels), np.float32) if shares is None else shares
-        loss, total, together = 0.0, dict[str, NDArray[Any]](), self.facts.kind.whole_batch
-        if together:
-            of_batch, labels = self._slopes(tensors, inputs, labels, masks, (most_rows, per_row, windows, states))
-            shares = np.ones(len(labels), np.float32)
-        rows = _rows(inputs, labels, masks, shares, per_row, read=read, windows=windows)
-        for _, given in rows.cut(most_rows, states, self._told):
+        loss, total, whole = 0.0, dict[str, NDArray[Any]](), None
+        if self.facts.kind.whole_batch:
+            whole, rows = self._slopes(tensors, rows)
+        for _, given in rows.parts(self._told):
             results = self.run(self._outputs, tensors, given)
             loss += float(results.pop(0))
             found = back({name: results.pop(0) for name in self.facts.leaves})  # taken out: they are let go one by one
             for name, new in found.items():
                 total[name] = np.add(total[name], new, out=new) if name in total else new
-        return StepResult(of_batch if together else loss, total)
+        return StepResult(loss if whole is None else whole, total)
 
-    def loss(
-        self,
-        tensors: Mapping[str, Any],
-        inputs: Mapping[str, Any],
-        labels: Any,
-        masks: Sequence[Any],
-        shares: NDArray[np.float32],
-        *,
-        most_rows: int | None = None,
-        per_row: NDArray[np.int64] | None = None,
-        read: NDArray[np.bool_] | None = None,
-        windows: Windows = None,
-        states: States = lambda _: {},
-    ) -> float:
+    def loss(self, tensors: Mapping[str, Any], rows: StepRows) -> float:
         """That of ``__call__`` without the way back."""
         if self.facts.kind.whole_batch:
-            return self._slopes(tensors, inputs, labels, masks, (most_rows, per_row, windows, states))[0]
-        rows = _rows(inputs, labels, masks, shares, per_row, read=read, windows=windows)
-        parts = rows.cut(most_rows, states, self._told)
-        return sum(float(self.run([LOSS], tensors, given)[0]) for _, given in parts)
+            return self._slopes(tensors, rows)[0]
+        return sum(float(self.run([LOSS], tensors, given)[0]) for _, given in rows.parts(self._told))
 
     def logits(
         self, tensors: Mapping[str, Any], inputs: Mapping[str, NDArray[np.int64]], most_rows: int
@@ -220,26 +191,17 @@ class TrainingStep:
 
         return run_in_groups(group, inputs)
 
-    def _slopes(
-        self,
-        tensors: Mapping[str, Any],
-        inputs: Mapping[str, Any],
-        targets: Any,
-        masks: Sequence[Any],
-        how: tuple[int | None, NDArray[np.int64] | None, Windows, States],
-    ) -> tuple[float, NDArray[np.float32]]:
-        """The loss of a whole batch, and its derivatives by its logits, which are ``labels`` of the way back."""
-        most_rows, per_row, windows, states = how
-        counts, kind = np.ones(len(targets), np.int64) if per_row is None else per_row, self.facts.kind
-        texts = counts if windows is None else np.array([*map(len, windows)])
-        grouping, most = RowGrouping(None if windows is None else np.concatenate(windows), texts), int(texts.max())
-        nothing, ones = np.zeros((len(targets), most, kind.n_outputs), np.float32), np.ones(len(targets), np.float32)
-        logits = np.empty((len(inputs["input_ids"]), kind.n_outputs), np.float32)
-        rows = _rows(inputs, nothing, masks, ones, per_row, windows=windows)
-        for read, given in rows.cut(most_rows, states, self._told):
+    def _slopes(self, tensors: Mapping[str, Any], rows: StepRows) -> tuple[float, StepRows]:
+        """The loss of a whole batch, and its rows for the way back: labels are the loss's derivatives by logits."""
+        kind, n = self.facts.kind, len(rows.labels)
+        texts = rows.counts if rows.windows is None else np.array([*map(len, rows.windows)])
+        grouping = RowGrouping(None if rows.windows is None else np.concatenate(rows.windows), texts)
+        nothing, ones = np.zeros((n, int(texts.max()), kind.n_outputs), np.float32), np.ones(n, np.float32)
+        logits = np.empty((len(rows.inputs["input_ids"]), kind.n_outputs), np.float32)
+        for read, given in replace(rows, labels=nothing, shares=ones).parts(self._told):
             (logits[read],) = self.run([LOGITS], tensors, given)
-        loss, slopes = kind.slopes(grouping.by_row(logits, "mean"), targets)
-        return loss, slopes.astype(np.float32)
+        loss, slopes = kind.slopes(grouping.by_row(logits, "mean"), rows.labels)
+        return loss, replace(rows, labels=slopes.astype(np.float32), shares=ones)
 
     def _told(self, mask: NDArray[Any], by_row: dict[str, Any]) -> dict[str, Any]:
         """As it is, or of each packed token where the task answers for these."""

@@ -67,6 +67,17 @@ def test_the_second_opening_finds_the_conversion(copied: Path):
     assert first.stat().st_mtime_ns == written
 
 
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "checksums.json"])
+def test_a_conversion_that_lost_a_bit_is_made_again(copied: Path, name: str):
+    in_dtype(copied, torch.float16)
+    path = open_backbone(str(copied)).folder / name
+    sound = path.read_bytes()
+    path.write_bytes(sound[:-9] + bytes([sound[-9] ^ 1]) + sound[-8:])
+    with pytest.warns(RuntimeWarning, match="made again"):
+        open_backbone(str(copied))
+    assert path.read_bytes() == sound
+
+
 def pickled(folder: Path) -> None:
     torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
     (folder / "model.safetensors").unlink()

@@ -24,7 +24,10 @@ MODEL_TYPE = "deberta-v2"
 SMALL = {"model_type": MODEL_TYPE} | SIZES[MODEL_TYPE]
 
 
-@pytest.mark.parametrize("config", [config_of("deberta-v3-base"), SMALL], ids=["base", "small"])
+APART = {"position_biased_input": True, "share_att_key": False}  # as transformers has it where nothing is said
+
+
+@pytest.mark.parametrize("config", [config_of("deberta-v3-base"), SMALL, SMALL | APART], ids=["base", "small", "apart"])
 def test_the_tensor_table_is_transformers(config: dict[str, Any]):
     require_transformers_table(config)
 
@@ -48,11 +51,11 @@ def test_distances_are_read_from_the_config(changed: Any, expected: Any):
         ({"conv_kernel_size": 3}, "conv_kernel_size is 3; supported: 0"),  # v2-xlarge
         ({"relative_attention": False}, "relative_attention is False; supported: True"),
         ({"relative_attention": None}, "relative_attention is None"),
-        ({"share_att_key": False}, "share_att_key is False"),
+        ({"share_att_key": None}, "share_att_key is None"),
         ({"pos_att_type": "c2p"}, "pos_att_type is 'c2p'"),
         ({"pos_att_type": ["c2p", 2]}, r"pos_att_type is \['c2p', 2\]"),
         ({"norm_rel_ebd": "none"}, "norm_rel_ebd is 'none'"),
-        ({"position_biased_input": True}, "position_biased_input is True"),
+        ({"position_biased_input": 1}, "position_biased_input is 1"),
         ({"type_vocab_size": 2}, "type_vocab_size is 2; supported: 0"),
         ({"embedding_size": 16}, "embedding_size is 16; supported: 32"),
         ({"attention_head_size": 16}, "attention_head_size is 16; supported: 8"),
@@ -72,8 +75,10 @@ def test_what_is_not_supported_is_refused_by_its_key_and_value(changed: dict[str
 
 
 def test_a_key_that_is_left_out_has_transformers_own_default():
-    with pytest.raises(UsageError, match="position_biased_input is True"):
-        read({key: value for key, value in SMALL.items() if key != "position_biased_input"})
+    with pytest.raises(UsageError, match="relative_attention is False"):
+        read({key: value for key, value in SMALL.items() if key != "relative_attention"})
+    silent = read({key: value for key, value in SMALL.items() if key not in APART})
+    assert silent == read(SMALL | APART) != read(SMALL)
 
 
 @pytest.mark.parametrize(("span", "furthest"), [(256, 512), (8, 24), (4, 100), (320, 2000)])
@@ -89,6 +94,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "published": {},
     "every distance its own": {"position_buckets": -1, "max_relative_positions": 7},
     "wide heads": {"num_attention_heads": 2, "hidden_act": "relu"},
+    "places and projections of their own": APART,
 }
 SHAPES = [(1, 1), (1, 2), (5, 7), (3, 30), (2, 61)]  # distances of 24 and more are one
 
@@ -103,7 +109,7 @@ def test_states_equal_transformers_on_ragged_rows(tiny: Callable[..., Path], siz
 
 def test_more_rows_than_a_byte_counts_are_told_apart(tiny: Callable[..., Path]):
     both = Both(tiny(MODEL_TYPE, max_position_embeddings=1024, position_buckets=600, max_relative_positions=-1))
-    both.assert_equal(ragged(2, 620, SIZES[MODEL_TYPE]))
+    both.assert_equal(ragged(2, 300, SIZES[MODEL_TYPE]))  # each of 299 distances has a row of its own
 
 
 def test_padding_on_the_left_and_holes_in_the_mask_are_masked_tokens_too(tiny: Callable[..., Path]):
@@ -126,7 +132,9 @@ def test_a_batch_gives_each_row_what_it_has_alone(tiny: Callable[..., Path]):
 def test_every_site_its_input_and_residual_are_what_the_modules_see(tiny: Callable[..., Path]):
     n_layer_sites = 2 * (8 + 7 + 2)  # values, what linear layers and the activation read, residuals
     others = 2  # the words', and what the first layer reads
-    assert require_sites(Both(tiny(MODEL_TYPE)), ragged(4, 11, SIZES[MODEL_TYPE])) == n_layer_sites + others
+    rows = ragged(4, 11, SIZES[MODEL_TYPE])
+    assert require_sites(Both(tiny(MODEL_TYPE)), rows) == n_layer_sites + others
+    assert require_sites(Both(tiny(MODEL_TYPE, **APART)), rows) == n_layer_sites + others + 1  # the places'
 
 
 def test_queries_and_keys_alone_have_rows_of_distances():
@@ -147,3 +155,10 @@ def test_weights_are_the_unchanged_files_own(tiny: Callable[..., Path], tmp_path
     model = require_files_own_weights(folder, "deberta." if whole else "")
     inline = [i for i in model.graph.initializer if i.data_location != TensorProto.EXTERNAL]
     assert all(np.prod(i.dims, dtype=int) <= 4 or len(i.raw_data) % 64 == 0 for i in inline)
+
+
+def test_rows_of_distances_that_have_projections_of_their_own_are_no_states_of_tokens(tiny: Callable[..., Path]):
+    """Tuning keeps states of tokens, and takes what ends so for none; see ``tuning/activation_cache.py``."""
+    graph = require_files_own_weights(tiny(MODEL_TYPE, **APART), "").graph
+    made = [node.output[0] for node in graph.node if any("pos_" in name and "bias" in name for name in node.input)]
+    assert len(made) == 2 * 2 and all(value.endswith(LONGER) for value in made)

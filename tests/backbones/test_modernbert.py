@@ -29,7 +29,12 @@ SMALL |= {"intermediate_size": 48, "vocab_size": 60, "max_position_embeddings": 
 FAR, NEAR = "full_attention", "sliding_attention"
 
 
-@pytest.mark.parametrize("config", [config_of("modernbert-base"), SMALL], ids=["base", "small"])
+BIASED = dict.fromkeys(("attention_bias", "mlp_bias", "norm_bias"), True)
+
+
+@pytest.mark.parametrize(
+    "config", [config_of("modernbert-base"), SMALL, SMALL | BIASED], ids=["base", "small", "biased"]
+)
 def test_the_tensor_table_is_transformers(config: dict[str, Any]):
     architecture = require_transformers_table(config)
     assert "layers.0.attn_norm" not in architecture.norms and not architecture.absent_biases
@@ -78,8 +83,8 @@ def test_attention_is_read_from_configs_of_transformers_4_and_5(config: Any, exp
         ({"pad_token_id": 60}, "pad_token_id is 60"),
         ({"hidden_activation": "silu"}, "hidden_activation is 'silu'; supported: gelu"),
         ({"norm_eps": 0}, "norm_eps"),
-        ({"norm_bias": True}, "norm_bias is True"),
-        ({"attention_bias": True}, "attention_bias is True"),
+        ({"norm_bias": 1}, "norm_bias is 1"),
+        ({"attention_bias": None}, "attention_bias is None"),
         ({"mlp_bias": "yes"}, "mlp_bias is 'yes'"),
         ({"local_attention": 0}, "local_attention as a positive int; found 0"),
         ({"global_attn_every_n_layers": 0}, "global_attn_every_n_layers as a positive int; found 0"),
@@ -126,6 +131,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "blocks of 40": {"local_attention": 80, "num_hidden_layers": 4, "global_attn_every_n_layers": 3},
     "wide heads": {"num_attention_heads": 2, "local_attention": 6, "local_rope_theta": 50.0},
     "global alone": {"global_attn_every_n_layers": 1},
+    "biased": BIASED,
 }
 # Blocks are of 32 places, of 40 in one variant: below, at and past the end of one block and of whole blocks.
 SHAPES = [(1, 1), (5, 7), (2, 128), (2, 129), (1, 160), (2, 161), (1, 210)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -117,10 +118,10 @@ def test_both_engines_take_the_same_step(bundle, task, monkeypatch):
     seen = {}
     call = step_module.TrainingStep.__call__
 
-    def kept(self, trained, inputs, labels, masks, *more, **most):
+    def kept(self, trained, rows):
         seen["trained"] = trained
         seen["before"] = {name: tensor.copy() for name, tensor in trained.items()}
-        seen["found"] = call(self, trained, inputs, labels, [np.ones_like(mask) for mask in masks], *more, **most)
+        seen["found"] = call(self, trained, replace(rows, masks=[np.ones_like(mask) for mask in rows.masks]))
         return seen["found"]
 
     monkeypatch.setattr(step_module.TrainingStep, "__call__", kept)

@@ -83,7 +83,7 @@ def test_a_key_that_is_read_is_listed_and_another_is_not(tmp_path: Path):
     [
         ({"model_type": "debrta-v2"}, "Did you mean 'deberta-v2'"),
         ({}, "no model_type"),
-        (None, "cannot be read as JSON"),
+        (None, "cannot be read (No such file"),
     ],
 )
 def test_a_folder_that_is_none_is_refused_in_one_line(tmp_path: Path, config: Any, said: str):

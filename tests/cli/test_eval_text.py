@@ -49,7 +49,7 @@ def test_answers_are_scored_beside_the_best_of_their_references(bundle: Path, tm
         (f"w8 {TEXTS[i]}", written[i], 1.0) for i in (2, 3)
     ]
     shown = evaluated(bundle, path)
-    assert shown.exit_code == 0 and "sum: f1 0.5000 on 4 rows" in shown.stdout
+    assert shown.exit_code == 0 and "sum: F1 0.500 on 4 rows" in shown.stdout
 
 
 def test_a_metric_of_labels_and_a_row_without_its_answer_are_refused(bundle: Path, tmp_path: Path):

@@ -98,6 +98,27 @@ def test_a_verb_that_takes_long_says_every_ten_seconds_what_it_does(clocks, monk
     ]
 
 
+def test_every_run_of_a_sweep_that_is_under_way_is_told_and_what_is_left_where_the_speed_says_it(clocks, capsys):
+    with progress.bars(get_time=lambda: Clock.now) as shown:
+        shown.add_task("runs", total=3, state="", left=None)
+        bar = shown.add_task("tone lora", total=None, state="loading")
+        clocks[0].tick()
+        shown.update(bar, completed=0, total=100, state="train")
+        clocks[0].tick()
+        shown.update(bar, completed=20)  # in 10 s
+        clocks[0].tick()
+        shown.update(bar, completed=40)
+        clocks[0].tick()
+        shown.add_task("tone bitfit", total=None, state="loading")
+        for i in range(4):
+            shown.add_task(f"tone linear {i}", total=None, state="loading")
+        clocks[0].tick()
+    first, _, _, fourth, last = capsys.readouterr().err.splitlines()
+    assert first == "runs, 0 of 3; tone lora, loading, 10 s"
+    assert fourth == "runs, 0 of 3; tone lora, 40 of 100, train, about 30 s left, 40 s"
+    assert last.endswith("tone linear 1, loading; and 2 more, 50 s")
+
+
 def test_what_waits_for_others_says_nothing(clocks, capsys):
     with progress.signs_of_life("edgepeft serve"):
         clocks[0].tick()

@@ -10,11 +10,10 @@ from typer.testing import CliRunner
 
 from edgepeft.cli import quickstart
 from edgepeft.cli._main import app
-from edgepeft.cli._quickstart import TASKS, write_rows
 from edgepeft.common.errors import MissingPackage, UsageError
 from edgepeft.data.rows import read_rows
 from edgepeft.training import demo
-from edgepeft.training.demo import DemoSplit, LabelledText
+from edgepeft.training.demo import TASKS, DemoSplit, LabelledText, write_rows
 
 pytest.importorskip("torch", reason="pip install edgepeft[train]")
 

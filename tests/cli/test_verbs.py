@@ -14,7 +14,7 @@ from verbs import ENTRY, edgepeft, process
 
 from edgepeft.backbones.tokens import Text
 from edgepeft.cli._main import app, main
-from edgepeft.cli._output import show_errors
+from edgepeft.cli._scores import show_errors
 from edgepeft.common.progress import messages
 from edgepeft.runtime.runtime import Runtime
 
@@ -323,14 +323,15 @@ def test_of_very_many_classes_the_worst_with_most_rows_are_shown_and_the_rest_co
     classes = {f"c{i}": perfect for i in range(9_998)}
     missed = {"precision": 0.0, "recall": 0.0, "f1": 0.0}
     classes |= {"absent": {**missed, "support": 0}, "missed": {**missed, "support": 7}}
-    worst = [{"where": "many.csv:2", "label": "missed", "answer": "c1", "loss": 9.0}]
+    worst = [{"row": "many.csv:2", "label": "missed", "answer": "c1", "loss": 9.0}]
     show_errors({"by_class": classes, "confusion": {"missed": {"c1": 7}}, "worst": worst})
     shown = capsys.readouterr().out
     lines = [line.split() for line in shown.splitlines()]
     firsts = [line[0] for line in lines if line]
-    assert firsts[firsts.index("label") + 2 :][:3] == ["missed", "absent", "c0"]
-    assert sum(first.startswith("c") for first in firsts) == 28
-    assert "the worst of 10,000; all of them: --json, or edgepeft report" in shown
+    assert firsts[firsts.index("label") + 2 :][:2] == ["missed", "c0"]
+    assert sum(first.startswith("c") for first in firsts) == 29
+    assert "The worst of 9,999; all of them: --json, or edgepeft report." in shown
+    assert "No row has the label absent: left out." in shown
 
 
 def swallowed(app):

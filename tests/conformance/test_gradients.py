@@ -30,7 +30,7 @@ from edgepeft.tasks.regression import Regression
 from edgepeft.training.engine import replaced_dropout
 from edgepeft.training.exporting.delta import export_delta
 from edgepeft.tuning.activation_cache import training_graph
-from edgepeft.tuning.step import Expansion, StepResult, TrainingStep
+from edgepeft.tuning.step import Expansion, StepResult, StepRows, TrainingStep
 from edgepeft.tuning.target import deployed_graph
 
 RELATIVES: dict[str, dict[str, Any]] = {
@@ -74,7 +74,7 @@ class Tuned:
         step = TrainingStep(self.model, self.facts, self.backbone.folder, 1)
         expansion = Expansion(self.delta, self.facts, self.backbone.checkpoint, 1)
         trained = self.facts.tensors(self.delta)
-        found = step(expansion.inputs(trained), given, targets.numpy(), masks)
+        found = step(expansion.inputs(trained), StepRows(given, targets.numpy(), masks))
         return found._replace(gradients=expansion.gradients(trained, found.gradients))
 
 

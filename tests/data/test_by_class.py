@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import csv
+
 import numpy as np
 import pytest
 from sklearn import metrics
 
-from edgepeft.data.by_class import WORST, class_rows, worst_of
+from edgepeft.data.by_class import WORST, mislabelled, without_texts, worst_of
+from edgepeft.data.confusion import matrix, mistakes, write_confusion
+from edgepeft.data.score_tables import class_rows, headline_rows, p_value, rounded, row_lines, unseen
 from edgepeft.tasks.classification import Classification
 from edgepeft.tasks.regression import Regression
 
@@ -40,16 +44,67 @@ def test_residuals_are_answers_less_labels():
     assert (found["absolute_p50"], found["absolute_p100"]) == (0.5, 2.0)
 
 
-def test_a_table_has_the_worst_class_first_and_what_it_is_taken_for():
-    few = errors_of(["a", "a", "b", "b"], ["a", "b", "b", "b"], ("a", "b"))
+def test_a_table_has_the_worst_class_first_and_leaves_out_labels_that_no_row_has():
+    few = errors_of(["a", "a", "b", "b"], ["a", "b", "b", "b"], ("a", "b", "never"))
     assert class_rows(few) == (
-        ["label", "precision", "recall", "F1", "rows", "as a", "as b"],
-        [["a", "1.000", "0.500", "0.667", "2", "1", "1"], ["b", "0.667", "1.000", "0.800", "2", "0", "2"]],
+        ["label", "precision", "recall", "F1", "rows"],
+        [["a", "1.000", "0.500", "0.667", "2"], ["b", "0.667", "1.000", "0.800", "2"]],
     )
-    many = [f"l{i}" for i in range(10)]
-    header, rows = class_rows(errors_of(many, ["l1", *many[1:]], many))
-    assert header[-1] == "most often taken for"
-    assert rows[0] == ["l0", "0.000", "0.000", "0.000", "1", "l1 (1)"] and rows[-1][-1] == ""
+    assert unseen(few) == ["never"]
+
+
+def test_a_matrix_is_in_the_order_of_the_labels_and_has_what_is_only_answered():
+    found = errors_of(["z", "z", "a", "a"], ["z", "only answered", "z", "a"], ("z", "never", "only answered", "a"))
+    assert matrix(found["confusion"]) == (["z", "only answered", "a"], [[1, 1, 0], [0, 0, 0], [1, 0, 1]])
+    assert mistakes(found["confusion"]) == [("z", "only answered", 1), ("a", "z", 1)]
+
+
+def test_a_matrix_is_written_as_csv_and_as_a_picture(tmp_path):
+    pytest.importorskip("matplotlib", reason="pip install edgepeft[train]")
+    found = errors_of(["a,1", "b"], ["b", "b"], ("a,1", "b"))
+    assert write_confusion(found["confusion"], "mood", tmp_path) == ["confusion.csv", "confusion.png", "confusion.svg"]
+    with (tmp_path / "confusion.csv").open(newline="") as file:
+        assert [*csv.reader(file)] == [["label \\ answer", "a,1", "b"], ["a,1", "0", "1"], ["b", "0", "1"]]
+    picture = (tmp_path / "confusion.svg").read_text()
+    for words in (">a,1<", ">answer<", "share of the label's rows", "2 rows"):
+        assert words in picture
+    assert (tmp_path / "confusion.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_numbers_are_rounded_as_people_write_them():
+    assert [rounded(0.43349), rounded(1), rounded(None)] == ["0.433", "1.000", "-"]
+    assert [p_value(0.0004), p_value(0.001), p_value(0.0311)] == ["< 0.001", "= 0.001", "= 0.031"]
+
+
+def test_the_headline_has_the_baselines_beside_it():
+    found = [{"metric": "macro_f1", "score": 0.5, "low": 0.41, "high": 0.6}]
+    found += [{"metric": "bleu", "score": 0.25, "low": None, "high": None}]
+    baselines = {"majority": {"scores": {"macro_f1": 0.2}, "p": 0.00004}}
+    assert headline_rows(found, baselines) == (
+        ["figure", "score", "95 % interval", "majority"],
+        [
+            ["macro F1", "0.500", "0.410 to 0.600", "0.200"],
+            ["bleu", "0.250", "-", "-"],
+            ["McNemar's p", "", "", "< 0.001"],
+        ],
+    )
+
+
+def test_a_row_is_told_with_its_probabilities_or_its_loss():
+    row = {"row": "a:1", "text": "w7", "label": "x", "answer": "y", "loss": 2.5}
+    assert row_lines([row]) == [("a:1: label x, answer y, loss 2.500", "w7")]
+    known = {**row, "label_probability": 0.0002, "answer_probability": 0.9}
+    assert row_lines([known]) == [("a:1: label x (p < 0.001), answer y (p 0.900)", "w7")]
+
+
+def test_what_is_handed_on_has_no_texts():
+    rows = [{"row": f"a:{i}", "text": "secret", "label": "x", "loss": 1.0} for i in range(WORST + 2)]
+    doubted = [(i, {"label": "x", "likely": "y"}) for i in range(WORST + 2)]
+    errors = {"worst": rows[:1], "macro": {"f1": 1.0}, **mislabelled(doubted, rows.__getitem__)}
+    assert errors["mislabelled_rows"] == WORST + 2 and len(errors["mislabelled"]) == WORST
+    assert errors["mislabelled"][1] == {"row": "a:1", "text": "secret", "label": "x", "likely": "y"}
+    kept = without_texts(errors)
+    assert "secret" not in str(kept) and kept["worst"][0]["row"] == "a:0" and kept["macro"] == {"f1": 1.0}
 
 
 def test_the_rows_of_the_highest_loss_are_listed():

@@ -1,11 +1,10 @@
 """Metrics on values worked out by hand from their definitions."""
 
-import sys
-
 import numpy as np
 import pytest
+from sklearn import metrics
 
-from edgepeft.common.errors import MissingPackage, UnknownName, UsageError
+from edgepeft.common.errors import UnknownName, UsageError
 from edgepeft.tasks.classification import Classification
 from edgepeft.tasks.regression import Regression
 
@@ -39,10 +38,27 @@ def test_a_denying_name_is_not_the_positive_label():
     assert compute("f1", [swap[i] for i in labels], [swap[i] for i in guesses]) == pytest.approx(0.5)
 
 
-def test_f1_of_three_labels_is_their_mean_and_absent_ones_count_zero():
+def test_f1_of_three_labels_is_their_mean_without_those_that_stand_nowhere():
     labels, guesses = ["a", "a", "b", "b"], ["a", "b", "b", "b"]
     of_a, of_b = 2 / 3, 4 / 5
-    assert compute("f1", labels, guesses, names=("a", "b", "c")) == pytest.approx((of_a + of_b + 0) / 3)
+    assert compute("f1", labels, guesses, names=("a", "b", "c")) == pytest.approx((of_a + of_b) / 2)
+
+
+@pytest.mark.parametrize("n", [2, 3, 7])
+def test_f1_and_matthews_are_scikit_learns(n):
+    source = np.random.default_rng(n)
+    labels, guesses = source.integers(0, n, 60), source.integers(0, n, 60)
+    labels[:40] = guesses[:40]
+    labels[labels == n - 1] = 0  # the last stands in answers alone
+    kind = Classification(tuple(f"l{i}" for i in range(n + 1)))  # and one nowhere
+    theirs = {
+        "macro_f1": metrics.f1_score(labels, guesses, average="macro", zero_division=0),
+        "f1": metrics.f1_score(labels, guesses, average="macro", zero_division=0),
+        "f1:l1": metrics.f1_score(labels, guesses, labels=[1], average="macro", zero_division=0),
+        "matthews": metrics.matthews_corrcoef(labels, guesses),
+        "accuracy": metrics.accuracy_score(labels, guesses),
+    }
+    assert {name: kind.score(name, labels, guesses) for name in theirs} == pytest.approx(theirs)
 
 
 def test_f1_knows_the_positive_label_where_only_the_other_occurs():
@@ -91,8 +107,5 @@ def test_a_metric_of_the_other_kind_is_refused_with_those_that_fit():
         Classification(("ham", "spam")).check_metric("f1:spma")
 
 
-def test_without_scikit_learn_accuracy_works_and_f1_names_the_package(monkeypatch):
-    monkeypatch.setitem(sys.modules, "sklearn", None)
-    assert compute("accuracy", TRUE, TRUE) == 1.0
-    with pytest.raises(MissingPackage, match="pip install scikit-learn"):
-        compute("f1", TRUE, GUESS)
+def test_matthews_of_answers_that_are_all_alike_is_zero():
+    assert compute("matthews", TRUE, ["1"] * 6, names=("0", "1")) == 0.0

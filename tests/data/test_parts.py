@@ -1,6 +1,8 @@
 """Which rows train, choose and are reported; what is refused."""
 
 import json
+import re
+import unicodedata
 import warnings
 from pathlib import Path
 
@@ -191,15 +193,19 @@ def labelled(labels):
     return [Row(f"text {i}", None, label, "wide.csv", i + 2) for i, label in enumerate(labels)]
 
 
-def test_labels_that_differ_in_case_or_blanks_only_are_said_and_stay_apart():
-    odd = labelled(["good", "Good", "very bad", "very  bad", "VERY BAD", "fine"] * 10)
+def test_labels_that_differ_in_case_blanks_or_unicode_form_only_are_said_with_their_rows_and_stay_apart():
+    composed, apart = (unicodedata.normalize(form, "caf\xe9") for form in ("NFC", "NFD"))
+    odd = labelled(["good", "Good", "very bad", "very  bad", "VERY BAD", "fine", composed, apart] * 10)
     with pytest.warns(
-        UserWarning, match=r"wide\.csv: labels that differ in case or blanks only are different ones"
+        UserWarning, match=r"wide\.csv: labels that differ in case, blanks or Unicode form only are different ones"
     ) as said:
         data = task_data(odd)
     (text,) = (str(each.message) for each in said)
-    assert "'Good' and 'good'" in text and "'VERY BAD' and 'very  bad' and 'very bad'" in text and "fine" not in text
-    assert len(data.labels) == 6
+    rows = "10 rows: wide.csv:{}, wide.csv:{}, wide.csv:{}, ...".format
+    assert f"'Good' ({rows(3, 11, 19)}) and 'good' ({rows(2, 10, 18)})" in text and "fine" not in text
+    assert [*re.findall(r"'(\S+)' \(10 rows: wide.csv:(?:8|9),", text)] == ["cafe\\u0301", composed]
+    assert "'VERY BAD' (" in text and "'very  bad' (" in text and "'very bad' (" in text
+    assert len(data.labels) == 8
 
 
 def test_ten_thousand_labels_are_refused_where_most_rows_have_their_own_and_else_mentioned():
@@ -211,7 +217,7 @@ def test_ten_thousand_labels_are_refused_where_most_rows_have_their_own_and_else
 
 
 def test_a_hundred_labels_of_one_row_each_are_taken_without_a_word(recwarn):
-    parts = [Row("text 3", None, "item 3", "eval.csv", 2)], [Row("another text", None, "item 4", "test.csv", 2)]
+    parts = [Row("some text", None, "item 3", "eval.csv", 2)], [Row("another text", None, "item 4", "test.csv", 2)]
     data = task_data(labelled([f"item {i}" for i in range(100)]), *parts)
     assert len(data.labels) == 100 and not [w for w in recwarn if issubclass(w.category, UserWarning)]
 
@@ -228,9 +234,10 @@ def test_texts_with_different_labels_are_said_where_a_row_has_one_label(tmp_path
         {"sentence1": f"u{i}", "label": "a"} for i in range(20)
     ]
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    with pytest.warns(UserWarning, match=r"20 texts stand with different labels: .*rows\.jsonl:1 has 'a', .*:2 'b'\."):
+    told = r"20 texts stand with different labels: .*rows\.jsonl:1 has 'a', .*:2 'b'; .*:3 has .*; .*; and 17 more\.$"
+    with pytest.warns(UserWarning, match=told):
         load_data(tmp_path / "rows.jsonl")
-    (tmp_path / "one.jsonl").write_text("\n".join(map(json.dumps, rows[1::2] + rows[-20:])))
+    (tmp_path / "one.jsonl").write_text("\n".join(map(json.dumps, rows[1:40:2] + rows[-20:])))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         load_data(tmp_path / "one.jsonl")
@@ -281,7 +288,10 @@ def test_a_text_that_stands_with_another_label_in_another_part_is_counted(tmp_pa
     }
     for name, rows_of_part in parts.items():
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows_of_part))
-    with pytest.warns(UserWarning, match="with different labels"):
+    copies = (
+        r"2 rows of test stand in train too: test\.jsonl:1 is train\.jsonl:1 of train; test\.jsonl:2 is .*:2 of train\."
+    )
+    with pytest.warns(UserWarning, match="with different labels"), pytest.warns(UserWarning, match=copies):
         data = load_data(*(tmp_path / f"{name}.jsonl" for name in parts))
     said = "; rows in both: 2 of test in train; texts in both with other labels: 1 of test in train"
     assert data.split.endswith(said)

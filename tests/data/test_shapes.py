@@ -296,6 +296,68 @@ def test_universal_dependencies_give_their_words_and_parts_of_speech(tmp_path):
     assert (row.sentence1, json.loads(row.label)) == ("de le pain", {"tags": ["ADP", "DET", "NOUN"]})
 
 
+NAMES = {
+    "label_names.json": '["ham", "spam", "spim"]',
+    "id2label.json": '{"0": "ham", "1": "spam", "2": "spim"}',
+    "labels.txt": "ham\nspam\nspim\n",
+    "classes.txt": "0 ham\n1 spam\n2 spim\n",
+    "config.json": '{"id2label": {"0": "ham", "1": "spam", "2": "spim"}, "label2id": {"ham": 0}}',
+    "dataset_info.json": json.dumps(
+        {"features": {"label": {"names": ["ham", "spam", "spim"], "_type": "ClassLabel"}, "text": {"dtype": "string"}}}
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_labels_that_are_numbers_have_the_names_of_a_file_beside_them(tmp_path, name):
+    (tmp_path / name).write_text(NAMES[name])
+    (path := tmp_path / "rows.csv").write_text("text,label\na,2\nb,0\nc,1\n")
+    with pytest.warns(UserWarning, match=rf"names {name} has: 0 is ham, 1 is spam, 2 is spim"):
+        assert [row.label for row in of_kind(path, "classification")] == ["spim", "ham", "spam"]
+    assert [row.label for row in of_kind(path, "regression")] == ["2", "0", "1"]
+    path.write_text("text,label\na,1\nb,3\n")
+    with pytest.raises(DataError, match=rf"csv:3: the label 3 has no name in {name}, which names 0 to 2"):
+        of_kind(path, "classification")
+    path.write_text("text,label\na,1\nb,some\n")  # some are names: all are
+    assert [row.label for row in of_kind(path, "classification")] == ["1", "some"]
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_tags_and_lists_of_numbers_have_names_too_and_without_them_tags_are_refused(tmp_path):
+    tags = jsonl(tmp_path / "tags.jsonl", [{"tokens": ["Ada", "came"], "ner_tags": [1, 0]}])
+    lines = tmp_path / "tags.conll"
+    lines.write_text("Ada 1\ncame 0\n")
+    for path in (tags, lines):
+        with pytest.raises(DataError, match=r"tags are numbers, .* label_names\.json beside them"):
+            of_kind(path, "tokens")
+    (tmp_path / "label_names.json").write_text('{"O": 0, "B-PER": 1}')
+    for path in (tags, lines):
+        assert [json.loads(row.label) for row in of_kind(path, "tokens")] == [{"tags": ["B-PER", "O"]}]
+    lists = jsonl(tmp_path / "lists.jsonl", [{"text": "a", "labels": [1, 0]}, {"text": "b", "labels": []}])
+    assert told_shape(lists, head_of(lists)).kind == "labels"
+    assert [row.label for row in of_kind(lists, "labels")] == ['["B-PER","O"]', "[]"]
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_many_numbers_with_names_are_not_asked_about_and_names_that_are_none_are_refused(tmp_path):
+    path = jsonl(tmp_path / "rows.jsonl", [{"text": "a", "label": i} for i in range(40)])
+    with pytest.raises(UsageError, match="holds numbers"):
+        told_shape(path, head_of(path))
+    (names := tmp_path / "labels.txt").write_text("".join(f"name {i}\n" for i in range(40)))
+    assert told_shape(path, head_of(path)) is None
+    names.write_text("one\none\n")  # no names, and nobody says that they are
+    assert {row.label for row in of_kind(path, "classification")} == {*map(str, range(40))}
+    (tmp_path / "config.json").write_text('{"id2label": {"0": "LABEL_0", "1": "LABEL_1"}}')
+    assert {row.label for row in of_kind(path, "classification")} == {*map(str, range(40))}
+    (tmp_path / "label_names.json").write_text('["one", 2]')
+    with pytest.raises(DataError, match=r"label_names\.json has no names of labels"):
+        of_kind(path, "classification")
+    (tmp_path / "label_names.json").write_text(json.dumps([f"n{i}" for i in range(40)]))
+    (tmp_path / "labels.txt").write_text("".join(f"name {i}\n" for i in range(40)))
+    with pytest.raises(DataError, match=r"label_names\.json and labels\.txt beside it name its labels in two ways"):
+        of_kind(path, "classification")
+
+
 WHOLE = {
     "scores.jsonl": lambda: [{"text1": t, "text2": TEXTS[-1 - i], "score": (i % 11) / 2} for i, t in enumerate(TEXTS)],
     "lists.jsonl": lambda: [{"text": t, "labels": sorted({"good", "bad"} & {*t.split()})} for t in TEXTS],

@@ -6,7 +6,7 @@ import onnxruntime as ort
 import pytest
 from onnx.reference import ReferenceEvaluator
 
-from edgepeft.graph.bias import split_biases
+from edgepeft.graph.splice import split_biases
 
 X = np.array([[1.0, -2.0], [0.5, 3.0], [0.0, 1.0]], np.float32)
 

@@ -262,5 +262,5 @@ def test_a_contract_costs_nothing_where_it_is_not_checked():
         return done.stdout.strip()
 
     bare = {name: value for name, value in os.environ.items() if name != CHECKED}
-    assert printed(bare) == "['edgepeft.graph.prune.prune'] False"
-    assert printed({**bare, CHECKED: "1"}) == "['edgepeft.graph.prune.prune'] True"
+    assert printed(bare) == "['edgepeft.graph.prune.prune', 'edgepeft.graph.prune.strip'] False"
+    assert printed({**bare, CHECKED: "1"}) == "['edgepeft.graph.prune.prune', 'edgepeft.graph.prune.strip'] True"

@@ -8,9 +8,8 @@ from edgepeft.common.errors import BundleError
 from edgepeft.graph.half import halved, is_half, store_in_half, widen
 from edgepeft.graph.names import adapted, override, weight, without_prefix
 from edgepeft.graph.protos import copied
-from edgepeft.graph.prune import prune
+from edgepeft.graph.prune import prune, strip
 from edgepeft.graph.rename import rename_values
-from edgepeft.graph.strip import strip
 
 HEADER = '<ir_version: 10, opset_import: ["" : 20]>\n'
 

@@ -56,16 +56,20 @@ def specified(seed: int, stream: int, n: int) -> tuple[np.ndarray, np.ndarray, n
     return np.array(signs), np.array(gauss), np.array(order)
 
 
-def papers_product(seed: int, stream: int, size: int, vector: np.ndarray) -> np.ndarray:
-    """[H G Pi H B pad(v)][:D] / (sqrt(LL sum G^2) sqrt(D / LL)), with dense matrices in float64."""
+def papers_matrix(seed: int, stream: int, size: int, width: int) -> np.ndarray:
+    """[H G Pi H B][:D] / (sqrt(LL sum G^2) sqrt(D / LL)) [D, width], of dense matrices in float64; 0 past LL."""
     n = math.ceil(math.log2(size))
     length = 2**n
     signs, gauss, order = specified(seed, stream, n)
     h = scipys_hadamard(length).astype(np.float64)
-    padded = np.zeros(length)
-    padded[: min(length, len(vector))] = vector[:length]
-    product = h @ np.diag(gauss) @ np.eye(length)[order] @ h @ np.diag(signs) @ padded
-    return product[:size] / (math.sqrt(length * (gauss**2).sum()) * math.sqrt(size / length))
+    product = h @ np.diag(gauss) @ np.eye(length)[order] @ h @ np.diag(signs)
+    p = product[:size] / (math.sqrt(length * (gauss**2).sum()) * math.sqrt(size / length))
+    return np.pad(p, ((0, 0), (0, max(0, width - length))))[:, :width]
+
+
+def papers_product(seed: int, stream: int, size: int, vector: np.ndarray) -> np.ndarray:
+    """P v."""
+    return papers_matrix(seed, stream, size, len(vector)) @ vector
 
 
 def error_of_projection(size: int, vector: np.ndarray) -> float:
@@ -105,7 +109,7 @@ def test_a_projection_equals_the_papers_product_of_matrices(size: int, width: in
 def test_the_way_back_equals_the_transposed_product_of_matrices(size: int, width: int):
     gradient = np.random.default_rng(size).standard_normal(size).astype(np.float32)
     found = Fastfood(7, 3, size, width).back(gradient)
-    p = np.stack([papers_product(7, 3, size, column) for column in np.eye(width)], axis=1)
+    p = papers_matrix(7, 3, size, width)
     n = math.ceil(math.log2(size))
     gauss = np.abs(specified(7, 3, n)[1])
     sizes = gauss.sum() * np.abs(gradient).sum() / math.sqrt((gauss**2).sum() * size)
@@ -135,7 +139,7 @@ def test_torchs_projection_and_its_gradient_equal_the_papers_product(size: int):
     expected = papers_product(7, 0, size, vector)
     np.testing.assert_allclose(updated.detach().numpy(), 3 + scale * expected, atol=1e-5)
     (updated * torch.tensor(outer)).sum().backward()
-    p = np.stack([papers_product(7, 0, size, column) for column in np.eye(width)], axis=1)
+    p = papers_matrix(7, 0, size, width)
     np.testing.assert_allclose(module.theta.grad.numpy(), scale * p.T @ outer, rtol=1e-4, atol=1e-5)
     assert module.scales.grad.item() == pytest.approx(expected @ outer, rel=1e-4, abs=1e-5)
 

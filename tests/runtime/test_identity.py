@@ -42,7 +42,8 @@ def test_only_the_identity_that_was_hashed_is_kept_for_the_next_process(bundle, 
 
     with Runtime(bundle) as runtime:
         monkeypatch.setattr(Weights, "_remember", replaced_before)
-        runtime.predict("mood", ["w5"])
+        with pytest.raises(BundleError, match="not the file that the bundle was made with"):  # small tensors are read
+            runtime.predict("mood", ["w5"])
         monkeypatch.undo()
         kept = runtime._weights._prepacked.seen()
     assert kept and file_identity(weights) not in kept

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from deltas import TEXTS
@@ -15,12 +16,12 @@ from writing import END, TASKS, export_several
 from edgepeft.backbones.hooks import load_model
 from edgepeft.backbones.source import open_backbone
 from edgepeft.bundle.delta import Delta
-from edgepeft.common.errors import DataError, DoesNotFit, UnknownName, UsageError
+from edgepeft.common.errors import BundleError, DataError, DoesNotFit, UnknownName, UsageError
 from edgepeft.runtime import weights
 from edgepeft.runtime.decoding import Decoding
 from edgepeft.runtime.prediction import TextAnswer
 from edgepeft.runtime.runtime import Runtime
-from edgepeft.runtime.text_generation import Draft
+from edgepeft.runtime.text_generation import Draft, TextBatch
 from edgepeft.training.text_engine import generated
 
 STEPS = 12
@@ -119,6 +120,29 @@ def test_rows_of_one_task_are_written_as_alone(runtime: Runtime, expected: Any, 
     drafts = batch.add("r-1", WORDS[2 : 2 + n])
     finish(batch)
     require(drafts, expected)
+
+
+def test_of_texts_that_are_written_together_one_whose_task_gives_no_number_fails_alone(
+    runtime: Runtime, expected: Any, monkeypatch: pytest.MonkeyPatch
+):
+    logits = TextBatch._logits
+
+    def spoilt(self: TextBatch) -> Any:
+        found = logits(self)
+        found[[draft.task == "lora-1" for draft in self._going], 3] = np.nan
+        return found
+
+    monkeypatch.setattr(TextBatch, "_logits", spoilt)
+    batch = runtime.writing(DECODING)
+    drafts = [draft for task in ("lora-0", "lora-1", "lora-2") for draft in batch.add(task, WORDS[4:6])]
+    finish(batch)
+    require(drafts[:2] + drafts[4:], expected)
+    for draft in drafts[2:4]:
+        with pytest.raises(BundleError, match="task lora-1 gives NaN"):
+            batch.answer(draft)
+    tasks = ["lora-0", "lora-1", "lora-2"]
+    found = runtime.predict_mixed(tasks, WORDS[4:7], decoding=DECODING, strict=False)
+    assert [type(each) for each in found] == [TextAnswer, TextAnswer, TextAnswer]  # alone, by sessions of its own
 
 
 @pytest.mark.parametrize("method", ["lora", "r"])

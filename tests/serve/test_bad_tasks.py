@@ -48,6 +48,21 @@ def test_a_malformed_task_is_marked_at_the_start_and_later_and_changes_are_still
         assert own.predict("mood", {"text": "w5"})[0] == 200
 
 
+def test_a_task_whose_probabilities_are_none_fails_alone_and_the_service_stays_ready(bundle, tmp_path):
+    document = json.loads((bundle / "edgepeft.json").read_bytes())
+    document["tasks"]["mood"]["chosen"] = {"temperature": 1e-320}
+    (bundle / "edgepeft.json").write_text(json.dumps(document))
+    with serving(bundle, tmp_path, "--no-cache") as own:
+        rows = [{"text": "w5", "task": task} for task in ("mood", "pair", "mood", "score")]
+        status, _, answer = own.post("/v1/predict", {"rows": [*rows, "w6"]})
+        kinds = ["error", "prediction", "error", "prediction", "embedding"]
+        assert (status, [[*each] for each in answer["answers"]]) == (200, [[kind] for kind in kinds])
+        assert answer["answers"][0]["error"]["code"] == "task_unavailable"
+        assert own.predict("mood", {"text": "w5"})[0] == 503
+        assert own.get("/readyz")[0] == 200
+        assert "Traceback" not in own.log and "task mood gives NaN or an infinite number" in own.log
+
+
 def test_names_of_tasks_are_kept_from_whoever_has_no_token(bundle, tmp_path):
     spoil(bundle, BAD["no nodes"])
     (tmp_path / "token").write_text("0123456789abcdef0123")

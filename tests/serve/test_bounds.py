@@ -5,18 +5,23 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import threading
+from types import SimpleNamespace
 
 import pytest
 
 pytest.importorskip("uvicorn", reason="needs pip install edgepeft[serve]")
 
 from pydantic import ValidationError
+from starlette.requests import Request
 from starlette.responses import Response
 
+from edgepeft.common.messages import listed_mistakes
+from edgepeft.serve import routes
 from edgepeft.serve.embeddings import EmbeddingsRequest
 from edgepeft.serve.guard import Guard, parsed_body
 from edgepeft.serve.metrics import ServiceMetrics
-from edgepeft.serve.problems import Refused
+from edgepeft.serve.problems import Refused, refusal_of
 from edgepeft.serve.schemas import MixedRequest, PredictRequest, TuneRequest
 from edgepeft.serve.server import PrintableFormatter
 from edgepeft.serve.settings import ServiceLimits, Settings
@@ -67,6 +72,73 @@ def test_a_body_is_refused_at_its_first_mistakes(model, body):
     with pytest.raises(ValidationError) as refused:
         model.model_validate_json(json.dumps(body))
     assert refused.value.error_count() <= 20
+
+
+@pytest.mark.parametrize(
+    "label",
+    [
+        [{}] * 6000,
+        {str(i): 0 for i in range(6000)},
+        [{str(i): 0 for i in range(6000)}],
+        {"text": ["a"] * 3000, "answer_start": [0] * 3000},
+        [{"start": 0, "end": 1, "label": "a"}] * 2000,
+    ],
+    ids=["objects", "keys", "keys of a span", "answers", "spans"],
+)
+def test_the_parts_of_a_label_are_counted_before_it_is_read(label):
+    with pytest.raises(ValidationError, match="5,000 names, spans and fields at most") as refused:
+        TuneRequest.model_validate_json(json.dumps({"rows": [{"text": "a", "label": label}]}))
+    assert refused.value.error_count() == 1
+
+
+def test_labels_of_every_kind_are_read_as_they_are():
+    labels = [
+        "a",
+        1,
+        1.5,
+        ["a", "b"],
+        [{"start": 0, "end": 1, "label": "a"}] * 1000,
+        {"text": ["a"], "answer_start": [0]},
+    ]
+    rows = [{"text": "a", "label": label} for label in labels]
+    asked = TuneRequest.model_validate_json(json.dumps({"rows": rows}))
+    assert [row.plain_label for row in asked.rows] == labels
+
+
+def test_thousands_of_mistakes_are_counted_and_not_listed():
+    body = json.dumps({"text": "a", **{f"a{i}": 0 for i in range(3000)}})
+    with pytest.raises(ValidationError) as refused:
+        PredictRequest.model_validate_json(body)
+    assert listed_mistakes(refused.value) == []
+    answer = refusal_of(refused.value)
+    assert (answer.status, answer.message.partition(";")[0]) == (422, "the body has 3,000 mistakes")
+
+
+def test_rows_to_learn_from_are_checked_beside_the_event_loop(monkeypatch):
+    threads = []
+    monkeypatch.setattr(routes, "check_taught", lambda *_: threads.append(threading.current_thread()))
+
+    async def asked():
+        jobs = SimpleNamespace(start=lambda *_: {})
+        manifest = SimpleNamespace(task=lambda _: None)
+        settings = Settings("bundle", allow_tuning=True)
+        serving = routes.Serving(settings, SimpleNamespace(manifest=manifest), None, None, jobs)
+        body = json.dumps({"rows": [{"text": "a", "label": "b"}]}).encode()
+        scope = {
+            "type": "http",
+            "headers": [(b"content-type", b"application/json")],
+            "path_params": {"task": "mood"},
+            "app": SimpleNamespace(state=SimpleNamespace(serving=serving)),
+        }
+        bodies = [{"type": "http.request", "body": body, "more_body": False}]
+
+        async def receive():
+            return bodies.pop()
+
+        return await routes.start_tuning(Request(scope, receive))
+
+    assert asyncio.run(asked()).status_code == 202
+    assert threads and threads[0] is not threading.main_thread()
 
 
 def test_punctuation_in_texts_is_text():

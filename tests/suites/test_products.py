@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from bench.products import app
 from edgepeft.common.errors import UsageError
-from edgepeft.training import products
+from edgepeft.training import devices
 
 
 def measured(tiny, tmp_path, *more):
@@ -28,8 +28,8 @@ def measured(tiny, tmp_path, *more):
 
 
 def test_both_sides_do_the_same_steps_and_every_sample_is_kept(tiny, tmp_path, monkeypatch):
-    monkeypatch.setattr(products, "_slow_mkl", lambda: True)
-    monkeypatch.setattr(products, "is_float32", lambda: True)
+    monkeypatch.setattr(devices, "_slow_mkl", lambda: True)
+    monkeypatch.setattr(devices, "is_float32", lambda: True)
     said = measured(tiny, tmp_path).output
     document = json.loads((tmp_path / "out.json").read_text())
     assert {name: len(samples) for name, samples in document["seconds"].items()} == {"onednn": 3, "mkl": 3}
@@ -38,7 +38,7 @@ def test_both_sides_do_the_same_steps_and_every_sample_is_kept(tiny, tmp_path, m
 
 
 def test_another_processor_is_told_that_nothing_changes_there(tiny, tmp_path, monkeypatch):
-    monkeypatch.setattr(products, "_slow_mkl", lambda: False)
+    monkeypatch.setattr(devices, "_slow_mkl", lambda: False)
     with pytest.raises(UsageError, match="stay MKL's"):
         measured(tiny, tmp_path)
 

@@ -1,13 +1,15 @@
 """What a plan may say, what it comes to, and how it is refused."""
 
 import itertools
+import json
 import os
 from pathlib import Path
 
 import pytest
 
-from edgepeft.common.errors import UsageError
+from edgepeft.common.errors import DataError, UsageError
 from edgepeft.methods.base import method_of
+from edgepeft.sweep.folder import open_sweep
 from edgepeft.sweep.plan import Plan, placed, read_plan, recorded, share_of_rows
 
 
@@ -70,6 +72,34 @@ def test_what_a_plan_cannot_say_is_refused_before_a_run(swept, more, message):
     assert message in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"a = " + b"[" * 100_000 + b"]" * 100_000,
+        b"a." * 100_000 + b"a = 1",
+        rb'backbones = ["a\u0000b"]' + b'\nmethods = ["lora"]\n[data.mood]\ndata = "x.csv"\n',
+        b'backbones = ["a"]\n[data.mood]\ndata = "x.csv"\n[[grid]]\nmethod = "lora"\n'
+        + b"".join(b"s%d = [0,1,2,3,4,5,6,7,8,9]\n" % i for i in range(20)),
+        b"#" * (1 << 20),
+        b"\xff",
+    ],
+    ids=["nested", "dotted", "nul", "grid", "large", "bytes"],
+)
+def test_a_plan_is_bounded_before_it_is_read(tmp_path, content):
+    (path := tmp_path / "plan.toml").write_bytes(content)
+    with pytest.raises(UsageError, match=r"plan\.toml (is no plan in TOML|has 100,000,000,000,000,000,000 runs)"):
+        read_plan(path)
+
+
+@pytest.mark.parametrize(
+    "content", [b'{"schema":' + b"[" * 100_000 + b"]" * 100_000 + b"}", rb'{"schema": "a\u0000"}', b"\xff"]
+)
+def test_a_sweep_that_is_damaged_is_no_traceback(tmp_path, content):
+    (tmp_path / "sweep.json").write_bytes(content)
+    with pytest.raises(DataError, match=r"sweep\.json is damaged"):
+        open_sweep(tmp_path)
+
+
 def test_no_plan_and_no_toml_are_refused_by_their_path(tmp_path):
     (odd := tmp_path / "odd.toml").write_text("backbones = [")
     for path in (tmp_path / "none.toml", odd):
@@ -90,3 +120,22 @@ def test_paths_are_relative_to_the_plan_and_take_variables(plan, monkeypatch, tm
             **{key: str(tmp_path / Path(each[key]).name) for key in ("data", "test") if key in each},
         }
     assert found.data["tone"]["test"] == os.path.relpath(tmp_path / "test.jsonl")
+
+
+def test_a_plan_need_not_say_what_the_shape_of_its_rows_tells(swept, tmp_path):
+    rows = [{"text1": f"w{5 + i % 40} w{6 + i % 11}", "text2": f"w{7 + i % 13}", "score": i % 7 / 2} for i in range(60)]
+    (tmp_path / "near.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    of = "[data.near]\ndata = 'near.jsonl'\n"
+    with pytest.warns(UserWarning, match="the number score; --kind regression is taken"):
+        told = swept(data=of).cells
+    said = swept(data=f"{of}kind = 'regression'\n").cells
+    assert {cell.options.get("kind") for cell in told} == {None, "regression"}
+    assert [cell.name for cell in told] == [cell.name for cell in said]
+    assert all((cell.options.get("kind") == "regression") == (cell.data == "near") for cell in told)
+
+
+def test_numbers_that_may_be_names_are_asked_about_with_the_data_set(swept, tmp_path):
+    rows = [{"sentence1": f"w{5 + i % 40}", "label": i % 7 / 2} for i in range(60)]
+    (tmp_path / "odd.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(UsageError, match=r"^odd, linear: .*odd\.jsonl: the column label holds numbers"):
+        swept(data="[data.odd]\ndata = 'odd.jsonl'\n")

@@ -83,7 +83,7 @@ def test_training_reports_the_frozen_backbones_vectors_beside_its_own(made: Path
         assert card["chosen"] == {"dims": 32, "scored": task == "near"}
         assert list(card["metrics"]["baselines"]) == ["frozen backbone"]
         said = " ".join((made / f"{task}.said").read_text().split())
-        assert f"{metric}, test rows" in said and "of the frozen backbone" in said and "of the head" in said
+        assert f"{metric} 0." in said and "frozen backbone" in said and "of the head" in said
     near = json.loads((made / "near" / "delta.json").read_text())["metrics"]
     assert near["test"] > near["baselines"]["frozen backbone"]["test"]
 

@@ -76,7 +76,7 @@ def test_training_learns_the_words_and_says_thresholds_and_figures(made: Path):
     assert card["metrics"]["test"] > card["metrics"]["baselines"]["majority"]["test"]
     assert "linear head" in card["metrics"]["baselines"] and len(card["chosen"]["thresholds"]) == 3
     said = " ".join((made / "said").read_text().split())
-    for words in ("micro_f1, test rows", "over all rows' labels together", "exact match", "ranking loss"):
+    for words in ("micro F1", "over all rows' labels together", "exact match", "ranking loss"):
         assert words in said, words
 
 

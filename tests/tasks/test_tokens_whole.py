@@ -91,7 +91,7 @@ def test_training_learns_the_words_and_says_figures_and_baselines(made: Path):
     assert card["metrics"]["test"] > 0.8 and card["metrics"]["baselines"]["majority"]["test"] == 0
     assert card["metrics"]["baselines"]["linear head"]["test"] > 0.5
     said = " ".join((made / "said").read_text().split())
-    for words in ("entity_f1, test rows", "entity precision", "tag accuracy", "w6 w7 (LOC)"):
+    for words in ("entity F1", "entity precision", "tag accuracy", "w6 w7 (LOC)"):
         assert words in said, words
 
 

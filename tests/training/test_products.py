@@ -7,8 +7,8 @@ from small import METHODS
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from edgepeft.data.parts import task_data
-from edgepeft.training import loop, products
-from edgepeft.training.products import attention_for, float32_by_onednn, is_float32
+from edgepeft.training import devices, loop
+from edgepeft.training.devices import attention_for, float32_by_onednn, is_float32
 from edgepeft.training.settings import TrainSettings
 
 CPU = torch.device("cpu")
@@ -47,8 +47,8 @@ def test_products_of_rounded_factors_are_told_from_float32():
 
 
 def test_the_setting_holds_within_the_block_alone(before, monkeypatch):
-    monkeypatch.setattr(products, "_slow_mkl", lambda: True)
-    monkeypatch.setattr(products, "is_float32", lambda: True)
+    monkeypatch.setattr(devices, "_slow_mkl", lambda: True)
+    monkeypatch.setattr(devices, "is_float32", lambda: True)
     with pytest.raises(KeyError), float32_by_onednn(CPU) as taken:
         assert taken
         assert MATMUL.fp32_precision == "bf16"
@@ -57,7 +57,7 @@ def test_the_setting_holds_within_the_block_alone(before, monkeypatch):
 
 
 def test_nothing_is_set_where_products_would_be_rounded(before, monkeypatch):
-    monkeypatch.setattr(products, "_slow_mkl", lambda: True)
+    monkeypatch.setattr(devices, "_slow_mkl", lambda: True)
     with Rounded(8), float32_by_onednn(CPU) as taken:
         assert not taken
         assert MATMUL.fp32_precision == before
@@ -67,7 +67,7 @@ def test_nothing_is_set_where_products_would_be_rounded(before, monkeypatch):
     ("device", "vendor"), [(CPU, "GenuineIntel"), (CPU, ""), (torch.device("meta"), "AuthenticAMD")]
 )
 def test_nothing_is_set_for_another_processor_or_device(device, vendor, before, monkeypatch):
-    monkeypatch.setattr(products, "cpu_vendor", lambda: vendor)
+    monkeypatch.setattr(devices, "cpu_vendor", lambda: vendor)
     with float32_by_onednn(device) as taken:
         assert not taken
         assert MATMUL.fp32_precision == before
@@ -84,7 +84,7 @@ def test_a_run_by_onednn_has_the_losses_of_one_by_mkl(small, tmp_path, monkeypat
     options = TrainSettings(task="mood", steps=4, batch_size=8, max_length=32, learning_rate=1e-3)
     found = []
     for vendor in ("GenuineIntel", "AuthenticAMD"):
-        monkeypatch.setattr(products, "cpu_vendor", lambda vendor=vendor: vendor)
+        monkeypatch.setattr(devices, "cpu_vendor", lambda vendor=vendor: vendor)
         result = loop.train(small, METHODS["mood"], data, options, tmp_path / vendor)
         found.append([each["loss"] for each in result.history])
     assert found[0]

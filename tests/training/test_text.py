@@ -129,7 +129,7 @@ def test_a_task_that_can_be_learnt_is_learnt(tiny: Callable[..., Path], tmp_path
         6,
     )
     assert result.errors["texts"]["f1"] == result.score
-    assert {"label", "answer", "loss", "row"} == set(result.errors["worst"][0])
+    assert {"label", "answer", "loss", "row", "text"} == set(result.errors["worst"][0])
 
 
 def test_text_is_trained_from_the_command_line(tiny: Callable[..., Path], tmp_path: Path):
@@ -141,7 +141,7 @@ def test_text_is_trained_from_the_command_line(tiny: Callable[..., Path], tmp_pa
     posed = ["--source", "w5 {text}", "--target", "{summary}", "--kind", "text", "--max-target-length", 2]
     done = verb("train", *asked, *posed, "--steps", 3, "--metric", "rouge_l", "--out", tmp_path / "t")
     assert done.exit_code == 0, done.output
-    for words in ("rouge_l, test rows", "mean over rows", "exact match", "40 targets were longer than 2 tokens"):
+    for words in ("rouge l: mean over rows", "mean over rows", "exact match", "40 targets were longer than 2 tokens"):
         assert words in " ".join(done.output.split()), words
     card = json.loads((tmp_path / "t" / "delta.json").read_text())
     assert (card["source"], card["target"], card["max_target_length"]) == ("w5 {text}", "{summary}", 2)

@@ -35,7 +35,10 @@ def test_json_is_one_document_on_standard_output_and_equals_the_card(call, tmp_p
 def test_without_json_a_table_shows_the_score_of_the_rows_that_are_reported(call, tmp_path):
     result = call("--steps", "1")
     card = json.loads((tmp_path / "out" / "delta.json").read_text())
-    assert f"{card['metrics']['test']:.4f}" in result.stdout
+    (figure,) = card["metrics"]["headline"]
+    assert figure["metric"] == "accuracy" and figure["score"] == card["metrics"]["test"]
+    shown = " ".join(result.stdout.split())
+    assert f"accuracy {figure['score']:.3f} {figure['low']:.3f} to {figure['high']:.3f} 0.667" in shown
     assert "6 rows held out of moods.jsonl" in " ".join(result.stdout.replace("│", " ").split())
 
 
@@ -55,7 +58,7 @@ def test_shares_and_a_learning_curve_reach_the_card_and_the_table(call, tmp_path
     assert (card["training"]["patience"], card["training"]["class_weights"]) == (3, {"bad": 1.5, "good": 0.75})
     shown = " ".join(result.stdout.split())
     for point in card["metrics"]["curve"]:
-        assert f"{point['rows']} {point['test']:.4f} {point['eval']:.4f}" in shown
+        assert f"{point['rows']} {point['test']:.3f} {point['eval']:.3f}" in shown
     assert "share of rows that are right" in shown and "bad (weighs 1.5)" in shown
 
 
@@ -135,7 +138,7 @@ def test_what_a_delta_has_to_beat_stands_beside_its_score_and_is_said_where_it_i
     assert metrics["baselines"]["majority"]["test"] == 4 / 6  # 4 of the 6 test rows are good, as 2 in 3 of all are
     assert labels.count("good") == 40
     for name, found in metrics["baselines"].items():
-        assert f"{found['test']:.4f}" in result.stdout
+        assert f"{found['test']:.3f}" in result.stdout
         assert (f"not better than the {name} beyond chance" in result.stderr) == (not found["beaten"])
     assert "try --lr 0.0027 (this was 0.0009)" in " ".join(result.stderr.split())
     alone = call("--steps", "1", method="linear", out="alone")

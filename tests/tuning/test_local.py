@@ -114,15 +114,17 @@ def test_frozen_tensors_are_neither_given_nor_moved_and_the_others_move_as_they_
     assert result.entry.trainable_parameters == sum(tensor.size for tensor in whole.values())
 
 
-@pytest.mark.parametrize("damage", [None, "short"])
+@pytest.mark.parametrize("damage", [None, "short", "a bit"])
 def test_what_lies_below_is_computed_by_the_first_process_alone(bundle, moods, tmp_path, monkeypatch, damage):
     work = tmp_path / "work"
     expected = tuner(bundle, moods).steps(tuner(bundle, moods).tensors, 3)
     first = tuner(bundle, moods, work=work)
     first.steps(first.tensors, 1)
     (train, held) = sorted(work.iterdir(), key=lambda path: -path.stat().st_size)
-    if damage:  # such as a power cut of a file system without order: it is computed anew
-        train.write_bytes(train.read_bytes()[:-4])
+    content = bytearray(train.read_bytes())
+    content[5] ^= 1
+    if damage:  # such as a power cut of a file system without order, or a memory card's age: it is computed anew
+        train.write_bytes(train.read_bytes()[:-4] if damage == "short" else content)
     opened = []
     monkeypatch.setattr(hidden, "open_session", lambda *args: opened.append(args) or open_session(*args))
     second = tuner(bundle, moods, work=work)

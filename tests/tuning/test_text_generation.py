@@ -31,7 +31,7 @@ from edgepeft.runtime.runtime import Runtime
 from edgepeft.training.exporting.bundle import export_bundle
 from edgepeft.training.exporting.delta import export_delta
 from edgepeft.tuning.activation_cache import training_graph
-from edgepeft.tuning.step import Expansion, TrainingStep
+from edgepeft.tuning.step import Expansion, StepRows, TrainingStep
 from edgepeft.tuning.target import Files, TuneSettings, deployed_graph
 from edgepeft.tuning.tune import tune
 
@@ -78,7 +78,8 @@ def test_loss_and_gradients_of_a_step_are_pytorchs(tiny: Callable[..., Path], me
     given = {name: tensor.numpy() for name, tensor in rows.items()}
     own = expansion.inputs(facts.tensors(graph))
     for most in (None, 2):  # in one part, and in two
-        found = step(own, given, targets, [], shares, most_rows=most, states=lambda part: {BEFORE: before[part]})
+        asked = StepRows(given, targets, [], shares, most, states=lambda part: {BEFORE: before[part]})
+        found = step(own, asked)
         exact["loss"].require(np.float32(found.loss))
         on_graph = {
             f"override/{backbone.checkpoint.stored_name(n[9:])}" if n.startswith("override/") else n: n for n in exact

@@ -31,6 +31,7 @@ from edgepeft.deploy.audit import audit
 from edgepeft.graph.gradient.training import DROPPED
 from edgepeft.runtime.runtime import Runtime
 from edgepeft.tuning.claim import claim
+from edgepeft.tuning.request import tune as asked_tune
 from edgepeft.tuning.target import Files, TuneSettings, from_task
 from edgepeft.tuning.tune import TuningRun, tune
 
@@ -151,6 +152,18 @@ def test_verify_steps_to_the_end_of_its_bar_and_leaves_each_step_before_the_next
     CliRunner().invoke(app, ["verify", str(bundle)], catch_exceptions=False)
     subjects = ["backbone", "mood", "score", "template lora"]
     assert log == [*(f"{way} {subject}" for subject in subjects for way in ("enter", "leave")), len(subjects)]
+
+
+def test_the_kind_of_a_new_task_from_a_template_is_told_by_its_rows(bundle, tmp_path):
+    rows = [{"text": f"w{5 + i % 9} w{6 + i % 5}", "labels": ["a", "b"][: i % 3]} for i in range(60)]
+    (data := tmp_path / "lists.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    how = {"bundle": bundle, "data": data, "template": "lora", "steps": 1, "threads": 1}
+    with pytest.warns(UserWarning, match="a text and the list labels; --kind labels is taken"):
+        asked_tune(task="lists", **how)
+    assert Bundle(bundle).entry("lists").task_kind.name == "labels"
+    data.write_text("".join(json.dumps({"words": ["w5", "w6"], "tags": ["B-X", "O"]}) + "\n" for _ in rows))
+    with pytest.raises(UsageError, match="template lora makes no tokens task; train one with"):
+        asked_tune(task="words", **how)
 
 
 def test_a_new_task_from_a_template_has_the_labels_of_its_data(bundle, tmp_path):

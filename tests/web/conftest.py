@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from edgepeft.web import libraries
-from edgepeft.web.libraries import LibraryFile
+from edgepeft.web import site
+from edgepeft.web.site import LibraryFile
 
 FILES = {
     "onnxruntime-web": {"dist/ort.mjs": "lib/ort.mjs", "dist/ort.wasm": "lib/ort.wasm"},
@@ -30,6 +30,5 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     def of(packages):
         return [file for file in table if file.package in packages]
 
-    monkeypatch.setattr(libraries, "library_files", of)
-    monkeypatch.setattr("edgepeft.web.site.library_files", of)
+    monkeypatch.setattr(site, "library_files", of)
     return folder

@@ -21,8 +21,7 @@ from edgepeft.common.errors import BundleError, EdgepeftError, UnknownName, Usag
 from edgepeft.common.resources import package_data, sha256_of
 from edgepeft.runtime.session import session_options
 from edgepeft.web import site as web_site
-from edgepeft.web.libraries import ORT, TOKENIZERS, installed, library_files
-from edgepeft.web.site import write_site
+from edgepeft.web.site import ORT, TOKENIZERS, installed, library_files, write_site
 
 
 @pytest.fixture

@@ -135,17 +135,13 @@ def find_guest(environment: Mapping[str, str] = os.environ) -> Guest | str:
     for pattern in _PACKAGES:
         for packages in sorted(root.glob(pattern)):
             if (packages / "onnxruntime").is_dir():
-                python = _python(root, packages)
+                # Of these packages' version; not the link of a virtual environment, which leaves the root.
+                version = re.search(r"python3\.\d+", str(packages.relative_to(root)))
+                names = [version.group(0)] if version else ["python3"]
+                places = [root / folder / name for folder in ("usr/local/bin", "usr/bin") for name in names]
+                python = next((place for place in places if place.is_file()), None)
                 return Guest(root, python, packages) if python else f"{root} has no Python for {packages}"
     return f"{root} has no onnxruntime where Python packages lie"
-
-
-def _python(root: Path, packages: Path) -> Path | None:
-    """The interpreter of these packages' version; not the link of a virtual environment, which leaves the root."""
-    version = re.search(r"python3\.\d+", str(packages.relative_to(root)))
-    names = [version.group(0)] if version else ["python3"]
-    places = [root / folder / name for folder in ("usr/local/bin", "usr/bin") for name in names]
-    return next((place for place in places if place.is_file()), None)
 
 
 MORE = 8  # what a run differs from the next by (a tenth of a per cent of the start) is then below half a per cent

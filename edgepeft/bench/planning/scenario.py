@@ -8,7 +8,6 @@ Scenarios' names are those of MLPerf Inference where it has the scenario (``mlpe
 from __future__ import annotations
 
 import random
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -17,6 +16,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from edgepeft.common.bounded import read_toml
 from edgepeft.common.errors import DataError, UnknownName
 from edgepeft.common.messages import in_words
 from edgepeft.common.resources import data_folder
@@ -92,11 +92,9 @@ def load_scenario(name: str) -> Scenario:
             raise UnknownName("scenario", name, scenario_names())
         path = data_folder("bench/scenarios") / f"{name}.toml"
     try:
-        return Scenario.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
+        return Scenario.model_validate(read_toml(path))
     except ValidationError as error:
         raise DataError(f"{path}: {in_words(error, 'the scenario')}.") from error
-    except ValueError as error:  # of TOML and of UTF-8
-        raise DataError(f"{path} is not valid TOML: {error}.") from error
 
 
 @dataclass(frozen=True)
@@ -145,22 +143,15 @@ def load_lengths(name_or_file: str, *, seed: int = 0) -> Lengths:
         raise UnknownName("file or shipped list of lengths", name_or_file, shipped_lengths())
     if path.suffix == ".toml":
         return _from_toml(path, path.name, seed)
-    values = _checked(_read(path).split(), path)
+    try:
+        values = _checked(path.read_text(encoding="utf-8").split(), path)
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not text ({error.reason}); one integer a line or TOML is read.") from error
     return Lengths(values, path.name, f"{len(values)} lengths of {path.name}, in its order")
 
 
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path} is not text ({error.reason}); one integer a line or TOML is read.") from error
-
-
 def _from_toml(path: Path, source: str, seed: int) -> Lengths:
-    try:
-        document = tomllib.loads(_read(path))
-    except tomllib.TOMLDecodeError as error:
-        raise DataError(f"{path} is not valid TOML: {error}.") from error
+    document = read_toml(path)
     if "lengths" in document:
         values = _checked(document["lengths"], path)
         facts = [str(document[key]) for key in ("rows", "tokenizer") if key in document]

@@ -5,14 +5,23 @@ Reliability diagrams are Guo et al., 2017, figure 1.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import AliasChoices, Field, field_validator
 
 from edgepeft.bench.report.page import Cell, Section
 from edgepeft.bench.result.parts import Part
-from edgepeft.data.by_class import certainty_figures, class_rows, figure_rows, in_words
+from edgepeft.data.confusion import confusion_inches, matrix, plot_confusion
+from edgepeft.data.score_tables import (
+    certainty_figures,
+    class_rows,
+    figure_rows,
+    headline_rows,
+    in_words,
+    rounded,
+    unseen,
+)
 from edgepeft.tasks.base import stated
 
 if TYPE_CHECKING:
@@ -119,13 +128,17 @@ class ClassFigures(Part):
 
 
 class WorstRow(Part):
-    """A row, where it stands, and its loss."""
+    """A row, where it stands, and its loss; or the label that it likely has in place of the answer."""
 
     row: str
     text: str = ""  # a delta's card has none
     label: str | float | list[str]
-    answer: str | float | list[str]
-    loss: float
+    answer: str | float | list[str] = Field(validation_alias=AliasChoices("answer", "likely"))
+    loss: float | None = None
+    label_probability: float | None = None
+    answer_probability: float | None = Field(
+        default=None, validation_alias=AliasChoices("answer_probability", "likely_probability")
+    )
 
 
 class Errors(Part):
@@ -138,7 +151,18 @@ class Errors(Part):
     texts: dict[str, float] | None = None
     figures: dict[str, float] | None = None
     calibration: Calibration | None = None
+    mislabelled: list[WorstRow] = Field(default_factory=list)
+    mislabelled_rows: int = 0
     worst: list[WorstRow] = Field(default_factory=list)  # as the card's own validator hands them on
+
+
+class HeadlineFigure(Part):
+    """A figure that fits the rows, and its 95 % interval where there is one."""
+
+    metric: str
+    score: float
+    low: float | None = None
+    high: float | None = None
 
 
 class EvalSummary(Errors):
@@ -150,6 +174,7 @@ class EvalSummary(Errors):
     averaged: str
     score: float
     rows: int
+    headline: list[HeadlineFigure] = Field(default_factory=list)
 
 
 def evaluations(documents: Sequence[tuple[str, EvalSummary]]) -> Iterator[Section]:
@@ -158,18 +183,50 @@ def evaluations(documents: Sequence[tuple[str, EvalSummary]]) -> Iterator[Sectio
         text = f"{name}. {found.metric} {found.score:.4f} on {found.rows} rows ({found.averaged})."
         header, rows = class_rows(found.model_dump(exclude_none=True))
         title = "errors by class" if found.by_class or found.figures is None else "scores"
-        yield Section(f"classes-{number}", f"{found.task}: {title}", text, tuple(header), rows)
+        if found.headline:
+            columns, figures = headline_rows([each.model_dump() for each in found.headline], {})
+            what = f"{name}. On {found.rows:,} rows."
+            yield Section(f"headline-{number}", f"{found.task}: figures", what, tuple(columns), figures)
+        absent = unseen(found.model_dump())
+        notes = [f"no row has the label {', '.join(absent)}: left out"] if absent else []
+        yield Section(f"classes-{number}", f"{found.task}: {title}", text, tuple(header), rows, notes=notes)
+        if found.confusion:
+            yield _confusion(f"confusion-{number}", name, found)
         if found.figures is not None and found.by_class:
             columns_of, cells = figure_rows(found.figures)
             yield Section(f"figures-{number}", f"{found.task}: scores", f"{name}.", tuple(columns_of), cells)
         if found.calibration is not None:
             yield from reliability(f"reliability-{number}", name, found.task, found.calibration)
-        texts = any(each.text for each in found.worst)
-        columns = [(e.row, *([e.text] if texts else []), in_words(e.label), in_words(e.answer)) for e in found.worst]
-        listed = [(*cells, f"{each.loss:.3f}") for cells, each in zip(columns, found.worst, strict=True)]
-        if listed:
-            head = ("row", *(["text"] if texts else []), "label", "answer", "loss")
-            yield Section(f"worst-{number}", f"{found.task}: worst rows", f"{name}. By their loss.", head, listed)
+        yield from _listed(f"worst-{number}", f"{found.task}: worst rows", f"{name}. By their loss.", found.worst)
+        more = f"{name}. {found.mislabelled_rows} in all, by confident learning; the answer is the likelier label."
+        yield from _listed(f"mislabelled-{number}", f"{found.task}: may be mislabelled", more, found.mislabelled)
+
+
+def _listed(key: str, title: str, text: str, found: Sequence[WorstRow]) -> Iterator[Section]:
+    """Rows one by one, with what is known of each."""
+    texts, p = any(each.text for each in found), any(each.label_probability is not None for each in found)
+    shown: list[tuple[str, Callable[[WorstRow], Cell]]] = [("row", lambda each: each.row)]
+    shown += [("text", lambda each: each.text)] if texts else []
+    shown += [("label", lambda each: in_words(each.label))]
+    shown += [("its p", lambda each: rounded(each.label_probability))] if p else []
+    shown += [("answer", lambda each: in_words(each.answer))]
+    shown += [("its p", lambda each: rounded(each.answer_probability))] if p else []
+    shown += [] if p else [("loss", lambda each: rounded(each.loss))]
+    if found:
+        rows = [[of(each) for _, of in shown] for each in found]
+        yield Section(key, title, text, tuple(name for name, _ in shown), rows)
+
+
+def _confusion(key: str, name: str, found: EvalSummary) -> Section:
+    names, counts = matrix(found.confusion)
+
+    def draw(figure: Figure) -> None:
+        plot_confusion(figure.add_subplot(), names, counts)
+
+    text = f"{name}. Rows of each label, by what was answered."
+    rows: list[tuple[Cell, ...]] = [(one, *row) for one, row in zip(names, counts, strict=True)]
+    head = ("label \\ answer", *names)
+    return Section(key, f"{found.task}: confusion", text, head, rows, draw, confusion_inches(names))
 
 
 class Baseline(Part):
@@ -198,6 +255,7 @@ class TrainingMetrics(Part):
     n_train: int
     n_eval: int
     n_test: int
+    headline: list[HeadlineFigure] = Field(default_factory=list)
     baselines: dict[str, Baseline] = Field(default_factory=dict)
     curve: list[CurvePoint] = Field(default_factory=list)
     errors: Errors | None = None
@@ -231,6 +289,7 @@ def evaluation_of(card: TrainingCard) -> EvalSummary | None:
         return None
     how = _how(card, found.metric)
     scored = {"task": card.task, "metric": found.metric, "averaged": how, "score": found.test, "rows": found.n_test}
+    scored["headline"] = found.headline
     return EvalSummary.model_validate({"schema": EVAL_SCHEMA, **scored, **vars(found.errors)})
 
 

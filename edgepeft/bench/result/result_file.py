@@ -9,6 +9,7 @@ from typing import TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from edgepeft.bench.result.schema import RESULT_SCHEMA, BenchResult, BenchRow, RowKey
+from edgepeft.common.bounded import content_of
 from edgepeft.common.errors import DataError, UsageError
 from edgepeft.common.messages import in_words
 
@@ -63,10 +64,10 @@ def read_document(path: Path, schema: type[_Document]) -> _Document:
     """A JSON file as that schema has it."""
     if not path.is_file():
         raise UsageError(f"there is no file {path}; give results of `edgepeft bench --json`.")
-    if path.stat().st_size > _MAX_BYTES:
-        raise DataError(f"{path} has {path.stat().st_size} bytes; a result has at most {_MAX_BYTES}.")
     try:
-        return schema.model_validate_json(path.read_bytes())
+        return schema.model_validate_json(content_of(path, _MAX_BYTES))
+    except OSError as error:
+        raise DataError(f"{path} cannot be read as a result: {error.strerror}.") from error
     except ValidationError as error:
         wrong = in_words(error, "the result")
         raise DataError(f"{path}: {wrong}. The file was edited or cut off; measure again, or leave it out.") from None

@@ -29,7 +29,7 @@ def prepare(job: Job) -> Prepared:
     from edgepeft.graph.half import widen
     from edgepeft.tuning.activation_cache import training_graph
     from edgepeft.tuning.adamw import AdamW
-    from edgepeft.tuning.step import Expansion, TrainingStep, targets_at_once
+    from edgepeft.tuning.step import Expansion, StepRows, TrainingStep, targets_at_once
     from edgepeft.tuning.target import deployed_graph
 
     bundle = Bundle(Path(job.bundle))
@@ -58,9 +58,9 @@ def prepare(job: Job) -> Prepared:
         shares = np.full(len(labels), 1 / kind.terms(labels).sum(), np.float32)
         counts = kind.made_per_row(rows)
         per_row = None if counts is None else np.array(counts)
-        given = expansion.inputs(tensors), inputs, labels, masks, shares
         read = inputs["attention_mask"] != 0 if kind.passages else None
-        result = training(*given, most_rows=most, per_row=per_row, read=read, states=partial(_of_rows, beside))
+        asked = StepRows(inputs, labels, masks, shares, most, per_row, read, states=partial(_of_rows, beside))
+        result = training(expansion.inputs(tensors), asked)
         optimizer.update(tensors, expansion.gradients(tensors, result.gradients))
 
     return Prepared(step)

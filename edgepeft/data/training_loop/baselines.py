@@ -9,13 +9,14 @@ chance: of the rows that only one of both gets right, each is the delta's with p
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgepeft.data.batches import Encoded, sorted_batches
+from edgepeft.data.score_tables import p_value, rounded
 from edgepeft.data.training_loop.engine import SCORED_ROWS, Scored, TrainingEngine
 from edgepeft.tasks.base import TaskType
 
@@ -49,6 +50,7 @@ def compared_with(
     *,
     kind: TaskType,
     metric: str,
+    beside: Sequence[str],
     head_alone: bool,
     advance: Callable[[int, int], None],
 ) -> dict[str, dict[str, Any]]:
@@ -60,6 +62,7 @@ def compared_with(
         test: the delta's answers to the test rows.
         kind: of the task, with what was chosen for the delta.
         metric: what is scored.
+        beside: other metrics of the result, each of which the baselines have in ``scores``.
         head_alone: that the delta itself is a head on the frozen backbone: only the majority is another thing.
         advance: gets the number of rows whose states are computed, and of all.
     """
@@ -75,10 +78,11 @@ def compared_with(
         few = {part: targets[part][places] for part, places in chosen.items()}
         answers[LINEAR] = linear_head(_states(engine, rows, chosen, kind, advance), few, kind, metric)
     of_test, delta = targets["test"], kind.off(targets["test"], test.outputs)
-    return {
-        name: {"test": own.score(metric, of_test, values), **compared(delta, own.off(of_test, values))}
-        for name, (own, values) in answers.items()
-    }
+    found = {}
+    for name, (own, values) in answers.items():
+        scores = {each: own.score(each, of_test, values) for each in dict.fromkeys([metric, *beside])}
+        found[name] = {"test": scores[metric], "scores": scores, **compared(delta, own.off(of_test, values))}
+    return found
 
 
 def _states(
@@ -170,8 +174,8 @@ def unbeaten(metrics: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for name, found in metrics.get("baselines", {}).items():
         if not found["beaten"]:
             sentence = (
-                f"not better than the {name} beyond chance: {metrics['metric']} {metrics['test']:.4f} against "
-                f"{found['test']:.4f}, {found['only_delta']} of {metrics['n_test']} test rows right here alone and "
-                f"{found['only_this']} there alone (McNemar's p = {found['p']:.2g})"
+                f"not better than the {name} beyond chance: {metrics['metric']} {rounded(metrics['test'])} "
+                f"against {rounded(found['test'])}, {found['only_delta']} of {metrics['n_test']} test rows right here "
+                f"alone and {found['only_this']} there alone (McNemar's p {p_value(found['p'])})"
             )
             yield name, sentence

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from edgepeft.data.batches import Encoded, epoch_batches
-from edgepeft.data.by_class import worst_of
+from edgepeft.data.by_class import mislabelled, shown_row, worst_of
 from edgepeft.data.parts import TaskData
 from edgepeft.data.row_grouping import Spread
 from edgepeft.data.training_loop.baselines import compared_with
@@ -31,6 +31,7 @@ from edgepeft.data.training_loop.checkpoint import (
 )
 from edgepeft.data.training_loop.engine import Arrays, Scored, TrainingEngine, dropout_mask
 from edgepeft.data.training_loop.options import TrainingLoopOptions
+from edgepeft.tasks._headline import headline, headline_metrics
 
 __all__ = [
     "Interrupted",
@@ -305,6 +306,7 @@ class TrainingLoop:
             "metric": self.metric,
             "eval": position.best[0],
             "test": test.score,
+            "headline": headline(self.kind, self._known(), test.outputs, self.options.metric),
             "baselines": self._baselines(test),
             "n_train": len(data.train),
             "n_eval": len(data.eval),
@@ -338,14 +340,19 @@ class TrainingLoop:
         return {"logits": scored.logits, "targets": targets}
 
     def _errors(self, test: Scored) -> dict[str, Any]:
-        kind, rows = self.kind, self.rows["test"]
-        targets = rows.references or rows.targets
-        sure = {} if test.logits is None else kind.calibration(rows.targets, test.logits)
-        expected = map(kind.expected, self.data.test)
-        answers = kind.answered(self.data.test, rows.targets, test.outputs)
-        columns = zip(self.data.test, expected, answers, test.losses.tolist(), strict=True)
-        worst = ({"row": r.short, "label": e, "answer": a, "loss": x} for r, e, a, x in columns)
-        return {**kind.errors(targets, test.outputs), **sure, "worst": worst_of(worst)}
+        kind, rows, targets = self.kind, self.data.test, self.rows["test"].targets
+        expected, answers = map(kind.expected, rows), kind.answered(rows, targets, test.outputs)
+        more: Any = [{}] * len(rows) if test.logits is None else kind.probabilities(targets, test.logits)
+        shown = [*map(shown_row, rows, expected, answers, test.losses.tolist(), more)]
+        found = {**kind.errors(self._known(), test.outputs), "worst": worst_of(shown)}
+        if test.logits is None:
+            return found
+        doubted = kind.doubted(targets, test.logits)
+        return {**found, **kind.calibration(targets, test.logits), **mislabelled(doubted, shown.__getitem__)}
+
+    def _known(self) -> Any:
+        """What the test rows' answers are scored by."""
+        return self.rows["test"].references or self.rows["test"].targets
 
     def _baselines(self, test: Scored) -> dict[str, Any]:
         if not self.kind.has_baselines:
@@ -356,6 +363,7 @@ class TrainingLoop:
             test,
             kind=self.kind,
             metric=self.metric,
+            beside=headline_metrics(self.kind, self.rows["test"].targets, self.options.metric),
             head_alone=all(name.startswith("head/") for name in self.position.best_tensors),
             advance=partial(self.report, "baselines"),
         )

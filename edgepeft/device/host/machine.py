@@ -114,17 +114,13 @@ def pick_cpus(count: int, allowed: Iterable[int] | None = None, cpus: Path = _CP
 
 def _rank(cpu: int, allowed: Iterable[int], cpus: Path) -> int:
     """0 for the first allowed thread of its physical core, 1 for the second, ..."""
-    siblings = _numbers(groups.read(cpus / f"cpu{cpu}" / "topology" / "thread_siblings_list") or str(cpu))
-    return sum(other < cpu for other in siblings & set(allowed))
-
-
-def _numbers(text: str) -> set[int]:
-    """``0-1,8`` -> {0, 1, 8}."""
-    numbers: set[int] = set()
+    # ``0-1,8`` -> {0, 1, 8}
+    text = groups.read(cpus / f"cpu{cpu}" / "topology" / "thread_siblings_list") or str(cpu)
+    siblings: set[int] = set()
     for part in text.split(","):
         first, _, last = part.partition("-")
-        numbers.update(range(int(first), int(last or first) + 1))
-    return numbers
+        siblings.update(range(int(first), int(last or first) + 1))
+    return sum(other < cpu for other in siblings & set(allowed))
 
 
 def _cpuinfo(proc: Path) -> dict[str, str]:

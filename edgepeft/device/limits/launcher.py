@@ -17,23 +17,6 @@ from typing import Any
 __all__ = ["main"]
 
 
-def _join(groups: list[str]) -> None:
-    for procs in groups:
-        descriptor = os.open(procs, os.O_WRONLY)
-        try:
-            os.write(descriptor, str(os.getpid()).encode())
-        finally:
-            os.close(descriptor)
-
-
-def _limit_address_space(asked: int) -> None:
-    import resource
-
-    _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    allowed = asked if hard == resource.RLIM_INFINITY else min(asked, hard)
-    resource.setrlimit(resource.RLIMIT_AS, (allowed, allowed))
-
-
 def _address_space() -> int | None:
     try:
         import resource
@@ -58,13 +41,23 @@ def _leave_keeper(descriptor: int) -> None:
 
 
 def _enter(spec: dict[str, Any]) -> dict[str, Any]:
-    _join(spec["joins"])
+    for procs in spec["joins"]:
+        descriptor = os.open(procs, os.O_WRONLY)
+        try:
+            os.write(descriptor, str(os.getpid()).encode())
+        finally:
+            os.close(descriptor)
     if spec["keeper_fd"] is not None:
         _leave_keeper(spec["keeper_fd"])
     if spec["cpus"] is not None and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, spec["cpus"])
     if spec["address_space_bytes"] is not None:
-        _limit_address_space(spec["address_space_bytes"])
+        import resource
+
+        asked = spec["address_space_bytes"]
+        _, hard = resource.getrlimit(resource.RLIMIT_AS)
+        allowed = asked if hard == resource.RLIM_INFINITY else min(asked, hard)
+        resource.setrlimit(resource.RLIMIT_AS, (allowed, allowed))
     return {"pid": os.getpid(), "cpus": _cpus(), "address_space_bytes": _address_space()}
 
 

@@ -18,7 +18,7 @@ import psutil
 
 from edgepeft.common.errors import DoesNotFit, EdgepeftError
 from edgepeft.device.host.machine import affinity, affinity_of, cpu_quota, pick_cpus, usable_cores
-from edgepeft.device.limits import cgroup_v1, cgroup_v2, rlimit, systemd_scope
+from edgepeft.device.limits import cgroups, placement, systemd_scope
 from edgepeft.device.limits.launch import Launch, NoMemoryToStart
 from edgepeft.device.limits.placement import Emulation, InForce, LauncherReport, Limits, Placement, Unavailable
 
@@ -28,10 +28,10 @@ Prepare = Callable[[Limits, Sequence[int] | None], Placement]
 
 # In order of preference; the last one always works.
 BACKENDS: tuple[Prepare, ...] = (
-    cgroup_v2.prepare,
-    cgroup_v1.prepare,
+    cgroups.prepare_v2,
+    cgroups.prepare_v1,
     systemd_scope.prepare,
-    rlimit.prepare,
+    placement.prepare_rlimit,
 )
 
 _LOADS_NOTHING = 32 << 20  # bytes of address space that no Python, let alone a runtime, is loaded in

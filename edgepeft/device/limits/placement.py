@@ -1,12 +1,13 @@
 """Requested limits, limits in force, and the interface of a backend.
 
-A backend is one file with a ``prepare`` function. It makes whatever holds the limits (a cgroup, a
-systemd scope, nothing) and returns a :class:`Placement`: how the launcher enters it, how the parent
+A backend is a function called ``prepare...``. It makes whatever holds the limits (a cgroup, a systemd scope,
+nothing) and returns a :class:`Placement`: how the launcher enters it, how the parent
 reads back what is in force, and how it is taken down again.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +19,8 @@ from edgepeft.common.errors import UsageError
 from edgepeft.device.host import groups
 from edgepeft.device.host.groups import SMALLEST_QUOTA
 
-__all__ = ["Emulation", "InForce", "LauncherReport", "Limits", "Placement", "Unavailable"]
+__all__ = ["Emulation", "InForce", "LauncherReport", "Limits", "Placement", "Unavailable", "prepare_rlimit"]
+
 
 Emulation = Literal["full", "partial", "none"]
 _SMALLEST_MEMORY = 1 << 20  # below this no process starts at all: a unit was mistaken
@@ -146,3 +148,18 @@ class Placement:
         """
         for folder in dict.fromkeys(self.folders.values()):
             groups.remove(folder)
+
+
+def prepare_rlimit(limits: Limits, cpus: Sequence[int] | None) -> Placement:
+    """Limits without privileges, for the launcher to set: affinity and RLIMIT_AS (sched_setaffinity(2), setrlimit(2)).
+
+    This always works, as far as the system goes. RLIMIT_AS counts address space, which is more than memory in use
+    (mapped files, reserved arenas), so it is stricter than a device's memory: it is reported as partial.
+    """
+    space = limits.memory_bytes
+    placement = Placement("affinity and rlimit", cpus, address_space_bytes=space, memory_is_strict=False)
+    if space is not None:
+        placement.notes.append("memory is limited as address space (RLIMIT_AS), stricter than a device's memory")
+    if sys.platform != "linux":
+        placement.notes.append(f"{sys.platform} has no processor affinity: the cores are not limited")
+    return placement

@@ -58,7 +58,15 @@ def prepare(limits: Limits, cpus: Sequence[int] | None, proc: Path = groups.PROC
     if program is None or not booted.is_dir():
         raise Unavailable("systemd does not run here")
     unit = f"edgepeft-{os.getpid()}-{secrets.token_hex(4)}"
-    options = _properties(limits, cpus)
+    # Delegated, a scope survives the death of one of its processes for memory (OOMPolicy=continue).
+    wanted = ["Delegate=yes"]
+    if limits.memory_bytes is not None:
+        wanted += [f"MemoryMax={limits.memory_bytes}", "MemorySwapMax=0"]
+    if cpus is not None:
+        wanted.append(f"AllowedCPUs={','.join(map(str, cpus))}")
+    if limits.cpu_quota is not None:
+        wanted.append(f"CPUQuota={_percent(limits.cpu_quota)}")
+    options = [part for property_ in wanted for part in ("-p", property_)]
     _probe([*_command(program, f"{unit}-probe"), *options, "--", "true"])
     return Scope(
         cpus=cpus,
@@ -73,18 +81,6 @@ def _command(program: str, unit: str) -> list[str]:
     # --collect: a scope whose process was killed for memory must not stay as a failed unit.
     command = [program, "--scope", "--quiet", "--collect", "--no-ask-password", f"--unit={unit}"]
     return command if os.geteuid() == 0 else [*command, "--user"]
-
-
-def _properties(limits: Limits, cpus: Sequence[int] | None) -> list[str]:
-    # Delegated, a scope survives the death of one of its processes for memory (OOMPolicy=continue).
-    wanted = ["Delegate=yes"]
-    if limits.memory_bytes is not None:
-        wanted += [f"MemoryMax={limits.memory_bytes}", "MemorySwapMax=0"]
-    if cpus is not None:
-        wanted.append(f"AllowedCPUs={','.join(map(str, cpus))}")
-    if limits.cpu_quota is not None:
-        wanted.append(f"CPUQuota={_percent(limits.cpu_quota)}")
-    return [part for property_ in wanted for part in ("-p", property_)]
 
 
 def _percent(cores: float) -> str:

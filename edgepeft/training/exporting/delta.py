@@ -31,7 +31,7 @@ from edgepeft.graph.rename import rename_values
 from edgepeft.graph.validate import check_standard
 from edgepeft.methods.base import Generator
 from edgepeft.methods.vera import Drawn
-from edgepeft.training.exporting.tracing import mark, number_nodes, outside_tensors, traced, write_outside
+from edgepeft.training.exporting.tracing import external_matrices, mark, number_nodes, traced, write_external
 
 __all__ = ["export_delta"]
 
@@ -54,7 +54,7 @@ def export_delta(
     ``<site>:adapted``, ``override:<tensor>``, ``logits`` [batch, outputs], or [tokens, outputs], but not where text is
     written: there they are the backbone's own.  Labels that a decoder scores are adapted values too, int64 constants.
     """
-    own, beside = outside_tensors(delta, weights), f"{delta.card.task}{WEIGHTS}"
+    own, beside = external_matrices(delta, weights), f"{delta.card.task}{WEIGHTS}"
     delta = delta.eval().folded(backbone)
     parts = _Parts(delta)
     stored = {name: backbone.checkpoint.stored_name(name) for name in (*parts.borrowed, *_own(delta))}
@@ -87,7 +87,7 @@ def export_delta(
         store_in_half(model.graph)
     if own and weights is not None:
         named = {f"override/{stored[name]}": tensor.detach().numpy() for name, tensor in own.items()}
-        write_outside(model, named, weights, beside)
+        write_external(model, named, weights, beside)
     check_standard(model)
     return model
 

@@ -6,9 +6,10 @@ Tensors lie outside since a protobuf ends at 2 GiB.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,11 @@ from edgepeft.backbones import emit
 from edgepeft.backbones.emit import IR_VERSION, OPSET
 from edgepeft.bundle.delta import Delta
 from edgepeft.common.errors import UsageError
-from edgepeft.graph.external_data import outside, store_outside
+from edgepeft.graph.external_data import external_tensors, store_external
 from edgepeft.graph.half import STORED, rounded
-from edgepeft.graph.strip import strip
+from edgepeft.graph.prune import strip
 
-__all__ = ["mark", "number_nodes", "outside_tensors", "traced", "write_outside"]
+__all__ = ["external_matrices", "mark", "number_nodes", "traced", "write_external"]
 
 
 @contextlib.contextmanager
@@ -46,9 +47,32 @@ def quiet() -> Iterator[None]:
             logger.setLevel(level)
 
 
+@functools.cache
+def _operators(of_exporter: Callable[[], list[Any]]) -> list[Any]:
+    return of_exporter()
+
+
+@contextlib.contextmanager
+def operators_read_once() -> Iterator[None]:
+    """Within the block, PyTorch's exporter keeps what it reads of its 500 operators' sources: a third of an export."""
+    try:
+        from torch.onnx._internal.exporter import _registration
+
+        library: Any = _registration.onnxscript_apis  # type: ignore[attr-defined]
+        of_exporter = library.get_torchlib_ops
+    except (ImportError, AttributeError):  # of another PyTorch, which has that elsewhere
+        yield
+        return
+    library.get_torchlib_ops = lambda: list(_operators(of_exporter))
+    try:
+        yield
+    finally:
+        library.get_torchlib_ops = of_exporter
+
+
 def traced(module: nn.Module, examples: Sequence[Tensor], dynamic_shapes: Any, n_outputs: int) -> onnx.ModelProto:
     """The module as ONNX; inputs are called ``in_<i>``, outputs ``out_<i>``."""
-    with quiet():
+    with quiet(), operators_read_once():
         program = torch.onnx.export(
             module.eval(),
             tuple(examples),
@@ -78,7 +102,7 @@ def mark(model: onnx.ModelProto, properties: Mapping[str, str]) -> None:
     helper.set_model_props(model, dict(properties))
 
 
-def outside_tensors(delta: Delta, file: Path | None) -> dict[str, Tensor]:
+def external_matrices(delta: Delta, file: Path | None) -> dict[str, Tensor]:
     """The matrices that go into ``file``, by their name in the HF base model: none where one graph holds them all."""
     matrices = {name: tensor for name, tensor in delta.override_tensors.items() if tensor.ndim > 1}
     n_bytes = sum(tensor.nbytes for tensor in delta.tensors().values())
@@ -94,14 +118,14 @@ def outside_tensors(delta: Delta, file: Path | None) -> dict[str, Tensor]:
     return matrices
 
 
-def write_outside(model: onnx.ModelProto, tensors: Mapping[str, NDArray[np.float32]], file: Path, beside: str) -> None:
+def write_external(model: onnx.ModelProto, tensors: Mapping[str, NDArray[np.float32]], file: Path, beside: str) -> None:
     """Write what lies outside of a delta graph; the graph will find it as ``beside``."""
-    store_outside([*outside(model.graph)], _as_stored(model.graph, tensors), file, beside)
+    store_external([*external_tensors(model.graph)], _as_stored(model.graph, tensors), file, beside)
 
 
 def _as_stored(
     graph: onnx.GraphProto, tensors: Mapping[str, NDArray[np.float32]]
 ) -> Iterator[tuple[str, NDArray[Any]]]:
-    for tensor in outside(graph):
+    for tensor in external_tensors(graph):
         name = tensor.name.removesuffix(STORED)
         yield tensor.name, tensors[name] if tensor.name == name else rounded(name, tensors[name])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +13,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from edgepeft.backbones.checkpoint import check_header
+from edgepeft.backbones.pickled import read_pickled
 from edgepeft.common.errors import BundleError
 from edgepeft.common.messages import in_words
 from edgepeft.methods.base import Method
@@ -142,26 +143,18 @@ def read_state_dict(folder: Path, *names: str) -> dict[str, Tensor]:
     path = next((folder / name for name in names if (folder / name).is_file()), None)
     if path is None:
         raise BundleError(f"{folder} has neither {' nor '.join(names)}; it is not complete: fetch it again.")
-    try:
-        state = load_file(path) if path.suffix == ".safetensors" else _unpickled(path)
-    except (SafetensorError, OSError) as error:
-        raise BundleError(f"{path} is damaged ({error}); fetch it again.") from error
-    if not isinstance(state, dict):
-        raise BundleError(f"{path} holds {type(state).__name__}; a dictionary of tensors was expected: save it again.")
-    odd = [str(name) for name, value in state.items() if not (isinstance(value, Tensor) and value.is_floating_point())]
+    state = _stored(path) if path.suffix == ".safetensors" else read_pickled(path)
+    odd = [name for name, tensor in state.items() if not tensor.is_floating_point()]
     if odd:
         raise BundleError(f"{path} holds what is no floating-point tensor: {', '.join(odd)}. Save it without these.")
-    return {str(name): tensor.detach().float().contiguous() for name, tensor in state.items()}
+    made = {id(tensor): tensor for tensor in state.values()}  # those that are one stay one
+    made = {key: tensor.float().contiguous() for key, tensor in made.items()}
+    return {name: made[id(tensor)] for name, tensor in state.items()}
 
 
-def _unpickled(path: Path) -> object:
+def _stored(path: Path) -> dict[str, Tensor]:
+    check_header(path, path)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of pickle's versions; what cannot be read is an error below
-            return torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # pickle, zip and attribute errors: all mean that it is no state dict
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise BundleError(
-            f"{path} is no plain dictionary of tensors, and code in it is never run ({reason[:200]}). Save it "
-            "as safetensors."
-        ) from error
+        return load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise BundleError(f"{path} is damaged ({error}); fetch it again.") from error

@@ -88,7 +88,7 @@ def test_what_is_not_beaten_is_said_with_its_figures():
         "baselines": {"majority": lost, "other": {"beaten": True}},
     }
     ((name, sentence),) = unbeaten(metrics)
-    assert name == "majority" and "0.6000 against 0.5000, 3 of 10 test rows right here alone and 2 there" in sentence
+    assert name == "majority" and "0.600 against 0.500, 3 of 10 test rows right here alone and 2 there" in sentence
     assert undecidable(metrics)  # five rows: 2 / 2^5 is above 0.05, whoever has them all
     assert not undecidable({"baselines": {"majority": {**lost, "only_this": 3}}})
     assert not list(unbeaten({"metric": "accuracy"}))  # of a task trained by an earlier version

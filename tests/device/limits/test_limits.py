@@ -15,12 +15,12 @@ from limited import run_limited
 
 from edgepeft.common.errors import DoesNotFit, EdgepeftError, UsageError
 from edgepeft.device.host import groups
-from edgepeft.device.limits import cgroup_v1, cgroup_v2, rlimit
+from edgepeft.device.limits import cgroups, placement
 from edgepeft.device.limits.limited_process import LimitedProcess, Limits
 from edgepeft.device.limits.placement import Placement, Unavailable
 
 MIB = 1 << 20
-CGROUPS = {"v2": cgroup_v2.prepare, "v1": cgroup_v1.prepare}
+CGROUPS = {"v2": cgroups.prepare_v2, "v1": cgroups.prepare_v1}
 ALLOCATE = "import sys; block = bytearray(int(sys.argv[1])); print(len(block))"
 LOOK = (
     "import json, os, resource; print(json.dumps([len(os.sched_getaffinity(0)),"
@@ -39,7 +39,7 @@ def usable(prepare):
 def available(name):
     """A backend's ``prepare``; skips where the machine does not have it."""
     if name == "rlimit":
-        return rlimit.prepare
+        return placement.prepare_rlimit
     if (reason := usable(CGROUPS[name])) is not None:
         pytest.skip(f"cgroup {name} cannot be used here: {reason}")
     return CGROUPS[name]
@@ -156,7 +156,7 @@ def test_control_groups_emulate_fully_what_the_host_can_hold(cgroup):
 
 
 def test_address_space_is_not_called_a_full_emulation_of_memory():
-    run = run_limited(python(LOOK), Limits(1, 1024 * MIB), backends=[rlimit.prepare])
+    run = run_limited(python(LOOK), Limits(1, 1024 * MIB), backends=[placement.prepare_rlimit])
     assert json.loads(run.stdout)[1] == 1024 * MIB == run.in_force.memory_bytes
     assert run.in_force.emulation == "partial"
     assert "RLIMIT_AS" in run.in_force.notes[0]
@@ -197,7 +197,7 @@ def test_a_quota_is_in_force_and_read_back(cgroup):
 
 
 def test_a_quota_without_control_groups_is_reported_missing():
-    run = run_limited(python("pass"), Limits(1, 400 * MIB, cpu_quota=0.5), backends=[rlimit.prepare])
+    run = run_limited(python("pass"), Limits(1, 400 * MIB, cpu_quota=0.5), backends=[placement.prepare_rlimit])
     assert run.in_force.cpu_quota is None
     assert any("quota" in note for note in run.in_force.notes)
 
@@ -263,7 +263,7 @@ def test_when_a_backend_is_not_available_the_next_is_tried_and_the_reason_noted(
     def missing(limits, cpus):
         raise Unavailable("not on this machine")
 
-    run = run_limited(python("pass"), Limits(1, 400 * MIB), backends=[missing, rlimit.prepare])
+    run = run_limited(python("pass"), Limits(1, 400 * MIB), backends=[missing, placement.prepare_rlimit])
     assert run.in_force.backend == "affinity and rlimit"
     assert any("not on this machine" in note for note in run.in_force.notes)
 
@@ -276,7 +276,7 @@ def test_a_backend_that_does_not_hold_is_given_up_before_the_work_starts(tmp_pat
             raise Unavailable("read back wrong")
 
     command = python(f"open({str(trace)!r}, 'a').write('x')")
-    run_limited(command, Limits(1), backends=[lambda limits, cpus: Leaky("leaky"), rlimit.prepare])
+    run_limited(command, Limits(1), backends=[lambda limits, cpus: Leaky("leaky"), placement.prepare_rlimit])
     assert trace.read_text() == "x"
 
 
@@ -294,8 +294,8 @@ def test_limits_that_nothing_can_run_under_are_refused(bad):
 def test_a_hard_limit_that_is_lower_is_read_back_not_assumed():
     code = (
         "import resource; resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30));"
-        "from edgepeft.device.limits import rlimit; from edgepeft.device.limits.limited_process import *;"
-        "process = LimitedProcess(['true'], Limits(1, 4 << 30), backends=[rlimit.prepare]);"
+        "from edgepeft.device.limits import placement; from edgepeft.device.limits.limited_process import *;"
+        "process = LimitedProcess(['true'], Limits(1, 4 << 30), backends=[placement.prepare_rlimit]);"
         "print(process.in_force.memory_bytes); process.close()"
     )
     done = subprocess.run(python(code), capture_output=True, text=True, check=True)

@@ -12,12 +12,12 @@ import pytest
 
 from edgepeft.common.errors import EdgepeftError, UsageError
 from edgepeft.device.host import groups
-from edgepeft.device.limits import cgroup_v1, cgroup_v2, rlimit, trial
+from edgepeft.device.limits import cgroups, placement, trial
 from edgepeft.device.limits.limited_process import LimitedProcess, Limits
 from edgepeft.device.limits.placement import Unavailable
 
 MIB = 1 << 20
-CGROUPS = {"v2": cgroup_v2.prepare, "v1": cgroup_v1.prepare}
+CGROUPS = {"v2": cgroups.prepare_v2, "v1": cgroups.prepare_v1}
 
 
 @pytest.fixture(params=[*CGROUPS])
@@ -54,7 +54,7 @@ def test_a_quota_below_a_millisecond_is_refused_and_the_old_one_stays(cgroup):
 
 
 def test_a_quota_without_control_groups_cannot_be_changed():
-    with limited(rlimit.prepare) as process, pytest.raises(EdgepeftError, match="no CPU quota"):
+    with limited(placement.prepare_rlimit) as process, pytest.raises(EdgepeftError, match="no CPU quota"):
         process.change_quota(0.25)
 
 

@@ -12,7 +12,7 @@ import pytest
 from limited import run_limited
 
 from edgepeft.common.errors import DoesNotFit
-from edgepeft.device.limits import rlimit, systemd_scope
+from edgepeft.device.limits import placement, systemd_scope
 from edgepeft.device.limits.limited_process import LimitedProcess, Limits
 from edgepeft.device.limits.placement import Unavailable
 
@@ -108,7 +108,7 @@ def test_the_work_finds_no_child_that_it_did_not_start(systemd):
 def test_a_refusal_is_given_as_the_reason_and_the_next_way_is_taken(systemd):
     prepare, _, install = systemd
     install("echo 'Failed to connect to bus: No medium found' >&2; exit 1")
-    run = run_limited(["true"], Limits(1, 100 * MIB), backends=[prepare, rlimit.prepare])
+    run = run_limited(["true"], Limits(1, 100 * MIB), backends=[prepare, placement.prepare_rlimit])
     assert run.in_force.backend == "affinity and rlimit"
     assert any("Failed to connect to bus" in note for note in run.in_force.notes)
 
@@ -117,13 +117,13 @@ def test_a_launcher_that_the_scope_has_no_memory_for_does_not_fit(systemd):
     prepare, _, install = systemd
     install("case $unit in *probe) ;; *) kill -9 $$ ;; esac")  # what the kernel does; seen on systemd 252
     with pytest.raises(DoesNotFit, match="1048576 bytes"):
-        run_limited(["true"], Limits(1, MIB), backends=[prepare, rlimit.prepare])
+        run_limited(["true"], Limits(1, MIB), backends=[prepare, placement.prepare_rlimit])
 
 
 def test_a_child_outside_the_scope_is_not_believed(systemd, v2):
     prepare, _, install = systemd
     install(f'echo "0::/work" > {v2.proc}/$$/cgroup')
-    run = run_limited(["true"], Limits(1, 100 * MIB), backends=[prepare, rlimit.prepare])
+    run = run_limited(["true"], Limits(1, 100 * MIB), backends=[prepare, placement.prepare_rlimit])
     assert run.in_force.backend == "affinity and rlimit"
 
 

@@ -32,7 +32,7 @@ from edgepeft.methods.base import methods
 from edgepeft.runtime.session import open_session
 from edgepeft.training.exporting.bundle import write_backbone
 from edgepeft.tuning.activation_cache import training_graph
-from edgepeft.tuning.step import TrainingStep
+from edgepeft.tuning.step import StepRows, TrainingStep
 from edgepeft.tuning.target import deployed_graph
 
 T, IN, OUT = 5, 24, 16
@@ -76,7 +76,7 @@ def test_in_integers_each_row_is_rounded_to_127_steps_of_its_own(tmp_path, monke
     """Rows so that dy times the scales lies near the middle of a step, far from where rounding turns."""
     if not saturates and saturates_in_8_bits():
         pytest.skip("products of uint8 and int8 overflow on this processor")
-    monkeypatch.setattr("edgepeft.graph.gradient.rules.integers.saturates_in_8_bits", lambda: saturates)
+    monkeypatch.setattr("edgepeft.graph.gradient.rules.products.saturates_in_8_bits", lambda: saturates)
     source, steps = np.random.default_rng(1), 10.0 ** np.arange(-3, T - 3)
     integers = source.integers(-127, 128, (T, OUT))
     integers[:, 0] = 127
@@ -135,7 +135,7 @@ def gradients(eight: tuple[Any, Bundle], method: str, backward: Any) -> Iterator
     step = TrainingStep(graph, facts, bundle.folder, 1)
     masks = [np.ones((5, width), np.float32) for _, width in facts.dropouts]
     given = {name: tensor.numpy() for name, tensor in rows.items()}
-    found = step(facts.tensors(case.graph), given, targets.numpy(), masks).gradients
+    found = step(facts.tensors(case.graph), StepRows(given, targets.numpy(), masks)).gradients
     delta = copy.deepcopy(case.moved).eval().double()
     functional.cross_entropy(delta.logits(rounded(case.model, bundle.checkpoint), rows), targets).backward()
     for name, parameter in delta.tensors().items():

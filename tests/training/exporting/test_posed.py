@@ -87,7 +87,7 @@ def test_multirc_and_parts_are_scored_as_superglue_and_glue_do(posed: Path, tmp_
     for part, start in (("matched", 0), ("mismatched", 1)):
         assert found["parts"][part] == {"score": pytest.approx(f1(range(start, 12, 2))), "rows": 6}
     shown = verb("eval", posed, "--task", "two", "--data", data, "--question", "part", "--by", "part")
-    assert "exact match 0.0000 on 2 questions" in shown and "  matched: 0.8333 on 6 rows" in shown
+    assert "exact match 0.000 on 2 questions" in shown and "  matched: 0.833 on 6 rows" in shown
     refused = CliRunner().invoke(app, ["eval", str(posed), "--task", "two", "--data", str(data), "--by", "genre"])
     assert "there is no column genre. Found columns: one, two, label, part, idx" in str(refused.exception)
 

@@ -300,7 +300,7 @@ def test_a_checkpoint_without_a_head_is_refused(copy):
         ({"lora_alpha": float("nan")}, "lora_alpha"),
         ({"bias": "some"}, "bias"),
         ({"target_modules": "("}, "regular expression"),
-        ({"target_modules": r"((.|\w)+)+[#!]"}, "takes longer than 2 s"),
+        ({"target_modules": r"((.|\w)+)+[#!]"}, "takes too long"),
         ({"target_modules": ".*query|.*value$|("}, "regular expression"),
         ({"target_modules": None}, "matches nothing"),
         ({"target_modules": ["q_proj"]}, "q_proj.*matches nothing"),

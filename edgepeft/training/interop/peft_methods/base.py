@@ -11,8 +11,7 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeVar
 
-import regex
-from pydantic import Field, FiniteFloat
+from pydantic import Field, FiniteFloat, PrivateAttr
 from torch import Tensor
 
 from edgepeft.backbones.base import LINEAR_ROLES, Site
@@ -24,6 +23,7 @@ from edgepeft.common.registry import classes_of
 from edgepeft.methods.base import crossed
 from edgepeft.training.interop.classifier import ANSWERS, GENERATION, SEQUENCES, TOKENS, VECTORS, Classifier
 from edgepeft.training.interop.conversion import ConversionPlan, ForeignConfig, left_out
+from edgepeft.training.interop.patterns import Patterns
 
 __all__ = [
     "CONFIG_FILE",
@@ -32,7 +32,6 @@ __all__ = [
     "PeftConfig",
     "RankedConfig",
     "WrapConfig",
-    "match_pattern",
     "peft_methods",
     "read_peft_config",
     "task_types",
@@ -40,7 +39,6 @@ __all__ = [
 
 CONFIG_FILE, TENSORS_FILE = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."  # of every tensor: PEFT's wrapper, then its tuner, where it has one
-_PATIENCE_S = 2.0
 
 _TASK_TYPES = {"SEQ_CLS": SEQUENCES, "TOKEN_CLS": TOKENS, "QUESTION_ANS": ANSWERS, "FEATURE_EXTRACTION": VECTORS}
 
@@ -62,6 +60,7 @@ class PeftConfig(ForeignConfig):
     auto_mapping: dict[str, Any] | None = None  # which class was wrapped, where it has no task type
     peft_version: str = "unknown"
     modules_to_save: _Names = None
+    _patterns: Patterns = PrivateAttr(default_factory=Patterns)
 
     @abstractmethod
     def plan(self, classifier: Classifier, folder: Path) -> ConversionPlan:
@@ -133,9 +132,15 @@ class WrapConfig(PeftConfig):
         self._is_target("some.layer.0.module")
 
     def _is_target(self, module: str) -> bool:
-        excluded = self.exclude_modules and _matches(self.exclude_modules, module)
+        excluded = self.exclude_modules and self._matches(self.exclude_modules, module)
         inside = any(re.match(rf"(^|.*\.){re.escape(name)}($|\..*)", module) for name in self.saved)
-        return not excluded and not inside and _matches(self.target_modules or (), module)
+        return not excluded and not inside and self._matches(self.target_modules or (), module)
+
+    def _matches(self, wanted: str | Iterable[str], module: str) -> bool:
+        """A text is a pattern for the whole name; a list has names, or their ends after a dot."""
+        if isinstance(wanted, str):
+            return self._patterns.match(rf"(?:{wanted})\Z", module) is not None
+        return any(module == name or module.endswith(f".{name}") for name in wanted)
 
 
 def peft_methods() -> dict[str, type[PeftConfig]]:
@@ -164,26 +169,9 @@ def read_peft_config(folder: Path, types: Collection[str]) -> PeftConfig:
     config = known[kind].read(document, path)
     try:
         config.check_patterns()
-    except regex.error as error:
-        raise BundleError(f"{path}: {error.pattern!r} is no regular expression ({error}); list names.") from error
+    except BundleError as error:
+        raise BundleError(f"{path}: {error}") from error
     return config
-
-
-def _matches(wanted: str | Iterable[str], module: str) -> bool:
-    """A text is a pattern for the whole name; a list has names, or their ends after a dot."""
-    if isinstance(wanted, str):
-        return match_pattern(rf"(?:{wanted})\Z", module) is not None
-    return any(module == name or module.endswith(f".{name}") for name in wanted)
-
-
-def match_pattern(pattern: str, module: str) -> Any:
-    """Match a pattern of a foreign file at the name's start; one that backtracks without end is stopped."""
-    try:
-        return regex.match(pattern, module, timeout=_PATIENCE_S)
-    except TimeoutError:
-        raise BundleError(
-            f"the pattern {pattern!r} takes longer than {_PATIENCE_S:g} s on {module}; list names instead."
-        ) from None
 
 
 _Value = TypeVar("_Value", int, float)
@@ -213,9 +201,11 @@ class LayeredConfig(WrapConfig):
             return True
         names = [self.layers_pattern] if isinstance(self.layers_pattern, str) else self.layers_pattern
         patterns = [rf"(?:^|.*?\.){name}\.(\d+)\." for name in names or ()] or [r".*?\.[^.]*\.(\d+)\."]
-        matches = (match_pattern(pattern, module) for pattern in patterns)
+        matches = (self._patterns.match(pattern, module) for pattern in patterns)
         layer = next((matched[1] for matched in matches if matched), None)
-        return layer is not None and int(layer) in ([chosen] if isinstance(chosen, int) else chosen)
+        return (
+            layer is not None and layer.isdecimal() and int(layer) in ([chosen] if isinstance(chosen, int) else chosen)
+        )
 
 
 class RankedConfig(LayeredConfig):
@@ -232,11 +222,11 @@ class RankedConfig(LayeredConfig):
 
     def rank_at(self, module: str) -> int:
         """r at that module."""
-        return _by_pattern(self.rank_pattern or {}, module, self.r)
+        return self._by_pattern(self.rank_pattern or {}, module, self.r)
 
     def alpha_at(self, module: str) -> float:
         """The scale's numerator at that module."""
-        return _by_pattern(self.alpha_pattern or {}, module, self.usual_alpha)
+        return self._by_pattern(self.alpha_pattern or {}, module, self.usual_alpha)
 
     def scale_at(self, module: str) -> float:
         """What the update is multiplied by at that module."""
@@ -247,8 +237,6 @@ class RankedConfig(LayeredConfig):
         super().check_patterns()
         self.scale_at("some.layer.0.module")
 
-
-def _by_pattern(patterns: Mapping[str, _Value], module: str, default: _Value) -> _Value:
-    return next(
-        (value for pattern, value in patterns.items() if match_pattern(rf"(.*\.)?({pattern})$", module)), default
-    )
+    def _by_pattern(self, patterns: Mapping[str, _Value], module: str, default: _Value) -> _Value:
+        fitting = (value for wanted, value in patterns.items() if self._patterns.match(rf"(.*\.)?({wanted})$", module))
+        return next(fitting, default)

@@ -23,7 +23,7 @@ from edgepeft.methods.base import crossed
 from edgepeft.methods.ia3 import IA3, ROLES
 from edgepeft.training.interop.classifier import Classifier
 from edgepeft.training.interop.conversion import ConversionPlan, StateDict
-from edgepeft.training.interop.peft_methods.base import PeftConfig, WrapConfig, match_pattern
+from edgepeft.training.interop.peft_methods.base import PeftConfig, WrapConfig
 
 __all__ = ["Ia3Config"]
 
@@ -111,5 +111,5 @@ class Ia3Config(WrapConfig):
         """As theirs: a text is a pattern for the whole name, a list has ends of names, with or without a dot."""
         wanted = self.feedforward_modules
         if isinstance(wanted, str):
-            return match_pattern(rf"(?:{wanted})\Z", module) is not None
+            return self._patterns.match(rf"(?:{wanted})\Z", module) is not None
         return module.endswith(tuple(wanted))

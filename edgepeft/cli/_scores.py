@@ -1,0 +1,121 @@
+"""What `eval` and `train` show of a result, in 80 columns: figures, classes, confusion, certainty, rows to look at."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.padding import Padding
+from rich.table import Column, Table
+from rich.text import Text
+
+from edgepeft.cli._output import plain_table, table_console
+from edgepeft.common.messages import printable
+from edgepeft.data.confusion import MOST_SHOWN, matrix, mistakes
+from edgepeft.data.score_tables import (
+    Rows,
+    certainty_figures,
+    class_rows,
+    figure_rows,
+    headline_rows,
+    row_lines,
+    titled,
+    unseen,
+)
+
+__all__ = ["show_errors", "show_headline"]
+
+_MOST_CLASSES = 30  # in a table on the terminal: ten thousand would scroll the score out of sight
+_MOST_MISTAKES = 10
+_WIDTH = 80  # where standard output is a file
+_SHORT = 12  # characters of a name over a column
+_DOUBTED = (
+    "By confident learning: the answer is another, and a label other than theirs is at least as probable as it is, in "
+    "the mean, for the rows that have it."
+)
+_METHODS = {"wilson": "Wilson's", "bootstrap": "the percentile bootstrap of rows"}
+
+
+def show_headline(found: Sequence[Mapping[str, Any]], baselines: Mapping[str, Mapping[str, Any]]) -> None:
+    """Print the figures with their intervals and the baselines beside them, and what they are."""
+    how = "; ".join(f"{titled(each['metric'])}: {each['averaged']}" for each in found)
+    methods = [name for key, name in _METHODS.items() if any(each["interval"] == key for each in found)]
+    by = f". Intervals: {' and '.join(methods)}." if methods else "."
+    _print(_table(headline_rows(found, baselines)), Text(f"{how}{by}", style="dim"))
+
+
+def show_errors(errors: Mapping[str, Any], folder: str | None = None) -> None:
+    """Print where answers are wrong; ``folder`` is where a confusion matrix that is too large lies."""
+    _show_classes(errors)
+    confusion = errors.get("confusion") or {}
+    if confusion:
+        _show_confusion(confusion, folder)
+    if "figures" in errors and "by_class" in errors:
+        _print(_table(figure_rows(errors["figures"])))
+    if "calibration" in errors:
+        _print(_table(certainty_figures(errors["calibration"])))
+    if worst := errors["worst"]:
+        _print_rows("Worst rows:", row_lines(worst), whole=True)
+    if doubted := errors.get("mislabelled"):
+        wrong = sum(n for *_, n in mistakes(confusion))
+        title = f"Rows that may be mislabelled, {errors['mislabelled_rows']:,} of {wrong:,} wrong answers:"
+        _print_rows(title, row_lines(doubted, "likely"), whole=False)
+        _print(Text(_DOUBTED, style="dim"))
+
+
+def _show_classes(errors: Mapping[str, Any]) -> None:
+    header, rows = class_rows(errors)
+    _print(_table((header, rows[:_MOST_CLASSES])))
+    if len(rows) > _MOST_CLASSES:
+        _print(Text(f"The worst of {len(rows):,}; all of them: --json, or edgepeft report.", style="dim"))
+    if absent := unseen(errors):
+        more = f" and {len(absent) - _MOST_CLASSES} more" if len(absent) > _MOST_CLASSES else ""
+        _print(Text(f"No row has the label {', '.join(absent[:_MOST_CLASSES])}{more}: left out.", style="dim"))
+
+
+def _show_confusion(confusion: Mapping[str, Mapping[str, int]], folder: str | None) -> None:
+    names, counts = matrix(confusion)
+    if len(names) <= MOST_SHOWN:
+        _print(_confusion_table(names, counts))
+        return
+    found = mistakes(confusion)
+    rows = [[one, other, f"{n:,}"] for one, other, n in found[:_MOST_MISTAKES]]
+    where = f"is in {folder}" if folder else "of so many labels is for --out FOLDER: a picture and csv"
+    table = plain_table("label", "most often taken for", numbers=("rows",))
+    for row in rows:
+        table.add_row(*map(Text, row))
+    _print(table)
+    _print(Text(f"The confusion matrix, {len(names)} by {len(names)}, {where}.", style="dim"))
+
+
+def _confusion_table(names: Sequence[str], counts: Sequence[Sequence[int]]) -> Table:
+    """Answers across, by their names, or by their numbers where names are too long."""
+    named = sum(max(len(name), 5) + 2 for name in names) + max(map(len, names)) + 12 <= _WIDTH
+    heads = list(names) if named else [str(i) for i in range(1, len(names) + 1)]
+    left = list(names) if named else [f"{i} {name}" for i, name in enumerate(names, 1)]
+    table = plain_table(Column("label \\ answer", overflow="ellipsis", no_wrap=True), numbers=heads)
+    for name, row in zip(left, counts, strict=True):
+        table.add_row(Text(name), *(f"{n:,}" for n in row))
+    return table
+
+
+def _table(found: Rows) -> Table:
+    (first, *numbers), rows = found
+    table = plain_table(first, numbers=numbers)
+    for row in rows:
+        table.add_row(*map(Text, row))
+    return table
+
+
+def _print_rows(title: str, lines: Sequence[tuple[str, str]], *, whole: bool) -> None:
+    """Each with its text beneath it, in one line unless ``whole``."""
+    _print(Text(f"\n{title}"))
+    cut: dict[str, Any] = {} if whole else {"no_wrap": True, "overflow": "ellipsis"}
+    for said, text in lines:
+        _print(Padding(Text(printable(said)), (0, 0, 0, 2)))
+        if text:
+            _print(Padding(Text(printable(text), style="dim", **cut), (0, 0, 0, 6)))
+
+
+def _print(*shown: Any) -> None:
+    table_console(_WIDTH).print(*shown)

@@ -1,0 +1,86 @@
+"""Files from elsewhere that are read whole: their bytes and parts are counted before anything is made of them.
+
+What is too much is an ``OSError`` (EFBIG) with its reason, what is no such document a ``ValueError``: as for any other
+file that cannot be read.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import stat
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from edgepeft.common.errors import DataError
+
+__all__ = ["MOST_BYTES", "content_of", "json_at", "read_toml", "toml_at"]
+
+MOST_BYTES = 16 << 20  # of JSON: a manifest with ten thousand tasks
+_MOST_PARTS = 1_000_000  # lists, objects and their members, which take a hundred bytes each
+_TOML_BYTES = 512 << 10  # a second of tomllib, which is written in Python
+_TOML_KEY = 32  # parts of a key; the time they take is their number's square
+_NUL = "it has a NUL in a text, and no name or path has one"
+_PART = r"""(?:"[^"\n]*+"|'[^'\n]*+'|(?<![\w-])[\w-]++)"""
+_LONG_KEY = re.compile(rf"(?:{_PART}[ \t]*+\.[ \t]*+){{{_TOML_KEY}}}")
+
+
+def content_of(path: Path, most: int = MOST_BYTES) -> bytes:
+    """A regular file's bytes, of which as many may begin a part of JSON."""
+    with open(path, "rb", opener=_opened) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise _too_much(path, "is no regular file")
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise _too_much(path, f"has more than {most:,} bytes")
+    if len(content) > _MOST_PARTS and sum(map(content.count, (b",", b"[", b"{"))) > _MOST_PARTS:
+        raise _too_much(path, f"has more than {_MOST_PARTS:,} lists, objects and members")
+    return content
+
+
+def json_at(path: Path, most: int = MOST_BYTES, *, names_files: bool = False) -> Any:
+    """The JSON document in a file; one that ``names_files`` has no NUL in its texts."""
+    content = content_of(path, most)
+    if names_files and rb"\u0000" in content:
+        raise ValueError(_NUL)
+    try:
+        return json.loads(content)
+    except RecursionError:
+        raise ValueError("its lists and objects lie too deep in each other") from None
+
+
+def toml_at(path: Path) -> dict[str, Any]:
+    """The TOML document in a file; plans, profiles and scenarios name files, so no text has a NUL."""
+    text = content_of(path, _TOML_BYTES).decode()
+    if r"\u0000" in text or r"\U00000000" in text:
+        raise ValueError(_NUL)
+    if _LONG_KEY.search(text):
+        raise ValueError(f"it has a key of more than {_TOML_KEY} parts")
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise ValueError("its lists and tables lie too deep in each other") from None
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The same; DataError where the file cannot be read or is no TOML."""
+    try:
+        return toml_at(path)
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not text in UTF-8 (byte {error.start}).") from error
+    except ValueError as error:  # endless digits: not a TOMLDecodeError
+        raise DataError(f"{path} is not TOML: {error}.") from error
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}.") from error
+
+
+def _opened(path: str, flags: int) -> int:
+    """Without waiting: a FIFO would keep its reader."""
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+
+
+def _too_much(path: Path, why: str) -> OSError:
+    return OSError(errno.EFBIG, f"it {why}", str(path))

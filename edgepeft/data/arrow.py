@@ -1,0 +1,82 @@
+"""Arrow's files, and the folders of them that ``datasets.save_to_disk`` writes: by pyarrow alone, a part at a time."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from edgepeft.common.errors import DataError, requiring
+from edgepeft.data.label_names import class_names, named_classes
+
+__all__ = ["SAVED", "SavedSplit", "names_in", "read_arrow", "saved_splits"]
+
+SAVED = _OF_SPLITS, _OF_ONE = "dataset_dict.json", "state.json"  # what `save_to_disk` writes of several splits, of one
+_AT_ONCE = 1024  # rows as Python's values
+
+
+def read_arrow(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield (number, row) of a file of either form, with the names that its own description has for classes."""
+    with requiring("data", "an arrow file"):
+        from pyarrow import ArrowException, ArrowInvalid, ipc, memory_map
+    try:
+        with memory_map(str(path)) as file:
+            try:
+                opened = ipc.open_file(file)
+                batches = (opened.get_batch(i) for i in range(opened.num_record_batches))
+            except ArrowInvalid:  # a stream of batches, as datasets writes it
+                file.seek(0)
+                batches = opened = ipc.open_stream(file)
+            parts = (batch.slice(i, _AT_ONCE) for batch in batches for i in range(0, batch.num_rows, _AT_ONCE))
+            rows = (row for part in parts for row in part.to_pylist())
+            yield from enumerate(named_classes(rows, names_in(opened.schema)), start=1)
+    except (ArrowException, OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path} is not an arrow file that can be read ({error}).") from error
+
+
+def names_in(schema: Any) -> dict[str, list[str]]:
+    """The names of classes that datasets has put into a file's schema."""
+    try:
+        described = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
+        return class_names(described["info"]["features"])
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return {}
+
+
+class SavedSplit:
+    """The rows of a folder that ``save_to_disk`` wrote of one split."""
+
+    def __init__(self, folder: Path) -> None:
+        state = _document(folder / _OF_ONE)
+        try:
+            self._files = [folder / Path(each["filename"]).name for each in state["_data_files"]]
+        except (KeyError, TypeError) as error:
+            raise DataError(f"{folder / _OF_ONE} names no files of rows; save the data set again.") from error
+        described = folder / "dataset_info.json"
+        self._names = class_names(_document(described).get("features")) if described.is_file() else {}
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """In the order of the files."""
+        for file in self._files:
+            rows = (row for _, row in read_arrow(file))
+            # By the folder's own description, where the file has none.
+            yield from named_classes(rows, self._names)
+
+
+def saved_splits(folder: Path) -> dict[str, SavedSplit]:
+    """By name; a single one is called train."""
+    if not (folder / _OF_SPLITS).is_file():
+        return {"train": SavedSplit(folder)}
+    names = _document(folder / _OF_SPLITS).get("splits")
+    if not isinstance(names, list) or not all(isinstance(name, str) and (folder / name).is_dir() for name in names):
+        raise DataError(f"{folder / _OF_SPLITS} names no splits that lie beside it; save the data set again.")
+    return {name: SavedSplit(folder / name) for name in names}
+
+
+def _document(path: Path) -> Mapping[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise DataError(f"{path} cannot be read ({error}); save the data set again.") from error
+    return found if isinstance(found, Mapping) else {}

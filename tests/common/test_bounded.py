@@ -1,0 +1,62 @@
+"""A file from elsewhere is counted before it is parsed: its bytes, its parts, how deep they lie, how long its keys are."""
+
+import json
+import os
+import tomllib
+
+import pytest
+
+from edgepeft.common import bounded
+from edgepeft.common.bounded import content_of, json_at, toml_at
+
+
+def of(path, content):
+    path.write_bytes(content)
+    return path
+
+
+def test_a_file_has_its_bytes_and_no_more_are_read_of_a_sparse_one(tmp_path, monkeypatch):
+    path = of(tmp_path / "a", b"123")
+    assert content_of(path, most=3) == b"123"
+    os.truncate(path, 3 * 10**9)
+    with pytest.raises(OSError, match="more than 3 bytes"):
+        content_of(path, most=3)
+
+
+def test_a_fifo_keeps_nobody_waiting(tmp_path):
+    os.mkfifo(tmp_path / "a")
+    with pytest.raises(OSError, match="no regular file"):
+        content_of(tmp_path / "a")
+
+
+@pytest.mark.parametrize("part", ["[]", "{}", "0"])
+def test_parts_are_counted_before_json_is_parsed(tmp_path, monkeypatch, part):
+    path = of(tmp_path / "a.json", f"[{','.join([part] * 40)}]".encode())
+    monkeypatch.setattr(bounded, "_MOST_PARTS", 100)
+    assert json_at(path) == json.loads(path.read_bytes())
+    monkeypatch.setattr(bounded, "_MOST_PARTS", 39)
+    monkeypatch.setattr(json, "loads", lambda _: pytest.fail("it was parsed"))
+    with pytest.raises(OSError, match="more than 39 lists"):
+        json_at(path)
+
+
+def test_what_lies_too_deep_or_names_a_nul_is_a_value_error(tmp_path):
+    with pytest.raises(ValueError, match="too deep"):
+        json_at(of(tmp_path / "a.json", b"[" * 100_000 + b"]" * 100_000))
+    with pytest.raises(ValueError, match="too deep"):
+        toml_at(of(tmp_path / "a.toml", b"a = " + b"[" * 100_000 + b"]" * 100_000))
+    with pytest.raises(ValueError, match="NUL"):
+        json_at(of(tmp_path / "a.json", rb'{"path": "a\u0000b"}'), names_files=True)
+    with pytest.raises(ValueError, match="NUL"):
+        toml_at(of(tmp_path / "a.toml", rb'path = "a\u0000b"'))
+
+
+@pytest.mark.parametrize("key", ["a.", '"a b" . ', "'a'."])
+def test_a_key_of_toml_has_a_bounded_number_of_parts(tmp_path, monkeypatch, key):
+    path = of(tmp_path / "a.toml", f"{key * 30}a = 1".encode())
+    assert toml_at(path) == tomllib.loads(path.read_text())
+    monkeypatch.setattr(tomllib, "loads", lambda _: pytest.fail("it was parsed"))
+    with pytest.raises(ValueError, match="more than 32 parts"):
+        toml_at(of(path, f"{key * 33}a = 1".encode()))
+    with pytest.raises(OSError, match="more than 524,288 bytes"):
+        toml_at(of(path, b"#" * (1 << 20)))
