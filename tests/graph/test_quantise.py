@@ -21,6 +21,7 @@ from edgepeft.common.errors import BundleError
 from edgepeft.graph.quantise import quantise, quantised_tensors
 from edgepeft.graph.splice import splice
 from edgepeft.runtime.session import open_session
+from edgepeft.training.exporting import calibrate
 from edgepeft.training.exporting.bundle import write_backbone
 
 WORDS = "embeddings.word_embeddings.weight"
@@ -93,11 +94,20 @@ def of_rows(x: np.ndarray, past_gelu: bool, lowered: bool) -> tuple[np.ndarray, 
         ("output.dense", "layer.1.ffn_activation", "layer.1.ffn_output"),
     ],
 )
-def test_a_projection_is_the_integer_product_of_its_quantised_operands(backbone, values, module, source, target):
+def test_a_projection_is_the_integer_product_of_its_quantised_operands(
+    backbone, folder, values, module, source, target
+):
     stored = load_file(backbone.weights)
     weights, bias = stored[f"{LAYER}{module}.weight"], stored[f"{LAYER}{module}.bias"]
-    w8, scale = eight_bits(weights)
-    x8, sx, zero = of_rows(values[source], source.endswith("ffn_activation"), bool(values["lowered"]))
+    columns = load_file(folder / INT8_WEIGHTS_FILE).get(f"{LAYER}{module}.weight:columns")
+    assert (columns is not None) == ("norm" in source or source.endswith("layer_output"))
+    if columns is None:
+        w8, scale = eight_bits(weights)
+        x8, sx, zero = of_rows(values[source], source.endswith("ffn_activation"), bool(values["lowered"]))
+    else:  # a step of 1 for every row
+        w8, scale = eight_bits(weights / columns)
+        x8, sx, zero = np.rint(values[source] * columns).astype(np.int64), np.float32(1), 0
+        assert 60 < np.abs(x8).max() <= 127
     product = (x8 - zero) @ w8.T * (sx * scale)
     error = error_of_sums(8, np.abs(product) + np.abs(bias))  # integers are exact; then scales, a product, a sum
     np.testing.assert_allclose(values[target], product + bias, rtol=0, atol=error)
@@ -143,6 +153,25 @@ def test_lowered_rows_of_any_kind_are_their_product_whatever_stands_beside_them(
     off = np.abs(together - exact @ (w8 * scale[:, None]).T)
     assert (off <= bound)[finite].all()
     assert (together[1] == 0).all() and (off[finite] > 0).any()
+
+
+def test_factors_are_those_of_the_paper_and_none_where_one_token_stands_far_above_the_others(backbone, monkeypatch):
+    rows = np.random.default_rng(1).normal(size=(40, 32)).astype(np.float32) * np.geomspace(
+        0.1, 9, 32, dtype=np.float32
+    )
+    monkeypatch.setattr(calibrate, "_values", lambda model, backbone, names: dict.fromkeys(names, rows))
+    graph = backbone.family.build_graph(backbone.architecture, backbone.checkpoint)
+    found = calibrate.column_factors(graph, backbone)
+    names = [f"{LAYER}attention.self.{part}.weight" for part in ("query", "key", "value")]
+    weights = np.abs(np.concatenate([load_file(backbone.weights)[name] for name in names])).max(0)
+    largest = np.abs(rows).max(0)
+    ranges = largest**0.75 / weights**0.25  # eq. 4
+    for name in names:
+        highest = (largest * found[name]).max()
+        np.testing.assert_allclose(found[name], highest / (largest / ranges).max() / ranges, rtol=1 / 256)
+        assert highest == pytest.approx(127 / 1.5, rel=1 / 256)
+    rows[3] *= 50
+    assert calibrate.column_factors(graph, backbone) == {}
 
 
 def test_a_words_row_is_its_integers_times_its_scale(backbone, values):

@@ -13,7 +13,7 @@ is too coarse, and rows keep steps of their own.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import numpy as np
 import onnx
@@ -22,7 +22,7 @@ from onnx import TensorProto, helper
 
 from edgepeft.backbones.source import Backbone
 from edgepeft.backbones.tokens import Text
-from edgepeft.graph.protos import copied, writers
+from edgepeft.graph.protos import copied
 from edgepeft.graph.quantise import projections
 from edgepeft.runtime.session import open_session
 
@@ -31,16 +31,16 @@ __all__ = ["column_factors"]
 _A = 0.75  # as the paper has it where activations stand out most
 _ROOM = 1.5  # for what the texts do not show, and for tasks that move activations
 _WORST = 4.0  # times the largest of the median token
-_ACTIVATIONS = {"Gelu", "Relu", "Sigmoid", "Tanh"}
 _LENGTHS = (1, 4, 16, 40, 40, 40, 40, 120)  # in tokens
 _TEXTS_EACH = 4
 
 
 def column_factors(model: onnx.ModelProto, backbone: Backbone) -> dict[str, NDArray[np.float32]]:
     """v [in] by the matrix's name, the same for all that read one value; none for those that keep a step a row."""
-    writer, readers = writers(model.graph), defaultdict[str, list[str]](list)
+    normed = {node.output[0] for node in model.graph.node if node.op_type == "LayerNormalization"}
+    readers = defaultdict[str, list[str]](list)
     for node in projections(model.graph):
-        if not _is_past_activation(node.input[0], writer):
+        if node.input[0] in normed:
             readers[node.input[0]].append(node.input[1])
     found: dict[str, NDArray[np.float32]] = {}
     for x, rows in _values(model, backbone, list(readers)).items():
@@ -54,13 +54,6 @@ def column_factors(model: onnx.ModelProto, backbone: Backbone) -> dict[str, NDAr
             factors = np.ldexp(np.round(mantissa * 256) / 256, exponent).astype(np.float32)
             found |= dict.fromkeys(readers[x], factors)
     return found
-
-
-def _is_past_activation(x: str, writer: Mapping[str, onnx.NodeProto]) -> bool:
-    """Whether an activation gives it, or half of a gated one."""
-    node = writer.get(x)
-    above = [node, *(writer.get(name) for name in node.input)] if node is not None and node.op_type == "Mul" else [node]
-    return any(each is not None and each.op_type in _ACTIVATIONS for each in above)
 
 
 def _values(model: onnx.ModelProto, backbone: Backbone, names: list[str]) -> dict[str, NDArray[np.float32]]:

@@ -14,6 +14,7 @@ from safetensors.numpy import load_file
 from tolerance import exact_logits
 from verbs import edgepeft
 
+from edgepeft.backbones.emit import INT8_WEIGHTS_FILE
 from edgepeft.backbones.hooks import load_model
 from edgepeft.backbones.source import open_backbone
 from edgepeft.bundle.bundle import Bundle
@@ -91,13 +92,14 @@ def test_matrices_that_a_task_has_of_its_own_are_multiplied_in_float32(eight, ba
 
 def test_generated_matrices_start_from_what_the_8_bits_stand_for(eight, backbone, deltas):
     """PyTorch with NumPy's rounding of the weights in place of the weights."""
-    model = load_model(backbone, "eager")
+    model, stored = load_model(backbone, "eager"), load_file(eight / INT8_WEIGHTS_FILE)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.dim() == 2 and (name.startswith("encoder.") or "word_embeddings" in name):
-                weights = parameter.numpy()
+                columns = stored.get(f"{name}:columns", np.float32(1))  # of what is read behind a norm
+                weights = parameter.numpy() / columns
                 scale = np.abs(weights).max(1, keepdims=True) / 127
-                parameter.copy_(torch.from_numpy(np.rint(weights / scale) * scale))
+                parameter.copy_(torch.from_numpy(np.rint(weights / scale) * scale * columns))
     inputs = rows(backbone)
     found = Runtime(eight, threads=1).logits("intrinsic-said", inputs)
     exact_logits(deltas["intrinsic-said"], model, inputs).require(found)
