@@ -47,6 +47,7 @@ def read_conll(path: Path) -> Iterator[Record]:
         yield start, {"words": [cells[int(counted)] for cells in lines], **tags}
 
 
+_MOST_WORDS = 100_000  # of a row, more than of a book's chapter
 _TAG = re.compile(r"O|[BIESLU]-\S+")
 
 
@@ -68,8 +69,10 @@ def _sentences(path: Path) -> Iterator[tuple[int, list[list[str]]]]:
         columns = columns or len(cells)
         if len(cells) != columns:
             raise DataError(
-                f"{path}:{number}: {len(cells)} columns, where lines before have {columns}: {line.strip()!r}."
+                f"{path}:{number}: {len(cells)} columns, where lines before have {columns}: {line.strip()!r:.80}."
             )
         words.append(cells)
+        if len(words) > _MOST_WORDS:
+            raise DataError(f"{path}:{start}: a row of more than {_MOST_WORDS:,} words; an empty line ends a row.")
     if words:
         yield start, words
