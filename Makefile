@@ -25,7 +25,7 @@ GATE      := --profile rpi4 --backbone all-MiniLM-L6-v2 --length 32 --determinis
 # The oldest onnxruntime that pyproject.toml allows on this kind of machine.
 OLDEST_ORT := $(shell sed -n 's/.*"onnxruntime>=\([0-9.]*\);.*/\1/p' pyproject.toml)
 
-.PHONY: attack gate baseline claims devices help install quickstart test test-slow test-gpu test-isas test-oldest lock test-javascript npm-package lint types contracts faults images-test generated picture check-generated docs wheel wheel-test ci clean
+.PHONY: attack attack-quick gate baseline claims devices help install quickstart test test-slow test-gpu test-isas test-oldest lock test-javascript npm-package lint types contracts faults images-test generated picture check-generated docs wheel wheel-test ci clean
 .DEFAULT_GOAL := help
 
 help:  ## This list
@@ -125,8 +125,12 @@ faults: $(INSTALLED)  ## Fuzzing, kills and a full disk, with their counts (root
 	$(BIN)/python tests/support/kills.py
 	$(BIN)/python tests/support/disk_full.py
 
-attack: $(INSTALLED)  ## What a stranger can do to the service over loopback, and what it held (Linux; some minutes; BUNDLE=FOLDER)
+attack: $(INSTALLED)  ## What a stranger can do to the service over loopback, and what files can cost (Linux; some minutes; BUNDLE=FOLDER)
 	$(BIN)/python tests/support/attack.py $(BUNDLE)
+	$(BIN)/python tests/support/file_attacks.py
+
+attack-quick: $(INSTALLED)  ## A file of each kind that asks for more than it holds; a part of CI
+	$(BIN)/python tests/support/file_attacks.py --quick > /dev/null
 
 images-test: $(INSTALLED)  ## Builds both images' arches without an engine and runs the arm64 one (Debian, root; BUNDLE=FOLDER)
 	PYTHON=$(BIN)/python bash docker/images_test.sh

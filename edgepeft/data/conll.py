@@ -24,6 +24,8 @@ def read_conll(path: Path) -> Iterator[Record]:
     if path.suffix.lower() == ".conllu":  # number, form, lemma, part of speech, ...; 1-2 are two words as one, 1.1 none
         for start, lines in sentences:
             words = [cells for cells in lines if cells[0].isdigit()]
+            if len(lines[0]) < 4:
+                raise DataError(f"{path}:{start}: {len(lines[0])} columns, where CoNLL-U has ten; name it .conll.")
             yield start, {"words": [cells[1] for cells in words], "tags": [cells[3] for cells in words]}
         return
     first = list[tuple[int, list[list[str]]]]()

@@ -126,7 +126,10 @@ def table_lines(path: Path) -> Iterator[str]:
         start = file.read(2)
         if start in _UTF_16:
             warnings.warn(f"{path}: read as UTF-16, which its first bytes say.", stacklevel=2)
-            return _split(path.read_bytes().decode("utf-16"))
+            try:
+                return _split(path.read_bytes().decode("utf-16"))
+            except UnicodeDecodeError as error:
+                raise DataError(f"{path}: not UTF-16 as it says ({error.reason}); save it as UTF-8.") from error
         file.seek(0)
         try:
             for line in file:
