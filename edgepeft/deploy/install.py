@@ -43,9 +43,10 @@ from edgepeft.bundle.versions import (
     put,
     settle,
 )
-from edgepeft.common.atomic import locked, write_atomically
+from edgepeft.common.atomic import write_atomically
 from edgepeft.common.errors import BundleError, EdgepeftError, UsageError
 from edgepeft.common.messages import in_words
+from edgepeft.common.own_folder import locked
 from edgepeft.common.resources import sha256_of
 from edgepeft.common.task_name import SUFFIXES, check_new_name, check_task_name
 from edgepeft.deploy.verify import DataCheck, TextCheck, read_check, replay, require_passed

@@ -8,7 +8,6 @@ settles.
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,11 +18,12 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from edgepeft.bundle.manifest import FileHash
 from edgepeft.common.atomic import write_json
 from edgepeft.common.errors import BundleError, UsageError
+from edgepeft.common.own_folder import Busy, held_folder
 
-__all__ = ["WORK", "Decision", "State", "decide", "held"]
+__all__ = ["STATE_FILE", "WORK", "Decision", "State", "decide", "held"]
 
 WORK = ".fleet"  # in the bundle's folder: trusted metadata, this state, downloads
-_FILE = "state.json"
+STATE_FILE = "state.json"
 _MOST_KNOWN = 50  # versions of a task: an older one counts as the board's own
 
 
@@ -47,7 +47,7 @@ class State(BaseModel):
     @classmethod
     def read(cls, work: Path, present: Mapping[str, str]) -> State:
         """The state, a commit that was cut short settled by what is ``present``: a graph's SHA-256 by task."""
-        path = work / _FILE
+        path = work / STATE_FILE
         try:
             state = cls.model_validate_json(path.read_bytes()) if path.is_file() else cls()
         except ValidationError as error:
@@ -61,11 +61,11 @@ class State(BaseModel):
     @staticmethod
     def exists(work: Path) -> bool:
         """Whether something was taken up here before."""
-        return (work / _FILE).is_file()
+        return (work / STATE_FILE).is_file()
 
     def write(self, work: Path) -> None:
         """Replace the file."""
-        write_json(work / _FILE, self.model_dump())
+        write_json(work / STATE_FILE, self.model_dump())
 
     def judge_anew_elsewhere(self, here: str) -> None:
         """Forget what was refused under other circumstances than those that ``here`` stands for."""
@@ -91,20 +91,14 @@ class State(BaseModel):
 
 
 @contextlib.contextmanager
-def held(work: Path, bundle: Path) -> Iterator[None]:
-    """Keep other pulls out; what a dead process held is free."""
-    import fcntl
-
-    descriptor = os.open(work / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        raise UsageError(f"another process is pulling into {bundle}; wait for it, or end it.") from None
-    try:
-        yield
-    finally:
-        os.close(descriptor)
+def held(bundle: Path) -> Iterator[Path]:
+    """Keep other pulls out, and yield the folder of this state; what a dead process held is free."""
+    with contextlib.ExitStack() as held:
+        try:
+            work = held.enter_context(held_folder(bundle, WORK))
+        except Busy:
+            raise UsageError(f"another process is pulling into {bundle}; wait for it, or end it.") from None
+        yield work
 
 
 @dataclass(frozen=True)

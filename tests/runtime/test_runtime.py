@@ -19,8 +19,8 @@ from edgepeft.backbones.source import open_backbone
 from edgepeft.backbones.tokens import Text
 from edgepeft.bundle.bundle import Bundle
 from edgepeft.bundle.delta import Delta
-from edgepeft.common.atomic import locked
 from edgepeft.common.errors import BundleError, DataError, UnknownName, UsageError, VerificationFailed
+from edgepeft.common.own_folder import locked
 from edgepeft.deploy.audit import audit
 from edgepeft.deploy.install import commit_tasks, prepare_exported, remove_task, roll_back
 from edgepeft.runtime.runtime import Runtime, in_batches
