@@ -107,7 +107,11 @@ def _opened(parent: int, name: str, shown: Path, make: bool) -> int:
 
 
 def _require_own_content(descriptor: int, shown: Path) -> None:
-    """See that what lies in a folder is as the folder itself; a link may name a file beside it, as tuf's does."""
+    """See that what lies in a folder is as the folder itself; a link may name a file beside it, as tuf's does.
+
+    What others cannot reach may have any mode: a umask of 0 gives files every right.
+    """
+    reached = bool(os.fstat(descriptor).st_mode & stat.S_IXOTH)
     for parent, folders, files, inside in os.fwalk(".", dir_fd=descriptor):
         for name in (*folders, *files):
             with contextlib.suppress(FileNotFoundError):  # removed meanwhile
@@ -116,14 +120,14 @@ def _require_own_content(descriptor: int, shown: Path) -> None:
                     stat.S_ISLNK(status.st_mode) and name in files and _leads_down(os.readlink(name, dir_fd=inside))
                 )
                 if not beside:
-                    _require_own(status, shown / parent / name)
+                    _require_own(status, shown / parent / name, reached)
 
 
 def _leads_down(target: str) -> bool:
     return not target.startswith("/") and ".." not in PurePath(target).parts
 
 
-def _require_own(status: os.stat_result, shown: Path) -> None:
+def _require_own(status: os.stat_result, shown: Path, reached: bool = True) -> None:
     """See that a folder or file is no link, and nobody else's to write to."""
     owner, us = status.st_uid, os.geteuid()
     if stat.S_ISLNK(status.st_mode):
@@ -135,8 +139,9 @@ def _require_own(status: os.stat_result, shown: Path) -> None:
             f"{shown} belongs to user {owner}, and this is user {us}. Work as that user; or remove it, where it is not "
             "known how it came there."
         )
-    who, right = ("every user", "o") if status.st_mode & stat.S_IWOTH else ("its group", "g")
-    if status.st_mode & stat.S_IWOTH or (status.st_mode & stat.S_IWGRP and owner != us):
+    all_may = bool(status.st_mode & stat.S_IWOTH)
+    if reached and (all_may or (status.st_mode & stat.S_IWGRP and owner != us)):
+        who, right = ("every user", "o") if all_may else ("its group", "g")
         raise EdgepeftError(
             f"{shown}, of user {owner}, can be written to by {who} (mode {stat.S_IMODE(status.st_mode):o}). If nobody "
             f"else has written there, close it: chmod {right}-w {shown}; else remove it."

@@ -18,7 +18,7 @@ from tuf.api.metadata import TargetFile
 from edgepeft.backbones.emit import BUNDLE_FILES
 from edgepeft.bundle.bundle import TASKS_FOLDER, Bundle
 from edgepeft.bundle.manifest import Manifest, TaskEntry
-from edgepeft.bundle.versions import Content, content_of, read_version
+from edgepeft.bundle.versions import Content, content_of, digest, read_version
 from edgepeft.common.atomic import new_folder, refuse_mount_point
 from edgepeft.common.errors import EdgepeftError, UsageError, VerificationFailed
 from edgepeft.common.own_folder import locked
@@ -110,7 +110,7 @@ class Replacement:
         """Trust and state go along, and come into force with the rest."""
         (fresh / WORK).mkdir(mode=0o700)
         _copy(self.work / METADATA, fresh / WORK / METADATA)
-        sha256s = {task: self.published.manifest.tasks[task].sha256 for task in taken}
+        sha256s = {task: digest(self.published.manifest.tasks[task]) for task in taken}
         state.note(sha256s)
         state.confirm(sha256s, set())
         state.write(fresh / WORK)

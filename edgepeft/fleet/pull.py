@@ -18,7 +18,7 @@ from tuf.api.metadata import TargetFile
 
 from edgepeft.bundle.bundle import TASKS_FOLDER, Bundle
 from edgepeft.bundle.manifest import MANIFEST_FILE, Manifest
-from edgepeft.bundle.versions import hashes, read_version
+from edgepeft.bundle.versions import digest, hashes, read_version
 from edgepeft.common.atomic import disk_errors, drop_leftovers
 from edgepeft.common.errors import EdgepeftError, UsageError
 from edgepeft.deploy.install import PreparedTask, commit_tasks, remove_task
@@ -89,9 +89,15 @@ def pull(
                 folder.rmdir()
 
 
-def _graphs(manifest: Manifest) -> dict[str, str]:
-    """SHA-256 of graphs, by task."""
-    return {task: entry.sha256 for task, entry in manifest.tasks.items()}
+def _digests(manifest: Manifest) -> dict[str, str]:
+    """Of tasks, by name."""
+    return {task: digest(entry) for task, entry in manifest.tasks.items()}
+
+
+def _of_graphs(manifest: Manifest) -> dict[str, str]:
+    """Digests of tasks and of their versions before, by SHA-256 of graphs."""
+    entries = [each for entry in manifest.tasks.values() for each in (entry, entry.previous) if each]
+    return {entry.sha256: digest(entry) for entry in entries}
 
 
 class _Pull:
@@ -101,7 +107,7 @@ class _Pull:
         self.remote, self.folder, self.work, self.replace, self.stage = remote, folder, work, replace, stage
         with stage("what is published"):
             self.published = remote.published()
-        self.offered = _graphs(self.published.manifest)
+        self.offered = _digests(self.published.manifest)
 
     def run(self) -> Pulled:
         """Do what is to be done."""
@@ -113,7 +119,7 @@ class _Pull:
         if not State.exists(self.work):
             self._check_same_bundle(here)
         pin(self.folder, self.remote.root)
-        state = State.read(self.work, _graphs(here))
+        state = State.read(self.work, _digests(here), _of_graphs(here))
         before = state.model_copy(deep=True)
         state.judge_anew_elsewhere(_here())
         decision = self._decision(here, state)
@@ -139,7 +145,7 @@ class _Pull:
             )
 
     def _decision(self, here: Manifest, state: State) -> Decision:
-        return decide(self.offered, _graphs(here), state, replace=self.replace)
+        return decide(self.offered, _digests(here), state, replace=self.replace)
 
     def _replacement(self, here: Manifest | None, own: Iterable[str]) -> Replacement:
         """The way of a new backbone, config, tokenizer or template: a whole folder in the place of the old one."""
@@ -180,7 +186,7 @@ class _Pull:
                 try:
                     prepared[task] = replayed(bundle, task, entry, read_version(entry, files))
                 except EdgepeftError as error:
-                    refused[task] = state.refused[entry.sha256] = str(error)
+                    refused[task] = state.refused[self.offered[task]] = str(error)
         return prepared
 
     def _commit(
@@ -204,7 +210,7 @@ class _Pull:
                 commit_tasks(bundle, [prepared[task] for task in taken], replace=True)
             for task in gone:
                 remove_task(self.folder, task)
-        here = _graphs(Manifest.read(self.folder))
+        here = _digests(Manifest.read(self.folder))
         # Also those that were the same before this board ever pulled.
         state.confirm({task: sha256 for task, sha256 in here.items() if self.offered.get(task) == sha256}, set(gone))
         return Decision(tuple(taken), tuple(gone), now.keep), busy

@@ -28,7 +28,7 @@ _MOST_KNOWN = 50  # versions of a task: an older one counts as the board's own
 
 
 class State(BaseModel):
-    """SHA-256 of tasks' graphs: ``taken`` last, by task; ``known``, all that ever came; ``pending``, being committed;
+    """Digests of tasks: ``taken`` last, by task; ``known``, all that ever came; ``pending``, being committed;
     ``leaving``, being removed as withdrawn.
 
     ``refused`` are those that failed here, with the reason; ``under`` says on what, for elsewhere they may pass.
@@ -45,8 +45,11 @@ class State(BaseModel):
     under: str = ""
 
     @classmethod
-    def read(cls, work: Path, present: Mapping[str, str]) -> State:
-        """The state, a commit that was cut short settled by what is ``present``: a graph's SHA-256 by task."""
+    def read(cls, work: Path, present: Mapping[str, str], graphs: Mapping[str, str] | None = None) -> State:
+        """The state, a commit that was cut short settled by what is ``present``: digests by task.
+
+        ``graphs`` has digests by what earlier versions wrote in their place: SHA-256 of graphs.
+        """
         path = work / STATE_FILE
         try:
             state = cls.model_validate_json(path.read_bytes()) if path.is_file() else cls()
@@ -54,9 +57,16 @@ class State(BaseModel):
             raise BundleError(
                 f"{path} is damaged. Remove it: then every task that is not as published counts as this board's own."
             ) from error
-        done = {task: sha256 for task, sha256 in state.pending.items() if present.get(task) == sha256}
+        state._of_graphs(graphs or {})
+        done = {task: found for task, found in state.pending.items() if present.get(task) == found}
         state.confirm(done, {task for task in state.leaving if task not in present})
         return state
+
+    def _of_graphs(self, digests: Mapping[str, str]) -> None:
+        """Put tasks' digests for those of their graphs."""
+        for named in (self.taken, self.pending):
+            named.update({task: digests.get(found, found) for task, found in named.items()})
+        self.known = {task: [digests.get(found, found) for found in known] for task, known in self.known.items()}
 
     @staticmethod
     def exists(work: Path) -> bool:
@@ -111,7 +121,7 @@ class Decision:
 
 
 def decide(published: Mapping[str, str], here: Mapping[str, str], state: State, *, replace: bool) -> Decision:
-    """What a pull does with each task; ``published`` and ``here`` are SHA-256 of graphs by task.
+    """What a pull does with each task; ``published`` and ``here`` are digests by task.
 
         published   here             last taken up    then
         B           nothing          not B            take B

@@ -112,15 +112,18 @@ def test_a_folder_that_everybody_can_write_to_is_refused_and_one_of_our_groups_i
     assert fleet.pull(board).taken == ("mood",)
 
 
-def test_new_folders_are_ours_alone_under_any_umask(fleet, bundle):
+def test_new_folders_are_ours_alone_under_any_umask(fleet, bundle, tmp_path, retrained):
     before = os.umask(0)
     try:
         fleet.pull(bundle)
+        fleet.pull(tmp_path / "new")
+        fleet.publish(retrained / "newer")
+        assert fleet.pull(tmp_path / "new").taken == ("mood",)  # its files are everybody's to write, and out of reach
         with claim(bundle, "mood"):
             assert (bundle / ".tune").stat().st_mode & 0o777 == 0o700
     finally:
         os.umask(before)
-    assert (bundle / ".fleet").stat().st_mode & 0o777 == 0o700
+    assert {(place / ".fleet").stat().st_mode & 0o777 for place in (bundle, tmp_path / "new")} == {0o700}
 
 
 def test_a_bundle_is_reached_through_links(fleet, board, retrained, tmp_path):

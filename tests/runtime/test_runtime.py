@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from cards import restated
 from deltas import TEXTS
 from tolerance import require_alike
 from verbs import edgepeft
@@ -264,10 +265,8 @@ def test_manifest_versions_name_what_made_the_bundle(exported):
 
 
 def trained(bundle, task):
-    """The bundle with a manifest that says that the task was trained here, so what it was trained on is known."""
-    document = json.loads((bundle / "edgepeft.json").read_bytes())
-    document["tasks"][task]["training"] = {"epochs": 1}
-    (bundle / "edgepeft.json").write_text(json.dumps(document))
+    """The bundle where it is said that the task was trained here, so what it was trained on is known."""
+    restated(bundle, task, training={"epochs": 1})
     return bundle
 
 
