@@ -29,7 +29,7 @@ LOCK  = $(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header 
 	  --constraints constraints.txt --extra serve --extra fleet
 TORCH := $(shell sed -n "s/^torch==\([0-9.]*\); platform_machine != 'aarch64'.*/\1/p" constraints.txt)
 
-.PHONY: attack gate baseline claims devices help install quickstart test test-slow test-gpu test-isas test-oldest lock test-javascript npm-package lint types contracts faults images-test generated picture check-generated docs wheel wheel-test ci clean
+.PHONY: attack attack-quick gate baseline claims devices help install quickstart test test-slow test-gpu test-isas test-oldest lock test-javascript npm-package lint types contracts faults images-test generated picture check-generated docs wheel wheel-test ci clean
 .DEFAULT_GOAL := help
 
 help:  ## This list
@@ -129,8 +129,12 @@ faults: $(INSTALLED)  ## Fuzzing, kills and a full disk, with their counts (root
 	$(BIN)/python tests/support/kills.py
 	$(BIN)/python tests/support/disk_full.py
 
-attack: $(INSTALLED)  ## What a stranger can do to the service over loopback, and what it held (Linux; some minutes; BUNDLE=FOLDER)
+attack: $(INSTALLED)  ## What a stranger can do to the service over loopback, and what files can cost (Linux; some minutes; BUNDLE=FOLDER)
 	$(BIN)/python tests/support/attack.py $(BUNDLE)
+	$(BIN)/python tests/support/file_attacks.py
+
+attack-quick: $(INSTALLED)  ## A file of each kind that asks for more than it holds; a part of CI
+	$(BIN)/python tests/support/file_attacks.py --quick > /dev/null
 
 images-test: $(INSTALLED)  ## Builds both images' arches without an engine and runs the arm64 one (Debian, root; BUNDLE=FOLDER)
 	PYTHON=$(BIN)/python bash docker/images_test.sh

@@ -50,7 +50,7 @@ class Board:
 
     def pull(self, address: str) -> tuple[int, int]:
         """Fetch what is new; requests and bytes of bodies."""
-        remote = Remote(address, self.folder, "stable", self.root)
+        remote = Remote(address, self.folder, "stable", self.root.read_bytes())
         for target in remote.published().targets.values():
             if (sha256 := target.hashes["sha256"]) not in self.has:
                 remote.fetch(target).unlink()

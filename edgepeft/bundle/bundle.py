@@ -18,6 +18,7 @@ from edgepeft.backbones.config import read_config
 from edgepeft.backbones.text import TextGraphs
 from edgepeft.backbones.tokens import TextEncoder
 from edgepeft.bundle.manifest import Manifest, TaskEntry, Tolerance, allowed_for
+from edgepeft.bundle.task_card import card_of, require_agreement
 from edgepeft.bundle.versions import GRAPH, WEIGHTS, locate
 from edgepeft.common.errors import BundleError, EdgepeftError, UsageError
 from edgepeft.common.resources import file_identity, sha256_of
@@ -207,7 +208,7 @@ class Bundle:
 
         Raises:
             UnknownName: no such task.
-            BundleError: truncated, altered, or of another backbone.
+            BundleError: truncated, altered, of another backbone, or something else than the manifest says.
         """
         path, entry = self.current(task, GRAPH), self.entry(task)
         self._expect_hash(path, entry.sha256)
@@ -215,7 +216,12 @@ class Bundle:
         if weights is not None and entry.weights_sha256 is not None:
             self._require_sound(weights, entry.weights_sha256)
         graph = parse_delta(content_at(path), path, weights)
-        check_owner(graph, self.manifest, path)
+        facts = check_owner(graph, self.manifest, path)
+        if (name := facts.get("edgepeft.task")) != task:
+            raise BundleError(
+                f"{path} is the task {name}, and the manifest calls it {task}; add it under its own name."
+            )
+        require_agreement(card_of(facts, path), entry, path)
         return graph
 
     def outside(self, model: onnx.ModelProto) -> Iterator[tuple[str, NDArray[Any]]]:

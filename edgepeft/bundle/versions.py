@@ -29,6 +29,7 @@ __all__ = [
     "WEIGHTS",
     "Content",
     "content_of",
+    "digest",
     "drop_versions",
     "hashes",
     "keep",
@@ -47,6 +48,15 @@ def hashes(entry: TaskEntry) -> dict[str, str]:
     named = {GRAPH: entry.sha256, CHECK: entry.check_sha256, TRAINING: entry.train_sha256}
     named |= {WEIGHTS: entry.weights_sha256}
     return {suffix: sha256 for suffix, sha256 in named.items() if sha256}
+
+
+def digest(entry: TaskEntry) -> str:
+    """Of the whole of a task: of all files that say what it answers, their cards among them."""
+    return _of_all({**hashes(entry), TRAINING: ""}.values())
+
+
+def _of_all(sha256s: Iterable[str]) -> str:
+    return hashlib.sha256("".join(sha256s).encode()).hexdigest()
 
 
 def locate(folder: Path, task: str, entry: TaskEntry, suffix: str) -> Path:
@@ -116,5 +126,4 @@ def drop_versions(folder: Path, task: str, but: Iterable[Path] = ()) -> None:
 
 
 def _kept(folder: Path, task: str, entry: TaskEntry, suffix: str) -> Path:
-    version = hashlib.sha256("".join(hashes(entry).values()).encode()).hexdigest()
-    return folder / VERSIONS / f"{task}.{version}{suffix}"
+    return folder / VERSIONS / f"{task}.{_of_all(hashes(entry).values())}{suffix}"

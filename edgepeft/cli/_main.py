@@ -28,6 +28,8 @@ _Refused: type[Exception] = typer.BadParameter.__mro__[
 ]  # click's ClickException, which newer versions of typer carry themselves
 _NoArguments = sys.modules[_Refused.__module__].NoArgsIsHelpError
 
+_MOST_SAID = 4000  # characters of an error
+
 app = typer.Typer(
     name="edgepeft",
     help="Many parameter-efficient tasks on one frozen Transformer, on one small board.",
@@ -83,6 +85,8 @@ def main(command: typer.Typer = app) -> None:
 
 
 def _fail(message: str, code: int) -> NoReturn:
+    if len(message) > _MOST_SAID:  # a file's names may be millions; what to do stands at the end
+        message = f"{message[: _MOST_SAID * 3 // 4]} [...] {message[-_MOST_SAID // 4 :]}"
     print(f"error: {printable(message)}", file=sys.stderr)
     sys.exit(code)
 

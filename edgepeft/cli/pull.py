@@ -53,21 +53,28 @@ def command(
         return done
 
     if every is None:
-        done = once()
-        if done.refused:
-            raise VerificationFailed("; ".join(f"{task}: {why}" for task, why in done.refused.items()))
+        _require_all(once())
         return
     period = seconds_of(every)
     no_longer()
     first = True
     for _ in moments(period, lambda wait: messages().print(f"the next pull is in {wait:.0f} s", markup=False)):
         try:
-            once()
+            _require_all(once())
         except (EdgepeftError, OSError) as error:  # a service outlives a disk that the system cannot read for a while
             if first and isinstance(error, UsageError):  # the command, not what it met
                 raise
             messages().print(f"error: {error}", markup=False, soft_wrap=True)
         first = False
+
+
+def _require_all(done: Pulled) -> None:
+    """See that nothing which is published was left behind; what stays on purpose was not."""
+    left = "; ".join(f"{task}: {why}" for task, why in {**done.refused, **done.busy}.items())
+    if done.refused:
+        raise VerificationFailed(left)
+    if done.busy:
+        raise EdgepeftError(f"{left}. It is as it was; the next pull takes up what is published.")
 
 
 def _say(done: Pulled, bundle: Path, as_json: bool) -> None:

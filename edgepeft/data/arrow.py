@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from edgepeft.common.bounded import json_at
 from edgepeft.common.errors import DataError, requiring
 from edgepeft.data.label_names import class_names, named_classes
 
@@ -76,7 +77,7 @@ def saved_splits(folder: Path) -> dict[str, SavedSplit]:
 
 def _document(path: Path) -> Mapping[str, Any]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        found = json_at(path)
+    except (OSError, ValueError) as error:
         raise DataError(f"{path} cannot be read ({error}); save the data set again.") from error
     return found if isinstance(found, Mapping) else {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -20,6 +21,7 @@ class BadRows:
     def __init__(self, path: Source) -> None:
         self._path, self._first = path, list[DataError]()
         self._lines: dict[str, list[int]] = {}
+        self._times: Counter[str] = Counter()
         self._n = 0
 
     def __call__(self, line: int, record: Mapping[str, object], error: DataError) -> None:
@@ -28,13 +30,15 @@ class BadRows:
         self._first = self._first or [error]
         what = str(error).removeprefix(f"{self._path}:{line}: ")
         if what in self._lines or len(self._lines) < _PROBLEMS:
-            self._lines.setdefault(what, []).append(line)
+            self._times[what] += 1
+            if len(lines := self._lines.setdefault(what, [])) < _PROBLEMS:
+                lines.append(line)
 
     def settle(self, *, skip: bool, some: bool) -> None:
         """Say what is left out, or refuse the file with all that is wrong with it; ``some`` rows can be used."""
         if not self._n:
             return
-        told = " ".join(f"{_lines_of(lines)}: {what}" for what, lines in self._lines.items())
+        told = " ".join(f"{_lines_of(lines, self._times[what])}: {what}" for what, lines in self._lines.items())
         if skip and some:
             warnings.warn(f"{self._path}: {self._n} rows are left out. {told}", stacklevel=2)
         elif self._n == 1 or (not some and len(self._lines) == 1):  # what is true of all rows is told of the first
@@ -49,7 +53,8 @@ class BadRows:
         return f"; left out of {Path(str(self._path)).name}: {self._n} that cannot be used" if self._n else ""
 
 
-def _lines_of(lines: Sequence[int]) -> str:
-    first = ", ".join(map(str, lines[:_PROBLEMS]))
-    more = f" and {len(lines) - _PROBLEMS} more" if len(lines) > _PROBLEMS else ""
-    return f"line{'s' * (len(lines) > 1)} {first}{more}"
+def _lines_of(lines: Sequence[int], times: int) -> str:
+    """The first of so many."""
+    first = ", ".join(map(str, lines))
+    more = f" and {times - len(lines)} more" if times > len(lines) else ""
+    return f"line{'s' * (times > 1)} {first}{more}"

@@ -24,6 +24,8 @@ def read_conll(path: Path) -> Iterator[Record]:
     if path.suffix.lower() == ".conllu":  # number, form, lemma, part of speech, ...; 1-2 are two words as one, 1.1 none
         for start, lines in sentences:
             words = [cells for cells in lines if cells[0].isdigit()]
+            if len(lines[0]) < 4:
+                raise DataError(f"{path}:{start}: {len(lines[0])} columns, where CoNLL-U has ten; name it .conll.")
             yield start, {"words": [cells[1] for cells in words], "tags": [cells[3] for cells in words]}
         return
     first = list[tuple[int, list[list[str]]]]()
@@ -47,6 +49,7 @@ def read_conll(path: Path) -> Iterator[Record]:
         yield start, {"words": [cells[int(counted)] for cells in lines], **tags}
 
 
+_MOST_WORDS = 100_000  # of a row, more than of a book's chapter
 _TAG = re.compile(r"O|[BIESLU]-\S+")
 
 
@@ -68,8 +71,10 @@ def _sentences(path: Path) -> Iterator[tuple[int, list[list[str]]]]:
         columns = columns or len(cells)
         if len(cells) != columns:
             raise DataError(
-                f"{path}:{number}: {len(cells)} columns, where lines before have {columns}: {line.strip()!r}."
+                f"{path}:{number}: {len(cells)} columns, where lines before have {columns}: {line.strip()!r:.80}."
             )
         words.append(cells)
+        if len(words) > _MOST_WORDS:
+            raise DataError(f"{path}:{start}: a row of more than {_MOST_WORDS:,} words; an empty line ends a row.")
     if words:
         yield start, words

@@ -9,33 +9,110 @@ import codecs
 import contextlib
 import gzip
 import io
+import itertools
 import sys
 import warnings
 import zipfile
-from collections.abc import Iterable, Iterator
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Any, BinaryIO
 
 from edgepeft.common.errors import DataError, requiring
 
-__all__ = ["PACKED", "STDIN", "Lines", "Record", "lines_of", "read_folder", "read_xlsx", "read_zip", "table_lines"]
+__all__ = [
+    "PACKED",
+    "ROW_BYTES",
+    "STDIN",
+    "Lines",
+    "Record",
+    "Room",
+    "lines_of",
+    "read_folder",
+    "read_xlsx",
+    "read_zip",
+    "table_lines",
+]
 
 STDIN = "-"
 PACKED = ".gz"
+_LISTING_BYTES = 10 << 20  # of a zip file's list: a hundred thousand files
+_SHEET_ROWS = 1_048_576  # what Excel has
 
 Record = tuple[int, dict[str, Any] | DataError]  # its line, and the row or why it cannot be read
 Lines = Iterator[tuple[int, str]]
 
 
+ROW_BYTES = 64  # that a row takes at least, whatever is in it
+_ROOM_BYTES, _ROOM_TIMES = 32 << 20, 10  # texts take a fourth once they are packed
+_SHEET_TIMES = 20  # of a spreadsheet, whose cells are written in XML and take a tenth
+
+
+class Room:
+    """How many bytes a packed file may hold: 32 MiB, and so many times what it has itself."""
+
+    def __init__(self, path: Path, times: int = _ROOM_TIMES) -> None:
+        self._path, self._times = path, times
+        self.left = _ROOM_BYTES + times * path.stat().st_size
+
+    def require(self, n_bytes: int) -> None:
+        """See that so many are left.
+
+        Raises:
+            DataError: there are fewer.
+        """
+        if n_bytes > self.left:
+            raise DataError(
+                f"{self._path} holds more than {self._times} times its own bytes and {_ROOM_BYTES >> 20} MiB, as no "
+                "file of texts does. If it is one: unpack it, or save its rows as jsonl."
+            )
+
+    def take(self, n_bytes: int) -> None:
+        """Count so many that are read."""
+        self.require(n_bytes)
+        self.left -= n_bytes
+
+
+class _Unpacked(io.RawIOBase):
+    """A gz file's content as far as there is room: a line of it ends nowhere by itself."""
+
+    def __init__(self, path: Path) -> None:
+        self._room, self._file = Room(path), gzip.GzipFile(path)
+
+    def readable(self) -> bool:
+        """As its base asks."""
+        return True
+
+    def readinto(self, buffer: Any, /) -> int:
+        """As its base."""
+        content = self._file.read1(len(buffer))
+        self._room.take(len(content))
+        buffer[: len(content)] = content
+        return len(content)
+
+    def close(self) -> None:
+        """As its base."""
+        self._file.close()
+        super().close()
+
+
 def lines_of(path: Path) -> Lines:
     """Decoded lines with their numbers; each is decoded alone, so that a bad byte has a line."""
-    packed = path.suffix.lower() == PACKED
-    with sys.stdin.buffer if str(path) == STDIN else gzip.open(path) if packed else path.open("rb") as file:
-        for number, raw in enumerate(file, start=1):
-            try:
-                yield number, raw.decode("utf-8-sig" if number == 1 else "utf-8")
-            except UnicodeDecodeError as error:
-                raise DataError(f"{path}:{number}: not UTF-8 ({error.reason}); save the file as UTF-8.") from error
+    try:
+        with _opened(path) as file:
+            for number, raw in enumerate(file, start=1):
+                try:
+                    yield number, raw.decode("utf-8-sig" if number == 1 else "utf-8")
+                except UnicodeDecodeError as error:
+                    raise DataError(f"{path}:{number}: not UTF-8 ({error.reason}); save the file as UTF-8.") from error
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise DataError(f"{path} is no gz file that can be read ({error}).") from error
+
+
+def _opened(path: Path) -> BinaryIO:
+    if str(path) == STDIN:
+        return sys.stdin.buffer
+    return io.BufferedReader(_Unpacked(path), 1 << 20) if path.suffix.lower() == PACKED else path.open("rb")
 
 
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
@@ -49,7 +126,10 @@ def table_lines(path: Path) -> Iterator[str]:
         start = file.read(2)
         if start in _UTF_16:
             warnings.warn(f"{path}: read as UTF-16, which its first bytes say.", stacklevel=2)
-            return _split(path.read_bytes().decode("utf-16"))
+            try:
+                return _split(path.read_bytes().decode("utf-16"))
+            except UnicodeDecodeError as error:
+                raise DataError(f"{path}: not UTF-16 as it says ({error.reason}); save it as UTF-8.") from error
         file.seek(0)
         try:
             for line in file:
@@ -78,11 +158,29 @@ def read_folder(path: Path) -> Iterator[Record]:
 def read_zip(path: Path) -> Iterator[Record]:
     """The same of a zip file, whose outermost folder may be one for all."""
     try:
-        with zipfile.ZipFile(path) as opened:
-            names = sorted(name for name in opened.namelist() if name.endswith(".txt") and "__MACOSX" not in name)
+        with _archive(path) as opened:
+            held = opened.infolist()
+            names = sorted(
+                {one.filename for one in held if one.filename.endswith(".txt") and "__MACOSX" not in one.filename}
+            )
             yield from _labelled(path, ((PurePath(name), opened.read(name)) for name in names))
-    except (zipfile.BadZipFile, OSError, RuntimeError) as error:  # the last one of files with a password
+    except (zipfile.BadZipFile, OSError, RuntimeError, zlib.error, EOFError) as error:  # RuntimeError: a password
         raise DataError(f"{path} is no zip file that can be read ({error}).") from error
+
+
+def _archive(path: Path, times: int = _ROOM_TIMES) -> zipfile.ZipFile:
+    """A zip file whose members have room, by the sizes that it states: no member is read beyond its own."""
+    with path.open("rb") as file:
+        end = zipfile._EndRecData(file)  # type: ignore[attr-defined]
+    if end and end[zipfile._ECD_SIZE] > _LISTING_BYTES:  # type: ignore[attr-defined]
+        raise DataError(f"{path} lists more files than are read from an archive; unpack it, or save its rows as jsonl.")
+    opened = zipfile.ZipFile(path)
+    try:
+        Room(path, times).require(sum(ROW_BYTES + one.file_size for one in opened.infolist()))
+    except DataError:
+        opened.close()
+        raise
+    return opened
 
 
 def _labelled(path: Path, files: Iterable[tuple[PurePath, bytes]]) -> Iterator[Record]:
@@ -106,16 +204,26 @@ def read_xlsx(path: Path) -> Iterator[Record]:
     with requiring("data", "a spreadsheet"):
         from openpyxl import load_workbook
     try:
-        sheet = load_workbook(path, read_only=True, data_only=True).worksheets[0]
-    except (zipfile.BadZipFile, KeyError, ValueError, OSError) as error:
-        raise DataError(f"{path} is no spreadsheet that can be read ({error}).") from error
-    rows = sheet.iter_rows(values_only=True)
+        with _archive(path, _SHEET_TIMES):
+            sheet = load_workbook(path, read_only=True, data_only=True).worksheets[0]
+        sheet.reset_dimensions()  # which it states of itself: a billion empty rows, if it likes
+        rows = sheet.iter_rows(values_only=True, max_row=_SHEET_ROWS)
+        yield from _under_header(path, rows)
+    except DataError:
+        raise
+    except Exception as error:  # of zip, of XML, of what is no number where one is needed
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise DataError(f"{path} is no spreadsheet that can be read ({reason:.200}).") from error
+
+
+def _under_header(path: Path, rows: Iterator[Sequence[Any]]) -> Iterator[Record]:
     header = [str(cell).strip() if cell is not None else "" for cell in next(rows, ())]
     if twice := next((name for name in header if name and header.count(name) > 1), None):
         raise DataError(f"{path}:1: {header.count(twice)} columns are called {twice!r}; rename or delete the others.")
     for line, cells in enumerate(rows, start=2):
         if any(cell is not None for cell in cells):
-            yield line, {name: _cell(cell) for name, cell in zip(header, cells, strict=False) if name}
+            named = itertools.zip_longest(header, cells[: len(header)])  # a row ends with its last cell
+            yield line, {name: _cell(cell) for name, cell in named if name}
 
 
 def _cell(value: Any) -> Any:

@@ -27,11 +27,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from edgepeft.common.errors import DataError, UsageError, requiring
-from edgepeft.data.arrow import SAVED, names_in, read_arrow, saved_splits
+from edgepeft.data.arrow import SAVED, read_arrow, saved_splits
 from edgepeft.data.conll import read_conll
 from edgepeft.data.containers import PACKED, STDIN, Record, lines_of, read_folder, read_xlsx, read_zip, table_lines
 from edgepeft.data.label_names import named_classes
 from edgepeft.data.labels import shown as _shown
+from edgepeft.data.parquet import read_parquet
 
 if TYPE_CHECKING:
     import io
@@ -54,19 +55,6 @@ __all__ = [
 ]
 
 _PARTS = {"train": "train", "validation": "eval", "dev": "eval", "valid": "eval", "test": "test"}
-
-
-def read_parquet(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield (number, row), a batch in memory at a time."""
-    with requiring("data", "a parquet file"):
-        from pyarrow import ArrowException
-        from pyarrow.parquet import ParquetFile
-    try:
-        file = ParquetFile(path)
-        rows = (row for batch in file.iter_batches() for row in batch.to_pylist())
-        yield from enumerate(named_classes(rows, names_in(file.schema_arrow)), start=1)
-    except (ArrowException, OSError) as error:
-        raise DataError(f"{path} is not a parquet file that can be read ({error}).") from error
 
 
 def is_dataset(path: Path) -> bool:
@@ -186,7 +174,9 @@ def source_of(rows: Rows) -> Source:
 
 
 Reader = Callable[[Path], Iterator[Record]]
-LONGEST_CELL = 2**31 - 1  # csv's own limit of 131,072 characters is below a long document
+_MOST_PARTS, _CHARACTERS_OF_A_PART = 1_000_000, 16  # lists and objects of JSON, beyond what rows of texts have
+_MOST_CELLS = 100_000  # of a line
+LONGEST_CELL = 1 << 24  # characters, of four bytes each; csv's own limit of 131,072 is below a long document
 
 
 def _read_jsonl(path: Path) -> Iterator[Record]:
@@ -194,11 +184,19 @@ def _read_jsonl(path: Path) -> Iterator[Record]:
         if not line.strip():
             continue
         try:
-            record = json.loads(line)
+            record = json.loads(_few_parts(line))
         except (ValueError, RecursionError) as error:
             yield number, DataError(f"{path}:{number}: not JSON ({error}); expected one object a line.")
         else:
             yield number, _object(record, f"{path}:{number}")
+
+
+def _few_parts(text: str) -> str:
+    """The text, whose lists and objects are counted before they are made: each takes a hundred bytes."""
+    found, most = text.count("[") + text.count("{"), _MOST_PARTS + len(text) // _CHARACTERS_OF_A_PART
+    if found > most:
+        raise ValueError(f"it has more than {most:,} lists and objects")
+    return text
 
 
 def _object(record: Any, where: str) -> dict[str, Any] | DataError:
@@ -210,7 +208,7 @@ def _object(record: Any, where: str) -> dict[str, Any] | DataError:
 def _read_json(path: Path) -> Iterator[Record]:
     """An array of objects; a row's line is its number."""
     try:
-        records = json.loads("".join(line for _, line in lines_of(path)))
+        records = json.loads(_few_parts("".join(line for _, line in lines_of(path))))
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path}: not JSON ({error}); expected an array of objects, or jsonl.") from error
     try:
@@ -266,7 +264,7 @@ def _read_table(path: Path, delimiter: str, **form: Any) -> Iterator[Record]:
         next(lines)
     else:
         delimiter, skipped = _delimiter(path, first, delimiter), 0
-    reader = csv.reader(lines, strict=True, delimiter=delimiter, **form)
+    reader = csv.reader(_few_cells(path, lines, delimiter), strict=True, delimiter=delimiter, **form)
     header: list[str] = []
     line = 1 + skipped
     try:
@@ -279,6 +277,13 @@ def _read_table(path: Path, delimiter: str, **form: Any) -> Iterator[Record]:
             line = reader.line_num + 1 + skipped
     except csv.Error as error:
         raise DataError(f"{path}:{line}: not a table ({error}); is a quotation mark missing?") from error
+
+
+def _few_cells(path: Path, lines: Iterator[str], delimiter: str) -> Iterator[str]:
+    for number, line in enumerate(lines, start=1):
+        if len(line) > _MOST_CELLS and line.count(delimiter) > _MOST_CELLS:
+            raise DataError(f"{path}:{number}: more than {_MOST_CELLS:,} cells in a line; a table of texts has a few.")
+        yield line
 
 
 def _with_first(path: Path) -> tuple[Iterator[str], str]:

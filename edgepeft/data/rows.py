@@ -201,6 +201,9 @@ def _reader(path: Source) -> Callable[[Any], Iterator[Record]]:
     return reader
 
 
+_MOST_BAD = 10_000  # rows before the first that can be used
+
+
 class _Wanted(NamedTuple):
     """As ``read_rows`` is asked."""
 
@@ -218,7 +221,7 @@ BadRow = Callable[[int, Mapping[str, Any], DataError], None]
 def _rows(
     path: Source, read: Callable[[Any], Iterator[Record]], reader: _RowReader, bad: BadRow | None
 ) -> Iterator[Row]:
-    records, some = read(path), False
+    records, some, n_bad, good = read(path), False, 0, False
     head = list(itertools.islice(records, HEAD))
     reader.begin([row for _, row in head if isinstance(row, dict)])
     for line, found in itertools.chain(head, records):
@@ -228,10 +231,12 @@ def _rows(
                 raise found
             row = reader.row(line, found)
         except DataError as error:
-            if bad is None:
+            n_bad += 1
+            if bad is None or (n_bad > _MOST_BAD and not good):  # a file of something else
                 raise
             bad(line, found if isinstance(found, dict) else {}, error)
         else:
+            good = True
             yield row
     if not some:
         raise DataError(f"{path} has no rows; expected {reader.expected}.")

@@ -13,11 +13,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import onnx
 import onnxruntime as ort
-from pydantic import TypeAdapter, ValidationError
 
 from edgepeft.bundle.bundle import TASKS_FOLDER, Bundle, check_owner, parse_delta
 from edgepeft.bundle.bundle_paths import check_file
@@ -31,6 +29,7 @@ from edgepeft.bundle.manifest import (
     allowed_for,
     model_card,
 )
+from edgepeft.bundle.task_card import card_of, entry_of, kind_of, require_agreement
 from edgepeft.bundle.versions import (
     CHECK,
     GRAPH,
@@ -43,9 +42,9 @@ from edgepeft.bundle.versions import (
     put,
     settle,
 )
-from edgepeft.common.atomic import locked, write_atomically
+from edgepeft.common.atomic import write_atomically
 from edgepeft.common.errors import BundleError, EdgepeftError, UsageError
-from edgepeft.common.messages import in_words
+from edgepeft.common.own_folder import locked
 from edgepeft.common.resources import sha256_of
 from edgepeft.common.task_name import SUFFIXES, check_new_name, check_task_name
 from edgepeft.deploy.verify import DataCheck, TextCheck, read_check, replay, require_passed
@@ -57,8 +56,6 @@ from edgepeft.runtime.generation import TextSession
 from edgepeft.runtime.prefix import shared_layers
 from edgepeft.runtime.session import open_session, run_session
 from edgepeft.runtime.weights import TaskSession
-from edgepeft.tasks.base import TaskType
-from edgepeft.tasks.base import stated as stated_kind
 
 __all__ = [
     "PreparedTask",
@@ -108,7 +105,9 @@ def prepare_task(
     if stated is not None and stated.verification is not None:
         allowed, reference = allowed.at_least(stated.verification.changed_tolerance), stated.verification.reference
     depth = 0
-    card = _card(facts.get("edgepeft.card", "{}"), where)
+    card = card_of(facts, where)
+    if stated is not None:
+        require_agreement(card, stated, where)
     if card.get("head_reads") != "text":
         sites = bundle.manifest.backbone.sites
         model = splice(bundle.backbone_graph, delta, sites, bundle.checkpoint)
@@ -116,14 +115,14 @@ def prepare_task(
         drop_unread_rows(model)
         run = partial(run_session, exact or open_session(model, bundle.folder, outside=bundle.outside(model)), LOGITS)
         inputs, expected = read_check(check, f"the check file of {where}")
-        result = replay(run, inputs, expected, allowed, _kind(card, where).agreement)
+        result = replay(run, inputs, expected, allowed, kind_of(card, where).agreement)
         if data is not None:
             result = _with_data(result, data.compare(run, allowed))
     else:
         result = _replay_text(bundle, delta, check, where, allowed)
     result = result.model_copy(update={"reference": reference})
     require_passed(name, result)
-    entry = _entry(
+    entry = entry_of(
         card,
         where,
         {
@@ -265,30 +264,3 @@ def _private_bytes(delta: onnx.ModelProto, bundle: Bundle) -> int:
     checkpoint = bundle.checkpoint
     stored = (checkpoint.parts(tensor)[0] for kind, tensor in named if kind == "override")
     return sum(_FLOAT_BYTES * math.prod(checkpoint.tensors[name].shape) for name in stored)
-
-
-@contextlib.contextmanager
-def _reading_card(where: Path) -> Iterator[None]:
-    try:
-        yield
-    except ValidationError as error:
-        raise BundleError(f"{where}: its card is damaged: {in_words(error)}.") from error
-
-
-def _card(content: str, where: Path) -> dict[str, Any]:
-    with _reading_card(where):
-        return TypeAdapter(dict[str, Any]).validate_json(content)
-
-
-def _kind(card: Mapping[str, Any], where: Path) -> TaskType:
-    try:
-        chosen = card.get("chosen") or {}
-        return stated_kind(card.get("kind"), card.get("labels"), card.get("head_reads", ""), chosen=chosen)
-    except (ValueError, TypeError) as error:
-        raise BundleError(f"{where}: its card is damaged: {error}.") from error
-
-
-def _entry(card: dict[str, Any], where: Path, more: dict[str, Any]) -> TaskEntry:
-    with _reading_card(where):
-        entry = TaskEntry.model_validate({**card, **more})
-        return entry.model_copy(update={"kind": entry.task_kind.name, **entry.task_kind.older})

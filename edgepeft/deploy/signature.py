@@ -24,8 +24,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from edgepeft.backbones.emit import BUNDLE_FILES
 from edgepeft.bundle.bundle import BACKBONE_FILE, DECODER_FILE, ENCODER_FILE, TASKS_FOLDER, TEMPLATES_FOLDER
 from edgepeft.bundle.manifest import MANIFEST_FILE, FileHash, Manifest
-from edgepeft.common.atomic import locked, write_json
+from edgepeft.common.atomic import write_json
 from edgepeft.common.errors import BundleError, EdgepeftError, MissingPackage, UsageError, VerificationFailed
+from edgepeft.common.own_folder import locked
 from edgepeft.common.resources import cache_folder, private_folder, sha256_of
 from edgepeft.common.task_name import SUFFIXES
 from edgepeft.deploy.audit import audit

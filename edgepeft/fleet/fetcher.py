@@ -2,17 +2,20 @@
 
 A target's name has its hash, so what came of it is kept and continued by a Range request (RFC 9110, 14.2).  tuf bounds
 lengths and compares hashes; here is only how bytes come.
+
+``_Pace`` bounds all that is sent for a transfer, as the socket gives it, so heads, interim answers, redirections, chunk
+extensions and further tries count too: its bytes, and as curl's --speed-limit the least that comes in each half minute.
 """
 
 from __future__ import annotations
 
 import contextlib
+import http.client
 import io
 import os
 import stat
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 from urllib.parse import urlsplit
@@ -35,9 +38,8 @@ from edgepeft.common.resources import sha256_of
 __all__ = ["Fetcher", "address_of"]
 
 _CHUNK_BYTES = 64 << 10
-_SILENCE_S = 30.0  # between two pieces
-_ANSWER_S = 60.0  # until an answer's head is whole
-_GRACE_S, _LEAST_BYTES_S = 30.0, 1000.0  # slower than a modem after half a minute is no download
+_WINDOW_S, _LEAST_BYTES_S = 30.0, 1000.0  # slower than a modem for half a minute is no download
+_AROUND_BYTES = 64 << 10  # for heads; a body may take twice its bytes, in small chunks
 
 
 def address_of(repository: str) -> str:
@@ -57,6 +59,7 @@ class Fetcher(FetcherInterface):  # type: ignore[misc,unused-ignore]  # without 
     def __init__(self, folder: Path, resumable: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._folder, self._resumable, self._clock = folder, resumable, clock
         self._pool: Any = None
+        self._pace = _Pace("", 0, clock)
         self.requests = self.n_bytes = 0
 
     def _fetch(self, url: str) -> Iterator[bytes]:
@@ -65,6 +68,7 @@ class Fetcher(FetcherInterface):  # type: ignore[misc,unused-ignore]  # without 
     @contextlib.contextmanager
     def download_file(self, url: str, max_length: int) -> Iterator[IO[bytes]]:
         """As ``FetcherInterface``'s, going on where an earlier try broke off."""
+        self._pace = _Pace(url, max_length, self._clock)
         if not url.startswith(self._resumable):
             with super().download_file(url, max_length) as file:
                 yield file
@@ -82,13 +86,15 @@ class Fetcher(FetcherInterface):  # type: ignore[misc,unused-ignore]  # without 
 
     def _go_on(self, url: str, max_length: int, partial: Path) -> None:
         """Bring a partial file to its end; from its beginning again where what is there is no beginning of it."""
-        have = partial.stat().st_size if partial.is_file() else 0
+        have = _own_bytes(partial)
         if have == max_length and sha256_of(partial) == partial.stem:
             return
         have = have if have < max_length else 0
         start, chunks = self._from(url, have)
         resumed = start > 0
-        with partial.open("r+b" if resumed else "wb") as file:
+        if not resumed:
+            partial.unlink(missing_ok=True)
+        with partial.open("r+b" if resumed else "xb") as file:
             file.seek(start)
             file.truncate()
             for chunk in chunks:
@@ -120,86 +126,141 @@ class Fetcher(FetcherInterface):  # type: ignore[misc,unused-ignore]  # without 
             file.close()
             raise DownloadError(f"{path} is no regular file")
         file.seek(start)
-        return start, self._counted(url, file)
+        return start, self._counted(url, file, file.read1)
 
-    def _of_http(self, url: str, start: int) -> tuple[int, Iterator[bytes]]:
-        headers = {"Range": f"bytes={start}-"} if start else {}
-        answer = self._head(url, headers)
+    def _of_http(self, url: str, start: int, more: Mapping[str, str] | None = None) -> tuple[int, Iterator[bytes]]:
+        """As ``_from``; ``more`` are further fields of the request."""
+        if self._pool is None:
+            self._pool = _pool(url, lambda sock, **how: _Answer(sock, self._pace, **how))
+        headers = {**_HEADERS, **(more or {}), **({"Range": f"bytes={start}-"} if start else {})}
+        try:
+            answer = self._pool.request("GET", url, headers=headers, preload_content=False, decode_content=False)
+        except (urllib3.exceptions.HTTPError, OSError) as error:
+            raise DownloadError(f"{url}: {_reason(error)}") from error
         if answer.status == 416 and start:  # what is here is no beginning of what is there
             answer.close()
-            return self._of_http(url, 0)
+            return self._of_http(url, 0, more)
         if answer.status >= 400:
             answer.close()
-            raise DownloadHTTPError(f"{url}: HTTP status {answer.status}", answer.status)
+            why = f" ({answer.headers['X-Error-Code']:.40})" if "X-Error-Code" in answer.headers else ""  # the Hub's
+            raise DownloadHTTPError(f"{url}: HTTP status {answer.status}{why}", answer.status)
         goes_on = answer.status == 206 and answer.headers.get("Content-Range", "").startswith(f"bytes {start}-")
         if answer.status == 206 and not goes_on:
             answer.close()
             raise DownloadError(f"{url}: another part was sent than was asked for")
-        return start if goes_on else 0, self._counted(url, answer)
+        read = lambda most: bytes(answer.read1(most, decode_content=False))  # noqa: E731
+        return start if goes_on else 0, self._counted(url, answer, read)
 
-    def _head(self, url: str, headers: dict[str, str]) -> Any:
-        """An answer whose body was not read, its head within a minute: the socket's own limit is of each piece."""
-        if self._pool is None:
-            self._pool = _pool(url)
-        found: list[Any] = []
-
-        def ask() -> None:
-            try:
-                found.append(
-                    self._pool.request("GET", url, headers=headers, preload_content=False, decode_content=False)
-                )
-            except Exception as error:
-                found.append(error)
-
-        thread = threading.Thread(target=ask, daemon=True)
-        thread.start()
-        thread.join(_ANSWER_S)
-        if not found:
-            raise SlowRetrievalError(f"{url}: no whole answer within {_ANSWER_S:g} s")
-        if isinstance(found[0], Exception):
-            raise DownloadError(f"{url}: {_reason(found[0])}") from found[0]
-        return found[0]
-
-    def _counted(self, url: str, source: Any) -> Iterator[bytes]:
-        """The pieces of a file or an answer, as they come; too slow a source is left."""
-        began, came = self._clock(), 0
-        read = source.read1 if isinstance(source, io.BufferedReader) else _reader(source)
+    def _counted(self, url: str, source: Any, read: Callable[[int], bytes]) -> Iterator[bytes]:
+        """The pieces of a file or an answer, as they come."""
         with contextlib.closing(source):
-            while chunk := self._piece(url, read):
-                came += len(chunk)
+            while chunk := _piece(url, read):
                 self.n_bytes += len(chunk)
                 yield chunk
-                if (took := self._clock() - began) > _GRACE_S and came < took * _LEAST_BYTES_S:
-                    raise SlowRetrievalError(f"{url}: {came} bytes in {took:.0f} s is too slow")
-
-    def _piece(self, url: str, read: Callable[[int], bytes]) -> bytes:
-        try:
-            return read(_CHUNK_BYTES)
-        except urllib3.exceptions.TimeoutError as error:
-            raise SlowRetrievalError(f"{url}: nothing came for {_SILENCE_S:g} s") from error
-        except (urllib3.exceptions.HTTPError, OSError) as error:
-            raise DownloadError(f"{url} broke off ({_reason(error)})") from error
 
 
-def _reader(answer: Any) -> Callable[[int], bytes]:
-    """Reads what has come, without waiting for a whole piece of it."""
-    return lambda most: bytes(answer.read1(most, decode_content=False))
+def _own_bytes(partial: Path) -> int:
+    """How much of a download is there; nothing where that is another name of some file."""
+    with contextlib.suppress(FileNotFoundError):
+        status = partial.lstat()
+        if stat.S_ISREG(status.st_mode) and status.st_nlink == 1:
+            return status.st_size
+    return 0
 
 
-def _pool(url: str) -> Any:
-    """Connections, by a proxy where the environment names one."""
+def _piece(url: str, read: Callable[[int], bytes]) -> bytes:
+    try:
+        return read(_CHUNK_BYTES)
+    except (urllib3.exceptions.HTTPError, OSError) as error:
+        raise DownloadError(f"{url} broke off ({_reason(error)})") from error
+
+
+class _Pace:
+    """The limits of one transfer of at most ``most`` bytes, in so many tries as there are."""
+
+    def __init__(self, url: str, most: int, clock: Callable[[], float]) -> None:
+        self._url, self._most, self._clock = url, _AROUND_BYTES + 2 * most, clock
+        self._n_bytes = self._in_window = 0
+        self._began = clock()  # the window
+
+    def left_s(self) -> float:
+        """Seconds until more must be there."""
+        past = self._clock() - self._began
+        if past >= _WINDOW_S:
+            if self._in_window < _WINDOW_S * _LEAST_BYTES_S:
+                raise SlowRetrievalError(f"{self._url}: {self._in_window} bytes came in {_WINDOW_S:g} s")
+            self._began, self._in_window, past = self._clock(), 0, 0.0
+        return _WINDOW_S - past
+
+    def count(self, n_bytes: int) -> None:
+        """So many more came."""
+        self._n_bytes += n_bytes
+        self._in_window += n_bytes
+        if self._n_bytes > self._most:
+            raise DownloadLengthMismatchError(f"{self._url}: more than {self._most:,} bytes were sent, all told")
+
+
+class _Paced(io.RawIOBase):
+    """What a socket receives, at a pace; ``raw`` is what is closed with it."""
+
+    def __init__(self, raw: io.RawIOBase, sock: Any, pace: _Pace) -> None:
+        self._raw, self._sock, self._pace = raw, sock, pace
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while True:
+            self._sock.settimeout(self._pace.left_s())
+            with contextlib.suppress(TimeoutError):
+                found: int = self._sock.recv_into(buffer)
+                self._pace.count(found)
+                return found
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
+
+
+class _Answer(http.client.HTTPResponse):
+    """An answer at a pace, without trailers."""
+
+    def __init__(self, sock: Any, pace: _Pace, **how: Any) -> None:
+        super().__init__(sock, **how)
+        self.fp = io.BufferedReader(_Paced(self.fp.detach(), sock, pace), _CHUNK_BYTES)
+
+    def _read_and_discard_trailer(self) -> None:
+        if self.fp.readline(3) not in (b"\r\n", b"\n", b""):
+            raise DownloadError("there are trailers behind the body, which nobody asked for")
+
+
+_HEADERS = {"user-agent": f"edgepeft/{__version__}", "accept-encoding": "identity"}
+
+
+def _pool(url: str, answer: Callable[..., _Answer]) -> Any:
+    """Connections whose answers are made by ``answer``, by a proxy where the environment names one."""
     from urllib.request import getproxies, proxy_bypass
 
     parts = urlsplit(url)
     options: dict[str, Any] = {
-        "timeout": urllib3.Timeout(_SILENCE_S),
+        "timeout": urllib3.Timeout(_WINDOW_S),
         "retries": urllib3.Retry(2, redirect=3, backoff_factor=0.5),
-        "headers": {"User-Agent": f"edgepeft/{__version__}", "Accept-Encoding": "identity"},
     }
     proxy = getproxies().get(parts.scheme)
     if proxy is None or proxy_bypass(parts.hostname or ""):
-        return urllib3.PoolManager(**options)
-    return urllib3.ProxyManager(proxy, **options)
+        pool: Any = urllib3.PoolManager(**options)
+    else:
+        pool = urllib3.ProxyManager(proxy, **options)
+    pool.pool_classes_by_scheme = {
+        scheme: _making(kind, answer) for scheme, kind in pool.pool_classes_by_scheme.items()
+    }
+    return pool
+
+
+def _making(pool: Any, answer: Callable[..., _Answer]) -> Any:
+    """That kind of pool, with connections whose answers are made so."""
+    connection = type("Connection", (pool.ConnectionCls,), {"response_class": staticmethod(answer)})
+    return type("Pool", (pool,), {"ConnectionCls": connection})
 
 
 def _reason(error: Exception) -> str:

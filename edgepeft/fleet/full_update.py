@@ -18,9 +18,10 @@ from tuf.api.metadata import TargetFile
 from edgepeft.backbones.emit import BUNDLE_FILES
 from edgepeft.bundle.bundle import TASKS_FOLDER, Bundle
 from edgepeft.bundle.manifest import Manifest, TaskEntry
-from edgepeft.bundle.versions import Content, content_of, read_version
-from edgepeft.common.atomic import locked, new_folder, refuse_mount_point
+from edgepeft.bundle.versions import Content, content_of, digest, read_version
+from edgepeft.common.atomic import new_folder, refuse_mount_point
 from edgepeft.common.errors import EdgepeftError, UsageError, VerificationFailed
+from edgepeft.common.own_folder import locked
 from edgepeft.common.resources import sha256_of
 from edgepeft.common.task_name import CHECK, GRAPH, WEIGHTS
 from edgepeft.deploy.install import PreparedTask, commit_tasks, prepare_task
@@ -35,9 +36,11 @@ Stage = Callable[[str], AbstractContextManager[object]]
 
 @dataclass(frozen=True)
 class Replacement:
-    """What is published in the place of ``folder``, which holds the manifest ``here``; tasks in ``own`` come along."""
+    """What is published in the place of ``folder``, which holds the manifest ``here``; tasks in ``own`` come along, and
+    what ``work``, its folder of a fleet, says of trust."""
 
     folder: Path
+    work: Path
     published: Published
     here: Manifest | None
     own: tuple[str, ...]
@@ -105,8 +108,9 @@ class Replacement:
 
     def _remember(self, fresh: Path, state: State, taken: Iterable[str]) -> None:
         """Trust and state go along, and come into force with the rest."""
-        _copy(self.folder / WORK / METADATA, fresh / WORK / METADATA)
-        sha256s = {task: self.published.manifest.tasks[task].sha256 for task in taken}
+        (fresh / WORK).mkdir(mode=0o700)
+        _copy(self.work / METADATA, fresh / WORK / METADATA)
+        sha256s = {task: digest(self.published.manifest.tasks[task]) for task in taken}
         state.note(sha256s)
         state.confirm(sha256s, set())
         state.write(fresh / WORK)

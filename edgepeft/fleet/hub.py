@@ -1,14 +1,13 @@
-"""A repository on the Hugging Face Hub: the same files, carried by ``huggingface_hub`` and its cache."""
+"""A repository on the Hugging Face Hub: the same files, uploaded by ``huggingface_hub``."""
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tuf.api.exceptions import DownloadError, DownloadHTTPError
+from tuf.api.exceptions import DownloadError
 
 from edgepeft.bundle.manifest import hub_name_of, task_table
 from edgepeft.common.errors import EdgepeftError, UsageError, requiring
@@ -32,17 +31,18 @@ def hub_address(name: str) -> str:
 
 
 class HubFetcher(Fetcher):
-    """Files by ``hf_hub_download``, which keeps, resumes and names them; what is signed is compared as ever."""
+    """Files at the addresses that ``huggingface_hub`` names, with its token, at our pace."""
 
     def __init__(self, folder: Path, resumable: str) -> None:
         with requiring("hub", "the Hub"):
             import huggingface_hub
-            import huggingface_hub.constants  # the package itself imports neither
-            import huggingface_hub.errors
+            import huggingface_hub.constants  # the package itself does not import it
         self._hub: Any = huggingface_hub
         super().__init__(folder, resumable)
 
     def _from(self, url: str, start: int) -> tuple[int, Iterator[bytes]]:
+        if self._hub.constants.HF_HUB_OFFLINE:
+            raise DownloadError(f"{url}: HF_HUB_OFFLINE is set")
         self.requests += 1
         owner, name, file = url.removeprefix(HUB).split("/", 2)
         name, _, revision = name.partition("@")
@@ -50,16 +50,8 @@ class HubFetcher(Fetcher):
         parts = re.fullmatch(r"(?:(.*)/)??((?:metadata|targets)/.*)", file)
         assert parts is not None, "the updater asks for metadata and targets"
         revision = "/".join(filter(None, (revision, parts[1])))
-        errors, cache = self._hub.errors, self._hub.constants.HF_HUB_CACHE
-        try:
-            path = self._hub.hf_hub_download(f"{owner}/{name}", parts[2], revision=revision)
-        except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled) as error:
-            raise DownloadError(f"{url}: no network, and it is not in the cache {cache}") from error
-        except errors.EntryNotFoundError as error:
-            raise DownloadHTTPError(f"{url} is not there", 404) from error
-        except Exception as error:  # the library's many kinds
-            raise DownloadError(f"{url}: {type(error).__name__}: {str(error).splitlines()[0]}") from error
-        return self._of_file(Path(os.path.realpath(path)).as_uri(), start)
+        place = self._hub.hf_hub_url(f"{owner}/{name}", parts[2], revision=revision)
+        return self._of_http(place, start, self._hub.utils.build_hf_headers())
 
 
 def upload(repository: Path, name: str, published: Published, license_id: str | None) -> str:

@@ -14,8 +14,9 @@ from tuf.api.metadata import TargetFile
 from edgepeft.backbones.emit import BUNDLE_FILES
 from edgepeft.bundle.bundle import TASKS_FOLDER, Bundle
 from edgepeft.bundle.manifest import MANIFEST_FILE, Manifest
-from edgepeft.common.atomic import locked, replacing
+from edgepeft.common.atomic import replacing
 from edgepeft.common.errors import UnknownName, UsageError, VerificationFailed
+from edgepeft.common.own_folder import locked
 from edgepeft.common.resources import sha256_of
 from edgepeft.common.task_name import CHECK, GRAPH, SUFFIXES, WEIGHTS
 from edgepeft.deploy.audit import audit

@@ -12,19 +12,21 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from tuf.api.metadata import TargetFile
 
 from edgepeft.bundle.bundle import TASKS_FOLDER, Bundle
 from edgepeft.bundle.manifest import MANIFEST_FILE, Manifest
-from edgepeft.bundle.versions import hashes, read_version
+from edgepeft.bundle.versions import digest, hashes, read_version
 from edgepeft.common.atomic import disk_errors, drop_leftovers
 from edgepeft.common.errors import EdgepeftError, UsageError
 from edgepeft.deploy.install import PreparedTask, commit_tasks, remove_task
 from edgepeft.fleet.full_update import Replacement, Stage, replayed
-from edgepeft.fleet.layout import METADATA, same_base
+from edgepeft.fleet.layout import same_base
 from edgepeft.fleet.remote import Remote
 from edgepeft.fleet.state import WORK, Decision, State, decide, held
+from edgepeft.fleet.trust import forget, pin, trusted_root
 from edgepeft.tuning.claim import claim
 
 __all__ = ["Pulled", "moments", "pull", "seconds_of"]
@@ -32,16 +34,21 @@ __all__ = ["Pulled", "moments", "pull", "seconds_of"]
 _SPARE_BYTES = 8 << 20  # manifests, metadata, what else the board writes meanwhile
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _LEAST_S = 10
+_PATIENCE_S = 5.0  # for all tasks that others hold: a commit is over by then, a tuning is not
 
 
 @dataclass(frozen=True)
 class Pulled:
-    """What changed, and what did not and why; ``whole`` where the backbone was replaced too."""
+    """What changed, and what did not and why; ``whole`` where the backbone was replaced too.
+
+    ``kept`` stays as it is on purpose, ``refused`` failed here, and ``busy`` could not be had this time.
+    """
 
     taken: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
     kept: Mapping[str, str] = field(default_factory=dict)
     refused: Mapping[str, str] = field(default_factory=dict)
+    busy: Mapping[str, str] = field(default_factory=dict)
     whole: bool = False
     requests: int = 0
     n_bytes: int = 0
@@ -62,51 +69,57 @@ def pull(
         address: the repository's URL or folder.
         folder: the bundle's; made where it is not there.
         channel: which of the repository.
-        root: a file with the root to trust, on first use.
+        root: a file with the root to trust, on first use; it is remembered outside of the bundle.
         replace_tuned: also replace what this board has tuned, added, rolled back or removed.
         stage: entered around each file's download and each replay, with its name.
     """
-    work, new = folder / WORK, not folder.exists()
+    new = not folder.exists()
     if not new and not (folder / MANIFEST_FILE).is_file() and any(path.name != WORK for path in folder.iterdir()):
         raise UsageError(f"{folder} is not a bundle, and not empty. Give a bundle's folder, or a new one.")
     try:
         with disk_errors(folder):  # of tuf's files too
-            work.mkdir(parents=True, exist_ok=True)
-            with held(work, folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            with held(folder) as work:
                 drop_leftovers(folder.resolve())
-                return _Pull(Remote(address, work, channel, root), folder, replace_tuned, stage).run()
+                remote = Remote(address, work, channel, trusted_root(folder, work, root))
+                return _Pull(remote, folder, work, replace_tuned, stage).run()
     finally:
-        if not (work / METADATA).is_dir():  # nothing is trusted: leave no trace
-            shutil.rmtree(work, ignore_errors=True)
-            with contextlib.suppress(OSError):
-                if new:
-                    folder.rmdir()
+        if new:
+            with contextlib.suppress(OSError):  # there is something in it
+                folder.rmdir()
 
 
-def _graphs(manifest: Manifest) -> dict[str, str]:
-    """SHA-256 of graphs, by task."""
-    return {task: entry.sha256 for task, entry in manifest.tasks.items()}
+def _digests(manifest: Manifest) -> dict[str, str]:
+    """Of tasks, by name."""
+    return {task: digest(entry) for task, entry in manifest.tasks.items()}
+
+
+def _of_graphs(manifest: Manifest) -> dict[str, str]:
+    """Digests of tasks and of their versions before, by SHA-256 of graphs."""
+    entries = [each for entry in manifest.tasks.values() for each in (entry, entry.previous) if each]
+    return {entry.sha256: digest(entry) for entry in entries}
 
 
 class _Pull:
     """One pull into a bundle that no other pulls into."""
 
-    def __init__(self, remote: Remote, folder: Path, replace: bool, stage: Stage) -> None:
-        self.remote, self.folder, self.replace, self.stage = remote, folder, replace, stage
-        self.work = folder / WORK
+    def __init__(self, remote: Remote, folder: Path, work: Path, replace: bool, stage: Stage) -> None:
+        self.remote, self.folder, self.work, self.replace, self.stage = remote, folder, work, replace, stage
         with stage("what is published"):
             self.published = remote.published()
-        self.offered = _graphs(self.published.manifest)
+        self.offered = _digests(self.published.manifest)
 
     def run(self) -> Pulled:
         """Do what is to be done."""
         if not (self.folder / MANIFEST_FILE).is_file():
+            pin(self.folder, self.remote.root)
             taken = self._replacement(None, ()).put(State(under=_here()))
             return self._pulled(taken=tuple(taken), whole=True)
         here = Manifest.read(self.folder)
         if not State.exists(self.work):
             self._check_same_bundle(here)
-        state = State.read(self.work, _graphs(here))
+        pin(self.folder, self.remote.root)
+        state = State.read(self.work, _digests(here), _of_graphs(here))
         before = state.model_copy(deep=True)
         state.judge_anew_elsewhere(_here())
         decision = self._decision(here, state)
@@ -117,21 +130,14 @@ class _Pull:
             return self._pulled(taken=tuple(taken), removed=decision.remove, kept=decision.keep, whole=True)
         return self._tasks(decision, state, before)
 
-    def _pulled(
-        self,
-        taken: tuple[str, ...],
-        removed: tuple[str, ...] = (),
-        kept: Mapping[str, str] | None = None,
-        refused: Mapping[str, str] | None = None,
-        whole: bool = False,
-    ) -> Pulled:
+    def _pulled(self, **found: Any) -> Pulled:
         fetcher = self.remote.fetcher
-        return Pulled(taken, removed, kept or {}, refused or {}, whole, fetcher.requests, fetcher.n_bytes)
+        return Pulled(**found, requests=fetcher.requests, n_bytes=fetcher.n_bytes)
 
     def _check_same_bundle(self, here: Manifest) -> None:
         ours, theirs = here.backbone, self.published.manifest.backbone
         if ours.identity != theirs.identity:
-            shutil.rmtree(self.work / METADATA)
+            forget(self.work)
             raise UsageError(
                 f"{self.remote.address} is of another bundle: its backbone is {theirs.source} (weights "
                 f"{theirs.identity[:12]}), that of {self.folder} is {ours.source} ({ours.identity[:12]}). Pull into "
@@ -139,23 +145,23 @@ class _Pull:
             )
 
     def _decision(self, here: Manifest, state: State) -> Decision:
-        return decide(self.offered, _graphs(here), state, replace=self.replace)
+        return decide(self.offered, _digests(here), state, replace=self.replace)
 
     def _replacement(self, here: Manifest | None, own: Iterable[str]) -> Replacement:
         """The way of a new backbone, config, tokenizer or template: a whole folder in the place of the old one."""
-        return Replacement(self.folder, self.published, here, tuple(own), self._fetched, self.stage)
+        return Replacement(self.folder, self.work, self.published, here, tuple(own), self._fetched, self.stage)
 
     def _tasks(self, decision: Decision, state: State, before: State) -> Pulled:
         """The way of everything else: tasks verified one by one, and committed together as the next versions."""
         refused = {task: why for task in decision.take if (why := state.refused.get(self.offered[task]))}
         prepared = self._prepared([task for task in decision.take if task not in refused], refused, state)
         state.refused = {sha256: why for sha256, why in state.refused.items() if sha256 in self.offered.values()}
-        done = self._commit(prepared, decision, state)
+        done, busy = self._commit(prepared, decision, state)
         if state != before:
             self._note(state, (*done.take, *done.remove))
         _drop_all_but(self.remote.files, ())
         kept = {task: why for task, why in done.keep.items() if task not in refused}
-        return self._pulled(done.take, done.remove, kept, refused)
+        return self._pulled(taken=done.take, removed=done.remove, kept=kept, refused=refused, busy=busy)
 
     def _note(self, state: State, changed: Sequence[str]) -> None:
         """Write down what is in force; where that fails the next pull sees it, by what was noted before the commit."""
@@ -165,8 +171,8 @@ class _Pull:
             if not changed:
                 raise
             raise EdgepeftError(
-                f"{', '.join(changed)}: in force as published, but {self.work} could not be written to note it: "
-                f"{error.__cause__ or error}. Free some space; the next pull notes it."
+                f"{', '.join(changed)}: in force as published, but {self.folder / WORK} could not be written to note "
+                f"it: {error.__cause__ or error}. Free some space; the next pull notes it."
             ) from error
 
     def _prepared(self, tasks: Iterable[str], refused: dict[str, str], state: State) -> dict[str, PreparedTask]:
@@ -180,18 +186,20 @@ class _Pull:
                 try:
                     prepared[task] = replayed(bundle, task, entry, read_version(entry, files))
                 except EdgepeftError as error:
-                    refused[task] = state.refused[entry.sha256] = str(error)
+                    refused[task] = state.refused[self.offered[task]] = str(error)
         return prepared
 
-    def _commit(self, prepared: Mapping[str, PreparedTask], before: Decision, state: State) -> Decision:
+    def _commit(
+        self, prepared: Mapping[str, PreparedTask], before: Decision, state: State
+    ) -> tuple[Decision, dict[str, str]]:
         """Put tasks in force that nobody tunes meanwhile; decided anew, for a tuning may have ended since."""
-        busy, bundle = {}, Bundle(self.folder)
+        busy, bundle, ends = {}, Bundle(self.folder), time.monotonic() + _PATIENCE_S
         with contextlib.ExitStack() as claims:
             for task in (*prepared, *before.remove):
                 try:
-                    claims.enter_context(claim(self.folder, task))
+                    claims.enter_context(claim(self.folder, task, max(0.0, ends - time.monotonic())))
                 except UsageError:
-                    busy[task] = "being tuned on this board"
+                    busy[task] = f"it is being tuned on this board, and this pull waited {_PATIENCE_S:g} s"
             now = self._decision(Manifest.read(self.folder), state)
             taken = [task for task in now.take if task in prepared and task not in busy]
             gone = [task for task in now.remove if task in before.remove and task not in busy]
@@ -202,10 +210,10 @@ class _Pull:
                 commit_tasks(bundle, [prepared[task] for task in taken], replace=True)
             for task in gone:
                 remove_task(self.folder, task)
-        here = _graphs(Manifest.read(self.folder))
+        here = _digests(Manifest.read(self.folder))
         # Also those that were the same before this board ever pulled.
         state.confirm({task: sha256 for task, sha256 in here.items() if self.offered.get(task) == sha256}, set(gone))
-        return Decision(tuple(taken), tuple(gone), {**now.keep, **busy})
+        return Decision(tuple(taken), tuple(gone), now.keep), busy
 
     def _fetched(self, targets: Iterable[TargetFile]) -> dict[str, Path]:
         """The files of targets, by SHA-256; others that lie about go."""
@@ -227,9 +235,11 @@ class _Pull:
 
 
 def _drop_all_but(files: Path, sha256s: Iterable[str]) -> None:
+    """Remove downloads, whole or not, and nothing that is named otherwise."""
     wanted = set(sha256s)
     for path in files.iterdir() if files.is_dir() else ():
-        if path.name.partition(".")[0] not in wanted:
+        found = re.fullmatch(r"([0-9a-f]{64})(\.part)?", path.name)
+        if found and found[1] not in wanted:
             path.unlink()
 
 

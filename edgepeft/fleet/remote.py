@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import shutil
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,14 +23,14 @@ from tuf.ngclient import Updater, UpdaterConfig
 
 from edgepeft.bundle.bundle import BACKBONE_FILE
 from edgepeft.common.atomic import synced
-from edgepeft.common.errors import EdgepeftError, UnknownName, UsageError, VerificationFailed
+from edgepeft.common.errors import EdgepeftError, UnknownName, VerificationFailed
 from edgepeft.fleet.fetcher import Fetcher, address_of
 from edgepeft.fleet.hub import HUB, HubFetcher
 from edgepeft.fleet.layout import METADATA, TARGETS, Published, check_channel
+from edgepeft.fleet.trust import forget
 
 __all__ = ["Remote"]
 
-_MOST_ROOT_BYTES = 512_000  # as tuf's
 _LIMITS = UpdaterConfig(targets_max_length=16 << 20)  # as a manifest's
 FILES = "files"
 
@@ -40,15 +38,14 @@ FILES = "files"
 class Remote:
     """A repository at ``address``, with what this board trusts and has fetched of it in ``work``.
 
-    ``root`` is a file with the root to trust on first use.
+    ``root`` is the root to begin with: metadata in ``work`` count as far as it leads to them.
     """
 
-    def __init__(self, address: str, work: Path, channel: str, root: Path | None = None) -> None:
-        self.address, self.channel = address, check_channel(channel)
+    def __init__(self, address: str, work: Path, channel: str, root: bytes) -> None:
+        self.address, self.channel, self.root, self._work = address, check_channel(channel), root, work
         self._trusted, self.files = work / METADATA, work / FILES
         base = address_of(address).rstrip("/")
-        self._first = not (self._trusted / "root.json").is_file()
-        bootstrap = self._bootstrap(root)
+        self._first = not (self._trusted / "targets.json").is_file()
         self.fetcher = (HubFetcher if base.startswith(HUB) else Fetcher)(self.files, f"{base}/{TARGETS}/")
         self._trusted.mkdir(parents=True, exist_ok=True)
         with self._said():
@@ -59,33 +56,8 @@ class Remote:
                 f"{base}/{TARGETS}/",
                 self.fetcher,
                 _LIMITS,
-                bootstrap=bootstrap,
+                bootstrap=root,
             )
-
-    def _bootstrap(self, root: Path | None) -> bytes | None:
-        """The root to begin with; None for the one that is trusted."""
-        if root is None:
-            if self._first:
-                raise UsageError(
-                    f"this board trusts no repository yet. Give --root FILE: the publisher's {METADATA}/1.root.json, "
-                    "which must come by another way than the repository."
-                )
-            return None
-        try:
-            with root.open("rb") as file:
-                content = file.read(_MOST_ROOT_BYTES)
-            version = int(json.loads(content)["signed"]["version"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise UsageError(
-                f"--root {root} is no TUF root ({error}). Give the publisher's {METADATA}/1.root.json."
-            ) from error
-        known = self._trusted / "root_history" / f"{version}.root.json"
-        if not self._first and (not known.is_file() or known.read_bytes() != content):
-            raise UsageError(
-                f"--root {root} is not the root that this board trusts, in {self._trusted}. Where that is meant, "
-                "remove that folder, and the board begins anew."
-            )
-        return content if self._first else None
 
     def published(self) -> Published:
         """What the channel holds now."""
@@ -107,6 +79,7 @@ class Remote:
         path = self.files / target.hashes["sha256"]
         with self._said(target):
             if self._updater.find_cached_target(target, str(path)) is None:
+                path.unlink(missing_ok=True)  # a second name, maybe, of another file
                 try:
                     self._updater.download_target(target, str(path))
                 except BaseException:
@@ -121,7 +94,7 @@ class Remote:
             yield
         except (RepositoryError, DownloadError, UnknownName) as error:
             if self._first and not (self._trusted / "targets.json").is_file():
-                shutil.rmtree(self._trusted, ignore_errors=True)
+                forget(self._work)
             if isinstance(error, UnknownName):
                 raise
             what = "the repository" if target is None else target.path

@@ -8,7 +8,6 @@ settles.
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,16 +18,17 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from edgepeft.bundle.manifest import FileHash
 from edgepeft.common.atomic import write_json
 from edgepeft.common.errors import BundleError, UsageError
+from edgepeft.common.own_folder import Busy, held_folder
 
-__all__ = ["WORK", "Decision", "State", "decide", "held"]
+__all__ = ["STATE_FILE", "WORK", "Decision", "State", "decide", "held"]
 
 WORK = ".fleet"  # in the bundle's folder: trusted metadata, this state, downloads
-_FILE = "state.json"
+STATE_FILE = "state.json"
 _MOST_KNOWN = 50  # versions of a task: an older one counts as the board's own
 
 
 class State(BaseModel):
-    """SHA-256 of tasks' graphs: ``taken`` last, by task; ``known``, all that ever came; ``pending``, being committed;
+    """Digests of tasks: ``taken`` last, by task; ``known``, all that ever came; ``pending``, being committed;
     ``leaving``, being removed as withdrawn.
 
     ``refused`` are those that failed here, with the reason; ``under`` says on what, for elsewhere they may pass.
@@ -45,27 +45,37 @@ class State(BaseModel):
     under: str = ""
 
     @classmethod
-    def read(cls, work: Path, present: Mapping[str, str]) -> State:
-        """The state, a commit that was cut short settled by what is ``present``: a graph's SHA-256 by task."""
-        path = work / _FILE
+    def read(cls, work: Path, present: Mapping[str, str], graphs: Mapping[str, str] | None = None) -> State:
+        """The state, a commit that was cut short settled by what is ``present``: digests by task.
+
+        ``graphs`` has digests by what earlier versions wrote in their place: SHA-256 of graphs.
+        """
+        path = work / STATE_FILE
         try:
             state = cls.model_validate_json(path.read_bytes()) if path.is_file() else cls()
         except ValidationError as error:
             raise BundleError(
                 f"{path} is damaged. Remove it: then every task that is not as published counts as this board's own."
             ) from error
-        done = {task: sha256 for task, sha256 in state.pending.items() if present.get(task) == sha256}
+        state._of_graphs(graphs or {})
+        done = {task: found for task, found in state.pending.items() if present.get(task) == found}
         state.confirm(done, {task for task in state.leaving if task not in present})
         return state
+
+    def _of_graphs(self, digests: Mapping[str, str]) -> None:
+        """Put tasks' digests for those of their graphs."""
+        for named in (self.taken, self.pending):
+            named.update({task: digests.get(found, found) for task, found in named.items()})
+        self.known = {task: [digests.get(found, found) for found in known] for task, known in self.known.items()}
 
     @staticmethod
     def exists(work: Path) -> bool:
         """Whether something was taken up here before."""
-        return (work / _FILE).is_file()
+        return (work / STATE_FILE).is_file()
 
     def write(self, work: Path) -> None:
         """Replace the file."""
-        write_json(work / _FILE, self.model_dump())
+        write_json(work / STATE_FILE, self.model_dump())
 
     def judge_anew_elsewhere(self, here: str) -> None:
         """Forget what was refused under other circumstances than those that ``here`` stands for."""
@@ -91,20 +101,14 @@ class State(BaseModel):
 
 
 @contextlib.contextmanager
-def held(work: Path, bundle: Path) -> Iterator[None]:
-    """Keep other pulls out; what a dead process held is free."""
-    import fcntl
-
-    descriptor = os.open(work / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        raise UsageError(f"another process is pulling into {bundle}; wait for it, or end it.") from None
-    try:
-        yield
-    finally:
-        os.close(descriptor)
+def held(bundle: Path) -> Iterator[Path]:
+    """Keep other pulls out, and yield the folder of this state; what a dead process held is free."""
+    with contextlib.ExitStack() as held:
+        try:
+            work = held.enter_context(held_folder(bundle, WORK))
+        except Busy:
+            raise UsageError(f"another process is pulling into {bundle}; wait for it, or end it.") from None
+        yield work
 
 
 @dataclass(frozen=True)
@@ -117,7 +121,7 @@ class Decision:
 
 
 def decide(published: Mapping[str, str], here: Mapping[str, str], state: State, *, replace: bool) -> Decision:
-    """What a pull does with each task; ``published`` and ``here`` are SHA-256 of graphs by task.
+    """What a pull does with each task; ``published`` and ``here`` are digests by task.
 
         published   here             last taken up    then
         B           nothing          not B            take B

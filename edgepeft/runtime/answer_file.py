@@ -8,7 +8,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from edgepeft.common.atomic import check_target, replacing
 from edgepeft.common.errors import DataError, UsageError, requiring
@@ -16,9 +16,11 @@ from edgepeft.common.progress import shown_steps
 from edgepeft.data.rows import STDIN, Columns, Row, read_rows
 from edgepeft.runtime.decoding import Decoding
 from edgepeft.runtime.passes import in_batches
-from edgepeft.runtime.runtime import Runtime
 
-__all__ = ["write_answers"]
+if TYPE_CHECKING:
+    from edgepeft.runtime.runtime import Runtime
+
+__all__ = ["answer_columns", "flat_answers", "write_answers"]
 
 _ENDS = (".csv", ".tsv", ".jsonl", ".parquet")
 _ERROR = "error"  # the column that says why a row has no answer
@@ -65,13 +67,11 @@ def write_answers(
         for batch in in_batches(_readable(source, columns, kinds), batch_size):
             rows = [each for each in batch if isinstance(each, Row)]
             by_task = runtime.predict_all(list(tasks), [row.readable for row in rows], decoding) if rows else {}
-            answered = map(_flat, zip(*by_task.values(), strict=True))
+            answered = iter(flat_answers(list(by_task.values())))
             waiting += [(each, next(answered) if isinstance(each, Row) else {}) for each in batch]
             if rows and not names:  # the columns of a table are known with the first answer
-                found = next(found for _, found in waiting if found)
-                if form in (".csv", ".tsv"):  # probabilities of all labels are no cell; whoever wants them reads jsonl
-                    found = {key: value for key, value in found.items() if not isinstance(value, Mapping)}
-                names = _names(rows[0].others or {}, found, alone=len(tasks) == 1)
+                found, alone = next(found for _, found in waiting if found), len(tasks) == 1
+                names = answer_columns(rows[0].others or {}, found, alone=alone, nested=form not in (".csv", ".tsv"))
             n, failed = n + len(batch), failed + len(batch) - len(rows)
             if names:
                 _write_all(waiting, names, write)
@@ -108,8 +108,12 @@ def _readable(source: Path, columns: Columns, kinds: Sequence[Any]) -> Iterator[
     yield from waiting
 
 
+def flat_answers(by_task: Sequence[Sequence[Any]]) -> list[dict[str, Any]]:
+    """Of each row ``TASK.name`` -> value, of the answers of every task."""
+    return [_flat(answers) for answers in zip(*by_task, strict=True)]
+
+
 def _flat(answers: Sequence[Any]) -> dict[str, Any]:
-    """``TASK.name`` -> value, of each answer."""
     found: dict[str, Any] = {}
     for answer in answers:
         told = answer.as_json()
@@ -120,9 +124,15 @@ def _flat(answers: Sequence[Any]) -> dict[str, Any]:
     return found
 
 
-def _names(own: Mapping[str, Any], found: Mapping[str, Any], *, alone: bool) -> dict[str, str]:
-    """The columns of answers: without the task's name, where it is one and the rows have no such column."""
-    plain = {key: key.partition(".")[2] if alone else key for key in found}
+def answer_columns(
+    own: Mapping[str, Any], found: Mapping[str, Any], *, alone: bool, nested: bool = False
+) -> dict[str, str]:
+    """The columns of answers: without the task's name, where it is one and the rows have no such column.
+
+    Probabilities of all labels are no cell of a table; they are a column where it can be ``nested``.
+    """
+    keys = [key for key, value in found.items() if nested or not isinstance(value, Mapping)]
+    plain = {key: key.rpartition(".")[2] if alone else key for key in keys}
     return {key: key if name in own or name == _ERROR else name for key, name in plain.items()}
 
 

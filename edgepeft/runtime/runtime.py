@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from threading import RLock
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self, overload
 
 import numpy as np
 import onnx
@@ -19,6 +19,7 @@ from edgepeft.data.row_grouping import Spread
 from edgepeft.graph.names import LOGITS
 from edgepeft.graph.one_row import for_one_row
 from edgepeft.runtime.decoding import GREEDY, Decoding
+from edgepeft.runtime.frames import Frame, answered_frame, is_frame
 from edgepeft.runtime.generation import Generator, TextSession
 from edgepeft.runtime.inputs import (
     Inputs,
@@ -244,8 +245,16 @@ class Runtime(TextTasks):
             self._one_row[task] = session
             return session
 
-    def predict(self, task: str, texts: str | Sequence[Readable]) -> list[Prediction]:
+    @overload
+    def predict(self, task: str, texts: str | Sequence[Readable]) -> list[Prediction]: ...
+
+    @overload
+    def predict(self, task: str, texts: Frame) -> Frame: ...
+
+    def predict(self, task: str, texts: Any) -> Any:
         """One answer for each text, pair or row of columns, in order; what is longer is cut, counted in ``truncation``.
+
+        Of a DataFrame of pandas or polars a new one, with the answers' columns beside its own.
 
         Raises:
             UnknownName, BundleError: as ``session``.
@@ -253,6 +262,8 @@ class Runtime(TextTasks):
             UsageError: the task writes text.
             DataError: something that is neither text nor pair; a column is missing.
         """
+        if is_frame(texts):
+            return answered_frame(self, task, texts)
         return in_numbers(self._predictions(task, texts))
 
     def _predictions(self, task: str, texts: str | Sequence[Readable]) -> list[Prediction]:

@@ -23,17 +23,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
-from edgepeft.bundle.card import CARD_FILE, TENSORS_FILE, DeltaCard, read_card
+from edgepeft.bundle.card import CARD_FILE, EVALUATION_FILE, TENSORS_FILE, DeltaCard, read_card
 from edgepeft.common.atomic import write_atomically, write_json
 from edgepeft.common.bounded import json_at
 from edgepeft.common.errors import BundleError, DataError, UsageError
 from edgepeft.common.messages import in_words
+from edgepeft.common.own_folder import own_folder
 from edgepeft.data.training_loop.checkpoint import latest
 from edgepeft.sweep.plan import Plan, placed
 
@@ -42,10 +43,12 @@ __all__ = ["ANSWERS_FILE", "SWEEP_FILE", "Cell", "Outcome", "Sweep", "name_of", 
 SWEEP_FILE, SWEEP_SCHEMA = "sweep.json", "edgepeft.sweep/1"
 RESULTS_FILE = "results.jsonl"
 ANSWERS_FILE = "test.npz"  # beside the card: outputs and targets of the test rows, as the kind of task has them
+RUNS = "runs"
 CHECKPOINTS = "checkpoint"  # as the training names their folder
 State = Literal["open", "begun", "done", "diverged", "dropped"]
 _NAME_LENGTH = 16
 _SWEEP_BYTES = 64 << 20  # of tens of thousands of cells
+RunName = Annotated[str, Field(pattern=rf"^[0-9a-f]{{{_NAME_LENGTH}}}$")]  # of its folder, too
 _SCORES = ("metric", "eval", "test", "n_train", "n_eval", "n_test")  # of a card's metrics, what tables need
 
 
@@ -54,7 +57,7 @@ class Cell:
     """One run of the grid; ``options`` are those of ``edgepeft train``, with paths as ``recorded`` has them, ``rows``
     train, in so many ``steps`` at most and with an evaluation each ``interval``."""
 
-    name: str
+    name: RunName
     backbone: str
     data: str
     size: str
@@ -96,7 +99,7 @@ class Result:
     file; ours have the cell.
     """
 
-    run: str
+    run: RunName
     data: str
     method: str
     rate: float
@@ -118,7 +121,7 @@ class Sweep:
 
     def run(self, cell: Cell) -> Path:
         """The folder of a cell's run."""
-        return self.folder / "runs" / cell.name
+        return self.folder / RUNS / cell.name
 
     def options(self, cell: Cell) -> dict[str, Any]:
         """The options of a cell's run, with the paths that its data and backbone have here."""
@@ -213,11 +216,12 @@ class Sweep:
         """
         lines = {**self.results, **{each.run: each for cell in self.cells if (each := self._result(cell))}}
         write_atomically(self.folder / RESULTS_FILE, b"".join(_line(each) for each in lines.values()))
-        for name in lines:
-            shutil.rmtree(self.folder / "runs" / name, ignore_errors=True)
-            (self.folder / "runs" / name).with_suffix(".json").unlink(missing_ok=True)
+        with contextlib.suppress(FileNotFoundError), own_folder(self.folder, RUNS) as runs:
+            for name in lines:
+                shutil.rmtree(runs / name, ignore_errors=True)
+                (runs / f"{name}.json").unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # runs that are not over
-            (self.folder / "runs").rmdir()
+            (self.folder / RUNS).rmdir()
         return dataclasses.replace(self)  # which reads the new lines
 
     def _result(self, cell: Cell) -> Result | None:
@@ -232,17 +236,18 @@ class Sweep:
 
     def forget_tensors(self, cell: Cell) -> None:
         """Keep of a run that is done its card and answers alone."""
-        for file in self.run(cell).iterdir():
-            if file.name not in (CARD_FILE, ANSWERS_FILE) and file.is_file():
-                file.unlink()
+        with own_folder(self.folder, RUNS, cell.name) as run:
+            for name in (TENSORS_FILE, EVALUATION_FILE):
+                (run / name).unlink(missing_ok=True)
 
     def forget_checkpoints(self, cell: Cell) -> None:
         """Remove what a run that goes no further left."""
-        shutil.rmtree(self.run(cell), ignore_errors=True)
+        with contextlib.suppress(FileNotFoundError), own_folder(self.folder, RUNS) as runs:
+            shutil.rmtree(runs / cell.name, ignore_errors=True)
 
     def forget_shared(self) -> None:
         """Remove what the runs that are over had in common."""
-        shutil.rmtree(self.shared, ignore_errors=True)
+        shutil.rmtree(self.shared, ignore_errors=True)  # which stops at a link
 
     def write(self) -> None:
         """Write ``sweep.json``, a cell a line: there are hundreds."""

@@ -24,12 +24,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from edgepeft.common.atomic import disk_errors, locked, replacing
+from edgepeft.common.atomic import disk_errors, replacing
 from edgepeft.common.errors import EdgepeftError
+from edgepeft.common.own_folder import held_folder, own_folder
 from edgepeft.data.training_loop.checkpoint import Diverged
 from edgepeft.data.training_loop.run import Interrupted, Progress
 from edgepeft.options.train import TrainRequest
-from edgepeft.sweep.folder import ANSWERS_FILE, Cell, Outcome, Sweep
+from edgepeft.sweep.folder import ANSWERS_FILE, RUNS, Cell, Outcome, Sweep
 from edgepeft.training.loop import TrainResult, prepare_output, train
 from edgepeft.training.request import resolved
 
@@ -201,14 +202,13 @@ def compute(job: Job, watch: Callable[[Progress], None], stop: Callable[[], bool
         os.environ["CUDA_VISIBLE_DEVICES"] = str(job.gpu)
     torch.set_num_threads(job.threads)
     sweep, cell = job.sweep, job.cell
-    lock = (folder := sweep.run(cell)).parent / f".{cell.name}"
-    with disk_errors(folder):
-        lock.mkdir(parents=True, exist_ok=True)
-    with locked(lock, _OTHERS_S):
-        found = sweep.outcome(cell) or _run(job, watch, stop)
-    with contextlib.suppress(OSError):  # another process waits for it
-        lock.rmdir()
-    return found
+    with disk_errors(sweep.run(cell)):
+        sweep.run(cell).parent.mkdir(parents=True, exist_ok=True)
+        for names in ((RUNS, cell.name), (sweep.shared.name,)):
+            with contextlib.suppress(FileNotFoundError), own_folder(sweep.folder, *names, deep=True):
+                pass
+    with held_folder(sweep.folder, RUNS, f".{cell.name}", wait_s=_OTHERS_S):
+        return sweep.outcome(cell) or _run(job, watch, stop)
 
 
 def _run(job: Job, watch: Callable[[Progress], None], stop: Callable[[], bool]) -> Outcome | None:

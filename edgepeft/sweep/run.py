@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from statistics import mean
 
-from edgepeft.common.atomic import locked
 from edgepeft.common.errors import UsageError
+from edgepeft.common.own_folder import locked
 from edgepeft.data.training_loop.checkpoint import best_score
 from edgepeft.data.training_loop.run import Progress
 from edgepeft.sweep.folder import SWEEP_FILE, Cell, Outcome, Sweep, open_sweep

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 from edgepeft.common.errors import EdgepeftError, UsageError
+from edgepeft.common.own_folder import LOCK_FILE, Busy, held_folder
 from edgepeft.data.training_loop.checkpoint import latest
 
 __all__ = ["claim", "discard"]
@@ -18,34 +17,38 @@ _FOLDER = ".tune"
 
 
 @contextlib.contextmanager
-def claim(bundle: Path, task: str) -> Iterator[Path]:
-    """Hold the task for one run; yields the folder of its checkpoints.  A dead process holds nothing."""
-    folder = bundle / _FOLDER / task
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o666)
-    except OSError as error:
-        raise EdgepeftError(
-            f"{bundle} cannot be written ({error.strerror}); tuning keeps its checkpoints and its result there. "
-            "Copy the bundle to a place that can be written."
-        ) from error
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        raise UsageError(
-            f"task {task} of {bundle} is being tuned by another process; wait for it, or tune another task."
-        ) from None
-    try:
-        yield folder
-    finally:
-        if latest(folder) is None:
-            discard(folder)
-        os.close(descriptor)
+def claim(bundle: Path, task: str, wait_s: float = 0) -> Iterator[Path]:
+    """Hold the task for one run; yields the folder of its checkpoints.  A dead process holds nothing.
+
+    Raises:
+        UsageError: another process holds it, for ``wait_s`` seconds by now.
+    """
+    with contextlib.ExitStack() as held:
+        try:
+            folder = held.enter_context(held_folder(bundle, _FOLDER, task, wait_s=wait_s))
+        except Busy:
+            waited = f" (waited {wait_s:g} s for it)" if wait_s else ""
+            raise UsageError(
+                f"task {task} of {bundle} is being tuned by another process{waited}; wait for it, or tune another task."
+            ) from None
+        except OSError as error:
+            raise EdgepeftError(
+                f"{bundle} cannot be written ({error.strerror}); tuning keeps its checkpoints and its result there. "
+                "Copy the bundle to a place that can be written."
+            ) from error
+        try:
+            yield folder
+        finally:
+            if latest(folder) is None:
+                discard(folder)
 
 
 def discard(folder: Path) -> None:
     """Remove every checkpoint of a run that is over."""
-    shutil.rmtree(folder, ignore_errors=True)
-    with contextlib.suppress(OSError):  # another task has one
-        folder.parent.rmdir()
+    for path in folder.iterdir():
+        if path.name == LOCK_FILE:
+            continue
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)

@@ -1,16 +1,22 @@
 """A .bin takes no more memory than its bytes: not by strides, not by its pickle, not by an archive in an archive."""
 
 import io
+import json
 import pickle
 import tarfile
 import zipfile
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
-from edgepeft.backbones import pickled
+from edgepeft.backbones import checkpoint, pickled
+from edgepeft.backbones.checkpoint import Checkpoint
 from edgepeft.backbones.pickled import read_pickled
 from edgepeft.common.errors import BundleError
+from edgepeft.deploy.verify import read_check
+from edgepeft.training.interop import conversion
+from edgepeft.training.interop.conversion import read_state_dict
 
 
 @pytest.mark.parametrize("archive", [True, False])
@@ -73,3 +79,17 @@ def test_code_and_damage_are_refused(tmp_path):
         archive.writestr("a", b"")
     with pytest.raises(BundleError):
         read_pickled(path)
+
+
+def test_a_safetensors_file_that_is_all_header_is_refused_unparsed(tmp_path, monkeypatch):
+    path = tmp_path / "adapter_model.safetensors"
+    save_file({"w": torch.ones(3)}, path)
+    assert [*Checkpoint.open(path).tensors] == [*read_state_dict(tmp_path, path.name)] == ["w"]
+    monkeypatch.setattr(checkpoint, "_MAX_HEADER_BYTES", 50)
+    monkeypatch.setattr(json, "loads", lambda _: pytest.fail("it was parsed"))
+    monkeypatch.setattr(conversion, "load_file", lambda _: pytest.fail("it was read"))
+    for read in (lambda: Checkpoint.open(path), lambda: read_state_dict(tmp_path, path.name)):
+        with pytest.raises(BundleError, match="header claims"):
+            read()
+    with pytest.raises(BundleError, match="header claims"):
+        read_check(path.read_bytes(), "a check file")

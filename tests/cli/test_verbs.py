@@ -191,6 +191,22 @@ def test_eval_scores_the_deployed_artefact(exported, tmp_path):
     assert "accuracy 0.7500 on 4 rows" in report and "| w7 |" in report
 
 
+def test_eval_writes_the_confusion_matrix_where_it_is_asked_to(exported, tmp_path):
+    rows = written(tmp_path / "rows.jsonl", [{"sentence1": f"w{7 + i}", "label": "yes"} for i in range(12)])
+    done = edgepeft("eval", exported, "--task", "mood", "--data", rows, "--out", tmp_path / "out")
+    shown = " ".join(done.stdout.split())
+    assert done.returncode == 0 and "No row has the label no: left out." in shown
+    right = int((tmp_path / "out" / "confusion.csv").read_text().splitlines()[-1].split(",")[-1])
+    assert f"accuracy {right / 12:.3f} " in shown and f"mood: accuracy {right / 12:.3f} on 12 rows" in shown
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    numbers = written(tmp_path / "numbers.jsonl", [{"sentence1": "w7", "label": 1.0}])
+    refused = edgepeft("eval", exported, "--task", "score", "--data", numbers, "--out", tmp_path / "more")
+    assert refused.returncode == 2 and "a regression has none; leave it out" in refused.stderr
+    assert not (tmp_path / "more").exists()
+    taken = edgepeft("eval", exported, "--task", "mood", "--data", rows, "--out", rows)
+    assert taken.returncode == 2 and "is a file; an output folder is needed" in taken.stderr
+
+
 def test_verify_tells_of_parity_and_exits_3_for_a_changed_file(bundle):
     good = edgepeft("verify", bundle, "--json")
     assert good.returncode == 0 and json.loads(good.stdout)["passed"]

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from edgepeft.common.atomic import LOCK_FILE, _exchanged, check_target, locked, new_folder, write_atomically, write_json
+from edgepeft.common.atomic import _exchanged, check_target, new_folder, write_atomically, write_json
 from edgepeft.common.errors import EdgepeftError, UsageError, VerificationFailed
+from edgepeft.common.own_folder import LOCK_FILE, locked
 from edgepeft.common.resources import cache_folder, private_folder
 
 
@@ -150,7 +151,7 @@ def test_a_user_without_a_home_hears_what_names_a_cache(tmp_path, monkeypatch):
 
 def held_by_another_process(folder):
     """A process that is in ``locked`` until its standard input ends."""
-    code = f"import sys; from edgepeft.common.atomic import locked; from pathlib import Path\nwith locked(Path({str(folder)!r})):\n"
+    code = f"import sys; from edgepeft.common.own_folder import locked; from pathlib import Path\nwith locked(Path({str(folder)!r})):\n"
     code += "    print('held', flush=True); sys.stdin.read()"
     process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "held\n"

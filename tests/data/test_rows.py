@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from edgepeft.common.errors import DataError, MissingPackage, UsageError
+from edgepeft.data import conll, readers
+from edgepeft.data import rows as rows_module
 from edgepeft.data.parts import load_data
 from edgepeft.data.rows import Columns, read_rows
 from edgepeft.tasks.regression import Regression
@@ -342,3 +344,35 @@ def test_tags_of_several_kinds_are_refused_with_the_choice(tmp_path):
     (tmp_path / "rows.jsonl").write_text(json.dumps({"tokens": ["a"], "ner_tags": ["O"], "pos_tags": ["DT"]}))
     with pytest.raises(DataError, match="ner_tags, pos_tags may each be the tags; say which: --label-column NAME"):
         list(read_rows(tmp_path / "rows.jsonl", labels=True, label_of=Tokens.label_text))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "refused"),
+    [
+        ("a.json", "[" + ",".join(["[]"] * 40) + "]", r"more than \d+ lists and objects"),
+        ("a.jsonl", '{"more": [' + ",".join(["{}"] * 40) + "]}", r"more than \d+ lists and objects"),
+        ("a.csv", "," * 30, "more than 20 cells in a line"),
+        ("a.csv", 'sentence1,label\n"' + "," * 30 + '",a', "more than 20 cells in a line"),
+        ("a.conll", "word O\n" * 30, "a row of more than 20 words"),
+    ],
+)
+def test_the_parts_of_a_row_are_counted_before_it_is_made(tmp_path, monkeypatch, name, content, refused):
+    for module, bound in ((readers, "_MOST_PARTS"), (readers, "_MOST_CELLS"), (conll, "_MOST_WORDS")):
+        monkeypatch.setattr(module, bound, 20)
+    (path := tmp_path / name).write_text(content)
+    with pytest.raises(DataError, match=refused):
+        for _, row in readers.format_of(path)(path):
+            if isinstance(row, DataError):
+                raise row
+
+
+def test_a_file_of_something_else_is_not_read_to_its_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(rows_module, "_MOST_BAD", 10)
+    (path := tmp_path / "a.jsonl").write_text("[]\n" * 30 + '{"sentence1": "a", "label": "b"}\n')
+    told = []
+    with pytest.raises(DataError, match=":11: expected a JSON object"):
+        list(read_rows(path, labels=True, bad=lambda line, *_: told.append(line)))
+    assert told == [*range(1, 11)]
+    path.write_text('{"sentence1": "a", "label": "b"}\n' + "[]\n" * 30)
+    told.clear()
+    assert len(list(read_rows(path, labels=True, bad=lambda line, *_: told.append(line)))) == 1 and len(told) == 30

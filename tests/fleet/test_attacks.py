@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import socket
+import time
 
 import pytest
 from boards_of import downloads, tree
@@ -87,12 +88,13 @@ def endless_metadata(fleet, board, retrained):
 
 
 def dripping(fleet, board, retrained):
-    """A byte, and then too little; with a clock that says so (``slow``)."""
+    """A byte now and then, within less time than half a minute (``slow``)."""
 
     def drip(body, content):
         for byte in content:
             body.write(bytes([byte]))
             body.flush()
+            time.sleep(0.05)
 
     fleet.served.faults["timestamp.json"] = drip
 
@@ -116,10 +118,9 @@ def of_another_repository(fleet, board, retrained):
 
 @pytest.fixture
 def slow(monkeypatch, request):
-    """With a clock by which nothing is fast enough."""
+    """A window of a part of a second."""
     if "dripping" in request.node.name:
-        monkeypatch.setattr("edgepeft.fleet.fetcher._GRACE_S", -1.0)
-        monkeypatch.setattr("edgepeft.fleet.fetcher._LEAST_BYTES_S", float("inf"))
+        monkeypatch.setattr("edgepeft.fleet.fetcher._WINDOW_S", 0.3)
 
 
 @pytest.mark.parametrize(
@@ -207,8 +208,8 @@ def test_a_file_that_its_entry_does_not_name_is_refused(fleet, board, retrained)
 
 
 def test_a_server_that_never_answers_is_left(board, fleet, monkeypatch):
-    monkeypatch.setattr("edgepeft.fleet.fetcher._ANSWER_S", 0.2)
+    monkeypatch.setattr("edgepeft.fleet.fetcher._WINDOW_S", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         fleet.served.address = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        with pytest.raises(EdgepeftError, match="no whole answer within"):
+        with pytest.raises(EdgepeftError, match="it comes too slowly"):
             fleet.pull(board)

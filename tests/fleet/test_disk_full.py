@@ -44,7 +44,7 @@ def filled(change, published, retrained, folder, disk, rooms, monkeypatch):
         filling = disk / "filling"
         filling.write_bytes(bytes(max(0, room(disk) - left)))
         try:
-            pull(str(repository), board)
+            pull(str(repository), board, root=repository / "metadata" / "1.root.json")
         except EdgepeftError as error:
             assert "no space left" in str(error).lower(), error
             ended.append("unnoted" if "in force as published" in str(error) else "refused")
@@ -55,7 +55,7 @@ def filled(change, published, retrained, folder, disk, rooms, monkeypatch):
             content_of(board / TASKS_FOLDER, task, entry)  # BundleError: missing or altered
         assert answers(board) == (old if ended[-1] == "refused" else new)
         filling.unlink()
-        pull(str(repository), board)
+        pull(str(repository), board, root=repository / "metadata" / "1.root.json")
         assert answers(board) == new and list((board / ".fleet").glob("files/*")) == []
         assert [path.name for path in disk.iterdir()] == ["board"]
         shutil.rmtree(board)

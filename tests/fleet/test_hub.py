@@ -1,69 +1,69 @@
-"""The Hub carries the same files: by huggingface_hub, here with a folder in the Hub's place, for no test has a network."""
+"""The Hub carries the same files; here a server over loopback is in its place, for no test has a network."""
 
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import huggingface_hub
+import huggingface_hub.constants
+import huggingface_hub.file_download
 import pytest
 import yaml
 from boards_of import answers
-from huggingface_hub import errors
 from verbs import edgepeft
 
 
 @pytest.fixture
-def hub(monkeypatch, tmp_path):
-    """``revisions`` are folders, by name; what the library would do with them."""
-    revisions = {}
+def hub(monkeypatch):
+    """A Hub over loopback; what the library's uploads would do to it."""
+    from hub_server import hub
 
-    def download(repository, file, *, revision):
-        assert repository == "acme/fleet"
-        if not (revisions[revision] / file).is_file():
-            raise errors.EntryNotFoundError(
-                f"404: {file}", response=SimpleNamespace(headers={}, request=None, status_code=404)
-            )
-        return str(revisions[revision] / file)
+    with hub() as server:
 
-    class Api:
-        def create_repo(self, name, *, exist_ok):
-            (tmp_path / "main").mkdir(exist_ok=exist_ok)
-            revisions["main"] = tmp_path / "main"
+        class Api:
+            def create_repo(self, name, *, exist_ok):
+                assert name == "acme/fleet" and exist_ok
 
-        def upload_file(self, *, path_or_fileobj, path_in_repo, repo_id, commit_message):
-            (tmp_path / "main" / path_in_repo).write_bytes(path_or_fileobj)
+            def upload_file(self, *, path_or_fileobj, path_in_repo, repo_id, commit_message):
+                server.put({path_in_repo: path_or_fileobj})
 
-        def upload_folder(self, *, repo_id, folder_path, ignore_patterns, commit_message):
-            shutil.copytree(folder_path, tmp_path / "main", dirs_exist_ok=True)
-            return SimpleNamespace(commit_url=f"https://hub.example/{repo_id}/commit/1")
+            def upload_folder(self, *, repo_id, folder_path, ignore_patterns, commit_message):
+                files = [path for path in Path(folder_path).rglob("*") if path.is_file()]
+                name = server.put({path.relative_to(folder_path).as_posix(): path.read_bytes() for path in files})
+                return SimpleNamespace(commit_url=f"https://hub.example/{repo_id}/commit/{name}")
 
-    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
-    monkeypatch.setattr(huggingface_hub, "HfApi", Api)
-    return revisions
+        monkeypatch.setattr(huggingface_hub, "HfApi", Api)
+        template = f"{server.address}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+        monkeypatch.setattr(huggingface_hub.file_download, "HUGGINGFACE_CO_URL_TEMPLATE", template, raising=False)
+        monkeypatch.setattr(huggingface_hub.constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+        yield server
 
 
 def test_what_is_published_to_the_hub_is_pulled_from_it_and_a_revision_can_be_pinned(hub, fleet, retrained, tmp_path):
     words = ["--keys", fleet.keys, "--to-hub", "acme/fleet", "--license", "mit"]
     done = edgepeft("publish", fleet.bundle, fleet.repository, *words)
-    assert done.returncode == 0 and "https://hub.example/acme/fleet/commit/1" in done.stderr, done.stderr
-    front = yaml.safe_load((tmp_path / "main" / "README.md").read_text().split("---")[1])
+    first = [*hub.commits][-1]
+    assert done.returncode == 0 and f"https://hub.example/acme/fleet/commit/{first}" in done.stderr, done.stderr
+    front = yaml.safe_load(hub.commits[first]["README.md"].decode().split("---")[1])
     assert front["license"] == "mit" and {"edgepeft", "lora", "houlsby", "regression"} <= set(front["tags"])
-    hub["v1"] = shutil.copytree(tmp_path / "main", tmp_path / "v1")
     edgepeft("publish", retrained / "newer", fleet.repository, *words)
-    done = edgepeft("pull", "--from-hub", "acme/fleet@v1", tmp_path / "board", "--root", fleet.root)
+    done = edgepeft("pull", "--from-hub", f"acme/fleet@{first}", tmp_path / "board", "--root", fleet.root)
     assert done.returncode == 0, done.stderr
     assert answers(tmp_path / "board") == answers(fleet.bundle)
     assert edgepeft("pull", "--from-hub", "acme/fleet", tmp_path / "board").returncode == 0
     assert answers(tmp_path / "board") == answers(retrained / "newer")
+    done = edgepeft("pull", "--from-hub", "acme/fleet@v9", tmp_path / "board")
+    assert done.returncode == 1 and "RevisionNotFound" in done.stderr, done.stderr
 
 
-def test_without_a_network_the_cache_is_named(fleet, board):
+def test_offline_is_said(fleet, board):
     done = edgepeft("pull", "--from-hub", "acme/fleet", board)
-    assert done.returncode == 1 and huggingface_hub.constants.HF_HUB_CACHE in done.stderr
+    assert done.returncode == 1 and "HF_HUB_OFFLINE is set" in done.stderr
     assert edgepeft("pull", "--from-hub", "fleet", board).returncode == 2
 
 

@@ -30,7 +30,12 @@ def killed(change, published, retrained, folder, times, seed):
     for n in range(times + 1):
         board = Path(shutil.copytree(published / "board", folder / f"board-{n}", symlinks=True))
         before, began = Manifest.read(board), time.monotonic()
-        process = run_child(lambda bundle, _: pull(str(repository), bundle) and None, board, repository, flags)
+        process = run_child(
+            lambda bundle, _: pull(str(repository), bundle, root=repository / "metadata" / "1.root.json") and None,
+            board,
+            repository,
+            flags,
+        )
         if duration is None:  # the first goes through, and is the measure of the others
             assert wait(process) == 0
             duration = time.monotonic() - began
@@ -45,7 +50,7 @@ def killed(change, published, retrained, folder, times, seed):
                 content_of(board / TASKS_FOLDER, task, entry)  # BundleError: missing or altered
             assert answers(board) == (old if now.tasks["mood"].sha256 == before.tasks["mood"].sha256 else new)
             if n % 2 == 0:
-                pull(str(repository), board)
+                pull(str(repository), board, root=repository / "metadata" / "1.root.json")
                 assert answers(board) == new and list((board / ".fleet").glob("files/*")) == []
                 assert [path.name for path in folder.glob(f".board-{n}*")] == []
         shutil.rmtree(board)

@@ -9,6 +9,7 @@ from dataclasses import asdict
 import numpy as np
 import onnx
 import pytest
+from cards import carded
 from deltas import TEXTS, random_delta, saved
 from once import made_once
 from onnx import numpy_helper
@@ -53,13 +54,13 @@ def multiply(folder, n=5):
                     noise = 0.2 * value.std() * source.standard_normal(value.shape)
                     tensor.CopyFrom(numpy_helper.from_array((value + noise).astype(np.float32), tensor.name))
             next(o for o in copy.graph.output if o.name == "logits").type.tensor_type.shape.dim[1].dim_value = n_labels
-            content = copy.SerializeToString()
-            (folder / "tasks" / f"{name}-{i}.onnx").write_bytes(content)
             facts = {
                 "labels": LABELS[i],
                 "kind": "regression" if LABELS[i] is None else "classification",
                 "max_length": 40 - 7 * i,
             }
+            content = carded(copy, f"{name}-{i}", **facts)
+            (folder / "tasks" / f"{name}-{i}.onnx").write_bytes(content)
             manifest["tasks"][f"{name}-{i}"] = entry | facts | {"sha256": hashlib.sha256(content).hexdigest()}
     (folder / "edgepeft.json").write_text(json.dumps(manifest))
     return folder
@@ -225,9 +226,10 @@ def test_tasks_that_came_with_a_reload_mix_and_one_that_was_replaced_answers_by_
     (folder / "edgepeft.json").write_text(json.dumps(manifest | {"tasks": shown}))
     with Runtime(folder, threads=1) as runtime:
         check(several, runtime, ["lora-0", "lora-1"], TEXTS[:2])
-        other = manifest["tasks"]["lora-3"]
-        (folder / "tasks" / "lora-0.onnx").write_bytes((folder / "tasks" / "lora-3.onnx").read_bytes())
-        everything = manifest["tasks"] | {"lora-0": manifest["tasks"]["lora-0"] | other}
+        content = carded(onnx.load(folder / "tasks" / "lora-3.onnx"), "lora-0")
+        other = manifest["tasks"]["lora-3"] | {"sha256": hashlib.sha256(content).hexdigest()}
+        (folder / "tasks" / "lora-0.onnx").write_bytes(content)
+        everything = manifest["tasks"] | {"lora-0": other}
         (folder / "edgepeft.json").write_text(json.dumps(manifest | {"tasks": everything}))
         assert {"lora-0", "lora-2", "pfeiffer-0", "pfeiffer-1"} <= set(runtime.reload())
         found = check(several, runtime, ["lora-2", "lora-0", "lora-3", "pfeiffer-0", "pfeiffer-1"], [TEXTS[5]] * 5)

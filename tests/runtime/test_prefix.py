@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import shutil
 
 import numpy as np
 import pytest
 import suite
+from cards import restated
 from deltas import TEXTS, random_delta, saved
 from tolerance import require_alike
 
@@ -75,9 +75,7 @@ def test_the_lower_layers_run_once_for_all_tasks_that_leave_them_alone(bundle, m
 
 def test_labels_that_do_not_fit_the_graph_are_refused_not_spread_over_it(bundle, tmp_path):
     folder = shutil.copytree(bundle, tmp_path / "bundle")
-    manifest = json.loads((folder / "edgepeft.json").read_text())
-    manifest["tasks"]["b"]["labels"] = ["x", "y", "z", "w"]
-    (folder / "edgepeft.json").write_text(json.dumps(manifest))
+    restated(folder, "b", labels=["x", "y", "z", "w"])
     with pytest.raises(BundleError, match="task b gives 2 logits; its manifest entry names 4"):
         Runtime(folder).predict_all(["a", "b"], TEXTS[:3])
 

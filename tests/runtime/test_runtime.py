@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from cards import restated
 from deltas import TEXTS
 from tolerance import require_alike
 from verbs import edgepeft
@@ -19,8 +20,8 @@ from edgepeft.backbones.source import open_backbone
 from edgepeft.backbones.tokens import Text
 from edgepeft.bundle.bundle import Bundle
 from edgepeft.bundle.delta import Delta
-from edgepeft.common.atomic import locked
 from edgepeft.common.errors import BundleError, DataError, UnknownName, UsageError, VerificationFailed
+from edgepeft.common.own_folder import locked
 from edgepeft.deploy.audit import audit
 from edgepeft.deploy.install import commit_tasks, prepare_exported, remove_task, roll_back
 from edgepeft.runtime.runtime import Runtime, in_batches
@@ -264,10 +265,8 @@ def test_manifest_versions_name_what_made_the_bundle(exported):
 
 
 def trained(bundle, task):
-    """The bundle with a manifest that says that the task was trained here, so what it was trained on is known."""
-    document = json.loads((bundle / "edgepeft.json").read_bytes())
-    document["tasks"][task]["training"] = {"epochs": 1}
-    (bundle / "edgepeft.json").write_text(json.dumps(document))
+    """The bundle where it is said that the task was trained here, so what it was trained on is known."""
+    restated(bundle, task, training={"epochs": 1})
     return bundle
 
 

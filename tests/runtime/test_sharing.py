@@ -11,6 +11,7 @@ from dataclasses import asdict
 import numpy as np
 import onnx
 import pytest
+from cards import carded
 from deltas import TEXTS, random_delta, saved
 from onnx import numpy_helper
 from tolerance import require_alike
@@ -149,7 +150,7 @@ def test_a_thousand_tasks_in_one_bundle(siblings, tmp_path, opened):
     start = numpy_helper.to_array(bias).copy()
     for i in range(1000):
         bias.CopyFrom(numpy_helper.from_array(start + np.float32(i), bias.name))
-        content = graph.SerializeToString()
+        content = carded(graph, f"t{i}")
         (folder / "tasks" / f"t{i}.onnx").write_bytes(content)
         manifest["tasks"][f"t{i}"] = {**entry, "sha256": hashlib.sha256(content).hexdigest()}
     (folder / "edgepeft.json").write_text(json.dumps(manifest))

@@ -25,6 +25,8 @@ def test_a_malformed_task_is_an_error_of_its_own_and_the_others_answer(bundle, n
         with pytest.raises(BundleError):
             runtime.predict("mood", ["w5"])
         assert isinstance(runtime.predict("pair", ["w5"])[0], Prediction)
+        found = runtime.predict_mixed(["mood", "pair"], ["w5", "w6"], strict=False)
+        assert [type(each) for each in found] == [BundleError, Prediction]
 
 
 def test_a_malformed_task_is_marked_at_the_start_and_later_and_changes_are_still_taken_over(bundle, tmp_path, exported):

@@ -17,7 +17,7 @@ pytest.importorskip("uvicorn", reason="needs pip install edgepeft[serve]")
 torch = pytest.importorskip("torch", reason="exporting needs pip install edgepeft[train]")
 
 from edgepeft.bundle.manifest import Manifest
-from edgepeft.common.atomic import locked
+from edgepeft.common.own_folder import locked
 from edgepeft.runtime.runtime import Runtime
 from edgepeft.serve.problems import Refused
 from edgepeft.serve.schemas import TuneRequest

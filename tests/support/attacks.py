@@ -48,11 +48,11 @@ def send(connection: socket.socket, content: bytes, times: int = 1) -> None:
             connection.sendall(content)
 
 
-def ask(port: int, body: bytes, head: bytes = b"") -> None:
+def ask(port: int, body: bytes, head: bytes = HEAD) -> None:
     """One request, and its answer read to the end."""
     with contextlib.suppress(OSError), connect(port) as connection:
         connection.settimeout(30)
-        send(connection, HEAD + head + b"Connection: close\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
+        send(connection, head + b"Connection: close\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
         while connection.recv(65536):
             pass
 
@@ -184,8 +184,8 @@ def connections(port: int) -> None:
     at_once([one] * 4)
 
 
-def _bodies(port: int, body: bytes) -> None:
-    at_once([lambda: ask(port, body)] * 16)
+def _bodies(port: int, body: bytes, head: bytes = HEAD) -> None:
+    at_once([lambda: ask(port, body, head)] * 16)
 
 
 def zeros(port: int) -> None:
@@ -217,6 +217,36 @@ def escapes(port: int) -> None:
     """A text of escapes and one of quotes, none of which ends."""
     _bodies(port, b'{"text":"' + b"\\u0041" * 170_000)
     _bodies(port, b'{"text":"' + b'\\"' * 500_000)
+
+
+def _taught(port: int, label: bytes) -> None:
+    """A row to tune on with that label, sixteen times at once."""
+    _bodies(port, b'{"rows":[{"text":"w5","label":%b}]}' % label, HEAD.replace(b"/v1/predict", b"/v1/tasks/mood:tune"))
+
+
+def label_of_objects(port: int) -> None:
+    """A label of 99,001 empty objects."""
+    _taught(port, b"[" + b",".join([b"{}"] * 99_001) + b"]")
+
+
+def label_of_keys(port: int) -> None:
+    """A label with 65,000 fields that are not known."""
+    _taught(port, b"{" + b",".join(b'"a%d":0' % i for i in range(65_000)) + b"}")
+
+
+def label_of_spans(port: int) -> None:
+    """A label of 16,000 spans, the last of which is none."""
+    span = b'{"start":0,"end":1,"label":"a"}'
+    _taught(port, b"[" + b",".join([span] * 16_000) + b",{}]")
+
+
+def rows_without_labels(port: int) -> None:
+    """20,000 rows to tune on, each with a field that is not known."""
+    _bodies(
+        port,
+        b'{"rows":[' + b",".join([b'{"text":"a","label":"b","x":0}'] * 20_000) + b"]}",
+        HEAD.replace(b"/v1/predict", b"/v1/tasks/mood:tune"),
+    )
 
 
 def flood(port: int) -> None:
@@ -255,5 +285,9 @@ ATTACKS: tuple[Attack, ...] = (
     unknown_keys,
     long_numbers,
     escapes,
+    label_of_objects,
+    label_of_keys,
+    label_of_spans,
+    rows_without_labels,
     flood,
 )

@@ -57,6 +57,7 @@ SHARES = {
     "profile": 0.07,
     "bench": 0.07,
     "session": 0.02,
+    "rows": 0.1,
 }
 ALTERED_SHARE = 0.008
 _SHOWN_EVERY = 100  # cases

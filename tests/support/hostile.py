@@ -68,12 +68,12 @@ def of_a_constant(graph: onnx.ModelProto, location: Location) -> None:
 NAMING = (of_a_function, named_twice, of_a_branch, initializer, of_a_constant)
 
 
-def alter(bundle: Path, name: str, change: Callable[[onnx.ModelProto], None]) -> None:
-    """Change one graph, and make the manifest's hash of it right."""
+def alter(bundle: Path, name: str, change: Callable[[onnx.ModelProto], object], behind: bytes = b"") -> None:
+    """Change one graph, put what is no message yet ``behind`` it, and make the manifest's hash of it right."""
     path = bundle / name
     graph = onnx.load(path, load_external_data=False)
     change(graph)
-    content = graph.SerializeToString()
+    content = graph.SerializeToString() + behind
     path.write_bytes(content)
     document = json.loads((bundle / "edgepeft.json").read_bytes())
     holder = document

@@ -22,10 +22,12 @@ class Hub:
 
     def commit(self, lines):
         """As the Hub's commit API has them, a JSON document a line."""
-        files = dict([*self.commits.values()][-1])
-        for line in lines:
-            if line["key"] == "file":
-                files[line["value"]["path"]] = base64.b64decode(line["value"]["content"])
+        files = [line["value"] for line in lines if line["key"] == "file"]
+        return self.put({each["path"]: base64.b64decode(each["content"]) for each in files})
+
+    def put(self, files):
+        """A commit with these files beside those that are there."""
+        files = {**[*self.commits.values()][-1], **files}
         name = hashlib.sha1(repr(sorted(files)).encode() + str(len(self.commits)).encode()).hexdigest()
         self.commits[name] = files
         return name

@@ -84,7 +84,9 @@ def run_child(operation: Callable[[Path, Path], None], bundle: Path, spare: Path
 
         def heard(event: str, arguments: tuple[Any, ...]) -> None:
             writes = event == "open" and isinstance(arguments[2], int) and arguments[2] & (os.O_WRONLY | os.O_RDWR)
-            if writes and str(arguments[0]).startswith(root):
+            if writes and os.path.realpath(str(arguments[0])).startswith(
+                root
+            ):  # also what is open: /proc/self/fd/7/...
                 flags[WRITING] = 1
 
         sys.addaudithook(heard)

@@ -7,10 +7,14 @@ hashes are right.
 from __future__ import annotations
 
 import asyncio
+import gzip
 import hashlib
+import io
 import json
 import shutil
-from collections.abc import Callable, Sequence
+import warnings
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from edgepeft.common.errors import EdgepeftError
@@ -226,6 +230,92 @@ def bench(folder: Path) -> tuple[list[bytes], Target]:
     return [json.dumps(seed).encode()], target
 
 
+def rows(folder: Path) -> tuple[list[bytes], Target]:
+    """A data file in each format, as `edgepeft look` and `train` read it; its name stands before its content."""
+    from edgepeft.data.bad_rows import BadRows
+    from edgepeft.data.rows import Columns, head_of, read_rows
+    from edgepeft.data.shapes import told_shape
+    from edgepeft.tasks.base import kind_named
+
+    folder.mkdir(exist_ok=True)
+
+    def target(data: bytes) -> str:
+        name, _, content = data.partition(b"\n")
+        path = folder / f"rows{name.decode('ascii', 'ignore')}"
+        if name not in _ROWS:  # the mutation was of the name
+            return "unread"
+        path.write_bytes(content)
+        outcome = "read"
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                shape = told_shape(path, head_of(path))
+                kind = kind_named(shape.kind if shape else "classification")
+                columns = kind.columns(Columns())
+                if kind.name == "text" and shape is not None:
+                    columns = columns._replace(source=shape.source, target=shape.target)
+                bad = BadRows(path)
+                found = list(read_rows(path, labels=True, columns=columns, label_of=kind.label_text, bad=bad))
+                bad.settle(skip=False, some=bool(found))
+        except EdgepeftError as error:
+            outcome = "refused"
+            if len(str(error)) > 100_000:
+                raise WrongAnswer(f"an error of {len(str(error))} characters") from error
+        return outcome
+
+    return [name + b"\n" + content for name, content in _packed(folder)] + [
+        name + b"\n" + content for name, contents in _ROWS.items() for content in contents
+    ], target
+
+
+_ROWS: dict[bytes, list[bytes]] = {
+    b".jsonl": [
+        b'{"text": "good film", "label": "a"}\n{"text": "bad", "label": "b"}\n',
+        b'{"tokens": ["Ada", "came"], "tags": ["B-PER", "O"]}\n',
+        b'{"question": "a", "choices": {"text": ["b", "c"], "label": ["1", "2"]}, "answerKey": "2"}\n',
+        b'{"question": "a", "context": "the b", "answers": {"text": ["b"], "answer_start": [4]}}\n',
+        b'{"text": "Ada came.", "entities": [[0, 3, "PER"]]}\n{"anchor": "a", "positive": "b"}\n',
+    ],
+    b".json": [b'[{"text": "a", "label": 1}, {"text": "b", "label": 2.5}]', b'{"data": [{"paragraphs": [{"context": "the b", "qas": [{"question": "a", "answers": [{"text": "b", "answer_start": 4}]}]}]}]}'],
+    b".csv": [b"text,label\ngood,a\n\"bad, very\",b\n", "text;label\nschön;a\n".encode("cp1252"), "text\tlabel\ngood\ta\n".encode("utf-16")],
+    b".tsv": [b"sentence1\tsentence2\tlabel\na\tb\t0\n"],
+    b".conll": [b"-DOCSTART- -X- O\n\nAda NNP B-PER\ncame VBD O\n"],
+    b".conllu": [b"# text = Ada came.\n1\tAda\tAda\tPROPN\tNNP\t_\t2\tnsubj\t_\t_\n2\tcame\tcome\tVERB\tVBD\t_\t0\troot\t_\t_\n"],
+    b".jsonl.gz": [],
+    b".csv.gz": [],
+    b".zip": [],
+    b".xlsx": [],
+    b".parquet": [],
+}  # fmt: skip
+
+
+def _packed(folder: Path) -> Iterator[tuple[bytes, bytes]]:
+    """The formats that are no text; stored where that can be, so that a mutation meets what is inside."""
+    import pyarrow
+    from openpyxl import Workbook
+    from pyarrow import parquet
+
+    yield b".jsonl.gz", gzip.compress(_ROWS[b".jsonl"][0])
+    yield b".csv.gz", gzip.compress(_ROWS[b".csv"][0], 0)
+    for method in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        with zipfile.ZipFile(archive := io.BytesIO(), "w", method) as file:
+            file.writestr("all/a/1.txt", "good film")
+            file.writestr("all/b/1.txt", "bad film")
+        yield b".zip", archive.getvalue()
+    book, plain = Workbook(), io.BytesIO()
+    for cells in (("text", "label"), ("good", "a"), ("bad", 2), ("bad", 2.5)):
+        book.active.append(cells)
+    book.save(plain)
+    with zipfile.ZipFile(plain) as source, zipfile.ZipFile(stored := io.BytesIO(), "w") as file:
+        for name in source.namelist():
+            if "theme" not in name:
+                file.writestr(name, source.read(name))
+    yield b".xlsx", stored.getvalue()
+    table = pyarrow.table({"text": ["good", "bad"], "label": ["a", "b"], "more": [["x"], []]})
+    parquet.write_table(table, folder / "seed.parquet")
+    yield b".parquet", (folder / "seed.parquet").read_bytes()
+
+
 def request(bundle: Path) -> tuple[list[bytes], Target]:
     """Bodies, paths and headers against the application itself: never a 5xx, always a document."""
     from edgepeft.serve.app import create_app
@@ -309,5 +399,6 @@ def targets(bundle: Path, folder: Path) -> dict[str, Callable[[], tuple[list[byt
         "profile": lambda: profile(folder),
         "bench": lambda: bench(folder),
         "request": lambda: request(own("request")),
+        "rows": lambda: rows(folder / "rows"),
         **{f"altered-{Path(f).name}": lambda f=f: altered(own(f"altered-{Path(f).name}"), f) for f in files},  # type: ignore[misc]
     }

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cards import restated
 from deltas import random_delta, saved
 from tolerance import Exact, exactly
 from verbs import shown, verb
@@ -60,9 +61,7 @@ def made(backbone: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert done.exit_code == 0, (done.output, done.exception)
     (folder / "windows.txt").write_text(done.output)
     shown("export", "--backbone", backbone, "--delta", folder / "windows", "--out", folder / "bundle", "--json")
-    manifest = json.loads((shutil.copytree(folder / "bundle", folder / "cut") / "edgepeft.json").read_text())
-    manifest["tasks"]["mood"]["chosen"] = {}
-    (folder / "cut" / "edgepeft.json").write_text(json.dumps(manifest))
+    restated(shutil.copytree(folder / "bundle", folder / "cut"), "mood", chosen={})
     return folder
 
 

@@ -345,7 +345,7 @@ def test_a_bundle_that_cannot_be_written_is_told_apart(bundle, moods, monkeypatc
     def refuse(*_, **__):
         raise OSError(30, "Read-only file system")
 
-    monkeypatch.setattr(Path, "mkdir", refuse)
+    monkeypatch.setattr("os.mkdir", refuse)
     with pytest.raises(EdgepeftError, match=r"cannot be written \(Read-only file system\).*Copy the bundle"):
         quick(bundle, "mood", moods)
 

@@ -96,14 +96,14 @@ def reliability(key: str, name: str, task: str, found: Calibration) -> Iterator[
             bins = [each for each in getattr(found.bins, which) if each.rows]
             places = [each.confidence for each in bins], [each.accuracy for each in bins]
             error = getattr(found.ece, which)
-            axis.plot(*places, marker, color=colour, label=f"{_WITH[which]}: error {error:.4f}")
+            axis.plot(*places, marker, color=colour, label=f"{_WITH[which]}: error {rounded(error)}")
         axis.set(xlabel="probability of the answer", ylabel="share of answers that are right", xlim=(0, 1), ylim=(0, 1))
         axis.legend(frameon=False)
 
     n = sum(each.rows for each in found.bins.after)
     text = (
         f"{name}. {n} rows in bins of equal width; temperature {found.temperature:.3f}, expected calibration error "
-        f"{found.ece.before:.4f} without it and {found.ece.after:.4f} with it."
+        f"{rounded(found.ece.before)} without it and {rounded(found.ece.after)} with it."
     )
     rows: list[tuple[Cell, ...]] = [
         (_WITH[which], each.rows, round(each.confidence, 4), round(each.accuracy, 4))

@@ -1,0 +1,236 @@
+"""Folders that edgepeft keeps inside another (a bundle's ``.fleet`` and ``.tune``, a sweep's runs), and locks.
+
+Whoever makes a bundle or can write beside it can put a link there, or a folder of theirs.  So nothing is written,
+deleted or locked but in a folder that was opened without following a link, that belongs to this user or root, and that
+nobody else can write to; the same holds of what lies in it.  The way up to the bundle may have links.
+
+A folder of ours that its group can write to passes: a umask of 002, as where each user has a group of their own, makes
+such, and which group that is was the owner's to choose.  New folders are closed to everybody else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+import time
+from collections.abc import Iterator
+from pathlib import Path, PurePath
+
+from edgepeft.common.errors import EdgepeftError
+
+__all__ = ["LOCK_FILE", "Busy", "held_folder", "locked", "own_folder"]
+
+LOCK_FILE, LOCK_WAIT_S = ".edgepeft.lock", 60.0  # a commit to a bundle takes a second or two
+_LOCK_POLL_S = 0.05
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+
+
+@contextlib.contextmanager
+def own_folder(base: Path, *names: str, make: bool = False, deep: bool = False) -> Iterator[Path]:
+    """Open ``base/name/...``, see that it is nobody else's, and yield a path that goes on leading to it.
+
+    Where Linux' /proc is, that path is of the open folder, so what becomes of its name meanwhile changes nothing.
+    ``make`` makes what is missing; ``deep`` looks at all that lies in it, too, before it is written to.
+
+    Raises:
+        EdgepeftError: a link, or another user's to write to.
+        FileNotFoundError: it is not there.
+    """
+    shown, descriptor = base, os.open(base, _FOLDER)
+    try:
+        for name in names:
+            if name in ("", ".", "..") or "/" in name:
+                raise EdgepeftError(f"{name!r} is no name of a folder in {shown}.")
+            shown /= name
+            inner = _opened(descriptor, name, shown, make)
+            os.close(descriptor)
+            descriptor = inner
+        if deep:
+            _require_own_content(descriptor, shown)
+        through = Path(f"/proc/self/fd/{descriptor}")
+        path = through if through.exists() else shown
+        try:
+            yield path
+        except EdgepeftError as error:  # which names what nobody gave
+            if str(through) in str(error):
+                error.args = (str(error).replace(str(through), str(shown)),)
+            raise
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def held_folder(base: Path, *names: str, wait_s: float = 0) -> Iterator[Path]:
+    """As ``own_folder``, made, looked through and locked; what is empty afterwards goes.
+
+    Raises:
+        Busy: another process holds it.
+        EdgepeftError: it is another user's to write to.
+    """
+    held = contextlib.ExitStack()
+    while True:
+        with contextlib.suppress(Gone), contextlib.ExitStack() as tried:  # by the one who held it last
+            folder = tried.enter_context(own_folder(base, *names, make=True, deep=True))
+            tried.enter_context(locked(folder, wait_s))
+            held = tried.pop_all()
+            break
+    try:
+        with held:
+            yield folder
+    finally:
+        with contextlib.suppress(OSError, EdgepeftError):  # there is something in it
+            for n in range(len(names) - 1, -1, -1):
+                with own_folder(base, *names[:n]) as parent:
+                    (parent / names[n]).rmdir()
+
+
+def _opened(parent: int, name: str, shown: Path, make: bool) -> int:
+    """A descriptor of the folder ``name`` in ``parent``, which is nobody else's."""
+    if make:
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(name, 0o700, dir_fd=parent)
+    try:
+        descriptor = os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=parent)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENOTDIR):
+            _require_own(os.lstat(name, dir_fd=parent), shown)
+            raise EdgepeftError(f"{shown} is a file, and a folder is needed there. Remove it, then repeat.") from None
+        raise
+    try:
+        _require_own(os.fstat(descriptor), shown)
+    except EdgepeftError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _require_own_content(descriptor: int, shown: Path) -> None:
+    """See that what lies in a folder is as the folder itself; a link may name a file beside it, as tuf's does.
+
+    What others cannot reach may have any mode: a umask of 0 gives files every right.
+    """
+    reached = bool(os.fstat(descriptor).st_mode & stat.S_IXOTH)
+    for parent, folders, files, inside in os.fwalk(".", dir_fd=descriptor):
+        for name in (*folders, *files):
+            with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+                status = os.lstat(name, dir_fd=inside)
+                beside = (
+                    stat.S_ISLNK(status.st_mode) and name in files and _leads_down(os.readlink(name, dir_fd=inside))
+                )
+                if not beside:
+                    _require_own(status, shown / parent / name, reached)
+
+
+def _leads_down(target: str) -> bool:
+    return not target.startswith("/") and ".." not in PurePath(target).parts
+
+
+def _require_own(status: os.stat_result, shown: Path, reached: bool = True) -> None:
+    """See that a folder or file is no link, and nobody else's to write to."""
+    owner, us = status.st_uid, os.geteuid()
+    if stat.S_ISLNK(status.st_mode):
+        raise EdgepeftError(
+            f"{shown} is a link, of user {owner}; nothing is written or deleted through it. Remove it, then repeat."
+        )
+    if owner not in (us, 0):  # root may write anywhere
+        raise EdgepeftError(
+            f"{shown} belongs to user {owner}, and this is user {us}. Work as that user; or remove it, where it is not "
+            "known how it came there."
+        )
+    all_may = bool(status.st_mode & stat.S_IWOTH)
+    if reached and (all_may or (status.st_mode & stat.S_IWGRP and owner != us)):
+        who, right = ("every user", "o") if all_may else ("its group", "g")
+        raise EdgepeftError(
+            f"{shown}, of user {owner}, can be written to by {who} (mode {stat.S_IMODE(status.st_mode):o}). If nobody "
+            f"else has written there, close it: chmod {right}-w {shown}; else remove it."
+        )
+
+
+class Busy(EdgepeftError):
+    """Another process of this user holds the lock."""
+
+
+class Gone(EdgepeftError):
+    """The folder was removed since it was found, by one who held it."""
+
+
+@contextlib.contextmanager
+def locked(folder: Path, wait_s: float = LOCK_WAIT_S) -> Iterator[None]:
+    """Keep other processes out of such blocks for this folder; what a dead process held is free.
+
+    The lock is flock(2) on a file in the folder that this user alone may open, so that no other user can hold it; the
+    file goes with the block.
+
+    Raises:
+        Busy: another process held it all the time.
+        Gone: the folder is not there.
+        EdgepeftError: the file there is somebody else's.
+    """
+    import fcntl
+
+    path, ends = folder / LOCK_FILE, time.monotonic() + wait_s
+    while True:
+        descriptor = _lock_file(path)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(descriptor, 20, 0).decode(errors="replace").strip() or "unknown"
+            os.close(descriptor)
+            if time.monotonic() > ends:
+                raise Busy(
+                    f"process {holder} has held {path} for {wait_s:g} s; wait for it, or end it, then repeat."
+                ) from None
+            time.sleep(_LOCK_POLL_S)
+            continue
+        if _is_at(path, descriptor):
+            break
+        os.close(descriptor)  # the one who held it has removed it
+    try:
+        with contextlib.suppress(OSError):  # a full disk only hides who holds it, and what is held may make room
+            os.pwrite(descriptor, b"%d\n" % os.getpid(), 0)
+        yield
+    finally:
+        if _is_at(path, descriptor):  # else the folder was exchanged, or the file removed by hand
+            path.unlink(missing_ok=True)
+        os.close(descriptor)
+
+
+def _is_at(path: Path, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.lstat())
+    except OSError:
+        return False
+
+
+def _lock_file(path: Path) -> int:
+    """A descriptor of the file, made where it is missing, private to this user."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        if error.errno == errno.ENOENT:
+            raise Gone(f"{path.parent} was removed meanwhile; repeat.") from None
+        raise EdgepeftError(
+            f"{path.parent} cannot be locked for writing: {path.name} cannot be opened ({error.strerror}). "
+            "Write to the folder as the user that it belongs to."
+        ) from error
+    status, us = os.fstat(descriptor), os.geteuid()
+    if status.st_uid not in (us, 0, path.parent.stat().st_uid) or not stat.S_ISREG(status.st_mode):
+        os.close(descriptor)
+        raise EdgepeftError(
+            f"{path.parent} cannot be locked for writing: {path.name} is of user {status.st_uid}, and this is user "
+            f"{us}. Remove {path}, then repeat."
+        )
+    if status.st_mode & 0o077 and _closed(descriptor):  # somebody else may hold it open, and locked
+        os.close(descriptor)
+        path.unlink(missing_ok=True)
+        return _lock_file(path)
+    return descriptor
+
+
+def _closed(descriptor: int) -> bool:
+    """Whether a file could be made private to its owner; not on a file system without modes, such as vfat."""
+    with contextlib.suppress(OSError):
+        os.fchmod(descriptor, 0o600)
+    return not os.fstat(descriptor).st_mode & 0o077
