@@ -185,7 +185,9 @@ def test_the_weights_file_holds_matrices_transposed_and_everything_else_as_it_wa
     matrices = {name for name in used if name.startswith("encoder.") and theirs[name].ndim == 2}
     assert len(matrices) == 2 * 6
     for name in matrices:
-        w8, scale = eight_bits(theirs[name])
+        columns = ours.pop(f"{name}:columns", None)
+        assert (columns is None) == name.endswith("output.dense.weight")
+        w8, scale = eight_bits(theirs[name] if columns is None else theirs[name] / columns)
         np.testing.assert_array_equal(ours.pop(f"{name}:int8:transposed"), w8.T)
         np.testing.assert_array_equal(ours.pop(f"{name}:scale"), scale)
     np.testing.assert_array_equal(ours.pop(f"{WORDS}:int8"), eight_bits(theirs[WORDS])[0])
@@ -195,10 +197,11 @@ def test_the_weights_file_holds_matrices_transposed_and_everything_else_as_it_wa
 
 
 def test_the_file_stands_for_the_weights_that_it_was_made_of(backbone, folder):
-    read = Bundle(folder).checkpoint.read
+    read, stored = Bundle(folder).checkpoint.read, load_file(folder / INT8_WEIGHTS_FILE)
     for name, weights in load_file(backbone.weights).items():
         if Bundle(folder).checkpoint.has(name):
-            step = np.abs(weights).max(-1, keepdims=True) / 127
+            columns = stored.get(f"{name}:columns", np.float32(1))
+            step = np.abs(weights / columns).max(-1, keepdims=True) / 127 * columns
             assert read(name).shape == weights.shape and (np.abs(read(name) - weights) <= 0.501 * step).all()
 
 
@@ -218,9 +221,10 @@ def test_query_key_and_value_read_one_quantised_input(folder):
     assert sum(node.op_type == "MatMulInteger" for node in nodes) == 2 * 6
 
 
-def test_a_delta_reads_a_quantised_tensor_as_float32_numbers(folder):
+@pytest.mark.parametrize("module", ["attention.output.dense", "attention.self.query"])  # a step a row, and a fixed one
+def test_a_delta_reads_a_quantised_tensor_as_float32_numbers(folder, module):
     """As an input weight:<tensor>, of the matrix and of the table."""
-    name, bundle = f"{LAYER}attention.output.dense.weight", Bundle(folder)
+    name, bundle = f"{LAYER}{module}.weight", Bundle(folder)
     delta = helper.make_model(
         helper.make_graph(
             [
