@@ -284,7 +284,7 @@ class Embedding(TaskType):
         rows = logits.reshape(len(logits), -1, self.n_outputs)
         own = [row[row[:, 0] > LOWEST].ravel() for row in rows]  # a text alone has no second vector beside pairs
         return [
-            VectorPrediction(task, None, math.nan, {}, tuple(map(float, row)), note, dims=self.n_outputs)
+            VectorPrediction(task, None, 0.0, {}, tuple(map(float, row)), note, dims=self.n_outputs)
             for row, note in zip(own, notes, strict=True)
         ]
 

@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 import pytest
 from bad_tasks import spoil
+from cards import restated
 from onnx import numpy_helper
 
 from edgepeft.common.errors import BundleError
@@ -19,10 +20,8 @@ ROWS = ["w5", "w6 w7", "w8"]
 
 def cold(bundle, task="mood", temperature=1e-320):
     """A temperature that makes every probability NaN."""
-    manifest = bundle / "edgepeft.json"
-    document = json.loads(manifest.read_bytes())
-    document["tasks"][task]["chosen"] = {**document["tasks"][task].get("chosen", {}), "temperature": temperature}
-    manifest.write_text(json.dumps(document))
+    chosen = json.loads((bundle / "edgepeft.json").read_bytes())["tasks"][task].get("chosen", {})
+    restated(bundle, task, chosen={**chosen, "temperature": temperature})
 
 
 def damaged(bundle, task="mood"):

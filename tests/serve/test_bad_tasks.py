@@ -6,6 +6,7 @@ import json
 import shutil
 
 import pytest
+from cards import restated
 
 pytest.importorskip("uvicorn", reason="needs pip install edgepeft[serve]")
 
@@ -51,9 +52,7 @@ def test_a_malformed_task_is_marked_at_the_start_and_later_and_changes_are_still
 
 
 def test_a_task_whose_probabilities_are_none_fails_alone_and_the_service_stays_ready(bundle, tmp_path):
-    document = json.loads((bundle / "edgepeft.json").read_bytes())
-    document["tasks"]["mood"]["chosen"] = {"temperature": 1e-320}
-    (bundle / "edgepeft.json").write_text(json.dumps(document))
+    restated(bundle, "mood", chosen={"temperature": 1e-320})
     with serving(bundle, tmp_path, "--no-cache") as own:
         rows = [{"text": "w5", "task": task} for task in ("mood", "pair", "mood", "score")]
         status, _, answer = own.post("/v1/predict", {"rows": [*rows, "w6"]})

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cards import restated
 from deltas import random_delta, saved
 
 from edgepeft.backbones.hooks import load_model
@@ -165,8 +166,7 @@ def change(bundle: Path, pool: Callable[[str], str | None]) -> Path:
     manifest = json.loads((bundle / "edgepeft.json").read_text())
     for name, entry in manifest["tasks"].items():
         chosen = {key: value for key, value in entry["chosen"].items() if key not in ("stride", "pool")}
-        entry["chosen"] = chosen | ({} if pool(name) is None else {"stride": STRIDE, "pool": pool(name)})
-    (bundle / "edgepeft.json").write_text(json.dumps(manifest))
+        restated(bundle, name, chosen=chosen | ({} if pool(name) is None else {"stride": STRIDE, "pool": pool(name)}))
     return bundle
 
 

@@ -69,7 +69,7 @@ def test_a_half_precision_task_is_trained_in_float32_and_comes_back_in_half_prec
     assert entry.weights_dtype == "fp16" and sound(bundle)
     kinds = {name: values.dtype for name, values in after.items()}
     assert kinds == {name: values.dtype for name, values in first.items()} and np.float16 in kinds.values()
-    assert entry.n_bytes == pytest.approx(before.n_bytes, rel=0.2)  # the card grows
+    assert entry.n_bytes == pytest.approx(before.n_bytes, rel=0.3)  # the card grows: figures, their intervals
     assert sum(not np.array_equal(values, after[name]) for name, values in first.items()) == len(first)
     # What is said of it is said of what is stored: a parity that half precision's rounding would break.
     assert entry.verification.max_abs_difference < 1e-4
