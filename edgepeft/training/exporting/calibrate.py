@@ -5,9 +5,10 @@ is divided by it (Xiao et al., 2022, arXiv:2211.10438, eq. 3 and 4), so that one
 
     r[c] = max |x[:, c]|^a / max |W[:, c]|^(1 - a)        v[c] = 127 / (r[c] room max over k of (max |x[:, k]| / r[k]))
 
-Texts of random words show each channel's range as well as real ones do: on MiniLM and MPNet hidden states are then off
-by less than with a step for each token.  Where single tokens stand far above all others (past activations) a fixed step
-is too coarse, and rows keep steps of their own.
+Texts of random words show each channel's range as well as real ones do: logits of linear heads on MiniLM and MPNet are
+then off by less than with a step for each token.  A backbone whose products are off by more keeps a step for each row
+(random weights: no channel stands out).  So do products past attention and activations, which tasks may move by any
+factor; a norm gives what it reads one size again.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ __all__ = ["column_factors"]
 
 _A = 0.75  # as the paper has it where activations stand out most
 _ROOM = 1.5  # for what the texts do not show, and for tasks that move activations
-_WORST = 4.0  # times the largest of the median token
+_WORST = 1.1  # the error of products by fixed steps over that by a step a row, their geometric mean
+_COMPARED = 256  # rows
 _LENGTHS = (1, 4, 16, 40, 40, 40, 40, 120)  # in tokens
 _TEXTS_EACH = 4
 
@@ -38,22 +40,43 @@ _TEXTS_EACH = 4
 def column_factors(model: onnx.ModelProto, backbone: Backbone) -> dict[str, NDArray[np.float32]]:
     """v [in] by the matrix's name, the same for all that read one value; none for those that keep a step a row."""
     normed = {node.output[0] for node in model.graph.node if node.op_type == "LayerNormalization"}
-    readers = defaultdict[str, list[str]](list)
+    readers = defaultdict[str, tuple[str, ...]](tuple)
     for node in projections(model.graph):
-        if node.input[0] in normed:
-            readers[node.input[0]].append(node.input[1])
+        readers[node.input[0]] += (node.input[1],)
+    values = _values(model, backbone, [x for x in readers if x in normed])
     found: dict[str, NDArray[np.float32]] = {}
-    for x, rows in _values(model, backbone, list(readers)).items():
-        largest = np.maximum(np.abs(rows).max(axis=0), 1e-5)
-        weights = np.max([np.abs(backbone.checkpoint.values(name)).max(axis=0) for name in readers[x]], axis=0)
-        ranges = largest**_A / np.maximum(weights, 1e-5) ** (1 - _A)
-        highest = (largest / ranges).max()
-        if highest <= _WORST * np.median(np.abs(rows / ranges).max(axis=1)):
-            mantissa, exponent = np.frexp(127 / (ranges * _ROOM * highest))
-            # Few bits, so that processors whose sums differ in the last one write the same file.
-            factors = np.ldexp(np.round(mantissa * 256) / 256, exponent).astype(np.float32)
-            found |= dict.fromkeys(readers[x], factors)
-    return found
+    errors = []
+    for matrices in dict.fromkeys(readers.values()):
+        # Several where layers share their weights.
+        sources = [x for x, read in readers.items() if not set(read).isdisjoint(matrices)]
+        if any(readers[x] != matrices or x not in values for x in sources):
+            continue
+        rows = np.concatenate([values[x] for x in sources])
+        weights: NDArray[np.float32] = np.concatenate([backbone.checkpoint.values(name) for name in matrices])
+        factors = _factors(rows, weights)
+        own_steps = (np.abs(rows).max(axis=1, keepdims=True) / 127).astype(np.float32)
+        fixed = _error(rows * factors, weights / factors, np.ones_like(own_steps))
+        errors.append(fixed / max(_error(rows, weights, own_steps), 1e-30))
+        found |= dict.fromkeys(matrices, factors)
+    return found if found and np.exp(np.log(errors).mean()) <= _WORST else {}
+
+
+def _factors(rows: NDArray[np.float32], weights: NDArray[np.float32]) -> NDArray[np.float32]:
+    largest = np.maximum(np.abs(rows).max(axis=0), 1e-5)
+    ranges = largest**_A / np.maximum(np.abs(weights).max(axis=0), 1e-5) ** (1 - _A)
+    mantissa, exponent = np.frexp(127 / (ranges * _ROOM * (largest / ranges).max()))
+    # Few bits, so that processors whose sums differ in the last one write the same file.
+    factors: NDArray[np.float32] = np.ldexp(np.round(mantissa * 256) / 256, exponent).astype(np.float32)
+    return factors
+
+
+def _error(rows: NDArray[np.float32], weights: NDArray[np.float32], steps: NDArray[np.float32]) -> float:
+    """Root of the mean squared error of some rows' products in 8 bits; ``steps`` [T, 1]."""
+    every = -(-len(rows) // _COMPARED)
+    some, steps = rows[::every], np.maximum(steps[::every], np.float32(1e-30))
+    scale = np.maximum(np.abs(weights).max(axis=1, keepdims=True) / np.float32(127), np.float32(1e-30))
+    product = (np.rint(some / steps) * steps) @ (np.rint(weights / scale) * scale).T
+    return float(np.sqrt(np.square(product - some @ weights.T).mean()))
 
 
 def _values(model: onnx.ModelProto, backbone: Backbone, names: list[str]) -> dict[str, NDArray[np.float32]]:
