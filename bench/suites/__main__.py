@@ -28,7 +28,10 @@ def measure_suite(
     *,
     profile: Annotated[str, typer.Option(help="The device whose cores and memory are in force.")],
     backbone: Annotated[
-        str | None, typer.Option(help="A named architecture, with random weights. Default: roberta-base.")
+        str | None,
+        typer.Option(
+            help="A named architecture, with random weights, or a folder with a checkpoint. Default: roberta-base."
+        ),
     ] = None,
     rounds: Annotated[int | None, typer.Option(help="Of each comparison. Default: 30.")] = None,
     max_seconds: Annotated[

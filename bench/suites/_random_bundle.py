@@ -1,16 +1,19 @@
-"""Bundles of random weights with any number of tasks: one export for each structure, the others copied from it."""
+"""Bundles with any number of tasks, of random weights or a folder's: one export a structure, the others copied."""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from edgepeft.backbones.config import config_of
+from edgepeft.backbones.config import config_of, read_config
+from edgepeft.backbones.emit import BUNDLE_FILES, WEIGHTS_FILE
 from edgepeft.backbones.source import Backbone, open_backbone
 from edgepeft.bench.planning.random_model import write_random_checkpoint, write_random_tokenizer
 from edgepeft.bench.planning.target import fresh_delta, manifest_of, write_task
@@ -20,7 +23,7 @@ from edgepeft.common.atomic import write_atomically
 from edgepeft.common.resources import sha256_of
 from edgepeft.graph.half import store_in_half
 
-__all__ = ["Structure", "write_bundle"]
+__all__ = ["Structure", "config_in", "write_bundle"]
 
 _SPREAD = 0.02  # of a copied task's weights about those that it was copied from
 
@@ -41,6 +44,12 @@ class Structure:
     kind: str | None = None
 
 
+def config_in(architecture: str) -> dict[str, Any]:
+    """The config of a named architecture, or of a folder in Hugging Face's layout."""
+    folder = Path(architecture)
+    return read_config(folder / "config.json") if folder.is_dir() else config_of(architecture)
+
+
 def write_bundle(
     folder: Path,
     architecture: str,
@@ -50,15 +59,23 @@ def write_bundle(
     delta_weights: DeltaDtype = "fp32",
     seed: int = 0,
 ) -> Path:
-    """Make a bundle of the named architecture in the new ``folder``; the same seed gives the same weights.
+    """Make a bundle of the named architecture in the new ``folder``; the same seed gives the same weights.  Those of a
+    folder in Hugging Face's layout are its own.
 
     Raises:
         UnknownName: no such architecture, method or hyperparameter.
         MissingPackage: PyTorch, which builds the modules, is not installed.
     """
     folder.mkdir(parents=True)
-    sizes = write_random_checkpoint(config_of(architecture), folder, seed=seed)
-    write_random_tokenizer(sizes, folder, seed=seed)
+    if Path(architecture).is_dir():
+        given = open_backbone(architecture)
+        for name in (WEIGHTS_FILE, *BUNDLE_FILES):
+            if (given.folder / name).is_file():
+                (folder / name).parent.mkdir(exist_ok=True)
+                shutil.copyfile(given.folder / name, folder / name)
+    else:
+        sizes = write_random_checkpoint(config_in(architecture), folder, seed=seed)
+        write_random_tokenizer(sizes, folder, seed=seed)
     backbone = open_backbone(str(folder))
     graphs = {BACKBONE_FILE: backbone.family.build_graph(backbone.architecture, backbone.checkpoint)}
     text = backbone.family.text_graphs(backbone.architecture, backbone.checkpoint)

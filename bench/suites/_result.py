@@ -13,9 +13,9 @@ import numpy as np
 from pydantic import Field
 
 from bench.suites import Suite, suite_named
+from bench.suites._random_bundle import config_in
 from bench.suites._row import SuiteRow
 from bench.suites._suite_run import SuiteRun
-from edgepeft.backbones.config import config_of
 from edgepeft.bench.measuring.emulation import setting_of
 from edgepeft.bench.measuring.measure import ProgressCallback
 from edgepeft.bench.result.conditions import profile_of
@@ -56,7 +56,7 @@ class SuiteHost(HostRecord):
 
 
 class SuiteModel(Part):
-    """The architecture whose random weights were measured."""
+    """The architecture that was measured: with random weights, or those of a folder."""
 
     name: str
     random_weights: bool = True
@@ -100,7 +100,8 @@ def run_suite(
         if case not in (known := getattr(chosen, "CASES", ())):
             raise UnknownName(f"case of the suite {request.suite}", case, known)
     architecture = request.backbone or str(getattr(chosen, "ARCHITECTURE", _DEFAULT_ARCHITECTURE))
-    config_of(architecture)  # that there is one, before anything is made
+    named = Path(architecture).name
+    config_in(architecture)  # that there is one, before anything is made
     profile = load_profile(request.profile)
     setting = setting_of("limits", profile)
     with _work_folder(request, architecture) as work:
@@ -125,7 +126,7 @@ def run_suite(
                 title=chosen.TITLE,
                 host=_host(run),
                 profile=profile_of(profile, setting.limits, run.in_force, setting.notes),
-                model=SuiteModel(name=run.architecture),
+                model=SuiteModel(name=named, random_weights=not Path(architecture).is_dir()),
                 threads=run.threads,
                 rounds=run.rounds,
                 seed=run.seed,
@@ -144,7 +145,7 @@ def _work_folder(request: SuiteRequest, architecture: str) -> Iterator[Path]:
         with tempfile.TemporaryDirectory(prefix="edgepeft-suite-") as work:
             yield Path(work)
     else:
-        folder = request.work / f"{architecture}-{request.seed}"  # models of the same weights
+        folder = request.work / f"{Path(architecture).name}-{request.seed}"  # models of the same weights
         folder.mkdir(parents=True, exist_ok=True)
         yield folder
 

@@ -15,9 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, cast
 
-from bench.suites._random_bundle import Structure, write_bundle
+from bench.suites._random_bundle import Structure, config_in, write_bundle
 from edgepeft.backbones.base import Architecture, family_of
-from edgepeft.backbones.config import config_of
 from edgepeft.bench.measuring.measure import ProgressCallback
 from edgepeft.bench.measuring.process import WorkerProcess
 from edgepeft.bench.measuring.sampler import Sample, Schedule, Series, sample_rounds
@@ -93,7 +92,7 @@ class SuiteRun:
     @property
     def sizes(self) -> Architecture:
         """The architecture's sizes."""
-        config = config_of(self.architecture)
+        config = config_in(self.architecture)
         return family_of(config).architecture(config)
 
     def bundle(
@@ -104,7 +103,8 @@ class SuiteRun:
         weights: WeightsDtype = "fp32",
         delta_weights: DeltaDtype = "fp32",
     ) -> Path:
-        """Make a bundle of random weights at the first call and pack its weights in the cache; return its folder."""
+        """Make a bundle of random weights, or those of a folder, at the first call and pack its weights in the cache;
+        return its folder."""
         folder = self.work / name
         if not folder.exists():
             self.progress(f"making {name}", 0, 1)

@@ -36,7 +36,8 @@ _BAR, _TARGET, _WHISKER, _GREY = "#0072b2", "#d55e00", "black", "#777777"  # of 
 
 def suite_table(result: SuiteResult) -> RenderableType:
     """Rows, then what they were measured under."""
-    title = f"{result.title}: {result.model.name}, random weights, under {result.profile.name}"
+    weights = "random" if result.model.random_weights else "its own"
+    title = f"{result.title}: {result.model.name}, {weights} weights, under {result.profile.name}"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("what", overflow="fold")
     table.add_column("against", overflow="fold")

@@ -19,7 +19,7 @@ def tiny_run(tmp_path_factory):
         def make(model_type, rounds=2, **sizes):
             config = {"model_type": model_type, **SIZES[model_type], **sizes}
             for module in (_random_bundle, _suite_run):
-                patch.setattr(module, "config_of", lambda name: config)
+                patch.setattr(module, "config_in", lambda name: config)
             return SuiteRun(tmp_path_factory.mktemp(model_type), "tiny", Limits(), 1, rounds, 60.0)
 
         yield make

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
+from tiny import ragged
 
 from bench.peers import dynamic_int8, optimum_o3
 from bench.suites import single
+from bench.suites._random_bundle import config_in, write_bundle
 from bench.suites._suite_run import SuiteRun
 from edgepeft.runtime.runtime import Runtime
 from edgepeft.runtime.session import plain_session
@@ -66,3 +70,19 @@ def test_each_length_is_compared_in_both_widths_and_a_missing_peer_is_said_once(
     assert [row.peer for row in rows if row.note] == ["dynamic int8"]
     goals = {row.peer: row.target.value for row in rows if row.what.endswith(" 128 tokens")}
     assert goals == {"optimum": 1.06, "optimum O3": 1.2, "dynamic int8": 1.2, "dynamic int8 by channel": 1.2}
+
+
+def test_a_folder_with_a_checkpoint_is_measured_with_its_own_weights(tiny, tmp_path):
+    folder = tiny("bert")
+    config = config_in(str(folder))
+    assert config == json.loads((folder / "config.json").read_bytes())
+    made = write_bundle(tmp_path / "bundle", str(folder))
+    assert (made / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
+    with (
+        Runtime(made, threads=1, cache=False) as own,
+        Runtime(write_bundle(tmp_path / "8", str(folder), weights="int8")) as eight,
+    ):
+        inputs = ragged(3, 9, config)
+        exact, near = own.last_hidden_state(inputs), eight.last_hidden_state(inputs)
+    real = inputs["attention_mask"] == 1
+    assert 0 < np.abs(exact - near)[real].max() < 0.5

@@ -82,8 +82,8 @@ def config():
 @pytest.fixture(scope="module")
 def small(config):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_random_bundle, "config_of", lambda name: config)
-        patch.setattr(_suite_run, "config_of", lambda name: config)
+        patch.setattr(_random_bundle, "config_in", lambda name: config)
+        patch.setattr(_suite_run, "config_in", lambda name: config)
         yield
 
 

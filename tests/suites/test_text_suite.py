@@ -106,7 +106,7 @@ def test_cases_and_backbones_that_cannot_be_are_refused(tmp_path, monkeypatch):
         run_suite(SuiteRequest("text", "rpi4", cases=("nope",)))
     with pytest.raises(UnknownName, match="case of the suite speed"):
         run_suite(SuiteRequest("speed", "rpi4", cases=("one-8",)))
-    monkeypatch.setattr(_suite_run, "config_of", lambda name: SMALL_BERT)
+    monkeypatch.setattr(_suite_run, "config_in", lambda name: SMALL_BERT)
     with pytest.raises(UsageError, match="small has no decoder"):
         next(text.measure(SuiteRun(tmp_path, "small", Limits(), 1, 1, 1.0)))
 
