@@ -13,10 +13,6 @@ from edgepeft.common.errors import DataError
 from edgepeft.data import containers
 from edgepeft.data.readers import format_of
 
-openpyxl = pytest.importorskip("openpyxl")
-pyarrow = pytest.importorskip("pyarrow")
-parquet = pytest.importorskip("pyarrow.parquet")
-
 ROWS = [{"text": f"text {i}", "label": "ab"[i % 2]} for i in range(30)]
 MAIN = b'xmlns="http://schemas.openxmlformats.org/spreadsheetml/2006/main"'
 SHEET = b"<worksheet %b>%%b<sheetData>%%b</sheetData></worksheet>" % MAIN
@@ -46,6 +42,7 @@ def zipped(folder, members, method=zipfile.ZIP_DEFLATED):
 
 def spread(folder, changed=None, content=b""):
     """A spreadsheet of the rows, of which one member is another."""
+    openpyxl = pytest.importorskip("openpyxl")
     book, plain = openpyxl.Workbook(), io.BytesIO()
     for cells in (("text", "label"), *((row["text"], row["label"]) for row in ROWS)):
         book.active.append(cells)
@@ -56,6 +53,8 @@ def spread(folder, changed=None, content=b""):
 
 
 def table(folder, columns, **options):
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
     parquet.write_table(pyarrow.table(columns), path := folder / "rows.parquet", **options)
     return path
 
@@ -88,6 +87,7 @@ def test_a_zip_file_of_many_names_is_refused_before_they_are_listed(tmp_path, mo
 
 
 def test_a_spreadsheet_that_grows_is_refused_before_openpyxl_reads_it(tmp_path, monkeypatch):
+    openpyxl = pytest.importorskip("openpyxl")
     monkeypatch.setattr(containers, "_ROOM_BYTES", 60_000)
     assert read(spread(tmp_path)) == ROWS
     rows = b"<row><c><v>1</v></c></row>" * 50_000
@@ -140,6 +140,8 @@ def test_rows_that_end_early_have_all_columns(tmp_path, monkeypatch):
 
 
 def test_a_parquet_file_is_refused_by_what_it_says_of_itself(tmp_path, monkeypatch):
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
     assert read(table(tmp_path, {name: [row[name] for row in ROWS] for name in ("text", "label")})) == ROWS
     rows = pyarrow.nulls(1_000_000, pyarrow.int8()).fill_null(0)
     runs = table(tmp_path, {"text": pyarrow.DictionaryArray.from_arrays(rows, ["a"])}, row_group_size=1_000_000)
@@ -159,6 +161,7 @@ def test_a_parquet_file_is_refused_by_what_it_says_of_itself(tmp_path, monkeypat
 
 @pytest.mark.parametrize("kind", ["text", "list", "struct", "map"])
 def test_a_text_that_many_rows_of_a_parquet_file_share_is_counted_in_each(tmp_path, kind):
+    pyarrow = pytest.importorskip("pyarrow")
     texts = ["x" * 1000] * 400
     columns = {
         "text": pyarrow.array(texts),

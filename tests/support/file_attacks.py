@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import gzip
+import importlib.util
 import io
 import json
 import multiprocessing
@@ -424,6 +425,14 @@ QUICK = (
     xlsx_cells,
 )
 
+NEEDS = {
+    "parquet": "pyarrow",
+    "arrow": "pyarrow",
+    "xlsx_strings": "openpyxl",
+    "xlsx_cells": "openpyxl",
+    "xlsx_entities": "openpyxl",
+}
+
 
 @dataclass(frozen=True)
 class Cost:
@@ -528,6 +537,11 @@ def main() -> None:
     os.environ["EDGEPEFT_CACHE"] = str(folder / "cache")
     attacks = [make for make in (QUICK if asked.quick else ATTACKS) if not asked.only or make.__name__ in asked.only]
     rows = []
+    for make in attacks[:]:
+        package = NEEDS.get(make.__name__, "json")
+        if importlib.util.find_spec(package) is None:
+            print(f"{make.__name__} is left out: {package}, which makes its file, is not installed.", file=sys.stderr)
+            attacks.remove(make)
     try:
         (place,) = made(lambda *_: [str(subject(folder / "subject"))], folder, folder / "made", 0)
         for row in bounded(Path(place), folder, (20 if asked.quick else asked.mb) * MB, attacks):
