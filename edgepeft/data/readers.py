@@ -22,7 +22,7 @@ import re
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -48,8 +48,10 @@ __all__ = [
     "Source",
     "format_of",
     "is_dataset",
+    "lone_column",
     "read_dataset",
     "read_stdin",
+    "reader_of",
     "source_of",
     "splits_of",
 ]
@@ -350,3 +352,44 @@ def format_of(path: Path) -> Reader | None:
     if path.is_dir() and not FORMATS.keys() & {*ends[-1:]} and not is_dataset(path):
         return read_folder
     return FORMATS.get(ends[-1] if ends else "")
+
+
+def reader_of(path: Source) -> Callable[[Any], Iterator[Record]]:
+    """What gives a source's records, with the line of each.
+
+    Raises:
+        UsageError: no such file or format, or this user may not read it.
+    """
+    if isinstance(path, Records):
+        return path.read
+    if str(path) == STDIN:
+        return read_stdin
+    reader, known = format_of(path), ", ".join(FORMATS)
+    if reader is None and is_dataset(path):
+        return read_dataset
+    if reader is None:
+        odd = f"ends in {path.suffix}" if path.suffix else "has no extension" if path.exists() else "does not exist"
+        raise UsageError(f"{path} {odd}; a data file is one of {known}, or a folder of texts in folders.")
+    if not path.exists() or (path.is_dir() and path.suffix.lower() in FORMATS):
+        problem = "is a folder" if path.is_dir() else "does not exist"
+        raise UsageError(f"data file {path} {problem}; give a file of {known}.")
+    try:
+        if path.is_file():
+            path.open("rb").close()
+    except OSError as error:
+        raise UsageError(f"data file {path} cannot be read ({error.strerror}); let this user read it.") from error
+    return reader
+
+
+def lone_column(path: Source, found: Collection[str]) -> str:
+    """What may be wrong with a table that has ``found`` one column, in words; else nothing."""
+    right = _SEPARATED.get(path.suffix.lower())
+    if right is None or len(found) != 1:
+        return ""
+    used = next((name for mark, name in _SEPARATORS.items() if mark in next(iter(found)) and name != right), None)
+    found_out = "The table has one column alone" if used is None else f"The one column looks like several, with {used}"
+    return f" {found_out}; a {path.suffix.lower()[1:]} separates them by {right}."
+
+
+_SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "bars", ",": "commas"}
+_SEPARATED = {".csv": "commas", ".tsv": "tabs"}

@@ -27,17 +27,7 @@ from edgepeft.data.label_names import LabelNames, files_beside, names_beside
 from edgepeft.data.labels import LabelReader, label_text
 from edgepeft.data.labels import shown as _shown
 from edgepeft.data.pattern import Pattern, nearest
-from edgepeft.data.readers import (
-    FORMATS,
-    STDIN,
-    Record,
-    Records,
-    Source,
-    format_of,
-    is_dataset,
-    read_dataset,
-    read_stdin,
-)
+from edgepeft.data.readers import FORMATS, STDIN, Record, Source, lone_column, reader_of
 from edgepeft.data.shapes import HEAD, Shape, shape_of, written_shape
 from edgepeft.data.words import Words
 
@@ -171,34 +161,12 @@ def read_rows(
     used, which is then left out; without it the first one is raised.
     """
     wanted = _Wanted(columns, label_of if labels else None, task_column, keep, optional and columns.label is None)
-    return _rows(path, _reader(path), _RowReader(path, wanted), bad)
+    return _rows(path, reader_of(path), _RowReader(path, wanted), bad)
 
 
 def head_of(source: Source) -> list[dict[str, Any]]:
     """The first rows, as they stand there."""
-    return [row for _, row in itertools.islice(_reader(source)(source), HEAD) if isinstance(row, dict)]
-
-
-def _reader(path: Source) -> Callable[[Any], Iterator[Record]]:
-    if isinstance(path, Records):
-        return path.read
-    if str(path) == STDIN:
-        return read_stdin
-    reader, known = format_of(path), ", ".join(FORMATS)
-    if reader is None and is_dataset(path):
-        return read_dataset
-    if reader is None:
-        odd = f"ends in {path.suffix}" if path.suffix else "has no extension" if path.exists() else "does not exist"
-        raise UsageError(f"{path} {odd}; a data file is one of {known}, or a folder of texts in folders.")
-    if not path.exists() or (path.is_dir() and path.suffix.lower() in FORMATS):
-        problem = "is a folder" if path.is_dir() else "does not exist"
-        raise UsageError(f"data file {path} {problem}; give a file of {known}.")
-    try:
-        if path.is_file():
-            path.open("rb").close()
-    except OSError as error:
-        raise UsageError(f"data file {path} cannot be read ({error.strerror}); let this user read it.") from error
-    return reader
+    return [row for _, row in itertools.islice(reader_of(source)(source), HEAD) if isinstance(row, dict)]
 
 
 _MOST_BAD = 10_000  # rows before the first that can be used
@@ -401,22 +369,8 @@ def _require_columns(
         others = "".join(f"; {words}" for words in (options and f"for others: {options}", columns.remedy) if words)
         raise DataError(
             f"{path}:{line}: no column {' and no column '.join(missing)}. "
-            f"Found columns: {names}. Expected: {_expected(columns, labels)}{others}." + _lone(path, found)
+            f"Found columns: {names}. Expected: {_expected(columns, labels)}{others}." + lone_column(path, found)
         )
-
-
-def _lone(path: Source, found: Collection[str]) -> str:
-    """What may be wrong with a table of one column."""
-    right = _SEPARATED.get(path.suffix.lower())
-    if right is None or len(found) != 1:
-        return ""
-    used = next((name for mark, name in _SEPARATORS.items() if mark in next(iter(found)) and name != right), None)
-    found_out = "The table has one column alone" if used is None else f"The one column looks like several, with {used}"
-    return f" {found_out}; a {path.suffix.lower()[1:]} separates them by {right}."
-
-
-_SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "bars", ",": "commas"}
-_SEPARATED = {".csv": "commas", ".tsv": "tabs"}
 
 
 def _expected(columns: Columns, labels: bool) -> str:

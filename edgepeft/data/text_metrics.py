@@ -20,7 +20,6 @@ __all__ = [
     "DEFAULT",
     "OF_ROWS",
     "TEXT_METRICS",
-    "check_text_metric",
     "text_averaged",
     "text_errors",
     "text_rows",
@@ -30,11 +29,6 @@ __all__ = [
 DEFAULT = "f1"
 
 References = Sequence[Sequence[str]]  # of each row, one or more
-
-
-def check_text_metric(metric: str) -> None:
-    """See that there is such a metric, before any work is done."""
-    named("metric of text", metric, TEXT_METRICS)
 
 
 def text_score(metric: str, answers: Sequence[str], references: References) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
+from threading import RLock
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 
 from edgepeft.backbones.base import Architecture
 from edgepeft.backbones.tokens import Text, TextEncoder, TokenBatch
+from edgepeft.bundle.bundle import Bundle
 from edgepeft.common.errors import DataError
 from edgepeft.data.pattern import UnreadableRow, pattern
 from edgepeft.data.row_grouping import Spread
@@ -22,6 +24,7 @@ __all__ = [
     "Inputs",
     "ReadRows",
     "Readable",
+    "Tokenizing",
     "Truncation",
     "check_rows",
     "checked_inputs",
@@ -124,6 +127,40 @@ def _posed(text: Text, source: str, where: str) -> Text:
         return Text(reads.filled({reads.fields[0]: text.first}, where))
     given = zip(SENTENCES.names, text, strict=False)
     return Text(reads.filled({name: value for name, value in given if value is not None}, where))
+
+
+class Tokenizing:
+    """A bundle's tokenizer, opened with the first text, for several threads; ``truncation`` counts what was cut."""
+
+    def __init__(self, bundle: Bundle, lock: RLock) -> None:
+        self.truncation = Truncation()
+        self._bundle, self._lock = bundle, lock  # the tokenizer keeps the length that it cuts at
+        self._encoder: TextEncoder | None = None
+
+    def encoder(self) -> TextEncoder:
+        """The tokenizer itself."""
+        with self._lock:
+            self._encoder = self._encoder or self._bundle.encoder()
+            return self._encoder
+
+    def tokens(
+        self, texts: Sequence[Readable], max_length: int, answers: int = 1, *, kind: TaskType | None = None
+    ) -> TokenBatch:
+        """What a task of a kind reads of texts, for so many ``answers`` each; None cuts at the maximal length."""
+        read = texts_of(texts)
+        with self._lock:
+            encoder = self.encoder()
+            batch = encoder.encode(read, max_length) if kind is None else tokenized(encoder, read, max_length, kind)
+            self.truncation.rows += batch.truncated * answers
+            if batch.per_text:
+                self.truncation.windows = self.truncation.windows.and_of(Spread.of(batch.per_text), answers)
+        return batch
+
+    def count(self, texts: Sequence[str], max_length: int, kind: TaskType) -> int:
+        """How many tokens are read, of cut texts as far as they are, of others in all windows."""
+        with self._lock:
+            batch = tokenized(self.encoder(), texts_of(texts), max_length, kind)
+        return int(batch.inputs["attention_mask"].sum())
 
 
 def tokenized(encoder: TextEncoder, texts: Sequence[Text], max_length: int, kind: TaskType) -> TokenBatch:

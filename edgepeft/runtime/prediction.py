@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from edgepeft.backbones.tokens import Text, TokenBatch
 from edgepeft.bundle.manifest import TaskEntry
-from edgepeft.common.errors import BundleError
+from edgepeft.common.errors import BundleError, EdgepeftError
 from edgepeft.data.answers import Answer, Prediction
 from edgepeft.data.row_grouping import RowGrouping, passage_of, readable, stitches_of
 from edgepeft.data.words import read_words
@@ -24,17 +24,20 @@ __all__ = [
     "Answer",
     "Notes",
     "Prediction",
+    "RowResult",
     "TextAnswer",
     "grouping_of",
     "in_numbers",
     "no_number",
     "note_of",
+    "number_or_error",
     "of_width",
     "predictions",
 ]
 
 
 A = TypeVar("A", bound=Answer)
+RowResult = Answer | NDArray[np.float32] | EdgepeftError  # of a row of a mixed batch
 
 
 @dataclass(frozen=True)
@@ -96,6 +99,14 @@ def no_number(task: str | None) -> BundleError:
     return BundleError(
         f"{name} gives NaN or an infinite number for this text; its values are damaged. Export it again."
     )
+
+
+def number_or_error(result: RowResult, task: str | None) -> RowResult:
+    """A row's result, or in its place the error that one of its numbers is NaN or infinite."""
+    if isinstance(result, EdgepeftError):
+        return result
+    sound = result.in_numbers if isinstance(result, Answer) else bool(np.isfinite(result).all())
+    return result if sound else no_number(task)
 
 
 def in_numbers(answers: list[A]) -> list[A]:

@@ -12,29 +12,18 @@ import onnx
 from numpy.typing import NDArray
 
 from edgepeft.backbones.base import Pooling
-from edgepeft.backbones.tokens import TextEncoder, TokenBatch
 from edgepeft.bundle.bundle import Bundle
 from edgepeft.common.errors import BundleError, EdgepeftError, UsageError
-from edgepeft.data.row_grouping import Spread
+from edgepeft.data.answers import Answer, Prediction
 from edgepeft.graph.names import LOGITS
 from edgepeft.graph.one_row import for_one_row
 from edgepeft.runtime.decoding import GREEDY, Decoding
 from edgepeft.runtime.frames import Frame, answered_frame, is_frame
 from edgepeft.runtime.generation import Generator, TextSession
-from edgepeft.runtime.inputs import (
-    Inputs,
-    Readable,
-    Truncation,
-    check_rows,
-    checked_inputs,
-    pad_together,
-    read_by,
-    texts_of,
-    tokenized,
-)
+from edgepeft.runtime.inputs import Inputs, Readable, Tokenizing, check_rows, checked_inputs, pad_together, read_by
 from edgepeft.runtime.mixed import Mixer
 from edgepeft.runtime.passes import in_batches, one_row, passes, put
-from edgepeft.runtime.prediction import Answer, Notes, Prediction, in_numbers, no_number, of_width, predictions
+from edgepeft.runtime.prediction import Notes, RowResult, in_numbers, number_or_error, of_width, predictions
 from edgepeft.runtime.prefix import Prefix
 from edgepeft.runtime.session import opening, return_free_memory, run_session
 from edgepeft.runtime.text_generation import TextTasks
@@ -45,8 +34,6 @@ if TYPE_CHECKING:
     from edgepeft.options.base import Folder
 
 __all__ = ["Readable", "RowResult", "Runtime", "in_batches"]
-
-RowResult = Answer | NDArray[np.float32] | EdgepeftError  # of a row of a mixed batch
 
 
 class Runtime(TextTasks):
@@ -60,14 +47,14 @@ class Runtime(TextTasks):
     def __init__(self, folder: Folder, *, threads: int | None = None, cache: bool = True) -> None:
         self.bundle = Bundle(folder)
         self.threads = threads
-        self.truncation = Truncation()
         self._sessions: dict[str | None, TaskSession] = {}
         self._one_row: dict[str | None, TaskSession] = {}  # for a batch of one row, each opened with the first such
-        self._encoder: TextEncoder | None = None
         self._weights = Weights(self.bundle, cache=cache, threads=threads, forget=self._forget, move=self._move)
         self._prefix = Prefix(self.bundle, self._open)
         self.generator = Generator(self.bundle, self._open)
         self._lock = RLock()  # of everything above; runs themselves need none
+        self._tokenizing = Tokenizing(self.bundle, self._lock)
+        self.truncation = self._tokenizing.truncation
         self._mixer = Mixer(self.bundle, self._weights, self._lock)
         self._closed = False
         self._notes = Notes()
@@ -271,7 +258,7 @@ class Runtime(TextTasks):
         read = read_by(entry.task_kind, texts, entry.source)
         if not read.given:
             return []
-        batch = self._tokens(read.texts, entry.max_length, kind=entry.task_kind)
+        batch = self._tokenizing.tokens(read.texts, entry.max_length, kind=entry.task_kind)
         return self._notes.told(predictions(task, entry, read, self.logits(task, batch.inputs), batch))
 
     def predict_all(
@@ -295,7 +282,7 @@ class Runtime(TextTasks):
         for (max_length, source, *_), alike in forms.items():
             kind = self.bundle.entry(alike[0]).task_kind
             read = read_by(kind, given, source)
-            batch = self._tokens(read.texts, max_length, answers=len(alike), kind=kind)
+            batch = self._tokenizing.tokens(read.texts, max_length, answers=len(alike), kind=kind)
             logits = self._logits_of_all(alike, batch.inputs)
             for task in alike:
                 of_task = predictions(task, self.bundle.entry(task), read, logits[task], batch)
@@ -345,11 +332,9 @@ class Runtime(TextTasks):
             given = {task: [texts[row] for row in rows[task]] for task in group}
             results = self._answers(given, pooling, decoding) if strict else self._of_each(given, pooling, decoding)
             answers.update(zip(members, results, strict=True))
-        found = [answers[row] for row in range(len(tasks))]
-        for row in [row for row, answer in enumerate(found) if not _in_numbers(answer)]:
-            if strict:
-                raise no_number(tasks[row])
-            found[row] = no_number(tasks[row])
+        found = [number_or_error(answers[row], task) for row, task in enumerate(tasks)]
+        if strict and (error := next((each for each in found if isinstance(each, EdgepeftError)), None)):
+            raise error
         return found
 
     def _of_each(
@@ -381,7 +366,7 @@ class Runtime(TextTasks):
         given = zip(kinds, named.values(), entries, strict=True)
         read = [read_by(kind, rows, entry.source) for kind, rows, entry in given]
         encoded = [
-            self._tokens(rows.texts, entry.max_length, kind=kind)
+            self._tokenizing.tokens(rows.texts, entry.max_length, kind=kind)
             for kind, entry, rows in zip(kinds, entries, read, strict=True)
         ]
         inputs = pad_together([batch.inputs for batch in encoded], self.bundle.architecture.pad_token_id)
@@ -393,27 +378,12 @@ class Runtime(TextTasks):
 
     def _embeddings(self, texts: Sequence[Readable], pooling: Pooling) -> list[NDArray[np.float32]]:
         """The bare backbone's embedding [hidden size] of each text."""
-        inputs = self._encode(texts, self.bundle.architecture.max_length)
+        inputs = self._tokenizing.tokens(texts, self.bundle.architecture.max_length).inputs
         check_rows(inputs["attention_mask"])
         pooled = np.empty((len(texts), self.bundle.architecture.hidden_size), np.float32)
         for rows, part in self._run(None, pooling.embedding, inputs):
             pooled[rows] = part
         return list(pooled)
-
-    def _encode(self, texts: Sequence[Readable], max_length: int, answers: int = 1) -> dict[str, NDArray[np.int64]]:
-        return self._tokens(texts, max_length, answers).inputs
-
-    def _tokens(
-        self, texts: Sequence[Readable], max_length: int, answers: int = 1, *, kind: TaskType | None = None
-    ) -> TokenBatch:
-        read = texts_of(texts)
-        with self._lock:  # the tokenizer too: it keeps the length that it cuts at
-            encoder = self._tokenizer()
-            batch = encoder.encode(read, max_length) if kind is None else tokenized(encoder, read, max_length, kind)
-            self.truncation.rows += batch.truncated * answers
-            if batch.per_text:
-                self.truncation.windows = self.truncation.windows.and_of(Spread.of(batch.per_text), answers)
-        return batch
 
     def n_tokens(self, task: str, texts: Sequence[str]) -> int:
         """How many tokens the task reads of these texts: of cut ones as far as it does, of others in all windows.
@@ -422,17 +392,4 @@ class Runtime(TextTasks):
             UnknownName: no such task.
         """
         entry = self.bundle.entry(task)
-        with self._lock:
-            batch = tokenized(self._tokenizer(), texts_of(texts), entry.max_length, entry.task_kind)
-        return int(batch.inputs["attention_mask"].sum())
-
-    def _tokenizer(self) -> TextEncoder:
-        with self._lock:
-            self._encoder = self._encoder or self.bundle.encoder()
-            return self._encoder
-
-
-def _in_numbers(answer: RowResult) -> bool:
-    if isinstance(answer, Answer):
-        return answer.in_numbers
-    return isinstance(answer, EdgepeftError) or bool(np.isfinite(answer).all())
+        return self._tokenizing.count(texts, entry.max_length, entry.task_kind)

@@ -30,7 +30,7 @@ from edgepeft.graph.mix import ROW_COUNTS, TOKEN_COUNTS, mix_text
 from edgepeft.graph.ragged_decode import HIDDEN, hide_fronts
 from edgepeft.runtime.decoding import GREEDY, Decoding, Row, Written, choose
 from edgepeft.runtime.generation import Generator, TextSession
-from edgepeft.runtime.inputs import Inputs, Readable, Truncation, check_rows, texts_of
+from edgepeft.runtime.inputs import Inputs, Readable, Tokenizing, Truncation, check_rows, texts_of
 from edgepeft.runtime.prediction import Notes, TextAnswer, no_number, note_of
 from edgepeft.runtime.session import failing_as
 from edgepeft.runtime.slots import Slots
@@ -326,6 +326,7 @@ class TextTasks(ABC):
     bundle: Bundle
     generator: Generator
     truncation: Truncation
+    _tokenizing: Tokenizing
     _mixer: Mixer
     _notes: Notes
 
@@ -333,23 +334,20 @@ class TextTasks(ABC):
     def prepare(self, task: str | None) -> None:
         """Open what answers a task's rows."""
 
-    @abstractmethod
-    def _encode(self, texts: Sequence[Readable], max_length: int, answers: int = 1) -> dict[str, NDArray[np.int64]]:
-        """Tokens, cut."""
-
-    @abstractmethod
-    def _tokenizer(self) -> TextEncoder:
-        """The bundle's."""
-
     def write(self, task: str, texts: str | Sequence[Readable], decoding: Decoding = GREEDY) -> list[TextAnswer]:
         """What a task writes for each text or pair, in order; longer ones are cut, and counted in ``truncation``."""
         read, inputs = self._read(task, texts)
-        return self._told(self.generator.answers(task, read, inputs, decoding, self._tokenizer()))
+        return self._told(self.generator.answers(task, read, inputs, decoding, self._tokenizing.encoder()))
 
     def writing(self, decoding: Decoding = GREEDY) -> TextBatch:
         """A batch that texts of tasks which write text, of one structure, join and leave while it goes on, greedily."""
         return TextBatch(
-            self.generator, self._mixer.text, decoding, encoder=self._tokenizer(), read=self._read, told=self._told
+            self.generator,
+            self._mixer.text,
+            decoding,
+            encoder=self._tokenizing.encoder(),
+            read=self._read,
+            told=self._told,
         )
 
     def stream(self, task: str, text: Readable, decoding: Decoding = GREEDY) -> Generates[str, None, TextAnswer]:
@@ -370,7 +368,7 @@ class TextTasks(ABC):
         if not entry.writes:
             raise UsageError(f"task {task} writes no text; ask it with predict.")
         read = texts_of(texts, entry.source)
-        inputs = self._encode(read, entry.max_length)
+        inputs = self._tokenizing.tokens(read, entry.max_length).inputs
         self.prepare(task)
         return read, inputs
 

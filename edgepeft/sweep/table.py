@@ -166,11 +166,6 @@ def _column(sweep: Sweep, place: Place, cells: Sequence[Cell]) -> Column:
     return Column(place, chosen, tuple(arms))
 
 
-def best_of(arms: Sequence[Arm]) -> Arm:
-    """The arm whose evaluation rows score best."""
-    return max(arms, key=lambda arm: arm.chosen_by)
-
-
 def deviation(values: Sequence[float]) -> float | None:
     """The standard deviation over seeds; None of a single one."""
     return stdev(values) if len(values) > 1 else None
