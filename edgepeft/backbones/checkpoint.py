@@ -96,9 +96,8 @@ class Checkpoint:
         """Read and check the header."""
         try:
             with path.open("rb") as file:
-                (length,) = struct.unpack("<Q", file.read(8))
-                if length > _MAX_HEADER_BYTES:
-                    raise BundleError(f"{path} is not a safetensors file: its header claims {length} bytes.")
+                (length,) = struct.unpack("<Q", first := file.read(8))
+                check_header(first, path)
                 header = json.loads(file.read(length))
             header.pop("__metadata__", None)
             entries = [_stored(name, entry, 8 + length, path.name) for name, entry in header.items()]

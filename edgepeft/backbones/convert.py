@@ -23,6 +23,7 @@ from edgepeft.backbones.overrides import may_be_overridden
 from edgepeft.backbones.pickled import read_pickled
 from edgepeft.common.atomic import new_folder, write_json
 from edgepeft.common.errors import BundleError, EdgepeftError, MissingPackage, UsageError
+from edgepeft.common.messages import reason
 from edgepeft.common.resources import cache_folder, checksum, package_data, private_folder, sha256_of
 
 if TYPE_CHECKING:
@@ -155,10 +156,9 @@ def _of_transformers(folder: Path) -> Any:
     try:
         return AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)  # type: ignore[no-untyped-call]
     except Exception as error:  # of many kinds: a library is missing, or the vocabulary is damaged
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise EdgepeftError(
-            f"the tokenizer of {folder} has to be converted, and transformers cannot do that ({reason:.200}). Where it "
-            "asks for a library (sentencepiece, protobuf): install it, and repeat."
+            f"the tokenizer of {folder} has to be converted, and transformers cannot do that ({reason(error)}). Where "
+            "it asks for a library (sentencepiece, protobuf): install it, and repeat."
         ) from error
 
 

@@ -29,8 +29,8 @@ OPSET = 20
 IR_VERSION = 10  # onnx 1.23 would write 14, which ONNX Runtime 1.31 refuses
 MOST_INLINE_BYTES = 1_900_000_000  # of a graph's own tensors: a protobuf ends at 2 GiB
 WEIGHTS_FILE, INT8_WEIGHTS_FILE = "model.safetensors", "model.int8.safetensors"
-# What travels with the weights, read by us or by transformers.
 BUNDLE_MANIFEST = "edgepeft.json"  # a folder that has it is a bundle
+# What travels with the weights, read by us or by transformers.
 BUNDLE_FILES = (
     "config.json",
     "tokenizer.json",

@@ -65,7 +65,7 @@ _STORED: Mapping[str, tuple[str, ...]] = {
     r"^new\b": ("gte",),
     r"\bemb_ln\b": ("embeddings.LayerNorm",),
     r"\bencoder\.layers?\b": ("layers",),
-    r"\b(attn\.Wqkv|attention\.qkv_proj)\b": tuple(f"self_attn.{part}_proj" for part in "qkv"),
+    r"\b(attn\.Wqkv|attention\.qkv_proj)\b": _QKV,
     r"\b(attn\.out|attention\.o)_proj\b": ("self_attn.o_proj",),
     r"\bmlp\.up_gate_proj\b": ("mlp.up_proj", "mlp.gate_proj"),
     r"\bmlp\.fc11\b": ("mlp.up_proj",),

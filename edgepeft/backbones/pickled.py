@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgepeft.common.errors import BundleError, MissingPackage
+from edgepeft.common.messages import reason
 
 if TYPE_CHECKING:
     import torch
@@ -45,9 +46,8 @@ def read_pickled(path: Path) -> dict[str, torch.Tensor]:
     except BundleError:
         raise
     except Exception as error:  # pickle, zip and attribute errors: all mean that it is no state dict
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise BundleError(
-            f"{path} is no plain dictionary of tensors, and code in it is never run ({reason[:200]}). Save it as "
+            f"{path} is no plain dictionary of tensors, and code in it is never run ({reason(error)}). Save it as "
             "safetensors."
         ) from error
     if not isinstance(state, dict):

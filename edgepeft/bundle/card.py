@@ -8,7 +8,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from edgepeft.backbones.base import Pooling
-from edgepeft.common.bounded import content_of
+from edgepeft.common.bounded import bytes_at
 from edgepeft.common.errors import BundleError, UsageError
 from edgepeft.common.messages import in_words
 from edgepeft.tasks.base import TaskType, stated
@@ -111,7 +111,7 @@ def read_card(folder: Path) -> DeltaCard:
     """The card of a delta's folder."""
     path = folder / CARD_FILE
     try:
-        return DeltaCard.model_validate_json(content_of(path))
+        return DeltaCard.model_validate_json(bytes_at(path))
     except (FileNotFoundError, NotADirectoryError):
         reason = f"has no {CARD_FILE}" if folder.exists() else "is not there"
         raise UsageError(f"{folder} is not a delta: it {reason}. Make one with: edgepeft train.") from None

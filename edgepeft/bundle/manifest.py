@@ -19,7 +19,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from edgepeft.backbones.emit import BUNDLE_MANIFEST, INT8_WEIGHTS_FILE, WEIGHTS_FILE
 from edgepeft.bundle.bundle_paths import check_folder
 from edgepeft.common.atomic import write_json
-from edgepeft.common.bounded import content_of
+from edgepeft.common.bounded import bytes_at
 from edgepeft.common.errors import BundleError, UnknownName, UsageError
 from edgepeft.common.messages import in_words, markdown_cell
 from edgepeft.common.task_name import check_task_names
@@ -272,7 +272,7 @@ class Manifest(_Model):
                 lack = f"has no {MANIFEST_FILE}" if folder.is_dir() else "is not there"
                 raise UsageError(f"{folder} is not a bundle: it {lack}. Make one with: edgepeft export.")
             check_folder(folder)
-            content = content_of(path)
+            content = bytes_at(path)
         except OSError as error:
             raise BundleError(
                 f"{path} cannot be read ({error.strerror}); give a whole bundle that may be read (chmod -R a+rX)."

@@ -28,7 +28,6 @@ __all__ = ["show_errors", "show_headline"]
 _MOST_CLASSES = 30  # in a table on the terminal: ten thousand would scroll the score out of sight
 _MOST_MISTAKES = 10
 _WIDTH = 80  # where standard output is a file
-_SHORT = 12  # characters of a name over a column
 _DOUBTED = (
     "By confident learning: the answer is another, and a label other than theirs is at least as probable as it is, in "
     "the mean, for the rows that have it."

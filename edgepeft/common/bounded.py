@@ -17,9 +17,9 @@ from typing import Any
 
 from edgepeft.common.errors import DataError
 
-__all__ = ["MOST_BYTES", "content_of", "json_at", "read_toml", "toml_at"]
+__all__ = ["bytes_at", "json_at", "read_toml", "toml_at"]
 
-MOST_BYTES = 16 << 20  # of JSON: a manifest with ten thousand tasks
+_MOST_BYTES = 16 << 20  # of JSON: a manifest with ten thousand tasks
 _MOST_PARTS = 1_000_000  # lists, objects and their members, which take a hundred bytes each
 _TOML_BYTES = 512 << 10  # a second of tomllib, which is written in Python
 _TOML_KEY = 32  # parts of a key; the time they take is their number's square
@@ -28,7 +28,7 @@ _PART = r"""(?:"[^"\n]*+"|'[^'\n]*+'|(?<![\w-])[\w-]++)"""
 _LONG_KEY = re.compile(rf"(?:{_PART}[ \t]*+\.[ \t]*+){{{_TOML_KEY}}}")
 
 
-def content_of(path: Path, most: int = MOST_BYTES) -> bytes:
+def bytes_at(path: Path, most: int = _MOST_BYTES) -> bytes:
     """A regular file's bytes, of which as many may begin a part of JSON."""
     with open(path, "rb", opener=_opened) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -41,9 +41,9 @@ def content_of(path: Path, most: int = MOST_BYTES) -> bytes:
     return content
 
 
-def json_at(path: Path, most: int = MOST_BYTES, *, names_files: bool = False) -> Any:
+def json_at(path: Path, most: int = _MOST_BYTES, *, names_files: bool = False) -> Any:
     """The JSON document in a file; one that ``names_files`` has no NUL in its texts."""
-    content = content_of(path, most)
+    content = bytes_at(path, most)
     if names_files and rb"\u0000" in content:
         raise ValueError(_NUL)
     try:
@@ -54,7 +54,7 @@ def json_at(path: Path, most: int = MOST_BYTES, *, names_files: bool = False) ->
 
 def toml_at(path: Path) -> dict[str, Any]:
     """The TOML document in a file; plans, profiles and scenarios name files, so no text has a NUL."""
-    text = content_of(path, _TOML_BYTES).decode()
+    text = bytes_at(path, _TOML_BYTES).decode()
     if r"\u0000" in text or r"\U00000000" in text:
         raise ValueError(_NUL)
     if _LONG_KEY.search(text):

@@ -10,7 +10,7 @@ from unicodedata import category
 if TYPE_CHECKING:
     from pydantic import ValidationError
 
-__all__ = ["in_words", "listed_mistakes", "markdown_cell", "mistake", "printable"]
+__all__ = ["in_words", "listed_mistakes", "markdown_cell", "mistake", "printable", "reason"]
 
 # By pydantic's kinds of mistakes, with what it tells of each.
 _NEEDED = {
@@ -115,6 +115,11 @@ def _shown(value: object) -> str:
 
 def _kind(value: object) -> str:
     return f"a list of {len(value)}" if isinstance(value, (list, tuple)) else _KINDS.get(type(value), "something else")
+
+
+def reason(error: Exception) -> str:
+    """The first line of what a library's error says, at most 200 characters; its type where it says nothing."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)[:200]
 
 
 def printable(text: str, keep: str = "\n\t") -> str:

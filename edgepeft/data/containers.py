@@ -19,6 +19,7 @@ from pathlib import Path, PurePath
 from typing import Any, BinaryIO
 
 from edgepeft.common.errors import DataError, requiring
+from edgepeft.common.messages import reason
 
 __all__ = [
     "PACKED",
@@ -212,8 +213,7 @@ def read_xlsx(path: Path) -> Iterator[Record]:
     except DataError:
         raise
     except Exception as error:  # of zip, of XML, of what is no number where one is needed
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise DataError(f"{path} is no spreadsheet that can be read ({reason:.200}).") from error
+        raise DataError(f"{path} is no spreadsheet that can be read ({reason(error)}).") from error
 
 
 def _under_header(path: Path, rows: Iterator[Sequence[Any]]) -> Iterator[Record]:

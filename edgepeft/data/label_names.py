@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from edgepeft.common.bounded import bytes_at
 from edgepeft.common.errors import DataError
 
 __all__ = ["LabelNames", "class_names", "files_beside", "named_classes", "names_beside"]
@@ -126,7 +127,7 @@ def _number(value: Any) -> int | None:
 
 def _read(file: Path, column: str) -> dict[int, str] | None:
     try:
-        text = file.read_text(encoding="utf-8-sig") if file.stat().st_size <= _LONGEST else ""
+        text = bytes_at(file, _LONGEST).decode("utf-8-sig")
         found = _of_lines(text) if file.suffix == ".txt" else _of_json(json.loads(text), column)
     except (OSError, ValueError, RecursionError):
         found = None

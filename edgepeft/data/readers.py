@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from edgepeft.common.errors import DataError, UsageError, requiring
+from edgepeft.common.messages import reason
 from edgepeft.data.arrow import SAVED, read_arrow, saved_splits
 from edgepeft.data.conll import read_conll
 from edgepeft.data.containers import PACKED, STDIN, Record, lines_of, read_folder, read_xlsx, read_zip, table_lines
@@ -120,10 +121,9 @@ def _opened(source: str) -> Mapping[str, Iterable[dict[str, Any]]]:
         name, _, config = source.partition(":")
         found = datasets.load_dataset(name, config or None)
     except Exception as error:  # the library's many kinds all mean: not here, not reachable
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise UsageError(
-            f"there is no file {source}, and datasets gave none of that name ({reason}). Give a file, a folder of "
-            "save_to_disk, or a name that the Hub has; it needs a network the first time."
+            f"there is no file {source}, and datasets gave none of that name ({reason(error)}). Give a file, a folder "
+            "of save_to_disk, or a name that the Hub has; it needs a network the first time."
         ) from error
     finally:
         hub.setLevel(level)

@@ -11,6 +11,7 @@ from tuf.api.exceptions import DownloadError
 
 from edgepeft.bundle.manifest import hub_name_of, task_table
 from edgepeft.common.errors import EdgepeftError, UsageError, requiring
+from edgepeft.common.messages import reason
 from edgepeft.fleet.fetcher import Fetcher
 from edgepeft.fleet.layout import Published
 
@@ -72,7 +73,7 @@ def upload(repository: Path, name: str, published: Published, license_id: str | 
         )
     except Exception as error:  # the library's many kinds
         raise EdgepeftError(
-            f"{name} could not be uploaded ({type(error).__name__}: {str(error).splitlines()[0]}). {repository} has "
+            f"{name} could not be uploaded ({type(error).__name__}: {reason(error)}). {repository} has "
             "all of it; log in with hf auth login, and repeat with --refresh --to-hub."
         ) from error
     return str(done.commit_url)

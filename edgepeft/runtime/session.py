@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from onnxruntime.capi import onnxruntime_pybind11_state as _binding
 
 from edgepeft.common.errors import BundleError, EdgepeftError
+from edgepeft.common.messages import reason
 from edgepeft.device.host.machine import cpu_quota, saturates_in_8_bits, thread_count
 from edgepeft.graph.integer_lowering import lower_integers
 from edgepeft.graph.names import LOGITS
@@ -143,7 +144,7 @@ def failing_as(what: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # its exceptions share no base but Exception
-        raise BundleError(f"ONNX Runtime {what}: {str(error).splitlines()[0]}") from error
+        raise BundleError(f"ONNX Runtime {what}: {reason(error)}") from error
 
 
 class Session(Protocol):

@@ -41,9 +41,8 @@ from edgepeft.runtime.decoding import Decoding
 from edgepeft.runtime.prepacked import hold_prepacked
 from edgepeft.runtime.runtime import Runtime
 
-__all__ = ["BUDGET_S", "Trials", "Untried"]
+__all__ = ["Trials", "Untried"]
 
-BUDGET_S = 10.0  # of processor time for a task, and that a start waits for all of them
 _BESIDE = 2  # at once
 _TURNS = ((0.2, 3), (1.0, 10))  # shares of the budget, and times the backbone's: whichever is more
 _MEMORY = 0.5  # of what there is, for all that are tried at once
@@ -72,7 +71,7 @@ class _Tried(NamedTuple):
 class Trials:
     """Which tasks of a bundle may be opened within this process; None is the bare backbone."""
 
-    def __init__(self, folder: Path, threads: int | None, budget_s: float = BUDGET_S) -> None:
+    def __init__(self, folder: Path, threads: int | None, budget_s: float) -> None:
         self.command = [sys.executable, "-m", __name__, str(folder), str(threads or 0), str(budget_s)]
         self._budget_s = budget_s
         self._answered = _read()  # by the hashes of all that was run
@@ -89,16 +88,20 @@ class Trials:
 
     def untried(self, bundle: Bundle, task: str | None) -> bool:
         """Whether the task's trial has not ended; it begins with this question."""
+        return self._outcome(bundle, task) is None
+
+    def _outcome(self, bundle: Bundle, task: str | None) -> str | None:
+        """Why the task may not be opened here, "" where it may; None until its trial has ended."""
         if task is not None and task not in bundle.manifest.tasks:
-            return False
+            return ""
         keys = self._keys.setdefault(bundle, {})
         key = keys[task] = keys.get(task) or _key(bundle, task)
         if key in self._answered:
-            return False
+            return ""
         other = f"{key} {_identity(bundle, task)}"
         with self._changed:
             if other in self._other:
-                return False
+                return self._other[other]
             if other not in self._asked:
                 self._asked.add(other)
                 heapq.heappush(self._waiting, _Tried(0, next(self._numbers), task, key, other))
@@ -106,19 +109,16 @@ class Trials:
                     self._threads.append(threading.Thread(target=self._work, name="edgepeft-trials", daemon=True))
                     self._threads[-1].start()
                 self._changed.notify()
-        return True
+        return None
 
     def problem(self, bundle: Bundle, task: str | None) -> BundleError | None:
         """Why the task may not be opened here.
 
         A task that is merely refused there may: opening it is an error here too, and says which.
         """
-        if self.untried(bundle, task):
+        why = self._outcome(bundle, task)
+        if why is None:
             return Untried(f"{_name(task)} is being tried in a process of its own; ask again.")
-        if task is not None and task not in bundle.manifest.tasks:
-            return None
-        key = self._keys[bundle][task]
-        why = "" if key in self._answered else self._other.get(f"{key} {_identity(bundle, task)}", "")
         return BundleError(f"{_name(task)} cannot be run: opening it {why}") if why else None
 
     def overdue(self, since: float) -> bool:
@@ -180,14 +180,13 @@ class Trials:
             self._asked.discard(tried.other)
             if outcome == _OTHER:  # the files were replaced, which the service will see; then it asks again
                 return
-            if outcome == _ANSWERED:
-                self._answered.add(tried.key)
-            else:
+            if outcome != _ANSWERED:
                 self._other[tried.other] = self._why(outcome)
-            kept = [*sorted(_read() - self._answered), *sorted(self._answered)][-_MOST_KEPT:]
-        if outcome == _ANSWERED:
+                return
+            kept = [*sorted(_read() - self._answered), *sorted(self._answered | {tried.key})][-_MOST_KEPT:]
             with contextlib.suppress(OSError, EdgepeftError):
                 write_json(_kept(), kept)
+            self._answered.add(tried.key)  # once it is remembered: who sees it may be a next service's start
 
     def _why(self, outcome: str) -> str:
         share, times = _TURNS[-1]

@@ -171,9 +171,9 @@ class Classification(OneOfSeveral, TaskType):
         names, pairs = self.labels or (), Counter(zip(targets.tolist(), outputs.tolist(), strict=True))
         right = [pairs[i, i] for i in range(len(names))]
         given, has = (np.bincount(values, minlength=len(names)).tolist() for values in (outputs, targets))
-        confusion = {
-            name: {other: pairs[i, j] for j, other in enumerate(names) if pairs[i, j]} for i, name in enumerate(names)
-        }
+        confusion: dict[str, dict[str, int]] = {name: {} for name in names}
+        for (i, j), n in sorted(pairs.items()):
+            confusion[names[i]][names[j]] = n
         return {**by_class(names, right, given, has), "confusion": confusion}
 
     def doubted(self, targets: Values, logits: NDArray[Any]) -> list[tuple[int, dict[str, Any]]]:

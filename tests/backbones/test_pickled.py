@@ -14,6 +14,7 @@ from edgepeft.backbones import checkpoint, pickled
 from edgepeft.backbones.checkpoint import Checkpoint
 from edgepeft.backbones.pickled import read_pickled
 from edgepeft.common.errors import BundleError
+from edgepeft.data.training_loop import checkpoint as loop_checkpoint
 from edgepeft.deploy.verify import read_check
 from edgepeft.training.interop import conversion
 from edgepeft.training.interop.conversion import read_state_dict
@@ -88,7 +89,14 @@ def test_a_safetensors_file_that_is_all_header_is_refused_unparsed(tmp_path, mon
     monkeypatch.setattr(checkpoint, "_MAX_HEADER_BYTES", 50)
     monkeypatch.setattr(json, "loads", lambda _: pytest.fail("it was parsed"))
     monkeypatch.setattr(conversion, "load_file", lambda _: pytest.fail("it was read"))
-    for read in (lambda: Checkpoint.open(path), lambda: read_state_dict(tmp_path, path.name)):
+    monkeypatch.setattr(loop_checkpoint, "safe_open", lambda *_: pytest.fail("it was read"))
+    readers = (
+        lambda: Checkpoint.open(path),
+        lambda: read_state_dict(tmp_path, path.name),
+        lambda: loop_checkpoint.load_checkpoint(path, {}),
+        lambda: loop_checkpoint.best_score(path),
+    )
+    for read in readers:
         with pytest.raises(BundleError, match="header claims"):
             read()
     with pytest.raises(BundleError, match="header claims"):

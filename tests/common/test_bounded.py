@@ -7,7 +7,7 @@ import tomllib
 import pytest
 
 from edgepeft.common import bounded
-from edgepeft.common.bounded import content_of, json_at, toml_at
+from edgepeft.common.bounded import bytes_at, json_at, toml_at
 
 
 def of(path, content):
@@ -17,16 +17,16 @@ def of(path, content):
 
 def test_a_file_has_its_bytes_and_no_more_are_read_of_a_sparse_one(tmp_path, monkeypatch):
     path = of(tmp_path / "a", b"123")
-    assert content_of(path, most=3) == b"123"
+    assert bytes_at(path, most=3) == b"123"
     os.truncate(path, 3 * 10**9)
     with pytest.raises(OSError, match="more than 3 bytes"):
-        content_of(path, most=3)
+        bytes_at(path, most=3)
 
 
 def test_a_fifo_keeps_nobody_waiting(tmp_path):
     os.mkfifo(tmp_path / "a")
     with pytest.raises(OSError, match="no regular file"):
-        content_of(tmp_path / "a")
+        bytes_at(tmp_path / "a")
 
 
 @pytest.mark.parametrize("part", ["[]", "{}", "0"])

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from edgepeft.bundle.manifest import Manifest, model_card
 from edgepeft.cli import _output
-from edgepeft.common.messages import _NEEDED, in_words, printable
+from edgepeft.common.messages import _NEEDED, in_words, printable, reason
 
 ROOT = Path(__file__).parents[2]
 # Colours, the title, the clipboard (OSC 52), a C1 introducer, a bell, text that runs backwards, a line end of its own.
@@ -165,3 +165,16 @@ def test_nothing_of_a_manifest_from_elsewhere_becomes_markup_or_front_matter_of_
     assert "<script>" not in page.replace("\\<", "")
     rows = [line for line in page.splitlines() if line.startswith(("| mood", "| pair", "| score"))]
     assert [row.replace("\\|", "").count("|") for row in rows] == [8, 8, 8]
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (ValueError("\n one\ntwo"), "one"),
+        (ValueError(), "ValueError"),
+        (OSError(" \n"), "OSError"),
+        (ValueError("x" * 999), "x" * 200),
+    ],
+)
+def test_a_reason_is_one_line_also_of_an_error_that_says_nothing(error, said):
+    assert reason(error) == said

@@ -9,7 +9,7 @@ from typing import TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from edgepeft.bench.result.schema import RESULT_SCHEMA, BenchResult, BenchRow, RowKey
-from edgepeft.common.bounded import content_of
+from edgepeft.common.bounded import bytes_at
 from edgepeft.common.errors import DataError, UsageError
 from edgepeft.common.messages import in_words
 
@@ -65,7 +65,7 @@ def read_document(path: Path, schema: type[_Document]) -> _Document:
     if not path.is_file():
         raise UsageError(f"there is no file {path}; give results of `edgepeft bench --json`.")
     try:
-        return schema.model_validate_json(content_of(path, _MAX_BYTES))
+        return schema.model_validate_json(bytes_at(path, _MAX_BYTES))
     except OSError as error:
         raise DataError(f"{path} cannot be read as a result: {error.strerror}.") from error
     except ValidationError as error:

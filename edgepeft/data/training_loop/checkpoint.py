@@ -20,6 +20,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from edgepeft.backbones.checkpoint import check_header
 from edgepeft.common.atomic import replacing
 from edgepeft.common.errors import BundleError, EdgepeftError, UsageError
 from edgepeft.data.training_loop.engine import Arrays
@@ -84,6 +85,7 @@ def load_checkpoint(path: Path, asked: Mapping[str, Any]) -> tuple[Position, Arr
     if path.suffix != _SUFFIX:
         raise _of_another_format(path, "edgepeft.checkpoint/1")
     try:
+        check_header(path, path)
         with safe_open(path, "np") as file:
             metadata = file.metadata() or {}
             if metadata.get("format") != FORMAT:
@@ -106,6 +108,7 @@ def load_checkpoint(path: Path, asked: Mapping[str, Any]) -> tuple[Position, Arr
 def best_score(path: Path) -> float | None:
     """Of the evaluation rows, up to a checkpoint; None before the first evaluation."""
     try:
+        check_header(path, path)
         with safe_open(path, "np") as file:
             best = json.loads(file.metadata()["facts"])["best"]
     except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:

@@ -20,7 +20,7 @@ from safetensors.numpy import load_file, save_file
 from torch import nn
 
 from edgepeft import __version__
-from edgepeft.backbones.checkpoint import Checkpoint
+from edgepeft.backbones.checkpoint import Checkpoint, check_header
 from edgepeft.backbones.config import read_config
 from edgepeft.backbones.emit import BUNDLE_FILES, INT8_WEIGHTS_FILE, WEIGHTS_FILE
 from edgepeft.backbones.hooks import load_model
@@ -285,6 +285,7 @@ def _promising(folder: Path, promise: Promise) -> DeltaCard:
 
 def _read(path: Path, kind: TaskType) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     try:
+        check_header(path, path)
         found = load_file(path)
         logits, targets = found["logits"], found["targets"]
         right, each = kind.right_of(targets, logits)
