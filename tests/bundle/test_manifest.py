@@ -129,7 +129,7 @@ def test_names_that_cannot_be_files_are_refused(name):
 
 
 @pytest.mark.parametrize(
-    "denied", ["edgepeft.bundle.manifest.content_of", "pathlib.Path.is_file"]
+    "denied", ["edgepeft.bundle.manifest.bytes_at", "pathlib.Path.is_file"]
 )  # the file; a folder above it
 def test_a_bundle_that_this_user_may_not_read_is_no_traceback(tmp_path, monkeypatch, denied):
     written(tmp_path)
