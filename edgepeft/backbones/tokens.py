@@ -157,6 +157,8 @@ def _no_room(name: str, kept: int | None, room: int, of: tuple[int, int], second
 
 def pad_rows(rows: Sequence[Sequence[int]], fill: int) -> NDArray[Any]:
     """Ragged rows -> int64 [batch, longest]."""
+    if len({len(row) for row in rows}) == 1:  # one text, above all
+        return np.array(rows, np.int64)
     padded = np.full((len(rows), max(map(len, rows), default=0)), fill, np.int64)
     for row, values in zip(padded, rows, strict=True):
         row[: len(values)] = values
