@@ -9,6 +9,7 @@ from bench.published.encoders import vit_b32_384, wmt_encoder
 from bench.published.mobilenet import mobilenet_v1, mobilenet_v2
 from bench.published.resnet import resnet
 from bench.published.vgg import vgg
+from bench.published.whisper import whisper_tiny_encoder
 from edgepeft.common.errors import UnknownName
 from edgepeft.common.operators import Work
 
@@ -21,6 +22,7 @@ _GRAPHS: Mapping[str, Callable[[], tuple[Work, ...]]] = {
     "mobilenet-v1": mobilenet_v1,
     "mobilenet-v2": mobilenet_v2,
     "vit-b-32-384": vit_b32_384,
+    "whisper-tiny-encoder": whisper_tiny_encoder,
 }
 FAMILIES = {
     "resnet": "ResNet",
@@ -28,6 +30,7 @@ FAMILIES = {
     "densenet": "DenseNet",
     "mobilenet": "MobileNet",
     "vit": "ViT",
+    "whisper": "Whisper's encoder",
     "wmt": "WMT encoder",
 }
 

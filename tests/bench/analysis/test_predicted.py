@@ -27,20 +27,19 @@ def document():
 
 
 def test_roberta_on_a_pi_4_takes_what_its_operations_take_at_the_published_rate(document):
-    """22.35 GFLOP at 13.7 GFLOP/s: about 37 instances a minute, 15 to 75 across runtimes (device-figures)."""
+    """22.35 GFLOP at 17 to 26 GFLOP/s: 46 to 69 instances a minute (device-figures)."""
     (row,) = document["results"]
-    assert row["instances_per_minute"] == pytest.approx(37, rel=0.03)
+    assert 46 < row["instances_per_minute"] < 69
     low, high = row["predicted"]["instances_per_minute_interval"]
-    assert (low, high) == (pytest.approx(15, rel=0.05), pytest.approx(75, rel=0.05))
+    assert low < 46 and high > 69
 
 
-def test_it_is_marked_as_predicted_and_uncalibrated_and_has_no_samples(document):
+def test_it_is_marked_as_predicted_and_has_no_samples(document):
     (row,) = document["results"]
     assert document["mode"] == "predicted"
-    assert row["predicted"]["calibration"] == "uncalibrated"
+    assert row["predicted"]["calibration"] == "calibrated"
     assert (row["samples_s"], row["peak_rss_bytes"], row["cpu_s"]) == ([], None, None)
     assert any("no measurement" in note for note in document["profile"]["notes"])
-    assert any("uncalibrated" in note for note in document["profile"]["notes"])
     assert document["profile"]["emulation"] == "none"
 
 
@@ -53,7 +52,7 @@ def test_the_table_shows_the_interval_and_what_it_is(document):
     console.print(bench_table(BenchResult.model_validate_json(json.dumps(document))))
     text = " ".join(console.file.getvalue().split())
     assert "predicted for rpi4" in text
-    assert "uncalibrated, at least 388 ms at the fp32 peak" in text  # 22.35 GFLOP / 57.6 GFLOP/s
+    assert "calibrated, at least 388 ms at the fp32 peak" in text  # 22.35 GFLOP / 57.6 GFLOP/s
 
 
 def test_a_device_of_which_no_encoder_was_measured_is_not_predictable():
