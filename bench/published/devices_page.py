@@ -206,7 +206,7 @@ def draw_devices(checked: dict[LeftOut, list[Checked]], path: Path) -> None:
 
 
 def _draw(axis: Any, checked: Sequence[Checked], colours: dict[str, str]) -> None:
-    ends = [10.0, 4000.0]
+    ends = [10.0, 20000.0]
     axis.plot(ends, ends, color="#777777", linewidth=1)
     low, high = ([(1 + side * _PROMISED) * end for end in ends] for side in (-1, 1))
     axis.fill_between(ends, low, high, color="#777777", alpha=0.18, label="within 25 %", linewidth=0)
