@@ -7,6 +7,7 @@ import logging
 import os
 import stat
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 
 from edgepeft.common.errors import UsageError
@@ -95,6 +96,7 @@ class Settings:
         return is_loopback(self.host)
 
 
+@lru_cache(64)  # asked twice a request
 def is_loopback(host: str) -> bool:
     """Whether a name or address leads to this machine only."""
     if host == "localhost":
