@@ -188,12 +188,12 @@ def draw_devices(checked: dict[LeftOut, list[Checked]], path: Path) -> None:
     """Predicted against measured, log-log, a panel for each way of leaving out; write PNG or SVG."""
     from matplotlib.figure import Figure
 
-    from edgepeft.common import plotting as drawing
+    from edgepeft.common import plotting
 
     shown = [one for rows in checked.values() for one in rows if one.predicted.seconds is not None]
     names = list(dict.fromkeys(one.device for one in shown))
     colours = dict(zip(names, _COLOURS, strict=False))
-    with drawing.styled():
+    with plotting.styled():
         figure = Figure(figsize=(11, 5.6), layout="constrained")
         for axis, (how, rows) in zip(figure.subplots(1, 2, sharey=True), checked.items(), strict=True):
             _draw(axis, [one for one in rows if one.predicted.seconds is not None], colours)
@@ -202,7 +202,7 @@ def draw_devices(checked: dict[LeftOut, list[Checked]], path: Path) -> None:
         figure.axes[0].set(ylabel="predicted, ms")
         handles = figure.axes[1].get_legend_handles_labels()
         figure.legend(*handles, loc="outside lower center", ncols=5, frameon=False, fontsize=9)
-        drawing.save_as(figure, path)
+        plotting.save_as(figure, path)
 
 
 def _draw(axis: Any, checked: Sequence[Checked], colours: dict[str, str]) -> None:

@@ -103,20 +103,20 @@ def draw_suite(result: SuiteResult, path: Path) -> None:
         raise UsageError("no row of this suite has a figure to draw.")
     from matplotlib.figure import Figure
 
-    from edgepeft.common import plotting as drawing
+    from edgepeft.common import plotting
 
     curves = [row for row in shown if "tasks" in row.samples]
     ratios = [row for row in shown if row.unit == "x" and row not in curves]
     panels = [part for part in (curves, ratios) if part]
     heights = [6.0 if part is curves else 0.8 + 0.42 * len(part) for part in panels]
-    with drawing.styled():
+    with plotting.styled():
         figure = Figure(figsize=(10, sum(heights) + 1.2), layout="constrained")
         axes = figure.subplots(len(panels), 1, squeeze=False, height_ratios=heights)[:, 0]
         for part, axis in zip(panels, axes, strict=True):
             (_draw_curves if part is curves else _draw_ratios)(axis, part)
         host = "\n".join(suite_conditions(result)[:2])
         figure.suptitle(f"{result.title}, {result.model.name}\n{host}", fontsize=9)
-        drawing.save_as(figure, path)
+        plotting.save_as(figure, path)
 
 
 def _draw_curves(axis: Axes, rows: Sequence[SuiteRow]) -> None:

@@ -46,13 +46,13 @@ def write_confusion(confusion: Confusion, title: str, folder: Path) -> list[str]
     write_atomically(folder / FILES[0], written.getvalue().encode())
     if importlib.util.find_spec("matplotlib") is None:  # as on a board
         return [FILES[0]]
-    from edgepeft.common import plotting as drawing
+    from edgepeft.common import plotting
 
-    with drawing.styled():
-        figure, axes = drawing.one(*confusion_inches(names))
+    with plotting.styled():
+        figure, axes = plotting.one(*confusion_inches(names))
         plot_confusion(axes, names, counts)
-        drawing.title(axes, title, f"{sum(map(sum, counts)):,} rows")
-        drawing.save(figure, folder, Path(FILES[1]).stem)
+        plotting.title(axes, title, f"{sum(map(sum, counts)):,} rows")
+        plotting.save(figure, folder, Path(FILES[1]).stem)
     return list(FILES)
 
 
@@ -73,12 +73,12 @@ def _upright(names: Sequence[str]) -> bool:
 
 def plot_confusion(axes: Axes, names: Sequence[str], counts: Sequence[Sequence[int]]) -> None:
     """Each cell is coloured by its share of the label's rows, and has their number."""
-    from edgepeft.common import plotting as drawing
+    from edgepeft.common import plotting
 
     shares = [[n / sum(row) if sum(row) else None for n in row] for row in counts]
     side = _cell_inches(names)
-    how: dict[str, Any] = {"numbers": counts, "missing": drawing.MISSING, "upright": _upright(names)}
-    mesh = drawing.heat_map(axes, shares, names, names, lowest=0.0, highest=1.0, cell=(side, side), **how)
+    how: dict[str, Any] = {"numbers": counts, "missing": plotting.MISSING, "upright": _upright(names)}
+    mesh = plotting.heat_map(axes, shares, names, names, lowest=0.0, highest=1.0, cell=(side, side), **how)
     axes.set_aspect("equal")
     axes.set(xlabel="answer", ylabel="label")
     bar = axes.figure.colorbar(mesh, ax=axes)

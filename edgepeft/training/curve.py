@@ -49,13 +49,13 @@ def _point(rows: int, result: TrainingLoopResult | None) -> dict[str, Any]:
 def draw_curve(metrics: Mapping[str, Any], title: str, folder: Path) -> None:
     """Draw a card's ``metrics`` as ``curve.png`` and ``curve.svg`` in a folder."""
     with requiring("train", "the picture of a learning curve"):
-        from edgepeft.common import plotting as drawing
+        from edgepeft.common import plotting
 
-    with drawing.styled():
-        figure, axes = drawing.one(6.4, 4.2)
+    with plotting.styled():
+        figure, axes = plotting.one(6.4, 4.2)
         plot_curve(axes, metrics)
-        drawing.title(axes, title, f"on the same {metrics['n_test']} test rows at every size")
-        drawing.save(figure, folder, CURVE)
+        plotting.title(axes, title, f"on the same {metrics['n_test']} test rows at every size")
+        plotting.save(figure, folder, CURVE)
 
 
 def plot_curve(axes: Axes, metrics: Mapping[str, Any]) -> None:

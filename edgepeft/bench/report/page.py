@@ -149,7 +149,7 @@ def _drawn(section: Section, *, transparent: bool) -> bytes:
     import matplotlib
     from matplotlib.figure import Figure
 
-    from edgepeft.common import plotting as drawing
+    from edgepeft.common import plotting
 
     if section.draw is None:
         raise ValueError(f"section {section.key} has no picture")
@@ -157,7 +157,7 @@ def _drawn(section: Section, *, transparent: bool) -> bytes:
     inks = ("text.color", "axes.labelcolor", "xtick.color", "ytick.color", "axes.edgecolor")
     style: dict[Any, Any] = dict.fromkeys(inks, _INK)
     style |= {"svg.hashsalt": section.key, "font.family": "sans-serif"}
-    with drawing.styled(), matplotlib.rc_context(style):
+    with plotting.styled(), matplotlib.rc_context(style):
         figure = Figure(figsize=section.inches, layout="constrained")
         section.draw(figure)
         written = io.BytesIO()

@@ -108,22 +108,22 @@ def _beside(measured: Mapping[str, Any]) -> str:
 def _triangle(measured: Mapping[str, Any], task: str) -> Figure:
     from matplotlib.patches import Rectangle
 
-    from edgepeft.common import plotting as drawing
+    from edgepeft.common import plotting
 
     layers, scores = measured["layers"], _scores(measured)
     values = [[None if b < a else 100 * scores[a, b] for b in layers] for a in layers]
-    cell = drawing.cell_inches(len(layers), 0.52, most=9)
+    cell = plotting.cell_inches(len(layers), 0.52, most=9)
     side = cell * len(layers)
-    figure, axes = drawing.one(max(side, 3.2) + 2.2, max(side, 2.4) + 1.7)
+    figure, axes = plotting.one(max(side, 3.2) + 2.2, max(side, 2.4) + 1.7)
     shown = [100 * score for score in (*scores.values(), measured["whole"])]
-    mesh = drawing.heat_map(axes, values, layers, layers, lowest=min(shown), highest=max(shown), cell=(cell, cell))
+    mesh = plotting.heat_map(axes, values, layers, layers, lowest=min(shown), highest=max(shown), cell=(cell, cell))
     for i in range(len(layers)):
         axes.add_patch(
-            Rectangle((i, i), 1, 1, fill=False, edgecolor=drawing.RED, linewidth=1.8, zorder=3, clip_on=False)
+            Rectangle((i, i), 1, 1, fill=False, edgecolor=plotting.RED, linewidth=1.8, zorder=3, clip_on=False)
         )
     axes.set_xlabel("last layer removed")
     axes.set_ylabel("first layer removed")
-    drawing.title(
+    plotting.title(
         axes,
         f"{task}: {measured['metric']} after removing the modules of layers",
         f"{measured['rows']} rows; {_beside(measured)}\noutlined: one layer removed; top right: all",
@@ -134,15 +134,15 @@ def _triangle(measured: Mapping[str, Any], task: str) -> Figure:
 
 def _line(measured: Mapping[str, Any], task: str) -> Figure:
     """How far each layer alone moves the score, as a drop from the whole delta's."""
-    from edgepeft.common import plotting as drawing
+    from edgepeft.common import plotting
 
     layers, scores = measured["layers"], _scores(measured)
     whole, places = 100 * measured["whole"], range(len(layers))
     singles = [100 * scores[layer, layer] for layer in layers]
-    figure, axes = drawing.one(max(6.6, 0.5 * len(layers) + 1.6), 3.9)
-    axes.axhline(whole, color=drawing.RED, linewidth=1.5, label="whole delta")
-    axes.vlines(places, whole, singles, color=drawing.BLUE, linewidth=1.5)
-    axes.plot(places, singles, color=drawing.BLUE, marker="o", linestyle="none", label="without that layer's modules")
+    figure, axes = plotting.one(max(6.6, 0.5 * len(layers) + 1.6), 3.9)
+    axes.axhline(whole, color=plotting.RED, linewidth=1.5, label="whole delta")
+    axes.vlines(places, whole, singles, color=plotting.BLUE, linewidth=1.5)
+    axes.plot(places, singles, color=plotting.BLUE, marker="o", linestyle="none", label="without that layer's modules")
     for place, value in zip(places, singles, strict=True):
         above = value >= whole
         offset, side = ((0, 6), "bottom") if above else ((0, -6), "top")
@@ -157,7 +157,7 @@ def _line(measured: Mapping[str, Any], task: str) -> Figure:
     axes.grid(axis="y", color="0.9")
     axes.set_axisbelow(True)
     figure.legend(loc="outside lower center", ncols=2, frameon=False)
-    drawing.title(
+    plotting.title(
         axes,
         f"{task}: {measured['metric']} after removing the modules of one layer",
         f"{measured['rows']} rows; {_beside(measured)}\nwithout any module {100 * scores[layers[0], layers[-1]]:.1f}",

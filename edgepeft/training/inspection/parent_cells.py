@@ -164,7 +164,7 @@ def _strongest(weights: Sequence[float | None]) -> str:
 
 
 def _panels(measured: Mapping[str, Any], key: str, title: str, legend: str, *, last: bool = False) -> Figure:
-    from edgepeft.common import plotting as drawing
+    from edgepeft.common import plotting
 
     layers = measured["layers"][-1:] if last else measured["layers"]
     values = [value for layer in layers for row in layer[key] for value in row]
@@ -172,9 +172,9 @@ def _panels(measured: Mapping[str, Any], key: str, title: str, legend: str, *, l
     where = "first token" if measured["reads"] == "first_token" else "mean of the tokens"
     n_rows, kept = sum(measured["rows_of_label"]), f"{layers[0]['top_k']} of {layers[0]['parents']} kept"
     note = f"{n_rows} rows, read at the {where}; {kept}"
-    return drawing.panels(
+    return plotting.panels(
         [
-            drawing.Panel(f"layer {layer['layer']}", layer[key], measured["labels"], range(layer["parents"]))
+            plotting.Panel(f"layer {layer['layer']}", layer[key], measured["labels"], range(layer["parents"]))
             for layer in layers
         ],
         title=title,
