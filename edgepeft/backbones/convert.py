@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import shutil
 import warnings
@@ -21,10 +20,10 @@ from edgepeft.backbones.config import read_config
 from edgepeft.backbones.emit import BUNDLE_FILES, BUNDLE_MANIFEST, INT8_WEIGHTS_FILE, WEIGHTS_FILE
 from edgepeft.backbones.overrides import may_be_overridden
 from edgepeft.backbones.pickled import read_pickled
-from edgepeft.common.atomic import new_folder, write_json
+from edgepeft.common.atomic import new_folder
 from edgepeft.common.errors import BundleError, EdgepeftError, MissingPackage, UsageError
 from edgepeft.common.messages import reason
-from edgepeft.common.resources import cache_folder, checksum, package_data, private_folder, sha256_of
+from edgepeft.common.resources import cache_folder, package_data, private_folder, sha256_of, whole, write_checksums
 
 if TYPE_CHECKING:
     import torch
@@ -35,7 +34,6 @@ __all__ = ["COMPANIONS", "byte_tokenizer", "plain_folder"]
 _SLOW = ("vocab.txt", "vocab.json", "sentencepiece.bpe.model", "sentencepiece.model", "spiece.model", "spm.model")
 COMPANIONS = (*BUNDLE_FILES, *_SLOW, "merges.txt", "added_tokens.json")
 PICKLED_FILE = "pytorch_model.bin"
-_CHECKSUMS = "checksums.json"  # of the other files of a copy
 _FLOATS = {"F64", "F32", "F16", "BF16"}
 _PLAIN_DTYPES = {"F32", "I64", "I32", "U8", "BOOL", "I8", "I16"}
 
@@ -75,7 +73,7 @@ def plain_folder(folder: Path, names: Callable[[str], tuple[str, ...]] = lambda 
         target = private_folder(cache_folder() / "converted") / _key(folder, parts)
     except OSError as error:
         raise EdgepeftError(f"the converted copy of {folder} cannot be kept: {error.strerror}.") from error
-    if not _whole(target):
+    if not whole(target):
         if target.is_dir():
             warnings.warn(
                 f"the converted copy of {folder} in {target} is not what was written there, and is made again.",
@@ -93,21 +91,8 @@ def plain_folder(folder: Path, names: Callable[[str], tuple[str, ...]] = lambda 
                 _write_float32(_in_modules(sources, names), new / WEIGHTS_FILE)
             if remade:
                 _convert_tokenizer(folder, new)
-            write_json(new / _CHECKSUMS, _checksums(new))
+            write_checksums(new)
     return target
-
-
-def _checksums(copy: Path) -> dict[str, str]:
-    files = (path for path in sorted(copy.rglob("*")) if path.is_file() and path.name != _CHECKSUMS)
-    return {str(path.relative_to(copy)): checksum(path) for path in files}
-
-
-def _whole(copy: Path) -> bool:
-    """Whether a copy is there, and as it was written."""
-    try:
-        return bool(json.loads((copy / _CHECKSUMS).read_bytes()) == _checksums(copy))
-    except (OSError, ValueError):
-        return False
 
 
 def _key(folder: Path, parts: list[Path]) -> str:
