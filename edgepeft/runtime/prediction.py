@@ -116,8 +116,8 @@ def in_numbers(answers: list[A]) -> list[A]:
         BundleError: one is NaN or infinite.
     """
     for answer in answers:
-        if not answer.in_numbers:
-            raise no_number(answer.task)
+        if isinstance(found := number_or_error(answer, answer.task), BundleError):
+            raise found
     return answers
 
 

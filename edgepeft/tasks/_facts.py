@@ -53,9 +53,21 @@ class Metric(NamedTuple):
     resampled: bool = True
 
     @classmethod
-    def mean(cls, of_rows: Callable[[Any, Any, Any], Any], averaged: str) -> Metric:
-        """The mean over the rows of what each has."""
-        return cls(lambda *of: float(np.mean(of_rows(*of))), averaged, of_rows)
+    def of(
+        cls,
+        of_rows: Callable[[Any, Any, Any], Any],
+        averaged: str,
+        of_sums: Callable[[Any, int], float] = _mean_of,
+        *,
+        resampled: bool = True,
+    ) -> Metric:
+        """One of the sums of what each row has: their mean, unless ``of_sums`` says another."""
+
+        def function(*of: Any) -> float:
+            rows = np.asarray(of_rows(*of))
+            return of_sums(rows.sum(0), len(rows))
+
+        return cls(function, averaged, of_rows, of_sums, resampled)
 
 
 class Agreement(NamedTuple):

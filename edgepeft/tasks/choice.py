@@ -263,4 +263,4 @@ def _picked(_: Choice, targets: Values, outputs: Values) -> Values:
     return equal
 
 
-Choice.metrics = {"accuracy": Metric.mean(_picked, "share of rows whose right candidate is picked")}
+Choice.metrics = {"accuracy": Metric.of(_picked, "share of rows whose right candidate is picked")}

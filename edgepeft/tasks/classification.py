@@ -311,7 +311,7 @@ def _of_numbers(metric: Metric, kind: Classification, targets: Values, outputs: 
 
 
 Classification.metrics = {
-    "accuracy": Metric.mean(_right, "share of rows that are right"),
+    "accuracy": Metric.of(_right, "share of rows that are right"),
     "f1": Metric(_f1),
     "macro_f1": Metric(_macro_f1, "mean of the labels' own F1, each counting alike"),
     "matthews": Metric(_matthews),

@@ -312,7 +312,7 @@ def _correlation(name: str, kind: Embedding, targets: Values, outputs: Values) -
 
 _METRICS = {name: Metric(partial(_correlation, name), "of cosine and number, over all pairs") for name in CORRELATIONS}
 _METRICS |= {
-    f"recall@{k}": Metric.mean(
+    f"recall@{k}": Metric.of(
         partial(_near, k), f"share of rows whose second text is among the {k} nearest of all rows'"
     )
     for k in (1, 5, 10)

@@ -308,7 +308,7 @@ def _ranks_right(kind: Labels, targets: Values, outputs: Values) -> Values:
 _METRICS: Mapping[str, Metric] = {
     "micro_f1": Metric(_micro_f1, "over all rows' labels together"),
     "macro_f1": Metric(_macro_f1, "mean over the labels, each counting alike"),
-    "exact_match": Metric.mean(_exact, "share of rows whose labels are exactly right"),
-    "ranking": Metric.mean(_ranks_right, "1 less the label ranking loss, mean over rows"),
+    "exact_match": Metric.of(_exact, "share of rows whose labels are exactly right"),
+    "ranking": Metric.of(_ranks_right, "1 less the label ranking loss, mean over rows"),
 }
 Labels.metrics = _METRICS

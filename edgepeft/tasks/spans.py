@@ -335,6 +335,6 @@ def _each(metric: str, kind: Spans, targets: Values, outputs: Values) -> Values:
 
 
 Spans.metrics = {
-    name: Metric.mean(partial(_each, name), "mean over rows, each by its best right answer, as SQuAD's script has it")
+    name: Metric.of(partial(_each, name), "mean over rows, each by its best right answer, as SQuAD's script has it")
     for name in ("f1", "exact_match")
 }

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import numpy as np
@@ -33,6 +32,14 @@ __all__ = ["Text"]
 Values = NDArray[Any]
 
 
+def _metric_of_rows(name: str) -> Metric:
+    return Metric.of(lambda _, known, texts: text_rows(name, texts, known), text_averaged(name), resampled=False)
+
+
+def _metric_of_all(name: str) -> Metric:
+    return Metric(lambda _, known, texts: text_score(name, texts, known), text_averaged(name), resampled=False)
+
+
 @dataclass(frozen=True)
 class Text(TaskType):
     """loss = mean over the tokens of -log softmax(logits)[token]; targets are tokens [B, T], NO_TARGET past their ends.
@@ -45,13 +52,7 @@ class Text(TaskType):
     answers: ClassVar[str] = "text"
     default_metric: ClassVar[str] = DEFAULT
     metrics: ClassVar[Mapping[str, Metric]] = {
-        name: Metric(
-            partial(lambda name, _, known, texts: text_score(name, texts, known), name),
-            text_averaged(name),
-            partial(lambda name, _, known, texts: text_rows(name, texts, known), name) if name in OF_ROWS else None,
-            resampled=False,
-        )
-        for name in TEXT_METRICS
+        name: _metric_of_rows(name) if name in OF_ROWS else _metric_of_all(name) for name in TEXT_METRICS
     }
     has_baselines: ClassVar[bool] = False  # neither a most frequent text nor a linear head on hidden states is a rival
     writes: ClassVar[bool] = True
