@@ -217,11 +217,10 @@ def _tasks(runtime: Runtime, asked: list[str] | None) -> list[str]:
 def _answers(runtime: Runtime, tasks: list[str], asked: _Asked, manner: Decoding) -> Iterator[dict[str, Any]]:
     from edgepeft.runtime.runtime import in_batches
 
-    several = [kind for kind in (runtime.bundle.entry(name).task_kind for name in tasks) if kind.several]
+    kinds = [runtime.bundle.entry(name).task_kind for name in tasks]
     for rows in in_batches(asked.rows(), asked.batch_size):
-        for kind in several:
-            for row in rows:
-                kind.token_rows(row.readable, row.where)  # refused by the row's place in the file
+        for kind in kinds:
+            kind.read(rows)  # refused by the row's place in the file
         by_task = runtime.predict_all(tasks, [row.readable for row in rows], manner)
         for i, row in enumerate(rows):
             answers = [

@@ -99,12 +99,8 @@ class TaskData:
     @property
     def pairs(self) -> bool:
         """Whether what is read of a row is a pair of texts."""
-        row, kind = self.train[0], self.task_kind
-        return (
-            row.sentence2 is not None
-            if not kind.several
-            else kind.token_rows(row.readable, row.where)[0][1] is not None
-        )
+        texts, _ = self.task_kind.read(self.train[:1])
+        return texts[0].second is not None
 
     @property
     def class_weights(self) -> dict[str, float]:

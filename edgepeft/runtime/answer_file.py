@@ -99,8 +99,7 @@ def _readable(source: Path, columns: Columns, kinds: Sequence[Any]) -> Iterator[
         waiting.clear()
         try:
             for kind in kinds:
-                if kind.several:
-                    kind.token_rows(row.readable, row.where)
+                kind.read([row])
         except DataError as error:
             yield row.others or {}, error
         else:

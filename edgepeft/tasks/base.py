@@ -15,11 +15,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from edgepeft.backbones.tokens import Text, TextEncoder, TokenBatch
 from edgepeft.common.errors import UnknownName, UsageError, named
 from edgepeft.common.registry import classes_of
 from edgepeft.data.answers import Prediction
@@ -27,9 +28,6 @@ from edgepeft.data.labels import label_text
 from edgepeft.data.rows import Columns, Row
 from edgepeft.tasks._certainty import Certainty
 from edgepeft.tasks._facts import CLOSE, Agreement, Long, LossGraph, Metric, Nodes, listed, same_best
-
-if TYPE_CHECKING:
-    from edgepeft.data.batches import Encoded
 
 __all__ = [
     "CLOSE",
@@ -143,6 +141,39 @@ class TaskType(Long, Certainty, ABC):
         """
         raise UsageError(f"{self.title} reads a row as one text or pair.")
 
+    def read(self, rows: Sequence[Row]) -> tuple[list[Text], list[int] | None]:
+        """The token rows of all rows, and how many each row is; None where each is one.
+
+        Raises:
+            DataError: a row lacks what the kind reads.
+        """
+        if not self.several:
+            return [Text(row.sentence1, row.sentence2) for row in rows], None
+        found = [self.token_rows(row.readable, row.where) for row in rows]
+        return [Text(*text) for of_row in found for text in of_row], [*map(len, found)]
+
+    def tokens(
+        self, encoder: TextEncoder, texts: Sequence[Text], max_length: int, names: Sequence[str] = ()
+    ) -> TokenBatch:
+        """Token rows cut at the maximal length, or in windows.
+
+        Raises:
+            DataError: a text, by its name where ``names`` has it, leaves no room for a window.
+        """
+        if not self.windows:
+            return encoder.encode(texts, max_length)
+        return encoder.windows(texts, max_length, self.overlap(max_length), names, second=self.passages)
+
+    @classmethod
+    def require_classes(cls) -> None:
+        """See that rows can be weighed by their label.
+
+        Raises:
+            UsageError: they have no one label.
+        """
+        if not cls.one_label:
+            raise UsageError(f"--balanced weighs classes, and {cls.title} has none; leave --balanced out.")
+
     def check_batch(self, batch_size: int, rows: Sequence[Row]) -> None:
         """See that so many of these rows make a step.
 
@@ -172,8 +203,8 @@ class TaskType(Long, Certainty, ABC):
         """How many token rows each row is of ``n`` made ones, where only time matters; None where each is one."""
         return None
 
-    def encoded(self, rows: Sequence[Row], encodings: Sequence[Any]) -> Values:
-        """As ``targets``, of rows that are tokenized so: whole, or of ``passages`` each in its windows."""
+    def encoded(self, rows: Sequence[Row], tokens: TokenBatch) -> Values:
+        """As ``targets``, of rows that are tokenized so."""
         return self.targets(rows)
 
     @abstractmethod
@@ -219,8 +250,8 @@ class TaskType(Long, Certainty, ABC):
         return np.ones(len(targets))
 
     @abstractmethod
-    def ignorant_loss(self, rows: Encoded) -> float:
-        """What knowing nothing costs."""
+    def ignorant_loss(self, targets: Values, words: int = 0) -> float:
+        """What knowing nothing costs with these targets; ``words`` are those of a decoder."""
 
     # Scores.
 
@@ -328,18 +359,26 @@ class TaskType(Long, Certainty, ABC):
     def predictions(
         self, task: str, logits: NDArray[np.float32], notes: Sequence[str], read: Sequence[Any] = ()
     ) -> list[Prediction]:
-        """[n, C] and what speaks against each answer -> answers; ``read`` are the texts' words where logits are of
-        tokens, or their passages where they are read in windows."""
+        """[n, C] and what speaks against each answer -> answers; ``read`` is what ``beside`` gives."""
 
     def judged(self, answers: Sequence[Any], rows: Sequence[Row]) -> tuple[Values, Values]:
         """(logits, targets) of answers to rows that were checked."""
         return np.array([answer.logits for answer in answers], np.float32), self.targets(rows)
 
+    def beside(self, texts: Sequence[Text], tokens: TokenBatch) -> Sequence[Any]:
+        """What ``predictions`` reads beside the logits of these texts."""
+        return ()
+
     def answers_to(
-        self, given: Sequence[Any], task: str, logits: NDArray[np.float32], notes: Sequence[str]
+        self,
+        given: Sequence[Any],
+        task: str,
+        logits: NDArray[np.float32],
+        notes: Sequence[str],
+        read: Sequence[Any] = (),
     ) -> list[Prediction]:
-        """The same where an answer is made of what callers gave for a row."""
-        return self.predictions(task, logits, notes)
+        """The same where an answer may be made of what callers gave for a row."""
+        return self.predictions(task, logits, notes, read)
 
     def agreement(self, reference: NDArray[Any], logits: NDArray[Any], tolerance: float | None) -> Agreement:
         """How [n, C] stand to the reference's, which are held to that tolerance, or to none; where a row is several,

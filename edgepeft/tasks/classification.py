@@ -34,7 +34,6 @@ from edgepeft.tasks.base import LossGraph, Metric, Nodes, TaskType, listed
 from edgepeft.tasks.regression import CORRELATIONS
 
 if TYPE_CHECKING:
-    from edgepeft.data.batches import Encoded
     from edgepeft.data.words import Read
 
 __all__ = ["Classification", "check_names", "cross_entropy"]
@@ -122,7 +121,7 @@ class Classification(OneOfSeveral, TaskType):
         """(B, C) and (B)."""
         return LossGraph(cross_entropy(logits, labels, 1, "loss/of_rows"), integers=True)
 
-    def ignorant_loss(self, rows: Encoded) -> float:
+    def ignorant_loss(self, targets: Values, words: int = 0) -> float:
         """Of equal probabilities for all labels."""
         return math.log(self.n_outputs)
 

@@ -30,7 +30,6 @@ from edgepeft.tasks.base import CLOSE, Agreement, LossGraph, Metric, TaskType
 from edgepeft.tasks.classification import check_names
 
 if TYPE_CHECKING:
-    from edgepeft.data.batches import Encoded
     from edgepeft.data.words import Read
 
 __all__ = ["Labels", "LabelsPrediction"]
@@ -169,7 +168,7 @@ class Labels(TaskType):
         """One a label."""
         return np.full(len(targets), float(self.n_outputs))
 
-    def ignorant_loss(self, rows: Encoded) -> float:
+    def ignorant_loss(self, targets: Values, words: int = 0) -> float:
         """Of a probability of one half for each."""
         return math.log(2)
 

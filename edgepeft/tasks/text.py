@@ -24,7 +24,6 @@ from edgepeft.tasks.base import LossGraph, Metric, TaskType
 from edgepeft.tasks.classification import cross_entropy
 
 if TYPE_CHECKING:
-    from edgepeft.data.batches import Encoded
     from edgepeft.data.words import Read
 
 __all__ = ["Text"]
@@ -109,10 +108,9 @@ class Text(TaskType):
         counts: Values = (targets >= 0).sum(1)
         return counts
 
-    def ignorant_loss(self, rows: Encoded) -> float:
+    def ignorant_loss(self, targets: Values, words: int = 0) -> float:
         """Of equal probabilities for all words."""
-        assert rows.writing is not None
-        return math.log(rows.writing.words)
+        return math.log(words)
 
     def outputs(self, logits: NDArray[Any]) -> NoReturn:
         """Texts are decoded token by token."""
