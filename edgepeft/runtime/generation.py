@@ -189,7 +189,7 @@ class Generator:
 
     def check_row(self, length: int, decoding: Decoding) -> None:
         """See that a row of so many tokens may run alone."""
-        needed, allowed = self.row_bytes(length, decoding), _allowed()
+        needed, allowed = self.row_bytes(length, decoding), int(_SHARE * memory_bytes())
         if needed > allowed:
             raise DoesNotFit(
                 f"a text of {length} tokens with {decoding.beams} beams of {decoding.max_new_tokens} new tokens takes "
@@ -220,10 +220,6 @@ def rows_at_once(bundle: Bundle, rows: int, longest: int, decoding: Decoding, me
     """How many of ``rows``, the longest of so many tokens, run together where a process may have so much memory."""
     of_memory = int(_SHARE * memory) // row_bytes(bundle.architecture, longest, decoding)
     return min(rows, max(1, min(of_memory, _PASS_TOKENS // max(1, longest), _PASS_TEXTS // decoding.beams)))
-
-
-def _allowed() -> int:
-    return int(_SHARE * memory_bytes())
 
 
 def _value(array: NDArray[np.generic]) -> ort.OrtValue:
