@@ -18,6 +18,7 @@ import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import combinations
 from pathlib import Path
 from typing import NamedTuple, TypedDict, Unpack
@@ -80,7 +81,7 @@ class TaskData:
     promise: Promise = field(default_factory=dict)
     stride: int | None = None
 
-    @property
+    @cached_property
     def task_kind(self) -> TaskType:
         """The kind of task, with these labels."""
         chosen = {} if self.stride is None else {"stride": self.stride}
