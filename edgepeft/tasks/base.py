@@ -20,7 +20,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from edgepeft.backbones.tokens import Text, TextEncoder, TokenBatch
+from edgepeft.backbones.tokens import Text, TokenBatch
 from edgepeft.common.errors import UnknownName, UsageError, named
 from edgepeft.common.registry import classes_of
 from edgepeft.data.answers import Prediction
@@ -132,47 +132,6 @@ class TaskType(Long, Certainty, ABC):
             DataError: what stands there is no label at all.
         """
         return None
-
-    def token_rows(self, given: Any, where: str) -> list[tuple[str, str | None]]:
-        """What is tokenized for a row, as ``Row.readable`` or a caller gives it: texts and pairs, if it is ``several``.
-
-        Raises:
-            DataError: the row lacks what the kind reads.
-        """
-        raise UsageError(f"{self.title} reads a row as one text or pair.")
-
-    def read(self, rows: Sequence[Row]) -> tuple[list[Text], list[int] | None]:
-        """The token rows of all rows, and how many each row is; None where each is one.
-
-        Raises:
-            DataError: a row lacks what the kind reads.
-        """
-        if not self.several:
-            return [Text(row.sentence1, row.sentence2) for row in rows], None
-        found = [self.token_rows(row.readable, row.where) for row in rows]
-        return [Text(*text) for of_row in found for text in of_row], [*map(len, found)]
-
-    def tokens(
-        self, encoder: TextEncoder, texts: Sequence[Text], max_length: int, names: Sequence[str] = ()
-    ) -> TokenBatch:
-        """Token rows cut at the maximal length, or in windows.
-
-        Raises:
-            DataError: a text, by its name where ``names`` has it, leaves no room for a window.
-        """
-        if not self.windows:
-            return encoder.encode(texts, max_length)
-        return encoder.windows(texts, max_length, self.overlap(max_length), names, second=self.passages)
-
-    @classmethod
-    def require_classes(cls) -> None:
-        """See that rows can be weighed by their label.
-
-        Raises:
-            UsageError: they have no one label.
-        """
-        if not cls.one_label:
-            raise UsageError(f"--balanced weighs classes, and {cls.title} has none; leave --balanced out.")
 
     def check_batch(self, batch_size: int, rows: Sequence[Row]) -> None:
         """See that so many of these rows make a step.
