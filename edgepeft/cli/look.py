@@ -76,11 +76,11 @@ def command(
 
 def _lengths(kind: TaskType, rows: Sequence[Row], backbone: str | None) -> tuple[list[int], str]:
     """Of each text or pair that is read."""
-    from edgepeft.backbones.source import open_backbone
-
     read, _ = kind.read(rows)
     if backbone is None:
         return [len(f"{first} {second or ''}".split()) for first, second in read], "words"
+    from edgepeft.backbones.source import open_backbone
+
     encoded = open_backbone(backbone).encoder().encode(read, 1 << 20)
     return encoded.inputs["attention_mask"].sum(1).tolist(), "tokens"
 
