@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import shutil
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -19,12 +18,11 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from edgepeft.backbones.checkpoint import NUMPY_TYPES, Checkpoint, Layout, StoredTensor, write_safetensors
 from edgepeft.backbones.config import read_config
 from edgepeft.backbones.emit import BUNDLE_FILES, BUNDLE_MANIFEST, INT8_WEIGHTS_FILE, WEIGHTS_FILE
-from edgepeft.backbones.overrides import may_be_overridden
 from edgepeft.backbones.pickled import read_pickled
-from edgepeft.common.atomic import new_folder, write_json
+from edgepeft.common.atomic import new_folder
 from edgepeft.common.errors import BundleError, EdgepeftError, MissingPackage, UsageError
 from edgepeft.common.messages import reason
-from edgepeft.common.resources import cache_folder, checksum, package_data, private_folder, sha256_of
+from edgepeft.common.resources import cache_folder, package_data, private_folder, sha256_of, whole, write_checksums
 
 if TYPE_CHECKING:
     import torch
@@ -35,9 +33,10 @@ __all__ = ["COMPANIONS", "byte_tokenizer", "plain_folder"]
 _SLOW = ("vocab.txt", "vocab.json", "sentencepiece.bpe.model", "sentencepiece.model", "spiece.model", "spm.model")
 COMPANIONS = (*BUNDLE_FILES, *_SLOW, "merges.txt", "added_tokens.json")
 PICKLED_FILE = "pytorch_model.bin"
-_CHECKSUMS = "checksums.json"  # of the other files of a copy
 _FLOATS = {"F64", "F32", "F16", "BF16"}
 _PLAIN_DTYPES = {"F32", "I64", "I32", "U8", "BOOL", "I8", "I16"}
+_FLAGS = ("content", "lstrip", "normalized", "rstrip", "single_word", "special")
+_AS_IT_IS = "PreTrainedTokenizerFast"  # the class that has no normalisation of its own
 
 
 class _Source(NamedTuple):
@@ -75,7 +74,7 @@ def plain_folder(folder: Path, names: Callable[[str], tuple[str, ...]] = lambda 
         target = private_folder(cache_folder() / "converted") / _key(folder, parts)
     except OSError as error:
         raise EdgepeftError(f"the converted copy of {folder} cannot be kept: {error.strerror}.") from error
-    if not _whole(target):
+    if not whole(target):
         if target.is_dir():
             warnings.warn(
                 f"the converted copy of {folder} in {target} is not what was written there, and is made again.",
@@ -93,21 +92,8 @@ def plain_folder(folder: Path, names: Callable[[str], tuple[str, ...]] = lambda 
                 _write_float32(_in_modules(sources, names), new / WEIGHTS_FILE)
             if remade:
                 _convert_tokenizer(folder, new)
-            write_json(new / _CHECKSUMS, _checksums(new))
+            write_checksums(new)
     return target
-
-
-def _checksums(copy: Path) -> dict[str, str]:
-    files = (path for path in sorted(copy.rglob("*")) if path.is_file() and path.name != _CHECKSUMS)
-    return {str(path.relative_to(copy)): checksum(path) for path in files}
-
-
-def _whole(copy: Path) -> bool:
-    """Whether a copy is there, and as it was written."""
-    try:
-        return bool(json.loads((copy / _CHECKSUMS).read_bytes()) == _checksums(copy))
-    except (OSError, ValueError):
-        return False
 
 
 def _key(folder: Path, parts: list[Path]) -> str:
@@ -164,7 +150,10 @@ def _of_transformers(folder: Path) -> Any:
 
 def _is_overridden(folder: Path) -> bool:
     """Whether transformers reads texts by something else than ``tokenizer.json``; a bundle's is what it runs with."""
-    if (folder / BUNDLE_MANIFEST).is_file() or not may_be_overridden(folder):
+    try:
+        if (folder / BUNDLE_MANIFEST).is_file() or not _may_be_overridden(folder):
+            return False
+    except (BundleError, AttributeError, TypeError, ValueError):  # damaged files: the encoder says why
         return False
     try:
         theirs = _of_transformers(folder)
@@ -177,6 +166,41 @@ def _is_overridden(folder: Path) -> bool:
         each.no_truncation()
         each.no_padding()
     return not theirs.is_fast or bool(own.to_str() != theirs.backend_tokenizer.to_str())
+
+
+def _may_be_overridden(folder: Path) -> bool:
+    """Whether transformers may read texts by something else than the folder's ``tokenizer.json``.
+
+    That file is what runs on a board.  ``tokenizer_config.json`` may have other normalisation (``do_lower_case``,
+    ``strip_accents``, ``tokenize_chinese_chars``), ``add_prefix_space`` and added tokens, the last also in an old
+    ``added_tokens.json``.
+    """
+    document = read_config(folder / "tokenizer.json")
+    said = read_config(path) if (path := folder / "tokenizer_config.json").is_file() else {}
+    normal, before = (document.get(name) or {} for name in ("normalizer", "pre_tokenizer"))
+    wanted = dict[str, Any]()
+    if "lowercase" in normal and said.get("tokenizer_class") != _AS_IT_IS:
+        wanted = {
+            "lowercase": said.get("do_lower_case", True),
+            "strip_accents": said.get("strip_accents"),
+            "handle_chinese_chars": said.get("tokenize_chinese_chars", True),
+        }
+    prefix, asked = said.get("add_prefix_space", False), said.get("add_prefix_space") is not None
+    own = {token.get("id"): [token.get(flag) for flag in _FLAGS] for token in document.get("added_tokens") or ()}
+    return (
+        any(normal.get(name, value) != value for name, value in wanted.items())
+        or before.get("add_prefix_space", prefix) != prefix
+        or (asked and "add_prefix_space" not in before)  # T5's is then made anew of its vocabulary
+        or any(own.get(i, [])[: len(flags)] != flags for i, flags in _added(folder, said))
+    )
+
+
+def _added(folder: Path, said: Mapping[str, Any]) -> Iterator[tuple[int, list[Any]]]:
+    """The added tokens beside the file: the number of each, what it is and, where that is there, its flags."""
+    if isinstance(decoder := said.get("added_tokens_decoder"), Mapping):
+        yield from ((int(i), [token.get(flag) for flag in _FLAGS]) for i, token in decoder.items())
+    elif (old := folder / "added_tokens.json").is_file():
+        yield from ((i, [content]) for content, i in read_config(old).items())
 
 
 def _parts(origin: Path) -> list[Path]:

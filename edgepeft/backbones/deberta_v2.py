@@ -112,12 +112,13 @@ class _Builder(BertBuilder):
         value = linear(layer + layout.value, hidden, name + "value")
         query = op("Mul", query, scale)
         if shared:
-            return apart.attend(query, key, value, name + "context")
+            (query, of_query), (key, of_key) = map(apart.parts, (query, key))
+            return apart.attend(query, key, value, (of_query, of_key), name + "context")
         of_query, of_key = (  # not of tokens, as what ends so has more rows than these: no state that tuning keeps
             linear(layer + module, apart.needed, f"{name}{kind}_of_distances{LONGER}")
             for module, kind in zip(OF_DISTANCES, ("query", "key"), strict=True)
         )
-        return apart.attend(query, key, value, name + "context", (op("Mul", of_query, scale), of_key))
+        return apart.attend(query, key, value, (op("Mul", of_query, scale), of_key), name + "context")
 
 
 TABLE, NORM = "encoder.rel_embeddings.weight", "encoder.LayerNorm"

@@ -187,22 +187,18 @@ class Disentangled:
         """What queries and keys are made of: (T, d) -> (T + R, d)."""
         return self.emit.op("Concat", hidden, self.needed, axis=0, output=output)
 
-    def attend(self, query: str, key: str, value: str, output: str, of_distances: tuple[str, str] | None = None) -> str:
-        """(T + R, d) twice and (T, d) -> (T, d); the query is scaled already.  Where the rows ``of_distances`` (R, d)
-        of both are apart, the first two are (T, d)."""
+    def attend(self, query: str, key: str, value: str, of_distances: tuple[str, str], output: str) -> str:
+        """(T, d) three times, and (R, d) of query and key -> (T, d); queries are scaled already."""
         op, packing, width = self.emit.op, self.packing, self.width
-        if of_distances is None:
-            (query, of_query), (key, of_key) = (self._parts(whole) for whole in (query, key))
-        else:
-            of_query, of_key = of_distances
+        of_query, of_key = of_distances
         heads = (packing.split_heads(each, width) for each in (query, key))  # (B, h, S, e)
         distances = (self._by_distance(of_key, self.of_queries), self._by_distance(of_query, self.of_keys))
         to_keys, to_queries = (self._shifted(op("MatMul", *pair)) for pair in zip(heads, distances, strict=True))
         both = op("Add", to_keys, op("Transpose", to_queries, perm=[0, 1, 3, 2]))
         return packing.attend(query, key, value, width, output, bias=op("Add", both, packing.mask_bias))
 
-    def _parts(self, whole: str) -> tuple[str, str]:
-        """(T + R, d) -> (T, d), (R, d)."""
+    def parts(self, whole: str) -> tuple[str, str]:
+        """What ``reads`` joined: (T + R, d) -> (T, d), (R, d)."""
         op, ints = self.emit.op, self.emit.ints
         return op("Slice", whole, ints(0), self.tokens, ints(0)), op("Slice", whole, self.tokens, self.end, ints(0))
 

@@ -23,6 +23,7 @@ from edgepeft.common.bounded import bytes_at
 from edgepeft.common.errors import BundleError, UnknownName, UsageError
 from edgepeft.common.messages import in_words, markdown_cell
 from edgepeft.common.task_name import check_task_names
+from edgepeft.data.score_tables import rounded
 from edgepeft.tasks.base import TaskType, stated
 
 __all__ = [
@@ -356,8 +357,8 @@ def stated_score(metrics: Mapping[str, Any]) -> str:
     beside = {"before": metrics.get("before")}
     for name, each in others.items() if isinstance(others, dict) else ():
         beside[name] = each.get("test") if isinstance(each, dict) else None
-    known = [f"{name} {value:.4f}" for name, value in beside.items() if isinstance(value, (int, float))]
-    return f"{metric} {score:.4f}" + (f" ({', '.join(known)})" if known else "")
+    known = [f"{name} {rounded(value)}" for name, value in beside.items() if isinstance(value, (int, float))]
+    return f"{metric} {rounded(score)}" + (f" ({', '.join(known)})" if known else "")
 
 
 def _row(name: str, entry: TaskEntry) -> str:

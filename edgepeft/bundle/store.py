@@ -78,7 +78,7 @@ class Store:
 
     def _evict(self) -> None:
         """Remove entries, the least recently used first, until the rest is within the limit."""
-        sizes = {entry: _n_bytes(entry) for entry in self._entries()}
+        sizes = {entry: sum(path.stat().st_size for path in entry.iterdir()) for entry in self._entries()}
         total = sum(sizes.values())
         for entry in sorted(sizes, key=lambda entry: (entry / _IN_USE).stat().st_mtime_ns):
             if total <= self.limit_bytes:
@@ -131,7 +131,3 @@ def _locked(path: Path) -> Iterator[None]:
     with path.open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
-
-
-def _n_bytes(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.iterdir())

@@ -23,11 +23,11 @@ from edgepeft.data.score_tables import (
     unseen,
 )
 
-__all__ = ["show_errors", "show_headline"]
+__all__ = ["SCORES_WIDTH", "show_errors", "show_headline"]
 
 _MOST_CLASSES = 30  # in a table on the terminal: ten thousand would scroll the score out of sight
 _MOST_MISTAKES = 10
-_WIDTH = 80  # where standard output is a file
+SCORES_WIDTH = 80  # where standard output is a file
 _DOUBTED = (
     "By confident learning: the answer is another, and a label other than theirs is at least as probable as it is, in "
     "the mean, for the rows that have it."
@@ -89,7 +89,7 @@ def _show_confusion(confusion: Mapping[str, Mapping[str, int]], folder: str | No
 
 def _confusion_table(names: Sequence[str], counts: Sequence[Sequence[int]]) -> Table:
     """Answers across, by their names, or by their numbers where names are too long."""
-    named = sum(max(len(name), 5) + 2 for name in names) + max(map(len, names)) + 12 <= _WIDTH
+    named = sum(max(len(name), 5) + 2 for name in names) + max(map(len, names)) + 12 <= SCORES_WIDTH
     heads = list(names) if named else [str(i) for i in range(1, len(names) + 1)]
     left = list(names) if named else [f"{i} {name}" for i, name in enumerate(names, 1)]
     table = plain_table(Column("label \\ answer", overflow="ellipsis", no_wrap=True), numbers=heads)
@@ -117,4 +117,4 @@ def _print_rows(title: str, lines: Sequence[tuple[str, str]], *, whole: bool) ->
 
 
 def _print(*shown: Any) -> None:
-    table_console(_WIDTH).print(*shown)
+    table_console(SCORES_WIDTH).print(*shown)

@@ -11,6 +11,7 @@ from edgepeft.cli._options import command_of, note_trainable
 from edgepeft.cli._output import print_json
 from edgepeft.common.errors import UsageError, requiring
 from edgepeft.common.progress import messages
+from edgepeft.data.score_tables import rounded
 from edgepeft.options.base import listed
 from edgepeft.options.export import NO_BUNDLE, ExportOptions
 
@@ -73,5 +74,7 @@ def _verified(result: Verification, compared: str) -> str:
     decided = on.rows - on.undecided
     parts = [parity, f"{round((1 - on.agreement) * decided)} of {decided} {compared} changed"]
     if result.data is not None and result.data.metric is not None:
-        parts.append(f"{result.data.metric} {result.data.onnxruntime:.4f}, PyTorch's {result.data.pytorch:.4f}")
+        parts.append(
+            f"{result.data.metric} {rounded(result.data.onnxruntime)}, PyTorch's {rounded(result.data.pytorch)}"
+        )
     return "; ".join(parts)

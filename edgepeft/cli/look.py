@@ -76,18 +76,13 @@ def command(
 
 def _lengths(kind: TaskType, rows: Sequence[Row], backbone: str | None) -> tuple[list[int], str]:
     """Of each text or pair that is read."""
-    from edgepeft.backbones.source import open_backbone
-    from edgepeft.backbones.tokens import Text
-
-    read = [pair for row in rows for pair in _read(kind, row)]
+    read, _ = kind.read(rows)
     if backbone is None:
         return [len(f"{first} {second or ''}".split()) for first, second in read], "words"
-    encoded = open_backbone(backbone).encoder().encode([Text(*pair) for pair in read], 1 << 20)
+    from edgepeft.backbones.source import open_backbone
+
+    encoded = open_backbone(backbone).encoder().encode(read, 1 << 20)
     return encoded.inputs["attention_mask"].sum(1).tolist(), "tokens"
-
-
-def _read(kind: TaskType, row: Row) -> list[tuple[str, str | None]]:
-    return kind.token_rows(row.readable, row.where) if kind.several else [(row.sentence1, row.sentence2)]
 
 
 def _spread(lengths: Sequence[int]) -> dict[str, int]:

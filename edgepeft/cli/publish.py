@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -43,7 +43,7 @@ def command(
     if len(folders) > 2:
         raise UsageError(f"BUNDLE and REPOSITORY are two folders; found {len(folders)}.")
     *bundle, repository = folders
-    lasting, at = _numbers("--days", days), str(repository)
+    lasting, keys_of, at = _numbers("--days", days), _numbers("--threshold", threshold), str(repository)
     if not (bundle or withdraw or refresh or rotate):
         raise UsageError(f"give a bundle to publish in {at}, or --refresh, --withdraw TASK or --rotate ROLE.")
     if not bundle and (task or threshold):
@@ -52,15 +52,8 @@ def command(
         fleet.rotate(repository, keys, role, days=lasting)
         messages().print(f"the keys of {role} were replaced; the old ones lie in {keys}/retired", markup=False)
     if bundle:
-        done = fleet.publish(
-            bundle[0],
-            repository,
-            keys,
-            channel=channel,
-            tasks=task,
-            days=lasting,
-            thresholds=_numbers("--threshold", threshold),
-        )
+        how: dict[str, Any] = {"channel": channel, "tasks": task, "days": lasting, "thresholds": keys_of}
+        done = fleet.publish(bundle[0], repository, keys, **how)
         if done.keys_made:
             messages().print(
                 f"new keys lie in {keys}: keep root.pem where no network reaches it. Boards trust "

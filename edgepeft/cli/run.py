@@ -70,48 +70,47 @@ def command(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Answer texts, pairs or a file with the bundle's tasks; neither torch nor transformers is loaded."""
-    from edgepeft.runtime.runtime import Runtime, in_batches
+    from edgepeft.runtime.runtime import Runtime
 
     columns = Columns(text_column, pair_column)
-    asked = _Source(text, second, input_file, columns, task_column, skip_unknown, task, tuple(candidate or ()))
-    if stream and (as_json or input_file is not None or out is not None or dims is not None):
-        raise UsageError("--stream prints what is written of texts; leave --json, --input, --out and --dims out.")
+    rows = (text, second, input_file, columns, task_column, skip_unknown, task, tuple(candidate or ()))
+    asked = _Asked(*rows, batch_size, stream, out, dims, as_json)
     if stream or STDIN in (str(input_file), *(text or ())) or sys.stdout.isatty():
         no_longer()  # who types is waited for, and answers on the terminal say enough
     runtime = Runtime(bundle, threads=threads, cache=not no_cache)
     _say_costs(runtime, task)
-    source = replace(asked, columns=_columns(runtime, asked))
-    manner = _decoding(runtime, source, (max_new_tokens, beams, length_penalty, no_repeat_ngram))
+    asked = replace(asked, columns=_columns(runtime, asked))
+    manner = _decoding(runtime, asked, (max_new_tokens, beams, length_penalty, no_repeat_ngram))
     if out is not None and input_file is not None and out.suffix != ".npy":
-        _write_answers(runtime, source, out, manner, batch_size)
-        return
-    if out is not None or dims is not None:
-        if task_column is not None:
+        _write_answers(runtime, asked, out, manner)
+    else:
+        _answer_rows(runtime, asked, manner)
+
+
+def _answer_rows(runtime: Runtime, asked: _Asked, manner: Decoding) -> None:
+    """Print the answers, or write them where they are vectors."""
+    tasks = [] if asked.task_column is not None else _tasks(runtime, asked.task)
+    if asked.out is not None or asked.dims is not None:
+        if asked.task_column is not None:
             raise UsageError("--out and --dims go with --task, not with --task-column.")
-        _check_vectors(runtime, _tasks(runtime, task), out, dims)
-    if out is not None:
-        n = _write_vectors(runtime, _tasks(runtime, task)[0], in_batches(source.rows(), batch_size), out, dims)
-        messages().print(f"{n} vectors written to {out}", markup=False)
-        say_cuts(runtime.truncation, manner.max_new_tokens)
-        return
-    if stream:
-        _print_as_written(runtime, _tasks(runtime, task), source.rows(), manner)
-        say_cuts(runtime.truncation, manner.max_new_tokens)
-        return
-    if task_column is not None:
-        _check_tasks(runtime, source)  # in the whole file, before anything runs
-        answers = _mixed_answers(runtime, source, batch_size, manner)
+        _check_vectors(runtime, tasks, asked.out, asked.dims)
+    if asked.out is not None:
+        n = _write_vectors(runtime, tasks[0], asked, asked.out)
+        messages().print(f"{n} vectors written to {asked.out}", markup=False)
+    elif asked.stream:
+        _print_as_written(runtime, tasks, asked.rows(), manner)
     else:
-        rows, tasks = source.rows(), _tasks(runtime, task)
-        answers = (
-            answer for batch in in_batches(rows, batch_size) for answer in _answers(runtime, tasks, batch, manner, dims)
-        )
-    if input_file is not None:
-        _print_stream(answers, as_document=as_json)
-    elif as_json:
-        print_json(list(answers))
-    else:
-        _print_lines(answers)
+        if asked.task_column is not None:
+            _check_tasks(runtime, asked)  # in the whole file, before anything runs
+            answers = _mixed_answers(runtime, asked, manner)
+        else:
+            answers = _answers(runtime, tasks, asked, manner)
+        if asked.file is not None:
+            _print_stream(answers, as_document=asked.as_json)
+        elif asked.as_json:
+            print_json(list(answers))
+        else:
+            _print_lines(answers)
     say_cuts(runtime.truncation, manner.max_new_tokens)
 
 
@@ -127,8 +126,8 @@ def _say_costs(runtime: Runtime, asked: list[str] | None) -> None:
 
 
 @dataclass(frozen=True)
-class _Source:
-    """What to read, as given on the command line."""
+class _Asked:
+    """What to read and how to answer, as given on the command line."""
 
     text: list[str] | None
     second: list[str] | None
@@ -137,7 +136,12 @@ class _Source:
     task_column: str | None
     skip_unknown: bool
     task: list[str] | None
-    candidates: tuple[str, ...] = ()
+    candidates: tuple[str, ...]
+    batch_size: int
+    stream: bool
+    out: Path | None
+    dims: int | None
+    as_json: bool
 
     def __post_init__(self) -> None:
         if (self.file is None) == (not self.text):
@@ -154,6 +158,8 @@ class _Source:
             raise UsageError("--task-column names a column of --input FILE, in place of --task.")
         if self.skip_unknown and self.task_column is None:
             raise UsageError("--skip-unknown goes with --task-column: a task of --task has to be there.")
+        if self.stream and (self.as_json or self.file is not None or self.out is not None or self.dims is not None):
+            raise UsageError("--stream prints what is written of texts; leave --json, --input, --out and --dims out.")
 
     def rows(self) -> Iterator[Row]:
         if self.file is not None:
@@ -170,7 +176,7 @@ class _Source:
         return (Row(*pair, None, "text", i, candidates=self.candidates) for i, pair in pairs)
 
 
-def _columns(runtime: Runtime, source: _Source) -> Columns:
+def _columns(runtime: Runtime, source: _Asked) -> Columns:
     """What the file's rows need: where a task is posed as text, the columns that the tasks read, by name."""
     if source.file is None:
         return source.columns
@@ -186,7 +192,7 @@ def _columns(runtime: Runtime, source: _Source) -> Columns:
     return Columns(fields=tuple(dict.fromkeys(name for names in needed for name in names)))
 
 
-def _decoding(runtime: Runtime, source: _Source, asked: tuple[Any, ...]) -> Decoding:
+def _decoding(runtime: Runtime, source: _Asked, asked: tuple[Any, ...]) -> Decoding:
     """How texts are written."""
     from edgepeft.runtime.decoding import Decoding
 
@@ -208,16 +214,20 @@ def _tasks(runtime: Runtime, asked: list[str] | None) -> list[str]:
     return tasks
 
 
-def _answers(
-    runtime: Runtime, tasks: list[str], rows: list[Row], manner: Decoding, dims: int | None
-) -> Iterator[dict[str, Any]]:
-    for kind in (kind for kind in (runtime.bundle.entry(name).task_kind for name in tasks) if kind.several):
-        for row in rows:
-            kind.token_rows(row.readable, row.where)  # refused by the row's place in the file
-    by_task = runtime.predict_all(tasks, [row.readable for row in rows], manner)
-    for i, row in enumerate(rows):
-        answers = [by_task[name][i] if dims is None else _vector(by_task[name][i], dims) for name in tasks]
-        yield {**_shown(row), "predictions": [answer.as_json() for answer in answers]}
+def _answers(runtime: Runtime, tasks: list[str], asked: _Asked, manner: Decoding) -> Iterator[dict[str, Any]]:
+    from edgepeft.runtime.runtime import in_batches
+
+    kinds = [runtime.bundle.entry(name).task_kind for name in tasks]
+    for rows in in_batches(asked.rows(), asked.batch_size):
+        for kind in kinds:
+            kind.read(rows)  # refused by the row's place in the file
+        by_task = runtime.predict_all(tasks, [row.readable for row in rows], manner)
+        for i, row in enumerate(rows):
+            answers = [
+                answer if asked.dims is None else _vector(answer, asked.dims)
+                for answer in (by_task[name][i] for name in tasks)
+            ]
+            yield {**_shown(row), "predictions": [answer.as_json() for answer in answers]}
 
 
 def _check_vectors(runtime: Runtime, tasks: Sequence[str], out: Path | None, dims: int | None) -> None:
@@ -242,13 +252,13 @@ def _check_vectors(runtime: Runtime, tasks: Sequence[str], out: Path | None, dim
             raise UsageError(f"--dims {dims}: the vectors of task {name} have {kind.n_outputs}; give at most as many.")
 
 
-def _write_answers(runtime: Runtime, source: _Source, out: Path, manner: Decoding, batch_size: int) -> None:
+def _write_answers(runtime: Runtime, source: _Asked, out: Path, manner: Decoding) -> None:
     from edgepeft.runtime.answer_file import write_answers
 
     if source.task_column is not None:
         raise UsageError("--out goes with --task, not with --task-column.")
     assert source.file is not None
-    how: dict[str, Any] = {"columns": source.columns, "decoding": manner, "batch_size": batch_size}
+    how: dict[str, Any] = {"columns": source.columns, "decoding": manner, "batch_size": source.batch_size}
     n, failed = write_answers(runtime, _tasks(runtime, source.task), source.file, out, **how)
     if str(out) != STDIN:
         say(f"{n} row{'s' * (n != 1)}, {n - failed} with an answer, in {out}.")
@@ -264,23 +274,24 @@ def _vector(answer: Answer, dims: int | None) -> VectorPrediction:
     return answer.cut(dims)
 
 
-def _write_vectors(runtime: Runtime, task: str, batches: Iterable[Sequence[Row]], out: Path, dims: int | None) -> int:
+def _write_vectors(runtime: Runtime, task: str, asked: _Asked, out: Path) -> int:
     """Write them in the order of the rows; the number of rows."""
     import numpy as np
 
     from edgepeft.common.atomic import write_atomically
+    from edgepeft.runtime.runtime import in_batches
 
-    found = [
-        np.stack([_vector(answer, dims).vector for answer in runtime.predict(task, [row.readable for row in rows])])
-        for rows in batches
-    ]
+    found = []
+    for rows in in_batches(asked.rows(), asked.batch_size):
+        answers = runtime.predict(task, [row.readable for row in rows])
+        found.append(np.stack([_vector(answer, asked.dims).vector for answer in answers]))
     content = io.BytesIO()
     np.save(content, np.concatenate(found), allow_pickle=False)
     write_atomically(out, content.getvalue())
     return sum(map(len, found))
 
 
-def _check_tasks(runtime: Runtime, source: _Source) -> None:
+def _check_tasks(runtime: Runtime, source: _Asked) -> None:
     named, found = False, dict.fromkeys(source.columns.names[:1])
     for row in source.rows():
         named |= row.task is not None
@@ -298,11 +309,11 @@ def _check_tasks(runtime: Runtime, source: _Source) -> None:
         )
 
 
-def _mixed_answers(runtime: Runtime, source: _Source, batch_size: int, manner: Decoding) -> Iterator[dict[str, Any]]:
+def _mixed_answers(runtime: Runtime, source: _Asked, manner: Decoding) -> Iterator[dict[str, Any]]:
     from edgepeft.runtime.runtime import in_batches
 
     failed, strict = 0, not source.skip_unknown
-    for batch in in_batches(source.rows(), batch_size):
+    for batch in in_batches(source.rows(), source.batch_size):
         tasks, texts = [row.task for row in batch], [row.readable for row in batch]
         results = runtime.predict_mixed(tasks, texts, strict=strict, decoding=manner)
         failed += sum(isinstance(answer, EdgepeftError) for answer in results)

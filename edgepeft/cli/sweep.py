@@ -14,6 +14,7 @@ import typer
 from edgepeft.cli._output import INTERRUPTED, plain_table, print_json, table_console
 from edgepeft.common.errors import EdgepeftError, requiring
 from edgepeft.common.progress import about, bars, messages, say
+from edgepeft.data.score_tables import rounded
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -177,7 +178,7 @@ def _ended(sweep: Sweep, told: Shown) -> str:
     if told.outcome.state != _DONE:
         return f"{told.outcome.state}{'' if told.outcome.reason is None else f': {told.outcome.reason}'}"
     metrics = sweep.card(told.cell).metrics
-    return f"{metrics['metric']} {metrics['test']:.4f}"
+    return f"{metrics['metric']} {rounded(metrics['test'])}"
 
 
 def _list(sweep: Sweep, at_once: int) -> None:

@@ -11,7 +11,7 @@ import typer
 from edgepeft.cli._options import command_of
 from edgepeft.cli._output import plain_table, print_json, table_console
 from edgepeft.cli._run import interruptible, say_temperature, say_unbeaten, say_windows
-from edgepeft.cli._scores import show_errors, show_headline
+from edgepeft.cli._scores import SCORES_WIDTH, show_errors, show_headline
 from edgepeft.common.errors import requiring
 from edgepeft.common.progress import messages
 from edgepeft.data.score_tables import rounded, titled
@@ -69,7 +69,7 @@ def _show(result: TrainResult, out: Path) -> None:
     title = f"{card.task}: {card.method} on {card.backbone.source}, {result.metrics['n_test']:,} test rows"
     typer.echo(title)
     show_headline(result.metrics["headline"], result.metrics["baselines"])
-    table_console(80).print(_table(result, out))
+    table_console(SCORES_WIDTH).print(_table(result, out))
     show_errors(result.errors, str(out))
     if "curve" in result.metrics:
         table_console().print(_curve(result.metrics))

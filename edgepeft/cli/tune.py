@@ -11,6 +11,7 @@ from edgepeft.cli._options import command_of
 from edgepeft.cli._output import print_json
 from edgepeft.cli._run import interruptible, say_temperature, say_unbeaten, say_windows
 from edgepeft.common.progress import messages
+from edgepeft.data.score_tables import rounded
 from edgepeft.options.tune import TuneOptions
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def _show(result: TuneResult, bundle: Path, task: str, as_json: bool) -> None:
         return
     entry, metrics, training = result.entry, result.metrics, result.training
     typer.echo(
-        f"{task}: {stated_score(metrics)} on {metrics['n_test']} test rows, {metrics['eval']:.4f} on "
+        f"{task}: {stated_score(metrics)} on {metrics['n_test']} test rows, {rounded(metrics['eval'])} on "
         f"{metrics['n_eval']} eval rows, after step {training['best_step']} of {training['steps']}"
     )
     if entry is None:

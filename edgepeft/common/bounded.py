@@ -17,10 +17,11 @@ from typing import Any
 
 from edgepeft.common.errors import DataError
 
-__all__ = ["bytes_at", "json_at", "read_toml", "toml_at"]
+__all__ = ["bytes_at", "json_at", "json_rows", "read_toml", "toml_at"]
 
 _MOST_BYTES = 16 << 20  # of JSON: a manifest with ten thousand tasks
 _MOST_PARTS = 1_000_000  # lists, objects and their members, which take a hundred bytes each
+_CHARACTERS_OF_A_PART = 16  # of rows
 _TOML_BYTES = 512 << 10  # a second of tomllib, which is written in Python
 _TOML_KEY = 32  # parts of a key; the time they take is their number's square
 _NUL = "it has a NUL in a text, and no name or path has one"
@@ -46,6 +47,18 @@ def json_at(path: Path, most: int = _MOST_BYTES, *, names_files: bool = False) -
     content = bytes_at(path, most)
     if names_files and rb"\u0000" in content:
         raise ValueError(_NUL)
+    return _parsed(content)
+
+
+def json_rows(text: str) -> Any:
+    """The JSON document in a text of rows, which may have more lists and objects the longer it is."""
+    found, most = text.count("[") + text.count("{"), _MOST_PARTS + len(text) // _CHARACTERS_OF_A_PART
+    if found > most:
+        raise ValueError(f"it has more than {most:,} lists and objects")
+    return _parsed(text)
+
+
+def _parsed(content: str | bytes) -> Any:
     try:
         return json.loads(content)
     except RecursionError:

@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path, PurePath
 
-from edgepeft.common.errors import EdgepeftError
+from edgepeft.common.errors import EdgepeftError, UsageError
 
 __all__ = ["LOCK_FILE", "Busy", "held_folder", "locked", "own_folder"]
 
@@ -62,18 +62,23 @@ def own_folder(base: Path, *names: str, make: bool = False, deep: bool = False) 
 
 
 @contextlib.contextmanager
-def held_folder(base: Path, *names: str, wait_s: float = 0) -> Iterator[Path]:
+def held_folder(base: Path, *names: str, busy: str = "", wait_s: float = 0) -> Iterator[Path]:
     """As ``own_folder``, made, looked through and locked; what is empty afterwards goes.
 
     Raises:
-        Busy: another process holds it.
+        UsageError: another process holds it; ``busy`` is what to say then.  Without it: Busy.
         EdgepeftError: it is another user's to write to.
     """
     held = contextlib.ExitStack()
     while True:
         with contextlib.suppress(Gone), contextlib.ExitStack() as tried:  # by the one who held it last
             folder = tried.enter_context(own_folder(base, *names, make=True, deep=True))
-            tried.enter_context(locked(folder, wait_s))
+            try:
+                tried.enter_context(locked(folder, wait_s))
+            except Busy:
+                if busy:
+                    raise UsageError(busy) from None
+                raise
             held = tried.pop_all()
             break
     try:

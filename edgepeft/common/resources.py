@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import json
 import os
 import zlib
 from concurrent.futures import ThreadPoolExecutor
@@ -19,10 +20,13 @@ __all__ = [
     "package_data",
     "private_folder",
     "sha256_of",
+    "whole",
+    "write_checksums",
 ]
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _CHECKOUT = _PACKAGE.parent
+_CHECKSUMS = "checksums.json"  # of the other files of a folder
 _PART, _BLOCK = 16 << 20, 1 << 20  # bytes
 _READERS = 4  # zlib lets other threads run meanwhile
 
@@ -98,3 +102,19 @@ def checksum(path: Path, n_bytes: int | None = None) -> str:
             return f"{crc:08x}"
 
         return "".join(readers.map(crc32, range(0, end, _PART)))
+
+
+def write_checksums(folder: Path) -> None:
+    """Note the checksums of all files in a folder of a cache, in a file of their own there."""
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != _CHECKSUMS)
+    found = {str(path.relative_to(folder)): checksum(path) for path in files}
+    (folder / _CHECKSUMS).write_text(json.dumps(found, indent=2) + "\n")
+
+
+def whole(folder: Path) -> bool:
+    """Whether every file of which ``write_checksums`` noted one is there, as it was written."""
+    try:
+        noted = dict(json.loads((folder / _CHECKSUMS).read_bytes()))
+        return bool(noted) and all(checksum(folder / name) == written for name, written in noted.items())
+    except (OSError, ValueError, TypeError):
+        return False

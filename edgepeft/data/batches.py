@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from edgepeft.backbones.tokens import Text, TextEncoder, pad_rows
+from edgepeft.backbones.tokens import TextEncoder, pad_rows
 from edgepeft.common.errors import DataError
 from edgepeft.data.labels import NO_TARGET
 from edgepeft.data.parts import PARTS, TaskData
@@ -196,22 +196,19 @@ def encode(
     """Tokenize every row once; the targets are its kind's, or with ``writing`` tokens."""
     columns: dict[str, list[NDArray[np.int64]]] = {}
     truncated, targets = 0, list[NDArray[Any]]()
-    texts, names, per_row = _texts(rows, kind)
+    texts, of_rows = kind.read(rows)
+    per_row = None if of_rows is None else np.array(of_rows, np.int64)
+    names = [row.where for row, n in zip(rows, of_rows or [1] * len(rows), strict=True) for _ in range(n)]
     counts, stitches = list[int](), list[NDArray[np.int64]]()
     for start in range(0, len(texts), CHUNK):
-        part, overlap = texts[start : start + CHUNK], kind.overlap(max_length)
-        if kind.windows:
-            own = names[start : start + CHUNK]
-            tokens = encoder.windows(part, max_length, overlap, own, second=kind.passages)
-            counts += tokens.per_text
-        else:
-            tokens = encoder.encode(part, max_length)
+        part = slice(start, start + CHUNK)
+        tokens = kind.tokens(encoder, texts[part], max_length, names[part])
+        counts += tokens.per_text
         truncated += tokens.truncated
         if kind.stitches:
             stitches += stitches_of(tokens)
         if kind.per_token:
-            found = tokens.windows if kind.passages else tokens.of_texts
-            targets.append(kind.encoded(rows[start : start + CHUNK], found))
+            targets.append(kind.encoded(rows[part], tokens))
         lengths = tokens.inputs["attention_mask"].sum(axis=1)
         for name, padded in tokens.inputs.items():
             values = (row[:length].copy() for row, length in zip(padded, lengths, strict=True))
@@ -220,23 +217,14 @@ def encode(
         references = tuple(row.references or (row.label or "",) for row in rows)
         written, cut = _written(rows, encoder, writing)
         return Encoded(columns, written, truncated, pad, writing, references, cut)
-    of_rows = np.concatenate(targets) if kind.per_token else kind.targets(rows)
+    wanted = np.concatenate(targets) if kind.per_token else kind.targets(rows)
     more: dict[str, Any] = {"per_token": kind.per_token, "several": kind.several}
     if kind.windows:
         ends = np.cumsum(np.ones(len(rows), int) if per_row is None else per_row)
         per_text = tuple(np.split(np.array(counts, np.int64), ends[:-1]))
         per_row = np.array([each.sum() for each in per_text], np.int64)
         more |= {"per_text": per_text, "windowed": kind.per_token, "stitches": tuple(stitches) or None}
-    return Encoded(columns, of_rows, truncated, pad, per_row=per_row, **more)
-
-
-def _texts(rows: Sequence[Row], kind: TaskType) -> tuple[list[Text], list[str], NDArray[np.int64] | None]:
-    """What is tokenized, of which row each is, and how many are each row's, where a row is several."""
-    if not kind.several:
-        return [Text(row.sentence1, row.sentence2) for row in rows], [row.where for row in rows], None
-    found = [kind.token_rows(row.readable, row.where) for row in rows]
-    names = [row.where for row, of_row in zip(rows, found, strict=True) for _ in of_row]
-    return [Text(*text) for of_row in found for text in of_row], names, np.array([*map(len, found)], np.int64)
+    return Encoded(columns, wanted, truncated, pad, per_row=per_row, **more)
 
 
 def _written(rows: Sequence[Row], encoder: TextEncoder, writing: Writing) -> tuple[NDArray[Any], int]:

@@ -18,6 +18,7 @@ import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import combinations
 from pathlib import Path
 from typing import NamedTuple, TypedDict, Unpack
@@ -80,7 +81,7 @@ class TaskData:
     promise: Promise = field(default_factory=dict)
     stride: int | None = None
 
-    @property
+    @cached_property
     def task_kind(self) -> TaskType:
         """The kind of task, with these labels."""
         chosen = {} if self.stride is None else {"stride": self.stride}
@@ -99,12 +100,8 @@ class TaskData:
     @property
     def pairs(self) -> bool:
         """Whether what is read of a row is a pair of texts."""
-        row, kind = self.train[0], self.task_kind
-        return (
-            row.sentence2 is not None
-            if not kind.several
-            else kind.token_rows(row.readable, row.where)[0][1] is not None
-        )
+        texts, _ = self.task_kind.read(self.train[:1])
+        return texts[0].second is not None
 
     @property
     def class_weights(self) -> dict[str, float]:

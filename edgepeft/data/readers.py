@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import csv
 import itertools
-import json
 import logging
 import math
 import os
@@ -26,6 +25,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from edgepeft.common.bounded import json_rows
 from edgepeft.common.errors import DataError, UsageError, requiring
 from edgepeft.common.messages import reason
 from edgepeft.data.arrow import SAVED, read_arrow, saved_splits
@@ -176,7 +176,6 @@ def source_of(rows: Rows) -> Source:
 
 
 Reader = Callable[[Path], Iterator[Record]]
-_MOST_PARTS, _CHARACTERS_OF_A_PART = 1_000_000, 16  # lists and objects of JSON, beyond what rows of texts have
 _MOST_CELLS = 100_000  # of a line
 LONGEST_CELL = 1 << 24  # characters, of four bytes each; csv's own limit of 131,072 is below a long document
 
@@ -186,19 +185,11 @@ def _read_jsonl(path: Path) -> Iterator[Record]:
         if not line.strip():
             continue
         try:
-            record = json.loads(_few_parts(line))
-        except (ValueError, RecursionError) as error:
+            record = json_rows(line)
+        except ValueError as error:
             yield number, DataError(f"{path}:{number}: not JSON ({error}); expected one object a line.")
         else:
             yield number, _object(record, f"{path}:{number}")
-
-
-def _few_parts(text: str) -> str:
-    """The text, whose lists and objects are counted before they are made: each takes a hundred bytes."""
-    found, most = text.count("[") + text.count("{"), _MOST_PARTS + len(text) // _CHARACTERS_OF_A_PART
-    if found > most:
-        raise ValueError(f"it has more than {most:,} lists and objects")
-    return text
 
 
 def _object(record: Any, where: str) -> dict[str, Any] | DataError:
@@ -210,8 +201,8 @@ def _object(record: Any, where: str) -> dict[str, Any] | DataError:
 def _read_json(path: Path) -> Iterator[Record]:
     """An array of objects; a row's line is its number."""
     try:
-        records = json.loads(_few_parts("".join(line for _, line in lines_of(path))))
-    except (ValueError, RecursionError) as error:
+        records = json_rows("".join(line for _, line in lines_of(path)))
+    except ValueError as error:
         raise DataError(f"{path}: not JSON ({error}); expected an array of objects, or jsonl.") from error
     try:
         rows = _of_document(records)

@@ -206,7 +206,7 @@ def most_context(whole: Any, windows: Sequence[Any], overlap: int) -> NDArray[np
     own reading of SQuAD (``_check_is_max_context`` of run_squad.py; Devlin et al., 2019); of equals the first.  Special
     tokens are those of the first window, or after the text of the last.
     """
-    own = [_of_text(window) for window in (whole, *windows)]
+    own = [np.flatnonzero([part is not None for part in window.sequence_ids]) for window in (whole, *windows)]
     n_tokens, n_last = len(whole.ids), len(windows[-1].ids)
     found = np.tile(np.arange(n_tokens)[:, None], (1, 2))
     found[:, 0] = 0
@@ -222,11 +222,6 @@ def most_context(whole: Any, windows: Sequence[Any], overlap: int) -> NDArray[np
         best[there[better]] = context[better]
         found[own[0][there[better]]] = np.stack([np.full(int(better.sum()), k), places[better]], axis=1)
     return found
-
-
-def _of_text(window: Any) -> NDArray[np.int64]:
-    """The places of the tokens that are no special ones."""
-    return np.flatnonzero([part is not None for part in window.sequence_ids])
 
 
 class Spread(NamedTuple):

@@ -31,8 +31,8 @@ def rounded(value: float | None) -> str:
 
 
 def p_value(p: float) -> str:
-    """With its sign: ``< 0.001``, ``= 0.031``."""
-    return f"< {_LEAST}" if p < _LEAST else f"= {p:.3f}"
+    """``0.031``, or ``< 0.001``."""
+    return f"< {_LEAST}" if p < _LEAST else rounded(p)
 
 
 def titled(metric: str) -> str:
@@ -48,7 +48,7 @@ def headline_rows(found: Sequence[Mapping[str, Any]], baselines: Mapping[str, Ma
         beside = (rounded(of["scores"].get(each["metric"])) for of in baselines.values())
         rows.append([titled(each["metric"]), rounded(each["score"]), between, *beside])
     if any("p" in of for of in baselines.values()):
-        rows.append(["McNemar's p", "", "", *(p_value(of["p"]).removeprefix("= ") for of in baselines.values())])
+        rows.append(["McNemar's p", "", "", *(p_value(of["p"]) for of in baselines.values())])
     return ["figure", "score", "95 % interval", *baselines], rows
 
 
@@ -99,7 +99,7 @@ def row_lines(found: Sequence[Mapping[str, Any]], other: str = "answer") -> list
 
 def _with_probability(each: Mapping[str, Any], name: str) -> str:
     p = each.get(f"{name}_probability")
-    return in_words(each[name]) + ("" if p is None else f" (p {p_value(p).removeprefix('= ')})")
+    return in_words(each[name]) + ("" if p is None else f" (p {p_value(p)})")
 
 
 def in_words(value: Any) -> str:

@@ -8,7 +8,7 @@ from typing import TypeVar
 from edgepeft.data.readers import STDIN, Source, format_of, is_dataset, source_of, splits_of
 from edgepeft.data.rows import SENTENCES, Columns, head_of
 from edgepeft.data.shapes import Shape, told_shape
-from edgepeft.options.learning import LearningOptions
+from edgepeft.options.base import LearningOptions
 
 __all__ = ["TOLD", "own_splits", "shape_in", "told"]
 

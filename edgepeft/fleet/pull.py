@@ -21,11 +21,12 @@ from edgepeft.bundle.manifest import MANIFEST_FILE, Manifest
 from edgepeft.bundle.versions import digest, hashes, read_version
 from edgepeft.common.atomic import disk_errors, drop_leftovers
 from edgepeft.common.errors import EdgepeftError, UsageError
+from edgepeft.common.own_folder import held_folder
 from edgepeft.deploy.install import PreparedTask, commit_tasks, remove_task
 from edgepeft.fleet.full_update import Replacement, Stage, replayed
 from edgepeft.fleet.layout import same_base
 from edgepeft.fleet.remote import Remote
-from edgepeft.fleet.state import WORK, Decision, State, decide, held
+from edgepeft.fleet.state import WORK, Decision, State, decide
 from edgepeft.fleet.trust import forget, pin, trusted_root
 from edgepeft.tuning.claim import claim
 
@@ -79,7 +80,8 @@ def pull(
     try:
         with disk_errors(folder):  # of tuf's files too
             folder.mkdir(parents=True, exist_ok=True)
-            with held(folder) as work:
+            busy = f"another process is pulling into {folder}; wait for it, or end it."
+            with held_folder(folder, WORK, busy=busy) as work:
                 drop_leftovers(folder.resolve())
                 remote = Remote(address, work, channel, trusted_root(folder, work, root))
                 return _Pull(remote, folder, work, replace_tuned, stage).run()

@@ -7,8 +7,7 @@ settles.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -17,10 +16,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from edgepeft.bundle.manifest import FileHash
 from edgepeft.common.atomic import write_json
-from edgepeft.common.errors import BundleError, UsageError
-from edgepeft.common.own_folder import Busy, held_folder
+from edgepeft.common.errors import BundleError
 
-__all__ = ["STATE_FILE", "WORK", "Decision", "State", "decide", "held"]
+__all__ = ["STATE_FILE", "WORK", "Decision", "State", "decide"]
 
 WORK = ".fleet"  # in the bundle's folder: trusted metadata, this state, downloads
 STATE_FILE = "state.json"
@@ -98,17 +96,6 @@ class State(BaseModel):
         for task, sha256 in sha256s.items():
             known = self.known.get(task, [])
             self.known[task] = known if sha256 in known else [*known, sha256][-_MOST_KNOWN:]
-
-
-@contextlib.contextmanager
-def held(bundle: Path) -> Iterator[Path]:
-    """Keep other pulls out, and yield the folder of this state; what a dead process held is free."""
-    with contextlib.ExitStack() as held:
-        try:
-            work = held.enter_context(held_folder(bundle, WORK))
-        except Busy:
-            raise UsageError(f"another process is pulling into {bundle}; wait for it, or end it.") from None
-        yield work
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ import warnings
 from pathlib import Path
 
 from edgepeft.common.atomic import write_atomically
+from edgepeft.common.bounded import bytes_at
 from edgepeft.common.errors import EdgepeftError, UsageError
 from edgepeft.common.resources import cache_folder, private_folder
 from edgepeft.fleet.layout import METADATA
@@ -22,6 +23,7 @@ from edgepeft.fleet.state import STATE_FILE, WORK
 __all__ = ["forget", "pin", "trusted_root"]
 
 _MOST_ROOT_BYTES = 512_000  # as tuf's
+_NO_ROOT = (OSError, ValueError, KeyError, TypeError)
 _HISTORY = "root_history"  # as tuf names it, in the folder of metadata
 
 
@@ -37,7 +39,12 @@ def trusted_root(folder: Path, work: Path, given: Path | None) -> bytes:
             )
         content = pinned
     else:
-        content = _read(given)
+        try:
+            content = _root_at(given)
+        except _NO_ROOT as error:
+            raise UsageError(
+                f"--root {given} is no TUF root ({error}). Give the publisher's {METADATA}/1.root.json."
+            ) from error
     if _is_of(work / METADATA, content):
         return content
     if pinned is not None and _is_of(work / METADATA, pinned):
@@ -76,15 +83,10 @@ def _is_of(metadata: Path, root: bytes) -> bool:
     return False
 
 
-def _read(path: Path) -> bytes:
-    try:
-        with path.open("rb") as file:
-            content = file.read(_MOST_ROOT_BYTES)
-        _version(content)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UsageError(
-            f"--root {path} is no TUF root ({error}). Give the publisher's {METADATA}/1.root.json."
-        ) from error
+def _root_at(path: Path) -> bytes:
+    """A root's bytes; one of ``_NO_ROOT`` where the file cannot be read or is none."""
+    content = bytes_at(path, _MOST_ROOT_BYTES)
+    _version(content)
     return content
 
 
@@ -93,12 +95,9 @@ def _version(root: bytes) -> int:
 
 
 def _pinned(folder: Path) -> bytes | None:
-    try:
-        content = _place(folder).read_bytes()
-        _version(content)
-    except (OSError, EdgepeftError, ValueError, KeyError, TypeError):
-        return None
-    return content
+    with contextlib.suppress(EdgepeftError, *_NO_ROOT):
+        return _root_at(_place(folder))
+    return None
 
 
 def _place(folder: Path) -> Path:

@@ -35,6 +35,7 @@ __all__ = [
     "Folders",
     "Function",
     "GivenRows",
+    "LearningOptions",
     "Options",
     "Rows",
     "function_of",
@@ -223,3 +224,35 @@ class ColumnOptions(Options):
     pair_column: PairColumn = None
     label_column: LabelColumn = None
     label_separator: LabelSeparator = None
+
+
+_GivenOrShare = Annotated[
+    Rows | float | None, PlainValidator(lambda given: given), WithJsonSchema({"type": ["string", "number", "null"]})
+]
+_SHARE = "a file, or a share of --data to hold out (0.2, 20%)"
+
+
+class LearningOptions(ColumnOptions):
+    """What a run learns from, and for how long."""
+
+    data: Annotated[GivenRows, typer.Option(help=f"Rows to train on: {ROWS_HELP}.")]
+    eval: Annotated[_GivenOrShare, typer.Option(help=f"Rows that choose the checkpoint: {_SHARE}. Default: 10%.")] = (
+        None
+    )
+    test: Annotated[
+        _GivenOrShare, typer.Option(help=f"Rows whose score is reported: {_SHARE}. Default: another 10%.")
+    ] = None
+    kind: TaskKind = None
+    skip_bad: Annotated[
+        bool, typer.Option("--skip-bad", help="Go on without rows that cannot be used; without it all are named.")
+    ] = False
+    few_shot: Annotated[int | None, typer.Option(help="Train on N rows in all, stratified.")] = None
+    balanced: Annotated[bool, typer.Option("--balanced", help="Weigh rows so that all labels weigh alike.")] = False
+    epochs: Annotated[int | None, typer.Option(help="Passes over the rows. Default: 3, or more up to 100 steps.")] = (
+        None
+    )
+    steps: Annotated[int | None, typer.Option(help="Updates, instead of --epochs.")] = None
+    patience: Annotated[int | None, typer.Option(help="Stop after N evaluations without a better score.")] = None
+    metric: Annotated[
+        str | None, typer.Option(help="accuracy, f1, f1:LABEL, matthews; pearson, spearman, pearson_spearman.")
+    ] = None

@@ -9,8 +9,7 @@ from typing import Annotated, Literal
 import typer
 from pydantic import BeforeValidator, Field
 
-from edgepeft.options.base import Folder, MethodSettings, TorchThreads, settings_of
-from edgepeft.options.learning import LearningOptions
+from edgepeft.options.base import Folder, LearningOptions, MethodSettings, TorchThreads, settings_of
 
 __all__ = ["METHOD", "TrainOptions", "TrainRequest"]
 

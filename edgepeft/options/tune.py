@@ -6,8 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from edgepeft.options.base import Coverage, Folder, Risk, Threads
-from edgepeft.options.learning import LearningOptions
+from edgepeft.options.base import Coverage, Folder, LearningOptions, Risk, Threads
 
 __all__ = ["TuneOptions"]
 

@@ -1,6 +1,18 @@
-"""``edgepeft run --out``: a file's rows with their answers, in their order and format, as they are computed."""
+"""Answers beside the rows that they are of: ``edgepeft run --out`` has a file's, in their order and format, as they are
+computed; a DataFrame of pandas or polars, told by what it can do, gets new columns, and neither library is imported.
+"""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from edgepeft.data.pattern import pattern
+from edgepeft.data.readers import Records
+from edgepeft.data.rows import Columns, read_rows
+from edgepeft.runtime.passes import in_batches
+
+if TYPE_CHECKING:
+    from edgepeft.runtime.runtime import Runtime
 
 import contextlib
 import csv
@@ -8,21 +20,21 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from edgepeft.common.atomic import check_target, replacing
 from edgepeft.common.errors import DataError, UsageError, requiring
 from edgepeft.common.progress import shown_steps
-from edgepeft.data.rows import STDIN, Columns, Row, read_rows
+from edgepeft.data.rows import STDIN, Row
 from edgepeft.runtime.decoding import Decoding
-from edgepeft.runtime.passes import in_batches
 
 if TYPE_CHECKING:
     from edgepeft.runtime.runtime import Runtime
 
-__all__ = ["answer_columns", "flat_answers", "write_answers"]
+__all__ = ["DataFrame", "answer_columns", "answered_frame", "flat_answers", "is_frame", "write_answers"]
 
 _ENDS = (".csv", ".tsv", ".jsonl", ".parquet")
+_ROWS = 32  # of a frame that run together
 _ERROR = "error"  # the column that says why a row has no answer
 Bad = tuple[Mapping[str, Any], DataError]
 Write = Callable[[Mapping[str, Any]], None]
@@ -99,8 +111,7 @@ def _readable(source: Path, columns: Columns, kinds: Sequence[Any]) -> Iterator[
         waiting.clear()
         try:
             for kind in kinds:
-                if kind.several:
-                    kind.token_rows(row.readable, row.where)
+                kind.read([row])
         except DataError as error:
             yield row.others or {}, error
         else:
@@ -177,3 +188,41 @@ def _writer(file: TextIO, form: str) -> Write:
 def _cell(value: Any, form: str) -> Any:
     text = json.dumps(value, ensure_ascii=False, default=str) if isinstance(value, list | dict | bool) else value
     return " ".join(text.split()) if form == ".tsv" and isinstance(text, str) else text
+
+
+class DataFrame(Protocol):
+    """Of pandas or polars."""
+
+    @property
+    def columns(self) -> Any:
+        """Their names."""
+
+
+Frame = TypeVar("Frame", bound=DataFrame)
+
+
+def is_frame(given: Any) -> bool:
+    """Whether it is one."""
+    return hasattr(given, "columns") and (hasattr(given, "to_dicts") or hasattr(given, "iterrows"))
+
+
+def answered_frame(runtime: Runtime, task: str, frame: Frame) -> Frame:
+    """A new frame with the columns of the answers beside its own, which are read as those of a file.
+
+    Raises:
+        DataError: a column is missing, or a row cannot be read.
+    """
+    entry = runtime.bundle.entry(task)
+    columns = (
+        entry.task_kind.columns(Columns()) if entry.source is None else Columns(fields=pattern(entry.source).fields)
+    )
+    answers: list[dict[str, Any]] = []
+    for rows in in_batches(read_rows(Records(frame), labels=False, columns=columns, keep="own"), _ROWS):
+        answers += flat_answers([runtime.predict_all([task], [row.readable for row in rows])[task]])
+    names = answer_columns({str(name): None for name in frame.columns}, answers[0], alone=True)
+    told = {column: [answer[key] for answer in answers] for key, column in names.items()}
+    told = {column: values for column, values in told.items() if any(value is not None for value in values)}
+    more: Any = frame
+    if hasattr(frame, "assign"):  # pandas
+        return more.assign(**told)  # type: ignore[no-any-return]
+    return more.hstack(type(more)(told))  # type: ignore[no-any-return]

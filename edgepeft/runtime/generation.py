@@ -21,11 +21,11 @@ from edgepeft.backbones.text import CROSS, CROSS_BIAS, IDS, LOGITS, ORDER, PAST,
 from edgepeft.backbones.tokens import Text, TextEncoder
 from edgepeft.bundle.bundle import Bundle
 from edgepeft.bundle.manifest import TaskEntry
-from edgepeft.common.errors import BundleError, DoesNotFit, UsageError
+from edgepeft.common.errors import DoesNotFit, UsageError
 from edgepeft.device.host.machine import memory_bytes
 from edgepeft.runtime.decoding import Decoding, Row, Written, choose
 from edgepeft.runtime.inputs import Inputs, check_rows
-from edgepeft.runtime.prediction import TextAnswer, note_of
+from edgepeft.runtime.prediction import TextAnswer, no_number, note_of
 from edgepeft.runtime.session import failing_as
 from edgepeft.runtime.weights import TaskSession
 
@@ -108,10 +108,15 @@ class Generator:
         architecture = self._bundle.architecture
         if 2 * decoding.beams > architecture.vocab_size:
             raise UsageError(f"{decoding.beams} beams are too many for {architecture.vocab_size} tokens; give fewer.")
-        return self.written(lambda: self.session(task), inputs, decoding, self._bundle.prompt_length(task))
+        return self.written(task, lambda: self.session(task), inputs, decoding, self._bundle.prompt_length(task))
 
     def written(
-        self, session: Callable[[], TextSession], inputs: Inputs, decoding: Decoding, prompt_length: int
+        self,
+        task: str | None,
+        session: Callable[[], TextSession],
+        inputs: Inputs,
+        decoding: Decoding,
+        prompt_length: int,
     ) -> list[Written]:
         """The same by any session, which is opened when it is known that the rows fit, and has so long a prompt."""
         lengths = (inputs["attention_mask"] != 0).sum(1) + prompt_length
@@ -120,7 +125,7 @@ class Generator:
         for rows in parts:
             used = int(np.flatnonzero((inputs["attention_mask"][rows] != 0).any(0))[-1]) + 1
             part = {name: values[rows, :used] for name, values in inputs.items()}
-            written.update(zip(rows.tolist(), self._write(opened, part, decoding), strict=True))
+            written.update(zip(rows.tolist(), self._write(task, opened, part, decoding), strict=True))
         return [written[row] for row in range(len(lengths))]
 
     def answers(
@@ -148,7 +153,7 @@ class Generator:
         """Let the sessions go."""
         self._sessions.clear()
 
-    def _write(self, session: TextSession, inputs: Inputs, decoding: Decoding) -> list[Written]:
+    def _write(self, task: str | None, session: TextSession, inputs: Inputs, decoding: Decoding) -> list[Written]:
         decoder, end = self.decoder, decoding.end(self.decoder.end_token_id)
         state = TextState(session, inputs)
         every = [Row.starting(decoder.start_token_id) for _ in inputs["input_ids"]]
@@ -158,7 +163,7 @@ class Generator:
         while rows:
             logits = state.step(ids, order)
             if not np.isfinite(logits).all():
-                raise BundleError("the task gives NaN or an infinite number; its values are damaged. Export it again.")
+                raise no_number(task)
             going, ids, order = choose(rows, logits, decoding, end)
             if len(going) < len(rows):
                 rows = [rows[i] for i in going]
@@ -189,7 +194,7 @@ class Generator:
 
     def check_row(self, length: int, decoding: Decoding) -> None:
         """See that a row of so many tokens may run alone."""
-        needed, allowed = self.row_bytes(length, decoding), _allowed()
+        needed, allowed = self.row_bytes(length, decoding), int(_SHARE * memory_bytes())
         if needed > allowed:
             raise DoesNotFit(
                 f"a text of {length} tokens with {decoding.beams} beams of {decoding.max_new_tokens} new tokens takes "
@@ -220,10 +225,6 @@ def rows_at_once(bundle: Bundle, rows: int, longest: int, decoding: Decoding, me
     """How many of ``rows``, the longest of so many tokens, run together where a process may have so much memory."""
     of_memory = int(_SHARE * memory) // row_bytes(bundle.architecture, longest, decoding)
     return min(rows, max(1, min(of_memory, _PASS_TOKENS // max(1, longest), _PASS_TEXTS // decoding.beams)))
-
-
-def _allowed() -> int:
-    return int(_SHARE * memory_bytes())
 
 
 def _value(array: NDArray[np.generic]) -> ort.OrtValue:

@@ -165,10 +165,8 @@ class Tokenizing:
 
 def tokenized(encoder: TextEncoder, texts: Sequence[Text], max_length: int, kind: TaskType) -> TokenBatch:
     """Their tokens, cut at the maximal length or in windows."""
-    if not kind.windows:
-        return encoder.encode(texts, max_length)
     try:
-        return encoder.windows(texts, max_length, kind.overlap(max_length), second=kind.passages)
+        return kind.tokens(encoder, texts, max_length)
     except DataError as error:
         raise UnreadableRow(str(error)) from error
 

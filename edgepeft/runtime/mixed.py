@@ -10,6 +10,7 @@ from itertools import starmap
 from threading import RLock
 
 import numpy as np
+import onnx
 import onnxruntime as ort
 from numpy.typing import NDArray
 
@@ -17,12 +18,12 @@ from edgepeft.bundle.bundle import Bundle
 from edgepeft.common.errors import EdgepeftError
 from edgepeft.graph.mix import ROW_COUNTS, TOKEN_COUNTS, mix, mix_text, slotted
 from edgepeft.graph.names import LOGITS
+from edgepeft.graph.ragged_decode import hide_fronts
 from edgepeft.runtime.generation import TextSession
 from edgepeft.runtime.inputs import Inputs, check_rows
 from edgepeft.runtime.passes import in_batches, passes, put, unpacked
 from edgepeft.runtime.prediction import of_width
-from edgepeft.runtime.slots import Slots
-from edgepeft.runtime.text_generation import TextSlots, mix_decoder
+from edgepeft.runtime.slots import Slots, TextSlots
 from edgepeft.runtime.weights import TaskSession, Weights
 
 __all__ = ["MOST_TASKS", "Mixer"]
@@ -42,7 +43,7 @@ class Mixer:
             lambda bundle, task: bundle.text_graphs_of(task)[0],
             lambda bundle, task: bundle.text_graphs_of(task)[1],
         )
-        both = zip(graphs, (mix_text, mix_decoder), strict=True)
+        both = zip(graphs, (mix_text, _mix_decoder), strict=True)
         self.text = TextSlots(*(Slots(bundle, weights, lock, graph_of, mix, few=True) for graph_of, mix in both))
 
     def close(self) -> None:
@@ -129,3 +130,11 @@ class Mixer:
         values = {name: ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(inputs[name][order])) for name in inputs}
         logits = self._slots.run(tasks, counts, values, [slotted(LOGITS, i) for i in range(n)])
         return [value.numpy() for value in logits]
+
+
+def _mix_decoder(
+    structure: onnx.ModelProto, feeds: Iterable[str], sites: Mapping[str, str], n: int
+) -> onnx.ModelProto | None:
+    """A step of the decoder with ``n`` slots, for texts of unequal lengths; None where there is none."""
+    mixed = mix_text(structure, feeds, sites, n)
+    return None if mixed is None else hide_fronts(mixed)

@@ -16,7 +16,6 @@ from edgepeft.bundle.manifest import TaskEntry
 from edgepeft.common.errors import BundleError, EdgepeftError
 from edgepeft.data.answers import Answer, Prediction
 from edgepeft.data.row_grouping import RowGrouping, passage_of, readable, stitches_of
-from edgepeft.data.words import read_words
 from edgepeft.runtime.inputs import ReadRows
 from edgepeft.tasks.base import TaskType
 
@@ -79,15 +78,7 @@ def predictions(
     numbers = np.isfinite(logits)
     sound = bool(numbers.all())
     logits = logits if sound else np.where(numbers, logits, np.float32(0))
-    if kind.passages:
-        parts = zip(read.texts, batch.windows, strict=True)
-        passages = [passage_of(text.second or "", own) for text, own in parts]
-        answers = kind.predictions(task, logits, notes, passages)
-    elif kind.per_token:
-        words = [read_words(text.first, encoding) for text, encoding in zip(read.texts, batch.of_texts, strict=True)]
-        answers = kind.predictions(task, logits, notes, words)
-    else:
-        answers = kind.answers_to(read.given, task, logits, notes)
+    answers = kind.answers_to(read.given, task, logits, notes, kind.beside(read.texts, batch))
     if sound:
         return answers
     return [a if row.all() else replace(a, score=math.nan) for a, row in zip(answers, numbers, strict=True)]
@@ -116,8 +107,8 @@ def in_numbers(answers: list[A]) -> list[A]:
         BundleError: one is NaN or infinite.
     """
     for answer in answers:
-        if not answer.in_numbers:
-            raise no_number(answer.task)
+        if isinstance(found := number_or_error(answer, answer.task), BundleError):
+            raise found
     return answers
 
 

@@ -20,16 +20,14 @@ import os
 import platform
 import shutil
 import warnings
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import onnx
 import onnxruntime as ort
 from onnx import TensorProto, helper
-from pydantic import BaseModel, ConfigDict, ValidationError
 
 from edgepeft.backbones.checkpoint import Checkpoint
 from edgepeft.backbones.emit import external_tensor
@@ -37,7 +35,7 @@ from edgepeft.bundle.bundle import Bundle
 from edgepeft.bundle.store import Held, Store
 from edgepeft.common.atomic import write_json
 from edgepeft.common.errors import EdgepeftError, UsageError, VerificationFailed
-from edgepeft.common.resources import cache_folder, checksum
+from edgepeft.common.resources import cache_folder, whole, write_checksums
 from edgepeft.device.host.machine import cpu_model, isa_flags
 from edgepeft.runtime.session import open_session, session_options
 
@@ -45,9 +43,9 @@ __all__ = ["CACHE_LIMIT", "Prepacked", "check_prepacked", "hold_prepacked", "pre
 
 CACHE_LIMIT = "EDGEPEFT_CACHE_GIB"
 _DEFAULT_GIB = 8.0  # ten models of roberta-base's size
-_FORMAT: Literal[2] = 2
+_FORMAT = 3
 _PACKED_FILE = "prepacked.bin"
-_ENTRY_FILE = "entry.json"
+_PLACES_FILE = "entry.json"  # where each tensor lies in the packed one, as ONNX has external data
 _SEEN_FILE = "seen.json"
 _MOST_SEEN = 64
 # Smaller tensors stay in the graph, where folding and fusing see them; as external data they would not be seen.
@@ -59,19 +57,7 @@ _FUSED = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
 _FOLDING = ["ConstantFolding"]
 
 
-class _Entry(BaseModel):
-    """What ``entry.json`` holds: the packed file, and where each tensor lies in it (ONNX external data).
-
-    Of both there are checksums, the latter's own first.
-    """
-
-    model_config = ConfigDict(frozen=True)
-
-    format: Literal[2]
-    n_bytes: int
-    modified_ns: int
-    checksums: tuple[str, str]
-    tensors: dict[str, dict[str, str]]
+Places = Mapping[str, Mapping[str, str]]
 
 
 class Prepacked:
@@ -80,7 +66,7 @@ class Prepacked:
     def __init__(self, held: Held) -> None:
         self._held = held
         self.folder = held.folder
-        self.tensors = _read_entry(held.folder).tensors
+        self.tensors: Places = json.loads((held.folder / _PLACES_FILE).read_bytes())
 
     def place(self, model: onnx.ModelProto, bundle: Bundle) -> None:
         """Point a graph's weights into the packed file, in place; tensors that it lacks are copied into the graph."""
@@ -116,7 +102,7 @@ def hold_prepacked(bundle: Bundle) -> Prepacked:
             )
         _build(bundle, folder)
 
-    return Prepacked(store.hold(key, build, _sound))
+    return Prepacked(store.hold(key, build, whole))
 
 
 def check_prepacked(bundle: Bundle) -> None:
@@ -126,7 +112,7 @@ def check_prepacked(bundle: Bundle) -> None:
         VerificationFailed: it was not.
     """
     folder = _root() / prepacked_key(bundle)
-    if folder.exists() and not _sound(folder):
+    if folder.exists() and not whole(folder):
         with warnings.catch_warnings(action="ignore"):
             hold_prepacked(bundle).close()
         raise VerificationFailed(
@@ -160,25 +146,6 @@ def _limit_bytes() -> int:
         raise UsageError(f"{CACHE_LIMIT} is {text!r}; a number of GiB was expected, such as 8.") from None
 
 
-def _sound(folder: Path) -> bool:
-    """Whether an entry is what was written, by its bytes: neither size nor times show what a card forgets."""
-    try:
-        entry, packed = _read_entry(folder), (folder / _PACKED_FILE).stat()
-        if (packed.st_size, packed.st_mtime_ns) != (entry.n_bytes, entry.modified_ns):
-            return False
-        return entry.checksums == (_of_places(entry.tensors), checksum(folder / _PACKED_FILE))
-    except (OSError, ValidationError):
-        return False
-
-
-def _of_places(tensors: Mapping[str, Mapping[str, str]]) -> str:
-    return f"{zlib.crc32(json.dumps(tensors, sort_keys=True).encode()):08x}"
-
-
-def _read_entry(folder: Path) -> _Entry:
-    return _Entry.model_validate_json((folder / _ENTRY_FILE).read_bytes())
-
-
 def _build(bundle: Bundle, folder: Path) -> None:
     """Fill an entry's folder, and check that its session gives what one on the bundle's own file gives."""
     checkpoint = bundle.checkpoint
@@ -206,18 +173,11 @@ def _build(bundle: Bundle, folder: Path) -> None:
     _require_aligned(tensors)
     _place(model, bundle, tensors)
     _require_equal(expected, _answer(open_session(model, folder)))
-    status = packed.stat()
-    entry = _Entry(
-        format=_FORMAT,
-        n_bytes=status.st_size,
-        modified_ns=status.st_mtime_ns,
-        checksums=(_of_places(tensors), checksum(packed)),
-        tensors=tensors,
-    )
-    write_json(folder / _ENTRY_FILE, entry.model_dump())
+    write_json(folder / _PLACES_FILE, tensors)
+    write_checksums(folder)
 
 
-def _require_aligned(tensors: Mapping[str, Mapping[str, str]]) -> None:
+def _require_aligned(tensors: Places) -> None:
     """See that kernels may read packed copies where they lie: at other places they stop the process.
 
     ONNX Runtime writes one after the other, so a single tensor of an odd size moves all that follow.
@@ -264,7 +224,7 @@ def _external(model: onnx.ModelProto) -> dict[str, dict[str, str]]:
     }
 
 
-def _place(model: onnx.ModelProto, bundle: Bundle, tensors: Mapping[str, Mapping[str, str]]) -> None:
+def _place(model: onnx.ModelProto, bundle: Bundle, tensors: Places) -> None:
     for initializer in model.graph.initializer:
         if initializer.data_location != TensorProto.EXTERNAL:
             continue

@@ -17,8 +17,8 @@ from edgepeft.common.errors import BundleError, EdgepeftError, UsageError
 from edgepeft.data.answers import Answer, Prediction
 from edgepeft.graph.names import LOGITS
 from edgepeft.graph.one_row import for_one_row
+from edgepeft.runtime.answer_file import Frame, answered_frame, is_frame
 from edgepeft.runtime.decoding import GREEDY, Decoding
-from edgepeft.runtime.frames import Frame, answered_frame, is_frame
 from edgepeft.runtime.generation import Generator, TextSession
 from edgepeft.runtime.inputs import Inputs, Readable, Tokenizing, check_rows, checked_inputs, pad_together, read_by
 from edgepeft.runtime.mixed import Mixer

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from threading import RLock
+from typing import NamedTuple
 
 import numpy as np
 import onnx
@@ -13,10 +14,11 @@ from numpy.typing import NDArray
 from edgepeft.bundle.bundle import Bundle
 from edgepeft.common.errors import BundleError, UsageError
 from edgepeft.graph.mix import ROW_COUNTS, TOKEN_COUNTS, may_be_empty, slotted
+from edgepeft.runtime.generation import TextSession
 from edgepeft.runtime.session import failing_as
 from edgepeft.runtime.weights import TaskSession, Weights
 
-__all__ = ["Slots", "Tasks"]
+__all__ = ["Slots", "Tasks", "TextSlots"]
 
 Tasks = Sequence[tuple[str, TaskSession]]  # of one structure, by slot
 GraphOf = Callable[[Bundle, str], onnx.ModelProto]
@@ -123,3 +125,14 @@ class Slots:
         with failing_as("stops in a batch of several tasks"):
             found: list[ort.OrtValue] = session.run_with_ort_values(list(outputs), {**feeds, **values})
         return found
+
+
+class TextSlots(NamedTuple):
+    """Sessions for several tasks of a structure, of both graphs."""
+
+    encoder: Slots
+    decoder: Slots
+
+    def can_mix(self, task: str, session: TextSession) -> bool:
+        """Whether its rows may stand in a step with those of other tasks of its structure, and at other steps."""
+        return all(slots.can_mix({task: own}) for slots, own in zip(self, session, strict=True))

@@ -12,13 +12,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Generator as Generates
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-import onnx
 import onnxruntime as ort
 from numpy.typing import NDArray
 
@@ -26,42 +24,20 @@ from edgepeft.backbones.text import CROSS, CROSS_BIAS, IDS, LOGITS, ORDER, PAST,
 from edgepeft.backbones.tokens import Text, TextEncoder, pad_rows
 from edgepeft.bundle.bundle import Bundle
 from edgepeft.common.errors import BundleError, UsageError
-from edgepeft.graph.mix import ROW_COUNTS, TOKEN_COUNTS, mix_text
-from edgepeft.graph.ragged_decode import HIDDEN, hide_fronts
+from edgepeft.graph.mix import ROW_COUNTS, TOKEN_COUNTS
+from edgepeft.graph.ragged_decode import HIDDEN
 from edgepeft.runtime.decoding import GREEDY, Decoding, Row, Written, choose
-from edgepeft.runtime.generation import Generator, TextSession
+from edgepeft.runtime.generation import Generator
 from edgepeft.runtime.inputs import Inputs, Readable, Tokenizing, Truncation, check_rows, texts_of
+from edgepeft.runtime.mixed import MOST_TASKS, Mixer
 from edgepeft.runtime.prediction import Notes, TextAnswer, no_number, note_of
 from edgepeft.runtime.session import failing_as
-from edgepeft.runtime.slots import Slots
+from edgepeft.runtime.slots import TextSlots
 
-if TYPE_CHECKING:
-    from edgepeft.runtime.mixed import Mixer
+__all__ = ["Draft", "TextBatch", "TextTasks"]
 
-__all__ = ["Draft", "TextBatch", "TextSlots", "TextTasks", "mix_decoder"]
-
-MOST_TASKS = 16  # in one batch
 _LOWEST = np.finfo(np.float32).min
 Values = dict[str, ort.OrtValue]
-
-
-class TextSlots(NamedTuple):
-    """Sessions for several tasks of a structure, of both graphs."""
-
-    encoder: Slots
-    decoder: Slots
-
-    def can_mix(self, task: str, session: TextSession) -> bool:
-        """Whether its rows may stand in a step with those of other tasks of its structure, and at other steps."""
-        return all(slots.can_mix({task: own}) for slots, own in zip(self, session, strict=True))
-
-
-def mix_decoder(
-    structure: onnx.ModelProto, feeds: Iterable[str], sites: Mapping[str, str], n: int
-) -> onnx.ModelProto | None:
-    """A step of the decoder with ``n`` slots, for texts of unequal lengths; None where there is none."""
-    mixed = mix_text(structure, feeds, sites, n)
-    return None if mixed is None else hide_fronts(mixed)
 
 
 @dataclass(eq=False)

@@ -15,7 +15,9 @@ from typing import Any, ClassVar, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from edgepeft.backbones.tokens import Text, TextEncoder, TokenBatch
 from edgepeft.common.errors import UsageError
+from edgepeft.data.rows import Row
 
 __all__ = ["CLOSE", "CUT", "WINDOWS", "Agreement", "Long", "LossGraph", "Metric", "Nodes", "listed", "same_best"]
 
@@ -53,9 +55,21 @@ class Metric(NamedTuple):
     resampled: bool = True
 
     @classmethod
-    def mean(cls, of_rows: Callable[[Any, Any, Any], Any], averaged: str) -> Metric:
-        """The mean over the rows of what each has."""
-        return cls(lambda *of: float(np.mean(of_rows(*of))), averaged, of_rows)
+    def of(
+        cls,
+        of_rows: Callable[[Any, Any, Any], Any],
+        averaged: str,
+        of_sums: Callable[[Any, int], float] = _mean_of,
+        *,
+        resampled: bool = True,
+    ) -> Metric:
+        """One of the sums of what each row has: their mean, unless ``of_sums`` says another."""
+
+        def function(*of: Any) -> float:
+            rows = np.asarray(of_rows(*of))
+            return of_sums(rows.sum(0), len(rows))
+
+        return cls(function, averaged, of_rows, of_sums, resampled)
 
 
 class Agreement(NamedTuple):
@@ -106,12 +120,22 @@ class Facts:
     model: ClassVar[str] = "ForSequenceClassification"  # how transformers' class for it ends
     older: ClassVar[Mapping[str, Any]] = {}  # what a manifest's entry says for versions that know no kinds
 
+    @classmethod
+    def require_classes(cls) -> None:
+        """See that rows can be weighed by their label.
+
+        Raises:
+            UsageError: they have no one label.
+        """
+        if not cls.one_label:
+            raise UsageError(f"--balanced weighs classes, and {cls.title} has none; leave --balanced out.")
+
 
 CUT, WINDOWS = "cut", "windows"
 
 
 class Long(Facts):
-    """Base of ``TaskType``."""
+    """Base of ``TaskType``: how rows are read."""
 
     texts_answered: ClassVar[int] = 1  # of a row, where only their number matters
     texts_taught: ClassVar[int] = 1
@@ -159,6 +183,37 @@ class Long(Facts):
         if not self.windows or length <= longest:
             return texts, length
         return texts * (1 - (longest - length) // (longest - self.overlap(longest))), longest
+
+    def token_rows(self, given: Any, where: str) -> list[tuple[str, str | None]]:
+        """What is tokenized for a row, as ``Row.readable`` or a caller gives it: texts and pairs, if it is ``several``.
+
+        Raises:
+            DataError: the row lacks what the kind reads.
+        """
+        raise UsageError(f"{self.title} reads a row as one text or pair.")
+
+    def read(self, rows: Sequence[Row]) -> tuple[list[Text], list[int] | None]:
+        """The token rows of all rows, and how many each row is; None where each is one.
+
+        Raises:
+            DataError: a row lacks what the kind reads.
+        """
+        if not self.several:
+            return [Text(row.sentence1, row.sentence2) for row in rows], None
+        found = [self.token_rows(row.readable, row.where) for row in rows]
+        return [Text(*text) for of_row in found for text in of_row], [*map(len, found)]
+
+    def tokens(
+        self, encoder: TextEncoder, texts: Sequence[Text], max_length: int, names: Sequence[str] = ()
+    ) -> TokenBatch:
+        """Token rows cut at the maximal length, or in windows.
+
+        Raises:
+            DataError: a text, by its name where ``names`` has it, leaves no room for a window.
+        """
+        if not self.windows:
+            return encoder.encode(texts, max_length)
+        return encoder.windows(texts, max_length, self.overlap(max_length), names, second=self.passages)
 
     def require_sound_windows(self) -> None:
         """See that what a card says of windows can be."""

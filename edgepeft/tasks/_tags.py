@@ -13,7 +13,7 @@ Scores of entities are seqeval's, without it: what is tuned on a board is scored
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from operator import eq
 from typing import Any, NamedTuple
@@ -290,18 +290,10 @@ def _share(sums: Values, _: int) -> float:
     return float(sums[0] / max(1, sums[1]))
 
 
-def _accuracy(*of: Any) -> float:
-    return _share(_tags_right(*of).sum(0), 0)
-
-
-def _of_counts(of_sums: Callable[[Values, int], float], averaged: str) -> Metric:
-    return Metric(lambda *of: of_sums(entity_counts(*of).sum(0), 0), averaged, entity_counts, of_sums)
-
-
 ENTITY_SCORES: Mapping[str, Metric] = {
-    "entity_f1": _of_counts(_f1, "over all rows' entities together, as seqeval's micro average"),
-    "entity_precision": _of_counts(_precision, "over all rows' entities together"),
-    "entity_recall": _of_counts(_recall, "over all rows' entities together"),
-    "entity_macro_f1": _of_counts(_macro, "mean over the types of entities, each counting alike"),
-    "tag_accuracy": Metric(_accuracy, "share of words whose tag is right", _tags_right, _share),
+    "entity_f1": Metric.of(entity_counts, "over all rows' entities together, as seqeval's micro average", _f1),
+    "entity_precision": Metric.of(entity_counts, "over all rows' entities together", _precision),
+    "entity_recall": Metric.of(entity_counts, "over all rows' entities together", _recall),
+    "entity_macro_f1": Metric.of(entity_counts, "mean over the types of entities, each counting alike", _macro),
+    "tag_accuracy": Metric.of(_tags_right, "share of words whose tag is right", _share),
 }

@@ -15,11 +15,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from edgepeft.backbones.tokens import Text, TokenBatch
 from edgepeft.common.errors import UnknownName, UsageError, named
 from edgepeft.common.registry import classes_of
 from edgepeft.data.answers import Prediction
@@ -27,9 +28,6 @@ from edgepeft.data.labels import label_text
 from edgepeft.data.rows import Columns, Row
 from edgepeft.tasks._certainty import Certainty
 from edgepeft.tasks._facts import CLOSE, Agreement, Long, LossGraph, Metric, Nodes, listed, same_best
-
-if TYPE_CHECKING:
-    from edgepeft.data.batches import Encoded
 
 __all__ = [
     "CLOSE",
@@ -135,14 +133,6 @@ class TaskType(Long, Certainty, ABC):
         """
         return None
 
-    def token_rows(self, given: Any, where: str) -> list[tuple[str, str | None]]:
-        """What is tokenized for a row, as ``Row.readable`` or a caller gives it: texts and pairs, if it is ``several``.
-
-        Raises:
-            DataError: the row lacks what the kind reads.
-        """
-        raise UsageError(f"{self.title} reads a row as one text or pair.")
-
     def check_batch(self, batch_size: int, rows: Sequence[Row]) -> None:
         """See that so many of these rows make a step.
 
@@ -172,8 +162,8 @@ class TaskType(Long, Certainty, ABC):
         """How many token rows each row is of ``n`` made ones, where only time matters; None where each is one."""
         return None
 
-    def encoded(self, rows: Sequence[Row], encodings: Sequence[Any]) -> Values:
-        """As ``targets``, of rows that are tokenized so: whole, or of ``passages`` each in its windows."""
+    def encoded(self, rows: Sequence[Row], tokens: TokenBatch) -> Values:
+        """As ``targets``, of rows that are tokenized so."""
         return self.targets(rows)
 
     @abstractmethod
@@ -219,8 +209,8 @@ class TaskType(Long, Certainty, ABC):
         return np.ones(len(targets))
 
     @abstractmethod
-    def ignorant_loss(self, rows: Encoded) -> float:
-        """What knowing nothing costs."""
+    def ignorant_loss(self, targets: Values, words: int = 0) -> float:
+        """What knowing nothing costs with these targets; ``words`` are those of a decoder."""
 
     # Scores.
 
@@ -328,18 +318,26 @@ class TaskType(Long, Certainty, ABC):
     def predictions(
         self, task: str, logits: NDArray[np.float32], notes: Sequence[str], read: Sequence[Any] = ()
     ) -> list[Prediction]:
-        """[n, C] and what speaks against each answer -> answers; ``read`` are the texts' words where logits are of
-        tokens, or their passages where they are read in windows."""
+        """[n, C] and what speaks against each answer -> answers; ``read`` is what ``beside`` gives."""
 
     def judged(self, answers: Sequence[Any], rows: Sequence[Row]) -> tuple[Values, Values]:
         """(logits, targets) of answers to rows that were checked."""
         return np.array([answer.logits for answer in answers], np.float32), self.targets(rows)
 
+    def beside(self, texts: Sequence[Text], tokens: TokenBatch) -> Sequence[Any]:
+        """What ``predictions`` reads beside the logits of these texts."""
+        return ()
+
     def answers_to(
-        self, given: Sequence[Any], task: str, logits: NDArray[np.float32], notes: Sequence[str]
+        self,
+        given: Sequence[Any],
+        task: str,
+        logits: NDArray[np.float32],
+        notes: Sequence[str],
+        read: Sequence[Any] = (),
     ) -> list[Prediction]:
-        """The same where an answer is made of what callers gave for a row."""
-        return self.predictions(task, logits, notes)
+        """The same where an answer may be made of what callers gave for a row."""
+        return self.predictions(task, logits, notes, read)
 
     def agreement(self, reference: NDArray[Any], logits: NDArray[Any], tolerance: float | None) -> Agreement:
         """How [n, C] stand to the reference's, which are held to that tolerance, or to none; where a row is several,

@@ -13,7 +13,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,9 +28,6 @@ from edgepeft.data.rows import SENTENCES, Columns, Row
 from edgepeft.tasks._softmax import OneOfSeveral
 from edgepeft.tasks.base import Agreement, LossGraph, Metric, Nodes, TaskType, same_best
 from edgepeft.tasks.classification import cross_entropy
-
-if TYPE_CHECKING:
-    from edgepeft.data.batches import Encoded
 
 __all__ = ["Choice", "ChoicePrediction"]
 
@@ -140,9 +137,9 @@ class Choice(OneOfSeveral, TaskType):
         ]
         return LossGraph(nodes, integers=True, dims=("batch", 2))
 
-    def ignorant_loss(self, rows: Encoded) -> float:
+    def ignorant_loss(self, targets: Values, words: int = 0) -> float:
         """Of equal probabilities for a row's candidates."""
-        return float(np.log(rows.targets[:, 1]).mean())
+        return float(np.log(targets[:, 1]).mean())
 
     def outputs(self, logits: NDArray[Any]) -> Values:
         """[B]: the index of the best."""
@@ -198,7 +195,12 @@ class Choice(OneOfSeveral, TaskType):
         return self.answers_to(list(given), task, logits, notes)
 
     def answers_to(
-        self, given: Sequence[Any], task: str, logits: NDArray[np.float32], notes: Sequence[str]
+        self,
+        given: Sequence[Any],
+        task: str,
+        logits: NDArray[np.float32],
+        notes: Sequence[str],
+        read: Sequence[Any] = (),
     ) -> list[Prediction]:
         """The best candidate; probabilities are the softmax over its row's, at the temperature."""
         answers: list[Prediction] = []
@@ -263,4 +265,4 @@ def _picked(_: Choice, targets: Values, outputs: Values) -> Values:
     return equal
 
 
-Choice.metrics = {"accuracy": Metric.mean(_picked, "share of rows whose right candidate is picked")}
+Choice.metrics = {"accuracy": Metric.of(_picked, "share of rows whose right candidate is picked")}

@@ -16,10 +16,10 @@ import re
 import unicodedata
 import warnings
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,16 +28,14 @@ from edgepeft.common.errors import DataError, UnknownName
 from edgepeft.data.answers import Prediction
 from edgepeft.data.by_class import by_class
 from edgepeft.data.rows import Row
-from edgepeft.tasks._confident import doubted
 from edgepeft.tasks._softmax import OneOfSeveral
 from edgepeft.tasks.base import LossGraph, Metric, Nodes, TaskType, listed
 from edgepeft.tasks.regression import CORRELATIONS
 
 if TYPE_CHECKING:
-    from edgepeft.data.batches import Encoded
     from edgepeft.data.words import Read
 
-__all__ = ["Classification", "check_names", "cross_entropy"]
+__all__ = ["Classification", "Doubt", "check_names", "cross_entropy", "doubted"]
 
 Values = NDArray[Any]
 RARE = 0.2  # of the rows: of a label with fewer accuracy says little
@@ -122,7 +120,7 @@ class Classification(OneOfSeveral, TaskType):
         """(B, C) and (B)."""
         return LossGraph(cross_entropy(logits, labels, 1, "loss/of_rows"), integers=True)
 
-    def ignorant_loss(self, rows: Encoded) -> float:
+    def ignorant_loss(self, targets: Values, words: int = 0) -> float:
         """Of equal probabilities for all labels."""
         return math.log(self.n_outputs)
 
@@ -310,8 +308,37 @@ def _of_numbers(metric: Metric, kind: Classification, targets: Values, outputs: 
     return metric.function(kind, numbers[targets], numbers[outputs])
 
 
+class Doubt(NamedTuple):
+    """A row's place, its own label's probability, the label that it likely has, and that one's probability."""
+
+    row: int
+    own: float
+    likely: int
+    probability: float
+
+
+def doubted(targets: NDArray[Any], shares: NDArray[Any]) -> Iterator[Doubt]:
+    """Rows that are likely mislabelled, by confident learning (Northcutt et al., 2021, arXiv:1911.00068, section 3.1).
+
+    Of the rows' labels [n] and probabilities [n, C], by a model that did not learn from these rows.  The threshold of a
+    label is its mean probability over the rows that have it: t_j = mean of p_j over {i : y_i = j}.  A row is likely
+    mislabelled where of the labels j with p_j >= t_j the most probable is another than its own, and the answer is
+    another too.  The worst first, by p(own label) - p(that label).
+    """
+    rows = np.bincount(targets, minlength=shares.shape[1])
+    own = shares[np.arange(len(targets)), targets]
+    means = np.bincount(targets, own, minlength=shares.shape[1]) / np.maximum(rows, 1)
+    thresholds = np.where(rows > 0, means, np.inf)  # of a label that no row has nothing is known
+    confident = np.where(shares >= thresholds, shares, -1.0)
+    likely = confident.argmax(1)
+    found = (confident.max(1) >= 0) & (likely != targets) & (shares.argmax(1) != targets)
+    margins = own - shares[np.arange(len(targets)), likely]
+    for i in sorted(np.flatnonzero(found).tolist(), key=lambda i: margins[i]):
+        yield Doubt(i, float(own[i]), int(likely[i]), float(shares[i, likely[i]]))
+
+
 Classification.metrics = {
-    "accuracy": Metric.mean(_right, "share of rows that are right"),
+    "accuracy": Metric.of(_right, "share of rows that are right"),
     "f1": Metric(_f1),
     "macro_f1": Metric(_macro_f1, "mean of the labels' own F1, each counting alike"),
     "matthews": Metric(_matthews),

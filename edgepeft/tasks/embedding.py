@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,9 +30,6 @@ from edgepeft.data.rows import SENTENCES, Row
 from edgepeft.tasks._pairs import SCALE, cosent, cosines, negatives, ranks_of_right, row_losses, unit
 from edgepeft.tasks.base import Agreement, LossGraph, Metric, TaskType
 from edgepeft.tasks.regression import CORRELATIONS, ranks
-
-if TYPE_CHECKING:
-    from edgepeft.data.batches import Encoded
 
 __all__ = ["Embedding"]
 
@@ -217,10 +214,10 @@ class Embedding(TaskType):
         ]
         return LossGraph(nodes, integers=False, dims=("batch", "most", self.n_outputs))
 
-    def ignorant_loss(self, rows: Encoded) -> float:
+    def ignorant_loss(self, targets: Values, words: int = 0) -> float:
         """Of a batch whose vectors are all alike."""
-        n = min(_BATCH, len(rows.targets))
-        return math.log(n) if _unscored(rows.targets) else math.log1p(n * (n - 1) / 2)
+        n = min(_BATCH, len(targets))
+        return math.log(n) if _unscored(targets) else math.log1p(n * (n - 1) / 2)
 
     def outputs(self, logits: NDArray[Any]) -> Values:
         """The vectors of each row."""
@@ -312,7 +309,7 @@ def _correlation(name: str, kind: Embedding, targets: Values, outputs: Values) -
 
 _METRICS = {name: Metric(partial(_correlation, name), "of cosine and number, over all pairs") for name in CORRELATIONS}
 _METRICS |= {
-    f"recall@{k}": Metric.mean(
+    f"recall@{k}": Metric.of(
         partial(_near, k), f"share of rows whose second text is among the {k} nearest of all rows'"
     )
     for k in (1, 5, 10)

@@ -30,7 +30,6 @@ from edgepeft.tasks.base import CLOSE, Agreement, LossGraph, Metric, TaskType
 from edgepeft.tasks.classification import check_names
 
 if TYPE_CHECKING:
-    from edgepeft.data.batches import Encoded
     from edgepeft.data.words import Read
 
 __all__ = ["Labels", "LabelsPrediction"]
@@ -169,7 +168,7 @@ class Labels(TaskType):
         """One a label."""
         return np.full(len(targets), float(self.n_outputs))
 
-    def ignorant_loss(self, rows: Encoded) -> float:
+    def ignorant_loss(self, targets: Values, words: int = 0) -> float:
         """Of a probability of one half for each."""
         return math.log(2)
 
@@ -308,7 +307,7 @@ def _ranks_right(kind: Labels, targets: Values, outputs: Values) -> Values:
 _METRICS: Mapping[str, Metric] = {
     "micro_f1": Metric(_micro_f1, "over all rows' labels together"),
     "macro_f1": Metric(_macro_f1, "mean over the labels, each counting alike"),
-    "exact_match": Metric.mean(_exact, "share of rows whose labels are exactly right"),
-    "ranking": Metric.mean(_ranks_right, "1 less the label ranking loss, mean over rows"),
+    "exact_match": Metric.of(_exact, "share of rows whose labels are exactly right"),
+    "ranking": Metric.of(_ranks_right, "1 less the label ranking loss, mean over rows"),
 }
 Labels.metrics = _METRICS

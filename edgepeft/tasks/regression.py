@@ -16,7 +16,6 @@ from edgepeft.data.rows import Row
 from edgepeft.tasks.base import CLOSE, Agreement, LossGraph, Metric, TaskType
 
 if TYPE_CHECKING:
-    from edgepeft.data.batches import Encoded
     from edgepeft.data.words import Read
 
 __all__ = ["CORRELATIONS", "Regression", "ranks"]
@@ -122,9 +121,9 @@ class Regression(TaskType):
         ]
         return LossGraph(nodes, integers=False)
 
-    def ignorant_loss(self, rows: Encoded) -> float:
+    def ignorant_loss(self, targets: Values, words: int = 0) -> float:
         """Of the mean in place of every number."""
-        return float(rows.targets.var(dtype=np.float64))
+        return float(targets.var(dtype=np.float64))
 
     def outputs(self, logits: NDArray[Any]) -> Values:
         """The number itself."""

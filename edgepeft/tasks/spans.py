@@ -15,11 +15,12 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from edgepeft.backbones.tokens import Text, TokenBatch
 from edgepeft.data.answers import Prediction
 from edgepeft.data.pattern import UnreadableRow
 from edgepeft.data.row_grouping import LOWEST, Asked, Passage, passage_of
@@ -37,9 +38,6 @@ from edgepeft.tasks._span_answers import (
 )
 from edgepeft.tasks.base import CLOSE, Agreement, LossGraph, Metric, Nodes, TaskType
 from edgepeft.tasks.classification import cross_entropy
-
-if TYPE_CHECKING:
-    from edgepeft.data.batches import Encoded
 
 __all__ = ["Spans"]
 
@@ -135,13 +133,20 @@ class Spans(TaskType):
 
     def targets(self, rows: Sequence[Row]) -> Values:
         """[n] of ``Asked``, in no window."""
-        return self.encoded(rows, [()] * len(rows))
+        return self._asked(rows, [()] * len(rows))
 
-    def encoded(self, rows: Sequence[Row], encodings: Sequence[Any]) -> Values:
+    def encoded(self, rows: Sequence[Row], tokens: TokenBatch) -> Values:
         """[n] of ``Asked``; of each window the places of the first and the last token of the first answer."""
+        return self._asked(rows, tokens.windows)
+
+    def beside(self, texts: Sequence[Text], tokens: TokenBatch) -> list[Passage]:
+        """Each text's passage."""
+        return [passage_of(text.second or "", own) for text, own in zip(texts, tokens.windows, strict=True)]
+
+    def _asked(self, rows: Sequence[Row], windows: Sequence[Sequence[Any]]) -> Values:
         found = np.empty(len(rows), object)
-        for i, (row, windows) in enumerate(zip(rows, encodings, strict=True)):
-            passage = passage_of(row.sentence2 or "", windows)
+        for i, (row, own) in enumerate(zip(rows, windows, strict=True)):
+            passage = passage_of(row.sentence2 or "", own)
             found[i] = Asked(passage, right_texts(row), wanted_of(passage, answers_of(row)))
         return found
 
@@ -176,9 +181,9 @@ class Spans(TaskType):
         ]
         return LossGraph(nodes, integers=True, dims=("batch", 2))
 
-    def ignorant_loss(self, rows: Encoded) -> float:
+    def ignorant_loss(self, targets: Values, words: int = 0) -> float:
         """Of equal logits for all tokens of a window."""
-        counts = [1 + len(places) for target in rows.targets for places in target.passage.places]
+        counts = [1 + len(places) for target in targets for places in target.passage.places]
         return float(np.log(counts).mean())
 
     # Scores.
@@ -335,6 +340,6 @@ def _each(metric: str, kind: Spans, targets: Values, outputs: Values) -> Values:
 
 
 Spans.metrics = {
-    name: Metric.mean(partial(_each, name), "mean over rows, each by its best right answer, as SQuAD's script has it")
+    name: Metric.of(partial(_each, name), "mean over rows, each by its best right answer, as SQuAD's script has it")
     for name in ("f1", "exact_match")
 }

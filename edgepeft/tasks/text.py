@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import numpy as np
@@ -25,12 +24,19 @@ from edgepeft.tasks.base import LossGraph, Metric, TaskType
 from edgepeft.tasks.classification import cross_entropy
 
 if TYPE_CHECKING:
-    from edgepeft.data.batches import Encoded
     from edgepeft.data.words import Read
 
 __all__ = ["Text"]
 
 Values = NDArray[Any]
+
+
+def _metric_of_rows(name: str) -> Metric:
+    return Metric.of(lambda _, known, texts: text_rows(name, texts, known), text_averaged(name), resampled=False)
+
+
+def _metric_of_all(name: str) -> Metric:
+    return Metric(lambda _, known, texts: text_score(name, texts, known), text_averaged(name), resampled=False)
 
 
 @dataclass(frozen=True)
@@ -45,13 +51,7 @@ class Text(TaskType):
     answers: ClassVar[str] = "text"
     default_metric: ClassVar[str] = DEFAULT
     metrics: ClassVar[Mapping[str, Metric]] = {
-        name: Metric(
-            partial(lambda name, _, known, texts: text_score(name, texts, known), name),
-            text_averaged(name),
-            partial(lambda name, _, known, texts: text_rows(name, texts, known), name) if name in OF_ROWS else None,
-            resampled=False,
-        )
-        for name in TEXT_METRICS
+        name: _metric_of_rows(name) if name in OF_ROWS else _metric_of_all(name) for name in TEXT_METRICS
     }
     has_baselines: ClassVar[bool] = False  # neither a most frequent text nor a linear head on hidden states is a rival
     writes: ClassVar[bool] = True
@@ -108,10 +108,9 @@ class Text(TaskType):
         counts: Values = (targets >= 0).sum(1)
         return counts
 
-    def ignorant_loss(self, rows: Encoded) -> float:
+    def ignorant_loss(self, targets: Values, words: int = 0) -> float:
         """Of equal probabilities for all words."""
-        assert rows.writing is not None
-        return math.log(rows.writing.words)
+        return math.log(words)
 
     def outputs(self, logits: NDArray[Any]) -> NoReturn:
         """Texts are decoded token by token."""

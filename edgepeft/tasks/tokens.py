@@ -17,18 +17,18 @@ import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgepeft.backbones.tokens import cleaned
+from edgepeft.backbones.tokens import Text, TokenBatch, cleaned
 from edgepeft.common.errors import DataError, UsageError
 from edgepeft.data.answers import Prediction
 from edgepeft.data.by_class import by_class
 from edgepeft.data.labels import NO_TARGET
 from edgepeft.data.rows import Row
-from edgepeft.data.words import NOWHERE, Words, at_tokens, places_of, spread, words_of
+from edgepeft.data.words import NOWHERE, Read, Words, at_tokens, places_of, read_words, spread, words_of
 from edgepeft.tasks._tags import (
     ENTITY_SCORES,
     OUTSIDE,
@@ -42,10 +42,6 @@ from edgepeft.tasks._tags import (
 )
 from edgepeft.tasks.base import CLOSE, Agreement, LossGraph, Metric, TaskType
 from edgepeft.tasks.classification import check_names, cross_entropy
-
-if TYPE_CHECKING:
-    from edgepeft.data.batches import Encoded
-    from edgepeft.data.words import Encoding, Read
 
 __all__ = ["TokenSpan", "Tokens", "TokensPrediction"]
 
@@ -174,9 +170,9 @@ class Tokens(TaskType):
         """[n] of [2, w], a word's place being its number: as if each were a token."""
         return self._targets(rows, [np.arange(len(words_of(row.sentence1))) for row in rows])
 
-    def encoded(self, rows: Sequence[Row], encodings: Sequence[Encoding]) -> Values:
+    def encoded(self, rows: Sequence[Row], tokens: TokenBatch) -> Values:
         """[n] of [2, w]."""
-        places = (places_of(words_of(row.sentence1), each) for row, each in zip(rows, encodings, strict=True))
+        places = (places_of(words_of(row.sentence1), each) for row, each in zip(rows, tokens.of_texts, strict=True))
         return self._targets(rows, list(places))
 
     def _targets(self, rows: Sequence[Row], places: Sequence[NDArray[np.int64]]) -> Values:
@@ -188,6 +184,10 @@ class Tokens(TaskType):
     def made_targets(self, mask: NDArray[np.int64]) -> Values:
         """The tags in turn, as if each token were a word: [B, S]."""
         return np.where(mask > 0, np.arange(mask.shape[1]) % self.n_outputs, NO_TARGET)
+
+    def beside(self, texts: Sequence[Text], tokens: TokenBatch) -> list[Read]:
+        """Each text's words."""
+        return [read_words(text.first, encoding) for text, encoding in zip(texts, tokens.of_texts, strict=True)]
 
     @classmethod
     def example(cls, labels: Sequence[str] | None) -> tuple[str, tuple[str, ...]]:
@@ -221,7 +221,7 @@ class Tokens(TaskType):
         counts: Values = (targets >= 0).sum(1)
         return counts
 
-    def ignorant_loss(self, rows: Encoded) -> float:
+    def ignorant_loss(self, targets: Values, words: int = 0) -> float:
         """Of equal probabilities for all tags."""
         return math.log(self.n_outputs)
 

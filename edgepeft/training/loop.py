@@ -23,6 +23,7 @@ from edgepeft.data.batches import Writing, encode_parts
 from edgepeft.data.by_class import without_texts
 from edgepeft.data.confusion import FILES, MOST_SHOWN, write_confusion
 from edgepeft.data.parts import PARTS, TaskData, load_data
+from edgepeft.data.score_tables import rounded
 from edgepeft.data.training_loop.checkpoint import Diverged, latest
 from edgepeft.data.training_loop.run import Progress, TrainingLoop, TrainingLoopResult
 from edgepeft.methods.base import Method, method_of
@@ -235,7 +236,9 @@ def _longest_target(backbone: Backbone, data: TaskData) -> int:
 
 
 def _best(result: TrainingLoopResult) -> str:
-    return f"of step {result.training['best_step']} ({result.metric} {result.metrics['eval']:.4f} on the eval rows)"
+    return (
+        f"of step {result.training['best_step']} ({result.metric} {rounded(result.metrics['eval'])} on the eval rows)"
+    )
 
 
 def _versions() -> dict[str, str]:

@@ -53,16 +53,13 @@ class TrainSettings(TrainingLoopOptions):
         if self.kind or self.regression:
             asked = kind_asked(self.kind, regression=self.regression)
             object.__setattr__(self, "kind", asked.name)
-            self._require_classes(asked)
+            if self.balanced:
+                asked.require_classes()
         self.require_at_least({"max_length": 3})  # a token between two special ones
         self.require_at_least({"max_target_length": 2})  # a token and the end
         self.require_at_least({"stride": 1})
         if self.long not in (None, CUT, WINDOWS):
             raise UsageError(f"--long {self.long}: texts are {CUT}, or read in {WINDOWS}.")
-
-    def _require_classes(self, kind: TaskType | type[TaskType]) -> None:
-        if self.balanced and not kind.one_label:
-            raise UsageError(f"--balanced weighs classes, and {kind.title} has none; leave one of them out.")
 
     def resolved(
         self, backbone: Backbone, method: Method, kind: TaskType, longest_target: int = MAX_LENGTH
@@ -77,7 +74,8 @@ class TrainSettings(TrainingLoopOptions):
             raise UsageError(f"--kind {self.kind} is asked for, and the data is of {kind.title} (kind {kind.name}).")
         if kind.head is not None and self.head not in (None, kind.head):
             raise UsageError(f"{kind.title} needs the head {kind.head!r}, and --head {self.head} is another.")
-        self._require_classes(kind)
+        if self.balanced:
+            kind.require_classes()
         if not kind.writes and self.max_target_length is not None:
             raise UsageError("--max-target-length is of text that is written, and here none is: --target, or --format.")
         method.sites(backbone.architecture)  # a prompt that leaves no room is named by its own length

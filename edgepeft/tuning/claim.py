@@ -7,8 +7,8 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from edgepeft.common.errors import EdgepeftError, UsageError
-from edgepeft.common.own_folder import LOCK_FILE, Busy, held_folder
+from edgepeft.common.errors import EdgepeftError
+from edgepeft.common.own_folder import LOCK_FILE, held_folder
 from edgepeft.data.training_loop.checkpoint import latest
 
 __all__ = ["claim", "discard"]
@@ -23,14 +23,11 @@ def claim(bundle: Path, task: str, wait_s: float = 0) -> Iterator[Path]:
     Raises:
         UsageError: another process holds it, for ``wait_s`` seconds by now.
     """
+    waited = f" (waited {wait_s:g} s for it)" if wait_s else ""
+    busy = f"task {task} of {bundle} is being tuned by another process{waited}; wait for it, or tune another task."
     with contextlib.ExitStack() as held:
         try:
-            folder = held.enter_context(held_folder(bundle, _FOLDER, task, wait_s=wait_s))
-        except Busy:
-            waited = f" (waited {wait_s:g} s for it)" if wait_s else ""
-            raise UsageError(
-                f"task {task} of {bundle} is being tuned by another process{waited}; wait for it, or tune another task."
-            ) from None
+            folder = held.enter_context(held_folder(bundle, _FOLDER, task, busy=busy, wait_s=wait_s))
         except OSError as error:
             raise EdgepeftError(
                 f"{bundle} cannot be written ({error.strerror}); tuning keeps its checkpoints and its result there. "

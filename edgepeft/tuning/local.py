@@ -96,11 +96,6 @@ class LocalTuner:
         """What is trained, as the bundle has it: copies by name."""
         return self._run.subject.tensors()
 
-    @property
-    def n_steps(self) -> int:
-        """Of the whole training loop."""
-        return self._run.loop.total
-
     def steps(
         self,
         tensors: Mapping[str, NDArray[Any]],

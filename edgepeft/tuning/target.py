@@ -231,8 +231,8 @@ class Files:
         """Read them; ``labels`` are those that the head has, None takes the data's; ``promised`` is what the task's
         answers keep already.
         """
-        if options.balanced and not kind.one_label:
-            raise UsageError(f"--balanced weighs classes, and {kind.title} has none; leave --balanced out.")
+        if options.balanced:
+            kind.require_classes()
         data = load_data(
             self.train,
             self.eval,

@@ -42,7 +42,8 @@ class WritingEngine(OnnxRuntimeEngine):
         for chosen in sorted_batches(rows.lengths, WRITTEN_ROWS):
             inputs, targets = rows.batch(chosen)
             losses[chosen] = self._losses(inputs, targets, kind)
-            written = generator.written(lambda: session, inputs, decoding, self._subject.prompt_length)
+            subject = self._subject
+            written = generator.written(subject.task, lambda: session, inputs, decoding, subject.prompt_length)
             texts[chosen] = [decode(one.tokens) for one in written]
             advance(len(chosen))
         return Scored(kind.score(metric, rows.references, texts.tolist()), float(losses.mean()), texts, losses, kind)

@@ -47,7 +47,7 @@ def test_scores_stand_beside_the_baselines_and_labels_are_no_markup(bundle):
     manifest["tasks"]["pair"]["metrics"] = {"metric": ["accuracy"], "test": "good"}
     (bundle / "edgepeft.json").write_text(json.dumps(manifest))
     shown = " ".join(edgepeft("info", bundle).stdout.split())
-    for words in ("accuracy 0.8750", "(majority 0.5000,", "0.7500)", "[red]no,", "yes\\x1b[2J"):
+    for words in ("accuracy 0.875", "(majority 0.500,", "0.750)", "[red]no,", "yes\\x1b[2J"):
         assert words in shown
 
 

@@ -188,7 +188,7 @@ def test_eval_scores_the_deployed_artefact(exported, tmp_path):
     (tmp_path / "eval.json").write_text(done.stdout)
     edgepeft("report", tmp_path / "eval.json", "--out", tmp_path / "report")
     report = (tmp_path / "report" / "report.md").read_text()
-    assert "accuracy 0.7500 on 4 rows" in report and "| w7 |" in report
+    assert "accuracy 0.750 on 4 rows" in report and "| w7 |" in report
 
 
 def test_eval_writes_the_confusion_matrix_where_it_is_asked_to(exported, tmp_path):

@@ -10,9 +10,9 @@ from boards_of import TEXTS, answers, downloads, tree, tuned
 
 from edgepeft.bundle.manifest import Manifest
 from edgepeft.common.errors import EdgepeftError, UsageError
+from edgepeft.common.own_folder import held_folder
 from edgepeft.deploy.install import remove_task, roll_back
 from edgepeft.fleet.publish import withdraw
-from edgepeft.fleet.state import held
 from edgepeft.tuning.claim import claim
 
 
@@ -175,7 +175,7 @@ def test_a_board_without_room_says_how_much_it_needs(fleet, board, retrained, mo
 
 
 def test_one_pull_at_a_time(fleet, board):
-    with held(board), pytest.raises(UsageError, match="another process is pulling"):
+    with held_folder(board, ".fleet"), pytest.raises(UsageError, match="another process is pulling"):
         fleet.pull(board)
 
 

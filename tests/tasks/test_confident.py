@@ -2,10 +2,9 @@
 
 import numpy as np
 
-from edgepeft.tasks._confident import doubted
 from edgepeft.tasks._softmax import Softmax
 from edgepeft.tasks.choice import Choice
-from edgepeft.tasks.classification import Classification
+from edgepeft.tasks.classification import Classification, doubted
 
 
 def drawn(n=400, flipped=20):

@@ -283,7 +283,7 @@ def _history(inputs: ReportInputs) -> Iterator[Section]:
     several = {what: line for what, line in lines.items() if len(line) > 1}
     if not several:
         return
-    names = [_commit(result) for result in runs]
+    names = [result.commit[:8] if result.commit else str(result.measured_at)[:16] for result in runs]
 
     def draw(figure: Figure) -> None:
         axis = figure.add_subplot()
@@ -309,7 +309,3 @@ def _history(inputs: ReportInputs) -> Iterator[Section]:
         draw,
         (7.0, 5.0),
     )
-
-
-def _commit(result: BenchResult) -> str:
-    return result.commit[:8] if result.commit else str(result.measured_at)[:16]

@@ -180,7 +180,7 @@ class EvalSummary(Errors):
 def evaluations(documents: Sequence[tuple[str, EvalSummary]]) -> Iterator[Section]:
     """Two tables for each document."""
     for number, (name, found) in enumerate(documents):
-        text = f"{name}. {found.metric} {found.score:.4f} on {found.rows} rows ({found.averaged})."
+        text = f"{name}. {found.metric} {rounded(found.score)} on {found.rows} rows ({found.averaged})."
         header, rows = class_rows(found.model_dump(exclude_none=True))
         title = "errors by class" if found.by_class or found.figures is None else "scores"
         if found.headline:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice
 from typing import Any
@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 from torch import nn
 
 from edgepeft.backbones.source import Backbone
-from edgepeft.backbones.tokens import Text
+from edgepeft.backbones.tokens import Text, TokenBatch
 from edgepeft.bundle.delta import Delta
 from edgepeft.common.errors import DataError
 from edgepeft.common.resources import package_data
 from edgepeft.data.pattern import pattern
 from edgepeft.data.readers import Source
-from edgepeft.data.rows import SENTENCES, Columns, Row, read_rows
+from edgepeft.data.rows import SENTENCES, Columns, read_rows
 from edgepeft.data.text_template import of_source
 from edgepeft.deploy.verify import CANDIDATES, STEPS, DataCheck, TextCheck, in_groups, pack_check, run_in_groups
 from edgepeft.runtime.inputs import texts_of, tokenized
@@ -41,11 +41,12 @@ def check_texts(source: Source | None, columns: Columns = SENTENCES, kind: TaskT
     """64 texts of mixed length from a data file, as that kind of task reads its rows, or the shipped ones."""
     if source is None:
         return shipped_texts()
-    rows = _read(read_rows(source, labels=columns.label is not None, columns=columns), kind)[0]
+    rows = list(read_rows(source, labels=columns.label is not None, columns=columns))
+    texts = [Text(row.sentence1, row.sentence2) for row in rows] if kind is None else kind.read(rows)[0]
     # Spread over all lengths: the shortest and the longest are where padding goes wrong.
-    rows.sort(key=lambda text: len(text.first) + len(text.second or ""))
-    chosen = np.linspace(0, len(rows) - 1, min(ROWS, len(rows))).round().astype(int)
-    return [rows[i] for i in chosen]
+    texts.sort(key=lambda text: len(text.first) + len(text.second or ""))
+    chosen = np.linspace(0, len(texts) - 1, min(ROWS, len(texts))).round().astype(int)
+    return [texts[i] for i in chosen]
 
 
 @dataclass(frozen=True)
@@ -75,27 +76,19 @@ def data_check(
     """PyTorch's logits for every row of a file, and its labels where all of them are the task's."""
     kind = delta.card.task_kind
     columns = kind.columns(of_source(columns, delta.card.source, delta.card.step))
-    texts, per_row = _read(read_rows(source, labels=False, columns=columns), kind)
+    texts, per_row = kind.read(list(read_rows(source, labels=False, columns=columns)))
     batch = tokenized(backbone.encoder(), fitted(texts, delta.card.pairs), delta.card.max_length, kind)
-    targets = _targets(source, columns, kind, batch.windows if kind.passages else batch.of_texts)
+    targets = _targets(source, columns, kind, batch)
     grouping = grouping_of(kind, batch, per_row)
     return DataCheck(batch.inputs, _logits(delta, model, batch.inputs), targets, kind, grouping)
 
 
-def _read(rows: Iterable[Row], kind: TaskType | None) -> tuple[list[Text], list[int] | None]:
-    """What is tokenized, and how many of it are each row's, where a row is several."""
-    if kind is None or not kind.several:
-        return [Text(row.sentence1, row.sentence2) for row in rows], None
-    found = [kind.token_rows(row.readable, row.where) for row in rows]
-    return [Text(*text) for of_row in found for text in of_row], [*map(len, found)]
-
-
-def _targets(source: Source, columns: Columns, kind: TaskType, encodings: Sequence[Any]) -> NDArray[Any] | None:
+def _targets(source: Source, columns: Columns, kind: TaskType, tokens: TokenBatch) -> NDArray[Any] | None:
     """A file of texts alone, or one of another task's, gives no metric."""
     try:
         how: dict[str, Any] = {"label_of": kind.label_text, "optional": kind.optional_labels}
         rows = list(read_rows(source, labels=True, columns=columns, **how))
-        return None if any(kind.strange(row) is not None for row in rows) else kind.encoded(rows, encodings)
+        return None if any(kind.strange(row) is not None for row in rows) else kind.encoded(rows, tokens)
     except DataError:
         return None
 

@@ -19,6 +19,7 @@ from rich.console import RenderableType
 from rich.table import Column, Table
 
 from edgepeft.bundle.delta import Delta
+from edgepeft.data.score_tables import rounded
 from edgepeft.data.training_loop.engine import score_rows
 from edgepeft.training.engine import logits_of
 from edgepeft.training.inspection.base import Advance, Inspection, InspectionSubject
@@ -74,14 +75,14 @@ class Ablation(Inspection):
         table = Table(
             Column("layer", justify="right"),
             *(Column(header, justify="right") for header in ("removed alone", "with all below", "with all above")),
-            title=f"{measured['metric']} on {measured['rows']} rows, whole delta {measured['whole']:.4f}",
+            title=f"{measured['metric']} on {measured['rows']} rows, whole delta {rounded(measured['whole'])}",
             title_justify="left",
             box=box.SIMPLE_HEAD,
         )
         scores, layers = _scores(measured), measured["layers"]
         for layer in layers:
             spans = ((layer, layer), (layers[0], layer), (layer, layers[-1]))
-            table.add_row(str(layer), *(f"{scores[span]:.4f}" for span in spans))
+            table.add_row(str(layer), *(rounded(scores[span]) for span in spans))
         return table
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from edgepeft.data.intervals import LEAST_ROWS, bootstrap, bootstrap_of_sums, wilson
+from edgepeft.tasks._headline import LEAST_ROWS, bootstrap, bootstrap_of_sums, wilson
 
 
 @pytest.mark.parametrize(("right", "n"), [(0, 1), (1, 1), (3, 7), (146, 180), (0, 400), (400, 400), (9_999, 10_000)])
