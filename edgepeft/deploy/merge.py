@@ -29,6 +29,7 @@ from edgepeft.bundle.versions import CHECK, WEIGHTS
 from edgepeft.common.atomic import new_folder, write_json
 from edgepeft.deploy.verify import TextCheck, read_check, replay, require_passed
 from edgepeft.graph.external_data import external_tensors, external_values, load_external, store_external
+from edgepeft.graph.fold import fold_linear
 from edgepeft.graph.forms import as_choices, as_starts_and_ends, logits_as_rows, own_states
 from edgepeft.graph.names import END, LOGITS, START, STATES
 from edgepeft.graph.seq2seq import optimum_decoder, optimum_encoder
@@ -79,6 +80,7 @@ def _write_model(bundle: Bundle, task: str, folder: Path) -> Verification:
         store_external(tensors, values, folder / f"{_MODEL_FILE}_data")
     else:
         load_external(model, values)
+        fold_linear(model)
     (folder / _MODEL_FILE).write_bytes(model.SerializeToString())
     return _verified(bundle, task, folder / _MODEL_FILE)
 

@@ -67,6 +67,13 @@ def test_the_model_needs_no_other_file_and_standard_operators_only(merged, tmp_p
     assert [output.name for output in session.get_outputs()] == ["logits"]
 
 
+def test_a_lora_is_in_the_weights(exported, merged):
+    """Each of a tiny BERT's layers has six products and attention's two; the head two."""
+    layers = Bundle(exported).architecture.n_layers
+    model = onnx.load(merged / "mood" / "model.onnx")
+    assert sum(node.op_type in ("MatMul", "Gemm") for node in model.graph.node) == layers * 8 + 2
+
+
 def test_the_tokenizer_cuts_where_the_task_was_trained_to(exported, merged):
     settings = json.loads((merged / "mood" / "tokenizer_config.json").read_text())
     assert settings["model_max_length"] == Bundle(exported).entry("mood").max_length

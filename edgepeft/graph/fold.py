@@ -1,0 +1,205 @@
+"""Pass: what is added to a linear layer, or scales it, goes into its weights.
+
+    x W + b + s (x A) B  =  x (W + s A B) + b        (x W + b) * l  =  x (W l) + b l
+
+Of a model that stands alone no other task reads W, so it can be the sum: LoRA and its kin, (IA)^3 and the scale of the
+queries then cost nothing.  Results are equal to float32's rounding; sums and products are formed in float64.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from functools import reduce
+from typing import Any, NamedTuple
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
+
+from edgepeft.backbones.emit import OPSET
+from edgepeft.graph.contract import Contract, all_used, same_interface, well_formed
+from edgepeft.graph.protos import attributes, reads, replace, writers
+from edgepeft.graph.prune import prune
+
+__all__ = ["fold_linear"]
+
+_Values = NDArray[Any]
+_Chain = tuple[str, ...]  # constants by name: matrices that multiply from the right, vectors and numbers that scale
+_MINUS = "minus one"
+_STORED_SMALLER = ("Cast", "DequantizeLinear")  # a weight that is stored in fewer bits stays so
+
+
+class _Linear(NamedTuple):
+    """A value as x times the sum of ``products``, plus the sum of ``offsets``."""
+
+    x: str
+    products: tuple[_Chain, ...]
+    offsets: tuple[_Chain, ...] = ()
+    nodes: frozenset[int] = frozenset()  # that make it of x
+
+    def times(self, factor: str, node: int) -> _Linear:
+        products, offsets = (tuple((*chain, factor) for chain in chains) for chains in (self.products, self.offsets))
+        return _Linear(self.x, products, offsets, self.nodes | {node})
+
+    def plus(self, products: tuple[_Chain, ...], offsets: tuple[_Chain, ...], nodes: frozenset[int]) -> _Linear:
+        return _Linear(self.x, self.products + products, self.offsets + offsets, self.nodes | nodes)
+
+
+@Contract(requires=[well_formed], ensures=[well_formed, all_used], keeps=[same_interface], mutates=True)
+def fold_linear(model: onnx.ModelProto) -> None:
+    """Rewrite each value that is linear in another, by constants which the graph holds, as one product and one sum.
+
+    Left as it is: what would need more weights than before (a matrix that several layers share; a bottleneck without
+    an activation), and weights in fewer bits.
+    """
+    _Folder(model.graph).write()
+
+
+class _Folder:
+    def __init__(self, graph: onnx.GraphProto) -> None:
+        self._graph, self._writer = graph, writers(graph)
+        self._constants = {tensor.name: tensor for tensor in graph.initializer}
+        self._values: dict[str, _Values] = {_MINUS: np.array(-1, np.float32)}
+        self._fixed = set(self._constants)  # what depends on no input, and is not stored in fewer bits
+        self._reads = Counter(name for node in graph.node for name in reads(node))
+        self._reads.update(output.name for output in graph.output)
+        self._linear: dict[str, _Linear] = {}
+        for place, node in enumerate(graph.node):
+            if self._fixed.issuperset(reads(node)) and not (node.op_type in _STORED_SMALLER or node.domain):
+                self._fixed.update(node.output)
+            found = self._of(node, place)
+            if found is not None:
+                self._linear[node.output[0]] = found
+
+    def write(self) -> None:
+        taken: set[int] = set()
+        made: dict[int, list[onnx.NodeProto]] = {}
+        for place, node in reversed([*enumerate(self._graph.node)]):
+            found = self._linear.get(node.output[0])
+            if found is not None and place not in taken and self._saves(found, node.output[0]):
+                taken |= found.nodes
+                made[place] = self._product(node.output[0], found)
+        replace(self._graph.node, [new for i, node in enumerate(self._graph.node) for new in made.get(i, [node])])
+        prune(self._graph)
+
+    def _of(self, node: onnx.NodeProto, place: int) -> _Linear | None:
+        make: Mapping[str, Callable[[onnx.NodeProto, int], _Linear | None]] = {
+            "MatMul": self._of_product,
+            "Gemm": self._of_product,
+            "Mul": self._of_scaled,
+            "Add": self._of_sum,
+            "Sub": self._of_difference,
+        }
+        return make[node.op_type](node, place) if node.op_type in make and not node.domain else None
+
+    def _of_product(self, node: onnx.NodeProto, place: int) -> _Linear | None:
+        how = attributes(node)
+        matrix = self._constant(node.input[1])
+        if matrix is None or matrix.ndim != 2 or how.get("transA") or how.get("alpha", 1) != 1:
+            return None
+        factor = node.input[1]
+        if how.get("transB"):
+            factor = f"{factor}^T"
+            self._values[factor] = matrix.T
+            self._reads[factor] = self._reads[node.input[1]]
+        product = self._linear.get(node.input[0], _Linear(node.input[0], ((),))).times(factor, place)
+        if len(node.input) < 3:
+            return product
+        is_vector = self._is_vector(node.input[2]) and how.get("beta", 1) == 1
+        return product.plus((), ((node.input[2],),), frozenset()) if is_vector else None
+
+    def _of_scaled(self, node: onnx.NodeProto, place: int) -> _Linear | None:
+        for value, factor in _both(node):
+            if self._is_vector(factor) and value not in self._fixed:
+                return self._linear.get(value, _Linear(value, ((),))).times(factor, place)
+        return None
+
+    def _of_sum(self, node: onnx.NodeProto, place: int) -> _Linear | None:
+        for value, other in _both(node):
+            first, second = self._linear.get(value), self._linear.get(other)
+            if first is not None and self._is_vector(other):
+                return first.plus((), ((other,),), frozenset({place}))
+            if first is not None and second is not None and first.x == second.x:
+                return first.plus(second.products, second.offsets, second.nodes | {place})
+        return None
+
+    def _of_difference(self, node: onnx.NodeProto, place: int) -> _Linear | None:
+        value, other = node.input
+        linear = self._linear.get(value)
+        if linear is None or not self._is_vector(other):
+            return None
+        return linear.plus((), ((other, _MINUS),), frozenset({place}))
+
+    def _is_vector(self, name: str) -> bool:
+        value = self._constant(name)
+        return value is not None and value.ndim < 2 and value.dtype == np.float32
+
+    def _constant(self, name: str) -> _Values | None:
+        if name in self._fixed and name not in self._values:
+            tensor = self._constants.get(name)
+            if tensor is not None:
+                self._values[name] = numpy_helper.to_array(tensor)
+            else:
+                node = self._writer[name]
+                given = {each: value for each in reads(node) if (value := self._constant(each)) is not None}
+                self._values |= _computed(node, given)
+        return self._values.get(name)
+
+    def _saves(self, found: _Linear, result: str) -> bool:
+        """Whether one product takes the place of more, without more weights; its parts are read nowhere else."""
+        if max(map(len, found.products)) == len(found.products) == 1:
+            return False
+        inside = Counter(name for i in found.nodes for name in reads(self._graph.node[i]))
+        parts = {name for i in found.nodes for name in self._graph.node[i].output} - {result}
+        if any(self._reads[name] != inside[name] for name in parts):
+            return False
+        chains = [map(self._values.__getitem__, chain) for chain in found.products]
+        matrices = [[value for value in chain if value.ndim == 2] for chain in chains]
+        if not all(matrices):
+            return False
+        own = [n for chain in found.products for n in chain if self._reads[n] == 1]
+        before = sum(value.size for name in own if (value := self._values[name]).ndim == 2)
+        after: int = matrices[0][0].shape[0] * matrices[0][-1].shape[1]
+        return after <= before
+
+    def _product(self, result: str, found: _Linear) -> list[onnx.NodeProto]:
+        weight, bias, product = f"{result}/weight", f"{result}/bias", f"{result}/product" if found.offsets else result
+        matrix = self._sum(found.products)
+        self._graph.initializer.append(numpy_helper.from_array(matrix, weight))
+        nodes = [helper.make_node("MatMul", [found.x, weight], [product])]
+        if found.offsets:
+            vector = np.broadcast_to(self._sum(found.offsets), matrix.shape[1:])
+            self._graph.initializer.append(numpy_helper.from_array(np.ascontiguousarray(vector), bias))
+            nodes.append(helper.make_node("Add", [product, bias], [result]))
+        return nodes
+
+    def _sum(self, chains: tuple[_Chain, ...]) -> _Values:
+        values = ((self._values[name].astype(np.float64) for name in chain) for chain in chains)
+        whole = reduce(np.add, (reduce(_times, each) for each in values))
+        return np.ascontiguousarray(whole, np.float32)
+
+
+def _times(left: _Values, right: _Values) -> _Values:
+    if right.ndim < 2:
+        return left * right
+    return left @ right if left.ndim == 2 else left[..., None] * right
+
+
+def _both(node: onnx.NodeProto) -> Iterator[tuple[str, str]]:
+    first, second = node.input
+    yield from ((first, second), (second, first))
+
+
+def _computed(node: onnx.NodeProto, given: Mapping[str, _Values]) -> dict[str, _Values]:
+    """What a node of constants gives."""
+    inputs = [
+        helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(v.dtype), v.shape) for n, v in given.items()
+    ]
+    names = [name for name in node.output if name]
+    outputs = [helper.make_tensor_value_info(name, TensorProto.UNDEFINED, None) for name in names]
+    graph = helper.make_graph([node], "constant", inputs, outputs)
+    found = ReferenceEvaluator(graph, opsets={"": OPSET}).run(None, dict(given))
+    return dict(zip(names, found, strict=True))
