@@ -196,3 +196,10 @@ def _values(value: Any) -> list[Any]:
     """It, and every value within it."""
     below = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return [value, *(inner for one in below for inner in _values(one))]
+
+
+def checkpoint_file(source: random.Random, seeds: Sequence[bytes]) -> bytes:
+    """A config or a header changed by its structure; the file's name stands before it."""
+    name, _, content = source.choice(seeds).partition(b"\n")
+    change = json_document if name.endswith(b".json") else safetensors_header
+    return name + b"\n" + change(source, [content])
