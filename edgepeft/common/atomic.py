@@ -134,7 +134,7 @@ def drop_leftovers(path: Path) -> None:
 
 
 def drop_unfinished(folder: Path, *names: str) -> None:
-    """Remove what killed processes left of files that were to get these names, or any, where no other process writes now."""
+    """Remove what killed processes left of files of these names, or of any, where no other process writes now."""
     for name in map(glob.escape, names) if names else "*":
         for left in folder.glob(f".{name}.{_TOKEN}"):
             if left.is_symlink() or left.is_file():

@@ -183,7 +183,7 @@ def commit_tasks(bundle: Bundle, tasks: Sequence[PreparedTask], *, replace: bool
 
 @contextlib.contextmanager
 def _held(bundle: Bundle) -> Iterator[None]:
-    """Lock the bundle against other writers, read its manifest anew, and drop what a killed writer left half-written."""
+    """Lock the bundle against other writers, read its manifest anew, and drop what a killed writer left."""
     with locked(bundle.folder):
         before, bundle.manifest = bundle.manifest, Manifest.read(bundle.folder)
         if bundle.manifest.backbone != before.backbone:
