@@ -149,7 +149,7 @@ class Sweep:
         return self.folder / "states"
 
     def outcome(self, cell: Cell) -> Outcome | None:
-        """How the run ended; None where it has not.  A card and the answers, which come later, are a run that is done."""
+        """How the run ended; None where it has not.  A card and the answers, which come later, are one that is done."""
         if cell.name in self.results:
             return self.results[cell.name].outcome
         path = self.run(cell).with_suffix(".json")

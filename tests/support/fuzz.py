@@ -28,7 +28,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from structured import checkpoint_file, json_document, onnx_graph, safetensors_header
+from structured import checkpoint_file, json_document, onnx_graph, plan_file, safetensors_header
 from subject import subject
 from targets import Target, targets
 
@@ -45,6 +45,7 @@ MUTATIONS = {
     "check": safetensors_header,
     "tokenizer": json_document,
     "checkpoint": checkpoint_file,
+    "plan": plan_file,
 }
 SHARES = {
     "onnx-delta": 0.02,

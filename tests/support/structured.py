@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import tomllib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -203,3 +204,17 @@ def checkpoint_file(source: random.Random, seeds: Sequence[bytes]) -> bytes:
     name, _, content = source.choice(seeds).partition(b"\n")
     change = json_document if name.endswith(b".json") else safetensors_header
     return name + b"\n" + change(source, [content])
+
+
+def plan_file(source: random.Random, seeds: Sequence[bytes]) -> bytes:
+    """A plan changed by its structure."""
+    document = json.loads(json_document(source, [json.dumps(tomllib.loads(each.decode())).encode() for each in seeds]))
+    return "".join(f"{json.dumps(key)} = {_toml(value)}\n" for key, value in document.items()).encode(errors="replace")
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{json.dumps(key)} = {_toml(each)}" for key, each in value.items()) + "}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_toml, value))}]"
+    return json.dumps(value).replace("Infinity", "inf").replace("NaN", "nan").replace("null", "nan")

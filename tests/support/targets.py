@@ -11,6 +11,7 @@ import gzip
 import hashlib
 import io
 import json
+import os
 import shutil
 import warnings
 import zipfile
@@ -318,7 +319,8 @@ def _packed(folder: Path) -> Iterator[tuple[bytes, bytes]]:
 
 
 def plan(bundle: Path, folder: Path) -> tuple[list[bytes], Target]:
-    """A sweep's plan, as far as `edgepeft sweep --dry-run` goes."""
+    """A sweep's plan, as far as `edgepeft sweep --dry-run` goes; what it names on the Hub is not there."""
+    os.environ |= {"HF_HUB_OFFLINE": "1", "HF_HOME": str(folder)}
     from kills import PLAN
 
     from edgepeft.sweep.cells import sweep_of
@@ -341,7 +343,7 @@ def plan(bundle: Path, folder: Path) -> tuple[list[bytes], Target]:
 
     seed = PLAN.format(backbone=bundle.parent / "bert")
     grid = '[[grid]]\nmethod = "lora"\nrank = [1, 2]\n'
-    return [seed.encode(), seed.replace("[rates]", f'sizes = [20, "50%"]\n{grid}[rates]').encode()], target
+    return [seed.encode(), seed.replace("[rates]", f'sizes = [10, "50%"]\n{grid}[rates]').encode()], target
 
 
 def checkpoint(folder: Path) -> tuple[list[bytes], Target]:

@@ -91,7 +91,7 @@ def test_a_run_that_was_killed_before_its_answers_were_written_is_run_again(done
     assert not run_sweep(done, inline, Job(done, cell), watch=lambda _: None)
     targets, _ = done.answers(cell)
     assert len(targets) == 40
-    assert not [path for path in done.folder.rglob(".*")]
+    assert not list(done.folder.rglob(".*"))
 
 
 @pytest.mark.slow
