@@ -337,7 +337,7 @@ def plan(bundle: Path, folder: Path) -> tuple[list[bytes], Target]:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 sweep_of(read_plan(path), folder / "sweep")
-        except EdgepeftError:
+        except (EdgepeftError, OSError):  # a name of 5,000 letters, which the command line says
             return "refused"
         return "read"
 
