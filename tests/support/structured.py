@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import random
 import tomllib
@@ -183,9 +184,7 @@ def json_document(source: random.Random, seeds: Sequence[bytes]) -> bytes:
             case 3:
                 del holder[key]
             case 4:
-                holder[key] = (
-                    source.choice(holders[:50]) if holder is not holders[0] and holder not in holders[:50] else 7
-                )
+                holder[key] = copy.deepcopy(source.choice(holders[:50]))
             case _ if isinstance(holder, dict):
                 holder[source.choice(TEXTS)] = holder[key]
             case _:
