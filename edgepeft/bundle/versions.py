@@ -26,6 +26,7 @@ __all__ = [
     "CHECK",
     "GRAPH",
     "TRAINING",
+    "VERSIONS",
     "WEIGHTS",
     "Content",
     "content_of",

@@ -20,6 +20,7 @@ __all__ = [
     "check_target",
     "disk_errors",
     "drop_leftovers",
+    "drop_unfinished",
     "new_folder",
     "refuse_mount_point",
     "replacing",
@@ -29,6 +30,7 @@ __all__ = [
 ]
 
 _TOKEN_BYTES = 4
+_TOKEN = "[0-9a-f]" * 2 * _TOKEN_BYTES
 
 
 @contextlib.contextmanager
@@ -126,9 +128,17 @@ def refuse_mount_point(path: Path) -> None:
 
 def drop_leftovers(path: Path) -> None:
     """Remove what killed processes left beside ``path`` of folders that were to become it, or were it before."""
-    for left in path.parent.glob(f".{glob.escape(path.name)}.{'[0-9a-f]' * 2 * _TOKEN_BYTES}"):
+    for left in path.parent.glob(f".{glob.escape(path.name)}.{_TOKEN}"):
         with contextlib.suppress(OSError), _flocked(left):
             shutil.rmtree(left)
+
+
+def drop_unfinished(folder: Path, *names: str) -> None:
+    """Remove what killed processes left of files of these names, or of any, where no other process writes now."""
+    for name in map(glob.escape, names) if names else "*":
+        for left in folder.glob(f".{name}.{_TOKEN}"):
+            if left.is_symlink() or left.is_file():
+                left.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

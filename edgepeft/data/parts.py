@@ -257,9 +257,9 @@ def _held_out(
     """What is left to train on, and the part called ``name``: as given, or held out, the asked share of all rows."""
     if given is not None and not isinstance(given, float):
         return rows, _Source(tuple(given), f"{len(given)} rows of {_name(given)}")
-    n = max(1, round((given or HELD_OUT) * n_all))
     if given is not None and not 0 < given < 1:
         raise UsageError(f"--{name} {given:g}: a share to hold out lies between 0 and 1, such as 0.2 or 20%.")
+    n = max(1, round((given or HELD_OUT) * n_all))
     taken, left = part(rows, n, f"held out: {name}", strata=kind.strata(rows), spare=1)
     if given is not None and len(taken) < n:
         raise UsageError(

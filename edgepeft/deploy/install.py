@@ -20,6 +20,7 @@ import onnxruntime as ort
 from edgepeft.bundle.bundle import TASKS_FOLDER, Bundle, check_owner, parse_delta
 from edgepeft.bundle.bundle_paths import check_file
 from edgepeft.bundle.manifest import (
+    MANIFEST_FILE,
     CheckReference,
     Manifest,
     OnData,
@@ -33,6 +34,7 @@ from edgepeft.bundle.task_card import card_of, entry_of, kind_of, require_agreem
 from edgepeft.bundle.versions import (
     CHECK,
     GRAPH,
+    VERSIONS,
     WEIGHTS,
     Content,
     content_of,
@@ -42,7 +44,7 @@ from edgepeft.bundle.versions import (
     put,
     settle,
 )
-from edgepeft.common.atomic import write_atomically
+from edgepeft.common.atomic import drop_unfinished, write_atomically
 from edgepeft.common.errors import BundleError, EdgepeftError, UsageError
 from edgepeft.common.own_folder import locked
 from edgepeft.common.resources import sha256_of
@@ -181,11 +183,14 @@ def commit_tasks(bundle: Bundle, tasks: Sequence[PreparedTask], *, replace: bool
 
 @contextlib.contextmanager
 def _held(bundle: Bundle) -> Iterator[None]:
-    """Lock the bundle against other writers, and read its manifest anew."""
+    """Lock the bundle against other writers, read its manifest anew, and drop what a killed writer left."""
     with locked(bundle.folder):
         before, bundle.manifest = bundle.manifest, Manifest.read(bundle.folder)
         if bundle.manifest.backbone != before.backbone:
             raise BundleError(f"{bundle.folder} was replaced by one of another backbone meanwhile; repeat with that.")
+        drop_unfinished(bundle.folder, "README.md", MANIFEST_FILE)
+        drop_unfinished(bundle.folder / TASKS_FOLDER)
+        drop_unfinished(bundle.folder / TASKS_FOLDER / VERSIONS)
         yield
 
 

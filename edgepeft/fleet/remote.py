@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from tuf.api.exceptions import (
@@ -33,6 +34,8 @@ __all__ = ["Remote"]
 
 _LIMITS = UpdaterConfig(targets_max_length=16 << 20)  # as a manifest's
 FILES = "files"
+_TIME = "%Y-%m-%d %H:%M UTC"
+_BEHIND = timedelta(days=1)  # a summer time that was set by hand is no attack
 
 
 class Remote:
@@ -61,6 +64,7 @@ class Remote:
 
     def published(self) -> Published:
         """What the channel holds now."""
+        self._note_clock()
         with self._said():
             self._updater.refresh()
             for path in (self._trusted / "root_history").iterdir():
@@ -87,6 +91,22 @@ class Remote:
                     raise
         return path
 
+    def _note_clock(self) -> None:
+        """Say where the clock is behind the last time that something new came: what expired since looks fresh by it.
+
+        Versions only grow, whatever the clock says.  Nothing is refused: a clock that was once ahead would end updates.
+        """
+        with contextlib.suppress(OSError, OverflowError, ValueError):
+            seen = datetime.fromtimestamp((self._trusted / "timestamp.json").stat().st_mtime, UTC)
+            if seen - (now := datetime.now(UTC)) > _BEHIND:
+                warnings.warn(
+                    f"this board's clock says {now:{_TIME}}, and it was {seen:{_TIME}} when this board last saw "
+                    "something new. Set it: with such a clock nobody can see that metadata are out of date, or that "
+                    "something newer is held back.",
+                    RuntimeWarning,
+                    2,
+                )
+
     @contextlib.contextmanager
     def _said(self, target: TargetFile | None = None) -> Iterator[None]:
         """What tuf refuses, in words; a board that trusted nothing before trusts nothing after."""
@@ -106,8 +126,7 @@ class Remote:
 def _in_words(error: Exception) -> str:
     for kind, words in _WORDS.items():
         if isinstance(error, kind):
-            now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
-            return words.format(error=error, now=now)
+            return words.format(error=error, now=f"{datetime.now(UTC):{_TIME}}")
     return f"{error}."
 
 

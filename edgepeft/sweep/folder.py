@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from pydantic import Field, TypeAdapter, ValidationError
 
 from edgepeft.bundle.card import CARD_FILE, EVALUATION_FILE, TENSORS_FILE, DeltaCard, read_card
-from edgepeft.common.atomic import write_atomically, write_json
+from edgepeft.common.atomic import drop_unfinished, write_atomically, write_json
 from edgepeft.common.bounded import json_at
 from edgepeft.common.errors import BundleError, DataError, UsageError
 from edgepeft.common.messages import in_words
@@ -149,14 +149,15 @@ class Sweep:
         return self.folder / "states"
 
     def outcome(self, cell: Cell) -> Outcome | None:
-        """How the run ended; None where it has not.  A card that is whole is a run that is done."""
+        """How the run ended; None where it has not.  A card and the answers, which come later, are one that is done."""
         if cell.name in self.results:
             return self.results[cell.name].outcome
         path = self.run(cell).with_suffix(".json")
         try:
             return TypeAdapter(Outcome).validate_json(path.read_bytes())
         except FileNotFoundError:
-            return self.done(cell) if (self.run(cell) / CARD_FILE).is_file() else None
+            whole = all((self.run(cell) / name).is_file() for name in (CARD_FILE, ANSWERS_FILE))
+            return self.done(cell) if whole else None
         except ValidationError as error:
             raise DataError(
                 f"{path} does not say how a run ended: {in_words(error)}. Remove it to run again."
@@ -246,8 +247,14 @@ class Sweep:
             shutil.rmtree(runs / cell.name, ignore_errors=True)
 
     def forget_shared(self) -> None:
-        """Remove what the runs that are over had in common."""
+        """Remove what the runs that are over had in common, and what killed ones left."""
         shutil.rmtree(self.shared, ignore_errors=True)  # which stops at a link
+        drop_unfinished(self.folder, SWEEP_FILE, RESULTS_FILE)
+        with contextlib.suppress(FileNotFoundError), own_folder(self.folder, RUNS) as runs:
+            drop_unfinished(runs)
+            for cell in self.cells:
+                drop_unfinished(runs / cell.name)
+                shutil.rmtree(runs / f".{cell.name}", ignore_errors=True)  # where its lock was
 
     def write(self) -> None:
         """Write ``sweep.json``, a cell a line: there are hundreds."""

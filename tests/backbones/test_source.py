@@ -52,3 +52,20 @@ def test_an_added_token_that_has_no_embedding_is_refused_before_anything_is_trai
     tokenizer.save(str(folder / "tokenizer.json"))
     with pytest.raises(UsageError, match=f"the added token '{names[-1]}', whose id has no embedding"):
         backbone.encoder()
+
+
+def test_a_folder_of_the_hubs_cache_whose_files_are_links_is_a_backbone_and_its_bundle_has_files(folder, tmp_path):
+    """As huggingface_hub lays it out: snapshots/REVISION/NAME leads to ../../blobs/HASH."""
+    from edgepeft.bundle.bundle import Bundle
+    from edgepeft.training.exporting.bundle import write_backbone
+
+    model = tmp_path / "hub" / "models--someone--bert"
+    (snapshot := model / "snapshots" / ("a" * 40)).mkdir(parents=True)
+    (model / "blobs").mkdir()
+    for n, path in enumerate(path for path in folder.iterdir() if path.is_file()):
+        path.rename(model / "blobs" / f"{n:064x}")
+        (snapshot / path.name).symlink_to(f"../../blobs/{n:064x}")
+    (tmp_path / "bundle").mkdir()
+    write_backbone(open_backbone(str(snapshot)), tmp_path / "bundle", "fp32")
+    assert Bundle(tmp_path / "bundle").checkpoint
+    assert not [path for path in (tmp_path / "bundle").rglob("*") if path.is_symlink()]

@@ -62,6 +62,7 @@ def test_a_share_says_how_much_is_held_out_and_the_labels_keep_their_proportion(
     [
         ((0.0, None), "--eval 0: a share to hold out lies between 0 and 1"),
         ((None, 1.5), "--test 1.5: a share to hold out"),
+        ((None, 1e308), "--test 1e\\+308: a share to hold out"),
         ((0.5, 0.5), "--eval 0.5 of 60 rows is 30, and 28 can be held out: a row of every label stays"),
     ],
 )

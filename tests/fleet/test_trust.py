@@ -14,7 +14,7 @@ from verbs import edgepeft
 
 from edgepeft.common.errors import EdgepeftError, UsageError, VerificationFailed
 from edgepeft.deploy.signature import read_private_key
-from edgepeft.fleet.publish import publish, rotate
+from edgepeft.fleet.publish import publish, refresh, rotate
 from edgepeft.fleet.pull import pull
 
 
@@ -147,25 +147,53 @@ def test_no_part_of_another_state_is_mixed_in(name, fleet, board, retrained):
     assert tree(board) == before
 
 
-def test_a_clock_that_goes_back_a_year_takes_nothing_older_and_pulls_on(fleet, board, retrained, tmp_path):
-    """python-tuf asks datetime for the time; here it says what the board's clock does."""
+class Earlier(datetime):
+    """What a clock says that was set back by a year."""
+
+    @classmethod
+    def now(cls, tz=None):
+        return datetime.now(tz) - timedelta(days=365)
+
+
+@pytest.fixture
+def set_back(monkeypatch):
+    """Set the board's clock back: python-tuf asks datetime for the time, and so do we."""
     from tuf.ngclient._internal import trusted_metadata_set
 
-    class Earlier(datetime):
-        @classmethod
-        def now(cls, tz=None):
-            return datetime.now(tz) - timedelta(days=365)
+    def set_back():
+        monkeypatch.setattr(trusted_metadata_set.datetime, "datetime", Earlier)
+        monkeypatch.setattr("edgepeft.fleet.remote.datetime", Earlier)
 
+    return set_back
+
+
+def test_a_clock_that_goes_back_a_year_takes_nothing_older_pulls_on_and_says_so(
+    fleet, board, retrained, tmp_path, set_back
+):
     yesterday = shutil.copytree(fleet.repository / "metadata", tmp_path / "yesterday")
     fleet.publish(retrained / "newer")
     assert fleet.pull(board).taken == ("mood",)
     today = shutil.copytree(fleet.repository / "metadata", tmp_path / "today")
     shutil.copytree(yesterday, fleet.repository / "metadata", dirs_exist_ok=True)
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(trusted_metadata_set.datetime, "datetime", Earlier)
-        with pytest.raises(VerificationFailed, match="an older or another state"):
-            fleet.pull(board)
-        shutil.copytree(today, fleet.repository / "metadata", dirs_exist_ok=True)
+    set_back()
+    behind = "this board's clock says .*last saw something new.*Set it"
+    with (
+        pytest.warns(RuntimeWarning, match=behind),
+        pytest.raises(VerificationFailed, match="an older or another state"),
+    ):
+        fleet.pull(board)
+    shutil.copytree(today, fleet.repository / "metadata", dirs_exist_ok=True)
+    with pytest.warns(RuntimeWarning, match=behind):
         assert fleet.pull(board).taken == () and answers(board) == answers(retrained / "newer")
     fleet.publish(fleet.bundle)
-    assert fleet.pull(board).taken == ("mood",)
+    with pytest.warns(RuntimeWarning, match=behind):
+        assert fleet.pull(board).taken == ("mood",)
+
+
+def test_what_expired_is_refused_and_looks_fresh_by_a_clock_that_was_set_back_which_is_said(fleet, board, set_back):
+    refresh(fleet.repository, fleet.keys, days={"timestamp": -1})
+    with pytest.raises(VerificationFailed, match=r"timestamp\.json is expired"):
+        fleet.pull(board)
+    set_back()
+    with pytest.warns(RuntimeWarning, match="nobody can see that metadata are out of date"):
+        assert fleet.pull(board).taken == ()

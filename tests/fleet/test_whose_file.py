@@ -158,3 +158,13 @@ def test_a_pull_waits_for_what_is_soon_over(fleet, board, retrained):
     held.wait()
     assert fleet.pull(board).taken == ("mood",)
     thread.join()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+def test_root_pulls_into_another_users_bundle_as_in_a_containers_volume(fleet, bundle, retrained):
+    for path in (bundle, *bundle.rglob("*")):
+        os.chown(path, 4242, 4242)
+    fleet.publish(retrained / "newer")
+    with claim(bundle, "pair"):
+        assert fleet.pull(bundle, replace_tuned=True).taken == ("mood",)
+    assert fleet.pull(bundle).taken == () and answers(bundle) == answers(retrained / "newer")

@@ -319,6 +319,7 @@ def test_an_entry_in_a_folder_that_is_read_only_is_used_as_it_is(exported, read_
             assert runtime.predict("mood", TEXTS[:2]) == expected
             maps = Path("/proc/self/maps")
             assert not maps.exists() or str(packed) in maps.read_text()
+        assert [finding.problem for finding in audit(bundle)] == [""] * 4
 
 
 def test_an_empty_cache_that_is_read_only_is_done_without_and_said(exported, read_only_cache):

@@ -172,6 +172,16 @@ def test_what_is_no_onnx_file_is_refused(bundle, exported, tmp_path, content):
         prepare_exported(Bundle(bundle), tmp_path / "mood.onnx")
 
 
+def test_what_a_killed_writer_left_goes_with_the_next_change(bundle):
+    (bundle / "tasks" / "versions").mkdir()
+    places = ("", "tasks", "tasks", "tasks/versions")
+    names = (".edgepeft.json.0123abcd", ".mood.onnx.0123abcd", ".mood.onnx.notes", f".mood.{'0' * 64}.onnx.0123abcd")
+    for place, name in zip(places, names, strict=True):
+        (bundle / place / name).touch()
+    remove_task(bundle, "pair")
+    assert [path.name for path in bundle.rglob(".*")] == [".mood.onnx.notes"]
+
+
 def test_a_removed_task_is_gone_and_the_backbone_untouched(bundle):
     weights = (bundle / "model.safetensors").read_bytes()
     manifest = remove_task(bundle, "pair")

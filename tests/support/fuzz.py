@@ -28,7 +28,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from structured import json_document, onnx_graph, safetensors_header
+from structured import checkpoint_file, json_document, onnx_graph, plan_file, safetensors_header
 from subject import subject
 from targets import Target, targets
 
@@ -44,6 +44,8 @@ MUTATIONS = {
     "onnx-training": onnx_graph,
     "check": safetensors_header,
     "tokenizer": json_document,
+    "checkpoint": checkpoint_file,
+    "plan": plan_file,
 }
 SHARES = {
     "onnx-delta": 0.02,
@@ -58,6 +60,9 @@ SHARES = {
     "bench": 0.07,
     "session": 0.02,
     "rows": 0.1,
+    "plan": 0.05,
+    "checkpoint": 0.02,
+    "wire": 0.05,
 }
 ALTERED_SHARE = 0.008
 _SHOWN_EVERY = 100  # cases

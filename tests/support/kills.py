@@ -1,6 +1,6 @@
-"""SIGKILL at a random moment of add, remove, tune and cache building: afterwards every task is whole, and the work can be done.
+"""SIGKILL at a random moment of add, remove, tune, sweep and cache building: afterwards all is whole, and the work can be done.
 
-    python tests/support/kills.py --kills 200
+    python tests/support/kills.py --kills 250 [--operation NAME ...]
 
 Moments are uniform over the operation's measured duration.  The share of kills inside the write window, between the first
 opening of a file for writing and the end of the operation, is printed.
@@ -68,7 +68,44 @@ def cache(bundle: Path, _: Path) -> None:
         runtime.predict("score", ["w5 w6"])
 
 
-OPERATIONS: dict[str, Callable[[Path, Path], None]] = {"add": add, "remove": remove, "tune": tune, "cache": cache}
+def sweep(bundle: Path, spare: Path) -> None:
+    import torch
+    from inline import inline
+
+    from edgepeft.sweep.cells import sweep_of
+    from edgepeft.sweep.local import Job
+    from edgepeft.sweep.plan import read_plan
+    from edgepeft.sweep.run import fold, run_sweep
+
+    torch.set_num_threads(1)
+    asked = sweep_of(read_plan(spare / "plan.toml"), bundle.parent / "sweep")
+    if failed := run_sweep(asked, inline, Job(asked, asked.cells[0]), watch=lambda _: None):
+        raise SystemExit(str(failed))
+    fold(asked)
+
+
+OPERATIONS: dict[str, Callable[[Path, Path], None]] = {
+    "add": add,
+    "remove": remove,
+    "tune": tune,
+    "sweep": sweep,
+    "cache": cache,
+}
+PLAN = """
+backbones = ["{backbone}"]
+methods = ["linear", "lora:rank=2"]
+seeds = [0, 1]
+[rates]
+"lora:rank=2" = [1e-3]
+linear = ["1x"]
+[train]
+steps = 4
+batch_size = 8
+max_length = 16
+[data.tone]
+data = "rows.jsonl"
+test = 0.25
+"""
 
 
 def run_child(operation: Callable[[Path, Path], None], bundle: Path, spare: Path, flags: mmap.mmap) -> int:
@@ -123,6 +160,33 @@ def check(name: str, bundle: Path, before: Manifest) -> str | None:
     return None
 
 
+def check_sweep(found: Path, whole: Path, over: bool) -> str | None:
+    """What is wrong with a sweep: what it says is done has its answers, and when it is ``over`` they are the undisturbed one's."""
+    if not over and not (found / "sweep.json").is_file():
+        return None  # it had not begun
+    from edgepeft.sweep.folder import open_sweep
+
+    here, there = open_sweep(found), open_sweep(whole)
+    for cell in here.cells:
+        if here.state(cell) != "done":
+            if over:
+                return f"{cell.name} is {here.state(cell)}"
+            continue
+        for ours, theirs in zip(here.answers(cell) or (), there.answers(cell) or (), strict=True):
+            if not (ours == theirs).all():
+                return f"{cell.name} gives other answers"
+        if here.card(cell).trainable_parameters != there.card(cell).trainable_parameters:
+            return f"{cell.name} is another module"
+    return None
+
+
+def left_behind(folder: Path) -> str | None:
+    """What is neither the bundle's, nor a sweep's, nor the cache's."""
+    names = [path.relative_to(folder).as_posix() for path in folder.rglob("*")]
+    found = [name for name in names if "/." in f"/{name}" or name.endswith((".tmp", ".part"))]
+    return f"left behind: {found}" if found else None
+
+
 def follows(entry: TaskEntry, before: TaskEntry) -> bool:
     """Whether it is the same version, verified anew, or one that can be rolled back to it."""
     if hashes(entry) == hashes(before):
@@ -150,17 +214,22 @@ def trial(
         return inside, f"the operation itself failed with {code}", took
     try:
         problem = check(name, bundle, before)
+        if name == "sweep":
+            problem = problem or check_sweep(folder / "sweep", spare / "sweep", over=delay is None)
         if problem is None:
             before = Manifest.read(bundle)
             again = wait(run_child(OPERATIONS[name], bundle, spare, flags))
             problem = f"it cannot be done afterwards: exit {again}" if again else check(name, bundle, before)
+            if name == "sweep":
+                problem = problem or check_sweep(folder / "sweep", spare / "sweep", over=True)
+            problem = problem or left_behind(folder)
     except Exception as error:
         problem = f"{type(error).__name__}: {error}"
     return inside, problem, took
 
 
 def prepare_spare(sound: Path) -> Path:
-    """A second copy of the bundle, with another version of a task to be added, and rows to tune on."""
+    """A second copy of the bundle, with another version of a task to be added, rows to tune on, and a sweep to be repeated."""
     spare = sound.parent / "spare"
     if not (spare / "rows.jsonl").is_file():
         shutil.rmtree(spare, ignore_errors=True)
@@ -168,29 +237,31 @@ def prepare_spare(sound: Path) -> Path:
         graph = onnx.load(spare / "tasks" / "mood.onnx")
         graph.doc_string = "another version"
         onnx.save(graph, spare / "tasks" / "mood.onnx")
-        source = random.Random(0)
-        rows = [
-            {"sentence1": f"w{source.randrange(5, 60)} w{10 + i % 2}", "label": ("no", "yes")[i % 2]} for i in range(40)
-        ]
+        rows = [{"sentence1": f"w{20 + i} w{10 + i % 2}", "label": ("no", "yes")[i % 2]} for i in range(40)]
+        (spare / "plan.toml").write_text(PLAN.format(backbone=sound.parent / "bert"))
         (spare / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        if wait(run_child(sweep, spare / "bundle", spare, mmap.mmap(-1, 2))):
+            raise SystemExit("the sweep itself failed")
     return spare
 
 
 def main() -> None:
     """Prints one JSON document; exit 1 where something was lost."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--kills", type=int, default=200)
+    parser.add_argument("--kills", type=int, default=250)
+    parser.add_argument("--operation", action="append", choices=OPERATIONS, help="only this one; may repeat")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--folder", type=Path)
     asked = parser.parse_args()
-    if asked.kills < len(OPERATIONS):
-        parser.error(f"--kills: at least one for each of {len(OPERATIONS)} operations; found {asked.kills}")
+    names = asked.operation or list(OPERATIONS)
+    if asked.kills < len(names):
+        parser.error(f"--kills: at least one for each of {len(names)} operations; found {asked.kills}")
     folder = (asked.folder or Path(tempfile.mkdtemp(prefix="edgepeft-kills."))).resolve()
     sound = subject(folder / "subject")
     spare = prepare_spare(sound)
     source, flags = random.Random(asked.seed), mmap.mmap(-1, 2)
     found: dict[str, Any] = {}
-    for name in OPERATIONS:
+    for name in names:
         times = []
         for _ in range(3):
             _, problem, took = trial(name, sound, spare, folder / "trial", None, flags)
@@ -198,7 +269,7 @@ def main() -> None:
                 raise SystemExit(f"{name}: {problem}")
             times.append(took)
         duration = median(times)
-        kills = asked.kills // len(OPERATIONS)
+        kills = asked.kills // len(names)
         inside, problems = 0, []
         for _ in range(kills):
             within, problem, _ = trial(name, sound, spare, folder / "trial", source.uniform(0, duration), flags)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import random
+import tomllib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -182,9 +184,7 @@ def json_document(source: random.Random, seeds: Sequence[bytes]) -> bytes:
             case 3:
                 del holder[key]
             case 4:
-                holder[key] = (
-                    source.choice(holders[:50]) if holder is not holders[0] and holder not in holders[:50] else 7
-                )
+                holder[key] = copy.deepcopy(source.choice(holders[:50]))
             case _ if isinstance(holder, dict):
                 holder[source.choice(TEXTS)] = holder[key]
             case _:
@@ -196,3 +196,24 @@ def _values(value: Any) -> list[Any]:
     """It, and every value within it."""
     below = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return [value, *(inner for one in below for inner in _values(one))]
+
+
+def checkpoint_file(source: random.Random, seeds: Sequence[bytes]) -> bytes:
+    """A config or a header changed by its structure; the file's name stands before it."""
+    name, _, content = source.choice(seeds).partition(b"\n")
+    change = json_document if name.endswith(b".json") else safetensors_header
+    return name + b"\n" + change(source, [content])
+
+
+def plan_file(source: random.Random, seeds: Sequence[bytes]) -> bytes:
+    """A plan changed by its structure."""
+    document = json.loads(json_document(source, [json.dumps(tomllib.loads(each.decode())).encode() for each in seeds]))
+    return "".join(f"{json.dumps(key)} = {_toml(value)}\n" for key, value in document.items()).encode(errors="replace")
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{json.dumps(key)} = {_toml(each)}" for key, each in value.items()) + "}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_toml, value))}]"
+    return json.dumps(value).replace("Infinity", "inf").replace("NaN", "nan").replace("null", "nan")

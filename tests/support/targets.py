@@ -11,6 +11,7 @@ import gzip
 import hashlib
 import io
 import json
+import os
 import shutil
 import warnings
 import zipfile
@@ -20,6 +21,7 @@ from pathlib import Path
 from edgepeft.common.errors import EdgepeftError
 
 Target = Callable[[bytes], str]
+HERE = Path(__file__).resolve().parent
 
 ROW = {"input_ids": [[2, 5, 6, 3]], "attention_mask": [[1, 1, 1, 1]], "token_type_ids": [[0, 0, 0, 0]]}
 
@@ -316,6 +318,95 @@ def _packed(folder: Path) -> Iterator[tuple[bytes, bytes]]:
     yield b".parquet", (folder / "seed.parquet").read_bytes()
 
 
+def plan(bundle: Path, folder: Path) -> tuple[list[bytes], Target]:
+    """A sweep's plan, as far as `edgepeft sweep --dry-run` goes; what it names on the Hub is not there."""
+    os.environ |= {"HF_HUB_OFFLINE": "1", "HF_HOME": str(folder)}
+    from kills import PLAN
+
+    from edgepeft.sweep.cells import sweep_of
+    from edgepeft.sweep.plan import read_plan
+
+    folder.mkdir(exist_ok=True)
+    rows = (f'{{"text": "w{i}", "label": "{"ab"[i % 2]}"}}\n' for i in range(30))
+    (folder / "rows.jsonl").write_text("".join(rows))
+    path = folder / "plan.toml"
+
+    def target(data: bytes) -> str:
+        path.write_bytes(data)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                sweep_of(read_plan(path), folder / "sweep")
+        except (EdgepeftError, OSError):  # a name of 5,000 letters, which the command line says
+            return "refused"
+        return "read"
+
+    seed = PLAN.format(backbone=bundle.parent / "bert")
+    grid = '[[grid]]\nmethod = "lora"\nrank = [1, 2]\n'
+    return [seed.encode(), seed.replace("[rates]", f'sizes = [10, "50%"]\n{grid}[rates]').encode()], target
+
+
+def checkpoint(folder: Path) -> tuple[list[bytes], Target]:
+    """A file of PEFT's or AdapterHub's, as `edgepeft import` reads it; folder and name stand before its content."""
+    from edgepeft.backbones.source import open_backbone
+    from edgepeft.training.interop.base import ImportRequest, importer_of
+
+    golden = HERE.parent / "training" / "interop" / "golden"
+    shutil.copytree(golden, folder, dirs_exist_ok=True)
+    backbone = open_backbone(str(folder / "bert"))
+    names = ("bert-lora-patterns", "bert-dora", "bert-ia3", "bert-vera", "bert-lokr", "bert-prefix", "bert-tags-lora")
+    paths = [
+        path
+        for name in (*names, "adapterhub/bert-compacter", "adapterhub/bert-lora")
+        for path in (*(folder / name).glob("*.json"), *(folder / name).glob("adapter_model.safetensors"))
+    ]
+    sound = {path.relative_to(folder).as_posix().encode(): path.read_bytes() for path in paths}
+
+    def target(data: bytes) -> str:
+        name, _, content = data.partition(b"\n")
+        path = folder / name.decode("ascii", "ignore")
+        if name not in sound:  # the mutation was of the name
+            return "unread"
+        path.write_bytes(content)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                importer_of(path.parent).read(path.parent, backbone, ImportRequest("t"))
+        except EdgepeftError:
+            return "refused"
+        finally:
+            path.write_bytes(sound[name])
+        return "read"
+
+    return [name + b"\n" + content for name, content in sound.items()], target
+
+
+def wire(bundle: Path) -> tuple[list[bytes], Target]:
+    """A graph's bytes: no fewer fields are counted in them than protobuf makes."""
+    import onnx
+    from google.protobuf.message import DecodeError, Message
+
+    from edgepeft.graph.protos import submessages
+    from edgepeft.graph.wire import more_parts_than
+
+    def target(data: bytes) -> str:
+        try:
+            made = onnx.ModelProto.FromString(data)
+        except DecodeError:
+            made = None
+        if made is None:
+            more_parts_than(1, data, onnx.ModelProto.DESCRIPTOR)
+            return "refused"
+        values = [value for part in submessages(made) for _, value in part.ListFields()]
+        n = sum(1 for each in values if isinstance(each, Message))
+        n += sum(len(each) for each in values if hasattr(each, "add"))  # repeated messages
+        if n and len(data) > n - 1 and not more_parts_than(n - 1, data, onnx.ModelProto.DESCRIPTOR):
+            raise WrongAnswer(f"{n} messages were made, and fewer parts were counted")
+        return "read"
+
+    return [(bundle / name).read_bytes() for name in ("tasks/mood.onnx", "tasks/score.onnx")], target
+
+
 def request(bundle: Path) -> tuple[list[bytes], Target]:
     """Bodies, paths and headers against the application itself: never a 5xx, always a document."""
     from edgepeft.serve.app import create_app
@@ -400,5 +491,8 @@ def targets(bundle: Path, folder: Path) -> dict[str, Callable[[], tuple[list[byt
         "bench": lambda: bench(folder),
         "request": lambda: request(own("request")),
         "rows": lambda: rows(folder / "rows"),
+        "plan": lambda: plan(bundle, folder / "plan"),
+        "checkpoint": lambda: checkpoint(folder / "checkpoint"),
+        "wire": lambda: wire(own("wire")),
         **{f"altered-{Path(f).name}": lambda f=f: altered(own(f"altered-{Path(f).name}"), f) for f in files},  # type: ignore[misc]
     }

@@ -76,6 +76,24 @@ def test_ctrl_c_leaves_checkpoints_and_the_same_command_goes_on(plan, tmp_path):
     assert listed.returncode == 0 and "begun" in listed.stdout and "1 begun" in listed.stderr
 
 
+def test_a_run_that_was_killed_before_its_answers_were_written_is_run_again(done, plan):
+    """Its card comes first, and looks whole; ``make faults`` kills at any moment."""
+    cell = done.cells[0]
+    (done.run(cell) / "test.npz").unlink()
+    done.run(cell).with_suffix(".json").unlink()
+    assert done.outcome(cell) is None
+    runs = done.run(cell).parent
+    (runs / f".{cell.name}").mkdir()
+    left = [runs / f".{cell.name}.json.0123abcd", done.folder / ".results.jsonl.0123abcd"]
+    (runs / f".{cell.name}" / ".edgepeft.lock").touch()
+    for path in left:
+        path.touch()
+    assert not run_sweep(done, inline, Job(done, cell), watch=lambda _: None)
+    targets, _ = done.answers(cell)
+    assert len(targets) == 40
+    assert not list(done.folder.rglob(".*"))
+
+
 @pytest.mark.slow
 def test_a_sweep_that_is_killed_twenty_times_makes_the_same_table(plan, swept, tmp_path):
     path, out = plan(steps=120), tmp_path / "sweep"

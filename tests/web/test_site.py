@@ -115,6 +115,68 @@ def test_pages_have_no_inline_script_and_the_hashes_of_theirs(site):
         assert "<b>" not in page and "Texts &amp; &lt;b&gt;tasks" in page
 
 
+EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(1)>\"'\u2028"
+
+
+def test_what_a_bundle_says_stands_in_a_document_that_pages_read_and_in_no_page(tiny, modules, tmp_path):
+    backbone = open_backbone(str(tiny("bert", mean=True)))
+    bundle = bundled({"mood": random_delta(backbone, "lora", "mood", (EVIL, "no"))}, backbone, tmp_path, "fp32")
+    write_site(Bundle(bundle), tmp_path / "site", libraries=modules, title=EVIL)
+    assert read(tmp_path / "site")["tasks"]["mood"]["labels"] == [EVIL, "no"]
+    texts = [path for path in (tmp_path / "site").rglob("*") if path.suffix in (".html", ".js", ".css")]
+    assert len(texts) > 9 and not [path for path in texts if "<script>alert" in path.read_text()]
+    pages = [path.read_text() for path in texts if path.suffix == ".html"]
+    assert not [page for page in pages if re.search(r"<img|<[^>]+\son\w+\s*=", page)]
+
+
+def test_no_script_makes_markup_or_code_of_a_text():
+    scripts = [path for path in (package_data("web"), package_data("serve")) for path in path.rglob("*.js")]
+    makes = r"(inner|outer)HTML|insertAdjacentHTML|document\.write|createContextualFragment|DOMParser|srcdoc|\beval\(|new Function"
+    assert len(scripts) > 20 and not [path.name for path in scripts if re.search(makes, path.read_text())]
+
+
+def test_labels_and_texts_become_texts_of_elements():
+    """By a document that has no more than the pages ask of it."""
+    script = """
+    class Node {
+      constructor(tag) { Object.assign(this, { tag, inside: [], style: {} }); }
+      append(...inside) { this.inside.push(...inside); }
+      setAttribute(name, value) { this[name] = value; }
+    }
+    globalThis.document = { createElement: (tag) => new Node(tag) };
+    const { parts } = await import(MODULE + "../../serve/answers.js");
+    return given.map((answer) => parts(answer, answer.read, ""));"""
+    span = {"start": 0, "end": len(EVIL), "label": EVIL, "score": 1.0}
+    answers = [{"error": EVIL}, {"scores": {EVIL: 1.0}}, {"labels": [EVIL], "scores": {EVIL: 1.0}}, {"text": EVIL}]
+    made = run_node(script, [*answers, {"spans": [span], "read": EVIL}])
+
+    def flat(node):
+        yield node
+        for each in node["inside"]:
+            yield from flat(each) if isinstance(each, dict) else ({"tag": None, "textContent": each},)
+
+    for of_answer in made:
+        nodes = [node for root in of_answer for node in flat(root)]
+        assert {node["tag"] for node in nodes} <= {"p", "ol", "li", "i", "span", "mark", "b", None}
+        assert EVIL in [node.get("textContent") for node in nodes]
+
+
+def test_a_sites_worker_is_of_its_own_folder_and_answers_nothing_beyond(site):
+    """Two sites on one host: a worker's scope is the folder that its script lies in, unless a header or a caller widens it."""
+    registered = re.findall(r"serviceWorker\.register\(([^)]*)\)", (site / "client.js").read_text())
+    assert registered == ['"sw.js", { updateViaCache: "none" }']
+    policy = re.search(r'Content-Security-Policy": "([^"]+)"', (site / "sw.js").read_text())[1]
+    assert policy == re.search(r'Content-Security-Policy" content="([^"]+)"', (site / "index.html").read_text())[1]
+    script = """
+    const heard = {}, asked = [];
+    globalThis.self = { registration: { scope: "https://host/a/" }, addEventListener: (name, call) => (heard[name] = call) };
+    (0, eval)(given);
+    for (const [method, url] of [["GET", "https://host/b/x"], ["GET", "https://host/"], ["POST", "https://host/a/x"], ["GET", "https://other/a/"]])
+      heard.fetch({ request: { method, url }, respondWith: () => asked.push(url) });
+    return asked;"""
+    assert run_node(script, (site / "sw.js").read_text()) == []
+
+
 def test_the_tokens_to_compare_are_those_of_python(site, exported):
     check = json.loads((site / "verify.tokens.json").read_text())
     from tokenizers import Tokenizer
