@@ -7,17 +7,28 @@ its rows, and says so.  Each shape is of one kind of task, which is taken where 
 from __future__ import annotations
 
 import contextlib
-import math
 import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from edgepeft.common.errors import DataError, UsageError
+from edgepeft.common.errors import DataError
 from edgepeft.data.cells import opened
 from edgepeft.data.label_names import names_beside
+from edgepeft.data.labels import number_of, require_names
 
-__all__ = ["HEAD", "LABELS", "NUMBERED", "TEXTS", "Shape", "one_of", "shape_of", "told_shape", "written_shape"]
+__all__ = [
+    "HEAD",
+    "LABELS",
+    "NUMBERED",
+    "TEXTS",
+    "Shape",
+    "one_of",
+    "require_names",
+    "shape_of",
+    "told_shape",
+    "written_shape",
+]
 
 HEAD = 100  # rows that a shape is told by
 
@@ -48,7 +59,6 @@ _QUESTIONS = ("ctx", "premise", "sent1", "startphrase", "question", "question_st
 NUMBERED = re.compile(r"(candidate|choice|ending|option|answer)[ _]?(\d{1,4})", re.ASCII)
 _BODIES = ("body", "description", "content")
 _WRITTEN = (("article", "highlights"), ("article", "summary"), ("document", "summary"), ("dialogue", "summary"))
-_MOST_VALUES = 20  # of labels that are numbers and names all the same
 
 
 class Shape(NamedTuple):
@@ -103,24 +113,10 @@ def told_shape(path: object, head: Head, columns: Sequence[str | None] = ()) -> 
     names = {str(name).strip().lower(): name for name in head[0]} if head else {}
     named = next(filter(None, columns[2:]), None)
     label = named or next((names[name] for name in LABELS if name in names), "")
-    values = [number for row in head if (number := _number(row.get(label))) is not None]
-    if not values or len(values) < len(head) or names_beside(path, label, [row.get(label) for row in head]):
-        return None
-    if len({*values}) > _MOST_VALUES or any(value != int(value) for value in values):
-        few = ", ".join(f"{value:g}" for value in sorted({*values})[:3])
-        raise UsageError(
-            f"{path}: the column {label} holds numbers ({few}, ...). Say what they are: --kind regression learns to "
-            "give such a number, --kind classification takes each for a name."
-        )
+    values = [row.get(label) for row in head]
+    if not names_beside(path, label, values):
+        require_names(path, f"column {label}", values)
     return None
-
-
-def _number(value: Any) -> float | None:
-    try:
-        found = float(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else math.nan
-    except ValueError:
-        return None
-    return found if math.isfinite(found) else None
 
 
 def one_of(path: object, names: Sequence[str], what: str, option: str) -> str | None:
@@ -238,7 +234,7 @@ def _choice(head: Head, names: Mapping[str, str], path: object) -> Shape | None:
         return Shape("choice", f"{text}{f', {second}' if second else ''} and {', '.join(numbered)}", read)
     if endings is None or not isinstance(head[0][endings], list | Mapping):
         return None
-    counted = [(_number(_right(row)), len(row[endings])) for row in head if isinstance(row[endings], list)]
+    counted = [(number_of(_right(row)), len(row[endings])) for row in head if isinstance(row[endings], list)]
     from_1 = all(number != 0 for number, _ in counted) and any(number == n for number, n in counted)
     told = f"{f'{about}, ' if about else ''}{text} and {endings}{', which are counted from 1' if from_1 else ''}"
     return Shape("choice", told, lambda row: _chosen(row, row, text, endings, about, from_1=from_1))
@@ -271,7 +267,7 @@ def _place(right: Any, given: Any, *, from_1: bool) -> Any:
         return right
     if isinstance(right, str) and re.fullmatch("[A-Za-z]", right.strip()):
         return ord(right.strip().upper()) - ord("A")
-    return int(number) - 1 if from_1 and (number := _number(right)) is not None else right
+    return int(number) - 1 if from_1 and (number := number_of(right)) is not None else right
 
 
 def _question(head: Head, names: Mapping[str, str], path: object) -> Shape | None:
@@ -295,7 +291,9 @@ def _positive(head: Head, names: Mapping[str, str], path: object) -> Shape | Non
 def _score(head: Head, names: Mapping[str, str], path: object) -> Shape | None:
     """A number by the name of one."""
     scores = [
-        names[name] for name in _SCORES if name in names and all(_number(r.get(names[name])) is not None for r in head)
+        names[name]
+        for name in _SCORES
+        if name in names and all(number_of(r.get(names[name])) is not None for r in head)
     ]
     if not scores or {*LABELS} & names.keys():
         return None

@@ -15,6 +15,7 @@ import pytest
 
 from edgepeft.common.errors import DataError, EdgepeftError, UsageError
 from edgepeft.data.cells import opened
+from edgepeft.data.parts import load_data
 from edgepeft.data.pattern import pattern
 from edgepeft.data.readers import Records
 from edgepeft.data.rows import Columns, head_of, read_rows
@@ -523,3 +524,58 @@ def test_rows_that_hold_anything_are_read_or_refused_and_never_a_traceback(tmp_p
             source = Records([row for row in rows if isinstance(row, dict)])
             shape = told_shape(source, head_of(source))
             of_kind(source, shape.kind if shape and not shape.source else "classification")
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_numbers_to_learn_are_asked_about_even_after_the_first_rows(tmp_path):
+    path = jsonl(tmp_path / "rows.jsonl", [{"text": f"t{i}", "label": 5 if i < 120 else i / 8} for i in range(200)])
+    assert told_shape(path, head_of(path)) is None  # the first hundred are all 5
+    with pytest.raises(UsageError, match="--kind regression"):
+        load_data(path)
+    assert load_data(path, kind="regression").task_kind.name == "regression"
+
+
+@pytest.mark.parametrize(
+    ("name", "document"),
+    [
+        ("spacy", [["Ada came.", {"entities": [[0, 3, "PER"]]}]]),
+        ("annotator", {"classes": ["PER"], "annotations": [["Ada came.", {"entities": [[0, 3, "PER"]]}], None]}),
+        ("split", {"columns": ["text", "entities"], "index": [0], "data": [["Ada came.", [[0, 3, "PER"]]]]}),
+    ],
+)
+def test_other_documents_of_json_have_the_same_rows(tmp_path, name, document):
+    (path := tmp_path / "rows.json").write_text(json.dumps(document))
+    assert head_of(path) == [{"text": "Ada came.", "entities": [[0, 3, "PER"]]}]
+
+
+def test_parts_of_a_data_set_are_not_read_as_one_and_files_need_no_ending(tmp_path):
+    for name in ("news/a/1", "news/b/2", "both/train/a/1.txt", "both/test/a/1.txt"):
+        (path := tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(name)
+    (tmp_path / "news" / "a" / ".hidden").write_text("x")
+    assert [row["text"] for row in head_of(tmp_path / "news")] == ["news/a/1", "news/b/2"]
+    with pytest.raises(DataError, match="folders test and train"):
+        head_of(tmp_path / "both")
+
+
+@pytest.mark.parametrize("code", ["cp1251", "shift_jis", "utf-16-le"])
+def test_letters_of_no_western_language_are_not_taken_for_some(tmp_path, code):
+    text = (
+        "text,label\nhello,a\n"
+        if code == "utf-16-le"
+        else "text,label\n" + ("Привет,a\n" if code == "cp1251" else "こんにちは,a\n")
+    )
+    (path := tmp_path / "rows.csv").write_bytes(text.encode(code))
+    with pytest.raises(DataError, match="save the file as UTF-8"):
+        head_of(path)
+
+
+def test_labels_that_may_be_none_or_the_same_or_too_rare_are_said(tmp_path):
+    labels = ["x", "x", "nan", "nan", "1", "1", "1.0", "1.0", "y"]
+    path = jsonl(tmp_path / "rows.jsonl", [{"sentence1": f"t{i}", "label": label} for i, label in enumerate(labels)])
+    with pytest.warns(UserWarning) as said:
+        load_data(path)
+    told = " ".join(str(each.message) for each in said)
+    assert "missing one are names like others: 'nan' (2 rows: rows.jsonl:3, rows.jsonl:4)" in told
+    assert "too rare to be learnt: 'y' (1 row: rows.jsonl:9)" in told
+    assert "'1' (2 rows: rows.jsonl:5, rows.jsonl:6) and '1.0'" in told
