@@ -76,12 +76,12 @@ def command(
 
 def _lengths(kind: TaskType, rows: Sequence[Row], backbone: str | None) -> tuple[list[int], str]:
     """Of each text or pair that is read."""
-    from edgepeft.backbones.source import open_backbone
-    from edgepeft.backbones.tokens import Text
-
     read = [pair for row in rows for pair in _read(kind, row)]
     if backbone is None:
         return [len(f"{first} {second or ''}".split()) for first, second in read], "words"
+    from edgepeft.backbones.source import open_backbone
+    from edgepeft.backbones.tokens import Text
+
     encoded = open_backbone(backbone).encoder().encode([Text(*pair) for pair in read], 1 << 20)
     return encoded.inputs["attention_mask"].sum(1).tolist(), "tokens"
 

@@ -27,7 +27,7 @@ def label_text(value: Any, where: str, what: str = "label") -> str:
             f"{where}: the {what} is {value}, which stands for a missing one; fill it in or leave the row out."
         )
     label = json.dumps(value) if isinstance(value, bool) else str(value).strip()
-    if not label or any("\ud800" <= character <= "\udfff" for character in label):
+    if not label or (not label.isascii() and any("\ud800" <= character <= "\udfff" for character in label)):
         raise DataError(f"{where}: the {what} is empty or not valid Unicode: {shown(value)}.")
     return label
 
