@@ -52,13 +52,15 @@ def command(
     as_json: Annotated[bool, typer.Option("--json", help="Print the table as one JSON document.")] = False,
 ) -> None:
     """Train a plan's grid: methods, rates, data sets, sizes and seeds. What is done is never computed again."""
-    with requiring("train", "a sweep"):
-        from edgepeft.sweep.cells import sweep_of
-        from edgepeft.sweep.local import Job
-        from edgepeft.sweep.plan import read_plan
-        from edgepeft.sweep.run import fold, require_halvable, run_sweep
+    from edgepeft.sweep.plan import read_plan
 
     asked = read_plan(plan)
+    say(f"{plan}: {asked.told}; backbones, rows and what is done are looked at first")
+    with requiring("train", "a sweep"):  # which takes seconds
+        from edgepeft.sweep.cells import sweep_of
+        from edgepeft.sweep.local import Job
+        from edgepeft.sweep.run import fold, require_halvable, run_sweep
+
     with _checking() as watch:
         sweep = sweep_of(asked, out, watch)
     if halve:

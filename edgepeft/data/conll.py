@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import re
 import warnings
@@ -29,12 +30,13 @@ def read_conll(path: Path) -> Iterator[Record]:
             yield start, {"words": [cells[1] for cells in words], "tags": [cells[3] for cells in words]}
         return
     first = list[tuple[int, list[list[str]]]]()
-    for sentence in sentences:
-        first.append(sentence)
-        if len(sentence[1]) > 1:  # one word alone may be a number
-            break
+    with contextlib.suppress(*(DataError,) * (path.suffix.lower() == ".txt")):  # of texts that are no words with tags
+        for sentence in sentences:
+            first.append(sentence)
+            if len(sentence[1]) > 1:  # one word alone may be a number
+                break
     lines = first[-1][1] if first else []
-    if path.suffix.lower() == ".txt" and not all(_TAG.fullmatch(cells[-1]) for cells in lines):
+    if path.suffix.lower() == ".txt" and not (lines and all(_TAG.fullmatch(cells[-1]) for cells in lines)):
         raise UsageError(
             f"{path} has no words with tags (O, B-PER, ...), as a .txt of rows has; other texts: csv, jsonl."
         )

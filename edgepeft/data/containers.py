@@ -116,6 +116,7 @@ def _opened(path: Path) -> BinaryIO:
     return io.BufferedReader(_Unpacked(path), 1 << 20) if path.suffix.lower() == PACKED else path.open("rb")
 
 
+_MOST_ODD = 0.3  # letters that no Western language has; of Cyrillic and Japanese most would be
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
@@ -140,6 +141,9 @@ def table_lines(path: Path) -> Iterator[str]:
             pass
     with contextlib.suppress(UnicodeDecodeError):
         text = path.read_bytes().decode("cp1252")
+        odd = sum(c > "\x7f" for c in text)
+        if odd > _MOST_ODD * sum(not c.isspace() for c in text):
+            raise DataError(f"{path}: neither UTF-8 nor a Western language in Windows-1252; save the file as UTF-8.")
         warnings.warn(f"{path}: not UTF-8; read as Windows-1252. Save it as UTF-8 if letters look wrong.", stacklevel=2)
         return _split(text)
     return (line for _, line in lines_of(path))  # which names the line
@@ -152,8 +156,13 @@ def _split(text: str) -> Iterator[str]:
 
 def read_folder(path: Path) -> Iterator[Record]:
     """Yield (number, text and label), in the order of the names."""
-    files = sorted(each for each in path.rglob("*.txt") if not each.name.startswith("."))
+    files = sorted(each for each in path.rglob("*") if _is_text(each.relative_to(path)) and each.is_file())
     return _labelled(path, ((each.relative_to(path), each.read_bytes()) for each in files))
+
+
+def _is_text(name: PurePath) -> bool:
+    """A .txt, or a file without an ending as 20 Newsgroups has them; nothing that a system hides."""
+    return name.suffix in (".txt", "") and not any(each.startswith((".", "__MACOSX")) for each in name.parts)
 
 
 def read_zip(path: Path) -> Iterator[Record]:
@@ -161,9 +170,7 @@ def read_zip(path: Path) -> Iterator[Record]:
     try:
         with _archive(path) as opened:
             held = opened.infolist()
-            names = sorted(
-                {one.filename for one in held if one.filename.endswith(".txt") and "__MACOSX" not in one.filename}
-            )
+            names = sorted({one.filename for one in held if not one.is_dir() and _is_text(PurePath(one.filename))})
             yield from _labelled(path, ((PurePath(name), opened.read(name)) for name in names))
     except (zipfile.BadZipFile, OSError, RuntimeError, zlib.error, EOFError) as error:  # RuntimeError: a password
         raise DataError(f"{path} is no zip file that can be read ({error}).") from error
@@ -184,11 +191,18 @@ def _archive(path: Path, times: int = _ROOM_TIMES) -> zipfile.ZipFile:
     return opened
 
 
+_PARTS = {"train", "test", "dev", "valid", "validation"}
+
+
 def _labelled(path: Path, files: Iterable[tuple[PurePath, bytes]]) -> Iterator[Record]:
-    number, western = 0, 0
+    number, western, parts = 0, 0, set[str]()
     for number, (name, content) in enumerate(files, start=1):
         if len(name.parts) < 2:
             raise DataError(f"{path}: {name} lies in no folder whose name is its label.")
+        parts |= {*name.parts[-3:-2]} & _PARTS
+        if len(parts) > 1:
+            told = " and ".join(sorted(parts))
+            raise DataError(f"{path} has folders {told}: give each as a file is given, --data {path}/train, --test ...")
         try:
             text = content.decode("utf-8-sig")
         except UnicodeDecodeError:
@@ -197,7 +211,7 @@ def _labelled(path: Path, files: Iterable[tuple[PurePath, bytes]]) -> Iterator[R
     if western:
         warnings.warn(f"{path}: {western} files are not UTF-8; they are read as Windows-1252.", stacklevel=2)
     if not number:
-        raise DataError(f"{path} has no .txt files; each is one text, in a folder that has its label as name.")
+        raise DataError(f"{path} has no texts (.txt files); each is one text, in a folder that has its label as name.")
 
 
 def read_xlsx(path: Path) -> Iterator[Record]:
@@ -217,13 +231,16 @@ def read_xlsx(path: Path) -> Iterator[Record]:
 
 
 def _under_header(path: Path, rows: Iterator[Sequence[Any]]) -> Iterator[Record]:
-    header = [str(cell).strip() if cell is not None else "" for cell in next(rows, ())]
+    numbered = ((line, cells) for line, cells in enumerate(rows, start=1) if any(cell is not None for cell in cells))
+    first, names = next(numbered, (1, ()))
+    header = [str(cell).strip() if cell is not None else "" for cell in names]
     if twice := next((name for name in header if name and header.count(name) > 1), None):
-        raise DataError(f"{path}:1: {header.count(twice)} columns are called {twice!r}; rename or delete the others.")
-    for line, cells in enumerate(rows, start=2):
-        if any(cell is not None for cell in cells):
-            named = itertools.zip_longest(header, cells[: len(header)])  # a row ends with its last cell
-            yield line, {name: _cell(cell) for name, cell in named if name}
+        raise DataError(
+            f"{path}:{first}: {header.count(twice)} columns are called {twice!r}; rename or delete the others."
+        )
+    for line, cells in numbered:
+        named = itertools.zip_longest(header, cells[: len(header)])  # a row ends with its last cell
+        yield line, {name: _cell(cell) for name, cell in named if name}
 
 
 def _cell(value: Any) -> Any:

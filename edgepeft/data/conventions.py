@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Mapping
 from typing import Any
 
 from edgepeft.common.errors import DataError
+from edgepeft.data.cells import opened
 from edgepeft.data.labels import shown
 from edgepeft.data.pattern import UnreadableRow
 from edgepeft.data.shapes import LABELS, NUMBERED, TEXTS, one_of
@@ -42,7 +42,7 @@ _LEAST = 2
 def candidates_in(record: Mapping[str, Any], where: str) -> tuple[str, ...]:
     """Those of a file's row; none where it has no such column."""
     if CANDIDATES in record:
-        return distinct_candidates(_list(record[CANDIDATES]), where)
+        return distinct_candidates(opened(record[CANDIDATES]), where)
     names = _numbered(record)
     if len(kinds := {match[1] for name in names if (match := NUMBERED.fullmatch(name))}) > 1:
         told = ", ".join(sorted(kinds))
@@ -78,16 +78,6 @@ def distinct_candidates(value: Any, where: str) -> tuple[str, ...]:
         held = "one candidate" if value else "no candidate"
         raise UnreadableRow(f"{where}: the row has {held}, and one is picked of two or more.")
     return tuple(value)
-
-
-def _list(value: Any) -> Any:
-    """What a table's cell holds."""
-    if not isinstance(value, str):
-        return value
-    try:
-        return json.loads(value)
-    except (ValueError, RecursionError):
-        return value
 
 
 def by_convention(

@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 
 from edgepeft.common.errors import DataError, UsageError
 from edgepeft.data.bad_rows import BadRows
+from edgepeft.data.labels import require_names
 from edgepeft.data.readers import Source, source_of
 from edgepeft.data.rows import SENTENCES, Columns, Row, read_rows
 from edgepeft.data.told import own_splits
@@ -171,7 +172,8 @@ def load_data(
     asked = {"--data": train, "--eval": eval, "--test": test}
     given = {name: path for name, path in asked.items() if isinstance(path, Source)}
     short, written = division.pop("regression", False), columns.target is not None
-    kind = kind_asked(division.get("kind"), regression=short, writes=written)
+    asked_kind = division.get("kind")
+    kind = kind_asked(asked_kind, regression=short, writes=written)
     division["kind"] = kind.name
     reads = {
         "labels": True,
@@ -186,6 +188,8 @@ def load_data(
     }
     for name, bad in problems.items():
         bad.settle(skip=skip_bad, some=bool(parts[name]))
+    if asked_kind is None and kind.one_label and division.get("labels") is None and isinstance(train, Path):
+        require_names(train, "label", [row.label for row in parts["--data"]])  # of all rows; shapes see the first ones
     _require_different(given, parts)
     chosen = parts["--eval"] if isinstance(eval, Source) else eval
     tested = parts["--test"] if isinstance(test, Source) else test

@@ -31,6 +31,7 @@ from edgepeft.common.messages import reason
 from edgepeft.data.arrow import SAVED, read_arrow, saved_splits
 from edgepeft.data.conll import read_conll
 from edgepeft.data.containers import PACKED, STDIN, Record, lines_of, read_folder, read_xlsx, read_zip, table_lines
+from edgepeft.data.documents import rows_of
 from edgepeft.data.label_names import named_classes
 from edgepeft.data.labels import shown as _shown
 from edgepeft.data.parquet import read_parquet
@@ -205,39 +206,11 @@ def _read_json(path: Path) -> Iterator[Record]:
     except ValueError as error:
         raise DataError(f"{path}: not JSON ({error}); expected an array of objects, or jsonl.") from error
     try:
-        rows = _of_document(records)
-    except (AttributeError, TypeError) as error:
+        rows = rows_of(records)
+    except (AttributeError, TypeError, ValueError) as error:
         raise DataError(f"{path}: expected rows under data, or SQuAD's paragraphs with their qas ({error}).") from error
     for number, record in enumerate(rows, start=1):
         yield number, _object(record, f"{path}:{number}")
-
-
-def _of_document(document: Any) -> list[Any]:
-    """Its rows: a list, the list under ``data``, SQuAD's paragraphs, or columns as pandas writes them."""
-    if isinstance(document, list):
-        return document
-    if not isinstance(document, dict):
-        return [document]
-    rows = document.get("data")
-    if isinstance(rows, list) and rows and all(isinstance(each, dict) and "paragraphs" in each for each in rows):
-        return [
-            {"context": paragraph.get("context"), **question}
-            for each in rows
-            for paragraph in each["paragraphs"]
-            for question in paragraph.get("qas", ())
-        ]
-    if isinstance(rows, list):
-        return rows
-    # One row of words and tags looks like columns too.
-    columns = {name: list(of.values()) if isinstance(of, dict) else of for name, of in document.items()}
-    if (
-        columns
-        and "tokens" not in columns
-        and all(isinstance(of, list) for of in columns.values())
-        and len({*map(len, columns.values())}) == 1
-    ):
-        return [dict(zip(columns, cells, strict=True)) for cells in zip(*columns.values(), strict=True)]
-    return [document]
 
 
 def read_stdin(path: Path) -> Iterator[Record]:
@@ -252,6 +225,8 @@ def _read_table(path: Path, delimiter: str, **form: Any) -> Iterator[Record]:
     """Rows under a header.  Cells that are empty throughout are no row: spreadsheets end in such."""
     csv.field_size_limit(max(csv.field_size_limit(), LONGEST_CELL))
     lines, first = _with_first(path)
+    if "\0" in first:
+        raise DataError(f"{path}:1: NUL characters, as of UTF-16 without its mark; save the file as UTF-8.")
     if first.lower().startswith("sep=") and len(first) == len("sep=;"):  # Excel's own line
         delimiter, skipped = first[-1], 1
         next(lines)

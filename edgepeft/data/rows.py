@@ -14,7 +14,6 @@ them: ``choice1``, ``choice2``; ``ending0``, ...
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 from edgepeft.common.errors import DataError, UsageError
+from edgepeft.data.cells import opened
 from edgepeft.data.conventions import CANDIDATES, FIRST, LABEL, SECOND, by_convention, candidates_in, chosen_column
 from edgepeft.data.label_names import LabelNames, files_beside, names_beside
 from edgepeft.data.labels import LabelReader, label_text
@@ -84,9 +84,8 @@ class Columns(NamedTuple):
         """What stands in a label's column: the parts of a text, where it has a separator."""
         if self.separator is None or not isinstance(value, str):
             return value
-        if value.strip().startswith("[") and value.strip().endswith("]"):  # a list, as pandas and JSON write it
-            with contextlib.suppress(ValueError, SyntaxError, RecursionError, MemoryError):
-                return ast.literal_eval(value.strip())
+        if isinstance(found := opened(value), list):  # as pandas and JSON write it
+            return found
         return [part.strip() for part in value.split(self.separator)] if value.strip() else []
 
     def needed(self, labels: bool) -> dict[str, str]:
@@ -169,6 +168,7 @@ def head_of(source: Source) -> list[dict[str, Any]]:
     return [row for _, row in itertools.islice(reader_of(source)(source), HEAD) if isinstance(row, dict)]
 
 
+_ANSWERS = ("accept", "reject", "ignore")  # as Prodigy writes them
 _MOST_BAD = 10_000  # rows before the first that can be used
 
 
@@ -218,6 +218,7 @@ class _RowReader:
         self._labels = wanted.label_of is not None and not wanted.optional
         self._shape: Shape | None = None
         self._named: Mapping[str, str] = {}
+        self._of_prodigy = False
         self._label_names: LabelNames | None = None
         self._pairs: bool | None = None
         self.expected = _expected(wanted.columns, self._labels)
@@ -226,6 +227,7 @@ class _RowReader:
         """Settle what the columns are, by the first rows."""
         columns = self._wanted.columns
         self._shape = _shape(self._path, head, columns)
+        self._of_prodigy = bool(head) and all(found.get("answer") in _ANSWERS for found in head)
         for found in head[:1]:
             record = self._usual(found, str(self._path))
             if columns.source is None and columns.fields is None:
@@ -257,7 +259,10 @@ class _RowReader:
     def row(self, line: int, found: Mapping[str, Any]) -> Row:
         """One record's."""
         columns, label_of, task_column, keep, optional = self._wanted
-        path, record = self._path, self._record(found, f"{self._path}:{line}")
+        path = self._path
+        if self._of_prodigy and label_of is not None and (answer := found.get("answer")) != "accept":
+            raise DataError(f"{path}:{line}: Prodigy's answer is {answer}, so the row does not say what is right.")
+        record = self._record(found, f"{path}:{line}")
         if self._label_names is not None and (label := columns.names[2]) in record:
             record = {**record, label: self._label_names.named(record[label], f"{path}:{line}")}
         _require_columns(path, line, record, found, columns, labels=self._labels)

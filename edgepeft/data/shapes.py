@@ -7,16 +7,28 @@ its rows, and says so.  Each shape is of one kind of task, which is taken where 
 from __future__ import annotations
 
 import contextlib
-import math
 import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from edgepeft.common.errors import DataError, UsageError
+from edgepeft.common.errors import DataError
+from edgepeft.data.cells import opened
 from edgepeft.data.label_names import names_beside
+from edgepeft.data.labels import number_of, require_names
 
-__all__ = ["HEAD", "LABELS", "NUMBERED", "TEXTS", "Shape", "one_of", "shape_of", "told_shape", "written_shape"]
+__all__ = [
+    "HEAD",
+    "LABELS",
+    "NUMBERED",
+    "TEXTS",
+    "Shape",
+    "one_of",
+    "require_names",
+    "shape_of",
+    "told_shape",
+    "written_shape",
+]
 
 HEAD = 100  # rows that a shape is told by
 
@@ -35,16 +47,18 @@ LABELS = (
     "is_duplicate",
     "y",
 )
-_TAGS = ("tags", "ner_tags", "pos_tags", "chunk_tags", "labels")
+_TAGS = ("tags", "ner_tags", "pos_tags", "chunk_tags", "labels", "ner")
 _MARKS = ("spans", "entities", "label", "labels")
 _SCORES = ("score", "similarity", "similarity_score", "rating")
 TEXTS = ("text", "sentence", "review", "content", "tweet", "message", "body", "comment", "comment_text", "document")
 _COUNTERS = {"id", "idx", "index", "unnamed: 0", ""}
+_NESTED = {*LABELS, *_TAGS, *_MARKS, "tokens", "words", "endings", "choices", "options", "answers", "translation"}
+_BITS = {"0": 0, "1": 1, "0.0": 0, "1.0": 1, "false": 0, "true": 1}
+_PASSAGES = ("article", "passage", "context")  # that a question is about
 _QUESTIONS = ("ctx", "premise", "sent1", "startphrase", "question", "question_stem")
 NUMBERED = re.compile(r"(candidate|choice|ending|option|answer)[ _]?(\d{1,4})", re.ASCII)
 _BODIES = ("body", "description", "content")
 _WRITTEN = (("article", "highlights"), ("article", "summary"), ("document", "summary"), ("dialogue", "summary"))
-_MOST_VALUES = 20  # of labels that are numbers and names all the same
 
 
 class Shape(NamedTuple):
@@ -63,11 +77,26 @@ class Shape(NamedTuple):
 def shape_of(path: object, head: Head) -> Shape | None:
     """That of a file's first rows; None where they have the usual columns, or none that is known."""
     first = {str(name).strip().lower(): name for name in head[0]} if head else {}
+    nested = [
+        name for lower, name in first.items() if lower in _NESTED and _holds_lists([row.get(name) for row in head])
+    ]
+    whole: Callable[[Cells], Cells] = lambda row: {**row, **{n: opened(row[n]) for n in nested if n in row}}  # noqa: E731
+    rows = [*map(whole, head)] if nested else head
     for known in SHAPES if head else ():
         with contextlib.suppress(AttributeError, IndexError, KeyError, TypeError):  # columns that hold something else
-            if (found := known(head, first, path)) is not None:
-                return found
+            if (found := known(rows, first, path)) is not None:
+                return found._replace(read=_after(whole, found.read)) if nested else found
     return None
+
+
+def _after(first: Callable[[Cells], Cells], read: Callable[[Cells], Cells]) -> Callable[[Cells], Cells]:
+    return lambda row: read(first(row))
+
+
+def _holds_lists(cells: Sequence[Any]) -> bool:
+    """Whether cells of a table are texts of lists or mappings."""
+    texts = [cell for cell in cells if cell not in (None, "")]
+    return bool(texts) and all(isinstance(cell, str) and not isinstance(opened(cell), str) for cell in texts)
 
 
 def told_shape(path: object, head: Head, columns: Sequence[str | None] = ()) -> Shape | None:
@@ -84,24 +113,10 @@ def told_shape(path: object, head: Head, columns: Sequence[str | None] = ()) -> 
     names = {str(name).strip().lower(): name for name in head[0]} if head else {}
     named = next(filter(None, columns[2:]), None)
     label = named or next((names[name] for name in LABELS if name in names), "")
-    values = [number for row in head if (number := _number(row.get(label))) is not None]
-    if not values or len(values) < len(head) or names_beside(path, label, [row.get(label) for row in head]):
-        return None
-    if len({*values}) > _MOST_VALUES or any(value != int(value) for value in values):
-        few = ", ".join(f"{value:g}" for value in sorted({*values})[:3])
-        raise UsageError(
-            f"{path}: the column {label} holds numbers ({few}, ...). Say what they are: --kind regression learns to "
-            "give such a number, --kind classification takes each for a name."
-        )
+    values = [row.get(label) for row in head]
+    if not names_beside(path, label, values):
+        require_names(path, f"column {label}", values)
     return None
-
-
-def _number(value: Any) -> float | None:
-    try:
-        found = float(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else math.nan
-    except ValueError:
-        return None
-    return found if math.isfinite(found) else None
 
 
 def one_of(path: object, names: Sequence[str], what: str, option: str) -> str | None:
@@ -119,9 +134,7 @@ def _renamed(**names: str | None) -> Callable[[Cells], Cells]:
 
 def _tagged(head: Head, names: Mapping[str, str], path: object) -> Shape | None:
     """Lists of words and of their tags, as the Hub's data sets and CoNLL's files have them."""
-    words = next(
-        (names[name] for name in ("tokens", "words") if isinstance(head[0].get(names.get(name, "")), list)), None
-    )
+    words = next((names[name] for name in ("tokens", "words") if _plain_list(head[0].get(names.get(name, "")))), None)
     if words is None or "sentence1" in names:
         return None
     asked = [names[name] for name in _TAGS if isinstance(head[0].get(names.get(name, "")), list)]
@@ -129,34 +142,50 @@ def _tagged(head: Head, names: Mapping[str, str], path: object) -> Shape | None:
     return Shape("tokens", f"{words}{f' and {tags}' if tags else ''}", _renamed(words=words, tags=tags))
 
 
+def _plain_list(value: Any) -> bool:
+    """A list, though not of Prodigy's tokens, which are objects beside a text."""
+    return isinstance(value, list) and not any(isinstance(each, Mapping) for each in value)
+
+
 def _marked(head: Head, names: Mapping[str, str], path: object) -> Shape | None:
     """A text and marks in it: [start, end, label] (spaCy, doccano), or objects (Prodigy, doccano, Label Studio)."""
-    if "sentence1" in names or "text" not in names:
+    text = next((names[name] for name in ("text", "data") if name in names), None)
+    if "sentence1" in names or text is None or not isinstance(head[0][text], str):
         return None
+    every = {str(name).lower(): name for row in head for name in row}
     for name in _MARKS:
-        column = names.get(name)
+        column = every.get(name)
         lists = [row.get(column) for row in head if column is not None]
         marks = [mark for each in lists if isinstance(each, list) for mark in each]
-        if marks and all(map(_is_mark, marks)):
-            read = lambda row, column=column: {  # noqa: E731
-                **{n: v for n, v in row.items() if n != column},
-                "text": row[names["text"]],
-                "spans": [*map(_mark, row[column])] if isinstance(row.get(column), list) else row.get(column),
-            }
-            return Shape("tokens", f"{names['text']} and {column}", read)
+        if column is not None and marks and all(map(_is_mark, marks)):
+
+            def read(row: Cells, column: str = column) -> Cells:  # Prodigy leaves an empty list out
+                found = row.get(column, [] if "answer" in row else None)
+                others = {n: v for n, v in row.items() if n not in (column, "words")}
+                return {
+                    **others,
+                    "text": row[text],
+                    "spans": [*map(_mark, found)] if isinstance(found, list) else found,
+                }
+
+            return Shape("tokens", f"{text} and {column}", read)
     return None
 
 
 def _is_mark(mark: Any) -> bool:
     if isinstance(mark, Mapping):
-        return "label" in mark and ({"start", "end"} <= mark.keys() or {"start_offset", "end_offset"} <= mark.keys())
+        return bool({"label", "labels"} & mark.keys()) and (
+            {"start", "end"} <= mark.keys() or {"start_offset", "end_offset"} <= mark.keys()
+        )
     return isinstance(mark, list | tuple) and [*map(type, mark)] == [int, int, str]
 
 
 def _mark(mark: Any) -> Any:
     if isinstance(mark, Mapping):
         start, end = mark.get("start", mark.get("start_offset")), mark.get("end", mark.get("end_offset"))
-        return {"start": start, "end": end, "label": mark.get("label")}
+        several = mark.get("labels")  # Label Studio's
+        label = several[0] if isinstance(several, list) and len(several) == 1 else mark.get("label")
+        return {"start": start, "end": end, "label": label}
     return dict(zip(("start", "end", "label"), mark, strict=False)) if isinstance(mark, list | tuple) else mark
 
 
@@ -168,21 +197,21 @@ def _label_studio(head: Head, names: Mapping[str, str], path: object) -> Shape |
     texts = [name for name, value in data.items() if isinstance(value, str)]
     column = "text" if "text" in texts else one_of(path, texts, "the text", "--text-column")
 
-    def results(row: Cells) -> list[Cells]:
+    def results(row: Cells) -> list[Cells] | None:  # none of a row that nobody has finished
         made = [each for each in row.get("annotations") or () if isinstance(each, Mapping)]
         kept = [each.get("result") or () for each in made if not each.get("was_cancelled")]
-        return [each for each in kept[0] if isinstance(each, Mapping)] if kept else []
+        return [each for each in kept[0] if isinstance(each, Mapping)] if kept else None
 
     def marks(row: Cells) -> Cells:
-        found = [each["value"] for each in results(row) if "labels" in each.get("value", {})]
-        spans = [{"start": v["start"], "end": v["end"], "label": v["labels"][0]} for v in found]
+        found = results(row)
+        spans = None if found is None else [_mark(r["value"]) for r in found if "labels" in r.get("value", {})]
         return {"text": row["data"].get(column), "spans": spans}
 
     def choices(row: Cells) -> Cells:
-        found = [name for each in results(row) for name in each.get("value", {}).get("choices", ())]
+        found = [name for each in results(row) or () for name in each.get("value", {}).get("choices", ())]
         return {"sentence1": row["data"].get(column), "label": found[0] if len(found) == 1 else None}
 
-    of_spans = any("labels" in each.get("value", {}) for row in head for each in results(row))
+    of_spans = any("labels" in each.get("value", {}) for row in head for each in results(row) or ())
     told = f"data.{column} and annotations"
     return Shape("tokens", told, marks) if of_spans else Shape("classification", told, choices)
 
@@ -193,20 +222,31 @@ def _choice(head: Head, names: Mapping[str, str], path: object) -> Shape | None:
     if isinstance(nested, Mapping) and "stem" in nested:  # CommonsenseQA as published
         return Shape("choice", "question.stem and question.choices", lambda row: _chosen(row, row["question"], "stem"))
     text = next((names[name] for name in _QUESTIONS if name in names), None)
+    about = next((names[n] for n in _PASSAGES if n in names), None) if text == names.get("question") else None
     endings = next((names[n] for n in ("endings", "choices", "options") if n in names), None)
     if text is None or "sentence1" in names:
         return None
     numbered = [name for name in head[0] if NUMBERED.fullmatch(name)]
     if endings is None and len(numbered) > 1:  # SWAG and COPA, whose second text stands before each of them
         second = next((names[name] for name in ("sent2", "question") if name in names and names[name] != text), None)
+        text, second = (text, second) if about is None else (about, text)
         read = _renamed(sentence1=text, sentence2=second)
         return Shape("choice", f"{text}{f', {second}' if second else ''} and {', '.join(numbered)}", read)
     if endings is None or not isinstance(head[0][endings], list | Mapping):
         return None
-    return Shape("choice", f"{text} and {endings}", lambda row: _chosen(row, row, text, endings))
+    counted = [(number_of(_right(row)), len(row[endings])) for row in head if isinstance(row[endings], list)]
+    from_1 = all(number != 0 for number, _ in counted) and any(number == n for number, n in counted)
+    told = f"{f'{about}, ' if about else ''}{text} and {endings}{', which are counted from 1' if from_1 else ''}"
+    return Shape("choice", told, lambda row: _chosen(row, row, text, endings, about, from_1=from_1))
 
 
-def _chosen(row: Cells, asked: Cells, text: str, endings: str = "choices") -> Cells:
+def _right(row: Cells) -> Any:
+    return next((row[name] for name in ("answerKey", "answer", "label", "gold") if name in row), None)
+
+
+def _chosen(
+    row: Cells, asked: Cells, text: str, endings: str = "choices", about: str | None = None, *, from_1: bool = False
+) -> Cells:
     given: Any = asked.get(endings)
     keys = list[Any]()
     if isinstance(given, Mapping):  # {"text": [...], "label": ["A", ...]}
@@ -214,10 +254,20 @@ def _chosen(row: Cells, asked: Cells, text: str, endings: str = "choices") -> Ce
     elif isinstance(given, list) and given and isinstance(given[0], Mapping):  # [{"label": "A", "text": ...}, ...]
         given, keys = [each.get("text") for each in given], [each.get("label") for each in given]
     found: dict[str, Any] = {"sentence1": asked.get(text), "candidates": given}
-    right = next((row[name] for name in ("answerKey", "answer", "label", "gold") if name in row), None)
+    found |= {} if about is None else {"sentence1": row.get(about), "sentence2": asked.get(text)}
+    right = _right(row)
     if right not in (None, ""):
-        found["label"] = keys.index(right) if right in keys else right
+        found["label"] = keys.index(right) if right in keys else _place(right, given, from_1=from_1)
     return found
+
+
+def _place(right: Any, given: Any, *, from_1: bool) -> Any:
+    """The index of a candidate that is called by its letter, or counted from 1; else as it stands there."""
+    if not isinstance(given, list) or right in given:
+        return right
+    if isinstance(right, str) and re.fullmatch("[A-Za-z]", right.strip()):
+        return ord(right.strip().upper()) - ord("A")
+    return int(number) - 1 if from_1 and (number := number_of(right)) is not None else right
 
 
 def _question(head: Head, names: Mapping[str, str], path: object) -> Shape | None:
@@ -241,7 +291,9 @@ def _positive(head: Head, names: Mapping[str, str], path: object) -> Shape | Non
 def _score(head: Head, names: Mapping[str, str], path: object) -> Shape | None:
     """A number by the name of one."""
     scores = [
-        names[name] for name in _SCORES if name in names and all(_number(r.get(names[name])) is not None for r in head)
+        names[name]
+        for name in _SCORES
+        if name in names and all(number_of(r.get(names[name])) is not None for r in head)
     ]
     if not scores or {*LABELS} & names.keys():
         return None
@@ -253,19 +305,45 @@ def _several(head: Head, names: Mapping[str, str], path: object) -> Shape | None
     """Several labels: a list of names, or a column of 0 and 1 for each."""
     label = next((names[name] for name in LABELS if name in names), None)
     if label is not None:
-        lists = [row.get(label) for row in head]
+        lists = [each for row in head if (each := row.get(label)) is not None]
+        if _are_vectors(lists):
+            places = range(len(lists[0]))
+
+            def held(row: Cells) -> Cells:
+                bits = zip(places, row[label], strict=True)
+                return {**row, "label": [place for place, bit in bits if _BITS[str(bit).lower()]]}
+
+            return Shape("labels", f"a text and {label}, a 0 or 1 for each label, called by its place", held)
         named = all(isinstance(each, list) and all(type(name) in (str, int) for name in each) for each in lists)
-        return Shape("labels", f"a text and the list {label}", _renamed(label=label)) if named else None
+        return Shape("labels", f"a text and the list {label}", _renamed(label=label)) if named and lists else None
     text = next((names[name] for name in ("sentence1", *TEXTS) if name in names), None)
-    others = [name for lower, name in names.items() if name != text and lower not in _COUNTERS]
-    if text is None or len(others) < 2 or not all(str(row.get(name)) in ("0", "1") for row in head for name in others):
+    others = [n for lower, n in names.items() if n != text and lower not in _COUNTERS and not lower.endswith("_id")]
+    if text is None or len(others) < 2 or not all(str(row.get(n)).lower() in _BITS for row in head for n in others):
         return None
 
     def read(row: Cells) -> Cells:
-        odd = {name: row.get(name) for name in others if str(row.get(name)) not in ("0", "1")}
-        return {**row, "sentence1": row[text], "label": odd or [name for name in others if str(row[name]) == "1"]}
+        bits = {name: _BITS.get(str(row.get(name)).lower()) for name in others}
+        odd = {name: row.get(name) for name, bit in bits.items() if bit is None}
+        return {**row, "sentence1": row[text], "label": odd or [name for name, bit in bits.items() if bit]}
 
     return Shape("labels", f"{text} and a column of 0 and 1 for each of {', '.join(others)}", read)
+
+
+def _are_vectors(lists: Sequence[Any]) -> bool:
+    """Lists of one length that hold 0 and 1 alone: as numbers of labels they would be the same in all rows."""
+    bits = all(isinstance(each, list) and all(str(bit).lower() in _BITS for bit in each) for each in lists)
+    return bits and len(lists) > 1 and len({*map(len, lists)}) == 1 and len(lists[0]) > 1
+
+
+def _picked(head: Head, names: Mapping[str, str], path: object) -> Shape | None:
+    """Options of which some were accepted, as Prodigy has them."""
+    if not {"text", "options", "accept"} <= names.keys():
+        return None
+    text, accept = names["text"], names["accept"]
+    one = all(len(row[accept]) == 1 for row in head if row.get("answer", "accept") == "accept")
+    label: Callable[[Cells], Any] = lambda row: row[accept][0] if one and len(row[accept]) == 1 else row[accept]  # noqa: E731
+    read = lambda row: {**row, "sentence1": row[text], "label": label(row)}  # noqa: E731
+    return Shape("classification" if one else "labels", f"{text} and what is in {accept}", read)
 
 
 def _titled(head: Head, names: Mapping[str, str], path: object) -> Shape | None:
@@ -300,4 +378,16 @@ def written_shape(head: Head, names: Mapping[str, str], path: object) -> Shape |
     return None
 
 
-SHAPES = (_label_studio, _tagged, _marked, _choice, _question, _positive, _score, _several, _titled, written_shape)
+SHAPES = (
+    _label_studio,
+    _tagged,
+    _marked,
+    _picked,
+    _choice,
+    _question,
+    _positive,
+    _score,
+    _several,
+    _titled,
+    written_shape,
+)

@@ -18,7 +18,10 @@ class EvalOptions(ColumnOptions):
     data: Annotated[GivenRows, typer.Option(help=f"Labelled rows: {ROWS_HELP}.")]
     task: Annotated[str, typer.Option(help="The task to score.")]
     metric: Annotated[
-        str | None, typer.Option(help="accuracy, f1, matthews, pearson, ...; of text f1, exact_match, rouge_l, bleu.")
+        str | None,
+        typer.Option(
+            help="accuracy, f1, matthews, pearson, ...; of text f1, exact_match, rouge_1, rouge_2, rouge_l, bleu, chrf."
+        ),
     ] = None
     by: Annotated[
         str | None,

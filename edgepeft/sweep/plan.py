@@ -101,6 +101,15 @@ class Plan(BaseModel):
         """Every method with its settings, as ``method_of`` reads it."""
         return [*self.methods, *(text for each in self.grid for text in _combined(each))]
 
+    @property
+    def told(self) -> str:
+        """What is combined, and into how many runs."""
+        methods = self.all_methods
+        runs = sum(len(self.rates_of(each)) for each in methods)
+        for of_each in (self.backbones, self.data, self.sizes, self.seeds):
+            runs *= len(of_each)
+        return f"{runs:,} runs of {len(methods):,} methods ({', '.join(methods[:3])}{', ...' * (len(methods) > 3)})"
+
     def rates_of(self, method: str) -> list[float | str]:
         """The rates of a method, as the plan has them."""
         return self.rates.get(method, self.rates.get(method.partition(":")[0], self.learning_rates))

@@ -222,6 +222,16 @@ def cross_entropy(logits: str, labels: str, axis: int, out: str) -> Nodes:
     ]
 
 
+_MISSING = {"nan", "null", "none", "n/a", "na", "<na>", "#n/a", "-"}
+_WHOLE = re.compile(r"(?<=\d)\.0+$")  # 1.0 beside 1
+
+
+def _say(file: str, what: str, labels: Sequence[str], has: Mapping[str, Sequence[Row]]) -> None:
+    shown = "; ".join(f"{_seen(name)} ({_places(has[name])})" for name in labels[:3])
+    more = f" and {len(labels) - 3} more" if len(labels) > 3 else ""
+    warnings.warn(f"{file}: {what}: {shown}{more}.", stacklevel=3)
+
+
 def check_names(has: Mapping[str, Sequence[Row]], file: str) -> None:
     """See that names, each with the rows that have it, stand more than once; warn of those that may be one, and of very
     many."""
@@ -231,14 +241,19 @@ def check_names(has: Mapping[str, Sequence[Row]], file: str) -> None:
             f"{file}: {len(labels):,} different labels in {n:,} rows, such as {listed(labels[:3])}; a label stands in "
             "many rows. Is it another column (--label-column NAME), or numbers (edgepeft train --regression)?"
         )
+    if missing := [label for label in labels if label.casefold() in _MISSING]:
+        _say(file, "labels that may stand for a missing one are names like others", missing, has)
+    if n > len(labels) and (rare := [label for label in labels if len(has[label]) == 1]):
+        _say(file, "labels of a single row are too rare to be learnt", rare, has)
     alike: dict[str, list[str]] = {}
     for label in labels:
-        alike.setdefault("".join(unicodedata.normalize("NFKC", label.casefold()).split()), []).append(label)
+        plain = "".join(unicodedata.normalize("NFKC", label.casefold()).split())
+        alike.setdefault(_WHOLE.sub("", plain), []).append(label)
     if same := [each for each in alike.values() if len(each) > 1]:
         more = f" and {len(same) - 3} more" if len(same) > 3 else ""
         shown = "; ".join(" and ".join(f"{_seen(name)} ({_places(has[name])})" for name in each) for each in same[:3])
         warnings.warn(
-            f"{file}: labels that differ in case, blanks or Unicode form only are different ones: {shown}{more}.",
+            f"{file}: labels that differ in case, blanks, Unicode form or .0 only are different ones: {shown}{more}.",
             stacklevel=2,
         )
     if len(labels) > VERY_MANY:

@@ -198,7 +198,7 @@ def test_labels_that_differ_in_case_blanks_or_unicode_form_only_are_said_with_th
     composed, apart = (unicodedata.normalize(form, "caf\xe9") for form in ("NFC", "NFD"))
     odd = labelled(["good", "Good", "very bad", "very  bad", "VERY BAD", "fine", composed, apart] * 10)
     with pytest.warns(
-        UserWarning, match=r"wide\.csv: labels that differ in case, blanks or Unicode form only are different ones"
+        UserWarning, match=r"wide\.csv: labels that differ in case, blanks, Unicode form or .0 only are different ones"
     ) as said:
         data = task_data(odd)
     (text,) = (str(each.message) for each in said)

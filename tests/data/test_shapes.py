@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 
 from edgepeft.common.errors import DataError, EdgepeftError, UsageError
+from edgepeft.data.cells import opened
+from edgepeft.data.parts import load_data
 from edgepeft.data.pattern import pattern
 from edgepeft.data.readers import Records
 from edgepeft.data.rows import Columns, head_of, read_rows
@@ -79,6 +81,13 @@ READ = {
         {"question": {"stem": "a", "choices": [{"label": "A", "text": "b"}, {"label": "B", "text": "c"}]}, "answerKey": "B"},
         ("a", None, "1"),
     ),
+    "letter": ({"question": "a", "choices": ["b", "c", "d"], "answer": "C"}, ("a", None, "2")),
+    "race": ({"article": "t", "question": "a", "options": ["b", "c", "d"], "answer": "B"}, ("t", "a", "1")),
+    "truth": ({"text": "a", "p": True, "q": False, "user_id": "u7"}, ("a", None, '["p"]')),
+    "picked": (
+        {"text": "a", "options": [{"id": "p"}, {"id": "q"}], "accept": ["q"], "answer": "accept"},
+        ("a", None, "q"),
+    ),
     "index": ({"question": "a", "choices": ["b", "c", "d"], "answer": 2}, ("a", None, "2")),
     "boolq": (
         {"question": "a", "passage": "b", "title": "t", "answer": True, "idx": 3},
@@ -113,6 +122,9 @@ MARKS = [
     {"text": "Ada came.", "entities": [[0, 3, "PER"]]},
     {"text": "Ada came.", "label": [[0, 3, "PER"]]},
     {"text": "Ada came.", "spans": [{"start": 0, "end": 3, "label": "PER", "token_start": 0}]},
+    {"text": "Ada came.", "tokens": [{"text": "Ada", "id": 0}], "spans": [{"start": 0, "end": 3, "label": "PER"}], "answer": "accept"},
+    {"id": 1, "text": "Ada came.", "label": [{"start": 0, "end": 3, "text": "Ada", "labels": ["PER"]}], "annotator": 1},
+    {"id": 1, "data": "Ada came.", "label": [[0, 3, "PER"]]},
     {"id": 1, "text": "Ada came.", "entities": [{"id": 1, "label": "PER", "start_offset": 0, "end_offset": 3}], "relations": []},
     {"id": 1, "data": {"text": "Ada came."}, "annotations": [
         {"was_cancelled": True, "result": []},
@@ -121,10 +133,14 @@ MARKS = [
 ]  # fmt: skip
 
 
+MARKED = ["spacy", "doccano", "prodigy", "prodigy-tokens", "label-studio-min", "doccano-data", "doccano-relations", "label-studio"]  # fmt: skip
+
+
 @pytest.mark.filterwarnings("ignore::UserWarning")
-@pytest.mark.parametrize("record", MARKS, ids=["spacy", "doccano", "prodigy", "doccano-relations", "label-studio"])
+@pytest.mark.parametrize("record", MARKS, ids=MARKED)
 def test_marks_in_a_text_are_spans_whatever_tool_exports_them(tmp_path, record):
-    empty = {**record, **{name: [] for name in ("entities", "label", "spans", "annotations") if name in record}}
+    nothing = {"entities": [], "label": [], "spans": [], "annotations": [{"result": []}]}
+    empty = {**record, **{name: found for name, found in nothing.items() if name in record}}
     path = tmp_path / "rows.json"
     path.write_text(json.dumps([empty, record]))  # the first row has none
     shape = told_shape(path, head_of(path))
@@ -178,6 +194,79 @@ def test_a_column_of_0_and_1_that_later_holds_another_is_refused(tmp_path):
     path = jsonl(tmp_path / "rows.jsonl", [*rows, {"text": "a", "p": 2, "q": 0}])
     with pytest.raises(DataError, match=r'the label is a list of names.*found \{"p": 2\}'):
         of_kind(path, "labels")
+
+
+CELLS = {
+    "tokens": ("tokens,ner_tags\n\"['Ada', 'came']\",\"['B-PER', 'O']\"\n", "Ada came", '{"tags":["B-PER","O"]}'),
+    "choice": ("question,choices,answer\na,\"['b', 'c']\",1\n", "a", '"1"'),
+    "labels": ('text,labels\na,"[""y"", ""x""]"\n', "a", '["x","y"]'),
+    "spans": (
+        "question,context,answers\na,the b,\"{'text': ['b'], 'answer_start': [4]}\"\n",
+        "a",
+        '[[4,"b"]]',
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("kind", CELLS)
+def test_lists_in_a_tables_cells_are_read_as_json_and_pandas_write_them(tmp_path, kind):
+    content, text, label = CELLS[kind]
+    (path := tmp_path / "rows.csv").write_text(content)
+    assert told_shape(path, head_of(path)).kind == kind
+    (row,) = of_kind(path, kind)
+    assert (str(row.sentence1), json.loads(row.label)) == (text, json.loads(label))
+
+
+def test_an_array_as_numpy_prints_it_is_no_list_of_one_joined_word():
+    assert opened("['a', \"b c\"]") == ["a", "b c"] and opened('{"text": ["a"]}') == {"text": ["a"]}
+    for cell in ("['a' 'b']", "[1 0]", "[a]", "[", "[" * 5000 + "]", 7, "{1, 2}"):
+        assert opened(cell) == cell
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_what_prodigy_rejected_or_ignored_is_not_learnt(tmp_path):
+    rows = [
+        {"text": f"a{i}", "label": "x", "answer": answer} for i, answer in enumerate(("reject", "accept", "ignore"))
+    ]
+    bad = []
+    path = jsonl(tmp_path / "rows.jsonl", rows)
+    kept = [*read_rows(path, labels=True, bad=lambda line, *_: bad.append(line))]
+    assert ([row.sentence1 for row in kept], bad) == (["a1"], [1, 3])
+    assert len([*read_rows(path, labels=False)]) == 3  # what is only answered is no matter of what was right
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_row_that_no_annotator_finished_is_refused_and_not_one_without_entities(tmp_path):
+    done = {"data": {"text": "Ada."}, "annotations": [{"result": [{"value": {"start": 0, "end": 3, "labels": ["P"]}}]}]}
+    path = jsonl(tmp_path / "rows.jsonl", [done, {"data": {"text": "Bob."}, "annotations": []}])
+    with pytest.raises(DataError, match=r"rows\.jsonl:2: "):
+        of_kind(path, "tokens")
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_0_or_1_for_each_label_is_no_list_of_two_labels(tmp_path):
+    path = jsonl(
+        tmp_path / "rows.jsonl", [{"text": "a", "labels": [1, 0, 1]}, {"text": "b", "labels": [0.0, 0.0, 1.0]}]
+    )
+    assert told_shape(path, head_of(path)).kind == "labels"
+    assert [row.label for row in of_kind(path, "labels")] == ['["0","2"]', '["2"]']
+    (tmp_path / "label_names.json").write_text('["rude", "kind", "odd"]')
+    assert [row.label for row in of_kind(path, "labels")] == ['["odd","rude"]', '["odd"]']
+    path = jsonl(tmp_path / "rows.jsonl", [{"text": "a", "labels": [1, 0]}, {"text": "b", "labels": [2]}])
+    (tmp_path / "label_names.json").unlink()
+    assert [row.label for row in of_kind(path, "labels")] == ['["0","1"]', '["2"]']  # numbers of labels
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_answers_are_counted_from_1_where_one_is_the_last_and_none_is_0(tmp_path):
+    rows = [{"question": "q", "choices": ["a", "b", "c"], "answerKey": key} for key in ("1", "3", "2")]
+    path = jsonl(tmp_path / "rows.jsonl", rows)
+    assert "counted from 1" in told_shape(path, head_of(path)).told
+    assert [row.label for row in of_kind(path, "choice")] == ["0", "2", "1"]
+    path = jsonl(tmp_path / "rows.jsonl", [{**rows[0], "answerKey": key} for key in ("1", "2", "0")])
+    assert [json.loads(row.label) for row in of_kind(path, "choice")] == ["1", "2", "0"]
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
@@ -435,3 +524,58 @@ def test_rows_that_hold_anything_are_read_or_refused_and_never_a_traceback(tmp_p
             source = Records([row for row in rows if isinstance(row, dict)])
             shape = told_shape(source, head_of(source))
             of_kind(source, shape.kind if shape and not shape.source else "classification")
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_numbers_to_learn_are_asked_about_even_after_the_first_rows(tmp_path):
+    path = jsonl(tmp_path / "rows.jsonl", [{"text": f"t{i}", "label": 5 if i < 120 else i / 8} for i in range(200)])
+    assert told_shape(path, head_of(path)) is None  # the first hundred are all 5
+    with pytest.raises(UsageError, match="--kind regression"):
+        load_data(path)
+    assert load_data(path, kind="regression").task_kind.name == "regression"
+
+
+@pytest.mark.parametrize(
+    ("name", "document"),
+    [
+        ("spacy", [["Ada came.", {"entities": [[0, 3, "PER"]]}]]),
+        ("annotator", {"classes": ["PER"], "annotations": [["Ada came.", {"entities": [[0, 3, "PER"]]}], None]}),
+        ("split", {"columns": ["text", "entities"], "index": [0], "data": [["Ada came.", [[0, 3, "PER"]]]]}),
+    ],
+)
+def test_other_documents_of_json_have_the_same_rows(tmp_path, name, document):
+    (path := tmp_path / "rows.json").write_text(json.dumps(document))
+    assert head_of(path) == [{"text": "Ada came.", "entities": [[0, 3, "PER"]]}]
+
+
+def test_parts_of_a_data_set_are_not_read_as_one_and_files_need_no_ending(tmp_path):
+    for name in ("news/a/1", "news/b/2", "both/train/a/1.txt", "both/test/a/1.txt"):
+        (path := tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(name)
+    (tmp_path / "news" / "a" / ".hidden").write_text("x")
+    assert [row["text"] for row in head_of(tmp_path / "news")] == ["news/a/1", "news/b/2"]
+    with pytest.raises(DataError, match="folders test and train"):
+        head_of(tmp_path / "both")
+
+
+@pytest.mark.parametrize("code", ["cp1251", "shift_jis", "utf-16-le"])
+def test_letters_of_no_western_language_are_not_taken_for_some(tmp_path, code):
+    text = (
+        "text,label\nhello,a\n"
+        if code == "utf-16-le"
+        else "text,label\n" + ("Привет,a\n" if code == "cp1251" else "こんにちは,a\n")
+    )
+    (path := tmp_path / "rows.csv").write_bytes(text.encode(code))
+    with pytest.raises(DataError, match="save the file as UTF-8"):
+        head_of(path)
+
+
+def test_labels_that_may_be_none_or_the_same_or_too_rare_are_said(tmp_path):
+    labels = ["x", "x", "nan", "nan", "1", "1", "1.0", "1.0", "y"]
+    path = jsonl(tmp_path / "rows.jsonl", [{"sentence1": f"t{i}", "label": label} for i, label in enumerate(labels)])
+    with pytest.warns(UserWarning) as said:
+        load_data(path)
+    told = " ".join(str(each.message) for each in said)
+    assert "missing one are names like others: 'nan' (2 rows: rows.jsonl:3, rows.jsonl:4)" in told
+    assert "too rare to be learnt: 'y' (1 row: rows.jsonl:9)" in told
+    assert "'1' (2 rows: rows.jsonl:5, rows.jsonl:6) and '1.0'" in told

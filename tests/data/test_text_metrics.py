@@ -46,9 +46,31 @@ def test_bleu_is_sacrebleus_of_the_whole_corpus():
     assert text_score("bleu", [r[0] for r in references], references) == pytest.approx(1)
 
 
+def test_words_and_pairs_of_words_are_counted_as_lin_has_them():
+    # Lin (2004), eq. 1 for one reference: of "police killed the gunman" the words police, the, gunman and the pair
+    # "the gunman" stand in S2, as many in both; precision and recall have the same denominators, 4 and 3.
+    score = lambda name, answer: text_score(name, [answer], [("police killed the gunman",)])  # noqa: E731
+    assert (score("rouge_1", "Police kill the gunman."), score("rouge_2", "Police kill the gunman.")) == (3 / 4, 1 / 3)
+    assert (score("rouge_1", "the gunman kill police"), score("rouge_2", "the gunman kill police")) == (3 / 4, 1 / 3)
+    # "the" twice in the answer and once in the reference counts once: precision 1/2, recall 1/4
+    assert score("rouge_1", "the the") == pytest.approx(2 * (1 / 2) * (1 / 4) / (1 / 2 + 1 / 4))
+    assert (score("rouge_2", "police"), score("rouge_1", "")) == (0, 0)
+
+
+def test_chrf_is_sacrebleus_of_the_whole_corpus():
+    answers, references = ["das Haus ist klein", "er kommt"], [("das Haus ist klein", "ein Haus"), ("sie kommt",)]
+    expected = sacrebleu.corpus_chrf(answers, [["das Haus ist klein", "sie kommt"], ["ein Haus", None]]).score / 100
+    assert 0.5 < expected < 1
+    assert text_score("chrf", answers, references) == pytest.approx(expected)
+
+
 def test_errors_have_the_scores_and_how_many_answers_are_empty():
     found = text_errors(["red", " "], [("red",), ("blue",)])["texts"]
-    assert found == {"exact_match": 0.5, "f1": 0.5, "rouge_l": 0.5, "empty_answers": 0.5}
+    assert found == {
+        **dict.fromkeys(("exact_match", "f1", "rouge_1", "rouge_l"), 0.5),
+        "rouge_2": 0,
+        "empty_answers": 0.5,
+    }
 
 
 def test_an_unknown_metric_is_refused_with_the_nearest():

@@ -27,6 +27,13 @@ def test_a_plan_is_every_combination_of_what_it_names(swept):
     assert rates == pytest.approx([1e-3, 3 * method_of("lora").learning_rate])
 
 
+def test_a_plan_tells_as_many_runs_as_its_sweep_has(swept, tmp_path):
+    more = "sizes = [20, '50%']"
+    sweep = swept(more=more)
+    plan = read_plan(next(tmp_path.rglob("*.toml")))
+    assert plan.told == f"{len(sweep.cells)} runs of 2 methods (linear, lora:rank=2)"
+
+
 def test_a_grid_of_settings_is_their_product():
     plan = Plan.model_validate(
         {
