@@ -82,12 +82,7 @@ def command(
         raise typer.Exit(INTERRUPTED) from None
     if keep == "results":
         sweep = fold(sweep)
-    if as_json:
-        from edgepeft.sweep.table import document
-
-        print_json(document(sweep))
-    else:
-        _show(sweep)
+    _show(sweep, as_json=as_json)
     if failed:
         raise EdgepeftError(
             f"{len(failed)} runs could not be computed: {next(iter(failed.values()))} For these, {_REST}."
@@ -199,9 +194,12 @@ def _list(sweep: Sweep, at_once: int) -> None:
     messages().print(f"{len(states)} runs: {counts}; {at_once} at once; {left}.")
 
 
-def _show(sweep: Sweep) -> None:
-    from edgepeft.sweep.table import columns, grouped
+def _show(sweep: Sweep, *, as_json: bool) -> None:
+    from edgepeft.sweep.table import columns, document, grouped
 
+    if as_json:
+        print_json(document(sweep))
+        return
     for (backbone, size), group in grouped(columns(sweep)).items():
         table_console().print(_table(f"{backbone}, {size if size.endswith('%') else f'{size} rows'}", group))
     dropped = [cell for cell in sweep.cells if sweep.state(cell) == "dropped"]

@@ -10,7 +10,8 @@ from typing import Any
 
 __all__ = ["opened"]
 
-_LONGEST = 1 << 20  # characters; a parsed list takes a hundred times as much
+_LONGEST = 1 << 20  # characters
+_OF_PYTHON = 1 << 18  # a list that Python parses takes some hundred times as much
 _APART = re.compile(r"""['"]\s+['"]""")  # NumPy's ['a' 'b'], which Python reads as ['ab']
 
 
@@ -21,7 +22,7 @@ def opened(cell: Any) -> Any:
         return cell
     with contextlib.suppress(ValueError, RecursionError):
         return json.loads(text)
-    if not _APART.search(text):
+    if len(text) <= _OF_PYTHON and not _APART.search(text):
         with contextlib.suppress(ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
             found = ast.literal_eval(text)
             return found if isinstance(found, list | dict) else cell
