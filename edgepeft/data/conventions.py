@@ -29,6 +29,8 @@ _PAIRS = (
     ("premise", "hypothesis"),
     ("question1", "question2"),
     ("text1", "text2"),
+    ("text_a", "text_b"),
+    ("sentence_a", "sentence_b"),
     ("query", "passage"),
     ("question", "passage"),
     ("question", "sentence"),

@@ -6,8 +6,9 @@ column; an empty line ends a row.  Files are UTF-8, with or without a byte order
 of these formats, told by its first character.
 
 Parquet and arrow files and datasets of Hugging Face are read by the optional extra ``data``.  A dataset is a folder
-that its ``save_to_disk`` wrote, or a name of the Hub (``NAME:CONFIG`` where it has several configurations); ``#SPLIT``
-after it names one of its splits.
+that its ``save_to_disk`` wrote, one of files that are called by their splits (``train.csv``, or
+``data/train-00000-of-00001.parquet`` as on the Hub), or a name of the Hub (``NAME:CONFIG`` where it has several
+configurations); ``#SPLIT`` after it names one of its splits.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from edgepeft.data.documents import rows_of
 from edgepeft.data.label_names import named_classes
 from edgepeft.data.labels import shown as _shown
 from edgepeft.data.parquet import read_parquet
+from edgepeft.data.shapes import LABELS
 
 if TYPE_CHECKING:
     import io
@@ -65,11 +67,11 @@ def is_dataset(path: Path) -> bool:
     """Whether it is a saved dataset's folder, or no file but possibly a name of the Hub."""
     folder = Path(_parted(path)[0])
     if folder.exists():
-        return any((folder / name).is_file() for name in SAVED)
+        return any((folder / name).is_file() for name in SAVED) or bool(_files_of_splits(folder))
     return re.fullmatch(r"\w[\w.-]*(/[\w.-]+)?(:[\w.-]+)?", str(folder)) is not None
 
 
-def read_dataset(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+def read_dataset(path: Path) -> Iterator[Record]:
     """Yield (number, row) of a split; labels that are classes by their names."""
     source, split = _parted(path)
     splits = _opened(source)
@@ -94,14 +96,13 @@ class _Split:
 
 
 def splits_of(path: Path, label: str) -> dict[str, Path]:
-    """A dataset's own splits by part (train, eval, test), those without labels left out."""
+    """A dataset's own splits by part (train, eval, test), those left out that lack the labels which another has."""
     source, split = _parted(path)
-    found = {} if split else _opened(source)
-    parts = {}
-    for name, rows in found.items():
-        if name in _PARTS and next(iter(rows), {}).get(label) not in (None, -1):
-            parts[_PARTS[name]] = Path(f"{source}#{name}")
-    return parts
+    splits = {} if split else {name: rows for name, rows in _opened(source).items() if name in _PARTS}
+    found = {n: next((row for row in rows if isinstance(row, dict)), {}) for n, rows in splits.items()}
+    labels = {column for row in found.values() for column in row if str(column).lower() in {label.lower(), *LABELS}}
+    labelled = [n for n, row in found.items() if row and all(row.get(column) not in (None, -1) for column in labels)]
+    return {_PARTS[name]: Path(f"{source}#{name}") for name in labelled}
 
 
 def _parted(path: Path) -> tuple[str, str]:
@@ -109,9 +110,9 @@ def _parted(path: Path) -> tuple[str, str]:
     return source, split
 
 
-def _opened(source: str) -> Mapping[str, Iterable[dict[str, Any]]]:
+def _opened(source: str) -> Mapping[str, Iterable[dict[str, Any] | DataError]]:
     if (folder := Path(source)).is_dir():
-        return saved_splits(folder)
+        return _files_of_splits(folder) or saved_splits(folder)
     with requiring("data", f"{source} is no file of rows; as a dataset of Hugging Face it"):
         import datasets
     # Without a network it logs an exception for each of its retries; the sentence below says it once.
@@ -129,6 +130,31 @@ def _opened(source: str) -> Mapping[str, Iterable[dict[str, Any]]]:
     finally:
         hub.setLevel(level)
     return {name: _Split(rows) for name, rows in (found if isinstance(found, dict) else {"train": found}).items()}
+
+
+class _Files:
+    """A split's rows, of one file or several."""
+
+    def __init__(self, files: list[Path]) -> None:
+        self._files = files
+
+    def __iter__(self) -> Iterator[dict[str, Any] | DataError]:
+        """In the order of the files' names."""
+        for file in self._files:
+            yield from (row for _, row in reader_of(file)(file))
+
+
+def _files_of_splits(folder: Path) -> dict[str, _Files]:
+    """By split, a folder's files, or those of ``data`` in it, whose names begin with one; none where none does."""
+    for place in (folder, folder / "data"):
+        found: dict[str, list[Path]] = {}
+        for file in sorted(place.glob("*")):
+            split = re.match(rf"({'|'.join(_PARTS)})(?![a-z0-9])", file.name.lower())
+            if split and file.is_file() and file.suffix != ".txt" and format_of(file) is not None:
+                found.setdefault(split[1], []).append(file)
+        if found:
+            return {name: _Files(files) for name, files in found.items()}
+    return {}
 
 
 class Records:
@@ -295,6 +321,7 @@ def _read_tsv(path: Path) -> Iterator[Record]:
 
 FORMATS: dict[str, Reader] = {
     ".jsonl": _read_jsonl,
+    ".ndjson": _read_jsonl,
     ".csv": _read_csv,
     ".tsv": _read_tsv,
     ".json": _read_json,
@@ -304,7 +331,7 @@ FORMATS: dict[str, Reader] = {
     ".zip": read_zip,
     ".conll": read_conll,
 }
-"""Extension -> reader; before ``.gz`` too: the first four alone."""
+"""Extension -> reader; before ``.gz`` too: the first five alone."""
 _OF_CONLL = (".conllu", ".bio", ".iob", ".iob2", ".txt")
 
 
@@ -312,7 +339,7 @@ def format_of(path: Path) -> Reader | None:
     """By the file's name; a folder's files, one text each, by the folders that they lie in."""
     ends = [suffix.lower() for suffix in path.suffixes[-2:]]
     if ends[-1:] == [PACKED]:
-        return FORMATS.get(ends[0]) if ends[0] in (".jsonl", ".csv", ".tsv", ".json") else None
+        return FORMATS.get(ends[0]) if ends[0] in (".jsonl", ".ndjson", ".csv", ".tsv", ".json") else None
     if ends[-1:] and ends[-1] in _OF_CONLL:
         return read_conll
     if path.is_dir() and not FORMATS.keys() & {*ends[-1:]} and not is_dataset(path):

@@ -354,7 +354,7 @@ def _posed(path: Source, line: int, record: dict[str, Any], columns: Columns, la
 
 def _task(path: Source, line: int, record: dict[str, Any], column: str) -> str | None:
     """A table's header has to have the column; a JSON object may do without."""
-    if column not in record and path.suffix.lower() not in (".jsonl", ".json"):
+    if column not in record and path.suffix.lower() not in (".jsonl", ".ndjson", ".json"):
         raise DataError(f"{path}:{line}: no column {column} for the row's task. Found columns: {', '.join(record)}.")
     value = record.get(column)
     if not isinstance(value, str | None):

@@ -49,8 +49,20 @@ LABELS = (
 )
 _TAGS = ("tags", "ner_tags", "pos_tags", "chunk_tags", "labels", "ner")
 _MARKS = ("spans", "entities", "label", "labels")
-_SCORES = ("score", "similarity", "similarity_score", "rating")
-TEXTS = ("text", "sentence", "review", "content", "tweet", "message", "body", "comment", "comment_text", "document")
+_SCORES = ("score", "similarity", "similarity_score", "rating", "stars")
+TEXTS = (
+    "text",
+    "sentence",
+    "review",
+    "content",
+    "tweet",
+    "message",
+    "body",
+    "comment",
+    "comment_text",
+    "document",
+    "headline",
+)
 _COUNTERS = {"id", "idx", "index", "unnamed: 0", ""}
 _NESTED = {*LABELS, *_TAGS, *_MARKS, "tokens", "words", "endings", "choices", "options", "answers", "translation"}
 _BITS = {"0": 0, "1": 1, "0.0": 0, "1.0": 1, "false": 0, "true": 1}

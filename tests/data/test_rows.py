@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from edgepeft.common import bounded
 from edgepeft.common.errors import DataError, MissingPackage, UsageError
 from edgepeft.data import conll, readers
 from edgepeft.data import rows as rows_module
 from edgepeft.data.parts import load_data
+from edgepeft.data.readers import splits_of
 from edgepeft.data.rows import Columns, read_rows
 from edgepeft.tasks.regression import Regression
 from edgepeft.tasks.tokens import Tokens
@@ -93,7 +95,7 @@ def test_rows_are_streamed_and_not_collected(tmp_path):
             "a.jsonl:1: no column sentence1. Found columns: words_of_it, label. Expected",
         ),
         ("a.csv", "sentence1,goal\na,b\n", "a.csv:2: no column label. Found columns: sentence1, goal."),
-        ("a.csv", "review,stars\na,5\n", "a.csv:2: no column label. Found columns: review, stars. Expected"),
+        ("a.csv", "review,planet\na,5\n", "a.csv:2: no column label. Found columns: review, planet. Expected"),
         (
             "a.csv",
             "line\na\nb\n",
@@ -143,7 +145,7 @@ def test_true_of_jsonl_is_the_label_that_csv_has_as_text(tmp_path):
 @pytest.mark.parametrize("name", ["none.jsonl", "folder.csv", "rows.xlsx", "rows"])
 def test_a_path_that_is_no_data_file_is_refused_before_any_row_is_read(tmp_path, name):
     (tmp_path / "folder.csv").mkdir()
-    with pytest.raises(UsageError, match=r"\.jsonl, \.csv, \.tsv"):
+    with pytest.raises(UsageError, match=r"\.jsonl, \.ndjson, \.csv, \.tsv"):
         read_rows(tmp_path / name, labels=True)
 
 
@@ -238,6 +240,32 @@ def test_a_dataset_has_its_own_splits_and_the_names_of_its_classes(tmp_path):
     assert len(data.test) == 2 and all(row.sentence1.startswith("train") for row in data.test)  # its own has no labels
     with pytest.raises(UsageError, match="has the splits train, validation, test; name one"):
         list(read_rows(tmp_path / "saved", labels=False))
+
+
+def test_a_folder_of_files_that_are_called_by_their_splits_is_a_dataset(tmp_path):
+    """As a clone of a data set's repository has them; GLUE's test splits have -1 for a label."""
+    (tmp_path / "hub" / "data").mkdir(parents=True)
+    (tmp_path / "hub" / "README.md").write_text("about")
+    sizes = {"train-00000-of-00002": 8, "train-00001-of-00002": 6, "validation-00000-of-00001": 4, "test": 3}
+    for name, n in sizes.items():
+        labels = ["-1" if name == "test" else ("no", "yes")[i % 2] for i in range(n)]
+        lines = [json.dumps({"text": f"{name} {i}", "y": -1 if y == "-1" else y}) for i, y in enumerate(labels)]
+        (tmp_path / "hub" / "data" / f"{name}.jsonl").write_text("\n".join(lines))
+    data = load_data(tmp_path / "hub", columns=Columns("text", None, "y"))
+    assert [row.sentence1 for row in data.eval] == [f"validation-00000-of-00001 {i}" for i in range(4)]
+    assert len(data.train) + len(data.test) == 14 and not any(row.sentence1.startswith("test ") for row in data.test)
+    assert {row.sentence1.split()[0] for row in (*data.train, *data.test)} == {*list(sizes)[:2]}
+    (row, *_) = read_rows(Path(f"{tmp_path / 'hub'}#test"), labels=False)
+    assert row.sentence1 == "test 0"
+
+
+def test_splits_of_words_and_tags_have_no_column_of_labels_and_a_bad_row_is_named_by_its_file(tmp_path):
+    for name in ("train", "dev"):
+        row = json.dumps({"tokens": ["Ada", "came"], "ner_tags": ["B-PER", "O"]})
+        (tmp_path / f"{name}.ndjson").write_text(f"{row}\n" * 3 + ("{\n" if name == "dev" else ""))
+    assert splits_of(tmp_path, "label") == {"train": Path(f"{tmp_path}#train"), "eval": Path(f"{tmp_path}#dev")}
+    with pytest.raises(DataError, match=r"dev\.ndjson:4: not JSON"):
+        list(read_rows(Path(f"{tmp_path}#dev"), labels=False))
 
 
 @pytest.mark.parametrize(("name", "package"), [("rows.parquet", "pyarrow"), ("somebody/something", "datasets")])
@@ -357,7 +385,7 @@ def test_tags_of_several_kinds_are_refused_with_the_choice(tmp_path):
     ],
 )
 def test_the_parts_of_a_row_are_counted_before_it_is_made(tmp_path, monkeypatch, name, content, refused):
-    for module, bound in ((readers, "_MOST_PARTS"), (readers, "_MOST_CELLS"), (conll, "_MOST_WORDS")):
+    for module, bound in ((bounded, "_MOST_PARTS"), (readers, "_MOST_CELLS"), (conll, "_MOST_WORDS")):
         monkeypatch.setattr(module, bound, 20)
     (path := tmp_path / name).write_text(content)
     with pytest.raises(DataError, match=refused):
