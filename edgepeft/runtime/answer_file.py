@@ -4,29 +4,22 @@ computed; a DataFrame of pandas or polars, told by what it can do, gets new colu
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
-
-from edgepeft.data.pattern import pattern
-from edgepeft.data.readers import Records
-from edgepeft.data.rows import Columns, read_rows
-from edgepeft.runtime.passes import in_batches
-
-if TYPE_CHECKING:
-    from edgepeft.runtime.runtime import Runtime
-
 import contextlib
 import csv
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, Protocol, TextIO, TypeVar
 
 from edgepeft.common.atomic import check_target, replacing
 from edgepeft.common.errors import DataError, UsageError, requiring
 from edgepeft.common.progress import shown_steps
-from edgepeft.data.rows import STDIN, Row
+from edgepeft.data.pattern import pattern
+from edgepeft.data.readers import Records
+from edgepeft.data.rows import STDIN, Columns, Row, read_rows
 from edgepeft.runtime.decoding import Decoding
+from edgepeft.runtime.passes import in_batches
 
 if TYPE_CHECKING:
     from edgepeft.runtime.runtime import Runtime

@@ -274,9 +274,9 @@ def test_the_score_before_is_that_of_the_task_that_was_there_on_the_same_rows(bu
     metrics = document["metrics"]
     assert document["replaced"] and metrics["before"] == before and metrics["test"] == right() > before
     assert Bundle(bundle).entry("mood").metrics == metrics
-    assert f"accuracy {metrics['test']:.4f} (before {before:.4f}, majority" in (bundle / "README.md").read_text()
+    assert f"accuracy {metrics['test']:.3f} (before {before:.3f}, majority" in (bundle / "README.md").read_text()
     shown = edgepeft("tune", bundle, *asked, "--steps", 2)
-    assert f"(before {metrics['test']:.4f}, majority" in shown.stdout, shown.stderr
+    assert f"(before {metrics['test']:.3f}, majority" in shown.stdout, shown.stderr
 
 
 def test_where_no_step_is_better_the_task_stays_as_it_was(bundle, moods):

@@ -299,8 +299,8 @@ def test_sessions_share_the_packed_integers_and_answer_the_same(eight, backbone,
     expected = Runtime(eight, threads=1, cache=False).logits("lora", rows(backbone))
     with Runtime(eight, threads=1) as runtime:
         np.testing.assert_allclose(runtime.logits("lora", rows(backbone)), expected, rtol=0, atol=1e-5)
-    entry = json.loads(next(tmp_path.glob("prepacked/*/entry.json")).read_text())
-    packed = {name: where for name, where in entry["tensors"].items() if any("prepacked" in key for key in where)}
+    tensors = json.loads(next(tmp_path.glob("prepacked/*/entry.json")).read_text())
+    packed = {name: where for name, where in tensors.items() if any("prepacked" in key for key in where)}
     if any(
         "vnni" in flag for flag in isa_flags()
     ):  # without it the integers are others, and each session packs its own
