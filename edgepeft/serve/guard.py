@@ -53,7 +53,6 @@ class Guard:
         self._open_paths = frozenset(open_paths)
         self._token = None if settings.token is None else settings.token.encode()
         self._under_way = self._held_bytes = 0
-        self._turn = asyncio.Lock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request."""
@@ -78,9 +77,6 @@ class Guard:
                 self._admit(scope)
                 self._held_bytes += (reserved := self._room_for(scope))
                 body = await self._read(receive)
-                if scope["path"] not in _HEALTH:
-                    async with self._turn:  # one request a turn of the loop: a health check waits for one, not for all
-                        await asyncio.sleep(0)
             except Refused as refused:
                 await problem(refused)(scope, receive, sending)
             except _ClientGone:
