@@ -17,18 +17,7 @@ from edgepeft.data.cells import opened
 from edgepeft.data.label_names import names_beside
 from edgepeft.data.labels import number_of, require_names
 
-__all__ = [
-    "HEAD",
-    "LABELS",
-    "NUMBERED",
-    "TEXTS",
-    "Shape",
-    "one_of",
-    "require_names",
-    "shape_of",
-    "told_shape",
-    "written_shape",
-]
+__all__ = ["HEAD", "LABELS", "NUMBERED", "TEXTS", "Shape", "one_of", "shape_of", "told_shape", "written_shape"]
 
 HEAD = 100  # rows that a shape is told by
 
