@@ -176,29 +176,29 @@ class _Asked:
         return (Row(*pair, None, "text", i, candidates=self.candidates) for i, pair in pairs)
 
 
-def _columns(runtime: Runtime, source: _Asked) -> Columns:
+def _columns(runtime: Runtime, asked: _Asked) -> Columns:
     """What the file's rows need: where a task is posed as text, the columns that the tasks read, by name."""
-    if source.file is None:
-        return source.columns
-    chosen = [runtime.bundle.entry(name) for name in source.task or runtime.tasks]
-    source = replace(source, columns=functools.reduce(lambda c, e: e.task_kind.columns(c), chosen, source.columns))
+    if asked.file is None:
+        return asked.columns
+    chosen = [runtime.bundle.entry(name) for name in asked.task or runtime.tasks]
+    asked = replace(asked, columns=functools.reduce(lambda c, e: e.task_kind.columns(c), chosen, asked.columns))
     if not any(entry.source for entry in chosen):
-        return source.columns
-    if source.columns.text or source.columns.pair:
+        return asked.columns
+    if asked.columns.text or asked.columns.pair:
         raise UsageError("a task here names the columns that it reads; leave --text-column and --pair-column out.")
-    if source.task_column is not None:
+    if asked.task_column is not None:
         return Columns(fields=())  # each row has its own task's
     needed = (pattern(entry.source).fields if entry.source else Columns().names[:1] for entry in chosen)
     return Columns(fields=tuple(dict.fromkeys(name for names in needed for name in names)))
 
 
-def _decoding(runtime: Runtime, source: _Asked, asked: tuple[Any, ...]) -> Decoding:
+def _decoding(runtime: Runtime, asked: _Asked, values: tuple[Any, ...]) -> Decoding:
     """How texts are written."""
     from edgepeft.runtime.decoding import Decoding
 
     names = ("max_new_tokens", "beams", "length_penalty", "no_repeat_ngram")
-    given = {name: value for name, value in zip(names, asked, strict=True) if value is not None}
-    writing = any(runtime.bundle.entry(name).writes for name in source.task or runtime.tasks)
+    given = {name: value for name, value in zip(names, values, strict=True) if value is not None}
+    writing = any(runtime.bundle.entry(name).writes for name in asked.task or runtime.tasks)
     if given and not writing:
         option = next(iter(given)).replace("_", "-")
         raise UsageError(f"--{option} is for tasks that write text, and these do not; --task names one that does.")
@@ -252,14 +252,14 @@ def _check_vectors(runtime: Runtime, tasks: Sequence[str], out: Path | None, dim
             raise UsageError(f"--dims {dims}: the vectors of task {name} have {kind.n_outputs}; give at most as many.")
 
 
-def _write_answers(runtime: Runtime, source: _Asked, out: Path, manner: Decoding) -> None:
+def _write_answers(runtime: Runtime, asked: _Asked, out: Path, manner: Decoding) -> None:
     from edgepeft.runtime.answer_file import write_answers
 
-    if source.task_column is not None:
+    if asked.task_column is not None:
         raise UsageError("--out goes with --task, not with --task-column.")
-    assert source.file is not None
-    how: dict[str, Any] = {"columns": source.columns, "decoding": manner, "batch_size": source.batch_size}
-    n, failed = write_answers(runtime, _tasks(runtime, source.task), source.file, out, **how)
+    assert asked.file is not None
+    how: dict[str, Any] = {"columns": asked.columns, "decoding": manner, "batch_size": asked.batch_size}
+    n, failed = write_answers(runtime, _tasks(runtime, asked.task), asked.file, out, **how)
     if str(out) != STDIN:
         say(f"{n} row{'s' * (n != 1)}, {n - failed} with an answer, in {out}.")
     say_cuts(runtime.truncation, manner.max_new_tokens)
@@ -291,12 +291,12 @@ def _write_vectors(runtime: Runtime, task: str, asked: _Asked, out: Path) -> int
     return sum(map(len, found))
 
 
-def _check_tasks(runtime: Runtime, source: _Asked) -> None:
-    named, found = False, dict.fromkeys(source.columns.names[:1])
-    for row in source.rows():
+def _check_tasks(runtime: Runtime, asked: _Asked) -> None:
+    named, found = False, dict.fromkeys(asked.columns.names[:1])
+    for row in asked.rows():
         named |= row.task is not None
         found |= dict.fromkeys(row.others or ())
-        if row.task is None or source.skip_unknown:
+        if row.task is None or asked.skip_unknown:
             continue
         try:
             runtime.bundle.entry(row.task)
@@ -304,16 +304,16 @@ def _check_tasks(runtime: Runtime, source: _Asked) -> None:
             raise UsageError(f"{row.where}: {error} --skip-unknown answers the other rows.") from None
     if not named:
         raise UsageError(
-            f"no row of {source.file} names a task in {source.task_column!r}. Found columns: {', '.join(found)}; "
+            f"no row of {asked.file} names a task in {asked.task_column!r}. Found columns: {', '.join(found)}; "
             "--task-column names the one with each row's task."
         )
 
 
-def _mixed_answers(runtime: Runtime, source: _Asked, manner: Decoding) -> Iterator[dict[str, Any]]:
+def _mixed_answers(runtime: Runtime, asked: _Asked, manner: Decoding) -> Iterator[dict[str, Any]]:
     from edgepeft.runtime.runtime import in_batches
 
-    failed, strict = 0, not source.skip_unknown
-    for batch in in_batches(source.rows(), source.batch_size):
+    failed, strict = 0, not asked.skip_unknown
+    for batch in in_batches(asked.rows(), asked.batch_size):
         tasks, texts = [row.task for row in batch], [row.readable for row in batch]
         results = runtime.predict_mixed(tasks, texts, strict=strict, decoding=manner)
         failed += sum(isinstance(answer, EdgepeftError) for answer in results)

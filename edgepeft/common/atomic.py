@@ -135,7 +135,7 @@ def drop_leftovers(path: Path) -> None:
 
 def drop_unfinished(folder: Path, *names: str) -> None:
     """Remove what killed processes left of files of these names, or of any, where no other process writes now."""
-    for name in map(glob.escape, names) if names else "*":
+    for name in [*map(glob.escape, names)] or ["*"]:
         for left in folder.glob(f".{name}.{_TOKEN}"):
             if left.is_symlink() or left.is_file():
                 left.unlink(missing_ok=True)
