@@ -8,7 +8,6 @@ else the machine does.
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import subprocess
@@ -22,7 +21,9 @@ import typer
 
 from edgepeft.cli._main import main
 from edgepeft.cli._output import plain_table, table_console
+from edgepeft.common.atomic import check_target, write_json
 from edgepeft.common.errors import EdgepeftError
+from edgepeft.device.host.machine import cpu_model, thread_count
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -43,6 +44,8 @@ def measure(
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures there.")] = None,
 ) -> None:
     """Read a csv, and look at one of 10,000 rows."""
+    if json_file is not None:
+        check_target(json_file)
     with tempfile.TemporaryDirectory() as folder:
         read, looked_at = Path(folder) / "read.csv", Path(folder) / "look.csv"
         _write(read, rows)
@@ -55,8 +58,10 @@ def measure(
     for name, figures in found.items():
         table.add_row(name, _GOALS[name], f"{figures['rows']:,}", *(f"{figures[each]:,.1f}" for each in _FIGURES))
     table_console().print(table)
+    load = os.getloadavg()[0]  # what else the machine does
+    print(f"host: {cpu_model()}, {thread_count()} cores, load {load:.1f}; one thread each, no limits, a first run")
     if json_file is not None:
-        json_file.write_text(json.dumps(found, indent=1) + "\n")
+        write_json(json_file, found)
 
 
 def _write(path: Path, rows: int) -> None:

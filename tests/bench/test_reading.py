@@ -14,4 +14,4 @@ def test_reading_and_looking_are_timed_in_processes_of_their_own(tmp_path):
     for each in found.values():
         assert 0 < each["processor_seconds"] < 60 and each["seconds"] > 0
         assert 10 < each["MB"] < 500  # an interpreter with NumPy, and no million of rows
-    assert "10,000" in done.stdout
+    assert "10,000" in done.stdout and "host: " in done.stdout
