@@ -10,6 +10,7 @@ import asyncio
 import ipaddress
 from collections import Counter
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 from time import monotonic
 from typing import Any
 
@@ -95,6 +96,7 @@ class Connections:
             self.sweep(monotonic())
 
 
+@lru_cache(1024)
 def address_of(host: str) -> str:
     """Whom a connection counts for: an IPv4 address, or 64 bits of an IPv6 one, which is what a single host may have.
 
