@@ -138,6 +138,24 @@ const known = {
       await registration.update();
       while (registration.installing || registration.waiting) await new Promise((resolve) => setTimeout(resolve, 50));
     }),
+  /** What a hostile text would have left behind. */
+  harm: () =>
+    page.evaluate(() => ({
+      ran: "harmed" in window,
+      images: document.querySelectorAll("img, iframe, object, embed").length,
+      inline: [...document.querySelectorAll("script")].filter((script) => !script.src || script.textContent).length,
+      title: document.title,
+    })),
+  /** Another page of this host, and whether a worker holds it. */
+  async visit(name) {
+    await page.goto(url + name);
+    await page.waitForTimeout(1000);
+    return page.evaluate(async () => ({
+      title: document.title,
+      controlled: navigator.serviceWorker.controller !== null,
+      scopes: (await navigator.serviceWorker.getRegistrations()).map(({ scope }) => scope),
+    }));
+  },
   offline: (set) => context.setOffline(set),
   async updated() {
     await page.waitForFunction(() => !document.querySelector("#updated").hidden, null, { timeout: 60_000 });

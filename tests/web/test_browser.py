@@ -9,7 +9,9 @@ import threading
 from pathlib import Path
 
 import pytest
+from deltas import bundled, random_delta
 
+from edgepeft.backbones.source import open_backbone
 from edgepeft.bundle.bundle import Bundle
 from edgepeft.common.resources import sha256_of
 from edgepeft.runtime.runtime import Runtime
@@ -62,6 +64,10 @@ class Served:
 
 @pytest.fixture
 def worded(bundle):
+    return with_words(bundle)
+
+
+def with_words(bundle):
     """The bundle with BERT's own way of tokenizing, which a page knows by itself."""
     path = bundle / "tokenizer.json"
     tokenizer = json.loads(path.read_text())
@@ -195,3 +201,26 @@ def test_what_is_closed_during_an_update_leaves_a_whole_site(worded, tmp_path, s
     assert opened == "" and [answer.split()[0] for answer in answers] == ["mood", "pair"]
     (new,) = after
     assert new != old and "/tasks/pair.safetensors" in after[new]
+
+
+EVIL = "</script><script>harmed=1</script><img src=x onerror=harmed=1><svg onload=harmed=1>\"'\u2028"
+
+
+def test_a_hostile_bundle_makes_no_markup_runs_nothing_and_holds_no_page_but_its_own(tiny, tmp_path, served):
+    backbone = open_backbone(str(tiny("bert", mean=True)))
+    delta = random_delta(backbone, "lora", "mood", (EVIL, "no"))
+    bundle = with_words(bundled({"mood": delta}, backbone, tmp_path, "fp32"))
+    write_site(Bundle(bundle), tmp_path / "site" / "one", libraries=MODULES, title=EVIL)
+    beside = tmp_path / "site" / "beside.html"
+    beside.write_text("<title>of another owner</title>")
+    opened, answers, harm, checked, harm_of_check, errors, asked, other = served.steps(
+        ["open", "one/"], ["ask", {"text": EVIL}], ["harm"], ["visit", "one/verify.html"], ["harm"], ["errors"], ["asked"],
+        ["visit", "beside.html"],
+    )  # fmt: skip
+    assert opened == "" and len(answers) == 1 and EVIL in answers[0], "the label, letter by letter"
+    nothing = {"ran": False, "images": 0, "inline": 0}
+    assert {**harm, **nothing} == harm and {**harm_of_check, **nothing} == harm_of_check
+    assert harm["title"] == checked["title"].removesuffix(": check") == EVIL
+    assert errors == [] and asked == [served.url.rstrip("/")]
+    assert checked["controlled"] and not other["controlled"], "its worker stays in its folder"
+    assert other["scopes"] == [f"{served.url}one/"]

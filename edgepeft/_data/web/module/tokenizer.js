@@ -159,5 +159,8 @@ function templateOf(processor) {
  * @returns {Token[]}
  */
 function libraryTokens(library, text) {
-  return library.encode(text, { add_special_tokens: false }).ids.map((/** @type {number} */ id) => ({ id, start: 0, end: 0 }));
+  return library.encode(text, { add_special_tokens: false }).ids.map((/** @type {number | undefined} */ id) => {
+    if (id === undefined) throw new Error("the tokenizer's library has no token for a word of this text; use words that the model knows.");
+    return { id, start: 0, end: 0 };
+  });
 }
