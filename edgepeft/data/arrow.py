@@ -3,37 +3,99 @@
 from __future__ import annotations
 
 import json
+import struct
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from edgepeft.common.bounded import json_at
 from edgepeft.common.errors import DataError, requiring
+from edgepeft.data.containers import ROW_BYTES, Room
 from edgepeft.data.label_names import class_names, named_classes
 
-__all__ = ["SAVED", "SavedSplit", "names_in", "read_arrow", "saved_splits"]
+__all__ = ["SAVED", "SavedSplit", "names_in", "read_arrow", "rows_within", "saved_splits"]
 
 SAVED = _OF_SPLITS, _OF_ONE = "dataset_dict.json", "state.json"  # what `save_to_disk` writes of several splits, of one
+_MAGIC = b"ARROW1\0\0"
 _AT_ONCE = 1024  # rows as Python's values
 
 
 def read_arrow(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield (number, row) of a file of either form, with the names that its own description has for classes."""
     with requiring("data", "an arrow file"):
-        from pyarrow import ArrowException, ArrowInvalid, ipc, memory_map
+        from pyarrow import ArrowException, ipc, memory_map
     try:
         with memory_map(str(path)) as file:
-            try:
-                opened = ipc.open_file(file)
-                batches = (opened.get_batch(i) for i in range(opened.num_record_batches))
-            except ArrowInvalid:  # a stream of batches, as datasets writes it
-                file.seek(0)
-                batches = opened = ipc.open_stream(file)
-            parts = (batch.slice(i, _AT_ONCE) for batch in batches for i in range(0, batch.num_rows, _AT_ONCE))
-            rows = (row for part in parts for row in part.to_pylist())
-            yield from enumerate(named_classes(rows, names_in(opened.schema)), start=1)
-    except (ArrowException, OSError, UnicodeDecodeError) as error:
+            begin = len(_MAGIC) if file.read(len(_MAGIC)) == _MAGIC else 0  # a file has a stream behind its first bytes
+            file.seek(begin)
+            room = Room(path)
+            room.require(sum(map(_unpacked_bytes, ipc.MessageReader.open_stream(file))))
+            file.seek(begin)
+            batches = ipc.open_stream(file)
+            rows = (row for batch in batches for row in _rows(batch, room))
+            yield from enumerate(named_classes(rows, names_in(batches.schema)), start=1)
+    except (ArrowException, OSError, ValueError, TypeError, struct.error) as error:  # the last two of a head's numbers
         raise DataError(f"{path} is not an arrow file that can be read ({error}).") from error
+
+
+def _rows(batch: Any, room: Room) -> Iterator[dict[str, Any]]:
+    batch.validate(full=True)  # pyarrow follows a file's offsets unchecked: a damaged one would end the process
+    for part in (batch.slice(i, _AT_ONCE) for i in range(0, batch.num_rows, _AT_ONCE)):
+        yield from rows_within(part, room)
+
+
+def _unpacked_bytes(message: Any) -> int:
+    """What a message's buffers take once pyarrow has unpacked them: each compressed one begins with its length.
+
+    The positions are those of Message, DictionaryBatch and RecordBatch in Arrow's Message.fbs.
+    """
+    from flatbuffers import encode, number_types
+    from flatbuffers.table import Table
+
+    about = bytes(message.metadata)
+    table = Table(about, encode.Get(number_types.UOffsetTFlags.packer_type, about, 0))
+    for place in {"record batch": (8,), "dictionary": (8, 6)}.get(message.type, ()):
+        table = Table(about, table.Indirect(table.Pos + table.Offset(place)))
+    if message.type not in ("record batch", "dictionary") or not table.Offset(10):  # its compression
+        return 0
+    buffers = table.Offset(8)
+    begin, n_buffers, body = table.Vector(buffers), table.VectorLen(buffers), memoryview(message.body)
+    places = (struct.unpack_from("<qq", about, begin + 16 * i) for i in range(n_buffers))
+    lengths = (struct.unpack_from("<q", body, offset)[0] for offset, size in places if size >= 8)
+    return sum(length for length in lengths if length > 0)
+
+
+def rows_within(batch: Any, room: Room) -> list[dict[str, Any]]:
+    """The rows of a batch of Arrow's, once it is known that there is room for them.
+
+    Raises:
+        DataError: there is none.
+    """
+    room.take(ROW_BYTES * len(batch) + sum(map(_bytes_of, batch.columns)))
+    rows: list[dict[str, Any]] = batch.to_pylist()
+    return rows
+
+
+def _bytes_of(array: Any) -> int:
+    """What the values of an Arrow array take once they are no longer in a dictionary."""
+    from pyarrow import compute, types
+
+    kind = array.type
+    if types.is_dictionary(kind) and (types.is_string(kind.value_type) or types.is_large_string(kind.value_type)):
+        return int(compute.sum(compute.binary_length(array.dictionary).take(array.indices)).as_py() or 0)
+    if str(kind) in ("string_view", "binary_view"):  # of a view's four numbers the first is its length
+        views = np.frombuffer(array.buffers()[1], np.int32).reshape(-1, 4)
+        return int(views[array.offset : array.offset + len(array), 0].sum(dtype=np.int64))
+    if str(kind).startswith(("run_end_encoded", "list_view", "large_list_view")):
+        return len(array) * _bytes_of(array.values)  # at most: each may hold all
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind) or types.is_map(kind):
+        inner = [array.keys, array.items] if types.is_map(kind) else [array.flatten()]
+        return sum(map(_bytes_of, inner)) + ROW_BYTES * len(inner[0])
+    if types.is_struct(kind):
+        return sum(map(_bytes_of, array.flatten()))
+    return int(array.nbytes)
 
 
 def names_in(schema: Any) -> dict[str, list[str]]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from edgepeft.common.errors import DataError, requiring
-from edgepeft.data.arrow import names_in
+from edgepeft.data.arrow import names_in, rows_within
 from edgepeft.data.containers import ROW_BYTES, Room
 from edgepeft.data.label_names import named_classes
 
@@ -33,28 +33,7 @@ def read_parquet(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             texts = [file.schema.column(i).path for i in range(len(file.schema))]
         # Texts by their dictionary: each once, and a number in each row.
         with ParquetFile(path, read_dictionary=texts, **limits) as file:
-            rows = (row for batch in file.iter_batches(_ROWS) for row in _rows(batch, room))
+            rows = (row for batch in file.iter_batches(_ROWS) for row in rows_within(batch, room))
             yield from enumerate(named_classes(rows, names), start=1)
     except (ArrowException, OSError, ValueError) as error:  # the last one of texts that are not UTF-8
         raise DataError(f"{path} is not a parquet file that can be read ({error}).") from error
-
-
-def _rows(batch: Any, room: Room) -> list[dict[str, Any]]:
-    room.take(ROW_BYTES * len(batch) + sum(map(_bytes_of, batch.columns)))
-    rows: list[dict[str, Any]] = batch.to_pylist()
-    return rows
-
-
-def _bytes_of(array: Any) -> int:
-    """What the values of an Arrow array take once they are no longer in a dictionary."""
-    from pyarrow import compute, types
-
-    kind = array.type
-    if types.is_dictionary(kind):
-        return int(compute.sum(compute.binary_length(array.dictionary).take(array.indices)).as_py() or 0)
-    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind) or types.is_map(kind):
-        inner = [array.keys, array.items] if types.is_map(kind) else [array.flatten()]
-        return sum(map(_bytes_of, inner)) + ROW_BYTES * len(inner[0])
-    if types.is_struct(kind):
-        return sum(map(_bytes_of, array.flatten()))
-    return int(array.nbytes)

@@ -4,6 +4,7 @@ import gzip
 import io
 import json
 import random
+import struct
 import warnings
 import zipfile
 
@@ -175,6 +176,51 @@ def test_a_text_that_many_rows_of_a_parquet_file_share_is_counted_in_each(tmp_pa
         read(path)
     few = read(table(tmp_path, {"text": columns[kind][:5]}, compression="zstd"))
     assert few == [{"text": each} for each in columns[kind][:5].to_pylist()]
+
+
+def arrow_file(folder, columns, form="file", compression=None):
+    pyarrow = pytest.importorskip("pyarrow")
+    table = pyarrow.table(columns)
+    write = pyarrow.ipc.new_file if form == "file" else pyarrow.ipc.new_stream
+    options = pyarrow.ipc.IpcWriteOptions(compression=compression)
+    with write(str(path := folder / "rows.arrow"), table.schema, options=options) as file:
+        file.write_table(table)
+    return path
+
+
+@pytest.mark.parametrize("form", ["file", "stream"])
+@pytest.mark.parametrize("kind", ["zstd", "lz4", "dictionary", "view", "runs", "nothing"])
+def test_what_an_arrow_file_becomes_is_known_before_it_is_unpacked(tmp_path, monkeypatch, form, kind):
+    pyarrow = pytest.importorskip("pyarrow")
+    monkeypatch.setattr(containers, "_ROOM_BYTES", 60_000)
+    text, n = "x" * 2000, 400
+    if kind == "view":
+        one = pyarrow.array([text], pyarrow.string_view()).buffers()
+        views = pyarrow.py_buffer(one[1].to_pybytes() * n)
+        texts = pyarrow.Array.from_buffers(pyarrow.string_view(), n, [None, views, one[2]])
+    else:
+        texts = {
+            "dictionary": lambda: pyarrow.DictionaryArray.from_arrays([0] * n, [text]),
+            "runs": lambda: pyarrow.RunEndEncodedArray.from_arrays([n], [text]),
+            "nothing": lambda: pyarrow.nulls(10**9),
+        }.get(kind, lambda: pyarrow.array([text] * n))()
+    compression = kind if kind in ("zstd", "lz4") else None
+    with pytest.raises(DataError, match="more than 10 times"):
+        read(arrow_file(tmp_path, {"text": texts}, form, compression))
+    few = texts[:5]
+    assert read(arrow_file(tmp_path, {"text": few}, form, compression)) == [{"text": row} for row in few.to_pylist()]
+
+
+@pytest.mark.parametrize("form", ["file", "stream"])
+def test_the_offsets_of_a_damaged_arrow_file_are_not_followed(tmp_path, form):
+    """By itself pyarrow reads wherever they lead, and the process ends."""
+    path = arrow_file(tmp_path, {"text": ["one", "two", "three"]}, form)
+    sound, offsets = path.read_bytes(), struct.pack("<4i", 0, 3, 6, 11)
+    assert sound.count(offsets) == 1
+    for damaged in ((0, 3, 1 << 30, 11), (0, 3, -9, 11), (-(1 << 30), 3, 6, 11)):
+        path.write_bytes(sound.replace(offsets, struct.pack("<4i", *damaged)))
+        with pytest.raises(DataError, match="is not an arrow file"):
+            read(path)
 
 
 def mutated(content, chance):

@@ -250,7 +250,18 @@ def parquet(bundle: Path, folder: Path, size: int) -> Sequence[str]:
     return ["look", str(folder / "rows.parquet")]
 
 
-def arrow(bundle: Path, folder: Path, size: int) -> Sequence[str]:
+def packed_arrow(bundle: Path, folder: Path, size: int) -> Sequence[str]:
+    """An arrow file of 100 kB that is unpacked to a GB."""
+    import pyarrow
+
+    table = pyarrow.table({"text": ["x " * 500_000] * 1000, "label": ["a", "b"] * 500})
+    options = pyarrow.ipc.IpcWriteOptions(compression="zstd")
+    with pyarrow.ipc.new_file(str(folder / "rows.arrow"), table.schema, options=options) as file:
+        file.write_table(table)
+    return ["look", str(folder / "rows.arrow")]
+
+
+def runs(bundle: Path, folder: Path, size: int) -> Sequence[str]:
     """A parquet file of runs: a hundred million rows in a few kB."""
     import pyarrow
     from pyarrow import parquet
@@ -406,7 +417,7 @@ ATTACKS: tuple[Make, ...] = (
     nodes, attributes, metadata, names, packed, dims,
     pattern_backtracks, pattern_grows, pattern_long, patterns, deflated, stride, shared, sparse_config, list_config, header,
     plan_nested, plan_dotted, plan_nul, plan_large, sweep_nested, sweep_lists, card_lists, card_keys,
-    parquet, arrow, gz, gz_csv, zipped, zip_members, xlsx_strings, xlsx_cells, xlsx_entities,
+    parquet, packed_arrow, runs, gz, gz_csv, zipped, zip_members, xlsx_strings, xlsx_cells, xlsx_entities,
     json_lists, jsonl_lists, csv_cells, conll_tokens,
 )  # fmt: skip
 
@@ -427,7 +438,8 @@ QUICK = (
 
 NEEDS = {
     "parquet": "pyarrow",
-    "arrow": "pyarrow",
+    "packed_arrow": "pyarrow",
+    "runs": "pyarrow",
     "xlsx_strings": "openpyxl",
     "xlsx_cells": "openpyxl",
     "xlsx_entities": "openpyxl",
