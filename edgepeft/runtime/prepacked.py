@@ -22,6 +22,8 @@ import shutil
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
+from statistics import median
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -37,20 +39,25 @@ from edgepeft.common.atomic import write_json
 from edgepeft.common.errors import EdgepeftError, UsageError, VerificationFailed
 from edgepeft.common.resources import cache_folder, whole, write_checksums
 from edgepeft.device.host.machine import cpu_model, isa_flags
+from edgepeft.graph.one_row import for_one_row
+from edgepeft.graph.protos import copied
 from edgepeft.runtime.session import open_session, session_options
 
 __all__ = ["CACHE_LIMIT", "Prepacked", "check_prepacked", "hold_prepacked", "prepacked_key"]
 
 CACHE_LIMIT = "EDGEPEFT_CACHE_GIB"
 _DEFAULT_GIB = 8.0  # ten models of roberta-base's size
-_FORMAT = 3
+_FORMAT = 4
 _PACKED_FILE = "prepacked.bin"
 _PLACES_FILE = "entry.json"  # where each tensor lies in the packed one, as ONNX has external data
 _SEEN_FILE = "seen.json"
+_TRIED_FILE = "tried.json"  # how quick the forms of a graph were here
 _MOST_SEEN = 64
 # Smaller tensors stay in the graph, where folding and fusing see them; as external data they would not be seen.
 _LEAST_EXTERNAL_BYTES = 1024
 _ALIGNED = 64  # bytes, of a line of the cache: the widest vector
+_TRIAL_TOKENS, _TRIAL_ROUNDS, _TRIAL_S = 16, 100, 0.5
+_CLEARLY = 0.97  # a form of this share of the other's time is quicker beyond a host's noise
 # ONNX Runtime looks packed copies up by their operator's type: integer products are fused before they are packed.
 _FUSED = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
 # What it computes beforehand would lie in the file too, in any size: a T5's table of distances has an odd one.
@@ -67,6 +74,7 @@ class Prepacked:
         self._held = held
         self.folder = held.folder
         self.tensors: Places = json.loads((held.folder / _PLACES_FILE).read_bytes())
+        self.one_row: bool = json.loads((held.folder / _TRIED_FILE).read_bytes())["one_row"]
 
     def place(self, model: onnx.ModelProto, bundle: Bundle) -> None:
         """Point a graph's weights into the packed file, in place; tensors that it lacks are copied into the graph."""
@@ -174,7 +182,33 @@ def _build(bundle: Bundle, folder: Path) -> None:
     _place(model, bundle, tensors)
     _require_equal(expected, _answer(open_session(model, folder)))
     write_json(folder / _PLACES_FILE, tensors)
+    write_json(folder / _TRIED_FILE, _tried(bundle, folder, tensors))
     write_checksums(folder)
+
+
+def _tried(bundle: Bundle, folder: Path, tensors: Places) -> dict[str, Any]:
+    """Whether a row alone runs by the graph that ``for_one_row`` writes, and the times that say so.
+
+    That form was chosen on x86: on this processor it is tried against the packed one, on the bare backbone, by turns.
+    """
+    forms = {"packed": copied(bundle.backbone_graph), "one_row": copied(bundle.backbone_graph)}
+    if not for_one_row(forms["one_row"]):
+        return {"one_row": True, "ms": {}}
+    sessions = {}
+    for form, model in forms.items():
+        _place(model, bundle, tensors)
+        sessions[form] = open_session(model, folder)
+    n_tokens = min(_TRIAL_TOKENS, bundle.architecture.max_length)
+    times: dict[str, list[float]] = {form: [] for form in forms}
+    until = perf_counter() + _TRIAL_S
+    while not times["packed"] or (perf_counter() < until and len(times["packed"]) < _TRIAL_ROUNDS):
+        for form, session in sessions.items():
+            begin = perf_counter()
+            _answer(session, n_tokens)
+            times[form].append(perf_counter() - begin)
+    found = {form: median(of_form) for form, of_form in times.items()}
+    slower = found["packed"] < _CLEARLY * found["one_row"]
+    return {"one_row": not slower, "ms": {form: round(1000 * seconds, 3) for form, seconds in found.items()}}
 
 
 def _require_aligned(tensors: Places) -> None:
@@ -242,9 +276,9 @@ def _place(model: onnx.ModelProto, bundle: Bundle, tensors: Places) -> None:
             initializer.raw_data = np.memmap(bundle.weights, np.uint8, "r", begin, (length,)).tobytes()
 
 
-def _answer(session: ort.InferenceSession) -> Mapping[str, Any]:
+def _answer(session: ort.InferenceSession, n_tokens: int = 8) -> Mapping[str, Any]:
     """Every output for one short row."""
-    row = {value.name: np.ones((1, 8), np.int64) for value in session.get_inputs()}
+    row = {value.name: np.ones((1, n_tokens), np.int64) for value in session.get_inputs()}
     return dict(zip((value.name for value in session.get_outputs()), session.run(None, row), strict=True))
 
 

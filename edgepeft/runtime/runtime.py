@@ -224,7 +224,8 @@ class Runtime(TextTasks):
             try:
                 with opening(task):
                     model = self.bundle.graph(task)
-                    session = self._open(model) if for_one_row(model) else self.session(task)
+                    own = self._weights.one_row and for_one_row(model)
+                    session = self._open(model) if own else self.session(task)
             except EdgepeftError:
                 if task not in self._sessions:
                     raise

@@ -108,6 +108,11 @@ class Weights:
             return
         self.bundle.known_weights = self._prepacked.seen()
 
+    @property
+    def one_row(self) -> bool:
+        """Whether a graph of its own is quicker for a row alone, as the cache has it from a trial on this processor."""
+        return self._prepacked is None or self._prepacked.one_row
+
     def open(self, model: onnx.ModelProto) -> TaskSession:
         """A session on a graph of the bundle, changed in place; tasks of one structure share one from the second on."""
         parted = self.parted(model)

@@ -226,6 +226,33 @@ def test_packed_weights_that_give_other_values_are_not_used(exported, monkeypatc
     assert not entry_of(exported).exists()
 
 
+@pytest.mark.parametrize(
+    "costs", [{"packed": 1.0, "one_row": 0.9}, {"packed": 0.9, "one_row": 1.0}, {"packed": 0.99, "one_row": 1.0}]
+)
+def test_a_row_alone_runs_by_the_form_that_was_quicker_on_this_processor(exported, monkeypatch, costs):
+    from edgepeft.runtime import prepacked, runtime
+
+    clock, sessions, answer, rewrite = [0.0], [], prepacked._answer, runtime.for_one_row
+
+    def answered(session, *length):
+        if length:  # in the trial, by turns
+            sessions.append(session)
+            clock[0] += [*costs.values()][(len(sessions) - 1) % 2] / 10
+        return answer(session, *length)
+
+    monkeypatch.setattr(prepacked, "_answer", answered)
+    monkeypatch.setattr(prepacked, "perf_counter", lambda: clock[0])
+    expected = Runtime(exported, cache=False).predict("mood", "w5 w7 w9")
+    for _ in range(2):  # the second time as it is kept
+        asked = []
+        monkeypatch.setattr(runtime, "for_one_row", lambda model, asked=asked: asked.append(1) or rewrite(model))
+        with Runtime(exported) as opened:
+            (got,) = opened.predict("mood", "w5 w7 w9")
+        assert bool(asked) == (costs["packed"] >= 0.97 * costs["one_row"])
+        assert got.label == expected[0].label and got.scores == pytest.approx(expected[0].scores, abs=1e-5)
+    assert len(sessions) == 6 and len({*map(id, sessions[:2])}) == 2
+
+
 def test_without_the_cache_nothing_is_written(exported):
     Runtime(exported, cache=False).predict("mood", TEXTS[:2])
     assert not cache_folder().exists()
