@@ -224,18 +224,18 @@ class Bundle:
         require_agreement(card_of(facts, path), entry, path)
         return graph
 
-    def outside(self, model: onnx.ModelProto) -> Iterator[tuple[str, NDArray[Any]]]:
+    def external_data(self, model: onnx.ModelProto) -> Iterator[tuple[str, NDArray[Any]]]:
         """The names and values of what a model of this bundle reads from elsewhere than its weights file.
 
         Raises:
             BundleError: a file is gone, or a recipe cannot be followed.
         """
-        tensors = self.tensors_outside(model)
+        tensors = self.external_tensors(model)
         if any(location(tensor) == GENERATED for tensor in tensors):
             self.hash_weights()
         return external_values(model, tensors, self.checkpoint)
 
-    def tensors_outside(self, model: onnx.ModelProto) -> list[onnx.TensorProto]:
+    def external_tensors(self, model: onnx.ModelProto) -> list[onnx.TensorProto]:
         """What a model of this bundle reads from elsewhere than its weights file."""
         return [
             tensor

@@ -17,7 +17,7 @@ __all__ = ["CARD_FILE", "ERRORS", "EVALUATION_FILE", "TENSORS_FILE", "BackboneCa
 
 ERRORS = "errors"  # of a card's metrics: by class, with rows of the data named; it stays in the delta's folder
 CARD_FILE, TENSORS_FILE = "delta.json", "delta.safetensors"
-EVALUATION_FILE = "evaluation.safetensors"  # logits and targets of the evaluation rows, by which promises are made
+EVALUATION_FILE = "evaluation.safetensors"  # logits and targets of the evaluation rows, by which guarantees are made
 # Of a row with a prompt in front, the first position is the prompt's; first_token and mean leave prompts out.
 READS = {
     "first_token": Pooling.FIRST,

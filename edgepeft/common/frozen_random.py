@@ -24,14 +24,14 @@ from numpy.typing import NDArray
 
 from edgepeft.common.fastfood import splitmix64
 
-__all__ = ["DRAWN_BY", "MOST_DRAWN", "SEEDS", "drawn", "normal", "uniform"]
+__all__ = ["GENERATOR", "MOST_ENTRIES", "SEEDS", "frozen_matrices", "normal", "uniform"]
 
-DRAWN_BY = "mt19937/1"
+GENERATOR = "mt19937/1"
 SEEDS = 2**32
-MOST_DRAWN = 2**28  # entries in all, 1 GiB: what a file can ask a board for
+MOST_ENTRIES = 2**28  # entries in all, 1 GiB: what a file can ask a board for
 
 
-def drawn(seed: int, shapes: Mapping[str, tuple[int, int]]) -> dict[str, NDArray[np.float32]]:
+def frozen_matrices(seed: int, shapes: Mapping[str, tuple[int, int]]) -> dict[str, NDArray[np.float32]]:
     """The matrices by name, in the order of ``shapes``."""
     source, made = np.random.RandomState(seed), {}  # whose numbers are the same in all versions, by its contract
     for name, shape in shapes.items():

@@ -40,7 +40,7 @@ class Prediction(Answer):
 
     ``note`` says what speaks against it: a text of another kind than those that the task was trained on.  ``expected``
     is the mean of labels that are numbers, each as probable as its score.  ``unsure`` says that the answer is not one
-    of those that the task makes a promise of; None where it makes none.
+    of those that the task makes a guarantee of; None where it makes none.
     """
 
     task: str

@@ -79,7 +79,7 @@ def figure_rows(figures: Mapping[str, float], head: str = "score") -> Rows:
 
 
 def certainty_figures(calibration: Mapping[str, Any]) -> Rows:
-    """How far probabilities can be believed, and what is promised of the answers that are sure."""
+    """How far probabilities can be believed, and what is guaranteed of the answers that are sure."""
     error, kept = calibration["ece"], dict(calibration.get("promise") or {})
     figures = {"temperature": calibration["temperature"], "calibration error without it": error["before"]}
     figures |= {"calibration error with it": error["after"]}

@@ -115,7 +115,9 @@ def prepare_task(
         model = splice(bundle.backbone_graph, delta, sites, bundle.checkpoint)
         depth = shared_layers(model, bundle.architecture, sites)
         drop_unread_rows(model)
-        run = partial(run_session, exact or open_session(model, bundle.folder, outside=bundle.outside(model)), LOGITS)
+        run = partial(
+            run_session, exact or open_session(model, bundle.folder, external_data=bundle.external_data(model)), LOGITS
+        )
         inputs, expected = read_check(check, f"the check file of {where}")
         result = replay(run, inputs, expected, allowed, kind_of(card, where).agreement)
         if data is not None:
@@ -147,7 +149,7 @@ def _replay_text(bundle: Bundle, delta: onnx.ModelProto, check: bytes, where: Pa
     architecture, sites = bundle.architecture, bundle.manifest.backbone.sites
     read = TextCheck.read(check, f"the check file of {where}", architecture.vocab_size)
     graphs = splice_text(*bundle.text_graphs, delta, sites, bundle.checkpoint)
-    opened = (open_session(graph, bundle.folder, outside=bundle.outside(graph)) for graph in graphs)
+    opened = (open_session(graph, bundle.folder, external_data=bundle.external_data(graph)) for graph in graphs)
     session = TextSession(*(TaskSession(each, {}, None) for each in opened))
     assert architecture.decoder is not None, "there are graphs that write text"
     return read.replay(session, architecture.decoder.start_token_id, allowed)

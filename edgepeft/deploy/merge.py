@@ -226,10 +226,10 @@ def _write_text_model(bundle: Bundle, task: str, folder: Path) -> Verification:
     encoder, decoder = bundle.text_graphs_of(task)
     architecture, width = bundle.architecture, bundle.architecture.hidden_size
     shutil.copyfile(bundle.weights, folder / bundle.weights.name)
-    if own := [*bundle.tensors_outside(encoder), *bundle.tensors_outside(decoder)]:
-        known = {tensor.name for tensor in bundle.tensors_outside(encoder)}  # both read the table of words
-        further = (pair for pair in bundle.outside(decoder) if pair[0] not in known)
-        store_external(own, chain(bundle.outside(encoder), further), folder / f"{task}{WEIGHTS}")
+    if own := [*bundle.external_tensors(encoder), *bundle.external_tensors(decoder)]:
+        known = {tensor.name for tensor in bundle.external_tensors(encoder)}  # both read the table of words
+        further = (pair for pair in bundle.external_data(decoder) if pair[0] not in known)
+        store_external(own, chain(bundle.external_data(encoder), further), folder / f"{task}{WEIGHTS}")
     onnx.save_model(optimum_encoder(encoder, width), folder / _ENCODER_FILE)
     onnx.save_model(optimum_decoder(encoder, decoder, width), folder / _DECODER_FILE)
     assert architecture.decoder is not None, "it has a graph"

@@ -32,7 +32,7 @@ from edgepeft.backbones import emit
 from edgepeft.backbones.checkpoint import Checkpoint, StoredTensor
 from edgepeft.common.errors import BundleError
 from edgepeft.common.fastfood import Fastfood, ahead
-from edgepeft.common.frozen_random import MOST_DRAWN, SEEDS, drawn
+from edgepeft.common.frozen_random import MOST_ENTRIES, SEEDS, frozen_matrices
 from edgepeft.common.messages import in_words
 from edgepeft.device.host.machine import thread_count
 from edgepeft.graph.contract import Contract
@@ -46,7 +46,7 @@ _PARAMETERS = "edgepeft.generated.parameters"  # of a spliced model: float32 in 
 _FLOAT_BYTES = 4
 Floats = NDArray[np.float32]
 DRAWN = "edgepeft.drawn"
-_Extent = Annotated[int, Field(ge=1, le=MOST_DRAWN)]
+_Extent = Annotated[int, Field(ge=1, le=MOST_ENTRIES)]
 _AnyRecipe = TypeVar("_AnyRecipe", bound=BaseModel)
 
 
@@ -158,16 +158,16 @@ class _DrawnRecipe(BaseModel):
 
 def drawn_tensors(delta: onnx.ModelProto, bound: Mapping[str, str]) -> Iterator[onnx.TensorProto]:
     """One initializer for each drawn input that is ``bound``, called as that says."""
-    wanted = {without_prefix(name)[1]: name for name in bound if without_prefix(name)[0] == "drawn"}
+    wanted = {without_prefix(name)[1]: name for name in bound if without_prefix(name)[0] == "frozen_matrices"}
     if not wanted:
         return
     recipe = _recipe_of(delta, DRAWN, _DrawnRecipe)
     read = {i.name: tuple(d.dim_value for d in i.type.tensor_type.shape.dim) for i in delta.graph.input}
     odd = [name for name, value in wanted.items() if recipe.shapes.get(name) != read[value]]
-    if odd or sum(map(math.prod, recipe.shapes.values())) > MOST_DRAWN:
-        said = f"{odd[0]} [{', '.join(map(str, read[wanted[odd[0]]]))}]" if odd else f"{MOST_DRAWN:,} numbers at most"
+    if odd or sum(map(math.prod, recipe.shapes.values())) > MOST_ENTRIES:
+        said = f"{odd[0]} [{', '.join(map(str, read[wanted[odd[0]]]))}]" if odd else f"{MOST_ENTRIES:,} numbers at most"
         raise BundleError(f"the delta graph reads {said}, and its {DRAWN} says otherwise; export the task again.")
-    made = drawn(recipe.seed, recipe.shapes)
+    made = frozen_matrices(recipe.seed, recipe.shapes)
     yield from (numpy_helper.from_array(made[name], bound[value]) for name, value in wanted.items())
 
 

@@ -1,7 +1,7 @@
 """Probabilities of one label each: softmax(logits / temperature), and when the best of them is ``unsure``.
 
-Where a coverage is promised, an answer is sure if its conformal set holds one label, which then is the best; where a
-risk, if its probability is above the threshold.  Equations and sources are in ``_certainty``.
+Where a coverage is guaranteed, an answer is sure if its conformal set holds one label, which then is the best; where a
+risk, if its probability is above the threshold.  Equations and sources are in ``_conformal``.
 
 Letters: n rows, C labels.
 """
@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgepeft.common.errors import UsageError
-from edgepeft.tasks import _certainty as fit
-from edgepeft.tasks._certainty import Certainty, Promise
+from edgepeft.tasks import _conformal as fit
+from edgepeft.tasks._conformal import Calibration, Guarantee
 
 __all__ = ["OneOfSeveral", "Softmax"]
 
@@ -36,37 +36,37 @@ class Softmax:
     chosen: Mapping[str, Any]
 
     def check(self) -> None:
-        """See that the temperature and a threshold with its one promise can be used."""
+        """See that the temperature and a threshold with its one guarantee can be used."""
         names = ("temperature", "threshold", *_NEEDED)
         for name, value in ((name, self.chosen[name]) for name in names if name in self.chosen):
             number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
             if not (number and value >= 0 and (value > 0 if name == "temperature" else value <= 1)):
                 raise ValueError(f"the {name} of its probabilities is {value!r}")
-        if len(self.promise) > 1 or ("threshold" in self.chosen and not self.promise):
-            raise ValueError("a threshold of its probabilities is that of one promise, a coverage or a risk")
+        if len(self.guarantee) > 1 or ("threshold" in self.chosen and not self.guarantee):
+            raise ValueError("a threshold of its probabilities is that of one guarantee, a coverage or a risk")
 
     @property
-    def promise(self) -> Promise:
+    def guarantee(self) -> Guarantee:
         """What sure answers keep."""
         return {name: float(self.chosen[name]) for name in _NEEDED if name in self.chosen}
 
-    def promising(self, promise: Promise, n: int) -> dict[str, Any]:
-        """``chosen`` with another promise, whose threshold is not known yet."""
-        for name, value in promise.items():
+    def with_guarantee(self, guarantee: Guarantee, n: int) -> dict[str, Any]:
+        """``chosen`` with another guarantee, whose threshold is not known yet."""
+        for name, value in guarantee.items():
             if n < (least := _NEEDED[name](value)):
                 raise UsageError(
                     f"--{name} {value:g} needs at least {least:,} evaluation rows; there are {n:,}. Give more to "
                     f"--eval, or another --{name}."
                 )
         others = {name: value for name, value in self.chosen.items() if name not in ("threshold", *_NEEDED)}
-        return {**others, **promise}
+        return {**others, **guarantee}
 
     def calibrated(self, targets: Values, logits: Values) -> dict[str, Any]:
         """``chosen`` anew, by these rows."""
         temperature, bound = fit.fitted_temperature(logits, targets)
         before, after = (_bins(targets, fit.shares(logits, each)) for each in (1.0, temperature))
         others = {name: value for name, value in self.chosen.items() if name not in _OWN}
-        found: dict[str, Any] = {**others, **self.promise, "temperature": temperature}
+        found: dict[str, Any] = {**others, **self.guarantee, "temperature": temperature}
         found |= {} if bound is None else {"temperature_bound": bound}
         found["ece"] = {"before": fit.calibration_error(before), "after": fit.calibration_error(after)}
         shares = fit.shares(logits, temperature)
@@ -86,7 +86,11 @@ class Softmax:
         if "threshold" not in self.chosen:
             return found
         sure, right = ~np.array(self.unsure(shares), bool), shares.argmax(1) == targets
-        kept: dict[str, Any] = {**self.promise, "threshold": self.chosen["threshold"], "unsure": float((~sure).mean())}
+        kept: dict[str, Any] = {
+            **self.guarantee,
+            "threshold": self.chosen["threshold"],
+            "unsure": float((~sure).mean()),
+        }
         kept["accuracy_of_sure"] = float(right[sure].mean()) if sure.any() else None
         if "coverage" in kept:
             kept["covered"] = float((shares[np.arange(len(shares)), targets] >= kept["threshold"]).mean())
@@ -110,7 +114,7 @@ class Softmax:
         return found
 
 
-class OneOfSeveral(Certainty):
+class OneOfSeveral(Calibration):
     """Base of kinds of which one answer of several is right, with probabilities that are the logits' softmax."""
 
     calibrates: ClassVar[bool] = True
@@ -126,20 +130,20 @@ class OneOfSeveral(Certainty):
         return Softmax(self.chosen)
 
     @property
-    def promise(self) -> Promise:
+    def guarantee(self) -> Guarantee:
         """A coverage, or a risk."""
-        return self.softmax.promise
+        return self.softmax.guarantee
 
-    def promising(self, promise: Promise, n: int) -> Self:
+    def with_guarantee(self, guarantee: Guarantee, n: int) -> Self:
         """See that ``n`` rows can keep it, were every one of them right."""
-        return replace(self, chosen=self.softmax.promising(promise, n))  # type: ignore[type-var]
+        return replace(self, chosen=self.softmax.with_guarantee(guarantee, n))  # type: ignore[type-var]
 
     def calibrated(self, targets: Values, logits: Values) -> Self:
-        """The temperature, the calibration error before it and with it, and the threshold of what is promised."""
+        """The temperature, the calibration error before it and with it, and the threshold of what is guaranteed."""
         return replace(self, chosen=self.softmax.calibrated(*self.right_of(targets, logits)))  # type: ignore[type-var]
 
     def calibration(self, targets: Values, logits: Values) -> dict[str, Any]:
-        """Bins and their error before and with the temperature, and how the promise is kept."""
+        """Bins and their error before and with the temperature, and how the guarantee is kept."""
         return {"calibration": self.softmax.calibration(*self.right_of(targets, logits))}
 
     def probabilities(self, targets: Values, logits: Values) -> list[dict[str, float]]:

@@ -26,7 +26,7 @@ from edgepeft.common.registry import classes_of
 from edgepeft.data.answers import Prediction
 from edgepeft.data.labels import label_text
 from edgepeft.data.rows import Columns, Row
-from edgepeft.tasks._certainty import Certainty
+from edgepeft.tasks._conformal import Calibration
 from edgepeft.tasks._facts import CLOSE, Agreement, Long, LossGraph, Metric, Nodes, listed, same_best
 
 __all__ = [
@@ -50,7 +50,7 @@ Values = NDArray[Any]
 
 
 @dataclass(frozen=True)
-class TaskType(Long, Certainty, ABC):
+class TaskType(Long, Calibration, ABC):
     """Base of all kinds; ``labels`` are the names of the columns of the logits, where those have names.
 
     ``step`` is between labels that are numbers; ``chosen`` is what the evaluation rows were asked for (thresholds).

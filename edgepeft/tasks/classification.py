@@ -4,9 +4,9 @@
 of the labels' own, of those that some row has or is given.  ``matthews`` is of any number of labels (Gorodkin, 2004).
 Scores are scikit-learn's, computed without it.  Labels that are numbers may be scored by correlations too.
 
-Probabilities are softmax(logits / temperature), fitted on the evaluation rows; where a coverage or a risk is promised,
-an answer without a single label in its conformal set, or of too low a probability, is ``unsure``.  Neither changes
-which label is best.  ``_softmax`` and ``_certainty`` have the rules and the equations.
+Probabilities are softmax(logits / temperature), fitted on the evaluation rows; where a coverage or a risk is
+guaranteed, an answer without a single label in its conformal set, or of too low a probability, is ``unsure``.  Neither
+changes which label is best.  ``_softmax`` and ``_conformal`` have the rules and the equations.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class Classification(OneOfSeveral, TaskType):
 
     @property
     def described(self) -> str:
-        """How many labels there are, and what is promised."""
-        return ", ".join([f"{self.n_outputs} labels", *(f"{name} {value:g}" for name, value in self.promise.items())])
+        """How many labels there are, and what is guaranteed."""
+        return ", ".join([f"{self.n_outputs} labels", *(f"{name} {value:g}" for name, value in self.guarantee.items())])
 
     @classmethod
     def labels_of(cls, rows: Sequence[Row]) -> tuple[str, ...]:

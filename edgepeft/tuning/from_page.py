@@ -164,7 +164,7 @@ def _tensors(path: Path, n_bytes: int) -> dict[str, NDArray[np.float32]]:
 
 
 def _told(account: _Account) -> dict[str, Any]:
-    """What the card says anew; temperature and promise were those of the version before."""
+    """What the card says anew; temperature and guarantee were those of the version before."""
     counts = account.metrics
     parts = {"train": counts.n_train, "eval": counts.n_eval, "test": counts.n_test}
     split = "; ".join(f"{part}: {n} rows typed in a page" for part, n in parts.items())

@@ -25,7 +25,7 @@ from edgepeft.data.training_loop.checkpoint import Position
 from edgepeft.data.training_loop.engine import Arrays, Scored
 from edgepeft.tuning.claim import claim
 from edgepeft.tuning.federated import checked_tensors
-from edgepeft.tuning.target import Files, TuneSettings, TuningSubject, from_task
+from edgepeft.tuning.target import Files, TuneSettings, TuningTarget, from_task
 from edgepeft.tuning.tune import TuneResult, TuningRun, put_in_force
 
 __all__ = ["LocalSteps", "LocalTuner"]
@@ -85,16 +85,16 @@ class LocalTuner:
         files = files if isinstance(files, Files) else Files(Path(files))
         self._bundle = Bundle(self._folder)
         files = dataclasses.replace(files, partial=True)  # other boards may have the other labels
-        subject = from_task(self._bundle, task, files, options)
+        target = from_task(self._bundle, task, files, options)
         folder = work or Path(tempfile.gettempdir())
         self._run = TuningRun(
-            self._bundle, _frozen(subject, freeze), options, folder, threads=threads, keep=work is not None
+            self._bundle, _frozen(target, freeze), options, folder, threads=threads, keep=work is not None
         )
 
     @property
     def tensors(self) -> Arrays:
         """What is trained, as the bundle has it: copies by name."""
-        return self._run.subject.tensors()
+        return self._run.target.tensors()
 
     def steps(
         self,
@@ -141,7 +141,7 @@ class LocalTuner:
         after = {name: values.copy() for name, values in run.engine.state().items()}
         trained = {name: after.pop(f"{_DELTA}{name}") for name in given}
         kept = after if keep_optimizer else None
-        return LocalSteps(trained, len(run.subject.data.train), tuple(losses), kept)
+        return LocalSteps(trained, len(run.target.data.train), tuple(losses), kept)
 
     def score(self, tensors: Mapping[str, NDArray[Any]], part: str = "eval") -> Scored:
         """These tensors on rows that did not train: ``eval`` or ``test``.
@@ -174,11 +174,11 @@ class LocalTuner:
             tuned = run.finish()
             tuned = dataclasses.replace(tuned, training={**tuned.training, **account})
             check = run.engine.check()
-            entry = put_in_force(self._bundle, run.subject, tuned, check) if tuned.improved else None
+            entry = put_in_force(self._bundle, run.target, tuned, check) if tuned.improved else None
         return TuneResult(**vars(tuned), entry=entry)
 
     def _checked(self, tensors: Mapping[str, NDArray[Any]]) -> Arrays:
-        return checked_tensors(tensors, self._run.subject.tensors(), f"the tensors given for task {self._task}")
+        return checked_tensors(tensors, self._run.target.tensors(), f"the tensors given for task {self._task}")
 
 
 def _state(tensors: Arrays, optimizer: Arrays | None) -> Arrays:
@@ -187,16 +187,16 @@ def _state(tensors: Arrays, optimizer: Arrays | None) -> Arrays:
     return {**{f"{_DELTA}{name}": tensor for name, tensor in tensors.items()}, **begun}
 
 
-def _frozen(subject: TuningSubject, freeze: Sequence[str]) -> TuningSubject:
+def _frozen(target: TuningTarget, freeze: Sequence[str]) -> TuningTarget:
     """Without these tensors among what is trained: they stay constants of the task's graph."""
-    facts = subject.facts
+    facts = target.facts
     for pattern in freeze:
         if not any(fnmatchcase(name, pattern) for name in facts.trained):
             known = ", ".join(facts.trained)
-            raise UsageError(f"task {subject.task} trains no tensor that {pattern!r} names; it trains {known:.300}.")
+            raise UsageError(f"task {target.task} trains no tensor that {pattern!r} names; it trains {known:.300}.")
     trained = tuple(name for name in facts.trained if not any(fnmatchcase(name, pattern) for pattern in freeze))
     if not trained:
-        raise UsageError(f"nothing of task {subject.task} is left to train; freeze fewer tensors.")
+        raise UsageError(f"nothing of task {target.task} is left to train; freeze fewer tensors.")
     if freeze and facts.generated:
-        raise UsageError(f"{subject.method} makes the backbone's tensors of what it trains; freeze none of it.")
-    return dataclasses.replace(subject, facts=dataclasses.replace(facts, trained=trained))
+        raise UsageError(f"{target.method} makes the backbone's tensors of what it trains; freeze none of it.")
+    return dataclasses.replace(target, facts=dataclasses.replace(facts, trained=trained))

@@ -42,13 +42,13 @@ from edgepeft.graph.rename import rename_values
 from edgepeft.graph.splice import splice
 from edgepeft.graph.template import with_labels
 from edgepeft.runtime.decoding import GREEDY
-from edgepeft.tasks._certainty import Promise, promise_of
+from edgepeft.tasks._conformal import Guarantee, guarantee_of
 from edgepeft.tasks.base import TaskType, kind_asked
 
 __all__ = [
     "Files",
     "TuneSettings",
-    "TuningSubject",
+    "TuningTarget",
     "deployed_graph",
     "from_task",
     "from_template",
@@ -66,7 +66,7 @@ class TuneSettings(TrainingLoopOptions):
     ``weight_decay`` and ``dropout`` hold for what has them; ``balanced`` weighs rows in the loss so that all labels
     weigh alike.  ``backward`` is how gradients pass a backbone of 8-bit weights, in int8 or fp32.  ``prefix_cache`` and
     ``micro_batch`` (None: what fits ``memory`` and the ``profile``'s) change how a step is computed, and its result in
-    the last digits only.  ``coverage`` or ``risk`` is what is promised of a classification's answers; None keeps what
+    the last digits only.  ``coverage`` or ``risk`` is what is guaranteed of a classification's answers; None keeps what
     the task has.
     """
 
@@ -85,7 +85,7 @@ class TuneSettings(TrainingLoopOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        promise_of(self.coverage, self.risk)
+        guarantee_of(self.coverage, self.risk)
         self.require_at_least({"micro_batch": 1})
         if self.backward not in get_args(Backward):
             raise UsageError(f"--backward {self.backward!r}: it is {' or '.join(get_args(Backward))}.")
@@ -93,18 +93,18 @@ class TuneSettings(TrainingLoopOptions):
             raise UsageError(f"--weight-decay must be a number of at least 0; found {self.weight_decay}.")
 
     @property
-    def promise(self) -> Promise:
+    def guarantee(self) -> Guarantee:
         """What is asked for; nothing where it is not."""
-        return promise_of(self.coverage, self.risk)
+        return guarantee_of(self.coverage, self.risk)
 
     def plain(self) -> dict[str, Any]:
         """As plain values, for the card and for comparing a checkpoint with what is asked."""
-        left_out = {"profile", "memory", *({"coverage", "risk"} - {*self.promise})}
+        left_out = {"profile", "memory", *({"coverage", "risk"} - {*self.guarantee})}
         return {name: value for name, value in dataclasses.asdict(self).items() if name not in left_out}
 
 
 @dataclass(frozen=True)
-class TuningSubject:
+class TuningTarget:
     """``delta`` is the graph that the tuned tensors go into; ``check`` are token ids [64, length] to check it on.
 
     ``half`` are the tensors that the task's file holds in half precision; here they are float32.  ``writing`` is the
@@ -226,9 +226,9 @@ class Files:
         labels: tuple[str, ...] | None,
         options: TuneSettings,
         kind: type[TaskType],
-        promised: Promise | None = None,
+        guarantee: Guarantee | None = None,
     ) -> TaskData:
-        """Read them; ``labels`` are those that the head has, None takes the data's; ``promised`` is what the task's
+        """Read them; ``labels`` are those that the head has, None takes the data's; ``guarantee`` is what the task's
         answers keep already.
         """
         if options.balanced:
@@ -245,14 +245,12 @@ class Files:
             partial=self.partial,
             skip_bad=self.skip_bad,
         )
-        data = dataclasses.replace(data, promise=options.promise or promised or {})
+        data = dataclasses.replace(data, guarantee=options.guarantee or guarantee or {})
         _ = data.task_kind  # which keeps it, or says why not
         return data
 
 
-def from_task(
-    bundle: Bundle, task: str, files: Files, options: TuneSettings, *, partial: bool = False
-) -> TuningSubject:
+def from_task(bundle: Bundle, task: str, files: Files, options: TuneSettings, *, partial: bool = False) -> TuningTarget:
     """Go on from a task of the bundle."""
     entry = bundle.entry(task)
     entry.require_tunable(task)
@@ -260,7 +258,7 @@ def from_task(
     if entry.source is not None:
         columns = of_source(files.columns, entry.source, entry.step, entry.target)
         files = dataclasses.replace(files, columns=columns)
-    data = files.load(entry.labels, options, type(entry.task_kind), entry.task_kind.promise)
+    data = files.load(entry.labels, options, type(entry.task_kind), entry.task_kind.guarantee)
     data = dataclasses.replace(data, stride=entry.task_kind.chosen.get("stride"))
     if data.pairs != entry.pairs:
         kinds = ("pairs", "single texts") if entry.pairs else ("single texts", "pairs")
@@ -270,7 +268,7 @@ def from_task(
     content, where = check.read_bytes(), str(check)
     read = TextCheck.read(content, where, bundle.architecture.vocab_size).inputs if entry.writes else None
     widen(delta.graph)
-    return TuningSubject(
+    return TuningTarget(
         task=task,
         delta=delta,
         facts=training_facts(delta),
@@ -300,7 +298,7 @@ def from_template(
     *,
     kind: str | None = None,
     new: bool = True,
-) -> TuningSubject:
+) -> TuningTarget:
     """Start a task of that kind: its labels are the data's, its head is drawn from the seed; ``new`` says that it must
     not be there.
     """
@@ -323,7 +321,7 @@ def from_template(
     decoder = bundle.architecture.decoder
     trie = None if decoder is None else trie_of(data.labels or (), bundle.encoder(), decoder)
     delta = with_labels(graph, task, data.task_kind, pairs=data.pairs, seed=options.seed, trie=trie)
-    return TuningSubject(
+    return TuningTarget(
         task=task,
         delta=delta,
         facts=training_facts(delta),

@@ -28,7 +28,7 @@ from edgepeft.tuning.adamw import AdamW
 from edgepeft.tuning.claim import claim, discard
 from edgepeft.tuning.engine import OnnxRuntimeEngine
 from edgepeft.tuning.memory import lay_out
-from edgepeft.tuning.target import Files, TuneSettings, TuningSubject, from_task, from_template
+from edgepeft.tuning.target import Files, TuneSettings, TuningTarget, from_task, from_template
 from edgepeft.tuning.text_generation import WritingEngine
 
 __all__ = ["TuneResult", "TuningRun", "put_in_force", "tune"]
@@ -75,13 +75,13 @@ def tune(
     with claim(folder, task) as work:
         bundle = Bundle(folder)  # read under the lock: another run may just have replaced the task
         checkpoint = _checkpoint(work, task, resume=resume, force=force)
-        subject = (
+        target = (
             from_task(bundle, task, files, options)
             if template is None
             # A run that was killed after its result was in force finds a task of its own.
             else from_template(bundle, task, template, files, options, kind=kind, new=checkpoint is None)
         )
-        run = TuningRun(bundle, subject, options, work, threads=threads, watch=watch, stop=stop)
+        run = TuningRun(bundle, target, options, work, threads=threads, watch=watch, stop=stop)
         for line in run.layout.notes:
             note(line)
         if checkpoint is not None:
@@ -89,7 +89,7 @@ def tune(
         tuned = run.finish()
         check = run.engine.check()
         del run  # with its sessions
-        entry = put_in_force(bundle, subject, tuned, check, watch) if tuned.improved else None
+        entry = put_in_force(bundle, target, tuned, check, watch) if tuned.improved else None
         discard(work)
     return TuneResult(**vars(tuned), entry=entry)
 
@@ -114,7 +114,7 @@ def _checkpoint(work: Path, task: str, *, resume: bool, force: bool) -> Path | N
 
 def put_in_force(
     bundle: Bundle,
-    subject: TuningSubject,
+    target: TuningTarget,
     tuned: TrainingLoopResult,
     check: bytes,
     watch: Callable[[Progress], None] = lambda _: None,
@@ -125,15 +125,15 @@ def put_in_force(
         EdgepeftError: it does not, or the bundle cannot be written.
     """
     account = {name: getattr(tuned, name) for name in ("metrics", "training")}
-    kind = subject.facts.kind
+    kind = target.facts.kind
     begun = {name: kind.chosen[name] for name in kind.begun(0) if name in kind.chosen}
     account["chosen"] = {**begun, **tuned.chosen}
-    graph = subject.with_tensors(tuned.tensors, **account)
-    where = bundle.folder / TASKS_FOLDER / f"{subject.task}.onnx"
+    graph = target.with_tensors(tuned.tensors, **account)
+    where = bundle.folder / TASKS_FOLDER / f"{target.task}.onnx"
     content = graph.SerializeToString(deterministic=True)
     prepared = prepare_task(bundle, content, check, where, reference="training graph")
     watch(Progress("commit", 0, 1))
-    return commit_tasks(bundle, [prepared], replace=True).task(subject.task)
+    return commit_tasks(bundle, [prepared], replace=True).task(target.task)
 
 
 class TuningRun:
@@ -142,7 +142,7 @@ class TuningRun:
     def __init__(
         self,
         bundle: Bundle,
-        subject: TuningSubject,
+        target: TuningTarget,
         options: TuneSettings,
         work: Path,
         *,
@@ -156,24 +156,24 @@ class TuningRun:
         ``work`` is the folder of checkpoints, and of hidden states that memory has no room for; with ``keep`` they stay
         there for the next run on these rows.
         """
-        self.subject, self.options, data = subject, options, subject.data
+        self.target, self.options, data = target, options, target.data
         data.task_kind.metric_or_default(options.metric)  # a wrong one is refused before rows are tokenized
         asked, most = options.batch_size, len(data.train)
         if asked is not None and asked > most:
             raise UsageError(f"--batch-size {asked} is more than the {most} rows that train; give at most {most}.")
         self.batch_size = asked or min(BATCH, most)
-        rate, head_rate = subject.rates
+        rate, head_rate = target.rates
         self.rates = {
             "learning_rate": options.learning_rate or rate,
             "head_learning_rate": options.head_learning_rate or head_rate,
         }
         encoder, pad = bundle.encoder(), bundle.architecture.pad_token_id
-        rows = encode_parts(data, encoder, subject.max_length, pad, writing=subject.writing)
-        self.layout = lay_out(bundle, subject, options, rows, self.batch_size)
-        engine = OnnxRuntimeEngine if subject.writing is None else WritingEngine
+        rows = encode_parts(data, encoder, target.max_length, pad, writing=target.writing)
+        self.layout = lay_out(bundle, target, options, rows, self.batch_size)
+        engine = OnnxRuntimeEngine if target.writing is None else WritingEngine
         self.engine = engine(
             bundle,
-            subject,
+            target,
             rows,
             self.layout,
             work,
@@ -182,7 +182,7 @@ class TuningRun:
             threads=threads,
             keep=keep,
         )
-        entry = {"task": subject.task, "template": subject.template, "data": data.sha256}
+        entry = {"task": target.task, "template": target.template, "data": data.sha256}
         self.loop = TrainingLoop(
             self.engine,
             data,
@@ -209,26 +209,26 @@ class TuningRun:
         training = {
             **self.options.plain(),
             "engine": f"onnxruntime {version('onnxruntime')}, edgepeft {__version__}",
-            "template": self.subject.template,
+            "template": self.target.template,
             **self.rates,
             "batch_size": self.batch_size,
             **self.layout.plain(),
             **result.training,
         }
         if self.options.balanced:
-            training["class_weights"] = self.subject.data.class_weights
-        before = {} if self.subject.template else {"before": self._score_before(result)}
+            training["class_weights"] = self.target.data.class_weights
+        before = {} if self.target.template else {"before": self._score_before(result)}
         return replace(result, training=training, metrics={**result.metrics, **before})
 
     def _score_before(self, result: TrainingLoopResult) -> float:
         """Score what the bundle holds on the test rows; last, for a session beside a step's would take memory."""
-        there = self.subject.tensors()
-        said = self.subject.card["metrics"].get("before")
+        there = self.target.tensors()
+        said = self.target.card["metrics"].get("before")
         same = all(np.array_equal(there[name], after) for name, after in result.tensors.items())
         if result.improved and same and isinstance(said, float):
             return said  # the run was killed when this very result was in force already
         self.engine.finish(there)
-        tuned, self.loop.kind = self.loop.kind, self.subject.facts.kind  # with the thresholds that it had
+        tuned, self.loop.kind = self.loop.kind, self.target.facts.kind  # with the thresholds that it had
         score = self.loop.score("test").score
         self.loop.kind = tuned
         self.engine.finish(result.tensors)
@@ -236,12 +236,12 @@ class TuningRun:
 
     def _optimizer(self) -> AdamW:
         rate, head_rate = self.rates.values()
-        rates = {name: head_rate if name.startswith("head/") else rate for name in self.subject.facts.trained}
+        rates = {name: head_rate if name.startswith("head/") else rate for name in self.target.facts.trained}
         return AdamW(rates, weight_decay=self.options.weight_decay)
 
     def _remedy(self) -> str:
         rate, head_rate = self.rates.values()
-        usual, head_usual = self.subject.rates
+        usual, head_usual = self.target.rates
         lower, head_lower = min(rate / 10, usual), min(head_rate / 10, head_usual)
         return (
             f"The task in the bundle is as it was. Try --lr {lower:g} --head-lr {head_lower:g} with --force "

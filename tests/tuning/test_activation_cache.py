@@ -107,9 +107,9 @@ def test_where_the_head_alone_is_trained_a_row_keeps_what_the_head_reads(tmp_pat
     new_delta(backbone, made, "mood", ("bad", "good"), max_length=40).save(tmp_path / "mood")
     export_bundle(backbone, [tmp_path / "mood"], tmp_path / "bundle", texts=TEXTS)
     opened, options = Bundle(tmp_path / "bundle"), TuneSettings(steps=6, batch_size=8, learning_rate=1e-2)
-    subject = head_only(from_task(opened, "mood", Files(moods), options))
-    kept = TuningRun(opened, subject, options, tmp_path, threads=1)
-    whole = TuningRun(opened, subject, dataclasses.replace(options, prefix_cache=False), tmp_path, threads=1)
+    target = head_only(from_task(opened, "mood", Files(moods), options))
+    kept = TuningRun(opened, target, options, tmp_path, threads=1)
+    whole = TuningRun(opened, target, dataclasses.replace(options, prefix_cache=False), tmp_path, threads=1)
     (state,) = kept.layout.split.states
     assert state.by_row and (kept_at == "pooler" or state.name == read_rows(kept_at))
     assert kept.engine.trained.keys() == {name for name in kept.engine.trained if name.startswith("head/")}
@@ -118,11 +118,11 @@ def test_where_the_head_alone_is_trained_a_row_keeps_what_the_head_reads(tmp_pat
     assert kept.loop.score("eval").loss == pytest.approx(whole.loop.score("eval").loss, abs=1e-5)
 
 
-def head_only(subject):
+def head_only(target):
     """The same task with the head's tensors trained alone."""
-    kept = tuple(name for name in subject.facts.trained if name.startswith("head/"))
-    assert 0 < len(kept) < len(subject.facts.trained)
-    return dataclasses.replace(subject, facts=dataclasses.replace(subject.facts, trained=kept))
+    kept = tuple(name for name in target.facts.trained if name.startswith("head/"))
+    assert 0 < len(kept) < len(target.facts.trained)
+    return dataclasses.replace(target, facts=dataclasses.replace(target.facts, trained=kept))
 
 
 def test_what_is_kept_is_transformers_own_hidden_state_without_padding(source, moods, tmp_path):
@@ -167,7 +167,7 @@ def test_parts_of_a_step_give_the_gradients_of_the_whole_batch(source, moods, tm
     whole, _ = run_of(source, "ffn", moods, tmp_path)
     parts, _ = run_of(source, "ffn", moods, tmp_path, micro_batch=size)
     chosen, generator = [0, 9, 3, 21, 14, 30, 2, 8], np.random.default_rng(0)
-    masks = [(generator.random((8, width)) > 0.3).astype(np.float32) / 0.7 for _, width in whole.subject.facts.dropouts]
+    masks = [(generator.random((8, width)) > 0.3).astype(np.float32) / 0.7 for _, width in whole.target.facts.dropouts]
     assert masks
     one = whole.engine.gradients(chosen, masks)
     monkeypatch.setattr(step, "PASS_TOKENS", tokens)

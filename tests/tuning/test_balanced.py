@@ -57,7 +57,7 @@ def test_the_loss_and_its_gradients_are_pytorchs_weighted_mean(trainable, moods,
     weights = torch.tensor(counts.sum() / (2 * counts))
     exact, plain = (weighed(delta, model, rows, each) for each in (weights, mean))
     found = run.engine.gradients(
-        CHOSEN, [np.ones((len(CHOSEN), width), np.float32) for _, width in run.subject.facts.dropouts]
+        CHOSEN, [np.ones((len(CHOSEN), width), np.float32) for _, width in run.target.facts.dropouts]
     )
     assert abs(exact["loss"].value - plain["loss"].value) > 10 * exact["loss"].error
     exact.pop("loss").require(np.float64(found.loss))

@@ -113,10 +113,10 @@ def test_memory_counts_the_tensors_their_gradients_and_what_makes_them(source, m
     deployed = run.engine._deployed
     sizes = [int(np.prod([d.dim_value for d in i.type.tensor_type.shape.dim])) for i in deployed.graph.input[3:]]
     sizes = [size for size, i in zip(sizes, deployed.graph.input[3:], strict=True) if i.name.startswith("generated:")]
-    assert len(sizes) == len(run.subject.facts.generated) > 20
+    assert len(sizes) == len(run.target.facts.generated) > 20
     monkeypatch.setattr(memory.psutil.Process, "memory_info", lambda _: type("Info", (), {"rss": 0})())
-    demand, training, _ = demand_of(Bundle(source), run.subject, 40, run.options)
-    assert {f"gradient:{name}" for name in run.subject.facts.generated} < {o.name for o in training.graph.output}
+    demand, training, _ = demand_of(Bundle(source), run.target, 40, run.options)
+    assert {f"gradient:{name}" for name in run.target.facts.generated} < {o.name for o in training.graph.output}
     transform = 4 << (max(sizes) - 1).bit_length()
     assert demand.n_bytes(1, 0) > 2 * 4 * sum(sizes) + transform
 

@@ -105,8 +105,8 @@ def test_the_least_of_all_limits_counts_and_is_named(monkeypatch):
 def run_of(bundle, data, work, **more):
     options = TuneSettings(**{"steps": 4, "batch_size": 16, **more})
     opened = Bundle(bundle)
-    subject = from_task(opened, "mood", Files(data), options)
-    run = TuningRun(opened, subject, options, work, threads=1)
+    target = from_task(opened, "mood", Files(data), options)
+    run = TuningRun(opened, target, options, work, threads=1)
     return run, run.layout.notes
 
 

@@ -21,14 +21,14 @@ from edgepeft.data.batches import Encoded
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["Advance", "Inspection", "InspectionSubject", "inspections"]
+__all__ = ["Advance", "Inspection", "InspectionTarget", "inspections"]
 
 Advance = Callable[[int], None]
 """Told the number of rows after each batch."""
 
 
 @dataclass(frozen=True)
-class InspectionSubject:
+class InspectionTarget:
     """A delta in eval mode, the frozen model that it belongs to, and the rows to look at it with."""
 
     delta: Delta
@@ -52,7 +52,7 @@ class Inspection(ABC):
         """How many times it runs over the rows."""
 
     @abstractmethod
-    def look(self, subject: InspectionSubject, advance: Advance) -> dict[str, Any]:
+    def look(self, target: InspectionTarget, advance: Advance) -> dict[str, Any]:
         """What it measured, as plain values; ``advance`` is called for every pass over the rows."""
 
     @abstractmethod

@@ -25,7 +25,7 @@ from edgepeft.data.parts import part
 from edgepeft.data.rows import SENTENCES, Columns, Row, read_rows
 from edgepeft.data.text_template import of_source
 from edgepeft.methods.base import PerLayer, methods
-from edgepeft.training.inspection.base import Inspection, InspectionSubject, inspections
+from edgepeft.training.inspection.base import Inspection, InspectionTarget, inspections
 
 __all__ = ["LIMIT", "Inspected", "WatchInspection", "inspect_delta", "untouched_stages"]
 
@@ -86,11 +86,11 @@ def inspect_delta(
     with new_folder(out, force=force) as new:  # entered first: a wrong folder is refused before the work
         pad = backbone.architecture.pad_token_id
         encoded = encode(rows, kind, backbone.encoder(), delta.card.max_length, pad)
-        subject = InspectionSubject(delta, load_model(backbone), encoded, metric)
+        target = InspectionTarget(delta, load_model(backbone), encoded, metric)
         document = _about(delta, data, rows=len(rows), every=len(every), truncated=encoded.truncated)
         document |= {"metric": metric, "inspections": {}, "skipped": skipped, "pictures": []}
         for inspection in fitting:
-            measured = inspection.look(subject, _counter(inspection, subject, watch))
+            measured = inspection.look(target, _counter(inspection, target, watch))
             document["inspections"][inspection.name] = measured
             with styled():
                 for stem, figure in inspection.draw(measured, delta.card.task).items():
@@ -150,8 +150,8 @@ def _about(delta: Delta, data: Path, *, rows: int, every: int, truncated: int) -
     }
 
 
-def _counter(inspection: Inspection, subject: InspectionSubject, watch: WatchInspection) -> Callable[[int], None]:
-    done, total = 0, inspection.passes(subject.delta) * len(subject.rows.targets)
+def _counter(inspection: Inspection, target: InspectionTarget, watch: WatchInspection) -> Callable[[int], None]:
+    done, total = 0, inspection.passes(target.delta) * len(target.rows.targets)
 
     def advance(n: int) -> None:
         nonlocal done

@@ -1,4 +1,4 @@
-"""Probabilities that can be believed, and when an answer is none: temperature, calibration error, two promises.
+"""Probabilities that can be believed, and when an answer is none: temperature, calibration error, conformal prediction.
 
 Temperature (Guo et al., 2017, arXiv:1706.04599, section 4.2): probabilities are softmax(logits / T), of the T > 0 with
 the least mean negative log-likelihood of the evaluation rows.  Expected calibration error (their eq. 3): of rows in
@@ -35,23 +35,23 @@ __all__ = [
     "COLDEST",
     "DOUBT",
     "HOTTEST",
-    "Certainty",
-    "Promise",
+    "Calibration",
+    "Guarantee",
     "binned",
     "calibration_error",
     "coverage_threshold",
     "fitted_temperature",
+    "guarantee_of",
     "needed_for_coverage",
     "needed_for_risk",
-    "promise_of",
     "risk_threshold",
 ]
 
-Promise = Mapping[str, float]
+Guarantee = Mapping[str, float]
 """Nothing, or ``coverage``, or ``risk``."""
 
 
-def promise_of(coverage: float | None, risk: float | None) -> Promise:
+def guarantee_of(coverage: float | None, risk: float | None) -> Guarantee:
     """What is asked for by ``--coverage`` or ``--risk``."""
     given = {name: value for name, value in (("coverage", coverage), ("risk", risk)) if value is not None}
     if len(given) > 1:
@@ -63,23 +63,23 @@ def promise_of(coverage: float | None, risk: float | None) -> Promise:
     return given
 
 
-class Certainty:
+class Calibration:
     """Base of kinds: probabilities are as they are, and every answer is sure."""
 
     title: ClassVar[str]
     calibrates: ClassVar[bool] = False  # the evaluation rows' logits say how far probabilities can be believed
 
     @property
-    def promise(self) -> Promise:
-        """What is promised of the answers that are not ``unsure``."""
+    def guarantee(self) -> Guarantee:
+        """What is guaranteed of the answers that are not ``unsure``."""
         return {}
 
-    def promising(self, promise: Promise, n: int) -> Self:
-        """This kind with that to be kept, by ``n`` evaluation rows; nothing, where nothing is promised."""
-        if promise:
+    def with_guarantee(self, guarantee: Guarantee, n: int) -> Self:
+        """This kind with that to be kept, by ``n`` evaluation rows; nothing, where nothing is guaranteed."""
+        if guarantee:
             raise UsageError(
-                f"--{next(iter(promise))} is for a classification or a choice, whose answers have probabilities; this "
-                f"task is {self.title}. Leave it out."
+                f"--{next(iter(guarantee))} is for a classification or a choice, whose answers have probabilities; "
+                f"this task is {self.title}. Leave it out."
             )
         return self
 
@@ -110,7 +110,7 @@ Shares = NDArray[np.float64]
 
 BINS = 15  # as Guo et al. have it
 COLDEST, HOTTEST = 0.05, 20.0  # temperatures that are looked at
-DOUBT = 0.1  # the probability of evaluation rows for which a risk's promise does not hold
+DOUBT = 0.1  # the probability of evaluation rows for which a risk's guarantee does not hold
 _STEPS_DOWN = 20  # thresholds tested for a risk: fewer stop later by chance, more follow the rows more closely
 _STEPS, _NEAR = 100, 1e-12
 
