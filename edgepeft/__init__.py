@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from edgepeft.runtime.runtime import Runtime
     from edgepeft.training.exporting.request import export
     from edgepeft.training.request import train
-    from edgepeft.tuning.local import LocalTuner
+    from edgepeft.tuning.federated import LocalTuner
     from edgepeft.tuning.request import tune
     from edgepeft.tuning.target import TuneSettings
 
@@ -52,7 +52,7 @@ else:
         "Bundle": "edgepeft.bundle.bundle:Bundle",
         "EvalOptions": "edgepeft.options.eval:EvalOptions",
         "ExportOptions": "edgepeft.options.export:ExportOptions",
-        "LocalTuner": "edgepeft.tuning.local:LocalTuner",
+        "LocalTuner": "edgepeft.tuning.federated:LocalTuner",
         "Runtime": "edgepeft.runtime.runtime:Runtime",
         "TrainOptions": "edgepeft.options.train:TrainOptions",
         "TuneOptions": "edgepeft.options.tune:TuneOptions",

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from edgepeft.common.errors import DataError
-from edgepeft.data.cells import opened
-from edgepeft.data.labels import shown
+from edgepeft.data.labels import opened, shown
 from edgepeft.data.pattern import UnreadableRow
 from edgepeft.data.shapes import LABELS, NUMBERED, TEXTS, one_of
 

@@ -21,13 +21,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 from edgepeft.common.errors import DataError, UsageError
-from edgepeft.data.cells import opened
+from edgepeft.data.containers import lone_column
 from edgepeft.data.conventions import CANDIDATES, FIRST, LABEL, SECOND, by_convention, candidates_in, chosen_column
 from edgepeft.data.label_names import LabelNames, files_beside, names_beside
-from edgepeft.data.labels import LabelReader, label_text
+from edgepeft.data.labels import LabelReader, label_text, opened
 from edgepeft.data.labels import shown as _shown
 from edgepeft.data.pattern import Pattern, nearest
-from edgepeft.data.readers import FORMATS, STDIN, Record, Source, lone_column, reader_of
+from edgepeft.data.readers import FORMATS, STDIN, Record, Source, reader_of
 from edgepeft.data.shapes import HEAD, Shape, shape_of, written_shape
 from edgepeft.data.words import Words
 
@@ -374,7 +374,7 @@ def _require_columns(
         others = "".join(f"; {words}" for words in (options and f"for others: {options}", columns.remedy) if words)
         raise DataError(
             f"{path}:{line}: no column {' and no column '.join(missing)}. "
-            f"Found columns: {names}. Expected: {_expected(columns, labels)}{others}." + lone_column(path, found)
+            f"Found columns: {names}. Expected: {_expected(columns, labels)}{others}." + lone_column(path.suffix, found)
         )
 
 

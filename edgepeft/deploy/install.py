@@ -19,6 +19,7 @@ import onnxruntime as ort
 
 from edgepeft.bundle.bundle import TASKS_FOLDER, Bundle, check_owner, parse_delta
 from edgepeft.bundle.bundle_paths import check_file
+from edgepeft.bundle.card import card_of, entry_of, kind_of, require_agreement
 from edgepeft.bundle.manifest import (
     MANIFEST_FILE,
     CheckReference,
@@ -30,7 +31,6 @@ from edgepeft.bundle.manifest import (
     allowed_for,
     model_card,
 )
-from edgepeft.bundle.task_card import card_of, entry_of, kind_of, require_agreement
 from edgepeft.bundle.versions import (
     CHECK,
     GRAPH,

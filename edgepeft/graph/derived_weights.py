@@ -1,8 +1,8 @@
 """Make the constants that a delta graph leaves to its loader: inputs ``generated:<tensor>`` and ``drawn:<name>``.
 
 A graph with such inputs carries a recipe in its ``metadata_props``, a JSON object.  That of generated ones:
-``generator`` ("fastfood/1", specified in ``edgepeft.common.fastfood``), ``seed``, ``vector`` and ``scales`` (which of
-its initializers ``generator/<name>`` they are) and ``tensors``, the backbone tensors in the order of the
+``generator`` ("fastfood/1", specified in ``edgepeft.common.frozen_random``), ``seed``, ``vector`` and ``scales`` (which
+of its initializers ``generator/<name>`` they are) and ``tensors``, the backbone tensors in the order of the
 scales.  Tensor i is then, in float32,  pretrained + scales[i] P_i vector,  P_i of stream i.  From its gradient g,
 vector gets  scales[i] P_i^T g  and scales[i] gets  <P_i vector, g> = <vector, P_i^T g>.
 
@@ -31,8 +31,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from edgepeft.backbones import emit
 from edgepeft.backbones.checkpoint import Checkpoint, StoredTensor
 from edgepeft.common.errors import BundleError
-from edgepeft.common.fastfood import Fastfood, ahead
-from edgepeft.common.frozen_random import MOST_ENTRIES, SEEDS, frozen_matrices
+from edgepeft.common.frozen_random import MOST_ENTRIES, SEEDS, Fastfood, ahead, frozen_matrices
 from edgepeft.common.messages import in_words
 from edgepeft.device.host.machine import thread_count
 from edgepeft.graph.contract import Contract

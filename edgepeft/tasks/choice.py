@@ -25,7 +25,7 @@ from edgepeft.data.labels import label_text, shown
 from edgepeft.data.pattern import UnreadableRow
 from edgepeft.data.row_grouping import LOWEST, grouped, places_of
 from edgepeft.data.rows import SENTENCES, Columns, Row
-from edgepeft.tasks._softmax import OneOfSeveral
+from edgepeft.tasks._conformal import OneOfSeveral
 from edgepeft.tasks.base import Agreement, LossGraph, Metric, Nodes, TaskType, same_best
 from edgepeft.tasks.classification import cross_entropy
 

@@ -6,7 +6,7 @@ Scores are scikit-learn's, computed without it.  Labels that are numbers may be 
 
 Probabilities are softmax(logits / temperature), fitted on the evaluation rows; where a coverage or a risk is
 guaranteed, an answer without a single label in its conformal set, or of too low a probability, is ``unsure``.  Neither
-changes which label is best.  ``_softmax`` and ``_conformal`` have the rules and the equations.
+changes which label is best.  ``_conformal`` has the rules and the equations.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from edgepeft.common.errors import DataError, UnknownName
 from edgepeft.data.answers import Prediction
 from edgepeft.data.by_class import by_class
 from edgepeft.data.rows import Row
-from edgepeft.tasks._softmax import OneOfSeveral
+from edgepeft.tasks._conformal import OneOfSeveral
 from edgepeft.tasks.base import LossGraph, Metric, Nodes, TaskType, listed
 from edgepeft.tasks.regression import CORRELATIONS
 

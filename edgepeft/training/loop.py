@@ -21,18 +21,16 @@ from edgepeft.common.atomic import new_folder, refuse_mount_point
 from edgepeft.common.errors import UsageError
 from edgepeft.data.batches import Writing, encode_parts
 from edgepeft.data.by_class import without_texts
-from edgepeft.data.confusion import FILES, MOST_SHOWN, write_confusion
 from edgepeft.data.parts import PARTS, TaskData, load_data
-from edgepeft.data.score_tables import rounded
+from edgepeft.data.score_tables import FILES, MOST_SHOWN, rounded, write_confusion
 from edgepeft.data.training_loop.checkpoint import Diverged, latest
 from edgepeft.data.training_loop.run import Progress, TrainingLoop, TrainingLoopResult
 from edgepeft.methods.base import Method, method_of
 from edgepeft.options.base import Folder
 from edgepeft.training.curve import CURVE, curve_of, draw_curve
 from edgepeft.training.devices import attention_for, check_memory, device_named, device_of, fitting, float32_by_onednn
-from edgepeft.training.engine import PyTorchEngine, SharedStates
+from edgepeft.training.engine import PyTorchEngine, SharedStates, TextEngine
 from edgepeft.training.settings import TrainSettings
-from edgepeft.training.text_engine import TextEngine
 
 __all__ = ["TrainResult", "asked", "prepare_output", "settled", "train"]
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from edgepeft.backbones.base import Pooling
 from edgepeft.common.errors import UsageError
 from edgepeft.common.task_name import check_new_name
-from edgepeft.data.training_loop.options import BATCH, MEAN_HEAD_RATE, TrainingLoopOptions
+from edgepeft.data.training_loop.engine import BATCH, MEAN_HEAD_RATE, TrainingLoopOptions
 from edgepeft.tasks._facts import CUT, WINDOWS
 from edgepeft.tasks.base import TaskType, kind_asked
 

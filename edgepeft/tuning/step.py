@@ -13,7 +13,7 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from edgepeft.backbones.checkpoint import Checkpoint
-from edgepeft.common.fastfood import ahead
+from edgepeft.common.frozen_random import ahead
 from edgepeft.data.labels import NO_TARGET
 from edgepeft.data.row_grouping import RowGrouping, mean_matrix, members, places_of
 from edgepeft.data.training_loop.engine import Arrays

@@ -29,8 +29,7 @@ from edgepeft.data.parts import Given, TaskData, load_data
 from edgepeft.data.readers import Source
 from edgepeft.data.rows import SENTENCES, Columns
 from edgepeft.data.text_template import of_source
-from edgepeft.data.training_loop.engine import Arrays
-from edgepeft.data.training_loop.options import MEAN_HEAD_RATE, TrainingLoopOptions
+from edgepeft.data.training_loop.engine import MEAN_HEAD_RATE, Arrays, TrainingLoopOptions
 from edgepeft.deploy.verify import TextCheck, read_check
 from edgepeft.graph.gradient.rule import Backward
 from edgepeft.graph.gradient.training import TrainingFacts, training_facts

@@ -20,7 +20,7 @@ from edgepeft.common.errors import UsageError
 from edgepeft.common.task_name import check_task_name
 from edgepeft.data.batches import encode_parts
 from edgepeft.data.training_loop.checkpoint import latest
-from edgepeft.data.training_loop.options import BATCH
+from edgepeft.data.training_loop.engine import BATCH
 from edgepeft.data.training_loop.run import Progress, TrainingLoop, TrainingLoopResult
 from edgepeft.deploy.install import commit_tasks, prepare_task
 from edgepeft.options.base import Folder

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from edgepeft.tasks._softmax import Softmax
+from edgepeft.tasks._conformal import Softmax
 from edgepeft.tasks.choice import Choice
 from edgepeft.tasks.classification import Classification, doubted
 

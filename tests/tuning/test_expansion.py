@@ -19,7 +19,7 @@ from edgepeft.bundle.delta import Delta, new_delta
 from edgepeft.common.errors import BundleError
 from edgepeft.common.resources import sha256_of
 from edgepeft.data.training_loop.run import Interrupted
-from edgepeft.deploy.audit import audit
+from edgepeft.deploy.verify import audit
 from edgepeft.graph.derived_weights import RECIPE
 from edgepeft.methods.base import method_named
 from edgepeft.training.exporting.bundle import export_bundle
@@ -122,7 +122,7 @@ def test_memory_counts_the_tensors_their_gradients_and_what_makes_them(source, m
 
 
 def test_what_has_no_room_is_refused_with_the_number_before_anything_is_made(bundle, moods, monkeypatch):
-    monkeypatch.setattr("edgepeft.common.fastfood.Fastfood.project", lambda *_: pytest.fail("made"))
+    monkeypatch.setattr("edgepeft.common.frozen_random.Fastfood.project", lambda *_: pytest.fail("made"))
     done = edgepeft("tune", bundle, "--task", "mood", "--data", moods, "--memory", "1MB")
     assert done.returncode == 5 and "even one row" in done.stderr and " MB; 1 MB are allowed" in done.stderr
 

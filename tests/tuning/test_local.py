@@ -13,7 +13,7 @@ from edgepeft.bundle.bundle import Bundle
 from edgepeft.common.errors import DataError, UsageError
 from edgepeft.common.resources import sha256_of
 from edgepeft.data.training_loop.run import Interrupted
-from edgepeft.deploy.audit import audit
+from edgepeft.deploy.verify import audit
 from edgepeft.runtime.session import open_session
 from edgepeft.tuning import activation_cache as hidden
 from edgepeft.tuning.target import Files, TuneSettings

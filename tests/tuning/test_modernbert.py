@@ -11,7 +11,7 @@ from training_loops import steps_beside_pytorchs
 
 from edgepeft.backbones.source import open_backbone
 from edgepeft.bundle.bundle import Bundle
-from edgepeft.deploy.audit import audit
+from edgepeft.deploy.verify import audit
 from edgepeft.training.exporting.bundle import export_bundle
 from edgepeft.tuning.target import Files, TuneSettings, from_task
 from edgepeft.tuning.tune import TuningRun, tune

@@ -17,8 +17,8 @@ from edgepeft.backbones.tokens import Text
 from edgepeft.bundle.bundle import Bundle
 from edgepeft.bundle.delta import new_delta
 from edgepeft.common.errors import UsageError
-from edgepeft.deploy.audit import audit
 from edgepeft.deploy.install import roll_back
+from edgepeft.deploy.verify import audit
 from edgepeft.methods.base import method_named
 from edgepeft.runtime.runtime import Runtime
 from edgepeft.training.exporting.bundle import add_deltas, export_bundle

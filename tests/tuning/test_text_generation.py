@@ -24,7 +24,7 @@ from edgepeft.bundle.bundle import Bundle
 from edgepeft.bundle.delta import new_delta
 from edgepeft.common.errors import UsageError
 from edgepeft.data.training_loop.run import Interrupted
-from edgepeft.deploy.audit import audit
+from edgepeft.deploy.verify import audit
 from edgepeft.graph.gradient.training import training_facts
 from edgepeft.methods.base import method_of
 from edgepeft.runtime.runtime import Runtime

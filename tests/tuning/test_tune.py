@@ -27,7 +27,7 @@ from edgepeft.common.errors import DataError, EdgepeftError, UnknownName, UsageE
 from edgepeft.common.resources import sha256_of
 from edgepeft.data.rows import read_rows
 from edgepeft.deploy import install as tasks
-from edgepeft.deploy.audit import audit
+from edgepeft.deploy.verify import audit
 from edgepeft.graph.gradient.training import DROPPED
 from edgepeft.runtime.runtime import Runtime
 from edgepeft.tuning.claim import claim

@@ -11,7 +11,7 @@ from tolerance import exact_logits
 
 from edgepeft.backbones.hooks import load_model
 from edgepeft.backbones.source import open_backbone
-from edgepeft.deploy.audit import audit
+from edgepeft.deploy.verify import audit
 from edgepeft.runtime.runtime import Runtime
 from edgepeft.tuning.target import Files, TuneSettings
 from edgepeft.tuning.tune import tune
