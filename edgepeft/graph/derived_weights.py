@@ -157,7 +157,7 @@ class _DrawnRecipe(BaseModel):
 
 def drawn_tensors(delta: onnx.ModelProto, bound: Mapping[str, str]) -> Iterator[onnx.TensorProto]:
     """One initializer for each drawn input that is ``bound``, called as that says."""
-    wanted = {without_prefix(name)[1]: name for name in bound if without_prefix(name)[0] == "frozen_matrices"}
+    wanted = {without_prefix(name)[1]: name for name in bound if without_prefix(name)[0] == "drawn"}
     if not wanted:
         return
     recipe = _recipe_of(delta, DRAWN, _DrawnRecipe)
