@@ -15,15 +15,7 @@ from edgepeft.common.errors import DataError, requiring
 from edgepeft.data.containers import ROW_BYTES, Room
 from edgepeft.data.label_names import class_names, named_classes
 
-__all__ = [
-    "SAVED",
-    "NamedSplit",
-    "SavedSplit",
-    "names_in",
-    "read_arrow",
-    "read_parquet",
-    "saved_splits",
-]
+__all__ = ["SAVED", "NamedSplit", "SavedSplit", "names_in", "read_arrow", "read_parquet", "saved_splits"]
 
 SAVED = _OF_SPLITS, _OF_ONE = "dataset_dict.json", "state.json"  # what `save_to_disk` writes of several splits, of one
 _AT_ONCE = 1024  # rows as Python's values

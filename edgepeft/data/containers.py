@@ -62,11 +62,7 @@ class Room:
         self.left = _ROOM_BYTES + times * path.stat().st_size
 
     def require(self, n_bytes: int) -> None:
-        """See that so many are left.
-
-        Raises:
-            DataError: there are fewer.
-        """
+        """See that so many are left."""
         if n_bytes > self.left:
             raise DataError(
                 f"{self._path} holds more than {self._times} times its own bytes and {_ROOM_BYTES >> 20} MiB, as no "

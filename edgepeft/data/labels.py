@@ -15,15 +15,7 @@ from typing import Any
 
 from edgepeft.common.errors import DataError, UsageError
 
-__all__ = [
-    "NO_TARGET",
-    "LabelReader",
-    "label_text",
-    "number_of",
-    "opened",
-    "require_names",
-    "shown",
-]
+__all__ = ["NO_TARGET", "LabelReader", "label_text", "number_of", "opened", "require_names", "shown"]
 
 NO_TARGET = -100  # past a target's end: PyTorch's and transformers' number for what no loss is of
 _MOST_VALUES = 20  # of labels that are numbers and names all the same
@@ -62,11 +54,7 @@ def number_of(value: Any) -> float | None:
 
 
 def require_names(path: object, what: str, labels: Sequence[Any]) -> None:
-    """See that labels are no numbers to learn: many, or with fractions.
-
-    Raises:
-        UsageError: they may be.
-    """
+    """See that labels are no numbers to learn: many, or with fractions."""
     values = {number for label in labels if (number := number_of(label)) is not None}
     if len(values) <= _MOST_VALUES and all(value == int(value) for value in values):
         return

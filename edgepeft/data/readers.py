@@ -370,11 +370,7 @@ def format_of(path: Path) -> Reader | None:
 
 
 def reader_of(path: Source) -> Callable[[Any], Iterator[Record]]:
-    """What gives a source's records, with the line of each.
-
-    Raises:
-        UsageError: no such file or format, or this user may not read it.
-    """
+    """What gives a source's records, with the line of each."""
     if isinstance(path, Records):
         return path.read
     if str(path) == STDIN:

@@ -34,16 +34,7 @@ from edgepeft.data.words import Words
 if TYPE_CHECKING:
     from edgepeft.options.base import ColumnOptions
 
-__all__ = [
-    "FORMATS",
-    "SENTENCES",
-    "STDIN",
-    "BadRow",
-    "Columns",
-    "Row",
-    "head_of",
-    "read_rows",
-]
+__all__ = ["FORMATS", "SENTENCES", "STDIN", "BadRow", "Columns", "Row", "head_of", "read_rows"]
 
 
 class Columns(NamedTuple):

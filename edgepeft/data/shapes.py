@@ -102,9 +102,6 @@ def _holds_lists(cells: Sequence[Any]) -> bool:
 def told_shape(path: object, head: Head, columns: Sequence[str | None] = ()) -> Shape | None:
     """That of a file's first rows, which is said; None where they do not tell, or options name their ``columns``: text,
     second text, label.
-
-    Raises:
-        UsageError: the labels are numbers that may be names as well.
     """
     shape = None if any(columns) else shape_of(path, head)
     if shape is not None:

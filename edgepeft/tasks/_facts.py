@@ -36,10 +36,6 @@ class LossGraph(NamedTuple):
     dims: tuple[str | int, ...] = ("batch",)
 
 
-def _mean_of(sums: Any, n: int) -> float:
-    return float(sums) / n
-
-
 class Metric(NamedTuple):
     """A function of (the bound kind, targets [n, ...], outputs [n, ...]), higher is better; and how it comes to one
     number.
@@ -51,7 +47,7 @@ class Metric(NamedTuple):
     function: Callable[[Any, Any, Any], float]
     averaged: str = "over all rows"
     of_rows: Callable[[Any, Any, Any], Any] | None = None
-    of_sums: Callable[[Any, int], float] = _mean_of
+    of_sums: Callable[[Any, int], float] = lambda sums, n: float(sums) / n
     resampled: bool = True
 
     @classmethod
@@ -59,7 +55,7 @@ class Metric(NamedTuple):
         cls,
         of_rows: Callable[[Any, Any, Any], Any],
         averaged: str,
-        of_sums: Callable[[Any, int], float] = _mean_of,
+        of_sums: Callable[[Any, int], float] = lambda sums, n: float(sums) / n,
         *,
         resampled: bool = True,
     ) -> Metric:
@@ -122,11 +118,7 @@ class Facts:
 
     @classmethod
     def require_classes(cls) -> None:
-        """See that rows can be weighed by their label.
-
-        Raises:
-            UsageError: they have no one label.
-        """
+        """See that rows can be weighed by their label."""
         if not cls.one_label:
             raise UsageError(f"--balanced weighs classes, and {cls.title} has none; leave --balanced out.")
 
@@ -185,19 +177,11 @@ class Long(Facts):
         return texts * (1 - (longest - length) // (longest - self.overlap(longest))), longest
 
     def token_rows(self, given: Any, where: str) -> list[tuple[str, str | None]]:
-        """What is tokenized for a row, as ``Row.readable`` or a caller gives it: texts and pairs, if it is ``several``.
-
-        Raises:
-            DataError: the row lacks what the kind reads.
-        """
+        """What is tokenized for a row, as ``Row.readable`` or a caller gives it, if it is ``several``: texts, pairs."""
         raise UsageError(f"{self.title} reads a row as one text or pair.")
 
     def read(self, rows: Sequence[Row]) -> tuple[list[Text], list[int] | None]:
-        """The token rows of all rows, and how many each row is; None where each is one.
-
-        Raises:
-            DataError: a row lacks what the kind reads.
-        """
+        """The token rows of all rows, and how many each row is; None where each is one."""
         if not self.several:
             return [Text(row.sentence1, row.sentence2) for row in rows], None
         found = [self.token_rows(row.readable, row.where) for row in rows]
@@ -206,11 +190,7 @@ class Long(Facts):
     def tokens(
         self, encoder: TextEncoder, texts: Sequence[Text], max_length: int, names: Sequence[str] = ()
     ) -> TokenBatch:
-        """Token rows cut at the maximal length, or in windows.
-
-        Raises:
-            DataError: a text, by its name where ``names`` has it, leaves no room for a window.
-        """
+        """Token rows cut at the maximal length, or in windows."""
         if not self.windows:
             return encoder.encode(texts, max_length)
         return encoder.windows(texts, max_length, self.overlap(max_length), names, second=self.passages)

@@ -215,23 +215,14 @@ class TaskType(Long, Calibration, ABC):
     # Scores.
 
     def score(self, metric: str, targets: Any, outputs: Any) -> float:
-        """Of outputs [n, ...], as ``outputs`` gives them; what is not defined (a correlation with a constant) is 0.
-
-        Raises:
-            UnknownName, UsageError: as ``check_metric``.
-            MissingPackage: it needs a package that is not installed.
-        """
+        """Of outputs [n, ...], as ``outputs`` gives them; what is not defined (a correlation with a constant) is 0."""
         if len(targets) != len(outputs) or not len(targets):
             raise ValueError(f"{len(targets)} labels and {len(outputs)} answers cannot be compared")
         value = self.metric_of(metric).function(self, targets, outputs)
         return value if math.isfinite(value) else 0.0
 
     def metric_or_default(self, metric: str | None) -> str:
-        """The metric's name, after a check.
-
-        Raises:
-            UnknownName, UsageError: as ``check_metric``.
-        """
+        """The metric's name, after a check."""
         self.check_metric(metric or self.default_metric)
         return metric or self.default_metric
 
@@ -352,21 +343,12 @@ def kinds() -> dict[str, type[TaskType]]:
 
 
 def kind_named(name: str) -> type[TaskType]:
-    """The kind of that name.
-
-    Raises:
-        UnknownName: there is none.
-    """
+    """The kind of that name."""
     return named("kind of task", name, kinds())
 
 
 def kind_asked(name: str | None, *, regression: bool = False, writes: bool = False) -> type[TaskType]:
-    """What is asked for by ``--kind``, or by its short forms; else the kind of rows that have a text as their label.
-
-    Raises:
-        UnknownName: there is no such kind.
-        UsageError: two different ones are asked for.
-    """
+    """What is asked for by ``--kind``, or by its short forms; else the kind of rows that have a text as their label."""
     short = "regression" if regression else None
     if writes:
         short = next(known for known, kind in kinds().items() if kind.writes)
@@ -376,11 +358,7 @@ def kind_asked(name: str | None, *, regression: bool = False, writes: bool = Fal
 
 
 def stated(name: str | None, labels: Sequence[str] | None, head_reads: str, **bound: Any) -> TaskType:
-    """The kind of a task by its card, which may be older than the names of kinds.
-
-    Raises:
-        ValueError: there is no such kind, or its labels are missing.
-    """
+    """The kind of a task by its card, which may be older than the names of kinds."""
     if name is None:
         found = next(kind for kind in kinds().values() if kind.is_of(labels, head_reads))
     elif name in kinds():

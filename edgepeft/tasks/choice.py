@@ -260,9 +260,8 @@ def _no_candidates(where: str) -> UnreadableRow:
     )
 
 
-def _picked(_: Choice, targets: Values, outputs: Values) -> Values:
-    equal: Values = targets[:, 0] == outputs
-    return equal
-
-
-Choice.metrics = {"accuracy": Metric.of(_picked, "share of rows whose right candidate is picked")}
+Choice.metrics = {
+    "accuracy": Metric.of(
+        lambda _, right, picked: right[:, 0] == picked, "share of rows whose right candidate is picked"
+    )
+}

@@ -145,7 +145,7 @@ class Classification(OneOfSeveral, TaskType):
             if self.labels is not None and positive not in self.labels:
                 raise UnknownName("label", positive, self.labels)
             return Metric(partial(_f1, positive=positive))
-        if name in CORRELATIONS and self.labels is not None and _are_numbers(self.labels):
+        if name in CORRELATIONS and self.labels is not None and all(map(_NUMBER.fullmatch, self.labels)):
             return CORRELATIONS[name]._replace(function=partial(_of_numbers, CORRELATIONS[name]))
         return super().metric_of(name)
 
@@ -223,6 +223,7 @@ def cross_entropy(logits: str, labels: str, axis: int, out: str) -> Nodes:
 
 
 _MISSING = {"nan", "null", "none", "n/a", "na", "<na>", "#n/a", "-"}
+_NUMBER = re.compile(r"-?\d+(\.\d+)?", re.ASCII)
 _WHOLE = re.compile(r"(?<=\d)\.0+$")  # 1.0 beside 1
 
 
@@ -274,19 +275,10 @@ def _places(rows: Sequence[Row]) -> str:
     return f"{len(rows):,} row{'s' * (len(rows) > 1)}: {first}{', ...' * (len(rows) > 3)}"
 
 
-def _are_numbers(names: Sequence[str]) -> bool:
-    return all(re.fullmatch(r"-?\d+(\.\d+)?", name, re.ASCII) for name in names)
-
-
 def _positive(names: Sequence[str]) -> str:
     """The last of the sorted names that denies nothing: 1, yes, true, spam; equivalent, not not_equivalent."""
     affirming = [name for name in names if not re.match(r"(not?|non)[ _-]", name, re.IGNORECASE)]
     return (affirming or list(names))[-1]
-
-
-def _right(_: Classification, targets: Values, outputs: Values) -> Values:
-    equal: Values = targets == outputs
-    return equal
 
 
 def _counts(kind: Classification, targets: Values, outputs: Values) -> tuple[Values, Values, Values]:
@@ -353,7 +345,7 @@ def doubted(targets: NDArray[Any], shares: NDArray[Any]) -> Iterator[Doubt]:
 
 
 Classification.metrics = {
-    "accuracy": Metric.of(_right, "share of rows that are right"),
+    "accuracy": Metric.of(lambda _, targets, outputs: targets == outputs, "share of rows that are right"),
     "f1": Metric(_f1),
     "macro_f1": Metric(_macro_f1, "mean of the labels' own F1, each counting alike"),
     "matthews": Metric(_matthews),

@@ -18,11 +18,7 @@ _FOLDER = ".tune"
 
 @contextlib.contextmanager
 def claim(bundle: Path, task: str, wait_s: float = 0) -> Iterator[Path]:
-    """Hold the task for one run; yields the folder of its checkpoints.  A dead process holds nothing.
-
-    Raises:
-        UsageError: another process holds it, for ``wait_s`` seconds by now.
-    """
+    """Hold the task for one run; yields the folder of its checkpoints.  A dead process holds nothing."""
     waited = f" (waited {wait_s:g} s for it)" if wait_s else ""
     busy = f"task {task} of {bundle} is being tuned by another process{waited}; wait for it, or tune another task."
     with contextlib.ExitStack() as held:

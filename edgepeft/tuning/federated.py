@@ -37,12 +37,7 @@ from edgepeft.tuning.claim import claim
 from edgepeft.tuning.target import Files, TuneSettings, TuningTarget, from_task
 from edgepeft.tuning.tune import TuneResult, TuningRun, put_in_force
 
-__all__ = [
-    "LocalSteps",
-    "LocalTuner",
-    "average_products",
-    "checked_tensors",
-]
+__all__ = ["LocalSteps", "LocalTuner", "average_products", "checked_tensors"]
 
 _MOST_NAMES = 3  # in a message
 _A, _B = "/A", "/B"

@@ -119,11 +119,7 @@ def put_in_force(
     check: bytes,
     watch: Callable[[Progress], None] = lambda _: None,
 ) -> TaskEntry:
-    """Make a run's result the task's version, once it answers as ``check`` says; ``watch`` gets the phase commit.
-
-    Raises:
-        EdgepeftError: it does not, or the bundle cannot be written.
-    """
+    """Make a run's result the task's version, once it answers as ``check`` says; ``watch`` gets the phase commit."""
     account = {name: getattr(tuned, name) for name in ("metrics", "training")}
     kind = target.facts.kind
     begun = {name: kind.chosen[name] for name in kind.begun(0) if name in kind.chosen}
@@ -201,9 +197,6 @@ class TuningRun:
         """Every step that is left; the best tensors, and their score on rows that chose nothing.
 
         Where a task of the bundle was tuned, the metric ``before`` is its own score on those rows.
-
-        Raises:
-            EdgepeftError, Interrupted: as ``TrainingLoop.run``.
         """
         result = self.loop.run()
         training = {

@@ -29,14 +29,7 @@ from edgepeft.backbones.tokens import Text
 from edgepeft.bundle.bundle import BACKBONE_FILE, DECODER_FILE, ENCODER_FILE, Bundle
 from edgepeft.bundle.card import EVALUATION_FILE, DeltaCard, read_card
 from edgepeft.bundle.delta import Delta
-from edgepeft.bundle.manifest import (
-    BackboneEntry,
-    DeltaDtype,
-    Hashes,
-    Manifest,
-    TextHashes,
-    WeightsDtype,
-)
+from edgepeft.bundle.manifest import BackboneEntry, DeltaDtype, Hashes, Manifest, TextHashes, WeightsDtype
 from edgepeft.common.atomic import new_folder
 from edgepeft.common.errors import BundleError, UsageError
 from edgepeft.common.resources import sha256_of

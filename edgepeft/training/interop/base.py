@@ -68,10 +68,6 @@ class ImportRequest:
 
         A head of a text reads the first position, as transformers' does, be it a prompt's.  ``origin`` goes into the
         card.  What the checkpoint does not say of its labels is read from a config beside it, or from the backbone's.
-
-        Raises:
-            UsageError: the request's kind, labels or length do not fit, or labels are missing that are needed.
-            BundleError: no kind of task has such a head.
         """
         beside = folder / "config.json"
         configs: list[Config] = [*([read_config(beside)] if beside.is_file() else ()), backbone.config]
@@ -171,12 +167,7 @@ class Importer(ABC):
 
     @abstractmethod
     def read(self, folder: Path, backbone: Backbone, request: ImportRequest) -> Delta:
-        """The checkpoint as a delta of that backbone.
-
-        Raises:
-            BundleError: damaged, of another architecture, or with something that no delta can represent.
-            UsageError: the request does not fit the checkpoint.
-        """
+        """The checkpoint as a delta of that backbone."""
 
 
 def importers() -> tuple[Importer, ...]:
@@ -185,12 +176,7 @@ def importers() -> tuple[Importer, ...]:
 
 
 def importer_of(folder: Path) -> Importer:
-    """The importer that recognises this folder.
-
-    Raises:
-        UsageError: there is no such folder.
-        BundleError: none recognises it.
-    """
+    """The importer that recognises this folder."""
     if not folder.is_dir():
         raise UsageError(f"there is no folder {folder}; import reads a checkpoint's folder.")
     known = importers()

@@ -45,11 +45,7 @@ class Patterns:
         self._child: subprocess.Popen[str] | None = None
 
     def match(self, pattern: str, name: str) -> tuple[str | None, ...] | None:
-        """What a pattern finds at a name's start, and its groups; None where it finds nothing.
-
-        Raises:
-            BundleError: it is no regular expression, or the patterns took more than they may.
-        """
+        """What a pattern finds at a name's start, and its groups; None where it finds nothing."""
         if len(pattern) > _MOST_CHARACTERS:
             raise BundleError(
                 f"the pattern {pattern!r:.80} has {len(pattern):,} characters; list names of modules instead."
