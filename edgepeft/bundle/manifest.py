@@ -216,7 +216,7 @@ class TaskEntry(_Model):
 
     def logits_shape(self, batch: int, length: int) -> tuple[int, ...]:
         """Of so many rows of so many tokens."""
-        return (batch, length, self.n_outputs) if self.task_kind.per_token else (batch, self.n_outputs)
+        return self.task_kind.logits_shape(batch, length)
 
     @model_validator(mode="after")
     def _is_of_a_kind(self) -> TaskEntry:

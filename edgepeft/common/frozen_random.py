@@ -49,7 +49,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 __all__ = [
-    "GENERATOR",
+    "FASTFOOD",
+    "MERSENNE_TWISTER",
     "MOST_ENTRIES",
     "SEEDS",
     "Fastfood",
@@ -62,7 +63,7 @@ __all__ = [
     "walsh_hadamard",
 ]
 
-GENERATOR = "fastfood/1"
+FASTFOOD = "fastfood/1"
 _BLOCK = 1 << 15  # entries of G and Pi made at a time: they stay in the cache
 _ROUNDS = 4
 _GAMMA, _WORD = 0x9E3779B97F4A7C15, (1 << 64) - 1
@@ -234,7 +235,7 @@ def _square_sum(values: Floats) -> float:
     return float(np.square(values, dtype=np.float64).sum())
 
 
-GENERATOR = "mt19937/1"
+MERSENNE_TWISTER = "mt19937/1"
 SEEDS = 2**32
 MOST_ENTRIES = 2**28  # entries in all, 1 GiB: what a file can ask a board for
 

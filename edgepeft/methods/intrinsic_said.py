@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from edgepeft.backbones.base import Architecture
-from edgepeft.common.frozen_random import GENERATOR, Fastfood, ahead, hadamard
+from edgepeft.common.frozen_random import FASTFOOD, Fastfood, ahead, hadamard
 from edgepeft.methods.base import Generator, Method, option, require
 
 __all__ = ["IntrinsicSAID", "Projected"]
@@ -52,7 +52,7 @@ class Projected(Generator):
     @property
     def recipe(self) -> dict[str, Any]:
         """For ``edgepeft.graph.derived_weights``."""
-        return {"generator": GENERATOR, "seed": self.seed, "vector": "theta", "scales": "scales"}
+        return {"generator": FASTFOOD, "seed": self.seed, "vector": "theta", "scales": "scales"}
 
     def forward(self, pretrained: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """theta_i of every tensor."""

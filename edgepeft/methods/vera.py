@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from edgepeft.backbones.base import LINEAR_ROLES, Site
-from edgepeft.common.frozen_random import GENERATOR, MOST_ENTRIES, SEEDS, frozen_matrices
+from edgepeft.common.frozen_random import MERSENNE_TWISTER, MOST_ENTRIES, SEEDS, frozen_matrices
 from edgepeft.methods._linear_updates import LinearUpdates
 from edgepeft.methods.base import option, require
 
@@ -42,7 +42,7 @@ class FrozenMatrices(nn.Module):
     @property
     def recipe(self) -> dict[str, Any]:
         """For ``edgepeft.graph.derived_weights``."""
-        return {"generator": GENERATOR, "seed": self.seed, "shapes": self.shapes}
+        return {"generator": MERSENNE_TWISTER, "seed": self.seed, "shapes": self.shapes}
 
 
 class VectorBased(nn.Module):

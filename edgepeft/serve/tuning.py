@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any
 
 from edgepeft.common.errors import EdgepeftError
 from edgepeft.data.conventions import CANDIDATES
+from edgepeft.data.training_loop.checkpoint import claim, discard
 from edgepeft.serve.problems import Refused, explain, fault
 from edgepeft.serve.schemas import TuneRequest
-from edgepeft.tuning.claim import claim, discard
 
 if TYPE_CHECKING:
     from edgepeft.data.training_loop.run import Progress

@@ -81,6 +81,10 @@ class TaskType(Long, Calibration, ABC):
         """Columns of the logits."""
         return len(self.labels or "1")
 
+    def logits_shape(self, rows: int, length: int) -> tuple[int, ...]:
+        """Of so many token rows of so many tokens."""
+        return (rows, length, self.n_outputs) if self.per_token else (rows, self.n_outputs)
+
     @property
     def described(self) -> str:
         """In a cell of a table: "3 labels"."""

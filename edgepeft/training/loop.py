@@ -95,7 +95,8 @@ def train(
     if CURVE in result.metrics:
         draw_curve(result.metrics, f"{options.task}: {method.name} on {backbone.source}", out)
     if diverged is not None:
-        raise Diverged(f"{diverged} {out} holds its best tensors, {_best(result)}.") from diverged
+        best = f"of step {result.training['best_step']} ({result.metric} {rounded(result.metrics['eval'])}"
+        raise Diverged(f"{diverged} {out} holds its best tensors, {best} on the eval rows).") from diverged
     return TrainResult(**vars(result), delta=delta)
 
 
@@ -131,6 +132,7 @@ class _Run:
         """A fresh delta on the frozen model, with the rows as tokens."""
         backbone, options = self.backbone, self.options
         longest = options.max_length or 0
+        posed = {name: getattr(data, name) for name in ("source", "target", "targets", "step")}
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(options.seed)
             delta = new_delta(
@@ -141,7 +143,7 @@ class _Run:
                 pairs=data.pairs,
                 head=options.head,
                 max_length=longest,
-                posed={**_posed(data), "max_target_length": options.max_target_length},
+                posed={**posed, "max_target_length": options.max_target_length},
                 kind=data.task_kind.name,
                 stride=data.stride,
             )
@@ -149,7 +151,8 @@ class _Run:
         if self.start is not None:
             delta.read(self.start, "the start")
         encoder, pad = backbone.encoder(), backbone.architecture.pad_token_id
-        rows = encode_parts(data, encoder, longest, pad, writing=_writing(delta))
+        writing = Writing.by(backbone.architecture, delta.card.max_target_length)
+        rows = encode_parts(data, encoder, longest, pad, writing=writing)
         rates = options.learning_rate or 0.0, options.head_learning_rate or 0.0
         known = data.class_weights
         weights = [known.get(label, 0.0) for label in data.labels or ()] if options.balanced else None
@@ -212,31 +215,12 @@ def _outcome(loop: TrainingLoop) -> tuple[TrainingLoopResult, Diverged | None]:
         return replace(result, training={**result.training, "diverged": str(diverged)}), diverged
 
 
-def _posed(data: TaskData) -> dict[str, Any]:
-    """What the card says of how the rows became text."""
-    return {name: getattr(data, name) for name in ("source", "target", "targets", "step")}
-
-
-def _writing(delta: Delta) -> Writing | None:
-    """The form of the targets, where text is written."""
-    decoder, longest = delta.architecture.decoder, delta.card.max_target_length
-    if decoder is None or longest is None:
-        return None
-    return Writing(longest, decoder.start_token_id, decoder.end_token_id, delta.architecture.vocab_size)
-
-
 def _longest_target(backbone: Backbone, data: TaskData) -> int:
     """Tokens of the longest text to write, its end included; 0 where none is written."""
     if not data.task_kind.writes:
         return 0
     encoder = backbone.encoder()
     return 1 + max(len(encoder.plain_ids(row.label or "")) for part in PARTS for row in getattr(data, part))
-
-
-def _best(result: TrainingLoopResult) -> str:
-    return (
-        f"of step {result.training['best_step']} ({result.metric} {rounded(result.metrics['eval'])} on the eval rows)"
-    )
 
 
 def _versions() -> dict[str, str]:

@@ -98,7 +98,7 @@ class OnnxRuntimeEngine(TrainingEngine):
         self._given = None
         kind, train = self._target.facts.kind, self._rows["train"]
         read = train.token_rows(chosen)
-        shape = (len(read), max(train.lengths[i] for i in chosen)) if kind.per_token else (len(read),)
+        *shape, _ = kind.logits_shape(len(read), max(train.lengths[i] for i in chosen))
         drawn = [
             masks(index, probability if self._options.dropout else 0.0, (*shape, width))
             for index, (probability, width) in enumerate(self._target.facts.dropouts)
@@ -186,8 +186,7 @@ class OnnxRuntimeEngine(TrainingEngine):
         rows, hidden = self._rows[part], self._hidden.get(part)
         session = self._whole if hidden is None else self._above
         batch, kind, read = rows.batch(chosen)[0], self._target.facts.kind, rows.token_rows(chosen)
-        shape = batch["input_ids"].shape if kind.per_token else (len(read),)
-        logits = np.zeros((*shape, kind.n_outputs), np.float32)
+        logits = np.zeros(kind.logits_shape(*batch["input_ids"].shape), np.float32)
         for place, inputs in passes(batch, prompt=self._target.prompt_length):
             states = {} if hidden is None else hidden.packed([read[i] for i in place])
             put(logits, place, run_session(session, LOGITS, {**self.given, **inputs, **states}))
@@ -195,11 +194,11 @@ class OnnxRuntimeEngine(TrainingEngine):
 
     def states(self, part: str, chosen: Sequence[int]) -> NDArray[np.float32]:
         """[token rows, (length,) d] of the bare backbone."""
-        batch, per_token = self._rows[part].batch(chosen)[0], self._target.facts.kind.per_token
-        shape = batch["input_ids"].shape if per_token else batch["input_ids"].shape[:1]
+        batch, kind = self._rows[part].batch(chosen)[0], self._target.facts.kind
+        *shape, _ = kind.logits_shape(*batch["input_ids"].shape)
         states = np.zeros((*shape, self._bundle.architecture.hidden_size), np.float32)
         for place, inputs in passes(batch):
-            output = "last_hidden_state" if per_token else self._target.pooling.site
+            output = "last_hidden_state" if kind.per_token else self._target.pooling.site
             put(states, place, run_session(self._bare, output, inputs))
         return states
 

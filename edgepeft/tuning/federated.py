@@ -31,9 +31,8 @@ from numpy.typing import NDArray
 
 from edgepeft.bundle.bundle import Bundle
 from edgepeft.common.errors import DataError, UsageError
-from edgepeft.data.training_loop.checkpoint import Position
+from edgepeft.data.training_loop.checkpoint import Position, claim
 from edgepeft.data.training_loop.engine import Arrays, Scored
-from edgepeft.tuning.claim import claim
 from edgepeft.tuning.target import Files, TuneSettings, TuningTarget, from_task
 from edgepeft.tuning.tune import TuneResult, TuningRun, put_in_force
 

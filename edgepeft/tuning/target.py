@@ -19,7 +19,6 @@ from edgepeft.backbones.checkpoint import Checkpoint
 from edgepeft.backbones.config import read_config
 from edgepeft.backbones.trie import trie_of
 from edgepeft.bundle.bundle import TEMPLATES_FOLDER, Bundle, check_owner, expect_hash, read_graph
-from edgepeft.bundle.manifest import TaskEntry
 from edgepeft.bundle.versions import CHECK, GRAPH
 from edgepeft.common.errors import DataError, UsageError
 from edgepeft.common.resources import package_data
@@ -249,7 +248,7 @@ class Files:
         return data
 
 
-def from_task(bundle: Bundle, task: str, files: Files, options: TuneSettings, *, partial: bool = False) -> TuningTarget:
+def from_task(bundle: Bundle, task: str, files: Files, options: TuneSettings) -> TuningTarget:
     """Go on from a task of the bundle."""
     entry = bundle.entry(task)
     entry.require_tunable(task)
@@ -266,6 +265,7 @@ def from_task(bundle: Bundle, task: str, files: Files, options: TuneSettings, *,
     expect_hash(check, entry.check_sha256)
     content, where = check.read_bytes(), str(check)
     read = TextCheck.read(content, where, bundle.architecture.vocab_size).inputs if entry.writes else None
+    longest = entry.max_target_length or GREEDY.max_new_tokens
     widen(delta.graph)
     return TuningTarget(
         task=task,
@@ -275,17 +275,9 @@ def from_task(bundle: Bundle, task: str, files: Files, options: TuneSettings, *,
         data=data,
         max_length=entry.max_length,
         prompt_length=entry.prompt_length,
-        writing=_writing(entry, bundle.architecture),
+        writing=Writing.by(bundle.architecture, longest) if entry.writes else None,
         half=halved(delta.graph) if entry.weights_dtype == "fp16" else frozenset(),
     )
-
-
-def _writing(entry: TaskEntry, architecture: Architecture) -> Writing | None:
-    decoder = architecture.decoder
-    if decoder is None or not entry.writes:
-        return None
-    longest = entry.max_target_length or GREEDY.max_new_tokens
-    return Writing(longest, decoder.start_token_id, decoder.end_token_id, architecture.vocab_size)
 
 
 def from_template(

@@ -19,13 +19,12 @@ from edgepeft.bundle.manifest import Manifest, TaskEntry
 from edgepeft.common.errors import UsageError
 from edgepeft.common.task_name import check_task_name
 from edgepeft.data.batches import encode_parts
-from edgepeft.data.training_loop.checkpoint import latest
+from edgepeft.data.training_loop.checkpoint import claim, discard, latest
 from edgepeft.data.training_loop.engine import BATCH
 from edgepeft.data.training_loop.run import Progress, TrainingLoop, TrainingLoopResult
 from edgepeft.deploy.install import commit_tasks, prepare_task
 from edgepeft.options.base import Folder
 from edgepeft.tuning.adamw import AdamW
-from edgepeft.tuning.claim import claim, discard
 from edgepeft.tuning.engine import OnnxRuntimeEngine
 from edgepeft.tuning.memory import lay_out
 from edgepeft.tuning.target import Files, TuneSettings, TuningTarget, from_task, from_template

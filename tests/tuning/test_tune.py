@@ -26,11 +26,11 @@ from edgepeft.cli._main import app
 from edgepeft.common.errors import DataError, EdgepeftError, UnknownName, UsageError
 from edgepeft.common.resources import sha256_of
 from edgepeft.data.rows import read_rows
+from edgepeft.data.training_loop.checkpoint import claim
 from edgepeft.deploy import install as tasks
 from edgepeft.deploy.verify import audit
 from edgepeft.graph.gradient.training import DROPPED
 from edgepeft.runtime.runtime import Runtime
-from edgepeft.tuning.claim import claim
 from edgepeft.tuning.request import tune as asked_tune
 from edgepeft.tuning.target import Files, TuneSettings, from_task
 from edgepeft.tuning.tune import TuningRun, tune
