@@ -167,7 +167,7 @@ def _majority(kind: TaskType, metric: str, targets: Any, outputs: Any, figures: 
 def _of_logits(asked: _Asked, batches: Batches) -> Found:
     """What the kind of the task makes of its logits."""
     task, kind, worst = asked.task, asked.runtime.bundle.entry(asked.task).task_kind, list[dict[str, Any]]()
-    kind.check_metric(asked.metric or kind.default_metric)
+    kind.metric_of(asked.metric or kind.default_metric)
     targets, outputs, kept, together, done = list[Any](), list[Any](), list[Any](), list[Row](), 0
     wrong = dict[int, Found]()  # the only rows that may be mislabelled
     for batch in batches:

@@ -27,7 +27,7 @@ import math
 import warnings
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -43,7 +43,6 @@ __all__ = [
     "Calibration",
     "Guarantee",
     "OneOfSeveral",
-    "Softmax",
     "binned",
     "calibration_error",
     "coverage_threshold",
@@ -230,14 +229,17 @@ _NEEDED = {"coverage": needed_for_coverage, "risk": needed_for_risk}
 _OWN = ("temperature", "temperature_bound", "ece", "threshold", *_NEEDED)  # of what is chosen; others are not its
 
 
-@dataclass(frozen=True)
-class Softmax:
-    """``chosen`` is a task's: ``temperature`` (and ``temperature_bound``, where the likelihood is highest at one),
-    ``ece`` of the evaluation rows, and ``threshold`` with the ``coverage`` or the ``risk`` that it is for."""
+class OneOfSeveral(Calibration):
+    """Base of kinds of which one answer of several is right, with probabilities that are the logits' softmax.
 
+    ``chosen`` has the ``temperature`` (and ``temperature_bound``, where the likelihood is highest at one), ``ece`` of
+    the evaluation rows, and ``threshold`` with the ``coverage`` or the ``risk`` that it is for.
+    """
+
+    calibrates: ClassVar[bool] = True
     chosen: Mapping[str, Any]
 
-    def check(self) -> None:
+    def __post_init__(self) -> None:
         """See that the temperature and a threshold with its one guarantee can be used."""
         names = ("temperature", "threshold", *_NEEDED)
         for name, value in ((name, self.chosen[name]) for name in names if name in self.chosen):
@@ -249,11 +251,11 @@ class Softmax:
 
     @property
     def guarantee(self) -> Guarantee:
-        """What sure answers keep."""
+        """A coverage, or a risk, that sure answers keep."""
         return {name: float(self.chosen[name]) for name in _NEEDED if name in self.chosen}
 
-    def with_guarantee(self, guarantee: Guarantee, n: int) -> dict[str, Any]:
-        """``chosen`` with another guarantee, whose threshold is not known yet."""
+    def with_guarantee(self, guarantee: Guarantee, n: int) -> Self:
+        """With a threshold that is not known yet, after a check that ``n`` rows can keep it, were every one right."""
         for name, value in guarantee.items():
             if n < (least := _NEEDED[name](value)):
                 raise UsageError(
@@ -261,42 +263,41 @@ class Softmax:
                     f"--eval, or another --{name}."
                 )
         others = {name: value for name, value in self.chosen.items() if name not in ("threshold", *_NEEDED)}
-        return {**others, **guarantee}
+        return replace(self, chosen={**others, **guarantee})  # type: ignore[type-var]
 
-    def calibrated(self, targets: Values, logits: Values) -> dict[str, Any]:
-        """``chosen`` anew, by these rows."""
-        temperature, bound = fitted_temperature(logits, targets)
-        before, after = (_bins(targets, softmax(logits, each)) for each in (1.0, temperature))
+    def calibrated(self, targets: Values, logits: Values) -> Self:
+        """The temperature, the calibration error before it and with it, and the threshold of what is guaranteed."""
+        right, of = self.right_of(targets, logits)
+        temperature, bound = fitted_temperature(of, right)
+        shares = softmax(of, temperature)
+        before, after = (_bins(right, each) for each in (softmax(of), shares))
         others = {name: value for name, value in self.chosen.items() if name not in _OWN}
         found: dict[str, Any] = {**others, **self.guarantee, "temperature": temperature}
         found |= {} if bound is None else {"temperature_bound": bound}
         found["ece"] = {"before": calibration_error(before), "after": calibration_error(after)}
-        shares = softmax(logits, temperature)
         if "coverage" in found:
-            found["threshold"] = coverage_threshold(shares[np.arange(len(shares)), targets], found["coverage"])
+            found["threshold"] = coverage_threshold(shares[np.arange(len(shares)), right], found["coverage"])
         if "risk" in found:
-            found["threshold"] = _risk_threshold(shares, targets, found["risk"])
-        return found
+            found["threshold"] = _risk_threshold(shares, right, found["risk"])
+        return replace(self, chosen=found)  # type: ignore[type-var]
 
     def calibration(self, targets: Values, logits: Values) -> dict[str, Any]:
         """``temperature``, ``ece`` and ``bins`` of these rows, both ``before`` it and ``after``; and of a ``promise``
         what comes out: the share ``unsure``, ``accuracy_of_sure``, the share ``covered``."""
-        shares, temperature = self.shares(logits), self.chosen.get("temperature", 1.0)
-        bins = {"before": _bins(targets, softmax(logits)), "after": _bins(targets, softmax(logits, temperature))}
+        right, of = self.right_of(targets, logits)
+        shares, temperature = self.shares(of), self.chosen.get("temperature", 1.0)
+        bins = {"before": _bins(right, softmax(of)), "after": _bins(right, softmax(of, temperature))}
         errors = {name: calibration_error(each) for name, each in bins.items()}
-        found = {"temperature": temperature, "ece": errors, "bins": bins}
-        if "threshold" not in self.chosen:
-            return found
-        sure, right = ~np.array(self.unsure(shares), bool), shares.argmax(1) == targets
-        kept: dict[str, Any] = {
-            **self.guarantee,
-            "threshold": self.chosen["threshold"],
-            "unsure": float((~sure).mean()),
-        }
-        kept["accuracy_of_sure"] = float(right[sure].mean()) if sure.any() else None
-        if "coverage" in kept:
-            kept["covered"] = float((shares[np.arange(len(shares)), targets] >= kept["threshold"]).mean())
-        return {**found, "promise": kept}
+        found: dict[str, Any] = {"temperature": temperature, "ece": errors, "bins": bins}
+        if "threshold" in self.chosen:
+            sure, hits = ~np.array(self.unsure(shares), bool), shares.argmax(1) == right
+            kept: dict[str, Any] = {**self.guarantee, "threshold": self.chosen["threshold"]}
+            kept["unsure"] = float((~sure).mean())
+            kept["accuracy_of_sure"] = float(hits[sure].mean()) if sure.any() else None
+            if "coverage" in kept:
+                kept["covered"] = float((shares[np.arange(len(shares)), right] >= kept["threshold"]).mean())
+            found["promise"] = kept
+        return {"calibration": found}
 
     def shares(self, logits: Values) -> Values:
         """[n, C]; where no temperature is known in the logits' own precision, as before there were any."""
@@ -315,43 +316,10 @@ class Softmax:
         found: list[bool | None] = unsure.tolist()
         return found
 
-
-class OneOfSeveral(Calibration):
-    """Base of kinds of which one answer of several is right, with probabilities that are the logits' softmax."""
-
-    calibrates: ClassVar[bool] = True
-    chosen: Mapping[str, Any]
-
-    def __post_init__(self) -> None:
-        """See that what was chosen of its probabilities can be used."""
-        self.softmax.check()
-
-    @property
-    def softmax(self) -> Softmax:
-        """What was chosen of its probabilities."""
-        return Softmax(self.chosen)
-
-    @property
-    def guarantee(self) -> Guarantee:
-        """A coverage, or a risk."""
-        return self.softmax.guarantee
-
-    def with_guarantee(self, guarantee: Guarantee, n: int) -> Self:
-        """See that ``n`` rows can keep it, were every one of them right."""
-        return replace(self, chosen=self.softmax.with_guarantee(guarantee, n))  # type: ignore[type-var]
-
-    def calibrated(self, targets: Values, logits: Values) -> Self:
-        """The temperature, the calibration error before it and with it, and the threshold of what is guaranteed."""
-        return replace(self, chosen=self.softmax.calibrated(*self.right_of(targets, logits)))  # type: ignore[type-var]
-
-    def calibration(self, targets: Values, logits: Values) -> dict[str, Any]:
-        """Bins and their error before and with the temperature, and how the guarantee is kept."""
-        return {"calibration": self.softmax.calibration(*self.right_of(targets, logits))}
-
     def probabilities(self, targets: Values, logits: Values) -> list[dict[str, float]]:
         """By the softmax."""
         right, of = self.right_of(targets, logits)
-        shares = self.softmax.shares(of)
+        shares = self.shares(of)
         pairs = zip(shares[np.arange(len(right)), right].tolist(), shares.max(1).tolist(), strict=True)
         return [{"label_probability": round(own, 6), "answer_probability": round(best, 6)} for own, best in pairs]
 

@@ -19,7 +19,7 @@ from edgepeft.backbones.tokens import Text, TextEncoder, TokenBatch
 from edgepeft.common.errors import UsageError
 from edgepeft.data.rows import Row
 
-__all__ = ["CLOSE", "CUT", "WINDOWS", "Agreement", "Long", "LossGraph", "Metric", "Nodes", "listed", "same_best"]
+__all__ = ["CLOSE", "CUT", "WINDOWS", "Agreement", "Facts", "LossGraph", "Metric", "Nodes", "listed", "same_best"]
 
 CLOSE = 1e-4  # of two logits: what one that is held to no tolerance is taken for rounding up to
 
@@ -88,8 +88,11 @@ def listed(labels: Sequence[str]) -> str:
     return ", ".join(labels[:20]) + (f" and {len(labels) - 20} more" if len(labels) > 20 else "")
 
 
+CUT, WINDOWS = "cut", "windows"
+
+
 class Facts:
-    """Base of ``TaskType``; what has no value here each kind says."""
+    """Base of ``TaskType``: what is true of a kind, and how it reads rows; what has no value here each kind says."""
 
     name: ClassVar[str]
     title: ClassVar[str]  # in a sentence: "a classification"
@@ -115,23 +118,15 @@ class Facts:
     gives_vectors: ClassVar[bool] = False  # an answer is one, and the bare backbone's is its rival: see ``frozen``
     model: ClassVar[str] = "ForSequenceClassification"  # how transformers' class for it ends
     older: ClassVar[Mapping[str, Any]] = {}  # what a manifest's entry says for versions that know no kinds
+    texts_answered: ClassVar[int] = 1  # of a row, where only their number matters
+    texts_taught: ClassVar[int] = 1
+    chosen: Mapping[str, Any]
 
     @classmethod
     def require_classes(cls) -> None:
         """See that rows can be weighed by their label."""
         if not cls.one_label:
             raise UsageError(f"--balanced weighs classes, and {cls.title} has none; leave --balanced out.")
-
-
-CUT, WINDOWS = "cut", "windows"
-
-
-class Long(Facts):
-    """Base of ``TaskType``: how rows are read."""
-
-    texts_answered: ClassVar[int] = 1  # of a row, where only their number matters
-    texts_taught: ClassVar[int] = 1
-    chosen: Mapping[str, Any]
 
     @property
     def windows(self) -> bool:

@@ -27,7 +27,7 @@ from edgepeft.data.answers import Prediction
 from edgepeft.data.labels import label_text
 from edgepeft.data.rows import Columns, Row
 from edgepeft.tasks._conformal import Calibration
-from edgepeft.tasks._facts import CLOSE, Agreement, Long, LossGraph, Metric, Nodes, listed, same_best
+from edgepeft.tasks._facts import CLOSE, Agreement, Facts, LossGraph, Metric, Nodes, listed, same_best
 
 __all__ = [
     "CLOSE",
@@ -50,7 +50,7 @@ Values = NDArray[Any]
 
 
 @dataclass(frozen=True)
-class TaskType(Long, Calibration, ABC):
+class TaskType(Facts, Calibration, ABC):
     """Base of all kinds; ``labels`` are the names of the columns of the logits, where those have names.
 
     ``step`` is between labels that are numbers; ``chosen`` is what the evaluation rows were asked for (thresholds).
@@ -227,17 +227,8 @@ class TaskType(Long, Calibration, ABC):
 
     def metric_or_default(self, metric: str | None) -> str:
         """The metric's name, after a check."""
-        self.check_metric(metric or self.default_metric)
+        self.metric_of(metric or self.default_metric)
         return metric or self.default_metric
-
-    def check_metric(self, name: str) -> None:
-        """See that there is such a metric of this kind, before any work is done.
-
-        Raises:
-            UnknownName: there is none, of any kind.
-            UsageError: it is one of another kind.
-        """
-        self.metric_of(name)
 
     def fitting(self, targets: Any) -> tuple[str, ...]:
         """The metrics that say most of rows with these targets, the first of them first."""
@@ -252,7 +243,12 @@ class TaskType(Long, Calibration, ABC):
         return self.metric_of(metric).averaged
 
     def metric_of(self, name: str) -> Metric:
-        """The metric of that name; errors as ``check_metric``."""
+        """The metric of that name.
+
+        Raises:
+            UnknownName: there is none, of any kind.
+            UsageError: it is one of another kind.
+        """
         if name in self.metrics:
             return self.metrics[name]
         others = {metric for kind in kinds().values() for metric in kind.metrics} - {*self.metrics}

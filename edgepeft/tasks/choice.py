@@ -207,9 +207,9 @@ class Choice(OneOfSeveral, TaskType):
         for i, (row, raw, note) in enumerate(zip(given, logits[..., 0], notes, strict=True)):
             _, _, candidates = _parts(row, f"row {i}")
             own = raw[: len(candidates)]
-            shares = self.softmax.shares(own[None])
+            shares = self.shares(own[None])
             scores = {text: round(float(p), 6) for text, p in zip(candidates, shares[0], strict=True)}
-            best, (unsure,) = int(own.argmax()), self.softmax.unsure(shares)
+            best, (unsure,) = int(own.argmax()), self.unsure(shares)
             told = (scores[candidates[best]], scores, tuple(map(float, own)), note, None, best)
             answers.append(ChoicePrediction(task, candidates[best], *told, unsure=unsure))
         return answers

@@ -177,7 +177,7 @@ class Classification(OneOfSeveral, TaskType):
     def doubted(self, targets: Values, logits: NDArray[Any]) -> list[tuple[int, dict[str, Any]]]:
         """By confident learning."""
         names, found = self.labels or (), []
-        for row, own, likely, p in doubted(targets, self.softmax.shares(logits)):
+        for row, own, likely, p in doubted(targets, self.shares(logits)):
             label = {"label": names[targets[row]], "label_probability": round(own, 6)}
             found.append((row, {**label, "likely": names[likely], "likely_probability": round(p, 6)}))
         return found
@@ -194,8 +194,8 @@ class Classification(OneOfSeveral, TaskType):
         self, task: str, logits: NDArray[np.float32], notes: Sequence[str], read: Sequence[Read] = ()
     ) -> list[Prediction]:
         """The likeliest label, whose probability is its share of the logits' softmax at the temperature."""
-        names, shares = self.labels or (), self.softmax.shares(logits)
-        unsure = self.softmax.unsure(shares)
+        names, shares = self.labels or (), self.shares(logits)
+        unsure = self.unsure(shares)
         answers = []
         for row, raw, note, doubt in zip(shares, logits, notes, unsure, strict=True):
             scores = {label: round(float(p), 6) for label, p in zip(names, row, strict=True)}
