@@ -12,10 +12,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from edgepeft.backbones.base import Pooling
-from edgepeft.bundle.manifest import TaskEntry
+from edgepeft.bundle.manifest import TaskCard, TaskEntry
 from edgepeft.common.bounded import bytes_at
 from edgepeft.common.errors import BundleError, UsageError
 from edgepeft.common.messages import in_words
@@ -60,61 +60,18 @@ class BackboneCard(BaseModel):
     sha256: str
 
 
-class DeltaCard(BaseModel):
-    """The content of ``delta.json``.  ``labels`` is None where the ``kind`` of task has none; what ``chosen`` holds was
-    chosen on the evaluation rows.  Cards that are older than the names of kinds have None for it.
-
-    A task that is posed as text has the pattern of its ``source``; ``targets`` are what is written of each label, None
-    its name, and labels are numbers where there is a ``step`` between them; ``target`` is the pattern of text that is
-    written freely, in training of so many tokens at most.
-    """
+class DeltaCard(TaskCard):
+    """The content of ``delta.json``."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     format: Literal["edgepeft.delta/1"] = "edgepeft.delta/1"
     task: str
-    level: Literal["sentence"] = "sentence"
-    kind: str | None = None
-    method: str
     hyperparameters: dict[str, Any]
-    labels: tuple[str, ...] | None
-    chosen: dict[str, Any] = {}
-    pairs: bool = False
-    head: str
-    head_reads: Literal["first_token", "first_position", "mean", "labels", "text", "tokens"]
     head_dropout: float = 0.1
-    max_length: int
-    source: str | None = None
-    target: str | None = None
-    targets: tuple[str, ...] | None = None
-    step: float | None = None
-    max_target_length: int | None = None
-    prompt_length: int = 0
     backbone: BackboneCard
     trainable_parameters: int = 0
-    metrics: dict[str, Any] = {}
-    training: dict[str, Any] = {}
-    versions: dict[str, str] = {}
-
-    @property
-    def writes(self) -> bool:
-        """Whether the answer is a text, token by token."""
-        return self.head_reads == "text"
-
-    @property
-    def task_kind(self) -> TaskType:
-        """The kind of task, with these labels and what was chosen."""
-        return stated(self.kind, self.labels, self.head_reads, step=self.step, chosen=self.chosen)
-
-    @property
-    def n_outputs(self) -> int:
-        """Logits of a row."""
-        return self.task_kind.n_outputs
-
-    @model_validator(mode="after")
-    def _is_of_a_kind(self) -> DeltaCard:
-        _ = self.task_kind
-        return self
+    versions: dict[str, str] = Field(default_factory=dict)
 
     @property
     def pooling(self) -> Pooling:
