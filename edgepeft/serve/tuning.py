@@ -191,7 +191,7 @@ def _failed(code: str, message: str) -> dict[str, Any]:
 def _work(pipe: Connection, bundle: str, task: str, *, asked: dict[str, Any], rows: str, threads: int | None) -> None:
     """The run itself, in the child; says how it goes.  SIGTERM ends it, until its result is put in force."""
     from edgepeft.tuning.target import Files, TuneSettings
-    from edgepeft.tuning.tune import tune
+    from edgepeft.tuning.tune import tune_task
 
     def watch(progress: Progress) -> None:
         if progress.phase == "commit":
@@ -213,7 +213,7 @@ def _work(pipe: Connection, bundle: str, task: str, *, asked: dict[str, Any], ro
             coverage=asked["coverage"],
             risk=asked["risk"],
         )
-        result = tune(
+        result = tune_task(
             Path(bundle),
             task,
             Files(data, None, None),

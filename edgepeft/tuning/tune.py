@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -17,20 +18,33 @@ from edgepeft import __version__
 from edgepeft.bundle.bundle import TASKS_FOLDER, Bundle
 from edgepeft.bundle.manifest import Manifest, TaskEntry
 from edgepeft.common.errors import UsageError
+from edgepeft.common.progress import messages, shown_run
 from edgepeft.common.task_name import check_task_name
 from edgepeft.data.batches import encode_parts
+from edgepeft.data.parts import given_rows
+from edgepeft.data.readers import source_of
+from edgepeft.data.rows import Columns
+from edgepeft.data.told import told
 from edgepeft.data.training_loop.checkpoint import claim, discard, latest
 from edgepeft.data.training_loop.engine import BATCH
-from edgepeft.data.training_loop.run import Progress, TrainingLoop, TrainingLoopResult
+from edgepeft.data.training_loop.run import Progress, TrainingLoop, TrainingLoopResult, resumable
 from edgepeft.deploy.install import commit_tasks, prepare_task
-from edgepeft.options.base import Folder
+from edgepeft.options.base import Folder, function_of
+from edgepeft.options.tune import TuneOptions
 from edgepeft.tuning.adamw import AdamW
 from edgepeft.tuning.engine import OnnxRuntimeEngine
 from edgepeft.tuning.memory import lay_out
 from edgepeft.tuning.target import Files, TuneSettings, TuningTarget, from_task, from_template
 from edgepeft.tuning.text_generation import WritingEngine
 
-__all__ = ["TuneResult", "TuningRun", "put_in_force", "tune"]
+__all__ = [
+    "TuneResult",
+    "TuningRun",
+    "put_in_force",
+    "run",
+    "tune",
+    "tune_task",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +54,7 @@ class TuneResult(TrainingLoopResult):
     entry: TaskEntry | None
 
 
-def tune(
+def tune_task(
     folder: Folder,
     task: str,
     files: Files | Path | str,
@@ -239,3 +253,44 @@ class TuningRun:
             f"The task in the bundle is as it was. Try --lr {lower:g} --head-lr {head_lower:g} with --force "
             f"(these were {rate:g} and {head_rate:g})."
         )
+
+
+def run(options: TuneOptions) -> TuneResult:
+    """Tune as the options say, with progress and notes on standard error."""
+    if options.template is not None:  # a task that is there has its own kind
+        options = told(options)
+    numbers = TuneOptions.model_fields.keys() & TuneSettings.__dataclass_fields__.keys()
+    asked: dict[str, Any] = {name: getattr(options, name) for name in numbers}
+    settings = TuneSettings(**asked, learning_rate=options.lr, head_learning_rate=options.head_lr)
+    held_out = given_rows("--eval", options.eval), given_rows("--test", options.test)
+    files = Files(source_of(options.data), *held_out, Columns.of(options), skip_bad=options.skip_bad)
+    with shown_run(options.task) as (watch, stop):
+        return tune_task(
+            options.bundle,
+            options.task,
+            files,
+            settings,
+            template=options.template,
+            kind=options.kind,
+            resume=options.resume,
+            force=options.force,
+            threads=options.threads,
+            watch=watch,
+            stop=stop,
+            note=lambda line: messages().print(f"note: {line}"),
+        )
+
+
+@function_of(TuneOptions)
+def tune(options: TuneOptions) -> TuneResult:
+    """Fine-tune a task of a bundle with ONNX Runtime alone, and put the result in force in one step.
+
+    Where no step beats what is there, the result's ``entry`` is None and the bundle stays as it is.
+
+    Raises:
+        UsageError: no such task or template, one that cannot be tuned, another run holds it or was interrupted.
+        DataError: the rows cannot be used.
+        Interrupted: Ctrl-C; ``resume=True`` continues.
+    """
+    with resumable():
+        return run(options)

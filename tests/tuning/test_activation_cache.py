@@ -25,7 +25,7 @@ from edgepeft.tuning import activation_cache as hidden
 from edgepeft.tuning import step
 from edgepeft.tuning.activation_cache import HiddenStates
 from edgepeft.tuning.target import Files, TuneSettings, from_task
-from edgepeft.tuning.tune import TuningRun, tune
+from edgepeft.tuning.tune import TuningRun, tune_task
 
 # Method, settings, and where the deployed graph must be cut: read off the architecture, not off the code.  Of the last
 # layer the head reads one row of each text.
@@ -186,9 +186,11 @@ def test_a_run_that_is_stopped_while_they_are_computed_goes_on_to_the_same_weigh
     one, other = (shutil.copytree(source, tmp_path / name) for name in ("one", "other"))
     options, phases = TuneSettings(steps=4, batch_size=8), []
     with pytest.raises(Interrupted, match="after step 0 of 4"):
-        tune(one, "ffn", Files(moods), options, threads=1, stop=lambda: True, watch=lambda p: phases.append(p.phase))
+        tune_task(
+            one, "ffn", Files(moods), options, threads=1, stop=lambda: True, watch=lambda p: phases.append(p.phase)
+        )
     assert set(phases) == {"prefix"}
-    done = [tune(folder, "ffn", Files(moods), options, threads=1, resume=folder == one) for folder in (one, other)]
+    done = [tune_task(folder, "ffn", Files(moods), options, threads=1, resume=folder == one) for folder in (one, other)]
     assert done[0].history == done[1].history
     assert Bundle(one).entry("ffn").sha256 == Bundle(other).entry("ffn").sha256
     assert not (one / ".tune").exists()
@@ -197,11 +199,11 @@ def test_a_run_that_is_stopped_while_they_are_computed_goes_on_to_the_same_weigh
 def test_a_resumed_run_wants_the_same_rows_at_a_time(source, moods, tmp_path):
     bundle = shutil.copytree(source, tmp_path / "bundle")
     with pytest.raises(Interrupted):
-        tune(bundle, "ffn", Files(moods), TuneSettings(steps=4, batch_size=8), threads=1, stop=lambda: True)
+        tune_task(bundle, "ffn", Files(moods), TuneSettings(steps=4, batch_size=8), threads=1, stop=lambda: True)
     for changed in ({"micro_batch": 3}, {"prefix_cache": False}):
         options = TuneSettings(steps=4, batch_size=8, **changed)
         with pytest.raises(UsageError, match=rf"{next(iter(changed))} \(then .*--resume"):
-            tune(bundle, "ffn", Files(moods), options, threads=1, resume=True)
+            tune_task(bundle, "ffn", Files(moods), options, threads=1, resume=True)
 
 
 def test_a_run_says_how_its_steps_were_computed(source, moods, tmp_path):
@@ -209,7 +211,7 @@ def test_a_run_says_how_its_steps_were_computed(source, moods, tmp_path):
     done = edgepeft("tune", bundle, "--task", "norms", "--data", moods, "--steps", 2, "--micro-batch", 3)
     assert done.returncode == 0 and "layernorm trains or adapts the embeddings" in " ".join(done.stderr.split())
     options = TuneSettings(steps=2, batch_size=8, micro_batch=3)
-    tuned = tune(bundle, "top", Files(moods), options, threads=1)
+    tuned = tune_task(bundle, "top", Files(moods), options, threads=1)
     assert (tuned.training["micro_batch"], tuned.training["prefix_cache"]) == (3, True)
     with pytest.raises(UsageError, match="--micro-batch 9 is more than the 8 rows"):
-        tune(bundle, "top", Files(moods), dataclasses.replace(options, micro_batch=9), threads=1)
+        tune_task(bundle, "top", Files(moods), dataclasses.replace(options, micro_batch=9), threads=1)

@@ -14,7 +14,7 @@ from edgepeft.bundle.bundle import Bundle
 from edgepeft.deploy.verify import audit
 from edgepeft.training.exporting.bundle import export_bundle
 from edgepeft.tuning.target import Files, TuneSettings, from_task
-from edgepeft.tuning.tune import TuningRun, tune
+from edgepeft.tuning.tune import TuningRun, tune_task
 
 LENGTHS = (3, 9, 30, 150)  # in words; a block is of 32 tokens, and rows of more than 128 have several
 
@@ -59,5 +59,5 @@ def test_the_losses_of_the_first_steps_are_pytorchs(made, rows, tmp_path):
 def test_a_task_on_8_bits_is_tuned_and_stays_sound(made, rows):
     _, _, bundle = made
     folder = bundle("int8")
-    tuned = tune(folder, "mood", Files(rows), TuneSettings(steps=10, learning_rate=1e-2), threads=1)
+    tuned = tune_task(folder, "mood", Files(rows), TuneSettings(steps=10, learning_rate=1e-2), threads=1)
     assert tuned.metrics and not any(finding.problem for finding in audit(folder))

@@ -23,14 +23,14 @@ from edgepeft.methods.base import method_named
 from edgepeft.runtime.runtime import Runtime
 from edgepeft.training.exporting.bundle import add_deltas, export_bundle
 from edgepeft.tuning.target import Files, TuneSettings, from_task, from_template
-from edgepeft.tuning.tune import TuningRun, tune
+from edgepeft.tuning.tune import TuningRun, tune_task
 
 from .conftest import known
 
 
 def quick(bundle, task, data, template=None, steps=40):
     options = TuneSettings(steps=steps, learning_rate=1e-2, head_learning_rate=5e-2)
-    return tune(bundle, task, Files(data), options, template=template, threads=1)
+    return tune_task(bundle, task, Files(data), options, template=template, threads=1)
 
 
 def sound(bundle):
