@@ -19,7 +19,19 @@ from edgepeft.backbones.tokens import Text, TextEncoder, TokenBatch
 from edgepeft.common.errors import UsageError
 from edgepeft.data.rows import Row
 
-__all__ = ["CLOSE", "CUT", "WINDOWS", "Agreement", "Facts", "LossGraph", "Metric", "Nodes", "listed", "same_best"]
+__all__ = [
+    "CLOSE",
+    "CUT",
+    "WINDOWS",
+    "Agreement",
+    "Facts",
+    "LossGraph",
+    "Metric",
+    "Nodes",
+    "listed",
+    "log_softmax",
+    "same_best",
+]
 
 CLOSE = 1e-4  # of two logits: what one that is held to no tolerance is taken for rounding up to
 
@@ -81,6 +93,14 @@ def same_best(reference: NDArray[Any], logits: NDArray[Any], tolerance: float | 
     decided = best[:, -1] - best[:, -2] > 2 * (tolerance or CLOSE)
     equal = reference.argmax(axis=1) == logits.argmax(axis=1)
     return Agreement(float(equal[decided].mean()) if decided.any() else 1.0, int((~decided).sum()))
+
+
+def log_softmax(logits: NDArray[Any], axis: int = -1) -> NDArray[np.float64]:
+    """Of the same shape, in float64."""
+    exact = logits.astype(np.float64)
+    exact -= exact.max(axis, keepdims=True)
+    likely: NDArray[np.float64] = exact - np.log(np.exp(exact).sum(axis, keepdims=True))
+    return likely
 
 
 def listed(labels: Sequence[str]) -> str:

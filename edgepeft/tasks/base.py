@@ -27,7 +27,7 @@ from edgepeft.data.answers import Prediction
 from edgepeft.data.labels import label_text
 from edgepeft.data.rows import Columns, Row
 from edgepeft.tasks._conformal import Calibration
-from edgepeft.tasks._facts import CLOSE, Agreement, Facts, LossGraph, Metric, Nodes, listed, same_best
+from edgepeft.tasks._facts import CLOSE, Agreement, Facts, LossGraph, Metric, Nodes, listed, log_softmax, same_best
 
 __all__ = [
     "CLOSE",
@@ -40,6 +40,7 @@ __all__ = [
     "kind_named",
     "kinds",
     "listed",
+    "log_softmax",
     "same_best",
     "stated",
 ]

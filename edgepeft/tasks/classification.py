@@ -29,7 +29,7 @@ from edgepeft.data.answers import Prediction
 from edgepeft.data.by_class import by_class
 from edgepeft.data.rows import Row
 from edgepeft.tasks._conformal import OneOfSeveral
-from edgepeft.tasks.base import LossGraph, Metric, Nodes, TaskType, listed
+from edgepeft.tasks.base import LossGraph, Metric, Nodes, TaskType, listed, log_softmax
 from edgepeft.tasks.regression import CORRELATIONS
 
 if TYPE_CHECKING:
@@ -104,10 +104,7 @@ class Classification(OneOfSeveral, TaskType):
 
     def losses(self, logits: NDArray[np.float32], targets: Values) -> NDArray[np.float64]:
         """Cross entropies."""
-        exact = logits.astype(np.float64)
-        shifted = exact - exact.max(1, keepdims=True)
-        losses: NDArray[np.float64] = np.log(np.exp(shifted).sum(1)) - shifted[np.arange(len(targets)), targets]
-        return losses
+        return -log_softmax(logits)[np.arange(len(targets)), targets]
 
     def loss(self, logits: Any, targets: Any, weights: Any = None) -> Any:
         """Their mean, weighted by each row's label where there are weights."""

@@ -50,10 +50,10 @@ class LabelsPrediction(Prediction):
         """The labels that hold."""
         return list(self.labels)
 
-    def as_json(self) -> dict[str, Any]:
-        """Plain values for JSON; ``note`` where there is one."""
-        note = {"note": self.note} if self.note else {}
-        return {"task": self.task, "labels": self.value, "scores": self.scores, **note}
+    @property
+    def facts(self) -> dict[str, Any]:
+        """The labels that hold, and all labels' probabilities."""
+        return {"labels": self.value, "scores": self.scores}
 
 
 @dataclass(frozen=True)

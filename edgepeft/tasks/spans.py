@@ -36,7 +36,7 @@ from edgepeft.tasks._span_answers import (
     wanted_of,
     windows_of,
 )
-from edgepeft.tasks.base import CLOSE, Agreement, LossGraph, Metric, Nodes, TaskType
+from edgepeft.tasks.base import CLOSE, Agreement, LossGraph, Metric, Nodes, TaskType, log_softmax
 from edgepeft.tasks.classification import cross_entropy
 
 __all__ = ["Spans"]
@@ -161,10 +161,7 @@ class Spans(TaskType):
         if targets.dtype == object:
             each = [self.losses(row[: len(t.wanted)], t.wanted).mean() for row, t in zip(logits, targets, strict=True)]
             return np.array(each)
-        exact = logits.astype(np.float64)
-        shifted = exact - exact.max(1, keepdims=True)
-        likely = shifted - np.log(np.exp(shifted).sum(1, keepdims=True))
-        chosen = np.take_along_axis(likely, targets[:, None], 1)[:, 0]
+        chosen = np.take_along_axis(log_softmax(logits, axis=1), targets[:, None], 1)[:, 0]
         losses: NDArray[np.float64] = -chosen.mean(1)
         return losses
 

@@ -125,7 +125,7 @@ def trained(start, backbone, data, out):
     options = TrainSettings(task=card.task, **ASKED, max_length=LENGTH, regression=card.labels is None, head=card.head)
     tensors = {name: tensor.detach().clone() for name, tensor in start.tensors().items()}
     rows = load_data(data, regression=card.labels is None)
-    result = loop.train(backbone, METHODS[card.task], rows, options, out, watch=steps.watch, start=tensors)
+    result = loop.train_delta(backbone, METHODS[card.task], rows, options, out, watch=steps.watch, start=tensors)
     return list(steps.values()), [entry["loss"] for entry in result.history]
 
 
