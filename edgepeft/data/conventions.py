@@ -101,10 +101,6 @@ def by_convention(
         names += [known[_ANSWER]] if not names and _ANSWER in known and SECOND in found else []
         one_of(path, names, "the label", "--label-column")
         found |= {LABEL: names[0]} if names else {}
-    return _noted(path, found)
-
-
-def _noted(path: object, found: dict[str, str]) -> dict[str, str]:
     if found:
         told = ", ".join(f"{usual} is the column {name}" for usual, name in found.items())
         warnings.warn(f"{path}: {told}; --text-column, --pair-column and --label-column name others.", stacklevel=2)

@@ -319,7 +319,7 @@ def _row(path: Source, line: int, record: dict[str, Any], columns: Columns, labe
     if columns.fields is not None:
         return Row("", None, None, str(path), line)
     if columns.source is not None:
-        return _posed(path, line, record, columns, label_of)
+        return _from_template(path, line, record, columns, label_of)
     first, second = record[text_column], record.get(pair_column)
     for name, text in ((text_column, first), (pair_column, second)):
         if not isinstance(text, str) and not (name == pair_column and text is None):
@@ -331,7 +331,9 @@ def _row(path: Source, line: int, record: dict[str, Any], columns: Columns, labe
     return Row(first, second, label, str(path), line, candidates=candidates)
 
 
-def _posed(path: Source, line: int, record: dict[str, Any], columns: Columns, label_of: LabelReader | None) -> Row:
+def _from_template(
+    path: Source, line: int, record: dict[str, Any], columns: Columns, label_of: LabelReader | None
+) -> Row:
     """A row of a task that is posed as text."""
     assert columns.source is not None
     where, answers = f"{path}:{line}", tuple[str, ...]()

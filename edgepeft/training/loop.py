@@ -108,7 +108,9 @@ def train_delta(
     metrics = {**result.metrics, ERRORS: without_texts(result.errors)}
     update = {"metrics": metrics, "training": result.training, "chosen": {**engine.kind.chosen, **result.chosen}}
     delta = engine.delta.cpu()
-    delta.card = delta.card.model_copy(update={**update, "versions": _versions()})
+    packages = {name: version(name) for name in ("torch", "transformers")}
+    update["versions"] = {"edgepeft": __version__, "python": platform.python_version(), **packages}
+    delta.card = delta.card.model_copy(update=update)
     with new_folder(out, force=True) as new:  # the checkpoints go with the old folder
         delta.write(new)
         if result.evaluation:
@@ -157,7 +159,7 @@ class _Run:
         """A fresh delta on the frozen model, with the rows as tokens."""
         backbone, options = self.backbone, self.options
         longest = options.max_length or 0
-        posed = {name: getattr(data, name) for name in ("source", "target", "targets", "step")}
+        template = {name: getattr(data, name) for name in ("source", "target", "targets", "step")}
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(options.seed)
             delta = new_delta(
@@ -168,7 +170,7 @@ class _Run:
                 pairs=data.pairs,
                 head=options.head,
                 max_length=longest,
-                posed={**posed, "max_target_length": options.max_target_length},
+                template={**template, "max_target_length": options.max_target_length},
                 kind=data.task_kind.name,
                 stride=data.stride,
             )
@@ -246,11 +248,6 @@ def _longest_target(backbone: Backbone, data: TaskData) -> int:
         return 0
     encoder = backbone.encoder()
     return 1 + max(len(encoder.plain_ids(row.label or "")) for part in PARTS for row in getattr(data, part))
-
-
-def _versions() -> dict[str, str]:
-    packages = {name: version(name) for name in ("torch", "transformers")}
-    return {"edgepeft": __version__, "python": platform.python_version(), **packages}
 
 
 FOLDER = "checkpoint"

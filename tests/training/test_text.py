@@ -38,7 +38,7 @@ def rows(pairs: Any) -> tuple[Row, ...]:
 
 
 def text_delta(backbone: Backbone, method: str = "lora", **more: Any) -> Delta:
-    return random_delta(backbone, method, "t", None, head="text", posed={"max_target_length": 8}, **more)
+    return random_delta(backbone, method, "t", None, head="text", template={"max_target_length": 8}, **more)
 
 
 def test_targets_are_their_tokens_and_the_end_and_long_ones_are_cut(tiny: Callable[..., Path]):

@@ -97,8 +97,8 @@ def bundle_to_tune(tiny: Callable[..., Path], tmp_path_factory: pytest.TempPathF
     folder, backbone = tmp_path_factory.mktemp("written"), open_backbone(str(tiny("t5")))
     torch.manual_seed(0)
     posed = {"source": "{text}", "target": "{answer}", "max_target_length": 6}
-    fresh = new_delta(backbone, method_of("full"), "full", None, head="text", max_length=16, posed=posed)
-    other = random_delta(backbone, "lora", "other", None, head="text", posed=posed)
+    fresh = new_delta(backbone, method_of("full"), "full", None, head="text", max_length=16, template=posed)
+    other = random_delta(backbone, "lora", "other", None, head="text", template=posed)
     paths = [saved(fresh, folder / "full"), saved(other, folder / "other")]
     export_bundle(backbone, paths, folder / "bundle", texts=TEXTS)
     return folder / "bundle"
