@@ -19,7 +19,7 @@ from edgepeft.backbones.text import TextGraphs
 from edgepeft.backbones.tokens import TextEncoder
 from edgepeft.bundle.card import card_of, require_agreement
 from edgepeft.bundle.manifest import Manifest, TaskEntry, Tolerance, allowed_for
-from edgepeft.bundle.versions import GRAPH, WEIGHTS, locate
+from edgepeft.bundle.versions import CHECK, GRAPH, WEIGHTS, locate
 from edgepeft.common.errors import BundleError, EdgepeftError, UsageError
 from edgepeft.common.resources import file_identity, sha256_of
 from edgepeft.graph.external_data import external_tensors, external_values, location, point_at
@@ -67,6 +67,12 @@ class Bundle:
     def current(self, task: str, suffix: str) -> Path:
         """The file of the task's version in force; after an interrupted replacement it lies beside its usual place."""
         return locate(self.folder / TASKS_FOLDER, task, self.entry(task), suffix)
+
+    def check(self, task: str) -> tuple[bytes, str]:
+        """The content of the task's check file, with its place, where it is the one that the manifest names."""
+        where = self.current(task, CHECK)
+        expect_hash(where, self.entry(task).check_sha256)
+        return where.read_bytes(), str(where)
 
     @cached_property
     def family(self) -> Family:

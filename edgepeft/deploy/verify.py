@@ -334,12 +334,11 @@ def _check_template(runtime: Runtime, name: str) -> None:
 
 def _check_task(runtime: Runtime, task: str) -> Verification:
     bundle = runtime.bundle
-    path = bundle.current(task, CHECK)
-    expect_hash(path, bundle.entry(task).check_sha256)
+    given = bundle.check(task)
     check_standard(bundle.delta_graph(task))
     if (trained := bundle.entry(task).train_sha256) is not None:
         expect_hash(bundle.current(task, TRAINING), trained)
-    result = (_replay_of_text if bundle.entry(task).writes else _replay_of_task)(runtime, task, path)
+    result = (_replay_of_text if bundle.entry(task).writes else _replay_of_task)(runtime, task, *given)
     stated = bundle.entry(task).verification
     if stated is not None:
         result = result.model_copy(update={"reference": stated.reference})
@@ -347,14 +346,14 @@ def _check_task(runtime: Runtime, task: str) -> Verification:
     return result
 
 
-def _replay_of_task(runtime: Runtime, task: str, path: Path) -> Verification:
-    inputs, reference = read_check(path.read_bytes(), str(path))
+def _replay_of_task(runtime: Runtime, task: str, content: bytes, where: str) -> Verification:
+    inputs, reference = read_check(content, where)
     compare = runtime.bundle.entry(task).task_kind.agreement
     return replay(lambda group: runtime.logits(task, group), inputs, reference, runtime.bundle.allowed(task), compare)
 
 
-def _replay_of_text(runtime: Runtime, task: str, path: Path) -> Verification:
-    check = TextCheck.read(path.read_bytes(), str(path), runtime.bundle.architecture.vocab_size)
+def _replay_of_text(runtime: Runtime, task: str, content: bytes, where: str) -> Verification:
+    check = TextCheck.read(content, where, runtime.bundle.architecture.vocab_size)
     runtime.prepare(task)
     generator = runtime.generator
     return check.replay(generator.session(task), generator.decoder.start_token_id, runtime.bundle.allowed(task))

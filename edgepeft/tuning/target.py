@@ -261,17 +261,18 @@ def from_task(bundle: Bundle, task: str, files: Files, options: TuneSettings) ->
     if data.pairs != entry.pairs:
         kinds = ("pairs", "single texts") if entry.pairs else ("single texts", "pairs")
         raise DataError(f"task {task} reads {kinds[0]}; {files.train} holds {kinds[1]}.")
-    check = bundle.current(task, CHECK)
-    expect_hash(check, entry.check_sha256)
-    content, where = check.read_bytes(), str(check)
-    read = TextCheck.read(content, where, bundle.architecture.vocab_size).inputs if entry.writes else None
+    given = bundle.check(task)
+    if entry.writes:
+        check = TextCheck.read(*given, bundle.architecture.vocab_size).inputs
+    else:
+        check, _ = read_check(*given)
     longest = entry.max_target_length or GREEDY.max_new_tokens
     widen(delta.graph)
     return TuningTarget(
         task=task,
         delta=delta,
         facts=training_facts(delta),
-        check=read_check(content, where)[0] if read is None else read,
+        check=check,
         data=data,
         max_length=entry.max_length,
         prompt_length=entry.prompt_length,
