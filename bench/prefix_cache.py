@@ -24,9 +24,9 @@ from edgepeft.bench.result.statistics import ratio_of_totals
 from edgepeft.bundle.bundle import Bundle
 from edgepeft.data.batches import Encoded, epoch_batches
 from edgepeft.device.host.machine import host_facts
-from edgepeft.tuning.adamw import AdamW
 from edgepeft.tuning.engine import OnnxRuntimeEngine
 from edgepeft.tuning.memory import lay_out
+from edgepeft.tuning.step import AdamW
 from edgepeft.tuning.target import Files, TuneSettings, TuningTarget, from_template
 
 WARM_UP = 3

@@ -23,9 +23,8 @@ from edgepeft.graph.names import LOGITS
 from edgepeft.runtime.passes import passes, put
 from edgepeft.runtime.session import open_session, return_free_memory, run_session
 from edgepeft.tuning.activation_cache import HiddenStates, hidden_states
-from edgepeft.tuning.adamw import AdamW, clip
 from edgepeft.tuning.memory import StepLayout
-from edgepeft.tuning.step import Expansion, StepResult, StepRows, TrainingStep
+from edgepeft.tuning.step import AdamW, Expansion, StepResult, StepRows, TrainingStep, clip
 from edgepeft.tuning.target import TuneSettings, TuningTarget, deployed_graph
 
 __all__ = ["OnnxRuntimeEngine", "wrong_slope"]

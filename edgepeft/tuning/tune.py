@@ -31,9 +31,9 @@ from edgepeft.data.training_loop.run import Progress, TrainingLoop, TrainingLoop
 from edgepeft.deploy.install import commit_tasks, prepare_task
 from edgepeft.options.base import Folder, function_of
 from edgepeft.options.tune import TuneOptions
-from edgepeft.tuning.adamw import AdamW
 from edgepeft.tuning.engine import OnnxRuntimeEngine
 from edgepeft.tuning.memory import lay_out
+from edgepeft.tuning.step import AdamW
 from edgepeft.tuning.target import Files, TuneSettings, TuningTarget, from_task, from_template
 from edgepeft.tuning.text_generation import WritingEngine
 
