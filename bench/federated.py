@@ -31,7 +31,7 @@ from bench.superlink import ROOT
 from bench.supernodes import Federation
 from edgepeft import Bundle, LocalTuner, TuneSettings
 from edgepeft.common.errors import EdgepeftError
-from edgepeft.deploy.audit import audit
+from edgepeft.deploy.verify import audit
 from edgepeft.device.host.machine import host_facts
 from edgepeft.device.limits.placement import Limits
 from edgepeft.device.profiles import load_profile

@@ -24,10 +24,10 @@ from edgepeft.bench.result.statistics import ratio_of_totals
 from edgepeft.bundle.bundle import Bundle
 from edgepeft.data.batches import Encoded, epoch_batches
 from edgepeft.device.host.machine import host_facts
-from edgepeft.tuning.adamw import AdamW
 from edgepeft.tuning.engine import OnnxRuntimeEngine
 from edgepeft.tuning.memory import lay_out
-from edgepeft.tuning.target import Files, TuneSettings, TuningSubject, from_template
+from edgepeft.tuning.step import AdamW
+from edgepeft.tuning.target import Files, TuneSettings, TuningTarget, from_template
 
 WARM_UP = 3
 
@@ -36,13 +36,13 @@ class Side:
     """One of the two: an engine, and the seconds of its steps."""
 
     def __init__(
-        self, bundle: Bundle, subject: TuningSubject, rows: dict[str, Encoded], work: Path, *, args: argparse.Namespace
+        self, bundle: Bundle, target: TuningTarget, rows: dict[str, Encoded], work: Path, *, args: argparse.Namespace
     ):
         self.seconds = list[float]()
-        self.layout = lay_out(bundle, subject, args.options, rows, args.batch_size)
-        optimizer = AdamW(dict.fromkeys(subject.facts.trained, 1e-4))
+        self.layout = lay_out(bundle, target, args.options, rows, args.batch_size)
+        optimizer = AdamW(dict.fromkeys(target.facts.trained, 1e-4))
         self.engine = OnnxRuntimeEngine(
-            bundle, subject, rows, self.layout, work, optimizer=optimizer, options=args.options, threads=args.threads
+            bundle, target, rows, self.layout, work, optimizer=optimizer, options=args.options, threads=args.threads
         )
 
     def step(self, chosen: list[int]) -> float:
@@ -64,7 +64,7 @@ def random_rows(bundle: Bundle, n: int, length: int, seed: int) -> Encoded:
     return Encoded(columns, np.arange(n) % 2, 0, architecture.pad_token_id)
 
 
-def template_of(bundle: Bundle, name: str, options: TuneSettings) -> TuningSubject:
+def template_of(bundle: Bundle, name: str, options: TuneSettings) -> TuningTarget:
     """A task of two labels."""
     with tempfile.TemporaryDirectory() as folder:
         data = Path(folder) / "rows.jsonl"
@@ -76,21 +76,21 @@ def template_of(bundle: Bundle, name: str, options: TuneSettings) -> TuningSubje
 def measure_prefix_cache(args: argparse.Namespace) -> dict[str, Any]:
     """The document that is printed."""
     bundle = Bundle(args.bundle)
-    subject = template_of(bundle, args.template, args.options)
+    target = template_of(bundle, args.template, args.options)
     n_eval = args.rows // 10
     rows = {
         "train": random_rows(bundle, args.rows - 2 * n_eval, args.length, 0),
         "eval": random_rows(bundle, n_eval, args.length, 1),
     }
     with tempfile.TemporaryDirectory() as work:
-        kept = Side(bundle, subject, rows, Path(work), args=args)
+        kept = Side(bundle, target, rows, Path(work), args=args)
         if kept.layout.split is None:
             raise SystemExit(f"{args.template} has no prefix: {' '.join(kept.layout.notes)}")
         start = time.perf_counter()
         kept.engine.prepare()
         building = time.perf_counter() - start
         args.options = replace(args.options, prefix_cache=False)
-        whole = Side(bundle, subject, rows, Path(work), args=args)
+        whole = Side(bundle, target, rows, Path(work), args=args)
         rounds = args.steps if args.full else min(args.rounds, args.steps)
         order, epoch = list[list[int]](), 0
         while len(order) < rounds + WARM_UP:

@@ -41,10 +41,10 @@ if TYPE_CHECKING:
     from edgepeft.runtime.evaluate import evaluate
     from edgepeft.runtime.runtime import Runtime
     from edgepeft.training.exporting.request import export
-    from edgepeft.training.request import train
-    from edgepeft.tuning.local import LocalTuner
-    from edgepeft.tuning.request import tune
+    from edgepeft.training.loop import train
+    from edgepeft.tuning.federated import LocalTuner
     from edgepeft.tuning.target import TuneSettings
+    from edgepeft.tuning.tune import tune
 
     load = Runtime
 else:
@@ -52,7 +52,7 @@ else:
         "Bundle": "edgepeft.bundle.bundle:Bundle",
         "EvalOptions": "edgepeft.options.eval:EvalOptions",
         "ExportOptions": "edgepeft.options.export:ExportOptions",
-        "LocalTuner": "edgepeft.tuning.local:LocalTuner",
+        "LocalTuner": "edgepeft.tuning.federated:LocalTuner",
         "Runtime": "edgepeft.runtime.runtime:Runtime",
         "TrainOptions": "edgepeft.options.train:TrainOptions",
         "TuneOptions": "edgepeft.options.tune:TuneOptions",
@@ -60,8 +60,8 @@ else:
         "evaluate": "edgepeft.runtime.evaluate:evaluate",
         "export": "edgepeft.training.exporting.request:export",
         "load": "edgepeft.runtime.runtime:Runtime",
-        "train": "edgepeft.training.request:train",
-        "tune": "edgepeft.tuning.request:tune",
+        "train": "edgepeft.training.loop:train",
+        "tune": "edgepeft.tuning.tune:tune",
     }
 
     def __getattr__(name: str) -> object:

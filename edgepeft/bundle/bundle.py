@@ -17,9 +17,9 @@ from edgepeft.backbones.checkpoint import Checkpoint
 from edgepeft.backbones.config import read_config
 from edgepeft.backbones.text import TextGraphs
 from edgepeft.backbones.tokens import TextEncoder
+from edgepeft.bundle.card import card_of, require_agreement
 from edgepeft.bundle.manifest import Manifest, TaskEntry, Tolerance, allowed_for
-from edgepeft.bundle.task_card import card_of, require_agreement
-from edgepeft.bundle.versions import GRAPH, WEIGHTS, locate
+from edgepeft.bundle.versions import CHECK, GRAPH, WEIGHTS, locate
 from edgepeft.common.errors import BundleError, EdgepeftError, UsageError
 from edgepeft.common.resources import file_identity, sha256_of
 from edgepeft.graph.external_data import external_tensors, external_values, location, point_at
@@ -65,12 +65,14 @@ class Bundle:
         return self.folder / self.manifest.backbone.weights_file
 
     def current(self, task: str, suffix: str) -> Path:
-        """The file of the task's version in force; after an interrupted replacement it lies beside its usual place.
-
-        Raises:
-            UnknownName: no such task.
-        """
+        """The file of the task's version in force; after an interrupted replacement it lies beside its usual place."""
         return locate(self.folder / TASKS_FOLDER, task, self.entry(task), suffix)
+
+    def check(self, task: str) -> tuple[bytes, str]:
+        """The content of the task's check file, with its place, where it is the one that the manifest names."""
+        where = self.current(task, CHECK)
+        expect_hash(where, self.entry(task).check_sha256)
+        return where.read_bytes(), str(where)
 
     @cached_property
     def family(self) -> Family:
@@ -87,32 +89,20 @@ class Bundle:
         return read_config(self._sound("config.json"))
 
     def _sound(self, name: str) -> Path:
-        """A file with the hash that the manifest gives; older bundles give none.
-
-        Raises:
-            BundleError: missing or altered.
-        """
+        """A file with the hash that the manifest gives; older bundles give none."""
         if name in self.manifest.files:
             self._expect_hash(self.folder / name, self.manifest.files[name])
         return self.folder / name
 
     @property
     def checkpoint(self) -> Checkpoint:
-        """The index of the weights, after a check that the file still is the one that the manifest names.
-
-        Raises:
-            BundleError: truncated, altered, or replaced since the bundle was opened.
-        """
+        """The index of the weights, after a check that the file still is the one that the manifest names."""
         if _identity(self.weights) not in self.known_weights:
             self.hash_weights()
         return self._index
 
     def hash_weights(self) -> None:
-        """See that this process has hashed the weights, before it reads of them: times show no bit that a disk lost.
-
-        Raises:
-            BundleError: as ``checkpoint``.
-        """
+        """See that this process has hashed the weights, before it reads of them: times show no bit that a disk lost."""
         self._require_sound(self.weights, self.manifest.backbone.sha256.weights)
 
     def _require_sound(self, path: Path, sha256: str) -> None:
@@ -145,20 +135,12 @@ class Bundle:
 
     @cached_property
     def backbone_graph(self) -> onnx.ModelProto:
-        """``backbone.onnx`` without the weights.
-
-        Raises:
-            BundleError: truncated or altered.
-        """
+        """``backbone.onnx`` without the weights."""
         return self._graph(BACKBONE_FILE, self.manifest.backbone.sha256.graph)
 
     @cached_property
     def text_graphs(self) -> TextGraphs:
-        """``encoder.onnx`` and ``decoder.onnx`` without the weights.
-
-        Raises:
-            BundleError: truncated or altered; not of the same sizes; the bundle was made without them.
-        """
+        """``encoder.onnx`` and ``decoder.onnx`` without the weights."""
         text = self.manifest.backbone.text
         if text is None:
             raise BundleError(
@@ -178,20 +160,11 @@ class Bundle:
         return read_graph(self.folder / name, self.manifest.backbone.weights_file)
 
     def entry(self, task: str) -> TaskEntry:
-        """The manifest's entry.
-
-        Raises:
-            UnknownName: no such task.
-        """
+        """The manifest's entry."""
         return self.manifest.task(task)
 
     def scored(self, task: str) -> TaskEntry:
-        """The entry of a task that gives logits of its own.
-
-        Raises:
-            UnknownName: no such task.
-            UsageError: it writes text.
-        """
+        """The entry of a task that gives logits of its own."""
         entry = self.entry(task)
         if entry.writes:
             raise UsageError(f"task {task} writes text; this is for tasks with labels or a number.")
@@ -204,12 +177,7 @@ class Bundle:
         return allowed if entry.verification is None else allowed.at_least(entry.verification.changed_tolerance)
 
     def delta_graph(self, task: str) -> onnx.ModelProto:
-        """The task's delta graph.
-
-        Raises:
-            UnknownName: no such task.
-            BundleError: truncated, altered, of another backbone, or something else than the manifest says.
-        """
+        """The task's delta graph."""
         path, entry = self.current(task, GRAPH), self.entry(task)
         self._expect_hash(path, entry.sha256)
         weights = None if entry.weights_sha256 is None else self.current(task, WEIGHTS)
@@ -224,18 +192,14 @@ class Bundle:
         require_agreement(card_of(facts, path), entry, path)
         return graph
 
-    def outside(self, model: onnx.ModelProto) -> Iterator[tuple[str, NDArray[Any]]]:
-        """The names and values of what a model of this bundle reads from elsewhere than its weights file.
-
-        Raises:
-            BundleError: a file is gone, or a recipe cannot be followed.
-        """
-        tensors = self.tensors_outside(model)
+    def external_data(self, model: onnx.ModelProto) -> Iterator[tuple[str, NDArray[Any]]]:
+        """The names and values of what a model of this bundle reads from elsewhere than its weights file."""
+        tensors = self.external_tensors(model)
         if any(location(tensor) == GENERATED for tensor in tensors):
             self.hash_weights()
         return external_values(model, tensors, self.checkpoint)
 
-    def tensors_outside(self, model: onnx.ModelProto) -> list[onnx.TensorProto]:
+    def external_tensors(self, model: onnx.ModelProto) -> list[onnx.TensorProto]:
         """What a model of this bundle reads from elsewhere than its weights file."""
         return [
             tensor
@@ -253,11 +217,7 @@ class Bundle:
         return model
 
     def spliced(self, task: str | None) -> onnx.ModelProto:
-        """As ``graph``, with every row of every value.
-
-        Raises:
-            UsageError: the task writes text, by two graphs.
-        """
+        """As ``graph``, with every row of every value."""
         if task is not None:
             self.scored(task)
         checkpoint = self.checkpoint  # first: a damaged weights file is the clearer message
@@ -292,11 +252,7 @@ def _identity(path: Path) -> str | None:
 
 
 def expect_hash(path: Path, expected: str) -> None:
-    """See that a file is the one that the manifest names.
-
-    Raises:
-        BundleError: it is missing or has other bytes.
-    """
+    """See that a file is the one that the manifest names."""
     try:
         actual = sha256_of(path)
     except OSError as error:
@@ -309,20 +265,12 @@ def expect_hash(path: Path, expected: str) -> None:
 
 
 def read_graph(path: Path, weights: str | None = None) -> onnx.ModelProto:
-    """An ONNX file without its external weights, which may only lie in ``weights``, a file beside it.
-
-    Raises:
-        BundleError: missing, damaged, not an ONNX model, or one that refers to another file.
-    """
+    """An ONNX file without its external weights, which may only lie in ``weights``, a file beside it."""
     return parse_graph(content_at(path), path, weights)
 
 
 def content_at(path: Path) -> bytes:
-    """A file's bytes.
-
-    Raises:
-        BundleError: it is missing, or this user may not read it.
-    """
+    """A file's bytes."""
     try:
         return path.read_bytes()
     except OSError as error:
@@ -337,11 +285,7 @@ def parse_graph(content: bytes, where: Path, weights: str | None = None) -> onnx
 
 
 def parse_delta(content: bytes, where: Path, weights: Path | None) -> onnx.ModelProto:
-    """The delta graph of an ONNX file's bytes; what it has outside of itself is that of ``weights``.
-
-    Raises:
-        BundleError: as ``read_graph``; or the two do not belong together.
-    """
+    """The delta graph of an ONNX file's bytes; what it has outside of itself is that of ``weights``."""
     model = _parsed(content, where)
     named = f"{properties(model).get('edgepeft.task', '')}{WEIGHTS}"
     if weights is None and any(location(tensor) == named for tensor in external_tensors(model.graph)):
@@ -365,11 +309,7 @@ def _parsed(content: bytes, where: Path) -> onnx.ModelProto:
 
 
 def check_owner(graph: onnx.ModelProto, manifest: Manifest, path: Path) -> dict[str, str]:
-    """The delta graph's metadata, after a check that it belongs to this backbone.
-
-    Raises:
-        BundleError: not a delta graph, of another format version, or of another backbone.
-    """
+    """The delta graph's metadata, after a check that it belongs to this backbone."""
     facts = {entry.key: entry.value for entry in graph.metadata_props}
     if facts.get("edgepeft.format") != "edgepeft.task/1":
         version = facts.get("edgepeft.format", "none")

@@ -1,23 +1,43 @@
-"""The card of a delta: what its tensors are, as ``delta.json`` says."""
+"""Cards: of a delta, what its tensors are, as ``delta.json`` says; of a task's graph, its metadata's ``edgepeft.card``.
+
+The manifest's entry is made of the graph's card and repeats it, for what lists tasks reads no graph.  So the two are
+compared wherever both are at hand: a manifest that was altered gives other answers than the graph was verified with.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import json
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from edgepeft.backbones.base import Pooling
+from edgepeft.bundle.manifest import TaskCard, TaskEntry
 from edgepeft.common.bounded import bytes_at
 from edgepeft.common.errors import BundleError, UsageError
 from edgepeft.common.messages import in_words
 from edgepeft.tasks.base import TaskType, stated
 
-__all__ = ["CARD_FILE", "ERRORS", "EVALUATION_FILE", "TENSORS_FILE", "BackboneCard", "DeltaCard", "read_card"]
+__all__ = [
+    "CARD_FILE",
+    "ERRORS",
+    "EVALUATION_FILE",
+    "TENSORS_FILE",
+    "BackboneCard",
+    "DeltaCard",
+    "card_of",
+    "entry_of",
+    "kind_of",
+    "read_card",
+    "require_agreement",
+]
 
 ERRORS = "errors"  # of a card's metrics: by class, with rows of the data named; it stays in the delta's folder
 CARD_FILE, TENSORS_FILE = "delta.json", "delta.safetensors"
-EVALUATION_FILE = "evaluation.safetensors"  # logits and targets of the evaluation rows, by which promises are made
+EVALUATION_FILE = "evaluation.safetensors"  # logits and targets of the evaluation rows, by which guarantees are made
 # Of a row with a prompt in front, the first position is the prompt's; first_token and mean leave prompts out.
 READS = {
     "first_token": Pooling.FIRST,
@@ -40,61 +60,18 @@ class BackboneCard(BaseModel):
     sha256: str
 
 
-class DeltaCard(BaseModel):
-    """The content of ``delta.json``.  ``labels`` is None where the ``kind`` of task has none; what ``chosen`` holds was
-    chosen on the evaluation rows.  Cards that are older than the names of kinds have None for it.
-
-    A task that is posed as text has the pattern of its ``source``; ``targets`` are what is written of each label, None
-    its name, and labels are numbers where there is a ``step`` between them; ``target`` is the pattern of text that is
-    written freely, in training of so many tokens at most.
-    """
+class DeltaCard(TaskCard):
+    """The content of ``delta.json``."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     format: Literal["edgepeft.delta/1"] = "edgepeft.delta/1"
     task: str
-    level: Literal["sentence"] = "sentence"
-    kind: str | None = None
-    method: str
     hyperparameters: dict[str, Any]
-    labels: tuple[str, ...] | None
-    chosen: dict[str, Any] = {}
-    pairs: bool = False
-    head: str
-    head_reads: Literal["first_token", "first_position", "mean", "labels", "text", "tokens"]
     head_dropout: float = 0.1
-    max_length: int
-    source: str | None = None
-    target: str | None = None
-    targets: tuple[str, ...] | None = None
-    step: float | None = None
-    max_target_length: int | None = None
-    prompt_length: int = 0
     backbone: BackboneCard
     trainable_parameters: int = 0
-    metrics: dict[str, Any] = {}
-    training: dict[str, Any] = {}
-    versions: dict[str, str] = {}
-
-    @property
-    def writes(self) -> bool:
-        """Whether the answer is a text, token by token."""
-        return self.head_reads == "text"
-
-    @property
-    def task_kind(self) -> TaskType:
-        """The kind of task, with these labels and what was chosen."""
-        return stated(self.kind, self.labels, self.head_reads, step=self.step, chosen=self.chosen)
-
-    @property
-    def n_outputs(self) -> int:
-        """Logits of a row."""
-        return self.task_kind.n_outputs
-
-    @model_validator(mode="after")
-    def _is_of_a_kind(self) -> DeltaCard:
-        _ = self.task_kind
-        return self
+    versions: dict[str, str] = Field(default_factory=dict)
 
     @property
     def pooling(self) -> Pooling:
@@ -121,3 +98,69 @@ def read_card(folder: Path) -> DeltaCard:
         ) from error
     except ValidationError as error:
         raise BundleError(f"{path} is not a delta card that this version can read: {in_words(error)}.") from error
+
+
+# What the entry has of its files, this machine and the task's past, and not of the card.
+_OF_FILES = {
+    "n_bytes",
+    "weights_dtype",
+    "private_bytes",
+    "shared_layers",
+    "sha256",
+    "check_sha256",
+    "weights_sha256",
+    "train_sha256",
+    "verification",
+    "previous",
+}
+
+
+def card_of(facts: Mapping[str, str], where: Path) -> dict[str, Any]:
+    """The card in a graph's metadata."""
+    with _reading(where):
+        return TypeAdapter(dict[str, Any]).validate_json(facts.get("edgepeft.card", "{}"))
+
+
+def entry_of(card: Mapping[str, Any], where: Path, of_files: Mapping[str, Any]) -> TaskEntry:
+    """The entry that a card makes, with what there is to say of its files."""
+    with _reading(where):
+        return _named(TaskEntry.model_validate({**card, **of_files}))
+
+
+def kind_of(card: Mapping[str, Any], where: Path) -> TaskType:
+    """The kind of task that a card states."""
+    try:
+        chosen = card.get("chosen") or {}
+        return stated(card.get("kind"), card.get("labels"), card.get("head_reads", ""), chosen=chosen)
+    except (ValueError, TypeError) as error:
+        raise BundleError(f"{where}: its card is damaged: {error}.") from error
+
+
+def require_agreement(card: Mapping[str, Any], entry: TaskEntry, where: Path) -> None:
+    """See that an entry says what the card says."""
+    made = entry_of(card, where, {name: getattr(entry, name) for name in _OF_FILES})
+    said, meant = _plain(_named(entry)), _plain(made)
+    if odd := next((name for name in meant if said[name] != meant[name]), None):
+        raise BundleError(
+            f"{where}: its entry says {odd} {json.dumps(said[odd]):.200}, and the graph itself "
+            f"{json.dumps(meant[odd]):.200}. One of them was altered; do not use it, or add the task anew."
+        )
+
+
+def _plain(entry: TaskEntry) -> dict[str, Any]:
+    """As JSON has it, where a number that is none is null."""
+    found: dict[str, Any] = json.loads(entry.model_dump_json(exclude=_OF_FILES))
+    return found
+
+
+def _named(entry: TaskEntry) -> TaskEntry:
+    """With the kind of task by name, also of what is older than those names."""
+    return entry.model_copy(update={"kind": entry.task_kind.name, **entry.task_kind.older})
+
+
+@contextlib.contextmanager
+def _reading(where: Path) -> Iterator[None]:
+    try:
+        yield
+    except ValidationError as error:
+        raise BundleError(f"{where}: its card is damaged: {in_words(error)}.") from error

@@ -58,7 +58,7 @@ class Delta(nn.Module):
         own = method.own_tensors(architecture, head.reads)
         self.generator = method.generator(own)
         trained = own if self.generator is None else {}
-        self.overrides = nn.ParameterDict({_key(name): _copied(backbone, name) for name in trained})
+        self.overrides = nn.ParameterDict({_key(name): nn.Parameter(pretrained(backbone, name)) for name in trained})
         self.reads = nn.Module()  # buffers: functional_call can put others in their place
         for name in head.reads:
             if name not in trained:
@@ -259,15 +259,15 @@ def new_delta(
     head: str | None = None,
     max_length: int = 128,
     head_dropout: float = 0.1,
-    posed: Mapping[str, Any] = MappingProxyType({}),
+    template: Mapping[str, Any] = MappingProxyType({}),
     kind: str | None = None,
     stride: int | None = None,
 ) -> Delta:
     """A fresh delta of ``method``; its random parts come from torch's global generator.
 
     ``labels`` are None where the kind of task has none.  ``head`` and ``kind`` go by name; None takes the head that
-    the kind needs, or the backbone's own, and the kind that has such labels.  ``posed`` are the card's facts of a task
-    posed as text, ``stride`` is how many tokens windows of long texts share, of which None cuts them.
+    the kind needs, or the backbone's own, and the kind that has such labels.  ``template`` are the card's facts of a
+    task posed as text, ``stride`` is how many tokens windows of long texts share, of which None cuts them.
     """
     of_kind = None if kind is None else kind_named(kind).head
     read_by = head_named(head or of_kind or backbone.head)
@@ -294,7 +294,7 @@ def new_delta(
         head_reads=reads,
         head_dropout=head_dropout,
         max_length=max_length,
-        **posed,
+        **template,
         prompt_length=method.prompt_length,
         backbone=BackboneCard(
             source=backbone.source,
@@ -342,10 +342,6 @@ def _require_fitting(backbone: Backbone, head: type[Head], kind: TaskType) -> No
             f"{backbone.source} scores labels with its decoder, of which one is right; {kind.title} has none such. "
             "Use an encoder."
         )
-
-
-def _copied(backbone: Backbone, tensor: str) -> nn.Parameter:
-    return nn.Parameter(pretrained(backbone, tensor))
 
 
 def pretrained(backbone: Backbone, tensor: str) -> Tensor:

@@ -36,6 +36,7 @@ __all__ = [
     "Hashes",
     "Manifest",
     "OnData",
+    "TaskCard",
     "TaskEntry",
     "TemplateEntry",
     "TextHashes",
@@ -142,11 +143,12 @@ class Verification(_Model):
     data: OnData | None = None
 
 
-class TaskEntry(_Model):
-    """One task: what its delta is, and how it was verified.  ``labels`` is None where the ``kind`` of task has none.
+class TaskCard(_Model):
+    """What a delta's card and a manifest's entry say of a task alike.
 
-    ``source`` is the pattern that a row's columns fill in, where the task is posed as text; ``targets`` are what is
-    written of each label, None its name.
+    ``labels`` is None where the ``kind`` of task has none.  ``source`` is the pattern that a row's columns fill in,
+    where the task is posed as text; ``targets`` are what is written of each label, None its name; ``target`` is the
+    pattern of text that is written freely, in training of ``max_target_length`` tokens at most.
     """
 
     method: str
@@ -154,7 +156,6 @@ class TaskEntry(_Model):
     kind: str | None = None  # None in what is older than the names of kinds
     labels: tuple[str, ...] | None
     chosen: dict[str, Any] = {}  # on the evaluation rows, such as thresholds
-    regression: bool = False  # as versions that know no kinds read
     pairs: bool = False
     level: Literal["sentence"] = "sentence"
     head: str
@@ -166,37 +167,13 @@ class TaskEntry(_Model):
     step: float | None = Field(default=None, gt=0)  # between labels that are numbers
     max_target_length: int | None = None
     prompt_length: int = Field(default=0, ge=0)
-    trainable_parameters: int = Field(ge=0)
-    n_bytes: int = Field(ge=0)
-    weights_dtype: DeltaDtype = "fp32"  # as stored; they are computed with in float32
-    private_bytes: int = Field(default=0, ge=0)  # of backbone tensors that the loaded task replaces
-    shared_layers: int = Field(default=0, ge=0)  # lowest layers that it leaves as they are: several tasks run them once
-    sha256: FileHash
-    check_sha256: FileHash
-    weights_sha256: FileHash | None = None  # of the file beside its graph, where it has more than a graph can hold
     metrics: dict[str, Any] = {}
     training: dict[str, Any] = {}
-    verification: Verification | None = None
-    train_sha256: FileHash | None = None  # of a file that versions before this one read, where it is there
-    previous: TaskEntry | None = None  # what `edgepeft rollback` goes back to
 
     @property
     def writes(self) -> bool:
         """Whether the answer is a text, token by token."""
         return self.head_reads == "text"
-
-    @property
-    def untunable(self) -> str:
-        """Why a board cannot tune it; empty where it can."""
-        return "" if self.weights_sha256 is None else "its tensors are more than a graph can hold"
-
-    def require_tunable(self, task: str) -> None:
-        """See that a board can tune the task, which has that name."""
-        if self.untunable:
-            raise UsageError(
-                f"task {task} ({self.method}) cannot be tuned here: {self.untunable}. Train it anew with: "
-                "edgepeft train; or tune a task of fewer parameters, as by lora."
-            )
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """As pydantic's; the kind of task is that of the copy."""
@@ -214,14 +191,44 @@ class TaskEntry(_Model):
         """Logits of a row; a text has others."""
         return self.task_kind.n_outputs
 
-    def logits_shape(self, batch: int, length: int) -> tuple[int, ...]:
-        """Of so many rows of so many tokens."""
-        return (batch, length, self.n_outputs) if self.task_kind.per_token else (batch, self.n_outputs)
-
     @model_validator(mode="after")
-    def _is_of_a_kind(self) -> TaskEntry:
+    def _is_of_a_kind(self) -> Self:
         _ = self.task_kind
         return self
+
+
+class TaskEntry(TaskCard):
+    """One task: what its delta is, and how it was verified."""
+
+    regression: bool = False  # as versions that know no kinds read
+    trainable_parameters: int = Field(ge=0)
+    n_bytes: int = Field(ge=0)
+    weights_dtype: DeltaDtype = "fp32"  # as stored; they are computed with in float32
+    private_bytes: int = Field(default=0, ge=0)  # of backbone tensors that the loaded task replaces
+    shared_layers: int = Field(default=0, ge=0)  # lowest layers that it leaves as they are: several tasks run them once
+    sha256: FileHash
+    check_sha256: FileHash
+    weights_sha256: FileHash | None = None  # of the file beside its graph, where it has more than a graph can hold
+    verification: Verification | None = None
+    train_sha256: FileHash | None = None  # of a file that versions before this one read, where it is there
+    previous: TaskEntry | None = None  # what `edgepeft rollback` goes back to
+
+    @property
+    def untunable(self) -> str:
+        """Why a board cannot tune it; empty where it can."""
+        return "" if self.weights_sha256 is None else "its tensors are more than a graph can hold"
+
+    def require_tunable(self, task: str) -> None:
+        """See that a board can tune the task, which has that name."""
+        if self.untunable:
+            raise UsageError(
+                f"task {task} ({self.method}) cannot be tuned here: {self.untunable}. Train it anew with: "
+                "edgepeft train; or tune a task of fewer parameters, as by lora."
+            )
+
+    def logits_shape(self, batch: int, length: int) -> tuple[int, ...]:
+        """Of so many rows of so many tokens."""
+        return self.task_kind.logits_shape(batch, length)
 
 
 class TemplateEntry(_Model):

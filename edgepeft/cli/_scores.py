@@ -11,13 +11,15 @@ from rich.text import Text
 
 from edgepeft.cli._output import plain_table, table_console
 from edgepeft.common.messages import printable
-from edgepeft.data.confusion import MOST_SHOWN, matrix, mistakes
 from edgepeft.data.score_tables import (
+    MOST_SHOWN,
     Rows,
     certainty_figures,
     class_rows,
     figure_rows,
     headline_rows,
+    matrix,
+    mistakes,
     row_lines,
     titled,
     unseen,

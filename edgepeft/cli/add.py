@@ -50,18 +50,18 @@ def command(
 ) -> None:
     """Add tasks to a bundle; the backbone is untouched. Exported tasks and a page's need no PyTorch."""
     from edgepeft.backbones.source import open_backbone
-    from edgepeft.tasks._certainty import promise_of
+    from edgepeft.tasks._conformal import guarantee_of
 
     note_trainable(trainable)
-    promise = promise_of(coverage, risk)
+    guarantee = guarantee_of(coverage, risk)
     columns = verify_columns(verify_data, text_column, pair_column, label_column)
     tuned = [path for path in delta if path.suffix == ".safetensors"]  # browsers put a (1) before it
     exported = [path for path in delta if path.suffix == ".onnx"]
-    if tuned and (promise or len(tuned) + len(exported) < len(delta)):
+    if tuned and (guarantee or len(tuned) + len(exported) < len(delta)):
         raise UsageError(
             f"{tuned[0]} is of a page; add trained folders, and promises (--coverage, --risk), in a call of their own."
         )
-    if not promise and len(tuned) + len(exported) == len(delta):
+    if not guarantee and len(tuned) + len(exported) == len(delta):
         manifest = _without_torch(bundle, exported, tuned, replace=force)
     else:
         try:
@@ -81,7 +81,7 @@ def command(
                 delta_weights=delta_weights,
                 data=verify_data,
                 columns=columns,
-                promise=promise,
+                guarantee=guarantee,
             )
     if as_json:
         print_json(manifest.model_dump(mode="json"))

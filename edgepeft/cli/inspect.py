@@ -16,7 +16,7 @@ from edgepeft.common.progress import bars
 from edgepeft.options.base import ROWS_HELP, LabelColumn, LabelSeparator, PairColumn, TextColumn, TorchThreads
 
 if TYPE_CHECKING:
-    from edgepeft.training.inspection.run import Inspected, WatchInspection
+    from edgepeft.training.inspection.base import Inspected, WatchInspection
 
 __all__ = ["command"]
 
@@ -43,7 +43,7 @@ def command(
 ) -> None:
     """Show the score after removing the modules of every span of layers, and SPARTAN's parent cells by label."""
     with requiring("train", "inspecting"):
-        from edgepeft.training.inspection.run import inspect_delta
+        from edgepeft.training.inspection.base import inspect_delta
 
     from edgepeft.backbones.source import open_backbone
     from edgepeft.bundle.card import read_card

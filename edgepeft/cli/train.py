@@ -33,7 +33,7 @@ def _train(
 ) -> None:
     """Train a task's delta. Rows that train or choose a checkpoint do not report: a --test within them is refused."""
     with requiring("train", "training"):
-        from edgepeft.training.request import run
+        from edgepeft.training.loop import run
 
     if options.method is None:
         messages().print(f"note: trains {METHOD}, for no --method was given; `edgepeft methods` lists the others.")

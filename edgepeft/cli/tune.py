@@ -30,7 +30,7 @@ def _tune(
 
     The task keeps its previous version: `edgepeft rollback`. Where no step beats what is there, nothing changes.
     """
-    from edgepeft.tuning.request import run
+    from edgepeft.tuning.tune import run
 
     with interruptible():
         result = run(options)

@@ -30,8 +30,8 @@ def command(
 ) -> None:
     """Check a bundle's hashes and graphs, and replay each task's check file."""
     from edgepeft.bundle.manifest import Manifest
-    from edgepeft.deploy.audit import audit
     from edgepeft.deploy.signature import check_signature
+    from edgepeft.deploy.verify import audit
 
     if allow_older and key is None:
         raise UsageError("--allow-older is about signatures; give --key.")

@@ -33,10 +33,6 @@ def own_folder(base: Path, *names: str, make: bool = False, deep: bool = False) 
 
     Where Linux' /proc is, that path is of the open folder, so what becomes of its name meanwhile changes nothing.
     ``make`` makes what is missing; ``deep`` looks at all that lies in it, too, before it is written to.
-
-    Raises:
-        EdgepeftError: a link, or another user's to write to.
-        FileNotFoundError: it is not there.
     """
     shown, descriptor = base, os.open(base, _FOLDER)
     try:
@@ -63,12 +59,7 @@ def own_folder(base: Path, *names: str, make: bool = False, deep: bool = False) 
 
 @contextlib.contextmanager
 def held_folder(base: Path, *names: str, busy: str = "", wait_s: float = 0) -> Iterator[Path]:
-    """As ``own_folder``, made, looked through and locked; what is empty afterwards goes.
-
-    Raises:
-        UsageError: another process holds it; ``busy`` is what to say then.  Without it: Busy.
-        EdgepeftError: it is another user's to write to.
-    """
+    """As ``own_folder``, made, looked through and locked; what is empty afterwards goes."""
     held = contextlib.ExitStack()
     while True:
         with contextlib.suppress(Gone), contextlib.ExitStack() as tried:  # by the one who held it last
@@ -167,11 +158,6 @@ def locked(folder: Path, wait_s: float = LOCK_WAIT_S) -> Iterator[None]:
 
     The lock is flock(2) on a file in the folder that this user alone may open, so that no other user can hold it; the
     file goes with the block.
-
-    Raises:
-        Busy: another process held it all the time.
-        Gone: the folder is not there.
-        EdgepeftError: the file there is somebody else's.
     """
     import fcntl
 

@@ -24,9 +24,14 @@ class Answer(ABC):
     def value(self) -> Any:
         """What is answered: the label, the number, or the text."""
 
+    @property
     @abstractmethod
+    def facts(self) -> dict[str, Any]:
+        """What is answered, as plain values for JSON."""
+
     def as_json(self) -> dict[str, Any]:
         """Plain values for JSON: ``task``, next what is answered; ``note`` where there is one."""
+        return {"task": self.task, **self.facts, **({"note": self.note} if self.note else {})}
 
     @property
     def in_numbers(self) -> bool:
@@ -40,7 +45,7 @@ class Prediction(Answer):
 
     ``note`` says what speaks against it: a text of another kind than those that the task was trained on.  ``expected``
     is the mean of labels that are numbers, each as probable as its score.  ``unsure`` says that the answer is not one
-    of those that the task makes a promise of; None where it makes none.
+    of those that the task makes a guarantee of; None where it makes none.
     """
 
     task: str
@@ -62,15 +67,14 @@ class Prediction(Answer):
         """As its base has it: sums of float32 overflow no float64."""
         return math.isfinite(self.score + (self.expected or 0.0) + sum(self.scores.values()) + sum(self.logits))
 
-    def as_json(self) -> dict[str, Any]:
-        """Plain values for JSON; ``note`` where there is one."""
-        note = {"note": self.note} if self.note else {}
+    @property
+    def facts(self) -> dict[str, Any]:
+        """The label and all labels' probabilities, or the number."""
         if self.label is None:
-            return {"task": self.task, "value": self.score, **note}
-        mean = {} if self.expected is None else {"expected": self.expected}
-        doubt = {} if self.unsure is None else {"unsure": self.unsure}
-        found = {"task": self.task, "label": self.label, "score": self.score, "scores": self.scores}
-        return {**found, **mean, **doubt, **note}
+            return {"value": self.score}
+        more = {"expected": self.expected, "unsure": self.unsure}
+        found = {"label": self.label, "score": self.score, "scores": self.scores}
+        return found | {name: value for name, value in more.items() if value is not None}
 
 
 @dataclass(frozen=True)
@@ -105,7 +109,7 @@ class VectorPrediction(Prediction):
         kept = kept / np.maximum(np.linalg.norm(kept, axis=1, keepdims=True), 1e-12)
         return replace(self, logits=tuple(kept.astype(np.float32).ravel().tolist()), dims=kept.shape[1])
 
-    def as_json(self) -> dict[str, Any]:
-        """Plain values for JSON; of a pair how near its texts are too; ``note`` where there is one."""
-        near = {} if self.cosine is None else {"cosine": self.cosine}
-        return {"task": self.task, "vector": self.value, **near, **({"note": self.note} if self.note else {})}
+    @property
+    def facts(self) -> dict[str, Any]:
+        """The vector; of a pair how near its texts are too."""
+        return {"vector": self.value} | ({} if self.cosine is None else {"cosine": self.cosine})

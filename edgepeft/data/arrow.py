@@ -1,4 +1,7 @@
-"""Arrow's files, and the folders of them that ``datasets.save_to_disk`` writes: by pyarrow alone, a part at a time."""
+"""Arrow's and parquet's files, and the folders that ``datasets.save_to_disk`` writes: by pyarrow, a part at a time.
+
+A text that parquet stores once may stand in a million rows, so its sizes are counted before rows are made.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +18,11 @@ from edgepeft.common.errors import DataError, requiring
 from edgepeft.data.containers import ROW_BYTES, Room
 from edgepeft.data.label_names import class_names, named_classes
 
-__all__ = ["SAVED", "SavedSplit", "names_in", "read_arrow", "rows_within", "saved_splits"]
+__all__ = ["SAVED", "NamedSplit", "SavedSplit", "names_in", "read_arrow", "read_parquet", "saved_splits"]
 
 SAVED = _OF_SPLITS, _OF_ONE = "dataset_dict.json", "state.json"  # what `save_to_disk` writes of several splits, of one
 _MAGIC = b"ARROW1\0\0"
+_MOST_TEXTS = 1_000_000  # names and sizes in the file's own description
 _AT_ONCE = 1024  # rows as Python's values
 
 
@@ -43,7 +47,7 @@ def read_arrow(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 def _rows(batch: Any, room: Room) -> Iterator[dict[str, Any]]:
     batch.validate(full=True)  # pyarrow follows a file's offsets unchecked: a damaged one would end the process
     for part in (batch.slice(i, _AT_ONCE) for i in range(0, batch.num_rows, _AT_ONCE)):
-        yield from rows_within(part, room)
+        yield from _rows_within(part, room)
 
 
 def _unpacked_bytes(message: Any) -> int:
@@ -67,12 +71,7 @@ def _unpacked_bytes(message: Any) -> int:
     return sum(length for length in lengths if length > 0)
 
 
-def rows_within(batch: Any, room: Room) -> list[dict[str, Any]]:
-    """The rows of a batch of Arrow's, once it is known that there is room for them.
-
-    Raises:
-        DataError: there is none.
-    """
+def _rows_within(batch: Any, room: Room) -> list[dict[str, Any]]:
     room.take(ROW_BYTES * len(batch) + sum(map(_bytes_of, batch.columns)))
     rows: list[dict[str, Any]] = batch.to_pylist()
     return rows
@@ -143,3 +142,38 @@ def _document(path: Path) -> Mapping[str, Any]:
     except (OSError, ValueError) as error:
         raise DataError(f"{path} cannot be read ({error}); save the data set again.") from error
     return found if isinstance(found, Mapping) else {}
+
+
+def read_parquet(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield (number, row), a batch in memory at a time, with the names that datasets has put there for classes."""
+    with requiring("data", "a parquet file"):
+        from pyarrow import ArrowException
+        from pyarrow.parquet import ParquetFile
+    try:
+        room = Room(path)
+        limits = {"thrift_string_size_limit": _MOST_TEXTS, "thrift_container_size_limit": _MOST_TEXTS}
+        with ParquetFile(path, **limits) as file:
+            about = file.metadata
+            groups = [about.row_group(i) for i in range(about.num_row_groups)]
+            room.require(sum(group.total_byte_size for group in groups) + ROW_BYTES * about.num_rows)
+            names = names_in(file.schema_arrow)
+            texts = [file.schema.column(i).path for i in range(len(file.schema))]
+        # Texts by their dictionary: each once, and a number in each row.
+        with ParquetFile(path, read_dictionary=texts, **limits) as file:
+            rows = (row for batch in file.iter_batches(_AT_ONCE) for row in _rows_within(batch, room))
+            yield from enumerate(named_classes(rows, names), start=1)
+    except (ArrowException, OSError, ValueError) as error:  # the last one of texts that are not UTF-8
+        raise DataError(f"{path} is not a parquet file that can be read ({error}).") from error
+
+
+class NamedSplit:
+    """A split's rows, of labels that are classes the names."""
+
+    def __init__(self, rows: Any) -> None:
+        self._rows = rows
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """In their order."""
+        features = self._rows.features.items()
+        kinds = {column: getattr(kind, "feature", kind) for column, kind in features}  # of lists, their items'
+        return named_classes(self._rows, {c: kind.names for c, kind in kinds.items() if hasattr(kind, "int2str")})

@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from edgepeft.backbones.base import Architecture
 from edgepeft.backbones.tokens import TextEncoder, pad_rows
 from edgepeft.common.errors import DataError
 from edgepeft.data.labels import NO_TARGET
@@ -42,6 +43,14 @@ class Writing(NamedTuple):
     start_token_id: int
     end_token_id: int
     words: int
+
+    @classmethod
+    def by(cls, architecture: Architecture, longest: int | None) -> Self | None:
+        """By the decoder of that architecture; None where there is none, or no text is written."""
+        decoder = architecture.decoder
+        if decoder is None or longest is None:
+            return None
+        return cls(longest, decoder.start_token_id, decoder.end_token_id, architecture.vocab_size)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What files hold before rows are told apart: decoded lines, the sheet of a spreadsheet, texts of a folder or zip file.
+"""What files hold before rows are told apart: decoded lines, tables and spreadsheets, texts of a folder or zip file.
 
 The name of the folder that a text lies in is its label, as the 20 Newsgroups and the IMDb reviews are published.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import codecs
 import contextlib
+import csv
 import gzip
 import io
 import itertools
@@ -14,7 +15,8 @@ import sys
 import warnings
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path, PurePath
 from typing import Any, BinaryIO
 
@@ -29,7 +31,10 @@ __all__ = [
     "Record",
     "Room",
     "lines_of",
+    "lone_column",
+    "read_csv",
     "read_folder",
+    "read_tsv",
     "read_xlsx",
     "read_zip",
     "table_lines",
@@ -57,11 +62,7 @@ class Room:
         self.left = _ROOM_BYTES + times * path.stat().st_size
 
     def require(self, n_bytes: int) -> None:
-        """See that so many are left.
-
-        Raises:
-            DataError: there are fewer.
-        """
+        """See that so many are left."""
         if n_bytes > self.left:
             raise DataError(
                 f"{self._path} holds more than {self._times} times its own bytes and {_ROOM_BYTES >> 20} MiB, as no "
@@ -233,11 +234,7 @@ def read_xlsx(path: Path) -> Iterator[Record]:
 def _under_header(path: Path, rows: Iterator[Sequence[Any]]) -> Iterator[Record]:
     numbered = ((line, cells) for line, cells in enumerate(rows, start=1) if any(cell is not None for cell in cells))
     first, names = next(numbered, (1, ()))
-    header = [str(cell).strip() if cell is not None else "" for cell in names]
-    if twice := next((name for name in header if name and header.count(name) > 1), None):
-        raise DataError(
-            f"{path}:{first}: {header.count(twice)} columns are called {twice!r}; rename or delete the others."
-        )
+    header = _distinct(path, first, [str(cell).strip() if cell is not None else "" for cell in names])
     for line, cells in numbered:
         named = itertools.zip_longest(header, cells[: len(header)])  # a row ends with its last cell
         yield line, {name: _cell(cell) for name, cell in named if name}
@@ -248,3 +245,94 @@ def _cell(value: Any) -> Any:
     if isinstance(value, float) and value.is_integer():
         return int(value)
     return value if isinstance(value, str | int | float | bool) else "" if value is None else str(value)
+
+
+_MOST_CELLS = 100_000  # of a line
+
+
+LONGEST_CELL = 1 << 24  # characters, of four bytes each; csv's own limit of 131,072 is below a long document
+
+
+def _read_table(path: Path, delimiter: str, **form: Any) -> Iterator[Record]:
+    """Rows under a header.  Cells that are empty throughout are no row: spreadsheets end in such."""
+    csv.field_size_limit(max(csv.field_size_limit(), LONGEST_CELL))
+    lines, first = _with_first(path)
+    if "\0" in first:
+        raise DataError(f"{path}:1: NUL characters, as of UTF-16 without its mark; save the file as UTF-8.")
+    if first.lower().startswith("sep=") and len(first) == len("sep=;"):  # Excel's own line
+        delimiter, skipped = first[-1], 1
+        next(lines)
+    else:
+        delimiter, skipped = _delimiter(path, first, delimiter), 0
+    reader = csv.reader(_few_cells(path, lines, delimiter), strict=True, delimiter=delimiter, **form)
+    header: list[str] = []
+    line = 1 + skipped
+    try:
+        for cells in reader:
+            if cells and not header:
+                header = _distinct(path, line, [name.strip() for name in cells])
+            elif any(cells):
+                yield line, _record(path, line, header, cells)
+            line = reader.line_num + 1 + skipped
+    except csv.Error as error:
+        raise DataError(f"{path}:{line}: not a table ({error}); is a quotation mark missing?") from error
+
+
+def _few_cells(path: Path, lines: Iterator[str], delimiter: str) -> Iterator[str]:
+    for number, line in enumerate(lines, start=1):
+        if len(line) > _MOST_CELLS and line.count(delimiter) > _MOST_CELLS:
+            raise DataError(f"{path}:{number}: more than {_MOST_CELLS:,} cells in a line; a table of texts has a few.")
+        yield line
+
+
+def _with_first(path: Path) -> tuple[Iterator[str], str]:
+    """All lines, and the first one without its end; lines may end in a carriage return alone, as of an old Mac."""
+    lines = table_lines(path)
+    first = next(lines, "")
+    if not first.endswith("\n") and "\r" in first.rstrip("\r"):
+        parts = first.splitlines(keepends=True)
+        return itertools.chain(parts, lines), parts[0].rstrip("\r")
+    return itertools.chain([first], lines), first.rstrip("\r\n")
+
+
+def _delimiter(path: Path, header: str, usual: str) -> str:
+    """What a csv's header is divided by, where that is not a comma."""
+    found = [mark for mark in ";\t|" if mark in header]
+    if usual != "," or "," in header or len(found) != 1:
+        return usual
+    warnings.warn(f"{path}: cells are separated by {found[0]!r}, as the header is.", stacklevel=2)
+    return found[0]
+
+
+def _distinct(path: Path, line: int, header: list[str]) -> list[str]:
+    if twice := next((name for name in header if name and header.count(name) > 1), None):  # some go on without names
+        raise DataError(
+            f"{path}:{line}: {header.count(twice)} columns are called {twice!r}; rename or delete the others."
+        )
+    return header
+
+
+def _record(path: Path, line: int, header: list[str], cells: list[str]) -> dict[str, Any] | DataError:
+    if len(cells) != len(header):
+        return DataError(f"{path}:{line}: {len(cells)} cells, but {len(header)} columns ({', '.join(header)}).")
+    return {name: cell for name, cell in zip(header, cells, strict=True) if name}
+
+
+read_csv = partial(_read_table, delimiter=",")
+read_tsv = partial(_read_table, delimiter="\t", quoting=csv.QUOTE_NONE)
+
+
+def lone_column(suffix: str, found: Collection[str]) -> str:
+    """What may be wrong with a table that has ``found`` one column, in words; else nothing."""
+    right = _SEPARATED.get(suffix.lower())
+    if right is None or len(found) != 1:
+        return ""
+    used = next((name for mark, name in _SEPARATORS.items() if mark in next(iter(found)) and name != right), None)
+    found_out = "The table has one column alone" if used is None else f"The one column looks like several, with {used}"
+    return f" {found_out}; a {suffix.lower()[1:]} separates them by {right}."
+
+
+_SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "bars", ",": "commas"}
+
+
+_SEPARATED = {".csv": "commas", ".tsv": "tabs"}

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from edgepeft.common.errors import DataError
-from edgepeft.data.cells import opened
-from edgepeft.data.labels import shown
+from edgepeft.data.labels import opened, shown
 from edgepeft.data.pattern import UnreadableRow
 from edgepeft.data.shapes import LABELS, NUMBERED, TEXTS, one_of
 
@@ -102,10 +101,6 @@ def by_convention(
         names += [known[_ANSWER]] if not names and _ANSWER in known and SECOND in found else []
         one_of(path, names, "the label", "--label-column")
         found |= {LABEL: names[0]} if names else {}
-    return _noted(path, found)
-
-
-def _noted(path: object, found: dict[str, str]) -> dict[str, str]:
     if found:
         told = ", ".join(f"{usual} is the column {name}" for usual, name in found.items())
         warnings.warn(f"{path}: {told}; --text-column, --pair-column and --label-column name others.", stacklevel=2)

@@ -36,11 +36,7 @@ class LabelNames(NamedTuple):
     names: Mapping[int, str]
 
     def named(self, value: Any, where: str) -> Any:
-        """The name of a number, or of each in a list; anything else as it is.
-
-        Raises:
-            DataError: a number has none.
-        """
+        """The name of a number, or of each in a list; anything else as it is."""
         if isinstance(value, list):
             return [self.named(each, where) for each in value]
         if isinstance(value, Mapping) and "tags" in value:
@@ -65,9 +61,6 @@ class LabelNames(NamedTuple):
 def names_beside(path: object, column: str, values: Sequence[Any]) -> LabelNames | None:
     """Those of a column of a file of rows with these first ``values``; None where they are no numbers, or no file names
     them.
-
-    Raises:
-        DataError: two files name them in two ways, or one that is called after them has none.
     """
     plain = [part for value in values for part in _parts(value) if part not in (None, "")]
     if not plain or any(_number(each) is None for each in plain):

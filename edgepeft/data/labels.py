@@ -1,15 +1,21 @@
-"""What stands in a row as its label, as text: what jsonl has as ``3`` or ``true`` and csv as text is one label."""
+"""What stands in a cell or as a label: what jsonl has as ``3`` or ``true`` and csv as text is one label.
+
+Lists and mappings in a table's cell are read as JSON or Python writes them.
+"""
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import json
 import math
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from edgepeft.common.errors import DataError, UsageError
 
-__all__ = ["NO_TARGET", "LabelReader", "label_text", "number_of", "require_names", "shown"]
+__all__ = ["NO_TARGET", "LabelReader", "label_text", "number_of", "opened", "require_names", "shown"]
 
 NO_TARGET = -100  # past a target's end: PyTorch's and transformers' number for what no loss is of
 _MOST_VALUES = 20  # of labels that are numbers and names all the same
@@ -48,11 +54,7 @@ def number_of(value: Any) -> float | None:
 
 
 def require_names(path: object, what: str, labels: Sequence[Any]) -> None:
-    """See that labels are no numbers to learn: many, or with fractions.
-
-    Raises:
-        UsageError: they may be.
-    """
+    """See that labels are no numbers to learn: many, or with fractions."""
     values = {number for label in labels if (number := number_of(label)) is not None}
     if len(values) <= _MOST_VALUES and all(value == int(value) for value in values):
         return
@@ -62,3 +64,22 @@ def require_names(path: object, what: str, labels: Sequence[Any]) -> None:
             f"{path}: the {what} holds numbers ({few}, ...). Say what they are: --kind regression learns to "
             "give such a number, --kind classification takes each for a name."
         )
+
+
+_LONGEST = 1 << 20  # characters
+_OF_PYTHON = 1 << 18  # a list that Python parses takes some hundred times as much
+_APART = re.compile(r"""['"]\s+['"]""")  # NumPy's ['a' 'b'], which Python reads as ['ab']
+
+
+def opened(cell: Any) -> Any:
+    """What a cell holds: the list or mapping that it is the text of; anything else as it is."""
+    text = cell.strip() if isinstance(cell, str) and len(cell) <= _LONGEST else ""
+    if (text[:1], text[-1:]) not in (("[", "]"), ("{", "}")):
+        return cell
+    with contextlib.suppress(ValueError, RecursionError):
+        return json.loads(text)
+    if len(text) <= _OF_PYTHON and not _APART.search(text):
+        with contextlib.suppress(ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
+            found = ast.literal_eval(text)
+            return found if isinstance(found, list | dict) else cell
+    return cell

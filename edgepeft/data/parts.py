@@ -33,7 +33,7 @@ from edgepeft.data.readers import Source, source_of
 from edgepeft.data.rows import SENTENCES, Columns, Row, read_rows
 from edgepeft.data.told import own_splits
 from edgepeft.options.base import Rows, share_of
-from edgepeft.tasks._certainty import Promise
+from edgepeft.tasks._conformal import Guarantee
 from edgepeft.tasks.base import TaskType, kind_asked, listed, stated
 
 __all__ = [
@@ -60,8 +60,8 @@ Given = Source | float | None
 class TaskData:
     """Rows by part; ``labels`` are sorted by name, None where the ``kind`` of task has none, of which that is the name
     (None: by what is there); ``split`` says where each part is from and how many rows two parts share, ``few_shot`` how
-    many rows were asked to train, ``promise`` what is promised of the answers, ``stride`` how many tokens windows of
-    long texts share, where these are not cut.
+    many rows were asked to train, ``guarantee`` what holds of the answers, ``stride`` how many tokens windows of long
+    texts share, where these are not cut.
 
     Where the task is posed as text, ``source`` is the pattern that its texts were made by.  ``targets`` are what is
     written of each label, None its name; ``target`` is the pattern of text that is written freely: there are no labels.
@@ -79,7 +79,7 @@ class TaskData:
     targets: tuple[str, ...] | None = None
     step: float | None = None
     kind: str | None = None
-    promise: Promise = field(default_factory=dict)
+    guarantee: Guarantee = field(default_factory=dict)
     stride: int | None = None
 
     @cached_property
@@ -87,7 +87,7 @@ class TaskData:
         """The kind of task, with these labels."""
         chosen = {} if self.stride is None else {"stride": self.stride}
         kind = stated(self.kind, self.labels, "" if self.target is None else "text", step=self.step, chosen=chosen)
-        return kind.seen(self.train).promising(self.promise, len(self.eval))
+        return kind.seen(self.train).with_guarantee(self.guarantee, len(self.eval))
 
     def of_each_answer(self, *, everywhere: bool) -> TaskData:
         """A row for each of a row's answers: of those that train, or of all."""

@@ -13,7 +13,7 @@ configurations); ``#SPLIT`` after it names one of its splits.
 
 from __future__ import annotations
 
-import csv
+import contextlib
 import itertools
 import logging
 import math
@@ -21,21 +21,26 @@ import os
 import re
 import sys
 import warnings
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from edgepeft.common.bounded import json_rows
 from edgepeft.common.errors import DataError, UsageError, requiring
 from edgepeft.common.messages import reason
-from edgepeft.data.arrow import SAVED, read_arrow, saved_splits
-from edgepeft.data.conll import read_conll
-from edgepeft.data.containers import PACKED, STDIN, Record, lines_of, read_folder, read_xlsx, read_zip, table_lines
-from edgepeft.data.documents import rows_of
-from edgepeft.data.label_names import named_classes
+from edgepeft.data.arrow import SAVED, NamedSplit, read_arrow, read_parquet, saved_splits
+from edgepeft.data.containers import (
+    PACKED,
+    STDIN,
+    Record,
+    lines_of,
+    read_csv,
+    read_folder,
+    read_tsv,
+    read_xlsx,
+    read_zip,
+)
 from edgepeft.data.labels import shown as _shown
-from edgepeft.data.parquet import read_parquet
 from edgepeft.data.shapes import LABELS
 
 if TYPE_CHECKING:
@@ -52,7 +57,6 @@ __all__ = [
     "Source",
     "format_of",
     "is_dataset",
-    "lone_column",
     "read_dataset",
     "read_stdin",
     "reader_of",
@@ -80,19 +84,6 @@ def read_dataset(path: Path) -> Iterator[Record]:
     if split not in splits:
         raise UsageError(f"{source} has the splits {', '.join(splits)}; name one: {source}#{next(iter(splits))}.")
     yield from enumerate(splits[split], start=1)
-
-
-class _Split:
-    """A split's rows, of labels that are classes the names."""
-
-    def __init__(self, rows: Any) -> None:
-        self._rows = rows
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        """In their order."""
-        features = self._rows.features.items()
-        kinds = {column: getattr(kind, "feature", kind) for column, kind in features}  # of lists, their items'
-        return named_classes(self._rows, {c: kind.names for c, kind in kinds.items() if hasattr(kind, "int2str")})
 
 
 def splits_of(path: Path, label: str) -> dict[str, Path]:
@@ -129,7 +120,7 @@ def _opened(source: str) -> Mapping[str, Iterable[dict[str, Any] | DataError]]:
         ) from error
     finally:
         hub.setLevel(level)
-    return {name: _Split(rows) for name, rows in (found if isinstance(found, dict) else {"train": found}).items()}
+    return {name: NamedSplit(rows) for name, rows in (found if isinstance(found, dict) else {"train": found}).items()}
 
 
 class _Files:
@@ -164,7 +155,7 @@ class Records:
 
     def __init__(self, rows: Any) -> None:
         if hasattr(rows, "features"):
-            self._rows = list(_Split(rows))
+            self._rows = list(NamedSplit(rows))
         elif hasattr(rows, "to_dicts"):  # polars
             self._rows = rows.to_dicts()
         elif hasattr(rows, "iterrows"):  # pandas, in which what is missing is NaN
@@ -203,8 +194,6 @@ def source_of(rows: Rows) -> Source:
 
 
 Reader = Callable[[Path], Iterator[Record]]
-_MOST_CELLS = 100_000  # of a line
-LONGEST_CELL = 1 << 24  # characters, of four bytes each; csv's own limit of 131,072 is below a long document
 
 
 def _read_jsonl(path: Path) -> Iterator[Record]:
@@ -244,86 +233,117 @@ def read_stdin(path: Path) -> Iterator[Record]:
     start = cast("io.BufferedReader", sys.stdin.buffer).peek().decode("utf-8-sig", "replace").lstrip()
     if start[:1] in ("{", "["):
         return _read_jsonl(path) if start[0] == "{" else _read_json(path)
-    return _read_tsv(path) if "\t" in start.partition("\n")[0] else _read_csv(path)
+    return read_tsv(path) if "\t" in start.partition("\n")[0] else read_csv(path)
 
 
-def _read_table(path: Path, delimiter: str, **form: Any) -> Iterator[Record]:
-    """Rows under a header.  Cells that are empty throughout are no row: spreadsheets end in such."""
-    csv.field_size_limit(max(csv.field_size_limit(), LONGEST_CELL))
-    lines, first = _with_first(path)
-    if "\0" in first:
-        raise DataError(f"{path}:1: NUL characters, as of UTF-16 without its mark; save the file as UTF-8.")
-    if first.lower().startswith("sep=") and len(first) == len("sep=;"):  # Excel's own line
-        delimiter, skipped = first[-1], 1
-        next(lines)
-    else:
-        delimiter, skipped = _delimiter(path, first, delimiter), 0
-    reader = csv.reader(_few_cells(path, lines, delimiter), strict=True, delimiter=delimiter, **form)
-    header: list[str] = []
-    line = 1 + skipped
-    try:
-        for cells in reader:
-            if cells and not header:
-                header = [name.strip() for name in cells]
-                _require_distinct(path, line, header)
-            elif any(cells):
-                yield line, _record(path, line, header, cells)
-            line = reader.line_num + 1 + skipped
-    except csv.Error as error:
-        raise DataError(f"{path}:{line}: not a table ({error}); is a quotation mark missing?") from error
+def rows_of(document: Any) -> list[Any]:
+    """Its rows: a list, the list under ``data``, SQuAD's paragraphs, or columns as pandas writes them."""
+    if not isinstance(document, dict):
+        return [_of_spacy(row) for row in document] if isinstance(document, list) else [document]
+    rows = document.get("data")
+    if isinstance(rows, list) and rows and all(isinstance(each, dict) and "paragraphs" in each for each in rows):
+        return [
+            {"context": paragraph.get("context"), **question}
+            for each in rows
+            for paragraph in each["paragraphs"]
+            for question in paragraph.get("qas", ())
+        ]
+    if isinstance(rows, list):
+        names = document.get("columns")  # pandas' "split"
+        return rows if names is None else [dict(zip(names, cells, strict=True)) for cells in rows]
+    if isinstance(document.get("annotations"), list) and "classes" in document:
+        return [_of_spacy(row) for row in document["annotations"] if row]
+    # One row of words and tags looks like columns too.
+    columns = {name: list(of.values()) if isinstance(of, dict) else of for name, of in document.items()}
+    if (
+        columns
+        and "tokens" not in columns
+        and all(isinstance(of, list) for of in columns.values())
+        and len({*map(len, columns.values())}) == 1
+    ):
+        return [dict(zip(columns, cells, strict=True)) for cells in zip(*columns.values(), strict=True)]
+    return [document]
 
 
-def _few_cells(path: Path, lines: Iterator[str], delimiter: str) -> Iterator[str]:
-    for number, line in enumerate(lines, start=1):
-        if len(line) > _MOST_CELLS and line.count(delimiter) > _MOST_CELLS:
-            raise DataError(f"{path}:{number}: more than {_MOST_CELLS:,} cells in a line; a table of texts has a few.")
-        yield line
+def _of_spacy(row: Any) -> Any:
+    """A text and a mapping of its entities, in a list of two as spaCy trains on them; anything else as it is."""
+    if isinstance(row, list) and len(row) == 2 and isinstance(row[0], str) and isinstance(row[1], dict):
+        return {"text": row[0], **row[1]}
+    return row
 
 
-def _with_first(path: Path) -> tuple[Iterator[str], str]:
-    """All lines, and the first one without its end; lines may end in a carriage return alone, as of an old Mac."""
-    lines = table_lines(path)
-    first = next(lines, "")
-    if not first.endswith("\n") and "\r" in first.rstrip("\r"):
-        parts = first.splitlines(keepends=True)
-        return itertools.chain(parts, lines), parts[0].rstrip("\r")
-    return itertools.chain([first], lines), first.rstrip("\r\n")
+def read_conll(path: Path) -> Iterator[Record]:
+    """Columns between tabs, or else blanks: the first is the word, the last its tag; -DOCSTART- stands alone.
+
+    Lines that begin with "# " before a sentence are comments.  Where the first column counts the words, the second one
+    has them.
+    """
+    sentences = _sentences(path)
+    if path.suffix.lower() == ".conllu":  # number, form, lemma, part of speech, ...; 1-2 are two words as one, 1.1 none
+        for start, lines in sentences:
+            words = [cells for cells in lines if cells[0].isdigit()]
+            if len(lines[0]) < 4:
+                raise DataError(f"{path}:{start}: {len(lines[0])} columns, where CoNLL-U has ten; name it .conll.")
+            yield start, {"words": [cells[1] for cells in words], "tags": [cells[3] for cells in words]}
+        return
+    first = list[tuple[int, list[list[str]]]]()
+    with contextlib.suppress(*(DataError,) * (path.suffix.lower() == ".txt")):  # of texts that are no words with tags
+        for sentence in sentences:
+            first.append(sentence)
+            if len(sentence[1]) > 1:  # one word alone may be a number
+                break
+    lines = first[-1][1] if first else []
+    if path.suffix.lower() == ".txt" and not (lines and all(_TAG.fullmatch(cells[-1]) for cells in lines)):
+        raise UsageError(
+            f"{path} has no words with tags (O, B-PER, ...), as a .txt of rows has; other texts: csv, jsonl."
+        )
+    numbers = [cells[0] for cells in lines]
+    counted = (
+        len(lines) > 1 and len(lines[0]) > 2 and numbers in ([*map(str, range(n, n + len(lines)))] for n in (0, 1))
+    )
+    if counted:
+        warnings.warn(f"{path}: the first column counts the words; the second one is read as the words.", stacklevel=2)
+    for start, lines in itertools.chain(first, sentences):
+        tags = {"tags": [cells[-1] for cells in lines]} if len(lines[0]) > 1 else {}
+        yield start, {"words": [cells[int(counted)] for cells in lines], **tags}
 
 
-def _delimiter(path: Path, header: str, usual: str) -> str:
-    """What a csv's header is divided by, where that is not a comma."""
-    found = [mark for mark in ";\t|" if mark in header]
-    if usual != "," or "," in header or len(found) != 1:
-        return usual
-    warnings.warn(f"{path}: cells are separated by {found[0]!r}, as the header is.", stacklevel=2)
-    return found[0]
+_MOST_WORDS = 100_000  # of a row, more than of a book's chapter
+_TAG = re.compile(r"O|[BIESLU]-\S+")
 
 
-def _require_distinct(path: Path, line: int, header: list[str]) -> None:
-    for name, times in Counter(header).items():
-        if times > 1 and name:  # a spreadsheet's go on without names
-            raise DataError(f"{path}:{line}: {times} columns are called {name!r}; rename or delete the others.")
-
-
-def _record(path: Path, line: int, header: list[str], cells: list[str]) -> dict[str, Any] | DataError:
-    if len(cells) != len(header):
-        return DataError(f"{path}:{line}: {len(cells)} cells, but {len(header)} columns ({', '.join(header)}).")
-    return {name: cell for name, cell in zip(header, cells, strict=True) if name}
-
-
-def _read_csv(path: Path) -> Iterator[Record]:
-    return _read_table(path, ",")
-
-
-def _read_tsv(path: Path) -> Iterator[Record]:
-    return _read_table(path, "\t", quoting=csv.QUOTE_NONE)
+def _sentences(path: Path) -> Iterator[tuple[int, list[list[str]]]]:
+    """Each with the number of its first line: the cells of its words."""
+    start, words, columns = 0, list[list[str]](), 0
+    for number, line in lines_of(path):
+        if not words and line.startswith("# "):
+            continue
+        cells, tabbed = line.split(), line.rstrip("\r\n").split("\t")
+        if len(tabbed) > 1 and len(tabbed) == (columns or len(tabbed)):  # a blank is then part of a word
+            cells = tabbed
+        if not any(cells) or cells[0] == "-DOCSTART-":
+            if words:
+                yield start, words
+            words = []
+            continue
+        start = start if words else number
+        columns = columns or len(cells)
+        if len(cells) != columns:
+            raise DataError(
+                f"{path}:{number}: {len(cells)} columns, where lines before have {columns}: {line.strip()!r:.80}."
+            )
+        words.append(cells)
+        if len(words) > _MOST_WORDS:
+            raise DataError(f"{path}:{start}: a row of more than {_MOST_WORDS:,} words; an empty line ends a row.")
+    if words:
+        yield start, words
 
 
 FORMATS: dict[str, Reader] = {
     ".jsonl": _read_jsonl,
     ".ndjson": _read_jsonl,
-    ".csv": _read_csv,
-    ".tsv": _read_tsv,
+    ".csv": read_csv,
+    ".tsv": read_tsv,
     ".json": _read_json,
     ".parquet": read_parquet,
     ".arrow": read_arrow,
@@ -332,6 +352,8 @@ FORMATS: dict[str, Reader] = {
     ".conll": read_conll,
 }
 """Extension -> reader; before ``.gz`` too: the first five alone."""
+
+
 _OF_CONLL = (".conllu", ".bio", ".iob", ".iob2", ".txt")
 
 
@@ -348,11 +370,7 @@ def format_of(path: Path) -> Reader | None:
 
 
 def reader_of(path: Source) -> Callable[[Any], Iterator[Record]]:
-    """What gives a source's records, with the line of each.
-
-    Raises:
-        UsageError: no such file or format, or this user may not read it.
-    """
+    """What gives a source's records, with the line of each."""
     if isinstance(path, Records):
         return path.read
     if str(path) == STDIN:
@@ -372,17 +390,3 @@ def reader_of(path: Source) -> Callable[[Any], Iterator[Record]]:
     except OSError as error:
         raise UsageError(f"data file {path} cannot be read ({error.strerror}); let this user read it.") from error
     return reader
-
-
-def lone_column(path: Source, found: Collection[str]) -> str:
-    """What may be wrong with a table that has ``found`` one column, in words; else nothing."""
-    right = _SEPARATED.get(path.suffix.lower())
-    if right is None or len(found) != 1:
-        return ""
-    used = next((name for mark, name in _SEPARATORS.items() if mark in next(iter(found)) and name != right), None)
-    found_out = "The table has one column alone" if used is None else f"The one column looks like several, with {used}"
-    return f" {found_out}; a {path.suffix.lower()[1:]} separates them by {right}."
-
-
-_SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "bars", ",": "commas"}
-_SEPARATED = {".csv": "commas", ".tsv": "tabs"}

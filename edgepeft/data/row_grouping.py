@@ -77,11 +77,6 @@ def _mean(values: NDArray[np.float64], starts: NDArray[np.int64], counts: NDArra
     return found
 
 
-def _max(values: NDArray[np.float64], starts: NDArray[np.int64], _: NDArray[np.int64]) -> NDArray[np.float64]:
-    found: NDArray[np.float64] = np.maximum.reduceat(values, starts)
-    return found
-
-
 def _direction(values: NDArray[np.float64], starts: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[Any]:
     """A single vector is of length 1 already: as it is."""
     means = _mean(values, starts, counts)
@@ -89,8 +84,12 @@ def _direction(values: NDArray[np.float64], starts: NDArray[np.int64], counts: N
     return means / np.maximum(lengths, 1e-12)[:, None]
 
 
-POOLS: Mapping[str, Callable[..., NDArray[np.float64]]] = {"mean": _mean, "max": _max, "direction": _direction}
-"""What is made of a text's windows; of a single one each is what that says, to the bit."""
+POOLS: Mapping[str, Callable[..., NDArray[np.float64]]] = {
+    "mean": _mean,
+    "max": lambda values, starts, _: np.maximum.reduceat(values, starts),
+    "direction": _direction,
+}
+"""Combine the answers of a text's windows; a single window passes through unchanged, to the bit."""
 
 
 def pooled(values: NDArray[Any], per_text: Sequence[int] | NDArray[Any], pool: str) -> NDArray[Any]:

@@ -21,29 +21,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 from edgepeft.common.errors import DataError, UsageError
-from edgepeft.data.cells import opened
+from edgepeft.data.containers import lone_column
 from edgepeft.data.conventions import CANDIDATES, FIRST, LABEL, SECOND, by_convention, candidates_in, chosen_column
 from edgepeft.data.label_names import LabelNames, files_beside, names_beside
-from edgepeft.data.labels import LabelReader, label_text
+from edgepeft.data.labels import LabelReader, label_text, opened
 from edgepeft.data.labels import shown as _shown
 from edgepeft.data.pattern import Pattern, nearest
-from edgepeft.data.readers import FORMATS, STDIN, Record, Source, lone_column, reader_of
+from edgepeft.data.readers import FORMATS, STDIN, Record, Source, reader_of
 from edgepeft.data.shapes import HEAD, Shape, shape_of, written_shape
 from edgepeft.data.words import Words
 
 if TYPE_CHECKING:
     from edgepeft.options.base import ColumnOptions
 
-__all__ = [
-    "FORMATS",
-    "SENTENCES",
-    "STDIN",
-    "BadRow",
-    "Columns",
-    "Row",
-    "head_of",
-    "read_rows",
-]
+__all__ = ["FORMATS", "SENTENCES", "STDIN", "BadRow", "Columns", "Row", "head_of", "read_rows"]
 
 
 class Columns(NamedTuple):
@@ -328,7 +319,7 @@ def _row(path: Source, line: int, record: dict[str, Any], columns: Columns, labe
     if columns.fields is not None:
         return Row("", None, None, str(path), line)
     if columns.source is not None:
-        return _posed(path, line, record, columns, label_of)
+        return _from_template(path, line, record, columns, label_of)
     first, second = record[text_column], record.get(pair_column)
     for name, text in ((text_column, first), (pair_column, second)):
         if not isinstance(text, str) and not (name == pair_column and text is None):
@@ -340,7 +331,9 @@ def _row(path: Source, line: int, record: dict[str, Any], columns: Columns, labe
     return Row(first, second, label, str(path), line, candidates=candidates)
 
 
-def _posed(path: Source, line: int, record: dict[str, Any], columns: Columns, label_of: LabelReader | None) -> Row:
+def _from_template(
+    path: Source, line: int, record: dict[str, Any], columns: Columns, label_of: LabelReader | None
+) -> Row:
     """A row of a task that is posed as text."""
     assert columns.source is not None
     where, answers = f"{path}:{line}", tuple[str, ...]()
@@ -374,7 +367,7 @@ def _require_columns(
         others = "".join(f"; {words}" for words in (options and f"for others: {options}", columns.remedy) if words)
         raise DataError(
             f"{path}:{line}: no column {' and no column '.join(missing)}. "
-            f"Found columns: {names}. Expected: {_expected(columns, labels)}{others}." + lone_column(path, found)
+            f"Found columns: {names}. Expected: {_expected(columns, labels)}{others}." + lone_column(path.suffix, found)
         )
 
 

@@ -13,9 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from edgepeft.common.errors import DataError
-from edgepeft.data.cells import opened
 from edgepeft.data.label_names import names_beside
-from edgepeft.data.labels import number_of, require_names
+from edgepeft.data.labels import number_of, opened, require_names
 
 __all__ = ["HEAD", "LABELS", "NUMBERED", "TEXTS", "Shape", "one_of", "shape_of", "told_shape", "written_shape"]
 
@@ -103,9 +102,6 @@ def _holds_lists(cells: Sequence[Any]) -> bool:
 def told_shape(path: object, head: Head, columns: Sequence[str | None] = ()) -> Shape | None:
     """That of a file's first rows, which is said; None where they do not tell, or options name their ``columns``: text,
     second text, label.
-
-    Raises:
-        UsageError: the labels are numbers that may be names as well.
     """
     shape = None if any(columns) else shape_of(path, head)
     if shape is not None:

@@ -17,15 +17,7 @@ from typing import Any
 
 from edgepeft.common.errors import named, requiring
 
-__all__ = [
-    "DEFAULT",
-    "OF_ROWS",
-    "TEXT_METRICS",
-    "text_averaged",
-    "text_errors",
-    "text_rows",
-    "text_score",
-]
+__all__ = ["DEFAULT", "OF_ROWS", "TEXT_METRICS", "text_averaged", "text_errors", "text_rows", "text_score"]
 
 DEFAULT = "f1"
 

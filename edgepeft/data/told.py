@@ -20,7 +20,7 @@ O = TypeVar("O", bound=LearningOptions)  # noqa: E741
 
 def told(options: O) -> O:
     """The options with what the shape of their rows tells; as they are where one of them says what the rows are."""
-    if any(getattr(options, name, None) for name in _SAY) or str(options.data) == STDIN:
+    if any(getattr(options, name, None) for name in _SAY):
         return options
     rows = source_of(options.data)
     shape = shape_in(rows, Columns.of(options))
@@ -29,7 +29,9 @@ def told(options: O) -> O:
 
 
 def shape_in(train: Source, columns: Columns = SENTENCES) -> Shape | None:
-    """What training rows are told by, where no option says it; see ``shapes``."""
+    """What training rows are told by, where no option says it; see ``shapes``.  Standard input is read once, later."""
+    if str(train) == STDIN:
+        return None
     return told_shape(train, head_of(own_splits(train, columns).get("train", train)), columns[:3])
 
 

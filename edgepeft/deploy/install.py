@@ -19,6 +19,7 @@ import onnxruntime as ort
 
 from edgepeft.bundle.bundle import TASKS_FOLDER, Bundle, check_owner, parse_delta
 from edgepeft.bundle.bundle_paths import check_file
+from edgepeft.bundle.card import card_of, entry_of, kind_of, require_agreement
 from edgepeft.bundle.manifest import (
     MANIFEST_FILE,
     CheckReference,
@@ -30,7 +31,6 @@ from edgepeft.bundle.manifest import (
     allowed_for,
     model_card,
 )
-from edgepeft.bundle.task_card import card_of, entry_of, kind_of, require_agreement
 from edgepeft.bundle.versions import (
     CHECK,
     GRAPH,
@@ -115,7 +115,7 @@ def prepare_task(
         model = splice(bundle.backbone_graph, delta, sites, bundle.checkpoint)
         depth = shared_layers(model, bundle.architecture, sites)
         drop_unread_rows(model)
-        run = partial(run_session, exact or open_session(model, bundle.folder, outside=bundle.outside(model)), LOGITS)
+        run = partial(run_session, exact or _opened(bundle, model), LOGITS)
         inputs, expected = read_check(check, f"the check file of {where}")
         result = replay(run, inputs, expected, allowed, kind_of(card, where).agreement)
         if data is not None:
@@ -142,13 +142,16 @@ def prepare_task(
     return PreparedTask(name, {GRAPH: graph, CHECK: check, **own}, entry)
 
 
+def _opened(bundle: Bundle, model: onnx.ModelProto) -> ort.InferenceSession:
+    return open_session(model, bundle.folder, external_data=bundle.external_data(model))
+
+
 def _replay_text(bundle: Bundle, delta: onnx.ModelProto, check: bytes, where: Path, allowed: Tolerance) -> Verification:
     """The check of a task that writes text."""
     architecture, sites = bundle.architecture, bundle.manifest.backbone.sites
     read = TextCheck.read(check, f"the check file of {where}", architecture.vocab_size)
     graphs = splice_text(*bundle.text_graphs, delta, sites, bundle.checkpoint)
-    opened = (open_session(graph, bundle.folder, outside=bundle.outside(graph)) for graph in graphs)
-    session = TextSession(*(TaskSession(each, {}, None) for each in opened))
+    session = TextSession(*(TaskSession(_opened(bundle, graph), {}, None) for graph in graphs))
     assert architecture.decoder is not None, "there are graphs that write text"
     return read.replay(session, architecture.decoder.start_token_id, allowed)
 

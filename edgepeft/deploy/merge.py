@@ -23,9 +23,9 @@ from tokenizers import Tokenizer
 
 from edgepeft.backbones import emit
 from edgepeft.backbones.config import read_config
-from edgepeft.bundle.bundle import Bundle, expect_hash
+from edgepeft.bundle.bundle import Bundle
 from edgepeft.bundle.manifest import TaskEntry, Verification
-from edgepeft.bundle.versions import CHECK, WEIGHTS
+from edgepeft.bundle.versions import WEIGHTS
 from edgepeft.common.atomic import new_folder, write_json
 from edgepeft.deploy.verify import TextCheck, read_check, replay, require_passed
 from edgepeft.graph.external_data import external_tensors, external_values, load_external, store_external
@@ -117,10 +117,7 @@ def _tokenizer_config(bundle: Bundle, entry: TaskEntry) -> dict[str, Any]:
 
 def _verified(bundle: Bundle, task: str, path: Path) -> Verification:
     """Replay the task's check file on the written file, opened by its path alone as users will."""
-    where = bundle.current(task, CHECK)
-    entry = bundle.entry(task)
-    expect_hash(where, entry.check_sha256)
-    inputs, reference = read_check(where.read_bytes(), str(where))
+    entry, (inputs, reference) = bundle.entry(task), read_check(*bundle.check(task))
     with failing_as("cannot open the merged model"):
         session = plain_session(path)
     form, names = _form_of(entry), [output.name for output in session.get_outputs()]
@@ -226,10 +223,10 @@ def _write_text_model(bundle: Bundle, task: str, folder: Path) -> Verification:
     encoder, decoder = bundle.text_graphs_of(task)
     architecture, width = bundle.architecture, bundle.architecture.hidden_size
     shutil.copyfile(bundle.weights, folder / bundle.weights.name)
-    if own := [*bundle.tensors_outside(encoder), *bundle.tensors_outside(decoder)]:
-        known = {tensor.name for tensor in bundle.tensors_outside(encoder)}  # both read the table of words
-        further = (pair for pair in bundle.outside(decoder) if pair[0] not in known)
-        store_external(own, chain(bundle.outside(encoder), further), folder / f"{task}{WEIGHTS}")
+    if own := [*bundle.external_tensors(encoder), *bundle.external_tensors(decoder)]:
+        known = {tensor.name for tensor in bundle.external_tensors(encoder)}  # both read the table of words
+        further = (pair for pair in bundle.external_data(decoder) if pair[0] not in known)
+        store_external(own, chain(bundle.external_data(encoder), further), folder / f"{task}{WEIGHTS}")
     onnx.save_model(optimum_encoder(encoder, width), folder / _ENCODER_FILE)
     onnx.save_model(optimum_decoder(encoder, decoder, width), folder / _DECODER_FILE)
     assert architecture.decoder is not None, "it has a graph"
@@ -237,9 +234,7 @@ def _write_text_model(bundle: Bundle, task: str, folder: Path) -> Verification:
     tokens = {"decoder_start_token_id": start, "eos_token_id": end, "pad_token_id": architecture.pad_token_id}
     manner = {"max_new_tokens": GREEDY.max_new_tokens, "num_beams": 1, "do_sample": False}
     write_json(folder / "generation_config.json", {**tokens, **manner})
-    where = bundle.current(task, CHECK)
-    expect_hash(where, bundle.entry(task).check_sha256)
-    check = TextCheck.read(where.read_bytes(), str(where), architecture.vocab_size)
+    check = TextCheck.read(*bundle.check(task), architecture.vocab_size)
     with failing_as("cannot open the merged model"):
         first, then = (plain_session(folder / name) for name in (_ENCODER_FILE, _DECODER_FILE))
     return check.compare(lambda inputs: _State(first, then, inputs), start, bundle.allowed(task))

@@ -29,7 +29,7 @@ from edgepeft.common.errors import BundleError, EdgepeftError, MissingPackage, U
 from edgepeft.common.own_folder import locked
 from edgepeft.common.resources import cache_folder, private_folder, sha256_of
 from edgepeft.common.task_name import SUFFIXES
-from edgepeft.deploy.audit import audit
+from edgepeft.deploy.verify import audit
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey

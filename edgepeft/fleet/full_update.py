@@ -24,10 +24,10 @@ from edgepeft.common.errors import EdgepeftError, UsageError, VerificationFailed
 from edgepeft.common.own_folder import locked
 from edgepeft.common.resources import sha256_of
 from edgepeft.common.task_name import CHECK, GRAPH, WEIGHTS
+from edgepeft.data.training_loop.checkpoint import claim
 from edgepeft.deploy.install import PreparedTask, commit_tasks, prepare_task
 from edgepeft.fleet.layout import METADATA, Published, places
 from edgepeft.fleet.state import WORK, State
-from edgepeft.tuning.claim import claim
 
 __all__ = ["Replacement", "Stage", "replayed"]
 

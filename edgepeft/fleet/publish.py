@@ -19,7 +19,7 @@ from edgepeft.common.errors import UnknownName, UsageError, VerificationFailed
 from edgepeft.common.own_folder import locked
 from edgepeft.common.resources import sha256_of
 from edgepeft.common.task_name import CHECK, GRAPH, SUFFIXES, WEIGHTS
-from edgepeft.deploy.audit import audit
+from edgepeft.deploy.verify import audit
 from edgepeft.fleet.layout import (
     METADATA,
     TARGETS,

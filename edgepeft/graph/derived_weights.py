@@ -1,8 +1,8 @@
 """Make the constants that a delta graph leaves to its loader: inputs ``generated:<tensor>`` and ``drawn:<name>``.
 
 A graph with such inputs carries a recipe in its ``metadata_props``, a JSON object.  That of generated ones:
-``generator`` ("fastfood/1", specified in ``edgepeft.common.fastfood``), ``seed``, ``vector`` and ``scales`` (which of
-its initializers ``generator/<name>`` they are) and ``tensors``, the backbone tensors in the order of the
+``generator`` ("fastfood/1", specified in ``edgepeft.common.frozen_random``), ``seed``, ``vector`` and ``scales`` (which
+of its initializers ``generator/<name>`` they are) and ``tensors``, the backbone tensors in the order of the
 scales.  Tensor i is then, in float32,  pretrained + scales[i] P_i vector,  P_i of stream i.  From its gradient g,
 vector gets  scales[i] P_i^T g  and scales[i] gets  <P_i vector, g> = <vector, P_i^T g>.
 
@@ -31,8 +31,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from edgepeft.backbones import emit
 from edgepeft.backbones.checkpoint import Checkpoint, StoredTensor
 from edgepeft.common.errors import BundleError
-from edgepeft.common.fastfood import Fastfood, ahead
-from edgepeft.common.frozen_random import MOST_DRAWN, SEEDS, drawn
+from edgepeft.common.frozen_random import MOST_ENTRIES, SEEDS, Fastfood, ahead, frozen_matrices
 from edgepeft.common.messages import in_words
 from edgepeft.device.host.machine import thread_count
 from edgepeft.graph.contract import Contract
@@ -46,7 +45,7 @@ _PARAMETERS = "edgepeft.generated.parameters"  # of a spliced model: float32 in 
 _FLOAT_BYTES = 4
 Floats = NDArray[np.float32]
 DRAWN = "edgepeft.drawn"
-_Extent = Annotated[int, Field(ge=1, le=MOST_DRAWN)]
+_Extent = Annotated[int, Field(ge=1, le=MOST_ENTRIES)]
 _AnyRecipe = TypeVar("_AnyRecipe", bound=BaseModel)
 
 
@@ -164,10 +163,10 @@ def drawn_tensors(delta: onnx.ModelProto, bound: Mapping[str, str]) -> Iterator[
     recipe = _recipe_of(delta, DRAWN, _DrawnRecipe)
     read = {i.name: tuple(d.dim_value for d in i.type.tensor_type.shape.dim) for i in delta.graph.input}
     odd = [name for name, value in wanted.items() if recipe.shapes.get(name) != read[value]]
-    if odd or sum(map(math.prod, recipe.shapes.values())) > MOST_DRAWN:
-        said = f"{odd[0]} [{', '.join(map(str, read[wanted[odd[0]]]))}]" if odd else f"{MOST_DRAWN:,} numbers at most"
+    if odd or sum(map(math.prod, recipe.shapes.values())) > MOST_ENTRIES:
+        said = f"{odd[0]} [{', '.join(map(str, read[wanted[odd[0]]]))}]" if odd else f"{MOST_ENTRIES:,} numbers at most"
         raise BundleError(f"the delta graph reads {said}, and its {DRAWN} says otherwise; export the task again.")
-    made = drawn(recipe.seed, recipe.shapes)
+    made = frozen_matrices(recipe.seed, recipe.shapes)
     yield from (numpy_helper.from_array(made[name], bound[value]) for name, value in wanted.items())
 
 

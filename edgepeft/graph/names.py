@@ -16,8 +16,8 @@ __all__ = [
     "START",
     "STATES",
     "adapted",
-    "drawn",
     "dropout",
+    "frozen_random",
     "generated",
     "gradient",
     "is_of_loader",
@@ -71,7 +71,7 @@ def of_loader(parameter: str) -> str:
     return _LOADERS + parameter
 
 
-def drawn(matrix: str) -> str:
+def frozen_random(matrix: str) -> str:
     """The input for a random matrix that the loader draws by the graph's recipe."""
     return _DRAWN + matrix
 

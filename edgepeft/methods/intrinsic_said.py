@@ -3,7 +3,7 @@
 For every tensor i of the backbone; theta is one vector for all of them, lambda_i one number a tensor, P_i a
 fixed random projection, the Fastfood transform (Le et al., 2013, arXiv:1408.3060).  theta and the lambdas
 together are the intrinsic dimension d'.  P_i is never stored: it follows from a seed, by the integer generator
-that ``common/fastfood.py`` specifies, and the board computes the tensors once, when a task is opened.  While it is
+that ``common/frozen_random.py`` specifies, and the board computes the tensors once, when a task is opened.  While it is
 open the task holds matrices of its own, as many as the backbone has.
 
 A tensor with fewer entries than theta reads theta's first ones only, as many as the next power of two
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from edgepeft.backbones.base import Architecture
-from edgepeft.common.fastfood import GENERATOR, Fastfood, ahead, hadamard
+from edgepeft.common.frozen_random import FASTFOOD, Fastfood, ahead, hadamard
 from edgepeft.methods.base import Generator, Method, option, require
 
 __all__ = ["IntrinsicSAID", "Projected"]
@@ -52,7 +52,7 @@ class Projected(Generator):
     @property
     def recipe(self) -> dict[str, Any]:
         """For ``edgepeft.graph.derived_weights``."""
-        return {"generator": GENERATOR, "seed": self.seed, "vector": "theta", "scales": "scales"}
+        return {"generator": FASTFOOD, "seed": self.seed, "vector": "theta", "scales": "scales"}
 
     def forward(self, pretrained: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """theta_i of every tensor."""

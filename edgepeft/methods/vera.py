@@ -20,14 +20,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from edgepeft.backbones.base import LINEAR_ROLES, Site
-from edgepeft.common.frozen_random import DRAWN_BY, MOST_DRAWN, SEEDS, drawn
+from edgepeft.common.frozen_random import MERSENNE_TWISTER, MOST_ENTRIES, SEEDS, frozen_matrices
 from edgepeft.methods._linear_updates import LinearUpdates
 from edgepeft.methods.base import option, require
 
-__all__ = ["Drawn", "VeRA", "VectorBased"]
+__all__ = ["FrozenMatrices", "VeRA", "VectorBased"]
 
 
-class Drawn(nn.Module):
+class FrozenMatrices(nn.Module):
     """Frozen random matrices, buffers by name; one such module is all that a delta may have."""
 
     A: Tensor
@@ -36,19 +36,19 @@ class Drawn(nn.Module):
     def __init__(self, seed: int, shapes: Mapping[str, tuple[int, int]]) -> None:
         super().__init__()
         self.seed, self.shapes = seed, dict(shapes)
-        for name, values in drawn(seed, shapes).items():
+        for name, values in frozen_matrices(seed, shapes).items():
             self.register_buffer(name, torch.from_numpy(values), persistent=False)
 
     @property
     def recipe(self) -> dict[str, Any]:
         """For ``edgepeft.graph.derived_weights``."""
-        return {"generator": DRAWN_BY, "seed": self.seed, "shapes": self.shapes}
+        return {"generator": MERSENNE_TWISTER, "seed": self.seed, "shapes": self.shapes}
 
 
 class VectorBased(nn.Module):
     """y + b * (B (d * (A x))); x [..., in], y [..., out]."""
 
-    def __init__(self, inputs: int, outputs: int, projections: Drawn, initial: float) -> None:
+    def __init__(self, inputs: int, outputs: int, projections: FrozenMatrices, initial: float) -> None:
         super().__init__()
         self.projections, self.inputs, self.outputs = projections, inputs, outputs
         self.d = nn.Parameter(torch.full((len(projections.A),), initial))
@@ -87,9 +87,9 @@ class VeRA(LinearUpdates):
     def build(self, sites: Sequence[Site]) -> dict[str, nn.Module]:
         """Two vectors a site, around one pair of matrices."""
         inputs, outputs = max(site.in_features for site in sites), max(site.out_features for site in sites)
-        most = MOST_DRAWN // (inputs + outputs)
+        most = MOST_ENTRIES // (inputs + outputs)
         require(self.rank <= most, f"vera's rank must be at most {most:,} on this backbone; found {self.rank:,}.")
-        projections = Drawn(self.seed, {"A": (self.rank, inputs), "B": (outputs, self.rank)})
+        projections = FrozenMatrices(self.seed, {"A": (self.rank, inputs), "B": (outputs, self.rank)})
         made = ((site, VectorBased(site.in_features, site.out_features, projections, self.initial)) for site in sites)
         return {site.name: module for site, module in made}
 

@@ -14,10 +14,10 @@ import numpy as np
 from edgepeft.common.errors import DataError, UsageError
 from edgepeft.common.progress import shown_steps
 from edgepeft.data.by_class import Groups, mislabelled, shown_row, worst_of
-from edgepeft.data.confusion import write_confusion
 from edgepeft.data.readers import source_of
 from edgepeft.data.row_grouping import joined
 from edgepeft.data.rows import Columns, Row, read_rows
+from edgepeft.data.score_tables import write_confusion
 from edgepeft.data.text_template import of_source
 from edgepeft.options.base import function_of
 from edgepeft.options.eval import EvalOptions
@@ -167,7 +167,7 @@ def _majority(kind: TaskType, metric: str, targets: Any, outputs: Any, figures: 
 def _of_logits(asked: _Asked, batches: Batches) -> Found:
     """What the kind of the task makes of its logits."""
     task, kind, worst = asked.task, asked.runtime.bundle.entry(asked.task).task_kind, list[dict[str, Any]]()
-    kind.check_metric(asked.metric or kind.default_metric)
+    kind.metric_of(asked.metric or kind.default_metric)
     targets, outputs, kept, together, done = list[Any](), list[Any](), list[Any](), list[Row](), 0
     wrong = dict[int, Found]()  # the only rows that may be mislabelled
     for batch in batches:

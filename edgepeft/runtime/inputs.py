@@ -117,10 +117,10 @@ def _text(one: object, source: str | None, where: str) -> Text:
         first, second = pattern(_PLAIN).filled(one, where), one.get(SENTENCES.names[1]) or None
     if not isinstance(first, str) or not isinstance(second, str | None):
         raise DataError(f"{where}: a text, or a pair of texts (first, second), is needed; found {one!r:.60}.")
-    return Text(first, second) if source is None else _posed(Text(first, second), source, where)
+    return Text(first, second) if source is None else _from_template(Text(first, second), source, where)
 
 
-def _posed(text: Text, source: str, where: str) -> Text:
+def _from_template(text: Text, source: str, where: str) -> Text:
     """What the source makes of a text, or a pair, without names."""
     reads = pattern(source)
     if text.second is None and len(reads.fields) == 1:

@@ -53,9 +53,10 @@ class TextAnswer(Answer):
         """The text."""
         return self.text
 
-    def as_json(self) -> dict[str, Any]:
-        """Plain values for JSON; ``note`` where there is one."""
-        return {"task": self.task, "text": self.text, "ended": self.ended, **({"note": self.note} if self.note else {})}
+    @property
+    def facts(self) -> dict[str, Any]:
+        """The text, and whether it ended by itself."""
+        return {"text": self.text, "ended": self.ended}
 
 
 def of_width(n_outputs: int, task: str, logits: NDArray[np.float32]) -> NDArray[np.float32]:

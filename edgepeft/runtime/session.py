@@ -82,12 +82,12 @@ def open_session(
     *,
     options: ort.SessionOptions | None = None,
     without: Sequence[str] = (),
-    outside: Iterable[tuple[str, NDArray[Any]]] = (),
+    external_data: Iterable[tuple[str, NDArray[Any]]] = (),
 ) -> ort.InferenceSession:
     """A session on a model whose weights lie in ``folder``; ``options`` are those of ``session_options`` unless given.
 
-    ``without`` names optimisations of ONNX Runtime that are left out; ``outside`` are the values of what lies
-    elsewhere, as ``Bundle.outside`` gives them.
+    ``without`` names optimisations of ONNX Runtime that are left out; ``external_data`` are the values of what lies
+    elsewhere, as ``Bundle.external_data`` gives them.
     """
     _register_arena()
     options = options or session_options(threads)
@@ -99,7 +99,7 @@ def open_session(
     # a third of the time to open a session (0.07 of 0.22 s), for nothing that the arena does not do in the run.
     options.enable_mem_reuse = False
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder.resolve()))
-    if given := {name: ort.OrtValue.ortvalue_from_numpy(values) for name, values in outside}:
+    if given := {name: ort.OrtValue.ortvalue_from_numpy(values) for name, values in external_data}:
         options.add_external_initializers(list(given), list(given.values()))  # as they lie, not copied
     if any(node.op_type == "MatMulInteger" for node in model.graph.node):
         model = copied(model)

@@ -155,12 +155,12 @@ class Weights:
 
     def _open(self, model: onnx.ModelProto) -> ort.InferenceSession:
         _ = self.bundle.checkpoint  # still the one that is known
-        outside = [*self.bundle.outside(model)]
+        external_data = [*self.bundle.external_data(model)]
         if self._prepacked is None:
-            return open_session(model, self.bundle.folder, self.threads, outside=outside)
+            return open_session(model, self.bundle.folder, self.threads, external_data=external_data)
         self._remember(self._prepacked)
         self._prepacked.place(model, self.bundle)
-        return open_session(model, self._prepacked.folder, self.threads, outside=outside)
+        return open_session(model, self._prepacked.folder, self.threads, external_data=external_data)
 
     def _remember(self, prepacked: Prepacked) -> None:
         # What was hashed, not what lies there now: somebody may have replaced it since.

@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any
 
 from edgepeft.common.errors import EdgepeftError
 from edgepeft.data.conventions import CANDIDATES
+from edgepeft.data.training_loop.checkpoint import claim, discard
 from edgepeft.serve.problems import Refused, explain, fault
 from edgepeft.serve.schemas import TuneRequest
-from edgepeft.tuning.claim import claim, discard
 
 if TYPE_CHECKING:
     from edgepeft.data.training_loop.run import Progress
@@ -191,7 +191,7 @@ def _failed(code: str, message: str) -> dict[str, Any]:
 def _work(pipe: Connection, bundle: str, task: str, *, asked: dict[str, Any], rows: str, threads: int | None) -> None:
     """The run itself, in the child; says how it goes.  SIGTERM ends it, until its result is put in force."""
     from edgepeft.tuning.target import Files, TuneSettings
-    from edgepeft.tuning.tune import tune
+    from edgepeft.tuning.tune import tune_task
 
     def watch(progress: Progress) -> None:
         if progress.phase == "commit":
@@ -213,7 +213,7 @@ def _work(pipe: Connection, bundle: str, task: str, *, asked: dict[str, Any], ro
             coverage=asked["coverage"],
             risk=asked["risk"],
         )
-        result = tune(
+        result = tune_task(
             Path(bundle),
             task,
             Files(data, None, None),

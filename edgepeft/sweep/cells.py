@@ -21,8 +21,7 @@ from edgepeft.methods.base import Method, method_of
 from edgepeft.options.train import TrainRequest
 from edgepeft.sweep.folder import Cell, Sweep, name_of
 from edgepeft.sweep.plan import Plan, placed, rate_of, recorded, share_of_rows
-from edgepeft.training.loop import asked, settled
-from edgepeft.training.request import resolved
+from edgepeft.training.loop import asked, resolved, settled
 
 __all__ = ["sweep_of"]
 

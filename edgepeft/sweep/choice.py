@@ -37,7 +37,7 @@ from edgepeft.tuning.fit import bundle_fit
 __all__ = ["Budget", "Candidate", "Choice", "MethodCosts", "Seconds", "candidates", "choose", "costs_of", "exported"]
 
 _AS_FAST = 0.95  # of the fastest: predictions do not tell such times apart, and bytes decide
-_POSED = ("source", "target", "targets", "step", "max_target_length")
+_TEMPLATE = ("source", "target", "targets", "step", "max_target_length")
 _BASE = "import os; import edgepeft.runtime.runtime, psutil; print(psutil.Process().memory_info().rss)"
 
 
@@ -202,7 +202,7 @@ def exported(cards: Sequence[DeltaCard], backbone: str, work: Path) -> Bundle:
                 head=card.head,
                 max_length=card.max_length,
                 kind=card.kind,
-                posed={name: getattr(card, name) for name in _POSED},
+                template={name: getattr(card, name) for name in _TEMPLATE},
                 stride=card.chosen.get("stride"),
             )
         (folder := work / f"delta-{n}").mkdir()

@@ -31,8 +31,7 @@ from edgepeft.data.training_loop.checkpoint import Diverged
 from edgepeft.data.training_loop.run import Interrupted, Progress
 from edgepeft.options.train import TrainRequest
 from edgepeft.sweep.folder import ANSWERS_FILE, RUNS, Cell, Outcome, Sweep
-from edgepeft.training.loop import TrainResult, prepare_output, train
-from edgepeft.training.request import resolved
+from edgepeft.training.loop import TrainResult, prepare_output, resolved, train_delta
 
 __all__ = ["Ended", "Job", "Moved", "compute", "run_local"]
 
@@ -251,7 +250,7 @@ def _trained(job: Job, watch: Callable[[Progress], None], stop: Callable[[], boo
     prepare_output(folder, resume=resume, force=not resume)
     how: dict[str, Any] = {"resume": resume, "force": not resume, "watch": watch, "stop": stop}
     how["shared"] = job.shared or job.sweep.shared
-    return train(found.request.backbone, found.method, found.rows(), found.settings, folder, **how)
+    return train_delta(found.request.backbone, found.method, found.rows(), found.settings, folder, **how)
 
 
 def _plain(result: TrainResult) -> dict[str, NDArray[Any]]:

@@ -19,7 +19,19 @@ from edgepeft.backbones.tokens import Text, TextEncoder, TokenBatch
 from edgepeft.common.errors import UsageError
 from edgepeft.data.rows import Row
 
-__all__ = ["CLOSE", "CUT", "WINDOWS", "Agreement", "Long", "LossGraph", "Metric", "Nodes", "listed", "same_best"]
+__all__ = [
+    "CLOSE",
+    "CUT",
+    "WINDOWS",
+    "Agreement",
+    "Facts",
+    "LossGraph",
+    "Metric",
+    "Nodes",
+    "listed",
+    "log_softmax",
+    "same_best",
+]
 
 CLOSE = 1e-4  # of two logits: what one that is held to no tolerance is taken for rounding up to
 
@@ -36,10 +48,6 @@ class LossGraph(NamedTuple):
     dims: tuple[str | int, ...] = ("batch",)
 
 
-def _mean_of(sums: Any, n: int) -> float:
-    return float(sums) / n
-
-
 class Metric(NamedTuple):
     """A function of (the bound kind, targets [n, ...], outputs [n, ...]), higher is better; and how it comes to one
     number.
@@ -51,7 +59,7 @@ class Metric(NamedTuple):
     function: Callable[[Any, Any, Any], float]
     averaged: str = "over all rows"
     of_rows: Callable[[Any, Any, Any], Any] | None = None
-    of_sums: Callable[[Any, int], float] = _mean_of
+    of_sums: Callable[[Any, int], float] = lambda sums, n: float(sums) / n
     resampled: bool = True
 
     @classmethod
@@ -59,7 +67,7 @@ class Metric(NamedTuple):
         cls,
         of_rows: Callable[[Any, Any, Any], Any],
         averaged: str,
-        of_sums: Callable[[Any, int], float] = _mean_of,
+        of_sums: Callable[[Any, int], float] = lambda sums, n: float(sums) / n,
         *,
         resampled: bool = True,
     ) -> Metric:
@@ -87,13 +95,24 @@ def same_best(reference: NDArray[Any], logits: NDArray[Any], tolerance: float | 
     return Agreement(float(equal[decided].mean()) if decided.any() else 1.0, int((~decided).sum()))
 
 
+def log_softmax(logits: NDArray[Any], axis: int = -1) -> NDArray[np.float64]:
+    """Of the same shape, in float64."""
+    exact = logits.astype(np.float64)
+    exact -= exact.max(axis, keepdims=True)
+    likely: NDArray[np.float64] = exact - np.log(np.exp(exact).sum(axis, keepdims=True))
+    return likely
+
+
 def listed(labels: Sequence[str]) -> str:
     """The first of them."""
     return ", ".join(labels[:20]) + (f" and {len(labels) - 20} more" if len(labels) > 20 else "")
 
 
+CUT, WINDOWS = "cut", "windows"
+
+
 class Facts:
-    """Base of ``TaskType``; what has no value here each kind says."""
+    """Base of ``TaskType``: what is true of a kind, and how it reads rows; what has no value here each kind says."""
 
     name: ClassVar[str]
     title: ClassVar[str]  # in a sentence: "a classification"
@@ -119,27 +138,15 @@ class Facts:
     gives_vectors: ClassVar[bool] = False  # an answer is one, and the bare backbone's is its rival: see ``frozen``
     model: ClassVar[str] = "ForSequenceClassification"  # how transformers' class for it ends
     older: ClassVar[Mapping[str, Any]] = {}  # what a manifest's entry says for versions that know no kinds
-
-    @classmethod
-    def require_classes(cls) -> None:
-        """See that rows can be weighed by their label.
-
-        Raises:
-            UsageError: they have no one label.
-        """
-        if not cls.one_label:
-            raise UsageError(f"--balanced weighs classes, and {cls.title} has none; leave --balanced out.")
-
-
-CUT, WINDOWS = "cut", "windows"
-
-
-class Long(Facts):
-    """Base of ``TaskType``: how rows are read."""
-
     texts_answered: ClassVar[int] = 1  # of a row, where only their number matters
     texts_taught: ClassVar[int] = 1
     chosen: Mapping[str, Any]
+
+    @classmethod
+    def require_classes(cls) -> None:
+        """See that rows can be weighed by their label."""
+        if not cls.one_label:
+            raise UsageError(f"--balanced weighs classes, and {cls.title} has none; leave --balanced out.")
 
     @property
     def windows(self) -> bool:
@@ -185,19 +192,11 @@ class Long(Facts):
         return texts * (1 - (longest - length) // (longest - self.overlap(longest))), longest
 
     def token_rows(self, given: Any, where: str) -> list[tuple[str, str | None]]:
-        """What is tokenized for a row, as ``Row.readable`` or a caller gives it: texts and pairs, if it is ``several``.
-
-        Raises:
-            DataError: the row lacks what the kind reads.
-        """
+        """What is tokenized for a row, as ``Row.readable`` or a caller gives it, if it is ``several``: texts, pairs."""
         raise UsageError(f"{self.title} reads a row as one text or pair.")
 
     def read(self, rows: Sequence[Row]) -> tuple[list[Text], list[int] | None]:
-        """The token rows of all rows, and how many each row is; None where each is one.
-
-        Raises:
-            DataError: a row lacks what the kind reads.
-        """
+        """The token rows of all rows, and how many each row is; None where each is one."""
         if not self.several:
             return [Text(row.sentence1, row.sentence2) for row in rows], None
         found = [self.token_rows(row.readable, row.where) for row in rows]
@@ -206,11 +205,7 @@ class Long(Facts):
     def tokens(
         self, encoder: TextEncoder, texts: Sequence[Text], max_length: int, names: Sequence[str] = ()
     ) -> TokenBatch:
-        """Token rows cut at the maximal length, or in windows.
-
-        Raises:
-            DataError: a text, by its name where ``names`` has it, leaves no room for a window.
-        """
+        """Token rows cut at the maximal length, or in windows."""
         if not self.windows:
             return encoder.encode(texts, max_length)
         return encoder.windows(texts, max_length, self.overlap(max_length), names, second=self.passages)

@@ -88,7 +88,8 @@ def bootstrap(score: Callable[[NDArray[np.intp]], float], n: int) -> Interval:
     if n < LEAST_ROWS:
         return Interval()
     source = np.random.default_rng(0)
-    return _between([score(source.integers(n, size=n)) for _ in range(DRAWS)])
+    low, high = np.percentile([score(source.integers(n, size=n)) for _ in range(DRAWS)], _ENDS)
+    return Interval(float(low), float(high), "bootstrap")
 
 
 def bootstrap_of_sums(rows: NDArray[Any], of_sums: Callable[[NDArray[np.float64], int], float]) -> Interval:
@@ -99,8 +100,3 @@ def bootstrap_of_sums(rows: NDArray[Any], of_sums: Callable[[NDArray[np.float64]
         return of_sums(np.tensordot(np.bincount(places, minlength=n).astype(np.float64), rows, 1), n)
 
     return bootstrap(score, n)
-
-
-def _between(scores: list[float]) -> Interval:
-    low, high = np.percentile(scores, _ENDS)
-    return Interval(float(low), float(high), "bootstrap")

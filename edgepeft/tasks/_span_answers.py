@@ -123,12 +123,12 @@ class SpansPrediction(Prediction):
         """The answer's text."""
         return self.text
 
-    def as_json(self) -> dict[str, Any]:
-        """Plain values for JSON; ``note`` where there is one."""
+    @property
+    def facts(self) -> dict[str, Any]:
+        """The text and where it stands."""
         there = self.start is not None
         places = {"start": self.start, "end": self.end} if there else {}
-        note = {"note": self.note} if self.note else {}
-        return {"task": self.task, "text": self.text, "answered": there, **places, "score": self.score, **note}
+        return {"text": self.text, "answered": there, **places, "score": self.score}
 
 
 def best_spans(logits: NDArray[Any]) -> Values:

@@ -260,19 +260,8 @@ def entity_counts(kind: Any, targets: Values, outputs: Values) -> NDArray[np.int
     return counts
 
 
-def _f1(sums: Values, _: int) -> float:
-    right, given, has = sums.sum(1)
-    return float(2 * right / max(1, given + has))
-
-
-def _precision(sums: Values, _: int) -> float:
-    right, given, _has = sums.sum(1)
-    return float(right / max(1, given))
-
-
-def _recall(sums: Values, _: int) -> float:
-    right, _given, has = sums.sum(1)
-    return float(right / max(1, has))
+def _share(part: float, whole: float) -> float:
+    return float(part / max(1, whole))
 
 
 def _macro(sums: Values, _: int) -> float:
@@ -286,14 +275,18 @@ def _tags_right(kind: Any, targets: Values, outputs: Values) -> Values:
     return np.array([(sum(map(eq, *both)), len(both[0])) for both in kind.both(targets, outputs)])
 
 
-def _share(sums: Values, _: int) -> float:
-    return float(sums[0] / max(1, sums[1]))
-
-
 ENTITY_SCORES: Mapping[str, Metric] = {
-    "entity_f1": Metric.of(entity_counts, "over all rows' entities together, as seqeval's micro average", _f1),
-    "entity_precision": Metric.of(entity_counts, "over all rows' entities together", _precision),
-    "entity_recall": Metric.of(entity_counts, "over all rows' entities together", _recall),
+    "entity_f1": Metric.of(
+        entity_counts,
+        "over all rows' entities together, as seqeval's micro average",
+        lambda sums, _: _share(2 * sums[0].sum(), sums[1:].sum()),
+    ),
+    "entity_precision": Metric.of(
+        entity_counts, "over all rows' entities together", lambda sums, _: _share(sums[0].sum(), sums[1].sum())
+    ),
+    "entity_recall": Metric.of(
+        entity_counts, "over all rows' entities together", lambda sums, _: _share(sums[0].sum(), sums[2].sum())
+    ),
     "entity_macro_f1": Metric.of(entity_counts, "mean over the types of entities, each counting alike", _macro),
-    "tag_accuracy": Metric.of(_tags_right, "share of words whose tag is right", _share),
+    "tag_accuracy": Metric.of(_tags_right, "share of words whose tag is right", lambda sums, _: _share(*sums)),
 }

@@ -26,8 +26,8 @@ from edgepeft.common.registry import classes_of
 from edgepeft.data.answers import Prediction
 from edgepeft.data.labels import label_text
 from edgepeft.data.rows import Columns, Row
-from edgepeft.tasks._certainty import Certainty
-from edgepeft.tasks._facts import CLOSE, Agreement, Long, LossGraph, Metric, Nodes, listed, same_best
+from edgepeft.tasks._conformal import Calibration
+from edgepeft.tasks._facts import CLOSE, Agreement, Facts, LossGraph, Metric, Nodes, listed, log_softmax, same_best
 
 __all__ = [
     "CLOSE",
@@ -40,6 +40,7 @@ __all__ = [
     "kind_named",
     "kinds",
     "listed",
+    "log_softmax",
     "same_best",
     "stated",
 ]
@@ -50,7 +51,7 @@ Values = NDArray[Any]
 
 
 @dataclass(frozen=True)
-class TaskType(Long, Certainty, ABC):
+class TaskType(Facts, Calibration, ABC):
     """Base of all kinds; ``labels`` are the names of the columns of the logits, where those have names.
 
     ``step`` is between labels that are numbers; ``chosen`` is what the evaluation rows were asked for (thresholds).
@@ -80,6 +81,10 @@ class TaskType(Long, Certainty, ABC):
     def n_outputs(self) -> int:
         """Columns of the logits."""
         return len(self.labels or "1")
+
+    def logits_shape(self, rows: int, length: int) -> tuple[int, ...]:
+        """Of so many token rows of so many tokens."""
+        return (rows, length, self.n_outputs) if self.per_token else (rows, self.n_outputs)
 
     @property
     def described(self) -> str:
@@ -215,34 +220,16 @@ class TaskType(Long, Certainty, ABC):
     # Scores.
 
     def score(self, metric: str, targets: Any, outputs: Any) -> float:
-        """Of outputs [n, ...], as ``outputs`` gives them; what is not defined (a correlation with a constant) is 0.
-
-        Raises:
-            UnknownName, UsageError: as ``check_metric``.
-            MissingPackage: it needs a package that is not installed.
-        """
+        """Of outputs [n, ...], as ``outputs`` gives them; what is not defined (a correlation with a constant) is 0."""
         if len(targets) != len(outputs) or not len(targets):
             raise ValueError(f"{len(targets)} labels and {len(outputs)} answers cannot be compared")
         value = self.metric_of(metric).function(self, targets, outputs)
         return value if math.isfinite(value) else 0.0
 
     def metric_or_default(self, metric: str | None) -> str:
-        """The metric's name, after a check.
-
-        Raises:
-            UnknownName, UsageError: as ``check_metric``.
-        """
-        self.check_metric(metric or self.default_metric)
+        """The metric's name, after a check."""
+        self.metric_of(metric or self.default_metric)
         return metric or self.default_metric
-
-    def check_metric(self, name: str) -> None:
-        """See that there is such a metric of this kind, before any work is done.
-
-        Raises:
-            UnknownName: there is none, of any kind.
-            UsageError: it is one of another kind.
-        """
-        self.metric_of(name)
 
     def fitting(self, targets: Any) -> tuple[str, ...]:
         """The metrics that say most of rows with these targets, the first of them first."""
@@ -257,7 +244,12 @@ class TaskType(Long, Certainty, ABC):
         return self.metric_of(metric).averaged
 
     def metric_of(self, name: str) -> Metric:
-        """The metric of that name; errors as ``check_metric``."""
+        """The metric of that name.
+
+        Raises:
+            UnknownName: there is none, of any kind.
+            UsageError: it is one of another kind.
+        """
         if name in self.metrics:
             return self.metrics[name]
         others = {metric for kind in kinds().values() for metric in kind.metrics} - {*self.metrics}
@@ -352,21 +344,12 @@ def kinds() -> dict[str, type[TaskType]]:
 
 
 def kind_named(name: str) -> type[TaskType]:
-    """The kind of that name.
-
-    Raises:
-        UnknownName: there is none.
-    """
+    """The kind of that name."""
     return named("kind of task", name, kinds())
 
 
 def kind_asked(name: str | None, *, regression: bool = False, writes: bool = False) -> type[TaskType]:
-    """What is asked for by ``--kind``, or by its short forms; else the kind of rows that have a text as their label.
-
-    Raises:
-        UnknownName: there is no such kind.
-        UsageError: two different ones are asked for.
-    """
+    """What is asked for by ``--kind``, or by its short forms; else the kind of rows that have a text as their label."""
     short = "regression" if regression else None
     if writes:
         short = next(known for known, kind in kinds().items() if kind.writes)
@@ -376,11 +359,7 @@ def kind_asked(name: str | None, *, regression: bool = False, writes: bool = Fal
 
 
 def stated(name: str | None, labels: Sequence[str] | None, head_reads: str, **bound: Any) -> TaskType:
-    """The kind of a task by its card, which may be older than the names of kinds.
-
-    Raises:
-        ValueError: there is no such kind, or its labels are missing.
-    """
+    """The kind of a task by its card, which may be older than the names of kinds."""
     if name is None:
         found = next(kind for kind in kinds().values() if kind.is_of(labels, head_reads))
     elif name in kinds():

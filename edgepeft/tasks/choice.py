@@ -25,8 +25,8 @@ from edgepeft.data.labels import label_text, shown
 from edgepeft.data.pattern import UnreadableRow
 from edgepeft.data.row_grouping import LOWEST, grouped, places_of
 from edgepeft.data.rows import SENTENCES, Columns, Row
-from edgepeft.tasks._softmax import OneOfSeveral
-from edgepeft.tasks.base import Agreement, LossGraph, Metric, Nodes, TaskType, same_best
+from edgepeft.tasks._conformal import OneOfSeveral
+from edgepeft.tasks.base import Agreement, LossGraph, Metric, Nodes, TaskType, log_softmax, same_best
 from edgepeft.tasks.classification import cross_entropy
 
 __all__ = ["Choice", "ChoicePrediction"]
@@ -40,12 +40,10 @@ class ChoicePrediction(Prediction):
 
     index: int = 0
 
-    def as_json(self) -> dict[str, Any]:
-        """Plain values for JSON; ``note`` where there is one."""
-        note = {"note": self.note} if self.note else {}
-        doubt = {} if self.unsure is None else {"unsure": self.unsure}
-        facts = {"label": self.label, "index": self.index, "score": self.score, "scores": self.scores}
-        return {"task": self.task, **facts, **doubt, **note}
+    @property
+    def facts(self) -> dict[str, Any]:
+        """The candidate, its index, and all candidates' probabilities."""
+        return {"label": self.label, "index": self.index} | super().facts
 
 
 @dataclass(frozen=True)
@@ -119,10 +117,7 @@ class Choice(OneOfSeveral, TaskType):
 
     def losses(self, logits: NDArray[np.float32], targets: Values) -> NDArray[np.float64]:
         """[B, K, 1]: cross entropies over a row's candidates."""
-        exact = logits[..., 0].astype(np.float64)
-        shifted = exact - exact.max(1, keepdims=True)
-        losses: NDArray[np.float64] = np.log(np.exp(shifted).sum(1)) - shifted[np.arange(len(targets)), targets[:, 0]]
-        return losses
+        return -log_softmax(logits[..., 0])[np.arange(len(targets)), targets[:, 0]]
 
     def loss(self, logits: Any, targets: Any, weights: Any = None) -> Any:
         """Their mean."""
@@ -207,9 +202,9 @@ class Choice(OneOfSeveral, TaskType):
         for i, (row, raw, note) in enumerate(zip(given, logits[..., 0], notes, strict=True)):
             _, _, candidates = _parts(row, f"row {i}")
             own = raw[: len(candidates)]
-            shares = self.softmax.shares(own[None])
+            shares = self.shares(own[None])
             scores = {text: round(float(p), 6) for text, p in zip(candidates, shares[0], strict=True)}
-            best, (unsure,) = int(own.argmax()), self.softmax.unsure(shares)
+            best, (unsure,) = int(own.argmax()), self.unsure(shares)
             told = (scores[candidates[best]], scores, tuple(map(float, own)), note, None, best)
             answers.append(ChoicePrediction(task, candidates[best], *told, unsure=unsure))
         return answers
@@ -260,9 +255,8 @@ def _no_candidates(where: str) -> UnreadableRow:
     )
 
 
-def _picked(_: Choice, targets: Values, outputs: Values) -> Values:
-    equal: Values = targets[:, 0] == outputs
-    return equal
-
-
-Choice.metrics = {"accuracy": Metric.of(_picked, "share of rows whose right candidate is picked")}
+Choice.metrics = {
+    "accuracy": Metric.of(
+        lambda _, right, picked: right[:, 0] == picked, "share of rows whose right candidate is picked"
+    )
+}

@@ -4,9 +4,9 @@
 of the labels' own, of those that some row has or is given.  ``matthews`` is of any number of labels (Gorodkin, 2004).
 Scores are scikit-learn's, computed without it.  Labels that are numbers may be scored by correlations too.
 
-Probabilities are softmax(logits / temperature), fitted on the evaluation rows; where a coverage or a risk is promised,
-an answer without a single label in its conformal set, or of too low a probability, is ``unsure``.  Neither changes
-which label is best.  ``_softmax`` and ``_certainty`` have the rules and the equations.
+Probabilities are softmax(logits / temperature), fitted on the evaluation rows; where a coverage or a risk is
+guaranteed, an answer without a single label in its conformal set, or of too low a probability, is ``unsure``.  Neither
+changes which label is best.  ``_conformal`` has the rules and the equations.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from edgepeft.common.errors import DataError, UnknownName
 from edgepeft.data.answers import Prediction
 from edgepeft.data.by_class import by_class
 from edgepeft.data.rows import Row
-from edgepeft.tasks._softmax import OneOfSeveral
-from edgepeft.tasks.base import LossGraph, Metric, Nodes, TaskType, listed
+from edgepeft.tasks._conformal import OneOfSeveral
+from edgepeft.tasks.base import LossGraph, Metric, Nodes, TaskType, listed, log_softmax
 from edgepeft.tasks.regression import CORRELATIONS
 
 if TYPE_CHECKING:
@@ -61,8 +61,8 @@ class Classification(OneOfSeveral, TaskType):
 
     @property
     def described(self) -> str:
-        """How many labels there are, and what is promised."""
-        return ", ".join([f"{self.n_outputs} labels", *(f"{name} {value:g}" for name, value in self.promise.items())])
+        """How many labels there are, and what is guaranteed."""
+        return ", ".join([f"{self.n_outputs} labels", *(f"{name} {value:g}" for name, value in self.guarantee.items())])
 
     @classmethod
     def labels_of(cls, rows: Sequence[Row]) -> tuple[str, ...]:
@@ -104,10 +104,7 @@ class Classification(OneOfSeveral, TaskType):
 
     def losses(self, logits: NDArray[np.float32], targets: Values) -> NDArray[np.float64]:
         """Cross entropies."""
-        exact = logits.astype(np.float64)
-        shifted = exact - exact.max(1, keepdims=True)
-        losses: NDArray[np.float64] = np.log(np.exp(shifted).sum(1)) - shifted[np.arange(len(targets)), targets]
-        return losses
+        return -log_softmax(logits)[np.arange(len(targets)), targets]
 
     def loss(self, logits: Any, targets: Any, weights: Any = None) -> Any:
         """Their mean, weighted by each row's label where there are weights."""
@@ -145,7 +142,7 @@ class Classification(OneOfSeveral, TaskType):
             if self.labels is not None and positive not in self.labels:
                 raise UnknownName("label", positive, self.labels)
             return Metric(partial(_f1, positive=positive))
-        if name in CORRELATIONS and self.labels is not None and _are_numbers(self.labels):
+        if name in CORRELATIONS and self.labels is not None and all(map(_NUMBER.fullmatch, self.labels)):
             return CORRELATIONS[name]._replace(function=partial(_of_numbers, CORRELATIONS[name]))
         return super().metric_of(name)
 
@@ -177,7 +174,7 @@ class Classification(OneOfSeveral, TaskType):
     def doubted(self, targets: Values, logits: NDArray[Any]) -> list[tuple[int, dict[str, Any]]]:
         """By confident learning."""
         names, found = self.labels or (), []
-        for row, own, likely, p in doubted(targets, self.softmax.shares(logits)):
+        for row, own, likely, p in doubted(targets, self.shares(logits)):
             label = {"label": names[targets[row]], "label_probability": round(own, 6)}
             found.append((row, {**label, "likely": names[likely], "likely_probability": round(p, 6)}))
         return found
@@ -194,8 +191,8 @@ class Classification(OneOfSeveral, TaskType):
         self, task: str, logits: NDArray[np.float32], notes: Sequence[str], read: Sequence[Read] = ()
     ) -> list[Prediction]:
         """The likeliest label, whose probability is its share of the logits' softmax at the temperature."""
-        names, shares = self.labels or (), self.softmax.shares(logits)
-        unsure = self.softmax.unsure(shares)
+        names, shares = self.labels or (), self.shares(logits)
+        unsure = self.unsure(shares)
         answers = []
         for row, raw, note, doubt in zip(shares, logits, notes, unsure, strict=True):
             scores = {label: round(float(p), 6) for label, p in zip(names, row, strict=True)}
@@ -223,6 +220,7 @@ def cross_entropy(logits: str, labels: str, axis: int, out: str) -> Nodes:
 
 
 _MISSING = {"nan", "null", "none", "n/a", "na", "<na>", "#n/a", "-"}
+_NUMBER = re.compile(r"-?\d+(\.\d+)?", re.ASCII)
 _WHOLE = re.compile(r"(?<=\d)\.0+$")  # 1.0 beside 1
 
 
@@ -274,19 +272,10 @@ def _places(rows: Sequence[Row]) -> str:
     return f"{len(rows):,} row{'s' * (len(rows) > 1)}: {first}{', ...' * (len(rows) > 3)}"
 
 
-def _are_numbers(names: Sequence[str]) -> bool:
-    return all(re.fullmatch(r"-?\d+(\.\d+)?", name, re.ASCII) for name in names)
-
-
 def _positive(names: Sequence[str]) -> str:
     """The last of the sorted names that denies nothing: 1, yes, true, spam; equivalent, not not_equivalent."""
     affirming = [name for name in names if not re.match(r"(not?|non)[ _-]", name, re.IGNORECASE)]
     return (affirming or list(names))[-1]
-
-
-def _right(_: Classification, targets: Values, outputs: Values) -> Values:
-    equal: Values = targets == outputs
-    return equal
 
 
 def _counts(kind: Classification, targets: Values, outputs: Values) -> tuple[Values, Values, Values]:
@@ -353,7 +342,7 @@ def doubted(targets: NDArray[Any], shares: NDArray[Any]) -> Iterator[Doubt]:
 
 
 Classification.metrics = {
-    "accuracy": Metric.of(_right, "share of rows that are right"),
+    "accuracy": Metric.of(lambda _, targets, outputs: targets == outputs, "share of rows that are right"),
     "f1": Metric(_f1),
     "macro_f1": Metric(_macro_f1, "mean of the labels' own F1, each counting alike"),
     "matthews": Metric(_matthews),

@@ -298,13 +298,13 @@ def _unscored(targets: Values) -> bool:
     return bool(np.isnan(targets).any())
 
 
+def _correlation(name: str, kind: Embedding, targets: Values, outputs: Values) -> float:
+    return CORRELATIONS[name].function(kind, targets, cosines(outputs) if outputs.ndim > 1 else outputs)
+
+
 def _near(k: int, _: Embedding, targets: Values, outputs: Values) -> Values:
     near: Values = ranks_of_right(outputs) <= k
     return near
-
-
-def _correlation(name: str, kind: Embedding, targets: Values, outputs: Values) -> float:
-    return CORRELATIONS[name].function(kind, targets, cosines(outputs) if outputs.ndim > 1 else outputs)
 
 
 _METRICS = {name: Metric(partial(_correlation, name), "of cosine and number, over all pairs") for name in CORRELATIONS}

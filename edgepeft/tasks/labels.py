@@ -50,10 +50,10 @@ class LabelsPrediction(Prediction):
         """The labels that hold."""
         return list(self.labels)
 
-    def as_json(self) -> dict[str, Any]:
-        """Plain values for JSON; ``note`` where there is one."""
-        note = {"note": self.note} if self.note else {}
-        return {"task": self.task, "labels": self.value, "scores": self.scores, **note}
+    @property
+    def facts(self) -> dict[str, Any]:
+        """The labels that hold, and all labels' probabilities."""
+        return {"labels": self.value, "scores": self.scores}
 
 
 @dataclass(frozen=True)
@@ -288,11 +288,6 @@ def _macro_f1(kind: Labels, targets: Values, outputs: Values) -> float:
     return float((2 * right / np.maximum(1, given + has)).mean())
 
 
-def _exact(kind: Labels, targets: Values, outputs: Values) -> Values:
-    exact: Values = (kind.decided(outputs) == (targets > 0)).all(1)
-    return exact
-
-
 def _ranks_right(kind: Labels, targets: Values, outputs: Values) -> Values:
     """[n]: 1 less the share of pairs, one label that a row has and one that it lacks, whose scores are not in that
     order (equal ones are not); a row without such a pair has none wrong (Tsoumakas et al., 2010)."""
@@ -307,7 +302,10 @@ def _ranks_right(kind: Labels, targets: Values, outputs: Values) -> Values:
 _METRICS: Mapping[str, Metric] = {
     "micro_f1": Metric(_micro_f1, "over all rows' labels together"),
     "macro_f1": Metric(_macro_f1, "mean over the labels, each counting alike"),
-    "exact_match": Metric.of(_exact, "share of rows whose labels are exactly right"),
+    "exact_match": Metric.of(
+        lambda kind, targets, outputs: (kind.decided(outputs) == (targets > 0)).all(1),
+        "share of rows whose labels are exactly right",
+    ),
     "ranking": Metric.of(_ranks_right, "1 less the label ranking loss, mean over rows"),
 }
 Labels.metrics = _METRICS

@@ -36,7 +36,7 @@ from edgepeft.tasks._span_answers import (
     wanted_of,
     windows_of,
 )
-from edgepeft.tasks.base import CLOSE, Agreement, LossGraph, Metric, Nodes, TaskType
+from edgepeft.tasks.base import CLOSE, Agreement, LossGraph, Metric, Nodes, TaskType, log_softmax
 from edgepeft.tasks.classification import cross_entropy
 
 __all__ = ["Spans"]
@@ -161,10 +161,7 @@ class Spans(TaskType):
         if targets.dtype == object:
             each = [self.losses(row[: len(t.wanted)], t.wanted).mean() for row, t in zip(logits, targets, strict=True)]
             return np.array(each)
-        exact = logits.astype(np.float64)
-        shifted = exact - exact.max(1, keepdims=True)
-        likely = shifted - np.log(np.exp(shifted).sum(1, keepdims=True))
-        chosen = np.take_along_axis(likely, targets[:, None], 1)[:, 0]
+        chosen = np.take_along_axis(log_softmax(logits, axis=1), targets[:, None], 1)[:, 0]
         losses: NDArray[np.float64] = -chosen.mean(1)
         return losses
 
@@ -230,14 +227,14 @@ class Spans(TaskType):
         """The answers' texts."""
         return [self._given(*each) for each in zip(targets, outputs, strict=True)]
 
-    def each(self, metric: str, targets: Values, outputs: Values) -> Values:
+    def each(self, targets: Values, outputs: Values, metric: str = "f1") -> Values:
         """[n]: the score of each row."""
         given = zip(targets, outputs, strict=True)
         return np.array([best_score(metric, self._given(target, output), target.answers) for target, output in given])
 
     def off(self, targets: Values, outputs: Values) -> Values:
         """What each row's F1 lacks."""
-        lacks: Values = 1 - self.each("f1", targets, outputs)
+        lacks: Values = 1 - self.each(targets, outputs)
         return lacks
 
     def fitting(self, targets: Any) -> tuple[str, ...]:
@@ -249,7 +246,7 @@ class Spans(TaskType):
         none = np.array([target.answers == ("",) for target in targets])
         figures = {}
         for metric in self.metrics:
-            each = self.each(metric, targets, outputs)
+            each = self.each(targets, outputs, metric)
             figures[metric] = float(each.mean())
             if none.any() and not none.all():
                 figures[f"has_answer_{metric}"] = float(each[~none].mean())
@@ -261,7 +258,7 @@ class Spans(TaskType):
     def majority(self, targets: Values) -> Values:
         """No answer, or the whole passage, by their F1."""
         kinds = [np.array([window, 0, 0, 0, 0]) for window in (_NONE, _WHOLE)]
-        scores = [self.each("f1", targets, np.tile(each, (len(targets), 1))).mean() for each in kinds]
+        scores = [self.each(targets, np.tile(each, (len(targets), 1))).mean() for each in kinds]
         return kinds[int(np.argmax(scores))]
 
     def regressed(self, targets: Values) -> NDArray[np.float64]:
@@ -335,11 +332,9 @@ class Spans(TaskType):
         return Agreement(share, int((~decided).all((1, 2)).sum()))
 
 
-def _each(metric: str, kind: Spans, targets: Values, outputs: Values) -> Values:
-    return kind.each(metric, targets, outputs)
-
-
 Spans.metrics = {
-    name: Metric.of(partial(_each, name), "mean over rows, each by its best right answer, as SQuAD's script has it")
+    name: Metric.of(
+        partial(Spans.each, metric=name), "mean over rows, each by its best right answer, as SQuAD's script has it"
+    )
     for name in ("f1", "exact_match")
 }

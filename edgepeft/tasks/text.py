@@ -31,11 +31,9 @@ __all__ = ["Text"]
 Values = NDArray[Any]
 
 
-def _metric_of_rows(name: str) -> Metric:
-    return Metric.of(lambda _, known, texts: text_rows(name, texts, known), text_averaged(name), resampled=False)
-
-
-def _metric_of_all(name: str) -> Metric:
+def _metric(name: str) -> Metric:
+    if name in OF_ROWS:
+        return Metric.of(lambda _, known, texts: text_rows(name, texts, known), text_averaged(name), resampled=False)
     return Metric(lambda _, known, texts: text_score(name, texts, known), text_averaged(name), resampled=False)
 
 
@@ -50,9 +48,7 @@ class Text(TaskType):
     title: ClassVar[str] = "text"
     answers: ClassVar[str] = "text"
     default_metric: ClassVar[str] = DEFAULT
-    metrics: ClassVar[Mapping[str, Metric]] = {
-        name: _metric_of_rows(name) if name in OF_ROWS else _metric_of_all(name) for name in TEXT_METRICS
-    }
+    metrics: ClassVar[Mapping[str, Metric]] = {name: _metric(name) for name in TEXT_METRICS}
     has_baselines: ClassVar[bool] = False  # neither a most frequent text nor a linear head on hidden states is a rival
     writes: ClassVar[bool] = True
     head: ClassVar[str] = "text"

@@ -40,7 +40,7 @@ from edgepeft.tasks._tags import (
     tagged_row,
     type_of,
 )
-from edgepeft.tasks.base import CLOSE, Agreement, LossGraph, Metric, TaskType
+from edgepeft.tasks.base import CLOSE, Agreement, LossGraph, Metric, TaskType, log_softmax
 from edgepeft.tasks.classification import check_names, cross_entropy
 
 __all__ = ["TokenSpan", "Tokens", "TokensPrediction"]
@@ -73,12 +73,12 @@ class TokensPrediction(Prediction):
         """Each span in words."""
         return [f"{span.text} ({span.label})" for span in self.spans]
 
-    def as_json(self) -> dict[str, Any]:
-        """Plain values for JSON; ``note`` where there is one."""
-        found: dict[str, Any] = {"task": self.task, "spans": [span._asdict() for span in self.spans]}
+    @property
+    def facts(self) -> dict[str, Any]:
+        """The spans, and what there is of the rest."""
+        found: dict[str, Any] = {"spans": [span._asdict() for span in self.spans]}
         found |= {} if self.tags is None else {"tags": list(self.tags)}
-        found |= {} if self.unread is None else {"unread": self.unread}
-        return {**found, **({"note": self.note} if self.note else {})}
+        return found | ({} if self.unread is None else {"unread": self.unread})
 
 
 @dataclass(frozen=True)
@@ -199,10 +199,8 @@ class Tokens(TaskType):
     def losses(self, logits: NDArray[np.float32], targets: Values) -> NDArray[np.float64]:
         """[B, S, C]: the mean over each row's words that are read."""
         at = at_tokens(targets, logits.shape[1]) if targets.dtype == object else targets
-        exact, known = logits.astype(np.float64), at >= 0
-        shifted = exact - exact.max(-1, keepdims=True)
-        likely = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
-        each = np.take_along_axis(likely, np.where(known, at, 0)[..., None], -1)[..., 0]
+        known = at >= 0
+        each = np.take_along_axis(log_softmax(logits), np.where(known, at, 0)[..., None], -1)[..., 0]
         losses: NDArray[np.float64] = -np.where(known, each, 0.0).sum(1) / np.maximum(known.sum(1), 1)
         return losses
 

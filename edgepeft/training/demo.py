@@ -237,7 +237,7 @@ def train_task(
     """Train one epoch and write the delta to ``out``, replacing an older one."""
     from edgepeft.data.parts import load_data
     from edgepeft.methods.base import method_named
-    from edgepeft.training.loop import train
+    from edgepeft.training.loop import train_delta
     from edgepeft.training.settings import TrainSettings
 
     options = TrainSettings(
@@ -248,4 +248,4 @@ def train_task(
         max_length=task.max_length,
     )
     data = load_data(files["train"], files["eval"], files["test"])
-    train(backbone, method_named(task.method)(), data, options, out, force=True, watch=watch)
+    train_delta(backbone, method_named(task.method)(), data, options, out, force=True, watch=watch)

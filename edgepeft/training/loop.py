@@ -19,22 +19,45 @@ from edgepeft.bundle.card import CARD_FILE, ERRORS, EVALUATION_FILE, TENSORS_FIL
 from edgepeft.bundle.delta import Delta, new_delta, write_tensors
 from edgepeft.common.atomic import new_folder, refuse_mount_point
 from edgepeft.common.errors import UsageError
+from edgepeft.common.progress import shown_run
 from edgepeft.data.batches import Writing, encode_parts
 from edgepeft.data.by_class import without_texts
-from edgepeft.data.confusion import FILES, MOST_SHOWN, write_confusion
-from edgepeft.data.parts import PARTS, TaskData, load_data
-from edgepeft.data.score_tables import rounded
+from edgepeft.data.parts import PARTS, Division, TaskData, given_rows, load_data
+from edgepeft.data.readers import source_of
+from edgepeft.data.rows import Columns
+from edgepeft.data.score_tables import FILES, MOST_SHOWN, rounded, write_confusion
+from edgepeft.data.text_template import TextTemplate, text_template
+from edgepeft.data.told import told
 from edgepeft.data.training_loop.checkpoint import Diverged, latest
-from edgepeft.data.training_loop.run import Progress, TrainingLoop, TrainingLoopResult
-from edgepeft.methods.base import Method, method_of
-from edgepeft.options.base import Folder
+from edgepeft.data.training_loop.run import Progress, TrainingLoop, TrainingLoopResult, resumable
+from edgepeft.methods.base import Method, method_named, method_of
+from edgepeft.options.base import Folder, function_of
+from edgepeft.options.train import METHOD, TrainOptions, TrainRequest
+from edgepeft.tasks.base import kind_asked
 from edgepeft.training.curve import CURVE, curve_of, draw_curve
-from edgepeft.training.devices import attention_for, check_memory, device_named, device_of, fitting, float32_by_onednn
-from edgepeft.training.engine import PyTorchEngine, SharedStates
+from edgepeft.training.devices import (
+    attention_for,
+    check_memory,
+    device_named,
+    device_of,
+    fitting,
+    float32_by_onednn,
+    use_threads,
+)
+from edgepeft.training.engine import PyTorchEngine, SharedStates, TextEngine
 from edgepeft.training.settings import TrainSettings
-from edgepeft.training.text_engine import TextEngine
 
-__all__ = ["TrainResult", "asked", "prepare_output", "settled", "train"]
+__all__ = [
+    "ResolvedRequest",
+    "TrainResult",
+    "asked",
+    "prepare_output",
+    "resolved",
+    "run",
+    "settled",
+    "train",
+    "train_delta",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +67,7 @@ class TrainResult(TrainingLoopResult):
     delta: Delta
 
 
-def train(
+def train_delta(
     backbone: Backbone | Folder,
     method: Method | str,
     data: TaskData | Folder,
@@ -85,7 +108,9 @@ def train(
     metrics = {**result.metrics, ERRORS: without_texts(result.errors)}
     update = {"metrics": metrics, "training": result.training, "chosen": {**engine.kind.chosen, **result.chosen}}
     delta = engine.delta.cpu()
-    delta.card = delta.card.model_copy(update={**update, "versions": _versions()})
+    packages = {name: version(name) for name in ("torch", "transformers")}
+    update["versions"] = {"edgepeft": __version__, "python": platform.python_version(), **packages}
+    delta.card = delta.card.model_copy(update=update)
     with new_folder(out, force=True) as new:  # the checkpoints go with the old folder
         delta.write(new)
         if result.evaluation:
@@ -97,7 +122,8 @@ def train(
     if CURVE in result.metrics:
         draw_curve(result.metrics, f"{options.task}: {method.name} on {backbone.source}", out)
     if diverged is not None:
-        raise Diverged(f"{diverged} {out} holds its best tensors, {_best(result)}.") from diverged
+        best = f"of step {result.training['best_step']} ({result.metric} {rounded(result.metrics['eval'])}"
+        raise Diverged(f"{diverged} {out} holds its best tensors, {best} on the eval rows).") from diverged
     return TrainResult(**vars(result), delta=delta)
 
 
@@ -133,6 +159,7 @@ class _Run:
         """A fresh delta on the frozen model, with the rows as tokens."""
         backbone, options = self.backbone, self.options
         longest = options.max_length or 0
+        template = {name: getattr(data, name) for name in ("source", "target", "targets", "step")}
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(options.seed)
             delta = new_delta(
@@ -143,7 +170,7 @@ class _Run:
                 pairs=data.pairs,
                 head=options.head,
                 max_length=longest,
-                posed={**_posed(data), "max_target_length": options.max_target_length},
+                template={**template, "max_target_length": options.max_target_length},
                 kind=data.task_kind.name,
                 stride=data.stride,
             )
@@ -151,7 +178,8 @@ class _Run:
         if self.start is not None:
             delta.read(self.start, "the start")
         encoder, pad = backbone.encoder(), backbone.architecture.pad_token_id
-        rows = encode_parts(data, encoder, longest, pad, writing=_writing(delta))
+        writing = Writing.by(backbone.architecture, delta.card.max_target_length)
+        rows = encode_parts(data, encoder, longest, pad, writing=writing)
         rates = options.learning_rate or 0.0, options.head_learning_rate or 0.0
         known = data.class_weights
         weights = [known.get(label, 0.0) for label in data.labels or ()] if options.balanced else None
@@ -214,36 +242,12 @@ def _outcome(loop: TrainingLoop) -> tuple[TrainingLoopResult, Diverged | None]:
         return replace(result, training={**result.training, "diverged": str(diverged)}), diverged
 
 
-def _posed(data: TaskData) -> dict[str, Any]:
-    """What the card says of how the rows became text."""
-    return {name: getattr(data, name) for name in ("source", "target", "targets", "step")}
-
-
-def _writing(delta: Delta) -> Writing | None:
-    """The form of the targets, where text is written."""
-    decoder, longest = delta.architecture.decoder, delta.card.max_target_length
-    if decoder is None or longest is None:
-        return None
-    return Writing(longest, decoder.start_token_id, decoder.end_token_id, delta.architecture.vocab_size)
-
-
 def _longest_target(backbone: Backbone, data: TaskData) -> int:
     """Tokens of the longest text to write, its end included; 0 where none is written."""
     if not data.task_kind.writes:
         return 0
     encoder = backbone.encoder()
     return 1 + max(len(encoder.plain_ids(row.label or "")) for part in PARTS for row in getattr(data, part))
-
-
-def _best(result: TrainingLoopResult) -> str:
-    return (
-        f"of step {result.training['best_step']} ({result.metric} {rounded(result.metrics['eval'])} on the eval rows)"
-    )
-
-
-def _versions() -> dict[str, str]:
-    packages = {name: version(name) for name in ("torch", "transformers")}
-    return {"edgepeft": __version__, "python": platform.python_version(), **packages}
 
 
 FOLDER = "checkpoint"
@@ -273,3 +277,81 @@ def prepare_output(out: Path, *, resume: bool, force: bool) -> Path | None:
     if set(names) - {FOLDER} and not force:  # an empty one: the disk was full before the first checkpoint
         raise UsageError(f"{out} exists already. Give --force to replace it, or choose another folder.")
     return None
+
+
+_OF_TEXT = ("format", "source", "target")
+
+
+@dataclass(frozen=True)
+class ResolvedRequest:
+    """A request that was checked, with its method, its text template and the numbers of its run."""
+
+    request: TrainRequest
+    method: Method
+    template: TextTemplate
+    settings: TrainSettings
+
+    def rows(self) -> TaskData:
+        """The rows in parts."""
+        asked, template = self.request, self.template
+        division: Division = {"kind": self.settings.kind, "few_shot": asked.few_shot, "seed": asked.seed}
+        if template.format is not None and template.format.step:
+            division["labels"] = template.format.names
+        held_out = given_rows("--eval", asked.eval), given_rows("--test", asked.test)
+        rows, columns = source_of(asked.data), Columns.of(asked)
+        data = load_data(rows, *held_out, template.columns(columns), skip_bad=asked.skip_bad, **division)
+        return template.applied(data, columns.names[2])
+
+
+def resolved(request: TrainRequest) -> ResolvedRequest:
+    """The request with names looked up and numbers checked; no file is read."""
+    method = method_named(request.method or METHOD).from_settings(request.set)
+    template = text_template(
+        **{name: getattr(request, name) for name in _OF_TEXT},
+        kind="regression" if request.regression else request.kind,
+        fields=request.field,
+        adapters=method.places_adapters,
+    )
+    kind = kind_asked(template.kind(request.kind), regression=request.regression, writes=template.target is not None)
+    found = template.format
+    said = {} if found is None else {"metric": found.metric, "max_length": found.max_length}
+    numbers = type(request).model_fields.keys() & TrainSettings.__dataclass_fields__.keys()
+    shared = {name: getattr(request, name) for name in numbers}
+    shared |= {name: value for name, value in said.items() if shared[name] is None}
+    rates = {"learning_rate": request.lr, "head_learning_rate": request.head_lr}
+    settings = TrainSettings(**shared | rates | {"kind": kind.name})
+    device_of(settings.device)
+    return ResolvedRequest(request, method, template, settings)
+
+
+def run(options: TrainOptions) -> TrainResult:
+    """Train as the options say, with progress on standard error."""
+    resolved(options)  # what is wrong with the options, or with what lies there, is reported before files are read
+    out, resume, force = Path(options.out), options.resume, options.force
+    prepare_output(out, resume=resume, force=force)
+    found = resolved(told(options))
+    rows = found.rows()
+    threads = torch.get_num_threads()
+    try:
+        use_threads(options.threads)
+        with shown_run(options.task) as (watch, stop):
+            how: dict[str, Any] = {"resume": resume, "force": force, "watch": watch, "stop": stop}
+            return train_delta(options.backbone, found.method, rows, found.settings, out, **how)
+    finally:
+        torch.set_num_threads(threads)
+
+
+@function_of(TrainOptions)
+def train(options: TrainOptions) -> TrainResult:
+    """Train a task's delta on a frozen backbone, and write its folder ``out``.
+
+    Returns the score on rows that neither trained nor chose the checkpoint, the baselines beside it, the errors by
+    class and the delta.
+
+    Raises:
+        UsageError: options that are wrong or exclude each other; a file that is not there.
+        DataError: rows that cannot be used.
+        Interrupted: Ctrl-C; ``resume=True`` continues.
+    """
+    with resumable():
+        return run(options)

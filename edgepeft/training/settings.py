@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from edgepeft.backbones.base import Pooling
 from edgepeft.common.errors import UsageError
 from edgepeft.common.task_name import check_new_name
-from edgepeft.data.training_loop.options import BATCH, MEAN_HEAD_RATE, TrainingLoopOptions
+from edgepeft.data.training_loop.engine import BATCH, MEAN_HEAD_RATE, TrainingLoopOptions
 from edgepeft.tasks._facts import CUT, WINDOWS
 from edgepeft.tasks.base import TaskType, kind_asked
 
@@ -64,12 +64,7 @@ class TrainSettings(TrainingLoopOptions):
     def resolved(
         self, backbone: Backbone, method: Method, kind: TaskType, longest_target: int = MAX_LENGTH
     ) -> TrainSettings:
-        """The same with every default filled in for this backbone, this method and this kind of task.
-
-        Raises:
-            UsageError: texts longer than the backbone has positions; a method that does not fit it; options or a metric
-                of another kind of task.
-        """
+        """The same with every default filled in for this backbone, this method and this kind of task."""
         if self.kind not in (None, kind.name):
             raise UsageError(f"--kind {self.kind} is asked for, and the data is of {kind.title} (kind {kind.name}).")
         if kind.head is not None and self.head not in (None, kind.head):
@@ -113,11 +108,7 @@ class TrainSettings(TrainingLoopOptions):
 
 
 def _shared(backbone: Backbone, kind: TaskType, max_length: int, asked: int | None) -> int | None:
-    """How many tokens two windows share; None where that is as passages always were read.
-
-    Raises:
-        UsageError: a window has no room for more.
-    """
+    """How many tokens two windows share; None where that is as passages always were read."""
     room = backbone.encoder().room(max_length, pairs=kind.passages)
     stride = kind.overlap(max_length) if asked is None else asked
     if stride >= room or not stride:

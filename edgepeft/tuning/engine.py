@@ -23,10 +23,9 @@ from edgepeft.graph.names import LOGITS
 from edgepeft.runtime.passes import passes, put
 from edgepeft.runtime.session import open_session, return_free_memory, run_session
 from edgepeft.tuning.activation_cache import HiddenStates, hidden_states
-from edgepeft.tuning.adamw import AdamW, clip
 from edgepeft.tuning.memory import StepLayout
-from edgepeft.tuning.step import Expansion, StepResult, StepRows, TrainingStep
-from edgepeft.tuning.target import TuneSettings, TuningSubject, deployed_graph
+from edgepeft.tuning.step import AdamW, Expansion, StepResult, StepRows, TrainingStep, clip
+from edgepeft.tuning.target import TuneSettings, TuningTarget, deployed_graph
 
 __all__ = ["OnnxRuntimeEngine", "wrong_slope"]
 
@@ -42,7 +41,7 @@ class OnnxRuntimeEngine(TrainingEngine):
     def __init__(
         self,
         bundle: Bundle,
-        subject: TuningSubject,
+        target: TuningTarget,
         rows: Mapping[str, Encoded],
         layout: StepLayout,
         work: Path,
@@ -56,7 +55,7 @@ class OnnxRuntimeEngine(TrainingEngine):
 
         Args:
             bundle: holds the weights.
-            subject: its delta has the tensors to start from.
+            target: its delta has the tensors to start from.
             rows: tokens by part.
             layout: from which hidden states on, and how many rows at a time.
             work: a folder for hidden states that memory has no room for.
@@ -65,14 +64,14 @@ class OnnxRuntimeEngine(TrainingEngine):
             threads: at most as many as the host allows; None takes those.
             keep: leave hidden states in ``work``, and read what is there; those of other rows are removed.
         """
-        self._bundle, self._subject, self._rows, self._threads = bundle, subject, rows, threads
+        self._bundle, self._target, self._rows, self._threads = bundle, target, rows, threads
         self._micro_batch, self._training, self._split = layout.micro_batch, layout.training, layout.split
         self._folder, self._kept = work if layout.in_file else None, work if keep else None
         self._hidden: dict[str, HiddenStates] = {}
         self._optimizer, self._options = optimizer, options
-        self._weights = subject.data.row_weights(balanced=options.balanced)
-        self._expansion = Expansion(subject.delta, subject.facts, bundle.checkpoint, threads)
-        self._trained: Arrays = subject.tensors()
+        self._weights = target.data.row_weights(balanced=options.balanced)
+        self._expansion = Expansion(target.delta, target.facts, bundle.checkpoint, threads)
+        self._trained: Arrays = target.tensors()
         self._given: Arrays | None = None
         self._checked = False
         self.proximal: tuple[float, Arrays] | None = None
@@ -96,12 +95,12 @@ class OnnxRuntimeEngine(TrainingEngine):
         """Gradients, clip, AdamW; with ``proximal``, (mu, w_t), gradients have mu (w - w_t) besides, and the loss has
         not."""
         self._given = None
-        kind, train = self._subject.facts.kind, self._rows["train"]
+        kind, train = self._target.facts.kind, self._rows["train"]
         read = train.token_rows(chosen)
-        shape = (len(read), max(train.lengths[i] for i in chosen)) if kind.per_token else (len(read),)
+        *shape, _ = kind.logits_shape(len(read), max(train.lengths[i] for i in chosen))
         drawn = [
             masks(index, probability if self._options.dropout else 0.0, (*shape, width))
-            for index, (probability, width) in enumerate(self._subject.facts.dropouts)
+            for index, (probability, width) in enumerate(self._target.facts.dropouts)
         ]
         result = self.gradients(chosen, drawn)
         self._check(chosen, drawn, result)
@@ -136,7 +135,7 @@ class OnnxRuntimeEngine(TrainingEngine):
         train = self._rows["train"]
         weights, (inputs, labels) = self._weights[list(chosen)], train.batch(chosen)
         weights = np.repeat(weights, train.counts(chosen)) if train.windowed else weights
-        terms = self._subject.facts.kind.terms(labels)
+        terms = self._target.facts.kind.terms(labels)
         shares = (weights / max((weights * terms).sum(), np.finfo(np.float32).tiny)).astype(np.float32)
 
         def states(part: Sequence[int]) -> Mapping[str, NDArray[Any]]:
@@ -147,7 +146,7 @@ class OnnxRuntimeEngine(TrainingEngine):
 
         rows = StepRows(inputs, labels, masks, shares, self._micro_batch, states=states)
         if train.windowed:
-            return replace(rows, read=train.readable(chosen) if self._subject.facts.kind.passages else None)
+            return replace(rows, read=train.readable(chosen) if self._target.facts.kind.passages else None)
         per_row = None if train.per_row is None else train.per_row[list(chosen)]
         return replace(rows, per_row=per_row, windows=train.windows(chosen))
 
@@ -174,7 +173,7 @@ class OnnxRuntimeEngine(TrainingEngine):
         slope = wrong_slope(along, found.loss, norm, _ROUNDINGS * float(np.finfo(np.float32).eps) * largest)
         if slope is not None:
             raise BundleError(
-                f"the gradient of task {self._subject.task}, of {self._subject.method}, is wrong: its norm is "
+                f"the gradient of task {self._target.task}, of {self._target.method}, is wrong: its norm is "
                 f"{norm:.3g}, and along it the loss changes by {slope:.3g} for each unit. Nothing was changed. Please "
                 "report this; on a workstation, edgepeft train goes without this gradient."
             )
@@ -185,21 +184,20 @@ class OnnxRuntimeEngine(TrainingEngine):
             self.prepare()
         rows, hidden = self._rows[part], self._hidden.get(part)
         session = self._whole if hidden is None else self._above
-        batch, kind, read = rows.batch(chosen)[0], self._subject.facts.kind, rows.token_rows(chosen)
-        shape = batch["input_ids"].shape if kind.per_token else (len(read),)
-        logits = np.zeros((*shape, kind.n_outputs), np.float32)
-        for place, inputs in passes(batch, prompt=self._subject.prompt_length):
+        batch, kind, read = rows.batch(chosen)[0], self._target.facts.kind, rows.token_rows(chosen)
+        logits = np.zeros(kind.logits_shape(*batch["input_ids"].shape), np.float32)
+        for place, inputs in passes(batch, prompt=self._target.prompt_length):
             states = {} if hidden is None else hidden.packed([read[i] for i in place])
             put(logits, place, run_session(session, LOGITS, {**self.given, **inputs, **states}))
         return logits
 
     def states(self, part: str, chosen: Sequence[int]) -> NDArray[np.float32]:
         """[token rows, (length,) d] of the bare backbone."""
-        batch, per_token = self._rows[part].batch(chosen)[0], self._subject.facts.kind.per_token
-        shape = batch["input_ids"].shape if per_token else batch["input_ids"].shape[:1]
+        batch, kind = self._rows[part].batch(chosen)[0], self._target.facts.kind
+        *shape, _ = kind.logits_shape(*batch["input_ids"].shape)
         states = np.zeros((*shape, self._bundle.architecture.hidden_size), np.float32)
         for place, inputs in passes(batch):
-            output = "last_hidden_state" if per_token else self._subject.pooling.site
+            output = "last_hidden_state" if kind.per_token else self._target.pooling.site
             put(states, place, run_session(self._bare, output, inputs))
         return states
 
@@ -216,12 +214,12 @@ class OnnxRuntimeEngine(TrainingEngine):
     def given(self) -> Arrays:
         """What graphs take where answers are scored: of what the task's file will hold, in half precision or not."""
         if self._given is None:
-            self._given = self._expansion.inputs(self._subject.as_stored(self.trained))
+            self._given = self._expansion.inputs(self._target.as_stored(self.trained))
         return self._given
 
     def tensors(self) -> Arrays:
         """Copies by name, as the task's file will hold them."""
-        return {name: tensor.copy() for name, tensor in self._subject.as_stored(self.trained).items()}
+        return {name: tensor.copy() for name, tensor in self._target.as_stored(self.trained).items()}
 
     def state(self) -> Arrays:
         """``delta:``, ``first:`` and ``second:<tensor>`` (AdamW's moments), and ``steps``."""
@@ -252,22 +250,22 @@ class OnnxRuntimeEngine(TrainingEngine):
 
     def check(self) -> bytes:
         """The content of the task's check file, as the training graph has it.  No step can follow."""
-        return pack_check(self._subject.check, self.training_logits(self._subject.check))
+        return pack_check(self._target.check, self.training_logits(self._target.check))
 
     def training_logits(self, inputs: Mapping[str, NDArray[np.int64]]) -> NDArray[np.float32]:
         """As a step computes them, from the token ids on, for any rows: [rows, outputs].  No step can follow."""
         self.finish(self.trained)
-        graph = TrainingStep(self._deployed, self._subject.facts, self._bundle.folder, self._threads)
+        graph = TrainingStep(self._deployed, self._target.facts, self._bundle.folder, self._threads)
         return graph.logits(self.given, inputs, self._micro_batch)
 
     @property
     def _deployed(self) -> onnx.ModelProto:
-        bundle, subject = self._bundle, self._subject
-        return deployed_graph(subject.delta, subject.facts, bundle.family, bundle.architecture, bundle.checkpoint)
+        bundle, target = self._bundle, self._target
+        return deployed_graph(target.delta, target.facts, bundle.family, bundle.architecture, bundle.checkpoint)
 
     @cached_property
     def _step(self) -> TrainingStep:
-        return TrainingStep(self._training, self._subject.facts, self._bundle.folder, self._threads)
+        return TrainingStep(self._training, self._target.facts, self._bundle.folder, self._threads)
 
     @cached_property
     def _whole(self) -> ort.InferenceSession:

@@ -25,10 +25,10 @@ from edgepeft.graph.shapes import walk
 from edgepeft.runtime.decoding import GREEDY, Decoding
 from edgepeft.runtime.generation import row_bytes, rows_at_once
 from edgepeft.runtime.passes import PASS_TOKENS
-from edgepeft.tasks._certainty import Promise
+from edgepeft.tasks._conformal import Guarantee
 from edgepeft.tasks.base import TaskType
 from edgepeft.tuning.memory import demand_of, most_within
-from edgepeft.tuning.target import Files, TuneSettings, TuningSubject, from_task, from_template
+from edgepeft.tuning.target import Files, TuneSettings, TuningTarget, from_task, from_template
 
 __all__ = ["Fit", "Inference", "Need", "bundle_fit"]
 
@@ -115,11 +115,11 @@ def bundle_fit(
     each, tokens = read_as(bundle, task, length)
     sizes = {"base": base, "batch_size": batch_size, "each": each, "length": tokens, "allowed": allowed}
     inference = _inference(bundle, task, written, **sizes)
-    subject, why = _subject(bundle, task, template) if finetune else (None, "it was not asked for")
+    target, why = _target(bundle, task, template) if finetune else (None, "it was not asked for")
     tuning = taught = None
-    if subject is not None:  # as `edgepeft tune` predicts it; hidden states are left out: they go to a file if need be
-        taught = subject.facts.kind.read_as(length, subject.max_length, taught=True)
-        demand, _, _ = demand_of(bundle, subject, taught[1], TuneSettings(), each=taught[0])
+    if target is not None:  # as `edgepeft tune` predicts it; hidden states are left out: they go to a file if need be
+        taught = target.facts.kind.read_as(length, target.max_length, taught=True)
+        demand, _, _ = demand_of(bundle, target, taught[1], TuneSettings(), each=taught[0])
         most = demand.most_rows(allowed, 0, _MOST_TUNED * taught[0]) // taught[0]
         peak = demand.n_bytes(batch_size * taught[0], 0)
         tuning = Need(peak, {}, peak <= allowed, most, most == _MOST_TUNED)
@@ -231,7 +231,7 @@ class _AnyRows(Files):
         labels: tuple[str, ...] | None,
         options: TuneSettings,
         kind: type[TaskType],
-        promised: Promise | None = None,
+        guarantee: Guarantee | None = None,
     ) -> TaskData:
         label, own = kind.example(labels)
         pairs = self.pairs or kind.passages or kind.gives_vectors
@@ -239,7 +239,7 @@ class _AnyRows(Files):
         return TaskData((row,), (row,), (row,), own, "none", kind=kind.name)
 
 
-def _subject(bundle: Bundle, task: str | None, template: str | None) -> tuple[TuningSubject | None, str | None]:
+def _target(bundle: Bundle, task: str | None, template: str | None) -> tuple[TuningTarget | None, str | None]:
     options = TuneSettings()
     if template is not None:
         bundle.manifest.template(template)

@@ -16,9 +16,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors import SafetensorError, safe_open
 
 from edgepeft.backbones.checkpoint import check_header
-from edgepeft.bundle.bundle import Bundle, expect_hash
+from edgepeft.bundle.bundle import Bundle
 from edgepeft.bundle.manifest import TaskEntry
-from edgepeft.bundle.versions import CHECK
 from edgepeft.common.errors import BundleError, DataError, UsageError
 from edgepeft.common.messages import in_words
 from edgepeft.deploy.install import PreparedTask, prepare_task
@@ -118,9 +117,7 @@ def prepare_tuned(bundle: Bundle, path: Path, *, replace: bool = False) -> Prepa
     stored = {n: rounded(n, t).astype(np.float32) if n in half else t for n, t in given.items()}
     graph = retold(delta, stored, half, **_told(account))
     deployed = deployed_graph(delta, trained, bundle.family, bundle.architecture, bundle.checkpoint)
-    check = bundle.current(task, CHECK)
-    expect_hash(check, entry.check_sha256)
-    inputs, _ = read_check(check.read_bytes(), str(check))
+    inputs, _ = read_check(*bundle.check(task))
     logits = TrainingStep(deployed, trained, bundle.folder).logits(stored, inputs, _ROWS)
     content = graph.SerializeToString(deterministic=True)
     return prepare_task(bundle, content, pack_check(inputs, logits), path, reference="training graph")
@@ -164,7 +161,7 @@ def _tensors(path: Path, n_bytes: int) -> dict[str, NDArray[np.float32]]:
 
 
 def _told(account: _Account) -> dict[str, Any]:
-    """What the card says anew; temperature and promise were those of the version before."""
+    """What the card says anew; temperature and guarantee were those of the version before."""
     counts = account.metrics
     parts = {"train": counts.n_train, "eval": counts.n_eval, "test": counts.n_test}
     split = "; ".join(f"{part}: {n} rows typed in a page" for part, n in parts.items())

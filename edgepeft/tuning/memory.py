@@ -34,7 +34,7 @@ from edgepeft.runtime.generation import rows_at_once as rows_written
 from edgepeft.runtime.passes import PASS_TOKENS as PASS
 from edgepeft.tuning.activation_cache import SplitGraphs, training_graph
 from edgepeft.tuning.step import WRITTEN_ROWS, rows_at_once, targets_at_once
-from edgepeft.tuning.target import TuneSettings, TuningSubject, deployed_graph
+from edgepeft.tuning.target import TuneSettings, TuningTarget, deployed_graph
 
 __all__ = ["StepLayout", "allowed_memory", "amount_of", "demand_of", "lay_out", "most_within"]
 
@@ -67,7 +67,7 @@ class Demand:
         architecture: Architecture,
         trained_bytes: int,
         longest: int,
-        target: int = 0,
+        target_tokens: int = 0,
         words: int = 0,
         written: int = 0,
         generated: Sequence[int] = (),
@@ -83,16 +83,16 @@ class Demand:
             architecture: the backbone's.
             trained_bytes: of what is trained.
             longest: tokens of a row.
-            target: tokens of the longest target, where text is taught.
+            target_tokens: tokens of the longest target, where text is taught.
             words: that its decoder knows.
             written: bytes of an evaluation, where text is taught: beside the step's.
             generated: numbers of each tensor that is generated from what is trained.
             each: token rows of the row that has most: they are computed at once, however many.
         """
-        self._training, self._longest, self._target = training, longest, target
+        self._training, self._longest, self._target_tokens = training, longest, target_tokens
         self._rows_at_once = rows_at_once(longest)
         if words:
-            self._rows_at_once = min(self._rows_at_once, targets_at_once(target, words))
+            self._rows_at_once = min(self._rows_at_once, targets_at_once(target_tokens, words))
         self._rows_at_once = max(self._rows_at_once, each)
         # The tensors themselves, their two moments, the best ones, a step's gradients.
         self._base = int(psutil.Process().memory_info().rss) + 5 * trained_bytes
@@ -109,7 +109,7 @@ class Demand:
         """The peak, where up to ``rows`` of the longest length are computed at once and ``states`` bytes are kept."""
         rows = min(rows, self._rows_at_once)
         if rows not in self._alive:
-            specs = specs_of(self._training, (self._longest,) * rows, self._target)
+            specs = specs_of(self._training, (self._longest,) * rows, self._target_tokens)
             fed = sum(specs[value.name].n_bytes for value in self._training.graph.input)
             self._alive[rows] = int(_ARENA * peak_bytes(self._training.graph, specs)) + fed
         return self._base + states + max(self._step + self._alive[rows], self._others)
@@ -162,21 +162,21 @@ class StepLayout:
 
 
 def lay_out(
-    bundle: Bundle, subject: TuningSubject, options: TuneSettings, rows: Mapping[str, Encoded], batch_size: int
+    bundle: Bundle, target: TuningTarget, options: TuneSettings, rows: Mapping[str, Encoded], batch_size: int
 ) -> StepLayout:
     """Decide before anything is opened."""
     asked, notes = options.micro_batch, []
     if asked is not None and asked > batch_size:
         raise UsageError(f"--micro-batch {asked} is more than the {batch_size} rows of a step.")
     allowed = allowed_memory(options.profile, options.memory)
-    longest, target, each = max(rows["train"].lengths), rows["train"].longest_target, rows["train"].most
-    demand, training, split = demand_of(bundle, subject, longest, options, target, each=each)
+    longest, target_tokens, each = max(rows["train"].lengths), rows["train"].longest_target, rows["train"].most
+    demand, training, split = demand_of(bundle, target, longest, options, target_tokens, each=each)
     most = asked or batch_size
-    if subject.writing is not None:
-        most = min(most, targets_at_once(target, subject.writing.words))
+    if target.writing is not None:
+        most = min(most, targets_at_once(target_tokens, target.writing.words))
     elif options.prefix_cache and split is None:
         notes.append(
-            f"{subject.method} trains or adapts the embeddings or what follows them at once: no hidden state stays the "
+            f"{target.method} trains or adapts the embeddings or what follows them at once: no hidden state stays the "
             "same from step to step, so none is kept."
         )
     states = sum(split.n_bytes(rows[part]) for part in ("train", "eval")) if split else 0
@@ -197,22 +197,22 @@ def lay_out(
 
 def demand_of(
     bundle: Bundle,
-    subject: TuningSubject,
+    target: TuningTarget,
     longest: int,
     options: TuneSettings,
-    target: int | None = None,
+    target_tokens: int | None = None,
     *,
     each: int = 1,
 ) -> tuple[Demand, onnx.ModelProto, SplitGraphs | None]:
     """What a run on rows of at most ``longest`` tokens takes, its training graph, and where its graphs are cut.
 
-    ``target`` are the tokens of the longest target, where text is taught, None as many as the task may write: of such a
-    task no hidden states are kept.  ``each`` are the token rows of the row that has most.
+    ``target_tokens`` are those of the longest target, where text is taught, None as many as the task may write: of
+    such a task no hidden states are kept.  ``each`` are the token rows of the row that has most.
     """
-    checkpoint, facts, writing = bundle.checkpoint, subject.facts, subject.writing
-    if target is None:
-        target = 0 if writing is None else writing.max_length
-    whole = deployed_graph(subject.delta, facts, bundle.family, bundle.architecture, checkpoint)
+    checkpoint, facts, writing = bundle.checkpoint, target.facts, target.writing
+    if target_tokens is None:
+        target_tokens = 0 if writing is None else writing.max_length
+    whole = deployed_graph(target.delta, facts, bundle.family, bundle.architecture, checkpoint)
     try:
         training, split = training_graph(
             whole,
@@ -222,7 +222,7 @@ def demand_of(
             backward=options.backward,
         )
     except BundleError as error:
-        raise BundleError(f"task {subject.task}, of {subject.method}, cannot be tuned: {error}") from error
+        raise BundleError(f"task {target.task}, of {target.method}, cannot be tuned: {error}") from error
     sized = {value.name: value for value in whole.graph.input}
     demand = Demand(
         training=training,
@@ -230,26 +230,26 @@ def demand_of(
         below=split.below if split else None,
         whole=whole,
         architecture=bundle.architecture,
-        trained_bytes=sum(tensor.nbytes for tensor in subject.tensors().values()),
+        trained_bytes=sum(tensor.nbytes for tensor in target.tensors().values()),
         longest=longest,
-        target=target,
+        target_tokens=target_tokens,
         words=0 if writing is None else writing.words,
-        written=0 if writing is None else _written(bundle, subject, writing, longest, target),
+        written=0 if writing is None else _written(bundle, target, writing, longest, target_tokens),
         generated=[prod(d.dim_value for d in sized[name].type.tensor_type.shape.dim) for name in facts.generated],
         each=each,
     )
     return demand, training, split
 
 
-def _written(bundle: Bundle, subject: TuningSubject, writing: Writing, longest: int, target: int) -> int:
+def _written(bundle: Bundle, target: TuningTarget, writing: Writing, longest: int, target_tokens: int) -> int:
     """Of an evaluation: both graphs that write and what they take; logits of losses, whose arena keeps them."""
-    graphs = splice_text(*bundle.text_graphs, subject.delta, bundle.manifest.backbone.sites, bundle.checkpoint)
-    decoding, length = Decoding(max_new_tokens=writing.max_length), longest + subject.prompt_length
+    graphs = splice_text(*bundle.text_graphs, target.delta, bundle.manifest.backbone.sites, bundle.checkpoint)
+    decoding, length = Decoding(max_new_tokens=writing.max_length), longest + target.prompt_length
     rows = rows_written(bundle, WRITTEN_ROWS, length, decoding, memory_bytes())
     tokens = np.ones((rows, longest), np.int64)
     inputs = {"input_ids": tokens, "attention_mask": tokens}
-    caches = sum(written_bytes(TextGraphs(*graphs), inputs, subject.prompt_length, decoding).values())
-    logits = _LOGITS * _FLOAT_BYTES * targets_at_once(target, writing.words) * target * writing.words
+    caches = sum(written_bytes(TextGraphs(*graphs), inputs, target.prompt_length, decoding).values())
+    logits = _LOGITS * _FLOAT_BYTES * targets_at_once(target_tokens, writing.words) * target_tokens * writing.words
     return sum(packed_bytes(graph.graph) + _SESSION for graph in graphs) + caches + logits
 
 

@@ -1,9 +1,17 @@
-"""A training graph in ONNX Runtime: the loss and the gradients of one batch, or other values of it."""
+"""A step on a board: a training graph in ONNX Runtime gives the loss and the gradients of a batch, then AdamW in NumPy.
+
+AdamW (Loshchilov & Hutter, 2019, arXiv:1711.05101, algorithm 2), step by step as PyTorch's:
+
+theta <- theta (1 - eta lambda)
+m <- b1 m + (1 - b1) g        v <- b2 v + (1 - b2) g^2
+theta <- theta - eta / (1 - b1^t)  m / (sqrt(v) / sqrt(1 - b2^t) + eps)
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -13,7 +21,7 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from edgepeft.backbones.checkpoint import Checkpoint
-from edgepeft.common.fastfood import ahead
+from edgepeft.common.frozen_random import ahead
 from edgepeft.data.labels import NO_TARGET
 from edgepeft.data.row_grouping import RowGrouping, mean_matrix, members, places_of
 from edgepeft.data.training_loop.engine import Arrays
@@ -26,7 +34,17 @@ from edgepeft.graph.prompt import prompt_in
 from edgepeft.runtime.passes import PASS_TOKENS, packed, unpacked
 from edgepeft.runtime.session import failing_as, session_options
 
-__all__ = ["WRITTEN_ROWS", "Expansion", "StepResult", "StepRows", "TrainingStep", "rows_at_once", "targets_at_once"]
+__all__ = [
+    "WRITTEN_ROWS",
+    "AdamW",
+    "Expansion",
+    "StepResult",
+    "StepRows",
+    "TrainingStep",
+    "clip",
+    "rows_at_once",
+    "targets_at_once",
+]
 
 Told: TypeAlias = Callable[[NDArray[Any], dict[str, Any]], dict[str, Any]]
 
@@ -269,3 +287,44 @@ class Expansion:
             for name, share in part.items():
                 totals[name] += share
         return {**found, **totals}
+
+
+_TINY = 1e-6  # torch.nn.utils.clip_grad_norm_ adds it to the norm
+
+
+@dataclass
+class AdamW:
+    """``rates`` and the moments by tensor; the moments start at zero with a tensor's first gradient."""
+
+    rates: Mapping[str, float]
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    steps: int = 0
+    first: Arrays = field(default_factory=dict)
+    second: Arrays = field(default_factory=dict)
+
+    def update(self, trained: Arrays, gradients: Arrays, factor: float = 1.0) -> None:
+        """One step, in place; ``factor`` multiplies every rate (the schedule)."""
+        self.steps += 1
+        b1, b2 = self.betas
+        for name, slope in gradients.items():
+            rate, tensor = self.rates[name] * factor, trained[name]
+            m = self.first.setdefault(name, np.zeros_like(tensor))
+            v = self.second.setdefault(name, np.zeros_like(tensor))
+            tensor *= np.float32(1 - rate * self.weight_decay)
+            m += np.float32(1 - b1) * (slope - m)
+            v *= np.float32(b2)
+            v += np.float32(1 - b2) * slope * slope
+            denominator = np.sqrt(v) / np.float32(math.sqrt(1 - b2**self.steps)) + np.float32(self.eps)
+            tensor -= np.float32(rate / (1 - b1**self.steps)) * (m / denominator)
+
+
+def clip(gradients: Arrays, most: float) -> float:
+    """Scale all gradients, in place, so that their common norm is at most ``most``; the norm before."""
+    norm = math.sqrt(sum(float(np.square(each, dtype=np.float64).sum()) for each in gradients.values()))
+    if math.isfinite(norm) and norm + _TINY > most:
+        scale = np.float32(most / (norm + _TINY))
+        for each in gradients.values():
+            np.multiply(each, scale, out=each)
+    return norm

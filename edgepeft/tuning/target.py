@@ -19,7 +19,6 @@ from edgepeft.backbones.checkpoint import Checkpoint
 from edgepeft.backbones.config import read_config
 from edgepeft.backbones.trie import trie_of
 from edgepeft.bundle.bundle import TEMPLATES_FOLDER, Bundle, check_owner, expect_hash, read_graph
-from edgepeft.bundle.manifest import TaskEntry
 from edgepeft.bundle.versions import CHECK, GRAPH
 from edgepeft.common.errors import DataError, UsageError
 from edgepeft.common.resources import package_data
@@ -29,8 +28,7 @@ from edgepeft.data.parts import Given, TaskData, load_data
 from edgepeft.data.readers import Source
 from edgepeft.data.rows import SENTENCES, Columns
 from edgepeft.data.text_template import of_source
-from edgepeft.data.training_loop.engine import Arrays
-from edgepeft.data.training_loop.options import MEAN_HEAD_RATE, TrainingLoopOptions
+from edgepeft.data.training_loop.engine import MEAN_HEAD_RATE, Arrays, TrainingLoopOptions
 from edgepeft.deploy.verify import TextCheck, read_check
 from edgepeft.graph.gradient.rule import Backward
 from edgepeft.graph.gradient.training import TrainingFacts, training_facts
@@ -42,13 +40,13 @@ from edgepeft.graph.rename import rename_values
 from edgepeft.graph.splice import splice
 from edgepeft.graph.template import with_labels
 from edgepeft.runtime.decoding import GREEDY
-from edgepeft.tasks._certainty import Promise, promise_of
+from edgepeft.tasks._conformal import Guarantee, guarantee_of
 from edgepeft.tasks.base import TaskType, kind_asked
 
 __all__ = [
     "Files",
     "TuneSettings",
-    "TuningSubject",
+    "TuningTarget",
     "deployed_graph",
     "from_task",
     "from_template",
@@ -66,7 +64,7 @@ class TuneSettings(TrainingLoopOptions):
     ``weight_decay`` and ``dropout`` hold for what has them; ``balanced`` weighs rows in the loss so that all labels
     weigh alike.  ``backward`` is how gradients pass a backbone of 8-bit weights, in int8 or fp32.  ``prefix_cache`` and
     ``micro_batch`` (None: what fits ``memory`` and the ``profile``'s) change how a step is computed, and its result in
-    the last digits only.  ``coverage`` or ``risk`` is what is promised of a classification's answers; None keeps what
+    the last digits only.  ``coverage`` or ``risk`` is what is guaranteed of a classification's answers; None keeps what
     the task has.
     """
 
@@ -85,7 +83,7 @@ class TuneSettings(TrainingLoopOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        promise_of(self.coverage, self.risk)
+        guarantee_of(self.coverage, self.risk)
         self.require_at_least({"micro_batch": 1})
         if self.backward not in get_args(Backward):
             raise UsageError(f"--backward {self.backward!r}: it is {' or '.join(get_args(Backward))}.")
@@ -93,18 +91,18 @@ class TuneSettings(TrainingLoopOptions):
             raise UsageError(f"--weight-decay must be a number of at least 0; found {self.weight_decay}.")
 
     @property
-    def promise(self) -> Promise:
+    def guarantee(self) -> Guarantee:
         """What is asked for; nothing where it is not."""
-        return promise_of(self.coverage, self.risk)
+        return guarantee_of(self.coverage, self.risk)
 
     def plain(self) -> dict[str, Any]:
         """As plain values, for the card and for comparing a checkpoint with what is asked."""
-        left_out = {"profile", "memory", *({"coverage", "risk"} - {*self.promise})}
+        left_out = {"profile", "memory", *({"coverage", "risk"} - {*self.guarantee})}
         return {name: value for name, value in dataclasses.asdict(self).items() if name not in left_out}
 
 
 @dataclass(frozen=True)
-class TuningSubject:
+class TuningTarget:
     """``delta`` is the graph that the tuned tensors go into; ``check`` are token ids [64, length] to check it on.
 
     ``half`` are the tensors that the task's file holds in half precision; here they are float32.  ``writing`` is the
@@ -226,9 +224,9 @@ class Files:
         labels: tuple[str, ...] | None,
         options: TuneSettings,
         kind: type[TaskType],
-        promised: Promise | None = None,
+        guarantee: Guarantee | None = None,
     ) -> TaskData:
-        """Read them; ``labels`` are those that the head has, None takes the data's; ``promised`` is what the task's
+        """Read them; ``labels`` are those that the head has, None takes the data's; ``guarantee`` is what the task's
         answers keep already.
         """
         if options.balanced:
@@ -245,14 +243,12 @@ class Files:
             partial=self.partial,
             skip_bad=self.skip_bad,
         )
-        data = dataclasses.replace(data, promise=options.promise or promised or {})
+        data = dataclasses.replace(data, guarantee=options.guarantee or guarantee or {})
         _ = data.task_kind  # which keeps it, or says why not
         return data
 
 
-def from_task(
-    bundle: Bundle, task: str, files: Files, options: TuneSettings, *, partial: bool = False
-) -> TuningSubject:
+def from_task(bundle: Bundle, task: str, files: Files, options: TuneSettings) -> TuningTarget:
     """Go on from a task of the bundle."""
     entry = bundle.entry(task)
     entry.require_tunable(task)
@@ -260,35 +256,29 @@ def from_task(
     if entry.source is not None:
         columns = of_source(files.columns, entry.source, entry.step, entry.target)
         files = dataclasses.replace(files, columns=columns)
-    data = files.load(entry.labels, options, type(entry.task_kind), entry.task_kind.promise)
+    data = files.load(entry.labels, options, type(entry.task_kind), entry.task_kind.guarantee)
     data = dataclasses.replace(data, stride=entry.task_kind.chosen.get("stride"))
     if data.pairs != entry.pairs:
         kinds = ("pairs", "single texts") if entry.pairs else ("single texts", "pairs")
         raise DataError(f"task {task} reads {kinds[0]}; {files.train} holds {kinds[1]}.")
-    check = bundle.current(task, CHECK)
-    expect_hash(check, entry.check_sha256)
-    content, where = check.read_bytes(), str(check)
-    read = TextCheck.read(content, where, bundle.architecture.vocab_size).inputs if entry.writes else None
+    given = bundle.check(task)
+    if entry.writes:
+        check = TextCheck.read(*given, bundle.architecture.vocab_size).inputs
+    else:
+        check, _ = read_check(*given)
+    longest = entry.max_target_length or GREEDY.max_new_tokens
     widen(delta.graph)
-    return TuningSubject(
+    return TuningTarget(
         task=task,
         delta=delta,
         facts=training_facts(delta),
-        check=read_check(content, where)[0] if read is None else read,
+        check=check,
         data=data,
         max_length=entry.max_length,
         prompt_length=entry.prompt_length,
-        writing=_writing(entry, bundle.architecture),
+        writing=Writing.by(bundle.architecture, longest) if entry.writes else None,
         half=halved(delta.graph) if entry.weights_dtype == "fp16" else frozenset(),
     )
-
-
-def _writing(entry: TaskEntry, architecture: Architecture) -> Writing | None:
-    decoder = architecture.decoder
-    if decoder is None or not entry.writes:
-        return None
-    longest = entry.max_target_length or GREEDY.max_new_tokens
-    return Writing(longest, decoder.start_token_id, decoder.end_token_id, architecture.vocab_size)
 
 
 def from_template(
@@ -300,7 +290,7 @@ def from_template(
     *,
     kind: str | None = None,
     new: bool = True,
-) -> TuningSubject:
+) -> TuningTarget:
     """Start a task of that kind: its labels are the data's, its head is drawn from the seed; ``new`` says that it must
     not be there.
     """
@@ -323,7 +313,7 @@ def from_template(
     decoder = bundle.architecture.decoder
     trie = None if decoder is None else trie_of(data.labels or (), bundle.encoder(), decoder)
     delta = with_labels(graph, task, data.task_kind, pairs=data.pairs, seed=options.seed, trie=trie)
-    return TuningSubject(
+    return TuningTarget(
         task=task,
         delta=delta,
         facts=training_facts(delta),

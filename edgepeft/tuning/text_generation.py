@@ -42,8 +42,8 @@ class WritingEngine(OnnxRuntimeEngine):
         for chosen in sorted_batches(rows.lengths, WRITTEN_ROWS):
             inputs, targets = rows.batch(chosen)
             losses[chosen] = self._losses(inputs, targets, kind)
-            subject = self._subject
-            written = generator.written(subject.task, lambda: session, inputs, decoding, subject.prompt_length)
+            target = self._target
+            written = generator.written(target.task, lambda: session, inputs, decoding, target.prompt_length)
             texts[chosen] = [decode(one.tokens) for one in written]
             advance(len(chosen))
         return Scored(kind.score(metric, rows.references, texts.tolist()), float(losses.mean()), texts, losses, kind)
@@ -51,7 +51,7 @@ class WritingEngine(OnnxRuntimeEngine):
     def check(self) -> bytes:
         """What the training graph goes on with greedily, and its likeliest tokens at each step."""
         self.finish(self.trained)
-        inputs = self._subject.check
+        inputs = self._target.check
         words = min(CANDIDATES, self._writing.words)
         shape = (len(inputs["input_ids"]), STEPS, words)
         candidates, likely = np.empty(shape, np.int64), np.empty(shape, np.float32)
@@ -66,13 +66,13 @@ class WritingEngine(OnnxRuntimeEngine):
 
     @property
     def _writing(self) -> Writing:
-        assert self._subject.writing is not None, "the subject writes text"
-        return self._subject.writing
+        assert self._target.writing is not None, "the target writes text"
+        return self._target.writing
 
     def _session(self) -> TextSession:
         """What writes with the tensors as they will be stored."""
-        bundle, subject = self._bundle, self._subject
-        delta = subject.with_tensors(subject.as_stored(self.trained))
+        bundle, target = self._bundle, self._target
+        delta = target.with_tensors(target.as_stored(self.trained))
         graphs = splice_text(*bundle.text_graphs, delta, bundle.manifest.backbone.sites, bundle.checkpoint)
         return TextSession(*map(self._open, graphs))
 
@@ -93,7 +93,7 @@ class WritingEngine(OnnxRuntimeEngine):
         """[B]: as many rows at once as a step has."""
         losses, before = np.empty(len(targets)), self._before(targets)
         most = targets_at_once(targets.shape[1], self._writing.words)
-        for place, given in passes(inputs, prompt=self._subject.prompt_length):
+        for place, given in passes(inputs, prompt=self._target.prompt_length):
             for start in range(0, len(place), most):
                 some = slice(start, start + most)
                 rows = place[some]

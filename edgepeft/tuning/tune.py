@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -17,21 +18,33 @@ from edgepeft import __version__
 from edgepeft.bundle.bundle import TASKS_FOLDER, Bundle
 from edgepeft.bundle.manifest import Manifest, TaskEntry
 from edgepeft.common.errors import UsageError
+from edgepeft.common.progress import messages, shown_run
 from edgepeft.common.task_name import check_task_name
 from edgepeft.data.batches import encode_parts
-from edgepeft.data.training_loop.checkpoint import latest
-from edgepeft.data.training_loop.options import BATCH
-from edgepeft.data.training_loop.run import Progress, TrainingLoop, TrainingLoopResult
+from edgepeft.data.parts import given_rows
+from edgepeft.data.readers import source_of
+from edgepeft.data.rows import Columns
+from edgepeft.data.told import told
+from edgepeft.data.training_loop.checkpoint import claim, discard, latest
+from edgepeft.data.training_loop.engine import BATCH
+from edgepeft.data.training_loop.run import Progress, TrainingLoop, TrainingLoopResult, resumable
 from edgepeft.deploy.install import commit_tasks, prepare_task
-from edgepeft.options.base import Folder
-from edgepeft.tuning.adamw import AdamW
-from edgepeft.tuning.claim import claim, discard
+from edgepeft.options.base import Folder, function_of
+from edgepeft.options.tune import TuneOptions
 from edgepeft.tuning.engine import OnnxRuntimeEngine
 from edgepeft.tuning.memory import lay_out
-from edgepeft.tuning.target import Files, TuneSettings, TuningSubject, from_task, from_template
+from edgepeft.tuning.step import AdamW
+from edgepeft.tuning.target import Files, TuneSettings, TuningTarget, from_task, from_template
 from edgepeft.tuning.text_generation import WritingEngine
 
-__all__ = ["TuneResult", "TuningRun", "put_in_force", "tune"]
+__all__ = [
+    "TuneResult",
+    "TuningRun",
+    "put_in_force",
+    "run",
+    "tune",
+    "tune_task",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +54,7 @@ class TuneResult(TrainingLoopResult):
     entry: TaskEntry | None
 
 
-def tune(
+def tune_task(
     folder: Folder,
     task: str,
     files: Files | Path | str,
@@ -75,13 +88,13 @@ def tune(
     with claim(folder, task) as work:
         bundle = Bundle(folder)  # read under the lock: another run may just have replaced the task
         checkpoint = _checkpoint(work, task, resume=resume, force=force)
-        subject = (
+        target = (
             from_task(bundle, task, files, options)
             if template is None
             # A run that was killed after its result was in force finds a task of its own.
             else from_template(bundle, task, template, files, options, kind=kind, new=checkpoint is None)
         )
-        run = TuningRun(bundle, subject, options, work, threads=threads, watch=watch, stop=stop)
+        run = TuningRun(bundle, target, options, work, threads=threads, watch=watch, stop=stop)
         for line in run.layout.notes:
             note(line)
         if checkpoint is not None:
@@ -89,7 +102,7 @@ def tune(
         tuned = run.finish()
         check = run.engine.check()
         del run  # with its sessions
-        entry = put_in_force(bundle, subject, tuned, check, watch) if tuned.improved else None
+        entry = put_in_force(bundle, target, tuned, check, watch) if tuned.improved else None
         discard(work)
     return TuneResult(**vars(tuned), entry=entry)
 
@@ -114,26 +127,22 @@ def _checkpoint(work: Path, task: str, *, resume: bool, force: bool) -> Path | N
 
 def put_in_force(
     bundle: Bundle,
-    subject: TuningSubject,
+    target: TuningTarget,
     tuned: TrainingLoopResult,
     check: bytes,
     watch: Callable[[Progress], None] = lambda _: None,
 ) -> TaskEntry:
-    """Make a run's result the task's version, once it answers as ``check`` says; ``watch`` gets the phase commit.
-
-    Raises:
-        EdgepeftError: it does not, or the bundle cannot be written.
-    """
+    """Make a run's result the task's version, once it answers as ``check`` says; ``watch`` gets the phase commit."""
     account = {name: getattr(tuned, name) for name in ("metrics", "training")}
-    kind = subject.facts.kind
+    kind = target.facts.kind
     begun = {name: kind.chosen[name] for name in kind.begun(0) if name in kind.chosen}
     account["chosen"] = {**begun, **tuned.chosen}
-    graph = subject.with_tensors(tuned.tensors, **account)
-    where = bundle.folder / TASKS_FOLDER / f"{subject.task}.onnx"
+    graph = target.with_tensors(tuned.tensors, **account)
+    where = bundle.folder / TASKS_FOLDER / f"{target.task}.onnx"
     content = graph.SerializeToString(deterministic=True)
     prepared = prepare_task(bundle, content, check, where, reference="training graph")
     watch(Progress("commit", 0, 1))
-    return commit_tasks(bundle, [prepared], replace=True).task(subject.task)
+    return commit_tasks(bundle, [prepared], replace=True).task(target.task)
 
 
 class TuningRun:
@@ -142,7 +151,7 @@ class TuningRun:
     def __init__(
         self,
         bundle: Bundle,
-        subject: TuningSubject,
+        target: TuningTarget,
         options: TuneSettings,
         work: Path,
         *,
@@ -156,24 +165,24 @@ class TuningRun:
         ``work`` is the folder of checkpoints, and of hidden states that memory has no room for; with ``keep`` they stay
         there for the next run on these rows.
         """
-        self.subject, self.options, data = subject, options, subject.data
+        self.target, self.options, data = target, options, target.data
         data.task_kind.metric_or_default(options.metric)  # a wrong one is refused before rows are tokenized
         asked, most = options.batch_size, len(data.train)
         if asked is not None and asked > most:
             raise UsageError(f"--batch-size {asked} is more than the {most} rows that train; give at most {most}.")
         self.batch_size = asked or min(BATCH, most)
-        rate, head_rate = subject.rates
+        rate, head_rate = target.rates
         self.rates = {
             "learning_rate": options.learning_rate or rate,
             "head_learning_rate": options.head_learning_rate or head_rate,
         }
         encoder, pad = bundle.encoder(), bundle.architecture.pad_token_id
-        rows = encode_parts(data, encoder, subject.max_length, pad, writing=subject.writing)
-        self.layout = lay_out(bundle, subject, options, rows, self.batch_size)
-        engine = OnnxRuntimeEngine if subject.writing is None else WritingEngine
+        rows = encode_parts(data, encoder, target.max_length, pad, writing=target.writing)
+        self.layout = lay_out(bundle, target, options, rows, self.batch_size)
+        engine = OnnxRuntimeEngine if target.writing is None else WritingEngine
         self.engine = engine(
             bundle,
-            subject,
+            target,
             rows,
             self.layout,
             work,
@@ -182,7 +191,7 @@ class TuningRun:
             threads=threads,
             keep=keep,
         )
-        entry = {"task": subject.task, "template": subject.template, "data": data.sha256}
+        entry = {"task": target.task, "template": target.template, "data": data.sha256}
         self.loop = TrainingLoop(
             self.engine,
             data,
@@ -201,34 +210,31 @@ class TuningRun:
         """Every step that is left; the best tensors, and their score on rows that chose nothing.
 
         Where a task of the bundle was tuned, the metric ``before`` is its own score on those rows.
-
-        Raises:
-            EdgepeftError, Interrupted: as ``TrainingLoop.run``.
         """
         result = self.loop.run()
         training = {
             **self.options.plain(),
             "engine": f"onnxruntime {version('onnxruntime')}, edgepeft {__version__}",
-            "template": self.subject.template,
+            "template": self.target.template,
             **self.rates,
             "batch_size": self.batch_size,
             **self.layout.plain(),
             **result.training,
         }
         if self.options.balanced:
-            training["class_weights"] = self.subject.data.class_weights
-        before = {} if self.subject.template else {"before": self._score_before(result)}
+            training["class_weights"] = self.target.data.class_weights
+        before = {} if self.target.template else {"before": self._score_before(result)}
         return replace(result, training=training, metrics={**result.metrics, **before})
 
     def _score_before(self, result: TrainingLoopResult) -> float:
         """Score what the bundle holds on the test rows; last, for a session beside a step's would take memory."""
-        there = self.subject.tensors()
-        said = self.subject.card["metrics"].get("before")
+        there = self.target.tensors()
+        said = self.target.card["metrics"].get("before")
         same = all(np.array_equal(there[name], after) for name, after in result.tensors.items())
         if result.improved and same and isinstance(said, float):
             return said  # the run was killed when this very result was in force already
         self.engine.finish(there)
-        tuned, self.loop.kind = self.loop.kind, self.subject.facts.kind  # with the thresholds that it had
+        tuned, self.loop.kind = self.loop.kind, self.target.facts.kind  # with the thresholds that it had
         score = self.loop.score("test").score
         self.loop.kind = tuned
         self.engine.finish(result.tensors)
@@ -236,14 +242,55 @@ class TuningRun:
 
     def _optimizer(self) -> AdamW:
         rate, head_rate = self.rates.values()
-        rates = {name: head_rate if name.startswith("head/") else rate for name in self.subject.facts.trained}
+        rates = {name: head_rate if name.startswith("head/") else rate for name in self.target.facts.trained}
         return AdamW(rates, weight_decay=self.options.weight_decay)
 
     def _remedy(self) -> str:
         rate, head_rate = self.rates.values()
-        usual, head_usual = self.subject.rates
+        usual, head_usual = self.target.rates
         lower, head_lower = min(rate / 10, usual), min(head_rate / 10, head_usual)
         return (
             f"The task in the bundle is as it was. Try --lr {lower:g} --head-lr {head_lower:g} with --force "
             f"(these were {rate:g} and {head_rate:g})."
         )
+
+
+def run(options: TuneOptions) -> TuneResult:
+    """Tune as the options say, with progress and notes on standard error."""
+    if options.template is not None:  # a task that is there has its own kind
+        options = told(options)
+    numbers = TuneOptions.model_fields.keys() & TuneSettings.__dataclass_fields__.keys()
+    asked: dict[str, Any] = {name: getattr(options, name) for name in numbers}
+    settings = TuneSettings(**asked, learning_rate=options.lr, head_learning_rate=options.head_lr)
+    held_out = given_rows("--eval", options.eval), given_rows("--test", options.test)
+    files = Files(source_of(options.data), *held_out, Columns.of(options), skip_bad=options.skip_bad)
+    with shown_run(options.task) as (watch, stop):
+        return tune_task(
+            options.bundle,
+            options.task,
+            files,
+            settings,
+            template=options.template,
+            kind=options.kind,
+            resume=options.resume,
+            force=options.force,
+            threads=options.threads,
+            watch=watch,
+            stop=stop,
+            note=lambda line: messages().print(f"note: {line}"),
+        )
+
+
+@function_of(TuneOptions)
+def tune(options: TuneOptions) -> TuneResult:
+    """Fine-tune a task of a bundle with ONNX Runtime alone, and put the result in force in one step.
+
+    Where no step beats what is there, the result's ``entry`` is None and the bundle stays as it is.
+
+    Raises:
+        UsageError: no such task or template, one that cannot be tuned, another run holds it or was interrupted.
+        DataError: the rows cannot be used.
+        Interrupted: Ctrl-C; ``resume=True`` continues.
+    """
+    with resumable():
+        return run(options)

@@ -175,7 +175,7 @@ def test_the_step_of_a_projection_of_the_whole_backbone_moves_its_vector(tmp_pat
     monkeypatch.setattr(subject_module, "config_of", lambda name: SMALL_BERT)
     random_subject("tiny", tmp_path, methods=("intrinsic-said",), settings={"dimension": "90"})
     moved = []
-    monkeypatch.setattr("edgepeft.tuning.adamw.AdamW.update", lambda _, __, found: moved.append(found))
+    monkeypatch.setattr("edgepeft.tuning.step.AdamW.update", lambda _, __, found: moved.append(found))
     finetune_onnxruntime.prepare(job(tmp_path, "finetune_onnxruntime", task="intrinsic-said")).step(0)
     assert {"generator/theta", "generator/scales"} < moved[0].keys() and np.abs(moved[0]["generator/theta"]).max() > 0
 

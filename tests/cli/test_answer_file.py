@@ -92,7 +92,7 @@ def test_a_column_that_holds_an_object_is_kept_as_json(bundle, task, tmp_path):
 def test_a_translation_in_an_object_is_read_by_the_columns_of_its_languages(tiny, tmp_path):
     posed = {"source": "translate en to de: {en}", "target": "{de}", "max_target_length": 3}
     backbone = open_backbone(str(tiny("t5")))
-    delta = random_delta(backbone, "layernorm", "german", None, head="text", posed=posed)
+    delta = random_delta(backbone, "layernorm", "german", None, head="text", template=posed)
     export_bundle(backbone, [saved(delta, tmp_path / "german")], tmp_path / "bundle")
     (rows := tmp_path / "rows.jsonl").write_text('{"translation": {"en": "w9 w10", "de": "w11"}}\n')
     done = run(tmp_path / "bundle", "german", rows, out := tmp_path / "answers.jsonl")

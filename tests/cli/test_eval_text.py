@@ -25,7 +25,7 @@ def bundle(tiny: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) 
     folder = tmp_path_factory.mktemp("text")
     backbone = open_backbone(str(tiny("t5")))
     posed = {"source": "w8 {text}", "target": "{answers}", "max_target_length": 5}
-    delta = random_delta(backbone, "layernorm", "sum", None, head="text", posed=posed)
+    delta = random_delta(backbone, "layernorm", "sum", None, head="text", template=posed)
     export_bundle(backbone, [saved(delta, folder / "sum")], folder / "bundle")
     return folder / "bundle"
 

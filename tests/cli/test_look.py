@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shlex
+import sys
 
 import pytest
 from tiny import write_model
@@ -30,6 +32,12 @@ def test_labels_lengths_copies_and_bad_rows_are_counted(tmp_path):
     assert {each["label"]: each["rows"] for each in found["labels"]} == {"a": 20, "b": 21}
     assert found["lengths"] == {"unit": "words", "median": 2, "of_95_percent": 3, "longest": 30, "over_20": 1}
     assert "1 that cannot be used" in found["split"] and "line 41: not JSON" in said
+
+
+def test_standard_input_is_read_once(monkeypatch):
+    rows = "".join(json.dumps({"text": f"w{i}", "label": "ab"[i % 2]}) + "\n" for i in range(20)).encode()
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BufferedReader(io.BytesIO(rows))))
+    assert look("-")[0]["rows"] == 20
 
 
 def test_with_a_backbone_lengths_are_in_its_tokens_and_the_command_trains(tmp_path):

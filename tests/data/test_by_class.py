@@ -9,8 +9,17 @@ import pytest
 from sklearn import metrics
 
 from edgepeft.data.by_class import WORST, mislabelled, without_texts, worst_of
-from edgepeft.data.confusion import matrix, mistakes, write_confusion
-from edgepeft.data.score_tables import class_rows, headline_rows, p_value, rounded, row_lines, unseen
+from edgepeft.data.score_tables import (
+    class_rows,
+    headline_rows,
+    matrix,
+    mistakes,
+    p_value,
+    rounded,
+    row_lines,
+    unseen,
+    write_confusion,
+)
 from edgepeft.tasks.classification import Classification
 from edgepeft.tasks.regression import Regression
 

@@ -91,20 +91,20 @@ def test_every_metric_gives_one_for_perfect_predictions():
 
 def test_the_defaults_score_their_kind_of_task():
     for kind in (Classification(("a", "b")), Regression()):
-        kind.check_metric(kind.default_metric)
+        kind.metric_of(kind.default_metric)
 
 
 @pytest.mark.parametrize("asked", ["acuracy", "accuracy:a", ""])
 def test_an_unknown_metric_is_refused_with_the_known_ones(asked):
     with pytest.raises(UnknownName, match="accuracy"):
-        Classification(()).check_metric(asked)
+        Classification(()).metric_of(asked)
 
 
 def test_a_metric_of_the_other_kind_is_refused_with_those_that_fit():
     with pytest.raises(UsageError, match="pearson, spearman, pearson_spearman"):
-        Regression().check_metric("f1")
+        Regression().metric_of("f1")
     with pytest.raises(UnknownName, match="spam"):
-        Classification(("ham", "spam")).check_metric("f1:spma")
+        Classification(("ham", "spam")).metric_of("f1:spma")
 
 
 def test_matthews_of_answers_that_are_all_alike_is_zero():

@@ -10,7 +10,7 @@ import pytest
 
 from edgepeft.common import bounded
 from edgepeft.common.errors import DataError, MissingPackage, UsageError
-from edgepeft.data import conll, readers
+from edgepeft.data import containers, readers
 from edgepeft.data import rows as rows_module
 from edgepeft.data.parts import load_data
 from edgepeft.data.readers import splits_of
@@ -385,7 +385,7 @@ def test_tags_of_several_kinds_are_refused_with_the_choice(tmp_path):
     ],
 )
 def test_the_parts_of_a_row_are_counted_before_it_is_made(tmp_path, monkeypatch, name, content, refused):
-    for module, bound in ((bounded, "_MOST_PARTS"), (readers, "_MOST_CELLS"), (conll, "_MOST_WORDS")):
+    for module, bound in ((bounded, "_MOST_PARTS"), (containers, "_MOST_CELLS"), (readers, "_MOST_WORDS")):
         monkeypatch.setattr(module, bound, 20)
     (path := tmp_path / name).write_text(content)
     with pytest.raises(DataError, match=refused):

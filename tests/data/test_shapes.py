@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from edgepeft.common.errors import DataError, EdgepeftError, UsageError
-from edgepeft.data.cells import opened
+from edgepeft.data.labels import opened
 from edgepeft.data.parts import load_data
 from edgepeft.data.pattern import pattern
 from edgepeft.data.readers import Records

@@ -13,7 +13,7 @@ from verbs import ENTRY, SURROUNDING
 from edgepeft.bundle.bundle import TASKS_FOLDER
 from edgepeft.bundle.manifest import Manifest
 from edgepeft.bundle.versions import content_of
-from edgepeft.deploy.audit import audit
+from edgepeft.deploy.verify import audit
 
 
 @pytest.mark.slow  # processes of their own

@@ -11,9 +11,9 @@ from boards_of import TEXTS, answers, downloads, tree, tuned
 from edgepeft.bundle.manifest import Manifest
 from edgepeft.common.errors import EdgepeftError, UsageError
 from edgepeft.common.own_folder import held_folder
+from edgepeft.data.training_loop.checkpoint import claim
 from edgepeft.deploy.install import remove_task, roll_back
 from edgepeft.fleet.publish import withdraw
-from edgepeft.tuning.claim import claim
 
 
 def asked(served):

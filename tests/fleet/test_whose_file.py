@@ -13,8 +13,8 @@ from boards_of import answers, tree
 from verbs import edgepeft
 
 from edgepeft.common.errors import EdgepeftError, UsageError
+from edgepeft.data.training_loop.checkpoint import claim
 from edgepeft.fleet import pull as pulling
-from edgepeft.tuning.claim import claim
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from edgepeft.backbones.hooks import load_model
 from edgepeft.backbones.source import open_backbone
 from edgepeft.bundle.delta import new_delta
 from edgepeft.common.errors import UsageError
-from edgepeft.common.fastfood import Fastfood, splitmix64, walsh_hadamard
+from edgepeft.common.frozen_random import Fastfood, splitmix64, walsh_hadamard
 from edgepeft.methods.intrinsic_said import IntrinsicSAID, Projected
 
 WORD = (1 << 64) - 1

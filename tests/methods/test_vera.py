@@ -18,13 +18,13 @@ from edgepeft.backbones.base import family_of
 from edgepeft.backbones.config import config_of
 from edgepeft.backbones.source import open_backbone
 from edgepeft.common.errors import BundleError, UsageError
-from edgepeft.common.frozen_random import drawn
+from edgepeft.common.frozen_random import frozen_matrices
 from edgepeft.graph.derived_weights import DRAWN
 from edgepeft.graph.gradient.training import training_facts
 from edgepeft.graph.mix import mix
 from edgepeft.graph.parameters import computed_values, make_inputs
 from edgepeft.graph.splice import splice
-from edgepeft.methods.vera import Drawn, VectorBased, VeRA
+from edgepeft.methods.vera import FrozenMatrices, VectorBased, VeRA
 from edgepeft.training.exporting.delta import export_delta
 
 LARGE = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096}
@@ -35,7 +35,7 @@ def test_its_matrices_are_those_that_pytorchs_generator_gives(seed):
     """peft 0.21.2, ``tuners/vera/model.py``: one generator for both, each Kaiming-uniform by its own columns."""
     shapes = {"A": (37, 130), "B": (201, 37)}
     generator = torch.Generator("cpu").manual_seed(seed)
-    found = drawn(seed, shapes)
+    found = frozen_matrices(seed, shapes)
     for name, shape in shapes.items():
         bound = math.sqrt(3.0) * (math.sqrt(2.0) / math.sqrt(shape[1]))
         expected = torch.empty(shape).uniform_(-bound, bound, generator=generator).numpy()
@@ -45,11 +45,11 @@ def test_its_matrices_are_those_that_pytorchs_generator_gives(seed):
 
 def test_it_is_the_papers_sum_and_narrow_layers_read_the_first_columns_and_rows():
     source, (tokens, inputs, outputs, rank) = np.random.default_rng(0), (5, 6, 4, 3)
-    module = VectorBased(inputs, outputs, Drawn(3, {"A": (rank, 9), "B": (7, rank)}), 0.1)
+    module = VectorBased(inputs, outputs, FrozenMatrices(3, {"A": (rank, 9), "B": (7, rank)}), 0.1)
     d, b = source.normal(size=rank), source.normal(size=outputs)
     module.d.data, module.b.data = (torch.from_numpy(v).float() for v in (d, b))
     y, x = source.normal(size=(tokens, outputs)), source.normal(size=(tokens, inputs))
-    matrices = drawn(3, {"A": (rank, 9), "B": (7, rank)})
+    matrices = frozen_matrices(3, {"A": (rank, 9), "B": (7, rank)})
     w = np.diag(b) @ matrices["B"][:outputs] @ np.diag(d) @ matrices["A"][:, :inputs]
     given = torch.from_numpy(y).float(), torch.from_numpy(x).float()
     found, error = module(*given).detach().numpy(), error_of(module, *given)
@@ -89,7 +89,7 @@ def test_a_file_holds_the_vectors_alone_and_a_board_trains_no_matrix(exported):
     matrices = {
         t.name: numpy_helper.to_array(t) for t in spliced(backbone, graph).graph.initializer if "drawn:" in t.name
     }
-    expected = drawn(3, {"A": (6, 48), "B": (32, 6)})
+    expected = frozen_matrices(3, {"A": (6, 48), "B": (32, 6)})
     assert set(matrices) == {"delta/drawn:A", "delta/drawn:B"}
     for name, matrix in expected.items():
         np.testing.assert_array_equal(matrices[f"delta/drawn:{name}"], matrix)

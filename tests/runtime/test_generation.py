@@ -20,7 +20,7 @@ from edgepeft.backbones.tokens import Text
 from edgepeft.bundle.bundle import Bundle
 from edgepeft.bundle.manifest import Manifest
 from edgepeft.common.errors import BundleError, DoesNotFit, UsageError
-from edgepeft.deploy.audit import audit
+from edgepeft.deploy.verify import audit
 from edgepeft.runtime.decoding import Decoding
 from edgepeft.runtime.runtime import Runtime
 

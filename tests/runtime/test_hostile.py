@@ -12,7 +12,7 @@ from hostile import FILES, NAMING, SECRET, alter, initializer
 from onnx import TensorProto
 
 from edgepeft.common.errors import BundleError, EdgepeftError
-from edgepeft.deploy.audit import audit
+from edgepeft.deploy.verify import audit
 from edgepeft.runtime.runtime import Runtime
 
 

@@ -22,7 +22,7 @@ from edgepeft.runtime.prefix import PrefixPlan, plan_prefix, shared_layers
 from edgepeft.runtime.runtime import Runtime
 from edgepeft.training.exporting.bundle import export_bundle
 from edgepeft.training.exporting.delta import export_delta
-from edgepeft.training.inspection.run import untouched_stages
+from edgepeft.training.inspection.base import untouched_stages
 
 EXAMPLES = [(name, example) for name, method in methods().items() for example in method.examples()]
 LABELS = (("no", "yes"), ("bad", "good", "so-so"))

@@ -24,7 +24,7 @@ from edgepeft.backbones.source import open_backbone
 from edgepeft.bundle.bundle import Bundle
 from edgepeft.common.errors import BundleError, UsageError
 from edgepeft.common.resources import cache_folder, checksum, file_identity
-from edgepeft.deploy.audit import audit
+from edgepeft.deploy.verify import audit
 from edgepeft.methods.base import methods
 from edgepeft.runtime.prepacked import CACHE_LIMIT, hold_prepacked, prepacked_key
 from edgepeft.runtime.runtime import Runtime

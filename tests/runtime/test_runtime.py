@@ -22,8 +22,8 @@ from edgepeft.bundle.bundle import Bundle
 from edgepeft.bundle.delta import Delta
 from edgepeft.common.errors import BundleError, DataError, UnknownName, UsageError, VerificationFailed
 from edgepeft.common.own_folder import locked
-from edgepeft.deploy.audit import audit
 from edgepeft.deploy.install import commit_tasks, prepare_exported, remove_task, roll_back
+from edgepeft.deploy.verify import audit
 from edgepeft.runtime.runtime import Runtime, in_batches
 
 

@@ -18,11 +18,11 @@ torch = pytest.importorskip("torch", reason="exporting needs pip install edgepef
 
 from edgepeft.bundle.manifest import Manifest
 from edgepeft.common.own_folder import locked
+from edgepeft.data.training_loop.checkpoint import claim
 from edgepeft.runtime.runtime import Runtime
 from edgepeft.serve.problems import Refused
 from edgepeft.serve.schemas import TuneRequest
 from edgepeft.serve.tuning import Jobs
-from edgepeft.tuning.claim import claim
 
 
 def moods(n, seed=0):

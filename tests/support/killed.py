@@ -8,7 +8,7 @@ from moods import rows
 
 from edgepeft.backbones.source import open_backbone
 from edgepeft.data.parts import task_data
-from edgepeft.training.loop import train
+from edgepeft.training.loop import train_delta
 
 
 def train_until_killed(folder, method, options, out, *, step, threads):
@@ -19,4 +19,4 @@ def train_until_killed(folder, method, options, out, *, step, threads):
         if progress.phase == "train" and progress.done == step:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    train(open_backbone(folder), method, task_data(rows()), options, out, watch=watch)
+    train_delta(open_backbone(folder), method, task_data(rows()), options, out, watch=watch)

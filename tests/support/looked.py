@@ -13,7 +13,7 @@ from edgepeft.backbones.source import Backbone
 from edgepeft.bundle.delta import Delta
 from edgepeft.data.batches import encode
 from edgepeft.data.rows import Row
-from edgepeft.training.inspection.base import InspectionSubject
+from edgepeft.training.inspection.base import InspectionTarget
 
 LABELS = ("c", "a", "b")  # not in the order of the alphabet
 ROWS = [text.first for text in TEXTS]  # 70 texts of 1 to 41 words: two batches, ragged
@@ -29,16 +29,16 @@ def write_rows(path: Path, texts: Sequence[str], labels: Sequence[object]) -> Pa
     return path
 
 
-def subject(
+def inspection_target(
     delta: Delta, backbone: Backbone, targets: Sequence[float], metric: str = "accuracy", texts=ROWS
-) -> InspectionSubject:
+) -> InspectionTarget:
     labels = delta.card.labels
     rows = rows_of(texts, [str(target) if labels is None else labels[int(target)] for target in targets])
     encoded = encode(rows, delta.card.task_kind, backbone.encoder(), delta.card.max_length, 0)
-    return InspectionSubject(delta, load_model(backbone), encoded, metric)
+    return InspectionTarget(delta, load_model(backbone), encoded, metric)
 
 
-def look(inspection, looked_at: InspectionSubject):
+def look(inspection, looked_at: InspectionTarget):
     return inspection.look(looked_at, lambda _: None)
 
 

@@ -125,7 +125,7 @@ def training(bundle: Path) -> tuple[list[bytes], Target]:
 
 def check(bundle: Path) -> tuple[list[bytes], Target]:
     """A check file with the right hash: replayed, as ``edgepeft verify`` does."""
-    from edgepeft.deploy.audit import audit
+    from edgepeft.deploy.verify import audit
 
     def replayed() -> None:
         if wrong := [finding.problem for finding in audit(bundle) if finding.problem]:

@@ -306,7 +306,7 @@ def test_a_step_has_pytorchs_gradients(tiny: Callable[..., Path], tmp_path: Path
         return {"loss": loss, **{name: p.grad for name, p in delta.tensors().items()}}
 
     exact = exactly(backward)
-    masks = [np.ones((len(inputs["input_ids"]), width), np.float32) for _, width in run.subject.facts.dropouts]
+    masks = [np.ones((len(inputs["input_ids"]), width), np.float32) for _, width in run.target.facts.dropouts]
     found = run.engine.gradients(chosen, masks)
     exact.pop("loss").require(np.float64(found.loss))
     for name, expected in exact.items():

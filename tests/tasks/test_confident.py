@@ -2,7 +2,6 @@
 
 import numpy as np
 
-from edgepeft.tasks._softmax import Softmax
 from edgepeft.tasks.choice import Choice
 from edgepeft.tasks.classification import Classification, doubted
 
@@ -19,7 +18,7 @@ def drawn(n=400, flipped=20):
 
 def test_it_is_the_rule_of_the_paper_row_by_row():
     labels, logits = drawn()
-    shares = Softmax({}).shares(logits)
+    shares = Classification().shares(logits)
     thresholds = [np.mean([p[j] for p, y in zip(shares, labels, strict=True) if y == j]) for j in range(3)]
     expected = {}
     for i, (p, y) in enumerate(zip(shares, labels, strict=True)):
@@ -34,7 +33,7 @@ def test_it_is_the_rule_of_the_paper_row_by_row():
 
 def test_most_labels_that_were_turned_round_are_found_first():
     labels, logits = drawn()
-    first = [each.row for each in doubted(labels, Softmax({}).shares(logits))][:20]
+    first = [each.row for each in doubted(labels, Classification().shares(logits))][:20]
     assert sum(row < 20 for row in first) >= 16
 
 

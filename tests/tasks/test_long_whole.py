@@ -163,15 +163,15 @@ def rows_of(task: str, path: Path, n: int = 30) -> Path:
 def test_a_step_has_pytorchs_gradients_of_the_pooled_logits(each: Path, backbone: Path, tmp_path: Path, task: str):
     opened = open_backbone(str(backbone))
     bundle, options = Bundle(each / "bundle"), TuneSettings(dropout=False, micro_batch=3)
-    subject = from_task(bundle, task, Files(rows_of(task, tmp_path / "rows.jsonl")), options)
-    run = TuningRun(bundle, subject, options, tmp_path / "work", threads=1)
+    target = from_task(bundle, task, Files(rows_of(task, tmp_path / "rows.jsonl")), options)
+    run = TuningRun(bundle, target, options, tmp_path / "work", threads=1)
     delta, model = Delta.load(each / task, opened).double().eval(), load_model(opened, "eager").double()
     chosen, rows, kind = range(7), run.loop.rows["train"], run.loop.kind
     inputs, targets = rows.batch(chosen)
     assert rows.per_text is not None and len(inputs["input_ids"]) > sum(map(len, (rows.per_text[i] for i in chosen)))
     given = {name: torch.from_numpy(values) for name, values in inputs.items()}
     shape = inputs["input_ids"].shape if kind.per_token else inputs["input_ids"].shape[:1]
-    masks = [np.ones((*shape, width), np.float32) for _, width in subject.facts.dropouts]
+    masks = [np.ones((*shape, width), np.float32) for _, width in target.facts.dropouts]
 
     def backward() -> dict[str, torch.Tensor]:
         delta.zero_grad()

@@ -26,7 +26,7 @@ from edgepeft.methods.base import methods
 from edgepeft.tasks.classification import Classification
 from edgepeft.training.devices import check_memory, device_of, fitting
 from edgepeft.training.engine import PyTorchEngine
-from edgepeft.training.loop import train
+from edgepeft.training.loop import train_delta
 from edgepeft.training.settings import TrainSettings
 
 META = torch.device("meta")
@@ -141,7 +141,7 @@ def test_evaluations_are_the_same_with_bf16_and_without_and_losses_of_steps_are_
 
 
 def test_a_run_says_where_and_how_it_was_computed_and_resumes_elsewhere_but_not_otherwise(backbone, tmp_path):
-    run = partial(train, backbone, METHODS["mood"], task_data(rows()))
+    run = partial(train_delta, backbone, METHODS["mood"], task_data(rows()))
     calls = iter([False, False, True])
     with pytest.raises(Interrupted):
         run(replace(OPTIONS, bf16=True, device="cpu"), tmp_path / "out", stop=lambda: next(calls))
@@ -192,7 +192,7 @@ def test_a_full_device_says_what_to_lower(backbone, tmp_path, monkeypatch, full)
 
     monkeypatch.setattr(PyTorchEngine, "step", step)
     with pytest.raises(DoesNotFit) as raised:
-        train(backbone, METHODS["mood"], task_data(rows()), replace(OPTIONS, device="cpu"), tmp_path / "out")
+        train_delta(backbone, METHODS["mood"], task_data(rows()), replace(OPTIONS, device="cpu"), tmp_path / "out")
     said = str(raised.value)
     assert said == "cpu is out of memory. Lower --batch-size (8) or --max-length (32), with --force."
     with pytest.raises(DoesNotFit, match=r"\(32\), or give --bf16, with"), fitting(torch.device("mps"), OPTIONS_OF_MPS):
@@ -239,5 +239,5 @@ def test_what_a_method_takes_at_least_is_refused_before_the_work(monkeypatch):
 def test_train_refuses_it_before_it_reads_rows(small, tmp_path, monkeypatch):
     monkeypatch.setattr("edgepeft.training.devices.memory_bytes", lambda: 1000)
     with pytest.raises(DoesNotFit, match="training lora on this bert takes"):
-        train(small, "lora", task_data(rows()), OPTIONS, tmp_path / "out")
+        train_delta(small, "lora", task_data(rows()), OPTIONS, tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -23,7 +23,7 @@ from edgepeft.data.training_loop.run import Interrupted
 from edgepeft.methods.base import methods
 from edgepeft.tasks.classification import Classification
 from edgepeft.training.engine import CPU, PyTorchEngine
-from edgepeft.training.loop import train
+from edgepeft.training.loop import train_delta
 from edgepeft.training.settings import TrainSettings
 
 pytestmark = pytest.mark.gpu
@@ -76,7 +76,7 @@ def test_dropout_is_that_of_the_cpu(gpu, small, engine):
 def test_a_run_is_resumed_on_the_other_device(gpu, small, tmp_path, first):
     places = {"cpu": "cpu", "gpu": gpu.type}
     begun, ended = (places[first], places["gpu" if first == "cpu" else "cpu"])
-    run = partial(train, small, METHODS["mood"], task_data(rows(240)))
+    run = partial(train_delta, small, METHODS["mood"], task_data(rows(240)))
     whole = run(replace(OPTIONS, device="cpu"), tmp_path / "whole")
     calls = iter([False] * 4 + [True])
     with pytest.raises(Interrupted):
@@ -108,6 +108,6 @@ def test_a_full_gpu_says_what_to_lower(gpu, small, tmp_path):
     torch.cuda.set_per_process_memory_fraction(1e-6)
     try:
         with pytest.raises(DoesNotFit, match=r"^cuda .* is out of memory\. Lower --batch-size"):
-            train(small, METHODS["mood"], task_data(rows()), replace(OPTIONS, device="cuda"), tmp_path / "out")
+            train_delta(small, METHODS["mood"], task_data(rows()), replace(OPTIONS, device="cuda"), tmp_path / "out")
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)

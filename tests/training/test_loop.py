@@ -28,7 +28,7 @@ from edgepeft.methods.base import method_named
 from edgepeft.tasks.classification import Classification
 from edgepeft.training.curve import smaller
 from edgepeft.training.engine import PyTorchEngine, logits_of, loss_of
-from edgepeft.training.loop import train
+from edgepeft.training.loop import train_delta
 from edgepeft.training.settings import TrainSettings
 
 KIND = Classification(("bad", "good"))
@@ -39,7 +39,7 @@ HOULSBY = method_named("houlsby").from_settings({"bottleneck": 4})
 @pytest.fixture
 def run(backbone, tmp_path):
     def run(name="out", method=HOULSBY, data=None, options=OPTIONS, **more):
-        return train(backbone, method, data or task_data(rows()), options, tmp_path / name, **more)
+        return train_delta(backbone, method, data or task_data(rows()), options, tmp_path / name, **more)
 
     return run
 

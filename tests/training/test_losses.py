@@ -19,7 +19,7 @@ from edgepeft.training import loop
 from edgepeft.training.exporting.bundle import export_bundle
 from edgepeft.training.settings import TrainSettings
 from edgepeft.tuning.target import Files, TuneSettings
-from edgepeft.tuning.tune import tune
+from edgepeft.tuning.tune import tune_task
 
 # (task, dropout): losses of the steps, losses of the evaluation rows after each epoch.
 BEFORE = {
@@ -125,13 +125,13 @@ def trained(start, backbone, data, out):
     options = TrainSettings(task=card.task, **ASKED, max_length=LENGTH, regression=card.labels is None, head=card.head)
     tensors = {name: tensor.detach().clone() for name, tensor in start.tensors().items()}
     rows = load_data(data, regression=card.labels is None)
-    result = loop.train(backbone, METHODS[card.task], rows, options, out, watch=steps.watch, start=tensors)
+    result = loop.train_delta(backbone, METHODS[card.task], rows, options, out, watch=steps.watch, start=tensors)
     return list(steps.values()), [entry["loss"] for entry in result.history]
 
 
 def tuned(bundle, task, data, *, dropout=True):
     steps, options = Steps(), TuneSettings(**ASKED, dropout=dropout)
-    result = tune(bundle, task, Files(data), options, threads=1, watch=steps.watch)
+    result = tune_task(bundle, task, Files(data), options, threads=1, watch=steps.watch)
     return list(steps.values()), [entry["loss"] for entry in result.history][1:]  # the first is the start's
 
 

@@ -23,10 +23,9 @@ from edgepeft.data.batches import Writing, encode
 from edgepeft.data.parts import TaskData
 from edgepeft.data.rows import Row
 from edgepeft.tasks.text import Text as WrittenText
-from edgepeft.training.engine import loss_of, torch_batch
-from edgepeft.training.loop import train
+from edgepeft.training.engine import generated, loss_of, torch_batch
+from edgepeft.training.loop import train_delta
 from edgepeft.training.settings import TrainSettings
-from edgepeft.training.text_engine import generated
 
 WRITTEN = WrittenText()
 WRITING = Writing(8, 0, 3, 60)
@@ -39,7 +38,7 @@ def rows(pairs: Any) -> tuple[Row, ...]:
 
 
 def text_delta(backbone: Backbone, method: str = "lora", **more: Any) -> Delta:
-    return random_delta(backbone, method, "t", None, head="text", posed={"max_target_length": 8}, **more)
+    return random_delta(backbone, method, "t", None, head="text", template={"max_target_length": 8}, **more)
 
 
 def test_targets_are_their_tokens_and_the_end_and_long_ones_are_cut(tiny: Callable[..., Path]):
@@ -117,7 +116,7 @@ def test_a_task_that_can_be_learnt_is_learnt(tiny: Callable[..., Path], tmp_path
     backbone = open_backbone(str(tiny("t5")))
     data = TaskData(copies(60), copies(12), copies(14), None, "by hand", source="{text}", target="{answer}")
     options = TrainSettings(task="t", epochs=15, batch_size=20, max_length=16, learning_rate=1e-2, max_target_length=6)
-    result = train(backbone, "full", data, options, tmp_path / "out")
+    result = train_delta(backbone, "full", data, options, tmp_path / "out")
     assert result.metric == "f1" and result.score > 0.9  # a half is what one of the two words alone gives
     assert result.history[-1]["loss"] < result.history[0]["loss"] / 2
     card = Delta.load(tmp_path / "out", backbone).card
@@ -177,4 +176,4 @@ def test_what_does_not_fit_text_is_refused(tiny: Callable[..., Path], tmp_path: 
 def test_an_encoder_writes_no_text(tiny: Callable[..., Path], tmp_path: Path):
     data = TaskData(copies(20), copies(4), copies(4), None, "by hand", source="{text}", target="{answer}")
     with pytest.raises(UsageError, match="has no decoder to write text with"):
-        train(str(tiny("bert")), "lora", data, TrainSettings(task="t", steps=1), tmp_path / "out")
+        train_delta(str(tiny("bert")), "lora", data, TrainSettings(task="t", steps=1), tmp_path / "out")

@@ -25,7 +25,7 @@ from edgepeft.tuning import activation_cache as hidden
 from edgepeft.tuning import step
 from edgepeft.tuning.activation_cache import HiddenStates
 from edgepeft.tuning.target import Files, TuneSettings, from_task
-from edgepeft.tuning.tune import TuningRun, tune
+from edgepeft.tuning.tune import TuningRun, tune_task
 
 # Method, settings, and where the deployed graph must be cut: read off the architecture, not off the code.  Of the last
 # layer the head reads one row of each text.
@@ -107,9 +107,9 @@ def test_where_the_head_alone_is_trained_a_row_keeps_what_the_head_reads(tmp_pat
     new_delta(backbone, made, "mood", ("bad", "good"), max_length=40).save(tmp_path / "mood")
     export_bundle(backbone, [tmp_path / "mood"], tmp_path / "bundle", texts=TEXTS)
     opened, options = Bundle(tmp_path / "bundle"), TuneSettings(steps=6, batch_size=8, learning_rate=1e-2)
-    subject = head_only(from_task(opened, "mood", Files(moods), options))
-    kept = TuningRun(opened, subject, options, tmp_path, threads=1)
-    whole = TuningRun(opened, subject, dataclasses.replace(options, prefix_cache=False), tmp_path, threads=1)
+    target = head_only(from_task(opened, "mood", Files(moods), options))
+    kept = TuningRun(opened, target, options, tmp_path, threads=1)
+    whole = TuningRun(opened, target, dataclasses.replace(options, prefix_cache=False), tmp_path, threads=1)
     (state,) = kept.layout.split.states
     assert state.by_row and (kept_at == "pooler" or state.name == read_rows(kept_at))
     assert kept.engine.trained.keys() == {name for name in kept.engine.trained if name.startswith("head/")}
@@ -118,11 +118,11 @@ def test_where_the_head_alone_is_trained_a_row_keeps_what_the_head_reads(tmp_pat
     assert kept.loop.score("eval").loss == pytest.approx(whole.loop.score("eval").loss, abs=1e-5)
 
 
-def head_only(subject):
+def head_only(target):
     """The same task with the head's tensors trained alone."""
-    kept = tuple(name for name in subject.facts.trained if name.startswith("head/"))
-    assert 0 < len(kept) < len(subject.facts.trained)
-    return dataclasses.replace(subject, facts=dataclasses.replace(subject.facts, trained=kept))
+    kept = tuple(name for name in target.facts.trained if name.startswith("head/"))
+    assert 0 < len(kept) < len(target.facts.trained)
+    return dataclasses.replace(target, facts=dataclasses.replace(target.facts, trained=kept))
 
 
 def test_what_is_kept_is_transformers_own_hidden_state_without_padding(source, moods, tmp_path):
@@ -167,7 +167,7 @@ def test_parts_of_a_step_give_the_gradients_of_the_whole_batch(source, moods, tm
     whole, _ = run_of(source, "ffn", moods, tmp_path)
     parts, _ = run_of(source, "ffn", moods, tmp_path, micro_batch=size)
     chosen, generator = [0, 9, 3, 21, 14, 30, 2, 8], np.random.default_rng(0)
-    masks = [(generator.random((8, width)) > 0.3).astype(np.float32) / 0.7 for _, width in whole.subject.facts.dropouts]
+    masks = [(generator.random((8, width)) > 0.3).astype(np.float32) / 0.7 for _, width in whole.target.facts.dropouts]
     assert masks
     one = whole.engine.gradients(chosen, masks)
     monkeypatch.setattr(step, "PASS_TOKENS", tokens)
@@ -186,9 +186,11 @@ def test_a_run_that_is_stopped_while_they_are_computed_goes_on_to_the_same_weigh
     one, other = (shutil.copytree(source, tmp_path / name) for name in ("one", "other"))
     options, phases = TuneSettings(steps=4, batch_size=8), []
     with pytest.raises(Interrupted, match="after step 0 of 4"):
-        tune(one, "ffn", Files(moods), options, threads=1, stop=lambda: True, watch=lambda p: phases.append(p.phase))
+        tune_task(
+            one, "ffn", Files(moods), options, threads=1, stop=lambda: True, watch=lambda p: phases.append(p.phase)
+        )
     assert set(phases) == {"prefix"}
-    done = [tune(folder, "ffn", Files(moods), options, threads=1, resume=folder == one) for folder in (one, other)]
+    done = [tune_task(folder, "ffn", Files(moods), options, threads=1, resume=folder == one) for folder in (one, other)]
     assert done[0].history == done[1].history
     assert Bundle(one).entry("ffn").sha256 == Bundle(other).entry("ffn").sha256
     assert not (one / ".tune").exists()
@@ -197,11 +199,11 @@ def test_a_run_that_is_stopped_while_they_are_computed_goes_on_to_the_same_weigh
 def test_a_resumed_run_wants_the_same_rows_at_a_time(source, moods, tmp_path):
     bundle = shutil.copytree(source, tmp_path / "bundle")
     with pytest.raises(Interrupted):
-        tune(bundle, "ffn", Files(moods), TuneSettings(steps=4, batch_size=8), threads=1, stop=lambda: True)
+        tune_task(bundle, "ffn", Files(moods), TuneSettings(steps=4, batch_size=8), threads=1, stop=lambda: True)
     for changed in ({"micro_batch": 3}, {"prefix_cache": False}):
         options = TuneSettings(steps=4, batch_size=8, **changed)
         with pytest.raises(UsageError, match=rf"{next(iter(changed))} \(then .*--resume"):
-            tune(bundle, "ffn", Files(moods), options, threads=1, resume=True)
+            tune_task(bundle, "ffn", Files(moods), options, threads=1, resume=True)
 
 
 def test_a_run_says_how_its_steps_were_computed(source, moods, tmp_path):
@@ -209,7 +211,7 @@ def test_a_run_says_how_its_steps_were_computed(source, moods, tmp_path):
     done = edgepeft("tune", bundle, "--task", "norms", "--data", moods, "--steps", 2, "--micro-batch", 3)
     assert done.returncode == 0 and "layernorm trains or adapts the embeddings" in " ".join(done.stderr.split())
     options = TuneSettings(steps=2, batch_size=8, micro_batch=3)
-    tuned = tune(bundle, "top", Files(moods), options, threads=1)
+    tuned = tune_task(bundle, "top", Files(moods), options, threads=1)
     assert (tuned.training["micro_batch"], tuned.training["prefix_cache"]) == (3, True)
     with pytest.raises(UsageError, match="--micro-batch 9 is more than the 8 rows"):
-        tune(bundle, "top", Files(moods), dataclasses.replace(options, micro_batch=9), threads=1)
+        tune_task(bundle, "top", Files(moods), dataclasses.replace(options, micro_batch=9), threads=1)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from edgepeft.tuning.adamw import AdamW, clip
+from edgepeft.tuning.step import AdamW, clip
 
 SHAPES = {"a": (7, 5), "head/b": (3,), "c": (2, 3, 4)}
 

@@ -18,7 +18,7 @@ from edgepeft.data.training_loop.checkpoint import Diverged
 from edgepeft.graph.gradient import rule as gradient_rule
 from edgepeft.graph.gradient.rule import rules
 from edgepeft.tuning.target import Files, TuneSettings, from_task
-from edgepeft.tuning.tune import TuningRun, tune
+from edgepeft.tuning.tune import TuningRun, tune_task
 
 from .conftest import write_moods
 
@@ -51,7 +51,7 @@ def test_the_row_whose_loss_is_not_finite_is_named_and_no_step_is_taken(bundle, 
     scores["train"].write_text("".join(json.dumps(row) + "\n" for row in rows))
     before = Bundle(bundle).entry("score").sha256
     with pytest.raises(Diverged, match=rf"the loss became inf .* only {re.escape(str(scores['train']))}:17 gives that"):
-        tune(bundle, "score", Files(*scores.values()), QUICK, threads=1)
+        tune_task(bundle, "score", Files(*scores.values()), QUICK, threads=1)
     assert Bundle(bundle).entry("score").sha256 == before
 
 
@@ -116,7 +116,7 @@ def test_a_tensor_that_does_not_move_the_loss_is_named(bundle, moods, change):
     altered(bundle, change)
     said = r"task mood, of pfeiffer, cannot be tuned: the loss does not depend on folded, which is to be trained"
     with pytest.raises(BundleError, match=said):
-        tune(bundle, "mood", Files(moods), QUICK, threads=1)
+        tune_task(bundle, "mood", Files(moods), QUICK, threads=1)
 
 
 def test_a_head_without_a_loss_is_refused(bundle, moods):
@@ -130,4 +130,4 @@ def test_a_head_without_a_loss_is_refused(bundle, moods):
     with pytest.raises(
         BundleError, match=r"logits \[batch, 2\], and a classification \(3 labels\) has its loss of \[batch, 3\]"
     ):
-        tune(bundle, "mood", Files(moods), QUICK, threads=1)
+        tune_task(bundle, "mood", Files(moods), QUICK, threads=1)

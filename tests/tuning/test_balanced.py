@@ -19,7 +19,7 @@ from edgepeft.bundle.delta import Delta
 from edgepeft.common.errors import UsageError
 from edgepeft.data.training_loop.run import Interrupted
 from edgepeft.tuning.target import Files, TuneSettings, from_task
-from edgepeft.tuning.tune import TuningRun, tune
+from edgepeft.tuning.tune import TuningRun, tune_task
 
 from .conftest import write_moods
 
@@ -57,7 +57,7 @@ def test_the_loss_and_its_gradients_are_pytorchs_weighted_mean(trainable, moods,
     weights = torch.tensor(counts.sum() / (2 * counts))
     exact, plain = (weighed(delta, model, rows, each) for each in (weights, mean))
     found = run.engine.gradients(
-        CHOSEN, [np.ones((len(CHOSEN), width), np.float32) for _, width in run.subject.facts.dropouts]
+        CHOSEN, [np.ones((len(CHOSEN), width), np.float32) for _, width in run.target.facts.dropouts]
     )
     assert abs(exact["loss"].value - plain["loss"].value) > 10 * exact["loss"].error
     exact.pop("loss").require(np.float64(found.loss))
@@ -71,10 +71,10 @@ def test_the_weights_are_in_the_card_and_a_resumed_run_has_them_too(bundle, mood
     options = {"steps": 6, "learning_rate": 1e-2, "save_every": 1}
     asked = TuneSettings(**options, balanced=True)
     with pytest.raises(Interrupted):
-        tune(bundle, "mood", Files(moods), asked, threads=1, stop=lambda: True)
+        tune_task(bundle, "mood", Files(moods), asked, threads=1, stop=lambda: True)
     with pytest.raises(UsageError, match=r"other arguments or data: balanced \(then true, now false\)"):
-        tune(bundle, "mood", Files(moods), TuneSettings(**options), threads=1, resume=True)
-    tune(bundle, "mood", Files(moods), asked, threads=1, resume=True)
+        tune_task(bundle, "mood", Files(moods), TuneSettings(**options), threads=1, resume=True)
+    tune_task(bundle, "mood", Files(moods), asked, threads=1, resume=True)
     training = Bundle(bundle).entry("mood").training
     assert training["balanced"] and training["class_weights"] == {"bad": 1.5, "good": 0.75}  # a third are bad
 
@@ -82,9 +82,9 @@ def test_the_weights_are_in_the_card_and_a_resumed_run_has_them_too(bundle, mood
 def test_labels_of_the_head_that_no_row_has_weigh_nothing(bundle, tmp_path):
     data = write_moods(tmp_path / "three.jsonl", 80, label=lambda mood, n: mood if n > 2 else "some")
     asked = TuneSettings(steps=2, balanced=True)
-    tune(bundle, "mine", Files(data), asked, template="lora", threads=1)
+    tune_task(bundle, "mine", Files(data), asked, template="lora", threads=1)
     two = write_moods(tmp_path / "two.jsonl")
-    found = tune(bundle, "mine", Files(two), asked, threads=1)
+    found = tune_task(bundle, "mine", Files(two), asked, threads=1)
     assert found.training["class_weights"].keys() == {"bad", "good"}
 
 

@@ -19,14 +19,14 @@ from edgepeft.bundle.delta import Delta, new_delta
 from edgepeft.common.errors import BundleError
 from edgepeft.common.resources import sha256_of
 from edgepeft.data.training_loop.run import Interrupted
-from edgepeft.deploy.audit import audit
+from edgepeft.deploy.verify import audit
 from edgepeft.graph.derived_weights import RECIPE
 from edgepeft.methods.base import method_named
 from edgepeft.training.exporting.bundle import export_bundle
 from edgepeft.tuning import memory
 from edgepeft.tuning.memory import demand_of
 from edgepeft.tuning.target import Files, TuneSettings, from_task
-from edgepeft.tuning.tune import TuningRun, tune
+from edgepeft.tuning.tune import TuningRun, tune_task
 
 SAID = method_named("intrinsic-said").from_settings({"dimension": "120", "seed": "3"})
 OPTIONS = {"learning_rate": 3e-2, "head_learning_rate": 5e-2}
@@ -78,7 +78,7 @@ def test_the_losses_of_twelve_steps_are_pytorchs_on_the_same_batches(source, moo
 
 
 def test_a_task_is_tuned_scored_and_put_in_force_as_another_is(bundle, moods):
-    result = tune(bundle, "mood", Files(moods), TuneSettings(steps=40, **OPTIONS), threads=1)
+    result = tune_task(bundle, "mood", Files(moods), TuneSettings(steps=40, **OPTIONS), threads=1)
     assert result.improved and result.score >= 0.8
     assert {"generator/theta", "generator/scales"} < result.tensors.keys()
     assert result.training["prefix_cache"] is False and sound(bundle)
@@ -92,9 +92,9 @@ def test_a_task_is_tuned_scored_and_put_in_force_as_another_is(bundle, moods):
 def test_a_template_starts_a_task_and_a_stopped_run_goes_on(bundle, moods, tmp_path):
     other, options = shutil.copytree(bundle, tmp_path / "other"), TuneSettings(steps=8, save_every=1, **OPTIONS)
     with pytest.raises(Interrupted):
-        tune(bundle, "mine", Files(moods), options, template="intrinsic-said", threads=1, stop=lambda: True)
+        tune_task(bundle, "mine", Files(moods), options, template="intrinsic-said", threads=1, stop=lambda: True)
     found = [
-        tune(where, "mine", Files(moods), options, template="intrinsic-said", threads=1, resume=where == bundle)
+        tune_task(where, "mine", Files(moods), options, template="intrinsic-said", threads=1, resume=where == bundle)
         for where in (bundle, other)
     ]
     assert found[0].history == found[1].history and found[0].improved
@@ -104,7 +104,7 @@ def test_a_template_starts_a_task_and_a_stopped_run_goes_on(bundle, moods, tmp_p
 def test_over_8_bit_weights_the_tensors_are_float32_as_everywhere(source, trainable, moods, tmp_path):
     backbone = open_backbone(str(trainable.parent / "bert"))
     export_bundle(backbone, [source.parent / "mood"], tmp_path / "eight", texts=TEXTS, weights="int8")
-    result = tune(tmp_path / "eight", "mood", Files(moods), TuneSettings(steps=40, **OPTIONS), threads=1)
+    result = tune_task(tmp_path / "eight", "mood", Files(moods), TuneSettings(steps=40, **OPTIONS), threads=1)
     assert result.improved and result.score >= 0.8 and sound(tmp_path / "eight")
 
 
@@ -113,16 +113,16 @@ def test_memory_counts_the_tensors_their_gradients_and_what_makes_them(source, m
     deployed = run.engine._deployed
     sizes = [int(np.prod([d.dim_value for d in i.type.tensor_type.shape.dim])) for i in deployed.graph.input[3:]]
     sizes = [size for size, i in zip(sizes, deployed.graph.input[3:], strict=True) if i.name.startswith("generated:")]
-    assert len(sizes) == len(run.subject.facts.generated) > 20
+    assert len(sizes) == len(run.target.facts.generated) > 20
     monkeypatch.setattr(memory.psutil.Process, "memory_info", lambda _: type("Info", (), {"rss": 0})())
-    demand, training, _ = demand_of(Bundle(source), run.subject, 40, run.options)
-    assert {f"gradient:{name}" for name in run.subject.facts.generated} < {o.name for o in training.graph.output}
+    demand, training, _ = demand_of(Bundle(source), run.target, 40, run.options)
+    assert {f"gradient:{name}" for name in run.target.facts.generated} < {o.name for o in training.graph.output}
     transform = 4 << (max(sizes) - 1).bit_length()
     assert demand.n_bytes(1, 0) > 2 * 4 * sum(sizes) + transform
 
 
 def test_what_has_no_room_is_refused_with_the_number_before_anything_is_made(bundle, moods, monkeypatch):
-    monkeypatch.setattr("edgepeft.common.fastfood.Fastfood.project", lambda *_: pytest.fail("made"))
+    monkeypatch.setattr("edgepeft.common.frozen_random.Fastfood.project", lambda *_: pytest.fail("made"))
     done = edgepeft("tune", bundle, "--task", "mood", "--data", moods, "--memory", "1MB")
     assert done.returncode == 5 and "even one row" in done.stderr and " MB; 1 MB are allowed" in done.stderr
 
@@ -141,4 +141,4 @@ def test_a_recipe_that_cannot_be_followed_is_refused(bundle, moods, changes, sai
     own = manifest.task("mood").model_copy(update={"sha256": sha256_of(path)})
     manifest.model_copy(update={"tasks": {"mood": own}}).write(bundle)
     with pytest.raises(BundleError, match=said):
-        tune(bundle, "mood", Files(moods), TuneSettings(steps=2), threads=1)
+        tune_task(bundle, "mood", Files(moods), TuneSettings(steps=2), threads=1)

@@ -49,7 +49,7 @@ def heavy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_tokenizer(folder / "t5" / "tokenizer.json", config.pad_token_id, WORDS)
     backbone = open_backbone(str(folder / "t5"))
     posed = {"source": "w8 {text}", "target": "{answers}", "max_target_length": TARGET}
-    delta = random_delta(backbone, "lora", "sum", None, head="text", posed=posed, max_length=256)
+    delta = random_delta(backbone, "lora", "sum", None, head="text", template=posed, max_length=256)
     export_bundle(backbone, [saved(delta, folder / "sum")], folder / "bundle")
     return folder / "bundle"
 

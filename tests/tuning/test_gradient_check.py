@@ -15,7 +15,7 @@ from edgepeft.graph.gradient.rule import rules
 from edgepeft.tuning.engine import wrong_slope
 from edgepeft.tuning.step import TrainingStep
 from edgepeft.tuning.target import Files, TuneSettings
-from edgepeft.tuning.tune import tune
+from edgepeft.tuning.tune import tune_task
 
 from .conftest import write_moods
 
@@ -96,7 +96,7 @@ def test_a_run_whose_graph_forgets_29_percent_ends_before_its_first_step(moved, 
     monkeypatch.setattr(gradient_rule, "rules", lambda: {**right, op: wrong})
     before = Bundle(bundle).entry("mood").sha256
     with pytest.raises(BundleError, match=r"the gradient of task mood, of lora, is wrong: .* Nothing was changed"):
-        tune(bundle, "mood", Files(data), TuneSettings(steps=12), threads=1)
+        tune_task(bundle, "mood", Files(data), TuneSettings(steps=12), threads=1)
     assert Bundle(bundle).entry("mood").sha256 == before
 
 
@@ -108,5 +108,5 @@ def test_it_costs_two_forward_passes_of_the_first_step_alone(moved, monkeypatch)
         return run(self, outputs, *more)
 
     monkeypatch.setattr(TrainingStep, "run", recorded)
-    tune(bundle, "mood", Files(data), TuneSettings(steps=5, batch_size=8), threads=1)
+    tune_task(bundle, "mood", Files(data), TuneSettings(steps=5, batch_size=8), threads=1)
     assert [number for number, outputs in enumerate(asked) if outputs == ["loss"]] == [1, 2]

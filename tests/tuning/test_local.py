@@ -13,11 +13,11 @@ from edgepeft.bundle.bundle import Bundle
 from edgepeft.common.errors import DataError, UsageError
 from edgepeft.common.resources import sha256_of
 from edgepeft.data.training_loop.run import Interrupted
-from edgepeft.deploy.audit import audit
+from edgepeft.deploy.verify import audit
 from edgepeft.runtime.session import open_session
 from edgepeft.tuning import activation_cache as hidden
 from edgepeft.tuning.target import Files, TuneSettings
-from edgepeft.tuning.tune import tune
+from edgepeft.tuning.tune import tune_task
 
 from .conftest import known, write_moods
 
@@ -42,7 +42,7 @@ def tuned_for(bundle, task, rows, n):
         steps.append(progress.done if progress.phase == "train" else 0)
 
     with pytest.raises(Interrupted):
-        tune(bundle, task, rows, OPTIONS, threads=1, watch=watch, stop=lambda: n in steps)
+        tune_task(bundle, task, rows, OPTIONS, threads=1, watch=watch, stop=lambda: n in steps)
     state = load_file(bundle / ".tune" / task / f"{n}.safetensors")
     return {name.removeprefix("state:delta:"): each for name, each in state.items() if name.startswith("state:delta:")}
 
@@ -74,7 +74,7 @@ def test_a_round_of_one_board_averaged_and_put_in_force_is_central_tuning(bundle
     assert result.entry is not None and not any(finding.problem for finding in audit(bundle))
     training = Bundle(bundle).entry(task).training
     assert training["federated"] == {"rounds": 1}
-    central = tune(trainable_copy(trainable, bundle), task, moods, EPOCH, threads=1)
+    central = tune_task(trainable_copy(trainable, bundle), task, moods, EPOCH, threads=1)
     assert central.training["best_step"] == n_steps  # else best-keeping took another step
     assert same(central.tensors, found.tensors)
     assert result.metrics == central.metrics

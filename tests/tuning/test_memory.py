@@ -26,7 +26,7 @@ from edgepeft.training.exporting.bundle import export_bundle
 from edgepeft.tuning import memory
 from edgepeft.tuning.memory import allowed_memory
 from edgepeft.tuning.target import Files, TuneSettings, from_task
-from edgepeft.tuning.tune import TuningRun, tune
+from edgepeft.tuning.tune import TuningRun, tune_task
 
 HEADER = '<ir_version: 10, opset_import: ["" : 20]>'
 
@@ -105,8 +105,8 @@ def test_the_least_of_all_limits_counts_and_is_named(monkeypatch):
 def run_of(bundle, data, work, **more):
     options = TuneSettings(**{"steps": 4, "batch_size": 16, **more})
     opened = Bundle(bundle)
-    subject = from_task(opened, "mood", Files(data), options)
-    run = TuningRun(opened, subject, options, work, threads=1)
+    target = from_task(opened, "mood", Files(data), options)
+    run = TuningRun(opened, target, options, work, threads=1)
     return run, run.layout.notes
 
 
@@ -145,10 +145,10 @@ def test_a_run_in_parts_and_from_a_file_ends_with_the_same_answers(bundle, moods
     other = shutil.copytree(bundle, tmp_path / "other")
     monkeypatch.setattr(memory.psutil.Process, "memory_info", lambda _: type("Info", (), {"rss": 50_000_000})())
     options = {"steps": 20, "learning_rate": 1e-3, "head_learning_rate": 1e-2, "dropout": True}
-    one = tune(bundle, "mood", Files(moods), TuneSettings(**options), threads=1)
+    one = tune_task(bundle, "mood", Files(moods), TuneSettings(**options), threads=1)
     lean = run_of(bundle, moods, tmp_path, prefix_cache=False, micro_batch=3)[0].layout.predicted_bytes
     tight = TuneSettings(**options, prefix_cache=False, memory=str(lean))
-    two = tune(other, "mood", Files(moods), tight, threads=1)
+    two = tune_task(other, "mood", Files(moods), tight, threads=1)
     assert two.training["micro_batch"] < one.training["micro_batch"] == 16
     for before, after in zip(one.history, two.history, strict=True):
         assert after["loss"] == pytest.approx(before["loss"], abs=2e-4)

@@ -11,10 +11,10 @@ from training_loops import steps_beside_pytorchs
 
 from edgepeft.backbones.source import open_backbone
 from edgepeft.bundle.bundle import Bundle
-from edgepeft.deploy.audit import audit
+from edgepeft.deploy.verify import audit
 from edgepeft.training.exporting.bundle import export_bundle
 from edgepeft.tuning.target import Files, TuneSettings, from_task
-from edgepeft.tuning.tune import TuningRun, tune
+from edgepeft.tuning.tune import TuningRun, tune_task
 
 LENGTHS = (3, 9, 30, 150)  # in words; a block is of 32 tokens, and rows of more than 128 have several
 
@@ -59,5 +59,5 @@ def test_the_losses_of_the_first_steps_are_pytorchs(made, rows, tmp_path):
 def test_a_task_on_8_bits_is_tuned_and_stays_sound(made, rows):
     _, _, bundle = made
     folder = bundle("int8")
-    tuned = tune(folder, "mood", Files(rows), TuneSettings(steps=10, learning_rate=1e-2), threads=1)
+    tuned = tune_task(folder, "mood", Files(rows), TuneSettings(steps=10, learning_rate=1e-2), threads=1)
     assert tuned.metrics and not any(finding.problem for finding in audit(folder))

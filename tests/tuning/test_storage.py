@@ -17,20 +17,20 @@ from edgepeft.backbones.tokens import Text
 from edgepeft.bundle.bundle import Bundle
 from edgepeft.bundle.delta import new_delta
 from edgepeft.common.errors import UsageError
-from edgepeft.deploy.audit import audit
 from edgepeft.deploy.install import roll_back
+from edgepeft.deploy.verify import audit
 from edgepeft.methods.base import method_named
 from edgepeft.runtime.runtime import Runtime
 from edgepeft.training.exporting.bundle import add_deltas, export_bundle
 from edgepeft.tuning.target import Files, TuneSettings, from_task, from_template
-from edgepeft.tuning.tune import TuningRun, tune
+from edgepeft.tuning.tune import TuningRun, tune_task
 
 from .conftest import known
 
 
 def quick(bundle, task, data, template=None, steps=40):
     options = TuneSettings(steps=steps, learning_rate=1e-2, head_learning_rate=5e-2)
-    return tune(bundle, task, Files(data), options, template=template, threads=1)
+    return tune_task(bundle, task, Files(data), options, template=template, threads=1)
 
 
 def sound(bundle):
@@ -84,7 +84,7 @@ def test_steps_that_half_precision_would_swallow_add_up(bundle, trainable, moods
     in_half(bundle, trainable.parent / "mood")
     opened, options = Bundle(bundle), TuneSettings(steps=64, learning_rate=1e-6, head_learning_rate=1e-6, warmup=0.0)
     run = TuningRun(opened, from_task(opened, "mood", Files(moods), options), options, tmp_path / "work", threads=1)
-    name = max(run.subject.half, key=lambda name: run.engine.trained[name].size)
+    name = max(run.target.half, key=lambda name: run.engine.trained[name].size)
     start = run.engine.trained[name].copy()
     run.loop.update([0, 1, 2])
     moved = run.engine.trained[name] - start
@@ -105,7 +105,7 @@ def test_a_value_beyond_half_precision_is_refused_by_name(bundle, trainable, moo
     in_half(bundle, trainable.parent / "mood")
     opened, options = Bundle(bundle), TuneSettings(steps=1)
     run = TuningRun(opened, from_task(opened, "mood", Files(moods), options), options, tmp_path / "work", threads=1)
-    name = next(iter(run.subject.half))
+    name = next(iter(run.target.half))
     run.engine.trained[name][0, 0] = 7e4
     with pytest.raises(UsageError, match=rf"{name} reaches 7e\+04; half precision ends at 65504"):
         run.engine.tensors()
@@ -130,8 +130,8 @@ def test_tasks_are_tuned_over_8_bit_weights(bundle, eight, moods, tmp_path, back
 @pytest.mark.parametrize("backward", ["int8", "fp32"])
 def test_gradients_pass_8_bit_weights_as_was_asked(eight, moods, tmp_path, backward):
     opened, options = Bundle(eight), TuneSettings(steps=1, backward=backward)
-    subject = from_template(opened, "mine", "lora", Files(moods), options)
-    graph = TuningRun(opened, subject, options, tmp_path / "work", threads=1).layout.training.graph
+    target = from_template(opened, "mine", "lora", Files(moods), options)
+    graph = TuningRun(opened, target, options, tmp_path / "work", threads=1).layout.training.graph
     back = {node.op_type for node in graph.node if node.name.startswith("back/")}
     assert ("MatMulInteger" in back) == (backward == "int8")
 

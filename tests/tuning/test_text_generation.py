@@ -24,7 +24,7 @@ from edgepeft.bundle.bundle import Bundle
 from edgepeft.bundle.delta import new_delta
 from edgepeft.common.errors import UsageError
 from edgepeft.data.training_loop.run import Interrupted
-from edgepeft.deploy.audit import audit
+from edgepeft.deploy.verify import audit
 from edgepeft.graph.gradient.training import training_facts
 from edgepeft.methods.base import method_of
 from edgepeft.runtime.runtime import Runtime
@@ -33,7 +33,7 @@ from edgepeft.training.exporting.delta import export_delta
 from edgepeft.tuning.activation_cache import training_graph
 from edgepeft.tuning.step import Expansion, StepRows, TrainingStep
 from edgepeft.tuning.target import Files, TuneSettings, deployed_graph
-from edgepeft.tuning.tune import tune
+from edgepeft.tuning.tune import tune_task
 
 METHODS: dict[str, dict[str, Any]] = {
     "lora": {"rank": 2, "roles": ["value"], "cross_attention": True},
@@ -97,8 +97,8 @@ def bundle_to_tune(tiny: Callable[..., Path], tmp_path_factory: pytest.TempPathF
     folder, backbone = tmp_path_factory.mktemp("written"), open_backbone(str(tiny("t5")))
     torch.manual_seed(0)
     posed = {"source": "{text}", "target": "{answer}", "max_target_length": 6}
-    fresh = new_delta(backbone, method_of("full"), "full", None, head="text", max_length=16, posed=posed)
-    other = random_delta(backbone, "lora", "other", None, head="text", posed=posed)
+    fresh = new_delta(backbone, method_of("full"), "full", None, head="text", max_length=16, template=posed)
+    other = random_delta(backbone, "lora", "other", None, head="text", template=posed)
     paths = [saved(fresh, folder / "full"), saved(other, folder / "other")]
     export_bundle(backbone, paths, folder / "bundle", texts=TEXTS)
     return folder / "bundle"
@@ -120,7 +120,7 @@ def test_a_board_learns_to_write_and_its_answers_are_verified(
     bundle_to_tune: Path, rows_to_write: Path, tmp_path: Path
 ):
     bundle = shutil.copytree(bundle_to_tune, tmp_path / "bundle")
-    result = tune(bundle, "full", Files(rows_to_write), options_of(), threads=1)
+    result = tune_task(bundle, "full", Files(rows_to_write), options_of(), threads=1)
     assert result.metric == "f1" and result.score > 0.9 > result.metrics["before"]
     assert result.metrics["baselines"] == {}
     entry = Bundle(bundle).entry("full")
@@ -136,15 +136,15 @@ def test_a_run_that_is_stopped_goes_on_to_the_same_weights(bundle_to_tune: Path,
     one, other = (shutil.copytree(bundle_to_tune, tmp_path / name) for name in ("one", "other"))
     asked, calls = options_of(epochs=None, steps=6), iter(range(100))
     with pytest.raises(Interrupted, match="after step 3 of 6"):
-        tune(one, "other", Files(rows_to_write), asked, threads=1, stop=lambda: next(calls) == 2)
+        tune_task(one, "other", Files(rows_to_write), asked, threads=1, stop=lambda: next(calls) == 2)
     for folder in (one, other):
-        tune(folder, "other", Files(rows_to_write), asked, threads=1, resume=folder == one)
+        tune_task(folder, "other", Files(rows_to_write), asked, threads=1, resume=folder == one)
     assert Bundle(one).entry("other").sha256 == Bundle(other).entry("other").sha256
 
 
 def test_what_such_a_task_cannot_be_asked_is_refused(bundle_to_tune: Path, rows_to_write: Path, tmp_path: Path):
     bundle = shutil.copytree(bundle_to_tune, tmp_path / "bundle")
     with pytest.raises(UsageError, match="--balanced weighs classes, and text has none"):
-        tune(bundle, "full", Files(rows_to_write), options_of(balanced=True), threads=1)
+        tune_task(bundle, "full", Files(rows_to_write), options_of(balanced=True), threads=1)
     with pytest.raises(UsageError, match="accuracy"):
-        tune(bundle, "full", Files(rows_to_write), options_of(metric="accuracy"), threads=1)
+        tune_task(bundle, "full", Files(rows_to_write), options_of(metric="accuracy"), threads=1)

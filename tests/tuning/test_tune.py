@@ -26,14 +26,13 @@ from edgepeft.cli._main import app
 from edgepeft.common.errors import DataError, EdgepeftError, UnknownName, UsageError
 from edgepeft.common.resources import sha256_of
 from edgepeft.data.rows import read_rows
+from edgepeft.data.training_loop.checkpoint import claim
 from edgepeft.deploy import install as tasks
-from edgepeft.deploy.audit import audit
+from edgepeft.deploy.verify import audit
 from edgepeft.graph.gradient.training import DROPPED
 from edgepeft.runtime.runtime import Runtime
-from edgepeft.tuning.claim import claim
-from edgepeft.tuning.request import tune as asked_tune
 from edgepeft.tuning.target import Files, TuneSettings, from_task
-from edgepeft.tuning.tune import TuningRun, tune
+from edgepeft.tuning.tune import TuningRun, tune, tune_task
 
 from .conftest import known, write_moods
 
@@ -42,7 +41,9 @@ QUICK = {"steps": 40, "learning_rate": 1e-2, "head_learning_rate": 5e-2}
 
 def quick(bundle, task, data, *, template=None, resume=False, force=False, stop=lambda: False, **more):
     options = TuneSettings(**{**QUICK, **more})
-    return tune(bundle, task, Files(data), options, template=template, resume=resume, force=force, threads=1, stop=stop)
+    return tune_task(
+        bundle, task, Files(data), options, template=template, resume=resume, force=force, threads=1, stop=stop
+    )
 
 
 def sha(bundle, task):
@@ -159,11 +160,11 @@ def test_the_kind_of_a_new_task_from_a_template_is_told_by_its_rows(bundle, tmp_
     (data := tmp_path / "lists.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     how = {"bundle": bundle, "data": data, "template": "lora", "steps": 1, "threads": 1}
     with pytest.warns(UserWarning, match="a text and the list labels; --kind labels is taken"):
-        asked_tune(task="lists", **how)
+        tune(task="lists", **how)
     assert Bundle(bundle).entry("lists").task_kind.name == "labels"
     data.write_text("".join(json.dumps({"words": ["w5", "w6"], "tags": ["B-X", "O"]}) + "\n" for _ in rows))
     with pytest.raises(UsageError, match="template lora makes no tokens task; train one with"):
-        asked_tune(task="words", **how)
+        tune(task="words", **how)
 
 
 def test_a_new_task_from_a_template_has_the_labels_of_its_data(bundle, tmp_path):
@@ -229,14 +230,14 @@ import os, signal, sys
 from pathlib import Path
 from edgepeft.tuning.target import TuneSettings
 from edgepeft.tuning.target import Files
-from edgepeft.tuning.tune import tune
+from edgepeft.tuning.tune import tune_task
 
 def watch(progress):
     if progress.phase == "train" and progress.done == int(sys.argv[4]):
         os.kill(os.getpid(), signal.SIGKILL)
 
 options = TuneSettings(steps=40, learning_rate=1e-2, head_learning_rate=5e-2, save_every=3)
-tune(Path(sys.argv[1]), sys.argv[2], Files(Path(sys.argv[3])), options, template=sys.argv[5] or None, threads=1,
+tune_task(Path(sys.argv[1]), sys.argv[2], Files(Path(sys.argv[3])), options, template=sys.argv[5] or None, threads=1,
      resume=sys.argv[6] == "resume", watch=watch)
 """
 

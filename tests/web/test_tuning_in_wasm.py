@@ -11,8 +11,8 @@ from edgepeft.bundle.bundle import Bundle
 from edgepeft.common.atomic import write_json
 from edgepeft.deploy.install import commit_tasks
 from edgepeft.runtime.runtime import Runtime
+from edgepeft.tuning.federated import LocalTuner
 from edgepeft.tuning.from_page import prepare_tuned
-from edgepeft.tuning.local import LocalTuner
 from edgepeft.tuning.target import Files, TuneSettings
 from edgepeft.web.site import write_service_worker, write_site
 

@@ -12,13 +12,15 @@ from pydantic import AliasChoices, Field, field_validator
 
 from edgepeft.bench.report.page import Cell, Section
 from edgepeft.bench.result.parts import Part
-from edgepeft.data.confusion import confusion_inches, matrix, plot_confusion
 from edgepeft.data.score_tables import (
     certainty_figures,
     class_rows,
+    confusion_inches,
     figure_rows,
     headline_rows,
     in_words,
+    matrix,
+    plot_confusion,
     rounded,
     unseen,
 )

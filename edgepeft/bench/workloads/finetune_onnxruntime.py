@@ -28,8 +28,7 @@ def prepare(job: Job) -> Prepared:
     from edgepeft.graph.gradient.training import training_facts
     from edgepeft.graph.half import widen
     from edgepeft.tuning.activation_cache import training_graph
-    from edgepeft.tuning.adamw import AdamW
-    from edgepeft.tuning.step import Expansion, StepRows, TrainingStep, targets_at_once
+    from edgepeft.tuning.step import AdamW, Expansion, StepRows, TrainingStep, targets_at_once
     from edgepeft.tuning.target import deployed_graph
 
     bundle = Bundle(Path(job.bundle))

@@ -25,7 +25,7 @@ def prepare(job: Job) -> Prepared:
     options.enable_profiling = True
     options.profile_file_prefix = str(target)
     model = bundle.graph(job.task)
-    session = open_session(model, bundle.folder, options=options, outside=bundle.outside(model))
+    session = open_session(model, bundle.folder, options=options, external_data=bundle.external_data(model))
     read = {value.name for value in session.get_inputs()}
 
     def step(batch: int) -> None:

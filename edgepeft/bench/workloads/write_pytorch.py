@@ -17,7 +17,7 @@ def prepare(job: Job) -> Prepared:
     import torch
 
     from edgepeft.bench.workloads._torch import FRESH_DELTA, batch_tensors, job_delta, load
-    from edgepeft.training.text_engine import generated, greedy
+    from edgepeft.training.engine import generated, greedy
 
     backbone, model = load(job)
     delta = None if job.task is None else job_delta(job, backbone).eval()

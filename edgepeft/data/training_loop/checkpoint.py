@@ -1,7 +1,8 @@
 """A training loop's state on disk: one safetensors file, replaced atomically, with the plain facts in its metadata.
 
 ``<folder>/<step>.safetensors``.  A file is whole or not there, and older ones go only when the new one is on the
-disk, so whenever the power goes, the newest file is a whole checkpoint.
+disk, so whenever the power goes, the newest file is a whole checkpoint.  On a board the folder is ``.tune/<task>/`` in
+the bundle, held by one run at a time.
 
 A loop has diverged when its losses stay far above where they began, and above what knowing nothing costs.  The median
 of the last steps decides, so that no single batch of outliers does.
@@ -9,10 +10,12 @@ of the last steps decides, so that no single batch of outliers does.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import math
-from collections.abc import Mapping
+import shutil
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -23,12 +26,15 @@ from safetensors.numpy import save_file
 from edgepeft.backbones.checkpoint import check_header
 from edgepeft.common.atomic import replacing
 from edgepeft.common.errors import BundleError, EdgepeftError, UsageError
+from edgepeft.common.own_folder import LOCK_FILE, held_folder
 from edgepeft.data.training_loop.engine import Arrays
 
 __all__ = [
     "Diverged",
     "Position",
     "best_score",
+    "claim",
+    "discard",
     "latest",
     "load_checkpoint",
     "most_loss",
@@ -168,3 +174,37 @@ def risen(position: Position, ignorant: float) -> str | None:
     if len(position.recent_losses) < RECENT or now <= most_loss(position, ignorant):
         return None
     return f"the loss rose from {median(position.first_losses):.3g} to {now:.3g} (median of {RECENT} steps)"
+
+
+_FOLDER = ".tune"
+
+
+@contextlib.contextmanager
+def claim(bundle: Path, task: str, wait_s: float = 0) -> Iterator[Path]:
+    """Hold the task for one run; yields the folder of its checkpoints.  A dead process holds nothing."""
+    waited = f" (waited {wait_s:g} s for it)" if wait_s else ""
+    busy = f"task {task} of {bundle} is being tuned by another process{waited}; wait for it, or tune another task."
+    with contextlib.ExitStack() as held:
+        try:
+            folder = held.enter_context(held_folder(bundle, _FOLDER, task, busy=busy, wait_s=wait_s))
+        except OSError as error:
+            raise EdgepeftError(
+                f"{bundle} cannot be written ({error.strerror}); tuning keeps its checkpoints and its result there. "
+                "Copy the bundle to a place that can be written."
+            ) from error
+        try:
+            yield folder
+        finally:
+            if latest(folder) is None:
+                discard(folder)
+
+
+def discard(folder: Path) -> None:
+    """Remove every checkpoint of a run that is over."""
+    for path in folder.iterdir():
+        if path.name == LOCK_FILE:
+            continue
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)

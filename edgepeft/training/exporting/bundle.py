@@ -29,14 +29,7 @@ from edgepeft.backbones.tokens import Text
 from edgepeft.bundle.bundle import BACKBONE_FILE, DECODER_FILE, ENCODER_FILE, Bundle
 from edgepeft.bundle.card import EVALUATION_FILE, DeltaCard, read_card
 from edgepeft.bundle.delta import Delta
-from edgepeft.bundle.manifest import (
-    BackboneEntry,
-    DeltaDtype,
-    Hashes,
-    Manifest,
-    TextHashes,
-    WeightsDtype,
-)
+from edgepeft.bundle.manifest import BackboneEntry, DeltaDtype, Hashes, Manifest, TextHashes, WeightsDtype
 from edgepeft.common.atomic import new_folder
 from edgepeft.common.errors import BundleError, UsageError
 from edgepeft.common.resources import sha256_of
@@ -48,7 +41,7 @@ from edgepeft.graph.quantise import quantise, quantised_tensors
 from edgepeft.graph.validate import check_standard
 from edgepeft.methods.base import Method, method_of
 from edgepeft.options.base import Folder, Rows
-from edgepeft.tasks._certainty import Promise
+from edgepeft.tasks._conformal import Guarantee
 from edgepeft.tasks.base import TaskType
 from edgepeft.training.exporting.calibrate import column_factors
 from edgepeft.training.exporting.check import CheckTexts, check_content, data_check
@@ -77,7 +70,7 @@ def export_bundle(
     delta_weights: DeltaDtype = "fp32",
     data: Rows | None = None,
     columns: Columns = SENTENCES,
-    promise: Promise = MappingProxyType({}),
+    guarantee: Guarantee = MappingProxyType({}),
 ) -> Manifest:
     """Write a bundle that appears whole or not at all.
 
@@ -85,7 +78,7 @@ def export_bundle(
     is verified on; by default 64 of ``data``, or those that come with edgepeft.  ``templates`` are methods to start
     tasks from on a board; ``stage`` is entered around each step by name; ``weights`` is how the backbone is stored,
     ``delta_weights`` how the tasks are (templates are float32).  With 8-bit weights, every row of ``data``, whose
-    columns may have other names, is compared too, and its metric where its labels are the task's.  ``promise`` is a
+    columns may have other names, is compared too, and its metric where its labels are the task's.  ``guarantee`` is a
     ``coverage`` or a ``risk`` of every task's answers, by the evaluation rows that its delta keeps.
     """
     rows, paths = None if data is None else source_of(data), [*map(Path, deltas)]
@@ -96,7 +89,7 @@ def export_bundle(
         backbone = open_backbone(backbone)
         require_addable(_names(paths), ())
         _require_readable(checks, paths)
-        cards = promising_cards(paths, promise)
+        cards = cards_with_guarantee(paths, guarantee)
         with stage("backbone"):
             write_backbone(backbone, new, weights)
         with ExitStack() as staged:
@@ -119,18 +112,18 @@ def add_deltas(
     delta_weights: DeltaDtype = "fp32",
     data: Source | None = None,
     columns: Columns = SENTENCES,
-    promise: Promise = MappingProxyType({}),
+    guarantee: Guarantee = MappingProxyType({}),
 ) -> Manifest:
     """Put tasks into an existing bundle: all of them or none; no byte of the backbone changes.
 
     A delta is a folder that ``edgepeft train`` wrote, or an exported ``<task>.onnx``.  ``backbone`` is the float32
-    checkpoint, which a bundle of 8-bit weights does not hold.  ``promise`` is as in ``export_bundle``.
+    checkpoint, which a bundle of 8-bit weights does not hold.  ``guarantee`` is as in ``export_bundle``.
     """
     bundle = Bundle(folder)
     require_addable(_names(deltas), bundle.manifest.tasks, replace=replace)
     checks = CheckTexts(texts, data, columns)
     _require_readable(checks, deltas)
-    cards = promising_cards(deltas, promise)
+    cards = cards_with_guarantee(deltas, guarantee)
     trained = any(path.suffix != ".onnx" for path in deltas)
     original = _original(bundle, backbone) if trained else _as_it_is(bundle)
     with ExitStack() as staged:
@@ -221,7 +214,7 @@ class _Exporter:
     backbone: Backbone
     checks: CheckTexts
     delta_weights: DeltaDtype
-    cards: Mapping[Path, DeltaCard]  # of deltas whose answers promise something
+    cards: Mapping[Path, DeltaCard]  # of deltas whose answers guarantee something
     staged: ExitStack  # removes what is kept in files, for its size, until the tasks are written
 
     @cached_property
@@ -258,13 +251,13 @@ def _versions() -> dict[str, str]:
     return {"edgepeft": __version__, **{name: metadata.version(name) for name in packages}}
 
 
-def promising_cards(deltas: Sequence[Path], promise: Promise) -> Mapping[Path, DeltaCard]:
-    """The card of each delta with this promise and its threshold; none where nothing is promised."""
-    return {path: _promising(path, promise) for path in deltas} if promise else {}
+def cards_with_guarantee(deltas: Sequence[Path], guarantee: Guarantee) -> Mapping[Path, DeltaCard]:
+    """The card of each delta with this guarantee and its threshold; none where nothing is guaranteed."""
+    return {path: _card_with_guarantee(path, guarantee) for path in deltas} if guarantee else {}
 
 
-def _promising(folder: Path, promise: Promise) -> DeltaCard:
-    option = f"--{next(iter(promise))}"
+def _card_with_guarantee(folder: Path, guarantee: Guarantee) -> DeltaCard:
+    option = f"--{next(iter(guarantee))}"
     if folder.suffix == ".onnx":
         raise UsageError(
             f"{option} is chosen by evaluation rows, which {folder} does not keep; give the delta's folder."
@@ -272,14 +265,14 @@ def _promising(folder: Path, promise: Promise) -> DeltaCard:
     card = read_card(folder)
     kind, path = card.task_kind, folder / EVALUATION_FILE
     if not kind.calibrates:
-        kind.promising(promise, 0)
+        kind.with_guarantee(guarantee, 0)
     if not path.is_file():
         raise UsageError(
             f"{option} is chosen by evaluation rows, and {folder} keeps none: it has no {EVALUATION_FILE}, for it was "
             "imported, or trained by an earlier version. Train it with this one, or give the option to edgepeft tune."
         )
     logits, targets = _read(path, kind)
-    found = kind.promising(promise, len(targets)).calibrated(targets, logits)
+    found = kind.with_guarantee(guarantee, len(targets)).calibrated(targets, logits)
     return card.model_copy(update={"chosen": dict(found.chosen)})
 
 

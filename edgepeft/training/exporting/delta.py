@@ -30,7 +30,7 @@ from edgepeft.graph.protos import replace
 from edgepeft.graph.rename import rename_values
 from edgepeft.graph.validate import check_standard
 from edgepeft.methods.base import Generator
-from edgepeft.methods.vera import Drawn
+from edgepeft.methods.vera import FrozenMatrices
 from edgepeft.training.exporting.tracing import external_matrices, mark, number_nodes, traced, write_external
 
 __all__ = ["export_delta"]
@@ -269,8 +269,8 @@ def _renamer(parts: _Parts, stored: dict[str, str]) -> Callable[[str], str]:
     # A shared parameter has several paths, and the exporter takes one of them.
     new |= {path: on_disk[id(p)] for path, p in parts.named_parameters(remove_duplicate=False)}
     modules = parts.named_modules(remove_duplicate=False)
-    drawn = ((path, name) for path, module in modules if isinstance(module, Drawn) for name in module.shapes)
-    new |= {f"{path}.{name}": names.drawn(name) for path, name in drawn}
+    drawn = ((path, name) for path, module in modules if isinstance(module, FrozenMatrices) for name in module.shapes)
+    new |= {f"{path}.{name}": names.frozen_random(name) for path, name in drawn}
     if parts.delta.trie is not None:
         new |= {f"delta.head.{table}": names.of_labels(table) for table in parts.delta.trie.tables}
         new["tokens"] = names.of_labels(EDGES)
@@ -291,14 +291,14 @@ def _leave_to_the_loader(
 
 def _leave_drawn_to_the_loader(graph: onnx.GraphProto, delta: Delta) -> dict[str, str]:
     """Have inputs in the place of frozen random matrices; what says how to draw these."""
-    found = next((module for module in delta.modules() if isinstance(module, Drawn)), None)
+    found = next((module for module in delta.modules() if isinstance(module, FrozenMatrices)), None)
     if found is None:
         return {}
     replace(graph.initializer, [t for t in graph.initializer if names.without_prefix(t.name)[0] != "drawn"])
     read = {name for node in graph.node for name in node.input}
     for name, shape in found.shapes.items():
-        if names.drawn(name) in read:
-            graph.input.append(helper.make_tensor_value_info(names.drawn(name), TensorProto.FLOAT, shape))
+        if names.frozen_random(name) in read:
+            graph.input.append(helper.make_tensor_value_info(names.frozen_random(name), TensorProto.FLOAT, shape))
     return {DRAWN: json.dumps(found.recipe)}
 
 

@@ -15,7 +15,7 @@ from edgepeft.device import arithmetic
 from edgepeft.device.profiles import load_profile
 from edgepeft.options.base import function_of, listed
 from edgepeft.options.export import NO_BUNDLE, ExportOptions
-from edgepeft.tasks._certainty import promise_of
+from edgepeft.tasks._conformal import guarantee_of
 from edgepeft.training.exporting.bundle import export_bundle
 from edgepeft.training.interop._hub_write import write_adapterhub
 from edgepeft.training.interop.peft import write_peft
@@ -42,11 +42,11 @@ def export(options: ExportOptions) -> ExportResult:
     """
     deltas, templates = listed(options.delta), listed(options.template)
     columns = verify_columns(options.verify_data, options.text_column, options.pair_column, options.label_column)
-    promise = promise_of(options.coverage, options.risk)
+    guarantee = guarantee_of(options.coverage, options.risk)
     elsewhere = [library for library in _LIBRARIES if getattr(options, library) is not None]
     if elsewhere:
         stored = (options.weights, options.delta_weights) != ("fp32", "fp32")
-        more = (options.out, templates, promise, elsewhere[1:], options.trainable, options.verify_data is not None)
+        more = (options.out, templates, guarantee, elsewhere[1:], options.trainable, options.verify_data is not None)
         if stored or any(more) or len(deltas) != 1:
             raise UsageError(NO_BUNDLE)
         (library,) = elsewhere
@@ -72,7 +72,7 @@ def export(options: ExportOptions) -> ExportResult:
             delta_weights=options.delta_weights,
             data=options.verify_data,
             columns=columns,
-            promise=promise,
+            guarantee=guarantee,
             force=options.force,
             stage=stage,
         )

@@ -22,7 +22,7 @@ from edgepeft.bundle.delta import Delta
 from edgepeft.data.score_tables import rounded
 from edgepeft.data.training_loop.engine import score_rows
 from edgepeft.training.engine import logits_of
-from edgepeft.training.inspection.base import Advance, Inspection, InspectionSubject
+from edgepeft.training.inspection.base import Advance, Inspection, InspectionTarget
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -47,22 +47,22 @@ class Ablation(Inspection):
         n = len(delta.adapted_layers())
         return 1 + n * (n + 1) // 2
 
-    def look(self, subject: InspectionSubject, advance: Advance) -> dict[str, Any]:
+    def look(self, target: InspectionTarget, advance: Advance) -> dict[str, Any]:
         """``spans``: {first, last, score}, both ends left out; ``whole``, ``majority`` to compare them with."""
-        layers = subject.delta.adapted_layers()
-        read = partial(logits_of, subject.delta, subject.model, subject.rows)
+        layers = target.delta.adapted_layers()
+        read = partial(logits_of, target.delta, target.model, target.rows)
 
         def score(removed: Sequence[int]) -> float:
-            with subject.delta.without_layers(removed):
-                return score_rows(read, subject.rows, subject.delta.card.task_kind, subject.metric, advance).score
+            with target.delta.without_layers(removed):
+                return score_rows(read, target.rows, target.delta.card.task_kind, target.metric, advance).score
 
         ends = itertools.combinations_with_replacement(range(len(layers)), 2)
         return {
-            "metric": subject.metric,
-            "rows": len(subject.rows.targets),
+            "metric": target.metric,
+            "rows": len(target.rows.targets),
             "layers": list(layers),
             "whole": score(()),
-            "majority": _majority(subject),
+            "majority": _majority(target),
             "spans": [{"first": layers[i], "last": layers[j], "score": score(layers[i : j + 1])} for i, j in ends],
         }
 
@@ -86,13 +86,13 @@ class Ablation(Inspection):
         return table
 
 
-def _majority(subject: InspectionSubject) -> float | None:
+def _majority(target: InspectionTarget) -> float | None:
     """The score of answering every row with what is best for all; None where there are no labels."""
-    kind, targets = subject.delta.card.task_kind, subject.rows.targets
+    kind, targets = target.delta.card.task_kind, target.rows.targets
     if not kind.has_labels:
         return None
     most = kind.majority(targets)
-    return kind.score(subject.metric, targets, np.broadcast_to(most, (len(targets), *most.shape)))
+    return kind.score(target.metric, targets, np.broadcast_to(most, (len(targets), *most.shape)))
 
 
 def _scores(measured: Mapping[str, Any]) -> dict[tuple[int, int], float]:

@@ -29,7 +29,7 @@ from edgepeft.data.batches import sorted_batches
 from edgepeft.data.training_loop.engine import SCORED_ROWS
 from edgepeft.methods.spartan import Memory
 from edgepeft.training.engine import torch_batch
-from edgepeft.training.inspection.base import Advance, Inspection, InspectionSubject
+from edgepeft.training.inspection.base import Advance, Inspection, InspectionTarget
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -59,20 +59,20 @@ class ParentCells(Inspection):
         """All layers are seen in one."""
         return 1
 
-    def look(self, subject: InspectionSubject, advance: Advance) -> dict[str, Any]:
+    def look(self, target: InspectionTarget, advance: Advance) -> dict[str, Any]:
         """Per layer, [L][N]: ``picked``, ``weight`` (means over a label's rows), ``pickers`` (figure 2)."""
-        labels = subject.delta.card.labels or ()
-        memories = _memories(subject.delta)
-        n_rows = torch.bincount(torch.from_numpy(subject.rows.targets), minlength=len(labels)).double()
-        sums = _sums(subject, memories, len(labels), advance)
+        labels = target.delta.card.labels or ()
+        memories = _memories(target.delta)
+        n_rows = torch.bincount(torch.from_numpy(target.rows.targets), minlength=len(labels)).double()
+        sums = _sums(target, memories, len(labels), advance)
         return {
-            "reads": subject.delta.card.head_reads,
+            "reads": target.delta.card.head_reads,
             "labels": list(labels),
             "rows_of_label": [int(n) for n in n_rows],
             "layers": [
                 {
                     "site": site,
-                    "layer": subject.delta.architecture.site(site).layer,
+                    "layer": target.delta.architecture.site(site).layer,
                     "parents": len(memory.parents),
                     "top_k": memory.top_k,
                     "picked": _plain(sums[site][0] / n_rows.unsqueeze(-1)),
@@ -115,16 +115,16 @@ def _memories(delta: Delta) -> dict[str, Memory]:
 
 
 def _sums(
-    subject: InspectionSubject, memories: Mapping[str, Memory], n_labels: int, advance: Advance
+    target: InspectionTarget, memories: Mapping[str, Memory], n_labels: int, advance: Advance
 ) -> dict[str, Tensor]:
     """[2, L, N] float64 by site: picks and weights at the position that the head reads, summed over a label's rows."""
-    delta = subject.delta.eval()
+    delta = target.delta.eval()
     sums = {site: torch.zeros(2, n_labels, len(m.parents), dtype=torch.float64) for site, m in memories.items()}
     with torch.inference_mode():
-        for chosen in sorted_batches(subject.rows.lengths, SCORED_ROWS):
-            inputs, targets = torch_batch(subject.rows, chosen)
+        for chosen in sorted_batches(target.rows.lengths, SCORED_ROWS):
+            inputs, targets = torch_batch(target.rows, chosen)
             with _listening(memories) as heard:
-                delta.logits(subject.model, inputs)
+                delta.logits(target.model, inputs)
             for site, memory in memories.items():
                 weights = memory.parent_weights(heard[site])  # [batch, length, N]
                 read = (pool(w, inputs["attention_mask"], delta.card.pooling) for w in ((weights > 0).float(), weights))

@@ -82,7 +82,8 @@ def _settings(delta: Delta) -> Settings:
     method = method_named(delta.card.method).from_settings(delta.card.hyperparameters)
     said = next((say for kind, say in _SAID.items() if isinstance(method, kind)), None)
     if said is None:
-        _refuse(delta, f"it has no form for {method.name}", f"What can be: {', '.join(_known())}")
+        known = sorted(name for name, each in methods().items() if issubclass(each, tuple(_SAID)))
+        _refuse(delta, f"it has no form for {method.name}", f"What can be: {', '.join(known)}")
     if getattr(method, "norms", False):
         _refuse(delta, "LayerNorms are trained too, which save_adapter leaves out", "Train it with --set norms=false")
     settings: Settings = said(delta, method)
@@ -91,10 +92,6 @@ def _settings(delta: Delta) -> Settings:
         every = {site.layer for site in delta.architecture.sites_of(Role.LAYER_OUTPUT)}
         settings["leave_out"] = sorted(layer for layer in every if layer is not None and layer not in used)
     return settings
-
-
-def _known() -> list[str]:
-    return sorted(name for name, method in methods().items() if issubclass(method, tuple(_SAID)))
 
 
 def _bottleneck(
@@ -175,10 +172,6 @@ def _prefix(delta: Delta, method: PrefixTuning) -> Settings:
     return {"architecture": "prefix_tuning", "prefix_length": method.length, "flat": True}
 
 
-def _mam(delta: Delta, method: MAM) -> Settings:
-    return {"architecture": "union", "configs": [_prefix(delta, method), _general(delta, method.adapter)]}
-
-
 # Our method -> its settings; a method before what it is made of.
 _SAID: Mapping[type[Method], Callable[[Delta, Any], Settings]] = {
     Houlsby: lambda delta, method: _bottleneck(delta, method, (_ATTENTION, _FFN), "sublayer"),
@@ -187,7 +180,10 @@ _SAID: Mapping[type[Method], Callable[[Delta, Any], Settings]] = {
     Compacter: _products,
     PHM: _products,
     LoRA: _lora,
-    MAM: _mam,
+    MAM: lambda delta, method: {
+        "architecture": "union",
+        "configs": [_prefix(delta, method), _general(delta, method.adapter)],
+    },
     PrefixTuning: _prefix,
     PromptR: _prompt,
 }

@@ -13,7 +13,6 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from edgepeft import __version__
 from edgepeft.backbones.base import Role
 from edgepeft.backbones.config import read_config
 from edgepeft.backbones.source import Backbone
@@ -195,7 +194,10 @@ class AdapterHub(Importer):
         _check_shared(state, plan, classifier, folder)
         check_tensors(state, plan.shapes, folder)
         head, values = read_head(folder, classifier, request.model), plan.convert(state)
-        return request.delta(backbone, plan.method, head, values, folder=folder, origin=_origin(file, config, folder))
+        origin: dict[str, Any] = {"library": self.library, "versions": {"adapters": file.adapters_version}}
+        settings = {"name": file.name, **config.model_dump(mode="json", exclude_unset=True)}
+        origin["training"] = {"config": settings}
+        return request.delta(backbone, plan.method, head, values, folder=folder, **origin)
 
 
 IMPORTER = AdapterHub()
@@ -243,11 +245,3 @@ def _canonical(stored: Mapping[str, Tensor], classifier: Classifier) -> dict[str
             name = name.replace(old, new)  # noqa: PLW2901
         state[name] = tensor
     return state
-
-
-def _origin(file: HubFile, config: MethodConfig, folder: Path) -> dict[str, Any]:
-    settings = {"name": file.name, **config.model_dump(mode="json", exclude_unset=True)}
-    return {
-        "training": {"imported_from": "AdapterHub", "folder": folder.resolve().name, "config": settings},
-        "versions": {"edgepeft": __version__, "adapters": file.adapters_version},
-    }

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor
 
+from edgepeft import __version__
 from edgepeft.backbones.config import read_config
 from edgepeft.backbones.source import Backbone
 from edgepeft.bundle.delta import Delta, new_delta
@@ -62,16 +63,15 @@ class ImportRequest:
         values: Mapping[str, Tensor],
         *,
         folder: Path,
-        origin: Mapping[str, Any],
+        library: str,
+        versions: Mapping[str, str],
+        training: Mapping[str, Any],
     ) -> Delta:
         """A delta of ``values``, by our names, and the head; LayerNorms that were not tuned stay the backbone's.
 
-        A head of a text reads the first position, as transformers' does, be it a prompt's.  ``origin`` goes into the
-        card.  What the checkpoint does not say of its labels is read from a config beside it, or from the backbone's.
-
-        Raises:
-            UsageError: the request's kind, labels or length do not fit, or labels are missing that are needed.
-            BundleError: no kind of task has such a head.
+        A head of a text reads the first position, as transformers' does, be it a prompt's.  Where it is from goes into
+        the card: ``library``, ``versions`` and what is known of its ``training``.  What the checkpoint does not say of
+        its labels is read from a config beside it, or from the backbone's.
         """
         beside = folder / "config.json"
         configs: list[Config] = [*([read_config(beside)] if beside.is_file() else ()), backbone.config]
@@ -86,6 +86,8 @@ class ImportRequest:
         delta.read({**kept, **{name: values[name] for name in own if name in values}}, str(folder))
         form = head_named(head.kind)
         of_text = head.outputs is not None and not form.per_token and not form.bare
+        origin: dict[str, Any] = {"versions": {"edgepeft": __version__, **versions}}
+        origin["training"] = {"imported_from": library, "folder": folder.resolve().name, **training}
         reads = {"head_reads": "first_position" if prompt else "first_token"} if of_text else {}
         delta.card = delta.card.model_copy(update={**reads, **origin})
         return delta.eval()
@@ -171,12 +173,7 @@ class Importer(ABC):
 
     @abstractmethod
     def read(self, folder: Path, backbone: Backbone, request: ImportRequest) -> Delta:
-        """The checkpoint as a delta of that backbone.
-
-        Raises:
-            BundleError: damaged, of another architecture, or with something that no delta can represent.
-            UsageError: the request does not fit the checkpoint.
-        """
+        """The checkpoint as a delta of that backbone."""
 
 
 def importers() -> tuple[Importer, ...]:
@@ -185,12 +182,7 @@ def importers() -> tuple[Importer, ...]:
 
 
 def importer_of(folder: Path) -> Importer:
-    """The importer that recognises this folder.
-
-    Raises:
-        UsageError: there is no such folder.
-        BundleError: none recognises it.
-    """
+    """The importer that recognises this folder."""
     if not folder.is_dir():
         raise UsageError(f"there is no folder {folder}; import reads a checkpoint's folder.")
     known = importers()

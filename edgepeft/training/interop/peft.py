@@ -12,7 +12,6 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from edgepeft import __version__
 from edgepeft.backbones.config import read_config
 from edgepeft.backbones.source import Backbone
 from edgepeft.bundle.delta import Delta, write_tensors
@@ -72,9 +71,9 @@ class Peft(Importer):
         of_head = ConversionPlan.renaming(plan.method, classifier.head_tensors(outputs or 0))
         check_tensors(state, {**plan.shapes, **of_head.shapes}, folder)
         imported = ImportedHead(classifier.head, outputs, of_head.convert(state), model=classifier.model)
-        return request.delta(
-            backbone, plan.method, imported, plan.convert(state), folder=folder, origin=_origin(config, folder)
-        )
+        origin: dict[str, Any] = {"library": self.library, "versions": {"peft": config.peft_version}}
+        origin["training"] = {"peft_type": config.peft_type}
+        return request.delta(backbone, plan.method, imported, plan.convert(state), folder=folder, **origin)
 
 
 IMPORTER = Peft()
@@ -127,13 +126,6 @@ def _outputs(state: Mapping[str, Tensor], classifier: Classifier, folder: Path) 
             "which PEFT's modules_to_save keeps."
         )
     return len(weight)
-
-
-def _origin(config: PeftConfig, folder: Path) -> dict[str, Any]:
-    return {
-        "training": {"imported_from": "PEFT", "folder": folder.resolve().name, "peft_type": config.peft_type},
-        "versions": {"edgepeft": __version__, "peft": config.peft_version},
-    }
 
 
 def write_peft(delta: Delta, backbone: Backbone, folder: Path, *, force: bool = False) -> None:

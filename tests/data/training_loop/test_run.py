@@ -13,8 +13,7 @@ from edgepeft.data.batches import Encoded
 from edgepeft.data.parts import PARTS, task_data
 from edgepeft.data.rows import Row
 from edgepeft.data.training_loop.checkpoint import Diverged, latest
-from edgepeft.data.training_loop.engine import StepOutcome, TrainingEngine, dropout_mask
-from edgepeft.data.training_loop.options import TrainingLoopOptions
+from edgepeft.data.training_loop.engine import StepOutcome, TrainingEngine, TrainingLoopOptions, dropout_mask
 from edgepeft.data.training_loop.run import Interrupted, TrainingLoop
 from edgepeft.tasks.regression import Regression
 

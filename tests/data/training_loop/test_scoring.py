@@ -9,8 +9,7 @@ import pytest
 
 from edgepeft.common.errors import UnknownName, UsageError
 from edgepeft.data.batches import Encoded
-from edgepeft.data.training_loop.engine import score_rows
-from edgepeft.data.training_loop.options import TrainingLoopOptions
+from edgepeft.data.training_loop.engine import TrainingLoopOptions, score_rows
 from edgepeft.tasks.classification import Classification
 from edgepeft.tasks.regression import Regression
 

@@ -11,10 +11,10 @@ from tolerance import exact_logits
 
 from edgepeft.backbones.hooks import load_model
 from edgepeft.backbones.source import open_backbone
-from edgepeft.deploy.audit import audit
+from edgepeft.deploy.verify import audit
 from edgepeft.runtime.runtime import Runtime
 from edgepeft.tuning.target import Files, TuneSettings
-from edgepeft.tuning.tune import tune
+from edgepeft.tuning.tune import tune_task
 
 # Task -> method and settings: two of a structure at queries and keys, which distances pass too, two of one elsewhere.
 TASKS = {
@@ -76,5 +76,5 @@ def test_a_task_at_queries_and_keys_is_tuned_and_stays_sound(exported, tmp_path)
     ]
     rows = tmp_path / "rows.jsonl"
     rows.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    tuned = tune(bundle, "near", Files(rows), TuneSettings(steps=6, learning_rate=1e-2), threads=1)
+    tuned = tune_task(bundle, "near", Files(rows), TuneSettings(steps=6, learning_rate=1e-2), threads=1)
     assert tuned.metrics and not any(finding.problem for finding in audit(bundle))

@@ -21,7 +21,7 @@ from edgepeft.bundle.bundle import Bundle
 from edgepeft.bundle.manifest import Manifest
 from edgepeft.common.errors import BundleError, UsageError, VerificationFailed
 from edgepeft.common.resources import sha256_of
-from edgepeft.deploy.audit import audit
+from edgepeft.deploy.verify import audit
 from edgepeft.device.host.machine import isa_flags
 from edgepeft.runtime.runtime import Runtime
 from edgepeft.training.exporting.bundle import add_deltas, export_bundle, write_backbone

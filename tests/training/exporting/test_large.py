@@ -25,10 +25,10 @@ from edgepeft.bundle.bundle import Bundle
 from edgepeft.bundle.delta import Delta
 from edgepeft.bundle.manifest import Manifest
 from edgepeft.common.errors import BundleError, UsageError
-from edgepeft.deploy.audit import audit
 from edgepeft.deploy.install import remove_task, roll_back
 from edgepeft.deploy.merge import merge_task
 from edgepeft.deploy.signature import uncovered
+from edgepeft.deploy.verify import audit
 from edgepeft.device.profiles import load_profile
 from edgepeft.fleet.publish import publish, withdraw
 from edgepeft.fleet.pull import pull

@@ -44,7 +44,7 @@ def posed(tiny: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -
         "plain": {},
     }
     deltas = [
-        random_delta(backbone, "lora", name, ("no", "yes"), seed=i, posed=form)
+        random_delta(backbone, "lora", name, ("no", "yes"), seed=i, template=form)
         for i, (name, form) in enumerate(forms.items())
     ]
     export_bundle(backbone, [saved(delta, folder / delta.card.task) for delta in deltas], folder / "bundle")
@@ -95,7 +95,7 @@ def test_multirc_and_parts_are_scored_as_superglue_and_glue_do(posed: Path, tmp_
 def test_answers_to_columns_are_those_of_the_text_that_they_make(tiny: Callable[..., Path], posed: Path):
     backbone = open_backbone(str(tiny("t5")))
     delta = random_delta(
-        backbone, "lora", "two", ("no", "yes"), seed=0, posed={"source": SOURCE, "targets": ("no", "not yes")}
+        backbone, "lora", "two", ("no", "yes"), seed=0, template={"source": SOURCE, "targets": ("no", "not yes")}
     )
     exact = exact_logits(delta, load_model(backbone, "eager"), backbone.encoder().encode(FILLED, 40).inputs)
     with Runtime(posed) as runtime:
@@ -192,7 +192,7 @@ def test_labels_that_are_numbers_have_a_mean_and_are_scored_as_numbers(tiny: Cal
     numbers = ("no", "yes", "perhaps")  # what stands for them: the tiny vocabulary has no numerals
     posed = {"source": "w8 {sentence1}", "targets": numbers, "step": 2.5}
     backbone = open_backbone(str(tiny("t5")))
-    delta = random_delta(backbone, "layernorm", "alike", ("0.0", "2.5", "5.0"), posed=posed)
+    delta = random_delta(backbone, "layernorm", "alike", ("0.0", "2.5", "5.0"), template=posed)
     export_bundle(backbone, [saved(delta, tmp_path / "alike")], tmp_path / "bundle")
     path = tmp_path / "rows.jsonl"
     texts, labels = ("w9 w10", "w12", "w13 w14 w15", "w20"), (0.3, 2.6, 4.2, 5)

@@ -23,8 +23,7 @@ from edgepeft.bundle.delta import Delta, new_delta
 from edgepeft.bundle.manifest import Manifest
 from edgepeft.cli._main import app
 from edgepeft.common.errors import BundleError, DoesNotFit, UsageError, VerificationFailed
-from edgepeft.deploy.audit import audit
-from edgepeft.deploy.verify import TextCheck
+from edgepeft.deploy.verify import TextCheck, audit
 from edgepeft.methods.base import method_of
 from edgepeft.runtime.decoding import Decoding
 from edgepeft.runtime.runtime import Runtime

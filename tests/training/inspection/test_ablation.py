@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from looked import LABELS, ROWS, delta_of, look, subject
+from looked import LABELS, ROWS, delta_of, inspection_target, look
 from safetensors.numpy import load_file
 
 from edgepeft.backbones.source import open_backbone
@@ -24,7 +24,7 @@ def backbone(request, tiny):
 
 
 def logits(delta, backbone):
-    looked_at = subject(delta, backbone, [0.0] * len(ROWS))
+    looked_at = inspection_target(delta, backbone, [0.0] * len(ROWS))
     with torch.inference_mode():
         inputs, _ = torch_batch(looked_at.rows, range(len(ROWS)))
         return delta.logits(looked_at.model, inputs).clone()
@@ -54,7 +54,7 @@ def test_without_any_module_the_score_is_that_of_transformers_backbone_with_the_
     delta = balanced(delta_of(backbone, "houlsby", bottleneck=4, norms=norms), backbone)
     delta.save(tmp_path / "delta")
     truth = answers(delta, backbone)
-    found = look(Ablation(), subject(delta, backbone, truth))
+    found = look(Ablation(), inspection_target(delta, backbone, truth))
 
     tensors = load_file(tmp_path / "delta" / "delta.safetensors")
     model = transformers.AutoModel.from_pretrained(backbone.folder, attn_implementation="eager").eval()
@@ -91,7 +91,7 @@ def test_a_span_scores_as_if_its_modules_were_zero(backbone, method, settings, z
     """Every span; the modules that are left, the norms and the biases go on as they are."""
     delta = balanced(delta_of(backbone, method, **settings), backbone)
     truth = answers(delta, backbone)
-    found = spans_of(look(Ablation(), subject(delta, backbone, truth)))
+    found = spans_of(look(Ablation(), inspection_target(delta, backbone, truth)))
     assert set(found) == {(i, j) for i in range(LAYERS) for j in range(i, LAYERS)}
     assert len(set(found.values())) > 3  # else every span might be the same one
     for (first, last), score in found.items():
@@ -111,35 +111,35 @@ def test_a_span_scores_as_if_its_modules_were_zero(backbone, method, settings, z
 def test_the_delta_is_as_before_afterwards(backbone):
     delta = delta_of(backbone, "houlsby", bottleneck=4)
     before = answers(delta, backbone), list(delta.tensors()), list(delta.state_dict())
-    look(Ablation(), subject(delta, backbone, [0.0] * len(ROWS)))
+    look(Ablation(), inspection_target(delta, backbone, [0.0] * len(ROWS)))
     assert (answers(delta, backbone), list(delta.tensors()), list(delta.state_dict())) == before
 
 
 def test_only_layers_that_have_modules_are_removed(backbone):
     delta = delta_of(backbone, "adapterdrop", skip_layers=2, bottleneck=4)
-    found = look(Ablation(), subject(delta, backbone, answers(delta, backbone)))
+    found = look(Ablation(), inspection_target(delta, backbone, answers(delta, backbone)))
     assert found["layers"] == [2, 3]
     assert [(span["first"], span["last"]) for span in found["spans"]] == [(2, 2), (2, 3), (3, 3)]
 
 
 def test_the_passes_are_the_rows_that_are_run(backbone):
     delta, seen = delta_of(backbone, "pfeiffer", bottleneck=4), []
-    Ablation().look(subject(delta, backbone, [0.0] * len(ROWS)), seen.append)
+    Ablation().look(inspection_target(delta, backbone, [0.0] * len(ROWS)), seen.append)
     assert sum(seen) == Ablation().passes(delta) * len(ROWS) == 11 * len(ROWS)
 
 
 def test_the_majority_is_the_commonest_label_of_these_rows(backbone):
     delta = delta_of(backbone, "lora")
     truth = [2] * 40 + [0] * 29 + [1]
-    assert look(Ablation(), subject(delta, backbone, truth))["majority"] == pytest.approx(40 / 70)
+    assert look(Ablation(), inspection_target(delta, backbone, truth))["majority"] == pytest.approx(40 / 70)
     # Of 29 + 40 + 1 rows all answered LABELS[2]: precision 40/70, recall 1.
-    of_positive = look(Ablation(), subject(delta, backbone, truth, f"f1:{LABELS[2]}"))["majority"]
+    of_positive = look(Ablation(), inspection_target(delta, backbone, truth, f"f1:{LABELS[2]}"))["majority"]
     assert of_positive == pytest.approx(2 * (40 / 70) / (40 / 70 + 1))
 
 
 def test_a_regression_is_scored_by_its_metric_and_has_no_majority(backbone):
     delta = delta_of(backbone, "houlsby", None, bottleneck=4)
-    looked_at = subject(delta, backbone, [float(i) for i in range(len(ROWS))], "pearson")
+    looked_at = inspection_target(delta, backbone, [float(i) for i in range(len(ROWS))], "pearson")
     found = look(Ablation(), looked_at)
     with torch.inference_mode():
         inputs, _ = torch_batch(looked_at.rows, range(len(ROWS)))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from looked import LABELS, ROWS, delta_of, look, subject
+from looked import LABELS, ROWS, delta_of, inspection_target, look
 from safetensors.numpy import load_file
 
 from edgepeft.backbones.source import open_backbone
@@ -56,7 +56,7 @@ def recomputed(delta, backbone, folder: Path, pooling: str):
 def test_picks_and_weights_equal_the_equations_at_the_position_that_the_head_reads(tiny, tmp_path: Path, pooling: str):
     backbone = open_backbone(str(tiny("bert", num_hidden_layers=LAYERS, mean=pooling == "mean")))
     delta = spartan(backbone)
-    found = look(ParentCells(), subject(delta, backbone, TARGETS))
+    found = look(ParentCells(), inspection_target(delta, backbone, TARGETS))
     sums = recomputed(delta, backbone, tmp_path / "delta", pooling)
     n = np.bincount(TARGETS)[:, None]
     assert found["rows_of_label"] == [28, 28, 14]
@@ -77,7 +77,9 @@ def test_memories_read_what_the_memories_below_them_made(tiny):
     backbone = open_backbone(str(tiny("bert", num_hidden_layers=LAYERS)))
     settings = {"parents": PARENTS, "children": 2, "top_k": KEPT}
     quiet, loud = spartan(backbone), delta_of(backbone, "spartan", **settings)
-    quiet, loud = (look(ParentCells(), subject(delta, backbone, TARGETS))["layers"] for delta in (quiet, loud))
+    quiet, loud = (
+        look(ParentCells(), inspection_target(delta, backbone, TARGETS))["layers"] for delta in (quiet, loud)
+    )
     assert quiet[0] == loud[0]
     assert quiet[2]["weight"] != loud[2]["weight"]
 
@@ -88,13 +90,15 @@ def test_what_no_row_picks_and_labels_without_rows_are_null(tiny):
     for module in delta.site_modules.values():
         module.parents.data[3:] = 0
         module.parents.data[:3] = 0  # all tie: all are kept
-    found = look(ParentCells(), subject(delta, backbone, [0] * len(ROWS)))
+    found = look(ParentCells(), inspection_target(delta, backbone, [0] * len(ROWS)))
     layer = found["layers"][0]
     assert layer["picked"] == [[1.0] * PARENTS, [None] * PARENTS, [None] * PARENTS]
     assert layer["pickers"] == [[1.0] * PARENTS, [0.0] * PARENTS, [0.0] * PARENTS]
     one = spartan(backbone, top_k=1)
-    picks = np.array(look(ParentCells(), subject(one, backbone, [0] * 2, texts=ROWS[:2]))["layers"][0]["picked"][0])
-    shares = look(ParentCells(), subject(one, backbone, [0] * 2, texts=ROWS[:2]))["layers"][0]["pickers"][0]
+    picks = np.array(
+        look(ParentCells(), inspection_target(one, backbone, [0] * 2, texts=ROWS[:2]))["layers"][0]["picked"][0]
+    )
+    shares = look(ParentCells(), inspection_target(one, backbone, [0] * 2, texts=ROWS[:2]))["layers"][0]["pickers"][0]
     assert [share is None for share in shares] == list(picks == 0)
     assert json.loads(json.dumps(found, allow_nan=False)) == found
 

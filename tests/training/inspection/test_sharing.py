@@ -10,7 +10,7 @@ from looked import delta_of
 from edgepeft.backbones.hooks import load_model
 from edgepeft.backbones.source import open_backbone
 from edgepeft.methods.base import methods
-from edgepeft.training.inspection.run import untouched_stages
+from edgepeft.training.inspection.base import untouched_stages
 
 CASES = [
     (name, i, skip)

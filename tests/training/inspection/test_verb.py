@@ -20,7 +20,7 @@ from edgepeft.backbones.source import open_backbone
 from edgepeft.cli._main import app
 from edgepeft.cli.inspect import command
 from edgepeft.common.errors import BundleError, DataError, UnknownName, UsageError
-from edgepeft.training.inspection.run import LIMIT
+from edgepeft.training.inspection.base import LIMIT
 
 SPARTAN = {"parents": 4, "children": 2, "top_k": 2}
 

@@ -1,5 +1,5 @@
 /**
- * AdamW (Loshchilov & Hutter, 2019, arXiv:1711.05101, algorithm 2), step by step as edgepeft/tuning/adamw.py:
+ * AdamW (Loshchilov & Hutter, 2019, arXiv:1711.05101, algorithm 2), step by step as edgepeft/tuning/step.py:
  *
  * theta <- theta (1 - eta lambda);  m <- b1 m + (1 - b1) g;  v <- b2 v + (1 - b2) g^2
  * theta <- theta - eta / (1 - b1^t)  m / (sqrt(v) / sqrt(1 - b2^t) + eps)

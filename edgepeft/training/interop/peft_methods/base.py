@@ -22,8 +22,7 @@ from edgepeft.common.errors import BundleError
 from edgepeft.common.registry import classes_of
 from edgepeft.methods.base import crossed
 from edgepeft.training.interop.classifier import ANSWERS, GENERATION, SEQUENCES, TOKENS, VECTORS, Classifier
-from edgepeft.training.interop.conversion import ConversionPlan, ForeignConfig, left_out
-from edgepeft.training.interop.patterns import Patterns
+from edgepeft.training.interop.conversion import ConversionPlan, ForeignConfig, Patterns, left_out
 
 __all__ = [
     "CONFIG_FILE",

@@ -18,7 +18,7 @@ from torch import Tensor
 from edgepeft.backbones.base import Site
 from edgepeft.bundle.delta import Delta
 from edgepeft.common.errors import BundleError
-from edgepeft.common.frozen_random import SEEDS, drawn
+from edgepeft.common.frozen_random import SEEDS, frozen_matrices
 from edgepeft.methods.base import method_named
 from edgepeft.methods.vera import VeRA
 from edgepeft.training.interop.classifier import Classifier
@@ -64,7 +64,7 @@ class VeraConfig(LayeredConfig):
             shapes |= {f"{module}.{_PARTS['d']}": (self.r,), f"{module}.{_PARTS['b']}": (site.out_features,)}
 
         def convert(state: StateDict) -> dict[str, Tensor]:
-            for name, matrix in drawn(self.projection_prng_key, matrices).items():
+            for name, matrix in frozen_matrices(self.projection_prng_key, matrices).items():
                 if not torch.allclose(state[_MATRICES[name]], torch.from_numpy(matrix), rtol=0, atol=_ROUNDING):
                     raise BundleError(
                         f"{folder}: {_MATRICES[name]} is not what projection_prng_key = {self.projection_prng_key} "
@@ -87,7 +87,7 @@ class VeraConfig(LayeredConfig):
         assert isinstance(method, VeRA)
         modules, ours = classifier.modules_of(delta.site_modules), delta.tensors()
         shapes = _shapes(map(delta.architecture.site, modules), method.rank)
-        tensors = {_MATRICES[name]: torch.from_numpy(m) for name, m in drawn(method.seed, shapes).items()}
+        tensors = {_MATRICES[name]: torch.from_numpy(m) for name, m in frozen_matrices(method.seed, shapes).items()}
         for site, module in modules.items():
             tensors |= {f"{module}.{theirs}": ours[f"{site}/{part}"] for part, theirs in _PARTS.items()}
         settings = {

@@ -1,4 +1,4 @@
-"""Probabilities that can be believed, and when an answer is none: temperature, calibration error, two promises.
+"""Probabilities that can be believed, and when an answer is none: temperature, calibration error, conformal prediction.
 
 Temperature (Guo et al., 2017, arXiv:1706.04599, section 4.2): probabilities are softmax(logits / T), of the T > 0 with
 the least mean negative log-likelihood of the evaluation rows.  Expected calibration error (their eq. 3): of rows in
@@ -15,14 +15,19 @@ these m that are wrong; m0 is the fewest of which k = 1 may be.  With a probabil
 over the draw of the n rows, at most the share r of the answers above the last threshold is wrong, if a lower threshold
 lets no smaller share of wrong answers pass.
 
+Where a coverage is guaranteed, an answer is sure if its conformal set holds one label, which then is the best; where a
+risk, if its probability is above the threshold.
+
 Letters: n rows, C labels.
 """
 
 from __future__ import annotations
 
 import math
+import warnings
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -35,23 +40,24 @@ __all__ = [
     "COLDEST",
     "DOUBT",
     "HOTTEST",
-    "Certainty",
-    "Promise",
+    "Calibration",
+    "Guarantee",
+    "OneOfSeveral",
     "binned",
     "calibration_error",
     "coverage_threshold",
     "fitted_temperature",
+    "guarantee_of",
     "needed_for_coverage",
     "needed_for_risk",
-    "promise_of",
     "risk_threshold",
 ]
 
-Promise = Mapping[str, float]
+Guarantee = Mapping[str, float]
 """Nothing, or ``coverage``, or ``risk``."""
 
 
-def promise_of(coverage: float | None, risk: float | None) -> Promise:
+def guarantee_of(coverage: float | None, risk: float | None) -> Guarantee:
     """What is asked for by ``--coverage`` or ``--risk``."""
     given = {name: value for name, value in (("coverage", coverage), ("risk", risk)) if value is not None}
     if len(given) > 1:
@@ -63,23 +69,23 @@ def promise_of(coverage: float | None, risk: float | None) -> Promise:
     return given
 
 
-class Certainty:
+class Calibration:
     """Base of kinds: probabilities are as they are, and every answer is sure."""
 
     title: ClassVar[str]
     calibrates: ClassVar[bool] = False  # the evaluation rows' logits say how far probabilities can be believed
 
     @property
-    def promise(self) -> Promise:
-        """What is promised of the answers that are not ``unsure``."""
+    def guarantee(self) -> Guarantee:
+        """What is guaranteed of the answers that are not ``unsure``."""
         return {}
 
-    def promising(self, promise: Promise, n: int) -> Self:
-        """This kind with that to be kept, by ``n`` evaluation rows; nothing, where nothing is promised."""
-        if promise:
+    def with_guarantee(self, guarantee: Guarantee, n: int) -> Self:
+        """This kind with that to be kept, by ``n`` evaluation rows; nothing, where nothing is guaranteed."""
+        if guarantee:
             raise UsageError(
-                f"--{next(iter(promise))} is for a classification or a choice, whose answers have probabilities; this "
-                f"task is {self.title}. Leave it out."
+                f"--{next(iter(guarantee))} is for a classification or a choice, whose answers have probabilities; "
+                f"this task is {self.title}. Leave it out."
             )
         return self
 
@@ -110,7 +116,7 @@ Shares = NDArray[np.float64]
 
 BINS = 15  # as Guo et al. have it
 COLDEST, HOTTEST = 0.05, 20.0  # temperatures that are looked at
-DOUBT = 0.1  # the probability of evaluation rows for which a risk's promise does not hold
+DOUBT = 0.1  # the probability of evaluation rows for which a risk's guarantee does not hold
 _STEPS_DOWN = 20  # thresholds tested for a risk: fewer stop later by chance, more follow the rows more closely
 _STEPS, _NEAR = 100, 1e-12
 
@@ -122,7 +128,7 @@ class Temperature(NamedTuple):
     bound: float | None = None
 
 
-def shares(logits: Values, temperature: float = 1.0) -> Shares:
+def softmax(logits: Values, temperature: float = 1.0) -> Shares:
     """[n, C]: softmax(logits / temperature), in float64."""
     with np.errstate(over="ignore", invalid="ignore"):  # by the least temperatures: NaN, which is looked for in answers
         scaled = logits.astype(np.float64) / temperature
@@ -159,7 +165,7 @@ def fitted_temperature(logits: Values, targets: Values) -> Temperature:
 
 def _slopes(exact: Shares, true: Shares, beta: float) -> tuple[float, float]:
     """First and second derivative of the mean negative log-likelihood by ``beta``."""
-    p = shares(exact, 1 / beta)
+    p = softmax(exact, 1 / beta)
     means = (p * exact).sum(1)
     return float((means - true).mean()), float(((p * exact**2).sum(1) - means**2).mean())
 
@@ -217,3 +223,117 @@ def _binomial(k: int, m: int, p: float) -> float:
     """P(Binomial(m, p) <= k)."""
     odds, log_all = math.log(p) - math.log1p(-p), m * math.log1p(-p) + math.lgamma(m + 1)
     return math.fsum(math.exp(log_all - math.lgamma(j + 1) - math.lgamma(m - j + 1) + j * odds) for j in range(k + 1))
+
+
+_NEEDED = {"coverage": needed_for_coverage, "risk": needed_for_risk}
+_OWN = ("temperature", "temperature_bound", "ece", "threshold", *_NEEDED)  # of what is chosen; others are not its
+
+
+class OneOfSeveral(Calibration):
+    """Base of kinds of which one answer of several is right, with probabilities that are the logits' softmax.
+
+    ``chosen`` has the ``temperature`` (and ``temperature_bound``, where the likelihood is highest at one), ``ece`` of
+    the evaluation rows, and ``threshold`` with the ``coverage`` or the ``risk`` that it is for.
+    """
+
+    calibrates: ClassVar[bool] = True
+    chosen: Mapping[str, Any]
+
+    def __post_init__(self) -> None:
+        """See that the temperature and a threshold with its one guarantee can be used."""
+        names = ("temperature", "threshold", *_NEEDED)
+        for name, value in ((name, self.chosen[name]) for name in names if name in self.chosen):
+            number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+            if not (number and value >= 0 and (value > 0 if name == "temperature" else value <= 1)):
+                raise ValueError(f"the {name} of its probabilities is {value!r}")
+        if len(self.guarantee) > 1 or ("threshold" in self.chosen and not self.guarantee):
+            raise ValueError("a threshold of its probabilities is that of one guarantee, a coverage or a risk")
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """A coverage, or a risk, that sure answers keep."""
+        return {name: float(self.chosen[name]) for name in _NEEDED if name in self.chosen}
+
+    def with_guarantee(self, guarantee: Guarantee, n: int) -> Self:
+        """With a threshold that is not known yet, after a check that ``n`` rows can keep it, were every one right."""
+        for name, value in guarantee.items():
+            if n < (least := _NEEDED[name](value)):
+                raise UsageError(
+                    f"--{name} {value:g} needs at least {least:,} evaluation rows; there are {n:,}. Give more to "
+                    f"--eval, or another --{name}."
+                )
+        others = {name: value for name, value in self.chosen.items() if name not in ("threshold", *_NEEDED)}
+        return replace(self, chosen={**others, **guarantee})  # type: ignore[type-var]
+
+    def calibrated(self, targets: Values, logits: Values) -> Self:
+        """The temperature, the calibration error before it and with it, and the threshold of what is guaranteed."""
+        right, of = self.right_of(targets, logits)
+        temperature, bound = fitted_temperature(of, right)
+        shares = softmax(of, temperature)
+        before, after = (_bins(right, each) for each in (softmax(of), shares))
+        others = {name: value for name, value in self.chosen.items() if name not in _OWN}
+        found: dict[str, Any] = {**others, **self.guarantee, "temperature": temperature}
+        found |= {} if bound is None else {"temperature_bound": bound}
+        found["ece"] = {"before": calibration_error(before), "after": calibration_error(after)}
+        if "coverage" in found:
+            found["threshold"] = coverage_threshold(shares[np.arange(len(shares)), right], found["coverage"])
+        if "risk" in found:
+            found["threshold"] = _risk_threshold(shares, right, found["risk"])
+        return replace(self, chosen=found)  # type: ignore[type-var]
+
+    def calibration(self, targets: Values, logits: Values) -> dict[str, Any]:
+        """``temperature``, ``ece`` and ``bins`` of these rows, both ``before`` it and ``after``; and of a ``promise``
+        what comes out: the share ``unsure``, ``accuracy_of_sure``, the share ``covered``."""
+        right, of = self.right_of(targets, logits)
+        shares, temperature = self.shares(of), self.chosen.get("temperature", 1.0)
+        bins = {"before": _bins(right, softmax(of)), "after": _bins(right, softmax(of, temperature))}
+        errors = {name: calibration_error(each) for name, each in bins.items()}
+        found: dict[str, Any] = {"temperature": temperature, "ece": errors, "bins": bins}
+        if "threshold" in self.chosen:
+            sure, hits = ~np.array(self.unsure(shares), bool), shares.argmax(1) == right
+            kept: dict[str, Any] = {**self.guarantee, "threshold": self.chosen["threshold"]}
+            kept["unsure"] = float((~sure).mean())
+            kept["accuracy_of_sure"] = float(hits[sure].mean()) if sure.any() else None
+            if "coverage" in kept:
+                kept["covered"] = float((shares[np.arange(len(shares)), right] >= kept["threshold"]).mean())
+            found["promise"] = kept
+        return {"calibration": found}
+
+    def shares(self, logits: Values) -> Values:
+        """[n, C]; where no temperature is known in the logits' own precision, as before there were any."""
+        if "temperature" in self.chosen:
+            return softmax(logits, self.chosen["temperature"])
+        shifted = np.exp(logits - logits.max(axis=1, keepdims=True))
+        shares: Values = shifted / shifted.sum(axis=1, keepdims=True)
+        return shares
+
+    def unsure(self, shares: Values) -> Sequence[bool | None]:
+        """[n] of these probabilities; None where there is no threshold."""
+        cut = self.chosen.get("threshold")
+        if cut is None:
+            return [None] * len(shares)
+        unsure = (shares >= cut).sum(1) != 1 if "coverage" in self.chosen else shares.max(1) <= cut
+        found: list[bool | None] = unsure.tolist()
+        return found
+
+    def probabilities(self, targets: Values, logits: Values) -> list[dict[str, float]]:
+        """By the softmax."""
+        right, of = self.right_of(targets, logits)
+        shares = self.shares(of)
+        pairs = zip(shares[np.arange(len(right)), right].tolist(), shares.max(1).tolist(), strict=True)
+        return [{"label_probability": round(own, 6), "answer_probability": round(best, 6)} for own, best in pairs]
+
+
+def _bins(targets: Values, shares: Values) -> list[dict[str, float]]:
+    return binned(shares.max(1), shares.argmax(1) == targets)
+
+
+def _risk_threshold(shares: Values, targets: Values, risk: float) -> float:
+    found = risk_threshold(shares.max(1), shares.argmax(1) == targets, risk)
+    if found is None:
+        warnings.warn(
+            f"no threshold keeps a risk of {risk:g} on the {len(shares):,} evaluation rows: too many of their most "
+            "probable answers are wrong. Every answer is unsure.",
+            stacklevel=2,
+        )
+    return 1.0 if found is None else found

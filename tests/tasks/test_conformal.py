@@ -1,4 +1,4 @@
-"""Temperature, calibration error, coverage and risk: by scipy, by hand, and by what they promise."""
+"""Temperature, calibration error, coverage and risk: by scipy, by hand, and by what they guarantee."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from scipy.special import log_softmax, softmax
 from scipy.stats import binom
 
 from edgepeft.common.errors import UsageError
-from edgepeft.tasks._certainty import (
+from edgepeft.tasks._conformal import (
     COLDEST,
     DOUBT,
     HOTTEST,
@@ -20,9 +20,9 @@ from edgepeft.tasks._certainty import (
     calibration_error,
     coverage_threshold,
     fitted_temperature,
+    guarantee_of,
     needed_for_coverage,
     needed_for_risk,
-    promise_of,
     risk_threshold,
 )
 from edgepeft.tasks.base import kind_named
@@ -181,8 +181,8 @@ def test_an_answer_is_unsure_by_its_set_or_its_probability(chosen, unsure):
 
 def test_calibrating_gives_what_the_card_says():
     logits, targets = overconfident(400, 5)
-    kind = CLASSIFICATION(NAMES).promising({"coverage": 0.9}, 400).calibrated(targets, logits)
-    assert set(kind.chosen) == {"temperature", "ece", "coverage", "threshold"} and kind.promise == {"coverage": 0.9}
+    kind = CLASSIFICATION(NAMES).with_guarantee({"coverage": 0.9}, 400).calibrated(targets, logits)
+    assert set(kind.chosen) == {"temperature", "ece", "coverage", "threshold"} and kind.guarantee == {"coverage": 0.9}
     assert kind.chosen["ece"]["after"] < kind.chosen["ece"]["before"] / 2
     found = kind.calibration(targets, logits)["calibration"]
     assert found["ece"] == kind.chosen["ece"] and sum(each["rows"] for each in found["bins"]["after"]) == 400
@@ -192,16 +192,16 @@ def test_calibrating_gives_what_the_card_says():
     sure = np.array([not answer.unsure for answer in answers])
     assert found["promise"]["unsure"] == pytest.approx(1 - sure.mean())
     assert found["promise"]["accuracy_of_sure"] == pytest.approx((logits.argmax(1) == targets)[sure].mean())
-    # Another promise replaces the first; the same one is chosen anew by other rows.
-    other = kind.promising({"risk": 0.2}, 400)
-    assert "threshold" not in other.chosen and other.promise == {"risk": 0.2}
+    # Another guarantee replaces the first; the same one is chosen anew by other rows.
+    other = kind.with_guarantee({"risk": 0.2}, 400)
+    assert "threshold" not in other.chosen and other.guarantee == {"risk": 0.2}
     again = kind.calibrated(*reversed(overconfident(400, 6)))
-    assert again.promise == kind.promise and again.chosen["threshold"] != kind.chosen["threshold"]
+    assert again.guarantee == kind.guarantee and again.chosen["threshold"] != kind.chosen["threshold"]
 
 
 def test_a_risk_that_nothing_keeps_makes_every_answer_unsure_and_is_said():
     logits, _ = overconfident(200, 7)
-    kind = CLASSIFICATION(NAMES).promising({"risk": 0.1}, 200)
+    kind = CLASSIFICATION(NAMES).with_guarantee({"risk": 0.1}, 200)
     with pytest.warns(UserWarning, match=r"no threshold keeps a risk of 0\.1 on the 200 evaluation rows"):
         kind = kind.calibrated(logits.argmin(1), logits)
     assert all(answer.unsure for answer in kind.predictions("t", logits, [""] * 200))
@@ -213,20 +213,20 @@ def test_a_risk_that_nothing_keeps_makes_every_answer_unsure_and_is_said():
 @pytest.mark.parametrize("name", ["coverage", "risk"])
 def test_a_promise_is_a_share(name, value):
     with pytest.raises(UsageError, match=f"--{name} is a share between 0 and 1"):
-        promise_of(**{"coverage": None, "risk": None, name: value})
+        guarantee_of(**{"coverage": None, "risk": None, name: value})
 
 
 def test_promises_that_cannot_be_made_are_refused_in_words():
     with pytest.raises(UsageError, match="--coverage and --risk exclude each other"):
-        promise_of(0.9, 0.1)
+        guarantee_of(0.9, 0.1)
     with pytest.raises(UsageError, match=r"--coverage 0\.99 needs at least 99 evaluation rows; there are 40"):
-        CLASSIFICATION(NAMES).promising({"coverage": 0.99}, 40)
+        CLASSIFICATION(NAMES).with_guarantee({"coverage": 0.99}, 40)
     with pytest.raises(UsageError, match=r"--risk 0\.05 needs at least 77 evaluation rows; there are 40"):
-        CLASSIFICATION(NAMES).promising({"risk": 0.05}, 40)
+        CLASSIFICATION(NAMES).with_guarantee({"risk": 0.05}, 40)
     for name in ("regression", "text"):
         with pytest.raises(UsageError, match="--risk is for a classification"):
-            kind_named(name)().promising({"risk": 0.05}, 1000)
-    assert kind_named("regression")().promising({}, 1) == kind_named("regression")()
+            kind_named(name)().with_guarantee({"risk": 0.05}, 1000)
+    assert kind_named("regression")().with_guarantee({}, 1) == kind_named("regression")()
 
 
 @pytest.mark.parametrize(
@@ -245,4 +245,4 @@ def test_promises_that_cannot_be_made_are_refused_in_words():
 def test_a_card_with_what_cannot_be_used_is_damaged(chosen):
     with pytest.raises(ValueError, match="probabilities"):
         bound(**chosen)
-    assert replace(CLASSIFICATION(NAMES), chosen={"later": 1}).promise == {}
+    assert replace(CLASSIFICATION(NAMES), chosen={"later": 1}).guarantee == {}

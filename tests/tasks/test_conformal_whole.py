@@ -1,4 +1,4 @@
-"""Calibration and promises from rows to answers: trained, exported, asked, scored, reported, served and tuned."""
+"""Calibration and guarantees from rows to answers: trained, exported, asked, scored, reported, served and tuned."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ HOW = ("--method", "pfeiffer", "--set", "bottleneck=4", "--max-length", 16, "--l
 
 @pytest.fixture(scope="module")
 def made(tiny: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """``rows.jsonl``, a delta trained on it with 40 evaluation rows, a regression, and a bundle that promises 0.9."""
+    """``rows.jsonl``, a delta trained on it with 40 evaluation rows, a regression, and a bundle that guarantees 0.9."""
     folder = tmp_path_factory.mktemp("certainty")
     data, eval_ = write(folder / "rows.jsonl", 200, 0), write(folder / "eval.jsonl", 40, 3)
     backbone = tiny("bert", mean=True)
@@ -110,7 +110,7 @@ def test_without_a_promise_nothing_is_unsure_and_probabilities_are_calibrated(ma
     assert "temperature" in entry.chosen and "threshold" not in entry.chosen
     (answer,) = Runtime(tmp_path / "plain").predict("words", TEXTS[0])
     assert "unsure" not in answer.as_json()
-    # Added again, it promises something else, without another training.
+    # Added again, it guarantees something else, without another training.
     done = verb("add", tmp_path / "plain", made / "words", "--force", "--risk", 0.45)
     assert done.exit_code == 0, (done.output, done.exception)
     assert Bundle(tmp_path / "plain").entry("words").chosen["risk"] == 0.45

@@ -6,7 +6,7 @@ import os
 import pytest
 
 from edgepeft.common.errors import EdgepeftError, UsageError
-from edgepeft.tuning.claim import claim, discard
+from edgepeft.data.training_loop.checkpoint import claim, discard
 
 
 def test_a_reader_of_the_folder_cannot_hold_a_task(bundle):
