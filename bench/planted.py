@@ -25,7 +25,7 @@ from onnx import helper, numpy_helper
 
 import edgepeft
 from edgepeft.bench.against import SideBySide, open_revision
-from edgepeft.bench.analysis.operators import count_metrics
+from edgepeft.bench.operators import count_metrics
 from edgepeft.bench.planning.target import BenchSubject, random_subject
 from edgepeft.bench.run import BenchRequest, run_benchmark
 from edgepeft.bundle.manifest import Manifest

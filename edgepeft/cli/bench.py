@@ -164,7 +164,7 @@ def _measure_scenarios(
     request: BenchRequest, scenarios: Sequence[str], json: str | None, *, resume: bool
 ) -> Sequence[DoesNotFit]:
     """Measure or count one after the other, the JSON kept after each; what did not fit the profile's memory."""
-    from edgepeft.bench.session import earlier_result, run_scenarios
+    from edgepeft.bench.run import earlier_result, run_scenarios
     from edgepeft.common.atomic import write_json
 
     target = result_file(json)

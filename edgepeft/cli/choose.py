@@ -180,10 +180,9 @@ def _small_sweep(
 ) -> Sweep:
     """One run of each method, until the time is over; runs that are done in ``out`` stay done."""
     from edgepeft.cli.sweep import local, showing
-    from edgepeft.sweep.cells import sweep_of
     from edgepeft.sweep.local import Job
     from edgepeft.sweep.plan import Plan
-    from edgepeft.sweep.run import run_sweep
+    from edgepeft.sweep.run import run_sweep, sweep_of
 
     if data is None or backbone is None or out is None:
         raise UsageError("give SWEEP, or what a small one is made of: --data ROWS --backbone FOLDER --out SWEEP.")

@@ -57,9 +57,8 @@ def command(
     asked = read_plan(plan)
     say(f"{plan}: {asked.told}; backbones, rows and what is done are looked at first")
     with requiring("train", "a sweep"):  # which takes seconds
-        from edgepeft.sweep.cells import sweep_of
         from edgepeft.sweep.local import Job
-        from edgepeft.sweep.run import fold, require_halvable, run_sweep
+        from edgepeft.sweep.run import fold, require_halvable, run_sweep, sweep_of
 
     with _checking() as watch:
         sweep = sweep_of(asked, out, watch)

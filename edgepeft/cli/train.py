@@ -10,8 +10,15 @@ import typer
 
 from edgepeft.cli._options import command_of
 from edgepeft.cli._output import plain_table, print_json, table_console
-from edgepeft.cli._run import interruptible, say_temperature, say_unbeaten, say_windows
-from edgepeft.cli._scores import SCORES_WIDTH, show_errors, show_headline
+from edgepeft.cli._scores import (
+    SCORES_WIDTH,
+    interruptible,
+    say_temperature,
+    say_unbeaten,
+    say_windows,
+    show_errors,
+    show_headline,
+)
 from edgepeft.common.errors import requiring
 from edgepeft.common.progress import messages
 from edgepeft.data.score_tables import rounded, titled

@@ -9,7 +9,7 @@ import typer
 
 from edgepeft.cli._options import command_of
 from edgepeft.cli._output import print_json
-from edgepeft.cli._run import interruptible, say_temperature, say_unbeaten, say_windows
+from edgepeft.cli._scores import interruptible, say_temperature, say_unbeaten, say_windows
 from edgepeft.common.progress import messages
 from edgepeft.data.score_tables import rounded
 from edgepeft.options.tune import TuneOptions

@@ -25,9 +25,8 @@ from edgepeft.common.own_folder import held_folder
 from edgepeft.deploy.install import PreparedTask, commit_tasks, remove_task
 from edgepeft.fleet.full_update import Replacement, Stage, replayed
 from edgepeft.fleet.layout import same_base
-from edgepeft.fleet.remote import Remote
+from edgepeft.fleet.remote import Remote, forget, pin, trusted_root
 from edgepeft.fleet.state import WORK, Decision, State, decide
-from edgepeft.fleet.trust import forget, pin, trusted_root
 from edgepeft.tuning.claim import claim
 
 __all__ = ["Pulled", "moments", "pull", "seconds_of"]

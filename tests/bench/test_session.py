@@ -9,8 +9,7 @@ import tomllib
 import pytest
 
 from edgepeft.bench.planning.scenario import load_lengths, load_scenario, scenario_names, shipped_lengths
-from edgepeft.bench.run import BenchRequest, run_benchmark
-from edgepeft.bench.session import earlier_result, run_scenarios
+from edgepeft.bench.run import BenchRequest, earlier_result, run_benchmark, run_scenarios
 from edgepeft.common.atomic import write_json
 from edgepeft.common.errors import DataError, EdgepeftError, UnknownName, UsageError
 from edgepeft.common.resources import data_folder

@@ -9,8 +9,7 @@ import pytest
 
 from bench.suites._result import SuiteResult
 from edgepeft.bench.compare import compare_results
-from edgepeft.bench.report.build import sections
-from edgepeft.bench.report.inputs import read_inputs
+from edgepeft.bench.report.build import read_inputs, sections
 from edgepeft.bench.result.result_file import ResultFile, read_document, schema_of
 from edgepeft.bench.result.schema import RESULT_SCHEMA, BenchResult, ScheduleRecord
 from edgepeft.bench.run import BenchRequest, run_benchmark

@@ -6,10 +6,10 @@ import os
 from pathlib import Path
 
 import pytest
+from edgepeft.bench import qemu
 
-from edgepeft.bench.analysis import qemu
-from edgepeft.bench.analysis.qemu import MORE, ROOT_VARIABLE, Guest, count_instructions, find_guest
 from edgepeft.bench.planning.target import random_subject
+from edgepeft.bench.qemu import MORE, ROOT_VARIABLE, Guest, count_instructions, find_guest
 from edgepeft.bench.run import BenchRequest, run_benchmark
 
 
