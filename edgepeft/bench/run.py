@@ -5,7 +5,6 @@ Several scenarios run one after the other into one document: what an interrupted
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
@@ -22,8 +21,6 @@ from edgepeft.bench.planning.plan import Unit, UnitRole, expected_s, gemm_rate, 
 from edgepeft.bench.planning.plan import in_words as duration_in_words
 from edgepeft.bench.planning.resolve import (
     ENGINES,
-    WORKLOADS,
-    BenchRequest,
     ResolvedRequest,
     check_request,
     resolve_request,
@@ -52,11 +49,9 @@ from edgepeft.common.errors import DataError, DoesNotFit, EdgepeftError, UsageEr
 from edgepeft.device.host.machine import board_name, refuse_bad_wheels
 from edgepeft.device.host.sensors import ROOT, Meter, Sensors
 from edgepeft.device.profiles import load_profile
+from edgepeft.options.bench import BenchOptions
 
 __all__ = [
-    "ENGINES",
-    "WORKLOADS",
-    "BenchRequest",
     "BenchSession",
     "Outcome",
     "earlier_result",
@@ -83,7 +78,7 @@ class Outcome:
 
 
 def run_benchmark(
-    request: BenchRequest,
+    request: BenchOptions,
     *,
     progress: ProgressCallback = lambda what, done, total: None,
     start: Start | None = None,
@@ -242,7 +237,7 @@ def _pack(subject: BenchSubject, progress: ProgressCallback) -> None:
     weights.close()
 
 
-def _schedule(request: BenchRequest, scenario: Scenario, batches: Sequence[Sequence[int]]) -> Schedule:
+def _schedule(request: BenchOptions, scenario: Scenario, batches: Sequence[Sequence[int]]) -> Schedule:
     # The largest batch first: memory is at its most before anything is measured.
     largest = max(range(len(batches)), key=lambda index: len(batches[index]) * max(batches[index]))
     warmup = (largest, *(index % len(batches) for index in range(scenario.warmup_rounds - 1)))
@@ -310,7 +305,7 @@ def _both(before: GemmRates, now: GemmRates) -> GemmRates:
 
 
 def run_scenarios(
-    request: BenchRequest,
+    request: BenchOptions,
     scenarios: Sequence[str],
     *,
     keep: Callable[[BenchResult], object] = lambda result: None,
@@ -323,18 +318,19 @@ def run_scenarios(
 
     ``request.max_seconds`` is for all of them, in equal parts; ``say`` is told how long each will take.
     """
-    asked = _asked(request)
+    # Scenarios may be added later, and the time that each may take does not matter.
+    asked: dict[str, JsonValue] = request.model_dump(mode="json", exclude={"scenario", "max_seconds"})
     if earlier is not None:
         _refuse_other_request(earlier, asked)
     session = BenchSession(earlier)
     budget, names = Budget.of(request.max_seconds), list(dict.fromkeys(scenarios))
     for number, scenario in enumerate(names):
-        wanted = workloads_of(replace(request, scenario=scenario))
+        wanted = workloads_of(request.model_copy(update={"scenario": scenario}))
         left = tuple(workload for workload in wanted if (scenario, workload) not in session.completed)
         if request.timed and not left:
             continue
         most_s = None if request.max_seconds is None else max(budget.part(len(names) - number).left_s, _LEAST_S)
-        asked_now = replace(request, scenario=scenario, workloads=left, max_seconds=most_s)
+        asked_now = request.model_copy(update={"scenario": scenario, "workloads": left, "max_seconds": most_s})
         outcome = run_benchmark(asked_now, progress=progress, start=start, say=say)
         session.add(outcome, scenario, left)
         session.result = session.result.model_copy(update={"request": asked})
@@ -342,13 +338,6 @@ def run_scenarios(
         if session.interrupted:
             break
     return session
-
-
-def _asked(request: BenchRequest) -> dict[str, JsonValue]:
-    """What was asked, as JSON has it; scenarios may be added later, and the time that each may take does not matter."""
-    left_out = {"scenario", "max_seconds"}
-    plain: dict[str, JsonValue] = json.loads(json.dumps(asdict(request), default=str))
-    return {name: value for name, value in plain.items() if name not in left_out}
 
 
 def _refuse_other_request(earlier: BenchResult, asked: dict[str, JsonValue]) -> None:

@@ -24,8 +24,6 @@ __all__ = [
     "BundleFolder",
     "LengthPenalty",
     "MaxNewTokens",
-    "MaxSeconds",
-    "Mode",
     "NoRepeatNgram",
     "Variant",
     "command_of",
@@ -37,19 +35,6 @@ __all__ = [
 BundleFolder = Annotated[Path, typer.Argument(help="The bundle's folder.")]
 Variant = Annotated[
     list[str] | None, typer.Option("--set", help="A variant of the device: memory=2GB.", metavar="NAME=VALUE")
-]
-
-# What is measured, or predicted.
-Mode = Annotated[
-    str,
-    typer.Option(
-        help="limits: the device's cores and memory at this host's speed; calibrated: its speed too; "
-        "predicted: nothing runs. On the device itself the first two measure."
-    ),
-]
-MaxSeconds = Annotated[
-    float | None,
-    typer.Option(help="For all; what does not fit is left out. Default: 600 of rounds, a workload."),
 ]
 
 # How text is written.
@@ -98,6 +83,7 @@ def command_of(options: type[Options], act: Callable[..., None], verb: str) -> C
             annotation=Annotated[_on_the_line(field.annotation), next(m for m in field.metadata if hasattr(m, "help"))],
         )
         for name, field in options.model_fields.items()
+        if options.help_of(name)  # others are not the command line's
     ]
     parameters.sort(key=lambda each: each.default is not inspect.Parameter.empty)  # those that must be given are first
     parameters += [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in own.values()]
@@ -121,9 +107,9 @@ def _default(field: FieldInfo) -> Any:
 
 def _on_the_line(kind: Any) -> Any:
     """The type that typer reads a value as: rows and folders as a path, mappings as NAME=VALUE; several as a list."""
-    arms = [kind] if get_origin(kind) is Mapping else get_args(kind)
+    arms = [kind] if get_origin(kind) in (Mapping, tuple) else get_args(kind)
     of_arms = {get_origin(arm) or arm for arm in arms}
-    one = Path if os.PathLike in of_arms else str
-    if of_arms & {Mapping, Sequence}:
+    one = Path if os.PathLike in of_arms or kind == tuple[Path, ...] else str
+    if of_arms & {Mapping, Sequence, tuple}:
         return list[one] | None  # type: ignore[valid-type]
     return kind if one is str else Path | None if type(None) in of_arms else Path

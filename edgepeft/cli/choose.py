@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edgepeft.cli._options import MaxSeconds, Variant
-from edgepeft.cli._options import Mode as BenchMode
+from edgepeft.cli._options import Variant
 from edgepeft.cli._output import plain_table, print_json, table_console
 from edgepeft.common.errors import DoesNotFit, UnknownName, UsageError, requiring
 from edgepeft.common.progress import messages, say, shown_steps, stages
-from edgepeft.options.base import LabelColumn, PairColumn, TaskKind, TextColumn
+from edgepeft.options.base import LabelColumn, MaxSeconds, Mode, PairColumn, TaskKind, TextColumn
+from edgepeft.options.bench import BenchOptions
 
 if TYPE_CHECKING:
     from edgepeft.bundle.bundle import Bundle
@@ -61,7 +61,7 @@ def command(
     memory: _Amount = None,
     disk: _Disk = None,
     length: Annotated[int | None, typer.Option(help="Tokens of a text. Default: 128, or what runs were given.")] = None,
-    mode: BenchMode = "predicted",
+    mode: Mode = "predicted",
     max_seconds: MaxSeconds = None,
     data: _Data = None,
     text_column: TextColumn = None,
@@ -78,7 +78,7 @@ def command(
     with requiring("train", "choosing a method"):
         from edgepeft.sweep.choice import Budget, candidates, choose
         from edgepeft.sweep.folder import open_sweep
-    from edgepeft.device.profiles import load_profile, with_settings
+    from edgepeft.device.profiles import load_profile, variant_of, with_settings
     from edgepeft.tuning.memory import amount_of
 
     if mode not in _SAID:
@@ -102,7 +102,7 @@ def command(
         )
     else:
         opened, named = open_sweep(sweep), (data, backbone)
-    variant = f"{profile}{',' if ':' in profile else ':'}{','.join(set_)}" if set_ else profile
+    variant = variant_of(profile, set_ or ())
     measure = None if mode == "predicted" else partial(_measured, variant, mode, length, max_seconds)
     found = _with_costs(opened, candidates(opened, *(named or ())), device, tasks, length, measure)
     chosen = choose(found, budget)
@@ -146,13 +146,13 @@ def _measured(
     profile: str, mode: str, length: int | None, max_seconds: float | None, bundle: Bundle
 ) -> dict[str, Seconds]:
     """Seconds of one text by task, of `edgepeft bench`'s interleaved rounds under the profile's limits."""
-    from edgepeft.bench.run import BenchRequest, run_benchmark
+    from edgepeft.bench.run import run_benchmark
     from edgepeft.deploy.cost import checked_length
     from edgepeft.sweep.choice import Seconds
 
     tasks = bundle.manifest.tasks.items()
     length = min(checked_length(bundle, name, 1, length, entry.max_length) for name, entry in tasks)
-    request = BenchRequest(
+    request = BenchOptions(
         profile=profile,
         bundle=bundle.folder,
         engines=("onnxruntime",),

@@ -15,6 +15,7 @@ from rich.progress import TimeRemainingColumn
 from edgepeft.cli._output import table_console
 from edgepeft.common.errors import UsageError, requiring
 from edgepeft.common.progress import bars, messages, say, shown_steps, stages
+from edgepeft.options.bench import BenchOptions
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -103,10 +104,10 @@ def _export(backbone: Backbone, out: Path) -> Manifest:
 
 
 def _measure(out: Path) -> BenchResult:
-    from edgepeft.bench.run import BenchRequest, run_benchmark
+    from edgepeft.bench.run import run_benchmark
     from edgepeft.common.atomic import write_json
 
-    request = BenchRequest(
+    request = BenchOptions(
         profile=PROFILE, bundle=out / "bundle", lengths=LENGTHS, rounds=ROUNDS, max_seconds=MAX_SECONDS
     )
     with shown_steps() as show:
