@@ -137,12 +137,19 @@ def _verdict(
     old: BenchRow, fresh: BenchRow, base: ResultFile, new: ResultFile, max_regression: float, *, normalise: bool
 ) -> Verdict:
     least = 1.0 - max_regression
-    ratio = _ratio(old, fresh)
+    common = min(len(old.samples_s), len(fresh.samples_s))  # of sums over the same batches where these are not alike
+    ratio = (
+        ratio_of_totals(fresh.samples_s[:common], old.samples_s[:common])
+        if old.mixed
+        else ratio_of_medians(old.samples_s, fresh.samples_s)
+    )
     speeds = base.gemm_gflops(old.workload), new.gemm_gflops(fresh.workload)
     per_gemm = None
     if all(speeds):
-        per_gemm = _scaled(ratio, ratio_of_medians((1.0,), (1.0,), *speeds)) if old.mixed else None
-        per_gemm = per_gemm or ratio_of_medians(old.samples_s, fresh.samples_s, *speeds)
+        per_gemm = ratio_of_medians(old.samples_s, fresh.samples_s, *speeds)
+        if old.mixed:  # both uncertainties added: an interval that is rather too wide than too narrow
+            by = ratio_of_medians((1.0,), (1.0,), *speeds)
+            per_gemm = Ratio(ratio.value * by.value, ratio.low * by.low, ratio.high * by.high, ratio.rounds)
     if normalise and per_gemm is None:
         raise UsageError(
             f"--normalise needs the host's GEMM rate beside {fresh.label}; {base.path} or {new.path} has none. "
@@ -154,19 +161,6 @@ def _verdict(
     n_old, n_fresh = len(old.samples_s), len(fresh.samples_s)
     too_few = 1 / comb(n_old + n_fresh, n_old) > 1 - CONFIDENCE + 1e-9
     return Verdict(fresh, ratio, per_gemm, slower and not too_few, too_few)
-
-
-def _ratio(old: BenchRow, fresh: BenchRow) -> Ratio:
-    """Of medians; of sums over the same batches where batches are not alike."""
-    if not old.mixed:
-        return ratio_of_medians(old.samples_s, fresh.samples_s)
-    common = min(len(old.samples_s), len(fresh.samples_s))
-    return ratio_of_totals(fresh.samples_s[:common], old.samples_s[:common])
-
-
-def _scaled(ratio: Ratio, by: Ratio) -> Ratio:
-    """Both uncertainties added: an interval that is rather too wide than too narrow."""
-    return Ratio(ratio.value * by.value, ratio.low * by.low, ratio.high * by.high, ratio.rounds)
 
 
 def _notes(base: ResultFile, new: ResultFile, verdicts: Sequence[Verdict]) -> list[str]:

@@ -166,10 +166,10 @@ def count_instructions(
     guest: Guest, subject: BenchSubject, lengths: Sequence[int], *, seed: int = 0
 ) -> list[MetricsRecord]:
     """Entries for the result's ``metrics``: the backbone and every task on the first of these rows."""
-    bundle, model, row = subject.bundle, subject.model, lengths[:1]
-    inputs = random_batch(row, vocab_size=model.vocab_size, pad_id=model.pad_id, seed=seed)
+    bundle, architecture, row = subject.bundle, subject.architecture, lengths[:1]
+    inputs = random_batch(row, vocab_size=architecture.vocab_size, pad_id=architecture.pad_token_id, seed=seed)
     entries = []
-    for task in (None, *(task.name for task in model.tasks)):
+    for task in (None, *(task.name for task in subject.tasks)):
         with tempfile.TemporaryDirectory(prefix="edgepeft-instructions-") as work:
             folder = Path(work)
             guest.prepare(folder)

@@ -17,6 +17,7 @@ from edgepeft.bench.measuring.emulation import Setting, StartAt, setting_of
 from edgepeft.bench.measuring.measure import Measured, ProgressCallback, Start, measure_units
 from edgepeft.bench.measuring.sampler import Budget, Schedule, Watched
 from edgepeft.bench.operators import count_metrics, profile_all
+from edgepeft.bench.planning.job import Job
 from edgepeft.bench.planning.plan import Unit, UnitRole, expected_s, gemm_rate, plan_requests, plan_units
 from edgepeft.bench.planning.plan import in_words as duration_in_words
 from edgepeft.bench.planning.resolve import (
@@ -148,16 +149,26 @@ def _count(work: ResolvedRequest, progress: ProgressCallback) -> tuple[tuple[Met
 
 def _units(work: ResolvedRequest, threads: int) -> list[Unit]:
     """What is timed; nothing where only counts were asked for."""
-    request, model, batched = work.request, work.subject.model, work.scenario.kind is SampleKind.BATCHES
+    request, subject, batched = work.request, work.subject, work.scenario.kind is SampleKind.BATCHES
     if not request.timed:
         return []
     batches = work.batches if batched else ()
-    shared = model.job(batches, threads=threads, seed=request.seed, cache=request.cache, new_tokens=work.new_tokens)
+    shared = Job(
+        "",
+        threads,
+        batches,
+        str(subject.bundle.folder),
+        vocab_size=subject.architecture.vocab_size,
+        pad_id=subject.architecture.pad_token_id,
+        seed=request.seed,
+        cache=request.cache,
+        new_tokens=work.new_tokens,
+    )
     if not batched:
-        return plan_requests(work.scenario, model.tasks, shared, lengths=work.lengths.values, rows=work.rows)
+        return plan_requests(work.scenario, subject.tasks, shared, lengths=work.lengths.values, rows=work.rows)
     engines, workloads = request.engines or ENGINES, workloads_of(request)
     return plan_units(
-        model.tasks, shared, engines=engines, workloads=workloads, peers=request.peers, missing=_missing()
+        subject.tasks, shared, engines=engines, workloads=workloads, peers=request.peers, missing=_missing()
     )
 
 

@@ -101,7 +101,9 @@ def _show(path: Path, document: Mapping[str, Any]) -> None:
     if document["kind"] == "bundle":
         table.add_column("can be tuned")
     for task in tasks:
-        cells = [task["task"], task["method"], _answers(task), "pairs" if task["pairs"] else "texts"]
+        labels = task["labels"] or [f"a {task['answers']}"]
+        answers = ", ".join(labels) if len(labels) <= 6 else f"{len(labels)} labels: {', '.join(labels[:4])}, ..."
+        cells = [task["task"], task["method"], answers, "pairs" if task["pairs"] else "texts"]
         cells += [stated_score(task["metrics"]), f"{task['trainable_parameters']:,}", f"{task['bytes'] / 1e6:,.3f}"]
         cells += [] if "tunable" not in task else ["yes" if task["tunable"] else f"no: {task['untunable']}"]
         table.add_row(*map(Text, cells))
@@ -115,10 +117,3 @@ def _show(path: Path, document: Mapping[str, Any]) -> None:
 
 def _kind(task: TaskEntry | DeltaCard) -> dict[str, str]:
     return {"kind": task.task_kind.name, "answers": task.task_kind.answers}
-
-
-def _answers(task: Mapping[str, Any]) -> str:
-    labels = task["labels"]
-    if not labels:
-        return f"a {task['answers']}"
-    return ", ".join(labels) if len(labels) <= 6 else f"{len(labels)} labels: {', '.join(labels[:4])}, ..."

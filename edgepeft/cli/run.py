@@ -24,11 +24,13 @@ from edgepeft.options.base import ROWS_HELP, NoCache, PairColumn, TextColumn, Th
 
 if TYPE_CHECKING:
     from edgepeft.runtime.decoding import Decoding
-    from edgepeft.runtime.runtime import RowResult, Runtime
+    from edgepeft.runtime.runtime import Runtime
 
 __all__ = ["command"]
 
 PANEL = "Deploy"
+
+_SHOWN = 60  # characters of a text beside its answer
 
 
 def command(
@@ -318,17 +320,15 @@ def _mixed_answers(runtime: Runtime, asked: _Asked, manner: Decoding) -> Iterato
         results = runtime.predict_mixed(tasks, texts, strict=strict, decoding=manner)
         failed += sum(isinstance(answer, EdgepeftError) for answer in results)
         for row, answer in zip(batch, results, strict=True):
-            yield {**_shown(row), "task": row.task, **_answer(answer)}
+            if isinstance(answer, EdgepeftError):
+                said: dict[str, Any] = {"error": str(answer)}
+            elif hasattr(answer, "as_json"):
+                said = {"predictions": [answer.as_json()]}
+            else:
+                said = {"embedding": [float(str(number)) for number in answer]}  # the shortest decimals of a float32
+            yield {**_shown(row), "task": row.task, **said}
     if failed:
         messages().print(f"{failed} row(s) have no answer: their task is unknown or damaged.")
-
-
-def _answer(answer: RowResult) -> dict[str, Any]:
-    if isinstance(answer, EdgepeftError):
-        return {"error": str(answer)}
-    if hasattr(answer, "as_json"):
-        return {"predictions": [answer.as_json()]}
-    return {"embedding": [float(str(number)) for number in answer]}  # the shortest decimals of a float32
 
 
 def _shown(row: Row) -> dict[str, Any]:
@@ -353,21 +353,21 @@ def _print_lines(answers: Iterator[dict[str, Any]]) -> None:
     for answer in answers:
         for prediction in answer["predictions"]:
             said = next(value for name, value in prediction.items() if name != "task")
-            cells = [prediction["task"], (", ".join(map(_part, said)) or "-") if isinstance(said, list) else str(said)]
+            if isinstance(said, list):  # several labels, numbers, or spans with their places in the text
+                spans = [
+                    f"{x['text']} ({x['label']}, {x['start']}-{x['end']})" if isinstance(x, dict) else x for x in said
+                ]
+                said = ", ".join(map(str, spans)) or "-"
+            cells = [prediction["task"], str(said)]
             if "answered" in prediction:
                 cells[1] += f" ({prediction['start']}-{prediction['end']})" if prediction["answered"] else "(no answer)"
             if "index" in prediction:
                 cells += [str(prediction["index"]), " ".join(f"{each:.3f}" for each in prediction["scores"].values())]
             elif "score" in prediction:
                 cells += [f"{prediction['score']:.3f}{' unsure' if prediction.get('unsure') else ''}"]
-            typer.echo("\t".join(printable(cell, keep="") for cell in [*cells, _one_line(answer["text"])]))
-
-
-def _part(said: Any) -> str:
-    """One of several answers: a label, a number, or a span with its place in the text."""
-    return (
-        str(said) if not isinstance(said, dict) else f"{said['text']} ({said['label']}, {said['start']}-{said['end']})"
-    )
+            text = " ".join(answer["text"].split())
+            cells.append(text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}...")
+            typer.echo("\t".join(printable(cell, keep="") for cell in cells))
 
 
 def _print_stream(answers: Iterator[dict[str, Any]], *, as_document: bool) -> None:
@@ -387,8 +387,3 @@ def _print_stream(answers: Iterator[dict[str, Any]], *, as_document: bool) -> No
         raise
     if as_document:
         typer.echo("[]" if opening == "[" else "]")
-
-
-def _one_line(text: str) -> str:
-    flat = " ".join(text.split())
-    return flat if len(flat) <= 60 else f"{flat[:57]}..."

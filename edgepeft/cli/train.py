@@ -86,13 +86,15 @@ def _show(result: TrainResult, out: Path) -> None:
 def _table(result: TrainResult, out: Path) -> Table:
     card, training = result.delta.card, result.training
     weights = training.get("class_weights")
+    labels = ", ".join(f"{label} (weighs {weight:.3g})" for label, weight in (weights or {}).items())
+    labels = labels or card.task_kind.listed
     counts = result.delta.n_parameters()
     after = f"after step {training['best_step']} of {training['steps']}"
     table = plain_table("run", "")
     rows = {
         "eval rows": f"{titled(result.metric)} {rounded(result.metrics['eval'])} {after}",
         "rows": result.metrics["split"],
-        "labels": _weighed(weights) if weights else card.task_kind.listed,
+        "labels": labels,
         "trained parameters": f"{counts['delta']:,} and {counts['head']:,} of the head",
         "computed on": f"{training['device']}, {training['precision']}",
         "written": str(out),
@@ -100,10 +102,6 @@ def _table(result: TrainResult, out: Path) -> Table:
     for name, value in rows.items():
         table.add_row(name, value)
     return table
-
-
-def _weighed(weights: Mapping[str, float]) -> str:
-    return ", ".join(f"{label} (weighs {weight:.3g})" for label, weight in weights.items())
 
 
 def _curve(metrics: Mapping[str, Any]) -> Table:

@@ -256,7 +256,12 @@ def _arms(cells: Sequence[Cell]) -> list[list[list[Cell]]]:
 def _drop(sweep: Sweep) -> None:
     """Let the worse half of each group go no further, by the mean of the seeds' best evaluation so far."""
     for arms in _arms(sweep.cells):
-        scored = [(score, arm) for arm in arms if (score := _so_far(sweep, arm)) is not None]
+        scored = []
+        for arm in arms:  # by their checkpoints, where none is over or has no evaluation
+            found = [sweep.checkpoint(cell) for cell in arm]
+            scores = [score for path in found if path is not None and (score := best_score(path)) is not None]
+            if len(scores) == len(arm):
+                scored.append((mean(scores), arm))
         scored.sort(key=lambda each: -each[0])
         for score, arm in scored[math.ceil(len(scored) / 2) :]:
             for cell in arm:
@@ -264,14 +269,6 @@ def _drop(sweep: Sweep) -> None:
                     step = _step(sweep, cell)
                     sweep.forget_checkpoints(cell)
                     sweep.end(cell, Outcome("dropped", steps=step, score=score))
-
-
-def _so_far(sweep: Sweep, arm: Sequence[Cell]) -> float | None:
-    """The mean of the best evaluations of an arm's checkpoints; None where one of them is over or has none."""
-    found = [sweep.checkpoint(cell) for cell in arm]
-    scores = [None if path is None else best_score(path) for path in found]
-    known = [score for score in scores if score is not None]
-    return mean(known) if len(known) == len(scores) else None
 
 
 def estimate(sweep: Sweep, workers: int) -> float | None:

@@ -181,13 +181,6 @@ def _token_check(bundle: Bundle) -> dict[str, Any]:
     return {"maxLength": CHECK_LENGTH, "texts": texts, "ids": [encoding.ids for encoding in encodings]}
 
 
-def _model(bundle: Bundle) -> dict[str, Any]:
-    """What a benchmark says of it."""
-    architecture, name = bundle.architecture, bundle.manifest.backbone.source
-    about = {"family": architecture.family, "model_type": architecture.model_type}
-    return {"name": name, "n_parameters": architecture.n_parameters, **about}
-
-
 def _manifest(
     bundle: Bundle, out: Path, title: str, packages: Sequence[str], entries: dict[str, dict[str, Any]]
 ) -> dict[str, Any]:
@@ -196,14 +189,20 @@ def _manifest(
         for path in sorted(out.rglob("*"))
         if path.is_file()
     }
+    architecture = bundle.architecture
     return {
         "format": FORMAT,
         "title": title,
         "edgepeft": __version__,
         "libraries": {file.package: file.version for file in library_files(packages)},
         "weights": bundle.weights.name,
-        "model": _model(bundle),
-        "padTokenId": bundle.architecture.pad_token_id,
+        "model": {  # what a benchmark says of it
+            "name": bundle.manifest.backbone.source,
+            "n_parameters": architecture.n_parameters,
+            "family": architecture.family,
+            "model_type": architecture.model_type,
+        },
+        "padTokenId": architecture.pad_token_id,
         "tasks": entries,
         "files": files,
     }

@@ -71,7 +71,7 @@ def encoder(tmp_path_factory):
 
 def job(folder, task=None, **fields):
     subject = open_subject(folder, tasks=[task] if task else [])
-    own = {} if task is None else {"task": task, "kind": subject.model.tasks[0].kind}
+    own = {} if task is None else {"task": task, "kind": subject.tasks[0].kind}
     shared = {"threads": 1, "batches": BATCHES, "bundle": str(folder), "vocab_size": 60, "cache": False}
     return Job("x", **{**shared, "method": "lora", "settings": {"rank": 2}, **own, **fields})
 
@@ -138,7 +138,7 @@ def test_both_engines_learn_from_the_same_targets(folder, task, new_tokens, monk
 def test_both_engines_learn_every_kind_from_the_same_targets(encoder, kind, monkeypatch):
     monkeypatch.setattr("edgepeft.bundle.delta.new_delta", seeded)
     losses = taken_losses(monkeypatch)
-    columns = open_subject(encoder, tasks=[kind]).model.tasks[0].n_labels
+    columns = open_subject(encoder, tasks=[kind]).tasks[0].n_labels
     asked = job(encoder, kind, n_labels=columns)
     finetune_onnxruntime.prepare(asked).step(0)
     finetune_pytorch.prepare(asked).step(0)
@@ -156,10 +156,10 @@ def test_a_request_and_a_cold_start_have_rows_of_the_kind_of_each_task(encoder):
 
 def test_tasks_that_write_are_left_out_beside_others_and_measured_alone(folder):
     subject = open_subject(folder)
-    assert [task.name for task in subject.model.tasks] == ["one"] and subject.left_out == ("words",)
-    assert subject.model.tasks[0].kind is None and not subject.writes
+    assert [task.name for task in subject.tasks] == ["one"] and subject.left_out == ("words",)
+    assert subject.tasks[0].kind is None and not subject.writes
     alone = open_subject(folder, tasks=["words"])
-    assert alone.writes and alone.left_out == () and alone.model.tasks[0].kind == "text"
+    assert alone.writes and alone.left_out == () and alone.tasks[0].kind == "text"
     with pytest.raises(UsageError, match="text is written by words, and not by one"):
         open_subject(folder, tasks=["one", "words"])
 

@@ -195,8 +195,12 @@ def _measure_together(
         load = load_between(before, snapshot(), sum(step.cpu_seconds * step.repeats for step in steps))
         for label, one in everyone.items():
             if label in workers:
-                _gather(one, workers[label], series[label])
-                one.load = load
+                worker, own = workers[label], series[label]
+                one.series, one.failure, one.interrupted = own, own.failure, own.interrupted
+                one.left_out, one.load = own.left_out, load
+                if one.failure is None and not one.interrupted:  # one that was interrupted may still be in its step
+                    one.peak_rss_bytes = worker.finish()
+                    one.in_force, one.notes = worker.in_force, worker.notes  # what was lost is known by now
     for one in group:
         for name, probe in probes.items():
             setattr(one, name, probe.series)
@@ -257,11 +261,3 @@ def _started(one: Measured, start: Start, stack: ExitStack) -> WorkerProcess | N
         return None
     one.notes = worker.notes
     return worker
-
-
-def _gather(one: Measured, worker: WorkerProcess, series: Series) -> None:
-    one.series, one.failure, one.interrupted = series, series.failure, series.interrupted
-    one.left_out = series.left_out
-    if one.failure is None and not one.interrupted:  # one that was interrupted may still be in its step
-        one.peak_rss_bytes = worker.finish()
-        one.in_force, one.notes = worker.in_force, worker.notes  # what was lost is known by now

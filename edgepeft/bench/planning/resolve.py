@@ -92,7 +92,9 @@ class ResolvedRequest:
 def resolve_request(request: BenchOptions, profile: Profile, scenario: Scenario, stack: ExitStack) -> ResolvedRequest:
     """Open or make the model and cut its batches; a random model is removed when ``stack`` closes."""
     subject = _subject(request, stack)
-    _require_trainable(request, subject)
+    if (request.engines, request.workloads) == (("onnxruntime",), ("finetune",)) and not subject.tasks:
+        what = "the bundle has no task" if request.bundle else "name one with --method"
+        raise UsageError(f"--workload finetune --engine onnxruntime fine-tunes a task's delta; {what}.")
     _require_measurable(request, scenario, subject)
     lengths, notes = _lengths(request, scenario, subject)
     if subject.left_out:
@@ -104,7 +106,7 @@ def resolve_request(request: BenchOptions, profile: Profile, scenario: Scenario,
 
 
 def _lengths(request: BenchOptions, scenario: Scenario, subject: BenchSubject) -> tuple[Lengths, list[str]]:
-    prompt = max((task.prompt_length for task in subject.model.tasks), default=0)
+    prompt = max((task.prompt_length for task in subject.tasks), default=0)
     longest = subject.architecture.max_length - prompt
     source = request.lengths or (scenario.lengths if request.length is None else None)
     if source is None:
@@ -139,14 +141,6 @@ def _subject(request: BenchOptions, stack: ExitStack) -> BenchSubject:
         seed=request.seed,
         trainable=trains(request),
     )
-
-
-def _require_trainable(request: BenchOptions, subject: BenchSubject) -> None:
-    """Refuse a request for fine-tuning with ONNX Runtime alone where there is no task."""
-    if request.engines != ("onnxruntime",) or request.workloads != ("finetune",) or subject.model.tasks:
-        return
-    what = "the bundle has no task" if request.bundle else "name one with --method"
-    raise UsageError(f"--workload finetune --engine onnxruntime fine-tunes a task's delta; {what}.")
 
 
 def _require_measurable(request: BenchOptions, scenario: Scenario, subject: BenchSubject) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib.util
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,7 @@ from tokenizers.processors import TemplateProcessing
 from edgepeft.backbones.base import Architecture, family_of
 from edgepeft.backbones.config import config_of, read_config
 from edgepeft.backbones.source import Backbone, open_backbone
-from edgepeft.bench.planning.plan import BenchedModel, BenchedTask
+from edgepeft.bench.planning.plan import BenchedTask
 from edgepeft.bundle.bundle import BACKBONE_FILE, TASKS_FOLDER, Bundle
 from edgepeft.bundle.manifest import BackboneEntry, Hashes, Manifest, TaskEntry
 from edgepeft.bundle.versions import GRAPH, WEIGHTS
@@ -63,14 +63,14 @@ class BenchSubject:
 
     name: str
     bundle: Bundle
-    model: BenchedModel
+    tasks: tuple[BenchedTask, ...]
     random_weights: bool
     left_out: tuple[str, ...] = ()  # tasks that write, beside others that do not
 
     @property
     def writes(self) -> bool:
         """Whether its tasks write text, all of them."""
-        return any(self.bundle.entry(task.name).writes for task in self.model.tasks)
+        return any(self.bundle.entry(task.name).writes for task in self.tasks)
 
     @property
     def architecture(self) -> Architecture:
@@ -103,8 +103,8 @@ def open_subject(folder: Path, *, tasks: Sequence[str] = (), methods: Sequence[s
             "passes, so they are not compared. Ask for either."
         )
     kept = tuple(_task(bundle, name) for name in others or writing)
-    subject = _subject(folder.name or str(folder), bundle, kept, random=False)
-    return replace(subject, left_out=tuple(writing if others else ()))
+    left_out = tuple(writing if others else ())
+    return BenchSubject(folder.name or str(folder), bundle, kept, random_weights=False, left_out=left_out)
 
 
 def random_subject(
@@ -132,17 +132,13 @@ def random_subject(
     entries = {delta.card.task: write_task(backbone, delta) for delta in deltas.values()}
     manifest_of(backbone, name, entries).write(folder)
     bundle = Bundle(folder)
-    return _subject(name, bundle, tuple(_task(bundle, task) for task in entries), random=True)
-
-
-def _subject(name: str, bundle: Bundle, tasks: tuple[BenchedTask, ...], *, random: bool) -> BenchSubject:
-    architecture = bundle.architecture
-    model = BenchedModel(bundle.folder, tasks, architecture.vocab_size, architecture.pad_token_id)
-    return BenchSubject(name, bundle, model, random)
+    return BenchSubject(name, bundle, tuple(_task(bundle, task) for task in entries), random_weights=True)
 
 
 def _task(bundle: Bundle, name: str) -> BenchedTask:
     entry = bundle.entry(name)
+    # Of the catalogue: a board has no torch, and cannot import the method.
+    methods = read_config(package_data("methods.json"))["methods"]
     told = stated(None, entry.labels, "").name  # what its outputs alone say
     return BenchedTask(
         name,
@@ -151,14 +147,8 @@ def _task(bundle: Bundle, name: str) -> BenchedTask:
         entry.n_outputs,
         entry.prompt_length,
         None if entry.task_kind.name == told else entry.task_kind.name,
-        _trains_everything(entry.method),
+        any(one["name"] == entry.method and one["trains_everything"] for one in methods),
     )
-
-
-def _trains_everything(method: str) -> bool:
-    """Read from the catalogue: a board has no torch, and cannot import the method."""
-    entries = read_config(package_data("methods.json"))["methods"]
-    return any(entry["name"] == method and entry["trains_everything"] for entry in entries)
 
 
 def fresh_delta(
@@ -222,20 +212,15 @@ def write_random_checkpoint(config: dict[str, Any], folder: Path, *, seed: int =
 
     architecture = family_of(config).architecture(config)
     source = np.random.default_rng(seed)
-    shapes = {**architecture.tensors, **architecture.pooler}
-    save_file(
-        {name: _random_tensor(name, shape, source) for name, shape in shapes.items()},
-        folder / "model.safetensors",
-        metadata={"format": "pt"},
-    )
+    tensors = {}
+    for name, shape in {**architecture.tensors, **architecture.pooler}.items():
+        if len(shape) == 2:
+            tensors[name] = 0.02 * source.standard_normal(shape, np.float32)
+        else:
+            tensors[name] = (np.ones if name.endswith("weight") else np.zeros)(shape, np.float32)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     write_json(folder / "config.json", config)
     return architecture
-
-
-def _random_tensor(name: str, shape: tuple[int, ...], source: np.random.Generator) -> np.ndarray:
-    if len(shape) == 2:
-        return 0.02 * source.standard_normal(shape, np.float32)
-    return (np.ones if name.endswith("weight") else np.zeros)(shape, np.float32)
 
 
 def write_random_tokenizer(architecture: Architecture, folder: Path, *, seed: int = 0) -> None:

@@ -100,7 +100,12 @@ def sections(inputs: ReportInputs) -> list[Section]:
         *_throughput(inputs),
         *_storage(inputs.tasks()),
         *_parameters(inputs.tasks()),
-        *_operators(inputs),
+        *(
+            _times(f"operators-{number}-{place}-{kind}", name, entry, groups, kind)
+            for number, (name, result) in enumerate(inputs.bench)
+            for place, entry in enumerate(result.operators)
+            for kind, groups in (("operator", entry.by_type), ("layer", entry.by_layer))
+        ),
         *_history(inputs),
     ]
     titles = [one.title for one in made]
@@ -226,13 +231,6 @@ def _parameters(tasks: Sequence[TaskFigures]) -> Iterator[Section]:
         [(task.task, task.method, task.parameters, task.metric, _rounded(task.score)) for task in known],
         draw,
     )
-
-
-def _operators(inputs: ReportInputs) -> Iterator[Section]:
-    for number, (name, result) in enumerate(inputs.bench):
-        for place, entry in enumerate(result.operators):
-            for kind, groups in (("operator", entry.by_type), ("layer", entry.by_layer)):
-                yield _times(f"operators-{number}-{place}-{kind}", name, entry, groups, kind)
 
 
 def _times(key: str, name: str, entry: ProfiledPass, groups: Sequence[OperatorRecord], kind: str) -> Section:

@@ -43,10 +43,9 @@ def _table(key: str, name: str, of: str, sweep: Sweep, group: Sequence[Column]) 
     published = sweep.plan.published
     if published is not None:
         names = [column.place[1] for column in group]
-        given = {method: [scores.get(data) for data in names] for method, scores in published.scores.items()}
-        filled = len(header) - 1 - len(names)
-        for method, scores in given.items():
-            rows.append([f"{method}, published", *map(_percent, scores), *[None] * filled])
+        for method, scores in published.scores.items():
+            shown = [f"{100 * scores[data]:.2f}" if data in scores else None for data in names]
+            rows.append([f"{method}, published", *shown, *[None] * (len(header) - 1 - len(names))])
         notes.append(f"published: {published.source}")
     text = f"{name}. {_BY_EVAL}, in percent, with the deviation over so many seeds, and the rate that was chosen."
     return Section(key, f"Scores: {of}", text, tuple(header), rows, notes=notes)
@@ -56,17 +55,16 @@ def _rounded(score: float | None) -> float | None:
     return None if score is None else round(100 * score, 2)
 
 
-def _percent(score: float | None) -> str | None:
-    return None if score is None else f"{100 * score:.2f}"
-
-
 def _against(key: str, name: str, of: str, group: Sequence[Column], what: str) -> Section:
     """The mean over the data sets on which every method ran, against a property of the deltas."""
     unit = _UNITS[what]
     names = list(dict.fromkeys(method for column in group for method in column.chosen))
     whole = [column for column in group if set(names) <= set(column.chosen)] or list(group[:1])
     points = {
-        method: (mean(getattr(column.chosen[method], what) for column in whole), mean(_scores(whole, method)))
+        method: (
+            mean(getattr(column.chosen[method], what) for column in whole),
+            mean(column.chosen[method].score for column in whole),
+        )
         for method in names
         if all(method in column.chosen for column in whole)
     }
@@ -86,10 +84,6 @@ def _against(key: str, name: str, of: str, group: Sequence[Column], what: str) -
     return Section(
         f"{key}-{what}", f"Scores and {unit}: {of}", text, ("method", unit, "mean score, %"), rows, draw, (7.0, 4.5)
     )
-
-
-def _scores(group: Sequence[Column], method: str) -> list[float]:
-    return [column.chosen[method].score for column in group]
 
 
 def _sizes(key: str, name: str, found: Sequence[Column]) -> Iterator[Section]:

@@ -141,22 +141,17 @@ def _cells(row: BenchRow) -> list[str]:
         reason = row.warnings[0].split(":", 1)[0] if row.warnings else "not measured"
         return [*subject, reason, "-", "-", "-", "-"]
     latency, fraction, peak = row.latency_s.p50, row.gemm_fraction, row.peak_rss_bytes
+    # A prompt is compared on rows of its own length; fine-tuning with PyTorch's of everything, where it has no own.
+    other = _PER[row.workload]
+    peers = (f"{other}+{row.prompt_length}", other, f"pytorch:{other}")
     return [
         *subject,
         f"{row.instances_per_minute:,.1f}",
         "-" if latency is None else f"{1000 * latency:,.1f}",
         "-" if peak is None else f"{peak / 1e6:,.0f}",
         "-" if fraction is None else f"{fraction:.0%}",
-        _paired(row, _compared(row)),
+        _paired(row, next((peer for peer in peers if peer in row.ratio_to), other)),
     ]
-
-
-def _compared(row: BenchRow) -> str:
-    """The last column's peer; a prompt is compared on rows of its own length."""
-    prompt = row.prompt_length
-    peer = _PER[row.workload]
-    candidates = (f"{peer}+{prompt}", peer, f"pytorch:{peer}")  # PyTorch's full fine-tuning, where it has no own
-    return next((name for name in candidates if name in row.ratio_to), peer)
 
 
 def subject_of(row: BenchRow) -> str:

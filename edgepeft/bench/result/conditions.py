@@ -103,7 +103,7 @@ def arithmetic_notes(profile: Profile, subject: BenchSubject) -> list[str]:
     """What the bundle's kinds of weights cost on the profile's processor, and wheels of this host that die there."""
     manifest = subject.bundle.manifest
     int8 = manifest.backbone.weights_dtype == "int8"
-    fp16 = any(manifest.tasks[task.name].weights_dtype == "fp16" for task in subject.model.tasks)
+    fp16 = any(manifest.tasks[task.name].weights_dtype == "fp16" for task in subject.tasks)
     costs = arithmetic.missing_arithmetic(arithmetic.of_profile(profile), int8=int8, fp16=fp16)
     wheels = bad_wheels(versions(), profile.isa.absent)
     return [*costs, *(f"not to be used on the device: {wheel.sentence(profile.name)}" for wheel in wheels)]
@@ -136,7 +136,7 @@ def calibration_of(setting: Setting, measured: Sequence[Measured]) -> Calibratio
 
 def model_of(subject: BenchSubject) -> ModelRecord:
     """Its architecture; of a bundle, the tasks that were measured."""
-    tasks = () if subject.random_weights else subject.model.tasks
+    tasks = () if subject.random_weights else subject.tasks
     return ModelRecord(
         name=subject.name,
         random_weights=subject.random_weights,

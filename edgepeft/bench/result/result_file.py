@@ -36,7 +36,12 @@ class ResultFile:
     def open(cls, path: Path) -> ResultFile:
         """Read and check."""
         if (schema := schema_of(path)) != RESULT_SCHEMA:
-            raise DataError(f"{path}: schema {RESULT_SCHEMA!r} is needed, found {schema!r}{_other_schema(schema)}.")
+            ours, known = RESULT_SCHEMA.split("/")
+            name, _, version = str(schema).partition("/")
+            which = "a newer" if version.isdigit() and int(version) > int(known) else "another"
+            anew = "take the baseline anew with this version (bench/baselines/README.md)"
+            advice = f", which {which} edgepeft wrote; {anew}" if name == ours else ""
+            raise DataError(f"{path}: schema {RESULT_SCHEMA!r} is needed, found {schema!r}{advice}.")
         document = read_document(path, BenchResult)
         if not document.results and not document.metrics:
             raise DataError(f"{path} holds no results; it must come from `edgepeft bench --json`.")
@@ -71,11 +76,3 @@ def read_document(path: Path, schema: type[_Document]) -> _Document:
     except ValidationError as error:
         wrong = in_words(error, "the result")
         raise DataError(f"{path}: {wrong}. The file was edited or cut off; measure again, or leave it out.") from None
-
-
-def _other_schema(schema: str | None) -> str:
-    name, _, version = str(schema).partition("/")
-    if name != RESULT_SCHEMA.partition("/")[0]:
-        return ""
-    age = "a newer" if version.isdigit() and int(version) > int(RESULT_SCHEMA.partition("/")[2]) else "another"
-    return f", which {age} edgepeft wrote; take the baseline anew with this version (bench/baselines/README.md)"

@@ -91,7 +91,13 @@ def prepare_v1(limits: Limits, cpus: Sequence[int] | None, proc: Path = groups.P
         raise Unavailable("no cgroup v1 memory controller")
     placement = Placement("cgroup v1", cpus, files=groups.V1)
     try:
-        _limit_memory(placement, own["memory"], limits)
+        folder = placement.folders["memory"] = groups.make_child(own["memory"])
+        if limits.memory_bytes is not None:
+            groups.write(folder / "memory.limit_in_bytes", limits.memory_bytes)
+            if (folder / "memory.memsw.limit_in_bytes").exists():
+                groups.write(folder / "memory.memsw.limit_in_bytes", limits.memory_bytes)
+            else:
+                placement.swap_is_not_limited()
         if cpus is not None and "cpuset" in own:
             folder = placement.folders["cpuset"] = groups.make_child(own["cpuset"])
             groups.write(folder / "cpuset.mems", groups.read(own["cpuset"] / "cpuset.mems") or "0")  # empty at first
@@ -110,17 +116,6 @@ def prepare_v1(limits: Limits, cpus: Sequence[int] | None, proc: Path = groups.P
         raise
     placement.joins = [folder / "cgroup.procs" for folder in placement.folders.values()]
     return placement
-
-
-def _limit_memory(placement: Placement, own: Path, limits: Limits) -> None:
-    folder = placement.folders["memory"] = groups.make_child(own)
-    if limits.memory_bytes is None:
-        return
-    groups.write(folder / "memory.limit_in_bytes", limits.memory_bytes)
-    if (folder / "memory.memsw.limit_in_bytes").exists():
-        groups.write(folder / "memory.memsw.limit_in_bytes", limits.memory_bytes)
-    else:
-        placement.swap_is_not_limited()
 
 
 @dataclass

@@ -98,7 +98,11 @@ class Launch:
         """What the launcher sees inside the limits; it waits for :meth:`go` now."""
         seen = self._next()
         if seen is None:
-            self._gone()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(1)  # a kill for memory is counted by then
+            # A scope's counters went with it; nothing else kills a launcher in its first milliseconds.
+            if self._placement.oom_kills() or self.process.poll() == -signal.SIGKILL:
+                raise NoMemoryToStart
         elif "stage" in seen:
             if _is_memory(seen):
                 raise NoMemoryToStart
@@ -129,13 +133,6 @@ class Launch:
         line, _, self._text = self._text.partition(b"\n")
         document: dict[str, Any] = json.loads(line)
         return document
-
-    def _gone(self) -> None:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(1)  # a kill for memory is counted by then
-        # A scope's counters went with it; nothing else kills a launcher in its first milliseconds.
-        if self._placement.oom_kills() or self.process.poll() == -signal.SIGKILL:
-            raise NoMemoryToStart
 
     def stop(self) -> None:
         """Kill the process if it runs, collect its status, close our ends of its pipes."""
