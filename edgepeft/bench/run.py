@@ -52,13 +52,7 @@ from edgepeft.device.host.sensors import ROOT, Meter, Sensors
 from edgepeft.device.profiles import load_profile
 from edgepeft.options.bench import BenchOptions
 
-__all__ = [
-    "BenchSession",
-    "Outcome",
-    "earlier_result",
-    "run_benchmark",
-    "run_scenarios",
-]
+__all__ = ["BenchSession", "Outcome", "earlier_result", "run_benchmark", "run_scenarios"]
 
 _NO_TORCH = "PyTorch is not installed (pip install 'edgepeft[train]')"
 _COUNTED = (

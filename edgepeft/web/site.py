@@ -32,19 +32,7 @@ from edgepeft.common.errors import EdgepeftError, UsageError
 from edgepeft.common.resources import cache_folder, package_data, sha256_of
 from edgepeft.web.structures import STRUCTURES_FOLDER, require_answerable, share_layers, write_task
 
-__all__ = [
-    "ODD_TEXTS",
-    "ORT",
-    "SITE_FILE",
-    "TOKENIZERS",
-    "LibraryFile",
-    "Site",
-    "copy_libraries",
-    "installed",
-    "library_files",
-    "write_service_worker",
-    "write_site",
-]
+__all__ = ["SITE_FILE", "write_site"]
 
 
 FORMAT, SITE_FILE = "edgepeft.site/1", "site.json"

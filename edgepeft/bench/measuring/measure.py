@@ -33,18 +33,7 @@ from edgepeft.common.errors import DoesNotFit
 from edgepeft.device.host.sensors import number
 from edgepeft.device.limits.limited_process import InForce
 
-__all__ = [
-    "HostLoad",
-    "Measured",
-    "ProgressCallback",
-    "Snapshot",
-    "Start",
-    "Watch",
-    "load_between",
-    "measure_units",
-    "snapshot",
-    "worse",
-]
+__all__ = ["Measured", "ProgressCallback", "Start", "measure_units", "worse"]
 
 ProgressCallback = Callable[[str, int, int], None]  # what is being done, rounds done, rounds in all
 

@@ -14,15 +14,7 @@ from edgepeft.common.errors import UnknownName, UsageError
 from edgepeft.device.profile_schema import Profile
 from edgepeft.options.bench import BenchOptions
 
-__all__ = [
-    "ENGINES",
-    "WORKLOADS",
-    "ResolvedRequest",
-    "check_request",
-    "resolve_request",
-    "trains",
-    "workloads_of",
-]
+__all__ = ["ENGINES", "WORKLOADS", "ResolvedRequest", "check_request", "resolve_request", "trains", "workloads_of"]
 
 _NEW_TOKENS = 32
 _DEFAULT_ARCHITECTURE = "roberta-base"  # the seeds' backbone
