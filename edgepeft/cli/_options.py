@@ -12,7 +12,7 @@ import typer
 from pydantic.fields import FieldInfo
 
 from edgepeft.common.errors import UsageError
-from edgepeft.common.progress import messages
+from edgepeft.common.progress import say
 from edgepeft.options.base import Options
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ NoRepeatNgram = Annotated[
 def note_trainable(trainable: bool) -> None:
     """Say of an option of earlier versions that it does nothing."""
     if trainable:
-        messages().print("note: --trainable does nothing any more: every task can be tuned.")
+        say("note: --trainable does nothing any more: every task can be tuned.")
 
 
 def decoding_of(bundle: Bundle, task: str | None, beams: int | None, max_new_tokens: int | None) -> Decoding:

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from edgepeft.cli._output import INTERRUPTED, plain_table, table_console
 from edgepeft.common.messages import printable
-from edgepeft.common.progress import messages, say
+from edgepeft.common.progress import say
 from edgepeft.data.confusion import MOST_SHOWN, matrix, mistakes
 from edgepeft.data.score_tables import (
     Rows,
@@ -177,7 +177,7 @@ def say_unbeaten(result: TrainingLoopResult, other: str) -> None:
     for sentence in found.values():
         say(f"note: {sentence}.")
     if found and undecidable(result.metrics):
-        messages().print("so few test rows differ that they cannot tell; give more to --test.")
+        say("so few test rows differ that they cannot tell; give more to --test.")
     elif found:
         has_head = any(name.startswith("head/") for name in result.tensors)  # labels that a decoder scores have none
         linear = LINEAR in found and has_head
@@ -193,5 +193,5 @@ def interruptible() -> Iterator[None]:
     try:
         yield
     except Interrupted as interrupted:
-        messages().print(f"{interrupted}. The same command with --resume (without --force) continues.")
+        say(f"{interrupted}. The same command with --resume (without --force) continues.")
         raise typer.Exit(INTERRUPTED) from None

@@ -11,7 +11,7 @@ import typer
 from edgepeft.cli._options import command_of
 from edgepeft.cli._output import INTERRUPTED, result_file, show_bench_result
 from edgepeft.common.errors import DoesNotFit, ThroughputRegression, UsageError
-from edgepeft.common.progress import messages, say, shown_steps
+from edgepeft.common.progress import say, shown_steps
 from edgepeft.options.base import share_of
 from edgepeft.options.bench import BenchOptions
 
@@ -117,7 +117,7 @@ def _measure_against(
     if any(one.interrupted for one in outcome.measured):
         done = max(len(one.series.samples) for one in outcome.measured)
         kept = "shown" if json is None else "in the JSON"
-        messages().print(f"{done} of {result.schedule.rounds} rounds are {kept}; no verdict is given.")
+        say(f"{done} of {result.schedule.rounds} rounds are {kept}; no verdict is given.")
         raise typer.Exit(INTERRUPTED)
     if slower:
         raise ThroughputRegression(

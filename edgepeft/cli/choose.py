@@ -15,7 +15,7 @@ import typer
 from edgepeft.cli._options import Variant
 from edgepeft.cli._output import plain_table, print_json, table_console
 from edgepeft.common.errors import DoesNotFit, UnknownName, UsageError, requiring
-from edgepeft.common.progress import messages, say, shown_steps, stages
+from edgepeft.common.progress import say, shown_steps, stages
 from edgepeft.options.base import LabelColumn, MaxSeconds, Mode, PairColumn, TaskKind, TextColumn
 from edgepeft.options.bench import BenchOptions
 
@@ -206,7 +206,7 @@ def _small_sweep(
             run_sweep(sweep, executor, Job(sweep, sweep.cells[0]), watch=watch)
         except Over:
             over = sum(sweep.outcome(cell) is not None for cell in sweep.cells)
-            messages().print(f"note: the time allowed {over} of {len(sweep.cells)} methods; the same command goes on.")
+            say(f"note: the time allowed {over} of {len(sweep.cells)} methods; the same command goes on.")
     return sweep
 
 

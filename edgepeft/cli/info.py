@@ -12,7 +12,7 @@ from rich.text import Text
 
 from edgepeft.cli._output import plain_table, print_json, table_console
 from edgepeft.common.errors import EdgepeftError, MissingPackage, UsageError
-from edgepeft.common.progress import messages
+from edgepeft.common.progress import say
 
 if TYPE_CHECKING:
     from edgepeft.bundle.bundle import Bundle
@@ -109,10 +109,10 @@ def _show(path: Path, document: Mapping[str, Any]) -> None:
         table.add_row(*map(Text, cells))
     table_console().print(table)
     for name, method in document.get("templates", {}).items():
-        messages().print(f"template {name}: tune starts new tasks of method {method} from it.", markup=False)
+        say(f"template {name}: tune starts new tasks of method {method} from it.")
     for task in tasks:
         if task.get("problem"):
-            messages().print(f"task {task['task']} cannot be run: {task['problem']}", markup=False)
+            say(f"task {task['task']} cannot be run: {task['problem']}")
 
 
 def _kind(task: TaskEntry | DeltaCard) -> dict[str, str]:

@@ -14,7 +14,7 @@ from rich.progress import TimeRemainingColumn
 
 from edgepeft.cli._output import table_console
 from edgepeft.common.errors import UsageError, requiring
-from edgepeft.common.progress import bars, messages, say, shown_steps, stages
+from edgepeft.common.progress import bars, say, shown_steps, stages
 from edgepeft.options.bench import BenchOptions
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def _measure(out: Path) -> BenchResult:
         )
     write_json(out / "bench.json", outcome.result.to_json())
     for failure in outcome.failures:
-        messages().print(f"note: {failure}", markup=False)
+        say(f"note: {failure}")
     return outcome.result
 
 

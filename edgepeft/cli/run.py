@@ -16,7 +16,7 @@ from edgepeft.cli._options import Beams, BundleFolder, LengthPenalty, MaxNewToke
 from edgepeft.cli._output import json_text, print_json, say_cuts
 from edgepeft.common.errors import EdgepeftError, UnknownName, UsageError
 from edgepeft.common.messages import printable
-from edgepeft.common.progress import messages, no_longer, say
+from edgepeft.common.progress import no_longer, say
 from edgepeft.data.answers import Answer, VectorPrediction
 from edgepeft.data.pattern import pattern
 from edgepeft.data.rows import STDIN, Columns, Row, read_rows
@@ -98,7 +98,7 @@ def _answer_rows(runtime: Runtime, asked: _Asked, manner: Decoding) -> None:
         _check_vectors(runtime, tasks, asked.out, asked.dims)
     if asked.out is not None:
         n = _write_vectors(runtime, tasks[0], asked, asked.out)
-        messages().print(f"{n} vectors written to {asked.out}", markup=False)
+        say(f"{n} vectors written to {asked.out}")
     elif asked.stream:
         _print_as_written(runtime, tasks, asked.rows(), manner)
     else:
@@ -124,7 +124,7 @@ def _say_costs(runtime: Runtime, asked: list[str] | None) -> None:
     chosen = [entry for name, entry in manifest.tasks.items() if not asked or name in asked]
     int8, fp16 = manifest.backbone.weights_dtype == "int8", any(entry.weights_dtype == "fp16" for entry in chosen)
     for cost in arithmetic.missing_arithmetic(arithmetic.of_host(), int8=int8, fp16=fp16):
-        messages().print(f"note: {cost}", markup=False)
+        say(f"note: {cost}")
 
 
 @dataclass(frozen=True)
@@ -328,7 +328,7 @@ def _mixed_answers(runtime: Runtime, asked: _Asked, manner: Decoding) -> Iterato
                 said = {"embedding": [float(str(number)) for number in answer]}  # the shortest decimals of a float32
             yield {**_shown(row), "task": row.task, **said}
     if failed:
-        messages().print(f"{failed} row(s) have no answer: their task is unknown or damaged.")
+        say(f"{failed} row(s) have no answer: their task is unknown or damaged.")
 
 
 def _shown(row: Row) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import typer
 from edgepeft.cli._options import command_of
 from edgepeft.cli._output import INTERRUPTED, plain_table, print_json, table_console
 from edgepeft.common.errors import EdgepeftError, requiring
-from edgepeft.common.progress import about, bars, messages, say
+from edgepeft.common.progress import about, bars, say
 from edgepeft.data.score_tables import rounded
 from edgepeft.options.sweep import SweepOptions
 
@@ -61,7 +61,7 @@ def _sweep(
             failed = run_sweep(sweep, executor, like, halve=options.halve, watch=tell)
     except KeyboardInterrupt:
         over = sum(sweep.outcome(cell) is not None for cell in sweep.cells)
-        messages().print(f"stopped with {over} of {len(sweep.cells)} runs over; {_REST}.")
+        say(f"stopped with {over} of {len(sweep.cells)} runs over; {_REST}.")
         raise typer.Exit(INTERRUPTED) from None
     if options.keep == "results":
         sweep = fold(sweep)
@@ -175,7 +175,7 @@ def _list(sweep: Sweep, at_once: int) -> None:
     counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
     seconds = estimate(sweep, at_once)
     left = about(seconds) or "no run is done that would say how long the open ones take"
-    messages().print(f"{len(states)} runs: {counts}; {at_once} at once; {left}.")
+    say(f"{len(states)} runs: {counts}; {at_once} at once; {left}.")
 
 
 def _show(sweep: Sweep, *, as_json: bool) -> None:
@@ -193,7 +193,7 @@ def _show(sweep: Sweep, *, as_json: bool) -> None:
         spared = sum(cell.steps for cell in dropped) - taken
         names = "; ".join(map(str, dropped[:3])) + (f" and {len(dropped) - 3} more" if len(dropped) > 3 else "")
         trained = f"{whole - spared:,} steps were trained where the full grid has {whole:,}"
-        messages().print(f"dropped: {names}. {trained}.")
+        say(f"dropped: {names}. {trained}.")
     say(
         f"* worse than the column's best beyond chance (paired bootstrap over test rows). Pictures: edgepeft report "
         f"{sweep.folder} --out FOLDER"

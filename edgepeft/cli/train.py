@@ -20,7 +20,7 @@ from edgepeft.cli._scores import (
     show_headline,
 )
 from edgepeft.common.errors import requiring
-from edgepeft.common.progress import messages
+from edgepeft.common.progress import say
 from edgepeft.data.score_tables import rounded, titled
 from edgepeft.options.train import METHOD, TrainOptions
 
@@ -43,7 +43,7 @@ def _train(
         from edgepeft.training.request import run
 
     if options.method is None:
-        messages().print(f"note: trains {METHOD}, for no --method was given; `edgepeft methods` lists the others.")
+        say(f"note: trains {METHOD}, for no --method was given; `edgepeft methods` lists the others.")
     with interruptible():
         result = run(options)
     _say_what_to_know(result)
@@ -59,13 +59,13 @@ command = command_of(TrainOptions, _train, "train")
 def _say_what_to_know(result: TrainResult) -> None:
     if result.truncated:
         longest = result.delta.card.max_length
-        messages().print(
+        say(
             f"note: {result.truncated} texts were longer than {longest} tokens and lost their ends (--max-length, "
             "or --long windows)."
         )
     if result.cut:
         most = result.delta.card.max_target_length
-        messages().print(f"note: {result.cut} targets were longer than {most} tokens (--max-target-length).")
+        say(f"note: {result.cut} targets were longer than {most} tokens (--max-target-length).")
     say_windows(result)
     say_temperature(result)
     say_unbeaten(result, "another --method")
@@ -80,7 +80,7 @@ def _show(result: TrainResult, out: Path) -> None:
     show_errors(result.errors, str(out))
     if "curve" in result.metrics:
         table_console().print(_curve(result.metrics))
-        messages().print(f"drawn in {out / 'curve.svg'} and {out / 'curve.png'}", markup=False)
+        say(f"drawn in {out / 'curve.svg'} and {out / 'curve.png'}")
 
 
 def _table(result: TrainResult, out: Path) -> Table:
