@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin
 
@@ -52,15 +52,14 @@ def note_trainable(trainable: bool) -> None:
         say("note: --trainable does nothing any more: every task can be tuned.")
 
 
-def decoding_of(bundle: Bundle, task: str | None, beams: int | None, max_new_tokens: int | None) -> Decoding:
-    """How a task's texts are written, greedily if nothing is given."""
+def decoding_of(bundle: Bundle, tasks: Iterable[str], **asked: Any) -> Decoding:
+    """How these tasks' texts are written, greedily if nothing is given; None is not."""
     from edgepeft.runtime.decoding import Decoding
 
-    asked = {"beams": beams, "max_new_tokens": max_new_tokens}
-    given: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
-    if given and (task is None or not bundle.entry(task).writes):
+    given = {name: value for name, value in asked.items() if value is not None}
+    if given and not any(bundle.entry(task).writes for task in tasks):
         option = next(iter(given)).replace("_", "-")
-        raise UsageError(f"--{option} is for a task that writes text; --task names one that does.")
+        raise UsageError(f"--{option} is for tasks that write text, and these do not; --task names one that does.")
     return Decoding(**given)
 
 

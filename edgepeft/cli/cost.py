@@ -37,7 +37,8 @@ def command(
     from edgepeft.deploy.cost import bundle_cost
 
     opened = Bundle(bundle)
-    cost = bundle_cost(opened, task, batch, length, decoding_of(opened, task, beams, max_new_tokens))
+    manner = decoding_of(opened, [task] if task else [], beams=beams, max_new_tokens=max_new_tokens)
+    cost = bundle_cost(opened, task, batch, length, manner)
     if as_json:
         print_json(_document(bundle, cost))
     else:

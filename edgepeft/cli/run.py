@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edgepeft.cli._options import Beams, BundleFolder, LengthPenalty, MaxNewTokens, NoRepeatNgram
+from edgepeft.cli._options import Beams, BundleFolder, LengthPenalty, MaxNewTokens, NoRepeatNgram, decoding_of
 from edgepeft.cli._output import json_text, print_json, say_cuts
 from edgepeft.common.errors import EdgepeftError, UnknownName, UsageError
 from edgepeft.common.messages import printable
@@ -82,7 +82,9 @@ def command(
     runtime = Runtime(bundle, threads=threads, cache=not no_cache)
     _say_costs(runtime, task)
     asked = replace(asked, columns=_columns(runtime, asked))
-    manner = _decoding(runtime, asked, (max_new_tokens, beams, length_penalty, no_repeat_ngram))
+    ways = {"length_penalty": length_penalty, "no_repeat_ngram": no_repeat_ngram}
+    names = asked.task or runtime.tasks
+    manner = decoding_of(runtime.bundle, names, max_new_tokens=max_new_tokens, beams=beams, **ways)
     if out is not None and input_file is not None and out.suffix != ".npy":
         _write_answers(runtime, asked, out, manner)
     else:
@@ -192,19 +194,6 @@ def _columns(runtime: Runtime, asked: _Asked) -> Columns:
         return Columns(fields=())  # each row has its own task's
     needed = (pattern(entry.source).fields if entry.source else Columns().names[:1] for entry in chosen)
     return Columns(fields=tuple(dict.fromkeys(name for names in needed for name in names)))
-
-
-def _decoding(runtime: Runtime, asked: _Asked, values: tuple[Any, ...]) -> Decoding:
-    """How texts are written."""
-    from edgepeft.runtime.decoding import Decoding
-
-    names = ("max_new_tokens", "beams", "length_penalty", "no_repeat_ngram")
-    given = {name: value for name, value in zip(names, values, strict=True) if value is not None}
-    writing = any(runtime.bundle.entry(name).writes for name in asked.task or runtime.tasks)
-    if given and not writing:
-        option = next(iter(given)).replace("_", "-")
-        raise UsageError(f"--{option} is for tasks that write text, and these do not; --task names one that does.")
-    return Decoding(**given)
 
 
 def _tasks(runtime: Runtime, asked: list[str] | None) -> list[str]:

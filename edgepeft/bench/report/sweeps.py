@@ -92,17 +92,12 @@ def _sizes(key: str, name: str, found: Sequence[Column]) -> Iterator[Section]:
     for n, (backbone, data) in enumerate(places):
         own = [column for column in found if column.place[:2] == (backbone, data)]
         text = f"{name}. Test scores of the chosen rates; bars are a deviation over seeds."
-        yield _lines(f"{key}-{n}", f"Learning curves: {data}, {backbone}", text, "training rows", _by_rows(own))
-
-
-def _by_rows(own: Sequence[Column]) -> dict[str, list[tuple[float, Arm]]]:
-    names = dict.fromkeys(method for column in own for method in column.chosen)
-    return {
-        method: sorted(
-            ((arm.rows, arm) for column in own if (arm := column.chosen.get(method))), key=lambda each: each[0]
-        )
-        for method in names
-    }
+        lines: dict[str, list[tuple[float, Arm]]] = {}
+        for column in own:
+            for method, arm in column.chosen.items():
+                lines.setdefault(method, []).append((arm.rows, arm))
+        lines = {method: sorted(points, key=lambda each: each[0]) for method, points in lines.items()}
+        yield _lines(f"{key}-{n}", f"Learning curves: {data}, {backbone}", text, "training rows", lines)
 
 
 def _rates(key: str, name: str, found: Sequence[Column]) -> Iterator[Section]:

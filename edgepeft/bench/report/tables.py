@@ -14,7 +14,7 @@ from rich.text import Text
 
 from edgepeft.bench.compare import Comparison
 from edgepeft.bench.result.parts import ProfileRecord
-from edgepeft.bench.result.schema import BenchResult, BenchRow, OperatorRecord, PredictionRecord, ProfiledPass
+from edgepeft.bench.result.schema import BenchResult, BenchRow, PredictionRecord, ProfiledPass
 
 __all__ = [
     "bench_table",
@@ -91,23 +91,14 @@ def operators_table(entry: ProfiledPass) -> RenderableType:
         for header in ("runs", "ms", "share", "GFLOP", "MB", "floor ms", "gap"):
             table.add_column(header, justify="right")
         for one in groups:
-            table.add_row(Text(one.name), *_operator_cells(one, whole))
+            share = f"{one.seconds / whole:.1%}" if whole else "-"
+            work = f"{one.flops / 1e9:.2f}", f"{one.bytes / 1e6:.1f}"
+            gap = "-" if one.gap is None else f"{one.gap:.2f}"
+            times = f"{1000 * one.seconds:.2f}", share, *work, f"{1000 * one.floor_s:.2f}"
+            table.add_row(Text(one.name), f"{one.count}", *times, gap)
         tables.append(table)
         title = ""
     return Group(*tables, Text(f"outside of operators: {1000 * entry.outside_s:.2f} ms"))
-
-
-def _operator_cells(one: OperatorRecord, whole: float) -> list[str]:
-    gap = "-" if one.gap is None else f"{one.gap:.2f}"
-    return [
-        f"{one.count}",
-        f"{1000 * one.seconds:.2f}",
-        f"{one.seconds / whole:.1%}" if whole else "-",
-        f"{one.flops / 1e9:.2f}",
-        f"{one.bytes / 1e6:.1f}",
-        f"{1000 * one.floor_s:.2f}",
-        gap,
-    ]
 
 
 def metrics_table(result: BenchResult) -> RenderableType:
