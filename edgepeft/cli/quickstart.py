@@ -18,8 +18,6 @@ from edgepeft.common.progress import bars, say, shown_steps, stages
 from edgepeft.options.bench import BenchOptions
 
 if TYPE_CHECKING:
-    from rich.progress import Progress
-
     from edgepeft.backbones.source import Backbone
     from edgepeft.bench.result.schema import BenchResult
     from edgepeft.bundle.manifest import Manifest
@@ -80,18 +78,13 @@ def _train(out: Path) -> Backbone:
         for task, row in zip(TASKS, rows, strict=True):
             parts = demo.split(corpora[task.name], n_train=task.n_train, n_eval=task.n_eval, n_test=task.n_test)
             files = write_rows(parts, out / "data" / task.corpus.name)
-            train_task(task, backbone, files, out / "deltas" / task.name, _watcher(progress, row))
+
+            def watch(report: Any, row: Any = row) -> None:
+                if report.phase == "train":  # evaluations pass in a second and are not shown
+                    progress.update(row, completed=report.done, total=report.total)
+
+            train_task(task, backbone, files, out / "deltas" / task.name, watch)
     return backbone
-
-
-def _watcher(progress: Progress, row: Any) -> Any:
-    """Steps of training on the bar; evaluations pass in a second and are not shown."""
-
-    def watch(report: Any) -> None:
-        if report.phase == "train":
-            progress.update(row, completed=report.done, total=report.total)
-
-    return watch
 
 
 def _export(backbone: Backbone, out: Path) -> Manifest:

@@ -133,14 +133,9 @@ class Remote:
             what = "the repository" if target is None else target.path
             refused = isinstance(error, (RepositoryError, DownloadLengthMismatchError))
             kind = VerificationFailed if refused else EdgepeftError
-            raise kind(f"{self.address}: {what}: {_in_words(error)} Nothing was changed.") from error
-
-
-def _in_words(error: Exception) -> str:
-    for kind, words in _WORDS.items():
-        if isinstance(error, kind):
-            return words.format(error=error, now=f"{datetime.now(UTC):{_TIME}}")
-    return f"{error}."
+            words = next((words for each, words in _WORDS.items() if isinstance(error, each)), "{error}.")
+            said = words.format(error=error, now=f"{datetime.now(UTC):{_TIME}}")
+            raise kind(f"{self.address}: {what}: {said} Nothing was changed.") from error
 
 
 # The first that an error is an instance of.

@@ -84,6 +84,10 @@ def write_task(bundle: Bundle, task: str, out: Path, *, tunable: bool = False) -
     if tunable:
         reason = _untunable(bundle, task, values)
         tuning = {"untunable": reason} if reason else {"tuning": _write_tuning(bundle, task, model, values, out)}
+    check, check_file = bundle.current(task, CHECK), f"{TASKS_FOLDER}/{task}{CHECK}"
+    if not check.is_file() or sha256_of(check) != entry.check_sha256:
+        raise BundleError(f"{check} is missing or altered; export or copy the bundle again.")
+    write_atomically(out / check_file, check.read_bytes())
     allowed = bundle.allowed(task)
     kind = entry.task_kind
     return {
@@ -100,18 +104,10 @@ def write_task(bundle: Bundle, task: str, out: Path, *, tunable: bool = False) -
         "promptLength": entry.prompt_length,
         "structure": structure,
         "values": value_file,
-        "check": _write_check(bundle, task, out),
+        "check": check_file,
         "tolerance": {"difference": allowed.difference, "changed": allowed.changed},
         **tuning,
     }
-
-
-def _write_check(bundle: Bundle, task: str, out: Path) -> str:
-    path, name = bundle.current(task, CHECK), f"{TASKS_FOLDER}/{task}{CHECK}"
-    if not path.is_file() or sha256_of(path) != bundle.entry(task).check_sha256:
-        raise BundleError(f"{path} is missing or altered; export or copy the bundle again.")
-    write_atomically(out / name, path.read_bytes())
-    return name
 
 
 def _untunable(bundle: Bundle, task: str, fed: Collection[str]) -> str:

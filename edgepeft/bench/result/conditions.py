@@ -54,7 +54,11 @@ _GRADES = ("none", "partial", "full")
 
 def host_of(measured: Sequence[Measured], board: str | None = None) -> BenchHost:
     """The host, with the rate of its matrix products (GFLOP/s, float32) between the samples, by engine."""
-    own, pytorch = (_gemm_gflops(measured, engine) for engine in ("onnxruntime", "pytorch"))
+    own, pytorch = GemmRates(), GemmRates()
+    for one in measured:
+        for rates, probe in ((own, one.gemm), (pytorch, one.pytorch_gemm)):
+            if probe.samples:
+                rates[one.unit.workload] = tuple(FLOPS_PER_STEP / sample.seconds / 1e9 for sample in probe.samples)
     return BenchHost(
         **host_facts(),
         gemm_gflops=_median(own),
@@ -63,15 +67,6 @@ def host_of(measured: Sequence[Measured], board: str | None = None) -> BenchHost
         pytorch_gemm_samples_gflops=pytorch,
         board=board,
     )
-
-
-def _gemm_gflops(measured: Sequence[Measured], engine: str) -> GemmRates:
-    probes = [(one.unit.workload, one.pytorch_gemm if engine == "pytorch" else one.gemm) for one in measured]
-    return {
-        workload: tuple(FLOPS_PER_STEP / sample.seconds / 1e9 for sample in probe.samples)
-        for workload, probe in probes
-        if probe.samples
-    }
 
 
 def _median(rates: GemmRates) -> float | None:

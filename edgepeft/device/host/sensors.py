@@ -95,7 +95,12 @@ class Sensors:
 
     def read(self) -> Conditions:
         """The condition now, and throttling since the reading before."""
-        return Conditions(self._temperature(), self._frequency(), self._throttled())
+        files = self._root.glob("sys/devices/system/cpu/cpu[0-9]*/cpufreq/scaling_cur_freq")
+        clocks = [khz / 1000 for path in files if (khz := number(path)) is not None]
+        sources = (self._by_firmware(), self._by_cooling(), self._by_counters())
+        known = [reasons for reasons in sources if reasons is not None]
+        throttled = tuple(dict.fromkeys(reason for reasons in known for reason in reasons)) if known else None
+        return Conditions(self._temperature(), median(clocks) if clocks else None, throttled)
 
     def _temperature(self) -> float | None:
         """The hottest of the zones at the processor, else of all, in degrees Celsius."""
@@ -104,17 +109,6 @@ class Sensors:
             if (milli := number(zone / "temp")) is not None:
                 by_kind[bool(_CPU_ZONE.search(groups.read(zone / "type") or ""))].append(milli / 1000)
         return max(by_kind[True] or by_kind[False], default=None)
-
-    def _frequency(self) -> float | None:
-        """The median of the processors' clocks, in MHz."""
-        files = self._root.glob("sys/devices/system/cpu/cpu[0-9]*/cpufreq/scaling_cur_freq")
-        clocks = [khz / 1000 for path in files if (khz := number(path)) is not None]
-        return median(clocks) if clocks else None
-
-    def _throttled(self) -> tuple[str, ...] | None:
-        sources = (self._by_firmware(), self._by_cooling(), self._by_counters())
-        known = [reasons for reasons in sources if reasons is not None]
-        return tuple(dict.fromkeys(reason for reasons in known for reason in reasons)) if known else None
 
     def _by_firmware(self) -> list[str] | None:
         bits = self._firmware()
