@@ -13,6 +13,7 @@ from pathlib import Path
 from pydantic import JsonValue
 
 from edgepeft.bench.against import SideBySide
+from edgepeft.bench.compare import ResultFile
 from edgepeft.bench.measuring.emulation import Setting, StartAt, setting_of
 from edgepeft.bench.measuring.measure import Measured, ProgressCallback, Start, measure_units
 from edgepeft.bench.measuring.sampler import Budget, Schedule, Watched
@@ -43,7 +44,6 @@ from edgepeft.bench.result.conditions import (
     utc_now,
 )
 from edgepeft.bench.result.parts import GemmRates
-from edgepeft.bench.result.result_file import ResultFile
 from edgepeft.bench.result.rows import flops_per_instance, result_rows
 from edgepeft.bench.result.schema import BenchHost, BenchResult, MetricsRecord, ScheduleRecord
 from edgepeft.common.errors import DataError, DoesNotFit, EdgepeftError, UsageError

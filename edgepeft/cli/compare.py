@@ -45,9 +45,8 @@ def command(
     json: Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")] = False,
 ) -> None:
     """Compare two benchmark results; exit 4 when the new one is slower beyond noise, or does more work."""
-    from edgepeft.bench.compare import compare_results
+    from edgepeft.bench.compare import ResultFile, compare_results
     from edgepeft.bench.report.tables import comparison_table
-    from edgepeft.bench.result.result_file import ResultFile
     from edgepeft.common.atomic import write_atomically, write_json
     from edgepeft.options.base import share_of
 

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from edgepeft.bench.result.result_file import ResultFile
+from edgepeft.bench.compare import ResultFile
 from edgepeft.bench.result.schema import BenchResult
 from edgepeft.bench.run import run_benchmark
 from edgepeft.common.errors import UsageError

@@ -5,10 +5,10 @@ import json
 
 import pytest
 
+from edgepeft.bench.compare import ResultFile
 from edgepeft.bench.measuring.sampler import Budget
 from edgepeft.bench.planning.target import random_subject
 from edgepeft.bench.report.tables import _footnotes
-from edgepeft.bench.result.result_file import ResultFile
 from edgepeft.bench.result.schema import BenchResult
 from edgepeft.bench.run import run_benchmark
 from edgepeft.bundle.bundle import Bundle

@@ -7,8 +7,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from edgepeft.bench.compare import compare_results
-from edgepeft.bench.result.result_file import ResultFile
+from edgepeft.bench.compare import ResultFile, compare_results
 from edgepeft.cli.compare import benchmark_figures, junit_xml, step_summary
 
 

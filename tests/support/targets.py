@@ -199,8 +199,7 @@ def profile(folder: Path) -> tuple[list[bytes], Target]:
 
 def bench(folder: Path) -> tuple[list[bytes], Target]:
     """A bench JSON, compared with itself."""
-    from edgepeft.bench.compare import compare_results
-    from edgepeft.bench.result.result_file import ResultFile
+    from edgepeft.bench.compare import ResultFile, compare_results
 
     path = folder / "fuzzed.json"
     rows = [

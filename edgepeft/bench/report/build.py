@@ -12,6 +12,7 @@ from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING
 
+from edgepeft.bench.compare import ResultFile
 from edgepeft.bench.report.evaluation import (
     CARD_FILE,
     DELTA_FORMAT,
@@ -26,7 +27,7 @@ from edgepeft.bench.report.page import Cell, Section, page, plain_svg
 from edgepeft.bench.report.quickstart import QUICKSTART_SCHEMA, QuickstartSummary
 from edgepeft.bench.report.sweeps import swept
 from edgepeft.bench.report.tables import conditions_of, figure_kind, model_name, of_mode, subject_of, warnings_by_kind
-from edgepeft.bench.result.result_file import ResultFile, read_document, schema_of
+from edgepeft.bench.result.parts import read_document, schema_of
 from edgepeft.bench.result.schema import RESULT_SCHEMA, BenchResult, BenchRow, OperatorRecord, ProfiledPass
 from edgepeft.bench.result.statistics import ratio_of_medians
 from edgepeft.common.atomic import new_folder

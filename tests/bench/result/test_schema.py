@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from bench.suites._result import SuiteResult
-from edgepeft.bench.compare import compare_results
+from edgepeft.bench.compare import ResultFile, compare_results
 from edgepeft.bench.report.build import read_inputs, sections
-from edgepeft.bench.result.result_file import ResultFile, read_document, schema_of
+from edgepeft.bench.result.parts import read_document, schema_of
 from edgepeft.bench.result.schema import RESULT_SCHEMA, BenchResult, ScheduleRecord
 from edgepeft.bench.run import run_benchmark
 from edgepeft.common.errors import DataError
