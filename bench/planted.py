@@ -25,12 +25,13 @@ from onnx import helper, numpy_helper
 
 import edgepeft
 from edgepeft.bench.against import SideBySide, open_revision
-from edgepeft.bench.analysis.operators import count_metrics
+from edgepeft.bench.operators import count_metrics
 from edgepeft.bench.planning.target import BenchSubject, random_subject
-from edgepeft.bench.run import BenchRequest, run_benchmark
+from edgepeft.bench.run import run_benchmark
 from edgepeft.bundle.manifest import Manifest
 from edgepeft.common.atomic import write_json
 from edgepeft.common.resources import sha256_of
+from edgepeft.options.bench import BenchOptions
 
 ARCHITECTURE = "all-MiniLM-L6-v2"
 BATCH, LENGTH = 8, 64
@@ -76,8 +77,8 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _request(bundle: Path, rounds: int, profile: str = "rpi4", seed: int = 0) -> BenchRequest:
-    return BenchRequest(
+def _request(bundle: Path, rounds: int, profile: str = "rpi4", seed: int = 0) -> BenchOptions:
+    return BenchOptions(
         profile=profile,
         bundle=bundle,
         engines=("onnxruntime",),

@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 
 from edgepeft.bench.report.quickstart import QuickstartSummary, quickstart_table
-from edgepeft.bench.result.result_file import read_document
+from edgepeft.bench.result.parts import read_document
 
 
 def draw(result: Path, picture: Path) -> None:

@@ -15,8 +15,13 @@ from onnx import numpy_helper
 from edgepeft.backbones.config import config_of, read_config
 from edgepeft.backbones.emit import BUNDLE_FILES, WEIGHTS_FILE
 from edgepeft.backbones.source import Backbone, open_backbone
-from edgepeft.bench.planning.random_model import write_random_checkpoint, write_random_tokenizer
-from edgepeft.bench.planning.target import fresh_delta, manifest_of, write_task
+from edgepeft.bench.planning.target import (
+    fresh_delta,
+    manifest_of,
+    write_random_checkpoint,
+    write_random_tokenizer,
+    write_task,
+)
 from edgepeft.bundle.bundle import BACKBONE_FILE, DECODER_FILE, ENCODER_FILE, TASKS_FOLDER
 from edgepeft.bundle.manifest import DeltaDtype, Hashes, TaskEntry, TextHashes, WeightsDtype
 from edgepeft.common.atomic import write_atomically

@@ -115,7 +115,13 @@ class SideBySide:
                 seed=schedule.seed + launch,
                 probe_every=_PROBE_EVERY,
             )
-            bases = [self._other(unit) for unit in units if unit.job]
+            bases = []
+            for unit in units:
+                if unit.job:
+                    bundle = self.bundles.get(unit.job.bundle, unit.job.bundle)
+                    job = replace(unit.job, package=str(self.revision.path), bundle=bundle)
+                    known = job.known_to(self.revision.fields, self.revision.asked)
+                    bases.append(replace(unit, job=known, base=True))
             both = measure_units(
                 [*units, *bases],
                 part,
@@ -137,13 +143,6 @@ class SideBySide:
                 one.left_out = one.left_out or base.left_out  # then it has no verdict
                 one.notes += tuple(f"{self.revision.asked}: {note}" for note in base.notes if note not in one.notes)
         return list(own.values())
-
-    def _other(self, unit: Unit) -> Unit:
-        assert unit.job is not None
-        job = replace(
-            unit.job, package=str(self.revision.path), bundle=self.bundles.get(unit.job.bundle, unit.job.bundle)
-        )
-        return replace(unit, job=job.known_to(self.revision.fields, self.revision.asked), base=True)
 
     def _keep(self, one: Measured, own: dict[str, Measured]) -> None:
         """Append a later launch's samples to the first one's."""

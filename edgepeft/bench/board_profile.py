@@ -90,6 +90,8 @@ def measured_profile(
     if name in known_profiles():
         raise UsageError(f"a profile {name!r} is shipped with edgepeft; give yours another name.")
     refuse_bad_wheels("onnxruntime")
+    flags = isa_flags(root / "proc")
+    absent: list[JsonValue] = [flag for flag in _DECIDING if flag not in flags] if "asimd" in flags else []
     cores, busy = usable_cores(), psutil.cpu_percent(interval=_LOOK_SECONDS) / 100
     bench = _Bench(start or _started, Sensors(root), Meter(root))
     made = f"measured by edgepeft {versions()['edgepeft']} on {datetime.now(UTC):%Y-%m-%d}"
@@ -103,12 +105,16 @@ def measured_profile(
         "boards": [board_name(root) or cpu_model(root / "proc")],
         "cores": _figure(cores, "cores", f"{made}: processors that can be kept busy"),
         "memory": _figure(memory_bytes(root / "proc"), "B", f"{made}: what the kernel has, or a control group allows"),
-        "isa": _flags(root, made),
+        "isa": {**_figure([*flags], "flags", f"{made}: /proc/cpuinfo"), **({"absent": absent} if absent else {})},
         "figures": {**figures},
     }
     document |= _reference(bench, cores, with_runtime, progress)
     document["calibrations"] = [_calibration(figures, with_runtime)]
-    notes = _throttling(bench.seen)
+    notes = []
+    if throttled := throttled_samples(bench.seen):
+        reasons = ", ".join(dict.fromkeys(reason for sample in throttled for reason in sample))
+        samples = f"{len(throttled)} of {len(bench.seen.samples)} samples ({reasons})"
+        notes.append(f"The board throttled in {samples}; cooled, it is faster.")
     if busy > _BUSY:
         notes.append(f"Other programs kept the processors {busy:.0%} busy when it began: the rates are too low.")
     document["about"] = " ".join([about, *notes])
@@ -125,13 +131,6 @@ def _started(label: str, job: Job) -> AbstractContextManager[Any]:
 def _figure(value: JsonValue, unit: str, source: str, title: str = "") -> TomlTable:
     titled: TomlTable = {"title": title} if title else {}
     return {"value": value, "unit": unit, "kind": "measured", **titled, "source": source}
-
-
-def _flags(root: Path, made: str) -> TomlTable:
-    flags = isa_flags(root / "proc")
-    absent: list[JsonValue] = [flag for flag in _DECIDING if flag not in flags] if "asimd" in flags else []
-    figure = _figure([*flags], "flags", f"{made}: /proc/cpuinfo")
-    return {**figure, "absent": absent} if absent else figure
 
 
 def _figures(
@@ -189,16 +188,6 @@ def _calibration(figures: Mapping[str, TomlTable], source: str) -> TomlTable:
         "kind": "measured",
         "source": source,
     }
-
-
-def _throttling(seen: Series) -> list[str]:
-    throttled = throttled_samples(seen)
-    if not throttled:
-        return []
-    reasons = ", ".join(dict.fromkeys(reason for sample in throttled for reason in sample))
-    return [
-        f"The board throttled in {len(throttled)} of {len(seen.samples)} samples ({reasons}); cooled, it is faster."
-    ]
 
 
 def _median(taken: Sequence[Sample]) -> float:

@@ -17,13 +17,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import comb
+from pathlib import Path
 
-from edgepeft.bench.result.result_file import ResultFile
-from edgepeft.bench.result.schema import BenchResult, BenchRow, MetricsRecord
+from edgepeft.bench.result.parts import read_document, schema_of
+from edgepeft.bench.result.schema import RESULT_SCHEMA, BenchResult, BenchRow, MetricsRecord, RowKey
 from edgepeft.bench.result.statistics import CONFIDENCE, Ratio, ratio_of_medians, ratio_of_totals
 from edgepeft.common.errors import DataError, UsageError
 
-__all__ = ["Comparison", "MetricVerdict", "Verdict", "compare_results"]
+__all__ = ["Comparison", "MetricVerdict", "ResultFile", "Verdict", "compare_results"]
 
 _HOST_MOVED = 0.03  # a GEMM rate that differs by less is not worth a line
 # How much each may grow, as a share.  Counts may not; a file's size moves with the texts in it; instructions repeat
@@ -35,6 +36,40 @@ ALLOWED = {
     "instructions": 0.005,
     "peak_activation_bytes": 0.005,
 }
+
+
+@dataclass(frozen=True)
+class ResultFile:
+    """A result that was read, with the file's name for messages."""
+
+    path: Path
+    document: BenchResult
+
+    @classmethod
+    def open(cls, path: Path) -> ResultFile:
+        """Read and check."""
+        if (schema := schema_of(path)) != RESULT_SCHEMA:
+            ours, known = RESULT_SCHEMA.split("/")
+            name, _, version = str(schema).partition("/")
+            which = "a newer" if version.isdigit() and int(version) > int(known) else "another"
+            anew = "take the baseline anew with this version (bench/baselines/README.md)"
+            advice = f", which {which} edgepeft wrote; {anew}" if name == ours else ""
+            raise DataError(f"{path}: schema {RESULT_SCHEMA!r} is needed, found {schema!r}{advice}.")
+        document = read_document(path, BenchResult)
+        if not document.results and not document.metrics:
+            raise DataError(f"{path} holds no results; it must come from `edgepeft bench --json`.")
+        return cls(path, document)
+
+    def by_key(self, *, with_threads: bool = True) -> dict[RowKey, BenchRow]:
+        """Rows by what they measured."""
+        rows = {row.key(with_threads=with_threads): row for row in self.document.results}
+        if len(rows) != len(self.document.results):
+            raise DataError(f"{self.path} holds two results of one kind; it was put together by hand.")
+        return rows
+
+    def gemm_gflops(self, workload: str) -> tuple[float, ...]:
+        """The host's GEMM rate in each round, GFLOP/s; empty where it was not measured."""
+        return self.document.host.gemm_samples_gflops.get(workload, ())
 
 
 @dataclass(frozen=True)
@@ -137,12 +172,19 @@ def _verdict(
     old: BenchRow, fresh: BenchRow, base: ResultFile, new: ResultFile, max_regression: float, *, normalise: bool
 ) -> Verdict:
     least = 1.0 - max_regression
-    ratio = _ratio(old, fresh)
+    common = min(len(old.samples_s), len(fresh.samples_s))  # of sums over the same batches where these are not alike
+    ratio = (
+        ratio_of_totals(fresh.samples_s[:common], old.samples_s[:common])
+        if old.mixed
+        else ratio_of_medians(old.samples_s, fresh.samples_s)
+    )
     speeds = base.gemm_gflops(old.workload), new.gemm_gflops(fresh.workload)
     per_gemm = None
     if all(speeds):
-        per_gemm = _scaled(ratio, ratio_of_medians((1.0,), (1.0,), *speeds)) if old.mixed else None
-        per_gemm = per_gemm or ratio_of_medians(old.samples_s, fresh.samples_s, *speeds)
+        per_gemm = ratio_of_medians(old.samples_s, fresh.samples_s, *speeds)
+        if old.mixed:  # both uncertainties added: an interval that is rather too wide than too narrow
+            by = ratio_of_medians((1.0,), (1.0,), *speeds)
+            per_gemm = Ratio(ratio.value * by.value, ratio.low * by.low, ratio.high * by.high, ratio.rounds)
     if normalise and per_gemm is None:
         raise UsageError(
             f"--normalise needs the host's GEMM rate beside {fresh.label}; {base.path} or {new.path} has none. "
@@ -154,19 +196,6 @@ def _verdict(
     n_old, n_fresh = len(old.samples_s), len(fresh.samples_s)
     too_few = 1 / comb(n_old + n_fresh, n_old) > 1 - CONFIDENCE + 1e-9
     return Verdict(fresh, ratio, per_gemm, slower and not too_few, too_few)
-
-
-def _ratio(old: BenchRow, fresh: BenchRow) -> Ratio:
-    """Of medians; of sums over the same batches where batches are not alike."""
-    if not old.mixed:
-        return ratio_of_medians(old.samples_s, fresh.samples_s)
-    common = min(len(old.samples_s), len(fresh.samples_s))
-    return ratio_of_totals(fresh.samples_s[:common], old.samples_s[:common])
-
-
-def _scaled(ratio: Ratio, by: Ratio) -> Ratio:
-    """Both uncertainties added: an interval that is rather too wide than too narrow."""
-    return Ratio(ratio.value * by.value, ratio.low * by.low, ratio.high * by.high, ratio.rounds)
 
 
 def _notes(base: ResultFile, new: ResultFile, verdicts: Sequence[Verdict]) -> list[str]:

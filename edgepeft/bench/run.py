@@ -1,4 +1,7 @@
-"""The whole benchmark: from what was asked to the JSON document of the result."""
+"""The whole benchmark: from what was asked to the JSON document of the result.
+
+Several scenarios run one after the other into one document: what an interrupted run has, a later one keeps.
+"""
 
 from __future__ import annotations
 
@@ -7,20 +10,19 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from pydantic import JsonValue
+
 from edgepeft.bench.against import SideBySide
-from edgepeft.bench.analysis.operators import count_metrics, profile_all
-from edgepeft.bench.analysis.predicted import predicted_result
-from edgepeft.bench.analysis.qemu import Guest, count_instructions, find_guest
+from edgepeft.bench.compare import ResultFile
 from edgepeft.bench.measuring.emulation import Setting, StartAt, setting_of
 from edgepeft.bench.measuring.measure import Measured, ProgressCallback, Start, measure_units
 from edgepeft.bench.measuring.sampler import Budget, Schedule, Watched
+from edgepeft.bench.operators import count_metrics, profile_all
+from edgepeft.bench.planning.job import Job
 from edgepeft.bench.planning.plan import Unit, UnitRole, expected_s, gemm_rate, plan_requests, plan_units
 from edgepeft.bench.planning.plan import in_words as duration_in_words
-from edgepeft.bench.planning.random_model import write_random_tokenizer
 from edgepeft.bench.planning.resolve import (
     ENGINES,
-    WORKLOADS,
-    BenchRequest,
     ResolvedRequest,
     check_request,
     resolve_request,
@@ -28,7 +30,9 @@ from edgepeft.bench.planning.resolve import (
     workloads_of,
 )
 from edgepeft.bench.planning.scenario import SampleKind, Scenario, load_scenario
-from edgepeft.bench.planning.target import BenchSubject, torch_installed
+from edgepeft.bench.planning.target import BenchSubject, torch_installed, write_random_tokenizer
+from edgepeft.bench.predicted import predicted_result
+from edgepeft.bench.qemu import Guest, count_instructions, find_guest
 from edgepeft.bench.result.conditions import (
     arithmetic_notes,
     calibration_of,
@@ -39,14 +43,16 @@ from edgepeft.bench.result.conditions import (
     profile_of,
     utc_now,
 )
+from edgepeft.bench.result.parts import GemmRates
 from edgepeft.bench.result.rows import flops_per_instance, result_rows
-from edgepeft.bench.result.schema import BenchResult, MetricsRecord, ScheduleRecord
-from edgepeft.common.errors import DoesNotFit, EdgepeftError
+from edgepeft.bench.result.schema import BenchHost, BenchResult, MetricsRecord, ScheduleRecord
+from edgepeft.common.errors import DataError, DoesNotFit, EdgepeftError, UsageError
 from edgepeft.device.host.machine import board_name, refuse_bad_wheels
 from edgepeft.device.host.sensors import ROOT, Meter, Sensors
 from edgepeft.device.profiles import load_profile
+from edgepeft.options.bench import BenchOptions
 
-__all__ = ["ENGINES", "WORKLOADS", "BenchRequest", "Outcome", "run_benchmark"]
+__all__ = ["BenchSession", "Outcome", "earlier_result", "run_benchmark", "run_scenarios"]
 
 _NO_TORCH = "PyTorch is not installed (pip install 'edgepeft[train]')"
 _COUNTED = (
@@ -54,6 +60,7 @@ _COUNTED = (
     "head are not counted, rows of the last layer that no head reads are; training counts 2 passes over a frozen "
     "matrix, 3 over a trained one"
 )
+_LEAST_S = 1e-3  # a bound is above 0; nothing fits into it
 
 
 @dataclass(frozen=True)
@@ -66,7 +73,7 @@ class Outcome:
 
 
 def run_benchmark(
-    request: BenchRequest,
+    request: BenchOptions,
     *,
     progress: ProgressCallback = lambda what, done, total: None,
     start: Start | None = None,
@@ -136,16 +143,26 @@ def _count(work: ResolvedRequest, progress: ProgressCallback) -> tuple[tuple[Met
 
 def _units(work: ResolvedRequest, threads: int) -> list[Unit]:
     """What is timed; nothing where only counts were asked for."""
-    request, model, batched = work.request, work.subject.model, work.scenario.kind is SampleKind.BATCHES
+    request, subject, batched = work.request, work.subject, work.scenario.kind is SampleKind.BATCHES
     if not request.timed:
         return []
     batches = work.batches if batched else ()
-    shared = model.job(batches, threads=threads, seed=request.seed, cache=request.cache, new_tokens=work.new_tokens)
+    shared = Job(
+        "",
+        threads,
+        batches,
+        str(subject.bundle.folder),
+        vocab_size=subject.architecture.vocab_size,
+        pad_id=subject.architecture.pad_token_id,
+        seed=request.seed,
+        cache=request.cache,
+        new_tokens=work.new_tokens,
+    )
     if not batched:
-        return plan_requests(work.scenario, model.tasks, shared, lengths=work.lengths.values, rows=work.rows)
+        return plan_requests(work.scenario, subject.tasks, shared, lengths=work.lengths.values, rows=work.rows)
     engines, workloads = request.engines or ENGINES, workloads_of(request)
     return plan_units(
-        model.tasks, shared, engines=engines, workloads=workloads, peers=request.peers, missing=_missing()
+        subject.tasks, shared, engines=engines, workloads=workloads, peers=request.peers, missing=_missing()
     )
 
 
@@ -225,7 +242,7 @@ def _pack(subject: BenchSubject, progress: ProgressCallback) -> None:
     weights.close()
 
 
-def _schedule(request: BenchRequest, scenario: Scenario, batches: Sequence[Sequence[int]]) -> Schedule:
+def _schedule(request: BenchOptions, scenario: Scenario, batches: Sequence[Sequence[int]]) -> Schedule:
     # The largest batch first: memory is at its most before anything is measured.
     largest = max(range(len(batches)), key=lambda index: len(batches[index]) * max(batches[index]))
     warmup = (largest, *(index % len(batches) for index in range(scenario.warmup_rounds - 1)))
@@ -239,3 +256,111 @@ def _schedule(request: BenchRequest, scenario: Scenario, batches: Sequence[Seque
         precision=None if request.rounds else scenario.precision,
         more_warmup=scenario.max_warmup_rounds - scenario.warmup_rounds,
     )
+
+
+class BenchSession:
+    """The result so far, what did not fit, and whether Ctrl-C was pressed."""
+
+    def __init__(self, earlier: BenchResult | None = None) -> None:
+        self.result = earlier or BenchResult(results=())
+        self.failures: list[DoesNotFit] = []
+        self.interrupted = False
+
+    @property
+    def completed(self) -> tuple[tuple[str, str], ...]:
+        """(scenario, workload) pairs that are done."""
+        return self.result.completed or ()
+
+    def add(self, outcome: Outcome, scenario: str, workloads: Sequence[str]) -> None:
+        """Another scenario's rows; they replace those that an interrupted run left of it."""
+        self.failures += outcome.failures
+        interrupted = {one.unit.workload for one in outcome.measured if one.interrupted}
+        self.interrupted = self.interrupted or bool(interrupted)
+        old, new = self.result, outcome.result
+        # As its rows name it; of a file of one's own that is the name inside.
+        name = new.results[0].scenario if new.results else scenario
+        schedule = new.schedule.model_copy(update={"scenario": name})
+        kept = [row for row in old.results if row.scenario != name or row.workload not in workloads]
+        done = ((scenario, workload) for workload in workloads if workload not in interrupted)
+        self.result = new.model_copy(
+            update={
+                "host": _host(old.host, new.host),
+                "schedule": schedule,
+                "metrics": tuple({entry.of: entry for entry in (*old.metrics, *new.metrics)}.values()),
+                "results": (*kept, *new.results),
+                "completed": (*self.completed, *done),
+                "schedules": (*(old.schedules or ()), schedule),
+            }
+        )
+
+
+def _host(before: BenchHost, now: BenchHost) -> BenchHost:
+    return now.model_copy(
+        update={
+            "gemm_gflops": now.gemm_gflops or before.gemm_gflops,
+            "gemm_samples_gflops": _both(before.gemm_samples_gflops, now.gemm_samples_gflops),
+            "pytorch_gemm_gflops": now.pytorch_gemm_gflops or before.pytorch_gemm_gflops,
+            "pytorch_gemm_samples_gflops": _both(before.pytorch_gemm_samples_gflops, now.pytorch_gemm_samples_gflops),
+        }
+    )
+
+
+def _both(before: GemmRates, now: GemmRates) -> GemmRates:
+    return {name: (*before.get(name, ()), *now.get(name, ())) for name in {**before, **now}}
+
+
+def run_scenarios(
+    request: BenchOptions,
+    scenarios: Sequence[str],
+    *,
+    keep: Callable[[BenchResult], object] = lambda result: None,
+    earlier: BenchResult | None = None,
+    progress: ProgressCallback = lambda what, done, total: None,
+    start: Start | None = None,
+    say: Callable[[str], object] = lambda line: None,
+) -> BenchSession:
+    """Measure the scenarios; ``keep`` gets the result after each.  ``earlier``: what a run before this one kept.
+
+    ``request.max_seconds`` is for all of them, in equal parts; ``say`` is told how long each will take.
+    """
+    # Scenarios may be added later, and the time that each may take does not matter.
+    asked: dict[str, JsonValue] = request.model_dump(mode="json", exclude={"scenario", "max_seconds"})
+    if earlier is not None:
+        _refuse_other_request(earlier, asked)
+    session = BenchSession(earlier)
+    budget, names = Budget.of(request.max_seconds), list(dict.fromkeys(scenarios))
+    for number, scenario in enumerate(names):
+        wanted = workloads_of(request.model_copy(update={"scenario": scenario}))
+        left = tuple(workload for workload in wanted if (scenario, workload) not in session.completed)
+        if request.timed and not left:
+            continue
+        most_s = None if request.max_seconds is None else max(budget.part(len(names) - number).left_s, _LEAST_S)
+        asked_now = request.model_copy(update={"scenario": scenario, "workloads": left, "max_seconds": most_s})
+        outcome = run_benchmark(asked_now, progress=progress, start=start, say=say)
+        session.add(outcome, scenario, left)
+        session.result = session.result.model_copy(update={"request": asked})
+        keep(session.result)
+        if session.interrupted:
+            break
+    return session
+
+
+def _refuse_other_request(earlier: BenchResult, asked: dict[str, JsonValue]) -> None:
+    before = earlier.request
+    if before is None:
+        raise UsageError("--resume: the file does not record what was asked; measure anew without --resume.")
+    if other := sorted(name for name in {**before, **asked} if before.get(name) != asked.get(name)):
+        changes = ", ".join(f"{name} was {before.get(name)} and is {asked.get(name)}" for name in other)
+        raise UsageError(
+            f"--resume continues what was asked before: {changes}. Give the same options, or another --json."
+        )
+
+
+def earlier_result(path: Path) -> BenchResult | None:
+    """What a run kept there; None where there is nothing yet."""
+    if not path.exists():
+        return None
+    result = ResultFile.open(path).document
+    if result.completed is None or result.schedules is None:
+        raise DataError(f"{path} does not record what is complete; measure anew without --resume.")
+    return result

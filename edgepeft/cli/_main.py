@@ -78,7 +78,10 @@ def main(command: typer.Typer = app) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except OSError as error:
-        _fail(_of_system(error), 1)
+        if error.errno == errno.ENOSPC:
+            _fail("no space left on the disk. Free some space, then repeat.", 1)
+        what = f"{error.filename}: {error.strerror}" if error.filename else str(error) or type(error).__name__
+        _fail(f"{what}. Put that right, then repeat.", 1)
     if code == INTERRUPTED:  # typer turns Ctrl-C into this, without a word
         print("interrupted", file=sys.stderr)
     sys.exit(code or 0)
@@ -112,11 +115,3 @@ def _missing(error: Any) -> list[str]:
     given = {word.partition("=")[0] for word in sys.argv[1:]}
     needed = [each for each in error.ctx.command.params if each.required and each.param_type_name == "option"]
     return [f"'{each.opts[0]}'" for each in needed if given.isdisjoint(each.opts)]
-
-
-def _of_system(error: OSError) -> str:
-    """The message for what the system refused, where no verb gave a better one."""
-    if error.errno == errno.ENOSPC:
-        return "no space left on the disk. Free some space, then repeat."
-    what = f"{error.filename}: {error.strerror}" if error.filename else str(error) or type(error).__name__
-    return f"{what}. Put that right, then repeat."

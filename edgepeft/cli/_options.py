@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin
 
@@ -12,7 +12,7 @@ import typer
 from pydantic.fields import FieldInfo
 
 from edgepeft.common.errors import UsageError
-from edgepeft.common.progress import messages
+from edgepeft.common.progress import say
 from edgepeft.options.base import Options
 
 if TYPE_CHECKING:
@@ -24,8 +24,6 @@ __all__ = [
     "BundleFolder",
     "LengthPenalty",
     "MaxNewTokens",
-    "MaxSeconds",
-    "Mode",
     "NoRepeatNgram",
     "Variant",
     "command_of",
@@ -37,19 +35,6 @@ __all__ = [
 BundleFolder = Annotated[Path, typer.Argument(help="The bundle's folder.")]
 Variant = Annotated[
     list[str] | None, typer.Option("--set", help="A variant of the device: memory=2GB.", metavar="NAME=VALUE")
-]
-
-# What is measured, or predicted.
-Mode = Annotated[
-    str,
-    typer.Option(
-        help="limits: the device's cores and memory at this host's speed; calibrated: its speed too; "
-        "predicted: nothing runs. On the device itself the first two measure."
-    ),
-]
-MaxSeconds = Annotated[
-    float | None,
-    typer.Option(help="For all; what does not fit is left out. Default: 600 of rounds, a workload."),
 ]
 
 # How text is written.
@@ -64,18 +49,17 @@ NoRepeatNgram = Annotated[
 def note_trainable(trainable: bool) -> None:
     """Say of an option of earlier versions that it does nothing."""
     if trainable:
-        messages().print("note: --trainable does nothing any more: every task can be tuned.")
+        say("note: --trainable does nothing any more: every task can be tuned.")
 
 
-def decoding_of(bundle: Bundle, task: str | None, beams: int | None, max_new_tokens: int | None) -> Decoding:
-    """How a task's texts are written, greedily if nothing is given."""
+def decoding_of(bundle: Bundle, tasks: Iterable[str], **asked: Any) -> Decoding:
+    """How these tasks' texts are written, greedily if nothing is given; None is not."""
     from edgepeft.runtime.decoding import Decoding
 
-    asked = {"beams": beams, "max_new_tokens": max_new_tokens}
-    given: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
-    if given and (task is None or not bundle.entry(task).writes):
+    given = {name: value for name, value in asked.items() if value is not None}
+    if given and not any(bundle.entry(task).writes for task in tasks):
         option = next(iter(given)).replace("_", "-")
-        raise UsageError(f"--{option} is for a task that writes text; --task names one that does.")
+        raise UsageError(f"--{option} is for tasks that write text, and these do not; --task names one that does.")
     return Decoding(**given)
 
 
@@ -98,6 +82,7 @@ def command_of(options: type[Options], act: Callable[..., None], verb: str) -> C
             annotation=Annotated[_on_the_line(field.annotation), next(m for m in field.metadata if hasattr(m, "help"))],
         )
         for name, field in options.model_fields.items()
+        if options.help_of(name)  # others are not the command line's
     ]
     parameters.sort(key=lambda each: each.default is not inspect.Parameter.empty)  # those that must be given are first
     parameters += [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in own.values()]
@@ -121,9 +106,9 @@ def _default(field: FieldInfo) -> Any:
 
 def _on_the_line(kind: Any) -> Any:
     """The type that typer reads a value as: rows and folders as a path, mappings as NAME=VALUE; several as a list."""
-    arms = [kind] if get_origin(kind) is Mapping else get_args(kind)
+    arms = [kind] if get_origin(kind) in (Mapping, tuple) else get_args(kind)
     of_arms = {get_origin(arm) or arm for arm in arms}
-    one = Path if os.PathLike in of_arms else str
-    if of_arms & {Mapping, Sequence}:
+    one = Path if os.PathLike in of_arms or kind == tuple[Path, ...] else str
+    if of_arms & {Mapping, Sequence, tuple}:
         return list[one] | None  # type: ignore[valid-type]
     return kind if one is str else Path | None if type(None) in of_arms else Path

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from edgepeft.common.errors import UsageError
 from edgepeft.common.messages import printable
-from edgepeft.common.progress import PrintableConsole, messages
+from edgepeft.common.progress import PrintableConsole, say
 
 if TYPE_CHECKING:
     from edgepeft.bench.result.parts import Part
@@ -115,15 +115,15 @@ def show_bench_result(result: BenchResult, json: str | None) -> None:
     from edgepeft.bench.report.tables import bench_table
 
     if result.instructions_skipped:
-        messages().print(f"instructions were not counted: {result.instructions_skipped}", markup=False)
+        say(f"instructions were not counted: {result.instructions_skipped}")
     show_result(result, json, bench_table)
 
 
 def say_cuts(truncation: Truncation, max_new_tokens: int) -> None:
     """Say how many texts were cut or read in windows, and how many not written to their ends."""
     if truncation.rows:
-        messages().print(f"{truncation.rows} answer(s) read a text cut to the task's maximal length.")
+        say(f"{truncation.rows} answer(s) read a text cut to the task's maximal length.")
     if truncation.windows.texts:
-        messages().print(f"read in windows: {truncation.windows}.")
+        say(f"read in windows: {truncation.windows}.")
     if truncation.texts:
-        messages().print(f"{truncation.texts} text(s) were cut at {max_new_tokens} tokens.")
+        say(f"{truncation.texts} text(s) were cut at {max_new_tokens} tokens.")

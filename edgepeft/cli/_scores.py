@@ -1,16 +1,22 @@
-"""What `eval` and `train` show of a result, in 80 columns: figures, classes, confusion, certainty, rows to look at."""
+"""What the verbs that learn and score share: notes on a result, and a stop that leaves a checkpoint.
+
+`eval` and `train` show a result in 80 columns: figures, classes, confusion, certainty, rows to look at.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
+import typer
 from rich.padding import Padding
 from rich.table import Column, Table
 from rich.text import Text
 
-from edgepeft.cli._output import plain_table, table_console
+from edgepeft.cli._output import INTERRUPTED, plain_table, table_console
 from edgepeft.common.messages import printable
+from edgepeft.common.progress import say
 from edgepeft.data.score_tables import (
     MOST_SHOWN,
     Rows,
@@ -25,7 +31,18 @@ from edgepeft.data.score_tables import (
     unseen,
 )
 
-__all__ = ["SCORES_WIDTH", "show_errors", "show_headline"]
+if TYPE_CHECKING:
+    from edgepeft.data.training_loop.run import TrainingLoopResult
+
+__all__ = [
+    "SCORES_WIDTH",
+    "interruptible",
+    "say_temperature",
+    "say_unbeaten",
+    "say_windows",
+    "show_errors",
+    "show_headline",
+]
 
 _MOST_CLASSES = 30  # in a table on the terminal: ten thousand would scroll the score out of sight
 _MOST_MISTAKES = 10
@@ -35,6 +52,7 @@ _DOUBTED = (
     "the mean, for the rows that have it."
 )
 _METHODS = {"wilson": "Wilson's", "bootstrap": "the percentile bootstrap of rows"}
+_HIGHER = 3  # times the rate: at ten times it LoRA and Compacter lose 5 to 78 points (docs/methods.md)
 
 
 def show_headline(found: Sequence[Mapping[str, Any]], baselines: Mapping[str, Mapping[str, Any]]) -> None:
@@ -120,3 +138,62 @@ def _print_rows(title: str, lines: Sequence[tuple[str, str]], *, whole: bool) ->
 
 def _print(*shown: Any) -> None:
     table_console(SCORES_WIDTH).print(*shown)
+
+
+def say_windows(result: TrainingLoopResult) -> None:
+    """What reading long texts in windows cost, and how their logits are pooled."""
+    from edgepeft.data.row_grouping import Spread
+
+    told = dict(result.training.get("windows", {}))
+    if not told:
+        return
+    pools = told.pop("pools", {})
+    scores = ", ".join(f"{name} {score:.4f}" for name, score in pools.items())
+    how = f" Their logits' {result.chosen['pool']} answers (eval rows: {scores})." if pools else ""
+    say(f"note: read in windows: {Spread(**told)}.{how}")
+
+
+def say_temperature(result: TrainingLoopResult) -> None:
+    """Where the evaluation rows cannot say how sure answers are."""
+    bound = result.chosen.get("temperature_bound")
+    if bound is not None:
+        why = (
+            "almost all of them are right, and cannot say how sure an answer may be; it stays 1"
+            if bound < 1
+            else "what is more probable is not more often right"
+        )
+        say(f"note: the evaluation rows are likeliest at a temperature of {bound:g}, the last looked at: {why}.")
+
+
+def say_unbeaten(result: TrainingLoopResult, other: str) -> None:
+    """What the delta is not better than beyond chance, and what to try; ``other`` is an option for another method."""
+    from edgepeft.data.training_loop.baselines import LINEAR, MAJORITY, unbeaten, undecidable
+
+    found = dict(unbeaten(result.metrics))
+    option, key = (
+        ("--lr", "learning_rate")
+        if {*result.metrics["baselines"]} - {MAJORITY}
+        else ("--head-lr", "head_learning_rate")
+    )
+    rate = result.training[key]
+    for sentence in found.values():
+        say(f"note: {sentence}.")
+    if found and undecidable(result.metrics):
+        say("so few test rows differ that they cannot tell; give more to --test.")
+    elif found:
+        has_head = any(name.startswith("head/") for name in result.tensors)  # labels that a decoder scores have none
+        linear = LINEAR in found and has_head
+        cheap = "; --method linear gives that head, and all its tasks answer from one run" if linear else ""
+        say(f"try {option} {_HIGHER * rate:.3g} (this was {rate:.3g}), more --epochs, more rows, {other}{cheap}.")
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Train or tune within the block; a run that was stopped says how to go on, and exits with 130."""
+    from edgepeft.data.training_loop.run import Interrupted
+
+    try:
+        yield
+    except Interrupted as interrupted:
+        say(f"{interrupted}. The same command with --resume (without --force) continues.")
+        raise typer.Exit(INTERRUPTED) from None

@@ -10,7 +10,7 @@ import typer
 from edgepeft.cli._options import BundleFolder, note_trainable
 from edgepeft.cli._output import print_json
 from edgepeft.common.errors import MissingPackage, UsageError
-from edgepeft.common.progress import messages, stages
+from edgepeft.common.progress import say, stages
 from edgepeft.data.rows import verify_columns
 from edgepeft.options.base import (
     VERIFY_DATA,
@@ -86,7 +86,7 @@ def command(
     if as_json:
         print_json(manifest.model_dump(mode="json"))
     else:
-        messages().print(f"{bundle} now holds: {', '.join(manifest.tasks)}")
+        say(f"{bundle} now holds: {', '.join(manifest.tasks)}")
 
 
 def _without_torch(folder: Path, exported: list[Path], tuned: list[Path], *, replace: bool) -> Manifest:

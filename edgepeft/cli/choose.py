@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edgepeft.cli._options import MaxSeconds, Variant
-from edgepeft.cli._options import Mode as BenchMode
+from edgepeft.cli._options import Variant
 from edgepeft.cli._output import plain_table, print_json, table_console
 from edgepeft.common.errors import DoesNotFit, UnknownName, UsageError, requiring
-from edgepeft.common.progress import messages, say, shown_steps, stages
-from edgepeft.options.base import LabelColumn, PairColumn, TaskKind, TextColumn
+from edgepeft.common.progress import say, shown_steps, stages
+from edgepeft.options.base import LabelColumn, MaxSeconds, Mode, PairColumn, TaskKind, TextColumn
+from edgepeft.options.bench import BenchOptions
 
 if TYPE_CHECKING:
     from edgepeft.bundle.bundle import Bundle
@@ -61,7 +61,7 @@ def command(
     memory: _Amount = None,
     disk: _Disk = None,
     length: Annotated[int | None, typer.Option(help="Tokens of a text. Default: 128, or what runs were given.")] = None,
-    mode: BenchMode = "predicted",
+    mode: Mode = "predicted",
     max_seconds: MaxSeconds = None,
     data: _Data = None,
     text_column: TextColumn = None,
@@ -78,7 +78,7 @@ def command(
     with requiring("train", "choosing a method"):
         from edgepeft.sweep.choice import Budget, candidates, choose
         from edgepeft.sweep.folder import open_sweep
-    from edgepeft.device.profiles import load_profile, with_settings
+    from edgepeft.device.profiles import load_profile, variant_of, with_settings
     from edgepeft.tuning.memory import amount_of
 
     if mode not in _SAID:
@@ -102,7 +102,7 @@ def command(
         )
     else:
         opened, named = open_sweep(sweep), (data, backbone)
-    variant = f"{profile}{',' if ':' in profile else ':'}{','.join(set_)}" if set_ else profile
+    variant = variant_of(profile, set_ or ())
     measure = None if mode == "predicted" else partial(_measured, variant, mode, length, max_seconds)
     found = _with_costs(opened, candidates(opened, *(named or ())), device, tasks, length, measure)
     chosen = choose(found, budget)
@@ -146,13 +146,13 @@ def _measured(
     profile: str, mode: str, length: int | None, max_seconds: float | None, bundle: Bundle
 ) -> dict[str, Seconds]:
     """Seconds of one text by task, of `edgepeft bench`'s interleaved rounds under the profile's limits."""
-    from edgepeft.bench.run import BenchRequest, run_benchmark
+    from edgepeft.bench.run import run_benchmark
     from edgepeft.deploy.cost import checked_length
     from edgepeft.sweep.choice import Seconds
 
     tasks = bundle.manifest.tasks.items()
     length = min(checked_length(bundle, name, 1, length, entry.max_length) for name, entry in tasks)
-    request = BenchRequest(
+    request = BenchOptions(
         profile=profile,
         bundle=bundle.folder,
         engines=("onnxruntime",),
@@ -180,10 +180,9 @@ def _small_sweep(
 ) -> Sweep:
     """One run of each method, until the time is over; runs that are done in ``out`` stay done."""
     from edgepeft.cli.sweep import local, showing
-    from edgepeft.sweep.cells import sweep_of
     from edgepeft.sweep.local import Job
     from edgepeft.sweep.plan import Plan
-    from edgepeft.sweep.run import run_sweep
+    from edgepeft.sweep.run import run_sweep, sweep_of
 
     if data is None or backbone is None or out is None:
         raise UsageError("give SWEEP, or what a small one is made of: --data ROWS --backbone FOLDER --out SWEEP.")
@@ -207,7 +206,7 @@ def _small_sweep(
             run_sweep(sweep, executor, Job(sweep, sweep.cells[0]), watch=watch)
         except Over:
             over = sum(sweep.outcome(cell) is not None for cell in sweep.cells)
-            messages().print(f"note: the time allowed {over} of {len(sweep.cells)} methods; the same command goes on.")
+            say(f"note: the time allowed {over} of {len(sweep.cells)} methods; the same command goes on.")
     return sweep
 
 

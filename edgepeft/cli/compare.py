@@ -1,4 +1,8 @@
-"""``edgepeft compare``: the gate of a CI job."""
+"""``edgepeft compare``: the gate of a CI job, and what CI systems read of it.
+
+Sources: Jenkins' junit-10.xsd; GitHub, "Workflow commands", adding a job summary; benchmark-action/github-action-
+benchmark, README, tool ``customBiggerIsBetter``.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +14,13 @@ import typer
 
 from edgepeft.cli._output import print_json, table_console
 from edgepeft.common.errors import ThroughputRegression
+from edgepeft.common.messages import markdown_cell, printable
 
 if TYPE_CHECKING:
     from edgepeft.bench.compare import Comparison
+    from edgepeft.bench.result.schema import BenchResult
 
-__all__ = ["command"]
+__all__ = ["benchmark_figures", "command", "junit_xml", "step_summary"]
 
 PANEL = "Measure"
 
@@ -39,10 +45,8 @@ def command(
     json: Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")] = False,
 ) -> None:
     """Compare two benchmark results; exit 4 when the new one is slower beyond noise, or does more work."""
-    from edgepeft.bench.compare import compare_results
-    from edgepeft.bench.report import ci
+    from edgepeft.bench.compare import ResultFile, compare_results
     from edgepeft.bench.report.tables import comparison_table
-    from edgepeft.bench.result.result_file import ResultFile
     from edgepeft.common.atomic import write_atomically, write_json
     from edgepeft.options.base import share_of
 
@@ -50,12 +54,12 @@ def command(
     fresh = ResultFile.open(new)
     comparison = compare_results(ResultFile.open(base), fresh, allowed, normalise=normalise, partial=partial)
     if junit is not None:
-        write_atomically(junit, ci.junit_xml(comparison))
+        write_atomically(junit, junit_xml(comparison))
     if summary is not None:
         before = summary.read_bytes() if summary.is_file() else b""
-        write_atomically(summary, before + ci.step_summary(comparison, allowed).encode())
+        write_atomically(summary, before + step_summary(comparison, allowed).encode())
     if benchmark_json is not None:
-        write_json(benchmark_json, ci.benchmark_json(fresh.document))
+        write_json(benchmark_json, benchmark_figures(fresh.document))
     if json:
         print_json(_document(comparison, allowed))
     else:
@@ -94,3 +98,77 @@ def _document(comparison: Comparison, allowed: float) -> dict[str, Any]:
         "added": list(comparison.added),
         "notes": list(comparison.notes),
     }
+
+
+_MOST_ROWS = 200  # of a step summary: GitHub cuts it off at 1 MiB
+
+
+def junit_xml(comparison: Comparison, name: str = "edgepeft compare") -> bytes:
+    """One test case a row and a figure; a regression is a failure."""
+    from xml.etree import ElementTree
+
+    suite = ElementTree.Element("testsuite", name=name)
+
+    def case(kind: str, label: str, reason: str = "", *, failed: bool = False) -> ElementTree.Element:
+        made = ElementTree.SubElement(suite, "testcase", classname=kind, name=printable(label))
+        if failed:
+            ElementTree.SubElement(made, "failure", message=printable(reason), type="regression")
+        return made
+
+    for verdict in comparison.verdicts:
+        per_gemm = f", per unit of the host's GEMM rate {verdict.per_gemm}" if verdict.per_gemm else ""
+        ratios = f"new over base throughput {verdict.ratio}{per_gemm}"
+        judged = case("throughput", verdict.result.label, ratios, failed=verdict.regressed)
+        ElementTree.SubElement(judged, "system-out").text = printable(ratios)
+    for metric in comparison.metrics:
+        changed = f"{metric.before:,.0f} became {metric.now:,.0f} ({metric.change:+.2%})"
+        case("deterministic", f"{metric.name} of {metric.of}", changed, failed=metric.grown)
+    for label in comparison.missing:
+        ElementTree.SubElement(case("throughput", label), "skipped", message="the new result does not have it")
+    suite.set("tests", str(len(suite)))
+    suite.set("failures", str(len(comparison.regressions) + len(comparison.grown)))
+    suite.set("skipped", str(len(comparison.missing)))
+    ElementTree.indent(suite)
+    return bytes(ElementTree.tostring(suite, encoding="utf-8", xml_declaration=True)) + b"\n"
+
+
+def step_summary(comparison: Comparison, max_regression: float) -> str:
+    """Markdown: the verdict first, then a table, then what to know."""
+    failed = len(comparison.regressions) + len(comparison.grown)
+    head = f"**{failed} regression{'s' * (failed != 1)}**" if failed else "No regression"
+    lines = [f"### edgepeft compare: {head}", "", f"Allowed loss of throughput: {max_regression:.1%}.", ""]
+    if comparison.verdicts:
+        lines += ["| | result | new over base (95 %) | per host GEMM |", "|---|---|---|---|"]
+        rows = sorted(comparison.verdicts, key=lambda verdict: (not verdict.regressed, verdict.ratio.value))
+        for verdict in rows[:_MOST_ROWS]:
+            mark = "slower" if verdict.regressed else "faster" if verdict.ratio.low > 1.0 else "ok"
+            lines.append(
+                f"| {mark} | {markdown_cell(verdict.result.label)} | {verdict.ratio} | {verdict.per_gemm or '-'} |"
+            )
+        lines += ["", *([f"{len(rows) - _MOST_ROWS} more rows."] if len(rows) > _MOST_ROWS else [])]
+    changed = [metric for metric in comparison.metrics if metric.change]
+    if changed:
+        lines += ["| | figure | before | now | change |", "|---|---|---|---|---|"]
+        for metric in changed[:_MOST_ROWS]:
+            cells = ("grew" if metric.grown else "ok", markdown_cell(f"{metric.name} of {metric.of}"))
+            lines.append(f"| {' | '.join(cells)} | {metric.before:,.0f} | {metric.now:,.0f} | {metric.change:+.2%} |")
+    elif comparison.metrics:
+        lines.append(f"{len(comparison.metrics)} figures that need no clock: all as before.")
+    notes = [f"missing from the new result: {label}" for label in comparison.missing]
+    notes += [f"only in the new result: {label}" for label in comparison.added]
+    lines += ["", *(f"- {markdown_cell(note)}" for note in (*notes, *comparison.notes))]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def benchmark_figures(result: BenchResult) -> list[dict[str, str | float]]:
+    """Throughput of every row that was measured, for ``customBiggerIsBetter``."""
+    return [
+        {
+            "name": row.label,
+            "unit": "instances/min",
+            "value": row.instances_per_minute,
+            "extra": f"{len(row.samples_s)} samples on {result.host.cpu or 'an unnamed host'}",
+        }
+        for row in result.results
+        if row.samples_s and row.instances_per_minute is not None
+    ]

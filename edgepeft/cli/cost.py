@@ -11,7 +11,7 @@ from rich.text import Text
 
 from edgepeft.cli._options import Beams, BundleFolder, MaxNewTokens, decoding_of, written
 from edgepeft.cli._output import plain_table, print_json, table_console
-from edgepeft.common.progress import messages
+from edgepeft.common.progress import say
 
 if TYPE_CHECKING:
     from edgepeft.deploy.cost import Cost
@@ -37,17 +37,16 @@ def command(
     from edgepeft.deploy.cost import bundle_cost
 
     opened = Bundle(bundle)
-    cost = bundle_cost(opened, task, batch, length, decoding_of(opened, task, beams, max_new_tokens))
+    manner = decoding_of(opened, [task] if task else [], beams=beams, max_new_tokens=max_new_tokens)
+    cost = bundle_cost(opened, task, batch, length, manner)
     if as_json:
         print_json(_document(bundle, cost))
     else:
         _show(bundle, cost, nodes=nodes)
     if cost.read_as is not None:
-        messages().print("note: each text is read as {} rows of {} tokens.".format(*cost.read_as))
+        say("note: each text is read as {} rows of {} tokens.".format(*cost.read_as))
     if cost.unknown:
-        messages().print(
-            f"note: the FLOPs of {', '.join(cost.unknown)} are not counted; docs/cost.md has no entry for them."
-        )
+        say(f"note: the FLOPs of {', '.join(cost.unknown)} are not counted; docs/cost.md has no entry for them.")
 
 
 def _document(bundle: Path, cost: Cost) -> dict[str, Any]:

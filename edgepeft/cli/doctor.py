@@ -13,8 +13,7 @@ from edgepeft.cli._output import plain_table, print_json, table_console
 from edgepeft.common.errors import EdgepeftError
 
 if TYPE_CHECKING:
-    from edgepeft.device.doctor import Finding
-    from edgepeft.device.limits.trial import TrialResult
+    from edgepeft.device.doctor import TrialResult
 
 __all__ = ["command"]
 
@@ -31,33 +30,25 @@ def command(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
 ) -> None:
     """Look for what is known to go wrong: wheels, rights, limits, threads, cache, memory. Exit 1: something will."""
-    from edgepeft.device.doctor import findings
+    from edgepeft.device import doctor
 
-    rows = findings()
-    held: list[TrialResult] = []
-    if try_limits:
-        from edgepeft.device.limits import trial
-
-        held = trial.try_limits()
+    rows = doctor.findings()
+    held = doctor.try_limits() if try_limits else []
     if as_json:
         document = {"findings": [asdict(one) for one in rows]}
         print_json({**document, "limits": [asdict(one) for one in held]} if try_limits else document)
     else:
         console = table_console()
-        console.print(_table(rows))
+        table = plain_table("check", "", "found", "to do")
+        for one in rows:
+            cells = (one.check, one.status, one.found, one.advice)
+            table.add_row(*(Text(cell, _STYLES[one.status] if cell == one.status else "") for cell in cells))
+        console.print(table)
         if held:
             console.print(_limits(held))
     bad = [one.found for one in rows if one.status == "bad"]
     if bad:
         raise EdgepeftError(" ".join(bad))
-
-
-def _table(rows: list[Finding]) -> Table:
-    table = plain_table("check", "", "found", "to do")
-    for one in rows:
-        cells = (one.check, one.status, one.found, one.advice)
-        table.add_row(*(Text(cell, _STYLES[one.status] if cell == one.status else "") for cell in cells))
-    return table
 
 
 def _limits(held: list[TrialResult]) -> Table:

@@ -10,7 +10,7 @@ import typer
 from edgepeft.cli._options import command_of, note_trainable
 from edgepeft.cli._output import print_json
 from edgepeft.common.errors import UsageError, requiring
-from edgepeft.common.progress import messages
+from edgepeft.common.progress import say
 from edgepeft.data.score_tables import rounded
 from edgepeft.options.base import listed
 from edgepeft.options.export import NO_BUNDLE, ExportOptions
@@ -51,19 +51,16 @@ def _show(manifest: Manifest) -> None:
     for name, entry in manifest.tasks.items():
         assert entry.verification is not None
         own, verified = entry.private_bytes, _verified(entry.verification, entry.task_kind.compared)
-        messages().print(
+        shared = "it changes the first layer or what lies below, so that tasks on one input share no layer with it"
+        if layers := entry.shared_layers:
+            shared = f"tasks on one input run the lowest {layers} layer{'s' * (layers > 1)} once with it"
+        say(
             f"{name}: {entry.method}, {entry.n_bytes:,} bytes, {verified}"
             + (f"; while open it holds {own / 1e6:,.2f} MB of backbone tensors of its own" if own else "")
-            + _shared(entry.shared_layers)
+            + f"; {shared}"
         )
     for name, made in manifest.templates.items():
-        messages().print(f"{name}: a template of {made.method}; on the board: edgepeft tune --template {name}")
-
-
-def _shared(layers: int) -> str:
-    if layers == 0:
-        return "; it changes the first layer or what lies below, so that tasks on one input share no layer with it"
-    return f"; tasks on one input run the lowest {layers} layer{'s' * (layers > 1)} once with it"
+        say(f"{name}: a template of {made.method}; on the board: edgepeft tune --template {name}")
 
 
 def _verified(result: Verification, compared: str) -> str:

@@ -12,7 +12,7 @@ import typer
 from edgepeft.cli._options import Beams, BundleFolder, MaxNewTokens, Variant, decoding_of, written
 from edgepeft.cli._output import plain_table, print_json, table_console
 from edgepeft.common.errors import DoesNotFit, UsageError
-from edgepeft.common.progress import messages
+from edgepeft.common.progress import say
 
 if TYPE_CHECKING:
     from edgepeft.device.profile_schema import Profile
@@ -63,7 +63,7 @@ def command(
     kept = 0 if reserve is None else amount_of(reserve, "--reserve")
     tuned = not workload or "finetune" in workload
     sizes = {"batch_size": batch, "length": length, "reserve": kept, "template": template}
-    manner = decoding_of(opened, chosen, beams, max_new_tokens)
+    manner = decoding_of(opened, [chosen] if chosen else [], beams=beams, max_new_tokens=max_new_tokens)
     fit = bundle_fit(opened, device, chosen, base=base, finetune=tuned, decoding=manner, **sizes)  # type: ignore[arg-type]
     if "finetune" in (workload or ()) and fit.finetune is None:
         raise UsageError(f"--workload finetune: {fit.untunable}.")
@@ -109,13 +109,13 @@ def _show(bundle: Path, device: Profile, fit: Fit, *, tuned: bool) -> None:
         table.add_row(f"disk: {name}", _mb(size))
     table_console().print(table)
     if fit.finetune is None and tuned:
-        messages().print(f"note: fine-tuning is not in the table: {fit.untunable}", markup=False)
+        say(f"note: fine-tuning is not in the table: {fit.untunable}")
     for what, (each, tokens) in (("answered", fit.read_as), ("learnt from", fit.taught_as or (1, 0))):
         if each > 1 and (what == "answered" or fit.taught_as != fit.read_as):
-            messages().print(f"note: each text that is {what} is read as {each} rows of {tokens} tokens.")
+            say(f"note: each text that is {what} is read as {each} rows of {tokens} tokens.")
     kept = device.memory_bytes - fit.allowed_bytes
     system = f"{_mb(kept)} are kept for them" if kept else "not counted; --reserve leaves it out"
-    messages().print(f"note: what the system and other programs take: {system}.", markup=False)
+    say(f"note: what the system and other programs take: {system}.")
 
 
 def _verdict(need: Need) -> str:

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from edgepeft.cli._output import plain_table, print_json, table_console
 from edgepeft.common.errors import EdgepeftError, MissingPackage, UsageError
-from edgepeft.common.progress import messages
+from edgepeft.common.progress import say
 
 if TYPE_CHECKING:
     from edgepeft.bundle.bundle import Bundle
@@ -101,24 +101,19 @@ def _show(path: Path, document: Mapping[str, Any]) -> None:
     if document["kind"] == "bundle":
         table.add_column("can be tuned")
     for task in tasks:
-        cells = [task["task"], task["method"], _answers(task), "pairs" if task["pairs"] else "texts"]
+        labels = task["labels"] or [f"a {task['answers']}"]
+        answers = ", ".join(labels) if len(labels) <= 6 else f"{len(labels)} labels: {', '.join(labels[:4])}, ..."
+        cells = [task["task"], task["method"], answers, "pairs" if task["pairs"] else "texts"]
         cells += [stated_score(task["metrics"]), f"{task['trainable_parameters']:,}", f"{task['bytes'] / 1e6:,.3f}"]
         cells += [] if "tunable" not in task else ["yes" if task["tunable"] else f"no: {task['untunable']}"]
         table.add_row(*map(Text, cells))
     table_console().print(table)
     for name, method in document.get("templates", {}).items():
-        messages().print(f"template {name}: tune starts new tasks of method {method} from it.", markup=False)
+        say(f"template {name}: tune starts new tasks of method {method} from it.")
     for task in tasks:
         if task.get("problem"):
-            messages().print(f"task {task['task']} cannot be run: {task['problem']}", markup=False)
+            say(f"task {task['task']} cannot be run: {task['problem']}")
 
 
 def _kind(task: TaskEntry | DeltaCard) -> dict[str, str]:
     return {"kind": task.task_kind.name, "answers": task.task_kind.answers}
-
-
-def _answers(task: Mapping[str, Any]) -> str:
-    labels = task["labels"]
-    if not labels:
-        return f"a {task['answers']}"
-    return ", ".join(labels) if len(labels) <= 6 else f"{len(labels)} labels: {', '.join(labels[:4])}, ..."

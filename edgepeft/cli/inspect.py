@@ -16,7 +16,7 @@ from edgepeft.common.progress import bars
 from edgepeft.options.base import ROWS_HELP, LabelColumn, LabelSeparator, PairColumn, TextColumn, TorchThreads
 
 if TYPE_CHECKING:
-    from edgepeft.training.inspection.base import Inspected, WatchInspection
+    from edgepeft.training.inspection.base import WatchInspection
 
 __all__ = ["command"]
 
@@ -60,7 +60,12 @@ def command(
     if as_json:
         print_json(done.document)
     else:
-        _show(done, out)
+        console = table_console()
+        for table in done.tables:
+            console.print(table)
+        for line in _notes(done.document):
+            console.print(line, markup=False, soft_wrap=True)
+        typer.echo(out)
 
 
 @contextmanager
@@ -74,15 +79,6 @@ def _bar() -> Iterator[WatchInspection]:
             progress.update(rows[name], completed=done)
 
         yield watch
-
-
-def _show(done: Inspected, out: Path) -> None:
-    console = table_console()
-    for table in done.tables:
-        console.print(table)
-    for line in _notes(done.document):
-        console.print(line, markup=False, soft_wrap=True)
-    typer.echo(out)
 
 
 def _notes(document: dict[str, Any]) -> Iterator[str]:

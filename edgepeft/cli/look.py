@@ -57,6 +57,8 @@ def command(
     found = load_data(data, columns=columns, kind=kind or (shape.kind if shape else None), skip_bad=True)
     task_kind, rows = found.task_kind, [row for part in PARTS for row in getattr(found, part)]
     lengths, unit = _lengths(task_kind, rows, backbone)
+    ordered, places = sorted(lengths), {"median": 0.5, "of_95_percent": 0.95, "longest": 1.0}
+    spread = {name: ordered[min(len(ordered) - 1, int(share * len(ordered)))] for name, share in places.items()}
     document = {
         "schema": "edgepeft.look/1",
         "data": str(data),
@@ -64,7 +66,7 @@ def command(
         "split": found.split,
         "rows": len(rows),
         "copies": len(rows) - len({(row.sentence1, row.sentence2, row.label) for row in rows}),
-        "lengths": {"unit": unit, **_spread(lengths), f"over_{max_length}": sum(n > max_length for n in lengths)},
+        "lengths": {"unit": unit, **spread, f"over_{max_length}": sum(n > max_length for n in lengths)},
         "labels": _labels(task_kind, rows),
         "train": _train(data, backbone, (text_column, pair_column, label_column, label_separator), kind),
     }
@@ -83,12 +85,6 @@ def _lengths(kind: TaskType, rows: Sequence[Row], backbone: str | None) -> tuple
 
     encoded = open_backbone(backbone).encoder().encode(read, 1 << 20)
     return encoded.inputs["attention_mask"].sum(1).tolist(), "tokens"
-
-
-def _spread(lengths: Sequence[int]) -> dict[str, int]:
-    ordered = sorted(lengths)
-    places = {"median": 0.5, "of_95_percent": 0.95, "longest": 1.0}
-    return {name: ordered[min(len(ordered) - 1, int(share * len(ordered)))] for name, share in places.items()}
 
 
 def _labels(kind: TaskType, rows: Sequence[Row]) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ import typer
 
 from edgepeft.cli._options import BundleFolder
 from edgepeft.cli._output import print_json
-from edgepeft.common.progress import messages, stages
+from edgepeft.common.progress import say, stages
 from edgepeft.options.base import Replace
 
 __all__ = ["command"]
@@ -32,13 +32,12 @@ def command(
     with stages(1) as stage, stage(f"merge {task}"):
         result = merge_task(opened, task, out, force=force)
     if opened.entry(task).task_kind.windows:
-        messages().print("note: what is written answers for one window; texts that are longer it cuts.")
+        say("note: what is written answers for one window; texts that are longer it cuts.")
     if as_json:
         print_json({"task": task, "folder": str(out), "verification": result.model_dump()})
         return
-    messages().print(
+    say(
         f"{task}: {sum(path.stat().st_size for path in out.iterdir()):,} bytes, largest logit difference to PyTorch "
-        f"{result.max_abs_difference:.1e} on {result.rows} rows",
-        markup=False,
+        f"{result.max_abs_difference:.1e} on {result.rows} rows"
     )
     typer.echo(out)

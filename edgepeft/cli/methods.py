@@ -57,14 +57,10 @@ def _show(entry: dict[str, Any]) -> None:
     headers = ("--set", "type", "default", "what it is")
     table = plain_table(*(Column(header, overflow="fold") for header in headers))
     for field in entry["fields"]:
-        cells = (field["name"], field["type"], _default(field["default"]), field["doc"])
+        value = field["default"]  # as one would write it after ``--set name=``
+        default = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+        default = default.lower() if isinstance(value, bool) else default
+        cells = (field["name"], field["type"], default, field["doc"])
         table.add_row(*map(escape, cells))
     if table.row_count:
         console.print(table)
-
-
-def _default(value: Any) -> str:
-    """As one would write it after ``--set name=``."""
-    if isinstance(value, list):
-        return ",".join(map(str, value))
-    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from edgepeft.common.errors import UsageError, requiring
-from edgepeft.common.progress import messages
+from edgepeft.common.progress import say
 
 __all__ = ["command"]
 
@@ -50,30 +50,29 @@ def command(
         raise UsageError("--task and --threshold are of a bundle that is published; give BUNDLE REPOSITORY.")
     for role in rotate or ():
         fleet.rotate(repository, keys, role, days=lasting)
-        messages().print(f"the keys of {role} were replaced; the old ones lie in {keys}/retired", markup=False)
+        say(f"the keys of {role} were replaced; the old ones lie in {keys}/retired")
     if bundle:
         how: dict[str, Any] = {"channel": channel, "tasks": task, "days": lasting, "thresholds": keys_of}
         done = fleet.publish(bundle[0], repository, keys, **how)
         if done.keys_made:
-            messages().print(
+            say(
                 f"new keys lie in {keys}: keep root.pem where no network reaches it. Boards trust "
-                f"{repository}/metadata/1.root.json; give it to them by another way than the repository.",
-                markup=False,
+                f"{repository}/metadata/1.root.json; give it to them by another way than the repository."
             )
         _say(done.channel, "published", done.new)
     if withdraw:
         _say(channel, "withdrawn", fleet.withdraw(repository, keys, withdraw, channel=channel, days=lasting).gone)
     if refresh:
-        messages().print(f"signed anew: {', '.join(fleet.refresh(repository, keys, days=lasting))}", markup=False)
+        say(f"signed anew: {', '.join(fleet.refresh(repository, keys, days=lasting))}")
     if to_hub is not None:
         from edgepeft.fleet.hub import upload
 
         at = upload(repository, to_hub, fleet.published_in(repository, keys, channel), license_id)
-        messages().print(f"on the Hub: {at}", markup=False, soft_wrap=True)
+        say(f"on the Hub: {at}")
 
 
 def _say(channel: str, what: str, places: Iterable[str]) -> None:
-    messages().print(f"{what} in {channel}: {', '.join(places) or 'nothing new'}", markup=False)
+    say(f"{what} in {channel}: {', '.join(places) or 'nothing new'}")
 
 
 def _numbers(option: str, given: list[str] | None) -> dict[str, int]:

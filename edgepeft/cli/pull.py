@@ -9,7 +9,7 @@ import typer
 
 from edgepeft.cli._output import json_text
 from edgepeft.common.errors import EdgepeftError, UsageError, VerificationFailed, requiring
-from edgepeft.common.progress import messages, no_longer, stages
+from edgepeft.common.progress import no_longer, say, stages
 
 if TYPE_CHECKING:
     from edgepeft.fleet.pull import Pulled
@@ -58,13 +58,13 @@ def command(
     period = seconds_of(every)
     no_longer()
     first = True
-    for _ in moments(period, lambda wait: messages().print(f"the next pull is in {wait:.0f} s", markup=False)):
+    for _ in moments(period, lambda wait: say(f"the next pull is in {wait:.0f} s")):
         try:
             _require_all(once())
         except (EdgepeftError, OSError) as error:  # a service outlives a disk that the system cannot read for a while
             if first and isinstance(error, UsageError):  # the command, not what it met
                 raise
-            messages().print(f"error: {error}", markup=False, soft_wrap=True)
+            say(f"error: {error}")
         first = False
 
 
@@ -86,11 +86,11 @@ def _say(done: Pulled, bundle: Path, as_json: bool) -> None:
     lines = {"taken up": done.taken, "withdrawn": done.removed}
     for what, tasks in lines.items():
         if tasks:
-            messages().print(f"{what}: {', '.join(tasks)}", markup=False, soft_wrap=True)
+            say(f"{what}: {', '.join(tasks)}")
     for task, why in done.kept.items():
-        messages().print(f"{task} stays: {why} (--replace-tuned takes what is published)", markup=False, soft_wrap=True)
+        say(f"{task} stays: {why} (--replace-tuned takes what is published)")
     for task, why in done.refused.items():
-        messages().print(f"{task} is not taken up: {why}", markup=False, soft_wrap=True)
+        say(f"{task} is not taken up: {why}")
     if not (done.taken or done.removed or done.whole):
-        messages().print(f"nothing changed in {bundle}", markup=False, soft_wrap=True)
-    messages().print(f"{done.requests} requests, {done.n_bytes:,} bytes", markup=False)
+        say(f"nothing changed in {bundle}")
+    say(f"{done.requests} requests, {done.n_bytes:,} bytes")

@@ -14,11 +14,10 @@ from rich.progress import TimeRemainingColumn
 
 from edgepeft.cli._output import table_console
 from edgepeft.common.errors import UsageError, requiring
-from edgepeft.common.progress import bars, messages, say, shown_steps, stages
+from edgepeft.common.progress import bars, say, shown_steps, stages
+from edgepeft.options.bench import BenchOptions
 
 if TYPE_CHECKING:
-    from rich.progress import Progress
-
     from edgepeft.backbones.source import Backbone
     from edgepeft.bench.result.schema import BenchResult
     from edgepeft.bundle.manifest import Manifest
@@ -79,18 +78,13 @@ def _train(out: Path) -> Backbone:
         for task, row in zip(TASKS, rows, strict=True):
             parts = demo.split(corpora[task.name], n_train=task.n_train, n_eval=task.n_eval, n_test=task.n_test)
             files = write_rows(parts, out / "data" / task.corpus.name)
-            train_task(task, backbone, files, out / "deltas" / task.name, _watcher(progress, row))
+
+            def watch(report: Any, row: Any = row) -> None:
+                if report.phase == "train":  # evaluations pass in a second and are not shown
+                    progress.update(row, completed=report.done, total=report.total)
+
+            train_task(task, backbone, files, out / "deltas" / task.name, watch)
     return backbone
-
-
-def _watcher(progress: Progress, row: Any) -> Any:
-    """Steps of training on the bar; evaluations pass in a second and are not shown."""
-
-    def watch(report: Any) -> None:
-        if report.phase == "train":
-            progress.update(row, completed=report.done, total=report.total)
-
-    return watch
 
 
 def _export(backbone: Backbone, out: Path) -> Manifest:
@@ -103,10 +97,10 @@ def _export(backbone: Backbone, out: Path) -> Manifest:
 
 
 def _measure(out: Path) -> BenchResult:
-    from edgepeft.bench.run import BenchRequest, run_benchmark
+    from edgepeft.bench.run import run_benchmark
     from edgepeft.common.atomic import write_json
 
-    request = BenchRequest(
+    request = BenchOptions(
         profile=PROFILE, bundle=out / "bundle", lengths=LENGTHS, rounds=ROUNDS, max_seconds=MAX_SECONDS
     )
     with shown_steps() as show:
@@ -115,7 +109,7 @@ def _measure(out: Path) -> BenchResult:
         )
     write_json(out / "bench.json", outcome.result.to_json())
     for failure in outcome.failures:
-        messages().print(f"note: {failure}", markup=False)
+        say(f"note: {failure}")
     return outcome.result
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from edgepeft.cli._options import BundleFolder
-from edgepeft.common.progress import messages
+from edgepeft.common.progress import say
 
 __all__ = ["command"]
 
@@ -19,4 +19,4 @@ def command(bundle: BundleFolder, task: Annotated[str, typer.Argument(help="The 
     from edgepeft.deploy.install import remove_task
 
     manifest = remove_task(bundle, task)
-    messages().print(f"{bundle} now holds: {', '.join(manifest.tasks) or 'no task'}")
+    say(f"{bundle} now holds: {', '.join(manifest.tasks) or 'no task'}")

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from edgepeft.common.progress import messages
+from edgepeft.common.progress import say
 
 __all__ = ["command"]
 
@@ -30,4 +30,4 @@ def command(
     from edgepeft.bench.report.build import build_report
 
     made = build_report(results, out, force=force)
-    messages().print(f"{len(made)} sections in {out / 'index.html'} and {out / 'report.md'}", markup=False)
+    say(f"{len(made)} sections in {out / 'index.html'} and {out / 'report.md'}")

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from edgepeft.cli._options import BundleFolder
-from edgepeft.common.progress import messages
+from edgepeft.common.progress import say
 
 __all__ = ["command"]
 
@@ -21,4 +21,4 @@ def command(
     from edgepeft.deploy.install import roll_back
 
     entry = roll_back(bundle, task).task(task)
-    messages().print(f"{task}: the version {entry.sha256[:12]} is in force again")
+    say(f"{task}: the version {entry.sha256[:12]} is in force again")

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edgepeft.cli._options import Beams, BundleFolder, LengthPenalty, MaxNewTokens, NoRepeatNgram
+from edgepeft.cli._options import Beams, BundleFolder, LengthPenalty, MaxNewTokens, NoRepeatNgram, decoding_of
 from edgepeft.cli._output import json_text, print_json, say_cuts
 from edgepeft.common.errors import EdgepeftError, UnknownName, UsageError
 from edgepeft.common.messages import printable
-from edgepeft.common.progress import messages, no_longer, say
+from edgepeft.common.progress import no_longer, say
 from edgepeft.data.answers import Answer, VectorPrediction
 from edgepeft.data.pattern import pattern
 from edgepeft.data.rows import STDIN, Columns, Row, read_rows
@@ -24,11 +24,13 @@ from edgepeft.options.base import ROWS_HELP, NoCache, PairColumn, TextColumn, Th
 
 if TYPE_CHECKING:
     from edgepeft.runtime.decoding import Decoding
-    from edgepeft.runtime.runtime import RowResult, Runtime
+    from edgepeft.runtime.runtime import Runtime
 
 __all__ = ["command"]
 
 PANEL = "Deploy"
+
+_SHOWN = 60  # characters of a text beside its answer
 
 
 def command(
@@ -80,7 +82,9 @@ def command(
     runtime = Runtime(bundle, threads=threads, cache=not no_cache)
     _say_costs(runtime, task)
     asked = replace(asked, columns=_columns(runtime, asked))
-    manner = _decoding(runtime, asked, (max_new_tokens, beams, length_penalty, no_repeat_ngram))
+    ways = {"length_penalty": length_penalty, "no_repeat_ngram": no_repeat_ngram}
+    names = asked.task or runtime.tasks
+    manner = decoding_of(runtime.bundle, names, max_new_tokens=max_new_tokens, beams=beams, **ways)
     if out is not None and input_file is not None and out.suffix != ".npy":
         _write_answers(runtime, asked, out, manner)
     else:
@@ -96,7 +100,7 @@ def _answer_rows(runtime: Runtime, asked: _Asked, manner: Decoding) -> None:
         _check_vectors(runtime, tasks, asked.out, asked.dims)
     if asked.out is not None:
         n = _write_vectors(runtime, tasks[0], asked, asked.out)
-        messages().print(f"{n} vectors written to {asked.out}", markup=False)
+        say(f"{n} vectors written to {asked.out}")
     elif asked.stream:
         _print_as_written(runtime, tasks, asked.rows(), manner)
     else:
@@ -122,7 +126,7 @@ def _say_costs(runtime: Runtime, asked: list[str] | None) -> None:
     chosen = [entry for name, entry in manifest.tasks.items() if not asked or name in asked]
     int8, fp16 = manifest.backbone.weights_dtype == "int8", any(entry.weights_dtype == "fp16" for entry in chosen)
     for cost in arithmetic.missing_arithmetic(arithmetic.of_host(), int8=int8, fp16=fp16):
-        messages().print(f"note: {cost}", markup=False)
+        say(f"note: {cost}")
 
 
 @dataclass(frozen=True)
@@ -190,19 +194,6 @@ def _columns(runtime: Runtime, asked: _Asked) -> Columns:
         return Columns(fields=())  # each row has its own task's
     needed = (pattern(entry.source).fields if entry.source else Columns().names[:1] for entry in chosen)
     return Columns(fields=tuple(dict.fromkeys(name for names in needed for name in names)))
-
-
-def _decoding(runtime: Runtime, asked: _Asked, values: tuple[Any, ...]) -> Decoding:
-    """How texts are written."""
-    from edgepeft.runtime.decoding import Decoding
-
-    names = ("max_new_tokens", "beams", "length_penalty", "no_repeat_ngram")
-    given = {name: value for name, value in zip(names, values, strict=True) if value is not None}
-    writing = any(runtime.bundle.entry(name).writes for name in asked.task or runtime.tasks)
-    if given and not writing:
-        option = next(iter(given)).replace("_", "-")
-        raise UsageError(f"--{option} is for tasks that write text, and these do not; --task names one that does.")
-    return Decoding(**given)
 
 
 def _tasks(runtime: Runtime, asked: list[str] | None) -> list[str]:
@@ -318,17 +309,15 @@ def _mixed_answers(runtime: Runtime, asked: _Asked, manner: Decoding) -> Iterato
         results = runtime.predict_mixed(tasks, texts, strict=strict, decoding=manner)
         failed += sum(isinstance(answer, EdgepeftError) for answer in results)
         for row, answer in zip(batch, results, strict=True):
-            yield {**_shown(row), "task": row.task, **_answer(answer)}
+            if isinstance(answer, EdgepeftError):
+                said: dict[str, Any] = {"error": str(answer)}
+            elif hasattr(answer, "as_json"):
+                said = {"predictions": [answer.as_json()]}
+            else:
+                said = {"embedding": [float(str(number)) for number in answer]}  # the shortest decimals of a float32
+            yield {**_shown(row), "task": row.task, **said}
     if failed:
-        messages().print(f"{failed} row(s) have no answer: their task is unknown or damaged.")
-
-
-def _answer(answer: RowResult) -> dict[str, Any]:
-    if isinstance(answer, EdgepeftError):
-        return {"error": str(answer)}
-    if hasattr(answer, "as_json"):
-        return {"predictions": [answer.as_json()]}
-    return {"embedding": [float(str(number)) for number in answer]}  # the shortest decimals of a float32
+        say(f"{failed} row(s) have no answer: their task is unknown or damaged.")
 
 
 def _shown(row: Row) -> dict[str, Any]:
@@ -353,21 +342,21 @@ def _print_lines(answers: Iterator[dict[str, Any]]) -> None:
     for answer in answers:
         for prediction in answer["predictions"]:
             said = next(value for name, value in prediction.items() if name != "task")
-            cells = [prediction["task"], (", ".join(map(_part, said)) or "-") if isinstance(said, list) else str(said)]
+            if isinstance(said, list):  # several labels, numbers, or spans with their places in the text
+                spans = [
+                    f"{x['text']} ({x['label']}, {x['start']}-{x['end']})" if isinstance(x, dict) else x for x in said
+                ]
+                said = ", ".join(map(str, spans)) or "-"
+            cells = [prediction["task"], str(said)]
             if "answered" in prediction:
                 cells[1] += f" ({prediction['start']}-{prediction['end']})" if prediction["answered"] else "(no answer)"
             if "index" in prediction:
                 cells += [str(prediction["index"]), " ".join(f"{each:.3f}" for each in prediction["scores"].values())]
             elif "score" in prediction:
                 cells += [f"{prediction['score']:.3f}{' unsure' if prediction.get('unsure') else ''}"]
-            typer.echo("\t".join(printable(cell, keep="") for cell in [*cells, _one_line(answer["text"])]))
-
-
-def _part(said: Any) -> str:
-    """One of several answers: a label, a number, or a span with its place in the text."""
-    return (
-        str(said) if not isinstance(said, dict) else f"{said['text']} ({said['label']}, {said['start']}-{said['end']})"
-    )
+            text = " ".join(answer["text"].split())
+            cells.append(text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}...")
+            typer.echo("\t".join(printable(cell, keep="") for cell in cells))
 
 
 def _print_stream(answers: Iterator[dict[str, Any]], *, as_document: bool) -> None:
@@ -387,8 +376,3 @@ def _print_stream(answers: Iterator[dict[str, Any]], *, as_document: bool) -> No
         raise
     if as_document:
         typer.echo("[]" if opening == "[" else "]")
-
-
-def _one_line(text: str) -> str:
-    flat = " ".join(text.split())
-    return flat if len(flat) <= 60 else f"{flat[:57]}..."

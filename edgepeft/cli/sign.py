@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from edgepeft.cli._options import BundleFolder
-from edgepeft.common.progress import messages
+from edgepeft.common.progress import say
 
 __all__ = ["command"]
 
@@ -22,6 +22,6 @@ def command(
     from edgepeft.deploy.signature import sign_bundle, uncovered
 
     path = sign_bundle(bundle, key)
-    messages().print(f"signed: {path}. Whatever changes the bundle (add, remove, tune) needs it signed again.")
+    say(f"signed: {path}. Whatever changes the bundle (add, remove, tune) needs it signed again.")
     if others := uncovered(bundle):
-        messages().print(f"not covered, and not read for answers: {', '.join(others)}.", markup=False)
+        say(f"not covered, and not read for answers: {', '.join(others)}.")

@@ -6,20 +6,21 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from edgepeft.cli._options import command_of
 from edgepeft.cli._output import INTERRUPTED, plain_table, print_json, table_console
 from edgepeft.common.errors import EdgepeftError, requiring
-from edgepeft.common.progress import about, bars, messages, say
+from edgepeft.common.progress import about, bars, say
 from edgepeft.data.score_tables import rounded
+from edgepeft.options.sweep import SweepOptions
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from edgepeft.sweep.folder import Cell, Sweep
+    from edgepeft.sweep.folder import Sweep
     from edgepeft.sweep.run import Shown
     from edgepeft.sweep.table import Column
 
@@ -30,63 +31,48 @@ PANEL = "Train"
 _DONE, _REST = "done", "the same command goes on with the rest"
 
 
-def command(
-    plan: Annotated[Path, typer.Argument(help="A plan in TOML; docs/sweeps.md shows one.", metavar="PLAN.toml")],
-    *,
-    out: Annotated[Path, typer.Option(help="The sweep's folder; one that is there goes on.")],
-    workers: Annotated[
-        int | None, typer.Option(min=1, help="Runs at once. Default: one a GPU, or as many as --threads allow.")
-    ] = None,
-    threads: Annotated[int, typer.Option(min=1, help="Of each run; results are equal to the bit with one.")] = 1,
-    halve: Annotated[
-        bool, typer.Option("--halve", help="Drop the worse half of a method's rates after 1/4 and 1/2 of the steps.")
-    ] = False,
-    ray: Annotated[
-        str | None, typer.Option(metavar="ADDRESS", help="A cluster of Ray that computes the runs, or auto.")
-    ] = None,
-    keep: Annotated[
-        Literal["deltas", "cards", "results"],
-        typer.Option(help="What stays of a run: its delta, its card and answers, or a line of results.jsonl."),
-    ] = "deltas",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the runs, and compute none.")] = False,
+def _sweep(
+    options: SweepOptions,
     as_json: Annotated[bool, typer.Option("--json", help="Print the table as one JSON document.")] = False,
 ) -> None:
     """Train a plan's grid: methods, rates, data sets, sizes and seeds. What is done is never computed again."""
     from edgepeft.sweep.plan import read_plan
 
-    asked = read_plan(plan)
-    say(f"{plan}: {asked.told}; backbones, rows and what is done are looked at first")
+    asked = read_plan(options.plan)
+    say(f"{options.plan}: {asked.told}; backbones, rows and what is done are looked at first")
     with requiring("train", "a sweep"):  # which takes seconds
-        from edgepeft.sweep.cells import sweep_of
         from edgepeft.sweep.local import Job
-        from edgepeft.sweep.run import fold, require_halvable, run_sweep
+        from edgepeft.sweep.run import fold, require_halvable, run_sweep, sweep_of
 
     with _checking() as watch:
-        sweep = sweep_of(asked, out, watch)
-    if halve:
+        sweep = sweep_of(asked, options.out, watch)
+    if options.halve:
         require_halvable(sweep)
-    if dry_run:
-        _list(sweep, local(sweep, workers, threads)[1])
+    if options.dry_run:
+        _list(sweep, local(sweep, options.workers, options.threads)[1])
         return
     try:
         with (
             _ended_by_signals(),
-            _executor(sweep, ray, workers, threads) as (executor, at_once),
+            _executor(sweep, options) as (executor, at_once),
             showing(sweep, at_once) as tell,
         ):
-            like = Job(sweep, sweep.cells[0], threads=threads, keep_tensors=keep == "deltas")
-            failed = run_sweep(sweep, executor, like, halve=halve, watch=tell)
+            like = Job(sweep, sweep.cells[0], threads=options.threads, keep_tensors=options.keep == "deltas")
+            failed = run_sweep(sweep, executor, like, halve=options.halve, watch=tell)
     except KeyboardInterrupt:
         over = sum(sweep.outcome(cell) is not None for cell in sweep.cells)
-        messages().print(f"stopped with {over} of {len(sweep.cells)} runs over; {_REST}.")
+        say(f"stopped with {over} of {len(sweep.cells)} runs over; {_REST}.")
         raise typer.Exit(INTERRUPTED) from None
-    if keep == "results":
+    if options.keep == "results":
         sweep = fold(sweep)
     _show(sweep, as_json=as_json)
     if failed:
         raise EdgepeftError(
             f"{len(failed)} runs could not be computed: {next(iter(failed.values()))} For these, {_REST}."
         )
+
+
+command = command_of(SweepOptions, _sweep, "sweep")
 
 
 @contextmanager
@@ -104,16 +90,16 @@ def _ended_by_signals() -> Iterator[None]:
 
 
 @contextmanager
-def _executor(sweep: Sweep, address: str | None, workers: int | None, threads: int) -> Iterator[tuple[Any, int]]:
+def _executor(sweep: Sweep, options: SweepOptions) -> Iterator[tuple[Any, int]]:
     """What computes jobs, and how many at once."""
-    if address is None:
-        yield local(sweep, workers, threads)
+    if options.ray is None:
+        yield local(sweep, options.workers, options.threads)
         return
     from edgepeft.sweep.cluster import Cluster
 
-    cluster = Cluster(address)
+    cluster = Cluster(options.ray)
     try:
-        yield cluster.run, max(1, cluster.cores() // threads)
+        yield cluster.run, max(1, cluster.cores() // options.threads)
     finally:
         cluster.close()
 
@@ -163,19 +149,17 @@ def showing(sweep: Sweep, at_once: int) -> Iterator[Callable[[Shown], None]]:
                 shown.remove_task(own.pop(name))
             state = about(estimate(sweep, at_once) or None)
             shown.update(whole, completed=told.done, total=told.total, state=state)
-            if told.error or told.outcome:
-                say(f"{told.done} of {told.total}: {told.cell}: {_ended(sweep, told)}")
+            if told.outcome is None:
+                ended = f"failed: {told.error}" if told.error else ""
+            elif told.outcome.state == _DONE:
+                metrics = sweep.card(told.cell).metrics
+                ended = f"{metrics['metric']} {rounded(metrics['test'])}"
+            else:
+                ended = ": ".join(filter(None, (told.outcome.state, told.outcome.reason)))
+            if ended:
+                say(f"{told.done} of {told.total}: {told.cell}: {ended}")
 
         yield tell
-
-
-def _ended(sweep: Sweep, told: Shown) -> str:
-    if told.outcome is None:
-        return f"failed: {told.error}"
-    if told.outcome.state != _DONE:
-        return f"{told.outcome.state}{'' if told.outcome.reason is None else f': {told.outcome.reason}'}"
-    metrics = sweep.card(told.cell).metrics
-    return f"{metrics['metric']} {rounded(metrics['test'])}"
 
 
 def _list(sweep: Sweep, at_once: int) -> None:
@@ -191,7 +175,7 @@ def _list(sweep: Sweep, at_once: int) -> None:
     counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
     seconds = estimate(sweep, at_once)
     left = about(seconds) or "no run is done that would say how long the open ones take"
-    messages().print(f"{len(states)} runs: {counts}; {at_once} at once; {left}.")
+    say(f"{len(states)} runs: {counts}; {at_once} at once; {left}.")
 
 
 def _show(sweep: Sweep, *, as_json: bool) -> None:
@@ -204,7 +188,12 @@ def _show(sweep: Sweep, *, as_json: bool) -> None:
         table_console().print(_table(f"{backbone}, {size if size.endswith('%') else f'{size} rows'}", group))
     dropped = [cell for cell in sweep.cells if sweep.state(cell) == "dropped"]
     if dropped:
-        messages().print(_saved(sweep, dropped))
+        taken = sum(found.steps if (found := sweep.outcome(cell)) else 0 for cell in dropped)
+        whole = sum(cell.steps for cell in sweep.cells)
+        spared = sum(cell.steps for cell in dropped) - taken
+        names = "; ".join(map(str, dropped[:3])) + (f" and {len(dropped) - 3} more" if len(dropped) > 3 else "")
+        trained = f"{whole - spared:,} steps were trained where the full grid has {whole:,}"
+        say(f"dropped: {names}. {trained}.")
     say(
         f"* worse than the column's best beyond chance (paired bootstrap over test rows). Pictures: edgepeft report "
         f"{sweep.folder} --out FOLDER"
@@ -219,11 +208,3 @@ def _table(title: str, group: Sequence[Column]) -> Table:
     for row in rows:
         table.add_row(*("-" if cell is None else cell if isinstance(cell, str) else f"{cell:,}" for cell in row))
     return table
-
-
-def _saved(sweep: Sweep, dropped: list[Cell]) -> str:
-    taken = sum(found.steps if (found := sweep.outcome(cell)) else 0 for cell in dropped)
-    whole = sum(cell.steps for cell in sweep.cells)
-    spared = sum(cell.steps for cell in dropped) - taken
-    names = "; ".join(map(str, dropped[:3])) + (f" and {len(dropped) - 3} more" if len(dropped) > 3 else "")
-    return f"dropped: {names}. {whole - spared:,} steps were trained where the full grid has {whole:,}."

@@ -10,10 +10,17 @@ import typer
 
 from edgepeft.cli._options import command_of
 from edgepeft.cli._output import plain_table, print_json, table_console
-from edgepeft.cli._run import interruptible, say_temperature, say_unbeaten, say_windows
-from edgepeft.cli._scores import SCORES_WIDTH, show_errors, show_headline
+from edgepeft.cli._scores import (
+    SCORES_WIDTH,
+    interruptible,
+    say_temperature,
+    say_unbeaten,
+    say_windows,
+    show_errors,
+    show_headline,
+)
 from edgepeft.common.errors import requiring
-from edgepeft.common.progress import messages
+from edgepeft.common.progress import say
 from edgepeft.data.score_tables import rounded, titled
 from edgepeft.options.train import METHOD, TrainOptions
 
@@ -36,7 +43,7 @@ def _train(
         from edgepeft.training.loop import run
 
     if options.method is None:
-        messages().print(f"note: trains {METHOD}, for no --method was given; `edgepeft methods` lists the others.")
+        say(f"note: trains {METHOD}, for no --method was given; `edgepeft methods` lists the others.")
     with interruptible():
         result = run(options)
     _say_what_to_know(result)
@@ -52,13 +59,13 @@ command = command_of(TrainOptions, _train, "train")
 def _say_what_to_know(result: TrainResult) -> None:
     if result.truncated:
         longest = result.delta.card.max_length
-        messages().print(
+        say(
             f"note: {result.truncated} texts were longer than {longest} tokens and lost their ends (--max-length, "
             "or --long windows)."
         )
     if result.cut:
         most = result.delta.card.max_target_length
-        messages().print(f"note: {result.cut} targets were longer than {most} tokens (--max-target-length).")
+        say(f"note: {result.cut} targets were longer than {most} tokens (--max-target-length).")
     say_windows(result)
     say_temperature(result)
     say_unbeaten(result, "another --method")
@@ -73,19 +80,21 @@ def _show(result: TrainResult, out: Path) -> None:
     show_errors(result.errors, str(out))
     if "curve" in result.metrics:
         table_console().print(_curve(result.metrics))
-        messages().print(f"drawn in {out / 'curve.svg'} and {out / 'curve.png'}", markup=False)
+        say(f"drawn in {out / 'curve.svg'} and {out / 'curve.png'}")
 
 
 def _table(result: TrainResult, out: Path) -> Table:
     card, training = result.delta.card, result.training
     weights = training.get("class_weights")
+    labels = ", ".join(f"{label} (weighs {weight:.3g})" for label, weight in (weights or {}).items())
+    labels = labels or card.task_kind.listed
     counts = result.delta.n_parameters()
     after = f"after step {training['best_step']} of {training['steps']}"
     table = plain_table("run", "")
     rows = {
         "eval rows": f"{titled(result.metric)} {rounded(result.metrics['eval'])} {after}",
         "rows": result.metrics["split"],
-        "labels": _weighed(weights) if weights else card.task_kind.listed,
+        "labels": labels,
         "trained parameters": f"{counts['delta']:,} and {counts['head']:,} of the head",
         "computed on": f"{training['device']}, {training['precision']}",
         "written": str(out),
@@ -93,10 +102,6 @@ def _table(result: TrainResult, out: Path) -> Table:
     for name, value in rows.items():
         table.add_row(name, value)
     return table
-
-
-def _weighed(weights: Mapping[str, float]) -> str:
-    return ", ".join(f"{label} (weighs {weight:.3g})" for label, weight in weights.items())
 
 
 def _curve(metrics: Mapping[str, Any]) -> Table:

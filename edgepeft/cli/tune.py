@@ -9,8 +9,8 @@ import typer
 
 from edgepeft.cli._options import command_of
 from edgepeft.cli._output import print_json
-from edgepeft.cli._run import interruptible, say_temperature, say_unbeaten, say_windows
-from edgepeft.common.progress import messages
+from edgepeft.cli._scores import interruptible, say_temperature, say_unbeaten, say_windows
+from edgepeft.common.progress import say
 from edgepeft.data.score_tables import rounded
 from edgepeft.options.tune import TuneOptions
 
@@ -44,9 +44,7 @@ def _show(result: TuneResult, bundle: Path, task: str, as_json: bool) -> None:
     from edgepeft.bundle.manifest import stated_score
 
     if result.truncated:
-        messages().print(
-            f"note: {result.truncated} texts were longer than the task's maximal length and lost their ends."
-        )
+        say(f"note: {result.truncated} texts were longer than the task's maximal length and lost their ends.")
     say_windows(result)
     say_temperature(result)
     say_unbeaten(result, "another --template")
@@ -72,10 +70,10 @@ def _show(result: TuneResult, bundle: Path, task: str, as_json: bool) -> None:
     )
     if entry is None:
         started = training["template"] is not None
-        messages().print(
+        say(
             "no step beat the untrained start; no task was made."
             if started
             else "no step beat what was there; the task is as it was."
         )
     elif entry.previous is not None:
-        messages().print(f"in force now; edgepeft rollback {bundle} --task {task} brings the previous version back.")
+        say(f"in force now; edgepeft rollback {bundle} --task {task} brings the previous version back.")

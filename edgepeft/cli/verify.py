@@ -56,13 +56,12 @@ def command(
         table = Table("checked", "largest logit difference", "decisions equal", "result")
         for finding in findings:
             result = finding.verification
-            difference = "" if result is None else f"{result.max_abs_difference:.1e}{_bound(result.tolerance)}"
-            agreement = "" if result is None else f"{result.agreement:.0%} of {result.rows - result.undecided}"
+            difference = agreement = ""
+            if result is not None:
+                bound = "" if result.tolerance is None else f" of {result.tolerance:.0e}"
+                difference = f"{result.max_abs_difference:.1e}{bound}"
+                agreement = f"{result.agreement:.0%} of {result.rows - result.undecided}"
             table.add_row(finding.subject, difference, agreement, "failed" if finding.problem else "passed")
         table_console().print(table)
     if failed:
         raise VerificationFailed("; ".join(f"{finding.subject}: {finding.problem}" for finding in failed))
-
-
-def _bound(tolerance: float | None) -> str:
-    return "" if tolerance is None else f" of {tolerance:.0e}"

@@ -9,7 +9,7 @@ import typer
 
 from edgepeft.cli._options import BundleFolder
 from edgepeft.cli._output import print_json
-from edgepeft.common.progress import messages, stages
+from edgepeft.common.progress import say, stages
 from edgepeft.options.base import Replace
 
 __all__ = ["command"]
@@ -41,18 +41,17 @@ def command(
         options = {"libraries": libraries, "title": title, "tunable": tunable, "force": force, "stage": stage}
         site = write_site(opened, out, tasks=task or (), **options)  # type: ignore[arg-type]
     for name, reason in site.untunable.items():
-        messages().print(f"note: the page does not tune {name}: {reason}.", markup=False)
+        say(f"note: the page does not tune {name}: {reason}.")
     if not site.exact_tokens:
-        messages().print(
+        say(
             "note: the page's tokenizer is @huggingface/tokenizers', which reads some texts otherwise than Python's; "
             "SITE/verify.html compares them."
         )
     if as_json:
         print_json({"folder": str(out), **site._asdict()})
         return
-    messages().print(
+    say(
         f"tasks: {site.tasks}; structures: {site.structures}; {site.n_bytes:,} bytes, {site.weights_bytes:,} of them "
-        f"weights and {site.values_bytes:,} the tasks' values",
-        markup=False,
+        f"weights and {site.values_bytes:,} the tasks' values"
     )
     typer.echo(out)

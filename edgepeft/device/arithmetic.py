@@ -7,7 +7,7 @@ from pathlib import Path
 
 from edgepeft.device.host import groups
 from edgepeft.device.host.machine import cpu_model, isa_flags
-from edgepeft.device.profile_schema import Latency, Profile
+from edgepeft.device.profile_schema import Profile
 from edgepeft.device.roofline import ONNXRUNTIME
 
 __all__ = ["Processor", "missing_arithmetic", "of_host", "of_profile"]
@@ -58,29 +58,20 @@ def missing_arithmetic(processor: Processor, *, int8: bool, fp16: bool) -> list[
 
 def _published(profile: Profile | None) -> str:
     """What int8 gained on the device: with ONNX Runtime, and where nothing is known of that with any other."""
-    pairs = [] if profile is None else _pairs(profile)
-    if not pairs:
-        return "whether it is faster at all must be measured there: edgepeft bench --profile, on the board."
-    own = [pair for pair in pairs if pair[0].runtime == ONNXRUNTIME]
-    gains = ", ".join(
-        f"{fast.model} {slow.value / fast.value:.2f}x ({slow.value:g} -> {fast.value:g} ms, {_run_with(fast)})"
-        for slow, fast in own or pairs
-    )
-    return f"published gains there: {gains}{'' if own else '; with ONNX Runtime nothing is known'}."
-
-
-def _run_with(row: Latency) -> str:
-    return (
-        row.runtime if row.threads is None else f"{row.runtime}, {row.threads} thread{'s' if row.threads > 1 else ''}"
-    )
-
-
-def _pairs(profile: Profile) -> list[tuple[Latency, Latency]]:
-    """fp32 and int8 latencies of one model with one runtime, as they were measured."""
-    return [
+    latencies = () if profile is None else profile.latencies
+    pairs = [
         (slow, fast)
-        for fast in profile.latencies
-        for slow in profile.latencies
+        for fast in latencies
+        for slow in latencies
         if (slow.precision, fast.precision, slow.kind, fast.kind) == ("fp32", "int8", "measured", "measured")
         and (slow.model, slow.runtime, slow.threads) == (fast.model, fast.runtime, fast.threads)
     ]
+    if not pairs:
+        return "whether it is faster at all must be measured there: edgepeft bench --profile, on the board."
+    own = [pair for pair in pairs if pair[0].runtime == ONNXRUNTIME]
+    gains = []
+    for slow, fast in own or pairs:
+        threads = "" if fast.threads is None else f", {fast.threads} thread{'s' * (fast.threads > 1)}"
+        times = f"{slow.value:g} -> {fast.value:g} ms, {fast.runtime}{threads}"
+        gains.append(f"{fast.model} {slow.value / fast.value:.2f}x ({times})")
+    return f"published gains there: {', '.join(gains)}{'' if own else '; with ONNX Runtime nothing is known'}."

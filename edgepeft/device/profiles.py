@@ -32,6 +32,7 @@ __all__ = [
     "load_profile",
     "profile_of_board",
     "toml_of",
+    "variant_of",
     "with_settings",
 ]
 
@@ -63,6 +64,12 @@ def load_profile(name_or_path: str | Path) -> Profile:
     else:
         raise UnknownName("profile", asked, known_profiles())
     return with_settings(profile, settings.split(",")) if colon else profile
+
+
+def variant_of(name: str, settings: Iterable[str]) -> str:
+    """The name by which ``load_profile`` makes that variant: ``rpi4`` with ``memory=2GB`` is ``rpi4:memory=2GB``."""
+    listed = ",".join(settings)
+    return f"{name}{',' if ':' in name else ':'}{listed}" if listed else name
 
 
 def _read(path: Path) -> Profile:

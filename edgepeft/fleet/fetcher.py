@@ -154,7 +154,13 @@ class Fetcher(FetcherInterface):  # type: ignore[misc,unused-ignore]  # without 
     def _counted(self, url: str, source: Any, read: Callable[[int], bytes]) -> Iterator[bytes]:
         """The pieces of a file or an answer, as they come."""
         with contextlib.closing(source):
-            while chunk := _piece(url, read):
+            while True:
+                try:
+                    chunk = read(_CHUNK_BYTES)
+                except (urllib3.exceptions.HTTPError, OSError) as error:
+                    raise DownloadError(f"{url} broke off ({_reason(error)})") from error
+                if not chunk:
+                    return
                 self.n_bytes += len(chunk)
                 yield chunk
 
@@ -166,13 +172,6 @@ def _own_bytes(partial: Path) -> int:
         if stat.S_ISREG(status.st_mode) and status.st_nlink == 1:
             return status.st_size
     return 0
-
-
-def _piece(url: str, read: Callable[[int], bytes]) -> bytes:
-    try:
-        return read(_CHUNK_BYTES)
-    except (urllib3.exceptions.HTTPError, OSError) as error:
-        raise DownloadError(f"{url} broke off ({_reason(error)})") from error
 
 
 class _Pace:
@@ -251,16 +250,12 @@ def _pool(url: str, answer: Callable[..., _Answer]) -> Any:
         pool: Any = urllib3.PoolManager(**options)
     else:
         pool = urllib3.ProxyManager(proxy, **options)
-    pool.pool_classes_by_scheme = {
-        scheme: _making(kind, answer) for scheme, kind in pool.pool_classes_by_scheme.items()
-    }
+    kinds = dict(pool.pool_classes_by_scheme)
+    for scheme, kind in kinds.items():
+        connection = type("Connection", (kind.ConnectionCls,), {"response_class": staticmethod(answer)})
+        kinds[scheme] = type("Pool", (kind,), {"ConnectionCls": connection})
+    pool.pool_classes_by_scheme = kinds
     return pool
-
-
-def _making(pool: Any, answer: Callable[..., _Answer]) -> Any:
-    """That kind of pool, with connections whose answers are made so."""
-    connection = type("Connection", (pool.ConnectionCls,), {"response_class": staticmethod(answer)})
-    return type("Pool", (pool,), {"ConnectionCls": connection})
 
 
 def _reason(error: Exception) -> str:

@@ -82,7 +82,11 @@ class Replacement:
         manifest = self.published.manifest
         for place, sha256 in places(manifest).items():
             if not place.startswith(f"{TASKS_FOLDER}/"):
-                _link(files[sha256], fresh / place)
+                (fresh / place).parent.mkdir(exist_ok=True)
+                try:
+                    os.link(files[sha256], fresh / place)
+                except OSError:  # a file system without links
+                    shutil.copyfile(files[sha256], fresh / place)
         manifest.model_copy(update={"tasks": {}}).write(fresh)
         bundle, taken = Bundle(fresh), {}
         for task, entry in manifest.tasks.items():
@@ -114,14 +118,6 @@ class Replacement:
         state.note(sha256s)
         state.confirm(sha256s, set())
         state.write(fresh / WORK)
-
-
-def _link(source: Path, place: Path) -> None:
-    place.parent.mkdir(exist_ok=True)
-    try:
-        os.link(source, place)
-    except OSError:  # a file system without links
-        shutil.copyfile(source, place)
 
 
 def _copy(source: Path, place: Path) -> None:

@@ -75,7 +75,9 @@ def publish(
         wanted = offered if before is None else _merged(before.manifest, offered, channel)
         bundle, targets = Bundle(folder), {} if before is None else dict(before.targets)
         for place in places(offered):
-            targets[place] = _stored(_file(bundle, place), repository, f"{channel}/{place}")
+            path, name = _file(bundle, place), f"{channel}/{place}"
+            targets[place] = TargetFile.from_file(name, str(path), ["sha256"])
+            _store(path, repository / TARGETS, name, targets[place].hashes["sha256"])
         targets = {place: targets[place] for place in places(wanted)}
         for place, custom in customs(wanted).items():
             targets[place].unrecognized_fields["custom"] = custom
@@ -195,13 +197,6 @@ def _file(bundle: Bundle, place: str) -> Path:
         return bundle.folder / place
     suffix = next(each for each in (CHECK, WEIGHTS, GRAPH) if name.endswith(each))
     return bundle.current(name.removesuffix(suffix), suffix)
-
-
-def _stored(path: Path, repository: Path, name: str) -> TargetFile:
-    """The target of that name, its file copied to where boards look for it."""
-    target = TargetFile.from_file(name, str(path), ["sha256"])
-    _store(path, repository / TARGETS, name, target.hashes["sha256"])
-    return target
 
 
 def _store(path: Path, targets: Path, name: str, sha256: str) -> None:

@@ -26,9 +26,8 @@ from edgepeft.data.training_loop.checkpoint import claim
 from edgepeft.deploy.install import PreparedTask, commit_tasks, remove_task
 from edgepeft.fleet.full_update import Replacement, Stage, replayed
 from edgepeft.fleet.layout import same_base
-from edgepeft.fleet.remote import Remote
+from edgepeft.fleet.remote import Remote, forget, pin, trusted_root
 from edgepeft.fleet.state import WORK, Decision, State, decide
-from edgepeft.fleet.trust import forget, pin, trusted_root
 
 __all__ = ["Pulled", "moments", "pull", "seconds_of"]
 
@@ -96,12 +95,6 @@ def _digests(manifest: Manifest) -> dict[str, str]:
     return {task: digest(entry) for task, entry in manifest.tasks.items()}
 
 
-def _of_graphs(manifest: Manifest) -> dict[str, str]:
-    """Digests of tasks and of their versions before, by SHA-256 of graphs."""
-    entries = [each for entry in manifest.tasks.values() for each in (entry, entry.previous) if each]
-    return {entry.sha256: digest(entry) for entry in entries}
-
-
 class _Pull:
     """One pull into a bundle that no other pulls into."""
 
@@ -121,7 +114,9 @@ class _Pull:
         if not State.exists(self.work):
             self._check_same_bundle(here)
         pin(self.folder, self.remote.root)
-        state = State.read(self.work, _digests(here), _of_graphs(here))
+        # Of tasks and of their versions before, as earlier versions of ours noted them.
+        versions = [each for entry in here.tasks.values() for each in (entry, entry.previous) if each]
+        state = State.read(self.work, _digests(here), {entry.sha256: digest(entry) for entry in versions})
         before = state.model_copy(deep=True)
         state.judge_anew_elsewhere(_here())
         decision = self._decision(here, state)

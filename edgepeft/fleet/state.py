@@ -55,16 +55,13 @@ class State(BaseModel):
             raise BundleError(
                 f"{path} is damaged. Remove it: then every task that is not as published counts as this board's own."
             ) from error
-        state._of_graphs(graphs or {})
+        put = graphs or {}
+        for named in (state.taken, state.pending):
+            named.update({task: put.get(found, found) for task, found in named.items()})
+        state.known = {task: [put.get(found, found) for found in known] for task, known in state.known.items()}
         done = {task: found for task, found in state.pending.items() if present.get(task) == found}
         state.confirm(done, {task for task in state.leaving if task not in present})
         return state
-
-    def _of_graphs(self, digests: Mapping[str, str]) -> None:
-        """Put tasks' digests for those of their graphs."""
-        for named in (self.taken, self.pending):
-            named.update({task: digests.get(found, found) for task, found in named.items()})
-        self.known = {task: [digests.get(found, found) for found in known] for task, known in self.known.items()}
 
     @staticmethod
     def exists(work: Path) -> bool:

@@ -181,6 +181,19 @@ TorchThreads = Annotated[int | None, typer.Option("--threads", min=1, help="Defa
 NoCache = Annotated[
     bool, typer.Option("--no-cache", help="A private copy of the weights for each task; nothing is kept on disk.")
 ]
+# What is measured, or predicted.
+Mode = Annotated[
+    str,
+    typer.Option(
+        help="limits: the device's cores and memory at this host's speed; calibrated: its speed too; "
+        "predicted: nothing runs. On the device itself the first two measure."
+    ),
+]
+MaxSeconds = Annotated[
+    float | None,
+    typer.Option(help="For all; what does not fit is left out. Default: 600 of rounds, a workload."),
+]
+
 # What goes into a bundle.
 Trainable = Annotated[
     bool, typer.Option("--trainable", help="Kept for older commands; every task can be tuned without it.")

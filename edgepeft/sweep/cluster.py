@@ -47,7 +47,9 @@ class Cluster:
             import ray
         self._ray: Any = ray
         try:
-            _reach(address)
+            host, colon, port = address.rpartition(":")
+            if colon and port.isdigit() and "://" not in address:  # Ray itself tries for minutes
+                socket.create_connection((host, int(port)), timeout=_REACHED_S).close()
             ray.init(address=address, log_to_driver=False, logging_level="ERROR", configure_logging=False)
         except Exception as error:  # Ray's kinds are many, and all mean that there is no connection
             first = str(error).strip().partition("\n")[0]
@@ -71,7 +73,10 @@ class Cluster:
                 needs = {"num_cpus": job.threads, "num_gpus": int(on_gpu), "max_retries": RETRIES}
                 task = self._ray.remote(_remote).options(**needs)
                 options = job.sweep.options(job.cell)
-                under_way[task.remote(_HERE, self._job(job, options), *self._sources(options))] = job
+                folder, cell = job.sweep.run(job.cell), replace(job.cell, options=options)
+                sent = replace(job, sweep=replace(job.sweep, folder=Path()), cell=cell)
+                begun = _packed(folder) if folder.is_dir() else None
+                under_way[task.remote(_HERE, (sent, begun), *self._sources(options))] = job
             while under_way:
                 (ready, *_), _ = self._ray.wait(list(under_way), num_returns=1)
                 yield self._ended(under_way.pop(ready), ready)
@@ -83,11 +88,6 @@ class Cluster:
     def close(self) -> None:
         """Leave the cluster."""
         self._ray.shutdown()
-
-    def _job(self, job: Job, options: dict[str, Any]) -> tuple[Job, bytes | None]:
-        folder = job.sweep.run(job.cell)
-        sent = replace(job, sweep=replace(job.sweep, folder=Path()), cell=replace(job.cell, options=options))
-        return sent, _packed(folder) if folder.is_dir() else None
 
     def _sources(self, options: Mapping[str, Any]) -> list[Any]:
         """What the run reads, as references into the object store: the backbone, then the rows; None is a name."""
@@ -122,13 +122,6 @@ class Cluster:
         return Ended(job, outcome)
 
 
-def _reach(address: str) -> None:
-    """See that something listens there: Ray itself tries for minutes."""
-    host, colon, port = address.rpartition(":")
-    if colon and port.isdigit() and "://" not in address:
-        socket.create_connection((host, int(port)), timeout=_REACHED_S).close()
-
-
 def _remote(here: str, asked: tuple[Job, bytes | None], *sources: Any) -> tuple[Outcome | None, bytes]:
     """On a node: the run in a folder of its own; its outcome and what the folder then holds."""
     there = f"edgepeft {__version__}, Python {platform.python_version()}"
@@ -138,7 +131,9 @@ def _remote(here: str, asked: tuple[Job, bytes | None], *sources: Any) -> tuple[
     job = replace(job, shared=cache_folder() / "sweep" / "states")  # of this node
     with tempfile.TemporaryDirectory(prefix="edgepeft-run-") as work:
         sweep = replace(job.sweep, folder=Path(work))
-        cell = replace(job.cell, options=_placed(job.cell.options, sources))
+        named = zip(("backbone", *_ROWS), sources, strict=True)
+        placed = {option: str(_kept(*source)) for option, source in named if source is not None}
+        cell = replace(job.cell, options={**job.cell.options, **placed})
         if begun is not None:
             _unpack(begun, sweep.run(cell))
         try:
@@ -146,15 +141,6 @@ def _remote(here: str, asked: tuple[Job, bytes | None], *sources: Any) -> tuple[
         except Interrupted as interrupted:
             raise EdgepeftError(str(interrupted)) from None
         return outcome, _packed(sweep.run(cell))
-
-
-def _placed(options: Mapping[str, Any], sources: Sequence[Any]) -> dict[str, Any]:
-    """The options with the places of the node's own copies."""
-    found = dict(options)
-    for option, source in zip(("backbone", *_ROWS), sources, strict=True):
-        if source is not None:
-            found[option] = str(_kept(*source))
-    return found
 
 
 def _kept(digest: str, name: str, is_folder: bool, content: Mapping[str, bytes]) -> Path:

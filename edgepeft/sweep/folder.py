@@ -192,23 +192,21 @@ class Sweep:
     def answers(self, cell: Cell) -> tuple[NDArray[Any], NDArray[Any]] | None:
         """(targets, outputs) of the test rows of a run that is done; None where they are no arrays."""
         if folded := self.results.get(cell.name):
-            return None if folded.answers is None else self._unpacked(cell.name, folded.answers)
-        path = self.run(cell) / ANSWERS_FILE
-        if not path.is_file():
-            return None
+            if folded.answers is None:
+                return None
+            path, remove = self.folder / RESULTS_FILE, "its line"
+            damaged = f"{path}: the answers of {cell.name} are damaged"
+        else:
+            path = self.run(cell) / ANSWERS_FILE
+            if not path.is_file():
+                return None
+            damaged, remove = f"{path} is damaged", f"{path.parent} to run it again"
         try:
-            with np.load(path, allow_pickle=False) as kept:
-                return kept["targets"], kept["outputs"]
-        except (OSError, ValueError, KeyError) as error:
-            raise BundleError(f"{path} is damaged ({error}); remove {path.parent} to run it again.") from None
-
-    def _unpacked(self, run: str, answers: str) -> tuple[NDArray[Any], NDArray[Any]]:
-        try:
-            with np.load(io.BytesIO(zlib.decompress(base64.b64decode(answers))), allow_pickle=False) as kept:
+            packed = zlib.decompress(base64.b64decode(folded.answers or "")) if folded else path.read_bytes()
+            with np.load(io.BytesIO(packed), allow_pickle=False) as kept:
                 return kept["targets"], kept["outputs"]
         except (OSError, ValueError, KeyError, zlib.error) as error:
-            path = self.folder / RESULTS_FILE
-            raise BundleError(f"{path}: the answers of {run} are damaged ({error}); remove its line.") from None
+            raise BundleError(f"{damaged} ({error}); remove {remove}.") from None
 
     def folded(self) -> Sweep:
         """Leave of each run that is over a line of ``results.jsonl`` alone; tensors, whole cards and folders go.
@@ -216,7 +214,9 @@ class Sweep:
         Lines of runs that the plan has no longer stay.  The file is whole before the first folder goes.
         """
         lines = {**self.results, **{each.run: each for cell in self.cells if (each := self._result(cell))}}
-        write_atomically(self.folder / RESULTS_FILE, b"".join(_line(each) for each in lines.values()))
+        plain = (TypeAdapter(Result).dump_python(each, mode="json", exclude_defaults=True) for each in lines.values())
+        written = "".join(json.dumps(each, ensure_ascii=False) + "\n" for each in plain)
+        write_atomically(self.folder / RESULTS_FILE, written.encode(errors="replace"))
         with contextlib.suppress(FileNotFoundError), own_folder(self.folder, RUNS) as runs:
             for name in lines:
                 shutil.rmtree(runs / name, ignore_errors=True)
@@ -232,8 +232,12 @@ class Sweep:
         run = (cell.name, cell.data, cell.method, cell.rate, cell.rows, cell.seed)
         if outcome.state != "done":
             return Result(*run, outcome)
-        answers = self.answers(cell)
-        return Result(*run, outcome, _short(self.card(cell)), None if answers is None else _packed(*answers))
+        packed = None
+        if (answers := self.answers(cell)) is not None:
+            file = io.BytesIO()
+            np.savez(file, allow_pickle=False, targets=answers[0], outputs=answers[1])
+            packed = base64.b64encode(zlib.compress(file.getvalue(), 9)).decode()
+        return Result(*run, outcome, _short(self.card(cell)), packed)
 
     def forget_tensors(self, cell: Cell) -> None:
         """Keep of a run that is done its card and answers alone."""
@@ -285,17 +289,6 @@ def _short(card: DeltaCard) -> DeltaCard:
     metrics["baselines"] = {name: {"test": found["test"]} for name, found in baselines.items()}
     chosen = {name: value for name, value in card.chosen.items() if name != "ece"}
     return card.model_copy(update={"metrics": metrics, "chosen": chosen, "training": {}, "versions": {}})
-
-
-def _packed(targets: NDArray[Any], outputs: NDArray[Any]) -> str:
-    file = io.BytesIO()
-    np.savez(file, allow_pickle=False, targets=targets, outputs=outputs)
-    return base64.b64encode(zlib.compress(file.getvalue(), 9)).decode()
-
-
-def _line(result: Result) -> bytes:
-    document = TypeAdapter(Result).dump_python(result, mode="json", exclude_defaults=True)
-    return (json.dumps(document, ensure_ascii=False) + "\n").encode(errors="replace")
 
 
 def name_of(asked: Mapping[str, Any]) -> str:

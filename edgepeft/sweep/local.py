@@ -22,7 +22,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from edgepeft.common.atomic import disk_errors, replacing
 from edgepeft.common.errors import EdgepeftError
@@ -96,7 +95,8 @@ def run_local(jobs: Sequence[Job], workers: int, gpus: int = 0) -> Iterator[Move
                 job = left.pop(0)
                 yield Moved(job, _LOADING)
                 running.append(_started(context, replace(job, gpu=free.pop(0)) if gpus else job))
-            for each in _heard(running):
+            ready = wait([each.connection for each in running])  # they said something, or their ends are closed
+            for each in [each for each in running if each.connection in ready]:
                 said = _said(each)
                 if isinstance(said, Ended):
                     running.remove(each)
@@ -106,7 +106,10 @@ def run_local(jobs: Sequence[Job], workers: int, gpus: int = 0) -> Iterator[Move
                         if each.tries < RETRIES:
                             running.append(_started(context, each.job, each.tries + 1))
                             continue
-                        said = said._replace(error=_died(each.process.exitcode))
+                        code = each.process.exitcode
+                        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
+                        why = "where that is SIGKILL, memory may be short: give fewer --workers."
+                        said = said._replace(error=f"its process {how}, {RETRIES + 1} times; {why}")
                     free += [each.job.gpu] if each.job.gpu is not None else []
                 if said is not None:
                     yield said
@@ -122,12 +125,6 @@ def _started(context: multiprocessing.context.ForkServerContext, job: Job, tries
     return _Running(job, process, ours, tries)
 
 
-def _heard(running: Sequence[_Running]) -> list[_Running]:
-    """Those that said something, or whose end of the pipe is closed."""
-    ready = set(map(id, wait([each.connection for each in running])))
-    return [each for each in running if id(each.connection) in ready]
-
-
 def _said(each: _Running) -> Moved | Ended | None:
     try:
         found = each.connection.recv()
@@ -135,11 +132,6 @@ def _said(each: _Running) -> Moved | Ended | None:
         each.process.join()
         return Ended(each.job)
     return Moved(each.job, found) if isinstance(found, Progress) else Ended(each.job, *found)
-
-
-def _died(code: int) -> str:
-    how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
-    return f"its process {how}, {RETRIES + 1} times; where that is SIGKILL, memory may be short: give fewer --workers."
 
 
 def _end(running: Sequence[_Running]) -> None:
@@ -234,8 +226,11 @@ def _run(job: Job, watch: Callable[[Progress], None], stop: Callable[[], bool]) 
         why = str(diverged.__cause__ or diverged)
         outcome = Outcome("diverged", time.perf_counter() - start, reason=why)
     else:
+        tested = {name: np.asarray(values) for name, values in result.tested.items()}
+        if any(values.dtype.hasobject for values in tested.values()):  # which could not be read without unpickling
+            tested = {}
         with replacing(sweep.run(cell) / ANSWERS_FILE) as new, new.open("xb") as file:
-            np.savez_compressed(file, allow_pickle=False, **_plain(result))
+            np.savez_compressed(file, allow_pickle=False, **tested)
         outcome = sweep.done(cell, time.perf_counter() - start, max(first, 0))
         if not job.keep_tensors:
             sweep.forget_tensors(cell)
@@ -251,9 +246,3 @@ def _trained(job: Job, watch: Callable[[Progress], None], stop: Callable[[], boo
     how: dict[str, Any] = {"resume": resume, "force": not resume, "watch": watch, "stop": stop}
     how["shared"] = job.shared or job.sweep.shared
     return train_delta(found.request.backbone, found.method, found.rows(), found.settings, folder, **how)
-
-
-def _plain(result: TrainResult) -> dict[str, NDArray[Any]]:
-    """Targets and outputs as arrays that are read without unpickling; nothing where they are none."""
-    found = {name: np.asarray(values) for name, values in result.tested.items()}
-    return {} if any(values.dtype.hasobject for values in found.values()) else found

@@ -115,13 +115,6 @@ class Plan(BaseModel):
         return self.rates.get(method, self.rates.get(method.partition(":")[0], self.learning_rates))
 
 
-def _cells(plan: Plan) -> int:
-    """Runs that the plan has if each method has the usual rates, counted and not listed."""
-    grids = (math.prod(len(value) for value in grid.values() if isinstance(value, list)) for grid in plan.grid)
-    rows = len(plan.backbones) * len(plan.data) * len(plan.sizes)
-    return rows * len(plan.learning_rates) * len(plan.seeds) * (len(plan.methods) + sum(grids))
-
-
 def _combined(grid: dict[str, Any]) -> list[str]:
     """``{"method": "lora", "rank": [4, 8]}`` -> ``lora:rank=4``, ``lora:rank=8``."""
     names = [name for name in grid if name != "method"]
@@ -176,7 +169,12 @@ def read_plan(path: Path) -> Plan:
         raise UsageError(f"{path} is no plan in TOML: {reason}.") from None
     if not (plan.methods or plan.grid):
         raise UsageError(f'{path} names no method: methods = ["lora"], or a [[grid]].')
-    if (cells := _cells(plan)) > _MOST_CELLS:
+    # Runs that it has if each method has the usual rates, counted and not listed.
+    grids = (math.prod(len(value) for value in grid.values() if isinstance(value, list)) for grid in plan.grid)
+    cells = (len(plan.methods) + sum(grids)) * math.prod(
+        map(len, (plan.backbones, plan.data, plan.sizes, plan.learning_rates, plan.seeds))
+    )
+    if cells > _MOST_CELLS:
         raise UsageError(f"{path} has {cells:,} runs, and a sweep has at most {_MOST_CELLS:,}; divide it.")
     known = {*plan.all_methods, *(method.partition(":")[0] for method in plan.all_methods)}
     if odd := [name for name in plan.rates if name not in known]:
@@ -185,7 +183,10 @@ def read_plan(path: Path) -> Plan:
         name: {key: _placed(path, value) if key in PATHS else value for key, value in each.items()}
         for name, each in plan.data.items()
     }
-    return plan.model_copy(update={"data": data, "backbones": [_backbone(path, name) for name in plan.backbones]})
+    near = {name: _placed(path, name) for name in plan.backbones}
+    # A folder beside the plan or in its place; else the name as it is, of the Hub.
+    backbones = [text if "$" in name or Path(text).is_dir() else name for name, text in near.items()]
+    return plan.model_copy(update={"data": data, "backbones": backbones})
 
 
 def recorded(plan: Plan, folder: Path) -> Plan:
@@ -212,12 +213,6 @@ def placed(options: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         path = os.path.normpath(Path(os.path.realpath(folder)) / text)  # a sweep that is not there yet has no ".."
         found[name] = path if name != "backbone" or Path(path).is_dir() else text
     return found
-
-
-def _backbone(plan: Path, name: str) -> str:
-    """A folder beside the plan or in its place; else the name as it is, of the Hub."""
-    text = _placed(plan, name)
-    return text if "$" in name or Path(text).is_dir() else name
 
 
 def _placed(plan: Path, value: Any) -> Any:

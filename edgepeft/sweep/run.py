@@ -1,25 +1,147 @@
-"""Running a sweep: what is open, in rungs where rates are halved, and what became of it."""
+"""From a plan to its cells, all checked before the first one starts; and running what is open of them.
+
+A cell is one combination of the plan: a run of ``edgepeft train``.  Where rates are halved, cells run in rungs.
+"""
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import groupby
+from pathlib import Path
 from statistics import mean
+from typing import Any, NamedTuple
 
-from edgepeft.common.errors import UsageError
+from pydantic import ValidationError
+
+from edgepeft.backbones.source import Backbone, open_backbone
+from edgepeft.common.errors import EdgepeftError, UsageError
+from edgepeft.common.messages import in_words
 from edgepeft.common.own_folder import locked
+from edgepeft.data.parts import TaskData
+from edgepeft.data.told import TOLD, told
 from edgepeft.data.training_loop.checkpoint import best_score
-from edgepeft.data.training_loop.run import Progress
-from edgepeft.sweep.folder import SWEEP_FILE, Cell, Outcome, Sweep, open_sweep
+from edgepeft.data.training_loop.run import Progress, evaluation_interval
+from edgepeft.methods.base import Method, method_of
+from edgepeft.options.train import TrainRequest
+from edgepeft.sweep.folder import SWEEP_FILE, Cell, Outcome, Sweep, name_of, open_sweep
 from edgepeft.sweep.local import Ended, Job, Moved
+from edgepeft.sweep.plan import Plan, placed, rate_of, recorded, share_of_rows
+from edgepeft.training.loop import asked, resolved, settled
 
-__all__ = ["Shown", "estimate", "fold", "require_halvable", "run_sweep"]
+__all__ = ["Shown", "estimate", "fold", "require_halvable", "run_sweep", "sweep_of"]
 
+_OF_THE_GRID = ("backbone", "task", "method", "set", "seed", "lr", "few_shot", "curve")
 RUNGS = (0.25, 0.5)  # of a run's steps, after which half of a method's runs go no further
-Executor = Callable[[Sequence[Job]], Iterator[Moved | Ended]]
 _OTHERS_S = 2.0
+
+
+def sweep_of(plan: Plan, folder: Path, watch: Callable[[int, int], None] = lambda _, __: None) -> Sweep:
+    """The plan's cells, in the order in which they are run; ``watch`` gets how many of how many are checked."""
+    made = _Grid(plan := recorded(plan, folder), folder)
+    combinations = list(made.combinations())
+    cells: dict[str, Cell] = {}
+    for n, combination in enumerate(combinations, 1):
+        cell = made.cell(combination)
+        if cell.name in cells:
+            raise UsageError(f"the plan has a run twice: {cells[cell.name]}, and {cell}. Leave one of them out.")
+        cells[cell.name] = cell
+        watch(n, len(combinations))
+    return Sweep(folder, plan, tuple(cells.values()), made.sources)
+
+
+class _Point(NamedTuple):
+    backbone: str
+    data: str
+    size: int | str
+    method: str
+    rate: float
+    seed: int
+
+
+@dataclass
+class _Grid:
+    """The plan with what its cells share: backbones, methods and rows are read once; ``said`` is what the rows of each
+    data set tell, which a cell's options then say."""
+
+    plan: Plan
+    folder: Path
+    backbones: dict[str, Backbone] = field(default_factory=dict)
+    methods: dict[str, Method] = field(default_factory=dict)
+    rows: dict[Any, TaskData] = field(default_factory=dict)
+    sources: dict[str, str] = field(default_factory=dict)
+    said: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def combinations(self) -> Iterator[_Point]:
+        """Of the whole grid; all seeds of a cell's table entry follow each other."""
+        plan = self.plan
+        self.methods = {text: method_of(text) for text in plan.all_methods}
+        for backbone, data, size in itertools.product(plan.backbones, plan.data, plan.sizes):
+            for text in plan.all_methods:
+                for rate in plan.rates_of(text):
+                    for seed in plan.seeds:
+                        numbers = rate_of(rate, self.methods[text].learning_rate), seed
+                        yield _Point(backbone, data, size, text, *numbers)
+
+    def cell(self, at: _Point) -> Cell:
+        """One run, as ``train`` would have it."""
+        try:
+            backbone, method = self._backbone(at.backbone), self.methods[at.method]
+            few = share_of_rows(at.size, len(self._rows(self._request(at)).train))
+            request = self._request(at, few)
+            rows, options = settled(backbone, method, self._rows(request), resolved(request).settings)
+        except EdgepeftError as error:
+            raise UsageError(f"{at.data}, {at.method}: {error}") from error
+        per_epoch = math.ceil(len(rows.train) / options.batch_size)
+        steps = options.total_steps(per_epoch)
+        extent = len(rows.train), steps, evaluation_interval(per_epoch, steps)
+        name = name_of(asked(backbone, method, rows, options))
+        given = request.model_dump(mode="json", exclude_unset=True)
+        return Cell(name, backbone.source, at.data, str(at.size), at.method, at.rate, at.seed, *extent, given)
+
+    def _request(self, at: _Point, few: int | None = None) -> TrainRequest:
+        given = {**self.plan.train, **self.plan.data[at.data]}
+        if odd := [name for name in given if name in _OF_THE_GRID]:
+            raise UsageError(
+                f"{odd[0]} is of the whole grid: backbones, methods, learning_rates, seeds and sizes say it."
+            )
+        method = {"method": at.method.partition(":")[0], "set": self.methods[at.method].settings()}
+        grid = {"backbone": at.backbone, "task": at.data, **method, "seed": at.seed, "lr": at.rate}
+        try:
+            request = TrainRequest.model_validate({**given, **grid, **({} if few is None else {"few_shot": few})})
+        except ValidationError as error:
+            raise UsageError(f"{in_words(error)}; options of edgepeft train are meant, with _ for -.") from None
+        if at.data not in self.said:
+            before = self._placed(request)
+            after = told(before)
+            self.said[at.data] = {n: new for n in TOLD if (new := getattr(after, n)) != getattr(before, n)}
+        return request.model_copy(update=self.said[at.data])
+
+    def _placed(self, request: TrainRequest) -> TrainRequest:
+        return TrainRequest.model_validate(placed(request.model_dump(mode="json", exclude_unset=True), self.folder))
+
+    def _backbone(self, source: str) -> Backbone:
+        if source not in self.backbones:
+            self.backbones[source] = opened = open_backbone(placed({"backbone": source}, self.folder)["backbone"])
+            self.sources[f"backbone {opened.source}"] = opened.sha256
+        return self.backbones[source]
+
+    def _rows(self, request: TrainRequest) -> TaskData:
+        """The rows of a request, which many have in common."""
+        source = resolved(request).template.source
+        drawn = None if request.few_shot is None else request.seed
+        pattern = source.text if source else None  # Compacter's depends on the method
+        key = (request.task, request.few_shot, drawn, pattern)
+        if key not in self.rows:
+            self.rows[key] = resolved(self._placed(request)).rows()
+            if drawn is None:
+                self.sources[f"data {request.task}{f' as {pattern!r}' if pattern else ''}"] = self.rows[key].sha256
+        return self.rows[key]
+
+
+Executor = Callable[[Sequence[Job]], Iterator[Moved | Ended]]
 
 
 @dataclass(frozen=True)
@@ -92,14 +214,14 @@ def _run(
 ) -> None:
     jobs = [job for job in jobs if job.cell.name not in failed]
     over = sum(sweep.outcome(cell) is not None for cell in sweep.cells)
-    for told in executor(jobs):
-        if isinstance(told, Moved):
-            watch(Shown(over, len(sweep.cells), told.job.cell, told.progress))
+    for said in executor(jobs):
+        if isinstance(said, Moved):
+            watch(Shown(over, len(sweep.cells), said.job.cell, said.progress))
             continue
-        if told.error is not None:
-            failed[told.job.cell.name] = told.error
-        over += told.outcome is not None
-        watch(Shown(over, len(sweep.cells), told.job.cell, None, told.outcome, told.error))
+        if said.error is not None:
+            failed[said.job.cell.name] = said.error
+        over += said.outcome is not None
+        watch(Shown(over, len(sweep.cells), said.job.cell, None, said.outcome, said.error))
 
 
 def require_halvable(sweep: Sweep) -> None:
@@ -133,7 +255,12 @@ def _arms(cells: Sequence[Cell]) -> list[list[list[Cell]]]:
 def _drop(sweep: Sweep) -> None:
     """Let the worse half of each group go no further, by the mean of the seeds' best evaluation so far."""
     for arms in _arms(sweep.cells):
-        scored = [(score, arm) for arm in arms if (score := _so_far(sweep, arm)) is not None]
+        scored = []
+        for arm in arms:  # by their checkpoints, where none is over or has no evaluation
+            found = [sweep.checkpoint(cell) for cell in arm]
+            scores = [score for path in found if path is not None and (score := best_score(path)) is not None]
+            if len(scores) == len(arm):
+                scored.append((mean(scores), arm))
         scored.sort(key=lambda each: -each[0])
         for score, arm in scored[math.ceil(len(scored) / 2) :]:
             for cell in arm:
@@ -141,14 +268,6 @@ def _drop(sweep: Sweep) -> None:
                     step = _step(sweep, cell)
                     sweep.forget_checkpoints(cell)
                     sweep.end(cell, Outcome("dropped", steps=step, score=score))
-
-
-def _so_far(sweep: Sweep, arm: Sequence[Cell]) -> float | None:
-    """The mean of the best evaluations of an arm's checkpoints; None where one of them is over or has none."""
-    found = [sweep.checkpoint(cell) for cell in arm]
-    scores = [None if path is None else best_score(path) for path in found]
-    known = [score for score in scores if score is not None]
-    return mean(known) if len(known) == len(scores) else None
 
 
 def estimate(sweep: Sweep, workers: int) -> float | None:

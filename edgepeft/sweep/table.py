@@ -21,16 +21,7 @@ from edgepeft.common.frozen_random import uniform
 from edgepeft.data.training_loop.baselines import SIGNIFICANT
 from edgepeft.sweep.folder import Cell, Sweep
 
-__all__ = [
-    "Arm",
-    "Column",
-    "columns",
-    "deviation",
-    "document",
-    "entries",
-    "grouped",
-    "not_worse",
-]
+__all__ = ["Arm", "Column", "columns", "deviation", "document", "entries", "grouped", "not_worse"]
 
 RESAMPLES = 1_000
 TABLE_SCHEMA = "edgepeft.table/1"
@@ -152,18 +143,16 @@ def columns(sweep: Sweep) -> list[Column]:
         outcome = sweep.outcome(cell)
         if outcome is not None and outcome.state == "done":
             found.setdefault((cell.backbone, cell.data, cell.size), []).append(cell)
-    return [_column(sweep, where, cells) for where, cells in found.items()]
-
-
-def _column(sweep: Sweep, place: Place, cells: Sequence[Cell]) -> Column:
-    by_rate = groupby(cells, lambda cell: (cell.method, cell.rate))
-    arms = [Arm(sweep, tuple(seeds)) for _, seeds in by_rate]
-    chosen = {}
-    for name in dict.fromkeys(arm.method for arm in arms):
-        own = [arm for arm in arms if arm.method == name]
-        most = max(len(arm.cells) for arm in own)  # a rate that diverged with one seed is not chosen by the others
-        chosen[name] = max((arm for arm in own if len(arm.cells) == most), key=lambda arm: arm.chosen_by)
-    return Column(place, chosen, tuple(arms))
+    made = []
+    for place, cells in found.items():
+        arms = [Arm(sweep, tuple(seeds)) for _, seeds in groupby(cells, lambda cell: (cell.method, cell.rate))]
+        chosen = {}
+        for name in dict.fromkeys(arm.method for arm in arms):
+            own = [arm for arm in arms if arm.method == name]
+            most = max(len(arm.cells) for arm in own)  # a rate that diverged with one seed is not chosen by the others
+            chosen[name] = max((arm for arm in own if len(arm.cells) == most), key=lambda arm: arm.chosen_by)
+        made.append(Column(place, chosen, tuple(arms)))
+    return made
 
 
 def deviation(values: Sequence[float]) -> float | None:

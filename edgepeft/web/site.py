@@ -32,19 +32,7 @@ from edgepeft.common.errors import EdgepeftError, UsageError
 from edgepeft.common.resources import cache_folder, package_data, sha256_of
 from edgepeft.web.structures import STRUCTURES_FOLDER, require_answerable, share_layers, write_task
 
-__all__ = [
-    "ODD_TEXTS",
-    "ORT",
-    "SITE_FILE",
-    "TOKENIZERS",
-    "LibraryFile",
-    "Site",
-    "copy_libraries",
-    "installed",
-    "library_files",
-    "write_service_worker",
-    "write_site",
-]
+__all__ = ["SITE_FILE", "write_site"]
 
 
 FORMAT, SITE_FILE = "edgepeft.site/1", "site.json"
@@ -181,13 +169,6 @@ def _token_check(bundle: Bundle) -> dict[str, Any]:
     return {"maxLength": CHECK_LENGTH, "texts": texts, "ids": [encoding.ids for encoding in encodings]}
 
 
-def _model(bundle: Bundle) -> dict[str, Any]:
-    """What a benchmark says of it."""
-    architecture, name = bundle.architecture, bundle.manifest.backbone.source
-    about = {"family": architecture.family, "model_type": architecture.model_type}
-    return {"name": name, "n_parameters": architecture.n_parameters, **about}
-
-
 def _manifest(
     bundle: Bundle, out: Path, title: str, packages: Sequence[str], entries: dict[str, dict[str, Any]]
 ) -> dict[str, Any]:
@@ -196,14 +177,20 @@ def _manifest(
         for path in sorted(out.rglob("*"))
         if path.is_file()
     }
+    architecture = bundle.architecture
     return {
         "format": FORMAT,
         "title": title,
         "edgepeft": __version__,
         "libraries": {file.package: file.version for file in library_files(packages)},
         "weights": bundle.weights.name,
-        "model": _model(bundle),
-        "padTokenId": bundle.architecture.pad_token_id,
+        "model": {  # what a benchmark says of it
+            "name": bundle.manifest.backbone.source,
+            "n_parameters": architecture.n_parameters,
+            "family": architecture.family,
+            "model_type": architecture.model_type,
+        },
+        "padTokenId": architecture.pad_token_id,
         "tasks": entries,
         "files": files,
     }

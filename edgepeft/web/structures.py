@@ -80,6 +80,14 @@ def write_task(bundle: Bundle, task: str, out: Path, *, tunable: bool = False) -
     value_file = f"{TASKS_FOLDER}/{task}.safetensors" if values else None
     if value_file is not None:
         write_atomically(out / value_file, save(values))
+    tuning: dict[str, Any] = {}
+    if tunable:
+        reason = _untunable(bundle, task, values)
+        tuning = {"untunable": reason} if reason else {"tuning": _write_tuning(bundle, task, model, values, out)}
+    check, check_file = bundle.current(task, CHECK), f"{TASKS_FOLDER}/{task}{CHECK}"
+    if not check.is_file() or sha256_of(check) != entry.check_sha256:
+        raise BundleError(f"{check} is missing or altered; export or copy the bundle again.")
+    write_atomically(out / check_file, check.read_bytes())
     allowed = bundle.allowed(task)
     kind = entry.task_kind
     return {
@@ -96,23 +104,10 @@ def write_task(bundle: Bundle, task: str, out: Path, *, tunable: bool = False) -
         "promptLength": entry.prompt_length,
         "structure": structure,
         "values": value_file,
-        "check": _write_check(bundle, task, out),
+        "check": check_file,
         "tolerance": {"difference": allowed.difference, "changed": allowed.changed},
-        **(_tuning(bundle, task, model, values, out) if tunable else {}),
+        **tuning,
     }
-
-
-def _tuning(bundle: Bundle, task: str, model: onnx.ModelProto, fed: Collection[str], out: Path) -> dict[str, Any]:
-    reason = _untunable(bundle, task, fed)
-    return {"untunable": reason} if reason else {"tuning": _write_tuning(bundle, task, model, fed, out)}
-
-
-def _write_check(bundle: Bundle, task: str, out: Path) -> str:
-    path, name = bundle.current(task, CHECK), f"{TASKS_FOLDER}/{task}{CHECK}"
-    if not path.is_file() or sha256_of(path) != bundle.entry(task).check_sha256:
-        raise BundleError(f"{path} is missing or altered; export or copy the bundle again.")
-    write_atomically(out / name, path.read_bytes())
-    return name
 
 
 def _untunable(bundle: Bundle, task: str, fed: Collection[str]) -> str:
@@ -167,7 +162,11 @@ def share_layers(bundle: Bundle, out: Path, entries: dict[str, dict[str, Any]]) 
 
     Each entry's ``lower`` names the graphs to be run before its own.
     """
-    backbone, values = bundle.backbone_graph, _values(bundle)
+    backbone, sites = bundle.backbone_graph, bundle.manifest.backbone.sites
+    # The widths of the words' rows, of what the first layer reads, and of each layer's output.
+    roles = (Role.WORD_EMBEDDINGS, Role.EMBEDDINGS, Role.LAYER_OUTPUT)
+    named = itertools.chain.from_iterable(bundle.architecture.sites_of(role) for role in roles)
+    values = {sites[site.name]: site.out_features for site in named}
     structures = {entry["structure"] for entry in entries.values() if entry["values"]}
     graphs = {name: onnx.load(out / name, load_external_data=False) for name in sorted(structures)}
     depths = {name: _depth(graph, backbone, list(values)) for name, graph in graphs.items()}
@@ -185,13 +184,6 @@ def share_layers(bundle: Bundle, out: Path, entries: dict[str, dict[str, Any]]) 
             upper[name] = _write_graph(above(graph, axes[own[-1]]), out), parts[: len(own)]
     for entry in entries.values():
         entry["structure"], entry["lower"] = upper.get(entry["structure"], (entry["structure"], []))
-
-
-def _values(bundle: Bundle) -> dict[str, int]:
-    """The widths of the words' rows, of what the first layer reads, and of each layer's output."""
-    sites, roles = bundle.manifest.backbone.sites, (Role.WORD_EMBEDDINGS, Role.EMBEDDINGS, Role.LAYER_OUTPUT)
-    named = itertools.chain.from_iterable(bundle.architecture.sites_of(role) for role in roles)
-    return {sites[site.name]: site.out_features for site in named}
 
 
 def _depth(graph: onnx.ModelProto, backbone: onnx.ModelProto, values: list[str]) -> int:

@@ -19,9 +19,10 @@ from edgepeft.bench.against import Revision, SideBySide, open_revision, verdict
 from edgepeft.bench.measuring.measure import HostLoad
 from edgepeft.bench.planning.job import Job
 from edgepeft.bench.result.statistics import Ratio
-from edgepeft.bench.run import BenchRequest, run_benchmark
+from edgepeft.bench.run import run_benchmark
 from edgepeft.cli._main import main
 from edgepeft.common.errors import UsageError
+from edgepeft.options.bench import BenchOptions
 
 FIELDS = frozenset(Job.__dataclass_fields__)
 
@@ -42,7 +43,7 @@ def base(tmp_path):
 def bench(start, side, **options):
     settings = {"profile": "rpi4", "backbone": "all-MiniLM-L6-v2", "rounds": 20, "batch_size": 2, "length": 8}
     settings |= {"engines": ("onnxruntime",), "workloads": ("infer",)}
-    return run_benchmark(BenchRequest(**{**settings, **options}), start=start, against=side)
+    return run_benchmark(BenchOptions(**{**settings, **options}), start=start, against=side)
 
 
 def host(slower, noise=0.0, seed=0):

@@ -5,8 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from edgepeft.bench.compare import compare_results
-from edgepeft.bench.result.result_file import ResultFile
+from edgepeft.bench.compare import ResultFile, compare_results
 from edgepeft.common.errors import DataError, UsageError
 
 HOST = {"cpu": "Test CPU", "isa": ["avx2"], "cores": {"usable": 2}, "versions": {"onnxruntime": "1.31"}}

@@ -15,7 +15,7 @@ from bench.suites._random_bundle import Structure
 from edgepeft.bench.planning.job import Job
 from edgepeft.bench.planning.target import open_subject
 from edgepeft.bench.report.tables import bench_table
-from edgepeft.bench.run import BenchRequest, run_benchmark
+from edgepeft.bench.run import run_benchmark
 from edgepeft.bench.workloads import (
     cold_start,
     finetune_onnxruntime,
@@ -26,6 +26,7 @@ from edgepeft.bench.workloads import (
 )
 from edgepeft.bundle.delta import new_delta
 from edgepeft.common.errors import UsageError
+from edgepeft.options.bench import BenchOptions
 from edgepeft.runtime.decoding import Decoding
 from edgepeft.runtime.generation import Generator
 from edgepeft.runtime.runtime import Runtime
@@ -70,7 +71,7 @@ def encoder(tmp_path_factory):
 
 def job(folder, task=None, **fields):
     subject = open_subject(folder, tasks=[task] if task else [])
-    own = {} if task is None else {"task": task, "kind": subject.model.tasks[0].kind}
+    own = {} if task is None else {"task": task, "kind": subject.tasks[0].kind}
     shared = {"threads": 1, "batches": BATCHES, "bundle": str(folder), "vocab_size": 60, "cache": False}
     return Job("x", **{**shared, "method": "lora", "settings": {"rank": 2}, **own, **fields})
 
@@ -137,7 +138,7 @@ def test_both_engines_learn_from_the_same_targets(folder, task, new_tokens, monk
 def test_both_engines_learn_every_kind_from_the_same_targets(encoder, kind, monkeypatch):
     monkeypatch.setattr("edgepeft.bundle.delta.new_delta", seeded)
     losses = taken_losses(monkeypatch)
-    columns = open_subject(encoder, tasks=[kind]).model.tasks[0].n_labels
+    columns = open_subject(encoder, tasks=[kind]).tasks[0].n_labels
     asked = job(encoder, kind, n_labels=columns)
     finetune_onnxruntime.prepare(asked).step(0)
     finetune_pytorch.prepare(asked).step(0)
@@ -155,10 +156,10 @@ def test_a_request_and_a_cold_start_have_rows_of_the_kind_of_each_task(encoder):
 
 def test_tasks_that_write_are_left_out_beside_others_and_measured_alone(folder):
     subject = open_subject(folder)
-    assert [task.name for task in subject.model.tasks] == ["one"] and subject.left_out == ("words",)
-    assert subject.model.tasks[0].kind is None and not subject.writes
+    assert [task.name for task in subject.tasks] == ["one"] and subject.left_out == ("words",)
+    assert subject.tasks[0].kind is None and not subject.writes
     alone = open_subject(folder, tasks=["words"])
-    assert alone.writes and alone.left_out == () and alone.model.tasks[0].kind == "text"
+    assert alone.writes and alone.left_out == () and alone.tasks[0].kind == "text"
     with pytest.raises(UsageError, match="text is written by words, and not by one"):
         open_subject(folder, tasks=["one", "words"])
 
@@ -170,16 +171,18 @@ def test_tasks_that_write_are_left_out_beside_others_and_measured_alone(folder):
         ({"tasks": ("words",), "timed": False}, "--deterministic: not for"),
         ({"tasks": ("words",), "scenario": "mixed-tasks"}, "--scenario mixed-tasks: not for"),
         ({"tasks": ("one",), "new_tokens": 3}, "no task of .* writes text"),
-        ({"tasks": ("words",), "new_tokens": 0}, "--new-tokens must be at least 1"),
+        ({"tasks": ("words",), "new_tokens": 0}, "new_tokens must be at least 1"),
     ],
 )
 def test_what_cannot_be_done_with_text_is_refused(folder, asked, message, tmp_path):
     with pytest.raises(UsageError, match=message):
-        run_benchmark(BenchRequest("rpi4", bundle=folder, **asked), root=tmp_path)
+        run_benchmark(BenchOptions.of({"profile": "rpi4", "bundle": folder, **asked}, "bench"), root=tmp_path)
 
 
 def test_a_row_says_how_much_is_written_and_counts_no_operations(folder, fake_start):
-    request = BenchRequest("rpi4", bundle=folder, tasks=("words",), length=6, batch_size=2, new_tokens=5, counted=True)
+    request = BenchOptions(
+        profile="rpi4", bundle=folder, tasks=("words",), length=6, batch_size=2, new_tokens=5, counted=True
+    )
     result = run_benchmark(request, start=fake_start(), say=lambda _: None).result
     assert {row.new_tokens for row in result.results} == {5}
     assert {(row.workload, row.engine, row.task) for row in result.results} >= {("infer", "onnxruntime", "words")}

@@ -9,13 +9,13 @@ import tomllib
 import pytest
 
 from edgepeft.bench.planning.scenario import load_lengths, load_scenario, scenario_names, shipped_lengths
-from edgepeft.bench.run import BenchRequest, run_benchmark
-from edgepeft.bench.session import earlier_result, run_scenarios
+from edgepeft.bench.run import earlier_result, run_benchmark, run_scenarios
 from edgepeft.common.atomic import write_json
 from edgepeft.common.errors import DataError, EdgepeftError, UnknownName, UsageError
 from edgepeft.common.resources import data_folder
+from edgepeft.options.bench import BenchOptions
 
-REQUEST = BenchRequest(
+REQUEST = BenchOptions(
     profile="rpi4",
     backbone="all-MiniLM-L6-v2",
     engines=("onnxruntime",),
@@ -71,7 +71,7 @@ def test_an_unknown_scenario_is_answered_with_the_known_ones():
 def test_sorted_batches_have_rows_of_like_length(fake_start):
     start = fake_start(0.1)
     run_benchmark(
-        BenchRequest(**{**REQUEST.__dict__, "length": None, "scenario": "offline-sorted", "batch_size": 32}),
+        BenchOptions(**{**REQUEST.__dict__, "length": None, "scenario": "offline-sorted", "batch_size": 32}),
         start=start,
     )
     batches = next(job.batches for label, job in start.jobs.items() if "backbone" in label)
@@ -81,16 +81,16 @@ def test_sorted_batches_have_rows_of_like_length(fake_start):
 
 def test_a_scenario_measures_its_own_workloads_only(fake_start):
     start = fake_start(0.1)
-    run_benchmark(BenchRequest(**{**REQUEST.__dict__, "workloads": (), "scenario": "single-stream"}), start=start)
+    run_benchmark(BenchOptions(**{**REQUEST.__dict__, "workloads": (), "scenario": "single-stream"}), start=start)
     assert all(label.startswith("infer") for label in start.jobs)
     with pytest.raises(UsageError, match=r"single-stream.*infer.*finetune"):
         run_benchmark(
-            BenchRequest(**{**REQUEST.__dict__, "workloads": ("finetune",), "scenario": "single-stream"}), start=start
+            BenchOptions(**{**REQUEST.__dict__, "workloads": ("finetune",), "scenario": "single-stream"}), start=start
         )
 
 
 def test_measuring_stops_when_the_medians_are_known(fake_start):
-    outcome = run_benchmark(BenchRequest(**{**REQUEST.__dict__, "rounds": None}), start=fake_start(0.1))
+    outcome = run_benchmark(BenchOptions(**{**REQUEST.__dict__, "rounds": None}), start=fake_start(0.1))
     (row,) = outcome.result.to_json()["results"]
     # Samples that are all alike: the least number of rounds.
     assert len(row["samples_s"]) == load_scenario("offline").min_rounds
@@ -98,7 +98,7 @@ def test_measuring_stops_when_the_medians_are_known(fake_start):
 
 
 def test_who_names_a_number_of_rounds_gets_it(fake_start):
-    (row,) = run_benchmark(BenchRequest(**{**REQUEST.__dict__, "rounds": 25}), start=fake_start(0.1)).result.to_json()[
+    (row,) = run_benchmark(BenchOptions(**{**REQUEST.__dict__, "rounds": 25}), start=fake_start(0.1)).result.to_json()[
         "results"
     ]
     assert len(row["samples_s"]) == 25
@@ -151,7 +151,7 @@ def test_an_interrupted_run_keeps_what_it_has_and_resumes(fake_start, tmp_path):
     path = tmp_path / "r.json"
     stops = Stops(fake_start(0.1), at=12 + 5)
     # Offline: 2 + 8 steps to warm up and 4 rounds at most; it stops within the second scenario.
-    request = BenchRequest(**{**REQUEST.__dict__, "rounds": 9})
+    request = BenchOptions(**{**REQUEST.__dict__, "rounds": 9})
     names = ["offline", "single-stream"]
     session = run_scenarios(request, names, keep=lambda one: write_json(path, one.to_json()), start=stops)
     assert session.interrupted
@@ -179,7 +179,7 @@ def test_what_is_complete_is_not_measured_again(fake_start, tmp_path):
 def test_resuming_with_other_options_is_refused_by_what_differs(fake_start, tmp_path):
     path = tmp_path / "r.json"
     run_scenarios(REQUEST, ["offline"], keep=lambda one: write_json(path, one.to_json()), start=fake_start(0.1))
-    other = BenchRequest(**{**REQUEST.__dict__, "batch_size": 3})
+    other = BenchOptions(**{**REQUEST.__dict__, "batch_size": 3})
     with pytest.raises(UsageError, match="batch_size was 2 and is 3"):
         run_scenarios(other, ["offline"], earlier=earlier_result(path), start=fake_start(0.1))
 
@@ -205,7 +205,7 @@ def test_there_is_nothing_to_resume_before_the_first_run(tmp_path):
 
 
 def several(**more):
-    return BenchRequest(
+    return BenchOptions(
         **{**REQUEST.__dict__, "methods": ("lora", "bitfit"), "length": None, "batch_size": None, **more}
     )
 

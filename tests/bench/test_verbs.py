@@ -90,6 +90,7 @@ def test_a_planted_slowdown_exits_4_with_one_json_document(result, tmp_path):
         (["bench", "--profile", "rpi44"], 2, "Did you mean"),
         (["bench", "nowhere", "--profile", "rpi4"], 2, "not a bundle"),
         (["bench", "--profile", "rpi4", "--method", "lora", "--set", "rank"], 2, "name=value"),
+        (["bench", "--profile", "rpi4", "--rounds", "0"], 2, "--rounds"),
     ],
 )
 def test_bad_input_is_one_line_and_an_exit_code(arguments, code, words, inside):
@@ -102,3 +103,18 @@ def test_bad_input_is_one_line_and_an_exit_code(arguments, code, words, inside):
 @pytest.mark.parametrize("text", ["5", "abc", "-1%", "100%", "nan"])
 def test_a_threshold_that_is_no_share_is_a_usage_error(text, result, inside):
     assert inside("compare", str(result), str(result), "--max-regression", text)[0] == 2
+
+
+def test_the_command_line_says_what_is_asked_of_a_benchmark(monkeypatch, inside):
+    """Of --set the profile has memory, the method the rest; what is switched off is so; a name counts once."""
+    asked = []
+    monkeypatch.setattr("edgepeft.bench.run.run_scenarios", lambda options, names, **_: asked.append((options, names)))
+    off = ["--deterministic", "--no-cache", "--engine", "pytorch", "--engine", "pytorch"]
+    scenarios = ["--scenario", "offline", "--scenario", "single-stream"]
+    sets = ["--method", "lora", "--set", "rank=8", "--set", "memory=2GB"]
+    with pytest.raises(AttributeError):  # there is no result to show
+        inside("bench", "--profile", "rpi4", *off, *scenarios, *sets)
+    ((options, names),) = asked
+    assert names == ("offline", "single-stream")
+    assert (options.profile, options.settings, options.methods) == ("rpi4:memory=2GB", {"rank": "8"}, ("lora",))
+    assert (options.cache, options.timed, options.counted, options.engines) == (False, False, True, ("pytorch",))

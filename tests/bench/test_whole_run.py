@@ -5,14 +5,15 @@ import json
 
 import pytest
 
+from edgepeft.bench.compare import ResultFile
 from edgepeft.bench.measuring.sampler import Budget
 from edgepeft.bench.planning.target import random_subject
 from edgepeft.bench.report.tables import _footnotes
-from edgepeft.bench.result.result_file import ResultFile
 from edgepeft.bench.result.schema import BenchResult
-from edgepeft.bench.run import BenchRequest, run_benchmark
+from edgepeft.bench.run import run_benchmark
 from edgepeft.bundle.bundle import Bundle
 from edgepeft.common.errors import UnknownName, UsageError
+from edgepeft.options.bench import BenchOptions
 
 # What the readers of the JSON rely on, written down a second time.
 TOP = {"schema", "mode", "host", "profile", "results"}
@@ -39,7 +40,7 @@ ROW = {
 
 def bench(start, **options):
     settings = {"profile": "rpi4", "backbone": "all-MiniLM-L6-v2", "rounds": 10, "batch_size": 4, "length": 16}
-    return run_benchmark(BenchRequest(**{**settings, **options}), start=start)
+    return run_benchmark(BenchOptions.of({**settings, **options}, "edgepeft bench"), start=start)
 
 
 @pytest.fixture(scope="module")
@@ -233,10 +234,10 @@ def test_a_peer_is_a_row_and_a_ratio_of_every_other(tmp_path, fake_start):
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        ({"batch_size": 0}, "--batch-size"),
-        ({"length": 0}, "--length"),
+        ({"batch_size": 0}, "batch_size must be at least 1"),
+        ({"length": 0}, "length must be at least 1"),
         ({"length": 513}, "at most 512"),
-        ({"rounds": 0}, "--rounds"),
+        ({"rounds": 0}, "rounds must be at least 1"),
         ({"max_seconds": 0.0}, "--max-seconds"),
         ({"max_seconds": float("nan")}, "--max-seconds"),
         ({"lengths": "sst2"}, "exclude"),
@@ -323,7 +324,7 @@ def calibrated(start, host_s, monkeypatch, **options):
 
     settings = {"profile": "rpi4", "backbone": "all-MiniLM-L6-v2", "rounds": 10, "batch_size": 4, "length": 16}
     asked = {"workloads": ("infer",), "engines": ("onnxruntime",), "mode": "calibrated", **options}
-    return run_benchmark(BenchRequest(**{**settings, **asked}), start=start, start_at=start_at).result.to_json()
+    return run_benchmark(BenchOptions(**{**settings, **asked}), start=start, start_at=start_at).result.to_json()
 
 
 def test_a_calibrated_result_says_so_everywhere_and_has_no_percentiles_below_a_fifth(fake_start, monkeypatch):
@@ -404,7 +405,7 @@ def test_max_seconds_bounds_the_whole_run_and_what_had_no_time_is_said(fake_star
     said, start = [], Loading(fake_start)
     monkeypatch.setattr("edgepeft.bench.run.Budget.of", lambda seconds: Budget(seconds, lambda: start.now))
     settings = {"profile": "rpi4", "backbone": "all-MiniLM-L6-v2", "batch_size": 4, "length": 16, "max_seconds": 120.0}
-    result = run_benchmark(BenchRequest(**settings), start=start, say=said.append).result
+    result = run_benchmark(BenchOptions(**settings), start=start, say=said.append).result
     assert start.now <= 120.0
     rows = {row.workload: row for row in result.results if row.engine == "onnxruntime" and row.samples_s}
     assert rows

@@ -209,8 +209,8 @@ def test_all_workers_see_the_same_ids(bundle):
 
 
 def test_a_bundles_tasks_can_be_chosen_by_name_and_method(bundle):
-    assert [task.name for task in open_subject(bundle).model.tasks] == ["pfeiffer", "several"]
-    assert open_subject(bundle, methods=("pfeiffer",)).model.tasks[0].settings["bottleneck"] == 4
+    assert [task.name for task in open_subject(bundle).tasks] == ["pfeiffer", "several"]
+    assert open_subject(bundle, methods=("pfeiffer",)).tasks[0].settings["bottleneck"] == 4
     with pytest.raises(UnknownName, match="pfeiffer"):
         open_subject(bundle, tasks=("pfeifer",))
     with pytest.raises(UnknownName, match="Known: pfeiffer"):
@@ -224,9 +224,15 @@ def test_a_folder_that_is_no_bundle_is_a_usage_error(tmp_path):
 
 def test_every_task_of_an_exported_bundle_runs_on_both_engines(exported):
     found = open_subject(exported)
-    assert len(found.model.tasks) == 3
-    for task in found.model.tasks:
+    assert len(found.tasks) == 3
+    for task in found.tasks:
         fields = {"task": task.name, "method": task.method, "settings": dict(task.settings), "n_labels": task.n_labels}
-        asked = job(exported, "infer", vocab_size=found.model.vocab_size, pad_id=found.model.pad_id, **fields)
+        asked = job(
+            exported,
+            "infer",
+            vocab_size=found.architecture.vocab_size,
+            pad_id=found.architecture.pad_token_id,
+            **fields,
+        )
         for module in (infer_onnxruntime, infer_pytorch, finetune_pytorch):
             module.prepare(asked).step(0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edgepeft.cli._run import say_unbeaten
+from edgepeft.cli._scores import say_unbeaten
 from edgepeft.data.training_loop.baselines import LINEAR
 from edgepeft.data.training_loop.run import TrainingLoopResult
 

@@ -70,11 +70,11 @@ def test_running_it_elsewhere_says_nothing(made, said):
 
 
 def test_a_benchmark_under_the_profile_has_it_among_its_notes(made):
-    from edgepeft.bench.planning.resolve import BenchRequest
     from edgepeft.bench.run import run_benchmark
+    from edgepeft.options.bench import BenchOptions
 
     document = run_benchmark(
-        BenchRequest(profile="rpi4", bundle=made[2], mode="predicted", batch_size=2, length=8)
+        BenchOptions(profile="rpi4", bundle=made[2], mode="predicted", batch_size=2, length=8)
     ).result.to_json()
     notes = " ".join(document["profile"]["notes"])
     assert "int8 on rpi4" in notes and "half precision on rpi4" in notes

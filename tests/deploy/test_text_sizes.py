@@ -89,4 +89,4 @@ def test_the_verbs_say_how_much_is_written(bundle: Path):
     assert shown.returncode == 0, shown.stderr
     assert "8 tokens and 5 written, peak" in shown.stdout and "keys and values of the texts" in shown.stdout
     refused = edgepeft("cost", bundle, "--task", "mood", "--beams", 2)
-    assert refused.returncode == 2 and "--beams is for a task that writes text" in refused.stderr
+    assert refused.returncode == 2 and "--beams is for tasks that write text" in refused.stderr

@@ -83,7 +83,7 @@ def fleet(published, exported, tmp_path):
 @pytest.fixture
 def board(published, tmp_path) -> Path:
     """A copy of the board, which trusts what that one does."""
-    from edgepeft.fleet.trust import pin
+    from edgepeft.fleet.remote import pin
 
     pin(tmp_path / "board", (published / "repository" / "metadata" / "1.root.json").read_bytes())
     return Path(shutil.copytree(published / "board", tmp_path / "board", symlinks=True))

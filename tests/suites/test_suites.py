@@ -35,7 +35,7 @@ from bench.suites._row import SuiteRow, SuiteVerdict, Target
 from bench.suites._suite_run import Racer, SuiteRun
 from bench.suites._table import draw_suite, suite_table
 from edgepeft.bench.planning.job import Job
-from edgepeft.bench.planning.random_model import texts_of
+from edgepeft.bench.planning.target import texts_of
 from edgepeft.bench.workloads import requests
 from edgepeft.cli._main import main
 from edgepeft.common.errors import EdgepeftError, UnknownName, UsageError

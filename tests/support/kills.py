@@ -72,10 +72,9 @@ def sweep(bundle: Path, spare: Path) -> None:
     import torch
     from inline import inline
 
-    from edgepeft.sweep.cells import sweep_of
     from edgepeft.sweep.local import Job
     from edgepeft.sweep.plan import read_plan
-    from edgepeft.sweep.run import fold, run_sweep
+    from edgepeft.sweep.run import fold, run_sweep, sweep_of
 
     torch.set_num_threads(1)
     asked = sweep_of(read_plan(spare / "plan.toml"), bundle.parent / "sweep")

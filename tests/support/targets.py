@@ -199,8 +199,7 @@ def profile(folder: Path) -> tuple[list[bytes], Target]:
 
 def bench(folder: Path) -> tuple[list[bytes], Target]:
     """A bench JSON, compared with itself."""
-    from edgepeft.bench.compare import compare_results
-    from edgepeft.bench.result.result_file import ResultFile
+    from edgepeft.bench.compare import ResultFile, compare_results
 
     path = folder / "fuzzed.json"
     rows = [
@@ -323,8 +322,8 @@ def plan(bundle: Path, folder: Path) -> tuple[list[bytes], Target]:
     os.environ |= {"HF_HUB_OFFLINE": "1", "HF_HOME": str(folder)}
     from kills import PLAN
 
-    from edgepeft.sweep.cells import sweep_of
     from edgepeft.sweep.plan import read_plan
+    from edgepeft.sweep.run import sweep_of
 
     folder.mkdir(exist_ok=True)
     rows = (f'{{"text": "w{i}", "label": "{"ab"[i % 2]}"}}\n' for i in range(30))

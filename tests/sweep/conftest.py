@@ -8,11 +8,10 @@ import torch
 from inline import inline
 from once import made_once
 
-from edgepeft.sweep.cells import sweep_of
 from edgepeft.sweep.folder import open_sweep
 from edgepeft.sweep.local import Job
 from edgepeft.sweep.plan import read_plan
-from edgepeft.sweep.run import run_sweep
+from edgepeft.sweep.run import run_sweep, sweep_of
 
 PLAN = """
 backbones = ["{backbone}"]

@@ -8,11 +8,10 @@ import pytest
 from inline import inline
 
 from edgepeft.common.errors import EdgepeftError
-from edgepeft.sweep.cells import sweep_of
 from edgepeft.sweep.cluster import _packed, _unpack
 from edgepeft.sweep.local import Job
 from edgepeft.sweep.plan import read_plan
-from edgepeft.sweep.run import run_sweep
+from edgepeft.sweep.run import run_sweep, sweep_of
 from edgepeft.sweep.table import document
 
 

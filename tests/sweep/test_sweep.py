@@ -18,11 +18,10 @@ from edgepeft.common.errors import BundleError, DataError, UsageError
 from edgepeft.data.training_loop.checkpoint import latest
 from edgepeft.options.train import TrainRequest
 from edgepeft.sweep import table
-from edgepeft.sweep.cells import sweep_of
 from edgepeft.sweep.folder import Outcome, open_sweep
 from edgepeft.sweep.local import Job, compute
 from edgepeft.sweep.plan import read_plan
-from edgepeft.sweep.run import estimate, fold, run_sweep
+from edgepeft.sweep.run import estimate, fold, run_sweep, sweep_of
 from edgepeft.sweep.table import columns, document, entries, not_worse
 from edgepeft.training import engine
 from edgepeft.training.engine import SharedStates

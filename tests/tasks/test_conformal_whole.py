@@ -19,7 +19,7 @@ from verbs import shown, verb
 from edgepeft.backbones.source import open_backbone
 from edgepeft.bundle.bundle import Bundle
 from edgepeft.bundle.card import EVALUATION_FILE
-from edgepeft.cli._run import say_temperature
+from edgepeft.cli._scores import say_temperature
 from edgepeft.common.errors import BundleError, UsageError
 from edgepeft.data.training_loop.run import TrainingLoopResult
 from edgepeft.runtime.runtime import Runtime

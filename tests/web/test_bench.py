@@ -6,7 +6,7 @@ import pytest
 from node import run_node
 from typer.testing import CliRunner
 
-from edgepeft.bench.result.result_file import ResultFile
+from edgepeft.bench.compare import ResultFile
 from edgepeft.bundle.bundle import Bundle
 from edgepeft.cli import _main
 from edgepeft.common.errors import ThroughputRegression

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from node import run_node
 
-from edgepeft.bench.result.result_file import ResultFile
+from edgepeft.bench.compare import ResultFile
 from edgepeft.bundle.bundle import Bundle
 from edgepeft.common.atomic import write_json
 from edgepeft.deploy.install import commit_tasks

@@ -209,26 +209,19 @@ def calibrate(
         # The quota is less where a group around this process has less.
         trials = [_trial(worker, worker.change_quota(float(cores)), warm=1)]
         host = trials[0].mean
-        _refuse_slow_host(profile, target, host, reference.flops)
+        if host > target * (1 + CALIBRATION_TOLERANCE):
+            here, there = (f"{s:.3g} s ({reference.flops / s / 1e9:.3g} GFLOP/s)" for s in (host, target))
+            raise EdgepeftError(
+                f"this host runs the reference of {profile.name} in {here}, the device in {there}: it is slower and "
+                "cannot stand in for it. If it is busy with something else, repeat when it is not; --mode predicted "
+                "needs no host."
+            )
         if abs(host / target - 1) > CALIBRATION_TOLERANCE:
             trials += _search(worker, profile, trials[0], progress)
     quota = trials[-1].quota
     residuals = (_memory(profile, start, quota), _one_thread(profile, start, quota))
     known = tuple(residual for residual in residuals if residual is not None)
     return Calibrated(quota, cores, target, host, name, reference.flops, tuple(trials), known)
-
-
-def _refuse_slow_host(profile: Profile, target: float, host: float, flops: int) -> None:
-    if host > target * (1 + CALIBRATION_TOLERANCE):
-        raise EdgepeftError(
-            f"this host runs the reference of {profile.name} in {_rate(host, flops)}, the device in "
-            f"{_rate(target, flops)}: it is slower and cannot stand in for it. If it is busy with something "
-            "else, repeat when it is not; --mode predicted needs no host."
-        )
-
-
-def _rate(seconds: float, flops: int) -> str:
-    return f"{seconds:.3g} s ({flops / seconds / 1e9:.3g} GFLOP/s)"
 
 
 def _search(

@@ -33,18 +33,7 @@ from edgepeft.common.errors import DoesNotFit
 from edgepeft.device.host.sensors import number
 from edgepeft.device.limits.limited_process import InForce
 
-__all__ = [
-    "HostLoad",
-    "Measured",
-    "ProgressCallback",
-    "Snapshot",
-    "Start",
-    "Watch",
-    "load_between",
-    "measure_units",
-    "snapshot",
-    "worse",
-]
+__all__ = ["Measured", "ProgressCallback", "Start", "measure_units", "worse"]
 
 ProgressCallback = Callable[[str, int, int], None]  # what is being done, rounds done, rounds in all
 
@@ -195,8 +184,12 @@ def _measure_together(
         load = load_between(before, snapshot(), sum(step.cpu_seconds * step.repeats for step in steps))
         for label, one in everyone.items():
             if label in workers:
-                _gather(one, workers[label], series[label])
-                one.load = load
+                worker, own = workers[label], series[label]
+                one.series, one.failure, one.interrupted = own, own.failure, own.interrupted
+                one.left_out, one.load = own.left_out, load
+                if one.failure is None and not one.interrupted:  # one that was interrupted may still be in its step
+                    one.peak_rss_bytes = worker.finish()
+                    one.in_force, one.notes = worker.in_force, worker.notes  # what was lost is known by now
     for one in group:
         for name, probe in probes.items():
             setattr(one, name, probe.series)
@@ -257,11 +250,3 @@ def _started(one: Measured, start: Start, stack: ExitStack) -> WorkerProcess | N
         return None
     one.notes = worker.notes
     return worker
-
-
-def _gather(one: Measured, worker: WorkerProcess, series: Series) -> None:
-    one.series, one.failure, one.interrupted = series, series.failure, series.interrupted
-    one.left_out = series.left_out
-    if one.failure is None and not one.interrupted:  # one that was interrupted may still be in its step
-        one.peak_rss_bytes = worker.finish()
-        one.in_force, one.notes = worker.in_force, worker.notes  # what was lost is known by now

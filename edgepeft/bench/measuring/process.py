@@ -120,16 +120,14 @@ class WorkerProcess:
             answer: dict[str, Any] = json.loads(line)
         except ValueError:
             raise self._ended() from None
-        if "error" in answer:
-            raise self._reported(**answer["error"])
-        return answer
-
-    def _reported(self, kind: str, message: str) -> EdgepeftError:
+        if "error" not in answer:
+            return answer
+        kind, message = answer["error"]["kind"], answer["error"]["message"]
         if kind == "memory":
-            return self._too_large(message)
+            raise self._too_large(message)
         if kind in _RAISED_AGAIN:
-            return _RAISED_AGAIN[kind](message)
-        return EdgepeftError(f"the benchmark of {self.label} failed: {message}")
+            raise _RAISED_AGAIN[kind](message)
+        raise EdgepeftError(f"the benchmark of {self.label} failed: {message}")
 
     def _ended(self) -> EdgepeftError:
         """The error that explains why no answer came."""

@@ -323,13 +323,10 @@ def precise(series: Mapping[str, Series], work: Mapping[int, float], precision: 
 
 def steady(series: Mapping[str, Series]) -> bool:
     """Whether every unit's last warm-up step was about as fast as its best before; two steps are needed."""
-    alive = [one for one in series.values() if one.alive]
-    return all(_is_steady([sample.seconds for sample in one.warmup]) for one in alive)
-
-
-def _is_steady(seconds: Sequence[float]) -> bool:
-    return (
+    warmups = [[sample.seconds for sample in one.warmup] for one in series.values() if one.alive]
+    return all(
         len(seconds) > 1
         and seconds[-1] <= (1 + _STEADY) * min(seconds[:-1])
         and seconds[-1] >= (1 - _STEADY) * seconds[-2]
+        for seconds in warmups
     )

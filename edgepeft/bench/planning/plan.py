@@ -19,17 +19,7 @@ from edgepeft.bench.planning.job import Batches, Job, batches_of
 from edgepeft.bench.planning.scenario import SampleKind, Scenario
 from edgepeft.common.errors import UsageError
 
-__all__ = [
-    "BenchedModel",
-    "BenchedTask",
-    "Unit",
-    "UnitRole",
-    "expected_s",
-    "gemm_rate",
-    "in_words",
-    "plan_requests",
-    "plan_units",
-]
+__all__ = ["BenchedTask", "Unit", "UnitRole", "expected_s", "gemm_rate", "in_words", "plan_requests", "plan_units"]
 
 _LOAD_S = 5.0  # a process, its libraries and the model
 _OF_GEMM = 0.5  # of the rate of large matrix products that a Transformer's step gets
@@ -64,21 +54,6 @@ class BenchedTask:
     prompt_length: int = 0
     kind: str | None = None
     trains_everything: bool = False
-
-
-@dataclass(frozen=True)
-class BenchedModel:
-    """What workers are given of the bundle under measurement."""
-
-    folder: Path
-    tasks: tuple[BenchedTask, ...]
-    vocab_size: int
-    pad_id: int
-
-    def job(self, batches: Batches, **shared: Any) -> Job:
-        """What the jobs of all its units share; their workloads are to be filled in."""
-        folder, vocab_size, pad_id = str(self.folder), self.vocab_size, self.pad_id
-        return Job("", batches=batches, bundle=folder, vocab_size=vocab_size, pad_id=pad_id, **shared)
 
 
 @dataclass(frozen=True)
@@ -127,23 +102,22 @@ def plan_units(
     ``engines`` are "onnxruntime", "pytorch" or both, ``workloads`` "infer", "finetune" or both; ``peers`` are ONNX
     files of other encoders; ``missing`` says of an engine why it cannot be used here.
     """
-    units = [
-        _unit(shared, Unit(workload, engine, role, task, prompt_length=prompt), missing or {})
-        for workload in workloads
-        for engine in _engines(workload, engines, missing or {})
-        for role, task, prompt in _subjects(workload, engine, tasks)
-    ]
+    units = []
+    for workload in workloads:
+        asked = list(engines)
+        if workload == "finetune" and "onnxruntime" in asked and "pytorch" not in {*asked, *(missing or {})}:
+            asked.append("pytorch")  # beside fine-tuning with ONNX Runtime PyTorch's is measured, where it is installed
+        for engine in asked:
+            for role, task, prompt in _subjects(workload, engine, tasks):
+                units.append(_unit(shared, Unit(workload, engine, role, task, prompt_length=prompt), missing or {}))
     if "infer" in workloads:
-        for name, path in _named(peers).items():
+        stems = [path.stem for path in peers]
+        for path in peers:  # by its file's name, with its folder's where two are called alike
+            alike = stems.count(path.stem) > 1
+            name = f"{path.resolve().parent.name}/{path.stem}" if alike else path.stem
             job = replace(shared, workload="peer", bundle="", model=str(path))
             units.append(Unit("infer", "onnxruntime", UnitRole.PEER, peer=name, job=job))
     return units
-
-
-def _engines(workload: str, engines: Sequence[str], missing: Mapping[str, str]) -> list[str]:
-    """The requested engines; beside fine-tuning with ONNX Runtime PyTorch's is measured, where it is installed."""
-    beside = workload == "finetune" and "onnxruntime" in engines and "pytorch" not in {*engines, *missing}
-    return [*engines, "pytorch"] if beside else list(engines)
 
 
 def _subjects(
@@ -176,15 +150,6 @@ def _unit(shared: Job, bare: Unit, missing: Mapping[str, str]) -> Unit:
     if bare.role is UnitRole.LENGTHENED:
         job = replace(job, batches=tuple(tuple(n + bare.prompt_length for n in batch) for batch in job.batches))
     return replace(bare, job=job)
-
-
-def _named(peers: Sequence[Path]) -> dict[str, Path]:
-    """A short name for each peer: the file's, with its folder's where two are called alike."""
-    stems = [path.stem for path in peers]
-    return {
-        path.stem if stems.count(path.stem) == 1 else f"{path.resolve().parent.name}/{path.stem}": path
-        for path in peers
-    }
 
 
 _LEAST = 3  # tokens of a text: two special ones and a word

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from edgepeft.bench.planning.job import Batches, batches_of
@@ -13,18 +12,9 @@ from edgepeft.bench.planning.scenario import Lengths, SampleKind, Scenario, full
 from edgepeft.bench.planning.target import BenchSubject, open_subject, random_subject
 from edgepeft.common.errors import UnknownName, UsageError
 from edgepeft.device.profile_schema import Profile
+from edgepeft.options.bench import BenchOptions
 
-__all__ = [
-    "ENGINES",
-    "MODES",
-    "WORKLOADS",
-    "BenchRequest",
-    "ResolvedRequest",
-    "check_request",
-    "resolve_request",
-    "trains",
-    "workloads_of",
-]
+__all__ = ["ENGINES", "WORKLOADS", "ResolvedRequest", "check_request", "resolve_request", "trains", "workloads_of"]
 
 _NEW_TOKENS = 32
 _DEFAULT_ARCHITECTURE = "roberta-base"  # the seeds' backbone
@@ -35,36 +25,7 @@ WORKLOADS = ("infer", "finetune")
 MODES = ("limits", "calibrated", "predicted")
 
 
-@dataclass(frozen=True)
-class BenchRequest:
-    """The options; None stands for the scenario's value, an empty tuple for everything there is."""
-
-    profile: str
-    bundle: Path | None = None
-    backbone: str | None = None
-    methods: tuple[str, ...] = ()
-    settings: Mapping[str, str] = field(default_factory=dict)
-    tasks: tuple[str, ...] = ()
-    engines: tuple[str, ...] = ()
-    workloads: tuple[str, ...] = ()
-    batch_size: int | None = None
-    length: int | None = None
-    new_tokens: int | None = None
-    lengths: str | None = None
-    peers: tuple[Path, ...] = ()
-    rounds: int | None = None
-    max_seconds: float | None = None
-    seed: int = 0
-    mode: str = "limits"
-    scenario: str = "offline"
-    cache: bool = True
-    timed: bool = True  # else nothing is measured: with ``counted``, the figures that need no clock
-    counted: bool = False
-    instructions: bool = False  # also count those of one inference, under QEMU where it is
-    profile_ops: bool = False  # with ``timed``: where the time of inference goes, by operator
-
-
-def check_request(request: BenchRequest) -> None:
+def check_request(request: BenchOptions) -> None:
     """Refuse options that contradict each other, before anything is made."""
     for kind, asked, known in (
         ("engine", request.engines, ENGINES),
@@ -85,27 +46,14 @@ def check_request(request: BenchRequest) -> None:
             )
     if request.mode != "limits" and (request.profile_ops or not request.timed):
         raise UsageError(f"--profile-ops and --deterministic are about this host; leave --mode {request.mode} out.")
-    _check_numbers(request)
-    _check_model(request)
+    _check_work(request)
 
 
-def _check_numbers(request: BenchRequest) -> None:
-    least = {
-        "--batch-size": request.batch_size,
-        "--length": request.length,
-        "--new-tokens": request.new_tokens,
-        "--rounds": request.rounds,
-    }
-    for option, number in least.items():
-        if number is not None and number < 1:
-            raise UsageError(f"{option} must be at least 1, got {number}.")
+def _check_work(request: BenchOptions) -> None:
     if request.max_seconds is not None and not request.max_seconds > 0:
         raise UsageError(f"--max-seconds must be above 0, got {request.max_seconds}.")
     if request.length is not None and request.lengths is not None:
         raise UsageError("--length and --lengths exclude each other; give one.")
-
-
-def _check_model(request: BenchRequest) -> None:
     if request.bundle is not None and (request.backbone is not None or request.settings):
         raise UsageError("--backbone and --set make a random model; they do not go with a bundle. Leave one out.")
     if request.bundle is None and request.tasks:
@@ -122,7 +70,7 @@ class ResolvedRequest:
     ``new_tokens`` are written of each text; 0 where none is.
     """
 
-    request: BenchRequest
+    request: BenchOptions
     profile: Profile
     scenario: Scenario
     subject: BenchSubject
@@ -133,10 +81,12 @@ class ResolvedRequest:
     new_tokens: int = 0
 
 
-def resolve_request(request: BenchRequest, profile: Profile, scenario: Scenario, stack: ExitStack) -> ResolvedRequest:
+def resolve_request(request: BenchOptions, profile: Profile, scenario: Scenario, stack: ExitStack) -> ResolvedRequest:
     """Open or make the model and cut its batches; a random model is removed when ``stack`` closes."""
     subject = _subject(request, stack)
-    _require_trainable(request, subject)
+    if (request.engines, request.workloads) == (("onnxruntime",), ("finetune",)) and not subject.tasks:
+        what = "the bundle has no task" if request.bundle else "name one with --method"
+        raise UsageError(f"--workload finetune --engine onnxruntime fine-tunes a task's delta; {what}.")
     _require_measurable(request, scenario, subject)
     lengths, notes = _lengths(request, scenario, subject)
     if subject.left_out:
@@ -147,8 +97,8 @@ def resolve_request(request: BenchRequest, profile: Profile, scenario: Scenario,
     return ResolvedRequest(request, profile, scenario, subject, lengths, rows, batches, tuple(notes), new_tokens)
 
 
-def _lengths(request: BenchRequest, scenario: Scenario, subject: BenchSubject) -> tuple[Lengths, list[str]]:
-    prompt = max((task.prompt_length for task in subject.model.tasks), default=0)
+def _lengths(request: BenchOptions, scenario: Scenario, subject: BenchSubject) -> tuple[Lengths, list[str]]:
+    prompt = max((task.prompt_length for task in subject.tasks), default=0)
     longest = subject.architecture.max_length - prompt
     source = request.lengths or (scenario.lengths if request.length is None else None)
     if source is None:
@@ -166,12 +116,12 @@ def _beside(prompt: int) -> str:
     return f" beside a prompt of {prompt}" if prompt else ""
 
 
-def trains(request: BenchRequest) -> bool:
+def trains(request: BenchOptions) -> bool:
     """Whether tasks are fine-tuned with ONNX Runtime."""
     return request.timed and "finetune" in workloads_of(request) and "onnxruntime" in (request.engines or ENGINES)
 
 
-def _subject(request: BenchRequest, stack: ExitStack) -> BenchSubject:
+def _subject(request: BenchOptions, stack: ExitStack) -> BenchSubject:
     if request.bundle is not None:
         return open_subject(request.bundle, tasks=request.tasks, methods=request.methods)
     folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="edgepeft-bench-"))
@@ -185,15 +135,7 @@ def _subject(request: BenchRequest, stack: ExitStack) -> BenchSubject:
     )
 
 
-def _require_trainable(request: BenchRequest, subject: BenchSubject) -> None:
-    """Refuse a request for fine-tuning with ONNX Runtime alone where there is no task."""
-    if request.engines != ("onnxruntime",) or request.workloads != ("finetune",) or subject.model.tasks:
-        return
-    what = "the bundle has no task" if request.bundle else "name one with --method"
-    raise UsageError(f"--workload finetune --engine onnxruntime fine-tunes a task's delta; {what}.")
-
-
-def _require_measurable(request: BenchRequest, scenario: Scenario, subject: BenchSubject) -> None:
+def _require_measurable(request: BenchOptions, scenario: Scenario, subject: BenchSubject) -> None:
     """Refuse what cannot be done with text, and its option without it."""
     if not subject.writes:
         if request.new_tokens is not None:
@@ -211,7 +153,7 @@ def _require_measurable(request: BenchRequest, scenario: Scenario, subject: Benc
         raise UsageError(f"{', '.join(asked)}: not for tasks that write text; leave it out.")
 
 
-def workloads_of(request: BenchRequest) -> tuple[str, ...]:
+def workloads_of(request: BenchOptions) -> tuple[str, ...]:
     """The scenario's workloads that the request names."""
     scenario = load_scenario(request.scenario)
     chosen = tuple(name for name in request.workloads or scenario.workloads if name in scenario.workloads)

@@ -1,22 +1,33 @@
-"""What is benchmarked: a bundle from disk, or one made of random weights of a named architecture."""
+"""What is benchmarked: a bundle from disk, or one made of random weights of a named architecture.
+
+Throughput does not depend on what the weights are, so a benchmark needs no download.  Matrices are N(0, 0.02) as the
+models themselves start (Devlin et al. 2018), norms are the identity, biases zero.  The tokenizer is byte-pair encoding
+with random merges: reading 50,000 of them is part of a cold start.
+"""
 
 from __future__ import annotations
 
 import importlib.util
+import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgepeft.backbones.base import Architecture
+import numpy as np
+from tokenizers import Tokenizer
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import Whitespace
+from tokenizers.processors import TemplateProcessing
+
+from edgepeft.backbones.base import Architecture, family_of
 from edgepeft.backbones.config import config_of, read_config
 from edgepeft.backbones.source import Backbone, open_backbone
-from edgepeft.bench.planning.plan import BenchedModel, BenchedTask
-from edgepeft.bench.planning.random_model import write_random_checkpoint, write_random_tokenizer
+from edgepeft.bench.planning.plan import BenchedTask
 from edgepeft.bundle.bundle import BACKBONE_FILE, TASKS_FOLDER, Bundle
 from edgepeft.bundle.manifest import BackboneEntry, Hashes, Manifest, TaskEntry
 from edgepeft.bundle.versions import GRAPH, WEIGHTS
-from edgepeft.common.atomic import write_atomically
+from edgepeft.common.atomic import write_atomically, write_json
 from edgepeft.common.errors import MissingPackage, UnknownName, UsageError
 from edgepeft.common.resources import package_data, sha256_of
 from edgepeft.common.task_name import named_after
@@ -31,11 +42,19 @@ __all__ = [
     "manifest_of",
     "open_subject",
     "random_subject",
+    "texts_of",
     "torch_installed",
+    "write_random_checkpoint",
+    "write_random_tokenizer",
     "write_task",
 ]
 
 _NO_CHECK = "0" * 64  # a benchmark's random task has no check file, and is never shipped
+_DIGITS = "0123456789"  # of a decoder, which writes the labels: they are numbers
+_LETTERS = "abcdefghijklmnopqrstuvwxyz"
+_FIRST, _LAST, _PAD = "<s>", "</s>", "<pad>"
+_SPECIAL = 2  # tokens of a text that are not its words
+_LONGEST = 12  # letters of an entry
 
 
 @dataclass(frozen=True)
@@ -44,14 +63,14 @@ class BenchSubject:
 
     name: str
     bundle: Bundle
-    model: BenchedModel
+    tasks: tuple[BenchedTask, ...]
     random_weights: bool
     left_out: tuple[str, ...] = ()  # tasks that write, beside others that do not
 
     @property
     def writes(self) -> bool:
         """Whether its tasks write text, all of them."""
-        return any(self.bundle.entry(task.name).writes for task in self.model.tasks)
+        return any(self.bundle.entry(task.name).writes for task in self.tasks)
 
     @property
     def architecture(self) -> Architecture:
@@ -84,8 +103,8 @@ def open_subject(folder: Path, *, tasks: Sequence[str] = (), methods: Sequence[s
             "passes, so they are not compared. Ask for either."
         )
     kept = tuple(_task(bundle, name) for name in others or writing)
-    subject = _subject(folder.name or str(folder), bundle, kept, random=False)
-    return replace(subject, left_out=tuple(writing if others else ()))
+    left_out = tuple(writing if others else ())
+    return BenchSubject(folder.name or str(folder), bundle, kept, random_weights=False, left_out=left_out)
 
 
 def random_subject(
@@ -113,17 +132,13 @@ def random_subject(
     entries = {delta.card.task: write_task(backbone, delta) for delta in deltas.values()}
     manifest_of(backbone, name, entries).write(folder)
     bundle = Bundle(folder)
-    return _subject(name, bundle, tuple(_task(bundle, task) for task in entries), random=True)
-
-
-def _subject(name: str, bundle: Bundle, tasks: tuple[BenchedTask, ...], *, random: bool) -> BenchSubject:
-    architecture = bundle.architecture
-    model = BenchedModel(bundle.folder, tasks, architecture.vocab_size, architecture.pad_token_id)
-    return BenchSubject(name, bundle, model, random)
+    return BenchSubject(name, bundle, tuple(_task(bundle, task) for task in entries), random_weights=True)
 
 
 def _task(bundle: Bundle, name: str) -> BenchedTask:
     entry = bundle.entry(name)
+    # Of the catalogue: a board has no torch, and cannot import the method.
+    methods = read_config(package_data("methods.json"))["methods"]
     told = stated(None, entry.labels, "").name  # what its outputs alone say
     return BenchedTask(
         name,
@@ -132,14 +147,8 @@ def _task(bundle: Bundle, name: str) -> BenchedTask:
         entry.n_outputs,
         entry.prompt_length,
         None if entry.task_kind.name == told else entry.task_kind.name,
-        _trains_everything(entry.method),
+        any(one["name"] == entry.method and one["trains_everything"] for one in methods),
     )
-
-
-def _trains_everything(method: str) -> bool:
-    """Read from the catalogue: a board has no torch, and cannot import the method."""
-    entries = read_config(package_data("methods.json"))["methods"]
-    return any(entry["name"] == method and entry["trains_everything"] for entry in entries)
 
 
 def fresh_delta(
@@ -195,3 +204,52 @@ def manifest_of(backbone: Backbone, name: str, tasks: dict[str, TaskEntry]) -> M
         ),
         tasks=tasks,
     )
+
+
+def write_random_checkpoint(config: dict[str, Any], folder: Path, *, seed: int = 0) -> Architecture:
+    """Write ``config.json`` and a random ``model.safetensors`` in HF layout; same seed, same bytes."""
+    from safetensors.numpy import save_file
+
+    architecture = family_of(config).architecture(config)
+    source = np.random.default_rng(seed)
+    tensors = {}
+    for name, shape in {**architecture.tensors, **architecture.pooler}.items():
+        if len(shape) == 2:
+            tensors[name] = 0.02 * source.standard_normal(shape, np.float32)
+        else:
+            tensors[name] = (np.ones if name.endswith("weight") else np.zeros)(shape, np.float32)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    write_json(folder / "config.json", config)
+    return architecture
+
+
+def write_random_tokenizer(architecture: Architecture, folder: Path, *, seed: int = 0) -> None:
+    """Write ``tokenizer.json`` and its config with as many entries as ``architecture`` has embeddings."""
+    source = random.Random(seed)
+    pad = architecture.pad_token_id
+    names = [_FIRST, _LAST]
+    names.insert(pad, _PAD) if pad <= len(names) else names.append(_PAD)
+    words, merges = list(_LETTERS + (_DIGITS if architecture.decoder else "")), []
+    known = set(words)
+    while len(names) + len(words) < architecture.vocab_size:
+        pair = (source.choice(words), source.choice(_LETTERS))
+        if "".join(pair) not in known and len(pair[0]) < _LONGEST:
+            merges.append(pair)
+            words.append("".join(pair))
+            known.add(words[-1])
+    vocabulary = {entry: index for index, entry in enumerate([*names, *words])}
+    tokenizer = Tokenizer(BPE(vocabulary, merges))
+    tokenizer.pre_tokenizer = Whitespace()
+    ends = [(name, vocabulary[name]) for name in (_FIRST, _LAST)]
+    tokenizer.post_processor = TemplateProcessing(single=f"{_FIRST} $A {_LAST}", special_tokens=ends)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    write_json(folder / "tokenizer_config.json", {"model_max_length": architecture.max_length})
+
+
+def texts_of(lengths: Sequence[int], *, seed: int = 0) -> list[str]:
+    """Make a text for each number of tokens, special ones included, for tokenizers of ``write_random_tokenizer``."""
+    if min(lengths) <= _SPECIAL:
+        raise ValueError(f"a text has at least {_SPECIAL + 1} tokens, {min(lengths)} were asked for")
+    # Single letters: what merges make of a longer word depends on all of them.
+    source = random.Random(seed)
+    return [" ".join(source.choice(_LETTERS) for _ in range(length - _SPECIAL)) for length in lengths]

@@ -1,28 +1,43 @@
-"""A whole report in a folder: ``index.html`` alone is complete; ``report.md`` has its pictures beside it."""
+"""A whole report in a folder: ``index.html`` alone is complete; ``report.md`` has its pictures beside it.
+
+It is made of results of bench, quickstart and eval, cards of deltas, and sweeps, told apart by their schema.
+"""
 
 from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING
 
-from edgepeft.bench.report.evaluation import evaluation_of, evaluations, trainings
-from edgepeft.bench.report.inputs import ReportInputs, TaskFigures, read_inputs, row_name
+from edgepeft.bench.compare import ResultFile
+from edgepeft.bench.report.evaluation import (
+    CARD_FILE,
+    DELTA_FORMAT,
+    EVAL_SCHEMA,
+    EvalSummary,
+    TrainingCard,
+    evaluation_of,
+    evaluations,
+    trainings,
+)
 from edgepeft.bench.report.page import Cell, Section, page, plain_svg
+from edgepeft.bench.report.quickstart import QUICKSTART_SCHEMA, QuickstartSummary
 from edgepeft.bench.report.sweeps import swept
-from edgepeft.bench.report.tables import conditions_of, figure_kind, model_name, of_mode, warnings_by_kind
-from edgepeft.bench.result.schema import BenchResult, BenchRow, OperatorRecord, ProfiledPass
+from edgepeft.bench.report.tables import conditions_of, figure_kind, model_name, of_mode, subject_of, warnings_by_kind
+from edgepeft.bench.result.parts import read_document, schema_of
+from edgepeft.bench.result.schema import RESULT_SCHEMA, BenchResult, BenchRow, OperatorRecord, ProfiledPass
 from edgepeft.bench.result.statistics import ratio_of_medians
 from edgepeft.common.atomic import new_folder
 from edgepeft.common.errors import DataError, MissingPackage
+from edgepeft.sweep.folder import SWEEP_FILE, Sweep, open_sweep
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["build_report", "sections"]
+__all__ = ["build_report", "read_inputs", "sections"]
 
 _TITLE = "edgepeft: what was measured"
 BLUE, ORANGE, GREEN, GREY = "#0072b2", "#d55e00", "#009e73", "#888888"  # of Okabe and Ito's palette
@@ -86,7 +101,12 @@ def sections(inputs: ReportInputs) -> list[Section]:
         *_throughput(inputs),
         *_storage(inputs.tasks()),
         *_parameters(inputs.tasks()),
-        *_operators(inputs),
+        *(
+            _times(f"operators-{number}-{place}-{kind}", name, entry, groups, kind)
+            for number, (name, result) in enumerate(inputs.bench)
+            for place, entry in enumerate(result.operators)
+            for kind, groups in (("operator", entry.by_type), ("layer", entry.by_layer))
+        ),
         *_history(inputs),
     ]
     titles = [one.title for one in made]
@@ -125,10 +145,11 @@ def _bars(key: str, name: str, result: BenchResult, workload: str, rows: Sequenc
         interval = "the prediction's interval" if predicted else "95 % interval of the median"
         axis.set_xlabel(f"instances per minute; line: {interval}")
 
-    table = [
-        (label, *map(_rounded, value), _rounded(row.latency_s.p50, 1000), _ratio(row))
-        for label, value, row in zip(labels, values, rows, strict=True)
-    ]
+    table = []
+    for label, value, row in zip(labels, values, rows, strict=True):
+        peers = (peer for peer in row.ratio_to if peer in ("backbone", "full") or peer.startswith("variant:"))
+        ratio = next((str(row.ratio_to[peer]) for peer in peers), "-")
+        table.append((label, *map(_rounded, value), _rounded(row.latency_s.p50, 1000), ratio))
     header = ("what", "instances/min", "low", "high", "p50 ms", "x bare, full or other way")
     return Section(
         key,
@@ -151,13 +172,6 @@ def _ends(row: BenchRow) -> tuple[float | None, float | None]:
     median = ratio_of_medians(row.samples_s, (1.0,))
     scale = row.instances_per_minute * median.value
     return scale / median.high, scale / median.low
-
-
-def _ratio(row: BenchRow) -> str:
-    for name, paired in row.ratio_to.items():
-        if name in ("backbone", "full") or name.startswith("variant:"):
-            return str(paired)
-    return "-"
 
 
 def _rounded(value: float | None, scale: float = 1.0) -> float | None:
@@ -218,13 +232,6 @@ def _parameters(tasks: Sequence[TaskFigures]) -> Iterator[Section]:
         [(task.task, task.method, task.parameters, task.metric, _rounded(task.score)) for task in known],
         draw,
     )
-
-
-def _operators(inputs: ReportInputs) -> Iterator[Section]:
-    for number, (name, result) in enumerate(inputs.bench):
-        for place, entry in enumerate(result.operators):
-            for kind, groups in (("operator", entry.by_type), ("layer", entry.by_layer)):
-                yield _times(f"operators-{number}-{place}-{kind}", name, entry, groups, kind)
 
 
 def _times(key: str, name: str, entry: ProfiledPass, groups: Sequence[OperatorRecord], kind: str) -> Section:
@@ -309,3 +316,82 @@ def _history(inputs: ReportInputs) -> Iterator[Section]:
         draw,
         (7.0, 5.0),
     )
+
+
+@dataclass(frozen=True)
+class TaskFigures:
+    """One task beside others: what it weighs, how well it does, how fast it answers."""
+
+    task: str
+    method: str
+    parameters: int | None
+    n_bytes: int | None
+    score: float | None
+    metric: str | None
+    per_minute: float | None
+
+
+@dataclass(frozen=True)
+class ReportInputs:
+    """The documents, by kind, with their files' names."""
+
+    bench: list[tuple[str, BenchResult]] = field(default_factory=list)
+    quickstarts: list[tuple[str, QuickstartSummary]] = field(default_factory=list)
+    evaluations: list[tuple[str, EvalSummary]] = field(default_factory=list)
+    cards: list[tuple[str, TrainingCard]] = field(default_factory=list)
+    sweeps: list[tuple[str, Sweep]] = field(default_factory=list)
+
+    @property
+    def names(self) -> list[str]:
+        """The file of every document, in the order given within its kind."""
+        return [name for name, _ in (*self.bench, *self.quickstarts, *self.evaluations, *self.cards, *self.sweeps)]
+
+    def tasks(self) -> list[TaskFigures]:
+        """Tasks of bundles whose manifests describe their training, each once."""
+        found = []
+        for _, result in self.bench:
+            for name, task in result.model.tasks.items():
+                rates = [
+                    row.instances_per_minute
+                    for row in result.results
+                    if (row.task, row.workload, row.engine) == (name, "infer", "onnxruntime")
+                    and row.instances_per_minute
+                    and not row.predicted
+                ]
+                weight = (task.trainable_parameters, task.n_bytes)
+                rate = rates[0] if rates else None
+                found.append(TaskFigures(name, task.method, *weight, task.score, task.metric, rate))
+        for _, summary in self.quickstarts:
+            for one in summary.tasks:
+                rate = one.instances_per_minute.get("infer onnxruntime")
+                weight = (one.trainable_parameters, one.delta_bytes)
+                found.append(TaskFigures(one.name, one.method, *weight, one.score, one.metric, rate))
+        return list({one.task + one.method: one for one in found}.values())
+
+
+def row_name(row: BenchRow) -> str:
+    """What a row of a result is about, within its workload and engine."""
+    return f"{row.task} ({row.method or '-'})" if row.task and not row.variant else subject_of(row)
+
+
+def read_inputs(paths: Sequence[Path]) -> ReportInputs:
+    """Read and sort them; a folder is a delta's, or a sweep's."""
+    found = ReportInputs()
+    for given in paths:
+        if (given / SWEEP_FILE).is_file():
+            found.sweeps.append((given.name or str(given), open_sweep(given)))
+            continue
+        path = given / CARD_FILE if given.is_dir() else given
+        schema = schema_of(path)
+        if schema == RESULT_SCHEMA:
+            found.bench.append((path.name, ResultFile.open(path).document))
+        elif schema == QUICKSTART_SCHEMA:
+            found.quickstarts.append((path.name, read_document(path, QuickstartSummary)))
+        elif schema == EVAL_SCHEMA:
+            found.evaluations.append((path.name, read_document(path, EvalSummary)))
+        elif schema == DELTA_FORMAT:
+            found.cards.append((f"{path.parent.name}/{path.name}", read_document(path, TrainingCard)))
+        else:
+            known = f"{RESULT_SCHEMA}, {QUICKSTART_SCHEMA}, {EVAL_SCHEMA}, {DELTA_FORMAT}"
+            raise DataError(f"{path}: schema {schema!r} is none that a report is made of; known: {known}.")
+    return found

@@ -60,13 +60,17 @@ def quickstart_summary(
     ``tasks`` have name, title, source and licence; ``manifest`` is the bundle's, ``seconds`` the time that each step
     took.
     """
+    row = bench.results[0]
+    assert row.lengths is not None  # a measured row has them
+    described = f"{str(row.lengths.described).partition(';')[0]} lengths (mean {row.lengths.mean:.0f} tokens)"
+    rounds = f"{bench.schedule.rounds} rounds at most"
     return QuickstartSummary(
         backbone=manifest.backbone.source,
         tasks=tuple(_task(task, manifest.task(task["name"]), bench) for task in tasks),
         bare_backbone=_throughput(bench, None),
         host=bench.host,
         profile=bench.profile,
-        measured_on=_conditions(bench),
+        measured_on=f"{row.threads} threads, batches of {row.batch_size}, {described}, {rounds}",
         seconds=dict(seconds),
     )
 
@@ -86,7 +90,11 @@ def quickstart_table(summary: QuickstartSummary) -> RenderableType:
         own = (task.name, task.method, score, size, f"{task.max_abs_difference:.0e}")
         table.add_row(*map(Text, (*own, *_rates(task.instances_per_minute))))
     table.add_row("bare backbone", "-", "-", "-", "-", *_rates(summary.bare_backbone))
-    return Group(table, Text("\n".join(_notes(summary))))
+    lines = [f"{task.name}: {task.title}. {task.source}; {task.licence}." for task in summary.tasks]
+    lines.append("accuracy: of held-out texts. parity: largest logit difference to PyTorch on 64 texts.")
+    lines.append(f"measured on: {summary.host.cpu}, {summary.measured_on}.")
+    lines += [f"{limits_in_force(summary.profile)}.", *summary.profile.notes]
+    return Group(table, Text("\n".join(lines)))
 
 
 def _task(task: Mapping[str, str], entry: TaskEntry, bench: BenchResult) -> QuickstartTask:
@@ -114,20 +122,6 @@ def _throughput(bench: BenchResult, task: str | None) -> dict[str, float | None]
     }
 
 
-def _conditions(bench: BenchResult) -> str:
-    row = bench.results[0]
-    assert row.lengths is not None  # a measured row has them
-    described = f"{str(row.lengths.described).partition(';')[0]} lengths (mean {row.lengths.mean:.0f} tokens)"
-    return f"{row.threads} threads, batches of {row.batch_size}, {described}, {bench.schedule.rounds} rounds at most"
-
-
 def _rates(rates: Mapping[str, float | None]) -> list[str]:
     shown = [rates.get(column) for column in _COLUMNS]
     return ["-" if rate is None else f"{rate:,.0f}" for rate in shown]
-
-
-def _notes(summary: QuickstartSummary) -> list[str]:
-    lines = [f"{task.name}: {task.title}. {task.source}; {task.licence}." for task in summary.tasks]
-    lines.append("accuracy: of held-out texts. parity: largest logit difference to PyTorch on 64 texts.")
-    lines.append(f"measured on: {summary.host.cpu}, {summary.measured_on}.")
-    return [*lines, f"{limits_in_force(summary.profile)}.", *summary.profile.notes]

@@ -43,10 +43,9 @@ def _table(key: str, name: str, of: str, sweep: Sweep, group: Sequence[Column]) 
     published = sweep.plan.published
     if published is not None:
         names = [column.place[1] for column in group]
-        given = {method: [scores.get(data) for data in names] for method, scores in published.scores.items()}
-        filled = len(header) - 1 - len(names)
-        for method, scores in given.items():
-            rows.append([f"{method}, published", *map(_percent, scores), *[None] * filled])
+        for method, scores in published.scores.items():
+            shown = [f"{100 * scores[data]:.2f}" if data in scores else None for data in names]
+            rows.append([f"{method}, published", *shown, *[None] * (len(header) - 1 - len(names))])
         notes.append(f"published: {published.source}")
     text = f"{name}. {_BY_EVAL}, in percent, with the deviation over so many seeds, and the rate that was chosen."
     return Section(key, f"Scores: {of}", text, tuple(header), rows, notes=notes)
@@ -56,17 +55,16 @@ def _rounded(score: float | None) -> float | None:
     return None if score is None else round(100 * score, 2)
 
 
-def _percent(score: float | None) -> str | None:
-    return None if score is None else f"{100 * score:.2f}"
-
-
 def _against(key: str, name: str, of: str, group: Sequence[Column], what: str) -> Section:
     """The mean over the data sets on which every method ran, against a property of the deltas."""
     unit = _UNITS[what]
     names = list(dict.fromkeys(method for column in group for method in column.chosen))
     whole = [column for column in group if set(names) <= set(column.chosen)] or list(group[:1])
     points = {
-        method: (mean(getattr(column.chosen[method], what) for column in whole), mean(_scores(whole, method)))
+        method: (
+            mean(getattr(column.chosen[method], what) for column in whole),
+            mean(column.chosen[method].score for column in whole),
+        )
         for method in names
         if all(method in column.chosen for column in whole)
     }
@@ -88,27 +86,18 @@ def _against(key: str, name: str, of: str, group: Sequence[Column], what: str) -
     )
 
 
-def _scores(group: Sequence[Column], method: str) -> list[float]:
-    return [column.chosen[method].score for column in group]
-
-
 def _sizes(key: str, name: str, found: Sequence[Column]) -> Iterator[Section]:
     """Learning curves: the score of each method by how many rows trained it."""
     places = dict.fromkeys(column.place[:2] for column in found)
     for n, (backbone, data) in enumerate(places):
         own = [column for column in found if column.place[:2] == (backbone, data)]
         text = f"{name}. Test scores of the chosen rates; bars are a deviation over seeds."
-        yield _lines(f"{key}-{n}", f"Learning curves: {data}, {backbone}", text, "training rows", _by_rows(own))
-
-
-def _by_rows(own: Sequence[Column]) -> dict[str, list[tuple[float, Arm]]]:
-    names = dict.fromkeys(method for column in own for method in column.chosen)
-    return {
-        method: sorted(
-            ((arm.rows, arm) for column in own if (arm := column.chosen.get(method))), key=lambda each: each[0]
-        )
-        for method in names
-    }
+        lines: dict[str, list[tuple[float, Arm]]] = {}
+        for column in own:
+            for method, arm in column.chosen.items():
+                lines.setdefault(method, []).append((arm.rows, arm))
+        lines = {method: sorted(points, key=lambda each: each[0]) for method, points in lines.items()}
+        yield _lines(f"{key}-{n}", f"Learning curves: {data}, {backbone}", text, "training rows", lines)
 
 
 def _rates(key: str, name: str, found: Sequence[Column]) -> Iterator[Section]:

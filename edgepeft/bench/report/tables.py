@@ -12,9 +12,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from edgepeft.bench.compare import Comparison, Verdict
+from edgepeft.bench.compare import Comparison
 from edgepeft.bench.result.parts import ProfileRecord
-from edgepeft.bench.result.schema import BenchResult, BenchRow, OperatorRecord, PredictionRecord, ProfiledPass
+from edgepeft.bench.result.schema import BenchResult, BenchRow, PredictionRecord, ProfiledPass
 
 __all__ = [
     "bench_table",
@@ -24,6 +24,7 @@ __all__ = [
     "limits_in_force",
     "model_name",
     "of_mode",
+    "subject_of",
     "warnings_by_kind",
 ]
 
@@ -50,14 +51,22 @@ def bench_table(result: BenchResult) -> RenderableType:
     if result.against:  # throughput over the other version's, from the same rounds
         table.add_column(f"x {result.against.base}", justify="right", overflow="fold")
     for row in result.results:
-        table.add_row(*(Text(cell) for cell in (*_cells(row), *([_against(row)] if result.against else []))))
+        cells = _cells(row)
+        if result.against:
+            other = row.against
+            cells.append(f"{other.value:.3f} [{other.low:.3f}, {other.high:.3f}]: {other.verdict}" if other else "-")
+        table.add_row(*map(Text, cells))
     operators = [operators_table(entry) for entry in result.operators]
     return Group(table, *operators, *_footnotes(result))
 
 
 def _footnotes(result: BenchResult) -> list[Text]:
     """What the figures were measured under and stand for, what makes them doubtful, then the rest: five lines."""
-    conditions, warnings = _conditions(result), _warnings(result)
+    conditions = _conditions(result)
+    warnings = [  # of each kind the first, and how many others there are; the JSON has them all
+        f"{warning} ({_label(row)}{f' and {len(others)} others' if others else ''})"
+        for (warning, row), *others in warnings_by_kind(result.results)
+    ]
     first, rest = _lines(conditions[:_ALWAYS]), _lines(conditions[_ALWAYS:])
     if len(conditions) + len(warnings) <= _MOST_FOOTNOTES:
         return [*first, *_lines(warnings, "yellow"), *rest]
@@ -82,23 +91,14 @@ def operators_table(entry: ProfiledPass) -> RenderableType:
         for header in ("runs", "ms", "share", "GFLOP", "MB", "floor ms", "gap"):
             table.add_column(header, justify="right")
         for one in groups:
-            table.add_row(Text(one.name), *_operator_cells(one, whole))
+            share = f"{one.seconds / whole:.1%}" if whole else "-"
+            work = f"{one.flops / 1e9:.2f}", f"{one.bytes / 1e6:.1f}"
+            gap = "-" if one.gap is None else f"{one.gap:.2f}"
+            times = f"{1000 * one.seconds:.2f}", share, *work, f"{1000 * one.floor_s:.2f}"
+            table.add_row(Text(one.name), f"{one.count}", *times, gap)
         tables.append(table)
         title = ""
     return Group(*tables, Text(f"outside of operators: {1000 * entry.outside_s:.2f} ms"))
-
-
-def _operator_cells(one: OperatorRecord, whole: float) -> list[str]:
-    gap = "-" if one.gap is None else f"{one.gap:.2f}"
-    return [
-        f"{one.count}",
-        f"{1000 * one.seconds:.2f}",
-        f"{one.seconds / whole:.1%}" if whole else "-",
-        f"{one.flops / 1e9:.2f}",
-        f"{one.bytes / 1e6:.1f}",
-        f"{1000 * one.floor_s:.2f}",
-        gap,
-    ]
 
 
 def metrics_table(result: BenchResult) -> RenderableType:
@@ -127,35 +127,26 @@ def _lines(texts: list[str], style: str = "") -> list[Text]:
 
 
 def _cells(row: BenchRow) -> list[str]:
-    subject = [row.workload, row.engine or "-", _what(row), row.method or "-"]
+    subject = [row.workload, row.engine or "-", subject_of(row), row.method or "-"]
     if row.instances_per_minute is None:
         reason = row.warnings[0].split(":", 1)[0] if row.warnings else "not measured"
         return [*subject, reason, "-", "-", "-", "-"]
     latency, fraction, peak = row.latency_s.p50, row.gemm_fraction, row.peak_rss_bytes
+    # A prompt is compared on rows of its own length; fine-tuning with PyTorch's of everything, where it has no own.
+    other = _PER[row.workload]
+    peers = (f"{other}+{row.prompt_length}", other, f"pytorch:{other}")
     return [
         *subject,
         f"{row.instances_per_minute:,.1f}",
         "-" if latency is None else f"{1000 * latency:,.1f}",
         "-" if peak is None else f"{peak / 1e6:,.0f}",
         "-" if fraction is None else f"{fraction:.0%}",
-        _paired(row, _compared(row)),
+        _paired(row, next((peer for peer in peers if peer in row.ratio_to), other)),
     ]
 
 
-def _against(row: BenchRow) -> str:
-    other = row.against
-    return "-" if other is None else f"{other.value:.3f} [{other.low:.3f}, {other.high:.3f}]: {other.verdict}"
-
-
-def _compared(row: BenchRow) -> str:
-    """The last column's peer; a prompt is compared on rows of its own length."""
-    prompt = row.prompt_length
-    peer = _PER[row.workload]
-    candidates = (f"{peer}+{prompt}", peer, f"pytorch:{peer}")  # PyTorch's full fine-tuning, where it has no own
-    return next((name for name in candidates if name in row.ratio_to), peer)
-
-
-def _what(row: BenchRow) -> str:
+def subject_of(row: BenchRow) -> str:
+    """What a row is about, within its workload and engine."""
     if row.peer:
         return f"peer {row.peer}"
     if row.variant:
@@ -189,13 +180,13 @@ def _conditions(result: BenchResult) -> list[str]:
     lines = [line + (f"; {limits_in_force(result.profile)}" if result.profile.limits.in_force else "")]
     lines += result.profile.notes[:1]  # what the figures stand for
     lines += [
-        f"peers: {row.engine} {_what(row)} runs at {_paired(row, name)} x {name}"
+        f"peers: {row.engine} {subject_of(row)} runs at {_paired(row, name)} x {name}"
         for row in rows
         for name in row.ratio_to
         if name.startswith("peer:") and not row.peer
     ]
     lines += [f"steps: {_step_ratio(row)}" for row in rows if row.engine == "onnxruntime" and _step_ratio(row)]
-    lines += [f"predicted: {_prediction(_what(row), row.predicted)}" for row in rows if row.predicted]
+    lines += [f"predicted: {_prediction(subject_of(row), row.predicted)}" for row in rows if row.predicted]
     lines += [
         f"energy: {_label(row)}: {row.energy.joules_per_instance:.3g} J an instance, "
         f"{row.energy.kind} ({row.energy.source})"
@@ -211,19 +202,11 @@ def _step_ratio(row: BenchRow) -> str:
     if row.workload != "finetune" or same is None:
         return ""
     peak = f", peak memory {same.peak_rss:.2f} of its" if same.peak_rss else ""
-    return f"{_what(row)} runs at {_paired(row, 'pytorch')} x PyTorch's same step{peak}"
+    return f"{subject_of(row)} runs at {_paired(row, 'pytorch')} x PyTorch's same step{peak}"
 
 
 def _label(row: BenchRow) -> str:
-    return f"{row.workload} {row.engine} {_what(row)}"
-
-
-def _warnings(result: BenchResult) -> list[str]:
-    """Of each kind the first, and how many others there are; the JSON has them all."""
-    lines = []
-    for (warning, row), *others in warnings_by_kind(result.results):
-        lines.append(f"{warning} ({_label(row)}{f' and {len(others)} others' if others else ''})")
-    return lines
+    return f"{row.workload} {row.engine} {subject_of(row)}"
 
 
 def _title(result: BenchResult) -> str:
@@ -252,7 +235,8 @@ def comparison_table(comparison: Comparison) -> RenderableType:
     title = "new throughput over base throughput, 95 % interval"
     table = _table(title, "result", "ratio", "per host GEMM", "verdict")
     for verdict in comparison.verdicts:
-        cells = (verdict.result.label, verdict.ratio, verdict.per_gemm or "-", _judged(verdict))
+        judged = "slower" if verdict.regressed else "faster" if verdict.ratio.low > 1.0 else "no regression"
+        cells = (verdict.result.label, verdict.ratio, verdict.per_gemm or "-", judged)
         table.add_row(*(Text(str(cell)) for cell in cells))
     lines = [f"missing from the new file: {label}" for label in comparison.missing]
     lines += [f"only in the new file: {label}" for label in comparison.added]
@@ -272,12 +256,6 @@ def _counted(comparison: Comparison) -> RenderableType:
         judged = "grew" if verdict.grown else within
         table.add_row(*map(Text, (verdict.of, verdict.name.replace("_", " "), *numbers, judged)))
     return Group(table, Text(f"{same} others are as before"))
-
-
-def _judged(verdict: Verdict) -> str:
-    if verdict.regressed:
-        return "slower"
-    return "faster" if verdict.ratio.low > 1.0 else "no regression"
 
 
 def figure_kind(result: BenchResult) -> str:

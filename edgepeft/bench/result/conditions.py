@@ -54,7 +54,11 @@ _GRADES = ("none", "partial", "full")
 
 def host_of(measured: Sequence[Measured], board: str | None = None) -> BenchHost:
     """The host, with the rate of its matrix products (GFLOP/s, float32) between the samples, by engine."""
-    own, pytorch = (_gemm_gflops(measured, engine) for engine in ("onnxruntime", "pytorch"))
+    own, pytorch = GemmRates(), GemmRates()
+    for one in measured:
+        for rates, probe in ((own, one.gemm), (pytorch, one.pytorch_gemm)):
+            if probe.samples:
+                rates[one.unit.workload] = tuple(FLOPS_PER_STEP / sample.seconds / 1e9 for sample in probe.samples)
     return BenchHost(
         **host_facts(),
         gemm_gflops=_median(own),
@@ -63,15 +67,6 @@ def host_of(measured: Sequence[Measured], board: str | None = None) -> BenchHost
         pytorch_gemm_samples_gflops=pytorch,
         board=board,
     )
-
-
-def _gemm_gflops(measured: Sequence[Measured], engine: str) -> GemmRates:
-    probes = [(one.unit.workload, one.pytorch_gemm if engine == "pytorch" else one.gemm) for one in measured]
-    return {
-        workload: tuple(FLOPS_PER_STEP / sample.seconds / 1e9 for sample in probe.samples)
-        for workload, probe in probes
-        if probe.samples
-    }
 
 
 def _median(rates: GemmRates) -> float | None:
@@ -103,7 +98,7 @@ def arithmetic_notes(profile: Profile, subject: BenchSubject) -> list[str]:
     """What the bundle's kinds of weights cost on the profile's processor, and wheels of this host that die there."""
     manifest = subject.bundle.manifest
     int8 = manifest.backbone.weights_dtype == "int8"
-    fp16 = any(manifest.tasks[task.name].weights_dtype == "fp16" for task in subject.model.tasks)
+    fp16 = any(manifest.tasks[task.name].weights_dtype == "fp16" for task in subject.tasks)
     costs = arithmetic.missing_arithmetic(arithmetic.of_profile(profile), int8=int8, fp16=fp16)
     wheels = bad_wheels(versions(), profile.isa.absent)
     return [*costs, *(f"not to be used on the device: {wheel.sentence(profile.name)}" for wheel in wheels)]
@@ -136,7 +131,7 @@ def calibration_of(setting: Setting, measured: Sequence[Measured]) -> Calibratio
 
 def model_of(subject: BenchSubject) -> ModelRecord:
     """Its architecture; of a bundle, the tasks that were measured."""
-    tasks = () if subject.random_weights else subject.model.tasks
+    tasks = () if subject.random_weights else subject.tasks
     return ModelRecord(
         name=subject.name,
         random_weights=subject.random_weights,

@@ -1,19 +1,36 @@
-"""What several kinds of result have in common: where they were measured, and under which limits.
+"""What several kinds of result have in common: where they were measured, under which limits, and how they are read.
 
-Numbers are checked strictly: text is no number, true is not 1, and NaN and infinities are refused.
+A document may have been edited, cut off or made elsewhere, so all of it is checked, numbers strictly: text is no
+number, true is not 1, and NaN and infinities are refused.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any, ClassVar
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+)
 from pydantic.types import Strict
 from pydantic_core import PydanticKnownError
 
+from edgepeft.common.bounded import bytes_at
+from edgepeft.common.errors import DataError, UsageError
+from edgepeft.common.messages import in_words
+
 __all__ = ["CoresRecord", "GemmRates", "HostRecord", "LimitsInForce", "LimitsRequested", "Number", "Part", "Positive"]
-__all__ += ["ProfileLimits", "ProfileRecord"]
+__all__ += ["ProfileLimits", "ProfileRecord", "read_document", "schema_of"]
+
+_MAX_BYTES = 100_000_000
+_Document = TypeVar("_Document", bound=BaseModel)
 
 
 def _finite(value: float) -> float:
@@ -103,3 +120,28 @@ class ProfileRecord(Part):
     limits: ProfileLimits = ProfileLimits()
     emulation: str = "none"
     notes: tuple[str, ...] = ()
+
+
+class _Head(BaseModel):
+    model_config = ConfigDict(extra="ignore", strict=True)
+    schema_name: str | None = Field(default=None, alias="schema")
+    format: str | None = None  # what a delta's card calls it
+
+
+def schema_of(path: Path) -> str | None:
+    """The schema that a JSON document names; None where it names none."""
+    head = read_document(path, _Head)
+    return head.schema_name or head.format
+
+
+def read_document(path: Path, schema: type[_Document]) -> _Document:
+    """A JSON file as that schema has it."""
+    if not path.is_file():
+        raise UsageError(f"there is no file {path}; give results of `edgepeft bench --json`.")
+    try:
+        return schema.model_validate_json(bytes_at(path, _MAX_BYTES))
+    except OSError as error:
+        raise DataError(f"{path} cannot be read as a result: {error.strerror}.") from error
+    except ValidationError as error:
+        wrong = in_words(error, "the result")
+        raise DataError(f"{path}: {wrong}. The file was edited or cut off; measure again, or leave it out.") from None

@@ -64,6 +64,10 @@ def _row(one: Measured, work: ResolvedRequest, setting: Setting, meter: Meter | 
     # Of single steps; under a quota a sample is the mean of several.
     single = [step for sample in series.samples for step in sample.each or (sample.seconds,)]
     latency = {f"p{p}": percentile(single, p) for p in (50, 90, 99)} if setting.percentiles else {}
+    flops = None
+    if (job := _counted(one)) is not None:
+        rows = [n for batch in job.batches for n in _tokens(one, batch)]
+        flops = flops_per_instance(architecture, rows, unit.workload, full=unit.role is UnitRole.FULL)
     return row_of(
         work,
         unit,
@@ -76,7 +80,7 @@ def _row(one: Measured, work: ResolvedRequest, setting: Setting, meter: Meter | 
         latency_s=LatencyRecord(**latency),
         peak_rss_bytes=one.peak_rss_bytes,
         cpu_s=sum(sample.cpu_seconds for sample in series.samples) if seconds else None,
-        flops_per_instance=_flops(one, architecture),
+        flops_per_instance=flops,
         gemm_fraction=_gemm_fraction(one, architecture),
         warnings=tuple(warnings_of(one, rounds)),
         conditions=_board_conditions(series),
@@ -135,14 +139,6 @@ def _counted(one: Measured) -> Job | None:
     """Its job, where the operations of a text are known: a text that is written takes many passes."""
     job = one.unit.job
     return None if job is None or job.new_tokens or one.unit.role is UnitRole.REQUESTS else job
-
-
-def _flops(one: Measured, architecture: Architecture) -> float | None:
-    job = _counted(one)
-    if job is None:
-        return None
-    rows = [n for batch in job.batches for n in _tokens(one, batch)]
-    return flops_per_instance(architecture, rows, one.unit.workload, full=one.unit.role is UnitRole.FULL)
 
 
 def _tokens(one: Measured, texts: Sequence[int]) -> list[int]:

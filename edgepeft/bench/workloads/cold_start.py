@@ -29,7 +29,7 @@ with Runtime(asked["bundle"], threads=asked["threads"], cache=asked["cache"]) as
 
 def prepare(job: Job) -> Prepared:
     """Nothing is loaded here: every step loads it."""
-    from edgepeft.bench.planning.random_model import texts_of
+    from edgepeft.bench.planning.target import texts_of
 
     texts = texts_of(job.batches[0], seed=job.seed)
     asked = {"bundle": job.bundle, "task": job.task, "threads": job.threads, "cache": job.cache, "texts": texts}

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -58,7 +57,11 @@ def prepare(job: Job) -> Prepared:
         counts = kind.made_per_row(rows)
         per_row = None if counts is None else np.array(counts)
         read = inputs["attention_mask"] != 0 if kind.passages else None
-        asked = StepRows(inputs, labels, masks, shares, most, per_row, read, states=partial(_of_rows, beside))
+
+        def states(rows: Sequence[int]) -> dict[str, NDArray[Any]]:
+            return {name: values[list(rows)] for name, values in beside.items()}
+
+        asked = StepRows(inputs, labels, masks, shares, most, per_row, read, states=states)
         result = training(expansion.inputs(tensors), asked)
         optimizer.update(tensors, expansion.gradients(tensors, result.gradients))
 
@@ -78,7 +81,3 @@ def targets_of(
     targets = job.task_kind().made_targets(np.ones((len(mask), job.new_tokens), np.int64))
     start = np.full((len(targets), 1), architecture.decoder.start_token_id)
     return targets, {BEFORE: np.concatenate([start, targets[:, :-1]], axis=1)}
-
-
-def _of_rows(beside: Mapping[str, NDArray[Any]], rows: Sequence[int]) -> dict[str, NDArray[Any]]:
-    return {name: values[list(rows)] for name, values in beside.items()}

@@ -28,7 +28,7 @@ def prepare(job: Job) -> Prepared:
     """Open the bundle, no task yet: a task's session opens with its first request."""
     from pathlib import Path
 
-    from edgepeft.bench.planning.random_model import texts_of
+    from edgepeft.bench.planning.target import texts_of
     from edgepeft.runtime.runtime import Runtime
 
     runtime = Runtime(Path(job.bundle), threads=job.threads, cache=job.cache)

@@ -100,15 +100,13 @@ def groups_of(pid: int | str = "self", proc: Path = PROC) -> dict[str, Path]:
     for line in lines:
         _, controllers, path = line.split(":", 2)
         for controller in controllers.split(","):
-            if controller in mounts and (folder := _folder(path, *mounts[controller])) is not None:
-                folders[controller] = folder
+            if controller not in mounts:
+                continue
+            root, point = mounts[controller]
+            inside = os.path.relpath(path, root) if path.startswith(root) else path.lstrip("/")
+            if ".." not in Path(inside).parts and (point / inside).is_dir():
+                folders[controller] = point / inside
     return folders
-
-
-def _folder(path: str, root: str, point: Path) -> Path | None:
-    inside = os.path.relpath(path, root) if path.startswith(root) else path.lstrip("/")
-    folder = point / inside
-    return folder if ".." not in Path(inside).parts and folder.is_dir() else None
 
 
 def read(path: Path) -> str | None:

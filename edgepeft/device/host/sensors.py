@@ -95,7 +95,12 @@ class Sensors:
 
     def read(self) -> Conditions:
         """The condition now, and throttling since the reading before."""
-        return Conditions(self._temperature(), self._frequency(), self._throttled())
+        files = self._root.glob("sys/devices/system/cpu/cpu[0-9]*/cpufreq/scaling_cur_freq")
+        clocks = [khz / 1000 for path in files if (khz := number(path)) is not None]
+        sources = (self._by_firmware(), self._by_cooling(), self._by_counters())
+        known = [reasons for reasons in sources if reasons is not None]
+        throttled = tuple(dict.fromkeys(reason for reasons in known for reason in reasons)) if known else None
+        return Conditions(self._temperature(), median(clocks) if clocks else None, throttled)
 
     def _temperature(self) -> float | None:
         """The hottest of the zones at the processor, else of all, in degrees Celsius."""
@@ -104,17 +109,6 @@ class Sensors:
             if (milli := number(zone / "temp")) is not None:
                 by_kind[bool(_CPU_ZONE.search(groups.read(zone / "type") or ""))].append(milli / 1000)
         return max(by_kind[True] or by_kind[False], default=None)
-
-    def _frequency(self) -> float | None:
-        """The median of the processors' clocks, in MHz."""
-        files = self._root.glob("sys/devices/system/cpu/cpu[0-9]*/cpufreq/scaling_cur_freq")
-        clocks = [khz / 1000 for path in files if (khz := number(path)) is not None]
-        return median(clocks) if clocks else None
-
-    def _throttled(self) -> tuple[str, ...] | None:
-        sources = (self._by_firmware(), self._by_cooling(), self._by_counters())
-        known = [reasons for reasons in sources if reasons is not None]
-        return tuple(dict.fromkeys(reason for reasons in known for reason in reasons)) if known else None
 
     def _by_firmware(self) -> list[str] | None:
         bits = self._firmware()
@@ -214,23 +208,21 @@ def _power(root: Path, vcgencmd: str | None) -> tuple[str, Callable[[], float | 
     for folder in _monitors(root):
         name = groups.read(folder / "name")
         if number(folder / "power1_input") is not None:
-            return f"hwmon {name}", lambda path=folder / "power1_input": _scaled(number(path), 1e-6)
+            return f"hwmon {name}", lambda path=folder / "power1_input": _watts(path, 1.0)
         for label in sorted(folder.glob("in[0-9]_label")):
             rail, channel = groups.read(label) or "", label.name[2]
             volts, amperes = folder / f"in{channel}_input", folder / f"curr{channel}_input"
             if _INPUT_RAIL.search(rail) and number(volts) is not None and number(amperes) is not None:
-                return f"hwmon {name} {rail}", lambda v=volts, a=amperes: _product(number(v), number(a))
+                return f"hwmon {name} {rail}", lambda v=volts, a=amperes: _watts(v, number(a))
     if vcgencmd is not None and _pmic(vcgencmd) is not None:
         return "vcgencmd pmic_read_adc, the regulator's rails", lambda: _pmic(vcgencmd)
     return None
 
 
-def _scaled(value: float | None, by: float) -> float | None:
-    return None if value is None else value * by
-
-
-def _product(millivolts: float | None, milliamperes: float | None) -> float | None:
-    return None if millivolts is None or milliamperes is None else millivolts * milliamperes * 1e-6
+def _watts(path: Path, factor: float | None) -> float | None:
+    """A file's number times a factor, in millionths; None where either is missing."""
+    value = number(path)
+    return None if value is None or factor is None else value * factor * 1e-6
 
 
 def _pmic(vcgencmd: str) -> float | None:

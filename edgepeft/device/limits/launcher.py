@@ -26,20 +26,6 @@ def _address_space() -> int | None:
     return None if soft == resource.RLIM_INFINITY else soft
 
 
-def _cpus() -> list[int]:
-    if hasattr(os, "sched_getaffinity"):
-        return sorted(os.sched_getaffinity(0))
-    return list(range(os.cpu_count() or 1))
-
-
-def _leave_keeper(descriptor: int) -> None:
-    """Start a process that ends when the parent closes its pipe: a scope lives as long as a process is in it."""
-    # Through a shell that ends at once: the work must not find a child that it did not start.
-    script = "exec 3<&0; cat <&3 >/dev/null 2>&1 &"
-    subprocess.run(["sh", "-c", script], stdin=descriptor, start_new_session=True, check=True)
-    os.close(descriptor)
-
-
 def _enter(spec: dict[str, Any]) -> dict[str, Any]:
     for procs in spec["joins"]:
         descriptor = os.open(procs, os.O_WRONLY)
@@ -47,8 +33,12 @@ def _enter(spec: dict[str, Any]) -> dict[str, Any]:
             os.write(descriptor, str(os.getpid()).encode())
         finally:
             os.close(descriptor)
-    if spec["keeper_fd"] is not None:
-        _leave_keeper(spec["keeper_fd"])
+    if (keeper := spec["keeper_fd"]) is not None:
+        # A process that ends when the parent closes its pipe, for a scope lives as long as a process is in it.
+        # Through a shell that ends at once: the work must not find a child that it did not start.
+        script = "exec 3<&0; cat <&3 >/dev/null 2>&1 &"
+        subprocess.run(["sh", "-c", script], stdin=keeper, start_new_session=True, check=True)
+        os.close(keeper)
     if spec["cpus"] is not None and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, spec["cpus"])
     if spec["address_space_bytes"] is not None:
@@ -58,7 +48,8 @@ def _enter(spec: dict[str, Any]) -> dict[str, Any]:
         _, hard = resource.getrlimit(resource.RLIMIT_AS)
         allowed = asked if hard == resource.RLIM_INFINITY else min(asked, hard)
         resource.setrlimit(resource.RLIMIT_AS, (allowed, allowed))
-    return {"pid": os.getpid(), "cpus": _cpus(), "address_space_bytes": _address_space()}
+    cpus = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+    return {"pid": os.getpid(), "cpus": cpus, "address_space_bytes": _address_space()}
 
 
 def _tell(descriptor: int, document: dict[str, Any]) -> None:

@@ -9,7 +9,8 @@ import pytest
 from boards import pi4, put
 
 from edgepeft.bench.result.schema import BenchResult
-from edgepeft.bench.run import BenchRequest, run_benchmark
+from edgepeft.bench.run import run_benchmark
+from edgepeft.options.bench import BenchOptions
 
 FIRMWARE = "sys/devices/platform/soc/soc:firmware/get_throttled"
 
@@ -17,7 +18,7 @@ FIRMWARE = "sys/devices/platform/soc/soc:firmware/get_throttled"
 def bench(start, root, **options):
     asked = {"profile": "rpi4", "backbone": "all-MiniLM-L6-v2", "rounds": 6, "batch_size": 4, "length": 16}
     asked |= {"workloads": ("infer",), "engines": ("onnxruntime",)}
-    return run_benchmark(BenchRequest(**{**asked, **options}), start=start, root=root).result.to_json()
+    return run_benchmark(BenchOptions(**{**asked, **options}), start=start, root=root).result.to_json()
 
 
 def table(document):

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from edgepeft.bench.planning.job import Job
 from edgepeft.bench.planning.plan import (
-    BenchedModel,
     BenchedTask,
     UnitRole,
     expected_s,
@@ -14,18 +14,16 @@ from edgepeft.bench.planning.plan import (
     plan_units,
 )
 
-MODEL = BenchedModel(
-    Path("bundle"), (BenchedTask("sst2", "pfeiffer", {"bottleneck": 8}, 2), BenchedTask("rte", "lora")), 100, 0
-)
+TASKS = (BenchedTask("sst2", "pfeiffer", {"bottleneck": 8}, 2), BenchedTask("rte", "lora"))
 
 
-def planned(model=MODEL, batches=((8, 8),), **options):
+def planned(tasks=TASKS, batches=((8, 8),), **options):
     settings = {
         "engines": ("onnxruntime", "pytorch"),
         "workloads": ("infer", "finetune"),
     }
-    shared = model.job(batches, threads=2, seed=0, cache=True)
-    return plan_units(model.tasks, shared, **{**settings, **options})
+    shared = Job("", 2, batches, "bundle", vocab_size=100)
+    return plan_units(tasks, shared, **{**settings, **options})
 
 
 def test_inference_covers_all_tasks_and_the_bare_backbone_on_both_engines():
@@ -40,8 +38,8 @@ def test_fine_tuning_covers_all_tasks_and_everything_at_once():
 
 
 def test_a_task_that_trains_everything_is_not_measured_twice():
-    model = BenchedModel(Path("b"), (BenchedTask("all", "whatever it is called", trains_everything=True),), 100, 0)
-    (unit,) = planned(model, workloads=("finetune",), engines=("pytorch",))
+    tasks = (BenchedTask("all", "whatever it is called", trains_everything=True),)
+    (unit,) = planned(tasks, workloads=("finetune",), engines=("pytorch",))
     assert unit.role is UnitRole.FULL
     assert unit.task.name == "all"
 
@@ -52,7 +50,7 @@ def test_a_prompt_is_measured_beside_the_bare_backbone_on_rows_as_long_as_its_ow
         BenchedTask("u", "prompt-t", prompt_length=5),
         BenchedTask("v", "lora"),
     )
-    units = planned(BenchedModel(Path("b"), tasks, 100, 0), batches=((8, 3), (7,)))
+    units = planned(tasks, batches=((8, 3), (7,)))
     longer = [unit for unit in units if unit.role is UnitRole.LENGTHENED]
     assert [(unit.workload, unit.engine, unit.prompt_length) for unit in longer] == [
         ("infer", "onnxruntime", 5),

@@ -6,7 +6,7 @@ from tokenizers import Tokenizer
 
 from edgepeft.backbones.base import family_of
 from edgepeft.backbones.config import config_of
-from edgepeft.bench.planning.random_model import texts_of, write_random_checkpoint, write_random_tokenizer
+from edgepeft.bench.planning.target import texts_of, write_random_checkpoint, write_random_tokenizer
 from edgepeft.common.errors import UnknownName
 
 

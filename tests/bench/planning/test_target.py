@@ -20,7 +20,7 @@ TINY = SMALL_BERT | {"hidden_size": 24}
 def test_a_method_whose_name_is_no_task_name_still_gets_a_task(method: str, tmp_path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(subject, "config_of", lambda _: TINY)
     found = subject.random_subject("tiny", tmp_path, methods=(method,))
-    (task,) = found.model.tasks
+    (task,) = found.tasks
     assert task.method == method
     assert Runtime(tmp_path).session(task.name).shared.get_outputs()[0].name == "logits"
 
@@ -28,7 +28,7 @@ def test_a_method_whose_name_is_no_task_name_still_gets_a_task(method: str, tmp_
 def test_a_task_that_trains_everything_is_known_by_what_its_method_says(tmp_path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(subject, "config_of", lambda _: TINY)
     found = subject.random_subject("tiny", tmp_path, methods=("full", "intrinsic-said", "lora"))
-    assert [task.method for task in found.model.tasks if task.trains_everything] == ["full"]
+    assert [task.method for task in found.tasks if task.trains_everything] == ["full"]
 
 
 def test_a_model_with_a_decoder_gets_labels_that_it_can_write(tmp_path, monkeypatch: pytest.MonkeyPatch):

@@ -11,8 +11,7 @@ from xml.etree import ElementTree
 import pytest
 from verbs import edgepeft
 
-from edgepeft.bench.report.build import build_report, sections
-from edgepeft.bench.report.inputs import read_inputs
+from edgepeft.bench.report.build import build_report, read_inputs, sections
 from edgepeft.common.errors import DataError, UsageError
 
 NAME = '<img src=x onerror=alert(1)>|`"&'

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from bench.suites._result import SuiteResult
-from edgepeft.bench.compare import compare_results
-from edgepeft.bench.report.build import sections
-from edgepeft.bench.report.inputs import read_inputs
-from edgepeft.bench.result.result_file import ResultFile, read_document, schema_of
+from edgepeft.bench.compare import ResultFile, compare_results
+from edgepeft.bench.report.build import read_inputs, sections
+from edgepeft.bench.result.parts import read_document, schema_of
 from edgepeft.bench.result.schema import RESULT_SCHEMA, BenchResult, ScheduleRecord
-from edgepeft.bench.run import BenchRequest, run_benchmark
+from edgepeft.bench.run import run_benchmark
 from edgepeft.common.errors import DataError
+from edgepeft.options.bench import BenchOptions
 
 ROOT = Path(__file__).resolve().parents[3]
 KEPT = sorted([*(ROOT / "docs" / "benchmarks").rglob("*.json"), *(ROOT / "bench" / "baselines").rglob("*.json")])
@@ -61,8 +61,8 @@ def keys(document):
 def test_measured_and_predicted_results_have_the_same_keys(fake_start):
     asked = {"backbone": "all-MiniLM-L6-v2", "length": 8, "batch_size": 2, "workloads": ("infer",), "rounds": 2}
     asked |= {"engines": ("onnxruntime",)}
-    measured = run_benchmark(BenchRequest("rpi4", **asked), start=fake_start(0.1)).result.to_json()
-    predicted = run_benchmark(BenchRequest("rpi4", mode="predicted", **asked)).result.to_json()
+    measured = run_benchmark(BenchOptions(profile="rpi4", **asked), start=fake_start(0.1)).result.to_json()
+    predicted = run_benchmark(BenchOptions(profile="rpi4", mode="predicted", **asked)).result.to_json()
     assert keys(predicted) == keys(measured)
     assert keys(predicted["results"][0]) == {**keys(measured["results"][0]), "predicted": None}
     assert predicted["measured_at"] and predicted["schedule"] == {}

@@ -11,8 +11,9 @@ import psutil
 import pytest
 
 from edgepeft.common.errors import EdgepeftError, UsageError
+from edgepeft.device.doctor import try_limits
 from edgepeft.device.host import groups
-from edgepeft.device.limits import cgroups, placement, trial
+from edgepeft.device.limits import cgroups, placement
 from edgepeft.device.limits.limited_process import LimitedProcess, Limits
 from edgepeft.device.limits.placement import Unavailable
 
@@ -156,7 +157,7 @@ def test_in_version_2_too(v2):
 @pytest.mark.slow
 def test_limits_hold_as_exactly_as_promised(cgroup):
     """Memory within 1 %, cores as reported, CPU share within 2 % of the quota."""
-    found = trial.try_limits(backends=[cgroup])
+    found = try_limits(backends=[cgroup])
     assert [one.what for one in found if not one.good] == []
     memory, *_, share = found
     assert abs(memory.seen / memory.asked - 1) <= 0.01

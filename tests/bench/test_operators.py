@@ -7,7 +7,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from edgepeft.bench.analysis.operators import count_metrics, trace_plain
+from edgepeft.bench.operators import count_metrics, trace_plain
 from edgepeft.bench.planning.target import random_subject
 from edgepeft.bench.result.rows import flops_per_instance
 

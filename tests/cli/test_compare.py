@@ -7,9 +7,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from edgepeft.bench.compare import compare_results
-from edgepeft.bench.report.ci import benchmark_json, junit_xml, step_summary
-from edgepeft.bench.result.result_file import ResultFile
+from edgepeft.bench.compare import ResultFile, compare_results
+from edgepeft.cli.compare import benchmark_figures, junit_xml, step_summary
 
 
 @pytest.fixture
@@ -64,6 +63,6 @@ def test_the_summary_says_the_verdict_first(result):
 
 def test_the_benchmark_actions_json_has_its_three_fields(result):
     # README of benchmark-action/github-action-benchmark: an array of objects with name, unit and value.
-    (entry,) = benchmark_json(result("a", 0.5).document)
+    (entry,) = benchmark_figures(result("a", 0.5).document)
     assert entry["value"] == 120.0
     assert (entry["unit"], "infer" in entry["name"]) == ("instances/min", True)

@@ -7,10 +7,11 @@ import json
 
 import pytest
 
-from edgepeft.bench.result.result_file import ResultFile
+from edgepeft.bench.compare import ResultFile
 from edgepeft.bench.result.schema import BenchResult
-from edgepeft.bench.run import BenchRequest, run_benchmark
+from edgepeft.bench.run import run_benchmark
 from edgepeft.common.errors import UsageError
+from edgepeft.options.bench import BenchOptions
 
 
 def predicted(**options):
@@ -18,7 +19,7 @@ def predicted(**options):
         raise AssertionError(f"{label} was started")
 
     asked = {"profile": "rpi4", "backbone": "all-MiniLM-L6-v2", "batch_size": 4, "length": 16, "mode": "predicted"}
-    return run_benchmark(BenchRequest(**{**asked, **options}), start=start).result.to_json()
+    return run_benchmark(BenchOptions(**{**asked, **options}), start=start).result.to_json()
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +102,7 @@ def test_a_prompt_is_paid_for_once(tmp_path):
 
     random_subject("electra-small-discriminator", tmp_path, methods=["prompt-r"], settings={"length": "40"})
     asked = {"engines": ("onnxruntime",), "workloads": ("infer",), "batch_size": 2, "length": 16, "mode": "predicted"}
-    rows = run_benchmark(BenchRequest("rpi4", bundle=tmp_path, **asked)).result.to_json()["results"]
+    rows = run_benchmark(BenchOptions(profile="rpi4", bundle=tmp_path, **asked)).result.to_json()["results"]
     cost = bundle_cost(Bundle(tmp_path), "prompt-r", 2, 16)
     expected = predict_seconds(cost.works, load_profile("rpi4")).seconds
     row = next(row for row in rows if row["method"] == "prompt-r")

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from edgepeft.bench.analysis import qemu
-from edgepeft.bench.analysis.qemu import MORE, ROOT_VARIABLE, Guest, count_instructions, find_guest
+from edgepeft.bench import qemu
 from edgepeft.bench.planning.target import random_subject
-from edgepeft.bench.run import BenchRequest, run_benchmark
+from edgepeft.bench.qemu import MORE, ROOT_VARIABLE, Guest, count_instructions, find_guest
+from edgepeft.bench.run import run_benchmark
+from edgepeft.options.bench import BenchOptions
 
 
 @pytest.fixture
@@ -78,7 +79,7 @@ def test_an_inferences_instructions_are_what_more_of_them_add(tmp_path):
 
 def test_without_an_emulator_the_rest_is_measured_and_the_reason_said(fake_start, monkeypatch):
     monkeypatch.setattr(qemu.shutil, "which", lambda name: None)
-    request = BenchRequest(
+    request = BenchOptions(
         profile="rpi4",
         backbone="all-MiniLM-L6-v2",
         length=8,

@@ -85,7 +85,11 @@ class Guest:
             (cpus / name).write_text("0\n")
         (overlay / "proc").mkdir()
         (overlay / "proc" / "cpuinfo").write_text(_CPUINFO)
-        command = ["cc", "-O2", "-shared", "-fPIC", f"-DPLUGIN_API={_plugin_api()}", "-o", str(work / "count.so")]
+        # The plugin interface to name: 1 up to QEMU 8.1, from 8.2 on 2 is the least that is taken.
+        said = subprocess.run([_QEMU, "--version"], capture_output=True, text=True, check=False).stdout
+        version = re.search(r"version (\d+)\.(\d+)", said)
+        api = 2 if version and (int(version[1]), int(version[2])) >= (8, 2) else 1
+        command = ["cc", "-O2", "-shared", "-fPIC", f"-DPLUGIN_API={api}", "-o", str(work / "count.so")]
         source = package_data("bench/count_instructions.c")
         done = subprocess.run([*command, str(source)], capture_output=True, text=True, check=False)
         if done.returncode:
@@ -114,13 +118,6 @@ class Guest:
             last = next((line for line in reversed(words) if line.strip()), f"status {done.returncode}")
             raise EdgepeftError(f"the emulated {CPU} failed: {last[:300]}")
         return int(counted[-1])
-
-
-def _plugin_api() -> int:
-    """The version of the plugin interface to name: 1 up to QEMU 8.1, from 8.2 on 2 is the least that is taken."""
-    done = subprocess.run([_QEMU, "--version"], capture_output=True, text=True, check=False)
-    version = re.search(r"version (\d+)\.(\d+)", done.stdout)
-    return 2 if version and (int(version[1]), int(version[2])) >= (8, 2) else 1
 
 
 def find_guest(environment: Mapping[str, str] = os.environ) -> Guest | str:
@@ -166,10 +163,10 @@ def count_instructions(
     guest: Guest, subject: BenchSubject, lengths: Sequence[int], *, seed: int = 0
 ) -> list[MetricsRecord]:
     """Entries for the result's ``metrics``: the backbone and every task on the first of these rows."""
-    bundle, model, row = subject.bundle, subject.model, lengths[:1]
-    inputs = random_batch(row, vocab_size=model.vocab_size, pad_id=model.pad_id, seed=seed)
+    bundle, architecture, row = subject.bundle, subject.architecture, lengths[:1]
+    inputs = random_batch(row, vocab_size=architecture.vocab_size, pad_id=architecture.pad_token_id, seed=seed)
     entries = []
-    for task in (None, *(task.name for task in model.tasks)):
+    for task in (None, *(task.name for task in subject.tasks)):
         with tempfile.TemporaryDirectory(prefix="edgepeft-instructions-") as work:
             folder = Path(work)
             guest.prepare(folder)

@@ -27,7 +27,7 @@ def predicted_result(work: ResolvedRequest, flops_counted: str) -> BenchResult:
     """The result: a row for each task and for the bare backbone, without samples."""
     if work.scenario.kind is not SampleKind.BATCHES:
         raise UsageError(f"scenario {work.scenario.name} is not of batches; --mode predicted predicts those only.")
-    made = [(task, _predictions(work, task)) for task in (*work.subject.model.tasks, None)]
+    made = [(task, _predictions(work, task)) for task in (*work.subject.tasks, None)]
     notes = [_NOTHING_RAN, *dict.fromkeys(note for _, predictions in made for note in predictions[0].notes)]
     notes += [*arithmetic_notes(work.profile, work.subject), *work.notes]
     return BenchResult(
@@ -44,7 +44,8 @@ def predicted_result(work: ResolvedRequest, flops_counted: str) -> BenchResult:
 
 def _row(work: ResolvedRequest, task: BenchedTask | None, predictions: Sequence[Predicted]) -> BenchRow:
     prompt, profile = task.prompt_length if task else 0, work.profile
-    instances, seconds = sum(map(len, work.batches)), _total_seconds(predictions)
+    known = [one.seconds for one in predictions if one.seconds is not None]
+    instances, seconds = sum(map(len, work.batches)), sum(known) if len(known) == len(predictions) else None
     role = UnitRole.TASK if task else UnitRole.BACKBONE
     return row_of(
         work,
@@ -70,17 +71,12 @@ def _predictions(work: ResolvedRequest, task: BenchedTask | None) -> list[Predic
     precision = subject.bundle.manifest.backbone.weights_dtype
     known: dict[tuple[int, ...], Predicted] = {}
     for rows in dict.fromkeys(work.batches):  # the graph puts a task's prompt in front by itself
-        job = Job(_WORKLOAD, 1, (rows,), vocab_size=subject.model.vocab_size, pad_id=subject.model.pad_id)
-        inputs = job.batch(0)
+        vocab_size, pad_id = subject.architecture.vocab_size, subject.architecture.pad_token_id
+        inputs = Job(_WORKLOAD, 1, (rows,), vocab_size=vocab_size, pad_id=pad_id).batch(0)
         taken = {value.name for value in graph.graph.input}
         works = count_run(graph, {key: value for key, value in inputs.items() if key in taken}).works
         known[rows] = predict_seconds(works, work.profile, precision=precision)
     return [known[rows] for rows in work.batches]
-
-
-def _total_seconds(predictions: Sequence[Predicted]) -> float | None:
-    seconds = [one.seconds for one in predictions if one.seconds is not None]
-    return sum(seconds) if len(seconds) == len(predictions) else None
 
 
 def _prediction(predictions: Sequence[Predicted], instances: int) -> PredictionRecord:

@@ -33,7 +33,7 @@ from edgepeft.bench.planning.target import BenchSubject
 from edgepeft.bench.result.parts import Number
 from edgepeft.bench.result.schema import CeilingsRecord, MetricsRecord, OperatorRecord, ProfiledPass
 from edgepeft.bench.workloads import copy, gemm
-from edgepeft.bundle.bundle import BACKBONE_FILE, Bundle
+from edgepeft.bundle.bundle import BACKBONE_FILE
 from edgepeft.bundle.versions import GRAPH
 from edgepeft.common.errors import UsageError
 from edgepeft.graph.memory import peak_bytes
@@ -60,30 +60,26 @@ _PRODUCTS = {
 
 def count_metrics(subject: BenchSubject, lengths: Sequence[int], *, seed: int = 0) -> list[MetricsRecord]:
     """Entries for the result's ``metrics``: the bundle, the bare backbone, and every task on rows of these lengths."""
-    lengths = lengths[:_MOST_ROWS]
-    return [
-        MetricsRecord(of="bundle", values=_sizes(subject.bundle)),
-        *(_of_graph(subject, task, lengths, seed) for task in (None, *subject.model.tasks)),
-    ]
-
-
-def _sizes(bundle: Bundle) -> dict[str, Number]:
-    files = [path for path in bundle.folder.rglob("*") if path.is_file()]
-    return {
-        "bundle_bytes": sum(path.stat().st_size for path in files),
+    lengths, bundle = lengths[:_MOST_ROWS], subject.bundle
+    sizes: dict[str, Number] = {
+        "bundle_bytes": sum(path.stat().st_size for path in bundle.folder.rglob("*") if path.is_file()),
         "backbone_graph_bytes": (bundle.folder / BACKBONE_FILE).stat().st_size,
         "weights_bytes": bundle.weights.stat().st_size,
     }
+    return [
+        MetricsRecord(of="bundle", values=sizes),
+        *(_of_graph(subject, task, lengths, seed) for task in (None, *subject.tasks)),
+    ]
 
 
 def _of_graph(subject: BenchSubject, task: BenchedTask | None, lengths: Sequence[int], seed: int) -> MetricsRecord:
-    bundle, model = subject.bundle, subject.model
+    bundle, architecture = subject.bundle, subject.architecture
     what = f"task {task.name} ({task.method})" if task else "backbone"
     own: dict[str, Number] = {"delta_bytes": bundle.current(task.name, GRAPH).stat().st_size} if task else {}
     if task is not None and bundle.entry(task.name).writes:
         return MetricsRecord(of=what, values=own)  # two graphs, the second as often as there are tokens
     graph = bundle.graph(task.name if task else None)
-    inputs = random_batch(lengths, vocab_size=model.vocab_size, pad_id=model.pad_id, seed=seed)
+    inputs = random_batch(lengths, vocab_size=architecture.vocab_size, pad_id=architecture.pad_token_id, seed=seed)
     executed = trace_plain(graph, bundle.folder, inputs)
     values: dict[str, Number] = {
         "nodes": len(graph.graph.node),
@@ -255,18 +251,12 @@ def read_trace(path: Path) -> list[Executed]:
             kernels.setdefault(key, []).append(event)
     if not kernels:
         raise ValueError("ONNX Runtime's profile names no node")
-    return [_executed(name, runs) for (_, name), runs in kernels.items()]
-
-
-def _executed(name: str, runs: Sequence[Mapping[str, Any]]) -> Executed:
-    facts = runs[0]["args"]
-    return Executed(
-        name,
-        facts["op_name"],
-        _values(facts["input_type_shape"]),
-        _values(facts["output_type_shape"]),
-        tuple(event["dur"] / 1e6 for event in runs),  # of microseconds
-    )
+    found = []
+    for (_, name), runs in kernels.items():
+        facts, seconds = runs[0]["args"], tuple(event["dur"] / 1e6 for event in runs)  # of microseconds
+        inputs, outputs = _values(facts["input_type_shape"]), _values(facts["output_type_shape"])
+        found.append(Executed(name, facts["op_name"], inputs, outputs, seconds))
+    return found
 
 
 def _values(described: Sequence[Mapping[str, Sequence[int]]]) -> tuple[Value, ...]:

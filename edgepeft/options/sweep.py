@@ -1,0 +1,34 @@
+"""The options of ``edgepeft sweep``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from edgepeft.options.base import Options
+
+__all__ = ["SweepOptions"]
+
+
+class SweepOptions(Options):
+    """A plan, the sweep's folder, and how its runs are computed and kept."""
+
+    plan: Annotated[Path, typer.Argument(help="A plan in TOML; docs/sweeps.md shows one.", metavar="PLAN.toml")]
+    out: Annotated[Path, typer.Option(help="The sweep's folder; one that is there goes on.")]
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Runs at once. Default: one a GPU, or as many as --threads allow.")
+    ] = None
+    threads: Annotated[int, typer.Option(min=1, help="Of each run; results are equal to the bit with one.")] = 1
+    halve: Annotated[
+        bool, typer.Option("--halve", help="Drop the worse half of a method's rates after 1/4 and 1/2 of the steps.")
+    ] = False
+    ray: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="A cluster of Ray that computes the runs, or auto.")
+    ] = None
+    keep: Annotated[
+        Literal["deltas", "cards", "results"],
+        typer.Option(help="What stays of a run: its delta, its card and answers, or a line of results.jsonl."),
+    ] = "deltas"
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the runs, and compute none.")] = False
