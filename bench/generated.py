@@ -1,4 +1,4 @@
-"""Writes the files that are generated from code: methods.json, the table of methods, JSON Schemas of results, pictures.
+"""Writes what is generated: methods.json, the tables of methods and of speed, JSON Schemas of results, pictures.
 
     python -m bench.generated [--check] [--root FOLDER]
 
@@ -12,7 +12,7 @@ import json
 import sys
 from pathlib import Path
 
-from bench import methods
+from bench import figures, methods
 from bench.fleet_picture import fleet_picture
 from bench.floors import floors_picture
 from bench.suites._result import SuiteResult
@@ -38,7 +38,8 @@ def generated_files(root: Path) -> dict[Path, str]:
     schemas = {root / "docs" / "schemas" / f"{name}.json": _json_schema(part) for name, part in _DOCUMENTS.items()}
     pictures = {root / "docs" / "floors.svg": floors_picture(_REPOSITORY / "pyproject.toml")}
     pictures[root / "docs" / "fleet.svg"] = fleet_picture(DAYS)
-    return {**methods.generated_files(root / "docs" / "methods.md"), **schemas, **pictures}
+    tables = methods.generated_files(root / "docs" / "methods.md") | figures.generated_files(root)
+    return {**tables, **schemas, **pictures}
 
 
 def _json_schema(document: type[Part]) -> str:

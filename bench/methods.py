@@ -21,7 +21,6 @@ from edgepeft.methods.base import Method, methods
 __all__ = ["generated_files"]
 
 COUNTED_ON = ("roberta-base", "bert-base-uncased")
-BEGIN, END = "<!-- methods:begin", "<!-- methods:end -->"
 
 
 def _catalogue() -> dict[str, Any]:
@@ -43,17 +42,18 @@ def _markdown_table(document: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _with_table(text: str, table: str, where: str) -> str:
-    """``text`` with what stands between the two markers replaced.
+def with_block(text: str, name: str, table: str, where: str) -> str:
+    """``text`` with what stands between the markers of that name replaced.
 
     Raises:
         UsageError: a marker is missing.
     """
-    head, begin, rest = text.partition(BEGIN)
+    first, last = f"<!-- {name}:begin", f"<!-- {name}:end -->"
+    head, begin, rest = text.partition(first)
     comment, newline, rest = rest.partition("\n")
-    _, end, tail = rest.partition(END)
+    _, end, tail = rest.partition(last)
     if not (begin and newline and end):
-        raise UsageError(f"{where} has no lines '{BEGIN} -->' and '{END}' for the table to stand between.")
+        raise UsageError(f"{where} has no lines '{first} -->' and '{last}' for the table to stand between.")
     return f"{head}{begin}{comment}{newline}{table}\n{end}{tail}"
 
 
@@ -62,7 +62,7 @@ def generated_files(page: Path) -> dict[Path, str]:
     document = _catalogue()
     files = {package_data("methods.json"): json.dumps(document, indent=2, ensure_ascii=False) + "\n"}
     if page.is_file():
-        files[page] = _with_table(page.read_text(encoding="utf-8"), _markdown_table(document), str(page))
+        files[page] = with_block(page.read_text(encoding="utf-8"), "methods", _markdown_table(document), str(page))
     return files
 
 

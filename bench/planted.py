@@ -1,17 +1,23 @@
 """Does the gate find what it should?  Plants slowdowns of known size and prints how often they are found.
 
-    python bench/planted.py [--repeats 20] [--rounds 40] [--percents 0 3 5 10 20] [--json table.json]
+    python bench/planted.py [--repeats 20] [--rounds 40] [--launches 2] [--least 0.05] [--percents 0 3 5 10 20]
+                            [--json table.json]
+    python bench/planted.py --counted      # minutes less: what counted figures find, whatever the host's load
 
 Each time, two bundles of random weights and two copies of this version of edgepeft are measured side by side, as
 `edgepeft bench --against` does; the new side has the slowdown.  Half of them are an extra operator in the graph (a
 product that is as large as takes the share of a step's time, by a measurement before), half a sleep at the end of the
 step.  At 0 % both sides are the same.
+
+``--counted`` asks `edgepeft bench --deterministic` and `compare` instead: of the operators, and of one extra copy of
+the activations in a LoRA delta, which takes so little time that no clock finds it.
 """
 
 from __future__ import annotations
 
 import argparse
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -37,12 +43,16 @@ ARCHITECTURE = "all-MiniLM-L6-v2"
 BATCH, LENGTH = 8, 64
 LEAST = 0.05  # what the gate is asked for
 KINDS = ("operator", "sleep")
+METHOD = "lora"  # whose delta a copy is planted in
 TRIED = 0.5  # of the graph's operations, to learn what an operator's take
 
 
 def main() -> None:
     """Measure and print."""
     arguments = _arguments()
+    if arguments.counted:
+        print(_counted(arguments))
+        return
     rows = []
     with tempfile.TemporaryDirectory(prefix="edgepeft-planted-") as work:
         (folder := Path(work) / "plain").mkdir()
@@ -61,7 +71,12 @@ def main() -> None:
                 if arguments.json:
                     write_json(
                         arguments.json,
-                        {"step_s": step_s, "operator_cost": cost, "rounds": arguments.rounds, "runs": rows},
+                        {
+                            **{name: getattr(arguments, name) for name in ("rounds", "launches", "least")},
+                            "step_s": step_s,
+                            "operator_cost": cost,
+                            "runs": rows,
+                        },
                     )
     print(_table(rows))
 
@@ -71,6 +86,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--launches", type=int, default=2)
+    parser.add_argument("--least", type=float, default=LEAST, help="the smallest loss that matters, as a share")
+    parser.add_argument("--counted", action="store_true")
     parser.add_argument("--profile", default="rpi4")
     parser.add_argument("--percents", type=int, nargs="+", default=[0, 3, 5, 10, 20])
     parser.add_argument("--json", type=Path)
@@ -115,7 +132,7 @@ def _one(
         side.bundles[str(bundle)] = str(plain.bundle.folder)
         with _sleeping(share * (step_s or 0.0)):
             outcome = run_benchmark(_request(bundle, arguments.rounds, arguments.profile, seed), against=side)
-        result, _ = side.annotate(outcome.result, outcome.measured, LEAST)
+        result, _ = side.annotate(outcome.result, outcome.measured, arguments.least)
     ratio = result.results[0].against
     assert ratio is not None  # both versions did all rounds
     return {name: getattr(ratio, name) for name in ("verdict", "value", "low", "high")}
@@ -190,13 +207,72 @@ def _add_operator(bundle: Path, plain: BenchSubject, share: float) -> None:
     ]
     for offset, one in enumerate(planted):
         model.graph.node.insert(place + offset, one)
-    path.unlink()  # it is a link to the plain one
-    path.write_bytes(model.SerializeToString())
+    _replace(path, model)
     manifest = Manifest.read(bundle)
     hashes = manifest.backbone.sha256.model_copy(update={"graph": sha256_of(path)})
     entry = manifest.backbone.model_copy(update={"sha256": hashes})
     (bundle / "edgepeft.json").unlink()
     manifest.model_copy(update={"backbone": entry}).write(bundle)
+
+
+def _replace(path: Path, model: onnx.ModelProto) -> None:
+    path.unlink()  # it is a link to the plain one
+    path.write_bytes(model.SerializeToString())
+
+
+def _add_copy(bundle: Path) -> None:
+    """One value of the delta is copied once more before it is read."""
+    path = bundle / "tasks" / f"{METHOD}.onnx"
+    model = onnx.load(path)
+    place, node = next((i, n) for i, n in enumerate(model.graph.node) if n.op_type == "Add")
+    value = node.output[0]
+    node.output[0] = f"{value}.before"
+    model.graph.node.insert(place + 1, helper.make_node("Concat", [node.output[0]], [value], "planted", axis=0))
+    _replace(path, model)
+    manifest = Manifest.read(bundle)
+    entry = manifest.tasks[METHOD].model_copy(update={"sha256": sha256_of(path), "n_bytes": path.stat().st_size})
+    (bundle / "edgepeft.json").unlink()
+    manifest.model_copy(update={"tasks": {**manifest.tasks, METHOD: entry}}).write(bundle)
+
+
+def _counted(arguments: argparse.Namespace) -> str:
+    """How often `compare` finds each planted loss by counted figures, and what it names of the last one."""
+    lines = ["| planted | times | found | seconds each | named, the last |", "|---|---|---|---|---|"]
+    with tempfile.TemporaryDirectory(prefix="edgepeft-planted-") as work:
+        (folder := Path(work) / "plain").mkdir()
+        plain = random_subject(ARCHITECTURE, folder, methods=[METHOD])
+        base = _counts(folder, arguments.profile)
+        planted = {f"{percent} % operator": percent / 100 for percent in arguments.percents}
+        for name, share in {**planted, f"a copy in a {METHOD} delta": None}.items():
+            began, found, named = time.monotonic(), 0, "-"
+            for _ in range(arguments.repeats):
+                with tempfile.TemporaryDirectory(prefix="new-", dir=work) as new:
+                    bundle = shutil.copytree(folder, Path(new) / "bundle", copy_function=_linked)
+                    if share is None:
+                        _add_copy(bundle)
+                    elif share:
+                        _add_operator(bundle, plain, share)
+                    done = _edgepeft("compare", str(base), str(_counts(bundle, arguments.profile)))
+                if done.returncode not in (0, 4):
+                    raise SystemExit(done.stderr)
+                found += done.returncode == 4
+                named = "; ".join([" ".join(each.split()) for each in done.stdout.splitlines() if "grew" in each][-2:])
+            each_s = (time.monotonic() - began) / arguments.repeats
+            lines.append(f"| {name} | {arguments.repeats} | {found} | {each_s:.0f} | {named or '-'} |")
+    return "\n".join(lines)
+
+
+def _counts(bundle: Path, profile: str) -> Path:
+    out = bundle.with_name(f"{bundle.name}.json")
+    options = ("--deterministic", "--length", str(LENGTH), "--batch-size", str(BATCH))
+    done = _edgepeft("bench", str(bundle), "--profile", profile, *options, "--json", str(out))
+    if done.returncode:
+        raise SystemExit(done.stderr)
+    return out
+
+
+def _edgepeft(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "edgepeft", *arguments], capture_output=True, text=True, check=False)
 
 
 def _table(rows: list[dict[str, object]]) -> str:

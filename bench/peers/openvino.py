@@ -28,7 +28,7 @@ def export(folder: Path, out: Path) -> None:
     import torch
     from transformers import AutoModel
 
-    model = AutoModel.from_pretrained(folder, add_pooling_layer=False, attn_implementation="sdpa").eval()
+    model = AutoModel.from_pretrained(folder, add_pooling_layer=False).eval()  # by SDPA where transformers can
     ids = torch.full((2, 8), model.config.vocab_size - 1)
     # With a mask of ones transformers' tracing leaves the mask out, and fixes the length.
     mask = torch.tensor([[1] * 8, [1] * 5 + [0] * 3])

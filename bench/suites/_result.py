@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
@@ -63,7 +64,8 @@ class SuiteModel(Part):
 
 
 class SuiteResult(Part):
-    """The whole document, schema ``edgepeft.suite/1``; ``rounds``: the most of a comparison."""
+    """The whole document, schema ``edgepeft.suite/1``; ``rounds``: the most of a comparison; ``peers``: the versions
+    of each peer's packages."""
 
     schema_name: Literal["edgepeft.suite/1"] = Field(default="edgepeft.suite/1", alias="schema")
     suite: str
@@ -75,6 +77,8 @@ class SuiteResult(Part):
     threads: int
     rounds: int
     seed: int
+    date: str | None = None
+    peers: dict[str, str] = Field(default={})
     rows: tuple[SuiteRow, ...]
 
 
@@ -118,6 +122,7 @@ def run_suite(
             progress,
         )
         rows: list[SuiteRow] = []
+        today = datetime.now(UTC).date().isoformat()
 
         def result() -> SuiteResult:
             return SuiteResult(
@@ -130,6 +135,8 @@ def run_suite(
                 threads=run.threads,
                 rounds=run.rounds,
                 seed=run.seed,
+                date=today,
+                peers=dict(run.versions),
                 rows=tuple(rows),
             )
 

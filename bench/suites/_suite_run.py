@@ -43,7 +43,9 @@ class _Peer(Protocol):
 
 _NAMES = (
     "dynamic_int8",
+    "encoder_ctranslate2",
     "openvino",
+    "openvino_int8",
     "optimum",
     "optimum_kinds",
     "optimum_o3",
@@ -88,6 +90,7 @@ class SuiteRun:
     in_force: InForce | None = None
     gemm: list[float] = field(default_factory=list)  # seconds of every step of the yardstick
     peaks: dict[str, int] = field(default_factory=dict)  # resident bytes of each side of the last race
+    versions: dict[str, str] = field(default_factory=dict)  # of peers' packages, by the peer's name in the rows
 
     @property
     def sizes(self) -> Architecture:
@@ -135,6 +138,13 @@ class SuiteRun:
             last = (done.stderr.strip() or "no message").splitlines()[-1]
             return f"{name} did not export the model: {last[:300]}"
         return result
+
+    def note_versions(self, name: str, packages: Sequence[str], python: str = "") -> None:
+        """Keep the versions of a peer's packages, of its own interpreter if it has one, for the result."""
+        code = "import sys; from importlib.metadata import version; print(*map(version, sys.argv[1:]))"
+        command = [python or sys.executable, "-c", code, *packages]
+        found = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+        self.versions[name] = ", ".join(" ".join(pair) for pair in zip(packages, found, strict=True))
 
     def plain(self) -> Path:
         """Config and weights of ``bundle``'s bare model alone, as a model's publisher has them."""

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Iterator
 
+from bench.suites._engines import ENGINES, OWN, racers_of
 from bench.suites._random_bundle import Structure
-from bench.suites._ratio import Races, mean_row, ratio_row
+from bench.suites._ratio import ratio_row
 from bench.suites._row import SuiteRow, Target
-from bench.suites._suite_run import SETS, Racer, SuiteRun, installed
-from edgepeft.bench.planning.job import Batches
+from bench.suites._suite_run import Racer, SuiteRun, installed
 from edgepeft.bench.planning.scenario import full_length
 from edgepeft.bench.planning.target import torch_installed
 from edgepeft.bench.result.rows import flops_per_instance
@@ -19,70 +18,37 @@ __all__ = ["TITLE", "measure"]
 
 TITLE = "The speed of one model"
 
-_OWN = "edgepeft"
+_PEERS = tuple(name for name in ENGINES if name != "dynamic int8 by channel")
+_GOALS = {"optimum": Target(1.0), "openvino": Target(0.92)}
 _BATCH, _LENGTH = 32, 128
 _RANK = 8
 _TOKENS = 256  # about a tenth of a second of them is a sample that an interval can be made of
 
 
 def measure(run: SuiteRun) -> Iterator[SuiteRow]:
-    """Full length, real lengths, int8, PEFT."""
+    """Full length, int8, PEFT."""
     yield from _full_length(run)
-    yield from _real_lengths(run)
     yield from _eight_bits(run)
     yield from _peft(run)
 
 
 def _full_length(run: SuiteRun) -> Iterator[SuiteRow]:
     batches = (full_length(_LENGTH, _BATCH).values,)
-    racers, missing = _engines(run, batches)
+    racers, missing = racers_of(run, _PEERS, batches)
     if torch_installed():
-        bare = run.bundle("bare")
-        racers["pytorch"] = Racer(run.job("infer_pytorch", bare, batches=batches))
-        racers["torch.compile"] = Racer(run.job("bench.peers.infer_torch_compile", bare, batches=batches))
+        racers["pytorch"] = Racer(run.job("infer_pytorch", run.bundle("bare"), batches=batches))
     raced = run.race("full length", racers)
-    what = f"fp32, {_BATCH} rows of {_LENGTH} tokens"
-    for peer, target in (("optimum", 1.0), ("openvino", 0.92), ("pytorch", None), ("torch.compile", None)):
+    what = f"{_BATCH} rows of {_LENGTH} tokens"
+    for peer in (*_PEERS, "pytorch"):
+        own = ENGINES[peer].own_side if peer in ENGINES else OWN
         if peer in raced:
-            yield ratio_row(what, raced, _OWN, peer, None if target is None else Target(target))
+            yield ratio_row(f"{own}, {what}", raced, own, peer, _GOALS.get(peer))
         elif peer in missing:
-            yield SuiteRow(what, peer, target=Target(target or 0), note=missing[peer])
+            yield SuiteRow(f"{own}, {what}", peer, target=_GOALS.get(peer), note=missing[peer])
     # The yardstick's time for the same work: the ratio of throughputs is then the share of its rate.
     share = len(batches[0]) * flops_per_instance(run.sizes, batches[0]) / FLOPS_PER_STEP
-    scaled = {_OWN: raced[_OWN], "gemm": [seconds * share for seconds in raced["gemm"]]}
-    yield ratio_row(f"achieved FLOP/s over the host's GEMM rate, {what}", scaled, _OWN, "gemm", Target(0.85))
-
-
-def _real_lengths(run: SuiteRun) -> Iterator[SuiteRow]:
-    races: dict[str, Races] = {}
-    missing: Mapping[str, str] = {}
-    for name in SETS:
-        racers, missing = _engines(run, run.real_batches(name, _BATCH))
-        raced = run.race(f"lengths of {name}", racers)
-        for peer in sorted(set(racers) - {_OWN}):
-            races.setdefault(peer, []).append((raced[_OWN], raced[peer]))
-            what = f"fp32, lengths of {name} in order of arrival, batches of {_BATCH}"
-            yield ratio_row(what, raced, _OWN, peer, of_totals=True)
-    what = f"fp32, real lengths: geometric mean of {', '.join(SETS)}"
-    for peer, target in (("optimum", 1.6), ("openvino", 1.45)):
-        if peer in races:
-            yield mean_row(what, peer, races[peer], Target(target))
-        else:
-            yield SuiteRow(what, peer, target=Target(target), note=missing[peer])
-
-
-def _engines(run: SuiteRun, batches: Batches) -> tuple[dict[str, Racer], dict[str, str]]:
-    """Ours and the peers that are here, each with these batches; why others are not."""
-    own = run.job("infer_onnxruntime", run.bundle("bare"), batches=batches)
-    numbers = range(len(batches))
-    racers, missing = {_OWN: Racer(own, numbers)}, {}
-    for name, workload in (("optimum", "peer"), ("openvino", "bench.peers.infer_openvino")):
-        model = run.peer(name)
-        if isinstance(model, str):
-            missing[name] = model
-        else:
-            racers[name] = Racer(run.job(workload, Path(), batches=batches, model=str(model)), numbers)
-    return racers, missing
+    scaled = {OWN: raced[OWN], "gemm": [seconds * share for seconds in raced["gemm"]]}
+    yield ratio_row(f"achieved FLOP/s over the host's GEMM rate, {what}", scaled, OWN, "gemm", Target(0.85))
 
 
 def _eight_bits(run: SuiteRun) -> Iterator[SuiteRow]:
@@ -104,7 +70,7 @@ def _peft(run: SuiteRun) -> Iterator[SuiteRow]:
     folder = run.bundle("lora", [Structure("lora", ["lora"], {"rank": str(_RANK)})])
     batches = (full_length(_LENGTH, 8).values,)
     racers = {
-        _OWN: Racer(run.job("infer_onnxruntime", folder, batches=batches, task="lora")),
+        OWN: Racer(run.job("infer_onnxruntime", folder, batches=batches, task="lora")),
         peer: Racer(run.job("bench.peers.infer_peft", folder, batches=batches, settings={"rank": _RANK})),
     }
-    yield ratio_row(what, run.race("PEFT", racers), _OWN, peer)
+    yield ratio_row(what, run.race("PEFT", racers), OWN, peer)

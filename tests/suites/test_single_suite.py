@@ -1,4 +1,4 @@
-"""The suite single: peers of the same model, both widths of weights, and what is not there said once."""
+"""The suites single and batches: peers of the same model, both widths of weights, and what is not there said once."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import pytest
 from tiny import ragged
 
 from bench.peers import dynamic_int8, optimum_o3
-from bench.suites import single
+from bench.suites import batches, single
 from bench.suites._random_bundle import config_in, write_bundle
 from bench.suites._suite_run import SuiteRun
+from edgepeft.bench.planning.scenario import load_lengths
 from edgepeft.runtime.runtime import Runtime
 from edgepeft.runtime.session import plain_session
 
@@ -46,30 +47,62 @@ def test_the_fused_peer_is_the_same_model_and_the_quantised_ones_are_near_it(run
 
 
 def test_each_length_is_compared_in_both_widths_and_a_missing_peer_is_said_once(run, monkeypatch):
-    bundles = {"bare": "fp32", "int8": "int8"}
-    monkeypatch.setattr(SuiteRun, "bundle", lambda _, name, weights="fp32": bundles[name] == weights and name)
-    monkeypatch.setattr(SuiteRun, "peer", lambda _, name, task: "not here" if name == "openvino" else run.work)
     monkeypatch.setattr(single, "_notes", lambda *_: {"dynamic int8": "off by 0.1"})
+    raced = without_peers(monkeypatch, run, missing={"openvino", "openvino_int8", "encoder_ctranslate2"})
+    rows = list(single.measure(run))
+    said, measured = [row for row in rows if row.value is None], [row for row in rows if row.value]
+    assert [(row.peer, row.note) for row in said] == [
+        (name, "not here") for name in ("openvino", "ctranslate2", "openvino int8", "ctranslate2 int8")
+    ]
+    assert raced[0] == ("a text of 8 tokens", ((8,),), 2 * 32) and raced[-1] == ("a text of 128 tokens", ((128,),), 4)
+    assert len(measured) == 5 * 4
+    assert {(row.what.partition(",")[0], row.value) for row in measured} == {("edgepeft", 3.0), ("edgepeft int8", 2.0)}
+    assert [row.peer for row in measured if row.note] == ["dynamic int8"]
+    assert {row.target.value for row in measured} == {1.0}  # goals are of MiniLM's shape
+
+
+def test_goals_by_length_are_those_of_the_named_shape(run, monkeypatch):
+    monkeypatch.setattr(single, "_notes", lambda *_: {})
+    monkeypatch.setattr(run, "architecture", single.ARCHITECTURE)
+    without_peers(monkeypatch, run)
+    rows = [row for row in single.measure(run) if row.what.endswith(" 128 tokens")]
+    goals = {row.peer: row.target.value for row in rows}
+    assert goals["optimum"] == 1.06 and goals["dynamic int8"] == 1.2 and goals["openvino"] == 1.0
+
+
+def test_forms_of_batches_take_turns_and_a_sorted_batch_has_next_to_no_padding(run, monkeypatch):
+    raced = without_peers(monkeypatch, run, missing={"openvino_int8"})
+    rows = list(batches.measure(run))
+    ((_, turns, rounds),) = raced
+    assert rounds == len(turns) == 2 * 3 * 2 * 2  # rounds, sets, rows, orders
+    assert [len(batch) for batch in turns[:4]] == [8, 8, 32, 32]
+    lengths = load_lengths("sst2", seed=0).clamped(run.sizes.max_length).values
+    assert turns[0] == tuple(lengths[:8]) and turns[2] == tuple(lengths[:32])
+    ordered = np.sort(lengths)[: len(lengths) // 8 * 8].reshape(-1, 8)
+    assert list(turns[1]) in ordered.tolist() and list(turns[13]) in ordered.tolist() and turns[1] != turns[13]
+    means = {(row.what, row.peer): row for row in rows if "mean" in row.what}
+    what = "edgepeft int8, batches of 32 sorted by length, geometric mean of sst2, mrpc, rte"
+    assert means[what, "dynamic int8"].value == pytest.approx(2.0)
+    arrival = "edgepeft, batches of 32 in order of arrival, geometric mean of sst2, mrpc, rte"
+    assert means[arrival, "optimum"].target.value == 1.6 and means[arrival, "optimum O3"].target.value == 1.0
+    assert [(row.peer, row.note) for row in rows if row.value is None] == [("openvino int8", "not here")]
+
+
+def without_peers(monkeypatch, run, missing=frozenset()):
+    """Nothing is made or run: ours takes 2 s, in 8 bits 3, everybody else 6.  Each race's name, batches and rounds."""
+    monkeypatch.setattr(SuiteRun, "bundle", lambda _, name, weights="fp32": run.work / name)
+    monkeypatch.setattr(SuiteRun, "peer", lambda _, name, task: "not here" if name in missing else run.work)
+    monkeypatch.setattr(SuiteRun, "plain", lambda _: run.work)
+    monkeypatch.setattr(SuiteRun, "note_versions", lambda *_: None)
     raced = []
 
     def race(_, what, racers, rounds, warmup):
         raced.append((what, racers["edgepeft"].job.batches, rounds))
         seconds = {"edgepeft": 2.0, "edgepeft int8": 3.0}
-        return {name: [seconds.get(name, 6.0)] * 3 for name in racers}
+        return {name: [seconds.get(name, 6.0)] * rounds for name in racers}
 
     monkeypatch.setattr(SuiteRun, "race", race)
-    missing, *rows = single.measure(run)
-    assert (missing.peer, missing.value, missing.note) == ("openvino", None, "not here")
-    assert raced[0] == ("a text of 8 tokens", ((8,),), 2 * 32) and raced[-1] == (
-        "a text of 128 tokens",
-        ((128,),),
-        2 * 2,
-    )
-    assert len(rows) == 5 * 4 and not {"openvino"} & {row.peer for row in rows}
-    assert {(row.what.partition(",")[0], row.value) for row in rows} == {("edgepeft", 3.0), ("edgepeft int8", 2.0)}
-    assert [row.peer for row in rows if row.note] == ["dynamic int8"]
-    goals = {row.peer: row.target.value for row in rows if row.what.endswith(" 128 tokens")}
-    assert goals == {"optimum": 1.06, "optimum O3": 1.2, "dynamic int8": 1.2, "dynamic int8 by channel": 1.2}
+    return raced
 
 
 def test_a_folder_with_a_checkpoint_is_measured_with_its_own_weights(tiny, tmp_path):

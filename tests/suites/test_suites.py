@@ -15,6 +15,7 @@ from bench.suites import __main__ as command_line
 from bench.suites import (
     _random_bundle,
     _suite_run,
+    batches,
     families,
     kinds,
     scale,
@@ -246,10 +247,10 @@ def test_a_suite_without_a_figure_is_not_drawn(tmp_path):
 
 
 def test_suites_are_found_by_their_files():
-    assert suite_names() == ["families", "kinds", "scale", "sharing", "single", "speed", "text", "tuning"]
-    modules = [families, kinds, scale, sharing, single, speed, text, tuning]
+    assert suite_names() == ["batches", "families", "kinds", "scale", "sharing", "single", "speed", "text", "tuning"]
+    modules = [batches, families, kinds, scale, sharing, single, speed, text, tuning]
     assert [suite_named(name) for name in suite_names()] == modules
-    with pytest.raises(UnknownName, match="families, kinds, scale, sharing, single, speed, text, tuning"):
+    with pytest.raises(UnknownName, match="batches, families, kinds, scale, sharing, single, speed, text, tuning"):
         suite_named("_suite_run")
 
 

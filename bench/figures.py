@@ -1,0 +1,150 @@
+"""README's table of speed and those of docs/figures.md, from the raw results in docs/benchmarks/peers.
+
+python -m bench.figures RUN RESULT.json...     # keeps results of suites as docs/benchmarks/peers/RUN.jsonl, a line each
+python -m bench.generated                      # writes the tables
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from bench.methods import with_block
+from bench.suites._engines import ENGINES, OWN_INT8
+from bench.suites._result import SuiteResult
+from bench.suites._row import SuiteRow
+from edgepeft.bench.report.tables import limits_in_force
+from edgepeft.common.atomic import write_atomically
+from edgepeft.common.errors import UsageError
+
+__all__ = ["RESULTS", "generated_files", "main"]
+
+RESULTS = Path("docs", "benchmarks", "peers")
+_REPOSITORY = Path(__file__).resolve().parents[1]
+_PAGES = ((Path("README.md"), "speed"), (Path("docs", "figures.md"), "figures"))
+_MEAN, _OF_ONE_SET = ", geometric mean of ", ", lengths of "
+_Forms = dict[str, dict[str, SuiteRow]]  # by form of request, then by peer
+
+
+def generated_files(root: Path) -> dict[Path, str]:
+    """What README and the page should hold, where they are."""
+    runs = {file.stem: _read(file) for file in sorted((root / RESULTS).glob("*.jsonl"))}
+    tables = {"speed": _summary(runs), "figures": "\n\n".join(_details(name, runs[name]) for name in reversed(runs))}
+    pages = [(root / page, block) for page, block in _PAGES if runs and (root / page).is_file()]
+    return {
+        page: with_block(page.read_text(encoding="utf-8"), block, tables[block], str(page)) for page, block in pages
+    }
+
+
+def _read(file: Path) -> list[SuiteResult]:
+    try:
+        return [SuiteResult.model_validate_json(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{file} has no results of suites, a line each: {str(error).splitlines()[0]}.") from error
+
+
+def _model(result: SuiteResult) -> str:
+    name = result.model.name.rpartition("__")[2]
+    return name if result.model.random_weights else f"{name}, its own weights"
+
+
+def _forms(results: Iterable[SuiteResult], *, int8: bool) -> _Forms:
+    """Rows beside peers of one width of weights; of batches the mean over the sets of lengths."""
+    forms: _Forms = {}
+    for row in (row for result in results for row in result.rows):
+        side, _, form = row.what.partition(", ")
+        engine = ENGINES.get(row.peer or "")
+        if engine and engine.int8 == int8 and side == engine.own_side and row.value and _OF_ONE_SET not in row.what:
+            forms.setdefault(form.partition(_MEAN)[0], {})[row.peer or ""] = row
+    return forms
+
+
+def _summary(runs: dict[str, list[SuiteResult]]) -> str:
+    """Ours over the quickest peer of each form: a column a model and width, of the latest run that has the model."""
+    latest: dict[str, list[SuiteResult]] = {}
+    for results in runs.values():
+        names = dict.fromkeys(map(_model, results))
+        latest |= {name: [result for result in results if _model(result) == name] for name in names}
+    columns = {
+        f"{name}{', 8 bits' * int8}": _forms(results, int8=int8)
+        for name, results in latest.items()
+        for int8 in (False, True)
+    }
+    columns = {head: forms for head, forms in columns.items() if forms}
+    rows = dict.fromkeys(form for forms in columns.values() for form in forms)
+    return _table(
+        ["", *columns], [[form, *(_quickest(forms.get(form, {})) for forms in columns.values())] for form in rows]
+    )
+
+
+def _quickest(peers: dict[str, SuiteRow]) -> str:
+    if not peers:
+        return "-"
+    peer, row = min(peers.items(), key=lambda each: each[1].value or 0.0)
+    return f"{_cell(row)} {peer}"
+
+
+def _details(name: str, results: Sequence[SuiteResult]) -> str:
+    """One run: its conditions, then a table for each model and width."""
+    parts = [f"### Run {name}"]
+    for model in dict.fromkeys(map(_model, results)):
+        own = [result for result in results if _model(result) == model]
+        parts += [f"#### {model}", "\n".join(f"- {_conditions(result)}" for result in own)]
+        for int8 in (False, True):
+            forms = _forms(own, int8=int8)
+            peers = [peer for peer in ENGINES if any(peer in row for row in forms.values())]
+            lines = [[form, *(_cell(row.get(peer), interval=True) for peer in peers)] for form, row in forms.items()]
+            if peers:
+                parts.append(_table([f"{OWN_INT8 if int8 else 'edgepeft'} over", *peers], lines))
+        notes = dict.fromkeys(f"- {row.peer}: {row.note}" for result in own for row in result.rows if row.note)
+        parts += ["\n".join(notes)] * bool(notes)
+    return "\n\n".join(parts)
+
+
+def _conditions(result: SuiteResult) -> str:
+    host = result.host
+    peers = ", ".join(dict.fromkeys(each for one in result.peers.values() for each in one.split(", ")))
+    runtime = f"onnxruntime {host.versions.get('onnxruntime')}"
+    return (
+        f"`{result.suite}`, {result.date or 'date not recorded'}: {host.cpu}, GEMM {host.gemm_gflops or 0:.0f} GFLOP/s "
+        f"on {result.threads} threads; {result.rounds} rounds at most; {limits_in_force(result.profile)}; {runtime}, "
+        f"{peers or 'other versions not recorded'}"
+    )
+
+
+def _cell(row: SuiteRow | None, *, interval: bool = False) -> str:
+    """The figure, in bold where the peer is ahead."""
+    if row is None or row.value is None:
+        return "-"
+    shown = f"**{row.value:.2f}x**" if row.value < 1 else f"{row.value:.2f}x"
+    return shown + (f" [{row.interval[0]:.2f}, {row.interval[1]:.2f}]" if interval and row.interval else "")
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Keep the results of a run; the exit code."""
+    if len(arguments) < 2 or arguments[0].endswith(".json"):
+        print(__doc__, file=sys.stderr)
+        return 2
+    run, *files = arguments
+    lines = []
+    for file in files:
+        try:
+            text = Path(file).read_bytes()
+            SuiteResult.model_validate_json(text)
+        except (OSError, ValueError) as error:
+            print(f"{file} is no result of a suite: {str(error).splitlines()[0]}", file=sys.stderr)
+            return 1
+        lines.append(json.dumps(json.loads(text)))
+    write_atomically(_REPOSITORY / RESULTS / f"{run}.jsonl", ("\n".join(lines) + "\n").encode())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,75 @@
+"""Engines that run one bare encoder beside ours: who makes the model, who runs it, in 32 or in 8 bits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.suites._suite_run import Racer, SuiteRun
+from edgepeft.bench.planning.job import Batches
+from edgepeft.bench.planning.target import torch_installed
+
+__all__ = ["ENGINES", "OWN", "OWN_INT8", "Engine", "racers_of"]
+
+OWN, OWN_INT8 = "edgepeft", "edgepeft int8"
+
+
+@dataclass(frozen=True)
+class Engine:
+    """``module`` of bench.peers exports the model, with ``argument``; "" reads the checkpoint.  ``workload`` runs it.
+
+    ``packages``: whose versions its figures depend on, ONNX Runtime's apart.
+    """
+
+    module: str
+    packages: tuple[str, ...]
+    workload: str = "peer"
+    argument: str = ""
+    int8: bool = False
+    compute_type: str = ""
+
+    @property
+    def own_side(self) -> str:
+        """Ours with weights of the same width."""
+        return OWN_INT8 if self.int8 else OWN
+
+
+_OPENVINO, _CTRANSLATE2 = "bench.peers.infer_openvino", "bench.peers.encoder_ctranslate2"
+ENGINES = {
+    "optimum": Engine("optimum", ("optimum-onnx",)),
+    "optimum O3": Engine("optimum_o3", ("optimum-onnx",)),
+    "openvino": Engine("openvino", ("openvino",), _OPENVINO),
+    "ctranslate2": Engine("encoder_ctranslate2", ("ctranslate2",), _CTRANSLATE2, compute_type="float32"),
+    "torch.compile": Engine("", ("torch", "transformers"), "bench.peers.infer_torch_compile"),
+    "dynamic int8": Engine("dynamic_int8", ("optimum-onnx",), int8=True),
+    "dynamic int8 by channel": Engine("dynamic_int8", ("optimum-onnx",), argument="channel", int8=True),
+    "openvino int8": Engine("openvino_int8", ("openvino", "nncf"), _OPENVINO, int8=True),
+    "ctranslate2 int8": Engine("encoder_ctranslate2", ("ctranslate2",), _CTRANSLATE2, int8=True, compute_type="int8"),
+}
+
+
+def racers_of(run: SuiteRun, names: Iterable[str], batches: Batches) -> tuple[dict[str, Racer], dict[str, str]]:
+    """Ours in 32 and in 8 bits, and the engines of these names that are here; why the others are not."""
+    numbers = range(len(batches))
+    own = {OWN: run.bundle("bare"), OWN_INT8: run.bundle("int8", weights="int8")}
+    racers = {side: Racer(run.job("infer_onnxruntime", at, batches=batches), numbers) for side, at in own.items()}
+    missing: dict[str, str] = {}
+    for name in names:
+        engine = ENGINES[name]
+        python = run.pythons.get(engine.module, "")
+        model = run.peer(engine.module, task=engine.argument) if engine.module else _checkpoint(run)
+        if isinstance(model, str):
+            missing[name] = model
+            continue
+        run.note_versions(name, engine.packages, python)
+        settings = {"compute_type": engine.compute_type} if engine.compute_type else {}
+        at = {"model": str(model)} if engine.module else {}
+        folder = Path() if engine.module else own[OWN]
+        job = run.job(engine.workload, folder, batches=batches, settings=settings, **at)
+        racers[name] = Racer(job, numbers, python)
+    return racers, missing
+
+
+def _checkpoint(run: SuiteRun) -> Path | str:
+    return run.plain() if torch_installed() else "torch is not installed (pip install 'edgepeft[train]')"

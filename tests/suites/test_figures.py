@@ -1,0 +1,92 @@
+"""Tables of speed from kept results: who is quickest, who is ahead, which run counts; and files that are none."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from bench import figures
+from bench.suites._result import SuiteHost, SuiteModel, SuiteResult
+from bench.suites._row import SuiteRow
+from edgepeft.bench.result.parts import ProfileRecord
+from edgepeft.common.errors import UsageError
+
+
+def result(rows, name="tiny", **more):
+    return SuiteResult(
+        suite="batches",
+        title="Batches",
+        host=SuiteHost(cpu="A CPU", gemm_gflops=100.0, versions={"onnxruntime": "9.9"}),
+        profile=ProfileRecord(name="rpi4"),
+        model=SuiteModel(name=name),
+        threads=2,
+        rounds=3,
+        seed=0,
+        rows=tuple(rows),
+        **more,
+    )
+
+
+@pytest.fixture
+def root(tmp_path):
+    """A repository with an older run and a newer one, and the pages that read them."""
+    kept = tmp_path / figures.RESULTS
+    kept.mkdir(parents=True)
+    what = "edgepeft, batches of 32 sorted by length"
+    rows = [
+        SuiteRow(f"{what}, lengths of sst2", "optimum", 0.1, (0.1, 0.1)),  # a set alone is in no table
+        SuiteRow(f"{what}, geometric mean of sst2, rte", "optimum", 1.25, (1.2, 1.3)),
+        SuiteRow(f"{what}, geometric mean of sst2, rte", "openvino", 0.96, (0.9, 1.1)),
+        SuiteRow("edgepeft int8, a text of 8 tokens", "dynamic int8", 1.5, (1.4, 1.6), note="off by 0.1"),
+        SuiteRow("a text", "ctranslate2", note="is not installed"),
+        SuiteRow("achieved FLOP/s", "gemm", 0.9, (0.8, 1.0)),
+    ]
+    older = [SuiteRow("edgepeft, a text of 8 tokens", "optimum", 3.0, (2.0, 4.0))]
+    runs = {
+        "2026-01-01": [result(older), result(older, "other")],
+        "2026-01-02": [result(rows, peers={"optimum": "o 1"})],
+    }
+    for run, results in runs.items():
+        lines = [json.dumps(one.to_json()) + "\n" for one in results]
+        (kept / f"{run}.jsonl").write_text("".join(lines))
+    for page, name in (("README.md", "speed"), ("docs/figures.md", "figures")):
+        (tmp_path / page).write_text(f"top\n<!-- {name}:begin -->\n<!-- {name}:end -->\nbottom\n")
+    return tmp_path
+
+
+def test_readme_has_the_quickest_peer_of_each_form_in_the_newest_run_of_a_model(root):
+    page = figures.generated_files(root)[root / "README.md"]
+    assert page.splitlines()[2:-2] == [
+        "|  | tiny | tiny, 8 bits | other |",
+        "| --- | --- | --- | --- |",
+        "| batches of 32 sorted by length | **0.96x** openvino | - | - |",
+        "| a text of 8 tokens | - | 1.50x dynamic int8 | 3.00x optimum |",
+    ]
+
+
+def test_the_page_has_every_peer_with_its_interval_conditions_and_what_is_missing(root):
+    page = figures.generated_files(root)[root / "docs" / "figures.md"]
+    assert "| batches of 32 sorted by length | 1.25x [1.20, 1.30] | **0.96x** [0.90, 1.10] |" in page
+    assert "A CPU, GEMM 100 GFLOP/s on 2 threads; 3 rounds at most" in page and "onnxruntime 9.9, o 1" in page
+    assert "- ctranslate2: is not installed" in page and "0.10x" not in page
+    assert page.index("### Run 2026-01-02") < page.index("### Run 2026-01-01")
+
+
+def test_a_run_is_kept_as_a_line_a_result_and_what_is_none_is_refused(root, monkeypatch, capsys):
+    monkeypatch.setattr(figures, "_REPOSITORY", root)
+    good, bad = root / "good.json", root / "bad.json"
+    good.write_text(json.dumps(result([]).to_json(), indent=2))
+    bad.write_text("{}")
+    assert figures.main(["today", str(good), str(good)]) == 0
+    kept = (root / figures.RESULTS / "today.jsonl").read_text().splitlines()
+    assert [json.loads(line)["schema"] for line in kept] == ["edgepeft.suite/1"] * 2
+    assert figures.main(["other", str(good), str(bad)]) == 1 and "bad.json is no result" in capsys.readouterr().err
+    assert not (root / figures.RESULTS / "other.jsonl").exists()
+    assert figures.main([str(good)]) == 2
+
+
+def test_a_kept_file_that_was_damaged_is_named(root):
+    (root / figures.RESULTS / "2026-01-02.jsonl").write_text("half a li")
+    with pytest.raises(UsageError, match="2026-01-02"):
+        figures.generated_files(root)
