@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 
 import pytest
-from edgepeft.bench.analysis.operators import count_metrics
+from edgepeft.bench.operators import count_metrics
 
 from bench import planted
 from edgepeft.bench.planning.target import open_subject, random_subject
