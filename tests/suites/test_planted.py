@@ -5,9 +5,9 @@ from __future__ import annotations
 import shutil
 
 import pytest
-from edgepeft.bench.operators import count_metrics
 
 from bench import planted
+from edgepeft.bench.operators import count_metrics
 from edgepeft.bench.planning.target import open_subject, random_subject
 from edgepeft.bundle.manifest import Manifest
 from edgepeft.common.resources import sha256_of
