@@ -177,7 +177,9 @@ SETTINGS_HELP = "A hyperparameter of the method: name=value; may repeat."
 
 Replace = Annotated[bool, typer.Option("--force", help="Replace an existing folder.")]
 Threads = Annotated[int | None, typer.Option(min=1, help="At most as many as the host allows.")]
-TorchThreads = Annotated[int | None, typer.Option("--threads", min=1, help="Default: the cores in force.")]
+TorchThreads = Annotated[
+    int | None, typer.Option("--threads", min=1, help="Default: OMP_NUM_THREADS, or the cores in force.")
+]
 NoCache = Annotated[
     bool, typer.Option("--no-cache", help="A private copy of the weights for each task; nothing is kept on disk.")
 ]

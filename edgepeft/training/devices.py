@@ -11,6 +11,7 @@ on the processor, so a product is compared with float64 first.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -91,8 +92,9 @@ def fitting(device: torch.device, options: TrainSettings) -> Iterator[None]:
 
 
 def use_threads(threads: int | None) -> None:
-    """Let PyTorch take so many threads, or as many as there are cores in force."""
-    torch.set_num_threads(threads or thread_count())
+    """Let PyTorch take so many threads; or as OMP_NUM_THREADS says, or as many as there are cores in force."""
+    if threads or "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(threads or thread_count())
 
 
 _TERMS = 256  # of each sum of the product that is compared

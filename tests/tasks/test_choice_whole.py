@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from deltas import TEXTS, random_delta, saved
+from once import made_once
 from optimum_classes import optimum_class
 from safetensors.numpy import load_file
 from scipy.special import log_softmax, softmax
@@ -61,18 +62,30 @@ def write(path: Path, n: int, seed: int) -> Path:
 @pytest.fixture(scope="module")
 def made(tiny: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """``train.jsonl``, a delta trained on it, and a bundle of it, with a template."""
-    folder = tmp_path_factory.mktemp("choice")
-    data = write(folder / "train.jsonl", 160, 0)
-    asked = ("--task", "pick", "--kind", "choice", "--method", "pfeiffer", "--set", "bottleneck=4", "--max-length", 16)
-    backbone = tiny("bert", mean=True)
-    done = verb(
-        "train", "--backbone", backbone, "--data", data, *asked, "--steps", 60, "--lr", "1e-2", "--out", folder / "pick"
-    )
-    assert done.exit_code == 0, (done.output, done.exception)
-    (folder / "said").write_text(done.output)
-    paths = ("--backbone", backbone, "--delta", folder / "pick", "--out", folder / "bundle")
-    shown("export", *paths, "--template", "bitfit", "--verify-data", data, "--json")
-    return folder
+
+    def make(folder: Path) -> None:
+        data = write(folder / "train.jsonl", 160, 0)
+        asked = [
+            "--task",
+            "pick",
+            "--kind",
+            "choice",
+            "--method",
+            "pfeiffer",
+            "--set",
+            "bottleneck=4",
+            "--max-length",
+            "16",
+        ]
+        backbone = tiny("bert", mean=True)
+        length = ("--steps", 60, "--lr", "1e-2")
+        done = verb("train", "--backbone", backbone, "--data", data, *asked, *length, "--out", folder / "pick")
+        assert done.exit_code == 0, (done.output, done.exception)
+        (folder / "said").write_text(done.output)
+        paths = ("--backbone", backbone, "--delta", folder / "pick", "--out", folder / "bundle")
+        shown("export", *paths, "--template", "bitfit", "--verify-data", data, "--json")
+
+    return made_once(tmp_path_factory, "choice-whole", make)
 
 
 def test_training_learns_to_pick_and_says_what_chance_has(made: Path):

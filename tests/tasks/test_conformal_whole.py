@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from deltas import random_delta, saved
+from once import made_once
 from safetensors.numpy import load_file, save_file
 from scipy.special import softmax
 from verbs import shown, verb
@@ -54,17 +55,21 @@ HOW = ("--method", "pfeiffer", "--set", "bottleneck=4", "--max-length", 16, "--l
 @pytest.fixture(scope="module")
 def made(tiny: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """``rows.jsonl``, a delta trained on it with 40 evaluation rows, a regression, and a bundle that guarantees 0.9."""
-    folder = tmp_path_factory.mktemp("certainty")
-    data, eval_ = write(folder / "rows.jsonl", 200, 0), write(folder / "eval.jsonl", 40, 3)
-    backbone = tiny("bert", mean=True)
-    asked = ("--data", data, "--eval", eval_, "--task", "words", "--steps", 60, "--out", folder / "words")
-    done = verb("train", "--backbone", backbone, *HOW, *asked)
-    assert done.exit_code == 0, (done.output, done.exception)
-    saved(random_delta(open_backbone(str(backbone)), "bitfit", "numbers", None, kind="regression"), folder / "numbers")
-    (folder / "backbone").symlink_to(backbone)
-    to = ("--delta", folder / "words", "--out", folder / "bundle", "--coverage", 0.9, "--json")
-    shown("export", "--backbone", backbone, *to)
-    return folder
+
+    def make(folder: Path) -> None:
+        data, eval_ = write(folder / "rows.jsonl", 200, 0), write(folder / "eval.jsonl", 40, 3)
+        backbone = tiny("bert", mean=True)
+        asked = ("--data", data, "--eval", eval_, "--task", "words", "--steps", 60, "--out", folder / "words")
+        done = verb("train", "--backbone", backbone, *HOW, *asked)
+        assert done.exit_code == 0, (done.output, done.exception)
+        saved(
+            random_delta(open_backbone(str(backbone)), "bitfit", "numbers", None, kind="regression"), folder / "numbers"
+        )
+        (folder / "backbone").symlink_to(backbone)
+        to = ("--delta", folder / "words", "--out", folder / "bundle", "--coverage", 0.9, "--json")
+        shown("export", "--backbone", backbone, *to)
+
+    return made_once(tmp_path_factory, "certainty-whole", make)
 
 
 def export(made: Path, out: Path, *more: object, delta: str = "words") -> Any:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from deltas import TEXTS, random_delta, saved
+from once import made_once
 from optimum_classes import optimum_class
 from tolerance import Exact, error_beside, exactly
 from torch.nn.functional import cosine_similarity, normalize
@@ -60,19 +61,23 @@ def write(path: Path, n: int, seed: int, *, scored: bool = True) -> Path:
 @pytest.fixture(scope="module")
 def made(tiny: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Deltas ``near``, on pairs with numbers, and ``found``, on pairs without, and a bundle of them with a label task."""
-    folder = tmp_path_factory.mktemp("embedding")
-    backbone = tiny("bert", mean=True)
-    asked = ("--kind", "embedding", "--method", "pfeiffer", "--set", "bottleneck=4", "--max-length", 16)
-    for task, scored in (("near", True), ("found", False)):
-        data = write(folder / f"{task}.jsonl", 160, 0, scored=scored)
-        length = ("--steps", 40, "--lr", "1e-2", "--task", task, "--out", folder / task)
-        found = verb("train", "--backbone", backbone, "--data", data, *asked, *length)
-        assert found.exit_code == 0, (found.output, found.exception)
-        (folder / f"{task}.said").write_text(found.output)
-    saved(random_delta(open_backbone(str(backbone)), "pfeiffer", "mood", settings={"bottleneck": 4}), folder / "mood")
-    deltas = [part for task in ("near", "found", "mood") for part in ("--delta", folder / task)]
-    done("export", "--backbone", backbone, *deltas, "--out", folder / "bundle")
-    return folder
+
+    def make(folder: Path) -> None:
+        backbone = tiny("bert", mean=True)
+        asked = ("--kind", "embedding", "--method", "pfeiffer", "--set", "bottleneck=4", "--max-length", 16)
+        for task, scored in (("near", True), ("found", False)):
+            data = write(folder / f"{task}.jsonl", 160, 0, scored=scored)
+            length = ("--steps", 40, "--lr", "1e-2", "--task", task, "--out", folder / task)
+            found = verb("train", "--backbone", backbone, "--data", data, *asked, *length)
+            assert found.exit_code == 0, (found.output, found.exception)
+            (folder / f"{task}.said").write_text(found.output)
+        saved(
+            random_delta(open_backbone(str(backbone)), "pfeiffer", "mood", settings={"bottleneck": 4}), folder / "mood"
+        )
+        deltas = [part for task in ("near", "found", "mood") for part in ("--delta", folder / task)]
+        done("export", "--backbone", backbone, *deltas, "--out", folder / "bundle")
+
+    return made_once(tmp_path_factory, "embedding-whole", make)
 
 
 def test_training_reports_the_frozen_backbones_vectors_beside_its_own(made: Path):

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from deltas import TEXTS, random_delta, saved
+from once import made_once
 from optimum_classes import optimum_class
 from tolerance import Exact, exactly
 from torch.nn.functional import binary_cross_entropy_with_logits
@@ -47,27 +48,30 @@ def write(path: Path, n: int, seed: int, names: tuple[str, ...] = NAMES) -> Path
 @pytest.fixture(scope="module")
 def made(tiny: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """``train.jsonl``, a delta trained on it, and a bundle of it, with a template."""
-    folder = tmp_path_factory.mktemp("labels")
-    data = write(folder / "train.jsonl", 160, 0)
-    asked = ("--task", "words", "--kind", "labels", "--method", "pfeiffer", "--set", "bottleneck=4", "--max-length", 16)
-    length = ("--steps", 60, "--lr", "1e-2")
-    backbone = tiny("bert", mean=True)
-    done = verb("train", "--backbone", backbone, "--data", data, *asked, *length, "--out", folder / "words")
-    assert done.exit_code == 0, (done.output, done.exception)
-    (folder / "said").write_text(done.output)
-    shown(
-        "export",
-        "--backbone",
-        backbone,
-        "--delta",
-        folder / "words",
-        "--out",
-        folder / "bundle",
-        "--template",
-        "bitfit",
-        "--json",
-    )
-    return folder
+
+    def make(folder: Path) -> None:
+        data = write(folder / "train.jsonl", 160, 0)
+        asked = [
+            "--task",
+            "words",
+            "--kind",
+            "labels",
+            "--method",
+            "pfeiffer",
+            "--set",
+            "bottleneck=4",
+            "--max-length",
+            "16",
+        ]
+        length = ("--steps", 60, "--lr", "1e-2")
+        backbone = tiny("bert", mean=True)
+        done = verb("train", "--backbone", backbone, "--data", data, *asked, *length, "--out", folder / "words")
+        assert done.exit_code == 0, (done.output, done.exception)
+        (folder / "said").write_text(done.output)
+        paths = ("--backbone", backbone, "--delta", folder / "words", "--out", folder / "bundle")
+        shown("export", *paths, "--template", "bitfit", "--json")
+
+    return made_once(tmp_path_factory, "labels-whole", make)
 
 
 def test_training_learns_the_words_and_says_thresholds_and_figures(made: Path):

@@ -14,6 +14,7 @@ import pytest
 import torch
 from cards import restated
 from deltas import random_delta, saved
+from once import made_once
 from tolerance import Exact, exactly
 from verbs import shown, verb
 
@@ -53,16 +54,26 @@ def backbone(tiny: Callable[..., Path]) -> Path:
 def made(backbone: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """``train.jsonl``, ``windows``, a delta trained on it, what was said, its bundle, and ``cut``, one that says nothing
     of windows."""
-    folder = tmp_path_factory.mktemp("long")
-    data = write(folder / "train.jsonl", 120, 0)
-    asked = ("--backbone", backbone, "--data", data, "--task", "mood", "--method", "pfeiffer", "--set", "bottleneck=4")
-    asked = (*asked, "--steps", 40, "--lr", "1e-2", "--max-length", LENGTH, "--long", "windows", "--stride", STRIDE)
-    done = verb("train", *asked, "--out", folder / "windows")
-    assert done.exit_code == 0, (done.output, done.exception)
-    (folder / "windows.txt").write_text(done.output)
-    shown("export", "--backbone", backbone, "--delta", folder / "windows", "--out", folder / "bundle", "--json")
-    restated(shutil.copytree(folder / "bundle", folder / "cut"), "mood", chosen={})
-    return folder
+
+    def make(folder: Path) -> None:
+        data = write(folder / "train.jsonl", 120, 0)
+        asked = (
+            "--backbone",
+            backbone,
+            "--data",
+            data,
+            "--task",
+            "mood",
+            *["--method", "pfeiffer", "--set", "bottleneck=4"],
+        )
+        asked = (*asked, "--steps", 40, "--lr", "1e-2", "--max-length", LENGTH, "--long", "windows", "--stride", STRIDE)
+        done = verb("train", *asked, "--out", folder / "windows")
+        assert done.exit_code == 0, (done.output, done.exception)
+        (folder / "windows.txt").write_text(done.output)
+        shown("export", "--backbone", backbone, "--delta", folder / "windows", "--out", folder / "bundle", "--json")
+        restated(shutil.copytree(folder / "bundle", folder / "cut"), "mood", chosen={})
+
+    return made_once(tmp_path_factory, "long-whole", make)
 
 
 def card(made: Path) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from deltas import random_delta, saved
+from once import made_once
 from optimum_classes import optimum_class
 from tolerance import Exact, exactly
 from torch.nn.functional import cross_entropy
@@ -54,26 +55,28 @@ def backbone(tiny: Callable[..., Path]) -> Path:
 @pytest.fixture(scope="module")
 def made(backbone: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """``train.jsonl``, a delta trained on it, and a bundle of it with others and a classification of pairs."""
-    folder = tmp_path_factory.mktemp("spans")
-    data = write(folder / "train.jsonl", 160, 0)
-    asked = ("--task", "qa", "--kind", "spans", "--method", "pfeiffer", "--set", "bottleneck=4", "--max-length", 16)
-    length = ("--steps", 80, "--lr", "1e-2")
-    done = verb("train", "--backbone", backbone, "--data", data, *asked, *length, "--out", folder / "qa")
-    assert done.exit_code == 0, (done.output, done.exception)
-    opened = open_backbone(str(backbone))
-    mood = random_delta(opened, "linear", "mood", ("bad", "good"), pairs=True)
-    deltas = [folder / "qa", saved(mood, folder / "mood")]
-    others = {
-        "parts": ("pfeiffer", {"bottleneck": 4}),
-        "prompted": ("prompt-t", {"length": 4}),
-        "alone": ("linear", {}),
-    }
-    for name, (method, settings) in others.items():
-        delta = random_delta(opened, method, name, None, kind="spans", pairs=True, settings=settings)
-        deltas.append(saved(delta, folder / name))
-    given = [word for delta in deltas for word in ("--delta", delta)]
-    shown("export", "--backbone", backbone, *given, "--out", folder / "bundle", "--json")
-    return folder
+
+    def make(folder: Path) -> None:
+        data = write(folder / "train.jsonl", 160, 0)
+        asked = ("--task", "qa", "--kind", "spans", "--method", "pfeiffer", "--set", "bottleneck=4", "--max-length", 16)
+        length = ("--steps", 80, "--lr", "1e-2")
+        done = verb("train", "--backbone", backbone, "--data", data, *asked, *length, "--out", folder / "qa")
+        assert done.exit_code == 0, (done.output, done.exception)
+        opened = open_backbone(str(backbone))
+        mood = random_delta(opened, "linear", "mood", ("bad", "good"), pairs=True)
+        deltas = [folder / "qa", saved(mood, folder / "mood")]
+        others = {
+            "parts": ("pfeiffer", {"bottleneck": 4}),
+            "prompted": ("prompt-t", {"length": 4}),
+            "alone": ("linear", {}),
+        }
+        for name, (method, settings) in others.items():
+            delta = random_delta(opened, method, name, None, kind="spans", pairs=True, settings=settings)
+            deltas.append(saved(delta, folder / name))
+        given = [word for delta in deltas for word in ("--delta", delta)]
+        shown("export", "--backbone", backbone, *given, "--out", folder / "bundle", "--json")
+
+    return made_once(tmp_path_factory, "spans-whole", make)
 
 
 def questions(made: Path, n: int = 12) -> list[tuple[str, str]]:

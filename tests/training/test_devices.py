@@ -24,7 +24,7 @@ from edgepeft.data.training_loop.engine import dropout_mask
 from edgepeft.data.training_loop.run import Interrupted
 from edgepeft.methods.base import methods
 from edgepeft.tasks.classification import Classification
-from edgepeft.training.devices import check_memory, device_of, fitting
+from edgepeft.training.devices import check_memory, device_of, fitting, use_threads
 from edgepeft.training.engine import PyTorchEngine
 from edgepeft.training.loop import train_delta
 from edgepeft.training.settings import TrainSettings
@@ -241,3 +241,15 @@ def test_train_refuses_it_before_it_reads_rows(small, tmp_path, monkeypatch):
     with pytest.raises(DoesNotFit, match="training lora on this bert takes"):
         train_delta(small, "lora", task_data(rows()), OPTIONS, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_threads_are_those_asked_for_or_of_the_environment_or_the_cores_in_force(monkeypatch):
+    before, taken = torch.get_num_threads(), []
+    monkeypatch.setattr(torch, "set_num_threads", taken.append)
+    monkeypatch.setattr("edgepeft.training.devices.thread_count", lambda: 7)
+    for value, asked in (("3", None), ("3", 2), (None, None), (None, 2)):
+        monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+        if value:
+            monkeypatch.setenv("OMP_NUM_THREADS", value)  # which PyTorch has read
+        use_threads(asked)
+    assert taken == [2, 7, 2] and torch.get_num_threads() == before
