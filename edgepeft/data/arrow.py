@@ -82,7 +82,7 @@ def _bytes_of(array: Any) -> int:
     from pyarrow import compute, types
 
     kind = array.type
-    if types.is_dictionary(kind) and (types.is_string(kind.value_type) or types.is_large_string(kind.value_type)):
+    if types.is_dictionary(kind) and not types.is_primitive(kind.value_type):
         return int(compute.sum(compute.binary_length(array.dictionary).take(array.indices)).as_py() or 0)
     if str(kind) in ("string_view", "binary_view"):  # of a view's four numbers the first is its length
         views = np.frombuffer(array.buffers()[1], np.int32).reshape(-1, 4)

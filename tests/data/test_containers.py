@@ -160,12 +160,13 @@ def test_a_parquet_file_is_refused_by_what_it_says_of_itself(tmp_path, monkeypat
         )
 
 
-@pytest.mark.parametrize("kind", ["text", "list", "struct", "map"])
+@pytest.mark.parametrize("kind", ["text", "binary", "list", "struct", "map"])
 def test_a_text_that_many_rows_of_a_parquet_file_share_is_counted_in_each(tmp_path, kind):
     pyarrow = pytest.importorskip("pyarrow")
     texts = ["x" * 1000] * 400
     columns = {
         "text": pyarrow.array(texts),
+        "binary": pyarrow.array([text.encode() for text in texts]),
         "list": pyarrow.array([[text] for text in texts]),
         "struct": pyarrow.array([{"a": text} for text in texts]),
         "map": pyarrow.array([[("a", text)] for text in texts], pyarrow.map_(pyarrow.string(), pyarrow.string())),
