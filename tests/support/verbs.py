@@ -37,6 +37,9 @@ def edgepeft(*arguments):
     return subprocess.CompletedProcess(argv, code, _text(out), _text(err))
 
 
+SMALL_ADAPTER = ("--method", "pfeiffer", "--set", "bottleneck=4", "--max-length", 16)  # of `train`, for a tiny backbone
+
+
 def verb(*words: object) -> Any:
     """The same by Typer's runner, which keeps the exception of a failure: ``exit_code``, ``output``, ``exception``."""
     from typer.testing import CliRunner

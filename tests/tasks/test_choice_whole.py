@@ -19,7 +19,7 @@ from safetensors.numpy import load_file
 from scipy.special import log_softmax, softmax
 from tolerance import Exact, exactly
 from torch.nn.functional import cross_entropy
-from verbs import shown, verb
+from verbs import SMALL_ADAPTER, shown, verb
 
 from edgepeft.backbones.hooks import load_model
 from edgepeft.backbones.source import open_backbone
@@ -65,18 +65,7 @@ def made(tiny: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) ->
 
     def make(folder: Path) -> None:
         data = write(folder / "train.jsonl", 160, 0)
-        asked = [
-            "--task",
-            "pick",
-            "--kind",
-            "choice",
-            "--method",
-            "pfeiffer",
-            "--set",
-            "bottleneck=4",
-            "--max-length",
-            "16",
-        ]
+        asked = ("--task", "pick", "--kind", "choice", *SMALL_ADAPTER)
         backbone = tiny("bert", mean=True)
         length = ("--steps", 60, "--lr", "1e-2")
         done = verb("train", "--backbone", backbone, "--data", data, *asked, *length, "--out", folder / "pick")

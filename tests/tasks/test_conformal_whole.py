@@ -15,7 +15,7 @@ from deltas import random_delta, saved
 from once import made_once
 from safetensors.numpy import load_file, save_file
 from scipy.special import softmax
-from verbs import shown, verb
+from verbs import SMALL_ADAPTER, shown, verb
 
 from edgepeft.backbones.source import open_backbone
 from edgepeft.bundle.bundle import Bundle
@@ -49,7 +49,7 @@ def write(path: Path, n: int, seed: int, names: Sequence[Any] = NAMES) -> Path:
     return path
 
 
-HOW = ("--method", "pfeiffer", "--set", "bottleneck=4", "--max-length", 16, "--lr", "1e-2")
+HOW = (*SMALL_ADAPTER, "--lr", "1e-2")
 
 
 @pytest.fixture(scope="module")

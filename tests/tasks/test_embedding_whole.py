@@ -17,7 +17,7 @@ from once import made_once
 from optimum_classes import optimum_class
 from tolerance import Exact, error_beside, exactly
 from torch.nn.functional import cosine_similarity, normalize
-from verbs import verb
+from verbs import SMALL_ADAPTER, verb
 
 from edgepeft.backbones.hooks import load_model
 from edgepeft.backbones.source import open_backbone
@@ -64,7 +64,7 @@ def made(tiny: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) ->
 
     def make(folder: Path) -> None:
         backbone = tiny("bert", mean=True)
-        asked = ("--kind", "embedding", "--method", "pfeiffer", "--set", "bottleneck=4", "--max-length", 16)
+        asked = ("--kind", "embedding", *SMALL_ADAPTER)
         for task, scored in (("near", True), ("found", False)):
             data = write(folder / f"{task}.jsonl", 160, 0, scored=scored)
             length = ("--steps", 40, "--lr", "1e-2", "--task", task, "--out", folder / task)

@@ -16,7 +16,7 @@ from once import made_once
 from optimum_classes import optimum_class
 from tolerance import Exact, exactly
 from torch.nn.functional import binary_cross_entropy_with_logits
-from verbs import shown, verb
+from verbs import SMALL_ADAPTER, shown, verb
 
 from edgepeft.backbones.hooks import load_model
 from edgepeft.backbones.source import open_backbone
@@ -51,18 +51,7 @@ def made(tiny: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) ->
 
     def make(folder: Path) -> None:
         data = write(folder / "train.jsonl", 160, 0)
-        asked = [
-            "--task",
-            "words",
-            "--kind",
-            "labels",
-            "--method",
-            "pfeiffer",
-            "--set",
-            "bottleneck=4",
-            "--max-length",
-            "16",
-        ]
+        asked = ("--task", "words", "--kind", "labels", *SMALL_ADAPTER)
         length = ("--steps", 60, "--lr", "1e-2")
         backbone = tiny("bert", mean=True)
         done = verb("train", "--backbone", backbone, "--data", data, *asked, *length, "--out", folder / "words")

@@ -16,7 +16,7 @@ from cards import restated
 from deltas import random_delta, saved
 from once import made_once
 from tolerance import Exact, exactly
-from verbs import shown, verb
+from verbs import SMALL_ADAPTER, shown, verb
 
 from edgepeft.backbones.hooks import load_model
 from edgepeft.backbones.source import open_backbone
@@ -57,15 +57,7 @@ def made(backbone: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     def make(folder: Path) -> None:
         data = write(folder / "train.jsonl", 120, 0)
-        asked = (
-            "--backbone",
-            backbone,
-            "--data",
-            data,
-            "--task",
-            "mood",
-            *["--method", "pfeiffer", "--set", "bottleneck=4"],
-        )
+        asked = ("--backbone", backbone, "--data", data, "--task", "mood", *SMALL_ADAPTER[:4])
         asked = (*asked, "--steps", 40, "--lr", "1e-2", "--max-length", LENGTH, "--long", "windows", "--stride", STRIDE)
         done = verb("train", *asked, "--out", folder / "windows")
         assert done.exit_code == 0, (done.output, done.exception)

@@ -17,7 +17,7 @@ from once import made_once
 from optimum_classes import optimum_class
 from tolerance import Exact, exactly
 from torch.nn.functional import cross_entropy
-from verbs import shown, verb
+from verbs import SMALL_ADAPTER, shown, verb
 
 from edgepeft.backbones.hooks import load_model
 from edgepeft.backbones.source import open_backbone
@@ -58,7 +58,7 @@ def made(backbone: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     def make(folder: Path) -> None:
         data = write(folder / "train.jsonl", 160, 0)
-        asked = ("--task", "qa", "--kind", "spans", "--method", "pfeiffer", "--set", "bottleneck=4", "--max-length", 16)
+        asked = ("--task", "qa", "--kind", "spans", *SMALL_ADAPTER)
         length = ("--steps", 80, "--lr", "1e-2")
         done = verb("train", "--backbone", backbone, "--data", data, *asked, *length, "--out", folder / "qa")
         assert done.exit_code == 0, (done.output, done.exception)

@@ -16,7 +16,7 @@ from deltas import TEXTS, random_delta, saved
 from optimum_classes import optimum_class
 from tolerance import Exact, exactly
 from torch.nn.functional import cross_entropy
-from verbs import shown, verb
+from verbs import SMALL_ADAPTER, shown, verb
 
 from edgepeft.backbones.hooks import load_model
 from edgepeft.backbones.source import open_backbone
@@ -64,7 +64,7 @@ def made(backbone: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """``train.jsonl``, a delta trained on it, and a bundle of it, with a second task, a classification and a template."""
     folder = tmp_path_factory.mktemp("tokens")
     data = write(folder / "train.jsonl", 120, 0)
-    asked = ("--task", "names", "--kind", "tokens", "--method", "pfeiffer", "--set", "bottleneck=4", "--max-length", 16)
+    asked = ("--task", "names", "--kind", "tokens", *SMALL_ADAPTER)
     length = ("--steps", 60, "--lr", "1e-2")
     done = verb("train", "--backbone", backbone, "--data", data, *asked, *length, "--out", folder / "names")
     assert done.exit_code == 0, (done.output, done.exception)
