@@ -167,4 +167,4 @@ def pad_rows(rows: Sequence[Sequence[int]], fill: int) -> NDArray[Any]:
 
 def cleaned(text: str) -> str:
     """Lone surrogates, which JSON can carry and UTF-8 cannot, become the replacement character."""
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

@@ -61,12 +61,11 @@ def checked_inputs(inputs: Inputs, architecture: Architecture) -> dict[str, NDAr
             raise DataError(f"{name} holds {values.dtype}; int64 is needed: .astype('int64').")
         if values.ndim != 2 or values.shape != shape:
             raise DataError(f"{name} has shape {list(values.shape)}; every input is [batch, length] alike.")
-    real = batch["attention_mask"] != 0
-    ids = batch["input_ids"]
-    if not real.size or not real.all():
-        check_rows(real)
-        ids = ids[real]
-    if ids.size and not 0 <= ids.min() <= ids.max() < architecture.vocab_size:
+    mask, ids = batch["attention_mask"], batch["input_ids"]
+    if not mask.size or np.count_nonzero(mask) < mask.size:
+        check_rows(mask)
+        ids = ids[mask != 0]
+    if ids.size and ids.view(np.uint64).max() >= architecture.vocab_size:  # of a negative one this is greater, too
         last = architecture.vocab_size - 1
         raise DataError(f"input_ids are {ids.min()} to {ids.max()}; this backbone has embeddings of 0 to {last}.")
     return batch

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from edgepeft.common.errors import BundleError
 from edgepeft.runtime.inputs import Inputs
 
-__all__ = ["PASS_TOKENS", "in_batches", "one_row", "packed", "passes", "put", "unpacked"]
+__all__ = ["PASS_TOKENS", "filled", "in_batches", "one_row", "packed", "passes", "put", "unpacked"]
 
 T = TypeVar("T")
 
@@ -58,9 +58,9 @@ def one_row(inputs: Inputs) -> Inputs | None:
     if len(mask) != 1:
         return None
     used = int(np.count_nonzero(mask))
-    if not mask[0, :used].all():
-        return None
-    return inputs if used == mask.shape[1] else {name: values[:, :used] for name, values in inputs.items()}
+    if used == mask.shape[1]:
+        return inputs
+    return {name: values[:, :used] for name, values in inputs.items()} if mask[0, :used].all() else None
 
 
 def in_batches(items: Iterable[T], size: int) -> Iterator[list[T]]:
@@ -92,6 +92,15 @@ def packed(values: NDArray[Any], mask: NDArray[Any], prompt: int, fill: float) -
     widths = [(0, 0), (prompt, 0)] + [(0, 0)] * (values.ndim - 2)
     found: NDArray[Any] = np.pad(values, widths, constant_values=fill)[real]
     return found
+
+
+def filled(shape: tuple[int, ...], found: NDArray[np.float32]) -> NDArray[np.float32]:
+    """What is ``found`` of all rows, 0 up to that shape where it is of fewer tokens."""
+    if found.shape == shape:
+        return found
+    into = np.zeros(shape, np.float32)
+    put(into, slice(None), found)
+    return into
 
 
 def put(into: NDArray[Any], rows: Any, part: NDArray[Any]) -> None:

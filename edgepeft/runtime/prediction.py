@@ -76,12 +76,11 @@ def predictions(
     kind, notes = entry.task_kind, [note_of(text, entry) for text in read.first]
     grouping = grouping_of(kind, batch, read.per_row)
     logits = grouping.by_row(logits, kind.pool)
+    beside = kind.beside(read.texts, batch)
+    if math.isfinite(np.add.reduce(logits, None)):  # then each is a number
+        return kind.answers_to(read.given, task, logits, notes, beside)
     numbers = np.isfinite(logits)
-    sound = bool(numbers.all())
-    logits = logits if sound else np.where(numbers, logits, np.float32(0))
-    answers = kind.answers_to(read.given, task, logits, notes, kind.beside(read.texts, batch))
-    if sound:
-        return answers
+    answers = kind.answers_to(read.given, task, np.where(numbers, logits, np.float32(0)), notes, beside)
     return [a if row.all() else replace(a, score=math.nan) for a, row in zip(answers, numbers, strict=True)]
 
 

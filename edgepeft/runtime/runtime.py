@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from threading import RLock
 from typing import TYPE_CHECKING, Any, Self, overload
 
@@ -22,7 +22,7 @@ from edgepeft.runtime.decoding import GREEDY, Decoding
 from edgepeft.runtime.generation import Generator, TextSession
 from edgepeft.runtime.inputs import Inputs, Readable, Tokenizing, check_rows, checked_inputs, pad_together, read_by
 from edgepeft.runtime.mixed import Mixer
-from edgepeft.runtime.passes import in_batches, one_row, passes, put
+from edgepeft.runtime.passes import filled, in_batches, one_row, passes, put
 from edgepeft.runtime.prediction import Notes, RowResult, in_numbers, number_or_error, of_width, predictions
 from edgepeft.runtime.prefix import Prefix
 from edgepeft.runtime.session import opening, return_free_memory, run_session
@@ -184,9 +184,12 @@ class Runtime(TextTasks):
         """
         entry = self.bundle.entry(task)
         batch = checked_inputs(inputs, self.bundle.architecture)
-        logits = np.zeros(entry.logits_shape(*batch["input_ids"].shape), np.float32)
-        for rows, part in self._run(task, LOGITS, batch):
-            put(logits, rows, of_width(entry.n_outputs, task, part))
+        shape = entry.logits_shape(*batch["input_ids"].shape)
+        if (found := self._run_one_row(task, LOGITS, batch)) is not None:
+            return filled(shape, of_width(shape[-1], task, found))
+        logits = np.zeros(shape, np.float32)
+        for rows, part in passes(batch, prompt=entry.prompt_length):
+            put(logits, rows, of_width(shape[-1], task, run_session(self.session(task), LOGITS, part)))
         return logits
 
     def last_hidden_state(self, inputs: Inputs) -> NDArray[np.float32]:
@@ -195,23 +198,19 @@ class Runtime(TextTasks):
         Raises:
             DataError, BundleError: as ``logits``.
         """
-        batch = checked_inputs(inputs, self.bundle.architecture)
-        states = np.zeros((*batch["input_ids"].shape, self.bundle.architecture.hidden_size), np.float32)
-        for rows, hidden in self._run(None, "last_hidden_state", batch):
-            states[rows, : hidden.shape[1]] = hidden
+        batch, output = checked_inputs(inputs, self.bundle.architecture), "last_hidden_state"
+        shape = (*batch["input_ids"].shape, self.bundle.architecture.hidden_size)
+        if (found := self._run_one_row(None, output, batch)) is not None:
+            return filled(shape, found)
+        states = np.zeros(shape, np.float32)
+        for rows, part in passes(batch):
+            put(states, rows, run_session(self.session(None), output, part))
         return states
 
-    def _run(
-        self, task: str | None, output: str, inputs: Inputs
-    ) -> Iterator[tuple[NDArray[np.intp], NDArray[np.float32]]]:
-        """One output, pass by pass, with the rows that it belongs to; ``inputs`` are those that the backbone reads."""
-        if (whole := one_row(inputs)) is not None:
-            yield np.zeros(1, np.intp), run_session(self._session_of_one_row(task), output, whole)
-            return
-        session = self.session(task)
-        prompt = 0 if task is None else self.bundle.entry(task).prompt_length
-        for rows, part in passes(inputs, prompt=prompt):
-            yield rows, run_session(session, output, part)
+    def _run_one_row(self, task: str | None, output: str, inputs: Inputs) -> NDArray[np.float32] | None:
+        """One output of a batch of one row, without the padding at its end; None for other batches."""
+        whole = one_row(inputs)
+        return None if whole is None else run_session(self._session_of_one_row(task), output, whole)
 
     def _session_of_one_row(self, task: str | None) -> TaskSession:
         """A task's session for a row without padding, by the graph quickest for it."""
@@ -381,9 +380,11 @@ class Runtime(TextTasks):
         """The bare backbone's embedding [hidden size] of each text."""
         inputs = self._tokenizing.tokens(texts, self.bundle.architecture.max_length).inputs
         check_rows(inputs["attention_mask"])
+        if (found := self._run_one_row(None, pooling.embedding, inputs)) is not None:
+            return list(found)
         pooled = np.empty((len(texts), self.bundle.architecture.hidden_size), np.float32)
-        for rows, part in self._run(None, pooling.embedding, inputs):
-            pooled[rows] = part
+        for rows, part in passes(inputs):
+            pooled[rows] = run_session(self.session(None), pooling.embedding, part)
         return list(pooled)
 
     def n_tokens(self, task: str, texts: Sequence[str]) -> int:

@@ -143,8 +143,13 @@ def failing_as(what: str) -> Iterator[None]:
     """Use ONNX Runtime within the block."""
     try:
         yield
-    except Exception as error:  # its exceptions share no base but Exception
-        raise BundleError(f"ONNX Runtime {what}: {reason(error)}") from error
+    except Exception as error:
+        raise _failed(what, error) from error
+
+
+def _failed(what: str, error: Exception) -> BundleError:
+    """Of any exception: ONNX Runtime's share no base but Exception."""
+    return BundleError(f"ONNX Runtime {what}: {reason(error)}")
 
 
 class Session(Protocol):
@@ -165,8 +170,10 @@ def run_session(session: Session, output: str, inputs: Mapping[str, NDArray[Any]
     [batch, length, outputs].
     """
     signature = _signature(session)
-    with failing_as(f"stops in the model, with rows of {inputs['input_ids'].shape[1]} tokens"):
+    try:
         values: NDArray[np.float32] = session.run([output], {name: inputs[name] for name in signature.inputs})[0]
+    except Exception as error:
+        raise _failed(f"stops in the model, with rows of {inputs['input_ids'].shape[1]} tokens", error) from error
     return unpacked(values, inputs["attention_mask"]) if output == LOGITS and signature.packed_logits else values
 
 

@@ -132,8 +132,9 @@ def softmax(logits: Values, temperature: float = 1.0) -> Shares:
     """[n, C]: softmax(logits / temperature), in float64."""
     with np.errstate(over="ignore", invalid="ignore"):  # by the least temperatures: NaN, which is looked for in answers
         scaled = logits.astype(np.float64) / temperature
-        raised: Shares = np.exp(scaled - scaled.max(1, keepdims=True))
-    raised /= raised.sum(1, keepdims=True)
+        scaled -= np.maximum.reduce(scaled, 1, keepdims=True)  # quicker than max() on few numbers, as add.reduce is
+        raised: Shares = np.exp(scaled, scaled)
+    raised /= np.add.reduce(raised, 1, keepdims=True)
     return raised
 
 

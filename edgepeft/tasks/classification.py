@@ -194,11 +194,11 @@ class Classification(OneOfSeveral, TaskType):
         names, shares = self.labels or (), self.shares(logits)
         unsure = self.unsure(shares)
         answers = []
-        for row, raw, note, doubt in zip(shares, logits, notes, unsure, strict=True):
-            scores = {label: round(float(p), 6) for label, p in zip(names, row, strict=True)}
-            best = names[int(raw.argmax())]
-            mean = None if self.step is None else sum(float(n) * float(p) for n, p in zip(names, row, strict=True))
-            told = (scores[best], scores, tuple(map(float, raw)), note, mean)
+        for row, raw, note, doubt in zip(shares.tolist(), logits.tolist(), notes, unsure, strict=True):
+            scores = {label: round(p, 6) for label, p in zip(names, row, strict=True)}
+            best = names[raw.index(max(raw))]
+            mean = None if self.step is None else sum(float(n) * p for n, p in zip(names, row, strict=True))
+            told = (scores[best], scores, tuple(raw), note, mean)
             answers.append(Prediction(task, best, *told, unsure=doubt))
         return answers
 
