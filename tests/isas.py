@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 from edgepeft.device.host.machine import isa_flags
 
@@ -23,12 +24,16 @@ SURROUNDINGS = {
     "AVX2, 2 threads": ("avx2", "AVX2", "AVX2", "AVX2", "2"),
     "AVX-512, 1 thread": ("avx512", "AVX512", "AVX512", "AVX512_CORE", "1"),
 }
+# To collect all others would take longer than these tests.
+TESTS = sorted(Path(__file__).parent.rglob("test_*.py"))
+FILES = [str(path) for path in TESTS if "mark.numerical" in path.read_text("utf-8")]
 
 
 def run(name: str) -> tuple[str, float, subprocess.CompletedProcess[str]]:
     variables = os.environ | dict(zip(VARIABLES, SURROUNDINGS[name], strict=True))
     began = time.monotonic()
-    command = [sys.executable, "-m", "pytest", "-m", "numerical and not slow", "-p", "no:cacheprovider", *sys.argv[1:]]
+    which = ("-m", "numerical and not slow", "-p", "no:cacheprovider")
+    command = [sys.executable, "-m", "pytest", *which, *FILES, *sys.argv[1:]]
     done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
     return name, time.monotonic() - began, done
 

@@ -44,12 +44,14 @@ NUMERICAL = next(iter(methods()))  # one runs under other instruction sets too: 
 
 
 def cases() -> list[Any]:
-    """Every method on every relative; of each method's first instance one relative is not slow, in turn."""
+    """Every method on every relative; of each method's first instance one is not slow: BERT, or that of ``test_methods``."""
     made = []
-    for turn, name in enumerate(methods()):
+    for name in methods():
         fitting = [relative for relative in RELATIVES if name not in suite.WITHOUT.get(relative, ())]
-        for example, (place, relative) in itertools.product(range(len(methods()[name].examples())), enumerate(fitting)):
-            quick = example == 0 and place == turn % len(fitting)
+        of_methods, _ = suite.relative_of(name, 0)
+        chosen = of_methods if of_methods in fitting else "bert"
+        for example, relative in itertools.product(range(len(methods()[name].examples())), fitting):
+            quick = example == 0 and relative == chosen
             marks = [] if quick else [pytest.mark.slow]
             marks += [pytest.mark.numerical] if quick and name == NUMERICAL else []
             made.append(pytest.param(name, example, relative, id=f"{name}-{example}-{relative}", marks=marks))

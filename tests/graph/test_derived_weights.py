@@ -18,6 +18,7 @@ from edgepeft.backbones.source import Backbone, open_backbone
 from edgepeft.bundle.delta import Delta
 from edgepeft.common.errors import BundleError
 from edgepeft.graph.derived_weights import RECIPE
+from edgepeft.graph.protos import copied
 from edgepeft.graph.splice import splice
 from edgepeft.training.exporting.delta import export_delta
 
@@ -28,6 +29,18 @@ def trained(request: pytest.FixtureRequest, tiny: Callable[..., Path]) -> tuple[
     return backbone, random_delta(backbone, "intrinsic-said", "t", settings={"dimension": 120, "seed": 9})
 
 
+@pytest.fixture(scope="module")
+def exported_once(trained: tuple[Backbone, Delta]) -> onnx.ModelProto:
+    backbone, delta = trained
+    return export_delta(delta, backbone)
+
+
+@pytest.fixture
+def graph(exported_once: onnx.ModelProto) -> onnx.ModelProto:
+    """To be changed at will."""
+    return copied(exported_once)
+
+
 def spliced(backbone: Backbone, graph: onnx.ModelProto) -> onnx.ModelProto:
     family, checkpoint = backbone.family, backbone.checkpoint
     model = family.build_graph(backbone.architecture, checkpoint)
@@ -35,17 +48,15 @@ def spliced(backbone: Backbone, graph: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def damaged(graph: onnx.ModelProto, **changes: object) -> onnx.ModelProto:
-    copy = onnx.ModelProto()
-    copy.CopyFrom(graph)
-    entry = next(entry for entry in copy.metadata_props if entry.key == RECIPE)
+    entry = next(entry for entry in graph.metadata_props if entry.key == RECIPE)
     entry.value = json.dumps(json.loads(entry.value) | changes)
-    return copy
+    return graph
 
 
-def test_the_loaders_tensors_are_trainings(trained: tuple[Backbone, Delta]):
+def test_the_loaders_tensors_are_trainings(trained: tuple[Backbone, Delta], graph: onnx.ModelProto):
     """Every tensor of the encoder, to 1e-5; issue 3's figure."""
     backbone, delta = trained
-    model = spliced(backbone, export_delta(delta, backbone))
+    model = spliced(backbone, graph)
     with torch.no_grad():
         expected = delta.own_tensors(load_model(backbone))
     made = {i.name: numpy_helper.to_array(i) for i in model.graph.initializer if "generated:" in i.name}
@@ -55,16 +66,17 @@ def test_the_loaders_tensors_are_trainings(trained: tuple[Backbone, Delta]):
         np.testing.assert_allclose(made[f"delta/generated:{name}"], tensor.numpy(), rtol=0, atol=1e-5)
 
 
-def test_the_delta_carries_the_vector_the_scales_and_the_head_alone(trained: tuple[Backbone, Delta]):
-    backbone, delta = trained
-    graph = export_delta(delta, backbone)
+def test_the_delta_carries_the_vector_the_scales_and_the_head_alone(
+    trained: tuple[Backbone, Delta], graph: onnx.ModelProto
+):
+    _, delta = trained
     numbers = sum(int(np.prod(i.dims)) for i in graph.graph.initializer if i.data_type == onnx.TensorProto.FLOAT)
     assert numbers == sum(delta.n_parameters().values()) == 120 + delta.n_parameters()["head"]
     assert len(delta.generator.scales) + len(delta.generator.theta) == 120
 
 
-def test_the_spliced_model_reads_no_pretrained_tensor(trained: tuple[Backbone, Delta]):
-    model = spliced(trained[0], export_delta(trained[1], trained[0]))
+def test_the_spliced_model_reads_no_pretrained_tensor(trained: tuple[Backbone, Delta], graph: onnx.ModelProto):
+    model = spliced(trained[0], graph)
     assert not [i.name for i in model.graph.initializer if i.data_location == onnx.TensorProto.EXTERNAL]
     assert not [i.name for i in model.graph.initializer if i.name.startswith("delta/generator/")]
 
@@ -80,15 +92,16 @@ def test_the_spliced_model_reads_no_pretrained_tensor(trained: tuple[Backbone, D
         ({"scales": "theta"}, "does not say how to make generated:"),
     ],
 )
-def test_a_recipe_that_cannot_be_followed_is_refused(trained: tuple[Backbone, Delta], changes: dict, said: str):
-    backbone, delta = trained
+def test_a_recipe_that_cannot_be_followed_is_refused(
+    trained: tuple[Backbone, Delta], graph: onnx.ModelProto, changes: dict, said: str
+):
+    backbone, _ = trained
     with pytest.raises(BundleError, match=said):
-        spliced(backbone, damaged(export_delta(delta, backbone), **changes))
+        spliced(backbone, damaged(graph, **changes))
 
 
-def test_a_graph_without_a_recipe_is_refused(trained: tuple[Backbone, Delta]):
-    backbone, delta = trained
-    graph = export_delta(delta, backbone)
+def test_a_graph_without_a_recipe_is_refused(trained: tuple[Backbone, Delta], graph: onnx.ModelProto):
+    backbone, _ = trained
     kept = [entry for entry in graph.metadata_props if entry.key != RECIPE]
     del graph.metadata_props[:]
     graph.metadata_props.extend(kept)
@@ -96,9 +109,8 @@ def test_a_graph_without_a_recipe_is_refused(trained: tuple[Backbone, Delta]):
         spliced(backbone, graph)
 
 
-def test_a_tensor_that_the_backbone_lacks_is_refused(trained: tuple[Backbone, Delta]):
-    backbone, delta = trained
-    graph = export_delta(delta, backbone)
+def test_a_tensor_that_the_backbone_lacks_is_refused(trained: tuple[Backbone, Delta], graph: onnx.ModelProto):
+    backbone, _ = trained
     graph.graph.input.append(onnx.helper.make_tensor_value_info("generated:elsewhere", onnx.TensorProto.FLOAT, [3]))
     with pytest.raises(BundleError, match="a tensor 'elsewhere' that this backbone does not have"):
         spliced(backbone, graph)

@@ -130,7 +130,7 @@ def test_where_the_last_layer_is_local_it_ends_at_the_attention(tiny: Callable[.
 @pytest.mark.parametrize("method", sorted(methods()))
 def test_of_the_last_layer_all_tokens_have_keys_and_values_alone(tiny: Callable[..., Path], method: str):
     """Whatever is attached to it.  That the answers stay, the conformance suite sees on every method and family."""
-    model = moved(spliced(open_backbone(str(tiny("roberta"))), method))
+    model = moved(spliced(open_backbone(str(tiny("bert"))), method))
     assert by_token(model) == BY_TOKEN
     specs = specs_of(model, LENGTHS)
     assert specs[read_rows("layer.1.ffn_activation")].shape == (len(LENGTHS), 48)

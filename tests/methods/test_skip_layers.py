@@ -21,6 +21,7 @@ from edgepeft.methods.pfeiffer import Pfeiffer
 from edgepeft.methods.spartan import Spartan
 
 PER_LAYER = {name: method for name, method in methods().items() if issubclass(method, PerLayer)}
+EXPORTED = {"compacter", "lora", "pfeiffer", "spartan"}  # one of each structure; that of the others is slow
 
 
 @pytest.fixture(scope="module", params=PER_LAYER)
@@ -52,6 +53,11 @@ def test_gradients_reach_what_is_left(case: suite.Case):
     suite.gradients_are_the_deltas_alone(case)
 
 
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(name, marks=[] if name in EXPORTED else [pytest.mark.slow]) for name in PER_LAYER],
+    indirect=True,
+)
 def test_the_exported_graph_is_spliced_into_the_upper_layers(case: suite.Case):
     suite.torch_equals_onnxruntime(case)
 

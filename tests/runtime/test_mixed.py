@@ -4,13 +4,12 @@ import hashlib
 import json
 import shutil
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
 
 import numpy as np
 import onnx
 import pytest
 from cards import carded
-from deltas import TEXTS, random_delta, saved
+from deltas import TEXTS, random_delta, saved, small_settings
 from once import made_once
 from onnx import numpy_helper
 from tolerance import require_alike
@@ -24,17 +23,7 @@ from edgepeft.runtime.runtime import Runtime
 from edgepeft.training.exporting.bundle import export_bundle
 
 LABELS = [["no", "yes"], ["a", "b", "c"], None, list("pqrst"), ["no", "yes"]]
-SMALL = {
-    "adapterdrop": {"skip_layers": 1},
-    "top-k": {"layers": 1},
-    "prompt-t": {"length": 3},
-    "prompt-r": {"length": 3},
-}
 GROUPED = {"full", "intrinsic-said", "top-k"}
-
-
-def example(name):
-    return asdict(methods()[name].examples()[0]) | SMALL.get(name, {})
 
 
 def multiply(folder, n=5):
@@ -67,14 +56,11 @@ def multiply(folder, n=5):
 
 
 @pytest.fixture(scope="module")
-def several(tiny, tmp_path_factory):
+def several(all_methods, tmp_path_factory):
     """Five tasks of each method, ``<method>-0`` to ``<method>-4``."""
 
     def make(folder):
-        backbone = open_backbone(str(tiny("bert")))
-        deltas = [random_delta(backbone, name, name.replace("+", "p"), settings=example(name)) for name in methods()]
-        paths = [saved(delta, folder / delta.card.task) for delta in deltas]
-        export_bundle(backbone, paths, folder / "bundle", texts=TEXTS[:20])
+        shutil.copytree(all_methods.parent, folder, dirs_exist_ok=True)  # with the deltas, of which the tolerance is
         multiply(folder / "bundle")
 
     return made_once(tmp_path_factory, "mixed", make) / "bundle"
@@ -132,7 +118,9 @@ def test_each_row_answers_as_its_task_does_alone(several, runs, method):
 
 def test_a_head_of_two_layers_mixes_too(tiny, tmp_path, runs):
     backbone = open_backbone(str(tiny("roberta")))
-    path = saved(random_delta(backbone, "pfeiffer", "pfeiffer", settings=example("pfeiffer")), tmp_path / "delta")
+    path = saved(
+        random_delta(backbone, "pfeiffer", "pfeiffer", settings=small_settings("pfeiffer")), tmp_path / "delta"
+    )
     export_bundle(backbone, [path], tmp_path / "bundle", texts=TEXTS[:20])
     with Runtime(multiply(tmp_path / "bundle"), threads=1) as runtime:
         check(tmp_path / "bundle", runtime, rows("pfeiffer", 9), TEXTS[:9])
@@ -144,7 +132,9 @@ def test_a_head_of_two_layers_mixes_too(tiny, tmp_path, runs):
 def test_a_mean_mixes_where_it_is_the_backbones_and_not_where_it_leaves_a_prompt_out(tiny, tmp_path, runs):
     backbone = open_backbone(str(tiny("bert", mean=True)))
     names = ("houlsby", "prompt-t")
-    paths = [saved(random_delta(backbone, name, name, settings=example(name)), tmp_path / name) for name in names]
+    paths = [
+        saved(random_delta(backbone, name, name, settings=small_settings(name)), tmp_path / name) for name in names
+    ]
     export_bundle(backbone, paths, tmp_path / "bundle", texts=TEXTS[:20])
     with Runtime(multiply(tmp_path / "bundle"), threads=1) as runtime:
         for name, n_runs in (("houlsby", 1), ("prompt-t", 5)):

@@ -13,7 +13,6 @@ from deltas import TEXTS, random_delta, saved
 from tolerance import require_alike
 
 from edgepeft.backbones.source import open_backbone
-from edgepeft.bundle.delta import new_delta
 from edgepeft.common.errors import BundleError
 from edgepeft.graph.splice import splice
 from edgepeft.methods.base import PerLayer, methods
@@ -21,7 +20,6 @@ from edgepeft.runtime import prefix as prefix_module
 from edgepeft.runtime.prefix import PrefixPlan, plan_prefix, shared_layers
 from edgepeft.runtime.runtime import Runtime
 from edgepeft.training.exporting.bundle import export_bundle
-from edgepeft.training.exporting.delta import export_delta
 from edgepeft.training.inspection.base import untouched_stages
 
 EXAMPLES = [(name, example) for name, method in methods().items() for example in method.examples()]
@@ -89,18 +87,31 @@ def test_a_task_asked_for_twice_answers_twice_the_same_and_no_text_gets_no_answe
 @pytest.mark.parametrize("number", suite.first_quick(EXAMPLES), ids=lambda i: f"{EXAMPLES[i][0]}-{i}")
 def test_the_graph_leaves_alone_what_the_delta_does(tiny, number):
     """Two sides that know nothing of each other: the spliced graph, and the modules with the table of sites."""
-    backbone = open_backbone(str(tiny("roberta")))
-    method = EXAMPLES[number][1]
-    for skipped in (0, 1) if isinstance(method, PerLayer) else (0,):
-        settings = {"skip_layers": skipped, "leave_out": ()} if isinstance(method, PerLayer) else {}
-        delta = new_delta(backbone, dataclasses.replace(method, **settings), "task", None, max_length=20)
-        sites = backbone.family.bindings(backbone.architecture)
-        graph = backbone.family.build_graph(backbone.architecture, backbone.checkpoint)
-        spliced = splice(graph, export_delta(delta, backbone), sites, backbone.checkpoint)
-        found = untouched_stages(delta)
-        # What stands past a layer leaves that layer itself alone.
-        past = found.lowest is not None and found.lowest.endswith("layer_output")
-        assert shared_layers(spliced, backbone.architecture, sites) == found.layers + past
+    require_alike_untouched(suite.Case(EXAMPLES[number][1], open_backbone(str(tiny("bert")))))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name in {"compacter", "lora", "pfeiffer", "spartan"} else [pytest.mark.slow])
+        for name, method in methods().items()
+        if issubclass(method, PerLayer)
+    ],
+)
+def test_the_graph_leaves_a_skipped_layer_alone(tiny, name):
+    """Those of one structure each; the others are slow."""
+    skipping = dataclasses.replace(methods()[name].examples()[0], skip_layers=1, leave_out=())
+    require_alike_untouched(suite.Case(skipping, open_backbone(str(tiny("bert")))))
+
+
+def require_alike_untouched(case):
+    sites, backbone = case.backbone.family.bindings(case.architecture), case.backbone
+    graph = backbone.family.build_graph(case.architecture, backbone.checkpoint)
+    spliced = splice(graph, case.graph, sites, backbone.checkpoint)
+    found = untouched_stages(case.moved)
+    # What stands past a layer leaves that layer itself alone.
+    past = found.lowest is not None and found.lowest.endswith("layer_output")
+    assert shared_layers(spliced, case.architecture, sites) == found.layers + past
 
 
 @pytest.mark.parametrize(

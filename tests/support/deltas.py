@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,23 @@ import torch
 from edgepeft.backbones.source import Backbone
 from edgepeft.backbones.tokens import Text
 from edgepeft.bundle.delta import Delta, new_delta
-from edgepeft.methods.base import method_named
+from edgepeft.methods.base import method_named, methods
 from edgepeft.training.exporting.bundle import export_bundle
 
 TEXTS = [Text(" ".join(f"w{5 + (i * 7 + j) % 50}" for j in range(1 + (i * 7) % 41))) for i in range(70)]
+
+
+_SMALL = {
+    "adapterdrop": {"skip_layers": 1},
+    "top-k": {"layers": 1},
+    "prompt-t": {"length": 3},
+    "prompt-r": {"length": 3},
+}
+
+
+def small_settings(method: str) -> dict[str, Any]:
+    """Those of a method's first example, on a model of two layers."""
+    return dataclasses.asdict(methods()[method].examples()[0]) | _SMALL.get(method, {})
 
 
 def random_delta(

@@ -15,8 +15,13 @@ def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path],
     base = factory.getbasetemp()
     # A worker of xdist has a folder of its own in the run's.
     root = (base.parent if base.name.startswith("popen-") else base) / "once"
-    folder, whole = root / name, root / f"{name}.whole"
     root.mkdir(exist_ok=True)
+    return made_beside(root / name, make)
+
+
+def made_beside(folder: Path, make: Callable[[Path], object]) -> Path:
+    """That folder, in one that all workers see."""
+    whole = folder.with_name(f"{folder.name}.whole")
     with FileLock(f"{folder}.lock"):
         if not whole.exists():
             shutil.rmtree(folder, ignore_errors=True)  # of a worker that failed

@@ -48,26 +48,26 @@ def quiet() -> Iterator[None]:
 
 
 @functools.cache
-def _operators(of_exporter: Callable[[], list[Any]]) -> list[Any]:
-    return of_exporter()
+def _table(of_exporter: Callable[..., Any], *given: Any, **named: Any) -> Any:
+    return of_exporter(*given, **named)
 
 
 @contextlib.contextmanager
 def operators_read_once() -> Iterator[None]:
-    """Within the block, PyTorch's exporter keeps what it reads of its 500 operators' sources: a third of an export."""
+    """Within the block, PyTorch's exporter keeps its table of 500 operators: nearly half of a small export."""
     try:
-        from torch.onnx._internal.exporter import _registration
+        from torch.onnx._internal.exporter._registration import ONNXRegistry
 
-        library: Any = _registration.onnxscript_apis  # type: ignore[attr-defined]
-        of_exporter = library.get_torchlib_ops
-    except (ImportError, AttributeError):  # of another PyTorch, which has that elsewhere
+        holder: Any = ONNXRegistry
+        of_exporter, method = holder.from_torchlib, vars(holder)["from_torchlib"]
+    except (ImportError, AttributeError, KeyError):  # of another PyTorch, which has that elsewhere
         yield
         return
-    library.get_torchlib_ops = lambda: list(_operators(of_exporter))
+    holder.from_torchlib = staticmethod(functools.partial(_table, of_exporter))
     try:
         yield
     finally:
-        library.get_torchlib_ops = of_exporter
+        holder.from_torchlib = method
 
 
 def traced(module: nn.Module, examples: Sequence[Tensor], dynamic_shapes: Any, n_outputs: int) -> onnx.ModelProto:

@@ -55,7 +55,10 @@ def rows(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("sizes", [{}, {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}])
+@pytest.mark.parametrize(
+    "sizes",
+    [{}, pytest.param({"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}, marks=pytest.mark.slow)],
+)
 def test_a_task_is_trained_exported_run_verified_and_tuned(
     tiny: Callable[..., Path], tmp_path: Path, rows: Path, sizes
 ):

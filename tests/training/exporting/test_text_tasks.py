@@ -252,7 +252,10 @@ def test_8_bit_weights_decide_as_learnt_weights_do(tmp_path: Path):
 
 
 @pytest.mark.skipif(not MINI.is_dir(), reason="t5-mini, a small T5 with learnt weights, is not beside the repository")
-@pytest.mark.parametrize(("method", "size"), [("lora", 0.2), ("compacter", 1), ("prompt-r", 1)])
+@pytest.mark.parametrize(
+    ("method", "size"),
+    [("lora", 0.2), *(pytest.param(name, 1, marks=pytest.mark.slow) for name in ("compacter", "prompt-r"))],
+)
 def test_learnt_weights_with_a_delta_write_what_they_write_in_pytorch(tmp_path: Path, method: str, size: float):
     backbone = open_backbone(str(MINI))
     texts = [Text(f"mr sentence1: {text}") for text in ("a wonderful film", "dull , long and without any sense of wit")]

@@ -1,6 +1,8 @@
-"""PyTorch's exporter as we call it: what it reads of its own operators it reads once."""
+"""PyTorch's exporter as we call it: its table of operators is made once."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 import torch
@@ -9,17 +11,16 @@ from torch import nn
 from edgepeft.training.exporting.tracing import traced
 
 
-def test_two_exports_read_the_exporters_operators_once_and_are_equal(monkeypatch: pytest.MonkeyPatch):
-    registration = pytest.importorskip("torch.onnx._internal.exporter._registration")
-    library, asked = registration.onnxscript_apis, []
-    theirs = library.get_torchlib_ops
+def test_two_exports_make_the_exporters_table_once_and_are_equal(monkeypatch: pytest.MonkeyPatch):
+    registry = pytest.importorskip("torch.onnx._internal.exporter._registration").ONNXRegistry
+    made, theirs = [], registry.from_torchlib
 
-    def counted() -> list[object]:
-        asked.append(1)
-        return theirs()
+    def counted(**named: Any) -> Any:
+        made.append(1)
+        return theirs(**named)
 
-    monkeypatch.setattr(library, "get_torchlib_ops", counted)
+    monkeypatch.setattr(registry, "from_torchlib", staticmethod(counted))
     graphs = [traced(nn.Linear(3, 2).eval(), [torch.ones(4, 3)], None, 1).graph for _ in range(2)]
-    assert len(asked) == 1
+    assert len(made) == 1
     assert [node.op_type for node in graphs[0].node] == [node.op_type for node in graphs[1].node] != []
-    assert library.get_torchlib_ops is counted, "PyTorch's own is back"
+    assert registry.from_torchlib is counted, "PyTorch's own is back"
