@@ -25,7 +25,8 @@ from edgepeft.sweep.run import estimate, fold, run_sweep, sweep_of
 from edgepeft.sweep.table import columns, document, entries, not_worse
 from edgepeft.training import engine
 from edgepeft.training.engine import SharedStates
-from edgepeft.training.loop import resolved, train_delta
+from edgepeft.training.loop import train_delta
+from edgepeft.training.settings import resolved
 
 
 def run(sweep, **how):
