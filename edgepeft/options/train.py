@@ -1,9 +1,10 @@
-"""The options of ``edgepeft train``."""
+"""The options of ``edgepeft train``, and of ``edgepeft sweep``, which trains what a plan says."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
@@ -17,6 +18,7 @@ from edgepeft.options.base import (
     LearningOptions,
     LearningRate,
     MethodSettings,
+    Options,
     TaskKind,
     TorchThreads,
     TrainingLoopOptions,
@@ -24,7 +26,7 @@ from edgepeft.options.base import (
     settings_of,
 )
 
-__all__ = ["METHOD", "TrainOptions", "TrainRequest", "TrainSettings"]
+__all__ = ["METHOD", "SweepOptions", "TrainOptions", "TrainRequest", "TrainSettings"]
 
 METHOD = "lora"  # of a task that names none: as good as full fine-tuning in docs/methods.md, and PEFT has it too
 
@@ -103,3 +105,23 @@ class TrainOptions(TrainRequest):
     out: Annotated[Folder, typer.Option(help="The delta's folder, new.")]
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run in --out.")] = False
     force: Annotated[bool, typer.Option("--force", help="Replace a delta or an interrupted run in --out.")] = False
+
+
+class SweepOptions(Options):
+    """A plan, the sweep's folder, and how its runs are computed and kept."""
+
+    plan: Annotated[Path, typer.Argument(help="A plan in TOML; docs/sweeps.md shows one.", metavar="PLAN.toml")]
+    out: Annotated[Path, typer.Option(help="The sweep's folder; one that is there goes on.")]
+    workers: Annotated[Count, typer.Option(help="Runs at once. Default: one a GPU, or what --threads allows.")] = None
+    threads: Annotated[int, at_least(1), typer.Option(help="Of each run; results are equal to the bit with one.")] = 1
+    halve: Annotated[
+        bool, typer.Option("--halve", help="Drop the worse half of a method's rates after 1/4 and 1/2 of the steps.")
+    ] = False
+    ray: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="A cluster of Ray that computes the runs, or auto.")
+    ] = None
+    keep: Annotated[
+        Literal["deltas", "cards", "results"],
+        typer.Option(help="What stays of a run: its delta, its card and answers, or a line of results.jsonl."),
+    ] = "deltas"
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the runs, and compute none.")] = False

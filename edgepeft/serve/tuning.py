@@ -204,16 +204,7 @@ def _work(pipe: Connection, bundle: str, task: str, *, asked: dict[str, Any], ro
     os.nice(_NICE)
     data = Path(rows)
     try:
-        options = TuneSettings(
-            steps=asked["steps"],
-            epochs=asked["epochs"],
-            lr=asked["lr"],
-            head_lr=asked["head_lr"],
-            batch_size=asked["batch_size"],
-            seed=asked["seed"],
-            coverage=asked["coverage"],
-            risk=asked["risk"],
-        )
+        options = TuneSettings(**{name: value for name, value in asked.items() if name != "template"})
         result = tune_task(
             Path(bundle),
             task,

@@ -317,9 +317,7 @@ def test_states_that_cells_share_are_computed_once_and_no_cell_takes_anothers(al
     for cell in alike.cells:
         request = TrainRequest.model_validate(alike.options(cell))
         found = resolved(request)
-        alone = train_delta(
-            request.backbone, found.method, found.rows(), found.request, tmp_path / "alone", force=True
-        )
+        alone = train_delta(request.backbone, found.method, found.rows(), found.request, tmp_path / "alone", force=True)
         assert alone.delta.card == alike.card(cell)
 
 
