@@ -351,9 +351,10 @@ def _names() -> tuple[str, ...]:
 @cache
 def kind_named(name: str) -> type[TaskType]:
     """The kind of that name."""
-    if name not in _names():
+    found = class_named("edgepeft.tasks", TaskType, "name", name)  # type: ignore[type-abstract]
+    if found is None:
         raise UnknownName("kind of task", name, _names())
-    return class_named("edgepeft.tasks", TaskType, "name", name)  # type: ignore[type-abstract]
+    return found
 
 
 def kind_asked(name: str | None, *, regression: bool = False, writes: bool = False) -> type[TaskType]:
