@@ -154,7 +154,7 @@ class Boards:
     def _tuner(self, rows: Path, freeze: tuple[str, ...], steps: int) -> LocalTuner:
         options = TuneSettings(
             steps=steps, seed=self._options.seed, batch_size=self._options.batch_size,
-            learning_rate=self._options.learning_rate, head_learning_rate=self._options.head_learning_rate,
+            lr=self._options.lr, head_lr=self._options.head_lr,
         )  # fmt: skip
         kept = self._kept and self._kept / "-".join([rows.stem, *freeze]).replace("/", "")
         return LocalTuner(self._bundle, self._task, rows, options, freeze=freeze, work=kept)
@@ -172,7 +172,7 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
         parts = split([all_rows[i] for i in chosen], args.boards, args.skew, seed)
         options = TuneSettings(
             steps=args.rounds * args.steps, seed=seed, batch_size=args.batch_size,
-            learning_rate=args.learning_rate, head_learning_rate=args.head_learning_rate,
+            lr=args.learning_rate, head_lr=args.head_learning_rate,
         )  # fmt: skip
         with tempfile.TemporaryDirectory() as folder:
             paths = [write_rows(Path(folder) / f"{seed}-{args.skew}-{i}.jsonl", part) for i, part in enumerate(parts)]

@@ -103,7 +103,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
             raise federation.problem(printed)
         loop = TuneSettings(
             steps=args.rounds * args.steps, seed=args.seed, batch_size=config.get("batch-size"),
-            learning_rate=config.get("learning-rate"), head_learning_rate=config.get("head-learning-rate"),
+            lr=config.get("learning-rate"), head_lr=config.get("head-learning-rate"),
         )  # fmt: skip
         same = Boards(args.bundle, args.task, paths, test=args.test, rounds=args.rounds, options=loop)
         last = LocalTuner(work / "bundle", args.task, args.server).tensors

@@ -24,10 +24,11 @@ from edgepeft.bench.result.statistics import ratio_of_totals
 from edgepeft.bundle.bundle import Bundle
 from edgepeft.data.batches import Encoded, epoch_batches
 from edgepeft.device.host.machine import host_facts
+from edgepeft.options.tune import TuneSettings
 from edgepeft.tuning.engine import OnnxRuntimeEngine
 from edgepeft.tuning.memory import lay_out
 from edgepeft.tuning.step import AdamW
-from edgepeft.tuning.target import Files, TuneSettings, TuningTarget, from_template
+from edgepeft.tuning.target import Files, TuningTarget, from_template
 
 WARM_UP = 3
 

@@ -37,13 +37,12 @@ if TYPE_CHECKING:
     from edgepeft.options.eval import EvalOptions
     from edgepeft.options.export import ExportOptions
     from edgepeft.options.train import TrainOptions
-    from edgepeft.options.tune import TuneOptions
+    from edgepeft.options.tune import TuneOptions, TuneSettings
     from edgepeft.runtime.evaluate import evaluate
     from edgepeft.runtime.runtime import Runtime
     from edgepeft.training.exporting.request import export
     from edgepeft.training.loop import train
     from edgepeft.tuning.federated import LocalTuner
-    from edgepeft.tuning.target import TuneSettings
     from edgepeft.tuning.tune import tune
 
     load = Runtime
@@ -56,7 +55,7 @@ else:
         "Runtime": "edgepeft.runtime.runtime:Runtime",
         "TrainOptions": "edgepeft.options.train:TrainOptions",
         "TuneOptions": "edgepeft.options.tune:TuneOptions",
-        "TuneSettings": "edgepeft.tuning.target:TuneSettings",
+        "TuneSettings": "edgepeft.options.tune:TuneSettings",
         "evaluate": "edgepeft.runtime.evaluate:evaluate",
         "export": "edgepeft.training.exporting.request:export",
         "load": "edgepeft.runtime.runtime:Runtime",

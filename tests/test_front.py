@@ -48,6 +48,16 @@ def test_what_a_board_needs_loads_no_torch():
     assert "onnxruntime" in loaded and not {"torch", "transformers"} & loaded, done.stderr
 
 
+def test_what_is_asked_for_by_name_is_imported_alone():
+    asked = "from edgepeft.tasks.base import kind_named; kind_named('labels')"
+    asked += "; from edgepeft.backbones.base import family_of; family_of({'model_type': 'bert'})"
+    done = run(f"import sys; {asked}; print(*sys.modules)")
+    loaded = {*done.stdout.split()}
+    assert {"edgepeft.tasks.labels", "edgepeft.backbones.bert"} <= loaded, done.stderr
+    others = {"tasks.choice", "tasks.spans", "tasks.text", "backbones.t5", "backbones.deberta_v2"}
+    assert not {f"edgepeft.{name}" for name in others} & loaded
+
+
 @pytest.mark.parametrize("name", ["train", "export"])
 def test_without_torch_the_error_says_what_to_install(name):
     done = run(f"import sys; sys.modules['torch'] = None; import edgepeft; edgepeft.{name}")
@@ -239,6 +249,20 @@ def test_an_option_that_is_declared_is_on_the_command_line_in_python_and_in_the_
     assert (described["type"], described["default"], described["description"]) == ("number", 0.5, "How warm it is.")
 
 
+@pytest.mark.parametrize(("verb", "settings"), [("train", "TrainSettings"), ("tune", "TuneSettings")])
+def test_a_number_of_a_run_is_an_option_and_what_the_card_keeps(verb, settings):
+    models = importlib.import_module(f"edgepeft.options.{verb}")
+    numbers, options = getattr(models, settings), getattr(models, f"{verb.title()}Options")
+    assert issubclass(options, numbers)  # one declaration, which the loop reads as it is
+    given = {"bundle": "b", "backbone": "b", "data": "rows.csv", "task": "mood", "out": "out", "lr": 1e-3, "steps": 7}
+    asked = options(**{name: value for name, value in given.items() if name in options.model_fields})
+    long = {"lr": "learning_rate", "head_lr": "head_learning_rate"}
+    kept = {name: getattr(asked, name) for name in numbers.model_fields if long.get(name, name) in asked.plain()}
+    assert asked.plain() == {long.get(name, name): value for name, value in kept.items()}
+    apart = {"train": {"curve", "device", "few_shot"}, "tune": {"profile", "memory", "coverage", "risk"}}[verb]
+    assert {*numbers.model_fields} - {*kept} == apart
+
+
 WANTED = {"backbone": "b", "data": "none.csv", "task": "mood", "method": "lora", "out": "out"}
 
 
@@ -249,7 +273,7 @@ WANTED = {"backbone": "b", "data": "none.csv", "task": "mood", "method": "lora",
         ({"backbone": "b", "data": "d.csv"}, "edgepeft.train needs task= and out= too."),
         ({**WANTED, "epochs": "many"}, "epochs must be a whole number, found 'many'"),
         ({**WANTED, "device": "gpu"}, "device must be 'auto', 'cpu', 'cuda' or 'mps', found 'gpu'"),
-        ({**WANTED, "threads": 0}, "threads must be at least 1, found 0"),
+        ({**WANTED, "threads": 0}, "--threads must be at least 1; found 0"),
         ({**WANTED, "as_json": True}, "no option of edgepeft.train is called 'as_json'"),
         (WANTED, "none.csv does not exist"),
     ],

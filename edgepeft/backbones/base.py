@@ -8,14 +8,14 @@ from __future__ import annotations
 import math
 import posixpath
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from edgepeft.backbones.checkpoint import Checkpoint
-from edgepeft.common.errors import BundleError, UnknownName, UsageError, named
+from edgepeft.common.errors import BundleError, UnknownName, UsageError
 from edgepeft.common.registry import modules_of
 
 if TYPE_CHECKING:
@@ -361,11 +361,17 @@ def family_of(config: Mapping[str, Any]) -> Family:
     model_type = config.get("model_type")
     if not isinstance(model_type, str):
         raise UsageError("the backbone's config.json has no model_type; it must be a Hugging Face config.")
-    return named("backbone type", model_type, families())
+    for family in _each_family():  # those behind the one that knows it are not imported
+        if model_type in family.model_types:
+            return family
+    raise UnknownName("backbone type", model_type, families())
 
 
 def families() -> dict[str, Family]:
     """Every family, by each of its model types."""
-    modules = modules_of("edgepeft.backbones", skip=("hooks",))  # the torch side; a board has none
-    found: list[Family] = [module.FAMILY for module in modules if hasattr(module, "FAMILY")]
-    return {known: family for family in found for known in family.model_types}
+    return {known: family for family in _each_family() for known in family.model_types}
+
+
+def _each_family() -> Iterator[Family]:
+    for module in modules_of("edgepeft.backbones", skip=("hooks",)):  # the torch side; a board has none
+        yield from (value for value in vars(module).values() if isinstance(value, Family))

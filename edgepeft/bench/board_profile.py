@@ -25,6 +25,7 @@ from edgepeft.bench.workloads.copy import BYTES_PER_STEP
 from edgepeft.bench.workloads.gemm import FLOPS_PER_STEP
 from edgepeft.bench.workloads.operators import MORE, REPEATS
 from edgepeft.common.errors import UsageError
+from edgepeft.device.host.groups import ROOT
 from edgepeft.device.host.machine import (
     board_name,
     cpu_model,
@@ -34,7 +35,7 @@ from edgepeft.device.host.machine import (
     usable_cores,
     versions,
 )
-from edgepeft.device.host.sensors import ROOT, Meter, Sensors, number
+from edgepeft.device.host.sensors import Meter, Sensors, number
 from edgepeft.device.limits.placement import Limits
 from edgepeft.device.profile_schema import Profile, ReferenceEncoder
 from edgepeft.device.profiles import known_profiles

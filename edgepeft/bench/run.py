@@ -47,8 +47,9 @@ from edgepeft.bench.result.parts import GemmRates
 from edgepeft.bench.result.rows import flops_per_instance, result_rows
 from edgepeft.bench.result.schema import BenchHost, BenchResult, MetricsRecord, ScheduleRecord
 from edgepeft.common.errors import DataError, DoesNotFit, EdgepeftError, UsageError
+from edgepeft.device.host.groups import ROOT
 from edgepeft.device.host.machine import board_name, refuse_bad_wheels
-from edgepeft.device.host.sensors import ROOT, Meter, Sensors
+from edgepeft.device.host.sensors import Meter, Sensors
 from edgepeft.device.profiles import load_profile
 from edgepeft.options.bench import BenchOptions
 

@@ -1,4 +1,4 @@
-"""Discovery: every public module of a package counts; there is no list to keep."""
+"""Discovery: every public module of a package counts; there is no list to keep.  What is named is imported alone."""
 
 from __future__ import annotations
 
@@ -8,20 +8,29 @@ from collections.abc import Collection, Iterator
 from types import ModuleType
 from typing import TypeVar
 
-__all__ = ["classes_of", "modules_of", "names_of"]
+__all__ = ["class_named", "classes_of", "modules_of", "names_of"]
 
 _Base = TypeVar("_Base")
 
 
 def classes_of(package: str, base: type[_Base], attribute: str) -> dict[str, type[_Base]]:
     """The subclasses of ``base`` that public modules of ``package`` define, by their own ``attribute``."""
-    classes = {}
-    for module in modules_of(package):
-        for value in vars(module).values():
-            own = isinstance(value, type) and value.__module__ == module.__name__  # not one that it derives from
-            if own and issubclass(value, base) and attribute in vars(value):
-                classes[vars(value)[attribute]] = value
-    return classes
+    return {name: kind for module in modules_of(package) for name, kind in _classes_in(module, base, attribute)}
+
+
+def class_named(package: str, base: type[_Base], attribute: str, name: str) -> type[_Base] | None:
+    """That of the module of its name, where classes are called as their modules are; None where there is none."""
+    module = name.replace("-", "_").replace("+", "_plus")
+    if module not in names_of(package):
+        return None
+    return dict(_classes_in(importlib.import_module(f"{package}.{module}"), base, attribute)).get(name)
+
+
+def _classes_in(module: ModuleType, base: type[_Base], attribute: str) -> Iterator[tuple[str, type[_Base]]]:
+    for value in vars(module).values():
+        own = isinstance(value, type) and value.__module__ == module.__name__  # not one that it derives from
+        if own and issubclass(value, base) and attribute in vars(value):
+            yield vars(value)[attribute], value
 
 
 def names_of(package: str) -> tuple[str, ...]:

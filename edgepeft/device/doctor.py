@@ -26,6 +26,7 @@ from edgepeft.common.errors import EdgepeftError
 from edgepeft.common.resources import cache_folder
 from edgepeft.device import arithmetic
 from edgepeft.device.host import groups
+from edgepeft.device.host.groups import ROOT
 from edgepeft.device.host.machine import (
     KNOWN_BAD,
     affinity,
@@ -38,7 +39,7 @@ from edgepeft.device.host.machine import (
     usable_cores,
     versions,
 )
-from edgepeft.device.host.sensors import ROOT, Sensors
+from edgepeft.device.host.sensors import Sensors
 from edgepeft.device.limits import cgroups
 from edgepeft.device.limits.limited_process import BACKENDS, LimitedProcess, Prepare
 from edgepeft.device.limits.placement import Limits, Placement, Unavailable

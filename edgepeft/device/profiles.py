@@ -21,8 +21,8 @@ from edgepeft.common.errors import DataError, UnknownName, UsageError
 from edgepeft.common.messages import in_words, mistake
 from edgepeft.common.resources import data_folder
 from edgepeft.device import profile_schema
+from edgepeft.device.host.groups import ROOT
 from edgepeft.device.host.machine import board_name, cpu_model, usable_cores
-from edgepeft.device.host.sensors import ROOT
 from edgepeft.device.profile_schema import MemoryFigure, Profile
 
 __all__ = [

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from edgepeft.common.operators import PRODUCTS, OperatorClass, Work, graph_kind_of, product_flops
+from edgepeft.device.arithmetic import ONNXRUNTIME
 from edgepeft.device.profile_schema import Calibration, Profile
 
-__all__ = ["ONNXRUNTIME", "ClassTime", "Predicted", "bandwidth", "predict_seconds"]
+__all__ = ["ClassTime", "Predicted", "bandwidth", "predict_seconds"]
 
-ONNXRUNTIME = "onnxruntime"
 CalibrationState = Literal["calibrated", "uncalibrated", "not predictable"]
 _Bound = Literal["compute", "memory", "in the rate"]
 

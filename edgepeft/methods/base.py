@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from edgepeft.backbones.base import Architecture, Role, Site
 from edgepeft.common.errors import UnknownName, UsageError, named
-from edgepeft.common.registry import classes_of
+from edgepeft.common.registry import class_named, classes_of
 
 __all__ = [
     "ChoosesRoles",
@@ -272,7 +272,8 @@ def method_named(name: str) -> type[Method]:
     Raises:
         UnknownName: there is none.
     """
-    return named("PE method", name, methods())
+    found = class_named("edgepeft.methods", Method, "name", name)  # type: ignore[type-abstract]
+    return named("PE method", name, methods()) if found is None else found
 
 
 def method_of(method: Method | str) -> Method:

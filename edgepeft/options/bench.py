@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from edgepeft.options.base import MaxSeconds, Mode, Options, settings_of
+from edgepeft.options.base import Count, MaxSeconds, Mode, Options, settings_of
 
 __all__ = ["BenchOptions"]
 
@@ -41,11 +41,9 @@ class BenchOptions(Options):
     backbone: Annotated[
         str | None, typer.Option(help="A named architecture, with random weights. Default: roberta-base.")
     ] = None
-    batch_size: Annotated[int | None, typer.Option(min=1, help="Texts in a batch. Default: the scenario's 32.")] = None
-    length: Annotated[int | None, typer.Option(min=1, help="Every text has this many tokens. Default: 128.")] = None
-    new_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Tokens that tasks write of each text. Default: 32.")
-    ] = None
+    batch_size: Annotated[Count, typer.Option(help="Texts in a batch. Default: the scenario's 32.")] = None
+    length: Annotated[Count, typer.Option(help="Every text has this many tokens. Default: 128.")] = None
+    new_tokens: Annotated[Count, typer.Option(help="Tokens that tasks write of each text. Default: 32.")] = None
     lengths: Annotated[
         str | None, typer.Option(help="Real lengths: sst2, mrpc, rte, or a file (an integer a line, or TOML).")
     ] = None
@@ -53,7 +51,7 @@ class BenchOptions(Options):
         tuple[Path, ...],
         typer.Option("--peer", help="Another encoder as ONNX, measured in the same rounds; may repeat."),
     ] = ()
-    rounds: Annotated[int | None, typer.Option(min=1, help="Samples of each. Default: 30.")] = None
+    rounds: Annotated[Count, typer.Option(help="Samples of each. Default: 30.")] = None
     max_seconds: MaxSeconds = None
     seed: Annotated[int, typer.Option(help="Of token ids, weights and the order within rounds.")] = 0
     scenario: str = "offline"  # the command line may name several

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from edgepeft.options.base import ROWS_HELP, ColumnOptions, Folder, GivenRows, NoCache, Threads
+from edgepeft.options.base import ROWS_HELP, ColumnOptions, Folder, GivenRows, NoCache, Threads, at_least
 
 __all__ = ["EvalOptions"]
 
@@ -41,6 +41,6 @@ class EvalOptions(ColumnOptions):
         Folder | None,
         typer.Option(help="A folder for the confusion matrix, whole: confusion.csv, and with matplotlib a picture."),
     ] = None
-    batch_size: Annotated[int, typer.Option(min=1, help="Rows that run together.")] = 32
+    batch_size: Annotated[int, at_least(1), typer.Option(help="Rows that run together.")] = 32
     threads: Threads = None
     no_cache: NoCache = False

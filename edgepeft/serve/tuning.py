@@ -190,7 +190,8 @@ def _failed(code: str, message: str) -> dict[str, Any]:
 
 def _work(pipe: Connection, bundle: str, task: str, *, asked: dict[str, Any], rows: str, threads: int | None) -> None:
     """The run itself, in the child; says how it goes.  SIGTERM ends it, until its result is put in force."""
-    from edgepeft.tuning.target import Files, TuneSettings
+    from edgepeft.options.tune import TuneSettings
+    from edgepeft.tuning.target import Files
     from edgepeft.tuning.tune import tune_task
 
     def watch(progress: Progress) -> None:
@@ -203,16 +204,7 @@ def _work(pipe: Connection, bundle: str, task: str, *, asked: dict[str, Any], ro
     os.nice(_NICE)
     data = Path(rows)
     try:
-        options = TuneSettings(
-            steps=asked["steps"],
-            epochs=asked["epochs"],
-            learning_rate=asked["lr"],
-            head_learning_rate=asked["head_lr"],
-            batch_size=asked["batch_size"],
-            seed=asked["seed"],
-            coverage=asked["coverage"],
-            risk=asked["risk"],
-        )
+        options = TuneSettings(**{name: value for name, value in asked.items() if name != "template"})
         result = tune_task(
             Path(bundle),
             task,

@@ -30,7 +30,8 @@ from edgepeft.data.training_loop.checkpoint import Diverged
 from edgepeft.data.training_loop.run import Interrupted, Progress
 from edgepeft.options.train import TrainRequest
 from edgepeft.sweep.folder import ANSWERS_FILE, RUNS, Cell, Outcome, Sweep
-from edgepeft.training.loop import TrainResult, prepare_output, resolved, train_delta
+from edgepeft.training.loop import TrainResult, prepare_output, train_delta
+from edgepeft.training.settings import resolved
 
 __all__ = ["Ended", "Job", "Moved", "compute", "run_local"]
 
@@ -245,4 +246,4 @@ def _trained(job: Job, watch: Callable[[Progress], None], stop: Callable[[], boo
     prepare_output(folder, resume=resume, force=not resume)
     how: dict[str, Any] = {"resume": resume, "force": not resume, "watch": watch, "stop": stop}
     how["shared"] = job.shared or job.sweep.shared
-    return train_delta(found.request.backbone, found.method, found.rows(), found.settings, folder, **how)
+    return train_delta(found.request.backbone, found.method, found.rows(), found.request, folder, **how)

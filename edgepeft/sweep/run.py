@@ -14,11 +14,8 @@ from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple
 
-from pydantic import ValidationError
-
 from edgepeft.backbones.source import Backbone, open_backbone
 from edgepeft.common.errors import EdgepeftError, UsageError
-from edgepeft.common.messages import in_words
 from edgepeft.common.own_folder import locked
 from edgepeft.data.parts import TaskData
 from edgepeft.data.told import TOLD, told
@@ -29,7 +26,7 @@ from edgepeft.options.train import TrainRequest
 from edgepeft.sweep.folder import SWEEP_FILE, Cell, Outcome, Sweep, name_of, open_sweep
 from edgepeft.sweep.local import Ended, Job, Moved
 from edgepeft.sweep.plan import Plan, placed, rate_of, recorded, share_of_rows
-from edgepeft.training.loop import asked, resolved, settled
+from edgepeft.training.settings import asked, resolved, settled
 
 __all__ = ["Shown", "estimate", "fold", "require_halvable", "run_sweep", "sweep_of"]
 
@@ -91,7 +88,7 @@ class _Grid:
             backbone, method = self._backbone(at.backbone), self.methods[at.method]
             few = share_of_rows(at.size, len(self._rows(self._request(at)).train))
             request = self._request(at, few)
-            rows, options = settled(backbone, method, self._rows(request), resolved(request).settings)
+            rows, options = settled(backbone, method, self._rows(request), resolved(request).request)
         except EdgepeftError as error:
             raise UsageError(f"{at.data}, {at.method}: {error}") from error
         per_epoch = math.ceil(len(rows.train) / options.batch_size)
@@ -109,10 +106,8 @@ class _Grid:
             )
         method = {"method": at.method.partition(":")[0], "set": self.methods[at.method].settings()}
         grid = {"backbone": at.backbone, "task": at.data, **method, "seed": at.seed, "lr": at.rate}
-        try:
-            request = TrainRequest.model_validate({**given, **grid, **({} if few is None else {"few_shot": few})})
-        except ValidationError as error:
-            raise UsageError(f"{in_words(error)}; options of edgepeft train are meant, with _ for -.") from None
+        given |= {**grid, **({} if few is None else {"few_shot": few})}
+        request = TrainRequest.of(given, "edgepeft train")
         if at.data not in self.said:
             before = self._placed(request)
             after = told(before)

@@ -21,8 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgepeft.backbones.tokens import Text, TokenBatch
-from edgepeft.common.errors import UnknownName, UsageError, named
-from edgepeft.common.registry import classes_of
+from edgepeft.common.errors import UnknownName, UsageError
+from edgepeft.common.registry import class_named, classes_of, names_of
 from edgepeft.data.answers import Prediction
 from edgepeft.data.labels import label_text
 from edgepeft.data.rows import Columns, Row
@@ -343,9 +343,18 @@ def kinds() -> dict[str, type[TaskType]]:
     return classes_of("edgepeft.tasks", TaskType, "name")  # type: ignore[type-abstract]
 
 
+@cache
+def _names() -> tuple[str, ...]:
+    return names_of("edgepeft.tasks")
+
+
+@cache
 def kind_named(name: str) -> type[TaskType]:
     """The kind of that name."""
-    return named("kind of task", name, kinds())
+    found = class_named("edgepeft.tasks", TaskType, "name", name)  # type: ignore[type-abstract]
+    if found is None:
+        raise UnknownName("kind of task", name, _names())
+    return found
 
 
 def kind_asked(name: str | None, *, regression: bool = False, writes: bool = False) -> type[TaskType]:
@@ -362,10 +371,10 @@ def stated(name: str | None, labels: Sequence[str] | None, head_reads: str, **bo
     """The kind of a task by its card, which may be older than the names of kinds."""
     if name is None:
         found = next(kind for kind in kinds().values() if kind.is_of(labels, head_reads))
-    elif name in kinds():
-        found = kinds()[name]
+    elif name in _names():
+        found = kind_named(name)
     else:
-        raise ValueError(f"this version knows no kind of task {name!r}; it knows {', '.join(kinds())}")
+        raise ValueError(f"this version knows no kind of task {name!r}; it knows {', '.join(_names())}")
     if found.has_labels != bool(labels):
         raise ValueError(f"{found.title} has {'labels, and there are none' if found.has_labels else 'no labels'}")
     kind = found(tuple(labels) if labels else None, **bound)

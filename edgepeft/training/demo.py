@@ -237,13 +237,13 @@ def train_task(
     """Train one epoch and write the delta to ``out``, replacing an older one."""
     from edgepeft.data.parts import load_data
     from edgepeft.methods.base import method_named
+    from edgepeft.options.train import TrainSettings
     from edgepeft.training.loop import train_delta
-    from edgepeft.training.settings import TrainSettings
 
     options = TrainSettings(
         task=task.name,
         epochs=1,
-        learning_rate=task.learning_rate,
+        lr=task.learning_rate,
         batch_size=task.batch_size,
         max_length=task.max_length,
     )

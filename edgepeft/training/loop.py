@@ -22,18 +22,14 @@ from edgepeft.common.errors import UsageError
 from edgepeft.common.progress import shown_run
 from edgepeft.data.batches import Writing, encode_parts
 from edgepeft.data.by_class import without_texts
-from edgepeft.data.parts import PARTS, Division, TaskData, given_rows, load_data
-from edgepeft.data.readers import source_of
-from edgepeft.data.rows import Columns
+from edgepeft.data.parts import TaskData, load_data
 from edgepeft.data.score_tables import FILES, MOST_SHOWN, rounded, write_confusion
-from edgepeft.data.text_template import TextTemplate, text_template
 from edgepeft.data.told import told
 from edgepeft.data.training_loop.checkpoint import Diverged, latest
 from edgepeft.data.training_loop.run import Progress, TrainingLoop, TrainingLoopResult, resumable
-from edgepeft.methods.base import Method, method_named, method_of
+from edgepeft.methods.base import Method, method_of
 from edgepeft.options.base import Folder, function_of
-from edgepeft.options.train import METHOD, TrainOptions, TrainRequest
-from edgepeft.tasks.base import kind_asked
+from edgepeft.options.train import TrainOptions, TrainSettings
 from edgepeft.training.curve import CURVE, curve_of, draw_curve
 from edgepeft.training.devices import (
     attention_for,
@@ -45,16 +41,12 @@ from edgepeft.training.devices import (
     use_threads,
 )
 from edgepeft.training.engine import PyTorchEngine, SharedStates, TextEngine
-from edgepeft.training.settings import TrainSettings
+from edgepeft.training.settings import asked, resolved, settled
 
 __all__ = [
-    "ResolvedRequest",
     "TrainResult",
-    "asked",
     "prepare_output",
-    "resolved",
     "run",
-    "settled",
     "train",
     "train_delta",
 ]
@@ -90,7 +82,8 @@ def train_delta(
     checkpoint = prepare_output(out := Path(out), resume=resume, force=force)
     backbone, method = open_backbone(backbone), method_of(method)
     if not isinstance(data, TaskData):
-        data = load_data(Path(data), kind=options.kind, seed=options.seed)
+        kind, regression, few, seed = options.kind, options.regression, options.few_shot, options.seed
+        data = load_data(Path(data), kind=kind, regression=regression, few_shot=few, seed=seed)
     device = device_of(options.device)
     check_memory(device, method, backbone.architecture)
     data, options = settled(backbone, method, data, options)
@@ -125,20 +118,6 @@ def train_delta(
         best = f"of step {result.training['best_step']} ({result.metric} {rounded(result.metrics['eval'])}"
         raise Diverged(f"{diverged} {out} holds its best tensors, {best} on the eval rows).") from diverged
     return TrainResult(**vars(result), delta=delta)
-
-
-def settled(
-    backbone: Backbone, method: Method, data: TaskData, options: TrainSettings
-) -> tuple[TaskData, TrainSettings]:
-    """Rows and options with every default filled in."""
-    options = options.resolved(backbone, method, data.task_kind, _longest_target(backbone, data))
-    return replace(data, stride=options.stride), options
-
-
-def asked(backbone: Backbone, method: Method, data: TaskData, options: TrainSettings) -> dict[str, Any]:
-    """What makes a run what it is, of what is settled: one that resumes it must have the same, as plain values."""
-    trained = {"backbone": backbone.sha256, "method": method.name, "hyperparameters": method.settings()}
-    return {**trained, "data": data.sha256, **options.plain()}
 
 
 @dataclass(frozen=True)
@@ -180,7 +159,7 @@ class _Run:
         encoder, pad = backbone.encoder(), backbone.architecture.pad_token_id
         writing = Writing.by(backbone.architecture, delta.card.max_target_length)
         rows = encode_parts(data, encoder, longest, pad, writing=writing)
-        rates = options.learning_rate or 0.0, options.head_learning_rate or 0.0
+        rates = options.lr or 0.0, options.head_lr or 0.0
         known = data.class_weights
         weights = [known.get(label, 0.0) for label in data.labels or ()] if options.balanced else None
         shared = None if self.shared is None else SharedStates(self.shared, backbone.sha256, self.attention)
@@ -191,7 +170,7 @@ class _Run:
 
     def loop(self, engine: PyTorchEngine, data: TaskData, folder: Path, what: str = "") -> TrainingLoop:
         """Not begun; ``folder`` is of its checkpoints, ``what`` is said beside its phases."""
-        options, rates = self.options, (self.options.learning_rate, self.options.head_learning_rate)
+        options, rates = self.options, (self.options.lr, self.options.head_lr)
         return TrainingLoop(
             engine,
             data,
@@ -242,14 +221,6 @@ def _outcome(loop: TrainingLoop) -> tuple[TrainingLoopResult, Diverged | None]:
         return replace(result, training={**result.training, "diverged": str(diverged)}), diverged
 
 
-def _longest_target(backbone: Backbone, data: TaskData) -> int:
-    """Tokens of the longest text to write, its end included; 0 where none is written."""
-    if not data.task_kind.writes:
-        return 0
-    encoder = backbone.encoder()
-    return 1 + max(len(encoder.plain_ids(row.label or "")) for part in PARTS for row in getattr(data, part))
-
-
 FOLDER = "checkpoint"
 PICTURES = {"curve.png", "curve.svg", *FILES}  # of a learning curve, and of errors by class
 OURS = {CARD_FILE, TENSORS_FILE, EVALUATION_FILE, FOLDER, *PICTURES}
@@ -279,51 +250,6 @@ def prepare_output(out: Path, *, resume: bool, force: bool) -> Path | None:
     return None
 
 
-_OF_TEXT = ("format", "source", "target")
-
-
-@dataclass(frozen=True)
-class ResolvedRequest:
-    """A request that was checked, with its method, its text template and the numbers of its run."""
-
-    request: TrainRequest
-    method: Method
-    template: TextTemplate
-    settings: TrainSettings
-
-    def rows(self) -> TaskData:
-        """The rows in parts."""
-        asked, template = self.request, self.template
-        division: Division = {"kind": self.settings.kind, "few_shot": asked.few_shot, "seed": asked.seed}
-        if template.format is not None and template.format.step:
-            division["labels"] = template.format.names
-        held_out = given_rows("--eval", asked.eval), given_rows("--test", asked.test)
-        rows, columns = source_of(asked.data), Columns.of(asked)
-        data = load_data(rows, *held_out, template.columns(columns), skip_bad=asked.skip_bad, **division)
-        return template.applied(data, columns.names[2])
-
-
-def resolved(request: TrainRequest) -> ResolvedRequest:
-    """The request with names looked up and numbers checked; no file is read."""
-    method = method_named(request.method or METHOD).from_settings(request.set)
-    template = text_template(
-        **{name: getattr(request, name) for name in _OF_TEXT},
-        kind="regression" if request.regression else request.kind,
-        fields=request.field,
-        adapters=method.places_adapters,
-    )
-    kind = kind_asked(template.kind(request.kind), regression=request.regression, writes=template.target is not None)
-    found = template.format
-    said = {} if found is None else {"metric": found.metric, "max_length": found.max_length}
-    numbers = type(request).model_fields.keys() & TrainSettings.__dataclass_fields__.keys()
-    shared = {name: getattr(request, name) for name in numbers}
-    shared |= {name: value for name, value in said.items() if shared[name] is None}
-    rates = {"learning_rate": request.lr, "head_learning_rate": request.head_lr}
-    settings = TrainSettings(**shared | rates | {"kind": kind.name})
-    device_of(settings.device)
-    return ResolvedRequest(request, method, template, settings)
-
-
 def run(options: TrainOptions) -> TrainResult:
     """Train as the options say, with progress on standard error."""
     resolved(options)  # what is wrong with the options, or with what lies there, is reported before files are read
@@ -336,7 +262,7 @@ def run(options: TrainOptions) -> TrainResult:
         use_threads(options.threads)
         with shown_run(options.task) as (watch, stop):
             how: dict[str, Any] = {"resume": resume, "force": force, "watch": watch, "stop": stop}
-            return train_delta(options.backbone, found.method, rows, found.settings, out, **how)
+            return train_delta(options.backbone, found.method, rows, found.request, out, **how)
     finally:
         torch.set_num_threads(threads)
 

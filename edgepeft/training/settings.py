@@ -1,110 +1,129 @@
-"""The numbers of a training run, checked before anything is loaded."""
+"""What a run of ``edgepeft train`` is asked for, checked before anything is loaded; then every default filled in."""
 
 from __future__ import annotations
 
-import dataclasses
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import Any
 
 from edgepeft.backbones.base import Pooling
+from edgepeft.backbones.source import Backbone
 from edgepeft.common.errors import UsageError
-from edgepeft.common.task_name import check_new_name
-from edgepeft.data.training_loop.engine import BATCH, MEAN_HEAD_RATE, TrainingLoopOptions
-from edgepeft.tasks._facts import CUT, WINDOWS
+from edgepeft.data.parts import PARTS, Division, TaskData, given_rows, load_data
+from edgepeft.data.readers import source_of
+from edgepeft.data.rows import Columns
+from edgepeft.data.text_template import TextTemplate, text_template
+from edgepeft.data.training_loop.engine import MEAN_HEAD_RATE
+from edgepeft.methods.base import Method, method_named
+from edgepeft.options.train import METHOD, TrainRequest, TrainSettings
+from edgepeft.tasks._facts import WINDOWS
 from edgepeft.tasks.base import TaskType, kind_asked
+from edgepeft.training.devices import device_of
 
-if TYPE_CHECKING:
-    from edgepeft.backbones.source import Backbone
-    from edgepeft.methods.base import Method
-
-__all__ = ["TrainSettings"]
+__all__ = ["ResolvedRequest", "asked", "filled", "resolved", "settled"]
 
 MAX_LENGTH = 128  # tokens of a text where none are given, as in GLUE's usual settings
-_NOT_OF_THE_RUN = ("curve", "device")  # a resumed run may differ in them
+_OF_TEXT = ("format", "source", "target")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class TrainSettings(TrainingLoopOptions):
-    """A training loop's numbers, and what a new delta needs.
+@dataclass(frozen=True)
+class ResolvedRequest:
+    """A request that was checked, with its method, its text template and what that says of the run."""
 
-    ``kind`` is of the task; None takes the data's, and ``regression`` is short for the kind of that name.
-    ``balanced`` weighs rows in the loss so that all labels weigh alike; ``curve`` trains on parts of the rows too.
-    ``max_target_length`` is of text that is written, in tokens, its end included.  ``long`` is cut or windows, how
-    texts of more than ``max_length`` are read, and ``stride`` how many tokens two windows share.  ``device`` is auto,
-    cpu, cuda or mps; ``bf16`` has a step's forward in bfloat16.
-    """
+    request: TrainRequest
+    method: Method
+    template: TextTemplate
 
-    task: str
-    batch_size: int = BATCH
-    max_length: int | None = None
-    kind: str | None = None
-    regression: bool = False
-    balanced: bool = False
-    head: str | None = None
-    curve: bool = False
-    max_target_length: int | None = None
-    long: str | None = None
-    stride: int | None = None
-    device: str = "auto"
-    bf16: bool = False
+    def rows(self) -> TaskData:
+        """The rows in parts."""
+        asked, template = self.request, self.template
+        division: Division = {"kind": asked.kind, "few_shot": asked.few_shot, "seed": asked.seed}
+        if template.format is not None and template.format.step:
+            division["labels"] = template.format.names
+        held_out = given_rows("--eval", asked.eval), given_rows("--test", asked.test)
+        rows, columns = source_of(asked.data), Columns.of(asked)
+        data = load_data(rows, *held_out, template.columns(columns), skip_bad=asked.skip_bad, **division)
+        return template.applied(data, columns.names[2])
 
-    def __post_init__(self) -> None:
-        check_new_name(self.task)
-        super().__post_init__()
-        if self.kind or self.regression:
-            asked = kind_asked(self.kind, regression=self.regression)
-            object.__setattr__(self, "kind", asked.name)
-            if self.balanced:
-                asked.require_classes()
-        self.require_at_least({"max_length": 3})  # a token between two special ones
-        self.require_at_least({"max_target_length": 2})  # a token and the end
-        self.require_at_least({"stride": 1})
-        if self.long not in (None, CUT, WINDOWS):
-            raise UsageError(f"--long {self.long}: texts are {CUT}, or read in {WINDOWS}.")
 
-    def resolved(
-        self, backbone: Backbone, method: Method, kind: TaskType, longest_target: int = MAX_LENGTH
-    ) -> TrainSettings:
-        """The same with every default filled in for this backbone, this method and this kind of task."""
-        if self.kind not in (None, kind.name):
-            raise UsageError(f"--kind {self.kind} is asked for, and the data is of {kind.title} (kind {kind.name}).")
-        if kind.head is not None and self.head not in (None, kind.head):
-            raise UsageError(f"{kind.title} needs the head {kind.head!r}, and --head {self.head} is another.")
-        if self.balanced:
-            kind.require_classes()
-        if not kind.writes and self.max_target_length is not None:
-            raise UsageError("--max-target-length is of text that is written, and here none is: --target, or --format.")
-        method.sites(backbone.architecture)  # a prompt that leaves no room is named by its own length
-        prompt = method.prompt_length
-        longest = backbone.architecture.max_length - prompt
-        if self.max_length is not None and self.max_length > longest:
-            rest = f" beside a prompt of {prompt}" if prompt else ""
-            raise UsageError(
-                f"--max-length {self.max_length}: {backbone.source} has positions for {longest} tokens{rest}."
-            )
-        rate = self.learning_rate or method.learning_rate
-        # What a head on a mean needs depends on the scale of that mean and hardly on the delta. Measured on MiniLM,
-        # 600 rows, one epoch, test accuracy: BBC, houlsby at 3e-4, heads at 3e-4 / 6e-3 / 2e-2: 60.3 / 93.0 / 94.2 %;
-        # SMS, pfeiffer at 1e-4, 2e-3 / 2e-2: 87.7 (the majority) / 90.2 %; full at 2e-5, 4e-4 / 2e-2: 87.7 / 90.1 %.
-        # Heads on the first token follow the papers, which have one rate for all.
-        head_rate = MEAN_HEAD_RATE if backbone.pooling is Pooling.MEAN else rate
-        of_text = self.max_length or min(MAX_LENGTH, longest)
-        long = kind.long_asked(self.long, self.stride)
-        return dataclasses.replace(
-            self,
-            max_length=of_text,
-            long=long,
-            stride=_shared(backbone, kind, of_text, self.stride) if long == WINDOWS else None,
-            learning_rate=rate,
-            head_learning_rate=self.head_learning_rate or head_rate,
-            kind=kind.name,
-            metric=kind.metric_or_default(self.metric),
-            head=self.head or kind.head or backbone.head,
-            max_target_length=(self.max_target_length or min(MAX_LENGTH, longest_target)) if kind.writes else None,
+def resolved(request: TrainRequest) -> ResolvedRequest:
+    """The request with names looked up and numbers checked; no file is read."""
+    method = method_named(request.method or METHOD).from_settings(request.set)
+    template = text_template(
+        **{name: getattr(request, name) for name in _OF_TEXT},
+        kind="regression" if request.regression else request.kind,
+        fields=request.field,
+        adapters=method.places_adapters,
+    )
+    kind = kind_asked(template.kind(request.kind), regression=request.regression, writes=template.target is not None)
+    found = template.format
+    said = {} if found is None else {"metric": found.metric, "max_length": found.max_length}
+    said = {name: value for name, value in said.items() if getattr(request, name) is None}
+    if request.balanced:
+        kind.require_classes()
+    device_of(request.device)
+    return ResolvedRequest(request.model_copy(update={**said, "kind": kind.name}), method, template)
+
+
+def settled(
+    backbone: Backbone, method: Method, data: TaskData, options: TrainSettings
+) -> tuple[TaskData, TrainSettings]:
+    """Rows and options with every default filled in."""
+    longest_target = 0  # tokens of the longest text to write, its end included
+    if data.task_kind.writes:
+        encoder = backbone.encoder()
+        written = (row.label or "" for part in PARTS for row in getattr(data, part))
+        longest_target = 1 + max(len(encoder.plain_ids(text)) for text in written)
+    options = filled(options, backbone, method, data.task_kind, longest_target)
+    return replace(data, stride=options.stride), options
+
+
+def filled(
+    options: TrainSettings, backbone: Backbone, method: Method, kind: TaskType, longest_target: int = MAX_LENGTH
+) -> TrainSettings:
+    """The same with every default filled in for this backbone, this method and this kind of task."""
+    named = kind_asked(options.kind, regression=options.regression).name
+    if (options.kind or options.regression) and named != kind.name:
+        raise UsageError(f"--kind {named} is asked for, and the data is of {kind.title} (kind {kind.name}).")
+    if kind.head is not None and options.head not in (None, kind.head):
+        raise UsageError(f"{kind.title} needs the head {kind.head!r}, and --head {options.head} is another.")
+    if options.balanced:
+        kind.require_classes()
+    if not kind.writes and options.max_target_length is not None:
+        raise UsageError("--max-target-length is of text that is written, and here none is: --target, or --format.")
+    method.sites(backbone.architecture)  # a prompt that leaves no room is named by its own length
+    prompt = method.prompt_length
+    longest = backbone.architecture.max_length - prompt
+    if options.max_length is not None and options.max_length > longest:
+        rest = f" beside a prompt of {prompt}" if prompt else ""
+        raise UsageError(
+            f"--max-length {options.max_length}: {backbone.source} has positions for {longest} tokens{rest}."
         )
+    rate = options.lr or method.learning_rate
+    # What a head on a mean needs depends on the scale of that mean and hardly on the delta. Measured on MiniLM,
+    # 600 rows, one epoch, test accuracy: BBC, houlsby at 3e-4, heads at 3e-4 / 6e-3 / 2e-2: 60.3 / 93.0 / 94.2 %;
+    # SMS, pfeiffer at 1e-4, 2e-3 / 2e-2: 87.7 (the majority) / 90.2 %; full at 2e-5, 4e-4 / 2e-2: 87.7 / 90.1 %.
+    # Heads on the first token follow the papers, which have one rate for all.
+    head_rate = MEAN_HEAD_RATE if backbone.pooling is Pooling.MEAN else rate
+    of_text = options.max_length or min(MAX_LENGTH, longest)
+    long = kind.long_asked(options.long, options.stride)
+    found = {
+        "max_length": of_text,
+        "long": long,
+        "stride": _shared(backbone, kind, of_text, options.stride) if long == WINDOWS else None,
+        "lr": rate,
+        "head_lr": options.head_lr or head_rate,
+        "kind": kind.name,
+        "metric": kind.metric_or_default(options.metric),
+        "head": options.head or kind.head or backbone.head,
+        "max_target_length": (options.max_target_length or min(MAX_LENGTH, longest_target)) if kind.writes else None,
+    }
+    return options.model_copy(update=found)
 
-    def plain(self) -> dict[str, Any]:
-        """As plain values, for the card and for comparing a checkpoint with what is asked."""
-        return {name: value for name, value in dataclasses.asdict(self).items() if name not in _NOT_OF_THE_RUN}
+
+def asked(backbone: Backbone, method: Method, data: TaskData, options: TrainSettings) -> dict[str, Any]:
+    """What makes a run what it is, of what is settled: one that resumes it must have the same, as plain values."""
+    trained = {"backbone": backbone.sha256, "method": method.name, "hyperparameters": method.settings()}
+    return {**trained, "data": data.sha256, **options.plain()}
 
 
 def _shared(backbone: Backbone, kind: TaskType, max_length: int, asked: int | None) -> int | None:

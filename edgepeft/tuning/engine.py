@@ -20,12 +20,13 @@ from edgepeft.data.batches import Encoded
 from edgepeft.data.training_loop.engine import Arrays, Masks, StepOutcome, TrainingEngine
 from edgepeft.deploy.verify import pack_check
 from edgepeft.graph.names import LOGITS
+from edgepeft.options.tune import TuneSettings
 from edgepeft.runtime.passes import passes, put
 from edgepeft.runtime.session import open_session, return_free_memory, run_session
 from edgepeft.tuning.activation_cache import HiddenStates, hidden_states
 from edgepeft.tuning.memory import StepLayout
 from edgepeft.tuning.step import AdamW, Expansion, StepResult, StepRows, TrainingStep, clip
-from edgepeft.tuning.target import TuneSettings, TuningTarget, deployed_graph
+from edgepeft.tuning.target import TuningTarget, deployed_graph
 
 __all__ = ["OnnxRuntimeEngine", "wrong_slope"]
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
+from typing import Any
 
 from edgepeft.bundle.bundle import Bundle
 from edgepeft.bundle.versions import GRAPH, WEIGHTS, hashes
@@ -22,13 +23,13 @@ from edgepeft.deploy.cost import checked_length, example_inputs, read_as, writte
 from edgepeft.device.profile_schema import Profile
 from edgepeft.graph.memory import matrices_read, packed_bytes, peak_bytes, stored_bytes
 from edgepeft.graph.shapes import walk
+from edgepeft.options.tune import TuneSettings
 from edgepeft.runtime.decoding import GREEDY, Decoding
 from edgepeft.runtime.generation import row_bytes, rows_at_once
 from edgepeft.runtime.passes import PASS_TOKENS
-from edgepeft.tasks._conformal import Guarantee
 from edgepeft.tasks.base import TaskType
 from edgepeft.tuning.memory import demand_of, most_within
-from edgepeft.tuning.target import Files, TuneSettings, TuningTarget, from_task, from_template
+from edgepeft.tuning.target import Files, TuningTarget, from_task, from_template
 
 __all__ = ["Fit", "Inference", "Need", "bundle_fit"]
 
@@ -226,13 +227,7 @@ class _AnyRows(Files):
 
     pairs: bool = False
 
-    def load(
-        self,
-        labels: tuple[str, ...] | None,
-        options: TuneSettings,
-        kind: type[TaskType],
-        guarantee: Guarantee | None = None,
-    ) -> TaskData:
+    def load(self, labels: tuple[str, ...] | None, options: TuneSettings, kind: type[TaskType], *_: Any) -> TaskData:
         label, own = kind.example(labels)
         pairs = self.pairs or kind.passages or kind.gives_vectors
         row = Row("a", "b" if pairs else None, label, "", 1, candidates=("a", "b"))

@@ -29,12 +29,13 @@ from edgepeft.device.profiles import load_profile
 from edgepeft.graph.gradient.tape import specs_of
 from edgepeft.graph.memory import mapped_bytes, packed_bytes, peak_bytes
 from edgepeft.graph.splice import splice_text
+from edgepeft.options.tune import TuneSettings
 from edgepeft.runtime.decoding import Decoding
 from edgepeft.runtime.generation import rows_at_once as rows_written
 from edgepeft.runtime.passes import PASS_TOKENS as PASS
 from edgepeft.tuning.activation_cache import SplitGraphs, training_graph
 from edgepeft.tuning.step import WRITTEN_ROWS, rows_at_once, targets_at_once
-from edgepeft.tuning.target import TuneSettings, TuningTarget, deployed_graph
+from edgepeft.tuning.target import TuningTarget, deployed_graph
 
 __all__ = ["StepLayout", "allowed_memory", "amount_of", "demand_of", "lay_out", "most_within"]
 

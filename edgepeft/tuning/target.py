@@ -7,7 +7,7 @@ import json
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import onnx
@@ -28,9 +28,8 @@ from edgepeft.data.parts import Given, TaskData, load_data
 from edgepeft.data.readers import Source
 from edgepeft.data.rows import SENTENCES, Columns
 from edgepeft.data.text_template import of_source
-from edgepeft.data.training_loop.engine import MEAN_HEAD_RATE, Arrays, TrainingLoopOptions
+from edgepeft.data.training_loop.engine import MEAN_HEAD_RATE, Arrays
 from edgepeft.deploy.verify import TextCheck, read_check
-from edgepeft.graph.gradient.rule import Backward
 from edgepeft.graph.gradient.training import TrainingFacts, training_facts
 from edgepeft.graph.half import halved, rounded, store_in_half, widen
 from edgepeft.graph.protos import properties, replace
@@ -39,13 +38,13 @@ from edgepeft.graph.quantise import quantise
 from edgepeft.graph.rename import rename_values
 from edgepeft.graph.splice import splice
 from edgepeft.graph.template import with_labels
+from edgepeft.options.tune import TuneSettings
 from edgepeft.runtime.decoding import GREEDY
 from edgepeft.tasks._conformal import Guarantee, guarantee_of
 from edgepeft.tasks.base import TaskType, kind_asked
 
 __all__ = [
     "Files",
-    "TuneSettings",
     "TuningTarget",
     "deployed_graph",
     "from_task",
@@ -55,50 +54,6 @@ __all__ = [
 ]
 
 _RATE = 1e-3  # of a method that this version does not know
-
-
-@dataclass(frozen=True, kw_only=True)
-class TuneSettings(TrainingLoopOptions):
-    """A training loop's numbers; None means what the task or the metric says.
-
-    ``weight_decay`` and ``dropout`` hold for what has them; ``balanced`` weighs rows in the loss so that all labels
-    weigh alike.  ``backward`` is how gradients pass a backbone of 8-bit weights, in int8 or fp32.  ``prefix_cache`` and
-    ``micro_batch`` (None: what fits ``memory`` and the ``profile``'s) change how a step is computed, and its result in
-    the last digits only.  ``coverage`` or ``risk`` is what is guaranteed of a classification's answers; None keeps what
-    the task has.
-    """
-
-    weight_decay: float = 0.0
-    few_shot: int | None = None
-    balanced: bool = False
-    dropout: bool = True
-    save_every: int = 20
-    prefix_cache: bool = True
-    micro_batch: int | None = None
-    backward: Backward = "int8"
-    profile: str | None = None
-    memory: str | None = None
-    coverage: float | None = None
-    risk: float | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        guarantee_of(self.coverage, self.risk)
-        self.require_at_least({"micro_batch": 1})
-        if self.backward not in get_args(Backward):
-            raise UsageError(f"--backward {self.backward!r}: it is {' or '.join(get_args(Backward))}.")
-        if not (math.isfinite(self.weight_decay) and self.weight_decay >= 0):
-            raise UsageError(f"--weight-decay must be a number of at least 0; found {self.weight_decay}.")
-
-    @property
-    def guarantee(self) -> Guarantee:
-        """What is asked for; nothing where it is not."""
-        return guarantee_of(self.coverage, self.risk)
-
-    def plain(self) -> dict[str, Any]:
-        """As plain values, for the card and for comparing a checkpoint with what is asked."""
-        left_out = {"profile", "memory", *({"coverage", "risk"} - {*self.guarantee})}
-        return {name: value for name, value in dataclasses.asdict(self).items() if name not in left_out}
 
 
 @dataclass(frozen=True)
@@ -229,6 +184,7 @@ class Files:
         """Read them; ``labels`` are those that the head has, None takes the data's; ``guarantee`` is what the task's
         answers keep already.
         """
+        asked = guarantee_of(options.coverage, options.risk)
         if options.balanced:
             kind.require_classes()
         data = load_data(
@@ -243,7 +199,7 @@ class Files:
             partial=self.partial,
             skip_bad=self.skip_bad,
         )
-        data = dataclasses.replace(data, guarantee=options.guarantee or guarantee or {})
+        data = dataclasses.replace(data, guarantee=asked or guarantee or {})
         _ = data.task_kind  # which keeps it, or says why not
         return data
 

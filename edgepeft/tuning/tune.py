@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -30,11 +29,12 @@ from edgepeft.data.training_loop.engine import BATCH
 from edgepeft.data.training_loop.run import Progress, TrainingLoop, TrainingLoopResult, resumable
 from edgepeft.deploy.install import commit_tasks, prepare_task
 from edgepeft.options.base import Folder, function_of
-from edgepeft.options.tune import TuneOptions
+from edgepeft.options.tune import TuneOptions, TuneSettings
+from edgepeft.tasks._conformal import guarantee_of
 from edgepeft.tuning.engine import OnnxRuntimeEngine
 from edgepeft.tuning.memory import lay_out
 from edgepeft.tuning.step import AdamW
-from edgepeft.tuning.target import Files, TuneSettings, TuningTarget, from_task, from_template
+from edgepeft.tuning.target import Files, TuningTarget, from_task, from_template
 from edgepeft.tuning.text_generation import WritingEngine
 
 __all__ = [
@@ -82,6 +82,7 @@ def tune_task(
     folder, options = Path(folder), options or TuneSettings()
     files = files if isinstance(files, Files) else Files(Path(files))
     check_task_name(task)
+    guarantee_of(options.coverage, options.risk)
     if kind is not None and template is None:
         raise UsageError(f"--kind {kind} is of a task that is started; without --template, {task} is of its own kind.")
     Manifest.read(folder)  # that it is a bundle at all, before anything is made in it
@@ -173,8 +174,8 @@ class TuningRun:
         self.batch_size = asked or min(BATCH, most)
         rate, head_rate = target.rates
         self.rates = {
-            "learning_rate": options.learning_rate or rate,
-            "head_learning_rate": options.head_learning_rate or head_rate,
+            "learning_rate": options.lr or rate,
+            "head_learning_rate": options.head_lr or head_rate,
         }
         encoder, pad = bundle.encoder(), bundle.architecture.pad_token_id
         rows = encode_parts(data, encoder, target.max_length, pad, writing=target.writing)
@@ -259,9 +260,6 @@ def run(options: TuneOptions) -> TuneResult:
     """Tune as the options say, with progress and notes on standard error."""
     if options.template is not None:  # a task that is there has its own kind
         options = told(options)
-    numbers = TuneOptions.model_fields.keys() & TuneSettings.__dataclass_fields__.keys()
-    asked: dict[str, Any] = {name: getattr(options, name) for name in numbers}
-    settings = TuneSettings(**asked, learning_rate=options.lr, head_learning_rate=options.head_lr)
     held_out = given_rows("--eval", options.eval), given_rows("--test", options.test)
     files = Files(source_of(options.data), *held_out, Columns.of(options), skip_bad=options.skip_bad)
     with shown_run(options.task) as (watch, stop):
@@ -269,7 +267,7 @@ def run(options: TuneOptions) -> TuneResult:
             options.bundle,
             options.task,
             files,
-            settings,
+            options,
             template=options.template,
             kind=options.kind,
             resume=options.resume,

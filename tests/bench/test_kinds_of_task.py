@@ -171,7 +171,7 @@ def test_tasks_that_write_are_left_out_beside_others_and_measured_alone(folder):
         ({"tasks": ("words",), "timed": False}, "--deterministic: not for"),
         ({"tasks": ("words",), "scenario": "mixed-tasks"}, "--scenario mixed-tasks: not for"),
         ({"tasks": ("one",), "new_tokens": 3}, "no task of .* writes text"),
-        ({"tasks": ("words",), "new_tokens": 0}, "new_tokens must be at least 1"),
+        ({"tasks": ("words",), "new_tokens": 0}, "--new-tokens must be at least 1"),
     ],
 )
 def test_what_cannot_be_done_with_text_is_refused(folder, asked, message, tmp_path):

@@ -234,7 +234,7 @@ def test_a_peer_is_a_row_and_a_ratio_of_every_other(tmp_path, fake_start):
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        ({"batch_size": 0}, "batch_size must be at least 1"),
+        ({"batch_size": 0}, "--batch-size must be at least 1"),
         ({"length": 0}, "length must be at least 1"),
         ({"length": 513}, "at most 512"),
         ({"rounds": 0}, "rounds must be at least 1"),

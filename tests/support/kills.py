@@ -53,7 +53,8 @@ def remove(bundle: Path, _: Path) -> None:
 
 
 def tune(bundle: Path, spare: Path) -> None:
-    from edgepeft.tuning.target import Files, TuneSettings
+    from edgepeft.options.tune import TuneSettings
+    from edgepeft.tuning.target import Files
     from edgepeft.tuning.tune import tune_task as run
 
     options = TuneSettings(steps=12, batch_size=8, learning_rate=0.02, head_learning_rate=0.05, save_every=3)

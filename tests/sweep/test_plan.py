@@ -61,7 +61,7 @@ def test_a_size_is_rows_or_a_share_of_them(size, rows):
         ({"more": "learning_rates = []"}, "learning_rates must be a list of 1 or more"),
         ({"more": "grid = [{parents = [1]}]"}, "a [[grid]] names its method"),
         ({"more": "grid = [{method = 'lroa'}]"}, "Did you mean 'lora'?"),
-        ({"train": "epoch = 3"}, "epoch is not a key that is known; options of edgepeft train are meant"),
+        ({"train": "epoch = 3"}, "no option of edgepeft train is called 'epoch'. Did you mean 'epochs'?"),
         ({"train": "lr = 0.1"}, "lr is of the whole grid"),
         ({"train": "epochs = 3"}, "--epochs and --steps exclude each other"),
         ({"train": "metric = 'loss'"}, "no metric is called 'loss'"),

@@ -25,7 +25,8 @@ from edgepeft.sweep.run import estimate, fold, run_sweep, sweep_of
 from edgepeft.sweep.table import columns, document, entries, not_worse
 from edgepeft.training import engine
 from edgepeft.training.engine import SharedStates
-from edgepeft.training.loop import resolved, train_delta
+from edgepeft.training.loop import train_delta
+from edgepeft.training.settings import resolved
 
 
 def run(sweep, **how):
@@ -316,9 +317,7 @@ def test_states_that_cells_share_are_computed_once_and_no_cell_takes_anothers(al
     for cell in alike.cells:
         request = TrainRequest.model_validate(alike.options(cell))
         found = resolved(request)
-        alone = train_delta(
-            request.backbone, found.method, found.rows(), found.settings, tmp_path / "alone", force=True
-        )
+        alone = train_delta(request.backbone, found.method, found.rows(), found.request, tmp_path / "alone", force=True)
         assert alone.delta.card == alike.card(cell)
 
 

@@ -31,11 +31,12 @@ from edgepeft.bundle.delta import Delta
 from edgepeft.common.errors import DataError
 from edgepeft.deploy.cost import example_inputs
 from edgepeft.graph.cost import count_run
+from edgepeft.options.tune import TuneSettings
 from edgepeft.runtime.runtime import Runtime
 from edgepeft.serve.schemas import MixedRow, Predictions, PredictRequest, TuneRow
 from edgepeft.training.exporting.bundle import export_bundle
 from edgepeft.tuning.step import StepRows, TrainingStep
-from edgepeft.tuning.target import Files, TuneSettings, from_task
+from edgepeft.tuning.target import Files, from_task
 from edgepeft.tuning.tune import TuningRun
 
 GIVEN = {"sentence1": "w11 w12", "candidates": ["w13 w14", "w5 w15", "w16 w17 w18"]}

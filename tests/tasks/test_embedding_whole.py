@@ -24,9 +24,10 @@ from edgepeft.backbones.source import open_backbone
 from edgepeft.bundle.bundle import Bundle
 from edgepeft.bundle.delta import Delta
 from edgepeft.common.errors import DataError, UsageError
+from edgepeft.options.tune import TuneSettings
 from edgepeft.runtime.runtime import Runtime
 from edgepeft.training.exporting.bundle import export_bundle
-from edgepeft.tuning.target import Files, TuneSettings, from_task
+from edgepeft.tuning.target import Files, from_task
 from edgepeft.tuning.tune import TuningRun
 
 WORDS = [f"w{i}" for i in range(5, 13)]

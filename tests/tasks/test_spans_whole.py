@@ -26,9 +26,10 @@ from edgepeft.bundle.bundle import Bundle
 from edgepeft.bundle.delta import Delta
 from edgepeft.common.errors import EdgepeftError
 from edgepeft.data.pattern import UnreadableRow
+from edgepeft.options.tune import TuneSettings
 from edgepeft.runtime.runtime import Runtime
 from edgepeft.serve.schemas import Predictions, PredictRequest, TuneRow
-from edgepeft.tuning.target import Files, TuneSettings, from_task
+from edgepeft.tuning.target import Files, from_task
 from edgepeft.tuning.tune import TuningRun
 
 

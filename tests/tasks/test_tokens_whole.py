@@ -27,12 +27,13 @@ from edgepeft.data.rows import read_rows
 from edgepeft.data.words import Words, words_of
 from edgepeft.graph.prune_last_layer import drop_unread_rows
 from edgepeft.graph.splice import splice
+from edgepeft.options.tune import TuneSettings
 from edgepeft.runtime.passes import packed, put, unpacked
 from edgepeft.runtime.runtime import Runtime
 from edgepeft.runtime.session import open_session, run_session
 from edgepeft.serve.schemas import Predictions, PredictRequest, TuneRow
 from edgepeft.training.exporting.delta import export_delta
-from edgepeft.tuning.target import Files, TuneSettings, from_task
+from edgepeft.tuning.target import Files, from_task
 from edgepeft.tuning.tune import TuningRun
 
 TAGS = ("B-LOC", "B-PER", "I-LOC", "I-PER", "O")

@@ -1,7 +1,6 @@
 """Devices and precision without a GPU: `meta` stands for one, whose tensors have a place and no values."""
 
 import json
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -23,11 +22,11 @@ from edgepeft.data.parts import task_data
 from edgepeft.data.training_loop.engine import dropout_mask
 from edgepeft.data.training_loop.run import Interrupted
 from edgepeft.methods.base import methods
+from edgepeft.options.train import TrainSettings
 from edgepeft.tasks.classification import Classification
 from edgepeft.training.devices import check_memory, device_of, fitting, use_threads
 from edgepeft.training.engine import PyTorchEngine
 from edgepeft.training.loop import train_delta
-from edgepeft.training.settings import TrainSettings
 
 META = torch.device("meta")
 MASKS = partial(dropout_mask, 0, 0)
@@ -144,12 +143,12 @@ def test_a_run_says_where_and_how_it_was_computed_and_resumes_elsewhere_but_not_
     run = partial(train_delta, backbone, METHODS["mood"], task_data(rows()))
     calls = iter([False, False, True])
     with pytest.raises(Interrupted):
-        run(replace(OPTIONS, bf16=True, device="cpu"), tmp_path / "out", stop=lambda: next(calls))
+        run(OPTIONS.model_copy(update={"bf16": True, "device": "cpu"}), tmp_path / "out", stop=lambda: next(calls))
     with pytest.raises(UsageError, match=r"bf16 \(then true, now"):
         run(OPTIONS, tmp_path / "out", resume=True)
-    result = run(replace(OPTIONS, bf16=True, device="auto"), tmp_path / "out", resume=True)
+    result = run(OPTIONS.model_copy(update={"bf16": True, "device": "auto"}), tmp_path / "out", resume=True)
     assert (result.training["precision"], result.training["steps"]) == ("bfloat16", 6)
-    whole = run(replace(OPTIONS, device="cpu"), tmp_path / "whole")
+    whole = run(OPTIONS.model_copy(update={"device": "cpu"}), tmp_path / "whole")
     assert (whole.training["device"], whole.training["precision"]) == ("cpu", "float32")
 
 
@@ -192,14 +191,16 @@ def test_a_full_device_says_what_to_lower(backbone, tmp_path, monkeypatch, full)
 
     monkeypatch.setattr(PyTorchEngine, "step", step)
     with pytest.raises(DoesNotFit) as raised:
-        train_delta(backbone, METHODS["mood"], task_data(rows()), replace(OPTIONS, device="cpu"), tmp_path / "out")
+        train_delta(
+            backbone, METHODS["mood"], task_data(rows()), OPTIONS.model_copy(update={"device": "cpu"}), tmp_path / "out"
+        )
     said = str(raised.value)
     assert said == "cpu is out of memory. Lower --batch-size (8) or --max-length (32), with --force."
     with pytest.raises(DoesNotFit, match=r"\(32\), or give --bf16, with"), fitting(torch.device("mps"), OPTIONS_OF_MPS):
         raise full
 
 
-OPTIONS_OF_MPS = replace(OPTIONS, device="mps")
+OPTIONS_OF_MPS = OPTIONS.model_copy(update={"device": "mps"})
 
 
 def test_other_errors_stay_what_they_are():

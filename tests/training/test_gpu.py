@@ -3,7 +3,6 @@
 `make test-gpu` runs these.
 """
 
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -21,10 +20,10 @@ from edgepeft.data.parts import task_data
 from edgepeft.data.training_loop.engine import dropout_mask
 from edgepeft.data.training_loop.run import Interrupted
 from edgepeft.methods.base import methods
+from edgepeft.options.train import TrainSettings
 from edgepeft.tasks.classification import Classification
 from edgepeft.training.engine import CPU, PyTorchEngine
 from edgepeft.training.loop import train_delta
-from edgepeft.training.settings import TrainSettings
 
 pytestmark = pytest.mark.gpu
 
@@ -77,11 +76,11 @@ def test_a_run_is_resumed_on_the_other_device(gpu, small, tmp_path, first):
     places = {"cpu": "cpu", "gpu": gpu.type}
     begun, ended = (places[first], places["gpu" if first == "cpu" else "cpu"])
     run = partial(train_delta, small, METHODS["mood"], task_data(rows(240)))
-    whole = run(replace(OPTIONS, device="cpu"), tmp_path / "whole")
+    whole = run(OPTIONS.model_copy(update={"device": "cpu"}), tmp_path / "whole")
     calls = iter([False] * 4 + [True])
     with pytest.raises(Interrupted):
-        run(replace(OPTIONS, device=begun), tmp_path / "out", stop=lambda: next(calls))
-    result = run(replace(OPTIONS, device=ended), tmp_path / "out", resume=True)
+        run(OPTIONS.model_copy(update={"device": begun}), tmp_path / "out", stop=lambda: next(calls))
+    result = run(OPTIONS.model_copy(update={"device": ended}), tmp_path / "out", resume=True)
     assert result.training["device"].startswith(ended) and result.training["steps"] == 12
     assert next(result.delta.parameters()).device.type == "cpu"
     Delta.load(tmp_path / "out", small)
@@ -108,6 +107,12 @@ def test_a_full_gpu_says_what_to_lower(gpu, small, tmp_path):
     torch.cuda.set_per_process_memory_fraction(1e-6)
     try:
         with pytest.raises(DoesNotFit, match=r"^cuda .* is out of memory\. Lower --batch-size"):
-            train_delta(small, METHODS["mood"], task_data(rows()), replace(OPTIONS, device="cuda"), tmp_path / "out")
+            train_delta(
+                small,
+                METHODS["mood"],
+                task_data(rows()),
+                OPTIONS.model_copy(update={"device": "cuda"}),
+                tmp_path / "out",
+            )
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)

@@ -4,7 +4,6 @@ import errno
 import json
 import multiprocessing
 import signal
-from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 
@@ -25,11 +24,12 @@ from edgepeft.data.training_loop.checkpoint import Diverged
 from edgepeft.data.training_loop.engine import Scored, score_rows
 from edgepeft.data.training_loop.run import Interrupted
 from edgepeft.methods.base import method_named
+from edgepeft.options.train import TrainSettings
 from edgepeft.tasks.classification import Classification
 from edgepeft.training.curve import smaller
 from edgepeft.training.engine import PyTorchEngine, logits_of, loss_of
 from edgepeft.training.loop import train_delta
-from edgepeft.training.settings import TrainSettings
+from edgepeft.training.settings import filled
 
 KIND = Classification(("bad", "good"))
 OPTIONS = TrainSettings(task="mood", epochs=2, batch_size=8, max_length=32, learning_rate=1e-3, save_every=3)
@@ -56,7 +56,7 @@ def after(steps):
 
 def test_a_task_that_can_be_learnt_is_learnt_and_what_is_on_disk_scores_the_same(run, backbone, tmp_path):
     data = task_data(rows(240))
-    result = run(data=data, options=replace(OPTIONS, epochs=4, learning_rate=3e-3))
+    result = run(data=data, options=OPTIONS.model_copy(update={"epochs": 4, "lr": 3e-3}))
     assert result.score >= 0.9  # two thirds is the majority's share
     loaded = Delta.load(tmp_path / "out", backbone)
     rows_of_test = encode(data.test, data.task_kind, backbone.encoder(), 32, 0)
@@ -75,7 +75,7 @@ def test_the_folder_holds_the_delta_and_nothing_of_the_run(run, tmp_path):
 def test_numbers_are_predicted_by_a_regression(run):
     counted = [Row(text, None, str(n / 2), "f", i) for i, (text, _, n) in enumerate(texts(240))]
     data = task_data(counted, regression=True)
-    result = run(data=data, options=replace(OPTIONS, regression=True, epochs=6, learning_rate=3e-3))
+    result = run(data=data, options=OPTIONS.model_copy(update={"regression": True, "epochs": 6, "lr": 3e-3}))
     assert result.metric == "pearson_spearman"
     assert result.score > 0.5
     assert result.delta.card.labels is None
@@ -102,7 +102,7 @@ def test_every_trained_tensor_moves_and_no_weight_of_the_backbone_does(run, back
 def test_a_start_that_is_given_is_where_training_begins(run, backbone):
     torch.manual_seed(7)
     start = new_delta(backbone, HOULSBY, "other", ("bad", "good"), max_length=32).tensors()
-    still = replace(OPTIONS, epochs=None, steps=1, learning_rate=1e-9, head_learning_rate=1e-9)
+    still = OPTIONS.model_copy(update={"epochs": None, "steps": 1, "lr": 1e-9, "head_lr": 1e-9})
     ended = run(options=still, start=start).delta.tensors()
     assert ended.keys() == start.keys()
     assert all(torch.allclose(tensor, start[name], atol=1e-8) for name, tensor in ended.items())
@@ -117,7 +117,9 @@ def test_a_start_of_another_method_is_refused(run, backbone):
 
 
 def test_full_fine_tuning_trains_copies_and_leaves_the_model_as_it_was(run, backbone):
-    result = run(method=method_named("full").from_settings({}), options=replace(OPTIONS, steps=2, epochs=None))
+    result = run(
+        method=method_named("full").from_settings({}), options=OPTIONS.model_copy(update={"steps": 2, "epochs": None})
+    )
     trained = result.delta.override_tensors
     query = "encoder.layer.0.attention.self.query.weight"
     assert not torch.equal(trained[query].detach(), load_model(backbone).state_dict()[query])
@@ -132,9 +134,9 @@ def test_the_head_has_a_rate_of_its_own_and_every_tensor_one_of_the_two(backbone
 
 
 def test_the_method_gives_the_default_rate_and_a_mean_asks_for_a_faster_head(backbone):
-    options = TrainSettings(task="t").resolved(backbone, HOULSBY, KIND)
-    assert options.learning_rate == HOULSBY.learning_rate
-    assert options.head_learning_rate == 0.02
+    options = filled(TrainSettings(task="t"), backbone, HOULSBY, KIND)
+    assert options.lr == HOULSBY.learning_rate
+    assert options.head_lr == 0.02
     assert (options.epochs, options.metric, options.head, options.max_length) == (None, "accuracy", "linear", 64)
 
 
@@ -146,7 +148,7 @@ def test_the_best_evaluation_is_kept_and_not_the_last(run, monkeypatch):
         return Scored(*next(scores, (0.0, 0.0)), np.zeros(6, np.int64), np.zeros(6), KIND)
 
     monkeypatch.setattr("edgepeft.data.training_loop.engine.score_rows", planned)
-    result = run(options=replace(OPTIONS, epochs=3))
+    result = run(options=OPTIONS.model_copy(update={"epochs": 3}))
     assert (result.metrics["eval"], result.training["best_step"]) == (0.9, 12)  # 48 rows, 8 a step: 6 steps an epoch
     best = {name: tensor.detach().numpy() for name, tensor in result.delta.tensors().items()}
     for evaluated in (seen[1], seen[3]):
@@ -157,14 +159,14 @@ def test_the_best_evaluation_is_kept_and_not_the_last(run, monkeypatch):
 
 def test_equal_seeds_give_equal_bytes_and_others_do_not(run, tmp_path):
     for name, seed in (("a", 0), ("b", 0), ("c", 1)):
-        run(name, options=replace(OPTIONS, seed=seed))
+        run(name, options=OPTIONS.model_copy(update={"seed": seed}))
     assert content(tmp_path / "a") == content(tmp_path / "b")
     assert content(tmp_path / "a")["delta.safetensors"] != content(tmp_path / "c")["delta.safetensors"]
 
 
 def test_training_leaves_torchs_generator_as_it_was(run):
     torch.manual_seed(5)
-    run(options=replace(OPTIONS, steps=1, epochs=None))
+    run(options=OPTIONS.model_copy(update={"steps": 1, "epochs": None}))
     drawn = torch.rand(1)
     torch.manual_seed(5)
     assert torch.equal(drawn, torch.rand(1))
@@ -214,7 +216,7 @@ def test_a_full_disk_keeps_the_checkpoint_before_and_says_so(run, tmp_path, monk
 @pytest.mark.parametrize(
     ("more", "named"),
     [
-        ({"options": replace(OPTIONS, learning_rate=2e-3)}, r"learning_rate \(then 0.001, now 0.002\)"),
+        ({"options": OPTIONS.model_copy(update={"lr": 2e-3})}, r"learning_rate \(then 0.001, now 0.002\)"),
         ({"data": task_data(rows(61))}, "data "),
         ({"method": method_named("houlsby").from_settings({"bottleneck": 5})}, "hyperparameters"),
         ({"method": method_named("full").from_settings({})}, r"method \(then \"houlsby\", now \"full\"\)"),
@@ -270,13 +272,13 @@ def test_an_interrupted_replacement_leaves_the_old_delta_whole(run, tmp_path):
     run()
     before = content(tmp_path / "out")
     with pytest.raises(Interrupted):
-        run(options=replace(OPTIONS, seed=1), force=True, stop=after(4))
+        run(options=OPTIONS.model_copy(update={"seed": 1}), force=True, stop=after(4))
     assert before.items() <= content(tmp_path / "out").items()
 
 
 def test_a_run_that_diverges_says_which_rates_to_lower(run):
     with pytest.raises(EdgepeftError, match=r"Lower --lr \(1e\+30\)"):
-        run(options=replace(OPTIONS, learning_rate=1e30, epochs=3))
+        run(options=OPTIONS.model_copy(update={"lr": 1e30, "epochs": 3}))
 
 
 def test_a_run_that_diverges_after_an_evaluation_leaves_its_best_tensors(run, backbone, tmp_path, monkeypatch):
@@ -285,7 +287,7 @@ def test_a_run_that_diverges_after_an_evaluation_leaves_its_best_tensors(run, ba
         return loss_of(kind, logits, targets) * (float("nan") if broken.steps > 8 else 1.0)
 
     broken.steps = 0
-    run("six", options=replace(OPTIONS, epochs=None, steps=6))
+    run("six", options=OPTIONS.model_copy(update={"epochs": None, "steps": 6}))
     monkeypatch.setattr("edgepeft.training.engine.loss_of", broken)
     with pytest.raises(
         Diverged, match=r"nan in step 9: .* Lower --lr .*out holds its best tensors, of step 6 \(accuracy"
@@ -300,7 +302,7 @@ def test_a_run_that_diverges_after_an_evaluation_leaves_its_best_tensors(run, ba
 
 
 def test_patience_ends_a_run_that_brings_nothing_more(run):
-    still = replace(OPTIONS, epochs=9, learning_rate=1e-12, head_learning_rate=1e-12, patience=2)
+    still = OPTIONS.model_copy(update={"epochs": 9, "lr": 1e-12, "head_lr": 1e-12, "patience": 2})
     result = run(options=still)
     assert (result.training["best_step"], result.training["steps"]) == (6, 18)  # scored alike after 6, 12 and 18
 
@@ -311,7 +313,7 @@ def test_a_balanced_loss_is_the_mean_of_rows_weighed_by_their_labels(run, backbo
     torch.manual_seed(1)
     start = new_delta(backbone, HOULSBY, "mood", data.labels, max_length=32)
     torch.nn.init.normal_(start.head.classifier.weight)  # a fresh head answers all rows alike, whatever they weigh
-    balanced = replace(OPTIONS, epochs=None, steps=1, batch_size=48, balanced=True)
+    balanced = OPTIONS.model_copy(update={"epochs": None, "steps": 1, "batch_size": 48, "balanced": True})
     watch = {"watch": lambda p: seen.append(p.loss) if p.phase == "train" else None, "start": start.tensors()}
     result = run(data=data, options=balanced, **watch)
     encoded = encode(data.train, data.task_kind, backbone.encoder(), 32, 0)
@@ -323,13 +325,13 @@ def test_a_balanced_loss_is_the_mean_of_rows_weighed_by_their_labels(run, backbo
     assert result.training["class_weights"] == {"bad": 1.5, "good": 0.75}
     assert seen[0] == pytest.approx((weights * losses).sum() / weights.sum(), rel=0, abs=error)
     assert abs(losses.mean() - seen[0]) > 10 * error
-    assert "class_weights" not in run("plain", options=replace(balanced, balanced=False)).training
+    assert "class_weights" not in run("plain", options=balanced.model_copy(update={"balanced": False})).training
 
 
 def test_a_learning_curve_scores_growing_parts_of_the_rows_and_leaves_the_delta_as_it_would_be(run, tmp_path):
     data = task_data(rows())
     whole = run("whole", data=data)
-    result = run("curve", data=data, options=replace(OPTIONS, curve=True))
+    result = run("curve", data=data, options=OPTIONS.model_copy(update={"curve": True}))
     curve = result.metrics["curve"]
     assert [point["rows"] for point in curve] == [5, 10, 19, 34, 48]
     assert curve[-1]["test"] == whole.score and set(curve[0]["baselines"]) == {"majority", "linear head"}
@@ -348,7 +350,7 @@ def test_a_learning_curve_scores_growing_parts_of_the_rows_and_leaves_the_delta_
 
 
 def test_a_run_that_is_stopped_in_its_curve_resumes_to_the_same_bytes(run, tmp_path):
-    options = replace(OPTIONS, curve=True)
+    options = OPTIONS.model_copy(update={"curve": True})
     run("whole", options=options)
     with pytest.raises(Interrupted, match="after step 1 of 4"):  # 12 steps on all rows, 2 on five, 1 of ten
         run("stopped", options=options, stop=after(15))
@@ -366,17 +368,17 @@ def test_a_gradient_that_is_not_finite_is_never_taken_for_the_best_step(run, tmp
 
     monkeypatch.setattr("edgepeft.training.engine.loss_of", steep)
     with pytest.raises(EdgepeftError, match=r"the gradients are not finite in step 1: .* Lower --lr \(0\.001\)"):
-        run(options=replace(OPTIONS, epochs=None, steps=1))
+        run(options=OPTIONS.model_copy(update={"epochs": None, "steps": 1}))
     assert "delta.json" not in content(tmp_path / "out")
 
 
 def test_a_length_beyond_the_backbones_positions_is_refused(run):
     with pytest.raises(UsageError, match="positions for 64 tokens"):
-        run(options=replace(OPTIONS, max_length=65))
+        run(options=OPTIONS.model_copy(update={"max_length": 65}))
 
 
 def test_the_card_says_how_the_delta_came_about(run, tmp_path):
-    run(data=task_data(rows(), few_shot=20, seed=3), options=replace(OPTIONS, seed=3))
+    run(data=task_data(rows(), few_shot=20, seed=3), options=OPTIONS.model_copy(update={"seed": 3}))
     card = json.loads((tmp_path / "out" / "delta.json").read_text())
     metrics = card["metrics"]
     assert (metrics["n_train"], metrics["n_eval"], metrics["n_test"]) == (20, 6, 6)

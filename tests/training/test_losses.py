@@ -15,10 +15,11 @@ from small import ASKED, LENGTH, METHODS, start_of, write_backbone, write_rows
 
 from edgepeft.backbones.tokens import Text
 from edgepeft.data.parts import load_data
+from edgepeft.options.train import TrainSettings
+from edgepeft.options.tune import TuneSettings
 from edgepeft.training import loop
 from edgepeft.training.exporting.bundle import export_bundle
-from edgepeft.training.settings import TrainSettings
-from edgepeft.tuning.target import Files, TuneSettings
+from edgepeft.tuning.target import Files
 from edgepeft.tuning.tune import tune_task
 
 # (task, dropout): losses of the steps, losses of the evaluation rows after each epoch.

@@ -7,9 +7,9 @@ from small import METHODS
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from edgepeft.data.parts import task_data
+from edgepeft.options.train import TrainSettings
 from edgepeft.training import devices, loop
 from edgepeft.training.devices import attention_for, float32_by_onednn, is_float32
-from edgepeft.training.settings import TrainSettings
 
 CPU = torch.device("cpu")
 MATMUL = torch.backends.mkldnn.matmul

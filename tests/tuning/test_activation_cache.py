@@ -20,11 +20,12 @@ from edgepeft.common.errors import EdgepeftError, UsageError
 from edgepeft.data.training_loop.run import Interrupted
 from edgepeft.graph.prune_last_layer import read_rows
 from edgepeft.methods.base import method_named
+from edgepeft.options.tune import TuneSettings
 from edgepeft.training.exporting.bundle import export_bundle
 from edgepeft.tuning import activation_cache as hidden
 from edgepeft.tuning import step
 from edgepeft.tuning.activation_cache import HiddenStates
-from edgepeft.tuning.target import Files, TuneSettings, from_task
+from edgepeft.tuning.target import Files, from_task
 from edgepeft.tuning.tune import TuningRun, tune_task
 
 # Method, settings, and where the deployed graph must be cut: read off the architecture, not off the code.  Of the last
@@ -109,7 +110,7 @@ def test_where_the_head_alone_is_trained_a_row_keeps_what_the_head_reads(tmp_pat
     opened, options = Bundle(tmp_path / "bundle"), TuneSettings(steps=6, batch_size=8, learning_rate=1e-2)
     target = head_only(from_task(opened, "mood", Files(moods), options))
     kept = TuningRun(opened, target, options, tmp_path, threads=1)
-    whole = TuningRun(opened, target, dataclasses.replace(options, prefix_cache=False), tmp_path, threads=1)
+    whole = TuningRun(opened, target, options.model_copy(update={"prefix_cache": False}), tmp_path, threads=1)
     (state,) = kept.layout.split.states
     assert state.by_row and (kept_at == "pooler" or state.name == read_rows(kept_at))
     assert kept.engine.trained.keys() == {name for name in kept.engine.trained if name.startswith("head/")}
@@ -214,4 +215,4 @@ def test_a_run_says_how_its_steps_were_computed(source, moods, tmp_path):
     tuned = tune_task(bundle, "top", Files(moods), options, threads=1)
     assert (tuned.training["micro_batch"], tuned.training["prefix_cache"]) == (3, True)
     with pytest.raises(UsageError, match="--micro-batch 9 is more than the 8 rows"):
-        tune_task(bundle, "top", Files(moods), dataclasses.replace(options, micro_batch=9), threads=1)
+        tune_task(bundle, "top", Files(moods), options.model_copy(update={"micro_batch": 9}), threads=1)

@@ -18,7 +18,8 @@ from edgepeft.bundle.bundle import Bundle
 from edgepeft.bundle.delta import Delta
 from edgepeft.common.errors import UsageError
 from edgepeft.data.training_loop.run import Interrupted
-from edgepeft.tuning.target import Files, TuneSettings, from_task
+from edgepeft.options.tune import TuneSettings
+from edgepeft.tuning.target import Files, from_task
 from edgepeft.tuning.tune import TuningRun, tune_task
 
 from .conftest import write_moods

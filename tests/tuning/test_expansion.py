@@ -22,10 +22,11 @@ from edgepeft.data.training_loop.run import Interrupted
 from edgepeft.deploy.verify import audit
 from edgepeft.graph.derived_weights import RECIPE
 from edgepeft.methods.base import method_named
+from edgepeft.options.tune import TuneSettings
 from edgepeft.training.exporting.bundle import export_bundle
 from edgepeft.tuning import memory
 from edgepeft.tuning.memory import demand_of
-from edgepeft.tuning.target import Files, TuneSettings, from_task
+from edgepeft.tuning.target import Files, from_task
 from edgepeft.tuning.tune import TuningRun, tune_task
 
 SAID = method_named("intrinsic-said").from_settings({"dimension": "120", "seed": "3"})

@@ -12,9 +12,10 @@ from edgepeft.bundle.bundle import Bundle
 from edgepeft.common.errors import BundleError
 from edgepeft.graph.gradient import rule as gradient_rule
 from edgepeft.graph.gradient.rule import rules
+from edgepeft.options.tune import TuneSettings
 from edgepeft.tuning.engine import wrong_slope
 from edgepeft.tuning.step import TrainingStep
-from edgepeft.tuning.target import Files, TuneSettings
+from edgepeft.tuning.target import Files
 from edgepeft.tuning.tune import tune_task
 
 from .conftest import write_moods

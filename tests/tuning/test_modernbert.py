@@ -12,8 +12,9 @@ from training_loops import steps_beside_pytorchs
 from edgepeft.backbones.source import open_backbone
 from edgepeft.bundle.bundle import Bundle
 from edgepeft.deploy.verify import audit
+from edgepeft.options.tune import TuneSettings
 from edgepeft.training.exporting.bundle import export_bundle
-from edgepeft.tuning.target import Files, TuneSettings, from_task
+from edgepeft.tuning.target import Files, from_task
 from edgepeft.tuning.tune import TuningRun, tune_task
 
 LENGTHS = (3, 9, 30, 150)  # in words; a block is of 32 tokens, and rows of more than 128 have several

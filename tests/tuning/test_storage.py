@@ -20,9 +20,10 @@ from edgepeft.common.errors import UsageError
 from edgepeft.deploy.install import roll_back
 from edgepeft.deploy.verify import audit
 from edgepeft.methods.base import method_named
+from edgepeft.options.tune import TuneSettings
 from edgepeft.runtime.runtime import Runtime
 from edgepeft.training.exporting.bundle import add_deltas, export_bundle
-from edgepeft.tuning.target import Files, TuneSettings, from_task, from_template
+from edgepeft.tuning.target import Files, from_task, from_template
 from edgepeft.tuning.tune import TuningRun, tune_task
 
 from .conftest import known
@@ -137,7 +138,7 @@ def test_gradients_pass_8_bit_weights_as_was_asked(eight, moods, tmp_path, backw
 
 
 def test_an_unknown_way_back_is_refused():
-    with pytest.raises(UsageError, match="--backward 'int4': it is fp32 or int8"):
+    with pytest.raises(UsageError, match="backward must be 'int8' or 'fp32', found 'int4'"):
         TuneSettings(backward="int4")
 
 

@@ -27,12 +27,13 @@ from edgepeft.data.training_loop.run import Interrupted
 from edgepeft.deploy.verify import audit
 from edgepeft.graph.gradient.training import training_facts
 from edgepeft.methods.base import method_of
+from edgepeft.options.tune import TuneSettings
 from edgepeft.runtime.runtime import Runtime
 from edgepeft.training.exporting.bundle import export_bundle
 from edgepeft.training.exporting.delta import export_delta
 from edgepeft.tuning.activation_cache import training_graph
 from edgepeft.tuning.step import Expansion, StepRows, TrainingStep
-from edgepeft.tuning.target import Files, TuneSettings, deployed_graph
+from edgepeft.tuning.target import Files, deployed_graph
 from edgepeft.tuning.tune import tune_task
 
 METHODS: dict[str, dict[str, Any]] = {

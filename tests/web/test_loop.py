@@ -10,8 +10,8 @@ from node import run_node
 from edgepeft.data.batches import epoch_batches
 from edgepeft.data.parts import PARTS, task_data
 from edgepeft.data.rows import Row
-from edgepeft.data.training_loop.engine import TrainingLoopOptions
 from edgepeft.data.training_loop.run import evaluation_interval, rate_factor, warmup_steps
+from edgepeft.options.base import TrainingLoopOptions
 
 LOOP = 'const { parted, epochBatches, plan, rateFactor } = await import(MODULE + "loop.js");'
 

@@ -10,10 +10,11 @@ from edgepeft.bench.compare import ResultFile
 from edgepeft.bundle.bundle import Bundle
 from edgepeft.common.atomic import write_json
 from edgepeft.deploy.install import commit_tasks
+from edgepeft.options.tune import TuneSettings
 from edgepeft.runtime.runtime import Runtime
 from edgepeft.tuning.federated import LocalTuner
 from edgepeft.tuning.from_page import prepare_tuned
-from edgepeft.tuning.target import Files, TuneSettings
+from edgepeft.tuning.target import Files
 from edgepeft.web.site import write_service_worker, write_site
 
 from .test_browser import MODULES, pytestmark, served, worded  # noqa: F401

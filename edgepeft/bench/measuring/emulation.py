@@ -21,9 +21,8 @@ from edgepeft.bench.measuring.process import WorkerProcess
 from edgepeft.bench.planning.job import Job
 from edgepeft.bench.workloads.copy import BYTES_PER_STEP
 from edgepeft.common.errors import EdgepeftError, UsageError
-from edgepeft.device.host.groups import SMALLEST_QUOTA
+from edgepeft.device.host.groups import ROOT, SMALLEST_QUOTA
 from edgepeft.device.host.machine import board_name, cpu_model, thread_count
-from edgepeft.device.host.sensors import ROOT
 from edgepeft.device.limits.placement import Limits
 from edgepeft.device.profile_schema import Profile
 from edgepeft.device.profiles import is_this_board

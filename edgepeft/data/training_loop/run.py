@@ -29,7 +29,8 @@ from edgepeft.data.training_loop.checkpoint import (
     risen,
     save_checkpoint,
 )
-from edgepeft.data.training_loop.engine import Arrays, Scored, TrainingEngine, TrainingLoopOptions, dropout_mask
+from edgepeft.data.training_loop.engine import Arrays, Scored, TrainingEngine, dropout_mask
+from edgepeft.options.base import TrainingLoopOptions
 from edgepeft.tasks._headline import headline, headline_metrics
 
 __all__ = [

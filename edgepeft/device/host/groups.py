@@ -21,6 +21,7 @@ import psutil
 
 __all__ = [
     "PROC",
+    "ROOT",
     "SMALLEST_QUOTA",
     "UNIFIED",
     "V1",
@@ -40,7 +41,7 @@ __all__ = [
     "write_quota",
 ]
 
-PROC = Path("/proc")
+ROOT, PROC = Path("/"), Path("/proc")
 UNIFIED = ""  # the controller name under which groups_of() lists the cgroup v2 group
 _PREFIX = "edgepeft"
 _PERIOD_US = "100000"

@@ -21,7 +21,7 @@ import psutil
 from edgepeft import __version__
 from edgepeft.common.errors import EdgepeftError
 from edgepeft.device.host import groups
-from edgepeft.device.host.sensors import ROOT
+from edgepeft.device.host.groups import ROOT
 
 __all__ = [
     "KNOWN_BAD",

@@ -13,8 +13,9 @@ from edgepeft.data.batches import Encoded
 from edgepeft.data.parts import PARTS, task_data
 from edgepeft.data.rows import Row
 from edgepeft.data.training_loop.checkpoint import Diverged, latest
-from edgepeft.data.training_loop.engine import StepOutcome, TrainingEngine, TrainingLoopOptions, dropout_mask
+from edgepeft.data.training_loop.engine import StepOutcome, TrainingEngine, dropout_mask
 from edgepeft.data.training_loop.run import Interrupted, TrainingLoop
+from edgepeft.options.base import TrainingLoopOptions
 from edgepeft.tasks.regression import Regression
 
 ROWS = [Row("w " * (i % 5), None, str(i % 7), "memory", i) for i in range(60)]

@@ -9,7 +9,8 @@ import pytest
 
 from edgepeft.common.errors import UnknownName, UsageError
 from edgepeft.data.batches import Encoded
-from edgepeft.data.training_loop.engine import TrainingLoopOptions, score_rows
+from edgepeft.data.training_loop.engine import score_rows
+from edgepeft.options.base import TrainingLoopOptions
 from edgepeft.tasks.classification import Classification
 from edgepeft.tasks.regression import Regression
 
