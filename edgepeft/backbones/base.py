@@ -339,15 +339,15 @@ class Family(ABC):
         raise BundleError(f"a {architecture.model_type} has no decoder that could be taught to write text.")
 
     @abstractmethod
-    def neighbours(self, site: Site) -> dict[str, str]:
+    def neighbours(self, architecture: Architecture, site: Site) -> dict[str, str]:
         """``input``, ``residual`` and ``norm`` of a site -> value of the graph, those that it has."""
 
     def bindings(self, architecture: Architecture) -> dict[str, str]:
         """Site, ``<site>.input``, ``<site>.residual``, ``Helper`` and ``own_values`` -> value of the graph."""
         values = {helper.value: value for helper, value in HELPERS.items()} | dict(self.own_values)
         for site in architecture.sites:
-            values[site.name] = site.name
-            values |= {f"{site.name}.{suffix}": value for suffix, value in self.neighbours(site).items()}
+            values[site.name], around = site.name, self.neighbours(architecture, site)
+            values |= {f"{site.name}.{suffix}": value for suffix, value in around.items()}
         return values
 
 
@@ -367,5 +367,5 @@ def family_of(config: Mapping[str, Any]) -> Family:
 def families() -> dict[str, Family]:
     """Every family, by each of its model types."""
     modules = modules_of("edgepeft.backbones", skip=("hooks",))  # the torch side; a board has none
-    found: list[Family] = [module.FAMILY for module in modules if hasattr(module, "FAMILY")]
+    found = [value for module in modules for value in vars(module).values() if isinstance(value, Family)]
     return {known: family for family in found for known in family.model_types}
