@@ -339,15 +339,15 @@ class Family(ABC):
         raise BundleError(f"a {architecture.model_type} has no decoder that could be taught to write text.")
 
     @abstractmethod
-    def neighbours(self, site: Site) -> dict[str, str]:
+    def neighbours(self, architecture: Architecture, site: Site) -> dict[str, str]:
         """``input``, ``residual`` and ``norm`` of a site -> value of the graph, those that it has."""
 
     def bindings(self, architecture: Architecture) -> dict[str, str]:
         """Site, ``<site>.input``, ``<site>.residual``, ``Helper`` and ``own_values`` -> value of the graph."""
         values = {helper.value: value for helper, value in HELPERS.items()} | dict(self.own_values)
         for site in architecture.sites:
-            values[site.name] = site.name
-            values |= {f"{site.name}.{suffix}": value for suffix, value in self.neighbours(site).items()}
+            values[site.name], around = site.name, self.neighbours(architecture, site)
+            values |= {f"{site.name}.{suffix}": value for suffix, value in around.items()}
         return values
 
 

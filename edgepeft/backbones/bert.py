@@ -1,39 +1,146 @@
-"""BERT and its relatives: post-LN encoders (Devlin et al., 2019); their shapes are in ``_bert.py``.
+"""BERT and its relatives: a row for each, in two tables.
 
-MPNet (Song et al., 2020, arXiv:2004.09297) also adds to attention what all layers share for the distance between two
-tokens.  The graph runs on packed tokens: see ``packing.py``.
-
-Letters: B batch, S padded length, T real tokens, d hidden, h heads.
+Norms stand past the sums (Devlin et al., 2019), or before sub-layers and past the last layer (Xiong et al., 2020,
+arXiv:2002.04745).  MPNet (Song et al., 2020, arXiv:2004.09297) also adds to attention what all layers share for the
+distance between two tokens.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from dataclasses import replace
+from typing import ClassVar
 
-import numpy as np
-import onnx
-from onnx import TensorProto
+from edgepeft.backbones._layouts import BUCKETS, ENCODERS, ModelLayout
+from edgepeft.backbones.encoder import Encoder
 
-from edgepeft.backbones._bert import (
-    ACTIVATION_NODES,
-    modules_of,
-    neighbours,
-    sites_of,
-    sizes_of,
-    tensors_of,
-)
-from edgepeft.backbones._layouts import FURTHEST, LAYOUTS, ModelLayout
-from edgepeft.backbones.base import Architecture, Family, Role, Site
-from edgepeft.backbones.checkpoint import Checkpoint
-from edgepeft.backbones.emit import Emitter
-from edgepeft.backbones.packing import Packing
-from edgepeft.backbones.positions import distance_bias
+__all__ = ["FAMILY", "LAYOUTS", "PRE_NORM", "Bert", "PreNorm"]
 
-__all__ = ["FAMILY", "Bert", "BertBuilder"]
+_ROBERTA = ModelLayout(prefix="roberta.", counted_positions=True, head="roberta", defaults={"pad_token_id": 1})
+LAYOUTS = {
+    "bert": ModelLayout(prefix="bert.", pooler="pooler.dense", head="bert-pooler"),
+    "ernie": ModelLayout(
+        prefix="ernie.",
+        task_types=True,
+        pooler="pooler.dense",
+        head="bert-pooler",
+        defaults={"task_type_vocab_size": 3},
+    ),
+    "roberta": _ROBERTA,
+    "xlm-roberta": _ROBERTA,
+    "camembert": _ROBERTA,
+    "data2vec-text": replace(_ROBERTA, prefix="data2vec_text."),
+    "electra": ModelLayout(
+        prefix="electra.",
+        projection="embeddings_project",
+        head="electra",
+        defaults={"embedding_size": 128},
+    ),
+    "rembert": ModelLayout(
+        prefix="rembert.",
+        projection="encoder.embedding_hidden_mapping_in",
+        always_projects=True,
+        pooler="pooler.dense",
+        head="bert-pooler",
+        keys={"embedding_size": "input_embedding_size"},
+        defaults={"embedding_size": 256},
+    ),
+    "albert": ModelLayout(
+        prefix="albert.",
+        layer="encoder.albert_layer_groups.{i}.albert_layers.0.",
+        shares_layers=True,
+        query="attention.query",
+        key="attention.key",
+        value="attention.value",
+        attention_output="attention.dense",
+        attention_dropout="attention.output_dropout",
+        attention_norm="attention.LayerNorm",
+        attention_residual=("attention", 0),
+        up="ffn",
+        activation="activation",
+        down="ffn_output",
+        ffn_dropout="ffn_output",  # no dropout follows
+        ffn_residual=("ffn", 0),
+        ffn_norm="full_layer_layer_norm",
+        layer_end="full_layer_layer_norm",
+        projection="encoder.embedding_hidden_mapping_in",
+        always_projects=True,
+        pooler="pooler",
+        head="albert-pooler",
+        defaults={"embedding_size": 128, "hidden_act": "gelu_new", "num_hidden_groups": 1},
+        fixed={**ENCODERS, "inner_group_num": 1},
+    ),
+    "mpnet": ModelLayout(
+        prefix="mpnet.",
+        query="attention.attn.q",
+        key="attention.attn.k",
+        value="attention.attn.v",
+        attention_output="attention.attn.o",
+        attention_dropout="attention.dropout",
+        attention_norm="attention.LayerNorm",
+        attention_residual=("attention", 0),
+        token_types=False,
+        counted_positions=True,
+        distances="encoder.relative_attention_bias.weight",
+        distances_enter=("attention.attn", 3),
+        head="roberta",
+        defaults={"pad_token_id": 1},
+        fixed={**ENCODERS, "pad_token_id": 1, "relative_attention_num_buckets": BUCKETS},
+    ),
+    "distilbert": ModelLayout(
+        prefix="distilbert.",
+        layer="transformer.layer.{i}.",
+        query="attention.q_lin",
+        key="attention.k_lin",
+        value="attention.v_lin",
+        attention_output="attention.out_lin",
+        attention_dropout="attention.out_lin",  # no dropout follows
+        attention_norm="sa_layer_norm",
+        attention_residual=("", 0),
+        up="ffn.lin1",
+        activation="ffn.activation",
+        down="ffn.lin2",
+        ffn_dropout="ffn.dropout",
+        ffn_residual=("ffn", 0),
+        ffn_norm="output_layer_norm",
+        layer_end="output_layer_norm",
+        token_types=False,
+        masked="transformer",
+        reference="sdpa",  # the eager one has as many keys as tokens, and so no prefix
+        head="distilbert",
+        keys={
+            "hidden_size": "dim",
+            "num_hidden_layers": "n_layers",
+            "num_attention_heads": "n_heads",
+            "intermediate_size": "hidden_dim",
+            "hidden_act": "activation",
+        },
+    ),
+}
+_PRE_NORM = {
+    "xlm-roberta-xl": replace(
+        _ROBERTA,
+        attention_norm="attention.self_attn_layer_norm",
+        ffn_dropout="output.dense",  # no dropout follows
+        ffn_norm="LayerNorm",
+        embeddings_norm="",
+        last_norm="encoder.LayerNorm",
+        defaults={"pad_token_id": 1, "layer_norm_eps": 1e-5, "type_vocab_size": 1},
+    ),
+    "roberta-prelayernorm": replace(
+        _ROBERTA,
+        prefix="roberta_prelayernorm.",
+        attention_norm="attention.LayerNorm",
+        ffn_norm="intermediate.LayerNorm",
+        last_norm="LayerNorm",
+    ),
+    "megatron-bert": replace(
+        LAYOUTS["bert"], attention_norm="attention.ln", ffn_norm="ln", embeddings_norm="", last_norm="encoder.ln"
+    ),
+}
 
 
-class Bert(Family):
+class Bert(Encoder):
     """BERT, MiniLM, RoBERTa, XLM-R, CamemBERT, data2vec, ERNIE, RemBERT, ALBERT, ELECTRA, DistilBERT and MPNet."""
 
     name: ClassVar[str] = "bert"
@@ -46,142 +153,17 @@ class Bert(Family):
         "ERNIE with use_task_id: texts are of its first task type, as in transformers where none is given.",
     )
 
-    def architecture(self, config: Mapping[str, Any]) -> Architecture:
-        """Sizes, tensors and sites from the config."""
-        layout = self.layout_of(config)
-        sizes = sizes_of(config, layout)
-        d, offset = sizes.hidden_size, sizes.pad_token_id + 1 if layout.counted_positions else 0
-        token_types = ("token_type_ids",) if layout.token_types and sizes.type_vocab_size > 1 else ()
-        return Architecture(
-            family=self.name,
-            model_type=config["model_type"],
-            hidden_size=d,
-            n_layers=sizes.num_hidden_layers,
-            n_heads=sizes.num_attention_heads,
-            intermediate_size=sizes.intermediate_size,
-            vocab_size=sizes.vocab_size,
-            max_length=sizes.max_position_embeddings - offset,
-            pad_token_id=sizes.pad_token_id,
-            layer_norm_eps=sizes.layer_norm_eps,
-            activation=sizes.hidden_act,
-            sites=sites_of(layout, sizes),
-            tensors=tensors_of(layout, sizes),
-            pooler={f"{layout.pooler}.weight": (d, d), f"{layout.pooler}.bias": (d,)} if layout.pooler else {},
-            norms=tuple(module for module, shape in modules_of(layout, sizes) if len(shape) == 1),
-            inputs=("input_ids", "attention_mask", *token_types),
-            head=layout.head,
-            reference=layout.reference,
-        )
 
-    def layout_of(self, config: Mapping[str, Any]) -> ModelLayout:
-        """The row of the table."""
-        return self.layouts[config["model_type"]]
+class PreNorm(Encoder):
+    """XLM-R-XL, RoBERTa-PreLayerNorm and Megatron-BERT."""
 
-    def neighbours(self, site: Site) -> dict[str, str]:
-        """What stands beside a site of its layer."""
-        return neighbours(site)
-
-    def checkpoint_prefix(self, architecture: Architecture) -> str:
-        """``bert.``, and so on."""
-        return self.layouts[architecture.model_type].prefix
-
-    def build_graph(self, architecture: Architecture, checkpoint: Checkpoint) -> onnx.ModelProto:
-        """The packed-token graph; its outputs are last_hidden_state [B, S, d] and the pooled values [B, d]."""
-        return self.builder(architecture, self.layouts[architecture.model_type], checkpoint).model()
-
-    @property
-    def builder(self) -> type[BertBuilder]:
-        """What emits its models."""
-        return BertBuilder
+    name: ClassVar[str] = "bert-pre-norm"
+    model_types: ClassVar[tuple[str, ...]] = tuple(_PRE_NORM)
+    layouts: ClassVar[Mapping[str, ModelLayout]] = _PRE_NORM
+    limits: ClassVar[tuple[str, ...]] = (
+        "Positions are learnt and absolute: another position_embedding_type is refused.",
+        "Encoders alone: is_decoder and add_cross_attention are refused.",
+    )
 
 
-FAMILY = Bert()
-
-
-class BertBuilder:
-    """Emits one model; the methods follow the data from token ids to pooled values."""
-
-    def __init__(self, architecture: Architecture, layout: ModelLayout, checkpoint: Checkpoint) -> None:
-        self.arch, self.layout = architecture, layout
-        self.emit = Emitter(checkpoint, architecture.tensors)
-        self.packing = Packing(self.emit, architecture.n_heads)
-
-    def model(self) -> onnx.ModelProto:
-        """The finished graph."""
-        hidden, self.bias = self._embed(), self._distance_bias()
-        for i in range(self.arch.n_layers):
-            hidden = self._layer(i, hidden)
-        outputs = self.packing.outputs(self._last(hidden), self.arch.hidden_size)
-        return self.emit.model(self.arch.model_type, self.arch.inputs, outputs)
-
-    def _last(self, hidden: str) -> str:
-        """What is pooled, of the last layer's output."""
-        return hidden
-
-    def _norm(self, module: str, value: str, output: str) -> str:
-        return self.emit.norm(module, value, self.arch.layer_norm_eps, output)
-
-    def _positions(self) -> str:
-        op = self.emit.op
-        if not self.layout.counted_positions:  # the column itself says where attention finds a token, too
-            return op("Identity", self.packing.column, output=Role.POSITION_IDS.value)
-        pad = self.emit.constant("pad_token_id", self.arch.pad_token_id, np.int64)
-        counted = op("Cast", op("Not", op("Equal", "input_ids", pad)), to=TensorProto.INT64)  # (B, S)
-        positions = op("Add", op("Mul", op("CumSum", counted, self.packing.one), counted), pad)
-        return self.packing.packed(positions, output=Role.POSITION_IDS.value)
-
-    def _embed(self) -> str:
-        op = self.emit.op
-        table = self.emit.weight("embeddings.word_embeddings.weight")
-        hidden = op("Gather", table, self.packing.packed("input_ids"), output="word_embeddings")
-        if "embeddings.token_type_embeddings.weight" in self.arch.tensors:
-            table = self.emit.weight("embeddings.token_type_embeddings.weight")
-            types = self.packing.packed("token_type_ids") if "token_type_ids" in self.arch.inputs else self.packing.zero
-            hidden = op("Add", hidden, op("Gather", table, types))
-        if self.layout.positions:
-            table = self.emit.weight("embeddings.position_embeddings.weight")
-            hidden = op("Add", hidden, op("Gather", table, self._positions(), output="position_embeddings"))
-        if "embeddings.task_type_embeddings.weight" in self.arch.tensors:
-            table = self.emit.weight("embeddings.task_type_embeddings.weight")
-            hidden = op("Add", hidden, op("Gather", table, self.packing.zero))
-        projects = f"{self.layout.projection}.weight" in self.arch.tensors
-        output = "embeddings_norm" if projects else "embeddings"
-        if self.layout.embeddings_norm:
-            hidden = self._norm("embeddings.LayerNorm", hidden, output)
-        else:
-            hidden = op("Identity", hidden, output=output)
-        return self.emit.linear(self.layout.projection, hidden, "embeddings") if projects else hidden
-
-    def _distance_bias(self) -> str:
-        """(B, h, S, S), what leaves padding out included; nothing where tokens are told apart by position alone."""
-        if not (table := self.layout.distances):
-            return ""
-        op, packing = self.emit.op, self.packing
-        name = Role.DISTANCE_BIAS.value
-        bias = distance_bias(self.emit, table, packing.distances(), FURTHEST, both_ways=True, output=name)
-        return op("Add", bias, packing.mask_bias)
-
-    def _layer(self, i: int, hidden: str) -> str:
-        layout, name, layer, op = self.layout, f"layer.{i}.", self.arch.layer_path(i), self.emit.op
-        context = self._attention(layer, name, hidden)
-        attended = self.emit.linear(layer + layout.attention_output, context, name + "attention_output")
-        attended = self._norm(layer + layout.attention_norm, op("Add", attended, hidden), name + "attention_norm")
-        total = op("Add", self._feed_forward(layer, name, attended), attended)
-        return self._norm(layer + layout.ffn_norm, total, name + "layer_output")
-
-    def _feed_forward(self, layer: str, name: str, hidden: str) -> str:
-        """(T, d) -> (T, d)."""
-        linear, (activation, attributes) = self.emit.linear, ACTIVATION_NODES[self.arch.activation]
-        up = linear(layer + self.layout.up, hidden, name + "ffn_up")
-        up = self.emit.op(activation, up, output=name + "ffn_activation", **attributes)
-        return linear(layer + self.layout.down, up, name + "ffn_output")
-
-    def _attention(self, layer: str, name: str, hidden: str) -> str:
-        """(T, d) -> (T, d)."""
-        layout, linear, d = self.layout, self.emit.linear, self.arch.hidden_size
-        scale = self.emit.constant("query_scale", (d // self.arch.n_heads) ** -0.5, np.float32)
-        query = linear(layer + layout.query, hidden, name + "query")
-        key = linear(layer + layout.key, hidden, name + "key")
-        value = linear(layer + layout.value, hidden, name + "value")
-        query = self.emit.op("Mul", query, scale)
-        return self.packing.attend(query, key, value, d, name + "context", bias=self.bias, heads=name)
+FAMILY, PRE_NORM = Bert(), PreNorm()

@@ -5,6 +5,8 @@ Of architectures known by name the Hugging Face configs are package data; no wei
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ from edgepeft.common.bounded import json_at
 from edgepeft.common.errors import BundleError, UnknownName, UsageError
 from edgepeft.common.resources import package_data
 
-__all__ = ["MOST_LAYERS", "architecture_names", "checked", "config_of", "read_config"]
+__all__ = ["MOST_LAYERS", "architecture_names", "checked", "config_of", "read_config", "rope_theta"]
 
 MOST_LAYERS = 1000
 _LARGEST = 100_000_000  # no size of a model that exists; a damaged config must not fill the memory
@@ -53,3 +55,40 @@ def config_of(name: str) -> dict[str, Any]:
     if key not in known:
         raise UnknownName("architecture", name, known.values())
     return read_config(package_data("architectures") / f"{known[key]}.json")
+
+
+def rope_theta(
+    config: Mapping[str, Any], key: str, default: float, kind: str = "", *, instead: float | None = None
+) -> float:
+    """RoPE's base: in ``rope_parameters`` of transformers 5, there of a ``kind`` of layers, else by a key of its own.
+
+    ``default`` is for a config that is silent, ``instead`` for one that says null.
+
+    Raises:
+        UsageError: positions are scaled, turn a part of a head, or have no base that can be.
+    """
+    whole = _mapping(config, "rope_parameters")
+    own = _mapping(whole, kind, "rope_parameters") if kind else whole
+    scaling = {"rope_parameters": [whole, own], "rope_scaling": [_mapping(config, "rope_scaling")]}
+    for name, settings in ((name, each) for name, several in scaling.items() for each in several):
+        if (found := settings.get("rope_type", settings.get("type", "default"))) != "default":
+            raise UsageError(
+                f"the config's {name} has the rope_type {found!r}; supported: default, which scales nothing."
+            )
+        if (part := settings.get("partial_rotary_factor", 1.0)) != 1.0:
+            raise UsageError(f"the config's {name} has the partial_rotary_factor {part!r}; supported: 1.0.")
+    theta: Any = own.get("rope_theta", config.get(key, default))
+    theta = instead if theta is None else theta
+    wrong = isinstance(theta, bool) or not isinstance(theta, (int, float))
+    if wrong or not math.isfinite(theta) or theta < 1:
+        place = f"{key} (or rope_theta)" if kind else key
+        raise UsageError(f"the config's {place} must be a number from 1 on; found {theta!r}.")
+    return float(theta)
+
+
+def _mapping(config: Mapping[str, Any], key: str, called: str = "") -> Mapping[str, Any]:
+    """A config's object, empty where there is none."""
+    value = config.get(key)
+    if value is not None and not isinstance(value, Mapping):
+        raise UsageError(f"the config's {called or key} must be an object; found {value!r}.")
+    return value or {}

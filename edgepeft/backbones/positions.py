@@ -25,6 +25,7 @@ D = 2 S distances.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,11 +44,6 @@ def frequencies(theta: float, width: int) -> NDArray[np.float32]:
     return np.float32(1) / np.power(theta, powers.astype(np.float64)).astype(np.float32)
 
 
-def exact_frequencies(theta: float, width: int) -> NDArray[np.float64]:
-    """w, (e / 2)."""
-    return np.power(theta, -np.arange(0, width, 2) / width)
-
-
 class Rotary:
     """Turns queries, which it scales too, and keys of packed tokens, by one ``theta``.
 
@@ -57,9 +53,10 @@ class Rotary:
     def __init__(self, emit: Emitter, packing: Packing, theta: float, width: int, *, neighbours: bool = False) -> None:
         self.emit, self.n_heads, self.width, self._inner = emit, packing.n_heads, width, int(neighbours)
         op, ints, e = emit.op, emit.ints, width // packing.n_heads
-        kind, found = (TensorProto.DOUBLE, exact_frequencies) if neighbours else (TensorProto.FLOAT, frequencies)
+        kind = TensorProto.DOUBLE if neighbours else TensorProto.FLOAT
+        w: NDArray[Any] = np.power(theta, -np.arange(0, e, 2) / e) if neighbours else frequencies(theta, e)
         places = op("Cast", op("Range", packing.zero, packing.length, packing.one), to=kind)
-        angles = emit.constant(f"frequencies_{theta:g}", w := found(theta, e), w.dtype.type)
+        angles = emit.constant(f"frequencies_{theta:g}", w, w.dtype.type)
         angles = op("Mul", op("Unsqueeze", places, ints(1)), angles)  # (S, e / 2)
         if neighbours:  # ONNX Runtime has no cosine of float64 in 1.24: it is the sine a quarter turn on
             turned = op("Add", angles, emit.constant("quarter_turn", np.pi / 2, np.float64))

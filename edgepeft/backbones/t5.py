@@ -97,7 +97,7 @@ class T5(Family):
             aliases=aliases_of(config),
         )
 
-    def neighbours(self, site: Site) -> dict[str, str]:
+    def neighbours(self, architecture: Architecture, site: Site) -> dict[str, str]:
         """What stands beside a site of its layer."""
         return neighbours(site)
 

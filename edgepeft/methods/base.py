@@ -108,7 +108,11 @@ class Method(ABC):
         ``weight`` [out, in] (where the module is ``Folding``) and ``bias`` [out], or None, are its linear layer's.
         What a decoder gives the labels' edges is (batch, nodes, edges), and ``token`` (edges) their tokens.
         """
-        return {}
+        return {site.name: self.build_at(site) for site in sites}
+
+    def build_at(self, site: Site) -> nn.Module:
+        """A fresh module, of methods whose modules share nothing."""
+        raise NotImplementedError(f"{self.name} attaches to {site.name} and builds nothing there")
 
     def start(
         self, modules: Mapping[str, nn.Module], architecture: Architecture, read: Callable[[str], Tensor]

@@ -8,7 +8,6 @@ paper says where they would go: it is refused there.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
@@ -64,10 +63,9 @@ class BitFit(Method):
         )
         return tuple(site for site in architecture.sites if f"{site.reads}.bias" in architecture.absent_biases)
 
-    def build(self, sites: Sequence[Site]) -> dict[str, nn.Module]:
+    def build_at(self, site: Site) -> nn.Module:
         """One bias a site."""
-        kinds: dict[Role, type[nn.Module]] = {Role.POOLED_LABELS: OutputBias}
-        return {site.name: kinds.get(site.role, AddedBias)(site.out_features) for site in sites}
+        return (OutputBias if site.role is Role.POOLED_LABELS else AddedBias)(site.out_features)
 
     def overrides(self, architecture: Architecture) -> tuple[str, ...]:
         """Every tensor called bias."""

@@ -16,7 +16,7 @@ or on the sum (``sum``).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import ClassVar, Literal, Self
 
@@ -115,11 +115,11 @@ class BottleneckAdapter(BottleneckMethod, ChoosesRoles):
         """What is kept must be the sub-layer's output, and no fresh norm may scale it or what is added."""
         return self.keeps == "sublayer" and self.norm_after == "none"
 
-    def build(self, sites: Sequence[Site]) -> dict[str, nn.Module]:
+    def build_at(self, site: Site) -> nn.Module:
         """One adapter a site."""
         read = {self.reads, self.keeps}
         form = WithNorm if "norm" in read else WithResidual if read & {"residual", "sum"} else InSubLayer
-        return {site.name: form(site.out_features, self) for site in sites}
+        return form(site.out_features, self)
 
     def n_at(self, site: Site) -> int:
         """2 m d + m + d, and 2 d for each norm of its own."""

@@ -7,7 +7,6 @@ LayerNorm: LN(sub + A(sub) + res).  Every LayerNorm is trained too.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from functools import partial
 from typing import ClassVar, Self
 
@@ -50,9 +49,9 @@ class Houlsby(BottleneckMethod):
         """Both sub-layers' outputs."""
         return ROLES
 
-    def build(self, sites: Sequence[Site]) -> dict[str, nn.Module]:
+    def build_at(self, site: Site) -> nn.Module:
         """One adapter a site."""
-        return {site.name: Adapter(site.out_features, self.bottleneck, self.std, self.activation) for site in sites}
+        return Adapter(site.out_features, self.bottleneck, self.std, self.activation)
 
     @classmethod
     def examples(cls) -> tuple[Self, ...]:

@@ -8,7 +8,6 @@ l is a vector that starts as ones.  In an encoder-decoder the keys and values of
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from typing import ClassVar, Self
 
 import torch
@@ -52,9 +51,9 @@ class IA3(ChoosesRoles):
         """The same as in self-attention."""
         return crossed(self.attaches_to())
 
-    def build(self, sites: Sequence[Site]) -> dict[str, nn.Module]:
+    def build_at(self, site: Site) -> nn.Module:
         """One vector a site."""
-        return {site.name: Scale(site.out_features) for site in sites}
+        return Scale(site.out_features)
 
     def n_at(self, site: Site) -> int:
         """The site's width: L (2 d + f) in all, by default."""

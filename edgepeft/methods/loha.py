@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
 from typing import ClassVar, Self
 
 import torch
@@ -67,10 +66,9 @@ class LoHa(RankedUpdates):
     alpha: float = option(4.0, "the update is scaled by alpha / r")
     roles: tuple[str, ...] = option(("query", "value"), f"linear layers to update, of {', '.join(LINEAR_ROLES)}")
 
-    def build(self, sites: Sequence[Site]) -> dict[str, nn.Module]:
+    def build_at(self, site: Site) -> nn.Module:
         """Four factors a site."""
-        made = {site.name: (site.in_features, site.out_features) for site in sites}
-        return {name: HadamardProduct(*sizes, self.rank, self.scale) for name, sizes in made.items()}
+        return HadamardProduct(site.in_features, site.out_features, self.rank, self.scale)
 
     def n_at(self, site: Site) -> int:
         """2 r (in + out)."""

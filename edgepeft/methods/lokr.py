@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import ClassVar, Self
 
 import torch
@@ -79,9 +79,9 @@ class LoKr(RankedUpdates):
         require(known, f"lokr's factor must be at least 1, or -1 for what is near the roots; found {self.factor}.")
         super().__post_init__()
 
-    def build(self, sites: Sequence[Site]) -> dict[str, nn.Module]:
+    def build_at(self, site: Site) -> nn.Module:
         """Two to four matrices a site."""
-        return {site.name: KroneckerProduct(self._shapes_at(site), self.scale) for site in sites}
+        return KroneckerProduct(self._shapes_at(site), self.scale)
 
     def n_at(self, site: Site) -> int:
         """h m, or r (h + m), and r (k + n), or k n."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
 from typing import ClassVar, Literal, Self
 
 import torch
@@ -74,9 +73,9 @@ class LoRA(RankedUpdates):
         """What B A is multiplied by."""
         return self.alpha / math.sqrt(self.rank) if self.rank_stabilised else super().scale
 
-    def build(self, sites: Sequence[Site]) -> dict[str, nn.Module]:
+    def build_at(self, site: Site) -> nn.Module:
         """One pair of factors a site."""
-        return {site.name: self.module(site.in_features, site.out_features, self.rank, self.scale) for site in sites}
+        return self.module(site.in_features, site.out_features, self.rank, self.scale)
 
     def overrides(self, architecture: Architecture) -> tuple[str, ...]:
         """The biases that ``bias`` names, and what is trained ``whole``."""

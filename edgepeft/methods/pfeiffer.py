@@ -9,7 +9,6 @@ Houlsby's form, LN(sub + A(sub) + res), after self-attention only.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from functools import partial
 from typing import ClassVar, Literal, Self
 
@@ -74,10 +73,10 @@ class Pfeiffer(BottleneckMethod):
         """One sub-layer's output."""
         return (PLACEMENTS[self.placement][0],)
 
-    def build(self, sites: Sequence[Site]) -> dict[str, nn.Module]:
+    def build_at(self, site: Site) -> nn.Module:
         """One adapter a site."""
         form = PLACEMENTS[self.placement][1]
-        return {site.name: form(site.out_features, self.bottleneck, self.std, self.activation) for site in sites}
+        return form(site.out_features, self.bottleneck, self.std, self.activation)
 
     @classmethod
     def examples(cls) -> tuple[Self, ...]:

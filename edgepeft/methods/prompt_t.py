@@ -7,7 +7,7 @@ them before the pretrained weights are loaded, and so starts from random ones.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import ClassVar, Literal, Self
 
 import torch
@@ -92,13 +92,10 @@ class PromptTuning(Method):
         )
         return sites
 
-    def build(self, sites: Sequence[Site]) -> dict[str, nn.Module]:
-        """One prompt, and what leaves the text's positions as they were."""
-        made: dict[str, nn.Module] = {}
-        for site in sites:
-            moved = site.role is Role.POSITION_EMBEDDINGS
-            made[site.name] = MovedBack(self.length) if moved else Prompt(self.length, site.out_features)
-        return made
+    def build_at(self, site: Site) -> nn.Module:
+        """A prompt, or what leaves the text's positions as they were."""
+        moved = site.role is Role.POSITION_EMBEDDINGS
+        return MovedBack(self.length) if moved else Prompt(self.length, site.out_features)
 
     def n_parameters(self, architecture: Architecture) -> int:
         """p d, d the embeddings' width."""

@@ -15,8 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -104,16 +103,16 @@ class Spartan(TrainsNorms):
         """The layer's output."""
         return (Role.LAYER_OUTPUT,)
 
-    def build(self, sites: Sequence[Site]) -> dict[str, nn.Module]:
+    def build_at(self, site: Site) -> nn.Module:
         """One memory a layer."""
-        numbers: dict[str, Any] = {
-            "parents": self.parents,
-            "children": self.children,
-            "top_k": self.top_k,
-            "temperature": self.temperature,
-            "std": self.std,
-        }
-        return {site.name: Memory(site.out_features, **numbers) for site in sites}
+        return Memory(
+            site.out_features,
+            parents=self.parents,
+            children=self.children,
+            top_k=self.top_k,
+            temperature=self.temperature,
+            std=self.std,
+        )
 
     def n_at(self, site: Site) -> int:
         """d N (1 + 2 C)."""

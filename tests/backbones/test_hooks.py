@@ -5,7 +5,7 @@ import torch
 from tiny import ragged
 from tolerance import exactly
 
-from edgepeft.backbones._layouts import LAYOUTS
+from edgepeft.backbones.bert import LAYOUTS
 from edgepeft.backbones.hooks import load_model, tied
 from edgepeft.backbones.source import open_backbone
 

@@ -171,7 +171,7 @@ CONFIG = {
         ({"pad_token_id": 60}, "pad_token_id is 60, which lies beyond its vocabulary of 60"),
         ({"hidden_act": "swiglu"}, "gelu_new"),
         ({"hidden_act": ["gelu"]}, "hidden_act"),
-        ({"position_embedding_type": "relative_key"}, "position_embedding_type is 'relative_key'; supported: absolute"),
+        ({"position_embedding_type": "relative_key"}, "position_embedding_type is 'relative_key'; bert has absolute"),
         ({"is_decoder": True}, "is_decoder is True"),
         ({"add_cross_attention": True}, "add_cross_attention is True"),
         ({"model_type": "albert", "inner_group_num": 2}, "inner_group_num is 2; albert has 1"),

@@ -105,7 +105,7 @@ class LycorisConfig(RankedConfig):
 def _shapes(method: RankedUpdates, site: Site) -> dict[str, tuple[int, ...]]:
     """Of the module that a method has at a site."""
     with torch.device("meta"):
-        (module,) = method.build([site]).values()
+        module = method.build_at(site)
     return {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
 
 

@@ -1,0 +1,232 @@
+"""Encoders of BERT's kind: what a row of a table makes of a config, and one builder of their graphs.
+
+Norms stand past the sums or before sub-layers; positions are learnt, turn queries and keys, or are left to what a
+subclass does; feed-forwards may be gated.  The graph runs on packed tokens: see ``packing.py``.
+
+Letters: B batch, S padded length, T real tokens, d hidden, h heads, f intermediate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import onnx
+from onnx import TensorProto
+
+from edgepeft.backbones._layouts import ACTIVATION_NODES, FURTHEST, SILU, ModelLayout, sizes_of
+from edgepeft.backbones._shapes import modules_of, neighbours, sites_of, tensors_of
+from edgepeft.backbones.base import Architecture, Attention, Family, Role, Site
+from edgepeft.backbones.checkpoint import Checkpoint
+from edgepeft.backbones.emit import Emitter
+from edgepeft.backbones.packing import Lookups, Packing
+from edgepeft.backbones.positions import Rotary, distance_bias
+from edgepeft.backbones.windows import windows
+from edgepeft.common.errors import BundleError
+
+__all__ = ["LEARNT", "Encoder", "EncoderBuilder"]
+
+LEARNT = "embeddings.position_embeddings.weight"
+_ATTENDING, _GATED = (Role.QUERY, Role.KEY, Role.VALUE), (Role.FFN_GATE, Role.FFN_GATED)
+
+
+class EncoderBuilder:
+    """Emits one model; the methods follow the data from token ids to pooled values."""
+
+    def __init__(self, architecture: Architecture, layout: ModelLayout, checkpoint: Checkpoint) -> None:
+        self.arch, self.layout = architecture, layout
+        self.emit = Emitter(checkpoint, architecture.tensors)
+        self.packing = Packing(self.emit, architecture.n_heads)
+        pairs: dict[str, Any] = {"neighbours": layout.rotary == "neighbours"}
+        thetas = dict.fromkeys(layer.theta for layer in architecture.attention)
+        self.rotary = {
+            theta: Rotary(self.emit, self.packing, theta, architecture.hidden_size, **pairs) for theta in thetas
+        }
+        reaches = dict.fromkeys(layer.reach for layer in architecture.attention)
+        self.within: dict[int | None, Lookups] = {
+            r: windows(self.emit, self.packing, r) for r in reaches if r is not None
+        }
+
+    def model(self) -> onnx.ModelProto:
+        """The finished graph."""
+        hidden, self.bias = self._embed(), self._distance_bias()
+        for i in range(self.arch.n_layers):
+            hidden = self._layer(i, hidden)
+        if self.layout.last_norm:
+            hidden = self._norm(self.layout.last_norm, hidden, Role.STACK_OUTPUT.value)
+        outputs = self.packing.outputs(hidden, self.arch.hidden_size)
+        return self.emit.model(self.arch.model_type, self.arch.inputs, outputs)
+
+    def _norm(self, module: str, value: str, output: str) -> str:
+        return self.emit.norm(module, value, self.arch.layer_norm_eps, output)
+
+    def _positions(self) -> str:
+        op = self.emit.op
+        if not self.layout.counted_positions:  # the column itself says where attention finds a token, too
+            return op("Identity", self.packing.column, output=Role.POSITION_IDS.value)
+        pad = self.emit.constant("pad_token_id", self.arch.pad_token_id, np.int64)
+        counted = op("Cast", op("Not", op("Equal", "input_ids", pad)), to=TensorProto.INT64)  # (B, S)
+        positions = op("Add", op("Mul", op("CumSum", counted, self.packing.one), counted), pad)
+        return self.packing.packed(positions, output=Role.POSITION_IDS.value)
+
+    def _embed(self) -> str:
+        op = self.emit.op
+        table = self.emit.weight(self.arch.words)
+        hidden = op("Gather", table, self.packing.packed("input_ids"), output="word_embeddings")
+        if "embeddings.token_type_embeddings.weight" in self.arch.tensors:
+            table = self.emit.weight("embeddings.token_type_embeddings.weight")
+            types = self.packing.packed("token_type_ids") if "token_type_ids" in self.arch.inputs else self.packing.zero
+            hidden = op("Add", hidden, op("Gather", table, types))
+        if LEARNT in self.arch.tensors:
+            table = self.emit.weight(LEARNT)
+            hidden = op("Add", hidden, op("Gather", table, self._positions(), output="position_embeddings"))
+        if "embeddings.task_type_embeddings.weight" in self.arch.tensors:
+            table = self.emit.weight("embeddings.task_type_embeddings.weight")
+            hidden = op("Add", hidden, op("Gather", table, self.packing.zero))
+        projects = f"{self.layout.projection}.weight" in self.arch.tensors
+        output = "embeddings_norm" if projects else "embeddings"
+        if self.layout.embeddings_norm:
+            hidden = self._norm(self.layout.embeddings_norm, hidden, output)
+        else:
+            hidden = op("Identity", hidden, output=output)
+        return self.emit.linear(self.layout.projection, hidden, "embeddings") if projects else hidden
+
+    def _distance_bias(self) -> str:
+        """(B, h, S, S), what leaves padding out included; nothing where tokens are told apart by position alone."""
+        if not (table := self.layout.distances):
+            return ""
+        op, packing = self.emit.op, self.packing
+        name = Role.DISTANCE_BIAS.value
+        bias = distance_bias(self.emit, table, packing.distances(), FURTHEST, both_ways=True, output=name)
+        return op("Add", bias, packing.mask_bias)
+
+    def _layer(self, i: int, hidden: str) -> str:
+        """(T, d) -> (T, d)."""
+        layout, name, layer, op = self.layout, f"layer.{i}.", self.arch.layer_path(i), self.emit.op
+        reads, before = hidden, bool(layout.last_norm)
+        if before and (i or layout.first_norm):
+            reads = self._norm(layer + layout.attention_norm, hidden, name + "attention_norm")
+        context = self._attention(i, layer, name, reads)
+        attended = self.emit.linear(layer + layout.attention_output, context, name + "attention_output")
+        if before:
+            total = op("Add", attended, hidden, output=name + "attention_output.sum")
+            reads = self._norm(layer + layout.ffn_norm, total, name + "ffn_norm")
+            return op("Add", self._feed_forward(layer, name, reads), total, output=name + "layer_output")
+        attended = self._norm(layer + layout.attention_norm, op("Add", attended, hidden), name + "attention_norm")
+        total = op("Add", self._feed_forward(layer, name, attended), attended)
+        return self._norm(layer + layout.ffn_norm, total, name + "layer_output")
+
+    def _attention(self, i: int, layer: str, name: str, hidden: str) -> str:
+        """(T, d) -> (T, d)."""
+        d, within = self.arch.hidden_size, None
+        scale = self.emit.constant("query_scale", (d // self.arch.n_heads) ** -0.5, np.float32)
+        modules = (self.layout.query, self.layout.key, self.layout.value)
+        query, key, value = self._products(layer, modules, hidden, d, [name + role for role in _ATTENDING])
+        if self.rotary:
+            own = self.arch.attention[i]
+            rotary, within = self.rotary[own.theta], self.within.get(own.reach)
+            query, key = rotary.query(query), rotary.key(key)
+        else:
+            query = self.emit.op("Mul", query, scale)
+        heads = name if self.layout.masked else ""
+        return self.packing.attend(query, key, value, d, name + "context", bias=self.bias, within=within, heads=heads)
+
+    def _feed_forward(self, layer: str, name: str, hidden: str) -> str:
+        """(T, d) -> (T, d)."""
+        layout, linear, up = self.layout, self.emit.linear, name + "ffn_activation"
+        if layout.gate:
+            sites, modules = [name + role for role in _GATED], (layout.gate, layout.up)
+            products = self._products(layer, modules, hidden, self.arch.intermediate_size, sites)
+            opened = self._activated(next(products))
+            up = self.emit.op("Mul", opened, next(products), output=up)
+        else:
+            up = self._activated(linear(layer + layout.up, hidden, name + "ffn_up"), up)
+        return linear(layer + layout.down, up, name + "ffn_output")
+
+    def _activated(self, value: str, output: str = "") -> str:
+        op = self.emit.op
+        if self.arch.activation == SILU:
+            return op("Mul", value, op("Sigmoid", value), output=output)
+        operator, attributes = ACTIVATION_NODES[self.arch.activation]
+        return op(operator, value, output=output, **attributes)
+
+    def _products(
+        self, layer: str, modules: Sequence[str], value: str, width: int, outputs: Sequence[str]
+    ) -> Iterator[str]:
+        """(T, d) -> (T, width) by each module, or as parts of what one gives, side by side."""
+        op, ints, linear = self.emit.op, self.emit.ints, self.emit.linear
+        if len(set(modules)) > 1:
+            yield from (linear(layer + module, value, output) for module, output in zip(modules, outputs, strict=True))
+            return
+        whole = linear(layer + modules[0], value)
+        ends = [(ints(i * width), ints((i + 1) * width)) for i in range(len(outputs))]
+        yield from [op("Slice", whole, *end, ints(1), output=output) for end, output in zip(ends, outputs, strict=True)]
+
+
+class Encoder(Family):
+    """Base of families that are a table, whose rows ``EncoderBuilder`` can emit."""
+
+    layouts: ClassVar[Mapping[str, ModelLayout]]
+    builder: ClassVar[type[EncoderBuilder]] = EncoderBuilder
+
+    def layout_of(self, config: Mapping[str, Any]) -> ModelLayout:
+        """The row of the table."""
+        return self.layouts[config["model_type"]]
+
+    def attention_of(self, config: Mapping[str, Any], n_layers: int) -> tuple[Attention, ...]:
+        """Each layer's, where positions turn queries and keys."""
+        return ()
+
+    def architecture(self, config: Mapping[str, Any]) -> Architecture:
+        """Sizes, tensors and sites from the config."""
+        layout = self.layout_of(config)
+        sizes = sizes_of(config, layout)
+        d, offset = sizes.hidden_size, sizes.pad_token_id + 1 if layout.counted_positions else 0
+        token_types = ("token_type_ids",) if layout.token_types and sizes.type_vocab_size > 1 else ()
+        return Architecture(
+            family=self.name,
+            model_type=config["model_type"],
+            hidden_size=d,
+            n_layers=sizes.num_hidden_layers,
+            n_heads=sizes.num_attention_heads,
+            intermediate_size=sizes.intermediate_size,
+            vocab_size=sizes.vocab_size,
+            max_length=sizes.max_position_embeddings - offset,
+            pad_token_id=sizes.pad_token_id,
+            layer_norm_eps=sizes.layer_norm_eps,
+            activation=sizes.hidden_act,
+            sites=sites_of(layout, sizes),
+            tensors=tensors_of(layout, sizes),
+            pooler={f"{layout.pooler}.weight": (d, d), f"{layout.pooler}.bias": (d,)} if layout.pooler else {},
+            norms=tuple(module for module, shape in modules_of(layout, sizes) if len(shape) == 1),
+            inputs=("input_ids", "attention_mask", *token_types),
+            head=layout.head,
+            words=f"{layout.words}.weight",
+            attention=self.attention_of(config, sizes.num_hidden_layers),
+            foreign_head=layout.foreign_head,
+            reference=layout.reference,
+        )
+
+    def neighbours(self, architecture: Architecture, site: Site) -> dict[str, str]:
+        """What stands beside a site of its layer."""
+        return neighbours(self.layouts[architecture.model_type], site)
+
+    def checkpoint_prefix(self, architecture: Architecture) -> str:
+        """``bert.``, and so on."""
+        return self.layouts[architecture.model_type].prefix
+
+    def open_checkpoint(self, architecture: Architecture, weights: Path) -> Checkpoint:
+        """As every family's; one with learnt positions may have all the tensors that a rotary model asks for."""
+        checkpoint = super().open_checkpoint(architecture, weights)
+        if architecture.attention and checkpoint.has(LEARNT):
+            raise BundleError(
+                f"{weights} has {LEARNT}, positions that were learnt, and the config's model_type is "
+                f"{architecture.model_type!r}, which has none; weights and config do not belong together."
+            )
+        return checkpoint
+
+    def build_graph(self, architecture: Architecture, checkpoint: Checkpoint) -> onnx.ModelProto:
+        """The packed-token graph; its outputs are last_hidden_state [B, S, d] and the pooled values [B, d]."""
+        return self.builder(architecture, self.layouts[architecture.model_type], checkpoint).model()
