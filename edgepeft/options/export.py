@@ -51,9 +51,9 @@ class ExportOptions(Options):
         Folder | None,
         typer.Option(help="Instead of a bundle, one delta of adapters, LoRA or a prompt as AdapterHub's folder."),
     ] = None
-    weights: Annotated[Literal["fp32", "int8"], typer.Option(help="How the backbone is stored and multiplied.")] = (
-        "fp32"
-    )
+    weights: Annotated[
+        Literal["fp32", "int8", "int4"], typer.Option(help="How the backbone is stored and multiplied.")
+    ] = "fp32"
     delta_weights: DeltaWeights = "fp32"
     coverage: Coverage = None
     risk: Risk = None
