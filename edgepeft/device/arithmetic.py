@@ -1,4 +1,4 @@
-"""What a processor cannot do in hardware, and what 8-bit or half-precision weights then cost or save on it."""
+"""What a processor cannot do in hardware, and what smaller weights then cost or save on it."""
 
 from __future__ import annotations
 
@@ -38,13 +38,21 @@ def of_host(proc: Path = groups.PROC) -> Processor:
     return Processor(cpu_model(proc), lacks_dot_product(proc), "asimd" in flags and not flags & set(_HALF))
 
 
-def missing_arithmetic(processor: Processor, *, int8: bool, fp16: bool) -> list[str]:
-    """A sentence for each kind of weights that is stored and that the processor has no arithmetic for."""
+def missing_arithmetic(processor: Processor, *, weights: str, fp16: bool) -> list[str]:
+    """A sentence for each kind of weights that is stored and that the processor has no arithmetic for: the backbone's
+    ``weights``, and a delta's in half precision.
+    """
     costs = []
-    if int8 and processor.lacks_dot_product:
+    if weights == "int8" and processor.lacks_dot_product:
         costs.append(
             f"int8 on {processor.name}: it has no dot product ({DOT_PRODUCT[0]}), so 8-bit numbers are widened before "
             f"they are multiplied. The file is a quarter of the size; {_published(processor.profile)}"
+        )
+    if weights == "int4" and processor.lacks_dot_product:
+        costs.append(
+            f"int4 on {processor.name}: it has no dot product ({DOT_PRODUCT[0]}), so 4-bit numbers are widened to fp32 "
+            "before they are multiplied. The file is small; whether time is lost must be measured there: edgepeft "
+            "bench --profile, on the board."
         )
     if fp16 and processor.lacks_half:
         costs.append(
