@@ -58,6 +58,6 @@ class ExportOptions(Options):
     coverage: Coverage = None
     risk: Risk = None
     profile: Annotated[
-        str | None, typer.Option(help="A device that the bundle is for: what int8 or fp16 costs there is said.")
+        str | None, typer.Option(help="A device that the bundle is for: what smaller weights cost there is said.")
     ] = None
     force: Replace = False
