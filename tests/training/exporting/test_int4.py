@@ -13,6 +13,7 @@ from edgepeft.backbones.hooks import load_model
 from edgepeft.backbones.source import open_backbone
 from edgepeft.bundle import manifest
 from edgepeft.bundle.bundle import Bundle
+from edgepeft.graph.memory import packed_bytes
 from edgepeft.runtime.runtime import Runtime
 from edgepeft.runtime.session import open_session, run_session
 from edgepeft.training.exporting.bundle import export_bundle, write_backbone
@@ -118,7 +119,7 @@ def test_rows_that_are_no_whole_groups_stay_in_8_bits(tiny, tmp_path):
     assert 0 < np.abs(found[0] - found[1]).max() < 0.5 * np.abs(found[1]).max()
 
 
-def test_the_manifest_the_info_and_the_cost_say_4_bits(four, backbone):
+def test_the_manifest_the_info_and_what_counts_bytes_say_4_bits(four, backbone):
     stored = shown("info", four, "--json")["backbone"]
     assert stored["weights_dtype"] == "int4" and stored["bytes"] == (four / "model.int4.safetensors").stat().st_size
     assert not (four / "model.safetensors").exists()
@@ -128,6 +129,7 @@ def test_the_manifest_the_info_and_the_cost_say_4_bits(four, backbone):
     (products,) = (row for row in cost["by_operator"] if row["op"] == "Gemm")
     numbers = 2 * (4 * 32 * 32 + 2 * 32 * 64)
     assert products["weight_bytes"] == numbers // 2 + 4 * numbers // 32
+    assert packed_bytes(Bundle(four).backbone_graph.graph) == numbers // 2
 
 
 def test_verbs_run_on_4_bits_and_a_page_does_not(four, backbone, tmp_path):
