@@ -152,10 +152,10 @@ class Checkpoint:
         """An index in which a quantised tensor is float32, of the shape that it had; of no use to read values by."""
         whole = {name: stored for name, stored in self.tensors.items() if stored.dtype == "F32"}
         for name, stored in self.tensors.items():
-            original, quantised, form = name.partition(":int")
-            if quantised:
-                first, last = stored.shape
-                shape = {"8": (first, last), "8:transposed": (last, first), "4": (first, 2 * last)}[form]
+            original, _, form = name.partition(":int")
+            if form in ("8", "8:transposed", "4"):
+                shape = stored.shape[::-1] if form == "8:transposed" else stored.shape
+                shape = (*shape[:-1], 2 * shape[-1]) if form == "4" else shape
                 whole[original] = replace(stored, name=original, dtype="F32", shape=shape)
         return replace(self, tensors=whole)
 
@@ -205,10 +205,8 @@ class Checkpoint:
         scale = self._mapped(quantised.scale, "F32")[..., None]
         if quantised.packed in self.tensors:
             pairs = self._mapped(quantised.packed, "U8")
-            numbers = np.stack([pairs & 15, pairs >> 4], axis=-1).reshape(
-                *scale.shape[:2], -1
-            )  # [out, groups, in each]
-            groups: NDArray[np.float32] = (numbers.astype(np.float32) - 8) * scale
+            numbers = np.stack([pairs & 15, pairs >> 4], axis=-1).astype(np.float32)
+            groups: NDArray[np.float32] = (numbers.reshape(*scale.shape[:2], -1) - 8) * scale  # [out, groups, in each]
             return groups.reshape(len(pairs), -1)
         as_it_was = quantised.table in self.tensors
         integers = self._mapped(quantised.table if as_it_was else quantised.matrix, "I8")

@@ -43,15 +43,15 @@ def in_four_bits(matrix: NDArray[np.float32]) -> tuple[NDArray[np.uint8], NDArra
     """Pairs of numbers [out, in / 2] and scales [out, in / 32] of a matrix [out, in]; a group of zeros has scale 1."""
     groups = matrix.reshape(len(matrix), -1, _GROUP)
     largest = np.take_along_axis(groups, np.abs(groups).argmax(axis=2, keepdims=True), axis=2)
-    scale = np.where(largest != 0, largest / np.float32(-_MIDDLE), np.float32(1)).astype(np.float32)
+    scale = largest / np.float32(-_MIDDLE)
+    scale[scale == 0] = 1
     numbers = np.minimum(np.rint(groups / scale) + _MIDDLE, _HIGHEST).astype(np.uint8).reshape(len(matrix), -1)
     return numbers[:, ::2] | numbers[:, 1::2] << 4, scale[..., 0]
 
 
 def unpacking(stored: Quantised, checkpoint: Checkpoint, written: set[str]) -> Iterator[onnx.NodeProto]:
     """Nodes that make a packed matrix's float32 values, under its name; what is ``written`` already is left out."""
-    out, groups = checkpoint.tensors[stored.scale].shape
-    zeros = f"zeros:{out}x{groups}"
+    zeros = f"zeros:{'x'.join(map(str, checkpoint.tensors[stored.scale].shape))}"
     nodes = [
         helper.make_node("Shape", [stored.scale], [f"{zeros}:shape"]),
         helper.make_node("Expand", [ZERO.name, f"{zeros}:shape"], [f"{zeros}:bytes"]),
@@ -70,11 +70,15 @@ def unpacking(stored: Quantised, checkpoint: Checkpoint, written: set[str]) -> I
 def lower_four_bits(model: onnx.ModelProto, accuracy_level: int) -> None:
     """Rewrite a spliced graph's products with packed matrices; a matrix that others read is unpacked for them still."""
     graph, writer = model.graph, writers(model.graph)
-    packed = {each.name: each for each in graph.initializer if each.data_type == TensorProto.UINT4}
+    packed = {
+        each.name: each for each in graph.initializer if each.data_type == TensorProto.UINT4 and len(each.dims) == 2
+    }
     lowered: dict[str, onnx.NodeProto] = {}  # what unpacks a matrix, by the name of what it reads
     for node in graph.node:
         unpacked = writer.get(node.input[1]) if node.op_type == "Gemm" and len(node.input) == 2 else None
-        if unpacked is None or unpacked.input[0] not in packed or attributes(node) != {"transB": 1}:
+        if unpacked is None or unpacked.op_type != "DequantizeLinear" or attributes(node) != {"transB": 1}:
+            continue
+        if unpacked.input[0] not in packed or attributes(unpacked).get("block_size") != _GROUP:
             continue
         matrix, scale = unpacked.input[:2]
         out, width = packed[matrix].dims

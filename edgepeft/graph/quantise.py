@@ -121,7 +121,7 @@ def quantise(model: onnx.ModelProto, checkpoint: Checkpoint) -> None:
     written: set[str] = set()  # by what unpacks 4 bits
     for node in graph.node:
         stored = Quantised(node.input[1]) if _is_projection(node) else None
-        if stored and stored.packed in checkpoint.tensors:
+        if stored and checkpoint.tensors.keys() >= {stored.packed, stored.scale}:
             nodes += unpacking(stored, checkpoint, written)
         if stored and not checkpoint.tensors.keys().isdisjoint((stored.matrix, stored.table)):
             source = node.input[0]
@@ -206,7 +206,7 @@ def dequantised(tensor: str, checkpoint: Checkpoint, written: set[str]) -> Itera
     """Nodes that make a quantised tensor's float32 values, under its own name, for a delta that reads them; values that
     the graph has ``written`` are not made again."""
     stored, whole, scale = Quantised(tensor), f"{tensor}:float", f"{tensor}:column"
-    if stored.packed in checkpoint.tensors:
+    if checkpoint.tensors.keys() >= {stored.packed, stored.scale}:
         yield from unpacking(stored, checkpoint, written)
         return
     if stored.table in checkpoint.tensors:

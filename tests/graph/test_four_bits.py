@@ -35,7 +35,7 @@ def four_bits(weights: np.ndarray) -> np.ndarray:
 @pytest.fixture(scope="module")
 def weights():
     found = np.random.default_rng(0).normal(size=(48, 96)).astype(np.float32)
-    found[3], found[5, 32:64] = 0, 1e-20  # a row of zeros, and a group of one tiny value
+    found[3], found[5, 32:64], found[6, :32] = 0, 1e-20, 1e-45  # zeros, tiny values, and such as have no eighth
     return found
 
 
