@@ -55,16 +55,16 @@ class StoredTensor:
 
 @dataclass(frozen=True)
 class Quantised:
-    """How a matrix [out, in] or a table [rows, d] is called once it is 8-bit integers, one scale a row.
+    """How a matrix [out, in] or a table [rows, d] is called once it is integers: of 8 bits, one scale a row, or of 4.
 
-    A matrix is stored transposed, [in, out], as ``MatMulInteger`` reads it; a table as it was.
+    A matrix of 8 bits is stored transposed, [in, out], as ``MatMulInteger`` reads it; all else as it was.
     """
 
     tensor: str
 
     @property
     def scale(self) -> str:
-        """Float32, [out] or [rows]."""
+        """Float32, [out] or [rows]; of 4 bits [out, groups]."""
         return f"{self.tensor}:scale"
 
     @property
@@ -76,6 +76,11 @@ class Quantised:
     def table(self) -> str:
         """Int8, [rows, d]."""
         return f"{self.tensor}:int8"
+
+    @property
+    def packed(self) -> str:
+        """Uint8, [out, in / 2]: two numbers of 4 bits each, the first in the low half; 8 stands for zero."""
+        return f"{self.tensor}:int4"
 
     @property
     def columns(self) -> str:
@@ -140,16 +145,17 @@ class Checkpoint:
     @property
     def is_quantised(self) -> bool:
         """Whether any tensor is."""
-        return any(stored.dtype == "I8" for stored in self.tensors.values())
+        return any(stored.dtype in ("I8", "U8") for stored in self.tensors.values())
 
     @property
     def as_published(self) -> Checkpoint:
         """An index in which a quantised tensor is float32, of the shape that it had; of no use to read values by."""
         whole = {name: stored for name, stored in self.tensors.items() if stored.dtype == "F32"}
         for name, stored in self.tensors.items():
-            original, quantised, form = name.partition(":int8")
-            if quantised:
-                shape = stored.shape[::-1] if form else stored.shape
+            original, _, form = name.partition(":int")
+            if form in ("8", "8:transposed", "4"):
+                shape = stored.shape[::-1] if form == "8:transposed" else stored.shape
+                shape = (*shape[:-1], 2 * shape[-1]) if form == "4" else shape
                 whole[original] = replace(stored, name=original, dtype="F32", shape=shape)
         return replace(self, tensors=whole)
 
@@ -164,7 +170,7 @@ class Checkpoint:
     def parts(self, name: str) -> tuple[str, ...]:
         """What the file holds for a tensor: itself, or the integers and scales of a quantised one."""
         quantised = Quantised(name)
-        stored = (name, quantised.matrix, quantised.table, quantised.scale, quantised.columns)
+        stored = (name, quantised.matrix, quantised.packed, quantised.table, quantised.scale, quantised.columns)
         return tuple(n for n in stored if n in self.tensors)
 
     def stored_name(self, canonical: str) -> str:
@@ -178,7 +184,7 @@ class Checkpoint:
         """The stored tensor for a base model's parameter name."""
         name = self.stored_name(canonical)
         if name not in self.tensors:
-            raise BundleError(f"{self.path} holds {name} in 8 bits; float32 was expected.")
+            raise BundleError(f"{self.path} holds {name} in fewer bits; float32 was expected.")
         return self.tensors[name]
 
     def _spellings(self, canonical: str) -> tuple[str, ...]:
@@ -196,7 +202,12 @@ class Checkpoint:
         if name in self.tensors:
             return self._mapped(name, "F32")
         quantised = Quantised(name)
-        scale = self._mapped(quantised.scale, "F32")[:, None]
+        scale = self._mapped(quantised.scale, "F32")[..., None]
+        if quantised.packed in self.tensors:
+            pairs = self._mapped(quantised.packed, "U8")
+            numbers = np.stack([pairs & 15, pairs >> 4], axis=-1).astype(np.float32)
+            groups: NDArray[np.float32] = (numbers.reshape(*scale.shape[:2], -1) - 8) * scale  # [out, groups, in each]
+            return groups.reshape(len(pairs), -1)
         as_it_was = quantised.table in self.tensors
         integers = self._mapped(quantised.table if as_it_was else quantised.matrix, "I8")
         values: NDArray[np.float32] = np.empty(integers.shape if as_it_was else integers.shape[::-1], np.float32)

@@ -17,7 +17,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 
 from edgepeft.backbones.checkpoint import NUMPY_TYPES, Checkpoint, Layout, StoredTensor, write_safetensors
 from edgepeft.backbones.config import read_config
-from edgepeft.backbones.emit import BUNDLE_FILES, BUNDLE_MANIFEST, INT8_WEIGHTS_FILE, WEIGHTS_FILE
+from edgepeft.backbones.emit import BUNDLE_FILES, BUNDLE_MANIFEST, WEIGHTS_FILE, WEIGHTS_FILES
 from edgepeft.backbones.pickled import read_pickled
 from edgepeft.common.atomic import new_folder
 from edgepeft.common.errors import BundleError, EdgepeftError, MissingPackage, UsageError
@@ -54,10 +54,10 @@ def plain_folder(folder: Path, names: Callable[[str], tuple[str, ...]] = lambda 
     plain, pickled = folder / WEIGHTS_FILE, folder / PICKLED_FILE
     known = [plain, folder / f"{WEIGHTS_FILE}.index.json", pickled, folder / f"{PICKLED_FILE}.index.json"]
     origin = next((path for path in known if path.is_file()), None)
-    if origin is None and (folder / INT8_WEIGHTS_FILE).is_file():
+    if origin is None and any((folder / name).is_file() for name in WEIGHTS_FILES.values()):
         raise UsageError(
-            f"{folder} is a bundle of 8-bit weights, which can be run but not trained or exported; give the float32 "
-            "checkpoint that it was made of."
+            f"{folder} is a bundle of 8-bit or 4-bit weights, which can be run but not trained or exported; give the "
+            "float32 checkpoint that it was made of."
         )
     if origin is None:
         raise UsageError(f"{folder} has neither {WEIGHTS_FILE} nor {PICKLED_FILE}; it is not a backbone.")

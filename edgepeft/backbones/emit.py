@@ -16,11 +16,13 @@ __all__ = [
     "BUNDLE_FILES",
     "BUNDLE_MANIFEST",
     "DTYPES",
+    "INT4_WEIGHTS_FILE",
     "INT8_WEIGHTS_FILE",
     "IR_VERSION",
     "MOST_INLINE_BYTES",
     "OPSET",
     "WEIGHTS_FILE",
+    "WEIGHTS_FILES",
     "Emitter",
     "external_tensor",
 ]
@@ -29,6 +31,8 @@ OPSET = 20
 IR_VERSION = 10  # onnx 1.23 would write 14, which ONNX Runtime 1.31 refuses
 MOST_INLINE_BYTES = 1_900_000_000  # of a graph's own tensors: a protobuf ends at 2 GiB
 WEIGHTS_FILE, INT8_WEIGHTS_FILE = "model.safetensors", "model.int8.safetensors"
+INT4_WEIGHTS_FILE = "model.int4.safetensors"
+WEIGHTS_FILES = {"fp32": WEIGHTS_FILE, "int8": INT8_WEIGHTS_FILE, "int4": INT4_WEIGHTS_FILE}  # by a backbone's form
 BUNDLE_MANIFEST = "edgepeft.json"  # a folder that has it is a bundle
 # What travels with the weights, read by us or by transformers.
 BUNDLE_FILES = (
@@ -39,7 +43,12 @@ BUNDLE_FILES = (
     "1_Pooling/config.json",
 )
 
-_ONNX_TYPES: Mapping[str, int] = {"F32": TensorProto.FLOAT, "F16": TensorProto.FLOAT16, "I8": TensorProto.INT8}
+_ONNX_TYPES: Mapping[str, int] = {
+    "F32": TensorProto.FLOAT,
+    "F16": TensorProto.FLOAT16,
+    "I8": TensorProto.INT8,
+    "U8": TensorProto.UINT4,  # two numbers a byte: safetensors has no type of 4 bits
+}
 DTYPES = {number: name for name, number in _ONNX_TYPES.items()}  # ONNX's number -> safetensors' name
 
 
@@ -118,7 +127,8 @@ class Emitter:
 
 def external_tensor(stored: StoredTensor, file: str | None = None) -> TensorProto:
     """An initializer that lies in a file, the tensor's own unless given: its name, bytes and shape."""
-    tensor = TensorProto(name=stored.name, data_type=_ONNX_TYPES[stored.dtype], dims=stored.shape)
+    shape = (*stored.shape[:-1], 2 * stored.shape[-1]) if stored.dtype == "U8" else stored.shape
+    tensor = TensorProto(name=stored.name, data_type=_ONNX_TYPES[stored.dtype], dims=shape)
     tensor.data_location = TensorProto.EXTERNAL
     for key, value in (("location", file or stored.file), ("offset", stored.offset), ("length", stored.n_bytes)):
         tensor.external_data.add(key=key, value=str(value))

@@ -13,7 +13,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from edgepeft.backbones.emit import INT8_WEIGHTS_FILE, WEIGHTS_FILE
+from edgepeft.backbones.emit import WEIGHTS_FILES
 from edgepeft.common.errors import BundleError
 from edgepeft.common.task_name import WEIGHTS
 
@@ -24,15 +24,14 @@ _TEXT_BYTES = 16 * _MIB  # of a manifest with ten thousand tasks; configs and ca
 _TOKENIZER_BYTES = 128 * _MIB  # the largest vocabularies of today take 35 MB
 _CHECK_BYTES = 64 * _MIB  # of 64 rows' token ids and logits
 _GRAPH_BYTES = 64 * _MIB  # of a graph without weights: a thousand layers
-# A delta replaces each float32 weight at most once; 8-bit weights take a quarter of those.
-_OF_WEIGHTS = 5
-_BACKBONES = (WEIGHTS_FILE, INT8_WEIGHTS_FILE)
+# A delta replaces each float32 weight at most once; weights of 4 bits and their scales take 5 of its 32 bits.
+_OF_WEIGHTS = 8
 
 
 def check_folder(folder: Path) -> None:
     """See that all of a bundle's folder can be read without surprise; nothing is opened."""
     inside = folder.resolve()
-    weights_bytes = sum(path.stat().st_size for name in _BACKBONES if (path := inside / name).is_file())
+    weights_bytes = sum(path.stat().st_size for name in WEIGHTS_FILES.values() if (path := inside / name).is_file())
     for path in _entries(inside):
         shown = folder / path.relative_to(inside)
         if path.is_symlink() and not Path(os.path.realpath(path)).is_relative_to(inside):

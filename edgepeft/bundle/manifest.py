@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from edgepeft.backbones.emit import BUNDLE_MANIFEST, INT8_WEIGHTS_FILE, WEIGHTS_FILE
+from edgepeft.backbones.emit import BUNDLE_MANIFEST, WEIGHTS_FILES
 from edgepeft.bundle.bundle_paths import check_folder
 from edgepeft.common.atomic import write_json
 from edgepeft.common.bounded import bytes_at
@@ -59,7 +59,7 @@ def _sha256(value: str) -> str:
     return value
 
 
-WeightsDtype = Literal["fp32", "int8"]
+WeightsDtype = Literal["fp32", "int8", "int4"]
 DeltaDtype = Literal["fp32", "fp16"]
 CheckReference = Literal["pytorch", "training graph"]
 FileHash = Annotated[str, AfterValidator(_sha256)]
@@ -98,7 +98,7 @@ class BackboneEntry(_Model):
     source: str
     sha256: Hashes
     weights_dtype: WeightsDtype = "fp32"
-    checkpoint_sha256: FileHash | None = None  # of the float32 checkpoint that 8-bit weights were made of
+    checkpoint_sha256: FileHash | None = None  # of the float32 checkpoint that smaller weights were made of
     sites: dict[str, str]
     text: TextHashes | None = None
 
@@ -110,7 +110,7 @@ class BackboneEntry(_Model):
     @property
     def weights_file(self) -> str:
         """The file that ``sha256.weights`` is of."""
-        return WEIGHTS_FILE if self.weights_dtype == "fp32" else INT8_WEIGHTS_FILE
+        return WEIGHTS_FILES[self.weights_dtype]
 
 
 class OnData(_Model):
@@ -313,13 +313,13 @@ class Tolerance:
 
 EXACT = Tolerance(LOGIT_TOLERANCE)
 _ROUNDED = Tolerance(2e-2)  # half precision keeps 11 bits of a weight: each product is off by up to 5e-4 of itself
-_QUANTISED = Tolerance(None, 0.02)
+_QUANTISED = {"int8": Tolerance(None, 0.02), "int4": Tolerance(None, 0.05)}
 
 
 def allowed_for(backbone: str, delta: str) -> Tolerance:
     """What a bundle's ``weights_dtype`` and a task's allow."""
-    if backbone == "int8":
-        return _QUANTISED
+    if backbone in _QUANTISED:
+        return _QUANTISED[backbone]
     return _ROUNDED if delta == "fp16" else EXACT
 
 

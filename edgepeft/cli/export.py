@@ -41,6 +41,9 @@ def _export(
         return
     if result.manifest:
         _show(result.manifest)
+        if (weights := result.manifest.backbone.weights_dtype) != "fp32":
+            n_bytes = (result.folder / result.manifest.backbone.weights_file).stat().st_size
+            say(f"backbone: {weights}, {n_bytes:,} bytes")
     typer.echo(result.folder)
 
 

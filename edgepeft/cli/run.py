@@ -119,13 +119,13 @@ def _answer_rows(runtime: Runtime, asked: _Asked, manner: Decoding) -> None:
 
 
 def _say_costs(runtime: Runtime, asked: list[str] | None) -> None:
-    """What int8 and half precision cost on this processor, if it is one that has no arithmetic for them."""
+    """What smaller weights and half precision cost on this processor, if it is one that has no arithmetic for them."""
     from edgepeft.device import arithmetic
 
     manifest = runtime.bundle.manifest
     chosen = [entry for name, entry in manifest.tasks.items() if not asked or name in asked]
-    int8, fp16 = manifest.backbone.weights_dtype == "int8", any(entry.weights_dtype == "fp16" for entry in chosen)
-    for cost in arithmetic.missing_arithmetic(arithmetic.of_host(), int8=int8, fp16=fp16):
+    weights, fp16 = manifest.backbone.weights_dtype, any(entry.weights_dtype == "fp16" for entry in chosen)
+    for cost in arithmetic.missing_arithmetic(arithmetic.of_host(), weights=weights, fp16=fp16):
         say(f"note: {cost}")
 
 

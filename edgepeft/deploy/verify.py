@@ -165,7 +165,7 @@ def require_passed(task: str, result: Verification) -> None:
     where = f"its {result.rows} check rows" if result.data is None else f"{result.data.rows} rows of data"
     if result.tolerance is None:
         raise VerificationFailed(
-            f"task {task}: with 8-bit weights {1 - agreement:.1%} of the decisions on {where} are not PyTorch's "
+            f"task {task}: with quantised weights {1 - agreement:.1%} of the decisions on {where} are not PyTorch's "
             f"(allowed: {result.changed_tolerance:.0%}; largest logit difference {result.max_abs_difference:.3g}). "
             "Verify on the task's own texts (--verify-data), or export with --weights fp32."
         )

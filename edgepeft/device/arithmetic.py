@@ -1,4 +1,4 @@
-"""What a processor cannot do in hardware, and what 8-bit or half-precision weights then cost or save on it."""
+"""What a processor cannot do in hardware, and what smaller weights then cost or save on it."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgepeft.device.host import groups
-from edgepeft.device.host.machine import cpu_model, isa_flags
+from edgepeft.device.host.machine import DOT_PRODUCT, cpu_model, isa_flags, lacks_dot_product
 
 if TYPE_CHECKING:  # a board that answers needs no profiles
     from edgepeft.device.profile_schema import Profile
 
 __all__ = ["ONNXRUNTIME", "Processor", "missing_arithmetic", "of_host", "of_profile"]
 
-_DOT = ("asimddp", "i8mm")  # products of 8-bit numbers, summed to 32 bits, in one instruction
 ONNXRUNTIME = "onnxruntime"  # the runtime of a published figure
 _HALF = ("fphp", "asimdhp")  # arithmetic on 16-bit floating-point numbers
 
@@ -32,24 +31,31 @@ class Processor:
 def of_profile(profile: Profile) -> Processor:
     """The processor of a profile; an instruction that the profile does not mention counts as there."""
     absent, present = set(profile.isa.absent), set(profile.isa.value)
-    no_dot, no_half = (bool(absent & set(names)) and not present & set(names) for names in (_DOT, _HALF))
+    no_dot, no_half = (bool(absent & set(names)) and not present & set(names) for names in (DOT_PRODUCT, _HALF))
     return Processor(profile.name, no_dot, no_half, profile)
 
 
 def of_host(proc: Path = groups.PROC) -> Processor:
     """This host, if it is an Arm one: on others ONNX Runtime has other 8-bit kernels."""
     flags = set(isa_flags(proc))
-    arm = "asimd" in flags
-    return Processor(cpu_model(proc), arm and not flags & set(_DOT), arm and not flags & set(_HALF))
+    return Processor(cpu_model(proc), lacks_dot_product(proc), "asimd" in flags and not flags & set(_HALF))
 
 
-def missing_arithmetic(processor: Processor, *, int8: bool, fp16: bool) -> list[str]:
-    """A sentence for each kind of weights that is stored and that the processor has no arithmetic for."""
+def missing_arithmetic(processor: Processor, *, weights: str, fp16: bool) -> list[str]:
+    """A sentence for each kind of weights that is stored and that the processor has no arithmetic for: the backbone's
+    ``weights``, and a delta's in half precision.
+    """
     costs = []
-    if int8 and processor.lacks_dot_product:
+    if weights == "int8" and processor.lacks_dot_product:
         costs.append(
-            f"int8 on {processor.name}: it has no dot product ({_DOT[0]}), so 8-bit numbers are widened before they "
-            f"are multiplied. The file is a quarter of the size; {_published(processor.profile)}"
+            f"int8 on {processor.name}: it has no dot product ({DOT_PRODUCT[0]}), so 8-bit numbers are widened before "
+            f"they are multiplied. The file is a quarter of the size; {_published(processor.profile)}"
+        )
+    if weights == "int4" and processor.lacks_dot_product:
+        costs.append(
+            f"int4 on {processor.name}: it has no dot product ({DOT_PRODUCT[0]}), so 4-bit numbers are widened to fp32 "
+            "before they are multiplied. The file is small; whether time is lost must be measured there: edgepeft "
+            "bench --profile, on the board."
         )
     if fp16 and processor.lacks_half:
         costs.append(

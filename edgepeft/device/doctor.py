@@ -102,7 +102,7 @@ def _processor(root: Path) -> Iterator[Finding]:
         known = f"bench --profile {profile.name} measures here" if profile else "no shipped profile is its own"
         advice = "" if profile else "edgepeft profiles new NAME --measure writes one."
         yield Finding("board", "ok", f"{board}; {known}", advice)
-    for cost in arithmetic.missing_arithmetic(arithmetic.of_host(proc), int8=True, fp16=True):
+    for cost in arithmetic.missing_arithmetic(arithmetic.of_host(proc), weights="int8", fp16=True):
         yield Finding("arithmetic", "note", cost)
 
 

@@ -20,7 +20,7 @@ from typing import ParamSpec, TypeVar
 import onnx
 from onnx import TensorProto, defs
 
-from edgepeft.backbones.emit import INT8_WEIGHTS_FILE, WEIGHTS_FILE
+from edgepeft.backbones.emit import WEIGHTS_FILES
 from edgepeft.common.task_name import WEIGHTS
 from edgepeft.graph.names import GENERATED, LOGITS
 from edgepeft.graph.protos import ancestors, copied, reads, subgraphs, writers
@@ -162,11 +162,7 @@ def weights_outside(graph: onnx.GraphProto) -> Iterator[str]:
     in the bundle by its name, in a file on its way there by its whole path."""
     for tensor in graph.initializer:
         where = {entry.key: entry.value for entry in tensor.external_data}.get("location", "")
-        known = (
-            where in (WEIGHTS_FILE, INT8_WEIGHTS_FILE, GENERATED)
-            or where.endswith(WEIGHTS)
-            or Path(where).is_absolute()
-        )
+        known = where in (*WEIGHTS_FILES.values(), GENERATED) or where.endswith(WEIGHTS) or Path(where).is_absolute()
         if tensor.data_location == TensorProto.EXTERNAL and not known:
             yield f"{tensor.name!r} lies in {where!r}"
 

@@ -80,7 +80,10 @@ def count_run(model: onnx.ModelProto, inputs: Mapping[str, NDArray[Any] | Spec])
     """Count one run; of an input that is given as a spec, no value is known."""
     specs, computed = walk(model, inputs)
     graph = model.graph
-    weights = {initializer.name for initializer in graph.initializer}
+    weights = {initializer.name: specs[initializer.name].n_bytes for initializer in graph.initializer}
+    for node in graph.node:  # a product reads 4-bit matrices as they are stored, see ``four_bits``
+        if node.op_type == "DequantizeLinear" and specs[node.input[0]].kind == onnx.TensorProto.UINT4:
+            weights[node.output[0]] = sum(weights[name] for name in node.input[:2])
     fed = set(inputs)
     works, unknown = [], set()
     for node in graph.node:
@@ -147,12 +150,14 @@ def _einsum_flops(node: onnx.NodeProto, specs: Mapping[str, Spec]) -> int:
     return 2 * math.prod(extents.values())
 
 
-def _work(node: onnx.NodeProto, specs: Mapping[str, Spec], kind: OperatorClass, flops: int, weights: set[str]) -> Work:
+def _work(
+    node: onnx.NodeProto, specs: Mapping[str, Spec], kind: OperatorClass, flops: int, weights: Mapping[str, int]
+) -> Work:
     name = node.name or node.output[0]
     if kind is OperatorClass.NONE:
         return Work(name, node.op_type, kind, 0, 0, 0)
     written = sum(specs[output].n_bytes for output in node.output if output)
-    inputs = [(given, specs[given].n_bytes) for given in node.input if given]
+    inputs = [(given, weights.get(given, specs[given].n_bytes)) for given in node.input if given]
     if node.op_type in _PICKS:
         inputs[0] = (inputs[0][0], min(inputs[0][1], written))
     read = sum(n_bytes for _, n_bytes in inputs)

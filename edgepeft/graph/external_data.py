@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import TensorProto, numpy_helper
+from onnx import TensorProto
 
 from edgepeft.backbones.checkpoint import NUMPY_TYPES, Checkpoint, Layout, StoredTensor, write_safetensors
 from edgepeft.backbones.emit import DTYPES, external_tensor
@@ -46,7 +46,8 @@ def external_values(
             continue
         path, dtype = checkpoint.path.parent / where["location"], np.dtype(NUMPY_TYPES[DTYPES[tensor.data_type]])
         try:
-            yield tensor.name, np.memmap(path, dtype, "r", int(where["offset"]), tuple(tensor.dims))
+            shape = (int(where["length"]),) if tensor.data_type == TensorProto.UINT4 else tuple(tensor.dims)
+            yield tensor.name, np.memmap(path, dtype, "r", int(where["offset"]), shape)
         except (OSError, ValueError) as error:
             raise BundleError(f"{path} cannot be read ({error}); export or copy the bundle again.") from error
 
@@ -70,7 +71,8 @@ def load_external(model: onnx.ModelProto, values: Iterable[tuple[str, NDArray[An
     """Put a model's external tensors into it."""
     tensors = {tensor.name: tensor for tensor in external_tensors(model.graph)}
     for name, array in values:
-        tensors[name].CopyFrom(numpy_helper.from_array(array, name))
+        shape = {"data_type": tensors[name].data_type, "dims": tensors[name].dims}
+        tensors[name].CopyFrom(TensorProto(name=name, raw_data=array.tobytes(), **shape))
 
 
 @Contract(requires=[well_formed], ensures=[well_formed, weights_outside], keeps=[same_interface], mutates=True)

@@ -44,6 +44,7 @@ from edgepeft.graph.contract import (
     weights_outside,
     well_formed,
 )
+from edgepeft.graph.four_bits import OPSET, ZERO, can_pack, in_four_bits, unpacking
 from edgepeft.graph.protos import copied, replace, writers
 
 __all__ = [
@@ -75,10 +76,13 @@ def quantised_tensors(
     graph: onnx.GraphProto,
     checkpoint: Checkpoint,
     factors: Mapping[str, NDArray[np.float32]] = MappingProxyType({}),
+    *,
+    four_bits: bool = False,
 ) -> dict[str, NDArray[np.generic]]:
     """What the weights file of a quantised backbone holds, by name; ``checkpoint`` has float32 only.
 
     ``factors`` [in] are those of what a matrix reads, by its name, the same for all that read one value.
+    With ``four_bits`` projections have 4 where they can; tables have 8.
     """
     matrices = {node.input[1] for node in projections(graph)}
     looked_up = {node.input[0] for node in graph.node if node.op_type == "Gather"} & checkpoint.tensors.keys()
@@ -88,6 +92,9 @@ def quantised_tensors(
         values, stored = checkpoint.values(name), Quantised(name)
         if name not in matrices | tables:
             stored_tensors[name] = values
+            continue
+        if four_bits and name not in tables and can_pack(values):
+            stored_tensors[stored.packed], stored_tensors[stored.scale] = in_four_bits(_finite(values, name))
             continue
         if name in factors and name not in tables:
             values = values / factors[name]
@@ -111,8 +118,11 @@ def quantise(model: onnx.ModelProto, checkpoint: Checkpoint) -> None:
     activations = {name for node in graph.node if node.op_type in _ACTIVATIONS for name in node.output}
     shared: set[tuple[str, bool]] = set()  # values that are quantised already: query, key and value read one
     nodes: list[onnx.NodeProto] = []
+    written: set[str] = set()  # by what unpacks 4 bits
     for node in graph.node:
         stored = Quantised(node.input[1]) if _is_projection(node) else None
+        if stored and checkpoint.tensors.keys() >= {stored.packed, stored.scale}:
+            nodes += unpacking(stored, checkpoint, written)
         if stored and not checkpoint.tensors.keys().isdisjoint((stored.matrix, stored.table)):
             source = node.input[0]
             zero = _PAST_ACTIVATION if source in activations else _MIDDLE
@@ -131,6 +141,8 @@ def quantise(model: onnx.ModelProto, checkpoint: Checkpoint) -> None:
             nodes += _lookup(Quantised(node.input[0]), node.input[1], node.output[0])
         else:
             nodes.append(copied(node))
+    if written:
+        replace(model.opset_import, [helper.make_opsetid("", OPSET)])
     inline = (i for i in graph.initializer if i.data_location != TensorProto.EXTERNAL)
     external = (external_tensor(t) for t in checkpoint.tensors.values())
     replace(graph.node, nodes)
@@ -190,9 +202,13 @@ def _has_unit_step(node: onnx.NodeProto | None) -> TypeGuard[onnx.NodeProto]:
     return node is not None and node.op_type == "QuantizeLinear" and node.input[1] == _UNIT_STEP
 
 
-def dequantised(tensor: str, checkpoint: Checkpoint) -> Iterator[onnx.NodeProto]:
-    """Nodes that make a quantised tensor's float32 values, under its own name, for a delta that reads them."""
+def dequantised(tensor: str, checkpoint: Checkpoint, written: set[str]) -> Iterator[onnx.NodeProto]:
+    """Nodes that make a quantised tensor's float32 values, under its own name, for a delta that reads them; values that
+    the graph has ``written`` are not made again."""
     stored, whole, scale = Quantised(tensor), f"{tensor}:float", f"{tensor}:column"
+    if checkpoint.tensors.keys() >= {stored.packed, stored.scale}:
+        yield from unpacking(stored, checkpoint, written)
+        return
     if stored.table in checkpoint.tensors:
         yield _NODE("Cast", [stored.table], [whole], name=whole, to=TensorProto.FLOAT)
     else:
@@ -211,14 +227,19 @@ def _is_projection(node: onnx.NodeProto) -> bool:
 
 def _rounded(values: NDArray[np.float32], name: str) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
     """Int8 [rows, d] and float32 [rows]; a row of zeros has scale 1."""
-    largest = np.abs(values).max(axis=1)
-    if not np.isfinite(largest).all():
-        raise BundleError(f"the checkpoint's {name} has values that are not finite; it cannot be quantised.")
+    largest = np.abs(_finite(values, name)).max(axis=1)
     scale = np.where(largest > 0, largest / np.float32(_LARGEST), np.float32(1)).astype(np.float32)
     return np.rint(values / scale[:, None]).astype(np.int8), scale
 
 
+def _finite(values: NDArray[np.float32], name: str) -> NDArray[np.float32]:
+    if not np.isfinite(values).all():
+        raise BundleError(f"the checkpoint's {name} has values that are not finite; it cannot be quantised.")
+    return values
+
+
 def _constants() -> Iterator[TensorProto]:
+    yield ZERO
     yield numpy_helper.from_array(np.array([-1]), "last_axis")
     yield numpy_helper.from_array(np.array(1, np.float32), _UNIT_STEP)
     yield numpy_helper.from_array(np.array(1e-30, np.float32), "least_scale")  # of a row of zeros

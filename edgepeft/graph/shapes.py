@@ -36,7 +36,8 @@ class Spec(NamedTuple):
     @property
     def n_bytes(self) -> int:
         """Of its values."""
-        return helper.tensor_dtype_to_np_dtype(self.kind).itemsize * math.prod(self.shape)
+        n_bytes = helper.tensor_dtype_to_np_dtype(self.kind).itemsize * math.prod(self.shape)
+        return -(-n_bytes // 2) if self.kind == onnx.TensorProto.UINT4 else n_bytes  # NumPy has no half bytes
 
 
 class Walked(NamedTuple):

@@ -149,7 +149,9 @@ def _joined(
     for node in part.graph.node:
         node.name = node.name and f"delta/{node.name}"  # ONNX Runtime refuses two nodes of one name
     graph = joined.graph
-    graph.node.extend(node for n in borrowed if n not in checkpoint.tensors for node in dequantised(n, checkpoint))
+    written = {name for node in graph.node for name in node.output}
+    smaller = [name for name in borrowed if name not in checkpoint.tensors]
+    graph.node.extend(node for name in smaller for node in dequantised(name, checkpoint, written))
     have = {initializer.name for initializer in graph.initializer}
     needed = (name for tensor in borrowed for name in checkpoint.parts(tensor) if name not in have)
     graph.initializer.extend(external_tensor(checkpoint.tensors[name]) for name in needed)

@@ -99,15 +99,16 @@ _ATTRIBUTES = frozenset(
 _EXTERNAL_KEYS = ("length", "location", "offset")
 _NUMBER = re.compile(r"[0-9]{1,15}")
 _TYPED_FIELDS = ("float_data", "int32_data", "string_data", "int64_data", "double_data", "uint64_data")
-_ITEM_BYTES: dict[int, int] = {
-    TensorProto.FLOAT: 4,
-    TensorProto.FLOAT16: 2,
-    TensorProto.DOUBLE: 8,
-    TensorProto.INT8: 1,
-    TensorProto.UINT8: 1,
-    TensorProto.INT32: 4,
-    TensorProto.INT64: 8,
-    TensorProto.BOOL: 1,
+_ITEM_BITS: dict[int, int] = {
+    TensorProto.FLOAT: 32,
+    TensorProto.FLOAT16: 16,
+    TensorProto.DOUBLE: 64,
+    TensorProto.INT8: 8,
+    TensorProto.UINT8: 8,
+    TensorProto.UINT4: 4,
+    TensorProto.INT32: 32,
+    TensorProto.INT64: 64,
+    TensorProto.BOOL: 8,
 }
 
 
@@ -203,7 +204,7 @@ def _check_external(tensor: TensorProto, weights: str | None, where: object) -> 
 
 def _check_size(tensor: TensorProto, where: object) -> None:
     """See that a stored tensor has as many values as its shape says, in one field."""
-    expected, size = _n_bytes(tensor, where), _ITEM_BYTES[tensor.data_type]
+    expected, size = _n_bytes(tensor, where), _ITEM_BITS[tensor.data_type] // 8
     stored = [len(tensor.raw_data)] if tensor.HasField("raw_data") else []
     stored += [size * len(values) for name in _TYPED_FIELDS if (values := getattr(tensor, name))]
     if stored != [expected] and (stored or expected):
@@ -215,13 +216,13 @@ def _check_size(tensor: TensorProto, where: object) -> None:
 
 def _n_bytes(tensor: TensorProto, where: object) -> int:
     """Of the tensor's shape and type."""
-    if tensor.data_type not in _ITEM_BYTES or min(tensor.dims, default=0) < 0:
+    if tensor.data_type not in _ITEM_BITS or min(tensor.dims, default=0) < 0:
         raise BundleError(
             f"{where} is damaged: its tensor {tensor.name!r:.60} cannot be read (type {tensor.data_type}, "
             f"shape {[*tensor.dims]!s:.80})."
         )
-    n_values: int = math.prod(tensor.dims)
-    return n_values * _ITEM_BYTES[tensor.data_type]
+    n_bits: int = math.prod(tensor.dims) * _ITEM_BITS[tensor.data_type]
+    return -(-n_bits // 8)
 
 
 def _texts(model: onnx.ModelProto) -> Iterator[object]:

@@ -51,13 +51,13 @@ class ExportOptions(Options):
         Folder | None,
         typer.Option(help="Instead of a bundle, one delta of adapters, LoRA or a prompt as AdapterHub's folder."),
     ] = None
-    weights: Annotated[Literal["fp32", "int8"], typer.Option(help="How the backbone is stored and multiplied.")] = (
-        "fp32"
-    )
+    weights: Annotated[
+        Literal["fp32", "int8", "int4"], typer.Option(help="How the backbone is stored and multiplied.")
+    ] = "fp32"
     delta_weights: DeltaWeights = "fp32"
     coverage: Coverage = None
     risk: Risk = None
     profile: Annotated[
-        str | None, typer.Option(help="A device that the bundle is for: what int8 or fp16 costs there is said.")
+        str | None, typer.Option(help="A device that the bundle is for: what smaller weights cost there is said.")
     ] = None
     force: Replace = False

@@ -178,7 +178,7 @@ def _build(bundle: Bundle, folder: Path) -> None:
     ends = [int(where["offset"]) + int(where["length"]) for where in tensors.values()]
     if packed.stat().st_size < max(ends, default=0):
         raise OSError(errno.EIO, "ONNX Runtime did not write the whole file")
-    _require_aligned(tensors)
+    _align(tensors, packed)
     _place(model, bundle, tensors)
     _require_equal(expected, _answer(open_session(model, folder)))
     write_json(folder / _PLACES_FILE, tensors)
@@ -211,15 +211,32 @@ def _tried(bundle: Bundle, folder: Path, tensors: Places) -> dict[str, Any]:
     return {"one_row": not slower, "ms": {form: round(1000 * seconds, 3) for form, seconds in found.items()}}
 
 
-def _require_aligned(tensors: Places) -> None:
-    """See that kernels may read packed copies where they lie: at other places they stop the process.
+def _align(tensors: dict[str, dict[str, str]], packed: Path) -> None:
+    """Move what lies where kernels cannot read it, in the file and in ``tensors``: there they stop the process.
 
-    ONNX Runtime writes one after the other, so a single tensor of an odd size moves all that follow.
+    ONNX Runtime writes one after the other, so a single one of an odd size, as a packed 4-bit matrix has, moves all
+    that follow.
     """
-    places = [place for where in tensors.values() for key, place in where.items() if key.startswith("prepacked")]
-    offsets = [int(part.split(";")[0]) for place in places for part in place.split("|")[1:]]
-    if any(offset % _ALIGNED for offset in offsets):
-        raise EdgepeftError("a tensor of an odd size leaves the packed weights where no kernel can read them")
+    copies = [(where, key) for where in tensors.values() for key in where if key.startswith("prepacked")]
+    offsets = [int(part.split(";")[0]) for where, key in copies for part in where[key].split("|")[1:]]
+    if not any(offset % _ALIGNED for offset in offsets):
+        return
+    source, aligned = np.memmap(packed, np.uint8, "r"), packed.with_name("aligned.bin")
+    with aligned.open("xb") as file:
+
+        def moved(offset: str, length: str) -> str:
+            file.write(bytes(-file.tell() % _ALIGNED))
+            begin = file.tell()
+            file.write(source[int(offset) : int(offset) + int(length)].data)
+            return str(begin)
+
+        for where in tensors.values():
+            where["offset"] = moved(where["offset"], where["length"])
+        for where, key in copies:
+            name, *parts = where[key].split("|")
+            places = [part.split(";") for part in parts]
+            where[key] = "|".join([name, *(";".join([moved(*place[:2]), *place[1:]]) for place in places)])
+    aligned.replace(packed)
 
 
 def _require_space(folder: Path, weights: Path) -> None:

@@ -22,7 +22,8 @@ from onnxruntime.capi import onnxruntime_pybind11_state as _binding
 
 from edgepeft.common.errors import BundleError, EdgepeftError
 from edgepeft.common.messages import reason
-from edgepeft.device.host.machine import cpu_quota, saturates_in_8_bits, thread_count
+from edgepeft.device.host.machine import cpu_quota, lacks_dot_product, saturates_in_8_bits, thread_count
+from edgepeft.graph.four_bits import lower_four_bits
 from edgepeft.graph.integer_lowering import lower_integers
 from edgepeft.graph.names import LOGITS
 from edgepeft.graph.protos import copied
@@ -101,9 +102,11 @@ def open_session(
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder.resolve()))
     if given := {name: ort.OrtValue.ortvalue_from_numpy(values) for name, values in external_data}:
         options.add_external_initializers(list(given), list(given.values()))  # as they lie, not copied
-    if any(node.op_type == "MatMulInteger" for node in model.graph.node):
+    if any(node.op_type in ("MatMulInteger", "DequantizeLinear") for node in model.graph.node):
         model = copied(model)
         lower_integers(model)
+        # Without a dot product there is no kernel of 8-bit activations, but one of float32 ones.
+        lower_four_bits(model, accuracy_level=0 if lacks_dot_product() else 4)
     if saturates_in_8_bits():
         model = _with_own_matrices(model)
     with failing_as(f"cannot open the model of {folder}"):

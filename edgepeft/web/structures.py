@@ -63,6 +63,8 @@ def _reason(bundle: Bundle, task: str, places: bool) -> str:
         return "is posed as text of a row's columns"
     if entry.weights_sha256 is not None:
         return "has more tensors of its own than a graph can hold"
+    if bundle.manifest.backbone.weights_dtype == "int4":
+        return "stands on 4-bit weights, which a page would unpack for each text; export it with --weights int8"
     if kind.per_token and not places:
         return "answers with places in the text, which in a page only BERT's tokenizer gives"
     return ""

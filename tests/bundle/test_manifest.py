@@ -63,7 +63,7 @@ def test_a_sound_manifest_is_read_and_written_again_the_same(tmp_path):
         ({"tasks__news__max_length": -1}, "max_length"),
         ({"tasks__news__labels": "text"}, "labels"),
         ({"tasks__news__sha256": "../../etc/passwd"}, "sha256"),
-        ({"backbone__weights_dtype": "int4"}, "weights_dtype"),
+        ({"backbone__weights_dtype": "int3"}, "weights_dtype"),
     ],
 )
 def test_what_does_not_fit_the_schema_is_named(tmp_path, changes, message):

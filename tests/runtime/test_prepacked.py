@@ -358,7 +358,8 @@ def test_an_empty_cache_that_is_read_only_is_done_without_and_said(exported, rea
     assert not any(cache_folder().iterdir())
 
 
-def test_a_t5_in_8_bits_shares_its_weights_whatever_the_size_of_its_table_of_distances(tiny, tmp_path):
+@pytest.mark.parametrize("weights", ["int8", "int4"])  # a packed 4-bit matrix has an odd size of its own
+def test_a_t5_in_fewer_bits_shares_its_weights_whatever_the_size_of_its_table_of_distances(tiny, tmp_path, weights):
     folder = tiny("t5", relative_attention_max_distance=128)  # 257 distances of 4 heads: no whole lines of the cache
-    write_backbone(open_backbone(str(folder)), tmp_path, "int8")
+    write_backbone(open_backbone(str(folder)), tmp_path, weights)
     assert any("prepacked_0" in where for where in hold_prepacked(Bundle(tmp_path)).tensors.values())

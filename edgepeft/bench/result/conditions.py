@@ -97,9 +97,10 @@ def profile_of(profile: Profile, limits: Limits, in_force: InForce | None, notes
 def arithmetic_notes(profile: Profile, subject: BenchSubject) -> list[str]:
     """What the bundle's kinds of weights cost on the profile's processor, and wheels of this host that die there."""
     manifest = subject.bundle.manifest
-    int8 = manifest.backbone.weights_dtype == "int8"
     fp16 = any(manifest.tasks[task.name].weights_dtype == "fp16" for task in subject.tasks)
-    costs = arithmetic.missing_arithmetic(arithmetic.of_profile(profile), int8=int8, fp16=fp16)
+    costs = arithmetic.missing_arithmetic(
+        arithmetic.of_profile(profile), weights=manifest.backbone.weights_dtype, fp16=fp16
+    )
     wheels = bad_wheels(versions(), profile.isa.absent)
     return [*costs, *(f"not to be used on the device: {wheel.sentence(profile.name)}" for wheel in wheels)]
 

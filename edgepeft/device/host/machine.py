@@ -24,6 +24,7 @@ from edgepeft.device.host import groups
 from edgepeft.device.host.groups import ROOT
 
 __all__ = [
+    "DOT_PRODUCT",
     "KNOWN_BAD",
     "affinity",
     "affinity_of",
@@ -34,6 +35,7 @@ __all__ = [
     "cpu_vendor",
     "host_facts",
     "isa_flags",
+    "lacks_dot_product",
     "memory_bytes",
     "pick_cpus",
     "refuse_bad_wheels",
@@ -46,6 +48,7 @@ __all__ = [
 _CPUS = Path("/sys/devices/system/cpu")
 _PACKAGES = ("numpy", "onnx", "onnxruntime", "tokenizers", "torch", "transformers")
 # Flags that decide which matrix kernels run; the kernel's names (x86 "flags", ARM "Features").
+DOT_PRODUCT = ("asimddp", "i8mm")  # of 8-bit numbers, summed to 32 bits, in one instruction
 _X86_PREFIXES = ("avx", "amx", "fma", "f16c", "sse4")
 _ARM_PREFIXES = ("asimd", "neon", "fphp", "atomics", "crc32", "i8mm", "bf16", "sve", "sme")
 # ARM's part numbers (Arm, "Main ID Register"), which /proc/cpuinfo gives instead of a name.
@@ -162,6 +165,12 @@ def isa_flags(proc: Path = groups.PROC) -> tuple[str, ...]:
     x86 = [flag for flag in info.get("flags", "").split() if flag.startswith(_X86_PREFIXES)]
     arm = [flag for flag in info.get("Features", "").split() if flag.startswith(_ARM_PREFIXES)]
     return tuple(sorted(x86 + arm))
+
+
+def lacks_dot_product(proc: Path = groups.PROC) -> bool:
+    """Whether this is an Arm processor that has no instruction for sums of products of 8-bit numbers."""
+    flags = set(isa_flags(proc))
+    return "asimd" in flags and flags.isdisjoint(DOT_PRODUCT)
 
 
 def saturates_in_8_bits() -> bool:

@@ -22,7 +22,7 @@ from torch import nn
 from edgepeft import __version__
 from edgepeft.backbones.checkpoint import Checkpoint, check_header
 from edgepeft.backbones.config import read_config
-from edgepeft.backbones.emit import BUNDLE_FILES, INT8_WEIGHTS_FILE, WEIGHTS_FILE
+from edgepeft.backbones.emit import BUNDLE_FILES, WEIGHTS_FILE, WEIGHTS_FILES
 from edgepeft.backbones.hooks import load_model
 from edgepeft.backbones.source import Backbone, open_backbone
 from edgepeft.backbones.tokens import Text
@@ -150,8 +150,8 @@ def _original(bundle: Bundle, given: Backbone | None) -> Backbone:
     known = bundle.manifest.backbone
     if given is None and known.weights_dtype != "fp32":
         raise UsageError(
-            f"{bundle.folder} holds its backbone in 8 bits; PyTorch, which a trained delta is verified against, "
-            f"needs the float32 checkpoint: --backbone, folder or Hub name of {known.source}. "
+            f"{bundle.folder} holds its backbone in {known.weights_dtype}; PyTorch, which a trained delta is verified "
+            f"against, needs the float32 checkpoint: --backbone, folder or Hub name of {known.source}. "
             "An exported <task>.onnx needs none."
         )
     if given is None:
@@ -301,13 +301,14 @@ def write_weights(graphs: Sequence[onnx.ModelProto], backbone: Backbone, folder:
     if dtype == "fp32":
         shutil.copyfile(backbone.weights, folder / WEIGHTS_FILE)
         return backbone.sha256
-    factors = {} if backbone.architecture.decoder else column_factors(graphs[0], backbone)
-    tensors = quantised_tensors(graphs[0].graph, backbone.checkpoint, factors)
+    fixed = dtype == "int8" and not backbone.architecture.decoder
+    factors = column_factors(graphs[0], backbone) if fixed else {}
+    tensors = quantised_tensors(graphs[0].graph, backbone.checkpoint, factors, four_bits=dtype == "int4")
     for name in backbone.architecture.pooler:  # no part of the graph, but read by heads
         if backbone.checkpoint.has(name):
             tensors[backbone.checkpoint.stored_name(name)] = backbone.checkpoint.read(name)
-    path = folder / INT8_WEIGHTS_FILE
-    save_file(tensors, path, metadata={"format": "edgepeft.int8/1"})
+    path = folder / WEIGHTS_FILES[dtype]
+    save_file(tensors, path, metadata={"format": f"edgepeft.{dtype}/1"})
     for graph in graphs:
         quantise(graph, Checkpoint.open(path))
     return sha256_of(path)

@@ -59,8 +59,8 @@ def export(options: ExportOptions) -> ExportResult:
         raise UsageError("give --delta, a folder that `edgepeft train` wrote, or --template, a method to start from.")
     profile = options.profile
     processor = arithmetic.of_host() if profile is None else arithmetic.of_profile(load_profile(profile))
-    int8, fp16 = options.weights == "int8", options.delta_weights == "fp16"
-    for cost in arithmetic.missing_arithmetic(processor, int8=int8, fp16=fp16):
+    fp16 = options.delta_weights == "fp16"
+    for cost in arithmetic.missing_arithmetic(processor, weights=options.weights, fp16=fp16):
         messages().print(f"note: {cost}", markup=False)
     with stages(1 + len(deltas) + len(templates)) as stage:
         manifest = export_bundle(

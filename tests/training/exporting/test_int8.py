@@ -170,7 +170,7 @@ def test_a_damaged_int8_file_is_refused_by_name(copy, damage):
 
 def test_other_types_of_weights_are_refused(copy):
     path = copy / "edgepeft.json"
-    path.write_text(path.read_text().replace('"weights_dtype": "int8"', '"weights_dtype": "int4"'))
+    path.write_text(path.read_text().replace('"weights_dtype": "int8"', '"weights_dtype": "int2"'))
     with pytest.raises(BundleError, match="weights_dtype"):
         Bundle(copy)
 

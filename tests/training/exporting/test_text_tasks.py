@@ -239,12 +239,13 @@ def test_half_precision_passes_by_its_own_bound(made: tuple[Backbone, Path], tmp
 
 
 @pytest.mark.skipif(not MINI.is_dir(), reason="t5-mini, a small T5 with learnt weights, is not beside the repository")
-def test_8_bit_weights_decide_as_learnt_weights_do(tmp_path: Path):
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+def test_smaller_weights_decide_as_learnt_weights_do(tmp_path: Path, weights: str):
     backbone = open_backbone(str(MINI))
     texts = [Text(f"mr sentence1: {text}") for text in ("a wonderful film", "dull , long and without any sense of wit")]
     delta = new_delta(backbone, method_of("bitfit"), "mr", None, head="text", max_length=32)
     out = tmp_path / "bundle"
-    export_bundle(backbone, [saved(delta, tmp_path / "mr")], out, texts=texts, weights="int8")
+    export_bundle(backbone, [saved(delta, tmp_path / "mr")], out, texts=texts, weights=weights)
     assert [answer.text for answer in Runtime(out, threads=1, cache=False).write("mr", texts)] == [
         "positive",
         "negative",
