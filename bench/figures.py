@@ -16,6 +16,7 @@ from bench.methods import with_block
 from bench.suites._engines import ENGINES, OWN_INT8
 from bench.suites._result import SuiteResult
 from bench.suites._row import SuiteRow
+from bench.suites._suite_run import SETS
 from edgepeft.bench.report.tables import limits_in_force
 from edgepeft.common.atomic import write_atomically
 from edgepeft.common.errors import UsageError
@@ -53,13 +54,15 @@ def _model(result: SuiteResult) -> str:
 
 
 def _forms(results: Iterable[SuiteResult], *, int8: bool) -> _Forms:
-    """Rows beside peers of one width of weights; of batches the mean over the sets of lengths."""
+    """Rows beside peers of one width of weights; of batches the mean over the sets of lengths, named if not all."""
     forms: _Forms = {}
     for row in (row for result in results for row in result.rows):
         side, _, form = row.what.partition(", ")
         engine = ENGINES.get(row.peer or "")
         if engine and engine.int8 == int8 and side == engine.own_side and row.value and _OF_ONE_SET not in row.what:
-            forms.setdefault(form.partition(_MEAN)[0], {})[row.peer or ""] = row
+            form, _, sets = form.partition(_MEAN)
+            some = _OF_ONE_SET + sets if sets not in ("", ", ".join(SETS)) else ""
+            forms.setdefault(form + some, {})[row.peer or ""] = row
     return forms
 
 
