@@ -86,7 +86,7 @@ def _run(command: Sequence[str], seconds: float | None) -> int | None:
             _stop(process)
             return None
         except KeyboardInterrupt:
-            os.killpg(process.pid, signal.SIGINT)
+            _stop(process)
             raise
 
 
@@ -128,7 +128,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(str(error))
     asked.out.mkdir(parents=True, exist_ok=True)
     options = ("--profile", asked.profile, "--work", str(asked.work), *given[at + 1 :])
-    report, well = measured(claims, [sys.executable, "-m", "bench.suites"], options, asked.out, asked.minutes)
+    try:
+        report, well = measured(claims, [sys.executable, "-m", "bench.suites"], options, asked.out, asked.minutes)
+    except KeyboardInterrupt:
+        print(f"interrupted; what was measured is in {asked.out}", file=sys.stderr)
+        return 130
     print(report)
     return 0 if well else 1
 
