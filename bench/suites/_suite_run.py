@@ -185,10 +185,12 @@ class SuiteRun:
         *,
         rounds: int | None = None,
         warmup: int = 2,
+        together: int = 1,
         slowest: float = math.inf,
     ) -> dict[str, list[float]]:
         """Measure all sides in the same rounds, in a new order each; seconds by side, "gemm" is the yardstick.
 
+        Time ends it after whole groups of ``together`` rounds, so that forms that take turns have as many each.
         A side whose last step to warm up takes ``slowest`` times the first one's has that single sample, for it would
         take most of every round.
         """
@@ -210,6 +212,7 @@ class SuiteRun:
                     rounds=rounds or self.rounds,
                     max_seconds=self.max_seconds,
                     seed=self.seed,
+                    together=together,
                 ),
                 progress=lambda done, total: self.progress(what, done, total),
             )

@@ -49,7 +49,7 @@ def measure(run: SuiteRun) -> Iterator[SuiteRow]:
     for name, reason in missing.items():
         yield SuiteRow("a text", name, note=reason)
     notes = _notes(run, {name: Path(str(racer.job.model)) for name, racer in racers.items() if racer.job.model})
-    raced = run.race("one text", racers, rounds=len(turns), warmup=2 * len(some))
+    raced = run.race("one text", racers, rounds=len(turns), warmup=2 * len(some), together=len(some))
     for (place, length), name in product(enumerate(_LENGTHS), _PEERS):
         if name in missing:
             continue

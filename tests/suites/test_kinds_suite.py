@@ -57,8 +57,8 @@ def test_a_mean_is_of_all_sets_of_lengths_and_of_all_kinds(run, monkeypatch):
     monkeypatch.setattr(run, "cases", ("spans", "choice", "tokens"))
     monkeypatch.setattr(SuiteRun, "peer", lambda _, name, of, task: "not here" if task == "tokens" else of)
 
-    def race(_, what, racers, rounds, warmup):
-        assert rounds == len(racers["edgepeft"].batches) == 2 * 3 and warmup == 3
+    def race(_, what, racers, rounds, warmup, together):
+        assert rounds == len(racers["edgepeft"].batches) == 2 * 3 and warmup == together == 3
         of_set = [float(next(times)) for _ in range(3)]
         return {"edgepeft": [1.0] * rounds, "optimum": of_set * 2}
 

@@ -106,7 +106,8 @@ def without_peers(monkeypatch, run, missing=frozenset(), most=None):
     monkeypatch.setattr(SuiteRun, "note_versions", lambda *_: None)
     raced = []
 
-    def race(_, what, racers, rounds, warmup):
+    def race(_, what, racers, rounds, warmup, together):
+        assert rounds % together == warmup % together == 0
         raced.append((what, racers["edgepeft"].job.batches, rounds))
         seconds = {"edgepeft": 2.0, "edgepeft int8": 3.0}
         return {name: [seconds.get(name, 6.0)] * (most or rounds) for name in racers}
