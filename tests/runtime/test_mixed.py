@@ -30,7 +30,7 @@ SMALL = {
     "prompt-t": {"length": 3},
     "prompt-r": {"length": 3},
 }
-GROUPED = {"full", "intrinsic-said", "top-k"}
+GROUPED = {"full", "fusion", "intrinsic-said", "top-k"}
 
 
 def example(name):
