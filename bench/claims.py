@@ -42,8 +42,8 @@ class Claim(NamedTuple):
         return "-".join(filter(None, (self.suite, self.backbone)))
 
 
-# Reckoned from the processor's time of each.  A batch of MiniLM takes an eighth of one of the two other encoders', which
-# are measured on one set of lengths here.
+# Reckoned from the processor's time of each.  A batch of MiniLM takes an eighth of one of the two others, which are
+# measured on one set of lengths here.
 CLAIMS = (
     *(Claim("single", shape, n, ("--max-seconds", "100")) for shape, n in zip(_PEERS, (3.0, 4.0, 4.5), strict=True)),
     Claim("batches", _PEERS[0], 3.0, ("--max-seconds", "75")),
