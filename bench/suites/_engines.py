@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,9 +49,14 @@ ENGINES = {
 }
 
 
-def racers_of(run: SuiteRun, names: Iterable[str], batches: Batches) -> tuple[dict[str, Racer], dict[str, str]]:
-    """Ours in 32 and in 8 bits, and the engines of these names that are here; why the others are not."""
-    numbers = range(len(batches))
+def racers_of(
+    run: SuiteRun, names: Iterable[str], batches: Batches, turns: Sequence[int] = ()
+) -> tuple[dict[str, Racer], dict[str, str]]:
+    """Ours in 32 and in 8 bits, and the engines of these names that are here; why the others are not.
+
+    ``turns``: the number of each round's batch; without it each is one round's.
+    """
+    numbers = turns or range(len(batches))
     own = {OWN: run.bundle("bare"), OWN_INT8: run.bundle("int8", weights="int8")}
     racers = {side: Racer(run.job("infer_onnxruntime", at, batches=batches), numbers) for side, at in own.items()}
     missing: dict[str, str] = {}

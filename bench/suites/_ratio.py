@@ -17,6 +17,7 @@ Races = list[tuple[Sequence[float], Sequence[float]]]  # seconds of each round, 
 
 _RESAMPLES = 4000
 _SEED = 20_240_229
+_NO_TIME = "no time was left"
 
 
 def ratio_row(
@@ -30,6 +31,8 @@ def ratio_row(
     note: str = "",
 ) -> SuiteRow:
     """Throughput of ``own`` over that of ``peer``: the median of paired rounds, or of all rounds' sums."""
+    if not raced[own]:
+        return SuiteRow(what, peer, target=target, note=_NO_TIME)
     compare = ratio_of_totals if of_totals else paired_ratio
     ratio = compare(raced[own], raced[peer])
     samples = {label: raced[label] for label in (own, peer)}
@@ -38,6 +41,8 @@ def ratio_row(
 
 def mean_row(what: str, peer: str, races: Races, target: Target | None = None) -> SuiteRow:
     """The geometric mean of several races, as a row."""
+    if not all(own for own, _ in races):
+        return SuiteRow(what, peer, target=target, note=_NO_TIME)
     mean = geometric_mean(races)
     return SuiteRow(what, peer, mean.value, (mean.low, mean.high), target=target)
 

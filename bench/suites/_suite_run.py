@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import math
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -111,9 +112,11 @@ class SuiteRun:
         folder = self.work / name
         if not folder.exists():
             self.progress(f"making {name}", 0, 1)
+            part = _fresh(folder)
             write_bundle(
-                folder, self.architecture, structures, weights=weights, delta_weights=delta_weights, seed=self.seed
+                part, self.architecture, structures, weights=weights, delta_weights=delta_weights, seed=self.seed
             )
+            part.rename(folder)
             packed = Weights(Bundle(folder), cache=True, threads=None)
             packed.prepare()
             packed.close()
@@ -132,11 +135,13 @@ class SuiteRun:
         if result.is_file():
             return result
         self.progress(" ".join(["exporting with", name, *own]), 0, 1)
-        command = [python or sys.executable, "-m", "bench.peers", name, str(of or self.plain()), str(out), *own]
+        part = _fresh(out)
+        command = [python or sys.executable, "-m", "bench.peers", name, str(of or self.plain()), str(part), *own]
         done = subprocess.run(command, capture_output=True, text=True, check=False, env=_offline())
-        if not result.is_file():
+        if not (part / peer.RESULT).is_file():
             last = (done.stderr.strip() or "no message").splitlines()[-1]
             return f"{name} did not export the model: {last[:300]}"
+        part.rename(out)
         return result
 
     def note_versions(self, name: str, packages: Sequence[str], python: str = "") -> None:
@@ -180,10 +185,12 @@ class SuiteRun:
         *,
         rounds: int | None = None,
         warmup: int = 2,
+        together: int = 1,
         slowest: float = math.inf,
     ) -> dict[str, list[float]]:
         """Measure all sides in the same rounds, in a new order each; seconds by side, "gemm" is the yardstick.
 
+        Time ends it after whole groups of ``together`` rounds, so that forms that take turns have as many each.
         A side whose last step to warm up takes ``slowest`` times the first one's has that single sample, for it would
         take most of every round.
         """
@@ -205,6 +212,7 @@ class SuiteRun:
                     rounds=rounds or self.rounds,
                     max_seconds=self.max_seconds,
                     seed=self.seed,
+                    together=together,
                 ),
                 progress=lambda done, total: self.progress(what, done, total),
             )
@@ -228,6 +236,14 @@ class SuiteRun:
         if done.returncode:
             raise EdgepeftError(f"edgepeft {' '.join(arguments)} failed: {done.stderr.strip()[-300:]}")
         return took
+
+
+def _fresh(folder: Path) -> Path:
+    """Where it is made: what was stopped before it was whole is begun anew."""
+    part = folder.with_name(f"{folder.name}.part")
+    for stale in (part, folder):
+        shutil.rmtree(stale, ignore_errors=True)
+    return part
 
 
 def _warmed(sides: Mapping[str, _Side], steps: int, slowest: float) -> dict[str, float]:

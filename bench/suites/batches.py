@@ -36,12 +36,12 @@ def measure(run: SuiteRun) -> Iterator[SuiteRow]:
     sets = tuple(run.cases or SETS)
     forms = list(product(sets, _ROWS, (_ARRIVAL, _SORTED)))
     of_form = [_batches(run, *form) for form in forms]
-    # Round k has the k-th batch of each form, so that a run that is cut short has as many of every form.
+    # Round k has the k-th batch of each form.
     turns = tuple(of_form[place][k % len(of_form[place])] for k in range(run.rounds) for place in range(len(forms)))
     racers, missing = racers_of(run, _PEERS, turns)
     for name, reason in missing.items():
         yield SuiteRow("batches", name, note=reason)
-    raced = run.race("batches of real lengths", racers, rounds=len(turns), warmup=len(forms))
+    raced = run.race("batches of real lengths", racers, rounds=len(turns), warmup=len(forms), together=len(forms))
     for (rows, order), name in product(product(_ROWS, (_ARRIVAL, _SORTED)), _PEERS):
         if name in missing:
             continue

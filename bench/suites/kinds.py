@@ -46,8 +46,12 @@ def measure(run: SuiteRun) -> Iterator[SuiteRow]:
             yield SuiteRow(kind, _PEER, note=model)
             continue
         apart, races = _apart(run, kind, model), Races()
-        for name in SETS:
-            raced = run.race(f"{kind}, lengths of {name}", _racers(run, kind, model, run.real_batches(name, _BATCH)))
+        of_set = [run.real_batches(name, _BATCH) for name in SETS]
+        # Round k has the k-th batch of each set.
+        turns = tuple(batches[k % len(batches)] for k in range(run.rounds) for batches in of_set)
+        both = run.race(kind, _racers(run, kind, model, turns), rounds=len(turns), warmup=len(SETS), together=len(SETS))
+        for place, name in enumerate(SETS):
+            raced = {side: both[side][place :: len(SETS)] for side in (_OWN, _PEER)}
             races.append((raced[_OWN], raced[_PEER]))
             what = f"{kind}, lengths of {name}, batches of {_BATCH}"
             note = f"values of the two are {apart:.1e} apart at most"

@@ -6,6 +6,7 @@ Our side is the runtime from token ids to hidden states, its Python included; a 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,6 @@ from bench.suites._engines import ENGINES, racers_of
 from bench.suites._ratio import ratio_row, require_close
 from bench.suites._row import SuiteRow, Target
 from bench.suites._suite_run import SuiteRun
-from edgepeft.bench.planning.job import Batches
 from edgepeft.runtime.runtime import Runtime
 from edgepeft.runtime.session import plain_session
 
@@ -42,20 +42,22 @@ def measure(run: SuiteRun) -> Iterator[SuiteRow]:
         EdgepeftError: ours and optimum's export do not give the same values.
     """
     goals = _GOALS if run.architecture == ARCHITECTURE else {}
-    notes: dict[str, str] = {}
-    for place, length in enumerate(_LENGTHS):
-        batches: Batches = ((length,),)
-        racers, missing = racers_of(run, _PEERS, batches)
-        if place == 0:
-            for name, reason in missing.items():
-                yield SuiteRow("a text", name, note=reason)
-            notes = _notes(run, {name: Path(str(racer.job.model)) for name, racer in racers.items() if racer.job.model})
-        # A hiccup of the host is most of a short text's time: more of them.
-        raced = run.race(f"a text of {length} tokens", racers, rounds=run.rounds * max(1, 256 // length), warmup=5)
-        for name in (name for name in _PEERS if name in racers):
-            own, goal = ENGINES[name].own_side, goals[name][place] if name in goals else 1.0
-            what, note = f"{own}, a text of {length} tokens", "" if place else notes.get(name, "")
-            yield ratio_row(what, raced, own, name, Target(goal), note=note)
+    # A hiccup of the host is most of a short text's time: more of them.  Lengths take turns, some texts of each.
+    some = [place for place, length in enumerate(_LENGTHS) for _ in range(max(1, 64 // length))]
+    turns = some * (4 * run.rounds)
+    racers, missing = racers_of(run, _PEERS, tuple((length,) for length in _LENGTHS), turns)
+    for name, reason in missing.items():
+        yield SuiteRow("a text", name, note=reason)
+    notes = _notes(run, {name: Path(str(racer.job.model)) for name, racer in racers.items() if racer.job.model})
+    raced = run.race("one text", racers, rounds=len(turns), warmup=2 * len(some), together=len(some))
+    for (place, length), name in product(enumerate(_LENGTHS), _PEERS):
+        if name in missing:
+            continue
+        own, goal = ENGINES[name].own_side, goals[name][place] if name in goals else 1.0
+        what, note = f"{own}, a text of {length} tokens", "" if place else notes.get(name, "")
+        at = [turn for turn, number in enumerate(turns[: len(raced[own])]) if number == place]
+        seconds = {side: [raced[side][turn] for turn in at] for side in (own, name)}
+        yield ratio_row(what, seconds, own, name, Target(goal), note=note)
 
 
 def _notes(run: SuiteRun, found: dict[str, Path]) -> dict[str, str]:

@@ -23,7 +23,7 @@ from edgepeft.runtime.runtime import Runtime
 from edgepeft.training.exporting.bundle import export_bundle
 
 LABELS = [["no", "yes"], ["a", "b", "c"], None, list("pqrst"), ["no", "yes"]]
-GROUPED = {"full", "intrinsic-said", "top-k"}
+GROUPED = {"full", "fusion", "intrinsic-said", "top-k"}
 
 
 def multiply(folder, n=5):

@@ -13,9 +13,9 @@ from edgepeft.bench.result.parts import ProfileRecord
 from edgepeft.common.errors import UsageError
 
 
-def result(rows, name="tiny", **more):
+def result(rows, name="tiny", suite="batches", **more):
     return SuiteResult(
-        suite="batches",
+        suite=suite,
         title="Batches",
         host=SuiteHost(cpu="A CPU", gemm_gflops=100.0, versions={"onnxruntime": "9.9"}),
         profile=ProfileRecord(name="rpi4"),
@@ -36,8 +36,8 @@ def root(tmp_path):
     what = "edgepeft, batches of 32 sorted by length"
     rows = [
         SuiteRow(f"{what}, lengths of sst2", "optimum", 0.1, (0.1, 0.1)),  # a set alone is in no table
-        SuiteRow(f"{what}, geometric mean of sst2, rte", "optimum", 1.25, (1.2, 1.3)),
-        SuiteRow(f"{what}, geometric mean of sst2, rte", "openvino", 0.96, (0.9, 1.1)),
+        SuiteRow(f"{what}, geometric mean of sst2, mrpc, rte", "optimum", 1.25, (1.2, 1.3)),
+        SuiteRow(f"{what}, geometric mean of sst2, mrpc, rte", "openvino", 0.96, (0.9, 1.1)),
         SuiteRow("edgepeft int8, a text of 8 tokens", "dynamic int8", 1.5, (1.4, 1.6), note="off by 0.1"),
         SuiteRow("a text", "ctranslate2", note="is not installed"),
         SuiteRow("achieved FLOP/s", "gemm", 0.9, (0.8, 1.0)),
@@ -55,7 +55,7 @@ def root(tmp_path):
     return tmp_path
 
 
-def test_readme_has_the_quickest_peer_of_each_form_in_the_newest_run_of_a_model(root):
+def test_readme_has_the_quickest_peer_of_each_form_in_the_newest_run_of_a_suite_on_a_model(root):
     page = figures.generated_files(root)[root / "README.md"]
     assert page.splitlines()[2:-2] == [
         "|  | tiny | tiny, 8 bits | other |",
@@ -65,12 +65,43 @@ def test_readme_has_the_quickest_peer_of_each_form_in_the_newest_run_of_a_model(
     ]
 
 
+def test_readme_keeps_what_a_later_run_of_another_suite_has_not(root):
+    rows = [SuiteRow("edgepeft, a text of 8 tokens", "optimum", 2.0, (1.9, 2.1))]
+    (root / figures.RESULTS / "2026-01-03.jsonl").write_text(json.dumps(result(rows, suite="single").to_json()) + "\n")
+    page = figures.generated_files(root)[root / "README.md"]
+    assert "| batches of 32 sorted by length | **0.96x** openvino |" in page
+    assert "| a text of 8 tokens | 2.00x optimum | 1.50x dynamic int8 | 3.00x optimum |" in page
+
+
+def test_batches_of_some_sets_are_a_form_of_their_own(root):
+    rows = [SuiteRow("edgepeft, batches of 32 sorted by length, geometric mean of sst2", "optimum", 1.1, (1.0, 1.2))]
+    (root / figures.RESULTS / "2026-01-03.jsonl").write_text(json.dumps(result(rows, "other").to_json()) + "\n")
+    lines = figures.generated_files(root)[root / "README.md"].splitlines()
+    assert "| batches of 32 sorted by length, lengths of sst2 | - | - | 1.10x optimum |" in lines
+
+
 def test_the_page_has_every_peer_with_its_interval_conditions_and_what_is_missing(root):
     page = figures.generated_files(root)[root / "docs" / "figures.md"]
     assert "| batches of 32 sorted by length | 1.25x [1.20, 1.30] | **0.96x** [0.90, 1.10] |" in page
     assert "A CPU, GEMM 100 GFLOP/s on 2 threads; 3 rounds at most" in page and "onnxruntime 9.9, o 1" in page
     assert "- ctranslate2: is not installed" in page and "0.10x" not in page
     assert page.index("### Run 2026-01-02") < page.index("### Run 2026-01-01")
+
+
+def test_where_two_runs_differ_in_who_is_ahead_beyond_both_intervals_is_named(root):
+    page = root / "docs" / "figures.md"
+    assert "Where runs differ" not in figures.generated_files(root)[page]  # no figure is in both
+    what = "edgepeft, batches of 32 sorted by length, geometric mean of sst2, mrpc, rte"
+    rows = [
+        SuiteRow(what, "optimum", 0.9, (0.8, 0.95)),  # 1.25 [1.2, 1.3] before
+        SuiteRow(what, "openvino", 1.1, (1.0, 1.2)),  # 0.96 [0.9, 1.1] before: within the interval
+        SuiteRow("edgepeft int8, a text of 8 tokens", "dynamic int8", 1.4, (1.3, 1.5)),  # ours both times
+    ]
+    (root / figures.RESULTS / "2026-01-03.jsonl").write_text(json.dumps(result(rows).to_json()) + "\n")
+    said = figures.generated_files(root)[page].partition("### Where runs differ\n\n")[2].splitlines()
+    assert said[0].startswith("Of 3 figures") and said[0].endswith("differs in 2; in 1 of them beyond both intervals:")
+    name = "tiny, batches of 32 sorted by length, over optimum"
+    assert said[2] == f"- {name}: 1.25x [1.20, 1.30] (2026-01-02), **0.90x** [0.80, 0.95] (2026-01-03)"
 
 
 def test_a_run_is_kept_as_a_line_a_result_and_what_is_none_is_refused(root, monkeypatch, capsys):

@@ -56,7 +56,13 @@ def test_a_mean_is_of_all_sets_of_lengths_and_of_all_kinds(run, monkeypatch):
     times = iter(range(2, 100))  # of the peer; ours takes a second
     monkeypatch.setattr(run, "cases", ("spans", "choice", "tokens"))
     monkeypatch.setattr(SuiteRun, "peer", lambda _, name, of, task: "not here" if task == "tokens" else of)
-    monkeypatch.setattr(SuiteRun, "race", lambda *_: {"edgepeft": [1.0] * 3, "optimum": [float(next(times))] * 3})
+
+    def race(_, what, racers, rounds, warmup, together):
+        assert rounds == len(racers["edgepeft"].batches) == 2 * 3 and warmup == together == 3
+        of_set = [float(next(times)) for _ in range(3)]
+        return {"edgepeft": [1.0] * rounds, "optimum": of_set * 2}
+
+    monkeypatch.setattr(SuiteRun, "race", race)
     monkeypatch.setattr(kinds, "_apart", lambda *_: 0.0)
     rows = list(kinds.measure(run))
     expected = [
@@ -81,7 +87,6 @@ def test_a_mean_is_of_all_sets_of_lengths_and_of_all_kinds(run, monkeypatch):
 def test_the_export_is_raced_and_its_values_are_compared_first(run, kind, monkeypatch):
     optimum_class("ORTModel")
     monkeypatch.setattr(run, "cases", (kind,))
-    monkeypatch.setattr(run, "max_seconds", 0.1)
     rows = list(kinds.measure(run))
     assert [row.note.startswith("values of the two are") for row in rows] == [True] * 3 + [False] * 2
     assert all(row.value > 0 and row.peer == "optimum" for row in rows)

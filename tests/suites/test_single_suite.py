@@ -54,11 +54,21 @@ def test_each_length_is_compared_in_both_widths_and_a_missing_peer_is_said_once(
     assert [(row.peer, row.note) for row in said] == [
         (name, "not here") for name in ("openvino", "ctranslate2", "openvino int8", "ctranslate2 int8")
     ]
-    assert raced[0] == ("a text of 8 tokens", ((8,),), 2 * 32) and raced[-1] == ("a text of 128 tokens", ((128,),), 4)
+    assert raced == [("one text", ((8,), (16,), (32,), (64,), (128,)), 2 * 4 * (8 + 4 + 2 + 1 + 1))]
+    assert [len(row.samples["edgepeft"]) for row in measured if row.peer == "optimum"] == [64, 32, 16, 8, 8]
     assert len(measured) == 5 * 4
     assert {(row.what.partition(",")[0], row.value) for row in measured} == {("edgepeft", 3.0), ("edgepeft int8", 2.0)}
     assert [row.peer for row in measured if row.note] == ["dynamic int8"]
     assert {row.target.value for row in measured} == {1.0}  # goals are of MiniLM's shape
+
+
+def test_a_run_that_is_cut_short_says_which_lengths_it_has_not(run, monkeypatch):
+    monkeypatch.setattr(single, "_notes", lambda *_: {})
+    without_peers(monkeypatch, run, most=11)
+    rows = {row.what: row for row in single.measure(run) if row.peer == "optimum"}
+    assert [len(row.samples.get("optimum", ())) for row in rows.values()] == [8, 3, 0, 0, 0]
+    cut = rows["edgepeft, a text of 32 tokens"]
+    assert cut.value is None and cut.note == "no time was left" and rows["edgepeft, a text of 16 tokens"].value == 3.0
 
 
 def test_goals_by_length_are_those_of_the_named_shape(run, monkeypatch):
@@ -88,7 +98,7 @@ def test_forms_of_batches_take_turns_and_a_sorted_batch_has_next_to_no_padding(r
     assert [(row.peer, row.note) for row in rows if row.value is None] == [("openvino int8", "not here")]
 
 
-def without_peers(monkeypatch, run, missing=frozenset()):
+def without_peers(monkeypatch, run, missing=frozenset(), most=None):
     """Nothing is made or run: ours takes 2 s, in 8 bits 3, everybody else 6.  Each race's name, batches and rounds."""
     monkeypatch.setattr(SuiteRun, "bundle", lambda _, name, weights="fp32": run.work / name)
     monkeypatch.setattr(SuiteRun, "peer", lambda _, name, task: "not here" if name in missing else run.work)
@@ -96,10 +106,11 @@ def without_peers(monkeypatch, run, missing=frozenset()):
     monkeypatch.setattr(SuiteRun, "note_versions", lambda *_: None)
     raced = []
 
-    def race(_, what, racers, rounds, warmup):
+    def race(_, what, racers, rounds, warmup, together):
+        assert rounds % together == warmup % together == 0
         raced.append((what, racers["edgepeft"].job.batches, rounds))
         seconds = {"edgepeft": 2.0, "edgepeft int8": 3.0}
-        return {name: [seconds.get(name, 6.0)] * rounds for name in racers}
+        return {name: [seconds.get(name, 6.0)] * (most or rounds) for name in racers}
 
     monkeypatch.setattr(SuiteRun, "race", race)
     return raced

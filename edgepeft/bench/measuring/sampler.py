@@ -185,6 +185,7 @@ class Schedule:
     precision: float | None = None
     more_warmup: int = 0  # rounds, until steps are steady
     probe_every: int = 1  # rounds, of the GEMM probes
+    together: int = 1  # rounds that are begun in spite of ``max_seconds`` where the first of them was
 
 
 @dataclass(frozen=True)
@@ -234,7 +235,8 @@ def sample_rounds(
         for index, order in enumerate(orders):
             now = clock()
             passed, before = passed + max(0.0, now - before), now  # a clock that was set back adds nothing
-            if index and (passed >= schedule.max_seconds or not budget.fits(_round_s(series))):
+            over = passed >= schedule.max_seconds and not index % schedule.together
+            if index and (over or not budget.fits(_round_s(series))):
                 break
             if index >= rule.least and rule.enough(series):
                 for one in series.values():

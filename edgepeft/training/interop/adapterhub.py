@@ -1,4 +1,4 @@
-"""AdapterHub's checkpoints (bottleneck adapters of every form, Compacter, PHM, LoRA, prompts, prefixes).
+"""AdapterHub's checkpoints (bottleneck adapters of every form, fused ones, Compacter, PHM, LoRA, prompts, prefixes).
 
 Nothing here needs adapters.
 Source of the names: adapters 1.3.0, ``loading.py``; the golden checkpoints of ``tests/interop`` are its own.
@@ -36,6 +36,7 @@ from edgepeft.training.interop._hub_config import (
     MethodConfig,
     leading_layers,
 )
+from edgepeft.training.interop._hub_fusion import FUSION_FILES, SETUP_FILE, FusionConfig, fusion_plan, parts_of
 from edgepeft.training.interop._hub_head import read_head
 from edgepeft.training.interop.base import Importer, ImportRequest
 from edgepeft.training.interop.classifier import Classifier
@@ -45,13 +46,13 @@ __all__ = ["CONFIG_FILE", "IMPORTER", "TENSORS_FILES", "AdapterHub", "plan_of"]
 
 CONFIG_FILE = "adapter_config.json"
 TENSORS_FILES = ("adapter.safetensors", "pytorch_adapter.bin")
+FUSION_CONFIG = "adapter_fusion_config.json"
 
 _LORA_MATRICES = {"q": Role.QUERY, "k": Role.KEY, "v": Role.VALUE}
 
 # Files that say that a folder holds more than one adapter's forward pass.
 _COMPOSITIONS = {
-    "adapter_fusion_config.json": "an AdapterFusion layer over several adapters",
-    "adapter_setup.json": "a composition of several adapters",
+    FUSION_CONFIG: "an AdapterFusion layer without its adapters",
     "adapter_interface.json": "an adapter of a model with an interface of its own",
 }
 
@@ -166,11 +167,11 @@ class AdapterHub(Importer):
     """Folders of ``save_adapter``."""
 
     library: ClassVar[str] = "AdapterHub"
-    needs: ClassVar[str] = f"{CONFIG_FILE} with model_type, {' or '.join(TENSORS_FILES)}"
+    needs: ClassVar[str] = f"{CONFIG_FILE} with model_type, {' or '.join(TENSORS_FILES)}, or {SETUP_FILE}"
 
     def recognises(self, folder: Path) -> bool:
         """By a config without PEFT's ``peft_type``, or a file of a composition."""
-        if any((folder / name).is_file() for name in _COMPOSITIONS):
+        if any((folder / name).is_file() for name in (*_COMPOSITIONS, SETUP_FILE)):
             return True
         path = folder / CONFIG_FILE
         if not path.is_file():
@@ -184,16 +185,16 @@ class AdapterHub(Importer):
             if (folder / name).is_file():
                 raise BundleError(
                     f"{folder} has {name}: {what}, which no delta can represent. A folder of save_adapter, with one "
-                    "adapter, can be imported."
+                    "adapter, can be imported, and one of save_adapter_setup with a Fuse of several."
                 )
-        path = folder / CONFIG_FILE
-        file, classifier = parsed(HubFile, read_config(path), path), Classifier(backbone)
-        file.check_architecture(backbone.architecture, path)
-        config, plan = _plan(file, classifier, path)
-        state = _canonical(read_state_dict(folder, *TENSORS_FILES), classifier)
-        _check_shared(state, plan, classifier, folder)
+        classifier, of_head = Classifier(backbone), folder
+        if (folder / SETUP_FILE).is_file():
+            file, config, plan, state = _fused(folder, classifier)
+            of_head = parts_of(folder)[2]
+        else:
+            file, config, plan, state = _single(folder, classifier)
         check_tensors(state, plan.shapes, folder)
-        head, values = read_head(folder, classifier, request.model), plan.convert(state)
+        head, values = read_head(of_head, classifier, request.model), plan.convert(state)
         origin: dict[str, Any] = {"library": self.library, "versions": {"adapters": file.adapters_version}}
         settings = {"name": file.name, **config.model_dump(mode="json", exclude_unset=True)}
         origin["training"] = {"config": settings}
@@ -203,12 +204,42 @@ class AdapterHub(Importer):
 IMPORTER = AdapterHub()
 
 
-def _plan(file: HubFile, classifier: Classifier, path: Path) -> tuple[MethodConfig, ConversionPlan]:
+def _file_of(path: Path, classifier: Classifier) -> tuple[HubFile, Places]:
+    file = parsed(HubFile, read_config(path), path)
+    file.check_architecture(classifier.architecture, path)
     if file.name is None or file.config is None:
         absent = "name" if file.name is None else "config"
         raise BundleError(f"{path} has no {absent}; it is no config that save_adapter writes: save the adapter again.")
-    settings = file.method_settings()
-    return plan_of(settings, Places(classifier, file.name), path)
+    return file, Places(classifier, file.name)
+
+
+_Read = tuple[HubFile, MethodConfig, ConversionPlan, dict[str, Tensor]]
+
+
+def _single(folder: Path, classifier: Classifier) -> _Read:
+    path = folder / CONFIG_FILE
+    file, places = _file_of(path, classifier)
+    config, plan = plan_of(file.method_settings(), places, path)
+    state = _canonical(read_state_dict(folder, *TENSORS_FILES), classifier)
+    _check_shared(state, plan, classifier, folder)
+    return file, config, plan, state
+
+
+def _fused(folder: Path, classifier: Classifier) -> _Read:
+    """A Fuse of several, which stands as one."""
+    adapters, fusion, _ = parts_of(folder)
+    if classifier.scores_labels:
+        raise BundleError(f"{folder}: a fusion in a T5 cannot be imported; import one of its adapters.")
+    path = fusion / FUSION_CONFIG
+    file, places = _file_of(path, classifier)
+    config = FusionConfig.read(file.config or {}, path)
+    state = read_state_dict(fusion, *FUSION_FILES)
+    parts = []
+    for each in adapters:
+        *_, plan, own = _single(each, classifier)
+        parts.append(plan)
+        state |= own
+    return file, config, fusion_plan(config, parts, places), state
 
 
 def plan_of(settings: Mapping[str, Any], places: Places, path: Path) -> tuple[MethodConfig, ConversionPlan]:

@@ -90,6 +90,13 @@ def test_one_round_is_done_however_little_time_there_is(clock):
     assert len(run([FakeUnit("a", clock, [])], clock, max_seconds=0.0)["a"].samples) == 1
 
 
+def test_rounds_that_belong_together_are_done_together_however_little_time_there_is():
+    for seconds, rounds in ((0.0, 3), (3.5, 6), (6.0, 6)):
+        clock = FakeClock()
+        found = run([FakeUnit("a", clock, [])], clock, rounds=100, max_seconds=seconds, together=3)
+        assert len(found["a"].samples) == rounds
+
+
 def test_a_unit_that_does_not_fit_is_left_out_and_the_others_go_on(clock):
     log = []
     units = [FakeUnit("a", clock, log), FakeUnit("b", clock, log, fails_at=2)]

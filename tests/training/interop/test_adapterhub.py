@@ -92,6 +92,48 @@ def test_an_imported_checkpoint_gives_the_logits_that_adapters_gave(name):
     exact.require(theirs)
 
 
+FUSIONS = ("bert-fusion", "roberta-fusion-static")
+
+
+@pytest.mark.parametrize("name", FUSIONS)
+def test_an_imported_fusion_gives_the_logits_that_adapters_gave(name, tmp_path):
+    backbone = backbone_of(name)
+    delta = imported(GOLDEN / name, backbone)
+    exact_of(delta, backbone).require(theirs(name))
+    settings = delta.card.hyperparameters
+    assert (settings["adapters"], settings["value"]) == ((2, True) if name == "bert-fusion" else (3, False))
+    delta.save(tmp_path / "delta")
+    exact_of(Delta.load(tmp_path / "delta", backbone), backbone).require(theirs(name))
+
+
+def test_what_is_fused_otherwise_is_refused_by_name(tmp_path):
+    backbone = backbone_of("bert")
+
+    def refused(match, path, change):
+        folder = Path(shutil.copytree(GOLDEN / "bert-fusion", tmp_path / "copy", dirs_exist_ok=True))
+        change_json(folder / path, change)
+        with pytest.raises(BundleError, match=match):
+            imported(folder, backbone)
+
+    fusion, setup = "one,two/adapter_fusion_config.json", "adapter_setup.json"
+    for name in ("query_before_ln", "residual_before", "temperature"):
+        refused(f"{name} = True", fusion, lambda found, name=name: found["config"].update({name: True}))
+    refused("query = False", fusion, lambda found: found["config"].update({"query": False}))
+    refused("of type Stack", setup, lambda found: found["adapter_setup"].update({"type": "Stack"}))
+    refused("is no delta", setup, lambda found: found["adapter_setup"]["children"].append({"type": "Stack"}))
+    path = {"type": "single", "children": ["../bert-fusion"]}
+    refused("is no delta", setup, lambda found: found["adapter_setup"]["children"].append(path))
+    one = "two/adapter_config.json"
+    refused("one activation", one, lambda found: found["config"].update({"non_linearity": "gelu"}))
+    refused("Pfeiffer's form", one, lambda found: found["config"].update({"original_ln_before": False}))
+
+
+def test_a_fusion_without_its_adapters_is_refused(tmp_path):
+    folder = Path(shutil.copytree(GOLDEN / "bert-fusion" / "one,two", tmp_path / "alone"))
+    with pytest.raises(BundleError, match="an AdapterFusion layer without its adapters"):
+        imported(folder, backbone_of("bert"))
+
+
 @pytest.mark.parametrize("kind", ["compacter-shared", "own-norms", "residual-after-ln", "lora-everywhere"])
 def test_an_imported_delta_survives_saving_and_loading(kind, tmp_path):
     backbone = backbone_of("roberta")
@@ -313,7 +355,7 @@ def test_a_head_for_another_task_is_refused_by_its_class(copy):
     ("file", "what"),
     [
         ("adapter_fusion_config.json", "AdapterFusion"),
-        ("adapter_setup.json", "composition of several adapters"),
+        ("adapter_setup.json", "adapter_setup is missing"),
         ("adapter_interface.json", "interface of its own"),
     ],
 )

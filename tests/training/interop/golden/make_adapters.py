@@ -17,6 +17,7 @@ import adapters
 import torch
 import transformers
 from adapters import BnConfig, CompacterConfig, CompacterPlusPlusConfig, DoubleSeqBnConfig, LoRAConfig, SeqBnConfig
+from adapters.composition import Fuse
 from adapters.heads import ClassificationHead, MultiLabelClassificationHead, QuestionAnsweringHead, TaggingHead
 from safetensors.torch import load_file, save_file
 
@@ -130,6 +131,21 @@ OF_BERT = {"pooler-head": (SeqBnConfig(reduction_factor=4), {"layers": 1, "use_p
 # One of each method: names and places are its own, what is done there is BERT's.
 OF_DEBERTA = ("double-seq-bn", "own-norms", "par-bn", "compacter", "phm", "lora", "lora-everywhere", "tagging")
 
+# family -> name -> (config of the attention, adapters, safetensors or not)
+FUSIONS = {
+    "bert": {
+        "fusion": ("dynamic", {"one": SeqBnConfig(reduction_factor=4), "two": SeqBnConfig(reduction_factor=8)}, True)
+    },
+    "roberta": {
+        "fusion-static": (
+            "static",
+            {name: SeqBnConfig(reduction_factor=4, non_linearity="gelu", leave_out=[0]) for name in ("a", "b", "c")},
+            False,
+        )
+    },
+    "deberta": {},
+}
+
 
 def model_of(backbone, head):
     if isinstance(head, str):
@@ -142,11 +158,11 @@ def model_of(backbone, head):
     return model.eval()
 
 
-def randomise(model, static):
+def randomise(model, static, names=(NAME,)):
     heads = ("classifier.", "qa_outputs.") if static else (f"heads.{NAME}.",)
     for name, parameter in model.named_parameters():
         noise = torch.randn(parameter.shape)
-        if f".{NAME}." not in name and not name.startswith(heads):
+        if not any(f".{of}." in name for of in names) and not name.startswith(heads):
             continue
         if ("norm" in name and name.endswith("weight")) or name.endswith("scaling"):
             parameter.data = 1 + 0.3 * noise
@@ -192,6 +208,34 @@ def write_checkpoint(backbone, name, config, head, safe):
         card.write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n")
 
 
+def write_fusion(backbone, name, config, members, safe):
+    """As ``save_adapter_setup`` writes several adapters, the attention over them and a head."""
+    torch.manual_seed(0)
+    model, fuse = FAMILIES[backbone.name].from_pretrained(backbone), Fuse(*members)
+    for adapter, settings in members.items():
+        model.add_adapter(adapter, config=settings)
+    model.add_adapter_fusion(fuse, config)
+    model.add_prediction_head(ClassificationHead(model, NAME, num_labels=3, layers=1))
+    model.set_active_adapters(fuse)
+    model.eval()
+    asked = load_file(backbone / "inputs.safetensors") | {"head": NAME}
+    with torch.no_grad():
+        randomise(model, False, (*members, fuse.name))
+        logits = model(**asked).logits
+        model.set_active_adapters(next(iter(members)))
+        assert (model(**asked).logits - logits).abs().max() > 0.1
+        model.set_active_adapters(fuse)
+    folder = FOLDER / f"{backbone.name}-{name}"
+    model.save_adapter_setup(folder, fuse, head_setup=NAME, use_safetensors=safe)
+    reread = FAMILIES[backbone.name].from_pretrained(backbone)
+    reread.load_adapter_setup(str(folder), set_active=True, use_safetensors=safe)
+    torch.testing.assert_close(reread.eval()(**asked).logits, logits, atol=1e-6, rtol=0)
+    save_file({"logits": logits.contiguous()}, folder / "logits.safetensors")
+    for card in folder.glob("*/*_config.json"):
+        settings = json.loads(card.read_text()) | {"model_name": backbone.name}
+        card.write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n")
+
+
 def main():
     transformers.logging.set_verbosity_error()
     named = sys.argv[1:]
@@ -204,6 +248,9 @@ def main():
         for name, checkpoint in (CHECKPOINTS | more).items():
             if name in here and name in (named or here):
                 write_checkpoint(HERE / family, name, *checkpoint)
+        for name, checkpoint in FUSIONS[family].items():
+            if name in (named or FUSIONS[family]):
+                write_fusion(HERE / family, name, *checkpoint)
     packages = {name: version(name) for name in ("adapters", "torch", "transformers", "safetensors")}
     (FOLDER / "versions.json").write_text(json.dumps(packages, indent=2) + "\n")
 

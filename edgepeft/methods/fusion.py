@@ -1,0 +1,86 @@
+"""AdapterFusion (Pfeiffer et al., 2021, arXiv:2005.00247, section 3): attention over n adapters, once a layer.
+
+    LN(sub + sum_i p_i V A_i(z) + res),  p = softmax_i((Q z + q)^T (K A_i(z) + k)),  z = LN(sub + res)
+
+A_i are n Pfeiffer adapters.  The paper trains each for a task of its own and Q, K and V afterwards, with the adapters
+frozen; what is imported from AdapterHub has them all.  Trained here, all are trained together.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import ClassVar, Self, cast
+
+import torch
+from torch import Tensor, nn
+
+from edgepeft.backbones.base import Role, Site
+from edgepeft.methods._adapters import Activation, Bottleneck, BottleneckMethod, fresh_linears
+from edgepeft.methods.base import option, require
+
+__all__ = ["Fused", "Fusion"]
+
+
+class Fused(nn.Module):
+    """The adapters of one layer and the attention over them."""
+
+    def __init__(self, hidden: int, method: Fusion) -> None:
+        super().__init__()
+        start = partial(nn.init.normal_, std=method.std)
+        fresh = (fresh_linears(hidden, method.bottleneck, start) for _ in range(method.adapters))
+        self.adapters = nn.ModuleList(Bottleneck(*linears, method.activation) for linears in fresh)
+        self.query, self.key = fresh_linears(hidden, hidden, start)
+        value = nn.Linear(hidden, hidden, bias=False)
+        nn.init.eye_(value.weight)
+        self.value = value if method.value else nn.Identity()
+
+    def forward(self, y: Tensor, residual: Tensor, norm: Callable[[Tensor], Tensor]) -> Tensor:
+        """All [..., d]; ``norm`` is the LayerNorm after the sum."""
+        z = norm(y + residual)
+        changes = torch.stack([cast("Bottleneck", adapter).change(z) for adapter in self.adapters], -2)  # [..., n, d]
+        scores = (self.query(z).unsqueeze(-2) * self.key(changes)).sum(-1, keepdim=True)
+        fused: Tensor = y + self.value((torch.softmax(scores, -2) * changes).sum(-2))
+        return fused
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Fusion(BottleneckMethod):
+    """Several Pfeiffer adapters a layer, weighed for each token."""
+
+    name: ClassVar[str] = "fusion"
+    title: ClassVar[str] = "AdapterFusion"
+    paper: ClassVar[str] = "Pfeiffer et al., 2021, arXiv:2005.00247"
+    equation: ClassVar[str] = "LN(sub + sum_i p_i V A_i(z) + res); p = softmax(Q z . K A_i(z)), z = LN(sub + res)"
+    learning_rate: ClassVar[float] = 5e-5
+    learning_rate_source: ClassVar[str] = "Pfeiffer et al., section 4.2, of the fusion over frozen adapters"
+
+    adapters: int = option(2, "adapters n that are fused")
+    bottleneck: int = option(64, "width m of each adapter")
+    value: bool = option(True, "a matrix V on what is mixed (AdapterHub's dynamic form)")
+    activation: Activation = option("relu", "act")
+    norms: bool = option(False, "train every LayerNorm of the backbone too")
+    std: float = option(0.02, "of the normal init")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.adapters >= 2, f"fusion's adapters must be at least 2; found {self.adapters}.")
+
+    def attaches_to(self) -> tuple[Role, ...]:
+        """The feed-forward's projection."""
+        return (Role.FFN_OUTPUT,)
+
+    def build(self, sites: Sequence[Site]) -> dict[str, nn.Module]:
+        """One a site."""
+        return {site.name: Fused(site.out_features, self) for site in sites}
+
+    def n_at(self, site: Site) -> int:
+        """n (2 m d + m + d) + 2 (d^2 + d), and d^2 for V."""
+        d = site.out_features
+        return self.adapters * super().n_at(site) + (2 + self.value) * d * d + 2 * d
+
+    @classmethod
+    def examples(cls) -> tuple[Self, ...]:
+        """Two adapters with a matrix V, and three without."""
+        return (cls(bottleneck=4), cls(adapters=3, bottleneck=3, value=False, activation="gelu"))
