@@ -45,7 +45,7 @@ def root(tmp_path):
     older = [SuiteRow("edgepeft, a text of 8 tokens", "optimum", 3.0, (2.0, 4.0))]
     runs = {
         "2026-01-01": [result(older), result(older, "other")],
-        "2026-01-02": [result(rows, peers={"optimum": "o 1"})],
+        "2026-01-01-evening": [result(rows, peers={"optimum": "o 1"})],
     }
     for run, results in runs.items():
         lines = [json.dumps(one.to_json()) + "\n" for one in results]
@@ -85,7 +85,7 @@ def test_the_page_has_every_peer_with_its_interval_conditions_and_what_is_missin
     assert "| batches of 32 sorted by length | 1.25x [1.20, 1.30] | **0.96x** [0.90, 1.10] |" in page
     assert "A CPU, GEMM 100 GFLOP/s on 2 threads; 3 rounds at most" in page and "onnxruntime 9.9, o 1" in page
     assert "- ctranslate2: is not installed" in page and "0.10x" not in page
-    assert page.index("### Run 2026-01-02") < page.index("### Run 2026-01-01")
+    assert page.index("### Run 2026-01-01-evening") < page.index("### Run 2026-01-01")
 
 
 def test_where_two_runs_differ_in_who_is_ahead_beyond_both_intervals_is_named(root):
@@ -101,7 +101,7 @@ def test_where_two_runs_differ_in_who_is_ahead_beyond_both_intervals_is_named(ro
     said = figures.generated_files(root)[page].partition("### Where runs differ\n\n")[2].splitlines()
     assert said[0].startswith("Of 3 figures") and said[0].endswith("differs in 2; in 1 of them beyond both intervals:")
     name = "tiny, batches of 32 sorted by length, over optimum"
-    assert said[2] == f"- {name}: 1.25x [1.20, 1.30] (2026-01-02), **0.90x** [0.80, 0.95] (2026-01-03)"
+    assert said[2] == f"- {name}: 1.25x [1.20, 1.30] (2026-01-01-evening), **0.90x** [0.80, 0.95] (2026-01-03)"
 
 
 def test_a_run_is_kept_as_a_line_a_result_and_what_is_none_is_refused(root, monkeypatch, capsys):
@@ -118,6 +118,6 @@ def test_a_run_is_kept_as_a_line_a_result_and_what_is_none_is_refused(root, monk
 
 
 def test_a_kept_file_that_was_damaged_is_named(root):
-    (root / figures.RESULTS / "2026-01-02.jsonl").write_text("half a li")
-    with pytest.raises(UsageError, match="2026-01-02"):
+    (root / figures.RESULTS / "2026-01-01-evening.jsonl").write_text("half a li")
+    with pytest.raises(UsageError, match="2026-01-01-evening"):
         figures.generated_files(root)
