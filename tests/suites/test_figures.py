@@ -85,7 +85,7 @@ def test_the_page_has_every_peer_with_its_interval_conditions_and_what_is_missin
     assert "| batches of 32 sorted by length | 1.25x [1.20, 1.30] | **0.96x** [0.90, 1.10] |" in page
     assert "A CPU, GEMM 100 GFLOP/s on 2 threads; 3 rounds at most" in page and "onnxruntime 9.9, o 1" in page
     assert "- ctranslate2: is not installed" in page and "0.10x" not in page
-    assert page.index("### Run 2026-01-01-evening") < page.index("### Run 2026-01-01")
+    assert page.index("### Run 2026-01-01-evening") < page.index("### Run 2026-01-01\n")
 
 
 def test_where_two_runs_differ_in_who_is_ahead_beyond_both_intervals_is_named(root):
