@@ -57,7 +57,8 @@ def in_four_bits(matrix: NDArray[np.float32]) -> tuple[NDArray[np.uint8], NDArra
         least, best, scales = (np.where(better, *each) for each in ((error, least), (numbers, best), (scale, scales)))
     scales[scales == 0] = 1
     numbers = (best + _MIDDLE).astype(np.uint8).reshape(len(matrix), -1)
-    return numbers[:, ::2] | numbers[:, 1::2] << 4, scales[..., 0]
+    packed: NDArray[np.uint8] = numbers[:, ::2] | numbers[:, 1::2] << 4
+    return packed, scales[..., 0]
 
 
 def unpacking(stored: Quantised, checkpoint: Checkpoint, written: set[str]) -> Iterator[onnx.NodeProto]:
