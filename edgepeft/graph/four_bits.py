@@ -56,9 +56,8 @@ def in_four_bits(matrix: NDArray[np.float32]) -> tuple[NDArray[np.uint8], NDArra
         better = error < least
         least, best, scales = (np.where(better, *each) for each in ((error, least), (numbers, best), (scale, scales)))
     scales[scales == 0] = 1
-    numbers = (best + _MIDDLE).astype(np.uint8).reshape(len(matrix), -1)
-    packed: NDArray[np.uint8] = numbers[:, ::2] | numbers[:, 1::2] << 4
-    return packed, scales[..., 0]
+    stored = (best + _MIDDLE).astype(np.uint8).reshape(len(matrix), -1)
+    return stored[:, ::2] | stored[:, 1::2] << np.uint8(4), scales[..., 0]
 
 
 def unpacking(stored: Quantised, checkpoint: Checkpoint, written: set[str]) -> Iterator[onnx.NodeProto]:
