@@ -14,6 +14,9 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from edgepeft.backbones.checkpoint import Checkpoint
 from edgepeft.common.errors import BundleError, UnknownName, UsageError
 from edgepeft.common.registry import modules_of
@@ -165,10 +168,14 @@ class Site:
 
 @dataclass(frozen=True)
 class Attention:
-    """How a layer attends: ``reach`` tokens to each side, None for all, and RoPE's base ``theta``."""
+    """How a layer attends: ``reach`` tokens to each side, None for all, and RoPE's base ``theta``.
+
+    ``frequencies`` are RoPE's w, (e / 2), where they are scaled.
+    """
 
     theta: float
     reach: int | None
+    frequencies: tuple[float, ...] = ()
 
     def pairs(self, tokens: int) -> int:
         """How many pairs of a row's tokens attend to each other."""
@@ -193,16 +200,29 @@ class Distances:
 
 @dataclass(frozen=True)
 class Decoder:
-    """A second stack of layers, which reads the first one's output and writes text.
+    """What writes text: a second stack of layers, which reads the first one's output, or a model that has but one.
 
-    Texts begin after the one token and end with the other.  Logits are the table's products with its last hidden state
-    times ``scale``.  Distances from ``max_distance`` on are one.
+    Texts begin after the one token, or where that is None after the last that is read, and end with the other.  Logits
+    are the table's products with its last hidden state times ``scale``.  Distances from ``max_distance`` on are one.
     """
 
-    start_token_id: int
+    start_token_id: int | None
     end_token_id: int
     scale: float
     max_distance: int
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether a text goes on with what was read, in the same layers."""
+        return self.start_token_id is None
+
+    def starts(self, ids: NDArray[np.int64], mask: NDArray[Any]) -> NDArray[np.int64]:
+        """int64 [B]: the token after which each row's text begins, of rows [B, S]."""
+        if self.start_token_id is not None:
+            return np.full(len(ids), self.start_token_id, np.int64)
+        last = mask.shape[1] - 1 - (mask[:, ::-1] != 0).argmax(1) if len(ids) else np.empty(0, np.int64)
+        starts: NDArray[np.int64] = ids[np.arange(len(ids)), last]
+        return starts
 
 
 @dataclass(frozen=True)

@@ -53,18 +53,22 @@ class StoredTensor:
     file: str
 
 
+BYTES = ":uint8"
+
+
 @dataclass(frozen=True)
 class Quantised:
-    """How a matrix [out, in] or a table [rows, d] is called once it is integers: of 8 bits, one scale a row, or of 4.
+    """How a matrix [out, in] or a table [rows, d] is called once it is integers.
 
-    A matrix of 8 bits is stored transposed, [in, out], as ``MatMulInteger`` reads it; all else as it was.
+    Of 8 bits there is one scale a row, or one for each group of a row; of 4 bits one for each group.  A matrix of 8
+    bits with a scale a row is stored transposed, [in, out], as ``MatMulInteger`` reads it; all else as it was.
     """
 
     tensor: str
 
     @property
     def scale(self) -> str:
-        """Float32, [out] or [rows]; of 4 bits [out, groups]."""
+        """Float32, [out] or [rows]; of groups [out, groups]."""
         return f"{self.tensor}:scale"
 
     @property
@@ -81,6 +85,11 @@ class Quantised:
     def packed(self) -> str:
         """Uint8, [out, in / 2]: two numbers of 4 bits each, the first in the low half; 8 stands for zero."""
         return f"{self.tensor}:int4"
+
+    @property
+    def bytes(self) -> str:
+        """Uint8, [out, in] or [rows, d], of groups; 128 stands for zero."""
+        return f"{self.tensor}{BYTES}"
 
     @property
     def columns(self) -> str:
@@ -170,7 +179,8 @@ class Checkpoint:
     def parts(self, name: str) -> tuple[str, ...]:
         """What the file holds for a tensor: itself, or the integers and scales of a quantised one."""
         quantised = Quantised(name)
-        stored = (name, quantised.matrix, quantised.packed, quantised.table, quantised.scale, quantised.columns)
+        integers = (quantised.matrix, quantised.packed, quantised.bytes, quantised.table)
+        stored = (name, *integers, quantised.scale, quantised.columns)
         return tuple(n for n in stored if n in self.tensors)
 
     def stored_name(self, canonical: str) -> str:
@@ -208,6 +218,10 @@ class Checkpoint:
             numbers = np.stack([pairs & 15, pairs >> 4], axis=-1).astype(np.float32)
             groups: NDArray[np.float32] = (numbers.reshape(*scale.shape[:2], -1) - 8) * scale  # [out, groups, in each]
             return groups.reshape(len(pairs), -1)
+        if quantised.bytes in self.tensors:
+            numbers = self._mapped(quantised.bytes, "U8").astype(np.float32) - 128
+            groups = numbers.reshape(*scale.shape[:2], -1) * scale
+            return groups.reshape(numbers.shape)
         as_it_was = quantised.table in self.tensors
         integers = self._mapped(quantised.table if as_it_was else quantised.matrix, "I8")
         values: NDArray[np.float32] = np.empty(integers.shape if as_it_was else integers.shape[::-1], np.float32)

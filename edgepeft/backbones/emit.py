@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from edgepeft.backbones.checkpoint import Checkpoint, StoredTensor
+from edgepeft.backbones.checkpoint import BYTES, Checkpoint, StoredTensor
 from edgepeft.common.errors import BundleError
 
 __all__ = [
@@ -49,7 +49,8 @@ _ONNX_TYPES: Mapping[str, int] = {
     "I8": TensorProto.INT8,
     "U8": TensorProto.UINT4,  # two numbers a byte: safetensors has no type of 4 bits
 }
-DTYPES = {number: name for name, number in _ONNX_TYPES.items()}  # ONNX's number -> safetensors' name
+# ONNX's number -> safetensors' name.
+DTYPES = {number: name for name, number in _ONNX_TYPES.items()} | {int(TensorProto.UINT8): "U8"}
 
 
 class Emitter:
@@ -127,8 +128,10 @@ class Emitter:
 
 def external_tensor(stored: StoredTensor, file: str | None = None) -> TensorProto:
     """An initializer that lies in a file, the tensor's own unless given: its name, bytes and shape."""
-    shape = (*stored.shape[:-1], 2 * stored.shape[-1]) if stored.dtype == "U8" else stored.shape
-    tensor = TensorProto(name=stored.name, data_type=_ONNX_TYPES[stored.dtype], dims=shape)
+    packed = stored.dtype == "U8" and not stored.name.endswith(BYTES)
+    shape = (*stored.shape[:-1], 2 * stored.shape[-1]) if packed else stored.shape
+    kind = TensorProto.UINT8 if stored.dtype == "U8" and not packed else _ONNX_TYPES[stored.dtype]
+    tensor = TensorProto(name=stored.name, data_type=kind, dims=shape)
     tensor.data_location = TensorProto.EXTERNAL
     for key, value in (("location", file or stored.file), ("offset", stored.offset), ("length", stored.n_bytes)):
         tensor.external_data.add(key=key, value=str(value))

@@ -19,7 +19,18 @@ from edgepeft.backbones.source import Backbone
 from edgepeft.backbones.trie import EDGES, Trie
 from edgepeft.common.errors import BundleError
 
-__all__ = ["attached", "edge_logits", "load_model", "needs", "pool", "prompted", "states_of", "tied"]
+__all__ = [
+    "attached",
+    "edge_logits",
+    "load_model",
+    "logits_that_go_on",
+    "needs",
+    "padded_in_front",
+    "pool",
+    "prompted",
+    "states_of",
+    "tied",
+]
 
 
 def load_model(backbone: Backbone, attention: str | None = None) -> nn.Module:
@@ -33,7 +44,9 @@ def load_model(backbone: Backbone, attention: str | None = None) -> nn.Module:
     transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # it announces the unused pooler of every such checkpoint
     transformers.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
-        of = transformers.AutoModelForSeq2SeqLM if backbone.architecture.decoder else transformers.AutoModel
+        decoder = backbone.architecture.decoder
+        of: Any = transformers.AutoModel if decoder is None else transformers.AutoModelForSeq2SeqLM
+        of = transformers.AutoModelForCausalLM if decoder and decoder.goes_on else of
         model: nn.Module = of.from_pretrained(str(backbone.folder), attn_implementation=attention, dtype=torch.float32)
     except (OSError, ValueError, RuntimeError, KeyError) as error:
         raise BundleError(f"transformers cannot load {backbone.folder}: {error}") from error
@@ -140,7 +153,7 @@ def pool(hidden: Tensor, mask: Tensor, pooling: Pooling) -> Tensor:
 def states_of(model: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
     """[batch, length, d]: the last hidden states of the model, or of its encoder where it has a decoder too."""
     whole: Any = model
-    encoder = whole.encoder if whole.config.is_encoder_decoder else whole
+    encoder = whole.encoder if whole.config.is_encoder_decoder else whole.base_model
     states: Tensor = encoder(**inputs).last_hidden_state
     return states
 
@@ -172,6 +185,28 @@ def prompted(inputs: Mapping[str, Tensor], length: int, token_id: int) -> Mappin
         name: rows if name.startswith("decoder_") else functional.pad(rows, (length, 0), value=fill.get(name, 0))
         for name, rows in inputs.items()
     }
+
+
+def padded_in_front(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Rows [batch, length] that all end in the last column; what a decoder reads besides stays as it is."""
+    order = (inputs["attention_mask"] != 0).to(torch.int64).argsort(dim=1, stable=True)
+    return {name: x if name.startswith("decoder_") else x.gather(1, order) for name, x in inputs.items()}
+
+
+def logits_that_go_on(run: Callable[..., Any], inputs: Mapping[str, Tensor]) -> Tensor:
+    """[batch, n, words] of a model that goes on with its rows, which end in the last column.
+
+    ``decoder_input_ids`` [batch, n] are what stands before each token that is asked for; their first is of no account:
+    the row's own last token stands there.
+    """
+    written = inputs["decoder_input_ids"][:, 1:]
+    ids = torch.cat([inputs["input_ids"], written], dim=1)
+    mask = torch.cat([inputs["attention_mask"], torch.ones_like(written)], dim=1)
+    places = (mask.cumsum(1) - 1).clamp(min=0)
+    kept = written.shape[1] + 1
+    output = run(input_ids=ids, attention_mask=mask, position_ids=places, use_cache=False, logits_to_keep=kept)
+    logits: Tensor = output.logits
+    return logits
 
 
 def edge_logits(run: Callable[..., Any], inputs: Mapping[str, Tensor], trie: Trie) -> Tensor:

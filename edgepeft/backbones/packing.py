@@ -42,11 +42,11 @@ class Lookups(NamedTuple):
 class Packing:
     """Which tokens of a batch are real, where each came from, and what moves values between both forms.
 
-    Emits its nodes when it is made.  Needs the graph's inputs ``input_ids`` and ``attention_mask``, (B, S).
+    Emits its nodes when it is made, of the values ``ids`` and ``mask``, (B, S).
     ``column`` (T) is each token's place in its padded row; ``zero`` and ``one`` are int64 constants.
     """
 
-    def __init__(self, emit: Emitter, n_heads: int) -> None:
+    def __init__(self, emit: Emitter, n_heads: int, ids: str = "input_ids", mask: str = "attention_mask") -> None:
         self.emit, self.n_heads = emit, n_heads
         op, ints = emit.op, emit.ints
         heads = emit.constant("head_range", np.arange(n_heads), np.int64)  # (h)
@@ -54,10 +54,10 @@ class Packing:
         zero, one = emit.constant("zero", 0, np.int64), emit.constant("one", 1, np.int64)
         self.zero, self.one = zero, one
 
-        self.shape = op("Shape", "input_ids")
+        self.shape = op("Shape", ids)
         self.batch, self.length = op("Gather", self.shape, zero), op("Gather", self.shape, one)
         length = self.length
-        mask = op("Cast", "attention_mask", to=TensorProto.BOOL)
+        mask = op("Cast", mask, to=TensorProto.BOOL)
         self.real = op("Cast", mask, to=TensorProto.INT64, output=REAL)  # (B, S) of 0, 1
         flat = op("Reshape", self.real, ints(-1))  # (B S)
         self.index = op("Reshape", op("NonZero", flat), ints(-1), output=INDEX)  # (T) into (B S)

@@ -19,11 +19,13 @@ from onnx import TensorProto, helper
 
 __all__ = [
     "BEFORE",
+    "CACHED",
     "CROSS",
     "CROSS_BIAS",
     "IDS",
     "LOGITS",
     "ORDER",
+    "OWN_BIAS",
     "PAST",
     "PRESENT",
     "Steps",
@@ -34,6 +36,8 @@ __all__ = [
 IDS, ORDER = "decoder.ids", "decoder.order"  # int64 [N]: last tokens; which text of the step before is continued
 CROSS, CROSS_BIAS = "cross", "cross.bias"  # float [B, h, S, e] of each layer; [B, 1, 1, S]: 0, lowest for padding
 PAST, PRESENT = "past", "present"  # float [P, h, L, e] and [N, h, L + 1, e] of each layer
+# Of a decoder that goes on with what was read: int64 [1], L; float [1, 1, 1, 1] of 0, added to scores of its own text.
+CACHED, OWN_BIAS = "past.length", "past.shown"
 LOGITS = "logits"  # float [N, v]; of targets that are taught, [B, T, v]
 BEFORE = "decoder_input_ids"  # int64 [B, T]: what stands before each token of a target that is taught
 
@@ -61,17 +65,21 @@ def caches(kind: str, layer: int) -> tuple[str, str]:
 
 @dataclass(frozen=True)
 class Steps:
-    """The interface of both graphs, for a decoder of these sizes; ``width`` is a head's."""
+    """The interface of both graphs, for a decoder of these sizes; ``width`` is a head's.
+
+    ``rows`` are what a step takes of the encoder: a row's once, or again for each of its texts.
+    """
 
     layers: int
     heads: int
     width: int
     vocabulary: int
+    rows: str = "rows"
 
     def cross(self) -> list[onnx.ValueInfoProto]:
         """What the encoder's graph gives and the decoder's takes."""
-        bias = helper.make_tensor_value_info(CROSS_BIAS, TensorProto.FLOAT, ("rows", 1, 1, "length"))
-        return [*self._caches(CROSS, "rows", "length"), bias]
+        bias = helper.make_tensor_value_info(CROSS_BIAS, TensorProto.FLOAT, (self.rows, 1, 1, "length"))
+        return [*self._caches(CROSS, self.rows, "length"), bias]
 
     def inputs(self) -> list[onnx.ValueInfoProto]:
         """Of a step of the decoder."""

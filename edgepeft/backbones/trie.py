@@ -124,6 +124,7 @@ def trie_of(labels: Sequence[str], encoder: TextEncoder, decoder: Decoder) -> Tr
                 f"the labels {known[target]!r} and {label!r} are the same tokens {target[:-1]}; rename one."
             )
         known[target] = label
+    assert decoder.start_token_id is not None, "a model that goes on with what it reads scores no labels"
     trie = Trie(tuple(known), decoder.start_token_id)
     if trie.n_cells > MOST_CELLS:
         raise UsageError(

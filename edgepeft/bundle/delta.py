@@ -24,7 +24,16 @@ from torch.nn import functional
 
 from edgepeft.backbones.base import Architecture, Pooling
 from edgepeft.backbones.checkpoint import check_header
-from edgepeft.backbones.hooks import attached, edge_logits, needs, pool, prompted, tied
+from edgepeft.backbones.hooks import (
+    attached,
+    edge_logits,
+    logits_that_go_on,
+    needs,
+    padded_in_front,
+    pool,
+    prompted,
+    tied,
+)
 from edgepeft.backbones.source import Backbone
 from edgepeft.backbones.trie import EDGES
 from edgepeft.bundle.card import CARD_FILE, TENSORS_FILE, BackboneCard, DeltaCard, read_card
@@ -146,7 +155,7 @@ class Delta(nn.Module):
                 return torch.func.functional_call(model, overrides, (), given, tie_weights=False)
 
             if self.card.writes:
-                pooled = run(**inputs, use_cache=False).logits
+                pooled = logits_that_go_on(run, inputs) if self._goes_on else run(**inputs, use_cache=False).logits
                 return pooled
             if self.trie is not None:
                 pooled = edge_logits(run, inputs, self.trie)
@@ -162,8 +171,13 @@ class Delta(nn.Module):
         return adapted
 
     def prompted(self, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """The inputs with room for the prompt in front."""
+        """The inputs with room for the prompt in front, ending in the last column where text goes on with them."""
+        inputs = padded_in_front(inputs) if self._goes_on else inputs
         return prompted(inputs, self.card.prompt_length, self.architecture.placeholder_token_id)
+
+    @property
+    def _goes_on(self) -> bool:
+        return self.architecture.decoder is not None and self.architecture.decoder.goes_on
 
     @contextlib.contextmanager
     def within(self, model: nn.Module, own: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
@@ -329,6 +343,11 @@ def _require_fitting(backbone: Backbone, head: type[Head], kind: TaskType) -> No
     if backbone.architecture.decoder is not None and (head.per_token or head.bare):
         raise UsageError(
             f"{backbone.source} has a decoder, and {kind.title} is an encoder's; use BERT or one of its kin."
+        )
+    if backbone.architecture.decoder is not None and backbone.architecture.decoder.goes_on:
+        raise UsageError(
+            f"{backbone.source} writes text and scores no labels; use an encoder, which is quicker and no worse at it, "
+            "or --answers text."
         )
     if backbone.architecture.decoder is not None and not head.decodes:
         raise UsageError(f"{backbone.source} scores labels with its decoder, by the head 'labels', not {head.kind!r}.")

@@ -36,8 +36,8 @@ POOL = 16  # batches whose rows are sorted by length together: most padding goes
 
 
 class Writing(NamedTuple):
-    """Of text that is written: the most tokens of a target, its end included; the tokens that begin and end one, and
-    how many the decoder knows."""
+    """Of text that is written: the most tokens of a target, its end included; the tokens that begin and end one (any
+    begins one that goes on with what was read: nothing reads it), and how many the decoder knows."""
 
     max_length: int
     start_token_id: int
@@ -50,7 +50,8 @@ class Writing(NamedTuple):
         decoder = architecture.decoder
         if decoder is None or longest is None:
             return None
-        return cls(longest, decoder.start_token_id, decoder.end_token_id, architecture.vocab_size)
+        start = architecture.pad_token_id if decoder.start_token_id is None else decoder.start_token_id
+        return cls(longest, start, decoder.end_token_id, architecture.vocab_size)
 
 
 @dataclass(frozen=True)

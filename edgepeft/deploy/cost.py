@@ -193,6 +193,8 @@ def _step(
     """The inputs of a step that continues as many texts."""
     if written > _MOST_TOKENS:
         raise UsageError(f"{written + 1} tokens are too many to be counted; at most {_MOST_TOKENS:,} are.")
+    taken = next(value for value in decoder.graph.input if value.name == CROSS_BIAS).type.tensor_type.shape.dim[0]
+    rows = texts if taken.dim_param == "texts" else rows
     given: dict[str, NDArray[np.int64] | Spec] = {
         IDS: np.zeros(texts, np.int64),
         ORDER: np.zeros(texts, np.int64),

@@ -153,7 +153,7 @@ def _replay_text(bundle: Bundle, delta: onnx.ModelProto, check: bytes, where: Pa
     graphs = splice_text(*bundle.text_graphs, delta, sites, bundle.checkpoint)
     session = TextSession(*(TaskSession(_opened(bundle, graph), {}, None) for graph in graphs))
     assert architecture.decoder is not None, "there are graphs that write text"
-    return read.replay(session, architecture.decoder.start_token_id, allowed)
+    return read.replay(session, architecture.decoder, allowed)
 
 
 def _with_data(result: Verification, data: OnData) -> Verification:

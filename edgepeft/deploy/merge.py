@@ -27,6 +27,7 @@ from edgepeft.bundle.bundle import Bundle
 from edgepeft.bundle.manifest import TaskEntry, Verification
 from edgepeft.bundle.versions import WEIGHTS
 from edgepeft.common.atomic import new_folder, write_json
+from edgepeft.common.errors import UsageError
 from edgepeft.deploy.verify import TextCheck, read_check, replay, require_passed
 from edgepeft.graph.external_data import external_tensors, external_values, load_external, store_external
 from edgepeft.graph.fold import fold_linear
@@ -220,8 +221,14 @@ def _write_text_model(bundle: Bundle, task: str, folder: Path) -> Verification:
     Greedy decoding is the default there, of as many tokens as ``Runtime.write`` takes.  The task's check file is
     replayed on the files that were written.
     """
-    encoder, decoder = bundle.text_graphs_of(task)
     architecture, width = bundle.architecture, bundle.architecture.hidden_size
+    assert architecture.decoder is not None, "it has a graph"
+    if architecture.decoder.goes_on:
+        raise UsageError(
+            f"task {task} writes text with a {architecture.model_type}; tasks of encoders and of a T5 are merged. Give "
+            "the trained delta to PEFT instead (edgepeft export --to-peft), and merge it there."
+        )
+    encoder, decoder = bundle.text_graphs_of(task)
     shutil.copyfile(bundle.weights, folder / bundle.weights.name)
     if own := [*bundle.external_tensors(encoder), *bundle.external_tensors(decoder)]:
         known = {tensor.name for tensor in bundle.external_tensors(encoder)}  # both read the table of words
@@ -229,7 +236,6 @@ def _write_text_model(bundle: Bundle, task: str, folder: Path) -> Verification:
         store_external(own, chain(bundle.external_data(encoder), further), folder / f"{task}{WEIGHTS}")
     onnx.save_model(optimum_encoder(encoder, width), folder / _ENCODER_FILE)
     onnx.save_model(optimum_decoder(encoder, decoder, width), folder / _DECODER_FILE)
-    assert architecture.decoder is not None, "it has a graph"
     start, end = architecture.decoder.start_token_id, architecture.decoder.end_token_id
     tokens = {"decoder_start_token_id": start, "eos_token_id": end, "pad_token_id": architecture.pad_token_id}
     manner = {"max_new_tokens": GREEDY.max_new_tokens, "num_beams": 1, "do_sample": False}
@@ -237,7 +243,7 @@ def _write_text_model(bundle: Bundle, task: str, folder: Path) -> Verification:
     check = TextCheck.read(*bundle.check(task), architecture.vocab_size)
     with failing_as("cannot open the merged model"):
         first, then = (plain_session(folder / name) for name in (_ENCODER_FILE, _DECODER_FILE))
-    return check.compare(lambda inputs: _State(first, then, inputs), start, bundle.allowed(task))
+    return check.compare(lambda inputs: _State(first, then, inputs), architecture.decoder, bundle.allowed(task))
 
 
 class _State:

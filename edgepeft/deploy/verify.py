@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
+from edgepeft.backbones.base import Decoder
 from edgepeft.backbones.checkpoint import check_header
 from edgepeft.backbones.emit import BUNDLE_FILES
 from edgepeft.bundle.bundle import BACKBONE_FILE, TEMPLATES_FOLDER, expect_hash, read_graph
@@ -256,11 +257,11 @@ class TextCheck:
         named = np.concatenate([self.tokens.ravel(), self.candidates.ravel(), self.inputs["input_ids"].ravel()])
         return all(values.dtype == np.int64 for values in numbers) and 0 <= named.min() <= named.max() < vocabulary
 
-    def replay(self, session: TextSession, start: int, allowed: Tolerance = EXACT) -> Verification:
+    def replay(self, session: TextSession, decoder: Decoder, allowed: Tolerance = EXACT) -> Verification:
         """As ``compare``, with a task's sessions."""
-        return self.compare(lambda inputs: TextState(session, inputs), start, allowed)
+        return self.compare(lambda inputs: TextState(session, inputs), decoder, allowed)
 
-    def compare(self, begin: Callable[[Inputs], Steps], start: int, allowed: Tolerance = EXACT) -> Verification:
+    def compare(self, begin: Callable[[Inputs], Steps], decoder: Decoder, allowed: Tolerance = EXACT) -> Verification:
         """Run the check's rows, and compare with PyTorch's log-probabilities; a row of the result is a step of one.
 
         ``begin`` gives what is known of a batch before its first step, as ``TextState`` does.
@@ -268,7 +269,7 @@ class TextCheck:
         found = np.empty_like(self.logits)
         for rows, inputs in in_groups(self.inputs):
             state = begin(inputs)
-            ids, order = np.full(len(rows), start, np.int64), np.arange(len(rows))
+            ids, order = decoder.starts(inputs["input_ids"], inputs["attention_mask"]), np.arange(len(rows))
             for step in range(self.tokens.shape[1]):
                 likely = log_probabilities(state.step(ids, order))
                 found[rows, step] = np.take_along_axis(likely, self.candidates[rows, step], axis=1)
@@ -356,4 +357,4 @@ def _replay_of_text(runtime: Runtime, task: str, content: bytes, where: str) -> 
     check = TextCheck.read(content, where, runtime.bundle.architecture.vocab_size)
     runtime.prepare(task)
     generator = runtime.generator
-    return check.replay(generator.session(task), generator.decoder.start_token_id, runtime.bundle.allowed(task))
+    return check.replay(generator.session(task), generator.decoder, runtime.bundle.allowed(task))

@@ -81,8 +81,9 @@ def count_run(model: onnx.ModelProto, inputs: Mapping[str, NDArray[Any] | Spec])
     specs, computed = walk(model, inputs)
     graph = model.graph
     weights = {initializer.name: specs[initializer.name].n_bytes for initializer in graph.initializer}
-    for node in graph.node:  # a product reads 4-bit matrices as they are stored, see ``four_bits``
-        if node.op_type == "DequantizeLinear" and specs[node.input[0]].kind == onnx.TensorProto.UINT4:
+    for node in graph.node:  # a product reads these matrices as they are stored, see ``grouped``
+        kinds = (onnx.TensorProto.UINT4, onnx.TensorProto.UINT8)
+        if node.op_type == "DequantizeLinear" and specs[node.input[0]].kind in kinds and node.input[0] in weights:
             weights[node.output[0]] = sum(weights[name] for name in node.input[:2])
     fed = set(inputs)
     works, unknown = [], set()

@@ -44,7 +44,7 @@ from edgepeft.graph.contract import (
     weights_outside,
     well_formed,
 )
-from edgepeft.graph.four_bits import OPSET, ZERO, can_pack, in_four_bits, unpacking
+from edgepeft.graph.grouped import OPSET, ZEROS, can_group, in_eight_bits, in_four_bits, rows_of_groups, unpacking
 from edgepeft.graph.protos import copied, replace, writers
 
 __all__ = [
@@ -78,11 +78,13 @@ def quantised_tensors(
     factors: Mapping[str, NDArray[np.float32]] = MappingProxyType({}),
     *,
     four_bits: bool = False,
+    groups: bool = False,
 ) -> dict[str, NDArray[np.generic]]:
     """What the weights file of a quantised backbone holds, by name; ``checkpoint`` has float32 only.
 
     ``factors`` [in] are those of what a matrix reads, by its name, the same for all that read one value.
-    With ``four_bits`` projections have 4 where they can; tables have 8.
+    With ``four_bits`` projections have 4 where they can; tables have 8.  With ``groups`` what has 8 has a scale for
+    each group of a row, where it can.
     """
     matrices = {node.input[1] for node in projections(graph)}
     looked_up = {node.input[0] for node in graph.node if node.op_type == "Gather"} & checkpoint.tensors.keys()
@@ -93,8 +95,11 @@ def quantised_tensors(
         if name not in matrices | tables:
             stored_tensors[name] = values
             continue
-        if four_bits and name not in tables and can_pack(values):
+        if four_bits and name not in tables and can_group(values):
             stored_tensors[stored.packed], stored_tensors[stored.scale] = in_four_bits(_finite(values, name))
+            continue
+        if groups and can_group(values):
+            stored_tensors[stored.bytes], stored_tensors[stored.scale] = in_eight_bits(_finite(values, name))
             continue
         if name in factors and name not in tables:
             values = values / factors[name]
@@ -118,10 +123,11 @@ def quantise(model: onnx.ModelProto, checkpoint: Checkpoint) -> None:
     activations = {name for node in graph.node if node.op_type in _ACTIVATIONS for name in node.output}
     shared: set[tuple[str, bool]] = set()  # values that are quantised already: query, key and value read one
     nodes: list[onnx.NodeProto] = []
-    written: set[str] = set()  # by what unpacks 4 bits
+    written: set[str] = set()  # by what unpacks groups
+    looked_up = {node.input[0] for node in graph.node if node.op_type == "Gather"}
     for node in graph.node:
         stored = Quantised(node.input[1]) if _is_projection(node) else None
-        if stored and checkpoint.tensors.keys() >= {stored.packed, stored.scale}:
+        if stored and not checkpoint.tensors.keys().isdisjoint((stored.packed, stored.bytes)):
             nodes += unpacking(stored, checkpoint, written)
         if stored and not checkpoint.tensors.keys().isdisjoint((stored.matrix, stored.table)):
             source = node.input[0]
@@ -139,9 +145,11 @@ def quantise(model: onnx.ModelProto, checkpoint: Checkpoint) -> None:
             )
         elif node.op_type == "Gather" and Quantised(node.input[0]).table in checkpoint.tensors:
             nodes += _lookup(Quantised(node.input[0]), node.input[1], node.output[0])
+        elif node.op_type == "Gather" and Quantised(node.input[0]).bytes in checkpoint.tensors:
+            nodes += rows_of_groups(Quantised(node.input[0]), node.input[1], node.output[0])
         else:
             nodes.append(copied(node))
-    if written:
+    if written or any(Quantised(name).bytes in checkpoint.tensors for name in looked_up):
         replace(model.opset_import, [helper.make_opsetid("", OPSET)])
     inline = (i for i in graph.initializer if i.data_location != TensorProto.EXTERNAL)
     external = (external_tensor(t) for t in checkpoint.tensors.values())
@@ -156,7 +164,11 @@ def restore(graph: onnx.GraphProto, tensors: Iterable[str]) -> None:
 
     For tensors that a delta overrides: its own values are float32.
     """
-    originals = {name: tensor for tensor in tensors for name in (Quantised(tensor).matrix, Quantised(tensor).table)}
+    originals = {
+        name: tensor
+        for tensor in tensors
+        for name in (Quantised(tensor).matrix, Quantised(tensor).table, Quantised(tensor).bytes)
+    }
     writer = writers(graph)
     for node in graph.node:
         reader = _reader_of_integers(node, writer)
@@ -206,7 +218,7 @@ def dequantised(tensor: str, checkpoint: Checkpoint, written: set[str]) -> Itera
     """Nodes that make a quantised tensor's float32 values, under its own name, for a delta that reads them; values that
     the graph has ``written`` are not made again."""
     stored, whole, scale = Quantised(tensor), f"{tensor}:float", f"{tensor}:column"
-    if checkpoint.tensors.keys() >= {stored.packed, stored.scale}:
+    if not checkpoint.tensors.keys().isdisjoint((stored.packed, stored.bytes)):
         yield from unpacking(stored, checkpoint, written)
         return
     if stored.table in checkpoint.tensors:
@@ -239,7 +251,7 @@ def _finite(values: NDArray[np.float32], name: str) -> NDArray[np.float32]:
 
 
 def _constants() -> Iterator[TensorProto]:
-    yield ZERO
+    yield from ZEROS
     yield numpy_helper.from_array(np.array([-1]), "last_axis")
     yield numpy_helper.from_array(np.array(1, np.float32), _UNIT_STEP)
     yield numpy_helper.from_array(np.array(1e-30, np.float32), "least_scale")  # of a row of zeros

@@ -371,7 +371,7 @@ class CrossAttention(PerLayer):
             UsageError: it is asked for, and there is none; or as its base.
         """
         require(
-            not self.cross_attention or architecture.decoder is not None,
+            not self.cross_attention or bool(architecture.sites_of(Role.CROSS_ATTENTION_OUTPUT)),
             f"{self.name}'s cross_attention is a decoder's to its encoder; this {architecture.model_type} has none.",
         )
         return super().sites(architecture)

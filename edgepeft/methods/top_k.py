@@ -54,7 +54,7 @@ class TopK(Method):
         n_layers = architecture.n_layers
         require(
             architecture.decoder is None,
-            f"top-k is defined on encoders; {architecture.model_type} has two stacks of layers.",
+            f"top-k is defined on encoders; {architecture.model_type} has a decoder.",
         )
         require(
             self.layers <= n_layers,

@@ -67,12 +67,17 @@ class TextState:
         with failing_as(f"stops in the encoder, with rows of {inputs['input_ids'].shape[1]} tokens"):
             given = session.encoder.run_values(cross, tokens)
         self._cross = dict(zip(cross, given, strict=True))
+        taken = next(value.shape[0] for value in session.decoder.get_inputs() if value.name == CROSS_BIAS)
+        self._per_text, self._beams = taken == "texts", 1
         rows, (_, heads, _, width) = len(inputs["input_ids"]), self._cross[cross[1]].shape()
         self._past = [_value(np.zeros((rows, heads, 0, width), np.float32))] * len(self._known)
 
     def step(self, ids: NDArray[np.int64], order: NDArray[np.int64]) -> NDArray[np.float32]:
         """Logits [N, v] of the tokens that follow ``ids`` [N]; ``order`` [N]: which text of the last step each was."""
-        tokens = {IDS: _value(ids), ORDER: _value(order)}
+        tokens, rows = {IDS: _value(ids), ORDER: _value(order)}, self._cross[CROSS_BIAS].shape()[0]
+        if self._per_text and len(ids) > rows:  # beams begin
+            self._beams = len(ids) // rows
+            self._cross = {n: _value(np.repeat(v.numpy(), self._beams, 0)) for n, v in self._cross.items()}
         given = {**tokens, **self._cross, **dict(zip(self._known, self._past, strict=True))}
         with failing_as(f"stops in the decoder, with {len(ids)} texts"):
             logits, *self._past = self._decoder.run_values([LOGITS, *self._made], given)
@@ -81,7 +86,8 @@ class TextState:
 
     def keep(self, rows: list[int]) -> None:
         """Let the others' keys and values of the encoder go."""
-        self._cross = {name: _value(value.numpy()[rows]) for name, value in self._cross.items()}
+        kept = [row * self._beams + i for row in rows for i in range(self._beams)]
+        self._cross = {name: _value(value.numpy()[kept]) for name, value in self._cross.items()}
 
 
 class Generator:
@@ -156,9 +162,9 @@ class Generator:
     def _write(self, task: str | None, session: TextSession, inputs: Inputs, decoding: Decoding) -> list[Written]:
         decoder, end = self.decoder, decoding.end(self.decoder.end_token_id)
         state = TextState(session, inputs)
-        every = [Row.starting(decoder.start_token_id) for _ in inputs["input_ids"]]
+        ids = decoder.starts(inputs["input_ids"], inputs["attention_mask"])
+        every = [Row.starting(token) for token in ids.tolist()]
         rows = every
-        ids = np.full(len(rows), decoder.start_token_id, np.int64)
         order = np.arange(len(rows))
         while rows:
             logits = state.step(ids, order)
@@ -216,7 +222,8 @@ class Generator:
 
 def row_bytes(architecture: Architecture, length: int, decoding: Decoding) -> int:
     """At most alive at once for a row: of the encoder's keys and values two copies, of its own three; logits."""
-    widths = sum(site.out_features for site in architecture.sites_of(Role.CROSS_KEY, Role.CROSS_VALUE))
+    sites = architecture.sites_of(Role.CROSS_KEY, Role.CROSS_VALUE) or architecture.sites_of(Role.KEY, Role.VALUE)
+    widths = sum(site.out_features for site in sites)
     tokens = 2 * length + 3 * decoding.beams * decoding.max_new_tokens
     return _FLOAT_BYTES * (widths * tokens + 4 * decoding.beams * architecture.vocab_size)
 

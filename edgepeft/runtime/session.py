@@ -23,7 +23,7 @@ from onnxruntime.capi import onnxruntime_pybind11_state as _binding
 from edgepeft.common.errors import BundleError, EdgepeftError
 from edgepeft.common.messages import reason
 from edgepeft.device.host.machine import cpu_quota, lacks_dot_product, saturates_in_8_bits, thread_count
-from edgepeft.graph.four_bits import lower_four_bits
+from edgepeft.graph.grouped import lower_groups
 from edgepeft.graph.integer_lowering import lower_integers
 from edgepeft.graph.names import LOGITS
 from edgepeft.graph.protos import copied
@@ -106,7 +106,7 @@ def open_session(
         model = copied(model)
         lower_integers(model)
         # Without a dot product there is no kernel of 8-bit activations, but one of float32 ones.
-        lower_four_bits(model, accuracy_level=0 if lacks_dot_product() else 4)
+        lower_groups(model, accuracy_level=0 if lacks_dot_product() else 4)
     if saturates_in_8_bits():
         model = _with_own_matrices(model)
     with failing_as(f"cannot open the model of {folder}"):

@@ -89,7 +89,7 @@ class TextBatch:
             raise UsageError(f"{decoding.beams} beams: texts are written together, or as a stream, with one.")
         self._generator, self._slots, self.decoding = generator, slots, decoding
         self._read, self._encoder, self._told = read, encoder, told
-        self._start, self._end = generator.decoder.start_token_id, generator.decoder.end_token_id
+        self._end = generator.decoder.end_token_id
         self._waiting: deque[Draft] = deque()
         self._going: list[Draft] = []  # in the order of their tasks
         self._place: dict[str, int] = {}  # of a task among the others
@@ -109,8 +109,9 @@ class TextBatch:
         read, inputs = self._read(task, texts)
         mask = inputs["attention_mask"] != 0
         check_rows(mask)
-        rows = zip(read, inputs["input_ids"], mask, strict=True)
-        drafts = [Draft(task, text, ids[real], Row.starting(self._start), self._end) for text, ids, real in rows]
+        starts = self._generator.decoder.starts(inputs["input_ids"], mask).tolist()
+        rows = zip(read, inputs["input_ids"], mask, starts, strict=True)
+        drafts = [Draft(task, text, ids[real], Row.starting(start), self._end) for text, ids, real, start in rows]
         for draft in drafts:
             self._generator.check_row(self._length(draft), self.decoding)
         self._waiting.extend(drafts)

@@ -349,7 +349,7 @@ def greedy(architecture: Architecture, longest: int, *, ends: bool = True) -> di
     from transformers import DynamicCache, EncoderDecoderCache, GenerationConfig
 
     decoder = architecture.decoder
-    assert decoder is not None
+    assert decoder is not None, "what writes text has one"
     config = GenerationConfig(  # type: ignore[no-untyped-call]
         max_new_tokens=longest,
         do_sample=False,
@@ -358,6 +358,8 @@ def greedy(architecture: Architecture, longest: int, *, ends: bool = True) -> di
         eos_token_id=decoder.end_token_id if ends else None,
         pad_token_id=architecture.pad_token_id,
     )
+    if decoder.goes_on:
+        return {"generation_config": config}
     # transformers 4's own cache has as many layers as the encoder, be the decoder deeper.
     return {"generation_config": config, "past_key_values": EncoderDecoderCache(DynamicCache(), DynamicCache())}
 
@@ -369,8 +371,12 @@ def generated(
     with delta.within(model, delta.own_tensors(model)) as overrides:
         tensors = {f"model.{name}": tensor for name, tensor in overrides.items()}
         given = {**delta.prompted(inputs), **greedy(delta.architecture, longest, ends=ends)}
+        read = 1  # the start
+        if "past_key_values" not in given:
+            read = given["input_ids"].shape[1]
+            given["use_cache"] = not delta.card.prompt_length  # a prompt is told by places, of which a step knows none
         tokens: Tensor = torch.func.functional_call(_Generating(model), tensors, (), given, tie_weights=False)
-    return tokens[:, 1:]  # the first is the start
+    return tokens[:, read:]
 
 
 class _Generating(nn.Module):

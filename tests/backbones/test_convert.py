@@ -16,7 +16,7 @@ from graphs import Both
 from safetensors.numpy import save_file as save_arrays
 from safetensors.torch import load_file, save_file
 from tiny import SIZES, known, ragged, write_model
-from transformers import AutoModel, AutoModelForSeq2SeqLM
+from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 from edgepeft.backbones.base import families
 from edgepeft.backbones.checkpoint import Layout, write_safetensors
@@ -211,7 +211,7 @@ def test_shards_of_transformers_own_are_the_model_in_float32(
 ):
     """Each family, in half precision and in many files, as ``save_pretrained`` writes it."""
     source, folder = tiny(model_type), tmp_path / "model"
-    of = AutoModelForSeq2SeqLM if model_type == "t5" else AutoModel
+    of = {"t5": AutoModelForSeq2SeqLM, "llama": AutoModelForCausalLM}.get(model_type, AutoModel)
     model = of.from_pretrained(source, dtype=dtype)
     model.save_pretrained(folder, max_shard_size="20KB", safe_serialization=not pickle_too)
     shutil.copyfile(source / "tokenizer.json", folder / "tokenizer.json")

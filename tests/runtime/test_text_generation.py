@@ -29,10 +29,19 @@ DECODING = Decoding(STEPS)
 WORDS = [text.first for text in TEXTS]
 
 
+ENDS = {"t5": ("", END), "llama": ("-llama", 17)}  # what the folder's name ends with, and a token as END is
+
+
+@pytest.fixture(scope="module", params=ENDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
 @pytest.fixture(scope="module")
-def folder(tiny: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    backbone = tiny("t5", eos_token_id=END)
-    return made_once(tmp_path_factory, "several-texts", lambda folder: export_several(backbone, folder))
+def folder(kind: str, tiny: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    suffix, end = ENDS[kind]
+    backbone = tiny(kind, eos_token_id=end)
+    return made_once(tmp_path_factory, f"several-texts{suffix}", lambda folder: export_several(backbone, folder))
 
 
 @pytest.fixture(scope="module")
@@ -42,9 +51,10 @@ def runtime(folder: Path) -> Iterator[Runtime]:
 
 
 @pytest.fixture(scope="module")
-def expected(folder: Path, tiny: Callable[..., Path]) -> Callable[[str, str], tuple[tuple[int, ...], bool]]:
+def expected(kind: str, folder: Path, tiny: Callable[..., Path]) -> Callable[[str, str], tuple[tuple[int, ...], bool]]:
     """(task, text) -> what transformers writes of it alone, in float64, under the delta's hooks."""
-    backbone = open_backbone(str(tiny("t5", eos_token_id=END)))
+    end = ENDS[kind][1]
+    backbone = open_backbone(str(tiny(kind, eos_token_id=end)))
     model, encoder = load_model(backbone, "eager"), backbone.encoder()
     deltas = {task: Delta.load(folder / task, backbone).eval() for task in TASKS}
     known: dict[tuple[str, str], tuple[tuple[int, ...], bool]] = {}
@@ -56,8 +66,8 @@ def expected(folder: Path, tiny: Callable[..., Path]) -> Callable[[str, str], tu
             with torch.no_grad():
                 row = generated(deltas[task], model, {"input_ids": cut, "attention_mask": torch.ones_like(cut)}, STEPS)
             tokens = row[0].tolist()
-            ended = END in tokens
-            known[task, text] = tuple(tokens[: tokens.index(END)] if ended else tokens), ended
+            ended = end in tokens
+            known[task, text] = tuple(tokens[: tokens.index(end)] if ended else tokens), ended
         return known[task, text]
 
     return write

@@ -23,6 +23,7 @@ OWN_LAYERS = ("bert", "roberta", "xlm-roberta", "mpnet", "distilbert", "electra"
 MODEL_TYPES = (*OWN_LAYERS, "albert")
 PRE_NORM = ("xlm-roberta-xl", "roberta-prelayernorm", "megatron-bert")
 ROTARY = ("nomic_bert", "gte")  # of transformers 5
+DECODERS = ("llama", "mistral", "qwen2", "qwen3", "gemma3_text")
 SAME_BUT_FOR_NAMES = ("camembert", "data2vec-text", "ernie", "rembert")  # parity shows what there is to be shown
 
 _BERT = {
@@ -37,6 +38,20 @@ _BERT = {
     "layer_norm_eps": 1e-6,  # neither family's default
 }
 _ROBERTA = _BERT | {"type_vocab_size": 1, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}
+_LLAMA = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 48,
+    "vocab_size": 60,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 3,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
+}
 SIZES: dict[str, dict[str, Any]] = {
     "bert": _BERT,
     "roberta": _ROBERTA,
@@ -105,6 +120,13 @@ SIZES: dict[str, dict[str, Any]] = {
         "decoder_start_token_id": 0,
         "layer_norm_epsilon": 1e-5,
     },
+    "llama": _LLAMA,
+    "mistral": _LLAMA | {"sliding_window": 56},
+    "qwen2": _LLAMA,
+    "qwen3": _LLAMA | {"head_dim": 10},  # not hidden_size / num_attention_heads
+    "gemma3_text": _LLAMA
+    | {"head_dim": 10, "query_pre_attn_scalar": 10, "num_hidden_layers": 3, "sliding_window": 56}
+    | {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"], "tie_word_embeddings": True},
 }
 # Whose attention tests compare with.  ModernBERT's eager one has its softmax in float32 whatever the model is in, where
 # a mask of float64 is infinite, and a row of padding whose window is padding has no number.
@@ -126,7 +148,7 @@ def randomise(model: torch.nn.Module, seed: int = 0) -> torch.nn.Module:
                 part in name
                 for part in ("query", "key", "q_lin", "k_lin", "Attention.q", "Attention.k", "attn.q", "attn.k", "Wqkv")
             )
-            embedding = any(part in name for part in ("embeddings.", "shared.", "attention_bias."))
+            embedding = any(part in name for part in ("embeddings.", "shared.", "attention_bias.", "embed_tokens."))
             scale = 0.5 if embedding else (1.3 if sharp else 1.0) * parameter.shape[1] ** -0.5
             parameter.data = scale * noise
         elif norm and name.endswith("weight"):
@@ -145,6 +167,7 @@ def write_model(folder: Path, model_type: str, *, seed: int = 0, mean: bool = Fa
     """A random base model with a tokenizer; ``mean`` adds sentence-transformers' note on pooling."""
     config = transformers.AutoConfig.for_model(model_type, **(SIZES[model_type] | sizes))
     of = transformers.AutoModelForSeq2SeqLM if config.is_encoder_decoder else transformers.AutoModel
+    of = transformers.AutoModelForCausalLM if model_type in DECODERS else of
     model = randomise(of.from_config(config, attn_implementation="eager"), seed)
     model.save_pretrained(folder)
     words = WORDS if config.is_encoder_decoder else {}

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from deltas import TEXTS, random_delta, saved
 
-from edgepeft.backbones.hooks import load_model
+from edgepeft.backbones.hooks import load_model, padded_in_front
 from edgepeft.backbones.source import open_backbone
 from edgepeft.runtime.decoding import Decoding
 from edgepeft.runtime.runtime import Runtime
@@ -27,13 +27,14 @@ _SETTINGS: dict[str, dict[str, Any]] = {"lora": {"rank": 2}, "prompt-r": {"lengt
 
 
 def export_several(backbone: Path, folder: Path) -> None:
-    """A bundle of TASKS, and of ``mood``, which has labels; its deltas lie beside it."""
+    """A bundle of TASKS, and with a T5 of ``mood``, which has labels; its deltas lie beside it."""
     opened = open_backbone(str(backbone))
     deltas = [
         random_delta(opened, method, task, None, head="text", seed=seed, settings=_SETTINGS.get(method, {}))
         for seed, (task, method) in enumerate(TASKS.items())
     ]
-    deltas.append(random_delta(opened, "lora", "mood", settings={"rank": 2}))
+    if opened.family.name == "t5":
+        deltas.append(random_delta(opened, "lora", "mood", settings={"rank": 2}))
     paths = [saved(delta, folder / delta.card.task) for delta in deltas]
     export_bundle(opened, paths, folder / "bundle", texts=TEXTS[:20])
 
@@ -60,11 +61,14 @@ def theirs(model: Any, rows: Mapping[str, np.ndarray], decoding: Decoding) -> li
     """
     options = {_NAMES.get(name, name): value for name, value in vars(decoding).items() if name != "ends"}
     inputs = {name: torch.from_numpy(rows[name]) for name in ("input_ids", "attention_mask")}
+    read = 1  # the token that starts a text
+    if not model.config.is_encoder_decoder:
+        inputs, read = padded_in_front(inputs), rows["input_ids"].shape[1]
     with torch.no_grad():
         texts = model.generate(**inputs, **options, do_sample=False, use_cache=False)
     end = model.config.eos_token_id
     found = []
-    for tokens in texts[:, 1:].tolist():
+    for tokens in texts[:, read:].tolist():
         ended = end in tokens
         found.append((tuple(tokens[: tokens.index(end)] if ended else tokens[: decoding.max_new_tokens]), ended))
     return found

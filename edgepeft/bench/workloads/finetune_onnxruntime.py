@@ -79,5 +79,5 @@ def targets_of(
         return job.task_kind().made_targets(mask), {}
     assert architecture.decoder is not None, "what writes has a decoder"
     targets = job.task_kind().made_targets(np.ones((len(mask), job.new_tokens), np.int64))
-    start = np.full((len(targets), 1), architecture.decoder.start_token_id)
+    start = np.full((len(targets), 1), architecture.decoder.start_token_id or 0)
     return targets, {BEFORE: np.concatenate([start, targets[:, :-1]], axis=1)}

@@ -106,7 +106,7 @@ def _text_check(delta: Delta, model: nn.Module, inputs: dict[str, NDArray[np.int
     """What PyTorch goes on with greedily, and its likeliest tokens; past the end of a text too."""
     decoder, words = delta.architecture.decoder, min(CANDIDATES, delta.architecture.vocab_size)
     assert decoder is not None, "a delta that writes text has one"
-    tokens = np.full((len(inputs["input_ids"]), 1), decoder.start_token_id)
+    tokens = decoder.starts(inputs["input_ids"], inputs["attention_mask"])[:, None]
     for _ in range(STEPS):
         best, likely = _likeliest(delta, model, {**inputs, "decoder_input_ids": tokens}, words)
         tokens = np.concatenate([tokens, best[:, -1:, 0]], axis=1)

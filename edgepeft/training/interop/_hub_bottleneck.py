@@ -134,7 +134,7 @@ class Places:
 
     def of_adapter(self, site: Site) -> str:
         """The start of a bottleneck adapter's names."""
-        if self.classifier.scores_labels:  # a T5's sub-layers hold them themselves
+        if self.classifier.has_decoder:  # a T5's sub-layers hold them themselves
             return f"{site.residual[0] if site.residual else site.reads}.adapters.{self.adapter}."
         holders = _HOLDERS.get(self.classifier.architecture.model_type, _BERT)
         holder = holders["attention" if site.role is Role.ATTENTION_OUTPUT else "output"].format(i=site.layer)

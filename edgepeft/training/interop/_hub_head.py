@@ -63,7 +63,7 @@ def read_head(folder: Path, classifier: Classifier, asked: str | None) -> Import
     ``asked`` is how the name of transformers' class ends for the kind of task that is asked for.
     """
     path = folder / HEAD_CONFIG
-    if classifier.scores_labels:
+    if classifier.has_decoder:
         return _output_layer(folder, classifier)
     if not path.is_file():
         classifier = replace(classifier, model=asked if asked in ENCODERS else SEQUENCES)

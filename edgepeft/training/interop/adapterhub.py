@@ -228,7 +228,7 @@ def _single(folder: Path, classifier: Classifier) -> _Read:
 def _fused(folder: Path, classifier: Classifier) -> _Read:
     """A Fuse of several, which stands as one."""
     adapters, fusion, _ = parts_of(folder)
-    if classifier.scores_labels:
+    if classifier.has_decoder:
         raise BundleError(f"{folder}: a fusion in a T5 cannot be imported; import one of its adapters.")
     path = fusion / FUSION_CONFIG
     file, places = _file_of(path, classifier)
@@ -257,7 +257,7 @@ def plan_of(settings: Mapping[str, Any], places: Places, path: Path) -> tuple[Me
 
 def _check_shared(state: Mapping[str, Tensor], plan: ConversionPlan, classifier: Classifier, folder: Path) -> None:
     missing = [name for name in plan.shapes if name.startswith(f"{classifier.prefix}{SHARED}") and name not in state]
-    if classifier.scores_labels and missing:
+    if classifier.has_decoder and missing:
         raise BundleError(
             f"{folder} has no {', '.join(missing)}: over transformers' own class AdapterHub does not save what all "
             "adapters of a T5 share, and without it they are lost. Save the adapter from AdapterHub's T5AdapterModel."
@@ -270,7 +270,7 @@ def _canonical(stored: Mapping[str, Tensor], classifier: Classifier) -> dict[str
     for name, tensor in stored.items():
         if _POOL in name:
             continue  # each layer has all prefixes once more
-        if classifier.scores_labels:
+        if classifier.has_decoder:
             name = name.removeprefix(_FLEXIBLE)  # noqa: PLW2901
         for old, new in _LEGACY.items():
             name = name.replace(old, new)  # noqa: PLW2901

@@ -94,6 +94,8 @@ class ImportRequest:
 
     def _kind_of(self, head: ImportedHead, configs: Sequence[Config], folder: Path) -> type[TaskType] | None:
         """What is asked for, or what the checkpoint or a config says; None for labels that a decoder scores."""
+        if head.outputs is None and head_named(head.kind).writes:
+            return kind_named("text")
         if head.outputs is None:
             return None if self.kind is None else kind_named(self.kind)
         fitting = {kind.problem_type: kind for kind in kinds().values() if _may_have(kind, head)}
@@ -119,6 +121,8 @@ class ImportRequest:
         self, head: ImportedHead, kind: type[TaskType] | None, configs: Sequence[Config], backbone: Backbone
     ) -> tuple[str, ...] | None:
         """One name an output, of the request, the head, a config, or LABEL_0, ...; None where they have none."""
+        if kind is not None and kind.writes and not self.labels:
+            return None
         if head.outputs is None or kind is None:
             if not self.labels:
                 raise UsageError(

@@ -1,7 +1,7 @@
 """transformers' class that gives logits: how it names what our sites, backbones and heads hold.
 
-That is one of ``ENCODERS``, or ``...ForConditionalGeneration`` of what has a decoder: its output layer is the
-backbone's own, and no head.
+That is one of ``ENCODERS``, or ``...ForConditionalGeneration`` or ``...ForCausalLM`` of what has a decoder: its output
+layer is the backbone's own, and no head.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from edgepeft.common.errors import UsageError
 from edgepeft.heads.base import head_named
 from edgepeft.tasks.base import kinds
 
-__all__ = ["ANSWERS", "ENCODERS", "GENERATION", "SEQUENCES", "TOKENS", "VECTORS", "Classifier", "check_head"]
+__all__ = ["ANSWERS", "CAUSAL", "ENCODERS", "GENERATION", "SEQUENCES", "TOKENS", "VECTORS", "Classifier", "check_head"]
 
 # How classes' names end.
 SEQUENCES, TOKENS, ANSWERS = "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering"
-GENERATION = "ForConditionalGeneration"
+GENERATION, CAUSAL = "ForConditionalGeneration", "ForCausalLM"
 VECTORS = "Model"  # the base model itself, for embeddings: it has no head, and what pools its states stands outside
 ENCODERS = (SEQUENCES, TOKENS, ANSWERS)
 _LAST = {ANSWERS: "qa_outputs"}  # what gives the logits, where it is not called as a head's ``places`` have it
@@ -71,8 +71,8 @@ class Classifier:
         return next(own, None) or self.architecture.head
 
     @property
-    def scores_labels(self) -> bool:
-        """Whether answers are labels that a decoder scores; checkpoints do not say which."""
+    def has_decoder(self) -> bool:
+        """Whether answers are text, or labels that a decoder scores; checkpoints do not say which."""
         return head_named(self.head).decodes
 
     @property
@@ -133,8 +133,8 @@ class Classifier:
         return {theirs: (f"override/{own}", self.architecture.shape_of(own)) for theirs, own in names.items()}
 
     def head_tensors(self, outputs: int) -> dict[str, tuple[str, tuple[int, ...]]]:
-        """Their head tensor -> (ours, its shape); none where labels are scored."""
-        if self.scores_labels:
+        """Their head tensor -> (ours, its shape); none of a decoder."""
+        if self.has_decoder:
             return {}
         with torch.device("meta"):  # shapes alone
             head = head_named(self.head)(self.architecture.hidden_size, outputs, 0.0)
@@ -157,7 +157,7 @@ def check_head(delta: Delta, kinds: Sequence[str], library: str) -> None:
     of_text = "first_position" if prompt else "first_token"
     if theirs.bare and card.head in kinds:
         return  # what pools stands outside of their model
-    reads = "labels" if theirs.decodes else "tokens" if theirs.per_token else of_text
+    reads = "text" if theirs.writes else "labels" if theirs.decodes else "tokens" if theirs.per_token else of_text
     if card.head in kinds and card.head_reads == reads:
         return
     remedy = f"Train it with --head {card.head if card.head in kinds else kinds[0]}"

@@ -18,7 +18,7 @@ from edgepeft.bundle.delta import Delta, write_tensors
 from edgepeft.common.atomic import new_folder, write_json
 from edgepeft.common.errors import BundleError, UsageError
 from edgepeft.training.interop.base import ImportedHead, Importer, ImportRequest
-from edgepeft.training.interop.classifier import ANSWERS, GENERATION, Classifier, check_head
+from edgepeft.training.interop.classifier import ANSWERS, Classifier, check_head
 from edgepeft.training.interop.conversion import ConversionPlan, check_tensors, read_state_dict
 from edgepeft.training.interop.peft_methods.base import (
     CONFIG_FILE,
@@ -114,7 +114,7 @@ def _check_architecture(stored: Mapping[str, Tensor], prefix: str, classifier: C
 
 
 def _outputs(state: Mapping[str, Tensor], classifier: Classifier, folder: Path) -> int | None:
-    if classifier.scores_labels:
+    if classifier.has_decoder:
         return None
     if not classifier.head_modules:
         return classifier.architecture.hidden_size
@@ -152,7 +152,7 @@ def write_peft(delta: Delta, backbone: Backbone, folder: Path, *, force: bool = 
 def _model_of(delta: Delta, backbone: Backbone) -> str:
     """How the name of transformers' class ends that it is written for."""
     card, known = delta.card, task_types(backbone).values()
-    model = card.task_kind.model if backbone.architecture.decoder is None else GENERATION
+    model = card.task_kind.model if backbone.architecture.decoder is None else next(iter(known))
     if model not in known:
         raise UsageError(
             f"the task {card.task!r} is {card.task_kind.title}, and PEFT has no task type for it; what can be written "

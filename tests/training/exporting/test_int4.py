@@ -74,7 +74,7 @@ def test_a_delta_answers_as_pytorch_does_with_the_rounded_weights(
 ):
     """Activations in float32, by the stored graph and by MatMulNBits."""
     if form == "as stored":
-        monkeypatch.setattr("edgepeft.runtime.session.lower_four_bits", lambda model, accuracy_level: None)
+        monkeypatch.setattr("edgepeft.runtime.session.lower_groups", lambda model, accuracy_level: None)
     monkeypatch.setattr("edgepeft.runtime.session.lacks_dot_product", lambda: True)
     inputs = rows(backbone)
     found = run_session(open_session(Bundle(four).graph(method), four, 1), "logits", inputs)

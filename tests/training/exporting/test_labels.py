@@ -155,7 +155,7 @@ def test_probabilities_are_those_of_the_labels_alone(bundle: Path):
         ({"labels": None}, "a regression has none"),
         ({"head": "linear"}, "scores labels with its decoder, by the head 'labels', not 'linear'"),
         ({"method": "linear"}, "linear trains the head alone, and the head 'labels' has nothing to train"),
-        ({"method": "top-k"}, "t5 has two stacks of layers"),
+        ({"method": "top-k"}, "t5 has a decoder"),
     ],
 )
 def test_what_does_not_fit_is_refused_in_words(tiny: Callable[..., Path], asked: dict[str, Any], said: str):

@@ -21,7 +21,7 @@ from edgepeft.bundle.delta import Delta
 from edgepeft.common.errors import BundleError
 from edgepeft.common.registry import classes_of
 from edgepeft.methods.base import crossed
-from edgepeft.training.interop.classifier import ANSWERS, GENERATION, SEQUENCES, TOKENS, VECTORS, Classifier
+from edgepeft.training.interop.classifier import ANSWERS, CAUSAL, GENERATION, SEQUENCES, TOKENS, VECTORS, Classifier
 from edgepeft.training.interop.conversion import ConversionPlan, ForeignConfig, Patterns, left_out
 
 __all__ = [
@@ -149,7 +149,10 @@ def peft_methods() -> dict[str, type[PeftConfig]]:
 
 def task_types(backbone: Backbone) -> Mapping[str, str]:
     """What PEFT calls the kinds of models of that backbone -> how transformers' class for it ends; the usual first."""
-    return _TASK_TYPES if backbone.architecture.decoder is None else {"SEQ_2_SEQ_LM": GENERATION}
+    decoder = backbone.architecture.decoder
+    if decoder is None:
+        return _TASK_TYPES
+    return {"CAUSAL_LM": CAUSAL} if decoder.goes_on else {"SEQ_2_SEQ_LM": GENERATION}
 
 
 def read_peft_config(folder: Path, types: Collection[str]) -> PeftConfig:

@@ -16,7 +16,7 @@ from edgepeft.backbones.checkpoint import Checkpoint
 from edgepeft.backbones.emit import INT4_WEIGHTS_FILE, WEIGHTS_FILE, external_tensor
 from edgepeft.common.errors import BundleError
 from edgepeft.graph.external_data import external_tensors, external_values, load_external
-from edgepeft.graph.four_bits import lower_four_bits
+from edgepeft.graph.grouped import lower_groups
 from edgepeft.graph.quantise import quantise, quantised_tensors
 from edgepeft.runtime.session import open_session
 
@@ -83,7 +83,7 @@ def test_onnx_itself_reads_the_stored_graph_as_these_values(made, weights):
 @pytest.mark.parametrize("form", ["as stored", "float32", "8 bits"])
 def test_a_product_is_that_with_the_rounded_matrix_whatever_stands_beside_a_row(made, weights, monkeypatch, rows, form):
     if form == "as stored":
-        monkeypatch.setattr("edgepeft.runtime.session.lower_four_bits", lambda model, accuracy_level: None)
+        monkeypatch.setattr("edgepeft.runtime.session.lower_groups", lambda model, accuracy_level: None)
     monkeypatch.setattr("edgepeft.runtime.session.lacks_dot_product", lambda: form == "float32")
     session = open_session(*made, 1)
     x = np.random.default_rng(rows).normal(size=(rows, 96)).astype(np.float32)
@@ -105,7 +105,7 @@ def test_a_matrix_that_others_read_too_is_unpacked_for_them_alone(made, weights)
     model.CopyFrom(made[0])
     model.graph.node.add().CopyFrom(helper.make_node("Gemm", ["y", "w"], ["back"], "back"))  # as a gradient does
     model.graph.output.add().CopyFrom(helper.make_tensor_value_info("back", TensorProto.FLOAT, ["T", 96]))
-    lower_four_bits(model, accuracy_level=0)
+    lower_groups(model, accuracy_level=0)
     assert sorted(
         node.op_type for node in model.graph.node if node.op_type in ("MatMulNBits", "Gemm", "DequantizeLinear")
     ) == [

@@ -1,0 +1,255 @@
+"""Decoders of Llama's kind: a row of switches a model type, and sizes, tensors and sites read from a config.
+
+Letters: d hidden, f intermediate, h heads, k heads of keys and values, e a head's width, v vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from edgepeft.backbones.base import Attention, Role, Site
+from edgepeft.backbones.config import MOST_LAYERS, checked, rope_theta
+from edgepeft.backbones.positions import frequencies
+from edgepeft.common.errors import UsageError
+
+__all__ = [
+    "ACTIVATIONS",
+    "LAYOUTS",
+    "OUTPUT",
+    "WORDS",
+    "DecoderLayout",
+    "Sizes",
+    "attention_of",
+    "neighbours",
+    "sites_of",
+    "sizes_of",
+    "tensors_of",
+]
+
+WORDS, OUTPUT = "model.embed_tokens.weight", "lm_head.weight"
+_LINEAR = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
+_FEED_FORWARD = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
+# ``hidden_act`` -> (ONNX operator, attributes); SiLU is x sigmoid(x).
+ACTIVATIONS: Mapping[str, tuple[str, dict[str, Any]]] = {
+    "silu": ("Sigmoid", {}),
+    "gelu": ("Gelu", {}),
+    "gelu_pytorch_tanh": ("Gelu", {"approximate": "tanh"}),
+}
+
+
+@dataclass(frozen=True)
+class DecoderLayout:
+    """What a model type has that Llama has not.
+
+    ``biased`` are the linear layers with a bias whatever the config says; ``head_norms``: queries and keys are normed
+    head by head; ``sandwich``: norms stand past the sub-layers too; ``plus_one``: norms multiply by 1 + weight;
+    ``scaled``: embeddings are multiplied by the root of d.
+    """
+
+    biased: tuple[str, ...] = ()
+    head_norms: bool = False
+    sandwich: bool = False
+    plus_one: bool = False
+    scaled: bool = False
+    activation: str = "hidden_act"
+    local_theta: bool = False  # layers with a window have a base of their own
+
+    @property
+    def norms(self) -> dict[str, str]:
+        """What a layer's norms are called: before attention, past it, before the feed-forward, past it."""
+        if not self.sandwich:
+            return {"attention": "input_layernorm", "ffn": "post_attention_layernorm"}
+        return {
+            "attention": "input_layernorm",
+            "past_attention": "post_attention_layernorm",
+            "ffn": "pre_feedforward_layernorm",
+            "past_ffn": "post_feedforward_layernorm",
+        }
+
+
+LAYOUTS: Mapping[str, DecoderLayout] = {
+    "llama": DecoderLayout(),  # SmolLM2 too
+    "mistral": DecoderLayout(),
+    "qwen2": DecoderLayout(biased=_LINEAR[:3]),
+    "qwen3": DecoderLayout(head_norms=True),
+    "gemma3_text": DecoderLayout(
+        head_norms=True, sandwich=True, plus_one=True, scaled=True, activation="hidden_activation", local_theta=True
+    ),
+}
+_DEFAULTS = {
+    "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 2048,
+    "hidden_act": "silu",
+    "hidden_activation": "gelu_pytorch_tanh",
+    "eos_token_id": 2,
+}
+
+
+@dataclass(frozen=True)
+class Sizes:
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    vocab_size: int
+    max_position_embeddings: int
+    eos_token_id: int
+    pad_token_id: int
+    rms_norm_eps: float
+
+
+def sizes_of(config: Mapping[str, Any]) -> Sizes:
+    heads = checked("num_attention_heads", config.get("num_attention_heads"), "int")
+    silent = {**_DEFAULTS, "num_key_value_heads": heads}
+    silent["head_dim"] = checked("hidden_size", config.get("hidden_size"), "int") // heads
+    ends = config.get("eos_token_id")
+    given = {**config, "eos_token_id": ends[0] if isinstance(ends, list) and ends else ends}
+    silent["pad_token_id"] = given["eos_token_id"] if given["eos_token_id"] is not None else 0
+    values = {}
+    for name, kind in Sizes.__annotations__.items():
+        value = given.get(name)
+        values[name] = checked(name, silent.get(name) if value is None else value, kind)
+    sizes = Sizes(**values)
+    if sizes.num_hidden_layers > MOST_LAYERS:
+        raise UsageError(f"the config's num_hidden_layers is {sizes.num_hidden_layers}; at most {MOST_LAYERS}.")
+    if sizes.head_dim % 2:
+        raise UsageError(f"the config's head_dim is {sizes.head_dim}; rotary positions turn pairs of numbers.")
+    if heads % sizes.num_key_value_heads:
+        raise UsageError(
+            f"the config's num_attention_heads is {heads}, and num_key_value_heads {sizes.num_key_value_heads}, which "
+            "must divide it."
+        )
+    for key in ("eos_token_id", "pad_token_id"):
+        if getattr(sizes, key) >= sizes.vocab_size:
+            raise UsageError(
+                f"the config's {key} is {getattr(sizes, key)}, beyond its vocabulary of {sizes.vocab_size}."
+            )
+    scalar = config.get("query_pre_attn_scalar")
+    if scalar not in (None, sizes.head_dim):
+        raise UsageError(f"the config's query_pre_attn_scalar is {scalar!r}; supported: head_dim, {sizes.head_dim}.")
+    for key in ("attn_logit_softcapping", "final_logit_softcapping"):
+        if config.get(key) is not None:
+            raise UsageError(f"the config's {key} is {config[key]!r}; logits are not capped here.")
+    return sizes
+
+
+def attention_of(config: Mapping[str, Any], sizes: Sizes) -> tuple[Attention, ...]:
+    """Each layer's."""
+    n, layout = sizes.num_hidden_layers, LAYOUTS[config["model_type"]]
+    whole = _turning(config, sizes.head_dim, "full_attention" if layout.local_theta else "")
+    if not layout.local_theta:
+        return (whole,) * n
+    window = "sliding_attention"
+    parameters = config.get("rope_parameters") or {}
+    local = parameters.get(window, {"rope_theta": config.get("rope_local_base_freq", 10_000.0)})
+    within = _turning({"rope_scaling": local}, sizes.head_dim, "")
+    pattern = checked("sliding_window_pattern", config.get("sliding_window_pattern", 6), "int")
+    types = config.get("layer_types") or [window if (i + 1) % pattern else "full_attention" for i in range(n)]
+    if len(types) != n:
+        raise UsageError(f"the config's layer_types are {len(types)}; there are {n} layers.")
+    return tuple(within if kind == window else whole for kind in types)
+
+
+def _turning(config: Mapping[str, Any], width: int, kind: str) -> Attention:
+    """RoPE as transformers' ``rope_type`` default, linear and llama3 have it."""
+    parameters = config.get("rope_parameters") or {}
+    own = {**(config.get("rope_scaling") or {}), **(parameters.get(kind, parameters) if kind else parameters)}
+    named = own.get("rope_type", own.get("type", "default"))
+    theta = own.get("rope_theta", config.get("rope_theta"))
+    theta = rope_theta({} if theta is None else {"rope_theta": theta}, "rope_theta", 10_000.0)
+    if named == "default":
+        return Attention(theta, None)
+    w = frequencies(theta, width)
+    if named == "linear":
+        return Attention(theta, None, tuple((w / np.float32(_number(own, "factor"))).tolist()))
+    if named == "llama3":
+        factor, low, high = (_number(own, name) for name in ("factor", "low_freq_factor", "high_freq_factor"))
+        before = _number(own, "original_max_position_embeddings")
+        length = np.float32(2 * math.pi) / w
+        smooth = (np.float32(before) / length - np.float32(low)) / np.float32(high - low)
+        between = (1 - smooth) * w / np.float32(factor) + smooth * w
+        scaled = np.where(length > before / low, w / np.float32(factor), np.where(length < before / high, w, between))
+        return Attention(theta, None, tuple(scaled.astype(np.float32).tolist()))
+    raise UsageError(f"the config's RoPE has the rope_type {named!r}; supported: default, linear, llama3.")
+
+
+def _number(settings: Mapping[str, Any], name: str) -> float:
+    value = settings.get(name)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise UsageError(f"the config's RoPE needs {name} as a positive number; found {value!r}.")
+    return float(value)
+
+
+def tensors_of(config: Mapping[str, Any], sizes: Sizes) -> dict[str, tuple[int, ...]]:
+    layout = LAYOUTS[config["model_type"]]
+    d, f, e = sizes.hidden_size, sizes.intermediate_size, sizes.head_dim
+    wide, narrow = sizes.num_attention_heads * e, sizes.num_key_value_heads * e
+    shapes = dict(zip(_LINEAR, ((wide, d), (narrow, d), (narrow, d), (d, wide)), strict=True))
+    shapes |= dict(zip(_FEED_FORWARD, ((f, d), (f, d), (d, f)), strict=True))
+    biased = {*layout.biased, *(_LINEAR if config.get("attention_bias") and not layout.biased else ())}
+    biased |= {*(_FEED_FORWARD if config.get("mlp_bias") else ())}
+    table: tuple[int, ...] = (sizes.vocab_size, d)
+    tied = config.get("tie_word_embeddings", layout.scaled)  # transformers' default: Gemma's are, the others' not
+    tensors = {WORDS: table} | ({} if tied else {OUTPUT: table})
+    for i in range(sizes.num_hidden_layers):
+        layer = f"model.layers.{i}."
+        for module, shape in shapes.items():
+            tensors[f"{layer}{module}.weight"] = shape
+            if module in biased:
+                tensors[f"{layer}{module}.bias"] = shape[:1]
+        tensors |= {f"{layer}{norm}.weight": (d,) for norm in layout.norms.values()}
+        if layout.head_norms:
+            tensors |= {f"{layer}self_attn.{part}_norm.weight": (e,) for part in "qk"}
+    return {**tensors, "model.norm.weight": (d,)}
+
+
+def sites_of(layout: DecoderLayout, sizes: Sizes) -> Iterator[Site]:
+    d, f, e = sizes.hidden_size, sizes.intermediate_size, sizes.head_dim
+    wide, narrow = sizes.num_attention_heads * e, sizes.num_key_value_heads * e
+    yield Site("word_embeddings", Role.WORD_EMBEDDINGS, None, d, d, "model.layers.0", enters=True)
+    for i in range(sizes.num_hidden_layers):
+        layer = f"model.layers.{i}"
+
+        def at(role: Role, module: str, widths: tuple[int, int], residual: str | None = None, **more: Any) -> Site:
+            place, name = f"{layer}.{module}".rstrip("."), f"layer.{i}.{role}"  # noqa: B023
+            added = None if residual is None else (f"{layer}.{residual}".rstrip("."), 0)  # noqa: B023
+            return Site(name, role, i, *widths, place, place, added, **more)  # noqa: B023
+
+        yield at(Role.ATTENTION_NORM, layout.norms["attention"], (d, d))
+        for role, module, width in zip(
+            (Role.QUERY, Role.KEY, Role.VALUE), _LINEAR, (wide, narrow, narrow), strict=False
+        ):
+            yield at(role, module, (d, width))
+        yield at(Role.ATTENTION_OUTPUT, _LINEAR[3], (wide, d), "")
+        yield at(Role.FFN_NORM, layout.norms["ffn"], (d, d))
+        for role, module in zip((Role.FFN_GATE, Role.FFN_GATED), _FEED_FORWARD, strict=False):
+            yield at(role, module, (d, f))
+        yield at(Role.FFN_ACTIVATION, _FEED_FORWARD[2], (f, f), enters=True)
+        yield at(Role.FFN_OUTPUT, _FEED_FORWARD[2], (f, d), layout.norms["ffn"])
+        yield at(Role.LAYER_OUTPUT, "", (d, d))
+    yield Site(Role.STACK_OUTPUT.value, Role.STACK_OUTPUT, None, d, d, "model.norm", "model.norm")
+    yield from (Site(role.value, role, None, d, d) for role in (Role.POOLED_FIRST, Role.POOLED_MEAN))
+    yield Site(Role.POOLED_LABELS.value, Role.POOLED_LABELS, None, d, sizes.vocab_size, reads="lm_head")
+
+
+# Role -> the values around its site: what its module reads, and what is added to its output.
+_AROUND = {
+    **{role: {"input": "{layer}attention_norm"} for role in (Role.QUERY, Role.KEY, Role.VALUE)},
+    Role.ATTENTION_OUTPUT: {"input": "{layer}context", "residual": "{below}"},
+    **{role: {"input": "{layer}ffn_norm"} for role in (Role.FFN_GATE, Role.FFN_GATED)},
+    Role.FFN_OUTPUT: {"input": "{layer}ffn_activation", "residual": "{layer}attention_output.sum"},
+}
+
+
+def neighbours(site: Site) -> dict[str, str]:
+    """Suffix of a binding -> value of the graph."""
+    below = f"layer.{site.layer - 1}.layer_output" if site.layer else "word_embeddings"
+    here = {"below": below, "layer": f"layer.{site.layer}."}
+    return {suffix: value.format(**here) for suffix, value in _AROUND.get(site.role, {}).items()}

@@ -1,0 +1,345 @@
+"""Decoders of Llama's kind (Touvron et al., 2023, arXiv:2302.13971), which go on with the text that they read.
+
+SmolLM2, Llama 3, Mistral, Qwen2.5, Qwen3 and Gemma 3 are rows of a table (``_decoder_shapes.py``): RMSNorm before
+sub-layers, rotary positions, keys and values shared by groups of heads (Ainslie et al., 2023, arXiv:2305.13245), gated
+feed-forwards.  What is read is the "encoder" of ``text.py`` and what is written its "decoder", both of the same layers:
+
+    encoder   the prompt on packed tokens -> keys and values of each layer
+    decoder   the token written last, which attends to the prompt's keys and to its own text's, by one softmax
+
+A text begins after its prompt's last token, so the first step computes that token's keys again and ``CROSS_BIAS`` hides
+the prompt's.  The graph that teaches is one pass over the prompt and its target.
+
+Letters: B rows, S their padded length, T real tokens, N texts, L tokens written, d hidden, h heads, k heads of
+keys, g = h / k, e a head's width, v vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper
+
+from edgepeft.backbones._decoder_shapes import (
+    ACTIVATIONS,
+    LAYOUTS,
+    OUTPUT,
+    WORDS,
+    attention_of,
+    neighbours,
+    sites_of,
+    sizes_of,
+    tensors_of,
+)
+from edgepeft.backbones.base import HELPERS, Architecture, Attention, Decoder, Family, Helper, Pooling, Role, Site
+from edgepeft.backbones.checkpoint import Checkpoint
+from edgepeft.backbones.config import checked
+from edgepeft.backbones.emit import Emitter
+from edgepeft.backbones.packing import Packing
+from edgepeft.backbones.positions import frequencies
+from edgepeft.backbones.text import (
+    BEFORE,
+    CACHED,
+    CROSS,
+    CROSS_BIAS,
+    IDS,
+    LOGITS,
+    ORDER,
+    OWN_BIAS,
+    PAST,
+    PRESENT,
+    Steps,
+    TextGraphs,
+    caches,
+)
+from edgepeft.common.errors import UsageError
+
+__all__ = ["FAMILY", "Llama"]
+
+_Attend = Callable[[int, str, str, str, str], str]  # layer; query, key and value (., . e); output -> (., h e)
+
+
+class Llama(Family):
+    """Decoders alone, by the whole model's names: ``model.layers.0...`` and ``lm_head``."""
+
+    name: ClassVar[str] = "llama"
+    model_types: ClassVar[tuple[str, ...]] = tuple(LAYOUTS)
+    limits: ClassVar[tuple[str, ...]] = (
+        "They write text: labels, tags, spans and embeddings are an encoder's, which is quicker and no worse.",
+        "Where layers see a window, prompt and answer together may be as long as the window.",
+        "The rope_type is default, linear or llama3; logits that are capped are refused.",
+        "The methods prefix and mam are refused: each key is turned by its place, and a prefix has none.",
+    )
+
+    def architecture(self, config: Mapping[str, Any]) -> Architecture:
+        """Sizes, tensors and sites from the config."""
+        layout, sizes = LAYOUTS[config["model_type"]], sizes_of(config)
+        tensors, activation = tensors_of(config, sizes), config.get(layout.activation) or "silu"
+        if activation not in ACTIVATIONS:
+            known = ", ".join(ACTIVATIONS)
+            raise UsageError(f"the config's {layout.activation} is {activation!r}; supported: {known}.")
+        longest, window = sizes.max_position_embeddings, config.get("sliding_window")
+        if window is not None and config.get("use_sliding_window", True):
+            longest = min(longest, checked("sliding_window", window, "int"))
+        linear = [n.removesuffix(".weight") for n in tensors if n.endswith("_proj.weight")]
+        return Architecture(
+            family=self.name,
+            model_type=config["model_type"],
+            hidden_size=sizes.hidden_size,
+            n_layers=sizes.num_hidden_layers,
+            n_heads=sizes.num_attention_heads,
+            intermediate_size=sizes.intermediate_size,
+            vocab_size=sizes.vocab_size,
+            max_length=longest,
+            pad_token_id=sizes.pad_token_id,
+            layer_norm_eps=sizes.rms_norm_eps,
+            activation=activation,
+            sites=tuple(sites_of(layout, sizes)),
+            tensors=tensors,
+            pooler={},
+            norms=tuple(n.removesuffix(".weight") for n, shape in tensors.items() if len(shape) == 1 and "norm" in n),
+            inputs=("input_ids", "attention_mask"),
+            head="text",
+            absent_biases={f"{n}.bias": tensors[f"{n}.weight"][:1] for n in linear if f"{n}.bias" not in tensors},
+            words=WORDS,
+            decoder=Decoder(None, sizes.eos_token_id, 1.0, 0),
+            pooling=Pooling.MEAN,
+            attention=attention_of(config, sizes),
+            reference="sdpa",  # the eager one's softmax is of float32: in float64 padding in front gives no number
+        )
+
+    def checkpoint_prefix(self, architecture: Architecture) -> str:
+        """None: tensors have the whole model's names."""
+        return ""
+
+    def neighbours(self, architecture: Architecture, site: Site) -> dict[str, str]:
+        """What stands beside a site of its layer."""
+        return neighbours(site)
+
+    def build_graph(self, architecture: Architecture, checkpoint: Checkpoint) -> onnx.ModelProto:
+        """The packed-token graph; its outputs are last_hidden_state [B, S, d] and pooled values [B, d]."""
+        return _Builder(architecture, checkpoint).model()
+
+    def text_graphs(self, architecture: Architecture, checkpoint: Checkpoint) -> TextGraphs:
+        """Of a prompt, and a step of what is written."""
+        prompt, step = (_Builder(architecture, checkpoint) for _ in range(2))
+        return TextGraphs(prompt.prompt(), step.step())
+
+    def teaching_graph(self, architecture: Architecture, checkpoint: Checkpoint) -> onnx.ModelProto:
+        """A prompt and its target in one pass."""
+        return _Builder(architecture, checkpoint).teaching()
+
+
+FAMILY = Llama()
+
+
+class _Builder:
+    """Emits one model."""
+
+    packing: Packing
+    causal: str  # (B, 1, S, S), what is added to scores: 0, or the lowest number for padding and what comes later
+
+    def __init__(self, architecture: Architecture, checkpoint: Checkpoint) -> None:
+        self.arch, self.layout = architecture, LAYOUTS[architecture.model_type]
+        self.emit = Emitter(checkpoint, architecture.tensors)
+        rows = {part: architecture.tensors[f"model.layers.0.self_attn.{part}_proj.weight"][0] for part in "qk"}
+        self.width = rows["q"] // architecture.n_heads
+        self.heads, self.groups = rows["k"] // self.width, rows["q"] // rows["k"]
+        self.turns: dict[Attention, tuple[str, str]] = {}  # cosines and sines of each token, (., 1, e)
+
+    def model(self) -> onnx.ModelProto:
+        """Of the bare backbone."""
+        hidden = self._read("input_ids", "attention_mask", self._attend_at_once)
+        return self.emit.model(
+            self.arch.model_type, self.arch.inputs, self.packing.outputs(hidden, self.arch.hidden_size)
+        )
+
+    def teaching(self) -> onnx.ModelProto:
+        """(B, S) and what stands before each of n target tokens, (B, n), the first of them no matter -> (B, n, v)."""
+        op, ints = self.emit.op, self.emit.ints
+        target = op("Slice", BEFORE, ints(1), ints(np.iinfo(np.int64).max), ints(1))
+        ids = op("Concat", "input_ids", target, axis=1)
+        one = self.emit.constant("one_row", [1], np.int64)
+        mask = op("Concat", "attention_mask", op("Expand", one, op("Shape", target)), axis=1)
+        hidden = self._read(ids, mask, self._attend_at_once)
+        real = op("Cast", op("Cast", "attention_mask", to=TensorProto.BOOL), to=TensorProto.INT64)
+        first = op("Add", op("ReduceSum", real, ints(1)), op("Unsqueeze", self.packing.starts, ints(1)))  # (B, 1)
+        n = op("Squeeze", op("Shape", BEFORE, start=1))
+        places = op("Range", self.emit.constant("minus_one", -1, np.int64), op("Sub", n, self.packing.one), "one")
+        written = op("Gather", hidden, op("Reshape", op("Add", first, places), ints(-1)))  # (B n, d)
+        op("Reshape", self._logits(written), op("Concat", op("Shape", BEFORE), ints(-1), axis=0), output=LOGITS)
+        before = helper.make_tensor_value_info(BEFORE, TensorProto.INT64, ("batch", "target"))
+        shape = ("batch", "target", self.arch.vocab_size)
+        output = helper.make_tensor_value_info(LOGITS, TensorProto.FLOAT, shape)
+        return self.emit.model(self.arch.model_type, [*self.arch.inputs, before], [output])
+
+    def prompt(self) -> onnx.ModelProto:
+        """(B, S) -> the keys and values of each layer, and what hides padding and each row's last token."""
+        op, ints = self.emit.op, self.emit.ints
+
+        def attend(i: int, query: str, key: str, value: str, output: str) -> str:
+            for known, cache in zip(self._known(key, value), caches(CROSS, i), strict=True):
+                op("Identity", known, output=cache)
+            return self._attend_at_once(i, query, key, value, output)
+
+        self._read("input_ids", "attention_mask", attend)
+        packing = self.packing
+        ends = op("Sub", op("Add", packing.starts, packing.counts), packing.one)  # (B), each row's last token
+        last = op("Unsqueeze", op("Gather", packing.column, ends), ints(1))
+        columns = op("Range", packing.zero, packing.length, packing.one)
+        bias = op("Where", op("Less", columns, last), "none", "lowest")  # (B, S)
+        op("Add", op("Unsqueeze", bias, ints(1, 2)), packing.mask_bias, output=CROSS_BIAS)
+        return self.emit.model(self.arch.model_type, self.arch.inputs, self._steps().cross())
+
+    def step(self) -> onnx.ModelProto:
+        """One token more of each of N texts: their last tokens, and whose caches they go on with, -> (N, v)."""
+        op, ints, constant = self.emit.op, self.emit.ints, self.emit.constant
+        zero = constant("zero", 0, np.int64)
+        op("Identity", op("Shape", caches(PAST, 0)[0], start=2, end=3), output=CACHED)
+        op("Identity", constant("none", [[[[0]]]], np.float32), output=OWN_BIAS)
+        shown = op("Cast", op("Equal", CROSS_BIAS, constant("nothing", 0, np.float32)), to=TensorProto.INT64)
+        read = op("ReduceSum", shown, ints(1, 2, 3), keepdims=0)  # (N)
+        places = op("Add", read, CACHED, output=HELPERS[Helper.POSITION])
+        texts = op("Range", zero, op("Squeeze", op("Shape", IDS)), constant("one", 1, np.int64))
+        op("Identity", texts, output=HELPERS[Helper.ROW])
+        op("Identity", texts, output=HELPERS[Helper.FIRST_TOKEN])
+        self._turn(places)
+        logits = self._logits(self._layers(self._embedded(IDS), self._attend_step))
+        op("Identity", logits, output=LOGITS)  # a name of its own, for the site may be adapted
+        return self.emit.model(self.arch.model_type, self._steps().inputs(), self._steps().outputs())
+
+    def _steps(self) -> Steps:
+        return Steps(self.arch.n_layers, self.heads, self.width, self.arch.vocab_size, rows="texts")
+
+    def _read(self, ids: str, mask: str, attend: _Attend) -> str:
+        """Rows of tokens -> (T, d), past the last norm."""
+        op, ints = self.emit.op, self.emit.ints
+        self.packing = packing = Packing(self.emit, self.arch.n_heads, ids, mask)
+        self._turn(HELPERS[Helper.POSITION])
+        later = op("Greater", packing.distances(), packing.zero)
+        bias = op("Add", op("Where", later, "lowest", "none"), packing.mask_bias)  # (B, 1, S, S)
+        self.causal = op("Unsqueeze", bias, ints(1))  # (B, 1, 1, S, S), of the heads of a group
+        return self._layers(self._embedded(packing.packed(ids)), attend)
+
+    def _embedded(self, ids: str) -> str:
+        op, name = self.emit.op, "word_embeddings"
+        rows = op("Gather", self.emit.weight(WORDS), ids, output="" if self.layout.scaled else name)
+        if not self.layout.scaled:
+            return rows
+        factor = self.emit.constant("embeddings_scale", np.float32(self.arch.hidden_size**0.5), np.float32)
+        return op("Mul", rows, factor, output=name)
+
+    def _turn(self, places: str) -> None:
+        """Cosines and sines of each kind of layer at these places, int64 (.)."""
+        op, ints = self.emit.op, self.emit.ints
+        of_tokens = op("Unsqueeze", op("Cast", places, to=TensorProto.FLOAT), ints(1))
+        for number, kind in enumerate(dict.fromkeys(self.arch.attention)):
+            w = np.array(kind.frequencies or frequencies(kind.theta, self.width), np.float32)
+            angles = op("Mul", of_tokens, self.emit.constant(f"frequencies_{number}", w, np.float32))
+            cosine, sine = op("Cos", angles), op("Sin", angles)
+            halves = ((cosine, cosine), (op("Neg", sine), sine))
+            tables = (op("Unsqueeze", op("Concat", *both, axis=1), ints(1)) for both in halves)
+            self.turns[kind] = (next(tables), next(tables))
+
+    def _layers(self, hidden: str, attend: _Attend) -> str:
+        """(., d) -> (., d), past the last norm."""
+        op, linear = self.emit.op, self.emit.linear
+        norms = self.layout.norms
+        for i in range(self.arch.n_layers):
+            module, name = f"model.layers.{i}.", f"layer.{i}."
+            normed = self._norm(module + norms["attention"], hidden, name + "attention_norm")
+            parts = (Role.QUERY, Role.KEY, Role.VALUE)
+            query, key, value = (linear(f"{module}self_attn.{part[0]}_proj", normed, name + part) for part in parts)
+            query = self._turned(i, query, f"{module}self_attn.q_norm", self.arch.n_heads)
+            query = op("Mul", query, self.emit.constant("query_scale", self.width**-0.5, np.float32))
+            key = self._turned(i, key, f"{module}self_attn.k_norm", self.heads)
+            context = attend(i, query, key, value, name + "context")
+            attended = linear(f"{module}self_attn.o_proj", context, name + "attention_output")
+            if self.layout.sandwich:
+                attended = self._norm(module + norms["past_attention"], attended)
+            hidden = op("Add", attended, hidden, output=name + "attention_output.sum")
+            normed = self._norm(module + norms["ffn"], hidden, name + "ffn_norm")
+            gate = self._activated(linear(f"{module}mlp.gate_proj", normed, name + "ffn_gate"))
+            gated = linear(f"{module}mlp.up_proj", normed, name + "ffn_gated")
+            up = op("Mul", gate, gated, output=name + "ffn_activation")
+            down = linear(f"{module}mlp.down_proj", up, name + "ffn_output")
+            if self.layout.sandwich:
+                down = self._norm(module + norms["past_ffn"], down)
+            hidden = op("Add", down, hidden, output=name + "layer_output")
+        return self._norm("model.norm", hidden, Role.STACK_OUTPUT.value)
+
+    def _norm(self, module: str, value: str, output: str = "") -> str:
+        """x / sqrt(mean(x^2) + eps) w, in the operators that ONNX Runtime fuses."""
+        op, constant = self.emit.op, self.emit.constant
+        weight = self.emit.weight(f"{module}.weight")
+        if self.layout.plus_one:
+            weight = op("Add", weight, constant("plus_one", 1, np.float32))
+        square = op("ReduceMean", op("Pow", value, constant("two", 2, np.float32)), self.emit.ints(-1))
+        root = op("Sqrt", op("Add", square, constant("epsilon", self.arch.layer_norm_eps, np.float32)))
+        return op("Mul", op("Div", value, root), weight, output=output)
+
+    def _activated(self, value: str) -> str:
+        operator, attributes = ACTIVATIONS[self.arch.activation]
+        found = self.emit.op(operator, value, **attributes)
+        return self.emit.op("Mul", value, found) if operator == "Sigmoid" else found
+
+    def _turned(self, i: int, value: str, norm: str, heads: int) -> str:
+        """(., heads e) -> (., heads, e), normed where they are, and turned by each token's place."""
+        op, ints, e = self.emit.op, self.emit.ints, self.width
+        value = op("Reshape", value, ints(-1, heads, e))
+        if self.layout.head_norms:
+            value = self._norm(norm, value)
+        cosine, sine = self.turns[self.arch.attention[i]]
+        pairs = op("Gather", op("Reshape", value, ints(-1, heads, 2, e // 2)), ints(1, 0), axis=2)
+        swapped = op("Reshape", pairs, ints(-1, heads, e))  # the sine has its sign
+        return op("Add", op("Mul", value, cosine), op("Mul", swapped, sine))
+
+    def _padded(self, value: str, *heads: int) -> str:
+        """(T, heads e) -> (B, S, heads, e)."""
+        op, packing = self.emit.op, self.packing
+        whole = op("Concat", packing.shape, self.emit.ints(*heads, self.width), axis=0)
+        return op("Reshape", op("Gather", value, packing.place), whole)
+
+    def _known(self, key: str, value: str) -> tuple[str, str]:
+        """(T, k, e) each -> (B, k, S, e) each."""
+        op = self.emit.op
+        key, value = (op("Transpose", self._padded(each, self.heads), perm=[0, 2, 1, 3]) for each in (key, value))
+        return key, value
+
+    def _attend_at_once(self, i: int, query: str, key: str, value: str, output: str) -> str:
+        """Of all tokens of each row: (T, h e)."""
+        op, ints = self.emit.op, self.emit.ints
+        keys, values = (op("Unsqueeze", each, ints(2)) for each in self._known(key, value))  # (B, k, 1, S, e)
+        queries = op("Transpose", self._padded(query, self.heads, self.groups), perm=[0, 2, 3, 1, 4])  # (B, k, g, S, e)
+        scores = op("Add", op("MatMul", queries, op("Transpose", keys, perm=[0, 1, 2, 4, 3])), self.causal)
+        context = op("MatMul", op("Softmax", scores, axis=-1), values)
+        rows = op("Reshape", op("Transpose", context, perm=[0, 3, 1, 2, 4]), ints(-1, self.width * self.arch.n_heads))
+        return op("Gather", rows, self.packing.index, output=output)
+
+    def _attend_step(self, i: int, query: str, key: str, value: str, output: str) -> str:
+        """Of one token of each text, to its prompt and to what was written: (N, h e)."""
+        op, ints = self.emit.op, self.emit.ints
+        k, g, e = self.heads, self.groups, self.width
+        known = []
+        for new, past, present in zip((key, value), caches(PAST, i), caches(PRESENT, i), strict=True):
+            kept = op("Gather", past, ORDER)  # (N, k, L, e)
+            known.append(op("Concat", kept, op("Reshape", new, ints(-1, k, 1, e)), axis=2, output=present))
+        query = op("Reshape", query, ints(-1, k, g, e))
+        keys = (caches(CROSS, i)[0], known[0])
+        scores = (op("MatMul", query, op("Transpose", each, perm=[0, 1, 3, 2])) for each in keys)
+        biased = (op("Add", *pair) for pair in zip(scores, (CROSS_BIAS, OWN_BIAS), strict=True))
+        whole = op("Softmax", op("Concat", *biased, axis=3), axis=-1)  # (N, k, g, S + L + 1)
+        length = op("Shape", CROSS_BIAS, start=3, end=4)
+        of_prompt = op("Slice", whole, ints(0), length, ints(3))
+        of_text = op("Slice", whole, length, ints(np.iinfo(np.int64).max), ints(3))
+        read = op("MatMul", of_prompt, caches(CROSS, i)[1])
+        context = op("Add", read, op("MatMul", of_text, known[1]))  # (N, k, g, e)
+        return op("Reshape", context, ints(-1, k * g * e), output=output)
+
+    def _logits(self, hidden: str) -> str:
+        """(., d) -> (., v)."""
+        table = self.emit.weight(OUTPUT if OUTPUT in self.arch.tensors else WORDS)
+        return self.emit.op("Gemm", hidden, table, transB=1, output=Role.POOLED_LABELS)
