@@ -67,15 +67,16 @@ class _Text(NamedTuple):
 
 @dataclass
 class Row:
-    """What is being written of one row: open texts from the best, and ended ones."""
+    """What is being written of one row: open texts from the best, and ended ones; at most ``most`` tokens."""
 
     open: list[_Text]
     ended: list[tuple[np.float32, _Text]] = field(default_factory=list)
+    most: int | None = None
 
     @classmethod
-    def starting(cls, token: int) -> Row:
+    def starting(cls, token: int, most: int | None = None) -> Row:
         """One open text, which is empty."""
-        return cls([_Text((token,), np.float32(0))])
+        return cls([_Text((token,), np.float32(0))], most=most)
 
     def best(self, end: int) -> Written:
         """What has been written."""
@@ -86,7 +87,8 @@ class Row:
     def take(self, candidates: Sequence[_Text], decoding: Decoding, end: int) -> bool:
         """Go on with candidates, which are sorted; whether the row is done."""
         length = len(candidates[0].tokens) - 1
-        last, n, divisor = length == decoding.max_new_tokens, decoding.beams, length**decoding.length_penalty
+        last = length in (decoding.max_new_tokens, self.most)
+        n, divisor = decoding.beams, length**decoding.length_penalty
         ends = [last or text.tokens[-1] == end for text in candidates]
         # Of twice as many candidates as beams, those of the second half only fill up what goes on.
         new = [(text.score / divisor, text) for text, over in zip(candidates[:n], ends, strict=False) if over]

@@ -141,7 +141,7 @@ class Generator:
         check_rows(inputs["attention_mask"])
         entry, written = self._bundle.entry(task), self.write(task, inputs, decoding)
         return [
-            TextAnswer(task, encoder.decode(one.tokens), one.ended, note_of(text, entry))
+            TextAnswer(task, encoder.decode(one.tokens), one.ended, note_of(text, entry), one.tokens)
             for text, one in zip(texts, written, strict=True)
         ]
 

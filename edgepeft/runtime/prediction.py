@@ -47,6 +47,7 @@ class TextAnswer(Answer):
     text: str
     ended: bool
     note: str = ""
+    tokens: tuple[int, ...] = ()  # of the text, without the one that ends it
 
     @property
     def value(self) -> str:

@@ -101,17 +101,17 @@ class TextBatch:
     def __len__(self) -> int:
         return len(self._waiting) + len(self._going)
 
-    def add(self, task: str, texts: object) -> list[Draft]:
+    def add(self, task: str, texts: object, most: int | None = None) -> list[Draft]:
         """Let a task's texts join with the next steps, in their order and as memory allows.
 
-        Those of another structure join when all others are done.
+        Those of another structure join when all others are done.  Each may have ``most`` tokens, or as many as all.
         """
         read, inputs = self._read(task, texts)
         mask = inputs["attention_mask"] != 0
         check_rows(mask)
         starts = self._generator.decoder.starts(inputs["input_ids"], mask).tolist()
         rows = zip(read, inputs["input_ids"], mask, starts, strict=True)
-        drafts = [Draft(task, text, ids[real], Row.starting(start), self._end) for text, ids, real, start in rows]
+        drafts = [Draft(task, text, ids[real], Row.starting(start, most), self._end) for text, ids, real, start in rows]
         for draft in drafts:
             self._generator.check_row(self._length(draft), self.decoding)
         self._waiting.extend(drafts)
@@ -164,7 +164,7 @@ class TextBatch:
             raise draft.error
         tokens, ended = draft.written
         note = note_of(draft.text, self._generator.entry(draft.task))
-        return self._told([TextAnswer(draft.task, self._encoder.decode(tokens), ended, note)])[0]
+        return self._told([TextAnswer(draft.task, self._encoder.decode(tokens), ended, note, tokens)])[0]
 
     def answers(self, texts: Mapping[str, Sequence[object]]) -> list[TextAnswer]:
         """Each task's answers, in order."""

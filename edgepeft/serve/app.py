@@ -24,9 +24,9 @@ from starlette.staticfiles import StaticFiles
 from edgepeft.common.resources import package_data
 from edgepeft.common.task_name import TASK_NAME
 from edgepeft.serve.batcher import Batcher, Closing
-from edgepeft.serve.embeddings import ENDPOINTS
 from edgepeft.serve.guard import DEADLINE_HEADER, Guard
 from edgepeft.serve.metrics import ServiceMetrics
+from edgepeft.serve.openai import ENDPOINTS
 from edgepeft.serve.problems import HANDLERS, Json
 from edgepeft.serve.routes import ROUTES, Endpoint, Serving
 from edgepeft.serve.schemas import Problem

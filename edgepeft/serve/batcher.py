@@ -54,7 +54,10 @@ class Closing(Exception):
 
 @dataclass(eq=False)
 class Job:
-    """One request's rows; compared by identity.  ``tell`` has, in the event loop, each piece of a text."""
+    """One request's rows; compared by identity.
+
+    ``tell`` has, in the event loop, each piece of a text, which may have ``most`` tokens.
+    """
 
     tasks: Sequence[str | None]
     texts: Sequence[Readable]
@@ -62,6 +65,7 @@ class Job:
     arrived: float
     future: asyncio.Future[Sequence[RowResult]]
     tell: Callable[[str], object] | None = None
+    most: int | None = None
     told: bool = False  # a piece, so that it can no longer begin anew
     given: bool = False
 
@@ -154,13 +158,14 @@ class Batcher:
         client: Hashable = None,
         deadline_s: float | None = None,
         tell: Callable[[str], object] | None = None,
+        most: int | None = None,
     ) -> Sequence[RowResult]:
         """The answers of ``tasks[i]`` to ``texts[i]``; ``client`` is whose connection they came on.
 
-        Pieces of a text are told while it is written, if ``tell`` is given.
+        Pieces of a text are told while it is written, if ``tell`` is given; it has ``most`` tokens if that is.
         """
         limit = self.limits.deadline_s if deadline_s is None else min(deadline_s, self.limits.deadline_s)
-        job = Job(tasks, texts, client, monotonic(), asyncio.get_running_loop().create_future(), tell)
+        job = Job(tasks, texts, client, monotonic(), asyncio.get_running_loop().create_future(), tell, most)
         with self._ready:
             if self._closing:
                 raise Closing

@@ -30,7 +30,18 @@ from edgepeft.serve.service import Service
 from edgepeft.serve.settings import Settings
 from edgepeft.serve.tuning import Jobs
 
-__all__ = ["ASKED", "FEW_ROWS", "ROUTES", "Endpoint", "Serving", "answers_of", "body_of", "streamed"]
+__all__ = [
+    "ASKED",
+    "EVENTS",
+    "FEW_ROWS",
+    "ROUTES",
+    "Endpoint",
+    "Events",
+    "Serving",
+    "answers_of",
+    "body_of",
+    "streamed",
+]
 
 log = logging.getLogger("edgepeft.serve")
 
@@ -192,8 +203,34 @@ async def answers_of(
     return answers
 
 
+class Events:
+    """How a text is told in server-sent events (HTML Standard, 9.2); JSON in ASCII has no line break.
+
+    event: piece     data: {"text": " it"}                        as often as whole characters were added
+    event: answer    data: the prediction as ``:predict`` gives it     once, in the end
+    event: error     data: {"error": {"code": ..., "message": ...}}    in its place
+    """
+
+    def piece(self, text: str) -> bytes:
+        """What was added."""
+        return self._event("piece", {"text": text})
+
+    def answer(self, answer: Answer) -> bytes:
+        """The whole, in the end."""
+        return self._event("answer", answer.as_json())
+
+    def error(self, refused: Refused) -> bytes:
+        """Why there is none."""
+        return self._event("error", {"error": fault(refused.code, refused.message)})
+
+    def _event(self, name: str, data: Mapping[str, Any]) -> bytes:
+        return b"event: %b\ndata: %b\n\n" % (name.encode(), bytes(Json(data).body))
+
+
 async def streamed(
-    task: str, answers: Callable[[Callable[[str], object]], Coroutine[Any, Any, Sequence[RowResult]]]
+    task: str,
+    answers: Callable[[Callable[[str], object]], Coroutine[Any, Any, Sequence[RowResult]]],
+    events: Events | None = None,
 ) -> Response:
     """The answer to a request for one text, once its first token is written; ``answers`` is given what to tell."""
     pieces: asyncio.Queue[str | None] = asyncio.Queue()
@@ -202,17 +239,13 @@ async def streamed(
     first = await pieces.get()
     if first is None and isinstance(error := running.result()[0], EdgepeftError):
         raise explain(error, task)
-    return StreamingResponse(_events(first, pieces, running), media_type=EVENTS)
+    return StreamingResponse(_told(first, pieces, running, events or Events()), media_type=EVENTS)
 
 
-async def _events(
-    first: str | None, pieces: asyncio.Queue[str | None], running: asyncio.Task[Sequence[RowResult]]
+async def _told(
+    first: str | None, pieces: asyncio.Queue[str | None], running: asyncio.Task[Sequence[RowResult]], events: Events
 ) -> AsyncIterator[bytes]:
-    """Server-sent events (HTML Standard, 9.2): the queue's pieces, of which None is the end, and how the request ended.
-
-    event: piece     data: {"text": " it"}                        as often as whole characters were added
-    event: answer    data: the prediction as ``:predict`` gives it     once, in the end
-    event: error     data: {"error": {"code": ..., "message": ...}}    in its place
+    """The queue's pieces, of which None is the end, and how the request ended.
 
     Where this is closed before, the client is gone: the text is not written on.
     """
@@ -220,14 +253,14 @@ async def _events(
         piece = first
         while piece is not None:
             if piece:
-                yield _event("piece", {"text": piece})
+                yield events.piece(piece)
             piece = await pieces.get()
-        yield _last(running)
+        yield _last(running, events)
     finally:
         running.cancel()
 
 
-def _last(running: asyncio.Task[Sequence[RowResult]]) -> bytes:
+def _last(running: asyncio.Task[Sequence[RowResult]], events: Events) -> bytes:
     try:
         (answer,) = running.result()
         if isinstance(answer, EdgepeftError):
@@ -236,14 +269,9 @@ def _last(running: asyncio.Task[Sequence[RowResult]]) -> bytes:
         refused = refusal_of(error)
         if refused.code == "internal":
             log.error("a stream ended", exc_info=error)
-        return _event("error", {"error": fault(refused.code, refused.message)})
+        return events.error(refused)
     assert isinstance(answer, Answer), "a task was asked"
-    return _event("answer", answer.as_json())
-
-
-def _event(name: str, data: Mapping[str, Any]) -> bytes:
-    """JSON in ASCII has no line break."""
-    return b"event: %b\ndata: %b\n\n" % (name.encode(), bytes(Json(data).body))
+    return events.answer(answer)
 
 
 async def start_tuning(request: Request) -> Response:

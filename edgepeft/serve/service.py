@@ -232,7 +232,7 @@ class Written:
         try:
             if not self._problems(job.tasks):
                 for task, text in zip(job.tasks, job.texts, strict=True):
-                    drafts += self._batch.add(task or "", [text])
+                    drafts += self._batch.add(task or "", [text], job.most)
                 self._drafts[job] = drafts
         except BundleError:
             self._batch.drop(drafts)

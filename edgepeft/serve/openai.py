@@ -1,0 +1,404 @@
+"""``/v1/embeddings``, ``/v1/completions`` and ``/v1/chat/completions``, as OpenAI's clients ask: ``model`` is a task.
+
+A task has its instruction in the template that it was trained with, so a conversation is one message of the user's.
+Texts are written greedily: what asks for chance, or for several texts, is refused, not left out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from time import time
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from starlette.requests import Request
+from starlette.responses import Response
+
+from edgepeft.backbones.tokens import TextEncoder
+from edgepeft.common.errors import EdgepeftError, UnknownName
+from edgepeft.common.messages import listed_mistakes
+from edgepeft.data.answers import VectorPrediction
+from edgepeft.runtime.decoding import GREEDY
+from edgepeft.runtime.prediction import Answer, TextAnswer
+from edgepeft.runtime.runtime import RowResult
+from edgepeft.serve.batcher import Closing, DeadlinePassed, QueueFull
+from edgepeft.serve.problems import Json, Refused, explain, problem, refusal_of
+from edgepeft.serve.routes import (
+    ASKED,
+    FEW_ROWS,
+    Endpoint,
+    Events,
+    Serving,
+    answers_of,
+    body_of,
+    streamed,
+)
+from edgepeft.serve.schemas import Listed
+
+__all__ = ["ENDPOINTS"]
+
+_EXPECTED = (Refused, ValidationError, QueueFull, DeadlinePassed, Closing, EdgepeftError)
+_OVERLOADED = 429
+
+
+class EmbeddingsRequest(BaseModel):
+    """One text or several; ``dimensions`` keeps the first numbers of each vector, of length 1 again."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    model: str = Field(description="A task that answers vectors.", examples=["near"])
+    input: str | Annotated[Listed[str], Field(min_length=1)]
+    encoding_format: Literal["float", "base64"] = Field(
+        default="float", description="base64: of float32 numbers, little-endian."
+    )
+    dimensions: int | None = Field(default=None, ge=1)
+    user: str | None = Field(default=None, description="Not looked at.")
+
+    @property
+    def texts(self) -> list[str]:
+        """In order."""
+        return [self.input] if isinstance(self.input, str) else self.input
+
+
+class _Writes(BaseModel):
+    """What both requests for a text have."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    model: str = Field(description="A task that writes text.", examples=["summary"])
+    max_tokens: int | None = Field(default=None, ge=1, le=GREEDY.max_new_tokens)
+    stream: bool = False
+    temperature: Literal[0] | None = Field(default=None, description="Texts are written greedily.")
+    n: Literal[1] = 1
+    user: str | None = Field(default=None, description="Not looked at.")
+
+
+class CompletionRequest(_Writes):
+    """One text or several; a stream is of one."""
+
+    prompt: str | Annotated[Listed[str], Field(min_length=1)]
+
+    @property
+    def texts(self) -> list[str]:
+        """In order."""
+        return [self.prompt] if isinstance(self.prompt, str) else self.prompt
+
+
+class TextPart(BaseModel):
+    """A part of a message."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    type: Literal["text"]
+    text: str
+
+
+class Message(BaseModel):
+    """What the user says."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    role: Literal["user"] = Field(description="A task has its instruction in its template: there is no other.")
+    content: str | Listed[TextPart]
+    name: str | None = None
+
+    @property
+    def text(self) -> str:
+        """Of all parts."""
+        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+
+
+class ChatRequest(_Writes):
+    """A conversation of one message."""
+
+    messages: Annotated[Listed[Message], Field(min_length=1, max_length=1)]
+    max_completion_tokens: int | None = Field(default=None, ge=1, le=GREEDY.max_new_tokens)
+
+    @property
+    def texts(self) -> list[str]:
+        """The one."""
+        return [message.text for message in self.messages]
+
+
+class TextUsage(BaseModel):
+    """Tokens that were read, and written, the one that ends a text too."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+class _Choice(BaseModel):
+    index: int
+    finish_reason: Literal["stop", "length"]
+
+
+class CompletionChoice(_Choice):
+    """A text, and whether it ended by itself."""
+
+    text: str
+
+
+class Said(BaseModel):
+    """The task's answer."""
+
+    role: Literal["assistant"]
+    content: str
+
+
+class ChatChoice(_Choice):
+    """A message, and whether it ended by itself."""
+
+    message: Said
+
+
+class Completion(BaseModel):
+    """What was written for each prompt, in order."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: TextUsage
+
+
+class ChatCompletion(BaseModel):
+    """What was written."""
+
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: TextUsage
+
+
+class EmbeddingBody(BaseModel):
+    """One text's vector."""
+
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str
+
+
+class Usage(BaseModel):
+    """Tokens that were read, those that begin and end a text among them."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingList(BaseModel):
+    """A vector for each text, in order."""
+
+    object: Literal["list"]
+    data: list[EmbeddingBody]
+    model: str
+    usage: Usage
+
+
+async def embeddings(request: Request) -> Response:
+    """A task's vectors of some texts, in OpenAI's form."""
+    try:
+        return await _embeddings(request)
+    except _EXPECTED as error:
+        return _problem(error)
+
+
+async def _embeddings(request: Request) -> Response:
+    serving: Serving = request.app.state.serving
+    asked = await body_of(request, EmbeddingsRequest, serving.settings.limits.rows)
+    _check(serving, asked)
+    texts = asked.texts
+    answers = await answers_of(request, [asked.model] * len(texts), texts)
+    for answer in answers:
+        if isinstance(answer, EdgepeftError):
+            raise answer
+    n_tokens = await asyncio.to_thread(serving.service.runtime.n_tokens, asked.model, texts)
+    if len(texts) <= FEW_ROWS:
+        return _listed(asked, answers, n_tokens)
+    return await serving.aside(_listed, asked, answers, n_tokens)
+
+
+def _check(serving: Serving, asked: EmbeddingsRequest) -> None:
+    kind = serving.service.manifest.task(asked.model).task_kind
+    if not kind.gives_vectors:
+        raise Refused(400, "no_embedding", f"model: task {asked.model} answers {kind.answers}, not vectors.")
+    if asked.dimensions is not None and asked.dimensions > kind.n_outputs:
+        raise Refused(400, "invalid", f"dimensions: the vectors of {asked.model} have {kind.n_outputs}.")
+    for row, text in enumerate(asked.texts):
+        if not text.strip():
+            raise Refused(400, "empty_text", f"input: text {row} is empty.")
+
+
+def _listed(asked: EmbeddingsRequest, answers: Sequence[RowResult], n_tokens: int) -> Json:
+    data = []
+    for index, answer in enumerate(answers):
+        if isinstance(answer, EdgepeftError):
+            raise explain(answer, asked.model)
+        assert isinstance(answer, VectorPrediction), "the kind of the task was looked at"
+        data.append({"object": "embedding", "index": index, "embedding": _encoded(answer.cut(asked.dimensions), asked)})
+    usage = {"prompt_tokens": n_tokens, "total_tokens": n_tokens}
+    return Json({"object": "list", "data": data, "model": asked.model, "usage": usage})
+
+
+def _encoded(answer: VectorPrediction, asked: EmbeddingsRequest) -> list[float] | str:
+    if asked.encoding_format == "float":
+        return answer.value
+    return base64.b64encode(answer.vector.astype("<f4").tobytes()).decode("ascii")
+
+
+def _problem(error: Exception) -> Response:
+    """As OpenAI's clients read it: ``type`` and ``param`` beside message and code."""
+    refused, unknown = refusal_of(error), isinstance(error, UnknownName)
+    param = "model" if unknown else refused.message.partition(":")[0]
+    if isinstance(error, ValidationError):
+        param = str(next((part for one in listed_mistakes(error)[:1] for part in one["loc"]), ""))
+    kind = "invalid_request_error" if refused.status < 500 else "server_error"
+    more: dict[str, Any] = {
+        "type": "rate_limit_error" if refused.status == _OVERLOADED else kind,
+        "param": param if any(param in each.model_fields for each in _REQUESTS) else None,
+    }
+    if unknown:
+        refused = Refused(refused.status, "model_not_found", refused.message, refused.headers)
+    return problem(refused, more)
+
+
+_REQUESTS = (EmbeddingsRequest, CompletionRequest, ChatRequest)
+
+
+@dataclass(frozen=True)
+class _Form(Events):
+    """How completions, or those of a chat, are said: whole, or in chunks of a stream, which ``[DONE]`` ends."""
+
+    model: str
+    chat: bool
+    id: str
+    created: int
+
+    @classmethod
+    def of(cls, asked: CompletionRequest | ChatRequest) -> _Form:
+        chat = isinstance(asked, ChatRequest)
+        return cls(asked.model, chat, f"{'chatcmpl' if chat else 'cmpl'}-{secrets.token_hex(12)}", int(time()))
+
+    def whole(self, answers: Sequence[TextAnswer], n_tokens: int) -> Json:
+        """All texts at once."""
+        choices = []
+        for index, answer in enumerate(answers):
+            said: dict[str, Any] = {"text": answer.text}
+            if self.chat:
+                said = {"message": {"role": "assistant", "content": answer.text}}
+            choices.append({"index": index, **said, "finish_reason": _reason(answer)})
+        written = sum(len(answer.tokens) + answer.ended for answer in answers)
+        usage = {"prompt_tokens": n_tokens, "completion_tokens": written, "total_tokens": n_tokens + written}
+        return Json({**self._named(""), "choices": choices, "usage": usage})
+
+    def piece(self, text: str) -> bytes:
+        """A chunk."""
+        return self._chunk({"delta": {"role": "assistant", "content": text}} if self.chat else {"text": text}, None)
+
+    def answer(self, answer: Answer) -> bytes:
+        """The last chunk, which is empty."""
+        assert isinstance(answer, TextAnswer), "the task writes"
+        return self._chunk({"delta": {}} if self.chat else {"text": ""}, _reason(answer)) + b"data: [DONE]\n\n"
+
+    def error(self, refused: Refused) -> bytes:
+        """As the client reads it: an exception."""
+        return b"data: %b\n\n" % bytes(problem(refused, {"type": "server_error", "param": None}).body)
+
+    def _chunk(self, said: dict[str, Any], reason: str | None) -> bytes:
+        choice = {"index": 0, **said, "finish_reason": reason}
+        return b"data: %b\n\n" % bytes(Json({**self._named(".chunk"), "choices": [choice]}).body)
+
+    def _named(self, part: str) -> dict[str, Any]:
+        kind = f"chat.completion{part}" if self.chat else "text_completion"
+        return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+
+
+def _reason(answer: TextAnswer) -> str:
+    return "stop" if answer.ended else "length"
+
+
+async def completions(request: Request) -> Response:
+    """What a task writes for some prompts, in OpenAI's form."""
+    try:
+        return await _completions(request, CompletionRequest)
+    except _EXPECTED as error:
+        return _problem(error)
+
+
+async def chat(request: Request) -> Response:
+    """What a task writes for a message, in OpenAI's form."""
+    try:
+        return await _completions(request, ChatRequest)
+    except _EXPECTED as error:
+        return _problem(error)
+
+
+async def _completions(request: Request, model: type[CompletionRequest | ChatRequest]) -> Response:
+    serving: Serving = request.app.state.serving
+    asked = await body_of(request, model, serving.settings.limits.rows)
+    texts, form = asked.texts, _Form.of(asked)
+    kind = serving.service.manifest.task(asked.model).task_kind
+    if not kind.writes:
+        raise Refused(400, "no_text", f"model: task {asked.model} answers {kind.answers}, and writes no text.")
+    if asked.stream and len(texts) > 1:
+        raise Refused(400, "invalid", "prompt: a stream is of one text.")
+    limits = (asked.max_tokens, asked.max_completion_tokens if isinstance(asked, ChatRequest) else None)
+    most = min((limit for limit in limits if limit is not None), default=None)
+    if asked.stream:
+        return await streamed(
+            asked.model, lambda tell: answers_of(request, [asked.model], texts, tell=tell, most=most), form
+        )
+    answers = await answers_of(request, [asked.model] * len(texts), texts, most=most)
+    for answer in answers:
+        if isinstance(answer, EdgepeftError):
+            raise answer
+    runtime = serving.service.runtime
+    n_tokens = await asyncio.to_thread(runtime.n_tokens, asked.model, texts)
+    written = [answer for answer in answers if isinstance(answer, TextAnswer)]
+    return form.whole([_cut(answer, most, runtime.bundle.encoder()) for answer in written], n_tokens)
+
+
+def _cut(answer: TextAnswer, most: int | None, encoder: TextEncoder) -> TextAnswer:
+    """One that was written beside no other knows of no limit."""
+    if most is None or len(answer.tokens) + answer.ended <= most:
+        return answer
+    tokens = answer.tokens[:most]
+    return replace(answer, text=encoder.decode(tokens), tokens=tokens, ended=False)
+
+
+ENDPOINTS = (
+    Endpoint(
+        "POST",
+        "/v1/embeddings",
+        embeddings,
+        "Vectors of one text or several, as OpenAI's clients ask for them; the model is a task that answers vectors.",
+        EmbeddingList,
+        EmbeddingsRequest,
+        refusals=ASKED,
+    ),
+    Endpoint(
+        "POST",
+        "/v1/completions",
+        completions,
+        "What a task that writes text writes for one prompt or several, as OpenAI's clients ask; a stream of one.",
+        Completion,
+        CompletionRequest,
+        refusals=ASKED,
+    ),
+    Endpoint(
+        "POST",
+        "/v1/chat/completions",
+        chat,
+        "What a task that writes text writes for one message, as OpenAI's clients ask.",
+        ChatCompletion,
+        ChatRequest,
+        refusals=ASKED,
+    ),
+)
