@@ -1,4 +1,4 @@
-"""Finding a backbone: a folder or a Hub name becomes a folder with config, float32 safetensors and tokenizer."""
+"""Finding a backbone: a folder, GGUF file or Hub name becomes a folder with config, float32 weights and tokenizer."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from edgepeft.backbones.checkpoint import Checkpoint
 from edgepeft.backbones.config import read_config
 from edgepeft.backbones.convert import COMPANIONS, plain_folder
 from edgepeft.backbones.emit import WEIGHTS_FILE
+from edgepeft.backbones.gguf_file import folder_of_gguf
 from edgepeft.backbones.tokens import TextEncoder
 from edgepeft.backbones.trie import Trie, trie_of
 from edgepeft.common.errors import MissingPackage, UsageError
@@ -116,16 +117,18 @@ def _pooling_modes(config: Mapping[str, Any]) -> set[str]:
 
 
 def open_backbone(source: Backbone | str | os.PathLike[str]) -> Backbone:
-    """Open a folder in HF layout (a bundle is one) or download a Hub name; an open backbone is returned as it is.
+    """Open a folder in HF layout (a bundle is one) or a GGUF file, or download a Hub name; an open one is returned.
 
-    Half-precision, sharded and ``pytorch_model.bin`` checkpoints are converted once, into the cache.
+    GGUF files and half-precision, sharded and ``pytorch_model.bin`` checkpoints are converted once, into the cache.
     """
     if isinstance(source, Backbone):
         return source
     source, folder = str(source), Path(source)
-    name = folder.resolve().name if folder.is_dir() else source  # a path is the machine's own business
+    name = folder.resolve().name if folder.exists() else source  # a path is the machine's own business
     name = name.encode(errors="replace").decode()  # it goes into documents and graphs, which are UTF-8
-    if not folder.is_dir():
+    if folder.is_file():
+        folder = folder_of_gguf(folder)
+    elif not folder.is_dir():
         folder = _download(source)
     if not (folder / "config.json").is_file():
         raise UsageError(f"{folder} has no config.json; a backbone is a folder in Hugging Face layout.")

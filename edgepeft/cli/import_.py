@@ -19,7 +19,7 @@ PANEL = "Train"
 def command(
     folder: Annotated[Path, typer.Argument(help="The checkpoint's folder, as its library saved it.")],
     backbone: Annotated[
-        str, typer.Option(help="Folder in Hugging Face layout, or a Hub name: what it was trained on.")
+        str, typer.Option(help="Folder in Hugging Face layout, GGUF file or Hub name: what it was trained on.")
     ],
     out: Annotated[Path, typer.Option(help="The delta's folder, for `edgepeft export --delta`.")],
     task: Annotated[str | None, typer.Option(help="The task's name. Default: the folder's.")] = None,

@@ -32,7 +32,7 @@ NO_BUNDLE = (
 class ExportOptions(Options):
     """A backbone, its deltas, and the bundle or another library's folder that is written of them."""
 
-    backbone: Annotated[Folder, typer.Option(help="Folder in Hugging Face layout, or a Hub name.")]
+    backbone: Annotated[Folder, typer.Option(help="Folder in Hugging Face layout, GGUF file or Hub name.")]
     delta: Annotated[Folders, typer.Option(help="Folder that `edgepeft train` wrote; may repeat.")] = ()
     out: Annotated[Folder | None, typer.Option(help="The bundle's folder.")] = None
     verify_data: VerifyRows = None

@@ -1,0 +1,168 @@
+"""GGUF files (llama.cpp's) as backbones: converted once into the cache, by transformers' ``gguf_file`` and ``gguf``.
+
+The weights are what the file's blocks say, in float32; config and tokenizer are transformers' own of the file.  What
+transformers leaves out and a model needs, scalings of RoPE, is read here, or the file refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgepeft.backbones.base import family_of
+from edgepeft.backbones.positions import frequencies
+from edgepeft.common.atomic import new_folder
+from edgepeft.common.errors import BundleError, EdgepeftError, MissingPackage, UsageError
+from edgepeft.common.messages import reason
+from edgepeft.common.resources import cache_folder, private_folder, sha256_of, whole, write_checksums
+
+if TYPE_CHECKING:
+    from gguf import GGUFReader
+
+__all__ = ["folder_of_gguf"]
+
+_MAGIC = b"GGUF"
+# What llama.cpp calls models -> transformers' model type.  Mistral's are "llama" there, and the same but for the name.
+_MODEL_TYPES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gemma3": "gemma3_text"}
+_TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
+_ROPE = "rope_freqs.weight"  # Llama 3's scaling, as a divisor of each frequency
+# The two that were published: 3.1 and 3.3's, 3.2's.
+_LLAMA3: tuple[dict[str, Any], ...] = tuple(
+    {
+        "rope_type": "llama3",
+        "factor": factor,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }
+    for factor in (8.0, 32.0)
+)
+
+
+def folder_of_gguf(path: Path) -> Path:
+    """The file as a folder in Hugging Face layout.
+
+    Raises:
+        UsageError: no GGUF, or of an architecture, quantisation or scaling that is not known here.
+        BundleError: damaged.
+        MissingPackage: ``gguf`` or transformers is not installed.
+    """
+    with path.open("rb") as file:
+        if file.read(len(_MAGIC)) != _MAGIC:
+            raise UsageError(
+                f"{path} is no GGUF file; a backbone is a folder in Hugging Face layout, a Hub name or a GGUF file."
+            )
+    try:
+        target = private_folder(cache_folder() / "converted") / sha256_of(path)
+    except OSError as error:
+        raise EdgepeftError(f"the converted copy of {path} cannot be kept: {error.strerror}.") from error
+    if not whole(target):
+        _check(path)
+        with new_folder(target, force=True) as new:
+            _convert(path, new)
+            write_checksums(new)
+    return target
+
+
+def _check(path: Path) -> None:
+    """Before minutes of work, refuse what cannot be converted."""
+    with _damage(path):
+        reader = _reader(path)
+        named = _value(reader, "general.architecture")
+        types = sorted({tensor.tensor_type.name for tensor in reader.tensors})
+    if named not in _MODEL_TYPES:
+        raise UsageError(
+            f"{path} is of the architecture {named!r}; GGUF files can be {', '.join(_MODEL_TYPES)}. Give the folder "
+            "in Hugging Face layout that it was made of."
+        )
+    if unknown := [name for name in types if name not in _TYPES]:
+        raise UsageError(
+            f"{path} has tensors of the type {unknown[0]}; what can be read: {', '.join(_TYPES)}. Take another file "
+            "of this model."
+        )
+
+
+def _reader(path: Path) -> GGUFReader:
+    try:
+        import torch  # noqa: F401
+        import transformers  # noqa: F401
+        from gguf import GGUFReader
+    except ImportError:
+        raise MissingPackage(
+            f"{path} is a GGUF file, which has to be converted: pip install 'edgepeft[gguf]'."
+        ) from None
+    return GGUFReader(path)
+
+
+def _convert(path: Path, folder: Path) -> None:
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging as transformers_logging
+
+    logging: Any = transformers_logging
+
+    where = {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
+    with _damage(path):
+        config = AutoConfig.from_pretrained(**where)
+        config.rope_scaling = _scaling(path, config.to_dict())
+        family_of(config.to_dict()).architecture(config.to_dict())  # what the family refuses, it refuses here
+        load: Any = AutoModelForCausalLM.from_pretrained
+        model, told = load(**where, config=config, dtype="float32", output_loading_info=True)
+        if missing := sorted(told["missing_keys"]):
+            raise BundleError(f"{path} has no tensor for {missing[0]}; it is no whole model.")
+        model.save_pretrained(folder)
+        read: Any = AutoTokenizer.from_pretrained
+        shown = logging.get_verbosity()
+        logging.set_verbosity_error()  # it advises about "legacy" Llamas, and to ignore that
+        try:
+            read(**where).save_pretrained(folder)
+        finally:
+            logging.set_verbosity(shown)
+
+
+def _scaling(path: Path, config: Mapping[str, Any]) -> dict[str, Any] | None:
+    """``rope_scaling`` of the config, which transformers does not read."""
+    reader = _reader(path)
+    named = _value(reader, "general.architecture")
+    kind = _value(reader, f"{named}.rope.scaling.type")
+    for tensor in reader.tensors:
+        if tensor.name == _ROPE:
+            for known in _LLAMA3:
+                if np.allclose(tensor.data, _divisors({**config, "rope_scaling": known}), rtol=1e-3):
+                    return known
+            kind = f"by {_ROPE}"
+    if kind in (None, "none"):
+        return None
+    if kind == "linear" and named != "gemma3":  # whose layers with a window are not scaled
+        return {"rope_type": "linear", "factor": float(_value(reader, f"{named}.rope.scaling.factor"))}
+    raise UsageError(
+        f"{path} scales RoPE {kind}, which is not read from a GGUF file. Give the folder in Hugging Face layout that "
+        "it was made of."
+    )
+
+
+def _divisors(config: Mapping[str, Any]) -> NDArray[np.float32]:
+    """What each of RoPE's frequencies is divided by."""
+    kind = family_of(config).architecture(config).attention[0]
+    scaled = np.array(kind.frequencies, np.float32)
+    return frequencies(kind.theta, 2 * len(scaled)) / scaled
+
+
+def _value(reader: GGUFReader, name: str) -> Any:
+    field = reader.fields.get(name)
+    return None if field is None else field.contents()
+
+
+@contextmanager
+def _damage(path: Path) -> Iterator[None]:
+    """The libraries' many kinds of errors at a damaged file, as one of ours."""
+    try:
+        yield
+    except (EdgepeftError, OSError, MemoryError):
+        raise
+    except Exception as error:
+        raise BundleError(f"{path} cannot be read as a GGUF file ({reason(error)}); fetch it again.") from error
