@@ -151,3 +151,19 @@ def test_without_a_head_nothing_of_it_counts():
     found = count("--backbone", "bert-base-uncased", "--method", "lora", "--head", "none", "--labels", "7")
     assert found["trained_parameters"] == {"delta": 294_912, "head": 0, "total": 294_912}
     assert found["backbone_parameters"] == 108_891_648  # and no pooler, which only a head reads
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),  # of the published safetensors files, a tied output counted once
+    [
+        ("SmolLM2-135M", 134_515_008),
+        ("SmolLM2-360M", 361_821_120),
+        ("Qwen2.5-0.5B", 494_032_768),
+        ("Qwen3-0.6B", 596_049_920),
+        ("gemma-3-270m", 268_098_176),
+        ("Llama-3.2-1B", 1_235_814_400),
+    ],
+)
+def test_decoders_known_by_name_have_as_many_parameters_as_were_published(name, expected):
+    config = config_of(name)
+    assert family_of(config).architecture(config).n_parameters == expected
