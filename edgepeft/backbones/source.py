@@ -17,7 +17,7 @@ from edgepeft.backbones.config import read_config
 from edgepeft.backbones.convert import COMPANIONS, plain_folder
 from edgepeft.backbones.emit import WEIGHTS_FILE
 from edgepeft.backbones.gguf_file import folder_of_gguf
-from edgepeft.backbones.tokens import TextEncoder
+from edgepeft.backbones.tokens import TextEncoder, text_encoder
 from edgepeft.backbones.trie import Trie, trie_of
 from edgepeft.common.errors import MissingPackage, UsageError
 from edgepeft.common.resources import sha256_of
@@ -77,6 +77,8 @@ class Backbone:
     @cached_property
     def head(self) -> str:
         """The head kind that this model's authors put on it; linear over a mean, or without a pooler."""
+        if self.architecture.decoder is not None:
+            return self.architecture.head
         if self.pooling is Pooling.MEAN:
             return "linear"
         has_pooler = all(self.checkpoint.has(name) for name in self.architecture.pooler)
@@ -89,7 +91,7 @@ class Backbone:
             BundleError: it is damaged.
             UsageError: it gives ids that the backbone has no embedding of.
         """
-        found = TextEncoder(self.folder / "tokenizer.json", self.architecture.inputs, self.architecture.pad_token_id)
+        found = text_encoder(self.folder / "tokenizer.json", self.architecture)
         if (beyond := found.beyond(self.architecture.vocab_size)) is not None:
             raise UsageError(
                 f"tokenizer.json of {self.source} has {beyond}, whose id has no embedding: there are "

@@ -12,9 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Encoding, Tokenizer
 
+from edgepeft.backbones.base import Architecture
 from edgepeft.common.errors import BundleError, DataError
 
-__all__ = ["Text", "TextEncoder", "TokenBatch", "cleaned", "pad_rows"]
+__all__ = ["Text", "TextEncoder", "TokenBatch", "cleaned", "pad_rows", "text_encoder"]
 
 
 class Text(NamedTuple):
@@ -53,10 +54,13 @@ class TokenBatch:
 
 
 class TextEncoder:
-    """A ``tokenizer.json`` with the inputs and the padding of one backbone."""
+    """A ``tokenizer.json`` with the inputs and the padding of one backbone.
 
-    def __init__(self, path: Path, inputs: Sequence[str], pad_token_id: int) -> None:
-        self._path = path
+    Texts that are too long lose their ends, or with ``keeps_end``, for text that goes on, their beginnings.
+    """
+
+    def __init__(self, path: Path, inputs: Sequence[str], pad_token_id: int, keeps_end: bool = False) -> None:
+        self._path, self._direction = path, "left" if keeps_end else "right"
         try:
             self._tokenizer = Tokenizer.from_file(str(path))
         except Exception as error:  # the library raises bare Exception
@@ -76,7 +80,7 @@ class TextEncoder:
 
     def encode(self, texts: Sequence[Text], max_length: int) -> TokenBatch:
         """Tokenize, truncate the longest part first to ``max_length`` tokens, pad to the longest row."""
-        self._tokenizer.enable_truncation(max_length)
+        self._tokenizer.enable_truncation(max_length, direction=self._direction)
         encodings = self._encoded(texts)
         return TokenBatch(self._padded(encodings), sum(bool(e.overflowing) for e in encodings), tuple(encodings))
 
@@ -139,6 +143,12 @@ class TextEncoder:
         """The text's own tokens, no special ones."""
         self._tokenizer.no_truncation()
         return list(self._tokenizer.encode(cleaned(text), add_special_tokens=False).ids)
+
+
+def text_encoder(path: Path, architecture: Architecture) -> TextEncoder:
+    """What reads texts for a backbone; one that goes on with them keeps their ends."""
+    keeps_end = architecture.decoder is not None and architecture.decoder.goes_on
+    return TextEncoder(path, architecture.inputs, architecture.pad_token_id, keeps_end)
 
 
 def _no_room(name: str, kept: int | None, room: int, of: tuple[int, int], second: bool) -> str:

@@ -16,7 +16,7 @@ from edgepeft.backbones.base import Architecture, Family, family_of
 from edgepeft.backbones.checkpoint import Checkpoint
 from edgepeft.backbones.config import read_config
 from edgepeft.backbones.text import TextGraphs
-from edgepeft.backbones.tokens import TextEncoder
+from edgepeft.backbones.tokens import TextEncoder, text_encoder
 from edgepeft.bundle.card import card_of, require_agreement
 from edgepeft.bundle.manifest import Manifest, TaskEntry, Tolerance, allowed_for
 from edgepeft.bundle.versions import CHECK, GRAPH, WEIGHTS, locate
@@ -240,7 +240,7 @@ class Bundle:
 
     def encoder(self) -> TextEncoder:
         """The bundle's tokenizer."""
-        return TextEncoder(self._sound("tokenizer.json"), self.architecture.inputs, self.architecture.pad_token_id)
+        return text_encoder(self._sound("tokenizer.json"), self.architecture)
 
 
 def _identity(path: Path) -> str | None:

@@ -334,6 +334,12 @@ def _reads(head: type[Head], backbone: Backbone) -> Any:
 
 
 def _require_fitting(backbone: Backbone, head: type[Head], kind: TaskType) -> None:
+    decoder = backbone.architecture.decoder
+    if decoder is not None and decoder.goes_on and not (kind.writes or head.per_token or head.bare):
+        raise UsageError(
+            f"{backbone.source} writes text and scores no labels; use an encoder, which is quicker and no worse at it, "
+            "or --kind text with --source and --target."
+        )
     if head.writes:
         if backbone.architecture.decoder is None:
             raise UsageError(f"{backbone.source} has no decoder to write text with; use a T5.")
@@ -343,11 +349,6 @@ def _require_fitting(backbone: Backbone, head: type[Head], kind: TaskType) -> No
     if backbone.architecture.decoder is not None and (head.per_token or head.bare):
         raise UsageError(
             f"{backbone.source} has a decoder, and {kind.title} is an encoder's; use BERT or one of its kin."
-        )
-    if backbone.architecture.decoder is not None and backbone.architecture.decoder.goes_on:
-        raise UsageError(
-            f"{backbone.source} writes text and scores no labels; use an encoder, which is quicker and no worse at it, "
-            "or --answers text."
         )
     if backbone.architecture.decoder is not None and not head.decodes:
         raise UsageError(f"{backbone.source} scores labels with its decoder, by the head 'labels', not {head.kind!r}.")

@@ -37,7 +37,7 @@ def command(
     name: Annotated[
         str | None,
         typer.Argument(
-            help="A model type, an architecture's name, or a folder with a config.json.", show_default=False
+            help="A model type, an architecture's name, a folder with a config.json or a GGUF file.", show_default=False
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document instead of tables.")] = False,
@@ -72,8 +72,11 @@ def _config(name: str) -> tuple[dict[str, Any], str]:
     """That of a folder, of an architecture, or of one that stands for a model type; and whose it is."""
     from edgepeft.backbones.base import families
     from edgepeft.backbones.config import architecture_names, config_of, read_config
+    from edgepeft.backbones.gguf_file import folder_of_gguf
     from edgepeft.common.errors import UnknownName
 
+    if Path(name).is_file():
+        return read_config(folder_of_gguf(Path(name)) / "config.json"), name
     if Path(name).is_dir():
         return read_config(Path(name) / "config.json"), name
     types, known = families(), {each: config_of(each) for each in architecture_names()}

@@ -75,9 +75,12 @@ def _settings(pairs: Iterable[str], methods: tuple[str, ...]) -> dict[str, dict[
 def _architecture(backbone: str) -> tuple[Architecture, str]:
     from edgepeft.backbones.base import Pooling, family_of
     from edgepeft.backbones.config import architecture_names, config_of, read_config
+    from edgepeft.backbones.gguf_file import folder_of_gguf
     from edgepeft.backbones.source import Backbone
 
     folder = Path(backbone)
+    if folder.is_file():
+        folder = folder_of_gguf(folder)
     if not folder.is_dir():
         if any(separator in backbone for separator in ("\\", "./")) or backbone.count("/") > 1:
             raise UsageError(f"there is no folder {backbone}; known architectures: {', '.join(architecture_names())}.")
@@ -88,7 +91,7 @@ def _architecture(backbone: str) -> tuple[Architecture, str]:
         raise UsageError(f"{folder} has no config.json; a backbone is a folder in Hugging Face layout.")
     config = read_config(folder / "config.json")
     architecture = family_of(config).architecture(config)
-    mean = Backbone(backbone, folder, config).pooling is Pooling.MEAN
+    mean = architecture.decoder is None and Backbone(backbone, folder, config).pooling is Pooling.MEAN
     return architecture, "linear" if mean else architecture.head
 
 

@@ -33,7 +33,8 @@ def command(
     label_separator: LabelSeparator = None,
     out: Annotated[Path, typer.Option(help="The folder for pictures and inspect.json, new.")],
     backbone: Annotated[
-        str | None, typer.Option(help="Folder in Hugging Face layout, GGUF file or Hub name. Default: what the delta names.")
+        str | None,
+        typer.Option(help="Folder in Hugging Face layout, GGUF file or Hub name. Default: the delta's."),
     ] = None,
     limit: Annotated[int, typer.Option(min=1, help="At most so many rows, stratified by label.")] = 256,
     metric: Annotated[str | None, typer.Option(help="Default: the one that the delta was trained by.")] = None,

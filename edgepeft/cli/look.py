@@ -30,7 +30,8 @@ _SHOWN = 60  # characters of a text
 def command(
     data: Annotated[Path, typer.Argument(help=f"{ROWS_HELP}.")],
     backbone: Annotated[
-        str | None, typer.Option(help="A folder, GGUF file or Hub name: texts are counted in its tokens, and not in words.")
+        str | None,
+        typer.Option(help="A folder, GGUF file or Hub name: texts are counted in its tokens, not in words."),
     ] = None,
     max_length: Annotated[int, typer.Option(min=1, help="Tokens that training would keep of a text or pair.")] = 128,
     text_column: TextColumn = None,

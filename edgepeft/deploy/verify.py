@@ -316,7 +316,7 @@ def _check_backbone(runtime: Runtime) -> None:
     graphs = [bundle.backbone_graph, *(bundle.text_graphs if bundle.manifest.backbone.text else ())]
     for graph in graphs:
         check_standard(graph)
-    values = {name for node in bundle.backbone_graph.graph.node for name in node.output}
+    values = {name for graph in graphs for node in graph.graph.node for name in node.output}
     missing = [site for site, value in bundle.manifest.backbone.sites.items() if value not in values]
     if missing:
         raise VerificationFailed(f"the graph has no value for the site {missing[0]} that the manifest names.")

@@ -39,7 +39,7 @@ def _new_name(name: str) -> str:
 class TrainInputs(LearningOptions):
     """The backbone, the method, and the rows with what is read of them."""
 
-    backbone: Annotated[Folder, typer.Option(help="A folder in Hugging Face layout, a bundle, a GGUF file or a Hub name.")]
+    backbone: Annotated[Folder, typer.Option(help="Folder in Hugging Face layout, bundle, GGUF file or Hub name.")]
     format: Annotated[
         str | None,
         typer.Option(help="Sources and targets by name: glue:mrpc, superglue:cb, squad, compacter:mrpc, ..."),

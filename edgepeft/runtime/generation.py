@@ -199,7 +199,13 @@ class Generator:
         return rows <= rows_at_once(self._bundle, rows, longest, decoding, memory_bytes())
 
     def check_row(self, length: int, decoding: Decoding) -> None:
-        """See that a row of so many tokens may run alone."""
+        """See that a row of so many tokens may run alone, and has positions for a text that goes on with it."""
+        longest = self._bundle.architecture.max_length
+        if self.decoder.goes_on and length + decoding.max_new_tokens > longest:
+            raise UsageError(
+                f"a text of {length} tokens and {decoding.max_new_tokens} new ones do not fit into the {longest} "
+                "positions of this backbone. Give a shorter text or a smaller max_new_tokens."
+            )
         needed, allowed = self.row_bytes(length, decoding), int(_SHARE * memory_bytes())
         if needed > allowed:
             raise DoesNotFit(

@@ -211,7 +211,7 @@ def placed(options: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     for name in (name for name in ("backbone", *PATHS) if isinstance(options.get(name), str)):
         text = _expanded(options[name])
         path = os.path.normpath(Path(os.path.realpath(folder)) / text)  # a sweep that is not there yet has no ".."
-        found[name] = path if name != "backbone" or Path(path).is_dir() else text
+        found[name] = path if name != "backbone" or Path(path).exists() else text
     return found
 
 

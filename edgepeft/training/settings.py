@@ -117,7 +117,18 @@ def filled(
         "head": options.head or kind.head or backbone.head,
         "max_target_length": (options.max_target_length or min(MAX_LENGTH, longest_target)) if kind.writes else None,
     }
+    _require_positions(backbone, prompt + of_text, found["max_target_length"])
     return options.model_copy(update=found)
+
+
+def _require_positions(backbone: Backbone, read: int, written: int | None) -> None:
+    """Where a text goes on with what is read, both share the positions."""
+    decoder, longest = backbone.architecture.decoder, backbone.architecture.max_length
+    if written is not None and decoder is not None and decoder.goes_on and read + written > longest:
+        raise UsageError(
+            f"{read} tokens that are read and {written} that are written do not fit into the {longest} positions of "
+            f"{backbone.source}; lower --max-length or --max-target-length."
+        )
 
 
 def asked(backbone: Backbone, method: Method, data: TaskData, options: TrainSettings) -> dict[str, Any]:
