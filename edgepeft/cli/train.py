@@ -58,11 +58,9 @@ command = command_of(TrainOptions, _train, "train")
 
 def _say_what_to_know(result: TrainResult) -> None:
     if result.truncated:
-        longest = result.delta.card.max_length
-        say(
-            f"note: {result.truncated} texts were longer than {longest} tokens and lost their ends (--max-length, "
-            "or --long windows)."
-        )
+        longest, decoder = result.delta.card.max_length, result.delta.architecture.decoder
+        lost = "beginnings (--max-length)" if decoder and decoder.goes_on else "ends (--max-length, or --long windows)"
+        say(f"note: {result.truncated} texts were longer than {longest} tokens and lost their {lost}.")
     if result.cut:
         most = result.delta.card.max_target_length
         say(f"note: {result.cut} targets were longer than {most} tokens (--max-target-length).")

@@ -44,7 +44,7 @@ def _show(result: TuneResult, bundle: Path, task: str, as_json: bool) -> None:
     from edgepeft.bundle.manifest import stated_score
 
     if result.truncated:
-        say(f"note: {result.truncated} texts were longer than the task's maximal length and lost their ends.")
+        say(f"note: {result.truncated} texts were longer than the task's maximal length, and were cut.")
     say_windows(result)
     say_temperature(result)
     say_unbeaten(result, "another --template")

@@ -131,7 +131,7 @@ class Generator:
         for rows in parts:
             used = int(np.flatnonzero((inputs["attention_mask"][rows] != 0).any(0))[-1]) + 1
             part = {name: values[rows, :used] for name, values in inputs.items()}
-            written.update(zip(rows.tolist(), self._write(task, opened, part, decoding), strict=True))
+            written.update(zip(rows.tolist(), self._write(task, opened, part, decoding, prompt_length), strict=True))
         return [written[row] for row in range(len(lengths))]
 
     def answers(
@@ -159,11 +159,15 @@ class Generator:
         """Let the sessions go."""
         self._sessions.clear()
 
-    def _write(self, task: str | None, session: TextSession, inputs: Inputs, decoding: Decoding) -> list[Written]:
+    def _write(
+        self, task: str | None, session: TextSession, inputs: Inputs, decoding: Decoding, prompt_length: int
+    ) -> list[Written]:
         decoder, end = self.decoder, decoding.end(self.decoder.end_token_id)
         state = TextState(session, inputs)
         ids = decoder.starts(inputs["input_ids"], inputs["attention_mask"])
-        every = [Row.starting(token) for token in ids.tolist()]
+        lengths = (inputs["attention_mask"] != 0).sum(1) + prompt_length
+        allowed = [self.most(length, decoding.max_new_tokens) for length in lengths.tolist()]
+        every = [Row.starting(*each) for each in zip(ids.tolist(), allowed, strict=True)]
         rows = every
         order = np.arange(len(rows))
         while rows:
@@ -181,6 +185,7 @@ class Generator:
         order = np.argsort(lengths, kind="stable")
         if len(order):
             self.check_row(int(lengths.max()), decoding)
+            self.most(int(lengths.max()), decoding.max_new_tokens)
         begin = 0
         for end in range(1, len(order) + 1):
             rows, longest = end - begin, int(lengths[order[end - 1]])
@@ -199,13 +204,7 @@ class Generator:
         return rows <= rows_at_once(self._bundle, rows, longest, decoding, memory_bytes())
 
     def check_row(self, length: int, decoding: Decoding) -> None:
-        """See that a row of so many tokens may run alone, and has positions for a text that goes on with it."""
-        longest = self._bundle.architecture.max_length
-        if self.decoder.goes_on and length + decoding.max_new_tokens > longest:
-            raise UsageError(
-                f"a text of {length} tokens and {decoding.max_new_tokens} new ones do not fit into the {longest} "
-                "positions of this backbone. Give a shorter text or a smaller max_new_tokens."
-            )
+        """See that a row of so many tokens may run alone."""
         needed, allowed = self.row_bytes(length, decoding), int(_SHARE * memory_bytes())
         if needed > allowed:
             raise DoesNotFit(
@@ -213,6 +212,22 @@ class Generator:
                 f"{needed >> 20} MB of keys and values; {allowed >> 20} MB are allowed, half of the memory. Give fewer "
                 "beams or a smaller max_new_tokens."
             )
+
+    def most(self, length: int, asked: int) -> int:
+        """How many tokens a row of so many may get: where a text goes on with what is read, both share the positions.
+
+        Raises:
+            UsageError: the row leaves no position.
+        """
+        room = self._bundle.architecture.max_length - length
+        if not self.decoder.goes_on:
+            return asked
+        if room < 1:
+            raise UsageError(
+                f"a text of {length} tokens leaves nothing of the {room + length} positions of this backbone to write "
+                "at; give a shorter one."
+            )
+        return min(asked, room)
 
     def entry(self, task: str) -> TaskEntry:
         """The manifest's entry of a task."""

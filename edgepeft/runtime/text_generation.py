@@ -113,7 +113,9 @@ class TextBatch:
         rows = zip(read, inputs["input_ids"], mask, starts, strict=True)
         drafts = [Draft(task, text, ids[real], Row.starting(start, most), self._end) for text, ids, real, start in rows]
         for draft in drafts:
-            self._generator.check_row(self._length(draft), self.decoding)
+            length = self._length(draft)
+            self._generator.check_row(length, self.decoding)
+            draft.row.most = self._generator.most(length, most or self.decoding.max_new_tokens)
         self._waiting.extend(drafts)
         return drafts
 

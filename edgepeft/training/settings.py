@@ -104,7 +104,15 @@ def filled(
     # SMS, pfeiffer at 1e-4, 2e-3 / 2e-2: 87.7 (the majority) / 90.2 %; full at 2e-5, 4e-4 / 2e-2: 87.7 / 90.1 %.
     # Heads on the first token follow the papers, which have one rate for all.
     head_rate = MEAN_HEAD_RATE if backbone.pooling is Pooling.MEAN else rate
-    of_text = options.max_length or min(MAX_LENGTH, longest)
+    of_target = (options.max_target_length or min(MAX_LENGTH, longest_target)) if kind.writes else None
+    decoder = backbone.architecture.decoder
+    shared = (of_target or 0) if decoder is not None and decoder.goes_on else 0  # positions of a text that goes on
+    of_text = options.max_length or min(MAX_LENGTH, longest - shared)
+    if of_text + shared > longest or of_text < 1:
+        raise UsageError(
+            f"{longest - shared} of the {longest} positions of {backbone.source} are left to read with, beside "
+            f"{shared} tokens that are written; lower --max-length or --max-target-length."
+        )
     long = kind.long_asked(options.long, options.stride)
     found = {
         "max_length": of_text,
@@ -115,20 +123,9 @@ def filled(
         "kind": kind.name,
         "metric": kind.metric_or_default(options.metric),
         "head": options.head or kind.head or backbone.head,
-        "max_target_length": (options.max_target_length or min(MAX_LENGTH, longest_target)) if kind.writes else None,
+        "max_target_length": of_target,
     }
-    _require_positions(backbone, prompt + of_text, found["max_target_length"])
     return options.model_copy(update=found)
-
-
-def _require_positions(backbone: Backbone, read: int, written: int | None) -> None:
-    """Where a text goes on with what is read, both share the positions."""
-    decoder, longest = backbone.architecture.decoder, backbone.architecture.max_length
-    if written is not None and decoder is not None and decoder.goes_on and read + written > longest:
-        raise UsageError(
-            f"{read} tokens that are read and {written} that are written do not fit into the {longest} positions of "
-            f"{backbone.source}; lower --max-length or --max-target-length."
-        )
 
 
 def asked(backbone: Backbone, method: Method, data: TaskData, options: TrainSettings) -> dict[str, Any]:
