@@ -209,3 +209,13 @@ def test_the_few_shot_table_says_how_it_is_called():
     command = [sys.executable, RECIPES / "few_shot_table.py", "B"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 1 and "BACKBONE DATA OUT" in done.stderr
+
+
+def test_the_rows_of_the_decoders_recipe_say_what_their_orders_say():
+    import runpy
+
+    recipe = runpy.run_path(str(RECIPES / "decoder.py"))
+    for row in recipe["rows"](50, 3):
+        answer = json.loads(row["json"])
+        assert all(str(value) in row["order"] and str(value) in row["reply"] for value in answer.values())
+    assert recipe["rows"](5, 0) == recipe["rows"](5, 0) != recipe["rows"](5, 1)
