@@ -178,7 +178,7 @@ def test_every_file_that_the_architecture_names_is_there():
 def test_the_front_door_stays_small():
     assert len(read("README.md").splitlines()) <= 150
     navigation = re.findall(r"^ +- (\S+\.md)$", read("mkdocs.yml"), re.MULTILINE)
-    assert len(navigation) == len(set(navigation)) <= 20
+    assert len(navigation) == len(set(navigation)) <= 21
 
 
 def test_the_changelog_opens_with_this_version():
