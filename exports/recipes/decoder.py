@@ -38,7 +38,7 @@ OPTIONS = [
     "--set",
     "rank=8",
     "--steps",
-    "30",
+    "20",
     "--batch-size",
     "8",
     "--max-length",
