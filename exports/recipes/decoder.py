@@ -103,7 +103,7 @@ def main(folder: Path) -> None:
         ]
         edgepeft("train", "--backbone", model, "--task", task, "--source", source, "--target", target, *files, *OPTIONS)
     deltas = [each for task in TASKS for each in ("--delta", folder / task)]
-    edgepeft("export", "--backbone", model, *deltas, "--out", folder / "bundle", "--weights", "int8", "--force")
+    edgepeft("export", "--backbone", model, *deltas, "--out", folder / "bundle", "--force")
     orders = [row["order"] for row in rows(ASKED, 2)]
     with Runtime(folder / "bundle") as runtime:
         for asked in (orders[:1], orders):  # the first opens the sessions
