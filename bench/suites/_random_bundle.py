@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import onnx
 from onnx import numpy_helper
+from safetensors.numpy import load_file, save_file
 
 from edgepeft.backbones.config import config_of, read_config
 from edgepeft.backbones.emit import BUNDLE_FILES, WEIGHTS_FILE
@@ -30,6 +31,7 @@ from edgepeft.graph.half import store_in_half
 
 __all__ = ["Structure", "config_in", "write_bundle"]
 
+_STAND_OUT, _TIMES = 2, 9  # channels behind a LayerNorm, and how far above the others
 _SPREAD = 0.02  # of a copied task's weights about those that it was copied from
 
 
@@ -80,6 +82,7 @@ def write_bundle(
                 shutil.copyfile(given.folder / name, folder / name)
     else:
         sizes = write_random_checkpoint(config_in(architecture), folder, seed=seed)
+        _let_channels_stand_out(folder / WEIGHTS_FILE)
         write_random_tokenizer(sizes, folder, seed=seed)
     backbone = open_backbone(str(folder))
     graphs = {BACKBONE_FILE: backbone.family.build_graph(backbone.architecture, backbone.checkpoint)}
@@ -114,6 +117,19 @@ def write_bundle(
     entry = manifest.backbone.model_copy(update={**stored, "sha256": hashes, "text": written})
     manifest.model_copy(update={"backbone": entry}).write(folder)
     return folder
+
+
+def _let_channels_stand_out(weights: Path) -> None:
+    """Have two channels behind each LayerNorm be large, as in models that were trained.
+
+    An export in 8 bits gives those fixed steps, and even channels, which no trained model has, a step for each token:
+    that takes up to a quarter more time.
+    """
+    tensors = load_file(weights)
+    for name, values in tensors.items():
+        if name.endswith("LayerNorm.weight"):
+            values[:_STAND_OUT] *= _TIMES
+    save_file(tensors, weights, metadata={"format": "pt"})
 
 
 def _copied(folder: Path, source: str, task: str, entry: TaskEntry, seed: int) -> TaskEntry:

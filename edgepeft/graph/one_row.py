@@ -1,7 +1,8 @@
 """Pass: a graph of packed tokens, rewritten for a batch of one row without padding.
 
 All tokens of such a row are real, so nothing has to be looked up: heads are split and merged by transposes, no token is
-left out of the attention, and a mean is a mean over all.  The result equals the packed graph's to float32's rounding.
+left out of the attention, a mean is a mean over all, and the last layer's output is the row's hidden states.  The
+result equals the packed graph's to float32's rounding.
 
 Letters: T tokens, d hidden, h heads, e = d / h.
 """
@@ -17,6 +18,7 @@ from onnx import helper, numpy_helper
 from edgepeft.backbones.base import HELPERS, Helper, Role
 from edgepeft.backbones.packing import COLUMN, INDEX, MERGE, N_HEADS, SPLIT
 from edgepeft.graph.contract import Contract, same_interface, well_formed
+from edgepeft.graph.names import STATES
 from edgepeft.graph.protos import attributes, constant, read_instead, reads, writers
 from edgepeft.graph.prune import prune
 
@@ -72,6 +74,11 @@ class _Rewriter:
             if product is not None and product.op_type == "MatMul":
                 mean = helper.make_node("ReduceMean", [product.input[1], self._shape([0])], node.output[:1])
                 self._new[node.output[0]] = [mean]
+        elif node.op_type == "Mul" and node.output[0] == STATES:
+            padded = self._writer.get(node.input[0])
+            if padded is not None and padded.op_type == "Gather":  # (T, d) -> (1, T, d)
+                rows = helper.make_node("Unsqueeze", [padded.input[0], self._shape([0])], node.output[:1])
+                self._new[STATES] = [rows]
 
     def _gathered(self, node: onnx.NodeProto, above: onnx.NodeProto) -> None:
         value, places, result = above.input[0], node.input[1], node.output[0]

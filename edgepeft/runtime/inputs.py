@@ -36,6 +36,7 @@ __all__ = [
 
 Readable = str | tuple[str, str | None] | Mapping[str, Any]  # a text, a pair (a ``Text`` is one), or a row's columns
 Inputs = Mapping[str, NDArray[np.int64]]  # input_ids, attention_mask and perhaps token_type_ids, each [batch, length]
+_INT64 = np.dtype(np.int64)
 _PLAIN = f"{{{SENTENCES.names[0]}}}"  # what a task reads of columns that is not posed as text
 
 
@@ -57,11 +58,13 @@ def checked_inputs(inputs: Inputs, architecture: Architecture) -> dict[str, NDAr
     batch = {name: np.asarray(inputs[name]) for name in names}
     shape = batch["input_ids"].shape
     for name, values in batch.items():
-        if values.dtype != np.int64:
+        if values.dtype != _INT64:
             raise DataError(f"{name} holds {values.dtype}; int64 is needed: .astype('int64').")
         if values.ndim != 2 or values.shape != shape:
             raise DataError(f"{name} has shape {list(values.shape)}; every input is [batch, length] alike.")
     mask, ids = batch["attention_mask"], batch["input_ids"]
+    if len(ids) == 1 and _is_plain(ids[0].tolist(), mask[0].tolist(), architecture.vocab_size):
+        return batch
     if not mask.size or np.count_nonzero(mask) < mask.size:
         check_rows(mask)
         ids = ids[mask != 0]
@@ -69,6 +72,15 @@ def checked_inputs(inputs: Inputs, architecture: Architecture) -> dict[str, NDAr
         last = architecture.vocab_size - 1
         raise DataError(f"input_ids are {ids.min()} to {ids.max()}; this backbone has embeddings of 0 to {last}.")
     return batch
+
+
+def _is_plain(ids: list[int], mask: list[int], vocab_size: int) -> bool:
+    """Whether a row has tokens alone, each of the vocabulary.
+
+    In Python's own numbers: with cold caches, as they are between two texts, NumPy's reductions take 30 microseconds
+    more.
+    """
+    return len(ids) > 0 and 0 not in mask and min(ids) >= 0 and max(ids) < vocab_size
 
 
 class ReadRows(NamedTuple):

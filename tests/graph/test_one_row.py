@@ -32,6 +32,14 @@ def test_a_row_alone_looks_no_token_up(tiny, family):
     assert [i.name for i in model.graph.input] == [i.name for i in case.spliced.graph.input]
 
 
+def test_hidden_states_of_a_row_alone_are_the_last_layers(tiny):
+    model = build(Both(tiny("bert")).backbone)
+    padding = {"attention_mask", "token.real"}
+    assert read(model) >= padding
+    assert for_one_row(model)
+    assert not read(model) & padding
+
+
 @pytest.mark.parametrize("family", ["bert", "roberta", "mpnet", "modernbert", "deberta-v2", *known(*ROTARY)])
 def test_the_bare_backbone_of_one_row_is_transformers(tiny, family):
     both = Both(tiny(family))

@@ -41,7 +41,7 @@ def test_the_fused_peer_is_the_same_model_and_the_quantised_ones_are_near_it(run
         dynamic_int8.export(run.plain(), tmp_path / per, per)
         model = tmp_path / per / dynamic_int8.RESULT
         off = np.abs(hidden(model, inputs) - fused).max()
-        assert 0 < off < 0.2
+        assert 0 < off < 0.06 * np.abs(fused).max()  # where channels stand out these are 9 times the others
         sizes.add(model.stat().st_size)
     assert len(sizes) == 2  # a scale a matrix, and a scale a column
 
