@@ -128,26 +128,22 @@ def _flops(node: onnx.NodeProto, specs: Mapping[str, Spec]) -> int:
     if op in {"Conv", "ConvInteger"}:
         return 2 * math.prod(output) * math.prod(specs[node.input[1]].shape[1:])
     if op == "Einsum":
-        return _einsum_flops(node, specs)
+        # Two for each combination of indices; an ellipsis takes the largest extent.
+        terms = attributes(node)["equation"].decode().replace(" ", "").partition("->")[0].split(",")
+        extents: dict[str, int] = {}
+        for term, name in zip(terms, node.input, strict=True):
+            letters, shape = term.replace("...", ""), specs[name].shape
+            named = shape[len(shape) - len(letters) :] if term.startswith("...") else shape
+            for letter, extent in zip(letters, named, strict=False):
+                extents[letter] = max(extents.get(letter, 1), extent)
+            if "..." in term:
+                extents["..."] = max(extents.get("...", 1), math.prod(shape[: len(shape) - len(letters)]))
+        return 2 * math.prod(extents.values())
     # Integers are bookkeeping, not floating-point work; a comparison's output is not float, its input is.
     involved = [specs[name].kind for name in (*node.input, *node.output) if name]
     if not _FLOATS.intersection(involved):
         return 0
     return PER_ELEMENT.get(op, 0) * math.prod(first if op in _REDUCTIONS else output)
-
-
-def _einsum_flops(node: onnx.NodeProto, specs: Mapping[str, Spec]) -> int:
-    """Two for each combination of indices; an ellipsis takes the largest extent."""
-    terms = attributes(node)["equation"].decode().replace(" ", "").partition("->")[0].split(",")
-    extents: dict[str, int] = {}
-    for term, name in zip(terms, node.input, strict=True):
-        letters, shape = term.replace("...", ""), specs[name].shape
-        named = shape[len(shape) - len(letters) :] if term.startswith("...") else shape
-        for letter, extent in zip(letters, named, strict=False):
-            extents[letter] = max(extents.get(letter, 1), extent)
-        if "..." in term:
-            extents["..."] = max(extents.get("...", 1), math.prod(shape[: len(shape) - len(letters)]))
-    return 2 * math.prod(extents.values())
 
 
 def _work(

@@ -110,7 +110,14 @@ def with_loss(deployed: onnx.ModelProto, facts: TrainingFacts) -> onnx.ModelProt
     """The task's graph, whose trained tensors are inputs, with its head's dropout and the loss behind its logits."""
     model = copied(deployed)
     graph = model.graph
-    _check_head(graph, facts)
+    # See that the logits have the columns that the kind of task needs.
+    shape = next(output.type.tensor_type.shape.dim for output in graph.output if output.name == LOGITS)
+    if not facts.kind.writes and (len(shape) != 2 or shape[1].dim_value != facts.kind.n_outputs):
+        found = ", ".join(dim.dim_param or str(dim.dim_value) for dim in shape)
+        raise BundleError(
+            f"its head gives logits [{found}], and {facts.kind.title} ({facts.kind.described}) has its loss of "
+            f"[batch, {facts.kind.n_outputs}]."
+        )
     for i, (weight, (_, width)) in enumerate(zip(facts.dropped, facts.dropouts, strict=True)):
         _drop(graph, weight, i, ["tokens" if facts.kind.per_token else "batch", width])
     add_loss(graph, TensorProto.FLOAT, facts.kind)
@@ -138,17 +145,6 @@ def with_gradients(
         model.graph.output.append(helper.make_tensor_value_info(output, spec.kind, spec.shape))
     prune(model.graph)
     return model
-
-
-def _check_head(graph: onnx.GraphProto, facts: TrainingFacts) -> None:
-    """See that the logits have the columns that the kind of task needs."""
-    shape = next(output.type.tensor_type.shape.dim for output in graph.output if output.name == LOGITS)
-    if not facts.kind.writes and (len(shape) != 2 or shape[1].dim_value != facts.kind.n_outputs):
-        found = ", ".join(dim.dim_param or str(dim.dim_value) for dim in shape)
-        raise BundleError(
-            f"its head gives logits [{found}], and {facts.kind.title} ({facts.kind.described}) has its loss of "
-            f"[batch, {facts.kind.n_outputs}]."
-        )
 
 
 def _drop(graph: onnx.GraphProto, weight: str, index: int, dims: list[str | int]) -> None:

@@ -220,8 +220,23 @@ def _single(folder: Path, classifier: Classifier) -> _Read:
     path = folder / CONFIG_FILE
     file, places = _file_of(path, classifier)
     config, plan = plan_of(file.method_settings(), places, path)
-    state = _canonical(read_state_dict(folder, *TENSORS_FILES), classifier)
-    _check_shared(state, plan, classifier, folder)
+    # By today's names, in transformers' own class.
+    stored = read_state_dict(folder, *TENSORS_FILES)
+    state = {}
+    for name, tensor in stored.items():
+        if _POOL in name:
+            continue  # each layer has all prefixes once more
+        if classifier.scores_labels:
+            name = name.removeprefix(_FLEXIBLE)  # noqa: PLW2901
+        for old, new in _LEGACY.items():
+            name = name.replace(old, new)  # noqa: PLW2901
+        state[name] = tensor
+    missing = [name for name in plan.shapes if name.startswith(f"{classifier.prefix}{SHARED}") and name not in state]
+    if classifier.scores_labels and missing:
+        raise BundleError(
+            f"{folder} has no {', '.join(missing)}: over transformers' own class AdapterHub does not save what all "
+            "adapters of a T5 share, and without it they are lost. Save the adapter from AdapterHub's T5AdapterModel."
+        )
     return file, config, plan, state
 
 
@@ -253,26 +268,3 @@ def plan_of(settings: Mapping[str, Any], places: Places, path: Path) -> tuple[Me
         return config, plan(config, places)
     except EdgepeftError as error:  # of our methods' settings, or of widths that do not fit
         raise BundleError(f"{path}: {error}") from error
-
-
-def _check_shared(state: Mapping[str, Tensor], plan: ConversionPlan, classifier: Classifier, folder: Path) -> None:
-    missing = [name for name in plan.shapes if name.startswith(f"{classifier.prefix}{SHARED}") and name not in state]
-    if classifier.scores_labels and missing:
-        raise BundleError(
-            f"{folder} has no {', '.join(missing)}: over transformers' own class AdapterHub does not save what all "
-            "adapters of a T5 share, and without it they are lost. Save the adapter from AdapterHub's T5AdapterModel."
-        )
-
-
-def _canonical(stored: Mapping[str, Tensor], classifier: Classifier) -> dict[str, Tensor]:
-    """By today's names, in transformers' own class."""
-    state = {}
-    for name, tensor in stored.items():
-        if _POOL in name:
-            continue  # each layer has all prefixes once more
-        if classifier.scores_labels:
-            name = name.removeprefix(_FLEXIBLE)  # noqa: PLW2901
-        for old, new in _LEGACY.items():
-            name = name.replace(old, new)  # noqa: PLW2901
-        state[name] = tensor
-    return state
