@@ -23,7 +23,7 @@ from edgepeft.common.bounded import bytes_at
 from edgepeft.common.errors import BundleError, UnknownName, UsageError
 from edgepeft.common.messages import in_words, markdown_cell
 from edgepeft.common.task_name import check_task_names
-from edgepeft.data.score_tables import rounded
+from edgepeft.data.by_class import rounded
 from edgepeft.tasks.base import TaskType, stated
 
 __all__ = [

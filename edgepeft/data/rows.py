@@ -23,8 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 from edgepeft.common.errors import DataError, UsageError
 from edgepeft.data.containers import lone_column
 from edgepeft.data.conventions import CANDIDATES, FIRST, LABEL, SECOND, by_convention, candidates_in, chosen_column
-from edgepeft.data.label_names import LabelNames, files_beside, names_beside
-from edgepeft.data.labels import LabelReader, label_text, opened
+from edgepeft.data.labels import LabelNames, LabelReader, files_beside, label_text, names_beside, opened
 from edgepeft.data.labels import shown as _shown
 from edgepeft.data.pattern import Pattern, nearest
 from edgepeft.data.readers import FORMATS, STDIN, Record, Source, reader_of

@@ -18,8 +18,7 @@ from edgepeft.backbones.text import CROSS, CROSS_BIAS, IDS, ORDER, TextGraphs
 from edgepeft.bundle.bundle import Bundle
 from edgepeft.common.errors import UsageError
 from edgepeft.common.operators import OperatorClass, Work, product_flops
-from edgepeft.graph.cost import Costs, count_run
-from edgepeft.graph.memory import peak_bytes
+from edgepeft.graph.cost import Costs, count_run, peak_bytes
 from edgepeft.graph.shapes import Spec, walk
 from edgepeft.runtime.decoding import GREEDY, Decoding
 

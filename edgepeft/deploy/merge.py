@@ -29,11 +29,10 @@ from edgepeft.bundle.versions import WEIGHTS
 from edgepeft.common.atomic import new_folder, write_json
 from edgepeft.deploy.verify import TextCheck, read_check, replay, require_passed
 from edgepeft.graph.external_data import external_tensors, external_values, load_external, store_external
-from edgepeft.graph.fold import fold_linear
-from edgepeft.graph.forms import as_choices, as_starts_and_ends, logits_as_rows, own_states
 from edgepeft.graph.names import END, LOGITS, START, STATES
 from edgepeft.graph.seq2seq import optimum_decoder, optimum_encoder
 from edgepeft.graph.splice import splice_states
+from edgepeft.graph.standalone import as_choices, as_starts_and_ends, fold_linear, logits_as_rows, own_states
 from edgepeft.runtime.decoding import GREEDY
 from edgepeft.runtime.inputs import Inputs
 from edgepeft.runtime.session import failing_as, plain_session

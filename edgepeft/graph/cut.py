@@ -1,21 +1,21 @@
-"""Passes: the part of a model below some values, which tasks or epochs share, and the part above them.
+"""Passes: the part of a model below some values, which tasks or epochs share, and the part above them; other names.
 
 Each part keeps the inputs that it reads.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import onnx
 from onnx import TensorProto, helper
 
 from edgepeft.common.errors import BundleError
-from edgepeft.graph.contract import Contract, all_used, closed, one_writer, well_formed
-from edgepeft.graph.protos import ancestors, copied, reads, replace, writers
+from edgepeft.graph.contract import Contract, all_used, closed, one_writer, same_operators, well_formed
+from edgepeft.graph.protos import ancestors, copied, reads, replace, subgraphs, writers
 from edgepeft.graph.prune import prune
 
-__all__ = ["above", "below", "untouched_values"]
+__all__ = ["above", "below", "rename_values", "untouched_values"]
 
 _FOREIGN = ("delta/", "prompted/")  # what ``splice`` calls the nodes of a delta and of a prompt's placeholders
 
@@ -67,3 +67,20 @@ def _writer(graph: onnx.GraphProto, value: str) -> onnx.NodeProto:
     if node is not None:
         return node
     raise BundleError(f"the graph has no value {value!r}, which the manifest's sites name.")
+
+
+@Contract(requires=[closed], ensures=[closed], keeps=[same_operators], mutates=True)
+def rename_values(graph: onnx.GraphProto, new_name: Callable[[str], str]) -> None:
+    """Apply ``new_name`` to every value, input, output and initializer; nodes in subgraphs included."""
+    _rename(graph, new_name)
+
+
+def _rename(graph: onnx.GraphProto, new_name: Callable[[str], str]) -> None:
+    for node in graph.node:  # first: a new name may depend on how many were given before
+        node.input[:] = [new_name(name) if name else name for name in node.input]
+        node.output[:] = [new_name(name) if name else name for name in node.output]
+        for subgraph in subgraphs([node]):
+            _rename(subgraph, new_name)
+    for part in (graph.input, graph.output, graph.value_info, graph.initializer):
+        for item in part:
+            item.name = new_name(item.name)

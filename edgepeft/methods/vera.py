@@ -41,7 +41,7 @@ class FrozenMatrices(nn.Module):
 
     @property
     def recipe(self) -> dict[str, Any]:
-        """For ``edgepeft.graph.derived_weights``."""
+        """For ``edgepeft.graph.external_data``."""
         return {"generator": MERSENNE_TWISTER, "seed": self.seed, "shapes": self.shapes}
 
 

@@ -26,8 +26,8 @@ from edgepeft.data.batches import Encoded, Writing
 from edgepeft.deploy.cost import written_bytes
 from edgepeft.device.host.machine import memory_bytes, thread_count
 from edgepeft.device.profiles import load_profile
+from edgepeft.graph.cost import mapped_bytes, packed_bytes, peak_bytes
 from edgepeft.graph.gradient.tape import specs_of
-from edgepeft.graph.memory import mapped_bytes, packed_bytes, peak_bytes
 from edgepeft.graph.splice import splice_text
 from edgepeft.options.tune import TuneSettings
 from edgepeft.runtime.decoding import Decoding

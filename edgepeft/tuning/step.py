@@ -27,7 +27,7 @@ from edgepeft.data.row_grouping import RowGrouping, mean_matrix, members, places
 from edgepeft.data.training_loop.engine import Arrays
 from edgepeft.deploy.verify import run_in_groups
 from edgepeft.device.host.machine import thread_count
-from edgepeft.graph.derived_weights import generator_of
+from edgepeft.graph.external_data import generator_of
 from edgepeft.graph.gradient.training import TrainingFacts
 from edgepeft.graph.names import LABELS, LOGITS, LOSS, PLACES, POOLING, SHARES, dropout, gradient
 from edgepeft.graph.prompt import prompt_in

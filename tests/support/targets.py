@@ -386,7 +386,7 @@ def wire(bundle: Path) -> tuple[list[bytes], Target]:
     from google.protobuf.message import DecodeError, Message
 
     from edgepeft.graph.protos import submessages
-    from edgepeft.graph.wire import more_parts_than
+    from edgepeft.graph.validate import more_parts_than
 
     def target(data: bytes) -> str:
         try:
