@@ -23,7 +23,7 @@ from edgepeft.graph.protos import ancestors, attributes, reads, writers
 from edgepeft.graph.quantise import integer_products
 from edgepeft.graph.shapes import Spec
 
-__all__ = ["INTEGER_PRODUCT", "Backward", "Gradients", "Rule", "Visit", "differentiate", "rules"]
+__all__ = ["INTEGER_PRODUCT", "Backward", "Gradients", "Rule", "Visit", "differentiate", "rule_of", "rules", "slope_of"]
 
 _FLOATS = {TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16}
 INTEGER_PRODUCT = "IntegerProduct"  # of x, an int8 matrix and its scales: see ``edgepeft.graph.quantise``
@@ -173,8 +173,34 @@ class Visit:
 
 
 Rule = Callable[[Visit], Gradients]
+_RULES: dict[str, Rule] = {}
 
 
-def rules() -> dict[str, Rule]:
+def rules() -> Mapping[str, Rule]:
     """Rule by operator, of all files of ``rules``."""
-    return {op: rule for module in modules_of("edgepeft.graph.gradient.rules") for op, rule in module.RULES.items()}
+    for _ in modules_of("edgepeft.graph.gradient.rules"):  # each registers its own
+        pass
+    return _RULES
+
+
+def rule_of(*operators: str) -> Callable[[Rule], Rule]:
+    """Register the rule of these operators."""
+
+    def register(rule: Rule) -> Rule:
+        _RULES.update(dict.fromkeys(operators, rule))
+        return rule
+
+    return register
+
+
+def slope_of(operator: str) -> Callable[[Callable[[Visit], str]], Callable[[Visit], str]]:
+    """Register a function of one number by its derivative f'(x): the rule is dy times that."""
+
+    def register(derivative: Callable[[Visit], str]) -> Callable[[Visit], str]:
+        def rule(at: Visit) -> Gradients:
+            yield 0, at.op("Mul", at.dy, derivative(at))
+
+        rule_of(operator)(rule)
+        return derivative
+
+    return register

@@ -8,7 +8,6 @@ a lookup by another one, that one is taken; what windows look up several times i
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,16 +15,15 @@ from onnx import TensorProto, helper
 
 from edgepeft.backbones import windows
 from edgepeft.backbones.packing import MERGE, REAL, SPLIT
-from edgepeft.graph.gradient.rule import Gradients, Rule, Visit
+from edgepeft.graph.gradient.rule import Gradients, Visit, rule_of
 from edgepeft.graph.gradient.tape import Extent
-
-__all__ = ["RULES"]
 
 # Rows of a table that are few beside its lookups, such as the distances of all pairs of tokens: the matrix of which row
 # is looked up where is smaller then than that of which two places look up the same.
 _SMALL = 300
 
 
+@rule_of("Gather")
 def _gather(at: Visit) -> Gradients:
     index, (axis,) = at.node.input[1], at.axes(int(at.attributes.get("axis", 0)))
     if index in (SPLIT, windows.SPLIT):
@@ -48,6 +46,7 @@ def _order(at: Visit, index: str, axis: int) -> NDArray[np.int64] | None:
     return known if sorted(known.tolist()) == list(range(len(known))) else None
 
 
+@rule_of("GatherND")
 def _gather_nd(at: Visit) -> Gradients:
     index = at.node.input[1]
     if at.attributes.get("batch_dims", 0) or set(at.tape.extents(index)[-1]) != {1}:
@@ -164,6 +163,3 @@ def _many(at: Visit, index: str, rows: str, shape: tuple[str, int]) -> str:
     zeros = op("ConstantOfShape", op("Concat", count, tape.ints(width), axis=0), value=zero)
     # Places of one row all bring the same sum.
     return op("ScatterND", zeros, op("Unsqueeze", index, tape.ints(1)), sums)
-
-
-RULES: Mapping[str, Rule] = {"Gather": _gather, "GatherND": _gather_nd}
