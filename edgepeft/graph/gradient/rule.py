@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import onnx
 from onnx import TensorProto, helper
@@ -173,6 +173,7 @@ class Visit:
 
 
 Rule = Callable[[Visit], Gradients]
+Slope = TypeVar("Slope", bound=Callable[..., str])
 _RULES: dict[str, Rule] = {}
 
 
@@ -193,10 +194,10 @@ def rule_of(*operators: str) -> Callable[[Rule], Rule]:
     return register
 
 
-def slope_of(operator: str) -> Callable[[Callable[[Visit], str]], Callable[[Visit], str]]:
+def slope_of(operator: str) -> Callable[[Slope], Slope]:
     """Register a function of one number by its derivative f'(x): the rule is dy times that."""
 
-    def register(derivative: Callable[[Visit], str]) -> Callable[[Visit], str]:
+    def register(derivative: Slope) -> Slope:
         def rule(at: Visit) -> Gradients:
             yield 0, at.op("Mul", at.dy, derivative(at))
 
