@@ -26,10 +26,10 @@ from onnx.reference import ReferenceEvaluator
 
 from edgepeft.backbones.emit import OPSET
 from edgepeft.graph.contract import Contract, all_used, gives_logits, same_inputs, same_interface, well_formed
+from edgepeft.graph.cut import prune
 from edgepeft.graph.names import END, LOGITS, START, STATES
 from edgepeft.graph.prompt import LENGTH, prompt_in
 from edgepeft.graph.protos import attributes, copied, read_instead, reads, replace, set_aside, writers
-from edgepeft.graph.prune import prune
 
 __all__ = ["as_choices", "as_starts_and_ends", "fold_linear", "logits_as_rows", "own_states"]
 

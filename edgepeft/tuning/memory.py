@@ -27,7 +27,7 @@ from edgepeft.deploy.cost import written_bytes
 from edgepeft.device.host.machine import memory_bytes, thread_count
 from edgepeft.device.profiles import load_profile
 from edgepeft.graph.cost import mapped_bytes, packed_bytes, peak_bytes
-from edgepeft.graph.gradient.tape import specs_of
+from edgepeft.graph.gradient.rule import specs_of
 from edgepeft.graph.splice import splice_text
 from edgepeft.options.tune import TuneSettings
 from edgepeft.runtime.decoding import Decoding

@@ -31,6 +31,7 @@ from onnx import TensorProto, helper, numpy_helper
 from edgepeft.common.errors import BundleError
 from edgepeft.data.row_grouping import LOWEST
 from edgepeft.graph.contract import Contract, all_used, closed, one_writer, standard, values_stay, well_formed
+from edgepeft.graph.cut import prune
 from edgepeft.graph.gradient.rule import Backward, differentiate
 from edgepeft.graph.names import (
     LABELS,
@@ -45,7 +46,6 @@ from edgepeft.graph.names import (
     without_prefix,
 )
 from edgepeft.graph.protos import copied, followed, properties, writers
-from edgepeft.graph.prune import prune
 from edgepeft.graph.shapes import Spec
 from edgepeft.tasks.base import Nodes, TaskType, stated
 

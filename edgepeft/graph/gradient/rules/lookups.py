@@ -15,8 +15,7 @@ from onnx import TensorProto, helper
 
 from edgepeft.backbones import windows
 from edgepeft.backbones.packing import MERGE, REAL, SPLIT
-from edgepeft.graph.gradient.rule import Gradients, Visit, rule_of
-from edgepeft.graph.gradient.tape import Extent
+from edgepeft.graph.gradient.rule import Extent, Gradients, Visit, rule_of
 
 # Rows of a table that are few beside its lookups, such as the distances of all pairs of tokens: the matrix of which row
 # is looked up where is smaller then than that of which two places look up the same.
