@@ -4,8 +4,6 @@
 
 One A [n, n, n] serves every layer of every adapter; s [n, in/n, r] and t [n, r, out/n] are each layer's
 own.  Twice a layer, at Houlsby's places; every LayerNorm is trained too.
-
-Compacter++ (section 5.2) stands after the feed-forward only.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ from edgepeft.methods._adapters import (
 )
 from edgepeft.methods.base import option, require
 
-__all__ = ["Compacter", "CompacterPlusPlus", "LPHMLinear"]
+__all__ = ["Compacter", "LPHMLinear"]
 
 
 class LPHMLinear(FactoredLinear):
@@ -76,19 +74,3 @@ class Compacter(KroneckerAdapters):
     def examples(cls) -> tuple[Self, ...]:
         """The paper's rank, and a higher one with another n and frozen norms."""
         return (cls(bottleneck=8), cls(bottleneck=6, n=2, rank=3, norms=False))
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class CompacterPlusPlus(Compacter):
-    """Compacter once a layer."""
-
-    name: ClassVar[str] = "compacter++"
-    title: ClassVar[str] = "Compacter++"
-    equation: ClassVar[str] = "LN(sub + A(sub) + res) after the FFN, W = sum_i kron(A_i, s_i t_i)"
-
-    roles: tuple[str, ...] = option(("ffn_output",), "sub-layers whose outputs are adapted")
-
-    @classmethod
-    def examples(cls) -> tuple[Self, ...]:
-        """The paper's rank, and AdapterHub's form of it with a higher one, another n and frozen norms."""
-        return (cls(bottleneck=8), cls(bottleneck=6, n=2, rank=3, reads="norm", activation="gelu", norms=False))

@@ -2,8 +2,6 @@
 
 x and y are a linear layer's input and output, y after the dropout that may follow it.
 ``rank_stabilised`` divides by sqrt(r) instead (Kalajdzievski, 2023, arXiv:2312.03732).
-
-``LinearUpdates`` and ``RankedUpdates`` are what the methods have in common that add to the outputs of linear layers.
 """
 
 from __future__ import annotations

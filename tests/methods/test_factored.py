@@ -15,7 +15,8 @@ from edgepeft.backbones.base import Architecture, Role, Site
 from edgepeft.common.errors import UsageError
 from edgepeft.methods.adapter_lowrank import AdapterLowRank
 from edgepeft.methods.base import Method, method_named
-from edgepeft.methods.compacter import Compacter, CompacterPlusPlus
+from edgepeft.methods.compacter import Compacter
+from edgepeft.methods.compacter_plus_plus import CompacterPlusPlus
 from edgepeft.methods.phm import PHM
 
 D = 12

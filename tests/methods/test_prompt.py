@@ -17,7 +17,8 @@ from edgepeft.bundle.delta import new_delta
 from edgepeft.common.errors import BundleError, UsageError
 from edgepeft.graph.prompt import prompt_of
 from edgepeft.methods.base import method_named
-from edgepeft.methods.prompt import PromptR, PromptT
+from edgepeft.methods.prompt_r import PromptR
+from edgepeft.methods.prompt_t import PromptT
 from edgepeft.options.train import TrainSettings
 from edgepeft.tasks.regression import Regression
 from edgepeft.training.settings import filled

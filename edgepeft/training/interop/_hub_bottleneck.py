@@ -33,7 +33,8 @@ from edgepeft.common.errors import BundleError
 from edgepeft.methods._adapters import kronecker_sum
 from edgepeft.methods.base import PerLayer
 from edgepeft.methods.bottleneck import BottleneckAdapter
-from edgepeft.methods.compacter import Compacter, CompacterPlusPlus
+from edgepeft.methods.compacter import Compacter
+from edgepeft.methods.compacter_plus_plus import CompacterPlusPlus
 from edgepeft.methods.houlsby import Houlsby
 from edgepeft.methods.pfeiffer import Pfeiffer
 from edgepeft.methods.phm import PHM

@@ -26,7 +26,7 @@ from edgepeft.methods.mam import MAM
 from edgepeft.methods.pfeiffer import Pfeiffer
 from edgepeft.methods.phm import PHM
 from edgepeft.methods.prefix import PrefixTuning
-from edgepeft.methods.prompt import PromptR
+from edgepeft.methods.prompt_r import PromptR
 from edgepeft.training.interop._hub_bottleneck import Places
 from edgepeft.training.interop._hub_config import ACTIVATION_NAMES
 from edgepeft.training.interop._hub_head import HEAD_CONFIG, HEAD_FILES, written_head

@@ -32,7 +32,7 @@ from edgepeft.methods.lora import LoRA
 from edgepeft.methods.mam import MAM
 from edgepeft.methods.pfeiffer import Pfeiffer
 from edgepeft.methods.prefix import PrefixTuning
-from edgepeft.methods.prompt import PromptR
+from edgepeft.methods.prompt_r import PromptR
 from edgepeft.training.interop._hub_bottleneck import SHARED, Places, bottleneck_plan
 from edgepeft.training.interop._hub_config import (
     ACTIVATION_NAMES,

@@ -1,8 +1,7 @@
-"""Prompt tuning (Lester et al., 2021, arXiv:2104.08691): [v_1 ... v_p; E], from tokens or from random vectors.
+"""Prompt tuning from tokens (Lester et al., 2021, arXiv:2104.08691): [v_1 ... v_p; E], v_i the vocabulary's row i.
 
-The Compacter paper's Prompt Tuning-T starts at the vocabulary's row i, its Prompt Tuning-R at v ~ U(-0.5, 0.5).  The
-rows are those of the pretrained table; the authors' code copies them before the pretrained weights are loaded, and so
-starts from random ones.
+The Compacter paper's Prompt Tuning-T.  The rows are those of the pretrained table; the authors' code copies
+them before the pretrained weights are loaded, and so starts from random ones.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 from edgepeft.backbones.base import Architecture, Role, Site
 from edgepeft.methods.base import Method, option, require
 
-__all__ = ["PromptR", "PromptT", "PromptTuning"]
+__all__ = ["PromptT", "PromptTuning"]
 
 _LEAST_TEXT = 3  # a token between two special ones
 
@@ -107,21 +106,6 @@ class PromptTuning(Method):
     def examples(cls) -> tuple[Self, ...]:
         """A short one, and a single vector."""
         return (cls(length=4), cls(length=1))
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class PromptR(PromptTuning):
-    """A prompt that starts from random vectors."""
-
-    name: ClassVar[str] = "prompt-r"
-    title: ClassVar[str] = "Prompt tuning, random start"
-    learning_rate: ClassVar[float] = 3e-2
-    learning_rate_source: ClassVar[str] = "Karimi Mahabadi et al., 2021, table 4"
-
-    @classmethod
-    def examples(cls) -> tuple[Self, ...]:
-        """As its base's, and one past the LayerNorm."""
-        return (*super().examples(), cls(length=6, place="embeddings"))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

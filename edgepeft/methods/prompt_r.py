@@ -1,0 +1,28 @@
+"""Prompt tuning from random vectors (Lester et al., 2021, arXiv:2104.08691): [v_1 ... v_p; E], v ~ U(-0.5, 0.5).
+
+The Compacter paper's Prompt Tuning-R.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar, Self
+
+from edgepeft.methods.prompt_t import PromptTuning
+
+__all__ = ["PromptR"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PromptR(PromptTuning):
+    """A prompt that starts from random vectors."""
+
+    name: ClassVar[str] = "prompt-r"
+    title: ClassVar[str] = "Prompt tuning, random start"
+    learning_rate: ClassVar[float] = 3e-2
+    learning_rate_source: ClassVar[str] = "Karimi Mahabadi et al., 2021, table 4"
+
+    @classmethod
+    def examples(cls) -> tuple[Self, ...]:
+        """As its base's, and one past the LayerNorm."""
+        return (*super().examples(), cls(length=6, place="embeddings"))
