@@ -64,7 +64,6 @@ DeltaDtype = Literal["fp32", "fp16"]
 CheckReference = Literal["pytorch", "training graph"]
 FileHash = Annotated[str, AfterValidator(_sha256)]
 
-
 _NAME = "[A-Za-z0-9_-][A-Za-z0-9._-]*"
 FileName = Annotated[str, Field(pattern=rf"^{_NAME}(/{_NAME})*$")]  # in the folder, or in one in it
 

@@ -137,11 +137,7 @@ class Groups:
             if question is not None:
                 self._questions.append(question)
 
-    def scores(
-        self,
-        score: Callable[[Sequence[int]], float],
-        right: Callable[[int], bool] | None,
-    ) -> dict[str, Any]:
+    def scores(self, score: Callable[[Sequence[int]], float], right: Callable[[int], bool] | None) -> dict[str, Any]:
         """``parts``: name -> score and rows; ``questions``: their exact match and number; what there is of both.
 
         ``score`` is of the rows of these places, ``right`` says whether a row is; None where no row is right or wrong.

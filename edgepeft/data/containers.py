@@ -48,7 +48,6 @@ _SHEET_ROWS = 1_048_576  # what Excel has
 Record = tuple[int, dict[str, Any] | DataError]  # its line, and the row or why it cannot be read
 Lines = Iterator[tuple[int, str]]
 
-
 ROW_BYTES = 64  # that a row takes at least, whatever is in it
 _ROOM_BYTES, _ROOM_TIMES = 32 << 20, 10  # texts take a fourth once they are packed
 _SHEET_TIMES = 20  # of a spreadsheet, whose cells are written in XML and take a tenth
@@ -245,7 +244,6 @@ def _cell(value: Any) -> Any:
 
 _MOST_CELLS = 100_000  # of a line
 
-
 LONGEST_CELL = 1 << 24  # characters, of four bytes each; csv's own limit of 131,072 is below a long document
 
 
@@ -329,6 +327,5 @@ def lone_column(suffix: str, found: Collection[str]) -> str:
 
 
 _SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "bars", ",": "commas"}
-
 
 _SEPARATED = {".csv": "commas", ".tsv": "tabs"}

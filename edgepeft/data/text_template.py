@@ -248,10 +248,7 @@ def _written() -> Iterator[Format]:
 def _numbers() -> Iterator[Format]:
     """STS-B's: how alike two sentences are, from 0.0 to 5.0."""
     source = _fields("sentence1 sentence2")
-    for name, read, word, step in (
-        ("glue:stsb", f"stsb {source}", "", 0.2),
-        ("compacter:stsb", source, "stsb", 0.1),
-    ):
+    for name, read, word, step in (("glue:stsb", f"stsb {source}", "", 0.2), ("compacter:stsb", source, "stsb", 0.1)):
         names = tuple(f"{i * step:.1f}" for i in range(round(5 / step) + 1))
         length = 128 if word else None
         more = {"names": names, "targets": names, "metric": "pearson_spearman", "max_length": length, "step": step}

@@ -216,11 +216,7 @@ def demand_of(
     whole = deployed_graph(target.delta, facts, bundle.family, bundle.architecture, checkpoint)
     try:
         training, split = training_graph(
-            whole,
-            facts,
-            checkpoint,
-            prefix_cache=options.prefix_cache and writing is None,
-            backward=options.backward,
+            whole, facts, checkpoint, prefix_cache=options.prefix_cache and writing is None, backward=options.backward
         )
     except BundleError as error:
         raise BundleError(f"task {target.task}, of {target.method}, cannot be tuned: {error}") from error

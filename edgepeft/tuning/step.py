@@ -239,12 +239,7 @@ class TrainingStep:
             found[name] = packed(np.broadcast_to(cut, (*shape, *width)), mask, self._prompt, fills.get(name, 1.0))
         return found
 
-    def run(
-        self,
-        outputs: Sequence[str],
-        tensors: Mapping[str, Any],
-        inputs: Mapping[str, Any],
-    ) -> list[NDArray[Any]]:
+    def run(self, outputs: Sequence[str], tensors: Mapping[str, Any], inputs: Mapping[str, Any]) -> list[NDArray[Any]]:
         """Some of the graph's outputs, of what it has as inputs; a deployed one has no more than its logits."""
         given, options = {**tensors, **inputs}, ort.RunOptions()
         options.only_execute_path_to_fetches = True

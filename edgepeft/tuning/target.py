@@ -43,15 +43,7 @@ from edgepeft.runtime.decoding import GREEDY
 from edgepeft.tasks._conformal import Guarantee, guarantee_of
 from edgepeft.tasks.base import TaskType, kind_asked
 
-__all__ = [
-    "Files",
-    "TuningTarget",
-    "deployed_graph",
-    "from_task",
-    "from_template",
-    "rates_of",
-    "retold",
-]
+__all__ = ["Files", "TuningTarget", "deployed_graph", "from_task", "from_template", "rates_of", "retold"]
 
 _RATE = 1e-3  # of a method that this version does not know
 

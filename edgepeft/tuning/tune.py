@@ -257,10 +257,7 @@ class TuningRun:
             raise UsageError(f"--batch-size {asked} is more than the {most} rows that train; give at most {most}.")
         self.batch_size = asked or min(BATCH, most)
         rate, head_rate = target.rates
-        self.rates = {
-            "learning_rate": options.lr or rate,
-            "head_learning_rate": options.head_lr or head_rate,
-        }
+        self.rates = {"learning_rate": options.lr or rate, "head_learning_rate": options.head_lr or head_rate}
         encoder, pad = bundle.encoder(), bundle.architecture.pad_token_id
         rows = encode_parts(data, encoder, target.max_length, pad, writing=target.writing)
         self.layout = lay_out(bundle, target, options, rows, self.batch_size)

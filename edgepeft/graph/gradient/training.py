@@ -127,10 +127,7 @@ def with_loss(deployed: onnx.ModelProto, facts: TrainingFacts) -> onnx.ModelProt
 
 @Contract(requires=[well_formed], ensures=[well_formed, all_used, standard])
 def with_gradients(
-    forward: onnx.ModelProto,
-    facts: TrainingFacts,
-    samples: Sequence[Mapping[str, Spec]],
-    backward: Backward = "int8",
+    forward: onnx.ModelProto, facts: TrainingFacts, samples: Sequence[Mapping[str, Spec]], backward: Backward = "int8"
 ) -> onnx.ModelProto:
     """What ``with_loss`` gives, whole or cut, and the gradients; ``samples`` hold the spec of each of its values.
 

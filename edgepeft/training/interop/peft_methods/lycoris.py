@@ -148,8 +148,4 @@ class LokrConfig(LycorisConfig):
     def more_settings(cls, method: RankedUpdates) -> dict[str, Any]:
         """What says how widths are parted."""
         assert isinstance(method, LoKr)
-        return {
-            "decompose_both": method.both,
-            "decompose_factor": method.factor,
-            "rank_dropout_scale": False,
-        }
+        return {"decompose_both": method.both, "decompose_factor": method.factor, "rank_dropout_scale": False}
