@@ -81,18 +81,15 @@ class _Unpacked(io.RawIOBase):
         self._room, self._file = Room(path), gzip.GzipFile(path)
 
     def readable(self) -> bool:
-        """As its base asks."""
         return True
 
     def readinto(self, buffer: Any, /) -> int:
-        """As its base."""
         content = self._file.read1(len(buffer))
         self._room.take(len(content))
         buffer[: len(content)] = content
         return len(content)
 
     def close(self) -> None:
-        """As its base."""
         self._file.close()
         super().close()
 

@@ -155,11 +155,9 @@ class _Answers(_Form):
     """``start_logits`` and ``end_logits``, less the threshold of no answer at the first token's start."""
 
     def graph(self, bundle: Bundle, task: str) -> onnx.ModelProto:
-        """As ``_Form.graph``."""
         return as_starts_and_ends(super().graph(bundle, task), _threshold(bundle.entry(task)))
 
     def logits(self, outputs: Mapping[str, Values], rows: Inputs, entry: TaskEntry) -> Values:
-        """As ``_Form.logits``."""
         both = np.stack([outputs[START], outputs[END]], -1)
         both[:, 0, 0] += np.float32(_threshold(entry))
         return both
@@ -169,7 +167,6 @@ class _Choices(_Form):
     """``logits`` [batch, choices] of token rows [batch, choices, length]."""
 
     def graph(self, bundle: Bundle, task: str) -> onnx.ModelProto:
-        """As ``_Form.graph``."""
         return as_choices(super().graph(bundle, task))
 
     def inputs(self, rows: Inputs) -> Inputs:
@@ -181,7 +178,6 @@ class _States(_Form):
     """``last_hidden_state`` [batch, length, d]; ``1_Pooling/config.json`` says how a text's vector is made of it."""
 
     def graph(self, bundle: Bundle, task: str) -> onnx.ModelProto:
-        """As ``_Form.graph``."""
         sites = bundle.manifest.backbone.sites
         return own_states(splice_states(bundle.backbone_graph, bundle.delta_graph(task), sites, bundle.checkpoint))
 

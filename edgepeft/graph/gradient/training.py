@@ -20,7 +20,7 @@ So the losses and the gradients of a step's parts are simply added.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -146,20 +146,15 @@ def with_gradients(
 
 def _drop(graph: onnx.GraphProto, weight: str, index: int, dims: list[str | int]) -> None:
     """Scale what the product with this weight reads by an input."""
-    product, kept = next(_products(graph, weight), None), f"dropout/{index}"
+    writer, kept = writers(graph), f"dropout/{index}"
+    products = (node for node in graph.node if node.op_type in ("Gemm", "MatMul"))
+    product = next((p for p in products if followed(p.input[1], writer, {"Transpose"})[-1] == weight), None)
     if product is None:
         raise BundleError(f"the task's head has no product with {weight}, before which features are dropped.")
     value, name = product.input[0], dropout(index)
     product.input[0] = kept
     graph.node.append(helper.make_node("Mul", [value, name], [kept], name=kept))
     graph.input.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, dims))
-
-
-def _products(graph: onnx.GraphProto, weight: str) -> Iterator[onnx.NodeProto]:
-    writer = writers(graph)
-    for node in graph.node:
-        if node.op_type in ("Gemm", "MatMul") and followed(node.input[1], writer, {"Transpose"})[-1] == weight:
-            yield node
 
 
 @Contract(requires=[closed, one_writer], ensures=[closed, one_writer], keeps=[values_stay], mutates=True)

@@ -15,7 +15,7 @@ from onnx import TensorProto, helper
 
 from edgepeft.backbones import windows
 from edgepeft.backbones.packing import MERGE, REAL, SPLIT
-from edgepeft.graph.gradient.rule import Extent, Gradients, Visit, rule_of
+from edgepeft.graph.gradient.rule import Gradients, Visit, rule_of
 
 # Rows of a table that are few beside its lookups, such as the distances of all pairs of tokens: the matrix of which row
 # is looked up where is smaller then than that of which two places look up the same.
@@ -131,18 +131,11 @@ def _scattered(at: Visit, index: str, axis: int) -> str:
     count = tape.shape(whole[axis], of=at.x) if axis == 0 else tape.ints(whole[axis][0])
     one_sign = op("Mod", flat, count)  # an index may count from the end
     shape = [whole[axis], *(whole[other] for other in others)]
-    sums = (
-        _few(at, one_sign, rows, whole[axis][0])
-        if _is_small(whole[axis])
-        else _many(at, one_sign, rows, (count, width))
-    )
+    is_small = len(set(whole[axis])) == 1 and whole[axis][0] <= _SMALL
+    sums = _few(at, one_sign, rows, whole[axis][0]) if is_small else _many(at, one_sign, rows, (count, width))
     result = op("Reshape", sums, tape.shape(*shape, of=at.x))
     back = [*range(1, axis + 1), 0, *range(axis + 1, len(whole))]
     return op("Transpose", result, perm=back) if axis else result
-
-
-def _is_small(extent: Extent) -> bool:
-    return len(set(extent)) == 1 and extent[0] <= _SMALL
 
 
 def _few(at: Visit, index: str, rows: str, count: int) -> str:
