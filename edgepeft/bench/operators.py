@@ -36,7 +36,7 @@ from edgepeft.bench.workloads import copy, gemm
 from edgepeft.bundle.bundle import BACKBONE_FILE
 from edgepeft.bundle.versions import GRAPH
 from edgepeft.common.errors import UsageError
-from edgepeft.graph.memory import peak_bytes
+from edgepeft.graph.cost import peak_bytes
 from edgepeft.graph.shapes import Spec
 
 __all__ = ["count_metrics", "profile_all", "trace_plain"]

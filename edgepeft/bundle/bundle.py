@@ -27,8 +27,7 @@ from edgepeft.graph.names import GENERATED
 from edgepeft.graph.protos import copied, properties
 from edgepeft.graph.prune_last_layer import drop_unread_rows
 from edgepeft.graph.splice import splice, splice_text
-from edgepeft.graph.validate import check_sound
-from edgepeft.graph.wire import MOST_PARTS, more_parts_than
+from edgepeft.graph.validate import MOST_PARTS, check_sound, more_parts_than
 
 __all__ = [
     "BACKBONE_FILE",

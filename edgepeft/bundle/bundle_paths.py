@@ -10,7 +10,6 @@ import contextlib
 import errno
 import os
 import stat
-from collections.abc import Iterator
 from pathlib import Path
 
 from edgepeft.backbones.emit import WEIGHTS_FILES
@@ -32,7 +31,7 @@ def check_folder(folder: Path) -> None:
     """See that all of a bundle's folder can be read without surprise; nothing is opened."""
     inside = folder.resolve()
     weights_bytes = sum(path.stat().st_size for name in WEIGHTS_FILES.values() if (path := inside / name).is_file())
-    for path in _entries(inside):
+    for path in (Path(parent, name) for parent, folders, files in os.walk(inside) for name in (*folders, *files)):
         shown = folder / path.relative_to(inside)
         if path.is_symlink() and not Path(os.path.realpath(path)).is_relative_to(inside):
             raise BundleError(
@@ -52,11 +51,6 @@ def check_folder(folder: Path) -> None:
 def check_file(path: Path, weights: Path) -> None:
     """See that a task's file from elsewhere is a regular one of a possible size, for a backbone of ``weights``."""
     _check(path.stat(), path, _most_bytes(path.name, weights.stat().st_size))
-
-
-def _entries(folder: Path) -> Iterator[Path]:
-    for parent, folders, files in os.walk(folder):
-        yield from (Path(parent, name) for name in (*folders, *files))
 
 
 def _check(status: os.stat_result, shown: Path, most: int | None) -> None:

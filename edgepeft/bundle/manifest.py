@@ -23,7 +23,7 @@ from edgepeft.common.bounded import bytes_at
 from edgepeft.common.errors import BundleError, UnknownName, UsageError
 from edgepeft.common.messages import in_words, markdown_cell
 from edgepeft.common.task_name import check_task_names
-from edgepeft.data.score_tables import rounded
+from edgepeft.data.by_class import rounded
 from edgepeft.tasks.base import TaskType, stated
 
 __all__ = [
@@ -63,7 +63,6 @@ WeightsDtype = Literal["fp32", "int8", "int4"]
 DeltaDtype = Literal["fp32", "fp16"]
 CheckReference = Literal["pytorch", "training graph"]
 FileHash = Annotated[str, AfterValidator(_sha256)]
-
 
 _NAME = "[A-Za-z0-9_-][A-Za-z0-9._-]*"
 FileName = Annotated[str, Field(pattern=rf"^{_NAME}(/{_NAME})*$")]  # in the folder, or in one in it

@@ -17,7 +17,7 @@ from rich.text import Text
 from edgepeft.cli._output import INTERRUPTED, plain_table, table_console
 from edgepeft.common.messages import printable
 from edgepeft.common.progress import say
-from edgepeft.data.score_tables import (
+from edgepeft.data.by_class import (
     MOST_SHOWN,
     Rows,
     certainty_figures,

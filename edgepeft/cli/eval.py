@@ -9,7 +9,7 @@ import typer
 from edgepeft.cli._options import command_of
 from edgepeft.cli._output import print_json, say_cuts
 from edgepeft.cli._scores import show_errors, show_headline
-from edgepeft.data.score_tables import rounded, titled
+from edgepeft.data.by_class import rounded, titled
 from edgepeft.options.eval import EvalOptions
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from edgepeft.cli._options import command_of, note_trainable
 from edgepeft.cli._output import print_json
 from edgepeft.common.errors import UsageError, requiring
 from edgepeft.common.progress import say
-from edgepeft.data.score_tables import rounded
+from edgepeft.data.by_class import rounded
 from edgepeft.options.base import listed
 from edgepeft.options.export import NO_BUNDLE, ExportOptions
 

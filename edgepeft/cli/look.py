@@ -42,9 +42,8 @@ def command(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Look at a file as `edgepeft train` would: its kind, its parts, its labels, its lengths, and what is odd."""
-    from edgepeft.data.parts import PARTS, load_data
+    from edgepeft.data.parts import PARTS, load_data, shape_in
     from edgepeft.data.rows import Columns
-    from edgepeft.data.told import shape_in
 
     columns = Columns(text_column, pair_column, label_column, separator=label_separator)
     shape = None if kind else shape_in(data, columns)

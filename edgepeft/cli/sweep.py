@@ -14,7 +14,7 @@ from edgepeft.cli._options import command_of
 from edgepeft.cli._output import INTERRUPTED, plain_table, print_json, table_console
 from edgepeft.common.errors import EdgepeftError, requiring
 from edgepeft.common.progress import about, bars, say
-from edgepeft.data.score_tables import rounded
+from edgepeft.data.by_class import rounded
 from edgepeft.options.train import SweepOptions
 
 if TYPE_CHECKING:

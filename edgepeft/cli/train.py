@@ -21,7 +21,7 @@ from edgepeft.cli._scores import (
 )
 from edgepeft.common.errors import requiring
 from edgepeft.common.progress import say
-from edgepeft.data.score_tables import rounded, titled
+from edgepeft.data.by_class import rounded, titled
 from edgepeft.options.train import METHOD, TrainOptions
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from edgepeft.cli._options import command_of
 from edgepeft.cli._output import print_json
 from edgepeft.cli._scores import interruptible, say_temperature, say_unbeaten, say_windows
 from edgepeft.common.progress import say
-from edgepeft.data.score_tables import rounded
+from edgepeft.data.by_class import rounded
 from edgepeft.options.tune import TuneOptions
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ import numpy as np
 from edgepeft.common.bounded import json_at
 from edgepeft.common.errors import DataError, requiring
 from edgepeft.data.containers import ROW_BYTES, Room
-from edgepeft.data.label_names import class_names, named_classes
+from edgepeft.data.labels import class_names, named_classes
 
 __all__ = ["SAVED", "NamedSplit", "SavedSplit", "names_in", "read_arrow", "read_parquet", "saved_splits"]
 

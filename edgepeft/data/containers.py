@@ -15,10 +15,10 @@ import sys
 import warnings
 import zipfile
 import zlib
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator
 from functools import partial
 from pathlib import Path, PurePath
-from typing import Any, BinaryIO
+from typing import Any
 
 from edgepeft.common.errors import DataError, requiring
 from edgepeft.common.messages import reason
@@ -47,7 +47,6 @@ _SHEET_ROWS = 1_048_576  # what Excel has
 
 Record = tuple[int, dict[str, Any] | DataError]  # its line, and the row or why it cannot be read
 Lines = Iterator[tuple[int, str]]
-
 
 ROW_BYTES = 64  # that a row takes at least, whatever is in it
 _ROOM_BYTES, _ROOM_TIMES = 32 << 20, 10  # texts take a fourth once they are packed
@@ -82,18 +81,15 @@ class _Unpacked(io.RawIOBase):
         self._room, self._file = Room(path), gzip.GzipFile(path)
 
     def readable(self) -> bool:
-        """As its base asks."""
         return True
 
     def readinto(self, buffer: Any, /) -> int:
-        """As its base."""
         content = self._file.read1(len(buffer))
         self._room.take(len(content))
         buffer[: len(content)] = content
         return len(content)
 
     def close(self) -> None:
-        """As its base."""
         self._file.close()
         super().close()
 
@@ -101,7 +97,11 @@ class _Unpacked(io.RawIOBase):
 def lines_of(path: Path) -> Lines:
     """Decoded lines with their numbers; each is decoded alone, so that a bad byte has a line."""
     try:
-        with _opened(path) as file:
+        with (
+            sys.stdin.buffer
+            if str(path) == STDIN
+            else (io.BufferedReader(_Unpacked(path), 1 << 20) if path.suffix.lower() == PACKED else path.open("rb"))
+        ) as file:
             for number, raw in enumerate(file, start=1):
                 try:
                     yield number, raw.decode("utf-8-sig" if number == 1 else "utf-8")
@@ -109,12 +109,6 @@ def lines_of(path: Path) -> Lines:
                     raise DataError(f"{path}:{number}: not UTF-8 ({error.reason}); save the file as UTF-8.") from error
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise DataError(f"{path} is no gz file that can be read ({error}).") from error
-
-
-def _opened(path: Path) -> BinaryIO:
-    if str(path) == STDIN:
-        return sys.stdin.buffer
-    return io.BufferedReader(_Unpacked(path), 1 << 20) if path.suffix.lower() == PACKED else path.open("rb")
 
 
 _MOST_ODD = 0.3  # letters that no Western language has; of Cyrillic and Japanese most would be
@@ -224,20 +218,18 @@ def read_xlsx(path: Path) -> Iterator[Record]:
             sheet = load_workbook(path, read_only=True, data_only=True).worksheets[0]
         sheet.reset_dimensions()  # which it states of itself: a billion empty rows, if it likes
         rows = sheet.iter_rows(values_only=True, max_row=_SHEET_ROWS)
-        yield from _under_header(path, rows)
+        numbered = (
+            (line, cells) for line, cells in enumerate(rows, start=1) if any(cell is not None for cell in cells)
+        )
+        first, names = next(numbered, (1, ()))
+        header = _distinct(path, first, [str(cell).strip() if cell is not None else "" for cell in names])
+        for line, cells in numbered:
+            named = itertools.zip_longest(header, cells[: len(header)])  # a row ends with its last cell
+            yield line, {name: _cell(cell) for name, cell in named if name}
     except DataError:
         raise
     except Exception as error:  # of zip, of XML, of what is no number where one is needed
         raise DataError(f"{path} is no spreadsheet that can be read ({reason(error)}).") from error
-
-
-def _under_header(path: Path, rows: Iterator[Sequence[Any]]) -> Iterator[Record]:
-    numbered = ((line, cells) for line, cells in enumerate(rows, start=1) if any(cell is not None for cell in cells))
-    first, names = next(numbered, (1, ()))
-    header = _distinct(path, first, [str(cell).strip() if cell is not None else "" for cell in names])
-    for line, cells in numbered:
-        named = itertools.zip_longest(header, cells[: len(header)])  # a row ends with its last cell
-        yield line, {name: _cell(cell) for name, cell in named if name}
 
 
 def _cell(value: Any) -> Any:
@@ -248,7 +240,6 @@ def _cell(value: Any) -> Any:
 
 
 _MOST_CELLS = 100_000  # of a line
-
 
 LONGEST_CELL = 1 << 24  # characters, of four bytes each; csv's own limit of 131,072 is below a long document
 
@@ -333,6 +324,5 @@ def lone_column(suffix: str, found: Collection[str]) -> str:
 
 
 _SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "bars", ",": "commas"}
-
 
 _SEPARATED = {".csv": "commas", ".tsv": "tabs"}

@@ -4,15 +4,13 @@ What no file is given for is held out of the training file, stratified, in the s
 that runs of several seeds are scored on the same rows.  Files are taken as they are, but the rows reported may not
 all be among those that train or choose; how many rows two parts share is written down with where they are from.
 
-The parts are the same on every machine, Python and library version: the order of rows is that of SHA-256 over a salt
-and the row's content, no generator whose stream a release may change.  Equal rows are neighbours in it, so copies of a
-row hardly ever fall on both sides of a split.
+Rows of a file that cannot be used are named at once, or left out.  What rows tell where no option does: the kind of
+task, and patterns of text; for each verb that learns from rows.
 """
 
 from __future__ import annotations
 
 import hashlib
-import heapq
 import os
 import warnings
 from collections import Counter
@@ -21,36 +19,37 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import combinations
 from pathlib import Path
-from typing import NamedTuple, TypedDict, Unpack
+from typing import TypedDict, TypeVar, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgepeft.common.errors import DataError, UsageError
-from edgepeft.data.bad_rows import BadRows
 from edgepeft.data.labels import require_names
-from edgepeft.data.readers import Source, source_of
-from edgepeft.data.rows import SENTENCES, Columns, Row, read_rows
-from edgepeft.data.told import own_splits
-from edgepeft.options.base import Rows, share_of
+from edgepeft.data.readers import STDIN, Source, format_of, is_dataset, source_of, splits_of
+from edgepeft.data.rows import SENTENCES, Columns, Row, head_of, read_rows
+from edgepeft.data.sampling import Part, few_shot_part, file_name, held_out, row_digest
+from edgepeft.data.shapes import Shape, told_shape
+from edgepeft.options.base import LearningOptions, Rows, share_of
 from edgepeft.tasks._conformal import Guarantee
 from edgepeft.tasks.base import TaskType, kind_asked, listed, stated
 
 __all__ = [
     "PARTS",
+    "TOLD",
+    "BadRows",
     "Division",
     "Given",
     "TaskData",
     "given_rows",
     "load_data",
-    "part",
-    "quotas",
-    "row_digest",
+    "own_splits",
+    "shape_in",
     "task_data",
+    "told",
 ]
 
 PARTS = ("train", "eval", "test")
-HELD_OUT = 0.1  # of the training file, for each part without a file or a share of its own
 
 Given = Source | float | None
 """A file or rows, or a share of the training rows; None is a tenth."""
@@ -138,11 +137,6 @@ class Division(TypedDict, total=False):
     partial: bool
 
 
-class _Source(NamedTuple):
-    rows: tuple[Row, ...]
-    origin: str
-
-
 def given_rows(option: str, given: Rows | float | None) -> Given:
     """What reads as a number or a percentage, and is no file, is a share to hold out."""
     if given is None or isinstance(given, int | float):
@@ -223,11 +217,11 @@ def task_data(
     if known.one_label:
         _note_conflicts([row for rows in given for row in rows])
     left = tuple(train)
-    left, tested = _held_out(left, test, "test", len(train), known)
-    left, chosen = _held_out(left, eval, "eval", len(train), known)
-    kept = _Source(left, f"{len(left)} rows of {_name(train)}")
+    left, tested = held_out(left, test, "test", len(train), known)
+    left, chosen = held_out(left, eval, "eval", len(train), known)
+    kept = Part(left, f"{len(left)} rows of {file_name(train)}")
     if few_shot is not None:
-        kept = _few(left, few_shot, seed, known)
+        kept = few_shot_part(left, few_shot, seed, known)
     sources = dict(zip(PARTS, (kept, chosen, tested), strict=True))
     split = "; ".join(f"{name}: {source.origin}" for name, source in sources.items())
     split += _shared({name: source.rows for name, source in sources.items()}, note=few_shot is None)
@@ -253,45 +247,6 @@ def _check(rows: Sequence[Row], first: Row, kind: TaskType) -> None:
                 f"{row.where}: label {odd!r} was not seen in {first.file}, which has {listed(kind.labels or ())}. "
                 "Add training rows of it, or correct it."
             )
-
-
-def _held_out(
-    rows: tuple[Row, ...], given: Sequence[Row] | float | None, name: str, n_all: int, kind: TaskType
-) -> tuple[tuple[Row, ...], _Source]:
-    """What is left to train on, and the part called ``name``: as given, or held out, the asked share of all rows."""
-    if given is not None and not isinstance(given, float):
-        return rows, _Source(tuple(given), f"{len(given)} rows of {_name(given)}")
-    if given is not None and not 0 < given < 1:
-        raise UsageError(f"--{name} {given:g}: a share to hold out lies between 0 and 1, such as 0.2 or 20%.")
-    n = max(1, round((given or HELD_OUT) * n_all))
-    taken, left = part(rows, n, f"held out: {name}", strata=kind.strata(rows), spare=1)
-    if given is not None and len(taken) < n:
-        raise UsageError(
-            f"--{name} {given:g} of {n_all} rows is {n}, and {len(taken)} can be held out: a row of every label stays "
-            "to train on. Give smaller shares, or more rows."
-        )
-    if not taken:
-        lack = "no label has a row more than the one that stays to train on" if kind.one_label else "too few to share"
-        raise DataError(
-            f"{rows[0].file} has {n_all} rows, and none can be held out for {name}: {lack}. "
-            "Give files for --eval and --test, or more rows."
-        )
-    return left, _Source(taken, f"{len(taken)} rows held out of {_name(rows)}")
-
-
-def _few(rows: tuple[Row, ...], n: int, seed: int, kind: TaskType) -> _Source:
-    strata = kind.strata(rows)
-    least = kind.n_outputs if kind.one_label else len(set(strata))
-    if n < least:
-        raise UsageError(f"--few-shot {n} is fewer than {least}; give at least one row, and one of every label.")
-    if n > len(rows):
-        raise UsageError(f"--few-shot {n} is more than the {len(rows)} rows of {rows[0].file} that can train.")
-    taken = part(rows, n, f"few-shot {seed}", strata=strata, least=1).taken
-    return _Source(taken, f"{n} of {len(rows)} rows of {_name(rows)} (stratified, seed {seed})")
-
-
-def _name(rows: Sequence[Row]) -> str:
-    return Path(rows[0].file).name
 
 
 def _note_conflicts(rows: Sequence[Row]) -> None:
@@ -348,47 +303,79 @@ def _require_different(given: dict[str, Source], parts: dict[str, tuple[Row, ...
             )
 
 
-class DrawnRows(NamedTuple):
-    """Rows taken and rows left, each in the order of the file."""
-
-    taken: tuple[Row, ...]
-    left: tuple[Row, ...]
+_PROBLEMS = 20  # lines, and kinds of what is wrong, that are named
 
 
-def part(
-    rows: Sequence[Row], n: int, salt: str, *, strata: Sequence[str] | None, least: int = 0, spare: int = 0
-) -> DrawnRows:
-    """Take ``n`` rows, in proportion from the rows of every one of ``strata`` (each row's; None: all are of one).
+class BadRows:
+    """Rows of a file that cannot be used, by what is wrong with them."""
 
-    Every stratum gives at least ``least`` rows and keeps at least ``spare``.
-    """
-    members_of: dict[str, list[int]] = {}
-    for index in sorted(range(len(rows)), key=lambda index: row_digest(rows[index], salt)):
-        members_of.setdefault("" if strata is None else strata[index], []).append(index)
-    wanted = quotas({label: len(members) for label, members in members_of.items()}, n, least=least, spare=spare)
-    taken = {index for label, members in members_of.items() for index in members[: wanted[label]]}
-    return DrawnRows(
-        tuple(row for index, row in enumerate(rows) if index in taken),
-        tuple(row for index, row in enumerate(rows) if index not in taken),
-    )
+    def __init__(self, path: Source) -> None:
+        self._path, self._first = path, list[DataError]()
+        self._lines: dict[str, list[int]] = {}
+        self._times: Counter[str] = Counter()
+        self._n = 0
+
+    def __call__(self, line: int, record: Mapping[str, object], error: DataError) -> None:
+        """Take note of one, as ``read_rows`` says."""
+        self._n += 1
+        self._first = self._first or [error]
+        what = str(error).removeprefix(f"{self._path}:{line}: ")
+        if what in self._lines or len(self._lines) < _PROBLEMS:
+            self._times[what] += 1
+            if len(lines := self._lines.setdefault(what, [])) < _PROBLEMS:
+                lines.append(line)
+
+    def settle(self, *, skip: bool, some: bool) -> None:
+        """Say what is left out, or refuse the file with all that is wrong with it; ``some`` rows can be used."""
+        if not self._n:
+            return
+        told = " ".join(f"{_lines_of(lines, self._times[what])}: {what}" for what, lines in self._lines.items())
+        if skip and some:
+            warnings.warn(f"{self._path}: {self._n} rows are left out. {told}", stacklevel=2)
+        elif self._n == 1 or (not some and len(self._lines) == 1):  # what is true of all rows is told of the first
+            raise self._first[0]
+        else:
+            remedy = "; --skip-bad leaves them out" if some else ""
+            raise DataError(f"{self._path}: {self._n} rows cannot be used{remedy}. {told}")
+
+    @property
+    def left_out(self) -> str:
+        """For ``split``."""
+        return f"; left out of {Path(str(self._path)).name}: {self._n} that cannot be used" if self._n else ""
 
 
-def quotas(sizes: Mapping[str, int], n: int, *, least: int = 0, spare: int = 0) -> dict[str, int]:
-    """``n`` shared in proportion to ``sizes``: one by one to whom most is due; less if there are not so many."""
-    total = sum(sizes.values())
-    room = {label: max(0, size - spare) for label, size in sizes.items()}
-    given = {label: min(least, room[label]) for label in sizes}
-    due = [(given[label] - size * n / total, label) for label, size in sizes.items() if given[label] < room[label]]
-    heapq.heapify(due)
-    for _ in range(min(n, sum(room.values())) - sum(given.values())):
-        _, neediest = heapq.heappop(due)
-        given[neediest] += 1
-        if given[neediest] < room[neediest]:
-            heapq.heappush(due, (given[neediest] - sizes[neediest] * n / total, neediest))
-    return given
+def _lines_of(lines: Sequence[int], times: int) -> str:
+    """The first of so many."""
+    first = ", ".join(map(str, lines))
+    more = f" and {times - len(lines)} more" if times > len(lines) else ""
+    return f"line{'s' * (times > 1)} {first}{more}"
 
 
-def row_digest(row: Row, salt: str = "") -> bytes:
-    """SHA-256 of the salt and the row's content, not of where it stands."""
-    content = "\0".join((salt, row.sentence1, row.sentence2 or "", row.label or "", *row.candidates))
-    return hashlib.sha256(content.encode("utf-8", "surrogatepass")).digest()
+TOLD = ("kind", "source", "target")  # what a shape says, by the names of options
+_SAY = (*TOLD, "regression", "format")
+
+O = TypeVar("O", bound=LearningOptions)  # noqa: E741
+
+
+def told(options: O) -> O:
+    """The options with what the shape of their rows tells; as they are where one of them says what the rows are."""
+    if any(getattr(options, name, None) for name in _SAY):
+        return options
+    rows = source_of(options.data)
+    shape = shape_in(rows, Columns.of(options))
+    known = [name for name in TOLD if shape is not None and name in type(options).model_fields]
+    return options.model_copy(update={"data": rows, **{name: getattr(shape, name) for name in known}})
+
+
+def shape_in(train: Source, columns: Columns = SENTENCES) -> Shape | None:
+    """What training rows are told by, where no option says it; see ``shapes``.  Standard input is read once, later."""
+    if str(train) == STDIN:
+        return None
+    return told_shape(train, head_of(own_splits(train, columns).get("train", train)), columns[:3])
+
+
+def own_splits(train: Source, columns: Columns) -> dict[str, Path]:
+    """A dataset's, by part; none of a file."""
+    if not isinstance(train, Path) or format_of(train) or not is_dataset(train):
+        return {}
+    return splits_of(train, columns.names[2] if columns.target is None else columns.target.fields[0])

@@ -63,7 +63,6 @@ CLEANINGS: dict[str, Callable[[str], str]] = {
 }
 """By the name that follows a field: ``{paragraph:untagged}``."""
 
-
 JOINED = "joined"
 
 

@@ -353,7 +353,6 @@ FORMATS: dict[str, Reader] = {
 }
 """Extension -> reader; before ``.gz`` too: the first five alone."""
 
-
 _OF_CONLL = (".conllu", ".bio", ".iob", ".iob2", ".txt")
 
 

@@ -23,8 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 from edgepeft.common.errors import DataError, UsageError
 from edgepeft.data.containers import lone_column
 from edgepeft.data.conventions import CANDIDATES, FIRST, LABEL, SECOND, by_convention, candidates_in, chosen_column
-from edgepeft.data.label_names import LabelNames, files_beside, names_beside
-from edgepeft.data.labels import LabelReader, label_text, opened
+from edgepeft.data.labels import LabelNames, LabelReader, files_beside, label_text, names_beside, opened
 from edgepeft.data.labels import shown as _shown
 from edgepeft.data.pattern import Pattern, nearest
 from edgepeft.data.readers import FORMATS, STDIN, Record, Source, reader_of
@@ -240,7 +239,16 @@ class _RowReader:
         except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:  # other than the first rows are
             told = "" if self._shape is None else self._shape.told
             raise DataError(f"{where}: no row of {told}, as the first ones are; found {_shown(found)}.") from error
-        return _asked(shaped, self._wanted.columns, labels=self._labels)
+        # A row of SQuAD's columns by the usual names of its columns.
+        if not self._wanted.columns.passages:
+            return shaped
+        usual = (
+            {FIRST: "question", SECOND: "context", LABEL: "answers"}
+            if self._labels
+            else {FIRST: "question", SECOND: "context"}
+        )
+        found = {name: shaped[theirs] for name, theirs in usual.items() if name not in shaped and theirs in shaped}
+        return {**shaped, **found}
 
     def _record(self, found: Mapping[str, Any], where: str) -> dict[str, Any]:
         record = self._usual(found, where)
@@ -282,17 +290,6 @@ def _shape(path: Source, head: Sequence[Mapping[str, Any]], columns: Columns) ->
     return shape_of(path, head)
 
 
-def _asked(record: dict[str, Any], columns: Columns, *, labels: bool) -> dict[str, Any]:
-    """A row of SQuAD's columns by the usual names of its columns."""
-    if not columns.passages:
-        return record
-    usual = (
-        {FIRST: "question", SECOND: "context", LABEL: "answers"} if labels else {FIRST: "question", SECOND: "context"}
-    )
-    found = {name: record[theirs] for name, theirs in usual.items() if name not in record and theirs in record}
-    return {**record, **found}
-
-
 def _tagged(record: dict[str, Any], columns: Columns, where: str, *, labels: bool) -> dict[str, Any]:
     """A row of words, or of a text with spans, by the usual names of its columns."""
     if columns.text is not None and isinstance(record.get(columns.text), list):
@@ -319,7 +316,17 @@ def _row(path: Source, line: int, record: dict[str, Any], columns: Columns, labe
     if columns.fields is not None:
         return Row("", None, None, str(path), line)
     if columns.source is not None:
-        return _from_template(path, line, record, columns, label_of)
+        # A row of a task that is posed as text.
+        assert columns.source is not None
+        where, answers = f"{path}:{line}", tuple[str, ...]()
+        label = (
+            label_of(columns.listed(record[columns.names[2]]), where) if label_of and columns.target is None else None
+        )
+        if label_of and columns.target is not None:
+            answers = tuple(label_text(answer, where, "target") for answer in columns.target.choices(record, where))
+            label = answers[0]
+        label = nearest(label, columns.step, where) if label and columns.step else label
+        return Row(columns.source.filled(record, where), None, label, str(path), line, references=answers)
     first, second = record[text_column], record.get(pair_column)
     for name, text in ((text_column, first), (pair_column, second)):
         if not isinstance(text, str) and not (name == pair_column and text is None):
@@ -329,20 +336,6 @@ def _row(path: Source, line: int, record: dict[str, Any], columns: Columns, labe
     label = label_of(asked, f"{path}:{line}") if label_of else None
     candidates = candidates_in(record, f"{path}:{line}") if columns.candidates else ()
     return Row(first, second, label, str(path), line, candidates=candidates)
-
-
-def _from_template(
-    path: Source, line: int, record: dict[str, Any], columns: Columns, label_of: LabelReader | None
-) -> Row:
-    """A row of a task that is posed as text."""
-    assert columns.source is not None
-    where, answers = f"{path}:{line}", tuple[str, ...]()
-    label = label_of(columns.listed(record[columns.names[2]]), where) if label_of and columns.target is None else None
-    if label_of and columns.target is not None:
-        answers = tuple(label_text(answer, where, "target") for answer in columns.target.choices(record, where))
-        label = answers[0]
-    label = nearest(label, columns.step, where) if label and columns.step else label
-    return Row(columns.source.filled(record, where), None, label, str(path), line, references=answers)
 
 
 def _task(path: Source, line: int, record: dict[str, Any], column: str) -> str | None:

@@ -13,8 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from edgepeft.common.errors import DataError
-from edgepeft.data.label_names import names_beside
-from edgepeft.data.labels import number_of, opened, require_names
+from edgepeft.data.labels import names_beside, number_of, opened, require_names
 
 __all__ = ["HEAD", "LABELS", "NUMBERED", "TEXTS", "Shape", "one_of", "shape_of", "told_shape", "written_shape"]
 

@@ -223,7 +223,7 @@ def _fields(fields: str) -> str:
     return " ".join(f"{field.partition(':')[0]}{colon} {{{field}}}" for field, colon in marks)
 
 
-def _labelled() -> Iterator[Format]:
+def _formats() -> Iterator[Format]:
     for group, tasks, start, length in (("glue", _GLUE, "", 128), ("superglue", _SUPERGLUE, "superglue-", 256)):
         for task, (ours, other) in tasks.items():
             names, metric = NAMES[task], _METRICS.get(task, "accuracy")
@@ -232,9 +232,13 @@ def _labelled() -> Iterator[Format]:
             source = _fields(other or ours)
             more = {"names": names, "targets": numbers, "metric": metric, "max_length": length}
             yield Format(f"compacter:{word}", source, word, **more)  # type: ignore[arg-type]
-
-
-def _written() -> Iterator[Format]:
+    # STS-B's: how alike two sentences are, from 0.0 to 5.0.
+    source = _fields("sentence1 sentence2")
+    for name, read, word, step in (("glue:stsb", f"stsb {source}", "", 0.2), ("compacter:stsb", source, "stsb", 0.1)):
+        names = tuple(f"{i * step:.1f}" for i in range(round(5 / step) + 1))
+        longest = 128 if word else None
+        more = {"names": names, "targets": names, "metric": "pearson_spearman", "max_length": longest, "step": step}
+        yield Format(name, read, word, **more)  # type: ignore[arg-type]
     free = {"target": "{answers}", "metric": "f1"}
     yield Format("superglue:record", _RECORD, each_answer="train", **free)  # type: ignore[arg-type]
     of = "superglue-record"
@@ -245,18 +249,5 @@ def _written() -> Iterator[Format]:
         yield Format(name, source, word, target=f"{{answers:{cleaning}}}", metric="f1")
 
 
-def _numbers() -> Iterator[Format]:
-    """STS-B's: how alike two sentences are, from 0.0 to 5.0."""
-    source = _fields("sentence1 sentence2")
-    for name, read, word, step in (
-        ("glue:stsb", f"stsb {source}", "", 0.2),
-        ("compacter:stsb", source, "stsb", 0.1),
-    ):
-        names = tuple(f"{i * step:.1f}" for i in range(round(5 / step) + 1))
-        length = 128 if word else None
-        more = {"names": names, "targets": names, "metric": "pearson_spearman", "max_length": length, "step": step}
-        yield Format(name, read, word, **more)  # type: ignore[arg-type]
-
-
-FORMATS: dict[str, Format] = {each.name: each for each in (*_labelled(), *_numbers(), *_written())}
+FORMATS: dict[str, Format] = {each.name: each for each in _formats()}
 """By name: ``glue:mrpc``, ``superglue:cb`` and ``squad`` are T5's, ``compacter:mrpc`` is Compacter's."""

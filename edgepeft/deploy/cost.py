@@ -18,8 +18,7 @@ from edgepeft.backbones.text import CROSS, CROSS_BIAS, IDS, ORDER, TextGraphs
 from edgepeft.bundle.bundle import Bundle
 from edgepeft.common.errors import UsageError
 from edgepeft.common.operators import OperatorClass, Work, product_flops
-from edgepeft.graph.cost import Costs, count_run
-from edgepeft.graph.memory import peak_bytes
+from edgepeft.graph.cost import Costs, count_run, peak_bytes
 from edgepeft.graph.shapes import Spec, walk
 from edgepeft.runtime.decoding import GREEDY, Decoding
 
@@ -161,16 +160,12 @@ def written_bytes(graphs: TextGraphs, inputs: Inputs, prompt: int, decoding: Dec
     """What texts that are written at once take: caches, and a pass of the decoder, or of the encoder beyond them."""
     rows, length = inputs["input_ids"].shape
     encoder, step = _pass_bytes(graphs, inputs, prompt, decoding)
-    caches = _cache_bytes(graphs, rows, length + prompt, decoding)
-    return {**caches, "a pass": int(max(_ARENA * encoder - sum(caches.values()), _ARENA * step))}
-
-
-def _cache_bytes(graphs: TextGraphs, rows: int, length: int, decoding: Decoding) -> dict[str, int]:
-    """Keys and values that are kept between the last steps, by whose tokens they are; ``length`` has a prompt in it."""
-    specs = _step(graphs.decoder, rows, rows * decoding.beams, length, decoding.max_new_tokens - 1)
+    # Keys and values that are kept between the last steps, by whose tokens they are; ``length`` has a prompt in it.
+    specs = _step(graphs.decoder, rows, rows * decoding.beams, (length + prompt), decoding.max_new_tokens - 1)
     sizes = {name: value.n_bytes for name, value in specs.items() if isinstance(value, Spec)}
     cross = sum(size for name, size in sizes.items() if name.startswith(f"{CROSS}."))
-    return {"keys and values of the texts": cross, "of what is written": sum(sizes.values()) - cross}
+    caches = {"keys and values of the texts": cross, "of what is written": sum(sizes.values()) - cross}
+    return {**caches, "a pass": int(max(_ARENA * encoder - sum(caches.values()), _ARENA * step))}
 
 
 def _pass_bytes(graphs: TextGraphs, inputs: Inputs, prompt: int, decoding: Decoding) -> tuple[int, int]:

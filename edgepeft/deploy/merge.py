@@ -30,11 +30,10 @@ from edgepeft.common.atomic import new_folder, write_json
 from edgepeft.common.errors import UsageError
 from edgepeft.deploy.verify import TextCheck, read_check, replay, require_passed
 from edgepeft.graph.external_data import external_tensors, external_values, load_external, store_external
-from edgepeft.graph.fold import fold_linear
-from edgepeft.graph.forms import as_choices, as_starts_and_ends, logits_as_rows, own_states
 from edgepeft.graph.names import END, LOGITS, START, STATES
 from edgepeft.graph.seq2seq import optimum_decoder, optimum_encoder
 from edgepeft.graph.splice import splice_states
+from edgepeft.graph.standalone import as_choices, as_starts_and_ends, fold_linear, logits_as_rows, own_states
 from edgepeft.runtime.decoding import GREEDY
 from edgepeft.runtime.inputs import Inputs
 from edgepeft.runtime.session import failing_as, plain_session
@@ -157,11 +156,9 @@ class _Answers(_Form):
     """``start_logits`` and ``end_logits``, less the threshold of no answer at the first token's start."""
 
     def graph(self, bundle: Bundle, task: str) -> onnx.ModelProto:
-        """As ``_Form.graph``."""
         return as_starts_and_ends(super().graph(bundle, task), _threshold(bundle.entry(task)))
 
     def logits(self, outputs: Mapping[str, Values], rows: Inputs, entry: TaskEntry) -> Values:
-        """As ``_Form.logits``."""
         both = np.stack([outputs[START], outputs[END]], -1)
         both[:, 0, 0] += np.float32(_threshold(entry))
         return both
@@ -171,7 +168,6 @@ class _Choices(_Form):
     """``logits`` [batch, choices] of token rows [batch, choices, length]."""
 
     def graph(self, bundle: Bundle, task: str) -> onnx.ModelProto:
-        """As ``_Form.graph``."""
         return as_choices(super().graph(bundle, task))
 
     def inputs(self, rows: Inputs) -> Inputs:
@@ -183,7 +179,6 @@ class _States(_Form):
     """``last_hidden_state`` [batch, length, d]; ``1_Pooling/config.json`` says how a text's vector is made of it."""
 
     def graph(self, bundle: Bundle, task: str) -> onnx.ModelProto:
-        """As ``_Form.graph``."""
         sites = bundle.manifest.backbone.sites
         return own_states(splice_states(bundle.backbone_graph, bundle.delta_graph(task), sites, bundle.checkpoint))
 

@@ -335,26 +335,21 @@ def _check_template(runtime: Runtime, name: str) -> None:
 
 def _check_task(runtime: Runtime, task: str) -> Verification:
     bundle = runtime.bundle
-    given = bundle.check(task)
+    entry, (content, where), allowed = bundle.entry(task), bundle.check(task), bundle.allowed(task)
     check_standard(bundle.delta_graph(task))
-    if (trained := bundle.entry(task).train_sha256) is not None:
+    if (trained := entry.train_sha256) is not None:
         expect_hash(bundle.current(task, TRAINING), trained)
-    result = (_replay_of_text if bundle.entry(task).writes else _replay_of_task)(runtime, task, *given)
-    stated = bundle.entry(task).verification
+    if entry.writes:
+        check = TextCheck.read(content, where, bundle.architecture.vocab_size)
+        runtime.prepare(task)
+        generator = runtime.generator
+        result = check.replay(generator.session(task), generator.decoder, allowed)
+    else:
+        inputs, reference = read_check(content, where)
+        run, agreement = partial(runtime.logits, task), entry.task_kind.agreement
+        result = replay(run, inputs, reference, allowed, agreement)
+    stated = entry.verification
     if stated is not None:
         result = result.model_copy(update={"reference": stated.reference})
     require_passed(task, result)
     return result
-
-
-def _replay_of_task(runtime: Runtime, task: str, content: bytes, where: str) -> Verification:
-    inputs, reference = read_check(content, where)
-    compare = runtime.bundle.entry(task).task_kind.agreement
-    return replay(lambda group: runtime.logits(task, group), inputs, reference, runtime.bundle.allowed(task), compare)
-
-
-def _replay_of_text(runtime: Runtime, task: str, content: bytes, where: str) -> Verification:
-    check = TextCheck.read(content, where, runtime.bundle.architecture.vocab_size)
-    runtime.prepare(task)
-    generator = runtime.generator
-    return check.replay(generator.session(task), generator.decoder, runtime.bundle.allowed(task))

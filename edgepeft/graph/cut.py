@@ -1,21 +1,69 @@
-"""Passes: the part of a model below some values, which tasks or epochs share, and the part above them.
+"""Passes: what the outputs need, in an order that can be run; parts below and above some values; other names.
 
-Each part keeps the inputs that it reads.
+Tasks or epochs share what lies below.  Each part keeps the inputs that it reads.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from graphlib import CycleError, TopologicalSorter
 
 import onnx
 from onnx import TensorProto, helper
 
 from edgepeft.common.errors import BundleError
-from edgepeft.graph.contract import Contract, all_used, closed, one_writer, well_formed
-from edgepeft.graph.protos import ancestors, copied, reads, replace, writers
-from edgepeft.graph.prune import prune
+from edgepeft.graph.contract import (
+    Contract,
+    all_used,
+    closed,
+    one_writer,
+    ordered,
+    plain,
+    same_interface,
+    same_operators,
+    values_stay,
+    well_formed,
+)
+from edgepeft.graph.protos import ancestors, copied, reads, replace, subgraphs, writers
 
-__all__ = ["above", "below", "untouched_values"]
+__all__ = ["above", "below", "prune", "rename_values", "strip", "untouched_values"]
+
+
+@Contract(requires=[one_writer], ensures=[one_writer, ordered, all_used], keeps=[same_interface], mutates=True)
+def prune(graph: onnx.GraphProto) -> None:
+    """Drop unreachable nodes and initializers and sort the rest."""
+    writer = {name: i for i, node in enumerate(graph.node) for name in node.output if name}
+    wanted: dict[int, set[int]] = {}
+    frontier = [writer[output.name] for output in graph.output if output.name in writer]
+    while frontier:
+        index = frontier.pop()
+        if index in wanted:
+            continue
+        wanted[index] = {writer[name] for name in reads(graph.node[index]) if name in writer}
+        frontier += wanted[index]
+    try:
+        # Dependencies first; inserting in the old order keeps the result deterministic.
+        order = list(TopologicalSorter({i: sorted(wanted[i]) for i in sorted(wanted)}).static_order())
+    except CycleError as error:
+        raise BundleError("the delta graph makes the backbone read its own output; it cannot be spliced.") from error
+    replace(graph.node, [graph.node[i] for i in order])
+    used = {name for node in graph.node for name in reads(node)} | {output.name for output in graph.output}
+    for index in reversed(range(len(graph.initializer))):  # those that stay are not copied: a task's may be large
+        if graph.initializer[index].name not in used:
+            del graph.initializer[index]
+
+
+@Contract(ensures=[plain], keeps=[same_interface, same_operators, values_stay], mutates=True)
+def strip(model: onnx.ModelProto) -> None:
+    """Remove doc strings and metadata: the exporter writes stack traces with file paths into them."""
+    graph = model.graph
+    model.doc_string = graph.doc_string = ""
+    for part in (graph.node, graph.input, graph.output, graph.value_info, graph.initializer):
+        for item in part:
+            item.doc_string = ""
+            del item.metadata_props[:]
+    del graph.metadata_props[:]
+
 
 _FOREIGN = ("delta/", "prompted/")  # what ``splice`` calls the nodes of a delta and of a prompt's placeholders
 
@@ -67,3 +115,20 @@ def _writer(graph: onnx.GraphProto, value: str) -> onnx.NodeProto:
     if node is not None:
         return node
     raise BundleError(f"the graph has no value {value!r}, which the manifest's sites name.")
+
+
+@Contract(requires=[closed], ensures=[closed], keeps=[same_operators], mutates=True)
+def rename_values(graph: onnx.GraphProto, new_name: Callable[[str], str]) -> None:
+    """Apply ``new_name`` to every value, input, output and initializer; nodes in subgraphs included."""
+    _rename(graph, new_name)
+
+
+def _rename(graph: onnx.GraphProto, new_name: Callable[[str], str]) -> None:
+    for node in graph.node:  # first: a new name may depend on how many were given before
+        node.input[:] = [new_name(name) if name else name for name in node.input]
+        node.output[:] = [new_name(name) if name else name for name in node.output]
+        for subgraph in subgraphs([node]):
+            _rename(subgraph, new_name)
+    for part in (graph.input, graph.output, graph.value_info, graph.initializer):
+        for item in part:
+            item.name = new_name(item.name)

@@ -1,28 +1,202 @@
-"""External data: a protobuf ends at 2 GiB, and full fine-tuning of XLM-R-large has tensors of 2.24 GB.
+"""Tensors that a graph does not hold: in a safetensors file beside it, or made by a recipe when a session opens.
 
-Those of a delta graph lie in a safetensors file beside it.  Once it is read, the reference is to the whole path of that
-file; what a recipe makes (``edgepeft.graph.derived_weights``) lies nowhere until a session opens.
+A protobuf ends at 2 GiB, and full fine-tuning of XLM-R-large has tensors of 2.24 GB.  Once such a file is read, the
+reference is to its whole path.
+
+A graph with inputs ``generated:<tensor>`` and ``drawn:<name>`` leaves these constants to its loader, and carries a
+recipe in its ``metadata_props``, a JSON object.  That of generated ones:
+``generator`` ("fastfood/1", specified in ``edgepeft.common.frozen_random``), ``seed``, ``vector`` and ``scales`` (which
+of its initializers ``generator/<name>`` they are) and ``tensors``, the backbone tensors in the order of the
+scales.  Tensor i is then, in float32,  pretrained + scales[i] P_i vector,  P_i of stream i.  From its gradient g,
+vector gets  scales[i] P_i^T g  and scales[i] gets  <P_i vector, g> = <vector, P_i^T g>.
+
+Where all of them are more than a protobuf holds, a spliced model has them as external data in ``GENERATED``, which is
+no file: they are made when a session opens, or a file is written, by what the model's metadata then says.
+
+Drawn ones are frozen random matrices, trained by nobody: in a spliced graph they are initializers, for answering and
+for tuning alike.  Their recipe: ``generator`` ("mt19937/1", specified in ``edgepeft.common.frozen_random``), ``seed``,
+and ``shapes``, the matrices in the order in which they are drawn.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import TensorProto
+from onnx import TensorProto, numpy_helper
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from edgepeft.backbones import emit
 from edgepeft.backbones.checkpoint import NUMPY_TYPES, Checkpoint, Layout, StoredTensor, write_safetensors
 from edgepeft.backbones.emit import DTYPES, external_tensor
 from edgepeft.common.errors import BundleError
+from edgepeft.common.frozen_random import MOST_ENTRIES, SEEDS, Fastfood, ahead, frozen_matrices
+from edgepeft.common.messages import in_words
+from edgepeft.device.host.machine import thread_count
 from edgepeft.graph.contract import Contract, same_interface, same_operators, weights_outside, well_formed
-from edgepeft.graph.derived_weights import made_tensor
-from edgepeft.graph.names import GENERATED
+from edgepeft.graph.names import GENERATED, generated, of_loader, without_prefix
+from edgepeft.graph.protos import properties
 
-__all__ = ["external_tensors", "external_values", "load_external", "location", "point_at", "store_external"]
+__all__ = [
+    "DRAWN",
+    "RECIPE",
+    "add_generated",
+    "drawn_tensors",
+    "external_tensors",
+    "external_values",
+    "generator_of",
+    "load_external",
+    "location",
+    "made_tensor",
+    "point_at",
+    "store_external",
+]
+
+RECIPE = "edgepeft.generated"
+_PARAMETERS = "edgepeft.generated.parameters"  # of a spliced model: float32 in hexadecimal, by name
+_FLOAT_BYTES = 4
+Floats = NDArray[np.float32]
+DRAWN = "edgepeft.drawn"
+_Extent = Annotated[int, Field(ge=1, le=MOST_ENTRIES)]
+_AnyRecipe = TypeVar("_AnyRecipe", bound=BaseModel)
+
+
+class _GeneratedRecipe(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    generator: Literal["fastfood/1"]
+    seed: int = Field(ge=0, lt=2**63)
+    vector: str
+    scales: str
+    tensors: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Generator:
+    """A recipe that is followed.  ``vector`` and ``scales`` are names of initializers; ``streams`` are by input."""
+
+    seed: int
+    vector: str
+    scales: str
+    streams: Mapping[str, int]
+
+    def tensor(self, name: str, given: Mapping[str, Floats], checkpoint: Checkpoint) -> Floats:
+        """The tensor of an input ``generated:<tensor>``, by ``given`` vector and scales."""
+        pretrained = checkpoint.values(without_prefix(name)[1])  # mapped: its pages are read and not kept
+        projection, scale = self._followed(name, pretrained.size, given)
+        update = projection.project(given[self.vector])
+        update *= scale
+        update += pretrained.reshape(-1)
+        return update.reshape(pretrained.shape)
+
+    def back(self, name: str, gradient: Floats, given: Mapping[str, Floats]) -> dict[str, Floats]:
+        """What a tensor's gradient gives to those of vector and scales, by their names."""
+        projection, scale = self._followed(name, gradient.size, given)
+        vector, scales = given[self.vector], np.zeros_like(given[self.scales])
+        back = projection.back(gradient.reshape(-1))
+        scales[self.streams[name]] = np.vdot(back.astype(np.float64), vector)
+        return {self.vector: np.multiply(back, scale, out=back), self.scales: scales}
+
+    def _followed(self, name: str, size: int, given: Mapping[str, Floats]) -> tuple[Fastfood, np.float32]:
+        vector, scales = given[self.vector], given[self.scales]
+        if name not in self.streams or len(scales) != len(self.streams):
+            raise BundleError(f"the delta graph's {RECIPE} does not say how to make {name}; export the task again.")
+        stream = self.streams[name]
+        return Fastfood(self.seed, stream, size, len(vector)), scales[stream]
+
+
+@Contract(mutates=True)
+def add_generated(
+    model: onnx.ModelProto, delta: onnx.ModelProto, checkpoint: Checkpoint, bound: Mapping[str, str]
+) -> None:
+    """Give a spliced model an initializer for each generated input, called as ``bound`` says; one after the other, for
+    they are large.
+    """
+    wanted = [name for name in bound if without_prefix(name)[0] == "generated"]
+    if not wanted:
+        return
+    generator = generator_of(delta)
+    given = {name: _parameter(delta, name) for name in (generator.vector, generator.scales)}
+    published = checkpoint.as_published.tensors
+    shapes = {name: published[without_prefix(name)[1]].shape for name in wanted}
+    if _FLOAT_BYTES * sum(map(math.prod, shapes.values())) >= emit.MOST_INLINE_BYTES:
+        for name, shape in shapes.items():
+            stored = StoredTensor(bound[name], "F32", shape, 0, _FLOAT_BYTES * math.prod(shape), GENERATED)
+            model.graph.initializer.append(emit.external_tensor(stored))
+        parameters = json.dumps({name: values.tobytes().hex() for name, values in given.items()})
+        onnx.helper.set_model_props(
+            model, {**properties(model), RECIPE: properties(delta)[RECIPE], _PARAMETERS: parameters}
+        )
+        return
+
+    def make(name: str) -> onnx.TensorProto:
+        return numpy_helper.from_array(generator.tensor(name, given, checkpoint), bound[name])
+
+    model.graph.initializer.extend(ahead(make, wanted, thread_count()))  # last: nothing copies them again
+
+
+def made_tensor(model: onnx.ModelProto, name: str, checkpoint: Checkpoint) -> Floats:
+    """A tensor that a spliced model has in ``GENERATED``, by the initializer's name."""
+    parameters = json.loads(properties(model)[_PARAMETERS])
+    given = {name: np.frombuffer(bytes.fromhex(values), np.float32) for name, values in parameters.items()}
+    return generator_of(model).tensor(name.removeprefix("delta/"), given, checkpoint)
+
+
+def generator_of(delta: onnx.ModelProto) -> Generator:
+    """What a delta graph says of the tensors that it leaves to its loader."""
+    recipe = _recipe_of(delta, RECIPE, _GeneratedRecipe)
+    streams = {generated(name): stream for stream, name in enumerate(recipe.tensors)}
+    return Generator(recipe.seed, of_loader(recipe.vector), of_loader(recipe.scales), streams)
+
+
+def _parameter(delta: onnx.ModelProto, name: str) -> Floats:
+    """A float vector that the graph carries."""
+    for initializer in delta.graph.initializer:
+        if initializer.name == name and initializer.data_type == TensorProto.FLOAT:
+            value = numpy_helper.to_array(initializer)
+            if value.ndim == 1 and value.size:
+                return value
+    raise BundleError(f"the delta graph has no vector {name}, which its {RECIPE} names; export it again.")
+
+
+class _DrawnRecipe(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    generator: Literal["mt19937/1"]
+    seed: int = Field(ge=0, lt=SEEDS)
+    shapes: dict[str, tuple[_Extent, _Extent]] = Field(max_length=16)
+
+
+def drawn_tensors(delta: onnx.ModelProto, bound: Mapping[str, str]) -> Iterator[onnx.TensorProto]:
+    """One initializer for each drawn input that is ``bound``, called as that says."""
+    wanted = {without_prefix(name)[1]: name for name in bound if without_prefix(name)[0] == "drawn"}
+    if not wanted:
+        return
+    recipe = _recipe_of(delta, DRAWN, _DrawnRecipe)
+    read = {i.name: tuple(d.dim_value for d in i.type.tensor_type.shape.dim) for i in delta.graph.input}
+    odd = [name for name, value in wanted.items() if recipe.shapes.get(name) != read[value]]
+    if odd or sum(map(math.prod, recipe.shapes.values())) > MOST_ENTRIES:
+        said = f"{odd[0]} [{', '.join(map(str, read[wanted[odd[0]]]))}]" if odd else f"{MOST_ENTRIES:,} numbers at most"
+        raise BundleError(f"the delta graph reads {said}, and its {DRAWN} says otherwise; export the task again.")
+    made = frozen_matrices(recipe.seed, recipe.shapes)
+    yield from (numpy_helper.from_array(made[name], bound[value]) for name, value in wanted.items())
+
+
+def _recipe_of(model: onnx.ModelProto, key: str, kind: type[_AnyRecipe]) -> _AnyRecipe:
+    """The recipe that stands under ``key`` in a graph's metadata, as JSON."""
+    try:
+        return kind.model_validate_json(properties(model).get(key, ""))
+    except ValidationError as error:
+        raise BundleError(
+            f"the delta graph's {key} is not a recipe that this version knows: {in_words(error)}."
+        ) from error
 
 
 def external_tensors(graph: onnx.GraphProto) -> Iterator[TensorProto]:

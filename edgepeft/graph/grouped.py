@@ -28,8 +28,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from edgepeft.backbones.checkpoint import Checkpoint, Quantised
 from edgepeft.graph.contract import Contract, same_interface, well_formed
+from edgepeft.graph.cut import prune
 from edgepeft.graph.protos import attributes, writers
-from edgepeft.graph.prune import prune
 
 __all__ = [
     "OPSET",

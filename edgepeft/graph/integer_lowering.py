@@ -21,8 +21,8 @@ import onnx
 from onnx import helper, numpy_helper
 
 from edgepeft.graph.contract import Contract, same_interface, well_formed
+from edgepeft.graph.cut import prune
 from edgepeft.graph.protos import reads, replace, writers
-from edgepeft.graph.prune import prune
 from edgepeft.graph.quantise import integer_products
 
 __all__ = ["lower_integers"]

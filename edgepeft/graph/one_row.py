@@ -18,9 +18,9 @@ from onnx import helper, numpy_helper
 from edgepeft.backbones.base import HELPERS, Helper, Role
 from edgepeft.backbones.packing import COLUMN, INDEX, MERGE, N_HEADS, SPLIT
 from edgepeft.graph.contract import Contract, same_interface, well_formed
+from edgepeft.graph.cut import prune
 from edgepeft.graph.names import STATES
 from edgepeft.graph.protos import attributes, constant, read_instead, reads, writers
-from edgepeft.graph.prune import prune
 
 __all__ = ["for_one_row"]
 

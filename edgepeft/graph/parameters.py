@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from edgepeft.graph.contract import Contract, all_used, well_formed
+from edgepeft.graph.cut import prune
 from edgepeft.graph.names import of_labels, without_prefix
 from edgepeft.graph.protos import attributes, writers
-from edgepeft.graph.prune import prune
 
 __all__ = ["StructuredTask", "computed_values", "feeds_graph", "make_inputs"]
 

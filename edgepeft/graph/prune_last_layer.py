@@ -25,9 +25,9 @@ from onnx import TensorProto, helper, shape_inference
 from edgepeft.backbones.base import HELPERS, Helper
 from edgepeft.backbones.packing import ATTENTION, MERGE, SPLIT
 from edgepeft.graph.contract import Contract, same_interface, well_formed
+from edgepeft.graph.cut import prune
 from edgepeft.graph.prompt import LENGTH
 from edgepeft.graph.protos import ancestors, attributes, constant, copied, read_instead, reads, writers
-from edgepeft.graph.prune import prune
 from edgepeft.graph.quantise import integer_products
 
 __all__ = ["drop_unread_rows", "read_rows"]

@@ -23,11 +23,9 @@ from onnx import TensorProto, helper
 from edgepeft.backbones.packing import REAL
 from edgepeft.backbones.text import CROSS, CROSS_BIAS, IDS, LOGITS, ORDER, PAST, PRESENT, caches
 from edgepeft.graph.contract import Contract, standard, weights_outside, well_formed
-from edgepeft.graph.cut import above, below
+from edgepeft.graph.cut import above, below, prune, rename_values
 from edgepeft.graph.names import adapted
 from edgepeft.graph.protos import ancestors, copied, writers
-from edgepeft.graph.prune import prune
-from edgepeft.graph.rename import rename_values
 
 __all__ = ["optimum_decoder", "optimum_encoder"]
 

@@ -26,13 +26,12 @@ from edgepeft.graph.contract import (
     weights_outside,
     well_formed,
 )
-from edgepeft.graph.derived_weights import add_generated, drawn_tensors
+from edgepeft.graph.cut import prune, rename_values
+from edgepeft.graph.external_data import add_generated, drawn_tensors
 from edgepeft.graph.names import LOGITS, STATES, without_prefix
 from edgepeft.graph.prompt import prepend_placeholders, prompt_of
 from edgepeft.graph.protos import attributes, copied, read_instead, reads, replace
-from edgepeft.graph.prune import prune
 from edgepeft.graph.quantise import dequantised, restore
-from edgepeft.graph.rename import rename_values
 
 __all__ = ["share_residual_sums", "splice", "splice_states", "splice_text", "split_biases"]
 

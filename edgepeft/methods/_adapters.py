@@ -40,7 +40,6 @@ __all__ = [
 
 Form = Literal["sublayer", "norm"]
 
-
 Activation = Literal[
     "relu", "gelu", "tanh-gelu", "quick-gelu", "silu", "mish", "tanh", "sigmoid", "relu6", "leaky-relu", "linear"
 ]

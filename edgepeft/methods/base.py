@@ -61,7 +61,7 @@ class Folding(nn.Module, ABC):
 class Generator(nn.Module, ABC):
     """Makes a task's own version of backbone tensors from the pretrained ones and parameters of its own.
 
-    A board makes them again, without torch, from what ``recipe`` says: see ``edgepeft.graph.derived_weights``.
+    A board makes them again, without torch, from what ``recipe`` says: see ``edgepeft.graph.external_data``.
     """
 
     @property

@@ -15,13 +15,7 @@ from typing import ClassVar, Self
 
 from torch import Tensor, nn
 
-from edgepeft.methods._adapters import (
-    FactoredLinear,
-    KroneckerAdapters,
-    fresh_rule,
-    kronecker_sum,
-    xavier_uniform,
-)
+from edgepeft.methods._adapters import FactoredLinear, KroneckerAdapters, fresh_rule, kronecker_sum, xavier_uniform
 from edgepeft.methods.base import option, require
 
 __all__ = ["Compacter", "LPHMLinear"]

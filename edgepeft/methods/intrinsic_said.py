@@ -51,7 +51,7 @@ class Projected(Generator):
 
     @property
     def recipe(self) -> dict[str, Any]:
-        """For ``edgepeft.graph.derived_weights``."""
+        """For ``edgepeft.graph.external_data``."""
         return {"generator": FASTFOOD, "seed": self.seed, "vector": "theta", "scales": "scales"}
 
     def forward(self, pretrained: Mapping[str, Tensor]) -> dict[str, Tensor]:

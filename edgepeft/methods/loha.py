@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from edgepeft.backbones.base import LINEAR_ROLES, Site
-from edgepeft.methods._linear_updates import RankedUpdates
 from edgepeft.methods.base import option
+from edgepeft.methods.lora import RankedUpdates
 
 __all__ = ["HadamardProduct", "LoHa"]
 

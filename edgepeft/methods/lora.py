@@ -14,13 +14,48 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from edgepeft.backbones.base import LINEAR_ROLES, Architecture, Site
+from edgepeft.backbones.base import LINEAR_ROLES, Architecture, Role, Site
 from edgepeft.common.errors import named
-from edgepeft.methods._linear_updates import RankedUpdates
-from edgepeft.methods.base import option
+from edgepeft.methods.base import ChoosesRoles, CrossAttention, crossed, option, require
 from edgepeft.methods.bitfit import BitFit
 
-__all__ = ["Factors", "LoRA", "LowRank"]
+__all__ = ["Factors", "LinearUpdates", "LoRA", "LowRank", "RankedUpdates"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LinearUpdates(CrossAttention, ChoosesRoles):
+    """Base of theirs: ``roles`` of linear layers, which a decoder's attention to its encoder may have too."""
+
+    known_roles: ClassVar[tuple[Role, ...]] = LINEAR_ROLES
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(
+            not self.cross_attention or bool(self.attaches_across()),
+            f"{self.name}'s cross_attention needs roles of attention; found {', '.join(self.roles)}.",
+        )
+
+    def attaches_across(self) -> tuple[Role, ...]:
+        """The same linear layers as in self-attention, where it is asked for."""
+        return crossed(self.attaches_to()) if self.cross_attention else ()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RankedUpdates(LinearUpdates):
+    """Base of those of a rank, which are scaled by ``alpha`` / ``rank``."""
+
+    rank: int
+    alpha: float
+
+    def __post_init__(self) -> None:
+        require(self.rank >= 1, f"{self.name}'s rank must be at least 1; found {self.rank}.")
+        require(math.isfinite(self.alpha), f"{self.name}'s alpha must be a finite number; found {self.alpha}.")
+        super().__post_init__()
+
+    @property
+    def scale(self) -> float:
+        """What the update is multiplied by."""
+        return self.alpha / self.rank
 
 
 class Factors(nn.Module):

@@ -15,14 +15,7 @@ from typing import ClassVar, Literal, Self
 from torch import nn
 
 from edgepeft.backbones.base import Role, Site
-from edgepeft.methods._adapters import (
-    Activation,
-    Bottleneck,
-    BottleneckMethod,
-    OnNorm,
-    OnSubLayer,
-    fresh_linears,
-)
+from edgepeft.methods._adapters import Activation, Bottleneck, BottleneckMethod, OnNorm, OnSubLayer, fresh_linears
 from edgepeft.methods.base import option
 
 __all__ = ["AfterNorm", "BeforeNorm", "Pfeiffer"]

@@ -15,13 +15,7 @@ from typing import ClassVar, Self
 
 from torch import Tensor
 
-from edgepeft.methods._adapters import (
-    FactoredLinear,
-    KroneckerAdapters,
-    fresh_rule,
-    kronecker_sum,
-    xavier_uniform,
-)
+from edgepeft.methods._adapters import FactoredLinear, KroneckerAdapters, fresh_rule, kronecker_sum, xavier_uniform
 from edgepeft.methods.base import option
 
 __all__ = ["PHM", "PHMLinear"]

@@ -121,7 +121,4 @@ class Spartan(TrainsNorms):
     @classmethod
     def examples(cls) -> tuple[Self, ...]:
         """A sparse one; one that keeps every parent, an only child, another temperature and frozen norms."""
-        return (
-            cls(parents=5, children=3, top_k=2),
-            cls(parents=3, children=1, top_k=3, temperature=1.6, norms=False),
-        )
+        return (cls(parents=5, children=3, top_k=2), cls(parents=3, children=1, top_k=3, temperature=1.6, norms=False))

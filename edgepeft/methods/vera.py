@@ -21,8 +21,8 @@ from torch.nn import functional
 
 from edgepeft.backbones.base import LINEAR_ROLES, Site
 from edgepeft.common.frozen_random import MERSENNE_TWISTER, MOST_ENTRIES, SEEDS, frozen_matrices
-from edgepeft.methods._linear_updates import LinearUpdates
 from edgepeft.methods.base import option, require
+from edgepeft.methods.lora import LinearUpdates
 
 __all__ = ["FrozenMatrices", "VeRA", "VectorBased"]
 
@@ -41,7 +41,7 @@ class FrozenMatrices(nn.Module):
 
     @property
     def recipe(self) -> dict[str, Any]:
-        """For ``edgepeft.graph.derived_weights``."""
+        """For ``edgepeft.graph.external_data``."""
         return {"generator": MERSENNE_TWISTER, "seed": self.seed, "shapes": self.shapes}
 
 

@@ -13,11 +13,10 @@ import numpy as np
 
 from edgepeft.common.errors import DataError, UsageError
 from edgepeft.common.progress import shown_steps
-from edgepeft.data.by_class import Groups, mislabelled, shown_row, worst_of
+from edgepeft.data.by_class import Groups, mislabelled, shown_row, worst_of, write_confusion
 from edgepeft.data.readers import source_of
 from edgepeft.data.row_grouping import joined
 from edgepeft.data.rows import Columns, Row, read_rows
-from edgepeft.data.score_tables import write_confusion
 from edgepeft.data.text_template import of_source
 from edgepeft.options.base import function_of
 from edgepeft.options.eval import EvalOptions

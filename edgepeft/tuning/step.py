@@ -27,7 +27,7 @@ from edgepeft.data.row_grouping import RowGrouping, mean_matrix, members, places
 from edgepeft.data.training_loop.engine import Arrays
 from edgepeft.deploy.verify import run_in_groups
 from edgepeft.device.host.machine import thread_count
-from edgepeft.graph.derived_weights import generator_of
+from edgepeft.graph.external_data import generator_of
 from edgepeft.graph.gradient.training import TrainingFacts
 from edgepeft.graph.names import LABELS, LOGITS, LOSS, PLACES, POOLING, SHARES, dropout, gradient
 from edgepeft.graph.prompt import prompt_in
@@ -239,12 +239,7 @@ class TrainingStep:
             found[name] = packed(np.broadcast_to(cut, (*shape, *width)), mask, self._prompt, fills.get(name, 1.0))
         return found
 
-    def run(
-        self,
-        outputs: Sequence[str],
-        tensors: Mapping[str, Any],
-        inputs: Mapping[str, Any],
-    ) -> list[NDArray[Any]]:
+    def run(self, outputs: Sequence[str], tensors: Mapping[str, Any], inputs: Mapping[str, Any]) -> list[NDArray[Any]]:
         """Some of the graph's outputs, of what it has as inputs; a deployed one has no more than its logits."""
         given, options = {**tensors, **inputs}, ort.RunOptions()
         options.only_execute_path_to_fetches = True

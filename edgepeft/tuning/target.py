@@ -30,12 +30,12 @@ from edgepeft.data.rows import SENTENCES, Columns
 from edgepeft.data.text_template import of_source
 from edgepeft.data.training_loop.engine import MEAN_HEAD_RATE, Arrays
 from edgepeft.deploy.verify import TextCheck, read_check
+from edgepeft.graph.cut import rename_values
 from edgepeft.graph.gradient.training import TrainingFacts, training_facts
 from edgepeft.graph.half import halved, rounded, store_in_half, widen
 from edgepeft.graph.protos import properties, replace
 from edgepeft.graph.prune_last_layer import drop_unread_rows
 from edgepeft.graph.quantise import quantise
-from edgepeft.graph.rename import rename_values
 from edgepeft.graph.splice import splice
 from edgepeft.graph.template import with_labels
 from edgepeft.options.tune import TuneSettings
@@ -43,15 +43,7 @@ from edgepeft.runtime.decoding import GREEDY
 from edgepeft.tasks._conformal import Guarantee, guarantee_of
 from edgepeft.tasks.base import TaskType, kind_asked
 
-__all__ = [
-    "Files",
-    "TuningTarget",
-    "deployed_graph",
-    "from_task",
-    "from_template",
-    "rates_of",
-    "retold",
-]
+__all__ = ["Files", "TuningTarget", "deployed_graph", "from_task", "from_template", "rates_of", "retold"]
 
 _RATE = 1e-3  # of a method that this version does not know
 

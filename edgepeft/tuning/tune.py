@@ -2,49 +2,133 @@
 
 The training loop runs on the board: ONNX Runtime for PyTorch, NumPy for the optimizer.  The task in the bundle is
 untouched until the end, and then replaced in one step.
+
+Where text is written, teacher forcing trains, and greedy decoding of what will be stored answers.  Letters: B rows,
+T tokens of the longest target, v vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import onnx
+from numpy.typing import NDArray
 
 from edgepeft import __version__
+from edgepeft.backbones.text import BEFORE
 from edgepeft.bundle.bundle import TASKS_FOLDER, Bundle
 from edgepeft.bundle.manifest import Manifest, TaskEntry
 from edgepeft.common.errors import UsageError
 from edgepeft.common.progress import messages, shown_run
 from edgepeft.common.task_name import check_task_name
-from edgepeft.data.batches import encode_parts
-from edgepeft.data.parts import given_rows
+from edgepeft.data.batches import Encoded, Writing, encode_parts, sorted_batches
+from edgepeft.data.parts import given_rows, told
 from edgepeft.data.readers import source_of
 from edgepeft.data.rows import Columns
-from edgepeft.data.told import told
 from edgepeft.data.training_loop.checkpoint import claim, discard, latest
-from edgepeft.data.training_loop.engine import BATCH
+from edgepeft.data.training_loop.engine import BATCH, Scored
 from edgepeft.data.training_loop.run import Progress, TrainingLoop, TrainingLoopResult, resumable
 from edgepeft.deploy.install import commit_tasks, prepare_task
+from edgepeft.deploy.verify import CANDIDATES, STEPS, TextCheck, in_groups
+from edgepeft.graph.names import LOGITS
+from edgepeft.graph.splice import splice_text
 from edgepeft.options.base import Folder, function_of
 from edgepeft.options.tune import TuneOptions, TuneSettings
+from edgepeft.runtime.decoding import Decoding, log_probabilities
+from edgepeft.runtime.generation import Generator, TextSession
+from edgepeft.runtime.inputs import Inputs
+from edgepeft.runtime.passes import passes
+from edgepeft.runtime.session import open_session, run_session
+from edgepeft.runtime.weights import TaskSession
 from edgepeft.tasks._conformal import guarantee_of
+from edgepeft.tasks.base import TaskType
 from edgepeft.tuning.engine import OnnxRuntimeEngine
 from edgepeft.tuning.memory import lay_out
-from edgepeft.tuning.step import AdamW
+from edgepeft.tuning.step import WRITTEN_ROWS, AdamW, targets_at_once
 from edgepeft.tuning.target import Files, TuningTarget, from_task, from_template
-from edgepeft.tuning.text_generation import WritingEngine
 
-__all__ = [
-    "TuneResult",
-    "TuningRun",
-    "put_in_force",
-    "run",
-    "tune",
-    "tune_task",
-]
+__all__ = ["TuneResult", "TuningRun", "WritingEngine", "put_in_force", "run", "tune", "tune_task"]
+
+
+class WritingEngine(OnnxRuntimeEngine):
+    """A step's graph reads what stands before each token of a target; the tokens are its labels."""
+
+    def scored(self, part: str, rows: Encoded, kind: TaskType, metric: str, advance: Callable[[int], None]) -> Scored:
+        """What greedy decoding writes, and of each row the mean loss of its target's tokens."""
+        texts, losses = np.empty(len(rows.targets), object), np.empty(len(rows.targets))
+        decode, decoding = self._bundle.encoder().decode, Decoding(max_new_tokens=self._writing.max_length)
+        generator, session = Generator(self._bundle, self._open), self._session()
+        for chosen in sorted_batches(rows.lengths, WRITTEN_ROWS):
+            inputs, targets = rows.batch(chosen)
+            losses[chosen] = self._losses(inputs, targets, kind)
+            target = self._target
+            written = generator.written(target.task, lambda: session, inputs, decoding, target.prompt_length)
+            texts[chosen] = [decode(one.tokens) for one in written]
+            advance(len(chosen))
+        return Scored(kind.score(metric, rows.references, texts.tolist()), float(losses.mean()), texts, losses, kind)
+
+    def check(self) -> bytes:
+        """What the training graph goes on with greedily, and its likeliest tokens at each step."""
+        self.finish(self.trained)
+        inputs = self._target.check
+        words = min(CANDIDATES, self._writing.words)
+        shape = (len(inputs["input_ids"]), STEPS, words)
+        candidates, likely = np.empty(shape, np.int64), np.empty(shape, np.float32)
+        before = np.full((shape[0], STEPS), self._writing.start_token_id)
+        for rows, group in in_groups(inputs):
+            for step in range(STEPS):
+                found = log_probabilities(self._taught(group, before[rows, : step + 1])[:, -1])
+                best = np.argsort(-found, axis=-1, kind="stable")[:, :words]
+                candidates[rows, step], likely[rows, step] = best, np.take_along_axis(found, best, axis=-1)
+                before[rows, step + 1 : step + 2] = best[:, :1]
+        return TextCheck(inputs, np.ascontiguousarray(candidates[..., 0]), candidates, likely).pack()
+
+    @property
+    def _writing(self) -> Writing:
+        assert self._target.writing is not None, "the target writes text"
+        return self._target.writing
+
+    def _session(self) -> TextSession:
+        """What writes with the tensors as they will be stored."""
+        bundle, target = self._bundle, self._target
+        delta = target.with_tensors(target.as_stored(self.trained))
+        graphs = splice_text(*bundle.text_graphs, delta, bundle.manifest.backbone.sites, bundle.checkpoint)
+        return TextSession(*map(self._open, graphs))
+
+    def _open(self, graph: onnx.ModelProto) -> TaskSession:
+        return TaskSession(open_session(graph, self._bundle.folder, self._threads), {}, None)
+
+    def _beside(self, chosen: Sequence[int], labels: NDArray[Any]) -> Mapping[str, NDArray[Any]]:
+        """What stands before each token of the targets."""
+        return {BEFORE: self._before(labels)}
+
+    def _before(self, targets: NDArray[np.int64]) -> NDArray[np.int64]:
+        """[B, T] -> [B, T]: the start, and all but the last token; any word past a target's end."""
+        start = np.full((len(targets), 1), self._writing.start_token_id)
+        before: NDArray[np.int64] = np.maximum(np.concatenate([start, targets[:, :-1]], axis=1), 0)
+        return before
+
+    def _losses(self, inputs: Inputs, targets: NDArray[np.int64], kind: TaskType) -> NDArray[np.float64]:
+        """[B]: as many rows at once as a step has."""
+        losses, before = np.empty(len(targets)), self._before(targets)
+        most = targets_at_once(targets.shape[1], self._writing.words)
+        for place, given in passes(inputs, prompt=self._target.prompt_length):
+            for start in range(0, len(place), most):
+                some = slice(start, start + most)
+                rows = place[some]
+                logits = self._taught({name: values[some] for name, values in given.items()}, before[rows])
+                losses[rows] = kind.losses(logits, targets[rows])
+        return losses
+
+    def _taught(self, inputs: Inputs, before: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Logits [B, T, v], by what is stored."""
+        given = {name: np.ascontiguousarray(values) for name, values in {**inputs, BEFORE: before}.items()}
+        return run_session(self._whole, LOGITS, {**self.given, **given})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,10 +257,7 @@ class TuningRun:
             raise UsageError(f"--batch-size {asked} is more than the {most} rows that train; give at most {most}.")
         self.batch_size = asked or min(BATCH, most)
         rate, head_rate = target.rates
-        self.rates = {
-            "learning_rate": options.lr or rate,
-            "head_learning_rate": options.head_lr or head_rate,
-        }
+        self.rates = {"learning_rate": options.lr or rate, "head_learning_rate": options.head_lr or head_rate}
         encoder, pad = bundle.encoder(), bundle.architecture.pad_token_id
         rows = encode_parts(data, encoder, target.max_length, pad, writing=target.writing)
         self.layout = lay_out(bundle, target, options, rows, self.batch_size)

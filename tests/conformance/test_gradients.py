@@ -19,11 +19,10 @@ from torch.nn import functional
 
 from edgepeft.backbones.source import open_backbone
 from edgepeft.common.errors import BundleError
+from edgepeft.graph.cost import peak_bytes
 from edgepeft.graph.gradient import rule as gradient_rule
-from edgepeft.graph.gradient.rule import rules
-from edgepeft.graph.gradient.tape import specs_of
+from edgepeft.graph.gradient.rule import rules, specs_of
 from edgepeft.graph.gradient.training import TrainingFacts, training_facts
-from edgepeft.graph.memory import peak_bytes
 from edgepeft.heads.base import heads
 from edgepeft.methods.base import methods
 from edgepeft.tasks.regression import Regression

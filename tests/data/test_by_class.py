@@ -8,16 +8,19 @@ import numpy as np
 import pytest
 from sklearn import metrics
 
-from edgepeft.data.by_class import WORST, mislabelled, without_texts, worst_of
-from edgepeft.data.score_tables import (
+from edgepeft.data.by_class import (
+    WORST,
     class_rows,
     headline_rows,
     matrix,
+    mislabelled,
     mistakes,
     p_value,
     rounded,
     row_lines,
     unseen,
+    without_texts,
+    worst_of,
     write_confusion,
 )
 from edgepeft.tasks.classification import Classification

@@ -17,7 +17,7 @@ from edgepeft.backbones.hooks import load_model
 from edgepeft.backbones.source import Backbone, open_backbone
 from edgepeft.bundle.delta import Delta
 from edgepeft.common.errors import BundleError
-from edgepeft.graph.derived_weights import RECIPE
+from edgepeft.graph.external_data import RECIPE
 from edgepeft.graph.protos import copied
 from edgepeft.graph.splice import splice
 from edgepeft.training.exporting.delta import export_delta

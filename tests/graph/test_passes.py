@@ -5,11 +5,10 @@ import onnx
 import pytest
 
 from edgepeft.common.errors import BundleError
+from edgepeft.graph.cut import prune, rename_values, strip
 from edgepeft.graph.half import halved, is_half, store_in_half, widen
 from edgepeft.graph.names import adapted, override, weight, without_prefix
 from edgepeft.graph.protos import copied
-from edgepeft.graph.prune import prune, strip
-from edgepeft.graph.rename import rename_values
 
 HEADER = '<ir_version: 10, opset_import: ["" : 20]>\n'
 

@@ -18,11 +18,11 @@ from edgepeft.backbones.packing import MERGE, SPLIT
 from edgepeft.backbones.source import Backbone, open_backbone
 from edgepeft.common.operators import product_flops
 from edgepeft.graph.cost import count_run
-from edgepeft.graph.gradient.tape import specs_of
+from edgepeft.graph.cut import rename_values
+from edgepeft.graph.gradient.rule import specs_of
 from edgepeft.graph.protos import copied
 from edgepeft.graph.prune_last_layer import drop_unread_rows, read_rows
 from edgepeft.graph.quantise import integer_products
-from edgepeft.graph.rename import rename_values
 from edgepeft.graph.splice import splice
 from edgepeft.methods.base import method_named, methods
 from edgepeft.runtime.session import open_session

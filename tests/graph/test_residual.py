@@ -6,7 +6,7 @@ import pytest
 from onnx.reference import ReferenceEvaluator
 from tolerance import error_of_sums
 
-from edgepeft.graph.prune import prune
+from edgepeft.graph.cut import prune
 from edgepeft.graph.splice import share_residual_sums
 
 GIVEN = {name: np.random.default_rng(i).normal(size=(3, 2)).astype(np.float32) for i, name in enumerate("yrc")}

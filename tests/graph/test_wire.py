@@ -10,7 +10,7 @@ from onnx import TensorProto, helper
 from edgepeft.bundle import bundle
 from edgepeft.common.errors import BundleError
 from edgepeft.graph.protos import submessages
-from edgepeft.graph.wire import more_parts_than
+from edgepeft.graph.validate import more_parts_than
 
 MODEL = onnx.ModelProto.DESCRIPTOR
 

@@ -13,9 +13,9 @@ from edgepeft.backbones.hooks import load_model
 from edgepeft.backbones.source import open_backbone
 from edgepeft.bundle.delta import new_delta
 from edgepeft.common.errors import BundleError, UsageError
+from edgepeft.graph.cut import rename_values
 from edgepeft.graph.mix import mix
 from edgepeft.graph.parameters import computed_values, make_inputs
-from edgepeft.graph.rename import rename_values
 from edgepeft.graph.splice import splice
 from edgepeft.methods.mam import MAM
 from edgepeft.methods.prefix import PrefixTuning

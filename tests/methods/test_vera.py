@@ -19,7 +19,7 @@ from edgepeft.backbones.config import config_of
 from edgepeft.backbones.source import open_backbone
 from edgepeft.common.errors import BundleError, UsageError
 from edgepeft.common.frozen_random import frozen_matrices
-from edgepeft.graph.derived_weights import DRAWN
+from edgepeft.graph.external_data import DRAWN
 from edgepeft.graph.gradient.training import training_facts
 from edgepeft.graph.mix import mix
 from edgepeft.graph.parameters import computed_values, make_inputs

@@ -233,7 +233,7 @@ def bench(folder: Path) -> tuple[list[bytes], Target]:
 
 def rows(folder: Path) -> tuple[list[bytes], Target]:
     """A data file in each format, as `edgepeft look` and `train` read it; its name stands before its content."""
-    from edgepeft.data.bad_rows import BadRows
+    from edgepeft.data.parts import BadRows
     from edgepeft.data.rows import Columns, head_of, read_rows
     from edgepeft.data.shapes import told_shape
     from edgepeft.tasks.base import kind_named
@@ -386,7 +386,7 @@ def wire(bundle: Path) -> tuple[list[bytes], Target]:
     from google.protobuf.message import DecodeError, Message
 
     from edgepeft.graph.protos import submessages
-    from edgepeft.graph.wire import more_parts_than
+    from edgepeft.graph.validate import more_parts_than
 
     def target(data: bytes) -> str:
         try:

@@ -20,7 +20,7 @@ from edgepeft.common.errors import BundleError
 from edgepeft.common.resources import sha256_of
 from edgepeft.data.training_loop.run import Interrupted
 from edgepeft.deploy.verify import audit
-from edgepeft.graph.derived_weights import RECIPE
+from edgepeft.graph.external_data import RECIPE
 from edgepeft.methods.base import method_named
 from edgepeft.options.tune import TuneSettings
 from edgepeft.training.exporting.bundle import export_bundle

@@ -19,7 +19,7 @@ from edgepeft.backbones.source import open_backbone
 from edgepeft.bundle.bundle import Bundle
 from edgepeft.bundle.delta import new_delta
 from edgepeft.common.errors import BundleError, DoesNotFit, UsageError
-from edgepeft.graph.memory import packed_bytes, peak_bytes
+from edgepeft.graph.cost import packed_bytes, peak_bytes
 from edgepeft.graph.shapes import sized
 from edgepeft.methods.base import method_named
 from edgepeft.options.tune import TuneSettings

@@ -12,7 +12,7 @@ from pydantic import AliasChoices, Field, field_validator
 
 from edgepeft.bench.report.page import Cell, Section
 from edgepeft.bench.result.parts import Part
-from edgepeft.data.score_tables import (
+from edgepeft.data.by_class import (
     certainty_figures,
     class_rows,
     confusion_inches,

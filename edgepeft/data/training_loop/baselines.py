@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgepeft.data.batches import Encoded, sorted_batches
-from edgepeft.data.score_tables import p_value, rounded
+from edgepeft.data.by_class import p_value, rounded
 from edgepeft.data.training_loop.engine import SCORED_ROWS, Scored, TrainingEngine
 from edgepeft.tasks.base import TaskType
 

@@ -20,7 +20,7 @@ So the losses and the gradients of a step's parts are simply added.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,6 +31,7 @@ from onnx import TensorProto, helper, numpy_helper
 from edgepeft.common.errors import BundleError
 from edgepeft.data.row_grouping import LOWEST
 from edgepeft.graph.contract import Contract, all_used, closed, one_writer, standard, values_stay, well_formed
+from edgepeft.graph.cut import prune
 from edgepeft.graph.gradient.rule import Backward, differentiate
 from edgepeft.graph.names import (
     LABELS,
@@ -45,7 +46,6 @@ from edgepeft.graph.names import (
     without_prefix,
 )
 from edgepeft.graph.protos import copied, followed, properties, writers
-from edgepeft.graph.prune import prune
 from edgepeft.graph.shapes import Spec
 from edgepeft.tasks.base import Nodes, TaskType, stated
 
@@ -110,7 +110,14 @@ def with_loss(deployed: onnx.ModelProto, facts: TrainingFacts) -> onnx.ModelProt
     """The task's graph, whose trained tensors are inputs, with its head's dropout and the loss behind its logits."""
     model = copied(deployed)
     graph = model.graph
-    _check_head(graph, facts)
+    # See that the logits have the columns that the kind of task needs.
+    shape = next(output.type.tensor_type.shape.dim for output in graph.output if output.name == LOGITS)
+    if not facts.kind.writes and (len(shape) != 2 or shape[1].dim_value != facts.kind.n_outputs):
+        found = ", ".join(dim.dim_param or str(dim.dim_value) for dim in shape)
+        raise BundleError(
+            f"its head gives logits [{found}], and {facts.kind.title} ({facts.kind.described}) has its loss of "
+            f"[batch, {facts.kind.n_outputs}]."
+        )
     for i, (weight, (_, width)) in enumerate(zip(facts.dropped, facts.dropouts, strict=True)):
         _drop(graph, weight, i, ["tokens" if facts.kind.per_token else "batch", width])
     add_loss(graph, TensorProto.FLOAT, facts.kind)
@@ -120,10 +127,7 @@ def with_loss(deployed: onnx.ModelProto, facts: TrainingFacts) -> onnx.ModelProt
 
 @Contract(requires=[well_formed], ensures=[well_formed, all_used, standard])
 def with_gradients(
-    forward: onnx.ModelProto,
-    facts: TrainingFacts,
-    samples: Sequence[Mapping[str, Spec]],
-    backward: Backward = "int8",
+    forward: onnx.ModelProto, facts: TrainingFacts, samples: Sequence[Mapping[str, Spec]], backward: Backward = "int8"
 ) -> onnx.ModelProto:
     """What ``with_loss`` gives, whole or cut, and the gradients; ``samples`` hold the spec of each of its values.
 
@@ -140,33 +144,17 @@ def with_gradients(
     return model
 
 
-def _check_head(graph: onnx.GraphProto, facts: TrainingFacts) -> None:
-    """See that the logits have the columns that the kind of task needs."""
-    shape = next(output.type.tensor_type.shape.dim for output in graph.output if output.name == LOGITS)
-    if not facts.kind.writes and (len(shape) != 2 or shape[1].dim_value != facts.kind.n_outputs):
-        found = ", ".join(dim.dim_param or str(dim.dim_value) for dim in shape)
-        raise BundleError(
-            f"its head gives logits [{found}], and {facts.kind.title} ({facts.kind.described}) has its loss of "
-            f"[batch, {facts.kind.n_outputs}]."
-        )
-
-
 def _drop(graph: onnx.GraphProto, weight: str, index: int, dims: list[str | int]) -> None:
     """Scale what the product with this weight reads by an input."""
-    product, kept = next(_products(graph, weight), None), f"dropout/{index}"
+    writer, kept = writers(graph), f"dropout/{index}"
+    products = (node for node in graph.node if node.op_type in ("Gemm", "MatMul"))
+    product = next((p for p in products if followed(p.input[1], writer, {"Transpose"})[-1] == weight), None)
     if product is None:
         raise BundleError(f"the task's head has no product with {weight}, before which features are dropped.")
     value, name = product.input[0], dropout(index)
     product.input[0] = kept
     graph.node.append(helper.make_node("Mul", [value, name], [kept], name=kept))
     graph.input.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, dims))
-
-
-def _products(graph: onnx.GraphProto, weight: str) -> Iterator[onnx.NodeProto]:
-    writer = writers(graph)
-    for node in graph.node:
-        if node.op_type in ("Gemm", "MatMul") and followed(node.input[1], writer, {"Transpose"})[-1] == weight:
-            yield node
 
 
 @Contract(requires=[closed, one_writer], ensures=[closed, one_writer], keeps=[values_stay], mutates=True)

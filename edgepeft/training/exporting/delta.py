@@ -23,11 +23,11 @@ from edgepeft.bundle.card import ERRORS
 from edgepeft.bundle.delta import Delta
 from edgepeft.common.task_name import WEIGHTS
 from edgepeft.graph import names
-from edgepeft.graph.derived_weights import DRAWN, RECIPE
+from edgepeft.graph.cut import rename_values
+from edgepeft.graph.external_data import DRAWN, RECIPE
 from edgepeft.graph.gradient.training import DROPPED
 from edgepeft.graph.half import store_in_half
 from edgepeft.graph.protos import replace
-from edgepeft.graph.rename import rename_values
 from edgepeft.graph.validate import check_standard
 from edgepeft.methods.base import Generator
 from edgepeft.methods.vera import FrozenMatrices

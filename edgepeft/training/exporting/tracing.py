@@ -24,9 +24,9 @@ from edgepeft.backbones import emit
 from edgepeft.backbones.emit import IR_VERSION, OPSET
 from edgepeft.bundle.delta import Delta
 from edgepeft.common.errors import UsageError
+from edgepeft.graph.cut import strip
 from edgepeft.graph.external_data import external_tensors, store_external
 from edgepeft.graph.half import STORED, rounded
-from edgepeft.graph.prune import strip
 
 __all__ = ["external_matrices", "mark", "number_nodes", "traced", "write_external"]
 

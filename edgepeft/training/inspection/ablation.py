@@ -19,7 +19,7 @@ from rich.console import RenderableType
 from rich.table import Column, Table
 
 from edgepeft.bundle.delta import Delta
-from edgepeft.data.score_tables import rounded
+from edgepeft.data.by_class import rounded
 from edgepeft.data.training_loop.engine import score_rows
 from edgepeft.training.engine import logits_of
 from edgepeft.training.inspection.base import Advance, Inspection, InspectionTarget

@@ -114,7 +114,6 @@ class PhmWeights:
 SHARED = "shared_parameters."
 _BOTH = (Role.ATTENTION_OUTPUT, Role.FFN_OUTPUT)
 
-
 # Model type -> the modules of a layer that hold adapters; BERT's and its relatives' unless named.
 _HOLDERS = {
     "distilbert": {

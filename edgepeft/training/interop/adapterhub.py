@@ -2,16 +2,23 @@
 
 Nothing here needs adapters.
 Source of the names: adapters 1.3.0, ``loading.py``; the golden checkpoints of ``tests/interop`` are its own.
+
+AdapterFusion is a folder of ``save_adapter_setup`` with a Fuse of adapters, each in a folder of its own.  Theirs
+computes k + sum_i p_i V A_i(z), p = softmax_i((Q z) . (K A_i(z))), of adapters in Pfeiffer's form, with the last one's
+z and k.  V before or after the sum is the same.  Source: ``methods/modeling.py``, ``BertFusion``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
+from pydantic import BaseModel, ConfigDict
 from torch import Tensor
+from torch.nn import functional
 
 from edgepeft.backbones.base import Role
 from edgepeft.backbones.config import read_config
@@ -20,8 +27,10 @@ from edgepeft.bundle.delta import Delta
 from edgepeft.common.errors import BundleError, EdgepeftError
 from edgepeft.methods._adapters import ACTIVATIONS
 from edgepeft.methods.bottleneck import BottleneckAdapter
+from edgepeft.methods.fusion import Fusion
 from edgepeft.methods.lora import LoRA
 from edgepeft.methods.mam import MAM
+from edgepeft.methods.pfeiffer import Pfeiffer
 from edgepeft.methods.prefix import PrefixTuning
 from edgepeft.methods.prompt_r import PromptR
 from edgepeft.training.interop._hub_bottleneck import SHARED, Places, bottleneck_plan
@@ -36,13 +45,115 @@ from edgepeft.training.interop._hub_config import (
     MethodConfig,
     leading_layers,
 )
-from edgepeft.training.interop._hub_fusion import FUSION_FILES, SETUP_FILE, FusionConfig, fusion_plan, parts_of
 from edgepeft.training.interop._hub_head import read_head
 from edgepeft.training.interop.base import Importer, ImportRequest
 from edgepeft.training.interop.classifier import Classifier
 from edgepeft.training.interop.conversion import ConversionPlan, StateDict, check_tensors, parsed, read_state_dict
 
-__all__ = ["CONFIG_FILE", "IMPORTER", "TENSORS_FILES", "AdapterHub", "plan_of"]
+__all__ = [
+    "CONFIG_FILE",
+    "FUSION_FILES",
+    "IMPORTER",
+    "SETUP_FILE",
+    "TENSORS_FILES",
+    "AdapterHub",
+    "FusionConfig",
+    "fusion_plan",
+    "parts_of",
+    "plan_of",
+]
+
+SETUP_FILE = "adapter_setup.json"
+FUSION_FILES = ("model_adapter_fusion.safetensors", "pytorch_model_adapter_fusion.bin")
+
+
+class _Setup(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    adapter_setup: dict[str, Any]
+    head_setup: Any = None
+
+
+class FusionConfig(MethodConfig):
+    """Its settings; what is ignored is of training, or the same by another way."""
+
+    ignored: ClassVar[frozenset[str]] = MethodConfig.ignored | {
+        "dropout_prob",
+        "regularization",
+        "value_before_softmax",
+        "value_initialized",
+    }
+
+    query: bool
+    key: bool
+    value: bool
+    query_before_ln: bool = False
+    residual_before: bool = False
+    temperature: bool = False
+
+    def checks(self) -> dict[str, bool]:
+        """As its base has them: a softmax over what Q and K make of the norm's output."""
+        asked = {"query": self.query, "key": self.key}
+        odd = ("query_before_ln", "residual_before", "temperature")
+        return asked | {name: not getattr(self, name) for name in odd}
+
+
+def parts_of(folder: Path) -> tuple[list[Path], Path, Path]:
+    """The folders of the adapters in order, of the fusion, and of the head."""
+    path = folder / SETUP_FILE
+    setup = parsed(_Setup, read_config(path), path)
+    children = setup.adapter_setup.get("children") or []
+    single = [each.get("children") for each in children if isinstance(each, dict) and each.get("type") == "single"]
+    names = [name for each in single if isinstance(each, list) for name in each]
+    if setup.adapter_setup.get("type") != "Fuse" or len(names) != len(children) or not all(map(_is_name, names)):
+        kind = setup.adapter_setup.get("type")
+        raise BundleError(
+            f"{path}: a composition of type {kind} with these parts is no delta; what can be is a Fuse of adapters. A "
+            "folder of save_adapter, with one adapter, can be imported too."
+        )
+    head = setup.head_setup
+    return [folder / name for name in names], folder / ",".join(names), folder / head if _is_name(head) else folder
+
+
+def _is_name(value: object) -> bool:
+    """Whether it is a folder's in the setup's, and no path to another place."""
+    return isinstance(value, str) and value not in ("", ".", "..") and not {"/", "\\", "\0"} & set(value)
+
+
+def fusion_plan(config: FusionConfig, parts: Sequence[ConversionPlan], places: Places) -> ConversionPlan:
+    """The adapters' plans and the fusion's tensors as one; ``places`` are the fusion's."""
+    adapters = [part.method for part in parts if isinstance(part.method, Pfeiffer) and part.method.placement == "ffn"]
+    if len(adapters) != len(parts) or len({replace(each, bottleneck=1) for each in adapters}) != 1:
+        found = "; ".join(f"{part.method.title} {part.method.settings()}" for part in parts)
+        raise BundleError(
+            "adapters that are fused must all be in Pfeiffer's form (seq_bn) with one activation, in the same layers; "
+            f"found {found}. Train a fusion of such, or import one adapter."
+        )
+    first, width = adapters[0], max(each.bottleneck for each in adapters)
+    own = {"adapters": len(parts), "bottleneck": width, "value": config.value, "activation": first.activation}
+    layers = {"skip_layers": first.skip_layers, "leave_out": first.leave_out}
+    method, architecture = Fusion.from_settings({**own, **layers}), places.classifier.architecture
+    used = {site.name for site in method.sites(architecture)}
+    names: dict[str, tuple[str, tuple[int, ...]]] = {}
+    for site in Fusion.from_settings(own).sites(architecture):  # theirs has it in layers without adapters, too
+        d, start = site.out_features, places.of_fusion(site)
+        for part in ("query", "key", *(["value"] if config.value else [])):
+            names[f"{start}{part}.weight"] = (f"{site.name}/{part}.weight", (d, d))
+        names |= {f"{start}{part}.bias": (f"{site.name}/{part}.bias", (d,)) for part in ("query", "key")}
+
+    def convert(state: StateDict) -> dict[str, Tensor]:
+        values = {ours: state[theirs] for theirs, (ours, _) in names.items() if ours.partition("/")[0] in used}
+        for i, (adapter, part) in enumerate(zip(adapters, parts, strict=True)):
+            more = width - adapter.bottleneck  # zeros fill up to the widest
+            filled = {"down.weight": (0, 0, 0, more), "down.bias": (0, more), "up.weight": (0, more), "up.bias": (0, 0)}
+            for name, tensor in part.convert(state).items():
+                site_name, _, of = name.partition("/")
+                values[f"{site_name}/adapters.{i}.{of}"] = functional.pad(tensor, filled[of])
+        return values
+
+    shapes = {theirs: shape for theirs, (_, shape) in names.items()}
+    return ConversionPlan(method, shapes | {name: s for part in parts for name, s in part.shapes.items()}, convert)
+
 
 CONFIG_FILE = "adapter_config.json"
 TENSORS_FILES = ("adapter.safetensors", "pytorch_adapter.bin")
@@ -220,8 +331,23 @@ def _single(folder: Path, classifier: Classifier) -> _Read:
     path = folder / CONFIG_FILE
     file, places = _file_of(path, classifier)
     config, plan = plan_of(file.method_settings(), places, path)
-    state = _canonical(read_state_dict(folder, *TENSORS_FILES), classifier)
-    _check_shared(state, plan, classifier, folder)
+    # By today's names, in transformers' own class.
+    stored = read_state_dict(folder, *TENSORS_FILES)
+    state = {}
+    for name, tensor in stored.items():
+        if _POOL in name:
+            continue  # each layer has all prefixes once more
+        if classifier.has_decoder:
+            name = name.removeprefix(_FLEXIBLE)  # noqa: PLW2901
+        for old, new in _LEGACY.items():
+            name = name.replace(old, new)  # noqa: PLW2901
+        state[name] = tensor
+    missing = [name for name in plan.shapes if name.startswith(f"{classifier.prefix}{SHARED}") and name not in state]
+    if classifier.has_decoder and missing:
+        raise BundleError(
+            f"{folder} has no {', '.join(missing)}: over transformers' own class AdapterHub does not save what all "
+            "adapters of a T5 share, and without it they are lost. Save the adapter from AdapterHub's T5AdapterModel."
+        )
     return file, config, plan, state
 
 
@@ -253,26 +379,3 @@ def plan_of(settings: Mapping[str, Any], places: Places, path: Path) -> tuple[Me
         return config, plan(config, places)
     except EdgepeftError as error:  # of our methods' settings, or of widths that do not fit
         raise BundleError(f"{path}: {error}") from error
-
-
-def _check_shared(state: Mapping[str, Tensor], plan: ConversionPlan, classifier: Classifier, folder: Path) -> None:
-    missing = [name for name in plan.shapes if name.startswith(f"{classifier.prefix}{SHARED}") and name not in state]
-    if classifier.has_decoder and missing:
-        raise BundleError(
-            f"{folder} has no {', '.join(missing)}: over transformers' own class AdapterHub does not save what all "
-            "adapters of a T5 share, and without it they are lost. Save the adapter from AdapterHub's T5AdapterModel."
-        )
-
-
-def _canonical(stored: Mapping[str, Tensor], classifier: Classifier) -> dict[str, Tensor]:
-    """By today's names, in transformers' own class."""
-    state = {}
-    for name, tensor in stored.items():
-        if _POOL in name:
-            continue  # each layer has all prefixes once more
-        if classifier.has_decoder:
-            name = name.removeprefix(_FLEXIBLE)  # noqa: PLW2901
-        for old, new in _LEGACY.items():
-            name = name.replace(old, new)  # noqa: PLW2901
-        state[name] = tensor
-    return state

@@ -4,7 +4,7 @@ from itertools import permutations
 
 import pytest
 
-from edgepeft.graph.gradient.tape import _LENGTHS
+from edgepeft.graph.gradient.rule import _LENGTHS
 
 
 def sizes(lengths, prompt):

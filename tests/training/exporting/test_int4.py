@@ -14,7 +14,7 @@ from edgepeft.backbones.hooks import load_model
 from edgepeft.backbones.source import open_backbone
 from edgepeft.bundle import manifest
 from edgepeft.bundle.bundle import Bundle
-from edgepeft.graph.memory import packed_bytes
+from edgepeft.graph.cost import packed_bytes
 from edgepeft.runtime.runtime import Runtime
 from edgepeft.runtime.session import open_session, run_session
 from edgepeft.training.exporting.bundle import export_bundle, write_backbone

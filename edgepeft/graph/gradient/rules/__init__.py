@@ -1,1 +1,1 @@
-"""Vector-Jacobian rules, one file for operators of a kind; each file's ``RULES`` says whose."""
+"""Vector-Jacobian rules, one file for operators of a kind."""

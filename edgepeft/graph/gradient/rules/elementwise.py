@@ -1,19 +1,18 @@
-"""Operators on numbers: sums, products, activations.  Each operand may have been repeated (broadcast)."""
+"""Operators on numbers: sums, products, activations, norms.  Each operand may have been repeated (broadcast)."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
 
-from edgepeft.graph.gradient.rule import Gradients, Rule, Visit
-
-__all__ = ["RULES"]
+from edgepeft.graph.gradient.rule import Gradients, Visit, rule_of, slope_of
 
 
+@rule_of("Add")
 def _add(at: Visit) -> Gradients:
     yield from ((i, at.reduced(at.dy, i)) for i in at.wanted)
 
 
+@rule_of("Sub")
 def _sub(at: Visit) -> Gradients:
     if 0 in at.wanted:
         yield 0, at.reduced(at.dy, 0)
@@ -21,10 +20,12 @@ def _sub(at: Visit) -> Gradients:
         yield 1, at.op("Neg", at.reduced(at.dy, 1))
 
 
+@rule_of("Mul")
 def _mul(at: Visit) -> Gradients:
     yield from ((i, at.reduced(at.op("Mul", at.dy, at.node.input[1 - i]), i)) for i in at.wanted)
 
 
+@rule_of("Div")
 def _div(at: Visit) -> Gradients:
     """d(a / b) = da / b - (a / b) db / b."""
     scaled = at.op("Div", at.dy, at.node.input[1])
@@ -34,6 +35,7 @@ def _div(at: Visit) -> Gradients:
         yield 1, at.op("Neg", at.reduced(at.op("Mul", scaled, at.y), 1))
 
 
+@rule_of("Where")
 def _where(at: Visit) -> Gradients:
     condition, nothing = at.node.input[0], at.number(0)
     if 1 in at.wanted:
@@ -42,19 +44,12 @@ def _where(at: Visit) -> Gradients:
         yield 2, at.reduced(at.op("Where", condition, nothing, at.dy), 2)
 
 
-def _scaled(derivative: Callable[[Visit], str]) -> Rule:
-    """dy times f'(x), of a function of one number."""
-
-    def rule(at: Visit) -> Gradients:
-        yield 0, at.op("Mul", at.dy, derivative(at))
-
-    return rule
-
-
+@rule_of("Neg")
 def _neg(at: Visit) -> Gradients:
     yield 0, at.op("Neg", at.dy)
 
 
+@rule_of("Pow")
 def _pow(at: Visit) -> Gradients:
     """dx = dy p x^(p - 1), p a constant number."""
     power = at.tape.value(at.node.input[1])
@@ -65,21 +60,25 @@ def _pow(at: Visit) -> Gradients:
     yield 0, at.op("Mul", at.dy, at.op("Mul", slope, at.number(p)))
 
 
+@slope_of("Sqrt")
 def _of_sqrt(at: Visit) -> str:
     """1 / (2 y)."""
     return at.op("Div", at.number(0.5), at.y)
 
 
+@rule_of("Relu")
 def _relu(at: Visit) -> Gradients:
     zero = at.number(0)
     yield 0, at.op("Where", at.op("Greater", at.y, zero), at.dy, zero)
 
 
+@rule_of("LeakyRelu")
 def _leaky_relu(at: Visit) -> Gradients:
     slope = at.number(at.attributes.get("alpha", 0.01))
     yield 0, at.op("Where", at.op("Greater", at.x, at.number(0)), at.dy, at.op("Mul", at.dy, slope))
 
 
+@rule_of("Clip")
 def _clip(at: Visit) -> Gradients:
     """Nothing at the bounds themselves, as PyTorch has it for ReLU6."""
     gradient = at.dy
@@ -89,17 +88,30 @@ def _clip(at: Visit) -> Gradients:
     yield 0, gradient
 
 
+@slope_of("Exp")
+def _exp(at: Visit) -> str:
+    return at.y
+
+
+@slope_of("Softplus")
+def _softplus(at: Visit) -> str:
+    return at.op("Sigmoid", at.x)
+
+
+@slope_of("Tanh")
 def _of_tanh(at: Visit, y: str = "") -> str:
     """1 - y^2."""
     y = y or at.y
     return at.op("Sub", at.number(1), at.op("Mul", y, y))
 
 
+@slope_of("Sigmoid")
 def _of_sigmoid(at: Visit) -> str:
     """y (1 - y)."""
     return at.op("Mul", at.y, at.op("Sub", at.number(1), at.y))
 
 
+@slope_of("Mish")
 def _of_mish(at: Visit) -> str:
     """t + x (1 - t^2) sigmoid(x), t = tanh(softplus(x))."""
     t = at.op("Tanh", at.op("Softplus", at.x))
@@ -107,6 +119,7 @@ def _of_mish(at: Visit) -> str:
     return at.op("Add", t, at.op("Mul", at.x, slope))
 
 
+@slope_of("Gelu")
 def _of_gelu(at: Visit) -> str:
     if at.attributes.get("approximate", b"none") == b"tanh":
         return _of_tanh_gelu(at)
@@ -130,22 +143,48 @@ def _of_tanh_gelu(at: Visit) -> str:
     return at.op("Mul", at.op("Add", at.op("Add", t, inner), at.number(1)), at.number(0.5))
 
 
-RULES: Mapping[str, Rule] = {
-    "Add": _add,
-    "Sub": _sub,
-    "Mul": _mul,
-    "Div": _div,
-    "Where": _where,
-    "Neg": _neg,
-    "Pow": _pow,
-    "Sqrt": _scaled(_of_sqrt),
-    "Relu": _relu,
-    "LeakyRelu": _leaky_relu,
-    "Clip": _clip,
-    "Exp": _scaled(lambda at: at.y),
-    "Tanh": _scaled(_of_tanh),
-    "Sigmoid": _scaled(_of_sigmoid),
-    "Softplus": _scaled(lambda at: at.op("Sigmoid", at.x)),
-    "Mish": _scaled(_of_mish),
-    "Gelu": _scaled(_of_gelu),
-}
+@rule_of("LayerNormalization")
+def _layer_norm(at: Visit) -> Gradients:
+    """y = n w + b, n = (x - mean) r:  dx = r (g - mean(g) - n mean(g n)), g = dy w.
+
+    Mean and r (``InvStdDev``) are further results of the forward node, which it is asked for.
+    """
+    weight = at.node.input[1]
+    rank = at.tape.rank(at.x)
+    first = int(at.attributes.get("axis", -1)) % rank
+    own = at.tape.ints(*range(first, rank))
+    mean, r = _statistics(at)
+    n = at.op("Mul", at.op("Sub", at.x, mean), r)
+    if 0 in at.wanted:
+        g = at.op("Mul", at.dy, weight)
+        along = at.op("Mul", n, at.op("ReduceMean", at.op("Mul", g, n), own))
+        centred = at.op("Sub", at.op("Sub", g, at.op("ReduceMean", g, own)), along)
+        yield 0, at.op("Mul", centred, r)
+    if 1 in at.wanted:
+        yield 1, at.reduced(at.op("Mul", at.dy, n), 1)
+    if 2 in at.wanted:
+        yield 2, at.reduced(at.dy, 2)
+
+
+def _statistics(at: Visit) -> list[str]:
+    """The forward node's second and third result, named where they are not yet."""
+    while len(at.node.output) < 3:
+        at.node.output.append("")
+    for place, what in enumerate(("mean", "scale"), 1):
+        at.node.output[place] = at.node.output[place] or f"{at.y}/{what}"
+    return list(at.node.output[1:])
+
+
+@rule_of("Softmax")
+def _softmax(at: Visit) -> Gradients:
+    """dx = y (dy - sum(dy y))."""
+    axis = at.tape.ints(int(at.attributes.get("axis", -1)))
+    total = at.op("ReduceSum", at.op("Mul", at.dy, at.y), axis)
+    yield 0, at.op("Mul", at.op("Sub", at.dy, total), at.y)
+
+
+@rule_of("LogSoftmax")
+def _log_softmax(at: Visit) -> Gradients:
+    """dx = dy - exp(y) sum(dy)."""
+    total = at.op("ReduceSum", at.dy, at.tape.ints(int(at.attributes.get("axis", -1))))
+    yield 0, at.op("Sub", at.dy, at.op("Mul", at.op("Exp", at.y), total))

@@ -8,7 +8,6 @@ a lookup by another one, that one is taken; what windows look up several times i
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,16 +15,14 @@ from onnx import TensorProto, helper
 
 from edgepeft.backbones import windows
 from edgepeft.backbones.packing import MERGE, REAL, SPLIT
-from edgepeft.graph.gradient.rule import Gradients, Rule, Visit
-from edgepeft.graph.gradient.tape import Extent
-
-__all__ = ["RULES"]
+from edgepeft.graph.gradient.rule import Gradients, Visit, rule_of
 
 # Rows of a table that are few beside its lookups, such as the distances of all pairs of tokens: the matrix of which row
 # is looked up where is smaller then than that of which two places look up the same.
 _SMALL = 300
 
 
+@rule_of("Gather")
 def _gather(at: Visit) -> Gradients:
     index, (axis,) = at.node.input[1], at.axes(int(at.attributes.get("axis", 0)))
     if index in (SPLIT, windows.SPLIT):
@@ -48,6 +45,7 @@ def _order(at: Visit, index: str, axis: int) -> NDArray[np.int64] | None:
     return known if sorted(known.tolist()) == list(range(len(known))) else None
 
 
+@rule_of("GatherND")
 def _gather_nd(at: Visit) -> Gradients:
     index = at.node.input[1]
     if at.attributes.get("batch_dims", 0) or set(at.tape.extents(index)[-1]) != {1}:
@@ -133,18 +131,11 @@ def _scattered(at: Visit, index: str, axis: int) -> str:
     count = tape.shape(whole[axis], of=at.x) if axis == 0 else tape.ints(whole[axis][0])
     one_sign = op("Mod", flat, count)  # an index may count from the end
     shape = [whole[axis], *(whole[other] for other in others)]
-    sums = (
-        _few(at, one_sign, rows, whole[axis][0])
-        if _is_small(whole[axis])
-        else _many(at, one_sign, rows, (count, width))
-    )
+    is_small = len(set(whole[axis])) == 1 and whole[axis][0] <= _SMALL
+    sums = _few(at, one_sign, rows, whole[axis][0]) if is_small else _many(at, one_sign, rows, (count, width))
     result = op("Reshape", sums, tape.shape(*shape, of=at.x))
     back = [*range(1, axis + 1), 0, *range(axis + 1, len(whole))]
     return op("Transpose", result, perm=back) if axis else result
-
-
-def _is_small(extent: Extent) -> bool:
-    return len(set(extent)) == 1 and extent[0] <= _SMALL
 
 
 def _few(at: Visit, index: str, rows: str, count: int) -> str:
@@ -164,6 +155,3 @@ def _many(at: Visit, index: str, rows: str, shape: tuple[str, int]) -> str:
     zeros = op("ConstantOfShape", op("Concat", count, tape.ints(width), axis=0), value=zero)
     # Places of one row all bring the same sum.
     return op("ScatterND", zeros, op("Unsqueeze", index, tape.ints(1)), sums)
-
-
-RULES: Mapping[str, Rule] = {"Gather": _gather, "GatherND": _gather_nd}

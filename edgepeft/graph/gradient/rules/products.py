@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from onnx import TensorProto
 
 from edgepeft.device.host.machine import saturates_in_8_bits
-from edgepeft.graph.gradient.rule import INTEGER_PRODUCT, Gradients, Rule, Visit
-
-__all__ = ["RULES"]
+from edgepeft.graph.gradient.rule import INTEGER_PRODUCT, Gradients, Visit, rule_of
 
 _MIDDLE, _LARGEST = 128, 127  # of 8 bits
 
 
+@rule_of("Gemm")
 def _gemm(at: Visit) -> Gradients:
     """Y = alpha A' B' + beta C."""
     a, b = at.node.input[:2]
@@ -34,6 +31,7 @@ def _gemm(at: Visit) -> Gradients:
         yield 2, at.reduced(gradient, 2)
 
 
+@rule_of("MatMul")
 def _matmul(at: Visit) -> Gradients:
     """Y = A B, of matrices or of stacks of them."""
     a, b = at.node.input
@@ -67,6 +65,7 @@ def _flipped(at: Visit, value: str) -> str:
     return at.op("Transpose", value, perm=[*axes[:-2], axes[-1], axes[-2]])
 
 
+@rule_of("Einsum")
 def _einsum(at: Visit) -> Gradients:
     """Each operand's gradient is the sum over the result and the other operands."""
     equation = at.attributes["equation"].decode().replace(" ", "")
@@ -81,6 +80,7 @@ def _einsum(at: Visit) -> Gradients:
         yield i, at.op("Einsum", at.dy, *(value for _, value in others), equation=f"{names}->{operands[i]}")
 
 
+@rule_of(INTEGER_PRODUCT)
 def _integer_product(at: Visit) -> Gradients:
     """A product with an 8-bit matrix, straight through the rounding of both operands (Bengio et al., 2013,
     arXiv:1308.3432).
@@ -117,11 +117,3 @@ def _as_it_lies(at: Visit, g: str, matrix: str) -> str:
     sizes = [extent[0] for extent in at.tape.extents(matrix)]
     nothing = at.op("Mul", at.op("Shape", g), at.tape.ints(0, 0))
     return at.op("Reshape", matrix, at.op("Add", nothing, at.tape.ints(*sizes)))
-
-
-RULES: Mapping[str, Rule] = {
-    "Gemm": _gemm,
-    "MatMul": _matmul,
-    "Einsum": _einsum,
-    INTEGER_PRODUCT: _integer_product,
-}

@@ -3,33 +3,35 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 
 import numpy as np
 from onnx import TensorProto
 
-from edgepeft.graph.gradient.rule import Gradients, Rule, Visit
-
-__all__ = ["RULES"]
+from edgepeft.graph.gradient.rule import Gradients, Visit, rule_of
 
 
+@rule_of("Identity")
 def _identity(at: Visit) -> Gradients:
     yield 0, at.dy
 
 
+@rule_of("Cast")
 def _cast(at: Visit) -> Gradients:
     yield 0, at.op("Cast", at.dy, to=at.tape.kind(at.x))
 
 
+@rule_of("Reshape", "Squeeze", "Unsqueeze")
 def _reshape(at: Visit) -> Gradients:
     yield 0, at.tape.reshaped(at.dy, at.x)
 
 
+@rule_of("Transpose")
 def _transpose(at: Visit) -> Gradients:
     order = at.attributes.get("perm", list(reversed(range(at.tape.rank(at.x)))))
     yield 0, at.op("Transpose", at.dy, perm=[int(axis) for axis in np.argsort(order)])
 
 
+@rule_of("Slice")
 def _slice(at: Visit) -> Gradients:
     """Zeros around it, where single steps were taken."""
     extents = at.tape.extents(at.x)
@@ -61,6 +63,7 @@ def _padded(at: Visit, axes: tuple[int, ...]) -> str:
     return op("Pad", at.dy, op("Concat", before, after, axis=0), "", ints(axis))
 
 
+@rule_of("Concat")
 def _concat(at: Visit) -> Gradients:
     """To each of the joined values its part."""
     op, (axis,) = at.op, at.axes(at.attributes["axis"])
@@ -71,15 +74,18 @@ def _concat(at: Visit) -> Gradients:
             yield i, op("Slice", at.dy, start, end, at.tape.ints(axis))
 
 
+@rule_of("Expand")
 def _expand(at: Visit) -> Gradients:
     """What all its copies bring."""
     yield 0, at.reduced(at.dy, 0)
 
 
+@rule_of("ReduceSum")
 def _reduce_sum(at: Visit) -> Gradients:
     yield 0, at.op("Expand", _kept(at, at.dy), at.tape.shape(*at.tape.extents(at.x), of=at.x))
 
 
+@rule_of("ReduceMean")
 def _reduce_mean(at: Visit) -> Gradients:
     """An equal share to each of as many as the axes have, which must be the graph's own."""
     extents = at.tape.extents(at.x)
@@ -90,6 +96,7 @@ def _reduce_mean(at: Visit) -> Gradients:
     yield 0, at.op("Expand", share, at.tape.shape(*extents, of=at.x))
 
 
+@rule_of("ReduceMax")
 def _reduce_max(at: Visit) -> Gradients:
     """Equal shares to all that reach the maximum, as PyTorch's ``amax`` has it."""
     axes = _axes(at)
@@ -114,19 +121,3 @@ def _kept(at: Visit, value: str) -> str:
     if at.attributes.get("keepdims", 1) or not (axes := _axes(at)):
         return value
     return at.op("Unsqueeze", value, at.tape.ints(*sorted(axes)))
-
-
-RULES: Mapping[str, Rule] = {
-    "Identity": _identity,
-    "Cast": _cast,
-    "Reshape": _reshape,
-    "Squeeze": _reshape,
-    "Unsqueeze": _reshape,
-    "Transpose": _transpose,
-    "Slice": _slice,
-    "Concat": _concat,
-    "Expand": _expand,
-    "ReduceSum": _reduce_sum,
-    "ReduceMean": _reduce_mean,
-    "ReduceMax": _reduce_max,
-}

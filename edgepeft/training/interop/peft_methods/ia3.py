@@ -4,7 +4,7 @@ Its default for BERT, ``output.dense``, means two modules a layer: the feed-forw
 ``ffn_activation``, and attention's output projection.  The latter's input is a mean of values, channel by channel, so a
 scale on it is one on the values.
 
-Source: peft 0.21.2, ``tuners/ia3/layer.py`` and ``model.py``.
+LayerNorm tuning (``LN_TUNING``) stands here too.  Source: peft 0.21.2, ``tuners/ia3/layer.py`` and ``model.py``.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ from edgepeft.bundle.delta import Delta
 from edgepeft.common.errors import BundleError, UsageError
 from edgepeft.methods.base import crossed
 from edgepeft.methods.ia3 import IA3, ROLES
+from edgepeft.methods.layernorm import LayerNormTuning
 from edgepeft.training.interop.classifier import Classifier
 from edgepeft.training.interop.conversion import ConversionPlan, StateDict
 from edgepeft.training.interop.peft_methods.base import PeftConfig, WrapConfig
 
-__all__ = ["Ia3Config"]
+__all__ = ["Ia3Config", "NormConfig"]
 
 # A linear layer's role -> ours, where its input is scaled.
 _INPUTS = {
@@ -113,3 +114,27 @@ class Ia3Config(WrapConfig):
         if isinstance(wanted, str):
             return self._patterns.match(rf"(?:{wanted})\Z", module) is not None
         return module.endswith(tuple(wanted))
+
+
+class NormConfig(WrapConfig):
+    """The norms that it names; the others stay as they are."""
+
+    kind: ClassVar[str] = "LN_TUNING"
+    ours: ClassVar[tuple[str, ...]] = (LayerNormTuning.name,)
+
+    def plan(self, classifier: Classifier, folder: Path) -> ConversionPlan:
+        """As ``PeftConfig.plan``."""
+        targets = self.adapted(classifier, classifier.norms, "LayerNorm", folder)
+        tensors = [f"{module}.{part}" for module in targets for part in ("weight", "bias")]
+        held = [tensor for tensor in tensors if tensor in classifier.tensors]  # T5's have no bias
+        return ConversionPlan.renaming(LayerNormTuning(), classifier.overrides(held))
+
+    @classmethod
+    def written(cls, delta: Delta, classifier: Classifier) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """As ``PeftConfig.written``."""
+        own = delta.override_tensors
+        held = [theirs.rpartition(".") for theirs, ours in classifier.tensors.items() if ours in own]
+        tensors = {
+            f"{module}.ln_tuning_layers.{part}": own[classifier.tensors[f"{module}.{part}"]] for module, _, part in held
+        }
+        return {"target_modules": list(dict.fromkeys(module for module, _, _ in held))}, tensors

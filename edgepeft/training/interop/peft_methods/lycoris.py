@@ -21,10 +21,10 @@ from torch.nn import functional
 
 from edgepeft.backbones.base import Site
 from edgepeft.bundle.delta import Delta
-from edgepeft.methods._linear_updates import RankedUpdates
 from edgepeft.methods.base import method_named
 from edgepeft.methods.loha import LoHa
 from edgepeft.methods.lokr import LoKr
+from edgepeft.methods.lora import RankedUpdates
 from edgepeft.training.interop.classifier import Classifier
 from edgepeft.training.interop.conversion import ConversionPlan, StateDict
 from edgepeft.training.interop.peft_methods.base import PeftConfig, RankedConfig
@@ -148,8 +148,4 @@ class LokrConfig(LycorisConfig):
     def more_settings(cls, method: RankedUpdates) -> dict[str, Any]:
         """What says how widths are parted."""
         assert isinstance(method, LoKr)
-        return {
-            "decompose_both": method.both,
-            "decompose_factor": method.factor,
-            "rank_dropout_scale": False,
-        }
+        return {"decompose_both": method.both, "decompose_factor": method.factor, "rank_dropout_scale": False}
