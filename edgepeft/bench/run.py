@@ -51,7 +51,7 @@ from edgepeft.device.host.groups import ROOT
 from edgepeft.device.host.machine import board_name, refuse_bad_wheels
 from edgepeft.device.host.sensors import Meter, Sensors
 from edgepeft.device.profiles import load_profile
-from edgepeft.options.bench import BenchOptions
+from edgepeft.options.verbs import BenchOptions
 
 __all__ = ["BenchSession", "Outcome", "earlier_result", "run_benchmark", "run_scenarios"]
 

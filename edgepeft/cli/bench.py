@@ -13,7 +13,7 @@ from edgepeft.cli._output import INTERRUPTED, result_file, show_bench_result
 from edgepeft.common.errors import DoesNotFit, ThroughputRegression, UsageError
 from edgepeft.common.progress import say, shown_steps
 from edgepeft.options.base import share_of
-from edgepeft.options.bench import BenchOptions
+from edgepeft.options.verbs import BenchOptions
 
 if TYPE_CHECKING:
     from edgepeft.bench.result.schema import BenchResult

@@ -10,7 +10,7 @@ from edgepeft.cli._options import command_of
 from edgepeft.cli._output import print_json, say_cuts
 from edgepeft.cli._scores import show_errors, show_headline
 from edgepeft.data.score_tables import rounded, titled
-from edgepeft.options.eval import EvalOptions
+from edgepeft.options.verbs import EvalOptions
 
 if TYPE_CHECKING:
     from edgepeft.options.base import Folder

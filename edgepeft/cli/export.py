@@ -13,7 +13,7 @@ from edgepeft.common.errors import UsageError, requiring
 from edgepeft.common.progress import say
 from edgepeft.data.score_tables import rounded
 from edgepeft.options.base import listed
-from edgepeft.options.export import NO_BUNDLE, ExportOptions
+from edgepeft.options.verbs import NO_BUNDLE, ExportOptions
 
 if TYPE_CHECKING:
     from edgepeft.bundle.manifest import Manifest, Verification

@@ -15,7 +15,7 @@ from rich.progress import TimeRemainingColumn
 from edgepeft.cli._output import table_console
 from edgepeft.common.errors import UsageError, requiring
 from edgepeft.common.progress import bars, say, shown_steps, stages
-from edgepeft.options.bench import BenchOptions
+from edgepeft.options.verbs import BenchOptions
 
 if TYPE_CHECKING:
     from edgepeft.backbones.source import Backbone

@@ -15,7 +15,7 @@ from edgepeft.cli._output import INTERRUPTED, plain_table, print_json, table_con
 from edgepeft.common.errors import EdgepeftError, requiring
 from edgepeft.common.progress import about, bars, say
 from edgepeft.data.score_tables import rounded
-from edgepeft.options.train import SweepOptions
+from edgepeft.options.verbs import SweepOptions
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -22,7 +22,7 @@ from edgepeft.cli._scores import (
 from edgepeft.common.errors import requiring
 from edgepeft.common.progress import say
 from edgepeft.data.score_tables import rounded, titled
-from edgepeft.options.train import METHOD, TrainOptions
+from edgepeft.options.verbs import METHOD, TrainOptions
 
 if TYPE_CHECKING:
     from rich.table import Table

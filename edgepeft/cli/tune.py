@@ -12,7 +12,7 @@ from edgepeft.cli._output import print_json
 from edgepeft.cli._scores import interruptible, say_temperature, say_unbeaten, say_windows
 from edgepeft.common.progress import say
 from edgepeft.data.score_tables import rounded
-from edgepeft.options.tune import TuneOptions
+from edgepeft.options.verbs import TuneOptions
 
 if TYPE_CHECKING:
     from edgepeft.tuning.tune import TuneResult

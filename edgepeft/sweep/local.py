@@ -28,7 +28,7 @@ from edgepeft.common.errors import EdgepeftError
 from edgepeft.common.own_folder import held_folder, own_folder
 from edgepeft.data.training_loop.checkpoint import Diverged
 from edgepeft.data.training_loop.run import Interrupted, Progress
-from edgepeft.options.train import TrainRequest
+from edgepeft.options.verbs import TrainRequest
 from edgepeft.sweep.folder import ANSWERS_FILE, RUNS, Cell, Outcome, Sweep
 from edgepeft.training.loop import TrainResult, prepare_output, train_delta
 from edgepeft.training.settings import resolved

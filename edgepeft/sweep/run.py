@@ -22,7 +22,7 @@ from edgepeft.data.told import TOLD, told
 from edgepeft.data.training_loop.checkpoint import best_score
 from edgepeft.data.training_loop.run import Progress, evaluation_interval
 from edgepeft.methods.base import Method, method_of
-from edgepeft.options.train import TrainRequest
+from edgepeft.options.verbs import TrainRequest
 from edgepeft.sweep.folder import SWEEP_FILE, Cell, Outcome, Sweep, name_of, open_sweep
 from edgepeft.sweep.local import Ended, Job, Moved
 from edgepeft.sweep.plan import Plan, placed, rate_of, recorded, share_of_rows

@@ -23,7 +23,7 @@ from edgepeft.deploy.cost import checked_length, example_inputs, read_as, writte
 from edgepeft.device.profile_schema import Profile
 from edgepeft.graph.memory import matrices_read, packed_bytes, peak_bytes, stored_bytes
 from edgepeft.graph.shapes import walk
-from edgepeft.options.tune import TuneSettings
+from edgepeft.options.verbs import TuneSettings
 from edgepeft.runtime.decoding import GREEDY, Decoding
 from edgepeft.runtime.generation import row_bytes, rows_at_once
 from edgepeft.runtime.passes import PASS_TOKENS

@@ -29,7 +29,7 @@ from edgepeft.data.training_loop.engine import BATCH
 from edgepeft.data.training_loop.run import Progress, TrainingLoop, TrainingLoopResult, resumable
 from edgepeft.deploy.install import commit_tasks, prepare_task
 from edgepeft.options.base import Folder, function_of
-from edgepeft.options.tune import TuneOptions, TuneSettings
+from edgepeft.options.verbs import TuneOptions, TuneSettings
 from edgepeft.tasks._conformal import guarantee_of
 from edgepeft.tuning.engine import OnnxRuntimeEngine
 from edgepeft.tuning.memory import lay_out

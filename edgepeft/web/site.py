@@ -51,7 +51,7 @@ ODD_TEXTS = (
     "$5 + 3 = 8; a<b>c ^ ~ `quoted` «so» “or” …",
     "",
 )
-# What the page's benchmark runs between its samples: the product of edgepeft/bench/workloads/gemm.py.
+# What the page's benchmark runs between its samples: the product of edgepeft/bench/workloads/probes.py.
 _GEMM = """<ir_version: 10, opset_import: ["" : 20]>
 gemm (float[M,K] a, float[K,N] b) => (float[M,N] c) { c = MatMul (a, b) }"""
 

@@ -71,7 +71,7 @@ def test_running_it_elsewhere_says_nothing(made, said):
 
 def test_a_benchmark_under_the_profile_has_it_among_its_notes(made):
     from edgepeft.bench.run import run_benchmark
-    from edgepeft.options.bench import BenchOptions
+    from edgepeft.options.verbs import BenchOptions
 
     document = run_benchmark(
         BenchOptions(profile="rpi4", bundle=made[2], mode="predicted", batch_size=2, length=8)

@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from edgepeft.bench.measuring.process import WorkerProcess
 from edgepeft.bench.planning.job import Job
-from edgepeft.bench.workloads.copy import BYTES_PER_STEP
+from edgepeft.bench.workloads.probes import COPIED_BYTES
 from edgepeft.common.errors import EdgepeftError, UsageError
 from edgepeft.device.host.groups import ROOT, SMALLEST_QUOTA
 from edgepeft.device.host.machine import board_name, cpu_model, thread_count
@@ -262,7 +262,7 @@ def _memory(profile: Profile, start: StartAt, quota: float) -> Residual | None:
     if (device := profile.amount(_COPY, "GB/s")) is None:
         return None
     with start("memory copies", Job("copy", 1), quota) as worker:
-        rate = BYTES_PER_STEP / _trial(worker, quota, warm=1).mean / 1e9
+        rate = COPIED_BYTES / _trial(worker, quota, warm=1).mean / 1e9
     return Residual("memory-bound work (copies on one thread)", "GB/s", rate, device, profile.figures[_COPY].source)
 
 

@@ -9,7 +9,6 @@ turn it is.  What libraries print goes to standard error.
 from __future__ import annotations
 
 import gc
-import importlib
 import json
 import os
 import re
@@ -57,13 +56,11 @@ def serve(requests: IO[str], replies: IO[str]) -> None:
 
 
 def _replies(requests: IO[str]) -> Iterator[Mapping[str, object]]:
+    from edgepeft.bench import workloads
     from edgepeft.bench.planning.job import Job
 
     job = Job.from_json(requests.readline())
-    # A bare name is a file of ours; what compares us with others has workloads elsewhere, named by their modules.
-    name = job.workload if "." in job.workload else f"edgepeft.bench.workloads.{job.workload}"
-    module = importlib.import_module(name)
-    prepared = module.prepare(job)
+    prepared = workloads.prepare(job)
     for index in range(len(job.batches)):
         job.batch(index)  # drawn and kept now, not while a step is timed
     gc.collect()

@@ -31,7 +31,7 @@ from edgepeft.bench.result.schema import (
     TaskRecord,
     TrialRecord,
 )
-from edgepeft.bench.workloads.gemm import FLOPS_PER_STEP
+from edgepeft.bench.workloads.probes import GEMM_FLOPS
 from edgepeft.bundle.manifest import TaskEntry
 from edgepeft.device import arithmetic
 from edgepeft.device.host.machine import bad_wheels, host_facts, versions
@@ -58,7 +58,7 @@ def host_of(measured: Sequence[Measured], board: str | None = None) -> BenchHost
     for one in measured:
         for rates, probe in ((own, one.gemm), (pytorch, one.pytorch_gemm)):
             if probe.samples:
-                rates[one.unit.workload] = tuple(FLOPS_PER_STEP / sample.seconds / 1e9 for sample in probe.samples)
+                rates[one.unit.workload] = tuple(GEMM_FLOPS / sample.seconds / 1e9 for sample in probe.samples)
     return BenchHost(
         **host_facts(),
         gemm_gflops=_median(own),

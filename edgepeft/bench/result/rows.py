@@ -38,7 +38,7 @@ from edgepeft.bench.result.statistics import (
     summarised,
 )
 from edgepeft.bench.result.warnings import comparable, warnings_of
-from edgepeft.bench.workloads.gemm import FLOPS_PER_STEP
+from edgepeft.bench.workloads.probes import GEMM_FLOPS
 from edgepeft.device.host.sensors import Meter
 from edgepeft.device.profile_schema import Profile
 
@@ -159,7 +159,7 @@ def _gemm_fraction(one: Measured, architecture: Architecture) -> float | None:
         gemm = one.gemm.samples[int(number * share)]
         lengths = _tokens(one, job.batches[batch])
         work = len(lengths) * flops_per_instance(architecture, lengths, one.unit.workload, full=full)
-        fractions.append(work / sample.seconds / (FLOPS_PER_STEP / gemm.seconds))
+        fractions.append(work / sample.seconds / (GEMM_FLOPS / gemm.seconds))
     return float(np.median(fractions))
 
 

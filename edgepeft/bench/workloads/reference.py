@@ -16,12 +16,11 @@ from onnx import TensorProto, helper, numpy_helper
 
 from edgepeft.bench.planning.job import Job, Prepared
 
-__all__ = ["prepare", "reference_encoder"]
+__all__ = ["reference", "reference_encoder"]
 
 
-def prepare(job: Job) -> Prepared:
+def reference(job: Job) -> Prepared:
     """The session, and a step that is one pass."""
-
     from edgepeft.runtime.session import plain_session
 
     model, shape = reference_encoder(**job.settings)

@@ -14,7 +14,7 @@ from edgepeft.data.rows import verify_columns
 from edgepeft.device import arithmetic
 from edgepeft.device.profiles import load_profile
 from edgepeft.options.base import function_of, listed
-from edgepeft.options.export import NO_BUNDLE, ExportOptions
+from edgepeft.options.verbs import NO_BUNDLE, ExportOptions
 from edgepeft.tasks._conformal import guarantee_of
 from edgepeft.training.exporting.bundle import export_bundle
 from edgepeft.training.interop._hub_write import write_adapterhub
