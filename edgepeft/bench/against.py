@@ -151,7 +151,16 @@ class SideBySide:
             raise EdgepeftError(f"{self.revision.described} cannot be measured: {one.failure}")
         kept, label = self.base if based else own, one.unit.label
         if label in kept:
-            _merge(kept[label], one)
+            first = kept[label]  # of what a result warns about, the worse of the two launches counts
+            for name in _SERIES:
+                getattr(first, name).extend(getattr(one, name))
+            first.failure = first.failure or one.failure
+            first.interrupted = first.interrupted or one.interrupted
+            first.left_out = first.left_out and one.left_out
+            first.peak_rss_bytes = max(filter(None, (first.peak_rss_bytes, one.peak_rss_bytes)), default=None)
+            first.in_force = in_force_of([first, one])
+            first.notes = tuple(dict.fromkeys((*first.notes, *one.notes)))
+            first.load = worse(first.load, one.load)
         else:
             kept[label] = one
             for name in _SERIES:  # a launch's units share their probes' samples; what is appended to must be its own
@@ -190,19 +199,6 @@ class SideBySide:
         ratio = paired_ratio(own, theirs)
         judged = "interrupted" if one.interrupted else verdict(ratio, max_regression)
         return AgainstRatio(**asdict(ratio), verdict=judged, base_samples_s=tuple(theirs))
-
-
-def _merge(first: Measured, later: Measured) -> None:
-    """Samples behind samples; of what a result warns about, the worse of the two launches."""
-    for name in _SERIES:
-        getattr(first, name).extend(getattr(later, name))
-    first.failure = first.failure or later.failure
-    first.interrupted = first.interrupted or later.interrupted
-    first.left_out = first.left_out and later.left_out
-    first.peak_rss_bytes = max(filter(None, (first.peak_rss_bytes, later.peak_rss_bytes)), default=None)
-    first.in_force = in_force_of([first, later])
-    first.notes = tuple(dict.fromkeys((*first.notes, *later.notes)))
-    first.load = worse(first.load, later.load)
 
 
 @dataclass(frozen=True)

@@ -35,8 +35,7 @@ from edgepeft.device.host.machine import (
 )
 from edgepeft.device.host.sensors import Meter, Sensors, number
 from edgepeft.device.limits.placement import Limits
-from edgepeft.device.profile_schema import Profile, ReferenceEncoder
-from edgepeft.device.profiles import known_profiles
+from edgepeft.device.profiles import Profile, ReferenceEncoder, known_profiles
 
 __all__ = ["StartFree", "measured_profile"]
 

@@ -45,7 +45,7 @@ from edgepeft.bench.result.conditions import (
 )
 from edgepeft.bench.result.parts import GemmRates
 from edgepeft.bench.result.rows import flops_per_instance, result_rows
-from edgepeft.bench.result.schema import BenchHost, BenchResult, MetricsRecord, ScheduleRecord
+from edgepeft.bench.result.schema import BenchResult, MetricsRecord, ScheduleRecord
 from edgepeft.common.errors import DataError, DoesNotFit, EdgepeftError, UsageError
 from edgepeft.device.host.groups import ROOT
 from edgepeft.device.host.machine import board_name, refuse_bad_wheels
@@ -285,7 +285,16 @@ class BenchSession:
         done = ((scenario, workload) for workload in workloads if workload not in interrupted)
         self.result = new.model_copy(
             update={
-                "host": _host(old.host, new.host),
+                "host": new.host.model_copy(
+                    update={
+                        "gemm_gflops": new.host.gemm_gflops or old.host.gemm_gflops,
+                        "gemm_samples_gflops": _both(old.host.gemm_samples_gflops, new.host.gemm_samples_gflops),
+                        "pytorch_gemm_gflops": new.host.pytorch_gemm_gflops or old.host.pytorch_gemm_gflops,
+                        "pytorch_gemm_samples_gflops": _both(
+                            old.host.pytorch_gemm_samples_gflops, new.host.pytorch_gemm_samples_gflops
+                        ),
+                    }
+                ),
                 "schedule": schedule,
                 "metrics": tuple({entry.of: entry for entry in (*old.metrics, *new.metrics)}.values()),
                 "results": (*kept, *new.results),
@@ -293,17 +302,6 @@ class BenchSession:
                 "schedules": (*(old.schedules or ()), schedule),
             }
         )
-
-
-def _host(before: BenchHost, now: BenchHost) -> BenchHost:
-    return now.model_copy(
-        update={
-            "gemm_gflops": now.gemm_gflops or before.gemm_gflops,
-            "gemm_samples_gflops": _both(before.gemm_samples_gflops, now.gemm_samples_gflops),
-            "pytorch_gemm_gflops": now.pytorch_gemm_gflops or before.pytorch_gemm_gflops,
-            "pytorch_gemm_samples_gflops": _both(before.pytorch_gemm_samples_gflops, now.pytorch_gemm_samples_gflops),
-        }
-    )
 
 
 def _both(before: GemmRates, now: GemmRates) -> GemmRates:

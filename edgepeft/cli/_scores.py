@@ -65,7 +65,13 @@ def show_headline(found: Sequence[Mapping[str, Any]], baselines: Mapping[str, Ma
 
 def show_errors(errors: Mapping[str, Any], folder: str | None = None) -> None:
     """Print where answers are wrong; ``folder`` is where a confusion matrix that is too large lies."""
-    _show_classes(errors)
+    header, rows = class_rows(errors)
+    _print(_table((header, rows[:_MOST_CLASSES])))
+    if len(rows) > _MOST_CLASSES:
+        _print(Text(f"The worst of {len(rows):,}; all of them: --json, or edgepeft report.", style="dim"))
+    if absent := unseen(errors):
+        more = f" and {len(absent) - _MOST_CLASSES} more" if len(absent) > _MOST_CLASSES else ""
+        _print(Text(f"No row has the label {', '.join(absent[:_MOST_CLASSES])}{more}: left out.", style="dim"))
     confusion = errors.get("confusion") or {}
     if confusion:
         _show_confusion(confusion, folder)
@@ -80,16 +86,6 @@ def show_errors(errors: Mapping[str, Any], folder: str | None = None) -> None:
         title = f"Rows that may be mislabelled, {errors['mislabelled_rows']:,} of {wrong:,} wrong answers:"
         _print_rows(title, row_lines(doubted, "likely"), whole=False)
         _print(Text(_DOUBTED, style="dim"))
-
-
-def _show_classes(errors: Mapping[str, Any]) -> None:
-    header, rows = class_rows(errors)
-    _print(_table((header, rows[:_MOST_CLASSES])))
-    if len(rows) > _MOST_CLASSES:
-        _print(Text(f"The worst of {len(rows):,}; all of them: --json, or edgepeft report.", style="dim"))
-    if absent := unseen(errors):
-        more = f" and {len(absent) - _MOST_CLASSES} more" if len(absent) > _MOST_CLASSES else ""
-        _print(Text(f"No row has the label {', '.join(absent[:_MOST_CLASSES])}{more}: left out.", style="dim"))
 
 
 def _show_confusion(confusion: Mapping[str, Mapping[str, int]], folder: str | None) -> None:

@@ -21,7 +21,7 @@ from edgepeft.options.verbs import BenchOptions
 
 if TYPE_CHECKING:
     from edgepeft.bundle.bundle import Bundle
-    from edgepeft.device.profile_schema import Profile
+    from edgepeft.device.profiles import Profile
     from edgepeft.sweep.choice import Budget, Candidate, Choice, Seconds
     from edgepeft.sweep.folder import Sweep
 

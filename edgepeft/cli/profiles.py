@@ -17,7 +17,7 @@ from edgepeft.common.errors import UsageError
 from edgepeft.common.progress import messages
 
 if TYPE_CHECKING:
-    from edgepeft.device.profile_schema import Calibration, Figure, Latency, Profile
+    from edgepeft.device.profiles import Calibration, Figure, Latency, Profile
 
 __all__ = ["command"]
 

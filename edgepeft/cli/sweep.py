@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,11 +18,8 @@ from edgepeft.data.score_tables import rounded
 from edgepeft.options.verbs import SweepOptions
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from edgepeft.sweep.folder import Sweep
     from edgepeft.sweep.run import Shown
-    from edgepeft.sweep.table import Column
 
 __all__ = ["command", "local", "showing"]
 
@@ -179,13 +176,18 @@ def _list(sweep: Sweep, at_once: int) -> None:
 
 
 def _show(sweep: Sweep, *, as_json: bool) -> None:
-    from edgepeft.sweep.table import columns, document, grouped
+    from edgepeft.sweep.table import columns, document, entries, grouped
 
     if as_json:
         print_json(document(sweep))
         return
     for (backbone, size), group in grouped(columns(sweep)).items():
-        table_console().print(_table(f"{backbone}, {size if size.endswith('%') else f'{size} rows'}", group))
+        header, rows = entries(group)
+        title = f"{backbone}, {size if size.endswith('%') else f'{size} rows'}"
+        table = plain_table(header[0], title=title, numbers=header[1:])
+        for row in rows:
+            table.add_row(*("-" if cell is None else cell if isinstance(cell, str) else f"{cell:,}" for cell in row))
+        table_console().print(table)
     dropped = [cell for cell in sweep.cells if sweep.state(cell) == "dropped"]
     if dropped:
         taken = sum(found.steps if (found := sweep.outcome(cell)) else 0 for cell in dropped)
@@ -198,13 +200,3 @@ def _show(sweep: Sweep, *, as_json: bool) -> None:
         f"* worse than the column's best beyond chance (paired bootstrap over test rows). Pictures: edgepeft report "
         f"{sweep.folder} --out FOLDER"
     )
-
-
-def _table(title: str, group: Sequence[Column]) -> Table:
-    from edgepeft.sweep.table import entries
-
-    header, rows = entries(group)
-    table = plain_table(header[0], title=title, numbers=header[1:])
-    for row in rows:
-        table.add_row(*("-" if cell is None else cell if isinstance(cell, str) else f"{cell:,}" for cell in row))
-    return table

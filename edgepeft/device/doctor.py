@@ -24,8 +24,7 @@ import psutil
 
 from edgepeft.common.errors import EdgepeftError
 from edgepeft.common.resources import cache_folder
-from edgepeft.device import arithmetic
-from edgepeft.device.host import groups
+from edgepeft.device.host import groups, machine
 from edgepeft.device.host.groups import ROOT
 from edgepeft.device.host.machine import (
     KNOWN_BAD,
@@ -102,7 +101,7 @@ def _processor(root: Path) -> Iterator[Finding]:
         known = f"bench --profile {profile.name} measures here" if profile else "no shipped profile is its own"
         advice = "" if profile else "edgepeft profiles new NAME --measure writes one."
         yield Finding("board", "ok", f"{board}; {known}", advice)
-    for cost in arithmetic.missing_arithmetic(arithmetic.of_host(proc), weights="int8", fp16=True):
+    for cost in machine.missing_arithmetic(machine.processor_of_host(proc), weights="int8", fp16=True):
         yield Finding("arithmetic", "note", cost)
 
 

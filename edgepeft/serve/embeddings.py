@@ -74,13 +74,32 @@ async def embeddings(request: Request) -> Response:
     try:
         return await _embeddings(request)
     except _EXPECTED as error:
-        return _problem(error)
+        # As OpenAI's clients read it: ``type`` and ``param`` beside message and code.
+        refused, unknown = refusal_of(error), isinstance(error, UnknownName)
+        param = "model" if unknown else refused.message.partition(":")[0]
+        if isinstance(error, ValidationError):
+            param = str(next((part for one in listed_mistakes(error)[:1] for part in one["loc"]), ""))
+        kind = "invalid_request_error" if refused.status < 500 else "server_error"
+        more: dict[str, Any] = {
+            "type": "rate_limit_error" if refused.status == _OVERLOADED else kind,
+            "param": param if param in EmbeddingsRequest.model_fields else None,
+        }
+        if unknown:
+            refused = Refused(refused.status, "model_not_found", refused.message, refused.headers)
+        return problem(refused, more)
 
 
 async def _embeddings(request: Request) -> Response:
     serving: Serving = request.app.state.serving
     asked = await body_of(request, EmbeddingsRequest, serving.settings.limits.rows)
-    _check(serving, asked)
+    kind = serving.service.manifest.task(asked.model).task_kind
+    if not kind.gives_vectors:
+        raise Refused(400, "no_embedding", f"model: task {asked.model} answers {kind.answers}, not vectors.")
+    if asked.dimensions is not None and asked.dimensions > kind.n_outputs:
+        raise Refused(400, "invalid", f"dimensions: the vectors of {asked.model} have {kind.n_outputs}.")
+    for row, text in enumerate(asked.texts):
+        if not text.strip():
+            raise Refused(400, "empty_text", f"input: text {row} is empty.")
     texts = asked.texts
     answers = await answers_of(request, [asked.model] * len(texts), texts)
     for answer in answers:
@@ -90,17 +109,6 @@ async def _embeddings(request: Request) -> Response:
     if len(texts) <= FEW_ROWS:
         return _listed(asked, answers, n_tokens)
     return await serving.aside(_listed, asked, answers, n_tokens)
-
-
-def _check(serving: Serving, asked: EmbeddingsRequest) -> None:
-    kind = serving.service.manifest.task(asked.model).task_kind
-    if not kind.gives_vectors:
-        raise Refused(400, "no_embedding", f"model: task {asked.model} answers {kind.answers}, not vectors.")
-    if asked.dimensions is not None and asked.dimensions > kind.n_outputs:
-        raise Refused(400, "invalid", f"dimensions: the vectors of {asked.model} have {kind.n_outputs}.")
-    for row, text in enumerate(asked.texts):
-        if not text.strip():
-            raise Refused(400, "empty_text", f"input: text {row} is empty.")
 
 
 def _listed(asked: EmbeddingsRequest, answers: Sequence[RowResult], n_tokens: int) -> Json:
@@ -118,22 +126,6 @@ def _encoded(answer: VectorPrediction, asked: EmbeddingsRequest) -> list[float] 
     if asked.encoding_format == "float":
         return answer.value
     return base64.b64encode(answer.vector.astype("<f4").tobytes()).decode("ascii")
-
-
-def _problem(error: Exception) -> Response:
-    """As OpenAI's clients read it: ``type`` and ``param`` beside message and code."""
-    refused, unknown = refusal_of(error), isinstance(error, UnknownName)
-    param = "model" if unknown else refused.message.partition(":")[0]
-    if isinstance(error, ValidationError):
-        param = str(next((part for one in listed_mistakes(error)[:1] for part in one["loc"]), ""))
-    kind = "invalid_request_error" if refused.status < 500 else "server_error"
-    more: dict[str, Any] = {
-        "type": "rate_limit_error" if refused.status == _OVERLOADED else kind,
-        "param": param if param in EmbeddingsRequest.model_fields else None,
-    }
-    if unknown:
-        refused = Refused(refused.status, "model_not_found", refused.message, refused.headers)
-    return problem(refused, more)
 
 
 ENDPOINTS = (

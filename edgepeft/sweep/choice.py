@@ -24,7 +24,7 @@ from edgepeft.bundle.delta import new_delta
 from edgepeft.common.errors import DoesNotFit, UsageError
 from edgepeft.data.training_loop.baselines import SIGNIFICANT
 from edgepeft.deploy.cost import checked_length, example_inputs
-from edgepeft.device.profile_schema import Profile
+from edgepeft.device.profiles import Profile
 from edgepeft.device.roofline import Predicted, predict_seconds
 from edgepeft.graph.cost import count_run
 from edgepeft.graph.cut import below
@@ -229,15 +229,10 @@ def costs_of(
         length: of a text in tokens; None takes 128, or as many as the tasks were trained on.
         measured: the time of a text by task; None predicts it.
     """
-    base = _base()
-    how: dict[str, Any] = {"tasks": tasks, "length": length, "base": base}
-    return {name: _costs(bundle, name, profile, (measured or {}).get(name), **how) for name in bundle.manifest.tasks}
-
-
-def _base() -> int:
-    """What a process that answers takes before it opens a bundle; this one has PyTorch too."""
+    # What a process that answers takes before it opens a bundle; this one has PyTorch too.
     done = subprocess.run([sys.executable, "-c", _BASE], capture_output=True, text=True, check=True)
-    return int(done.stdout)
+    how: dict[str, Any] = {"tasks": tasks, "length": length, "base": int(done.stdout)}
+    return {name: _costs(bundle, name, profile, (measured or {}).get(name), **how) for name in bundle.manifest.tasks}
 
 
 def _costs(

@@ -262,11 +262,6 @@ def installed() -> Path:
     for name in _PINS:
         with replacing(folder / name) as new:
             shutil.copyfile(package_data("web") / name, new)
-    _run_npm(folder)
-    return modules
-
-
-def _run_npm(folder: Path) -> None:
     command = ["npm", "ci", "--prefix", str(folder), "--ignore-scripts", "--omit=dev", "--no-audit", "--no-fund"]
     elsewhere = (
         f"On a machine that has npm and a network, run `npm ci --ignore-scripts --omit=dev` in a copy of {folder}, "
@@ -278,6 +273,7 @@ def _run_npm(folder: Path) -> None:
     if done.returncode:
         last = [line for line in done.stderr.splitlines() if line.strip()][-1:] or ["no message"]
         raise EdgepeftError(f"`{' '.join(command)}` failed: {last[0]} {elsewhere}")
+    return modules
 
 
 def copy_libraries(modules: Path, packages: Sequence[str], out: Path) -> None:

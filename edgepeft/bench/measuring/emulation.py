@@ -24,8 +24,7 @@ from edgepeft.common.errors import EdgepeftError, UsageError
 from edgepeft.device.host.groups import ROOT, SMALLEST_QUOTA
 from edgepeft.device.host.machine import board_name, cpu_model, thread_count
 from edgepeft.device.limits.placement import Limits
-from edgepeft.device.profile_schema import Profile
-from edgepeft.device.profiles import is_this_board
+from edgepeft.device.profiles import Profile, is_this_board
 
 __all__ = ["CALIBRATION_TOLERANCE", "Setting", "StartAt", "calibrate", "setting_of", "settled"]
 

@@ -11,7 +11,7 @@ from edgepeft.bench.planning.job import Batches, batches_of
 from edgepeft.bench.planning.scenario import Lengths, SampleKind, Scenario, full_length, load_lengths, load_scenario
 from edgepeft.bench.planning.target import BenchSubject, open_subject, random_subject
 from edgepeft.common.errors import UnknownName, UsageError
-from edgepeft.device.profile_schema import Profile
+from edgepeft.device.profiles import Profile
 from edgepeft.options.verbs import BenchOptions
 
 __all__ = ["ENGINES", "WORKLOADS", "ResolvedRequest", "check_request", "resolve_request", "trains", "workloads_of"]

@@ -33,10 +33,10 @@ from edgepeft.bench.result.schema import (
 )
 from edgepeft.bench.workloads.probes import GEMM_FLOPS
 from edgepeft.bundle.manifest import TaskEntry
-from edgepeft.device import arithmetic
+from edgepeft.device.host import machine
 from edgepeft.device.host.machine import bad_wheels, host_facts, versions
 from edgepeft.device.limits.limited_process import InForce, Limits
-from edgepeft.device.profile_schema import Profile
+from edgepeft.device.profiles import Profile
 
 __all__ = [
     "arithmetic_notes",
@@ -98,8 +98,8 @@ def arithmetic_notes(profile: Profile, subject: BenchSubject) -> list[str]:
     """What the bundle's kinds of weights cost on the profile's processor, and wheels of this host that die there."""
     manifest = subject.bundle.manifest
     fp16 = any(manifest.tasks[task.name].weights_dtype == "fp16" for task in subject.tasks)
-    costs = arithmetic.missing_arithmetic(
-        arithmetic.of_profile(profile), weights=manifest.backbone.weights_dtype, fp16=fp16
+    costs = machine.missing_arithmetic(
+        machine.processor_of_profile(profile), weights=manifest.backbone.weights_dtype, fp16=fp16
     )
     wheels = bad_wheels(versions(), profile.isa.absent)
     return [*costs, *(f"not to be used on the device: {wheel.sentence(profile.name)}" for wheel in wheels)]
