@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from edgepeft.sweep.choice import Budget, Candidate, Choice, Seconds
     from edgepeft.sweep.folder import Sweep
 
-__all__ = ["command"]
-
 PANEL = "Train"
 
 # Of a small sweep, the cheapest first: what its time does not allow is left out.

@@ -11,8 +11,6 @@ from rich.text import Text
 from edgepeft.cli._output import plain_table, print_json, table_console
 from edgepeft.common.errors import EdgepeftError
 
-__all__ = ["command"]
-
 PANEL = "Look"
 
 _STYLES = {"ok": "green", "note": "", "warning": "yellow", "bad": "bold red"}

@@ -16,14 +16,12 @@ if TYPE_CHECKING:
     from edgepeft.options.base import Folder
     from edgepeft.runtime.evaluate import EvalResult
 
-__all__ = ["command"]
-
 PANEL = "Train"
 
 
-def _eval(
-    options: EvalOptions,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+@command_of(EvalOptions, "eval")
+def command(
+    options: EvalOptions, as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False
 ) -> None:
     """Score a task of the bundle on labelled data, and show its errors by class and the worst rows."""
     from edgepeft.runtime.evaluate import evaluate
@@ -35,9 +33,6 @@ def _eval(
     else:
         _show(result, options.out)
     say_cuts(result.truncation, result.max_new_tokens)
-
-
-command = command_of(EvalOptions, _eval, "eval")
 
 
 def _show(result: EvalResult, out: Folder | None) -> None:

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from edgepeft.device.profiles import Profile
     from edgepeft.tuning.fit import Fit, Need
 
-__all__ = ["command"]
-
 PANEL = "Measure"
 
 _WORKLOADS = ("infer", "finetune")

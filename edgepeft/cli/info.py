@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from edgepeft.bundle.card import DeltaCard
     from edgepeft.bundle.manifest import TaskEntry
 
-__all__ = ["command"]
-
 PANEL = "Look"
 
 _FACTS = ("method", "hyperparameters", "labels", "pairs", "max_length", "trainable_parameters", "metrics")

@@ -11,8 +11,6 @@ from rich.table import Column
 from edgepeft.cli._output import plain_table, print_json, table_console
 from edgepeft.common.errors import UnknownName
 
-__all__ = ["command"]
-
 PANEL = "Look"
 
 

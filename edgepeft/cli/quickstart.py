@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from edgepeft.bench.result.schema import BenchResult
     from edgepeft.bundle.manifest import Manifest
 
-__all__ = ["command"]
-
 PANEL = "Train"
 
 PROFILE = "rpi4"

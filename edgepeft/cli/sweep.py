@@ -28,7 +28,8 @@ PANEL = "Train"
 _DONE, _REST = "done", "the same command goes on with the rest"
 
 
-def _sweep(
+@command_of(SweepOptions, "sweep")
+def command(
     options: SweepOptions,
     as_json: Annotated[bool, typer.Option("--json", help="Print the table as one JSON document.")] = False,
 ) -> None:
@@ -41,19 +42,16 @@ def _sweep(
         from edgepeft.sweep.local import Job
         from edgepeft.sweep.run import fold, require_halvable, run_sweep, sweep_of
 
-    with _checking() as watch:
-        sweep = sweep_of(asked, options.out, watch)
+    with bars() as shown:
+        bar = shown.add_task("checking the plan's runs", total=None)
+        sweep = sweep_of(asked, options.out, lambda n, total: shown.update(bar, completed=n, total=total))
     if options.halve:
         require_halvable(sweep)
     if options.dry_run:
         _list(sweep, local(sweep, options.workers, options.threads)[1])
         return
     try:
-        with (
-            _ended_by_signals(),
-            _executor(sweep, options) as (executor, at_once),
-            showing(sweep, at_once) as tell,
-        ):
+        with _ended_by_signals(), _executor(sweep, options) as (executor, at_once), showing(sweep, at_once) as tell:
             like = Job(sweep, sweep.cells[0], threads=options.threads, keep_tensors=options.keep == "deltas")
             failed = run_sweep(sweep, executor, like, halve=options.halve, watch=tell)
     except KeyboardInterrupt:
@@ -67,9 +65,6 @@ def _sweep(
         raise EdgepeftError(
             f"{len(failed)} runs could not be computed: {next(iter(failed.values()))} For these, {_REST}."
         )
-
-
-command = command_of(SweepOptions, _sweep, "sweep")
 
 
 @contextmanager
@@ -111,13 +106,6 @@ def local(sweep: Sweep, workers: int | None, threads: int) -> tuple[Any, int]:
     gpus = 0 if on_cpu or not torch.cuda.is_available() else torch.cuda.device_count()
     at_once = min(workers or gpus or max(1, thread_count() // threads), len(sweep.cells))
     return lambda jobs: run_local(jobs, at_once, min(gpus, at_once)), at_once
-
-
-@contextmanager
-def _checking() -> Iterator[Callable[[int, int], None]]:
-    with bars() as shown:
-        bar = shown.add_task("checking the plan's runs", total=None)
-        yield lambda n, total: shown.update(bar, completed=n, total=total)
 
 
 @contextmanager

@@ -28,12 +28,11 @@ if TYPE_CHECKING:
 
     from edgepeft.training.loop import TrainResult
 
-__all__ = ["command"]
-
 PANEL = "Train"
 
 
-def _train(
+@command_of(TrainOptions, "train")
+def command(
     options: TrainOptions,
     as_json: Annotated[bool, typer.Option("--json", help="Print the delta's card as one JSON document.")] = False,
 ) -> None:
@@ -61,9 +60,6 @@ def _train(
         print_json(result.delta.card.model_dump(mode="json"))
     else:
         _show(result, Path(options.out))
-
-
-command = command_of(TrainOptions, _train, "train")
 
 
 def _show(result: TrainResult, out: Path) -> None:

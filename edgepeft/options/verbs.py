@@ -255,8 +255,7 @@ class BenchOptions(Options):
         tuple[str, ...], typer.Option("--task", help="A task of the bundle; may repeat. Default: all.")
     ] = ()
     methods: Annotated[
-        tuple[str, ...],
-        typer.Option("--method", help="Tasks of that method; without a bundle, a fresh delta of it."),
+        tuple[str, ...], typer.Option("--method", help="Tasks of that method; without a bundle, a fresh delta of it.")
     ] = ()
     settings: Annotated[
         Mapping[str, Any],
@@ -291,9 +290,7 @@ class BenchOptions(Options):
     timed: Annotated[
         bool,
         typer.Option(
-            " /--deterministic",
-            help="Count nodes, operations and bytes only; nothing is timed.",
-            show_default=False,
+            " /--deterministic", help="Count nodes, operations and bytes only; nothing is timed.", show_default=False
         ),
     ] = True
     counted: bool = False  # also the figures that need no clock, as the command line always has them

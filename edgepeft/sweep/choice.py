@@ -213,12 +213,7 @@ def exported(cards: Sequence[DeltaCard], backbone: str, work: Path) -> Bundle:
 
 
 def costs_of(
-    bundle: Bundle,
-    profile: Profile,
-    *,
-    tasks: int,
-    length: int | None,
-    measured: Mapping[str, Seconds] | None = None,
+    bundle: Bundle, profile: Profile, *, tasks: int, length: int | None, measured: Mapping[str, Seconds] | None = None
 ) -> dict[str, MethodCosts]:
     """The costs of ``tasks`` tasks like each of the bundle's, by its name.
 

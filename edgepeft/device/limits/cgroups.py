@@ -162,13 +162,7 @@ def prepare_scope(limits: Limits, cpus: Sequence[int] | None, proc: Path = group
         wanted.append(f"CPUQuota={_percent(limits.cpu_quota)}")
     options = [part for property_ in wanted for part in ("-p", property_)]
     _probe([*_command(program, f"{unit}-probe"), *options, "--", "true"])
-    return Scope(
-        cpus=cpus,
-        wrapper=[*_command(program, unit), *options, "--"],
-        keeper=True,
-        proc=proc,
-        unit=unit,
-    )
+    return Scope(cpus=cpus, wrapper=[*_command(program, unit), *options, "--"], keeper=True, proc=proc, unit=unit)
 
 
 def _command(program: str, unit: str) -> list[str]:

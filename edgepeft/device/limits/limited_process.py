@@ -175,14 +175,7 @@ class LimitedProcess:
     program if it still runs, and removes its groups; the counters stay readable afterwards.
     """
 
-    def __init__(
-        self,
-        argv: Sequence[str],
-        limits: Limits,
-        *,
-        backends: Sequence[Prepare] = BACKENDS,
-        **popen: Any,
-    ):
+    def __init__(self, argv: Sequence[str], limits: Limits, *, backends: Sequence[Prepare] = BACKENDS, **popen: Any):
         """Start it; ``backends`` are tried in order, ``popen`` is for :class:`subprocess.Popen`.
 
         Standard input and output are pipes, and errors go where this process's go, unless ``popen`` says otherwise.
