@@ -39,14 +39,17 @@ def command(
     with requiring("train", "the quickstart"):
         import_module("edgepeft.training.loop")  # first: it refuses a torch that would die here
         import_module("transformers")
+    from edgepeft.training.demo import TASKS
     from edgepeft.training.devices import use_threads
+    from edgepeft.training.exporting.bundle import export_bundle
 
     use_threads(None)
     seconds: dict[str, float] = {}
     with _timed("train", seconds):
         backbone = _train(out)
-    with _timed("export", seconds):
-        manifest = _export(backbone, out)
+    deltas = [out / "deltas" / task.name for task in TASKS]
+    with _timed("export", seconds), stages(1 + len(deltas)) as stage:
+        manifest = export_bundle(backbone, deltas, out / "bundle", force=True, stage=stage)
     with _timed("bench", seconds):
         bench = _measure(out)
     _close(out, manifest, bench, seconds)
@@ -83,15 +86,6 @@ def _train(out: Path) -> Backbone:
 
             train_task(task, backbone, files, out / "deltas" / task.name, watch)
     return backbone
-
-
-def _export(backbone: Backbone, out: Path) -> Manifest:
-    from edgepeft.training.demo import TASKS
-    from edgepeft.training.exporting.bundle import export_bundle
-
-    deltas = [out / "deltas" / task.name for task in TASKS]
-    with stages(1 + len(deltas)) as stage:
-        return export_bundle(backbone, deltas, out / "bundle", force=True, stage=stage)
 
 
 def _measure(out: Path) -> BenchResult:

@@ -311,7 +311,7 @@ class Status(BaseModel):
     latency_p50_ms: float | None = Field(description="Of requests in the last ten seconds.")
     latency_p90_ms: float | None
     queued_rows: int
-    memory_bytes: int = Field(description="SessionLru, of the process.")
+    memory_bytes: int = Field(description="Resident, of the process.")
 
 
 class Health(BaseModel):

@@ -180,13 +180,7 @@ def _nearest(found: Sequence[Candidate], budget: Budget) -> str:
 
 
 def exported(cards: Sequence[DeltaCard], backbone: str, work: Path) -> Bundle:
-    """A bundle with an untrained task t0, t1, ... for each card, of runs that are done.
-
-    Args:
-        cards: one a method.
-        backbone: a folder or Hub name.
-        work: an empty folder, which is written to.
-    """
+    """A bundle in the empty folder ``work`` with an untrained task t0, t1, ... for each card, of runs that are done."""
     opened, folders = open_backbone(backbone), []
     if opened.sha256 != (trained := cards[0].backbone).sha256:
         raise UsageError(f"{backbone} is not {trained.source} that the sweep trained on: its weights are others.")
@@ -215,14 +209,10 @@ def exported(cards: Sequence[DeltaCard], backbone: str, work: Path) -> Bundle:
 def costs_of(
     bundle: Bundle, profile: Profile, *, tasks: int, length: int | None, measured: Mapping[str, Seconds] | None = None
 ) -> dict[str, MethodCosts]:
-    """The costs of ``tasks`` tasks like each of the bundle's, by its name.
+    """The costs of ``tasks`` tasks like each of the bundle's that answer each text, by its name.
 
-    Args:
-        bundle: of ``exported``.
-        profile: the device.
-        tasks: how many tasks of one method answer each text.
-        length: of a text in tokens; None takes 128, or as many as the tasks were trained on.
-        measured: the time of a text by task; None predicts it.
+    ``length`` is a text's in tokens, 128 or as many as the tasks were trained on where it is None; ``measured`` is the
+    time of a text by task, which is predicted where it is None.
     """
     # What a process that answers takes before it opens a bundle; this one has PyTorch too.
     done = subprocess.run([sys.executable, "-c", _BASE], capture_output=True, text=True, check=True)

@@ -154,14 +154,9 @@ class Shown:
 def run_sweep(
     sweep: Sweep, executor: Executor, like: Job, *, halve: bool = False, watch: Callable[[Shown], None]
 ) -> dict[str, str]:
-    """Compute every cell that is not over; gives the reason of each that could not be, by its name.
+    """Compute every cell that is not over, also those of an earlier run; the reason of each that could not be.
 
-    Args:
-        sweep: its cells; an earlier run of the same folder goes on.
-        executor: takes jobs and tells how they go.
-        like: a job whose settings all have, but for the cell.
-        halve: have half of each method's runs go no further after each of ``RUNGS``.
-        watch: is told how it goes.
+    Jobs are as ``like``, but for the cell.  ``halve``: half of each method's runs go no further after each of ``RUNGS``.
     """
     if halve:
         require_halvable(sweep)

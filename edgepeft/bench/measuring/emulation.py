@@ -217,9 +217,8 @@ def calibrate(
         if abs(host / target - 1) > CALIBRATION_TOLERANCE:
             trials += _search(worker, profile, trials[0], progress)
     quota = trials[-1].quota
-    residuals = (_memory(profile, start, quota), _one_thread(profile, start, quota))
-    known = tuple(residual for residual in residuals if residual is not None)
-    return Calibrated(quota, cores, target, host, name, reference.flops, tuple(trials), known)
+    residuals = tuple(_residuals(profile, start, quota))
+    return Calibrated(quota, cores, target, host, name, reference.flops, tuple(trials), residuals)
 
 
 def _search(
@@ -256,32 +255,23 @@ def _trial(worker: WorkerProcess, quota: float, *, warm: int = 0, times: int = 1
     return Trial(quota, tuple(seconds[warm:]))
 
 
-def _memory(profile: Profile, start: StartAt, quota: float) -> Residual | None:
-    """Memory copies under the quota, over the device's own."""
-    if (device := profile.amount(_COPY, "GB/s")) is None:
-        return None
-    with start("memory copies", Job("copy", 1), quota) as worker:
-        rate = COPIED_BYTES / _trial(worker, quota, warm=1).mean / 1e9
-    return Residual("memory-bound work (copies on one thread)", "GB/s", rate, device, profile.figures[_COPY].source)
-
-
-def _one_thread(profile: Profile, start: StartAt, quota: float) -> Residual | None:
-    """The reference on one thread, where the device's is known: a quota gives one thread as much as all."""
+def _residuals(profile: Profile, start: StartAt, quota: float) -> Iterator[Residual]:
+    """Memory copies, and the reference on one thread, which a quota gives as much as all."""
+    if (device := profile.amount(_COPY, "GB/s")) is not None:
+        with start("memory copies", Job("copy", 1), quota) as worker:
+            rate = COPIED_BYTES / _trial(worker, quota, warm=1).mean / 1e9
+        source = profile.figures[_COPY].source
+        yield Residual("memory-bound work (copies on one thread)", "GB/s", rate, device, source)
     reference = profile.reference
     assert reference is not None  # the caller has looked
     asked = (reference.model, reference.runtime, reference.precision, 1)
     rows = [row for row in profile.latencies if (row.model, row.runtime, row.precision, row.threads) == asked]
     if reference.threads == 1 or not rows:
-        return None
+        return
     with start("the reference on one thread", Job("reference", 1, settings=reference.shapes), quota) as worker:
         seconds = _trial(worker, quota, warm=1).mean
-    return Residual(
-        "work on one thread (the reference)",
-        "GFLOP/s",
-        reference.flops / seconds / 1e9,
-        reference.flops / rows[0].value / 1e6,
-        rows[0].source,
-    )
+    rates = reference.flops / seconds / 1e9, reference.flops / rows[0].value / 1e6
+    yield Residual("work on one thread (the reference)", "GFLOP/s", *rates, rows[0].source)
 
 
 def settled(samples: Sequence[float], target: float) -> float | None:

@@ -51,7 +51,14 @@ def serve(requests: IO[str], replies: IO[str]) -> None:
             replies.write(json.dumps(reply) + "\n")
             replies.flush()
     except Exception as error:
-        replies.write(json.dumps({"error": _described(error)}) + "\n")
+        from edgepeft.common.errors import EdgepeftError
+
+        kind, message = "crash", f"{type(error).__name__}: {error}"
+        if isinstance(error, MemoryError) or _OUT_OF_MEMORY.search(message):
+            kind = "memory"
+        elif isinstance(error, EdgepeftError):
+            kind, message = type(error).__name__, str(error)
+        replies.write(json.dumps({"error": {"kind": kind, "message": message}}) + "\n")
         replies.flush()
 
 
@@ -103,17 +110,6 @@ def _spanned(step: Callable[[int], None], batch: int, span: float) -> dict[str, 
     used = time.process_time() - cpu
     reported = each[:: -(-n // _MOST_EACH)]
     return {"seconds": (ended - began) / n, "cpu_seconds": used / n, "each": reported, "repeats": n}
-
-
-def _described(error: Exception) -> dict[str, str]:
-    from edgepeft.common.errors import EdgepeftError
-
-    text = f"{type(error).__name__}: {error}"
-    if isinstance(error, MemoryError) or _OUT_OF_MEMORY.search(text):
-        return {"kind": "memory", "message": text}
-    if isinstance(error, EdgepeftError):
-        return {"kind": type(error).__name__, "message": str(error)}
-    return {"kind": "crash", "message": text}
 
 
 def main() -> None:

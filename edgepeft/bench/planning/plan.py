@@ -252,11 +252,7 @@ def expected_s(
 ) -> tuple[float, float]:
     """The least and the most seconds: of workers that start, then do between so many rounds, warming up included.
 
-    Args:
-        steps: workload and FLOP of a step, of each unit.
-        rounds: the least and the most.
-        rate: of matrix products, FLOP/s.
-        most_s: after which a workload begins no new round.
+    ``steps``: workload and FLOP of a step, of each unit; ``rate``: FLOP/s; after ``most_s`` no new round begins.
     """
     ends = []
     for count in rounds:

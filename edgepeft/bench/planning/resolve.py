@@ -83,7 +83,18 @@ class ResolvedRequest:
 
 def resolve_request(request: BenchOptions, profile: Profile, scenario: Scenario, stack: ExitStack) -> ResolvedRequest:
     """Open or make the model and cut its batches; a random model is removed when ``stack`` closes."""
-    subject = _subject(request, stack)
+    if request.bundle is not None:
+        subject = open_subject(request.bundle, tasks=request.tasks, methods=request.methods)
+    else:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="edgepeft-bench-")))
+        subject = random_subject(
+            request.backbone or _DEFAULT_ARCHITECTURE,
+            folder,
+            methods=request.methods,
+            settings=request.settings,
+            seed=request.seed,
+            trainable=trains(request),
+        )
     if (request.engines, request.workloads) == (("onnxruntime",), ("finetune",)) and not subject.tasks:
         what = "the bundle has no task" if request.bundle else "name one with --method"
         raise UsageError(f"--workload finetune --engine onnxruntime fine-tunes a task's delta; {what}.")
@@ -119,20 +130,6 @@ def _beside(prompt: int) -> str:
 def trains(request: BenchOptions) -> bool:
     """Whether tasks are fine-tuned with ONNX Runtime."""
     return request.timed and "finetune" in workloads_of(request) and "onnxruntime" in (request.engines or ENGINES)
-
-
-def _subject(request: BenchOptions, stack: ExitStack) -> BenchSubject:
-    if request.bundle is not None:
-        return open_subject(request.bundle, tasks=request.tasks, methods=request.methods)
-    folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="edgepeft-bench-"))
-    return random_subject(
-        request.backbone or _DEFAULT_ARCHITECTURE,
-        Path(folder),
-        methods=request.methods,
-        settings=request.settings,
-        seed=request.seed,
-        trainable=trains(request),
-    )
 
 
 def _require_measurable(request: BenchOptions, scenario: Scenario, subject: BenchSubject) -> None:

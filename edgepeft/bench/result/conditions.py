@@ -144,17 +144,9 @@ _CI = ("GITHUB_SHA", "CI_COMMIT_SHA")  # GitHub's and GitLab's names for the com
 
 
 def commit_under_test(environment: Mapping[str, str] = os.environ) -> str | None:
-    """The commit that CI names, else HEAD of the checkout that edgepeft runs from, else None."""
-    return next((environment[name] for name in _CI if environment.get(name)), None) or _checkout()
-
-
-def utc_now() -> str:
-    """The time in UTC, to the second, as ISO 8601 writes it."""
-    return datetime.now(UTC).isoformat(timespec="seconds")
-
-
-def _checkout() -> str | None:
-    """HEAD of the repository whose top is the package's folder, with a + where files differ from it."""
+    """The commit that CI names, else HEAD of the checkout that edgepeft runs from (+: files differ), else None."""
+    if named := next((environment[name] for name in _CI if environment.get(name)), None):
+        return named
     top = Path(edgepeft.__file__).resolve().parent.parent
     if not (top / ".git").exists():
         return None
@@ -164,3 +156,8 @@ def _checkout() -> str | None:
     except (OSError, subprocess.CalledProcessError):
         return None
     return head.stdout.strip() + ("+" if dirty.returncode else "")
+
+
+def utc_now() -> str:
+    """The time in UTC, to the second, as ISO 8601 writes it."""
+    return datetime.now(UTC).isoformat(timespec="seconds")

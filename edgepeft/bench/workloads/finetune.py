@@ -99,7 +99,11 @@ def finetune_pytorch(job: Job, wrap: Callable[[Logits], Logits] = lambda logits:
 
     backbone, model = load(job)
     everything = method_named(job.method or "").trains_everything
-    logits, trained = (_everything if everything else _delta)(job, backbone, model)
+    if everything:
+        logits, trained = _everything(job, backbone, model)
+    else:  # the model stays frozen, without dropout, as ``edgepeft train`` has it
+        delta = job_delta(job, backbone).train()
+        logits, trained = (lambda inputs: delta.logits(model, inputs)), delta.parameters()
     logits = wrap(logits)
     optimizer, kind = torch.optim.AdamW(trained, lr=_LEARNING_RATE), job.task_kind()
 
@@ -116,12 +120,6 @@ def finetune_pytorch(job: Job, wrap: Callable[[Logits], Logits] = lambda logits:
         optimizer.zero_grad(set_to_none=True)
 
     return Prepared(step, () if everything else (FRESH_DELTA,))
-
-
-def _delta(job: Job, backbone: Backbone, model: nn.Module) -> tuple[Logits, Iterable[nn.Parameter]]:
-    """The delta's logits and parameters; the model stays frozen, without dropout, as ``edgepeft train`` has it."""
-    delta = job_delta(job, backbone).train()
-    return lambda inputs: delta.logits(model, inputs), delta.parameters()
 
 
 def _everything(job: Job, backbone: Backbone, model: nn.Module) -> tuple[Logits, Iterable[nn.Parameter]]:
