@@ -233,7 +233,7 @@ def test_an_option_that_is_declared_is_on_the_command_line_in_python_and_in_the_
         got.append(options)
 
     app = typer.Typer()
-    app.command()(command_of(Planted, act, "tune"))
+    app.command()(command_of(Planted, "tune")(act))
     plain = re.sub(r"\x1b\[[0-9;]*m", "", CliRunner().invoke(app, ["--help"], env={"COLUMNS": "200"}).output)
     assert re.search(r"--warmth +\S+ +How warm it is. +\[default: 0.5\]", plain)
     line = ["bundle", "--task", "mood", "--data", "rows.csv"]

@@ -25,8 +25,8 @@ from edgepeft.bench.planning.resolve import (
     ENGINES,
     ResolvedRequest,
     check_request,
+    random_options,
     resolve_request,
-    trains,
     workloads_of,
 )
 from edgepeft.bench.planning.scenario import SampleKind, Scenario, load_scenario
@@ -112,7 +112,8 @@ def run_benchmark(
             say(_announcement(units, schedule, work))
         sensors, meter = Sensors(root), Meter(root) if setting.mode == "measured" else None
         if against is not None and request.bundle is None:
-            _make_random(against, work, stack)
+            subject = work.subject  # the other version has a graph of its own of the same random model
+            against.make_random(subject.bundle.folder, stack, subject.name, **random_options(request))
         measured = (against or measure_units)(
             units,
             schedule,
@@ -207,20 +208,6 @@ def _announcement(units: Sequence[Unit], schedule: Schedule, work: ResolvedReque
         ends = (min(ends[0], work.request.max_seconds), min(ends[1], work.request.max_seconds))
     least = "" if rounds[0] == rounds[1] else f"{rounds[0]} to "
     return f"{len(steps)} processes, {least}{rounds[1]} rounds: {duration_in_words(ends)}"
-
-
-def _make_random(against: SideBySide, work: ResolvedRequest, stack: ExitStack) -> None:
-    """The other version's own graph of the same random model."""
-    request, subject = work.request, work.subject
-    against.make_random(
-        subject.bundle.folder,
-        stack,
-        subject.name,
-        methods=list(request.methods),
-        settings=dict(request.settings),
-        seed=request.seed,
-        trainable=trains(request),
-    )
 
 
 def _missing() -> dict[str, str]:

@@ -99,8 +99,8 @@ def heat_map(
 ) -> QuadMesh:
     """Draw ``values`` [rows][columns], None where there is none, as coloured cells, the first row on top.
 
-    ``lowest`` has the darkest colour, ``highest`` the brightest.  Numbers stand in cells that are large enough, ``cell``
-    being width and height in inches; ``numbers`` stand there in place of the values.  ``upright`` turns names below.
+    ``lowest`` has the darkest colour, ``highest`` the brightest.  Numbers stand in cells that are large enough
+    (``cell``: width and height in inches), or ``numbers`` in place of the values.  ``upright`` turns the names below.
     """
     table = np.array([[np.nan if value is None else value for value in row] for row in values], dtype=float)
     colours = matplotlib.colormaps[COLOURS].with_extremes(bad=missing)

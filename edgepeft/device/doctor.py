@@ -39,7 +39,7 @@ from edgepeft.device.host.machine import (
     versions,
 )
 from edgepeft.device.host.sensors import Sensors
-from edgepeft.device.limits import cgroups
+from edgepeft.device.limits import placement
 from edgepeft.device.limits.limited_process import BACKENDS, LimitedProcess, Prepare
 from edgepeft.device.limits.placement import Limits, Placement, Unavailable
 from edgepeft.device.profiles import profile_of_board
@@ -132,9 +132,9 @@ def _wheels(root: Path) -> Iterator[Finding]:
 def _control_groups(root: Path) -> Iterator[Finding]:
     """Which ways of limiting work, tried with a small limit and no process under it."""
     ways: dict[str, Callable[[Limits, None], Placement]] = {
-        "cgroup v2": lambda limits, cpus: cgroups.prepare_v2(limits, cpus, root / "proc"),
-        "cgroup v1": lambda limits, cpus: cgroups.prepare_v1(limits, cpus, root / "proc"),
-        "systemd scope": cgroups.prepare_scope,
+        "cgroup v2": lambda limits, cpus: placement.prepare_v2(limits, cpus, root / "proc"),
+        "cgroup v1": lambda limits, cpus: placement.prepare_v1(limits, cpus, root / "proc"),
+        "systemd scope": placement.prepare_scope,
     }
     refused = []
     for name, prepare in ways.items():

@@ -87,10 +87,8 @@ def explain(error: EdgepeftError, task: str | None) -> Refused:
 
 
 # What requests may have, and an answer may name.
-_KEYS = frozenset(
-    "rows text second candidates fields task label template steps epochs lr head_lr batch_size seed model input "
-    "encoding_format dimensions user".split()
-)
+_KEYS = {"rows", "text", "second", "candidates", "fields", "task", "label", "template", "steps", "epochs", "lr"}
+_KEYS |= {"head_lr", "batch_size", "seed", "model", "input", "encoding_format", "dimensions", "user"}
 
 
 def _invalid(error: ValidationError) -> Refused:

@@ -214,10 +214,14 @@ def costs_of(
     ``length`` is a text's in tokens, 128 or as many as the tasks were trained on where it is None; ``measured`` is the
     time of a text by task, which is predicted where it is None.
     """
-    # What a process that answers takes before it opens a bundle; this one has PyTorch too.
-    done = subprocess.run([sys.executable, "-c", _BASE], capture_output=True, text=True, check=True)
-    how: dict[str, Any] = {"tasks": tasks, "length": length, "base": int(done.stdout)}
+    how: dict[str, Any] = {"tasks": tasks, "length": length, "base": _base()}
     return {name: _costs(bundle, name, profile, (measured or {}).get(name), **how) for name in bundle.manifest.tasks}
+
+
+def _base() -> int:
+    """What a process that answers takes before it opens a bundle; this one has PyTorch too."""
+    done = subprocess.run([sys.executable, "-c", _BASE], capture_output=True, text=True, check=True)
+    return int(done.stdout)
 
 
 def _costs(

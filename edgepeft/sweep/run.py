@@ -156,7 +156,7 @@ def run_sweep(
 ) -> dict[str, str]:
     """Compute every cell that is not over, also those of an earlier run; the reason of each that could not be.
 
-    Jobs are as ``like``, but for the cell.  ``halve``: half of each method's runs go no further after each of ``RUNGS``.
+    Jobs are as ``like``, but for the cell.  ``halve``: half of a method's runs go no further after each of ``RUNGS``.
     """
     if halve:
         require_halvable(sweep)

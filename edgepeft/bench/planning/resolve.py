@@ -6,6 +6,7 @@ import tempfile
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from edgepeft.bench.planning.job import Batches, batches_of
 from edgepeft.bench.planning.scenario import Lengths, SampleKind, Scenario, full_length, load_lengths, load_scenario
@@ -14,7 +15,15 @@ from edgepeft.common.errors import UnknownName, UsageError
 from edgepeft.device.profiles import Profile
 from edgepeft.options.verbs import BenchOptions
 
-__all__ = ["ENGINES", "WORKLOADS", "ResolvedRequest", "check_request", "resolve_request", "trains", "workloads_of"]
+__all__ = [
+    "ENGINES",
+    "WORKLOADS",
+    "ResolvedRequest",
+    "check_request",
+    "random_options",
+    "resolve_request",
+    "workloads_of",
+]
 
 _NEW_TOKENS = 32
 _DEFAULT_ARCHITECTURE = "roberta-base"  # the seeds' backbone
@@ -87,14 +96,7 @@ def resolve_request(request: BenchOptions, profile: Profile, scenario: Scenario,
         subject = open_subject(request.bundle, tasks=request.tasks, methods=request.methods)
     else:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="edgepeft-bench-")))
-        subject = random_subject(
-            request.backbone or _DEFAULT_ARCHITECTURE,
-            folder,
-            methods=request.methods,
-            settings=request.settings,
-            seed=request.seed,
-            trainable=trains(request),
-        )
+        subject = random_subject(request.backbone or _DEFAULT_ARCHITECTURE, folder, **random_options(request))
     if (request.engines, request.workloads) == (("onnxruntime",), ("finetune",)) and not subject.tasks:
         what = "the bundle has no task" if request.bundle else "name one with --method"
         raise UsageError(f"--workload finetune --engine onnxruntime fine-tunes a task's delta; {what}.")
@@ -127,9 +129,11 @@ def _beside(prompt: int) -> str:
     return f" beside a prompt of {prompt}" if prompt else ""
 
 
-def trains(request: BenchOptions) -> bool:
-    """Whether tasks are fine-tuned with ONNX Runtime."""
-    return request.timed and "finetune" in workloads_of(request) and "onnxruntime" in (request.engines or ENGINES)
+def random_options(request: BenchOptions) -> dict[str, Any]:
+    """What a random model is made by, besides its name, as JSON has it."""
+    trains = request.timed and "finetune" in workloads_of(request) and "onnxruntime" in (request.engines or ENGINES)
+    asked = {"methods": list(request.methods), "settings": dict(request.settings), "seed": request.seed}
+    return {**asked, "trainable": trains}
 
 
 def _require_measurable(request: BenchOptions, scenario: Scenario, subject: BenchSubject) -> None:
