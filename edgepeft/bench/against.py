@@ -233,7 +233,16 @@ def _found(asked: str, work: Path) -> tuple[Path, str]:
     for place in (repository, Path.cwd()):
         commit = _commit(asked, place) if asked else None
         if commit is not None:
-            _unpack(commit, place, work)
+            done = _git(place, "archive", "--format=tar", commit)
+            if done is None or done.returncode:
+                raise EdgepeftError(
+                    f"git cannot unpack {commit}: {done.stderr.decode().strip() if done else 'no git'}."
+                )
+            with tarfile.open(fileobj=io.BytesIO(done.stdout)) as archive:
+                if hasattr(tarfile, "data_filter"):
+                    archive.extractall(work, filter="data")
+                else:  # Python 3.11 before 3.11.4 knows no filters; git gives names inside the checkout only
+                    archive.extractall(work)
             return work, f"commit {commit[:12]}"
     if _RELEASE.fullmatch(asked):
         # That release alone; what it needs is here already.
@@ -262,17 +271,6 @@ def _commit(asked: str, place: Path) -> str | None:
     # Another project's folder has revisions too.
     holds = _git(place, "cat-file", "-e", f"{commit}:edgepeft/__init__.py")
     return commit if holds is not None and holds.returncode == 0 else None
-
-
-def _unpack(commit: str, place: Path, work: Path) -> None:
-    done = _git(place, "archive", "--format=tar", commit)
-    if done is None or done.returncode:
-        raise EdgepeftError(f"git cannot unpack {commit}: {done.stderr.decode().strip() if done else 'no git'}.")
-    with tarfile.open(fileobj=io.BytesIO(done.stdout)) as archive:
-        if hasattr(tarfile, "data_filter"):
-            archive.extractall(work, filter="data")
-        else:  # Python 3.11 before 3.11.4 knows no filters; git gives names inside the checkout only
-            archive.extractall(work)
 
 
 def _run(path: Path, asked: str, arguments: list[str]) -> str:

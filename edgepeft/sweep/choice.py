@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import ge
 from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple
@@ -77,6 +78,12 @@ class Candidate:
         """The mean test score over the data sets."""
         return mean(arm.score for arm in self.arms)
 
+    @property
+    def merits(self) -> tuple[float, ...]:
+        """Score and costs, the more the better."""
+        assert self.costs is not None
+        return self.score, self.costs.per_minute or 0.0, -float(self.costs.memory), -float(self.costs.disk)
+
 
 @dataclass(frozen=True)
 class Budget:
@@ -96,6 +103,23 @@ class Budget:
         if self.disk is not None and costs.disk > self.disk:
             found.append("disk")
         return found
+
+    def nearest(self, known: Sequence[MethodCosts]) -> str:
+        """What comes nearest to each bound."""
+        said = []
+        if self.per_minute is not None:
+            rates = [costs.per_minute for costs in known if costs.per_minute is not None]
+            most = (
+                f"at most {max(rates):,.0f} texts a minute are answered" if rates else "no rate can be predicted there"
+            )
+            said.append(f"{most}, {self.per_minute:g} are asked for")
+        if self.memory is not None:
+            least = min(costs.memory for costs in known)
+            said.append(f"at least {least / 1e6:,.0f} MB of memory are taken, {self.memory / 1e6:,.0f} MB are allowed")
+        if self.disk is not None:
+            least = min(costs.disk for costs in known)
+            said.append(f"the tasks take at least {least / 1e6:,.2f} MB, {self.disk / 1e6:,.2f} MB are allowed")
+        return "; ".join(said)
 
 
 @dataclass(frozen=True)
@@ -138,7 +162,8 @@ def choose(found: Sequence[Candidate], budget: Budget) -> Choice:
     """
     fitting = [(each, each.costs) for each in found if each.costs and not budget.misses(each.costs)]
     if not fitting:
-        raise DoesNotFit(f"no method is within the budget: {_nearest(found, budget)}.")
+        nearest = budget.nearest([each.costs for each in found if each.costs])
+        raise DoesNotFit(f"no method is within the budget: {nearest}.")
     best = max((each for each, _ in fitting), key=lambda each: each.score)
     good = []
     for each, costs in fitting:
@@ -148,35 +173,10 @@ def choose(found: Sequence[Candidate], budget: Budget) -> Choice:
     fastest = max(costs.per_minute or 0.0 for _, costs, _ in good)
     near = [entry for entry in good if (entry[1].per_minute or 0.0) >= _AS_FAST * fastest]
     chosen, _, p = min(near, key=lambda entry: (entry[1].disk, -entry[0].score))
-    return Choice(chosen, best, p, tuple(each.method for each in found if not _beaten(each, found)))
-
-
-def _beaten(one: Candidate, others: Sequence[Candidate]) -> bool:
-    """Whether another is at least as good in score and every cost, and better in one."""
-    mine = _merits(one)
-    theirs = [_merits(each) for each in others if each is not one]
-    return any(all(a >= b for a, b in zip(each, mine, strict=True)) and each != mine for each in theirs)
-
-
-def _merits(one: Candidate) -> tuple[float, ...]:
-    assert one.costs is not None
-    return one.score, one.costs.per_minute or 0.0, -float(one.costs.memory), -float(one.costs.disk)
-
-
-def _nearest(found: Sequence[Candidate], budget: Budget) -> str:
-    known = [each.costs for each in found if each.costs]
-    said = []
-    if budget.per_minute is not None:
-        rates = [costs.per_minute for costs in known if costs.per_minute is not None]
-        most = f"at most {max(rates):,.0f} texts a minute are answered" if rates else "no rate can be predicted there"
-        said.append(f"{most}, {budget.per_minute:g} are asked for")
-    if budget.memory is not None:
-        least = min(costs.memory for costs in known)
-        said.append(f"at least {least / 1e6:,.0f} MB of memory are taken, {budget.memory / 1e6:,.0f} MB are allowed")
-    if budget.disk is not None:
-        least = min(costs.disk for costs in known)
-        said.append(f"the tasks take at least {least / 1e6:,.2f} MB, {budget.disk / 1e6:,.2f} MB are allowed")
-    return "; ".join(said)
+    # Of the front none is beaten: by another that is as good in score and every cost, and better in one.
+    merits = [each.merits for each in found]
+    beaten = {mine for mine in merits for each in merits if each != mine and all(map(ge, each, mine))}
+    return Choice(chosen, best, p, tuple(each.method for each in found if each.merits not in beaten))
 
 
 def exported(cards: Sequence[DeltaCard], backbone: str, work: Path) -> Bundle:

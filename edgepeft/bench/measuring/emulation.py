@@ -89,7 +89,7 @@ def setting_of(
     calibrated = calibrate(profile, start or _start, cores=threads, progress=progress)
     if calibrated.quota < calibrated.cores:
         limits = replace(limits, cpu_quota=calibrated.quota)
-    return Setting("calibrated", profile, limits, threads, _calibration_notes(profile, calibrated), calibrated)
+    return Setting("calibrated", profile, limits, threads, calibrated.notes(profile), calibrated)
 
 
 @contextmanager
@@ -105,23 +105,6 @@ def _start(label: str, job: Job, quota: float) -> Iterator[WorkerProcess]:
         worker.ready()
         worker.throttle()
         yield worker
-
-
-def _calibration_notes(profile: Profile, calibrated: Calibrated) -> tuple[str, ...]:
-    notes = [
-        f"calibrated: under a quota of {calibrated.quota:.3f} cores ({calibrated.share:.1%} of {calibrated.cores}) "
-        f"this host takes {calibrated.achieved_s:.3g} s for {calibrated.reference}, the device "
-        f"{calibrated.target_s:.3g} s ({calibrated.error:+.1%} of its rate, {CALIBRATION_TOLERANCE:.0%} allowed); "
-        f"without the quota {calibrated.host_s:.3g} s",
-        *(f"not calibrated: {residual.sentence()}" for residual in calibrated.residuals),
-    ]
-    runtime = profile.reference.runtime if profile.reference is not None else ""
-    if "onnx" not in runtime.lower():
-        notes.append(f"uncalibrated for ONNX Runtime: the device's reference was measured with {runtime}")
-    if not calibrated.percentiles:
-        notes.append(f"under a quota below {LEAST_SHARE:.0%} a step mostly waits: throughput only, no percentiles")
-    notes.append("PyTorch's rows and ratios to them are not to be believed under a quota: its threads wait in a loop")
-    return tuple(notes)
 
 
 @dataclass(frozen=True)
@@ -189,6 +172,24 @@ class Calibrated:
     def percentiles(self) -> bool:
         """Whether latencies of single steps mean anything."""
         return self.share >= LEAST_SHARE
+
+    def notes(self, profile: Profile) -> tuple[str, ...]:
+        """What a reader of the figures must know of it."""
+        notes = [
+            f"calibrated: under a quota of {self.quota:.3f} cores ({self.share:.1%} of {self.cores}) this host takes "
+            f"{self.achieved_s:.3g} s for {self.reference}, the device {self.target_s:.3g} s ({self.error:+.1%} of its "
+            f"rate, {CALIBRATION_TOLERANCE:.0%} allowed); without the quota {self.host_s:.3g} s",
+            *(f"not calibrated: {residual.sentence()}" for residual in self.residuals),
+        ]
+        runtime = profile.reference.runtime if profile.reference is not None else ""
+        if "onnx" not in runtime.lower():
+            notes.append(f"uncalibrated for ONNX Runtime: the device's reference was measured with {runtime}")
+        if not self.percentiles:
+            notes.append(f"under a quota below {LEAST_SHARE:.0%} a step mostly waits: throughput only, no percentiles")
+        notes.append(
+            "PyTorch's rows and ratios to them are not to be believed under a quota: its threads wait in a loop"
+        )
+        return tuple(notes)
 
 
 def calibrate(

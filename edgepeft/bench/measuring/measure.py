@@ -19,13 +19,10 @@ from edgepeft.bench.measuring.process import WorkerProcess
 from edgepeft.bench.measuring.sampler import (
     NO_BOUND,
     Budget,
-    Rule,
     Schedule,
     Series,
     Steppable,
-    precise,
     sample_rounds,
-    steady,
 )
 from edgepeft.bench.planning.job import Job
 from edgepeft.bench.planning.plan import Unit, UnitRole
@@ -179,7 +176,7 @@ def _measure_together(
         series = sample_rounds(
             {label: watch(worker) for label, worker in workers.items()},
             schedule,
-            _rule(schedule, group),
+            schedule.rule(next(iter(one.unit.job.batches for one in group if one.unit.job), ())),
             warmed=throttle,
             progress=lambda done, total: progress(workload, done, total),
             seldom=[one.unit.label for name, one in probes.items() if name != "reference"],
@@ -221,16 +218,6 @@ def _load(
             one.failure = error
         slowest = max(slowest, budget.clock() - begin)
     return workers
-
-
-def _rule(schedule: Schedule, group: Sequence[Measured]) -> Rule:
-    """When to stop early; a batch's weight is its number of tokens."""
-    jobs = [one.unit.job for one in group if one.unit.job]
-    work = {number: float(sum(batch)) for job in jobs[:1] for number, batch in enumerate(job.batches)}
-    if schedule.precision is None or schedule.min_rounds is None:
-        return Rule(more_warmup=schedule.more_warmup, steady=steady)
-    enough = partial(precise, work=work, precision=schedule.precision)
-    return Rule(schedule.min_rounds, enough, schedule.more_warmup, steady)
 
 
 def _probes(workload: str, group: Sequence[Measured], threads: int, reference: Job | None) -> dict[str, Measured]:

@@ -15,15 +15,8 @@ from edgepeft.common.errors import UnknownName, UsageError
 from edgepeft.device.profiles import Profile
 from edgepeft.options.verbs import BenchOptions
 
-__all__ = [
-    "ENGINES",
-    "WORKLOADS",
-    "ResolvedRequest",
-    "check_request",
-    "random_options",
-    "resolve_request",
-    "workloads_of",
-]
+__all__ = ["ENGINES", "WORKLOADS", "ResolvedRequest", "check_request", "random_options", "resolve_request"]
+__all__ += ["workloads_of"]
 
 _NEW_TOKENS = 32
 _DEFAULT_ARCHITECTURE = "roberta-base"  # the seeds' backbone
