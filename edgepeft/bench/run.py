@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from pydantic import JsonValue
@@ -246,13 +246,13 @@ def _schedule(request: BenchOptions, scenario: Scenario, batches: Sequence[Seque
     )
 
 
+@dataclass
 class BenchSession:
     """The result so far, what did not fit, and whether Ctrl-C was pressed."""
 
-    def __init__(self, earlier: BenchResult | None = None) -> None:
-        self.result = earlier or BenchResult(results=())
-        self.failures: list[DoesNotFit] = []
-        self.interrupted = False
+    result: BenchResult
+    failures: list[DoesNotFit] = field(default_factory=list)
+    interrupted: bool = False
 
     @property
     def completed(self) -> tuple[tuple[str, str], ...]:
@@ -313,7 +313,7 @@ def run_scenarios(
     asked: dict[str, JsonValue] = request.model_dump(mode="json", exclude={"scenario", "max_seconds"})
     if earlier is not None:
         _refuse_other_request(earlier, asked)
-    session = BenchSession(earlier)
+    session = BenchSession(earlier or BenchResult(results=()))
     budget, names = Budget.of(request.max_seconds), list(dict.fromkeys(scenarios))
     for number, scenario in enumerate(names):
         wanted = workloads_of(request.model_copy(update={"scenario": scenario}))
