@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edgepeft.bench.planning.job import Batches, batches_of
+from edgepeft.bench.planning.job import Batches, Job, batches_of
+from edgepeft.bench.planning.plan import Unit, plan_requests, plan_units
 from edgepeft.bench.planning.scenario import Lengths, SampleKind, Scenario, full_length, load_lengths, load_scenario
-from edgepeft.bench.planning.target import BenchSubject, open_subject, random_subject
-from edgepeft.common.errors import UnknownName, UsageError
+from edgepeft.bench.planning.target import BenchSubject, open_subject, random_subject, torch_installed
+from edgepeft.common.errors import EdgepeftError, UnknownName, UsageError
+from edgepeft.device.host.machine import refuse_bad_wheels
 from edgepeft.device.profiles import Profile
 from edgepeft.options.verbs import BenchOptions
 
@@ -19,6 +21,7 @@ __all__ = ["ENGINES", "WORKLOADS", "ResolvedRequest", "check_request", "random_o
 __all__ += ["workloads_of"]
 
 _NEW_TOKENS = 32
+_NO_TORCH = "PyTorch is not installed (pip install 'edgepeft[train]')"
 _DEFAULT_ARCHITECTURE = "roberta-base"  # the seeds' backbone
 
 
@@ -81,6 +84,35 @@ class ResolvedRequest:
     batches: Batches
     notes: tuple[str, ...]
     new_tokens: int = 0
+
+    def units(self, threads: int) -> list[Unit]:
+        """What is timed; nothing where only counts were asked for."""
+        request, subject, batched = self.request, self.subject, self.scenario.kind is SampleKind.BATCHES
+        if not request.timed:
+            return []
+        shared = Job(
+            "",
+            threads,
+            self.batches if batched else (),
+            str(subject.bundle.folder),
+            vocab_size=subject.architecture.vocab_size,
+            pad_id=subject.architecture.pad_token_id,
+            seed=request.seed,
+            cache=request.cache,
+            new_tokens=self.new_tokens,
+        )
+        if not batched:
+            return plan_requests(self.scenario, subject.tasks, shared, lengths=self.lengths.values, rows=self.rows)
+        missing = {} if torch_installed() else {"pytorch": _NO_TORCH}
+        if not missing:
+            try:
+                refuse_bad_wheels("torch")
+            except EdgepeftError as error:
+                missing["pytorch"] = str(error)
+        engines, workloads = request.engines or ENGINES, workloads_of(request)
+        return plan_units(
+            subject.tasks, shared, engines=engines, workloads=workloads, peers=request.peers, missing=missing
+        )
 
 
 def resolve_request(request: BenchOptions, profile: Profile, scenario: Scenario, stack: ExitStack) -> ResolvedRequest:
