@@ -37,7 +37,7 @@ from edgepeft.bench.run import run_benchmark
 from edgepeft.bundle.manifest import Manifest
 from edgepeft.common.atomic import write_json
 from edgepeft.common.resources import sha256_of
-from edgepeft.options.bench import BenchOptions
+from edgepeft.options.verbs import BenchOptions
 
 ARCHITECTURE = "all-MiniLM-L6-v2"
 BATCH, LENGTH = 8, 64

@@ -34,10 +34,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from edgepeft.bundle.bundle import Bundle
-    from edgepeft.options.eval import EvalOptions
-    from edgepeft.options.export import ExportOptions
-    from edgepeft.options.train import TrainOptions
-    from edgepeft.options.tune import TuneOptions, TuneSettings
+    from edgepeft.options.verbs import EvalOptions, ExportOptions, TrainOptions, TuneOptions, TuneSettings
     from edgepeft.runtime.evaluate import evaluate
     from edgepeft.runtime.runtime import Runtime
     from edgepeft.training.exporting.request import export
@@ -49,13 +46,13 @@ if TYPE_CHECKING:
 else:
     _HOMES = {
         "Bundle": "edgepeft.bundle.bundle:Bundle",
-        "EvalOptions": "edgepeft.options.eval:EvalOptions",
-        "ExportOptions": "edgepeft.options.export:ExportOptions",
+        "EvalOptions": "edgepeft.options.verbs:EvalOptions",
+        "ExportOptions": "edgepeft.options.verbs:ExportOptions",
         "LocalTuner": "edgepeft.tuning.federated:LocalTuner",
         "Runtime": "edgepeft.runtime.runtime:Runtime",
-        "TrainOptions": "edgepeft.options.train:TrainOptions",
-        "TuneOptions": "edgepeft.options.tune:TuneOptions",
-        "TuneSettings": "edgepeft.options.tune:TuneSettings",
+        "TrainOptions": "edgepeft.options.verbs:TrainOptions",
+        "TuneOptions": "edgepeft.options.verbs:TuneOptions",
+        "TuneSettings": "edgepeft.options.verbs:TuneSettings",
         "evaluate": "edgepeft.runtime.evaluate:evaluate",
         "export": "edgepeft.training.exporting.request:export",
         "load": "edgepeft.runtime.runtime:Runtime",

@@ -233,7 +233,7 @@ def test_an_option_that_is_declared_is_on_the_command_line_in_python_and_in_the_
         got.append(options)
 
     app = typer.Typer()
-    app.command()(command_of(Planted, act, "tune"))
+    app.command()(command_of(Planted, "tune")(act))
     plain = re.sub(r"\x1b\[[0-9;]*m", "", CliRunner().invoke(app, ["--help"], env={"COLUMNS": "200"}).output)
     assert re.search(r"--warmth +\S+ +How warm it is. +\[default: 0.5\]", plain)
     line = ["bundle", "--task", "mood", "--data", "rows.csv"]
@@ -251,7 +251,7 @@ def test_an_option_that_is_declared_is_on_the_command_line_in_python_and_in_the_
 
 @pytest.mark.parametrize(("verb", "settings"), [("train", "TrainSettings"), ("tune", "TuneSettings")])
 def test_a_number_of_a_run_is_an_option_and_what_the_card_keeps(verb, settings):
-    models = importlib.import_module(f"edgepeft.options.{verb}")
+    models = importlib.import_module("edgepeft.options.verbs")
     numbers, options = getattr(models, settings), getattr(models, f"{verb.title()}Options")
     assert issubclass(options, numbers)  # one declaration, which the loop reads as it is
     given = {"bundle": "b", "backbone": "b", "data": "rows.csv", "task": "mood", "out": "out", "lr": 1e-3, "steps": 7}

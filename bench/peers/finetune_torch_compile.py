@@ -13,9 +13,9 @@ def prepare(job: Job) -> Prepared:
     """Compile.  The first step, a warm-up, generates the code."""
     import torch
 
-    from edgepeft.bench.workloads import finetune_pytorch
+    from edgepeft.bench.workloads.finetune import finetune_pytorch
 
     dynamic = len({max(batch) for batch in job.batches}) > 1
-    prepared = finetune_pytorch.prepare(job, wrap=partial(torch.compile, dynamic=dynamic))
+    prepared = finetune_pytorch(job, wrap=partial(torch.compile, dynamic=dynamic))
     prepared.step(0)
     return prepared

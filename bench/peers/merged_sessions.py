@@ -13,12 +13,12 @@ __all__ = ["prepare"]
 
 def prepare(job: Job) -> Prepared:
     """Nothing is open before the first step."""
-    from edgepeft.bench.workloads import peer
+    from edgepeft.bench.workloads.inference import peer
 
     opened: list[Prepared] = []
 
     def step(batch: int) -> None:
-        opened.append(peer.prepare(job))
+        opened.append(peer(job))
         opened[-1].step(0)
 
     return Prepared(step)

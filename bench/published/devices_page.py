@@ -11,7 +11,7 @@ from bench.published.validation import Checked, LeftOut, check_predictions, erro
 from bench.suites._table import check_picture
 from edgepeft.common.atomic import write_atomically
 from edgepeft.common.errors import EdgepeftError, UsageError
-from edgepeft.device.profile_schema import Profile
+from edgepeft.device.profiles import Profile
 from edgepeft.device.roofline import Predicted, predict_seconds
 
 __all__ = ["PAGE", "PICTURE", "check_devices", "devices_page", "draw_devices", "write_devices"]

@@ -10,7 +10,7 @@ import numpy as np
 
 from bench.published import family_named, works_of
 from edgepeft.common.operators import Work, graph_kind_of, product_flops
-from edgepeft.device.profile_schema import Calibration, Profile
+from edgepeft.device.profiles import Calibration, Profile
 
 __all__ = ["Point", "fit", "fit_rates", "points_of"]
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from bench.published.fitting import Point, fit_rates, points_of
-from edgepeft.device.profile_schema import Profile
+from edgepeft.device.profiles import Profile
 from edgepeft.device.roofline import Predicted, predict_seconds
 
 __all__ = ["Checked", "LeftOut", "check_predictions", "error_range", "mean_error", "summaries"]

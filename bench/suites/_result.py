@@ -21,7 +21,7 @@ from edgepeft.bench.measuring.emulation import setting_of
 from edgepeft.bench.measuring.measure import ProgressCallback
 from edgepeft.bench.result.conditions import profile_of
 from edgepeft.bench.result.parts import HostRecord, Part, Positive, ProfileRecord
-from edgepeft.bench.workloads.gemm import FLOPS_PER_STEP
+from edgepeft.bench.workloads.probes import GEMM_FLOPS
 from edgepeft.common.errors import UnknownName, UsageError
 from edgepeft.device.host.machine import host_facts
 from edgepeft.device.profiles import load_profile
@@ -158,6 +158,6 @@ def _work_folder(request: SuiteRequest, architecture: str) -> Iterator[Path]:
 
 
 def _host(run: SuiteRun) -> SuiteHost:
-    rates = tuple(FLOPS_PER_STEP / seconds / 1e9 for seconds in run.gemm)
+    rates = tuple(GEMM_FLOPS / seconds / 1e9 for seconds in run.gemm)
     gflops = float(np.median(rates)) if rates else None
     return SuiteHost(**host_facts(), gemm_gflops=gflops, gemm_samples_gflops=rates)

@@ -12,7 +12,7 @@ from bench.suites._suite_run import Racer, SuiteRun, installed
 from edgepeft.bench.planning.scenario import full_length
 from edgepeft.bench.planning.target import torch_installed
 from edgepeft.bench.result.rows import flops_per_instance
-from edgepeft.bench.workloads.gemm import FLOPS_PER_STEP
+from edgepeft.bench.workloads.probes import GEMM_FLOPS
 
 __all__ = ["TITLE", "measure"]
 
@@ -46,7 +46,7 @@ def _full_length(run: SuiteRun) -> Iterator[SuiteRow]:
         elif peer in missing:
             yield SuiteRow(f"{own}, {what}", peer, target=_GOALS.get(peer), note=missing[peer])
     # The yardstick's time for the same work: the ratio of throughputs is then the share of its rate.
-    share = len(batches[0]) * flops_per_instance(run.sizes, batches[0]) / FLOPS_PER_STEP
+    share = len(batches[0]) * flops_per_instance(run.sizes, batches[0]) / GEMM_FLOPS
     scaled = {OWN: raced[OWN], "gemm": [seconds * share for seconds in raced["gemm"]]}
     yield ratio_row(f"achieved FLOP/s over the host's GEMM rate, {what}", scaled, OWN, "gemm", Target(0.85))
 

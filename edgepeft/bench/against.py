@@ -151,7 +151,16 @@ class SideBySide:
             raise EdgepeftError(f"{self.revision.described} cannot be measured: {one.failure}")
         kept, label = self.base if based else own, one.unit.label
         if label in kept:
-            _merge(kept[label], one)
+            first = kept[label]  # of what a result warns about, the worse of the two launches counts
+            for name in _SERIES:
+                getattr(first, name).extend(getattr(one, name))
+            first.failure = first.failure or one.failure
+            first.interrupted = first.interrupted or one.interrupted
+            first.left_out = first.left_out and one.left_out
+            first.peak_rss_bytes = max(filter(None, (first.peak_rss_bytes, one.peak_rss_bytes)), default=None)
+            first.in_force = in_force_of([first, one])
+            first.notes = tuple(dict.fromkeys((*first.notes, *one.notes)))
+            first.load = worse(first.load, one.load)
         else:
             kept[label] = one
             for name in _SERIES:  # a launch's units share their probes' samples; what is appended to must be its own
@@ -192,19 +201,6 @@ class SideBySide:
         return AgainstRatio(**asdict(ratio), verdict=judged, base_samples_s=tuple(theirs))
 
 
-def _merge(first: Measured, later: Measured) -> None:
-    """Samples behind samples; of what a result warns about, the worse of the two launches."""
-    for name in _SERIES:
-        getattr(first, name).extend(getattr(later, name))
-    first.failure = first.failure or later.failure
-    first.interrupted = first.interrupted or later.interrupted
-    first.left_out = first.left_out and later.left_out
-    first.peak_rss_bytes = max(filter(None, (first.peak_rss_bytes, later.peak_rss_bytes)), default=None)
-    first.in_force = in_force_of([first, later])
-    first.notes = tuple(dict.fromkeys((*first.notes, *later.notes)))
-    first.load = worse(first.load, later.load)
-
-
 @dataclass(frozen=True)
 class Revision:
     """A version of edgepeft: the folder that goes on the path, and the fields of a job that its workers know."""
@@ -237,7 +233,16 @@ def _found(asked: str, work: Path) -> tuple[Path, str]:
     for place in (repository, Path.cwd()):
         commit = _commit(asked, place) if asked else None
         if commit is not None:
-            _unpack(commit, place, work)
+            done = _git(place, "archive", "--format=tar", commit)
+            if done is None or done.returncode:
+                raise EdgepeftError(
+                    f"git cannot unpack {commit}: {done.stderr.decode().strip() if done else 'no git'}."
+                )
+            with tarfile.open(fileobj=io.BytesIO(done.stdout)) as archive:
+                if hasattr(tarfile, "data_filter"):
+                    archive.extractall(work, filter="data")
+                else:  # Python 3.11 before 3.11.4 knows no filters; git gives names inside the checkout only
+                    archive.extractall(work)
             return work, f"commit {commit[:12]}"
     if _RELEASE.fullmatch(asked):
         # That release alone; what it needs is here already.
@@ -266,17 +271,6 @@ def _commit(asked: str, place: Path) -> str | None:
     # Another project's folder has revisions too.
     holds = _git(place, "cat-file", "-e", f"{commit}:edgepeft/__init__.py")
     return commit if holds is not None and holds.returncode == 0 else None
-
-
-def _unpack(commit: str, place: Path, work: Path) -> None:
-    done = _git(place, "archive", "--format=tar", commit)
-    if done is None or done.returncode:
-        raise EdgepeftError(f"git cannot unpack {commit}: {done.stderr.decode().strip() if done else 'no git'}.")
-    with tarfile.open(fileobj=io.BytesIO(done.stdout)) as archive:
-        if hasattr(tarfile, "data_filter"):
-            archive.extractall(work, filter="data")
-        else:  # Python 3.11 before 3.11.4 knows no filters; git gives names inside the checkout only
-            archive.extractall(work)
 
 
 def _run(path: Path, asked: str, arguments: list[str]) -> str:

@@ -21,9 +21,7 @@ from edgepeft.bench.measuring.measure import ProgressCallback
 from edgepeft.bench.measuring.process import WorkerProcess
 from edgepeft.bench.measuring.sampler import Sample, Series, Watched, throttled_samples
 from edgepeft.bench.planning.job import Job
-from edgepeft.bench.workloads.copy import BYTES_PER_STEP
-from edgepeft.bench.workloads.gemm import FLOPS_PER_STEP
-from edgepeft.bench.workloads.operators import MORE, REPEATS
+from edgepeft.bench.workloads.probes import CHAINS, COPIED_BYTES, GEMM_FLOPS, MORE_OPERATORS
 from edgepeft.common.errors import UsageError
 from edgepeft.device.host.groups import ROOT
 from edgepeft.device.host.machine import (
@@ -37,8 +35,7 @@ from edgepeft.device.host.machine import (
 )
 from edgepeft.device.host.sensors import Meter, Sensors, number
 from edgepeft.device.limits.placement import Limits
-from edgepeft.device.profile_schema import Profile, ReferenceEncoder
-from edgepeft.device.profiles import known_profiles
+from edgepeft.device.profiles import Profile, ReferenceEncoder, known_profiles
 
 __all__ = ["StartFree", "measured_profile"]
 
@@ -142,7 +139,7 @@ def _figures(
     for done, (key, threads) in enumerate((("gemm_one_core", 1), ("gemm_all_cores", cores))):
         progress(f"products on {threads} core(s)", done, 6)
         (taken,) = bench.samples("products", Job("gemm", threads))
-        rate = FLOPS_PER_STEP / _median(taken) / 1e9
+        rate = GEMM_FLOPS / _median(taken) / 1e9
         title = f"product [1024, 768] x [768, 3072], fp32, {threads} core{'s' * (threads > 1)}"
         yield key, _figure(_round(rate), "GFLOP/s", with_runtime, title)
     joules = [sample.joules for sample in taken if sample.joules is not None]
@@ -150,14 +147,14 @@ def _figures(
         watts = sum(joules) / sum(sample.seconds for sample in taken)
         yield "power_load", _figure(_round(watts), "W", f"{made}: {bench.meter.source}", "power, products on all cores")
     progress("memory", 2, 6)
-    one = BYTES_PER_STEP / bench.seconds("memory copies", Job("copy", 1)) / 1e9
+    one = COPIED_BYTES / bench.seconds("memory copies", Job("copy", 1)) / 1e9
     yield "copy_one_thread", _figure(_round(one), "GB/s", f"{made}: bytes copied", "memory copy, one thread")
-    every = 2 * BYTES_PER_STEP / bench.seconds("memory copies", Job("copy", cores)) / 1e9
+    every = 2 * COPIED_BYTES / bench.seconds("memory copies", Job("copy", cores)) / 1e9
     title = "memory copy, all cores, read and written"
     yield "copy_all_cores", _figure(_round(every), "GB/s", f"{made}: bytes read and written", title)
     progress("operators", 4, 6)
     short, long = bench.samples("operators", Job("operators", 1), batches=(0, 1))
-    overhead = (_median(long) - _median(short)) / REPEATS / MORE * 1e6
+    overhead = (_median(long) - _median(short)) / CHAINS / MORE_OPERATORS * 1e6
     title = "ONNX Runtime's time for an operator besides its work"
     yield "operator_overhead", _figure(_round(max(overhead, 0.0)), "us", with_runtime, title)
     if (khz := number(root / "sys/devices/system/cpu/cpu0/cpufreq/cpuinfo_max_freq")) is not None:

@@ -15,9 +15,10 @@ beyond its allowance has regressed, without statistics.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from math import comb
 from pathlib import Path
+from typing import Any
 
 from edgepeft.bench.result.parts import read_document, schema_of
 from edgepeft.bench.result.schema import RESULT_SCHEMA, BenchResult, BenchRow, MetricsRecord, RowKey
@@ -111,6 +112,22 @@ class Comparison:
         """Whether a gate stays shut."""
         return bool(self.regressions or self.grown)
 
+    def to_json(self, max_regression: float) -> dict[str, Any]:
+        """Plain data, as ``compare --json`` prints it."""
+        results = [
+            {
+                "result": verdict.result.label,
+                "ratio": asdict(verdict.ratio),
+                "ratio_per_gemm": asdict(verdict.per_gemm) if verdict.per_gemm else None,
+                "regressed": verdict.regressed,
+            }
+            for verdict in self.verdicts
+        ]
+        judged = {"schema": "edgepeft.compare/1", "max_regression": max_regression, "regressed": self.failed}
+        metrics = [{**asdict(each), "grown": each.grown} for each in self.metrics]
+        others = {"missing": list(self.missing), "added": list(self.added), "notes": list(self.notes)}
+        return {**judged, "results": results, "metrics": metrics, **others}
+
 
 def compare_results(
     base: ResultFile, new: ResultFile, max_regression: float, *, normalise: bool = False, partial: bool = False
@@ -124,7 +141,14 @@ def compare_results(
     """
     if not 0.0 <= max_regression < 1.0:
         raise UsageError(f"--max-regression must be from 0 % to under 100 %, got {max_regression:.0%}.")
-    _refuse_other_modes(base, new)
+    before, now = (file.document.mode for file in (base, new))
+    if before != now:
+        raise UsageError(
+            f"{base.path} and {new.path} cannot be compared: mode was {before} and is {now}, which are different "
+            "kinds of figures. Give both with the same --mode."
+        )
+    if now == "predicted":
+        raise UsageError(f"{new.path} was predicted: nothing was measured that could have become slower.")
     # Per unit of GEMM rate, the number of threads drops out.
     both = (file.by_key(with_threads=not normalise) for file in (base, new))
     old, fresh = ({key: row for key, row in rows.items() if row.samples_s} for rows in both)
@@ -136,18 +160,6 @@ def compare_results(
     notes = _conditions(base, new, normalise) if common else []
     verdicts = tuple(_verdict(old[key], fresh[key], base, new, max_regression, normalise=normalise) for key in common)
     return Comparison(verdicts, tuple(metrics), (*missing, *lacking), added, (*notes, *_notes(base, new, verdicts)))
-
-
-def _refuse_other_modes(base: ResultFile, new: ResultFile) -> None:
-    """Not even per unit of GEMM rate: they are different kinds of figures."""
-    before, now = (file.document.mode for file in (base, new))
-    if before != now:
-        raise UsageError(
-            f"{base.path} and {new.path} cannot be compared: mode was {before} and is {now}, which are different "
-            "kinds of figures. Give both with the same --mode."
-        )
-    if now == "predicted":
-        raise UsageError(f"{new.path} was predicted: nothing was measured that could have become slower.")
 
 
 def _refuse_other_work(

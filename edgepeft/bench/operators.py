@@ -32,7 +32,7 @@ from edgepeft.bench.planning.plan import BenchedTask, Unit, UnitRole
 from edgepeft.bench.planning.target import BenchSubject
 from edgepeft.bench.result.parts import Number
 from edgepeft.bench.result.schema import CeilingsRecord, MetricsRecord, OperatorRecord, ProfiledPass
-from edgepeft.bench.workloads import copy, gemm
+from edgepeft.bench.workloads.probes import COPIED_BYTES, GEMM_FLOPS
 from edgepeft.bundle.bundle import BACKBONE_FILE
 from edgepeft.bundle.versions import GRAPH
 from edgepeft.common.errors import UsageError
@@ -145,7 +145,7 @@ def profile_operators(job: Job, start: Start, ceilings: CeilingsRecord) -> Profi
 def measure_ceilings(threads: int, start: Start) -> CeilingsRecord:
     """The best of a few steps of each probe: a ceiling is what was reached once."""
     best = {}
-    for name, work in (("gemm", gemm.FLOPS_PER_STEP), ("copy", 2 * copy.BYTES_PER_STEP)):  # a copy reads and writes
+    for name, work in (("gemm", GEMM_FLOPS), ("copy", 2 * COPIED_BYTES)):  # a copy reads and writes
         with start(f"{name} probe", Job(name, threads)) as worker:
             worker.ready()
             best[name] = work / min(worker.step(0).seconds for _ in range(_PROBES))

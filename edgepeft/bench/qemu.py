@@ -20,13 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import onnx
-from numpy.typing import NDArray
 
 from edgepeft.bench.planning.job import random_batch
 from edgepeft.bench.planning.target import BenchSubject
 from edgepeft.bench.result.schema import MetricsRecord
-from edgepeft.bundle.bundle import Bundle
 from edgepeft.common.atomic import write_atomically
 from edgepeft.common.errors import EdgepeftError
 from edgepeft.common.resources import package_data
@@ -170,18 +167,14 @@ def count_instructions(
         with tempfile.TemporaryDirectory(prefix="edgepeft-instructions-") as work:
             folder = Path(work)
             guest.prepare(folder)
-            _write(folder, bundle, bundle.graph(task), inputs)
+            write_atomically(folder / "model.onnx", bundle.graph(task).SerializeToString(deterministic=True))
+            try:
+                os.link(bundle.weights, folder / bundle.weights.name)  # a symbolic link is refused
+            except OSError:  # on another file system
+                shutil.copyfile(bundle.weights, folder / bundle.weights.name)
+            np.savez(folder / "inputs.npz", allow_pickle=False, **inputs)
             few, many = (guest.count(folder, _SCRIPT, [str(folder), str(runs)]) for runs in (1, 1 + MORE))
         what = f"task {task}" if task else "backbone"
         of = f"{what}, {row[0]} tokens on a {CPU}, onnxruntime {guest.runtime}"
         entries.append(MetricsRecord(of=of, values={"instructions": (many - few) / MORE}))
     return entries
-
-
-def _write(folder: Path, bundle: Bundle, graph: onnx.ModelProto, inputs: dict[str, NDArray[np.int64]]) -> None:
-    write_atomically(folder / "model.onnx", graph.SerializeToString(deterministic=True))
-    try:
-        os.link(bundle.weights, folder / bundle.weights.name)  # a symbolic link is refused
-    except OSError:  # on another file system
-        shutil.copyfile(bundle.weights, folder / bundle.weights.name)
-    np.savez(folder / "inputs.npz", allow_pickle=False, **inputs)

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from pydantic import JsonValue
 
@@ -19,19 +20,17 @@ from edgepeft.bench.measuring.measure import Measured, ProgressCallback, Start, 
 from edgepeft.bench.measuring.sampler import Budget, Schedule, Watched
 from edgepeft.bench.operators import count_metrics, profile_all
 from edgepeft.bench.planning.job import Job
-from edgepeft.bench.planning.plan import Unit, UnitRole, expected_s, gemm_rate, plan_requests, plan_units
+from edgepeft.bench.planning.plan import BenchedTask, Unit, UnitRole, expected_s, gemm_rate
 from edgepeft.bench.planning.plan import in_words as duration_in_words
 from edgepeft.bench.planning.resolve import (
-    ENGINES,
     ResolvedRequest,
     check_request,
+    random_options,
     resolve_request,
-    trains,
     workloads_of,
 )
 from edgepeft.bench.planning.scenario import SampleKind, Scenario, load_scenario
-from edgepeft.bench.planning.target import BenchSubject, torch_installed, write_random_tokenizer
-from edgepeft.bench.predicted import predicted_result
+from edgepeft.bench.planning.target import BenchSubject, write_random_tokenizer
 from edgepeft.bench.qemu import Guest, count_instructions, find_guest
 from edgepeft.bench.result.conditions import (
     arithmetic_notes,
@@ -44,23 +43,35 @@ from edgepeft.bench.result.conditions import (
     utc_now,
 )
 from edgepeft.bench.result.parts import GemmRates
-from edgepeft.bench.result.rows import flops_per_instance, result_rows
-from edgepeft.bench.result.schema import BenchHost, BenchResult, MetricsRecord, ScheduleRecord
-from edgepeft.common.errors import DataError, DoesNotFit, EdgepeftError, UsageError
+from edgepeft.bench.result.rows import energy_from_power, flops_per_instance, result_rows, row_of
+from edgepeft.bench.result.schema import (
+    BenchResult,
+    BenchRow,
+    ClassTimeRecord,
+    MetricsRecord,
+    PredictionRecord,
+    ScheduleRecord,
+)
+from edgepeft.bench.result.statistics import summarised
+from edgepeft.common.errors import DataError, DoesNotFit, UsageError
 from edgepeft.device.host.groups import ROOT
 from edgepeft.device.host.machine import board_name, refuse_bad_wheels
 from edgepeft.device.host.sensors import Meter, Sensors
+from edgepeft.device.limits.placement import Limits
 from edgepeft.device.profiles import load_profile
-from edgepeft.options.bench import BenchOptions
+from edgepeft.device.roofline import Predicted, predict_seconds
+from edgepeft.graph.cost import count_run
+from edgepeft.options.verbs import BenchOptions
 
 __all__ = ["BenchSession", "Outcome", "earlier_result", "run_benchmark", "run_scenarios"]
 
-_NO_TORCH = "PyTorch is not installed (pip install 'edgepeft[train]')"
 _COUNTED = (
     "FLOPs are those of the backbone's MatMul and Gemm at real tokens, from the architecture: padding, delta and "
     "head are not counted, rows of the last layer that no head reads are; training counts 2 passes over a frozen "
     "matrix, 3 over a trained one"
 )
+_NOTHING_RAN = "predicted from the graph's operators and the profile's rates: nothing ran, and this is no measurement"
+_RATES, _SAMPLES = ("gemm_gflops", "pytorch_gemm_gflops"), ("gemm_samples_gflops", "pytorch_gemm_samples_gflops")
 _LEAST_S = 1e-3  # a bound is above 0; nothing fits into it
 
 
@@ -96,12 +107,12 @@ def run_benchmark(
         progress("preparing the model", 0, 1)
         work = resolve_request(request, profile, scenario, stack)
         if request.mode == "predicted":
-            return Outcome(predicted_result(work, _COUNTED), ())
+            return Outcome(_predicted(work), ())
         setting = setting_of(request.mode, profile, start=start_at, root=root, progress=progress)
         if request.bundle is None and scenario.kind is not SampleKind.BATCHES:
             write_random_tokenizer(work.subject.architecture, work.subject.bundle.folder, seed=request.seed)
         metrics, skipped = _count(work, progress)
-        units = _units(work, setting.threads)
+        units = work.units(setting.threads)
         if units and units[0].role is UnitRole.REQUESTS and units[0].job:
             work = replace(work, batches=units[0].job.batches)  # of as many texts as a request has
         schedule = _schedule(request, scenario, work.batches)
@@ -112,7 +123,8 @@ def run_benchmark(
             say(_announcement(units, schedule, work))
         sensors, meter = Sensors(root), Meter(root) if setting.mode == "measured" else None
         if against is not None and request.bundle is None:
-            _make_random(against, work, stack)
+            subject = work.subject  # the other version has a graph of its own of the same random model
+            against.make_random(subject.bundle.folder, stack, subject.name, **random_options(request))
         measured = (against or measure_units)(
             units,
             schedule,
@@ -142,31 +154,6 @@ def _count(work: ResolvedRequest, progress: ProgressCallback) -> tuple[tuple[Met
     return tuple(metrics), guest if isinstance(guest, str) else None
 
 
-def _units(work: ResolvedRequest, threads: int) -> list[Unit]:
-    """What is timed; nothing where only counts were asked for."""
-    request, subject, batched = work.request, work.subject, work.scenario.kind is SampleKind.BATCHES
-    if not request.timed:
-        return []
-    batches = work.batches if batched else ()
-    shared = Job(
-        "",
-        threads,
-        batches,
-        str(subject.bundle.folder),
-        vocab_size=subject.architecture.vocab_size,
-        pad_id=subject.architecture.pad_token_id,
-        seed=request.seed,
-        cache=request.cache,
-        new_tokens=work.new_tokens,
-    )
-    if not batched:
-        return plan_requests(work.scenario, subject.tasks, shared, lengths=work.lengths.values, rows=work.rows)
-    engines, workloads = request.engines or ENGINES, workloads_of(request)
-    return plan_units(
-        subject.tasks, shared, engines=engines, workloads=workloads, peers=request.peers, missing=_missing()
-    )
-
-
 def _result(
     work: ResolvedRequest,
     setting: Setting,
@@ -177,17 +164,20 @@ def _result(
     meter: Meter | None,
 ) -> BenchResult:
     notes = [*setting.notes, *arithmetic_notes(work.profile, work.subject), *work.notes]
-    return BenchResult(
+    return _made(
+        work,
         mode=setting.mode,
         host=host_of(measured, board),
         profile=profile_of(work.profile, setting.limits, in_force_of(measured), notes),
-        model=model_of(work.subject),
-        measured_at=utc_now(),
-        commit=commit_under_test(),
-        flops_counted=_COUNTED,
         schedule=ScheduleRecord(**asdict(schedule)),
         results=result_rows(measured, work, setting, meter=meter, rounds=schedule.rounds),
     )
+
+
+def _made(work: ResolvedRequest, **own: Any) -> BenchResult:
+    """A result of what was asked, made now."""
+    now, commit = utc_now(), commit_under_test()
+    return BenchResult(model=model_of(work.subject), measured_at=now, commit=commit, flops_counted=_COUNTED, **own)
 
 
 def _announcement(units: Sequence[Unit], schedule: Schedule, work: ResolvedRequest) -> str:
@@ -209,28 +199,76 @@ def _announcement(units: Sequence[Unit], schedule: Schedule, work: ResolvedReque
     return f"{len(steps)} processes, {least}{rounds[1]} rounds: {duration_in_words(ends)}"
 
 
-def _make_random(against: SideBySide, work: ResolvedRequest, stack: ExitStack) -> None:
-    """The other version's own graph of the same random model."""
-    request, subject = work.request, work.subject
-    against.make_random(
-        subject.bundle.folder,
-        stack,
-        subject.name,
-        methods=list(request.methods),
-        settings=dict(request.settings),
-        seed=request.seed,
-        trainable=trains(request),
+def _predicted(work: ResolvedRequest) -> BenchResult:
+    """The result of ``--mode predicted``, where nothing runs: a row for each task and for the bare backbone.
+
+    Times follow from the graphs' operations and the profile's roofline.
+    """
+    if work.scenario.kind is not SampleKind.BATCHES:
+        raise UsageError(f"scenario {work.scenario.name} is not of batches; --mode predicted predicts those only.")
+    made = [(task, _predictions(work, task)) for task in (*work.subject.tasks, None)]
+    notes = [_NOTHING_RAN, *dict.fromkeys(note for _, predictions in made for note in predictions[0].notes)]
+    notes += [*arithmetic_notes(work.profile, work.subject), *work.notes]
+    rows = tuple(_predicted_row(work, task, predictions) for task, predictions in made)
+    profile = profile_of(work.profile, Limits(), None, notes)
+    return _made(work, mode="predicted", host=host_of(()), profile=profile, results=rows)
+
+
+def _predicted_row(work: ResolvedRequest, task: BenchedTask | None, predictions: Sequence[Predicted]) -> BenchRow:
+    prompt, profile = task.prompt_length if task else 0, work.profile
+    known = [one.seconds for one in predictions if one.seconds is not None]
+    instances, seconds = sum(map(len, work.batches)), sum(known) if len(known) == len(predictions) else None
+    role = UnitRole.TASK if task else UnitRole.BACKBONE
+    return row_of(
+        work,
+        Unit("infer", "onnxruntime", role, task, prompt_length=prompt),
+        profile.cores.value,
+        samples_s=(),
+        instances_per_minute=60 * instances / seconds if seconds is not None else None,
+        statistics=summarised((), alike=True),
+        flops_per_instance=flops_per_instance(
+            work.subject.architecture, [n + prompt for batch in work.batches for n in batch]
+        ),
+        warnings=() if predictions[0].seconds is not None else (f"not predictable: see the notes of {profile.name}",),
+        predicted=_prediction(predictions, instances),
+        throttled=False,
+        energy=energy_from_power(profile, seconds, instances) if seconds is not None else None,
     )
 
 
-def _missing() -> dict[str, str]:
-    if not torch_installed():
-        return {"pytorch": _NO_TORCH}
-    try:
-        refuse_bad_wheels("torch")
-    except EdgepeftError as error:
-        return {"pytorch": str(error)}
-    return {}
+def _predictions(work: ResolvedRequest, task: BenchedTask | None) -> list[Predicted]:
+    """The prediction of each batch; equal ones are made once."""
+    subject = work.subject
+    graph = subject.bundle.graph(task.name if task else None)
+    precision = subject.bundle.manifest.backbone.weights_dtype
+    known: dict[tuple[int, ...], Predicted] = {}
+    for rows in dict.fromkeys(work.batches):  # the graph puts a task's prompt in front by itself
+        vocab_size, pad_id = subject.architecture.vocab_size, subject.architecture.pad_token_id
+        inputs = Job("infer", 1, (rows,), vocab_size=vocab_size, pad_id=pad_id).batch(0)
+        taken = {value.name for value in graph.graph.input}
+        works = count_run(graph, {key: value for key, value in inputs.items() if key in taken}).works
+        known[rows] = predict_seconds(works, work.profile, precision=precision)
+    return [known[rows] for rows in work.batches]
+
+
+def _prediction(predictions: Sequence[Predicted], instances: int) -> PredictionRecord:
+    """Means over the batches, the interval as throughput, and what the first batch's classes took."""
+    first, n = predictions[0], len(predictions)
+    intervals = [one.interval for one in predictions if one.interval is not None]
+    whole = len(intervals) == n
+    at_least = [one.at_least for one in predictions if one.at_least is not None]
+    low, high = (sum(interval[end] for interval in intervals) for end in (0, 1))
+    seconds = [one.seconds for one in predictions if one.seconds is not None]
+    return PredictionRecord(
+        latency_s=sum(seconds) / n if whole else None,
+        interval_s=(low / n, high / n) if whole else None,
+        at_least_s=sum(at_least) / n if len(at_least) == n else None,
+        calibration=first.calibration,
+        row=None if first.row is None else first.row.model_dump(mode="json"),
+        classes={kind.value: ClassTimeRecord(**vars(time)) for kind, time in first.classes.items()},
+        notes=first.notes,
+        instances_per_minute_interval=(60 * instances / high, 60 * instances / low) if whole else None,
+    )
 
 
 def _pack(subject: BenchSubject, progress: ProgressCallback) -> None:
@@ -259,13 +297,13 @@ def _schedule(request: BenchOptions, scenario: Scenario, batches: Sequence[Seque
     )
 
 
+@dataclass
 class BenchSession:
     """The result so far, what did not fit, and whether Ctrl-C was pressed."""
 
-    def __init__(self, earlier: BenchResult | None = None) -> None:
-        self.result = earlier or BenchResult(results=())
-        self.failures: list[DoesNotFit] = []
-        self.interrupted = False
+    result: BenchResult
+    failures: list[DoesNotFit] = field(default_factory=list)
+    interrupted: bool = False
 
     @property
     def completed(self) -> tuple[tuple[str, str], ...]:
@@ -283,9 +321,11 @@ class BenchSession:
         schedule = new.schedule.model_copy(update={"scenario": name})
         kept = [row for row in old.results if row.scenario != name or row.workload not in workloads]
         done = ((scenario, workload) for workload in workloads if workload not in interrupted)
+        rates: dict[str, object] = {n: getattr(new.host, n) or getattr(old.host, n) for n in _RATES}
+        rates |= {name: _both(getattr(old.host, name), getattr(new.host, name)) for name in _SAMPLES}
         self.result = new.model_copy(
             update={
-                "host": _host(old.host, new.host),
+                "host": new.host.model_copy(update=rates),
                 "schedule": schedule,
                 "metrics": tuple({entry.of: entry for entry in (*old.metrics, *new.metrics)}.values()),
                 "results": (*kept, *new.results),
@@ -293,17 +333,6 @@ class BenchSession:
                 "schedules": (*(old.schedules or ()), schedule),
             }
         )
-
-
-def _host(before: BenchHost, now: BenchHost) -> BenchHost:
-    return now.model_copy(
-        update={
-            "gemm_gflops": now.gemm_gflops or before.gemm_gflops,
-            "gemm_samples_gflops": _both(before.gemm_samples_gflops, now.gemm_samples_gflops),
-            "pytorch_gemm_gflops": now.pytorch_gemm_gflops or before.pytorch_gemm_gflops,
-            "pytorch_gemm_samples_gflops": _both(before.pytorch_gemm_samples_gflops, now.pytorch_gemm_samples_gflops),
-        }
-    )
 
 
 def _both(before: GemmRates, now: GemmRates) -> GemmRates:
@@ -328,7 +357,7 @@ def run_scenarios(
     asked: dict[str, JsonValue] = request.model_dump(mode="json", exclude={"scenario", "max_seconds"})
     if earlier is not None:
         _refuse_other_request(earlier, asked)
-    session = BenchSession(earlier)
+    session = BenchSession(earlier or BenchResult(results=()))
     budget, names = Budget.of(request.max_seconds), list(dict.fromkeys(scenarios))
     for number, scenario in enumerate(names):
         wanted = workloads_of(request.model_copy(update={"scenario": scenario}))

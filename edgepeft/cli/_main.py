@@ -100,18 +100,12 @@ def _refuse(error: Any) -> NoReturn:
         error.show()  # the help
         sys.exit(error.exit_code)
     said = error.format_message().replace("Value error, ", "", 1)  # pydantic's, by which newer versions of typer check
-    missing = _missing(error)
-    if len(missing) > 1:  # typer names the first alone, and so one more each time that it is asked
-        said = f"Missing options {', '.join(missing)}."
+    option = getattr(error, "param", None)
+    if type(error).__name__ == "MissingParameter" and option is not None and option.param_type_name == "option":
+        given = {word.partition("=")[0] for word in sys.argv[1:]}
+        needed = [each for each in error.ctx.command.params if each.required and each.param_type_name == "option"]
+        missing = [f"'{each.opts[0]}'" for each in needed if given.isdisjoint(each.opts)]
+        if len(missing) > 1:  # typer names the first alone, and so one more each time that it is asked
+            said = f"Missing options {', '.join(missing)}."
     where = "" if error.ctx is None else f" See: {error.ctx.command_path} --help."
     _fail(f"{said}{'' if said.endswith('.') else '.'}{where}", error.exit_code)
-
-
-def _missing(error: Any) -> list[str]:
-    """The options that the verb needs and that were not given, where it is one of them that typer misses."""
-    option = getattr(error, "param", None)
-    if type(error).__name__ != "MissingParameter" or option is None or option.param_type_name != "option":
-        return []
-    given = {word.partition("=")[0] for word in sys.argv[1:]}
-    needed = [each for each in error.ctx.command.params if each.required and each.param_type_name == "option"]
-    return [f"'{each.opts[0]}'" for each in needed if given.isdisjoint(each.opts)]

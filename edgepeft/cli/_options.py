@@ -19,18 +19,8 @@ if TYPE_CHECKING:
     from edgepeft.bundle.bundle import Bundle
     from edgepeft.runtime.decoding import Decoding
 
-__all__ = [
-    "Beams",
-    "BundleFolder",
-    "LengthPenalty",
-    "MaxNewTokens",
-    "NoRepeatNgram",
-    "Variant",
-    "command_of",
-    "decoding_of",
-    "note_trainable",
-    "written",
-]
+__all__ = ["Beams", "BundleFolder", "LengthPenalty", "MaxNewTokens", "NoRepeatNgram", "Variant", "command_of"]
+__all__ += ["decoding_of", "note_trainable", "written"]
 
 BundleFolder = Annotated[Path, typer.Argument(help="The bundle's folder.")]
 Variant = Annotated[
@@ -71,31 +61,35 @@ def written(decoding: Decoding | None) -> str:
     return f" and {decoding.max_new_tokens} written{beams}"
 
 
-def command_of(options: type[Options], act: Callable[..., None], verb: str) -> Callable[..., None]:
-    """What typer reads: ``options`` by name, and what ``act`` takes beside them; its docstring is the help."""
-    own = dict(list(inspect.signature(act, eval_str=True).parameters.items())[1:])
-    parameters = [
-        inspect.Parameter(
-            name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=inspect.Parameter.empty if field.is_required() else _default(field),
-            annotation=Annotated[_on_the_line(field.annotation), next(m for m in field.metadata if hasattr(m, "help"))],
-        )
-        for name, field in options.model_fields.items()
-        if options.help_of(name)  # others are not the command line's
-    ]
-    parameters.sort(key=lambda each: each.default is not inspect.Parameter.empty)  # those that must be given are first
-    parameters += [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in own.values()]
+def command_of(options: type[Options], verb: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Decorate a function: typer then reads ``options`` by name, and what it takes beside them; its docstring helps."""
 
-    def command(**given: Any) -> None:
-        beside = {name: given.pop(name) for name in own}
-        asked = {n: value for n, value in given.items() if value != _default(options.model_fields[n])}
-        act(options.of(asked, f"edgepeft {verb}"), **beside)
+    def decorate(act: Callable[..., None]) -> Callable[..., None]:
+        own = dict(list(inspect.signature(act, eval_str=True).parameters.items())[1:])
+        parameters = [
+            inspect.Parameter(
+                name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=inspect.Parameter.empty if field.is_required() else _default(field),
+                annotation=Annotated[_typed(field.annotation), next(m for m in field.metadata if hasattr(m, "help"))],
+            )
+            for name, field in options.model_fields.items()
+            if options.help_of(name)  # others are not the command line's
+        ]
+        parameters.sort(key=lambda each: each.default is not inspect.Parameter.empty)  # what must be given is first
+        parameters += [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in own.values()]
 
-    command.__doc__ = inspect.getdoc(act)
-    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    command.__annotations__ = {each.name: each.annotation for each in parameters}
-    return command
+        def command(**given: Any) -> None:
+            beside = {name: given.pop(name) for name in own}
+            asked = {n: value for n, value in given.items() if value != _default(options.model_fields[n])}
+            act(options.of(asked, f"edgepeft {verb}"), **beside)
+
+        command.__doc__ = inspect.getdoc(act)
+        command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        command.__annotations__ = {each.name: each.annotation for each in parameters}
+        return command
+
+    return decorate
 
 
 def _default(field: FieldInfo) -> Any:
@@ -104,7 +98,7 @@ def _default(field: FieldInfo) -> Any:
     return None if value in ({}, ()) else value
 
 
-def _on_the_line(kind: Any) -> Any:
+def _typed(kind: Any) -> Any:
     """The type that typer reads a value as: rows and folders as a path, mappings as NAME=VALUE; several as a list."""
     arms = [kind] if get_origin(kind) in (Mapping, tuple) else get_args(kind)
     of_arms = {get_origin(arm) or arm for arm in arms}

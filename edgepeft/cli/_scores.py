@@ -34,15 +34,8 @@ from edgepeft.data.by_class import (
 if TYPE_CHECKING:
     from edgepeft.data.training_loop.run import TrainingLoopResult
 
-__all__ = [
-    "SCORES_WIDTH",
-    "interruptible",
-    "say_temperature",
-    "say_unbeaten",
-    "say_windows",
-    "show_errors",
-    "show_headline",
-]
+__all__ = ["SCORES_WIDTH", "interruptible", "say_temperature", "say_unbeaten", "say_windows", "show_errors"]
+__all__ += ["show_headline"]
 
 _MOST_CLASSES = 30  # in a table on the terminal: ten thousand would scroll the score out of sight
 _MOST_MISTAKES = 10
@@ -65,7 +58,13 @@ def show_headline(found: Sequence[Mapping[str, Any]], baselines: Mapping[str, Ma
 
 def show_errors(errors: Mapping[str, Any], folder: str | None = None) -> None:
     """Print where answers are wrong; ``folder`` is where a confusion matrix that is too large lies."""
-    _show_classes(errors)
+    header, rows = class_rows(errors)
+    _print(_table((header, rows[:_MOST_CLASSES])))
+    if len(rows) > _MOST_CLASSES:
+        _print(Text(f"The worst of {len(rows):,}; all of them: --json, or edgepeft report.", style="dim"))
+    if absent := unseen(errors):
+        more = f" and {len(absent) - _MOST_CLASSES} more" if len(absent) > _MOST_CLASSES else ""
+        _print(Text(f"No row has the label {', '.join(absent[:_MOST_CLASSES])}{more}: left out.", style="dim"))
     confusion = errors.get("confusion") or {}
     if confusion:
         _show_confusion(confusion, folder)
@@ -82,40 +81,25 @@ def show_errors(errors: Mapping[str, Any], folder: str | None = None) -> None:
         _print(Text(_DOUBTED, style="dim"))
 
 
-def _show_classes(errors: Mapping[str, Any]) -> None:
-    header, rows = class_rows(errors)
-    _print(_table((header, rows[:_MOST_CLASSES])))
-    if len(rows) > _MOST_CLASSES:
-        _print(Text(f"The worst of {len(rows):,}; all of them: --json, or edgepeft report.", style="dim"))
-    if absent := unseen(errors):
-        more = f" and {len(absent) - _MOST_CLASSES} more" if len(absent) > _MOST_CLASSES else ""
-        _print(Text(f"No row has the label {', '.join(absent[:_MOST_CLASSES])}{more}: left out.", style="dim"))
-
-
 def _show_confusion(confusion: Mapping[str, Mapping[str, int]], folder: str | None) -> None:
+    """Answers across, by names, or by numbers where names are too long; of many labels, those that are mixed up."""
     names, counts = matrix(confusion)
     if len(names) <= MOST_SHOWN:
-        _print(_confusion_table(names, counts))
+        named = sum(max(len(name), 5) + 2 for name in names) + max(map(len, names)) + 12 <= SCORES_WIDTH
+        heads = list(names) if named else [str(i) for i in range(1, len(names) + 1)]
+        left = list(names) if named else [f"{i} {name}" for i, name in enumerate(names, 1)]
+        table = plain_table(Column("label \\ answer", overflow="ellipsis", no_wrap=True), numbers=heads)
+        for name, row in zip(left, counts, strict=True):
+            table.add_row(Text(name), *(f"{n:,}" for n in row))
+        _print(table)
         return
     found = mistakes(confusion)
-    rows = [[one, other, f"{n:,}"] for one, other, n in found[:_MOST_MISTAKES]]
     where = f"is in {folder}" if folder else "of so many labels is for --out FOLDER: a picture and csv"
     table = plain_table("label", "most often taken for", numbers=("rows",))
-    for row in rows:
-        table.add_row(*map(Text, row))
+    for one, other, n in found[:_MOST_MISTAKES]:
+        table.add_row(*map(Text, (one, other, f"{n:,}")))
     _print(table)
     _print(Text(f"The confusion matrix, {len(names)} by {len(names)}, {where}.", style="dim"))
-
-
-def _confusion_table(names: Sequence[str], counts: Sequence[Sequence[int]]) -> Table:
-    """Answers across, by their names, or by their numbers where names are too long."""
-    named = sum(max(len(name), 5) + 2 for name in names) + max(map(len, names)) + 12 <= SCORES_WIDTH
-    heads = list(names) if named else [str(i) for i in range(1, len(names) + 1)]
-    left = list(names) if named else [f"{i} {name}" for i, name in enumerate(names, 1)]
-    table = plain_table(Column("label \\ answer", overflow="ellipsis", no_wrap=True), numbers=heads)
-    for name, row in zip(left, counts, strict=True):
-        table.add_row(Text(name), *(f"{n:,}" for n in row))
-    return table
 
 
 def _table(found: Rows) -> Table:

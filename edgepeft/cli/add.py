@@ -26,8 +26,6 @@ from edgepeft.options.base import (
 if TYPE_CHECKING:
     from edgepeft.bundle.manifest import Manifest
 
-__all__ = ["command"]
-
 PANEL = "Deploy"
 
 

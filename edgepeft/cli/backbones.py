@@ -44,28 +44,24 @@ def command(
 ) -> None:
     """List the backbones, or show what one is read as: sizes, sites, the config's keys, and what is not supported."""
     if name is None:
-        rows = _listed()
+        from edgepeft.backbones.base import families
+        from edgepeft.backbones.config import architecture_names, config_of
+
+        types = {name: config_of(name)["model_type"] for name in architecture_names()}
+        rows = [
+            {
+                "family": family.name,
+                "models": (inspect.getdoc(type(family)) or "").splitlines()[0].rstrip("."),
+                "model_types": list(family.model_types),
+                "architectures": [name for name, model_type in types.items() if model_type in family.model_types],
+                "limits": list(family.limits),
+            }
+            for family in dict.fromkeys(families().values())
+        ]
         print_json({"schema": "edgepeft.backbones/1", "backbones": rows}) if as_json else _list(rows)
         return
     found = _read(*_config(name))
     print_json({"schema": "edgepeft.backbone/1", **found}) if as_json else _show(found)
-
-
-def _listed() -> list[dict[str, Any]]:
-    from edgepeft.backbones.base import families
-    from edgepeft.backbones.config import architecture_names, config_of
-
-    types = {name: config_of(name)["model_type"] for name in architecture_names()}
-    return [
-        {
-            "family": family.name,
-            "models": (inspect.getdoc(type(family)) or "").splitlines()[0].rstrip("."),
-            "model_types": list(family.model_types),
-            "architectures": [name for name, model_type in types.items() if model_type in family.model_types],
-            "limits": list(family.limits),
-        }
-        for family in dict.fromkeys(families().values())
-    ]
 
 
 def _config(name: str) -> tuple[dict[str, Any], str]:

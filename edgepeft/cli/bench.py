@@ -13,19 +13,18 @@ from edgepeft.cli._output import INTERRUPTED, result_file, show_bench_result
 from edgepeft.common.errors import DoesNotFit, ThroughputRegression, UsageError
 from edgepeft.common.progress import say, shown_steps
 from edgepeft.options.base import share_of
-from edgepeft.options.bench import BenchOptions
+from edgepeft.options.verbs import BenchOptions
 
 if TYPE_CHECKING:
     from edgepeft.bench.result.schema import BenchResult
-
-__all__ = ["command"]
 
 PANEL = "Measure"
 
 _MAX_REGRESSION = "5%"
 
 
-def _bench(
+@command_of(BenchOptions, "bench")
+def command(
     options: BenchOptions,
     scenario: Annotated[
         list[str] | None, typer.Option(help="How work arrives, or a TOML file; may repeat. Default: offline.")
@@ -67,9 +66,6 @@ def _bench(
         failures = _measure_against(options, against, allowed, launches, json)
     if failures:
         raise DoesNotFit("; ".join(str(failure) for failure in failures))
-
-
-command = command_of(BenchOptions, _bench, "bench")
 
 
 def _measure_scenarios(

@@ -17,15 +17,13 @@ from edgepeft.cli._output import plain_table, print_json, table_console
 from edgepeft.common.errors import DoesNotFit, UnknownName, UsageError, requiring
 from edgepeft.common.progress import say, shown_steps, stages
 from edgepeft.options.base import LabelColumn, MaxSeconds, Mode, PairColumn, TaskKind, TextColumn
-from edgepeft.options.bench import BenchOptions
+from edgepeft.options.verbs import BenchOptions
 
 if TYPE_CHECKING:
     from edgepeft.bundle.bundle import Bundle
-    from edgepeft.device.profile_schema import Profile
+    from edgepeft.device.profiles import Profile
     from edgepeft.sweep.choice import Budget, Candidate, Choice, Seconds
     from edgepeft.sweep.folder import Sweep
-
-__all__ = ["command"]
 
 PANEL = "Train"
 

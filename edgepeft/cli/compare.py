@@ -6,9 +6,8 @@ benchmark, README, tool ``customBiggerIsBetter``.
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -61,43 +60,18 @@ def command(
     if benchmark_json is not None:
         write_json(benchmark_json, benchmark_figures(fresh.document))
     if json:
-        print_json(_document(comparison, allowed))
+        print_json(comparison.to_json(allowed))
     else:
         table_console().print(comparison_table(comparison))
     if comparison.failed:
-        raise ThroughputRegression(_said(comparison, base, allowed))
-
-
-def _said(comparison: Comparison, base: Path, allowed: float) -> str:
-    sentences = []
-    if comparison.regressions:
-        labels = "; ".join(verdict.result.label for verdict in comparison.regressions)
-        sentences.append(f"slower than {base} by more than {allowed:.1%} beyond noise: {labels}")
-    if comparison.grown:
-        labels = "; ".join(f"{each.name} of {each.of} {each.change:+.2%}" for each in comparison.grown)
-        sentences.append(f"does more than {base}: {labels}")
-    return ". ".join(sentences) + "."
-
-
-def _document(comparison: Comparison, allowed: float) -> dict[str, Any]:
-    return {
-        "schema": "edgepeft.compare/1",
-        "max_regression": allowed,
-        "regressed": comparison.failed,
-        "results": [
-            {
-                "result": verdict.result.label,
-                "ratio": asdict(verdict.ratio),
-                "ratio_per_gemm": asdict(verdict.per_gemm) if verdict.per_gemm else None,
-                "regressed": verdict.regressed,
-            }
-            for verdict in comparison.verdicts
-        ],
-        "metrics": [{**asdict(each), "grown": each.grown} for each in comparison.metrics],
-        "missing": list(comparison.missing),
-        "added": list(comparison.added),
-        "notes": list(comparison.notes),
-    }
+        sentences = []
+        if comparison.regressions:
+            labels = "; ".join(verdict.result.label for verdict in comparison.regressions)
+            sentences.append(f"slower than {base} by more than {allowed:.1%} beyond noise: {labels}")
+        if comparison.grown:
+            labels = "; ".join(f"{each.name} of {each.of} {each.change:+.2%}" for each in comparison.grown)
+            sentences.append(f"does more than {base}: {labels}")
+        raise ThroughputRegression(". ".join(sentences) + ".")
 
 
 _MOST_ROWS = 200  # of a step summary: GitHub cuts it off at 1 MiB

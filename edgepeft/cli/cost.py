@@ -16,8 +16,6 @@ from edgepeft.common.progress import say
 if TYPE_CHECKING:
     from edgepeft.deploy.cost import Cost
 
-__all__ = ["command"]
-
 PANEL = "Measure"
 
 

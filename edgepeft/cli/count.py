@@ -15,8 +15,6 @@ from edgepeft.options.base import SETTINGS_HELP, settings_of
 if TYPE_CHECKING:
     from edgepeft.backbones.base import Architecture
 
-__all__ = ["command"]
-
 PANEL = "Measure"
 
 

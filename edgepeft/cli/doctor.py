@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
-from rich.table import Table
 from rich.text import Text
 
 from edgepeft.cli._output import plain_table, print_json, table_console
 from edgepeft.common.errors import EdgepeftError
-
-if TYPE_CHECKING:
-    from edgepeft.device.doctor import TrialResult
-
-__all__ = ["command"]
 
 PANEL = "Look"
 
@@ -45,17 +39,13 @@ def command(
             table.add_row(*(Text(cell, _STYLES[one.status] if cell == one.status else "") for cell in cells))
         console.print(table)
         if held:
-            console.print(_limits(held))
+            table = plain_table("limit", "by", "asked", "seen", "error", "")
+            for each in held:
+                error = "-" if each.error is None else f"{each.error:+.2%}"
+                digits = ",.0f" if each.unit == "bytes" else ".3g"
+                numbers = (f"{each.asked:{digits}} {each.unit}", f"{each.seen:{digits}} {each.unit}", error)
+                table.add_row(each.what, each.backend, *numbers, _HOLDS[each.good])
+            console.print(table)
     bad = [one.found for one in rows if one.status == "bad"]
     if bad:
         raise EdgepeftError(" ".join(bad))
-
-
-def _limits(held: list[TrialResult]) -> Table:
-    table = plain_table("limit", "by", "asked", "seen", "error", "")
-    for one in held:
-        error = "-" if one.error is None else f"{one.error:+.2%}"
-        digits = ",.0f" if one.unit == "bytes" else ".3g"
-        numbers = (f"{one.asked:{digits}} {one.unit}", f"{one.seen:{digits}} {one.unit}", error)
-        table.add_row(one.what, one.backend, *numbers, _HOLDS[one.good])
-    return table

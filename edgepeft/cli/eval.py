@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -10,20 +10,14 @@ from edgepeft.cli._options import command_of
 from edgepeft.cli._output import print_json, say_cuts
 from edgepeft.cli._scores import show_errors, show_headline
 from edgepeft.data.by_class import rounded, titled
-from edgepeft.options.eval import EvalOptions
-
-if TYPE_CHECKING:
-    from edgepeft.options.base import Folder
-    from edgepeft.runtime.evaluate import EvalResult
-
-__all__ = ["command"]
+from edgepeft.options.verbs import EvalOptions
 
 PANEL = "Train"
 
 
-def _eval(
-    options: EvalOptions,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+@command_of(EvalOptions, "eval")
+def command(
+    options: EvalOptions, as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False
 ) -> None:
     """Score a task of the bundle on labelled data, and show its errors by class and the worst rows."""
     from edgepeft.runtime.evaluate import evaluate
@@ -32,16 +26,8 @@ def _eval(
     found = result.found
     if as_json:
         print_json({"schema": "edgepeft.eval/1", "bundle": str(options.bundle), "task": options.task, **found})
-    else:
-        _show(result, options.out)
-    say_cuts(result.truncation, result.max_new_tokens)
-
-
-command = command_of(EvalOptions, _eval, "eval")
-
-
-def _show(result: EvalResult, out: Folder | None) -> None:
-    found = result.found
+        say_cuts(result.truncation, result.max_new_tokens)
+        return
     typer.echo(f"{result.task}: {titled(result.metric)} {rounded(result.score)} on {result.rows:,} rows")
     show_headline(result.headline, found["baselines"])
     for name, part in found.get("parts", {}).items():
@@ -51,4 +37,5 @@ def _show(result: EvalResult, out: Folder | None) -> None:
     if own := found.get("trained"):
         beside = "".join(f", {name} {rounded(score)}" for name, score in own["baselines"].items())
         typer.echo(f"When trained, on {own['rows']:,} rows: {titled(own['metric'])} {rounded(own['score'])}{beside}.")
-    show_errors(found, None if out is None else str(out))
+    show_errors(found, None if options.out is None else str(options.out))
+    say_cuts(result.truncation, result.max_new_tokens)

@@ -13,17 +13,16 @@ from edgepeft.common.errors import UsageError, requiring
 from edgepeft.common.progress import say
 from edgepeft.data.by_class import rounded
 from edgepeft.options.base import listed
-from edgepeft.options.export import NO_BUNDLE, ExportOptions
+from edgepeft.options.verbs import NO_BUNDLE, ExportOptions
 
 if TYPE_CHECKING:
     from edgepeft.bundle.manifest import Manifest, Verification
 
-__all__ = ["command"]
-
 PANEL = "Deploy"
 
 
-def _export(
+@command_of(ExportOptions, "export")
+def command(
     options: ExportOptions,
     more: Annotated[list[Path] | None, typer.Argument(metavar="[DELTA]...", help="Further deltas.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the manifest as JSON.")] = False,
@@ -45,9 +44,6 @@ def _export(
             n_bytes = (result.folder / result.manifest.backbone.weights_file).stat().st_size
             say(f"backbone: {weights}, {n_bytes:,} bytes")
     typer.echo(result.folder)
-
-
-command = command_of(ExportOptions, _export, "export")
 
 
 def _show(manifest: Manifest) -> None:

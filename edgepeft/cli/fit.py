@@ -15,10 +15,8 @@ from edgepeft.common.errors import DoesNotFit, UsageError
 from edgepeft.common.progress import say
 
 if TYPE_CHECKING:
-    from edgepeft.device.profile_schema import Profile
+    from edgepeft.device.profiles import Profile
     from edgepeft.tuning.fit import Fit, Need
-
-__all__ = ["command"]
 
 PANEL = "Measure"
 

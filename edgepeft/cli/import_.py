@@ -11,8 +11,6 @@ from edgepeft.cli._output import print_json, table_console
 from edgepeft.common.errors import requiring
 from edgepeft.options.base import Replace, TaskKind
 
-__all__ = ["command"]
-
 PANEL = "Train"
 
 

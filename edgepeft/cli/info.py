@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from edgepeft.bundle.card import DeltaCard
     from edgepeft.bundle.manifest import TaskEntry
 
-__all__ = ["command"]
-
 PANEL = "Look"
 
 _FACTS = ("method", "hyperparameters", "labels", "pairs", "max_length", "trainable_parameters", "metrics")
@@ -35,7 +33,15 @@ def command(
     from edgepeft.bundle.manifest import MANIFEST_FILE
 
     if (path / MANIFEST_FILE).is_file():
-        document = _of_bundle(Bundle(path))
+        bundle = Bundle(path)
+        backbone = bundle.manifest.backbone
+        stored = backbone.model_dump(mode="json", include={"family", "model_type", "source", "weights_dtype"})
+        document = {
+            "kind": "bundle",
+            "backbone": stored | {"bytes": bundle.weights.stat().st_size, "sha256": backbone.sha256.weights},
+            "tasks": [_of_task(bundle, name) for name in bundle.manifest.tasks],
+            "templates": {name: entry.method for name, entry in bundle.manifest.templates.items()},
+        }
     elif (path / "delta.json").is_file():
         document = _of_delta(path)
     else:
@@ -44,17 +50,6 @@ def command(
         print_json({"schema": "edgepeft.info/1", "path": str(path), **document})
     else:
         _show(path, document)
-
-
-def _of_bundle(bundle: Bundle) -> dict[str, Any]:
-    backbone = bundle.manifest.backbone
-    stored = backbone.model_dump(mode="json", include={"family", "model_type", "source", "weights_dtype"})
-    return {
-        "kind": "bundle",
-        "backbone": stored | {"bytes": bundle.weights.stat().st_size, "sha256": backbone.sha256.weights},
-        "tasks": [_of_task(bundle, name) for name in bundle.manifest.tasks],
-        "templates": {name: entry.method for name, entry in bundle.manifest.templates.items()},
-    }
 
 
 def _of_task(bundle: Bundle, name: str) -> dict[str, Any]:

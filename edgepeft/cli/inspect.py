@@ -18,8 +18,6 @@ from edgepeft.options.base import ROWS_HELP, LabelColumn, LabelSeparator, PairCo
 if TYPE_CHECKING:
     from edgepeft.training.inspection.base import WatchInspection
 
-__all__ = ["command"]
-
 PANEL = "Look"
 
 

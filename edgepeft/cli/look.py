@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from edgepeft.data.rows import Row
     from edgepeft.tasks.base import TaskType
 
-__all__ = ["command"]
-
 PANEL = "Train"
 
 _MOST_LABELS = 30

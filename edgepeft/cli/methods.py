@@ -11,8 +11,6 @@ from rich.table import Column
 from edgepeft.cli._output import plain_table, print_json, table_console
 from edgepeft.common.errors import UnknownName
 
-__all__ = ["command"]
-
 PANEL = "Look"
 
 
@@ -27,22 +25,21 @@ def command(
     document = read_config(package_data("methods.json"))
     entries = {entry["name"]: entry for entry in document["methods"]}
     if name is None:
-        print_json(document) if as_json else _list(document["methods"])
+        if as_json:
+            print_json(document)
+            return
+        counted_on = next(iter(document["methods"][0]["parameters"]))
+        numbers = (f"trained on {counted_on}", "%", "lr")
+        table = plain_table("name", Column("what it computes", overflow="fold"), numbers=numbers)
+        for entry in document["methods"]:
+            count, share = entry["parameters"][counted_on], entry["percent"][counted_on]
+            cells = (f"{count:,}", f"{share:.3g}", f"{entry['learning_rate']:g}")
+            table.add_row(entry["name"], escape(entry["equation"]), *cells)
+        table_console().print(table)
         return
     if name not in entries:
         raise UnknownName("PE method", name, entries)
     print_json(entries[name]) if as_json else _show(entries[name])
-
-
-def _list(entries: list[dict[str, Any]]) -> None:
-    counted_on = next(iter(entries[0]["parameters"]))
-    numbers = (f"trained on {counted_on}", "%", "lr")
-    table = plain_table("name", Column("what it computes", overflow="fold"), numbers=numbers)
-    for entry in entries:
-        count, share = entry["parameters"][counted_on], entry["percent"][counted_on]
-        cells = (f"{count:,}", f"{share:.3g}", f"{entry['learning_rate']:g}")
-        table.add_row(entry["name"], escape(entry["equation"]), *cells)
-    table_console().print(table)
 
 
 def _show(entry: dict[str, Any]) -> None:

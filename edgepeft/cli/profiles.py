@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,9 +18,7 @@ from edgepeft.common.errors import UsageError
 from edgepeft.common.progress import messages
 
 if TYPE_CHECKING:
-    from edgepeft.device.profile_schema import Calibration, Figure, Latency, Profile
-
-__all__ = ["command"]
+    from edgepeft.device.profiles import Calibration, Figure, Latency, Profile
 
 PANEL = "Look"
 
@@ -131,7 +130,7 @@ def _show(profile: Profile) -> None:
         rate = profile.reference.flops / profile.reference_seconds / 1e9
         which = f"{profile.reference.model}, {profile.reference.runtime} {profile.reference.precision}"
         console.print(escape(f"bench --mode calibrated runs: {which}, {rate:.3g} GFLOP/s there"))
-    for table in (_figures(profile), _latencies(profile), _calibrations(profile)):
+    for table in _tables(profile):
         if table.row_count:
             console.print(table)
 
@@ -140,34 +139,29 @@ def _folded(*headers: str, title: str | None = None) -> Table:
     return Table(*(Column(header, overflow="fold") for header in (*headers, "source and notes")), title=title)
 
 
-def _figures(profile: Profile) -> Table:
+def _tables(profile: Profile) -> Iterator[Table]:
+    """Its figures, published latencies, and the rates that predictions start from."""
     table = _folded("figure", "value", "kind")
     isa = f"{' '.join(profile.isa.value)}{''.join(f' no:{flag}' for flag in profile.isa.absent)}"
     parts = {"cores": profile.cores, "memory": profile.memory, "isa": profile.isa, **profile.figures}
     for key, figure in parts.items():
         value = isa if figure is profile.isa else f"{figure.value} {figure.unit}"
         table.add_row(escape(figure.title or key), escape(value), figure.kind, escape(_source(figure)))
-    return table
-
-
-def _latencies(profile: Profile) -> Table:
+    yield table
     table = _folded("latency of", "runtime", "threads", "ms", "kind", title="published latencies, batch 1")
     for row in profile.latencies:
         runtime = f"{row.runtime} {row.precision}".strip()
         threads = str(row.threads or "-")
         table.add_row(escape(row.model), escape(runtime), threads, f"{row.value:g}", row.kind, escape(_source(row)))
-    return table
-
-
-def _calibrations(profile: Profile) -> Table:
+    yield table
     headers = ("rate of", "runtime", "rate", "latencies behind it", "kind")
     table = _folded(*headers, title="what predictions are made from")
-    for row in profile.calibrations:
-        runtime = f"{row.runtime} {row.precision}" + (f", {row.threads} threads" if row.threads else "")
-        rate = f"{row.value:g} {row.unit}" + (f" + {row.overhead_ms:g} ms" if row.overhead_ms else "")
-        behind = f"{row.samples}" + ("" if row.error_percent is None else f", off by {row.error_percent:g} %")
-        table.add_row(row.operators.value, escape(runtime), rate, behind, row.kind, escape(_source(row)))
-    return table
+    for one in profile.calibrations:
+        runtime = f"{one.runtime} {one.precision}" + (f", {one.threads} threads" if one.threads else "")
+        rate = f"{one.value:g} {one.unit}" + (f" + {one.overhead_ms:g} ms" if one.overhead_ms else "")
+        behind = f"{one.samples}" + ("" if one.error_percent is None else f", off by {one.error_percent:g} %")
+        table.add_row(one.operators.value, escape(runtime), rate, behind, one.kind, escape(_source(one)))
+    yield table
 
 
 def _source(part: Figure | Latency | Calibration) -> str:

@@ -11,8 +11,6 @@ import typer
 from edgepeft.common.errors import UsageError, requiring
 from edgepeft.common.progress import say
 
-__all__ = ["command"]
-
 PANEL = "Fleet"
 
 

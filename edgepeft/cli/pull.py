@@ -14,8 +14,6 @@ from edgepeft.common.progress import no_longer, say, stages
 if TYPE_CHECKING:
     from edgepeft.fleet.pull import Pulled
 
-__all__ = ["command"]
-
 PANEL = "Fleet"
 
 

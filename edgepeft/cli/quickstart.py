@@ -15,14 +15,12 @@ from rich.progress import TimeRemainingColumn
 from edgepeft.cli._output import table_console
 from edgepeft.common.errors import UsageError, requiring
 from edgepeft.common.progress import bars, say, shown_steps, stages
-from edgepeft.options.bench import BenchOptions
+from edgepeft.options.verbs import BenchOptions
 
 if TYPE_CHECKING:
     from edgepeft.backbones.source import Backbone
     from edgepeft.bench.result.schema import BenchResult
     from edgepeft.bundle.manifest import Manifest
-
-__all__ = ["command"]
 
 PANEL = "Train"
 
@@ -41,14 +39,17 @@ def command(
     with requiring("train", "the quickstart"):
         import_module("edgepeft.training.loop")  # first: it refuses a torch that would die here
         import_module("transformers")
+    from edgepeft.training.demo import TASKS
     from edgepeft.training.devices import use_threads
+    from edgepeft.training.exporting.bundle import export_bundle
 
     use_threads(None)
     seconds: dict[str, float] = {}
     with _timed("train", seconds):
         backbone = _train(out)
-    with _timed("export", seconds):
-        manifest = _export(backbone, out)
+    deltas = [out / "deltas" / task.name for task in TASKS]
+    with _timed("export", seconds), stages(1 + len(deltas)) as stage:
+        manifest = export_bundle(backbone, deltas, out / "bundle", force=True, stage=stage)
     with _timed("bench", seconds):
         bench = _measure(out)
     _close(out, manifest, bench, seconds)
@@ -85,15 +86,6 @@ def _train(out: Path) -> Backbone:
 
             train_task(task, backbone, files, out / "deltas" / task.name, watch)
     return backbone
-
-
-def _export(backbone: Backbone, out: Path) -> Manifest:
-    from edgepeft.training.demo import TASKS
-    from edgepeft.training.exporting.bundle import export_bundle
-
-    deltas = [out / "deltas" / task.name for task in TASKS]
-    with stages(1 + len(deltas)) as stage:
-        return export_bundle(backbone, deltas, out / "bundle", force=True, stage=stage)
 
 
 def _measure(out: Path) -> BenchResult:

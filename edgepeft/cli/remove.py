@@ -9,8 +9,6 @@ import typer
 from edgepeft.cli._options import BundleFolder
 from edgepeft.common.progress import say
 
-__all__ = ["command"]
-
 PANEL = "Deploy"
 
 

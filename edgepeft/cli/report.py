@@ -9,8 +9,6 @@ import typer
 
 from edgepeft.common.progress import say
 
-__all__ = ["command"]
-
 PANEL = "Measure"
 
 

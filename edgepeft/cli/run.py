@@ -120,12 +120,12 @@ def _answer_rows(runtime: Runtime, asked: _Asked, manner: Decoding) -> None:
 
 def _say_costs(runtime: Runtime, asked: list[str] | None) -> None:
     """What smaller weights and half precision cost on this processor, if it is one that has no arithmetic for them."""
-    from edgepeft.device import arithmetic
+    from edgepeft.device.host import machine
 
     manifest = runtime.bundle.manifest
     chosen = [entry for name, entry in manifest.tasks.items() if not asked or name in asked]
     weights, fp16 = manifest.backbone.weights_dtype, any(entry.weights_dtype == "fp16" for entry in chosen)
-    for cost in arithmetic.missing_arithmetic(arithmetic.of_host(), weights=weights, fp16=fp16):
+    for cost in machine.missing_arithmetic(machine.processor_of_host(), weights=weights, fp16=fp16):
         say(f"note: {cost}")
 
 

@@ -12,8 +12,6 @@ from edgepeft.common.errors import requiring
 from edgepeft.common.progress import no_longer, say
 from edgepeft.options.base import NoCache, Threads
 
-__all__ = ["command"]
-
 PANEL = "Deploy"
 
 TokenFile = Annotated[Path | None, typer.Option(help="A file with the token that every request must carry.")]

@@ -10,8 +10,6 @@ import typer
 from edgepeft.cli._options import BundleFolder
 from edgepeft.common.progress import say
 
-__all__ = ["command"]
-
 PANEL = "Deploy"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,14 +15,11 @@ from edgepeft.cli._output import INTERRUPTED, plain_table, print_json, table_con
 from edgepeft.common.errors import EdgepeftError, requiring
 from edgepeft.common.progress import about, bars, say
 from edgepeft.data.by_class import rounded
-from edgepeft.options.train import SweepOptions
+from edgepeft.options.verbs import SweepOptions
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from edgepeft.sweep.folder import Sweep
     from edgepeft.sweep.run import Shown
-    from edgepeft.sweep.table import Column
 
 __all__ = ["command", "local", "showing"]
 
@@ -31,7 +28,8 @@ PANEL = "Train"
 _DONE, _REST = "done", "the same command goes on with the rest"
 
 
-def _sweep(
+@command_of(SweepOptions, "sweep")
+def command(
     options: SweepOptions,
     as_json: Annotated[bool, typer.Option("--json", help="Print the table as one JSON document.")] = False,
 ) -> None:
@@ -44,19 +42,16 @@ def _sweep(
         from edgepeft.sweep.local import Job
         from edgepeft.sweep.run import fold, require_halvable, run_sweep, sweep_of
 
-    with _checking() as watch:
-        sweep = sweep_of(asked, options.out, watch)
+    with bars() as shown:
+        bar = shown.add_task("checking the plan's runs", total=None)
+        sweep = sweep_of(asked, options.out, lambda n, total: shown.update(bar, completed=n, total=total))
     if options.halve:
         require_halvable(sweep)
     if options.dry_run:
         _list(sweep, local(sweep, options.workers, options.threads)[1])
         return
     try:
-        with (
-            _ended_by_signals(),
-            _executor(sweep, options) as (executor, at_once),
-            showing(sweep, at_once) as tell,
-        ):
+        with _ended_by_signals(), _executor(sweep, options) as (executor, at_once), showing(sweep, at_once) as tell:
             like = Job(sweep, sweep.cells[0], threads=options.threads, keep_tensors=options.keep == "deltas")
             failed = run_sweep(sweep, executor, like, halve=options.halve, watch=tell)
     except KeyboardInterrupt:
@@ -70,9 +65,6 @@ def _sweep(
         raise EdgepeftError(
             f"{len(failed)} runs could not be computed: {next(iter(failed.values()))} For these, {_REST}."
         )
-
-
-command = command_of(SweepOptions, _sweep, "sweep")
 
 
 @contextmanager
@@ -114,13 +106,6 @@ def local(sweep: Sweep, workers: int | None, threads: int) -> tuple[Any, int]:
     gpus = 0 if on_cpu or not torch.cuda.is_available() else torch.cuda.device_count()
     at_once = min(workers or gpus or max(1, thread_count() // threads), len(sweep.cells))
     return lambda jobs: run_local(jobs, at_once, min(gpus, at_once)), at_once
-
-
-@contextmanager
-def _checking() -> Iterator[Callable[[int, int], None]]:
-    with bars() as shown:
-        bar = shown.add_task("checking the plan's runs", total=None)
-        yield lambda n, total: shown.update(bar, completed=n, total=total)
 
 
 @contextmanager
@@ -179,13 +164,18 @@ def _list(sweep: Sweep, at_once: int) -> None:
 
 
 def _show(sweep: Sweep, *, as_json: bool) -> None:
-    from edgepeft.sweep.table import columns, document, grouped
+    from edgepeft.sweep.table import columns, document, entries, grouped
 
     if as_json:
         print_json(document(sweep))
         return
     for (backbone, size), group in grouped(columns(sweep)).items():
-        table_console().print(_table(f"{backbone}, {size if size.endswith('%') else f'{size} rows'}", group))
+        header, rows = entries(group)
+        title = f"{backbone}, {size if size.endswith('%') else f'{size} rows'}"
+        table = plain_table(header[0], title=title, numbers=header[1:])
+        for row in rows:
+            table.add_row(*("-" if cell is None else cell if isinstance(cell, str) else f"{cell:,}" for cell in row))
+        table_console().print(table)
     dropped = [cell for cell in sweep.cells if sweep.state(cell) == "dropped"]
     if dropped:
         taken = sum(found.steps if (found := sweep.outcome(cell)) else 0 for cell in dropped)
@@ -198,13 +188,3 @@ def _show(sweep: Sweep, *, as_json: bool) -> None:
         f"* worse than the column's best beyond chance (paired bootstrap over test rows). Pictures: edgepeft report "
         f"{sweep.folder} --out FOLDER"
     )
-
-
-def _table(title: str, group: Sequence[Column]) -> Table:
-    from edgepeft.sweep.table import entries
-
-    header, rows = entries(group)
-    table = plain_table(header[0], title=title, numbers=header[1:])
-    for row in rows:
-        table.add_row(*("-" if cell is None else cell if isinstance(cell, str) else f"{cell:,}" for cell in row))
-    return table

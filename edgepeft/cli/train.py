@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -22,19 +21,18 @@ from edgepeft.cli._scores import (
 from edgepeft.common.errors import requiring
 from edgepeft.common.progress import say
 from edgepeft.data.by_class import rounded, titled
-from edgepeft.options.train import METHOD, TrainOptions
+from edgepeft.options.verbs import METHOD, TrainOptions
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from edgepeft.training.loop import TrainResult
 
-__all__ = ["command"]
-
 PANEL = "Train"
 
 
-def _train(
+@command_of(TrainOptions, "train")
+def command(
     options: TrainOptions,
     as_json: Annotated[bool, typer.Option("--json", help="Print the delta's card as one JSON document.")] = False,
 ) -> None:
@@ -46,17 +44,6 @@ def _train(
         say(f"note: trains {METHOD}, for no --method was given; `edgepeft methods` lists the others.")
     with interruptible():
         result = run(options)
-    _say_what_to_know(result)
-    if as_json:
-        print_json(result.delta.card.model_dump(mode="json"))
-    else:
-        _show(result, Path(options.out))
-
-
-command = command_of(TrainOptions, _train, "train")
-
-
-def _say_what_to_know(result: TrainResult) -> None:
     if result.truncated:
         longest, decoder = result.delta.card.max_length, result.delta.architecture.decoder
         lost = "beginnings (--max-length)" if decoder and decoder.goes_on else "ends (--max-length, or --long windows)"
@@ -67,6 +54,10 @@ def _say_what_to_know(result: TrainResult) -> None:
     say_windows(result)
     say_temperature(result)
     say_unbeaten(result, "another --method")
+    if as_json:
+        print_json(result.delta.card.model_dump(mode="json"))
+    else:
+        _show(result, Path(options.out))
 
 
 def _show(result: TrainResult, out: Path) -> None:
@@ -77,7 +68,13 @@ def _show(result: TrainResult, out: Path) -> None:
     table_console(SCORES_WIDTH).print(_table(result, out))
     show_errors(result.errors, str(out))
     if "curve" in result.metrics:
-        table_console().print(_curve(result.metrics))
+        points = result.metrics["curve"]
+        names = list(points[-1]["baselines"])
+        table = plain_table(numbers=("training rows", f"{result.metrics['metric']}, test rows", "eval rows", *names))
+        for point in points:
+            scores = [point["test"], point["eval"], *(point["baselines"].get(name) for name in names)]
+            table.add_row(f"{point['rows']:,}", *map(rounded, scores))
+        table_console().print(table)
         say(f"drawn in {out / 'curve.svg'} and {out / 'curve.png'}")
 
 
@@ -99,15 +96,4 @@ def _table(result: TrainResult, out: Path) -> Table:
     }
     for name, value in rows.items():
         table.add_row(name, value)
-    return table
-
-
-def _curve(metrics: Mapping[str, Any]) -> Table:
-    """A row for each size; a dash where a run diverged at once."""
-    points = metrics["curve"]
-    names = list(points[-1]["baselines"])
-    table = plain_table(numbers=("training rows", f"{metrics['metric']}, test rows", "eval rows", *names))
-    for point in points:
-        scores = [point["test"], point["eval"], *(point["baselines"].get(name) for name in names)]
-        table.add_row(f"{point['rows']:,}", *map(rounded, scores))
     return table

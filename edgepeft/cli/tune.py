@@ -12,17 +12,16 @@ from edgepeft.cli._output import print_json
 from edgepeft.cli._scores import interruptible, say_temperature, say_unbeaten, say_windows
 from edgepeft.common.progress import say
 from edgepeft.data.by_class import rounded
-from edgepeft.options.tune import TuneOptions
+from edgepeft.options.verbs import TuneOptions
 
 if TYPE_CHECKING:
     from edgepeft.tuning.tune import TuneResult
 
-__all__ = ["command"]
-
 PANEL = "Train"
 
 
-def _tune(
+@command_of(TuneOptions, "tune")
+def command(
     options: TuneOptions,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON document.")] = False,
 ) -> None:
@@ -35,9 +34,6 @@ def _tune(
     with interruptible():
         result = run(options)
     _show(result, Path(options.bundle), options.task, as_json)
-
-
-command = command_of(TuneOptions, _tune, "tune")
 
 
 def _show(result: TuneResult, bundle: Path, task: str, as_json: bool) -> None:

@@ -13,8 +13,6 @@ from edgepeft.cli._output import print_json, table_console
 from edgepeft.common.errors import UsageError, VerificationFailed
 from edgepeft.common.progress import stages
 
-__all__ = ["command"]
-
 PANEL = "Deploy"
 
 

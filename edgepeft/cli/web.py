@@ -12,8 +12,6 @@ from edgepeft.cli._output import print_json
 from edgepeft.common.progress import say, stages
 from edgepeft.options.base import Replace
 
-__all__ = ["command"]
-
 PANEL = "Deploy"
 
 

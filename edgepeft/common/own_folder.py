@@ -112,15 +112,10 @@ def _require_own_content(descriptor: int, shown: Path) -> None:
         for name in (*folders, *files):
             with contextlib.suppress(FileNotFoundError):  # removed meanwhile
                 status = os.lstat(name, dir_fd=inside)
-                beside = (
-                    stat.S_ISLNK(status.st_mode) and name in files and _leads_down(os.readlink(name, dir_fd=inside))
-                )
-                if not beside:
+                beside = stat.S_ISLNK(status.st_mode) and name in files  # if it leads down
+                to = PurePath(os.readlink(name, dir_fd=inside) if beside else "/")
+                if to.is_absolute() or ".." in to.parts:
                     _require_own(status, shown / parent / name, reached)
-
-
-def _leads_down(target: str) -> bool:
-    return not target.startswith("/") and ".." not in PurePath(target).parts
 
 
 def _require_own(status: os.stat_result, shown: Path, reached: bool = True) -> None:

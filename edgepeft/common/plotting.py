@@ -97,20 +97,10 @@ def heat_map(
     missing: str = "white",
     upright: bool = False,
 ) -> QuadMesh:
-    """Draw a table of numbers as coloured cells, the first row on top.
+    """Draw ``values`` [rows][columns], None where there is none, as coloured cells, the first row on top.
 
-    Args:
-        axes: where to draw.
-        values: [rows][columns], None where there is no value.
-        rows: names at the left.
-        columns: names below.
-        lowest: the value of the darkest colour.
-        highest: the value of the brightest colour.
-        cell: a cell's width and height in inches; numbers stand in cells that are large enough.
-        decimals: of the numbers.
-        numbers: what stands in the cells in place of their values.
-        missing: the colour of cells without a value.
-        upright: whether the names below are turned, where they are long and cells are narrow.
+    ``lowest`` has the darkest colour, ``highest`` the brightest.  Numbers stand in cells that are large enough
+    (``cell``: width and height in inches), or ``numbers`` in place of the values.  ``upright`` turns the names below.
     """
     table = np.array([[np.nan if value is None else value for value in row] for row in values], dtype=float)
     colours = matplotlib.colormaps[COLOURS].with_extremes(bad=missing)

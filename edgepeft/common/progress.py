@@ -33,18 +33,8 @@ from rich.segment import Segment
 
 from edgepeft.common.messages import printable
 
-__all__ = [
-    "PrintableConsole",
-    "about",
-    "bars",
-    "messages",
-    "no_longer",
-    "say",
-    "shown_run",
-    "shown_steps",
-    "signs_of_life",
-    "stages",
-]
+__all__ = ["PrintableConsole", "about", "bars", "messages", "no_longer", "say", "shown_run", "shown_steps"]
+__all__ += ["signs_of_life", "stages"]
 
 EVERY_S = 10.0  # a line, where no bar is drawn
 _LINES = 5  # bars that it tells of
@@ -129,17 +119,14 @@ def about(seconds: float | None) -> str:
     return f"about {seconds / 60:.0f} min left" if seconds >= 120 else f"about {seconds:.0f} s left"
 
 
-def _draws(console: Console) -> bool:
-    """Whether it is a terminal, or a notebook that has what rich draws with; another notebook gets the lines."""
-    return console.is_terminal or (console.is_jupyter and find_spec("ipywidgets") is not None)
-
-
 @contextlib.contextmanager
 def bars(*columns: ProgressColumn, console: Console | None = None, **options: Any) -> Iterator[Progress]:
     """Progress bars on standard error: a description, the bar, how many of how many, and ``columns``; then gone."""
     console = console or messages()
     first = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
-    drawn = Progress(*first, *columns, console=console, transient=True, disable=not _draws(console), **options)
+    # A notebook without what rich draws with gets lines.
+    draws = console.is_terminal or (console.is_jupyter and find_spec("ipywidgets") is not None)
+    drawn = Progress(*first, *columns, console=console, transient=True, disable=not draws, **options)
     with signs_of_life("working"), drawn:
         _shown.append(drawn)
         try:

@@ -24,8 +24,7 @@ import psutil
 
 from edgepeft.common.errors import EdgepeftError
 from edgepeft.common.resources import cache_folder
-from edgepeft.device import arithmetic
-from edgepeft.device.host import groups
+from edgepeft.device.host import groups, machine
 from edgepeft.device.host.groups import ROOT
 from edgepeft.device.host.machine import (
     KNOWN_BAD,
@@ -40,7 +39,7 @@ from edgepeft.device.host.machine import (
     versions,
 )
 from edgepeft.device.host.sensors import Sensors
-from edgepeft.device.limits import cgroups
+from edgepeft.device.limits import placement
 from edgepeft.device.limits.limited_process import BACKENDS, LimitedProcess, Prepare
 from edgepeft.device.limits.placement import Limits, Placement, Unavailable
 from edgepeft.device.profiles import profile_of_board
@@ -82,6 +81,15 @@ class Finding:
     advice: str = ""
 
 
+Check = Callable[[Path], Iterator[Finding]]
+_CHECKS: list[Check] = []  # in the order in which they are reported
+
+
+def _check(look: Check) -> Check:
+    _CHECKS.append(look)
+    return look
+
+
 def findings(root: Path = ROOT) -> list[Finding]:
     """Every check, in the order of the list; a check that fails itself is a finding too."""
     everything: list[Finding] = []
@@ -93,6 +101,7 @@ def findings(root: Path = ROOT) -> list[Finding]:
     return everything
 
 
+@_check
 def _processor(root: Path) -> Iterator[Finding]:
     proc = root / "proc"
     board, profile = board_name(root), profile_of_board(root)
@@ -102,10 +111,11 @@ def _processor(root: Path) -> Iterator[Finding]:
         known = f"bench --profile {profile.name} measures here" if profile else "no shipped profile is its own"
         advice = "" if profile else "edgepeft profiles new NAME --measure writes one."
         yield Finding("board", "ok", f"{board}; {known}", advice)
-    for cost in arithmetic.missing_arithmetic(arithmetic.of_host(proc), weights="int8", fp16=True):
+    for cost in machine.missing_arithmetic(machine.processor_of_host(proc), weights="int8", fp16=True):
         yield Finding("arithmetic", "note", cost)
 
 
+@_check
 def _wheels(root: Path) -> Iterator[Finding]:
     proc, installed = root / "proc", versions()
     flags = isa_flags(proc)
@@ -118,12 +128,13 @@ def _wheels(root: Path) -> Iterator[Finding]:
         yield Finding("wheels", "ok", f"{packages}: none is known to die on this processor")
 
 
+@_check
 def _control_groups(root: Path) -> Iterator[Finding]:
     """Which ways of limiting work, tried with a small limit and no process under it."""
     ways: dict[str, Callable[[Limits, None], Placement]] = {
-        "cgroup v2": lambda limits, cpus: cgroups.prepare_v2(limits, cpus, root / "proc"),
-        "cgroup v1": lambda limits, cpus: cgroups.prepare_v1(limits, cpus, root / "proc"),
-        "systemd scope": cgroups.prepare_scope,
+        "cgroup v2": lambda limits, cpus: placement.prepare_v2(limits, cpus, root / "proc"),
+        "cgroup v1": lambda limits, cpus: placement.prepare_v1(limits, cpus, root / "proc"),
+        "systemd scope": placement.prepare_scope,
     }
     refused = []
     for name, prepare in ways.items():
@@ -147,6 +158,7 @@ def _control_groups(root: Path) -> Iterator[Finding]:
     )
 
 
+@_check
 def _limits_in_force(root: Path) -> Iterator[Finding]:
     """What holds this process already: every profile's limits lie within these."""
     cores, quota, machine = len(affinity()), cpu_quota(root / "proc"), psutil.virtual_memory().total
@@ -166,6 +178,7 @@ def _limits_in_force(root: Path) -> Iterator[Finding]:
     yield Finding("limits in force", "note" if held else "ok", text, advice)
 
 
+@_check
 def _threads(root: Path) -> Iterator[Finding]:
     cores = usable_cores(root / "proc")
     for name in _THREADS:
@@ -184,6 +197,7 @@ def _threads(root: Path) -> Iterator[Finding]:
     yield Finding("threads", "ok" if off else "note", text, advice)
 
 
+@_check
 def _cache(root: Path) -> Iterator[Finding]:
     folder = cache_folder()
     used = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) if folder.is_dir() else 0
@@ -195,6 +209,7 @@ def _cache(root: Path) -> Iterator[Finding]:
         yield Finding("cache", "warning", f"{folder} cannot be written", advice)
 
 
+@_check
 def _memory_and_disk(root: Path) -> Iterator[Finding]:
     memory = psutil.virtual_memory().available
     allowed = memory_bytes(root / "proc")
@@ -210,6 +225,7 @@ def _memory_and_disk(root: Path) -> Iterator[Finding]:
     yield Finding("disk", "ok" if not advice else "warning", f"{disk:,} bytes are free at {folder}", advice)
 
 
+@_check
 def _condition(root: Path) -> Iterator[Finding]:
     now = Sensors(root).read()
     if not now.known:
@@ -222,38 +238,22 @@ def _condition(root: Path) -> Iterator[Finding]:
         readings.append(f"{now.frequency_mhz:.0f} MHz")
     if now.throttled:
         advice = "Cool the board, or give it a better power supply: it is slower than its profile."
-        yield Finding(
-            "condition", "warning", f"{', '.join(readings)}; throttles now: {', '.join(now.throttled)}", advice
-        )
+        text = f"{', '.join(readings)}; throttles now: {', '.join(now.throttled)}"
+        yield Finding("condition", "warning", text, advice)
     else:
-        yield Finding(
-            "condition", "ok", ", ".join([*readings, "not throttled" if now.throttled is not None else ""]).strip(", ")
-        )
+        yield Finding("condition", "ok", ", ".join([*readings, *["not throttled"] * (now.throttled is not None)]))
     governor = groups.read(root / "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
     if governor == "powersave":
         advice = "sudo cpupower frequency-set -g performance, for figures that repeat."
         yield Finding("condition", "note", f"the clock's governor is {governor}", advice)
 
 
+@_check
 def _leftovers(root: Path) -> Iterator[Finding]:
     left = [str(path) for path in groups.leftovers(root / "proc")]
     if left:
-        yield Finding(
-            "leftovers", "note", f"groups of runs that were killed: {', '.join(left)}", "The next run removes them."
-        )
-
-
-_CHECKS: tuple[Callable[[Path], Iterator[Finding]], ...] = (
-    _processor,
-    _wheels,
-    _control_groups,
-    _limits_in_force,
-    _threads,
-    _cache,
-    _memory_and_disk,
-    _condition,
-    _leftovers,
-)
+        text = f"groups of runs that were killed: {', '.join(left)}"
+        yield Finding("leftovers", "note", text, "The next run removes them.")
 
 
 @dataclass(frozen=True)
@@ -318,15 +318,8 @@ def _cores(number: int, backends: Sequence[Prepare]) -> TrialResult:
         for _ in range(_LOOKS):
             time.sleep(_LOOK_SECONDS)
             seen |= {psutil.Process(pid).cpu_num() for pid in pids}
-    return TrialResult(
-        "cores in use",
-        process.in_force.backend,
-        process.in_force.cores,
-        len(seen),
-        "cores",
-        None,
-        len(seen) == process.in_force.cores,
-    )
+    held, n = process.in_force, len(seen)
+    return TrialResult("cores in use", held.backend, held.cores, n, "cores", None, n == held.cores)
 
 
 def _share(quota: float, backends: Sequence[Prepare], seconds: float) -> TrialResult:

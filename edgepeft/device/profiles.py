@@ -1,6 +1,9 @@
-"""Finds, reads and writes profiles: shipped ones by name, a user's own by the path of its file.
+"""Devices as data: what a profile's file may say; shipped profiles by name, a user's own by the path of its file.
 
-A variant is the same board with more or less memory (``--set memory=2GB``).
+Every figure carries value, unit, kind and source.  The kind says how far it can be trusted: ``measured`` on the device
+by a named source, ``spec`` from a data sheet or the paper that is reproduced, ``derived`` by arithmetic that the source
+states, ``unsourced`` general knowledge, the only kind that may go without a source.  A variant is the same board with
+more or less memory (``--set memory=2GB``).
 """
 
 from __future__ import annotations
@@ -11,41 +14,272 @@ from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from os.path import expanduser  # unlike Path.expanduser, it leaves an unknown user as it is
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, Self
 
 import tomli_w
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from edgepeft.common.bounded import read_toml
 from edgepeft.common.errors import DataError, UnknownName, UsageError
 from edgepeft.common.messages import in_words, mistake
+from edgepeft.common.operators import GraphKind
 from edgepeft.common.resources import data_folder
-from edgepeft.device import profile_schema
 from edgepeft.device.host.groups import ROOT
 from edgepeft.device.host.machine import board_name, cpu_model, usable_cores
-from edgepeft.device.profile_schema import MemoryFigure, Profile
+from edgepeft.device.limits.placement import Limits
 
-__all__ = [
-    "SETTABLE",
-    "is_this_board",
-    "known_profiles",
-    "load_profile",
-    "profile_of_board",
-    "toml_of",
-    "variant_of",
-    "with_settings",
-]
+__all__ = ["SETTABLE", "Amount", "Calibration", "Cores", "Figure", "FigureKind", "Flags", "Grade", "Latency"]
+__all__ += ["MemoryFigure", "Profile", "ReferenceEncoder", "Sweep", "is_this_board", "known_profiles", "load_profile"]
+__all__ += ["profile_of_board", "toml_of", "variant_of", "with_settings"]
+
+FigureKind = Literal["measured", "spec", "derived", "unsourced"]
+Grade = Literal["A", "B", "C", "D", "E"]
+_BYTES = {"B": 1, "MB": 10**6, "GB": 10**9, "MiB": 2**20, "GiB": 2**30}
+_SMALLEST_MEMORY, _LARGEST_MEMORY = 2**20, 2**50  # outside of these the unit was mistaken
+
+
+class _Part(BaseModel):
+    """Frozen; an unknown key is an error, and so are NaN and a number given as text."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class _Sourced(_Part):
+    kind: FigureKind
+    source: str = ""
+    note: str = ""
+
+    @model_validator(mode="after")
+    def _has_source(self) -> Self:
+        if self.kind != "unsourced" and not self.source.strip():
+            raise ValueError(f'a {self.kind} figure needs a source (or kind = "unsourced")')
+        return self
+
+
+class Figure(_Sourced):
+    """A figure: value, unit, kind, source, and a title for people; the kinds of figure narrow the value."""
+
+    value: int | float | str | tuple[str, ...]
+    unit: str = Field(min_length=1)
+    title: str = ""
+
+
+class Cores(Figure):
+    """How many cores the device has."""
+
+    value: int = Field(ge=1, le=4096)
+    unit: Literal["cores"]
+
+
+class MemoryFigure(Figure):
+    """How much memory the device has; its unit says whether powers of two or of ten are meant.
+
+    ``variants``: the sizes that are sold, in the same unit; ``--set memory=`` takes one of them.
+    """
+
+    value: int | float = Field(gt=0)
+    unit: Literal["B", "MB", "GB", "MiB", "GiB"]
+    variants: Annotated[tuple[int | float, ...], Field(strict=False)] = ()
+
+    @property
+    def size_bytes(self) -> int:
+        """The value in bytes."""
+        return int(self.value * _BYTES[self.unit])
+
+    @model_validator(mode="after")
+    def _is_plausible(self) -> Self:
+        if not _SMALLEST_MEMORY <= self.size_bytes <= _LARGEST_MEMORY:
+            raise ValueError(f"{self.value} {self.unit} is no device's memory; is the unit right?")
+        if self.variants and self.value not in self.variants:
+            raise ValueError(f"{self.value} {self.unit} is none of the variants {', '.join(map(str, self.variants))}")
+        return self
+
+
+class Flags(Figure):
+    """Instruction set extensions, by the Linux kernel's names; ``absent`` names those known to be missing."""
+
+    value: Annotated[tuple[str, ...], Field(strict=False)]
+    absent: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    unit: Literal["flags"]
+
+
+class Amount(Figure):
+    """Any other figure: a number with its unit, or a range in words."""
+
+    value: int | float | str
+
+
+class Latency(_Sourced):
+    """A published latency at batch 1, in milliseconds: something to check predictions with.
+
+    ``graph``: which of ``bench.published`` has the model's operators.
+    """
+
+    model: str
+    graph: str = ""
+    runtime: str
+    precision: str = ""
+    threads: int | None = Field(default=None, ge=1)
+    value: int | float = Field(gt=0)
+    unit: Literal["ms"]
+
+
+class ReferenceEncoder(_Part):
+    """The whole encoder that calibration runs: which of the latencies it is, and its shapes, batch 1.
+
+    ``patch_values``: of a vision encoder, the numbers in a patch, which a first matrix takes to ``hidden_size``.
+    """
+
+    model: str
+    runtime: str
+    precision: str = ""
+    threads: int | None = Field(default=None, ge=1)
+    n_layers: int = Field(ge=1, le=1000)
+    hidden_size: int = Field(ge=1, le=65536)
+    intermediate_size: int = Field(ge=1, le=262144)
+    n_heads: int = Field(ge=1, le=1024)
+    n_tokens: int = Field(ge=2, le=65536)
+    patch_values: int = Field(default=0, ge=0, le=65536)
+
+    @model_validator(mode="after")
+    def _heads_divide(self) -> Self:
+        if self.hidden_size % self.n_heads:
+            raise ValueError(f"hidden_size {self.hidden_size} is no multiple of n_heads {self.n_heads}")
+        return self
+
+    @property
+    def shapes(self) -> dict[str, int]:
+        """What the encoder is made from."""
+        names = ("n_layers", "hidden_size", "intermediate_size", "n_heads", "n_tokens", "patch_values")
+        return {name: int(getattr(self, name)) for name in names}
+
+    @property
+    def flops(self) -> int:
+        """Of one pass, matrices and attention: L (2 t (4 d^2 + 2 d f) + 4 t^2 d), and 2 (t - 1) p d for patches."""
+        t, d = self.n_tokens, self.hidden_size
+        layer = 2 * t * (4 * d * d + 2 * d * self.intermediate_size) + 4 * t * t * d
+        return self.n_layers * layer + 2 * (t - 1) * self.patch_values * d
+
+    def is_of(self, row: Latency) -> bool:
+        """Whether that latency is the reference's."""
+        asked = (self.model, self.runtime, self.precision, self.threads)
+        return asked == (row.model, row.runtime, row.precision, row.threads)
+
+
+class Sweep(_Sourced):
+    """Many published latencies of one kind of model: a row is the sizes that ``graph`` takes, then milliseconds."""
+
+    graph: str = Field(min_length=1)
+    runtime: str
+    precision: str = ""
+    threads: int | None = Field(default=None, ge=1)
+    unit: Literal["ms"]
+    rows: Annotated[tuple[Annotated[tuple[int | float, ...], Field(strict=False)], ...], Field(strict=False)]
+
+    @model_validator(mode="after")
+    def _rows_are_alike(self) -> Self:
+        if len({len(row) for row in self.rows}) != 1 or any(number <= 0 for row in self.rows for number in row):
+            raise ValueError("rows need the same number of positive numbers each, the last in milliseconds")
+        return self
+
+
+class Calibration(_Sourced):
+    """A rate of graphs of one kind with one runtime on this device: seconds = FLOPs of products / value + overhead.
+
+    ``whole``: it was fitted on whole models, so what stands between the products is in it; otherwise that takes its
+    bytes over the memory bandwidth, and ``operator_us`` for each operator.  ``samples`` latencies are behind it, which
+    it misses by ``error_percent`` in the mean.  ``fallback``: runtimes without a row of their own take this one.
+    """
+
+    runtime: str = Field(min_length=1)
+    precision: str = Field(min_length=1)
+    operators: Annotated[GraphKind, Field(strict=False)]
+    threads: int | None = Field(default=None, ge=1)
+    value: int | float = Field(gt=0)
+    unit: Literal["GFLOP/s", "GOP/s"]
+    overhead_ms: int | float = Field(default=0, ge=0)
+    operator_us: int | float = Field(default=0, ge=0)
+    whole: bool = True
+    samples: int = Field(default=1, ge=1)
+    error_percent: int | float | None = Field(default=None, ge=0)
+    fallback: bool = False
+
+
+class Profile(_Part):
+    """A device as data: cores, memory and instruction set, which limits need, and published figures."""
+
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9._-]*$")
+    title: str = Field(min_length=1)
+    about: str = ""
+    cores: Cores
+    memory: MemoryFigure
+    isa: Flags
+    figures: dict[str, Amount] = {}
+    latencies: Annotated[tuple[Latency, ...], Field(strict=False)] = ()
+    reference: ReferenceEncoder | None = None
+    boards: Annotated[tuple[str, ...], Field(strict=False)] = ()  # how the device's own kernel calls it, the beginning
+    sweeps: Annotated[tuple[Sweep, ...], Field(strict=False)] = ()
+    calibrations: Annotated[tuple[Calibration, ...], Field(strict=False)] = ()
+
+    @model_validator(mode="after")
+    def _reference_is_measured(self) -> Self:
+        if self.reference is not None and len(self._reference_rows()) != 1:
+            raise ValueError(
+                f"reference: {len(self._reference_rows())} latencies have its model, runtime, precision and threads; "
+                "one is needed"
+            )
+        return self
+
+    def _reference_rows(self) -> list[Latency]:
+        return [row for row in self.latencies if self.reference is not None and self.reference.is_of(row)]
+
+    @property
+    def reference_seconds(self) -> float | None:
+        """How long the device takes for its reference; None where no whole encoder was measured on it."""
+        return self._reference_rows()[0].value / 1000 if self.reference is not None else None
+
+    @property
+    def grade(self) -> Grade:
+        """How much the profile knows of an encoder's speed: from what is in the file, so that the two cannot disagree.
+
+        A: ONNX Runtime was measured.  B: a whole encoder was, in fp32, with another runtime.  C: one was, in another
+        precision.  D: other kinds of graphs only.  E: no rate at all.
+        """
+        encoders = [row for row in self.calibrations if row.operators is GraphKind.MATRIX]
+        if any(row.runtime == "onnxruntime" for row in encoders):
+            return "A"
+        if any(row.precision == "fp32" for row in encoders):
+            return "B"
+        if encoders:
+            return "C"
+        return "D" if self.calibrations else "E"
+
+    def amount(self, key: str, unit: str) -> float | None:
+        """The number of a figure; None without it, in another unit, or where it is words."""
+        figure = self.figures.get(key)
+        known = figure is not None and figure.unit == unit and isinstance(figure.value, int | float)
+        return float(figure.value) if figure is not None and known else None
+
+    @property
+    def memory_bytes(self) -> int:
+        """The device's memory in bytes."""
+        return self.memory.size_bytes
+
+    def limits(self) -> Limits:
+        """The cores and memory that emulating this device asks for."""
+        return Limits(cores=self.cores.value, memory_bytes=self.memory_bytes)
+
 
 _SUFFIX = ".toml"
 _TABLES: dict[str, type[BaseModel]] = {
-    "cores": profile_schema.Cores,
-    "memory": profile_schema.MemoryFigure,
-    "isa": profile_schema.Flags,
-    "figures": profile_schema.Amount,
-    "latencies": profile_schema.Latency,
-    "reference": profile_schema.ReferenceEncoder,
-    "sweeps": profile_schema.Sweep,
-    "calibrations": profile_schema.Calibration,
+    "cores": Cores,
+    "memory": MemoryFigure,
+    "isa": Flags,
+    "figures": Amount,
+    "latencies": Latency,
+    "reference": ReferenceEncoder,
+    "sweeps": Sweep,
+    "calibrations": Calibration,
 }
 
 

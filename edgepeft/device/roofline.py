@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from edgepeft.common.operators import PRODUCTS, OperatorClass, Work, graph_kind_of, product_flops
-from edgepeft.device.arithmetic import ONNXRUNTIME
-from edgepeft.device.profile_schema import Calibration, Profile
+from edgepeft.device.profiles import Calibration, Profile
 
 __all__ = ["ClassTime", "Predicted", "bandwidth", "predict_seconds"]
 
@@ -61,7 +60,7 @@ def predict_seconds(
     works: Sequence[Work],
     profile: Profile,
     *,
-    runtime: str = ONNXRUNTIME,
+    runtime: str = "onnxruntime",
     precision: str = "fp32",
     threads: int | None = None,
 ) -> Predicted:

@@ -66,10 +66,7 @@ def upload(repository: Path, name: str, published: Published, license_id: str | 
         card = hub_card(name, published, license_id).encode()
         api.upload_file(path_or_fileobj=card, path_in_repo=_CARD, repo_id=name, commit_message="Model card")
         done = api.upload_folder(
-            repo_id=name,
-            folder_path=str(repository),
-            ignore_patterns=[".*", _CARD],
-            commit_message="edgepeft publish",
+            repo_id=name, folder_path=str(repository), ignore_patterns=[".*", _CARD], commit_message="edgepeft publish"
         )
     except Exception as error:  # the library's many kinds
         raise EdgepeftError(

@@ -90,8 +90,18 @@ class Published:
     def read(cls, channel: str, targets: Mapping[str, TargetFile]) -> Published:
         """What a channel's targets say."""
         by_place = {name.removeprefix(f"{channel}/"): target for name, target in targets.items()}
-        try:
-            manifest = _manifest(by_place)
+        try:  # the ``custom`` fields make up the manifest
+            tasks, templates = {}, {}
+            for place in by_place:
+                folder, _, name = place.removesuffix(GRAPH).partition("/")
+                if place.endswith(GRAPH) and folder == TASKS_FOLDER:
+                    tasks[name] = TaskEntry.model_validate_json(_custom(by_place, place))
+                elif place.endswith(GRAPH) and folder == TEMPLATES_FOLDER:
+                    templates[name] = TemplateEntry.model_validate_json(_custom(by_place, place))
+            for names in (tasks, templates):
+                check_task_names(names)
+            base = Manifest.model_validate_json(_custom(by_place, BACKBONE_FILE))
+            manifest = without_training(base.model_copy(update={"tasks": tasks, "templates": templates}))
         except ValidationError as error:
             raise BundleError(
                 f"channel {channel}: its manifest is not one this version knows: {in_words(error)}."
@@ -105,21 +115,6 @@ class Published:
                     f"channel {channel}: {place} is not the file that its entry names; it must be published again."
                 )
         return cls(manifest, by_place)
-
-
-def _manifest(by_place: Mapping[str, TargetFile]) -> Manifest:
-    """The manifest that the ``custom`` fields make up."""
-    tasks, templates = {}, {}
-    for place in by_place:
-        folder, _, name = place.removesuffix(GRAPH).partition("/")
-        if place.endswith(GRAPH) and folder == TASKS_FOLDER:
-            tasks[name] = TaskEntry.model_validate_json(_custom(by_place, place))
-        elif place.endswith(GRAPH) and folder == TEMPLATES_FOLDER:
-            templates[name] = TemplateEntry.model_validate_json(_custom(by_place, place))
-    for names in (tasks, templates):
-        check_task_names(names)
-    base = Manifest.model_validate_json(_custom(by_place, BACKBONE_FILE))
-    return without_training(base.model_copy(update={"tasks": tasks, "templates": templates}))
 
 
 def _custom(by_place: Mapping[str, TargetFile], place: str) -> str:

@@ -147,24 +147,17 @@ def _opened(
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder):
         found, made = FolderRepository(folder, held, days), False
-        if not found.found("root"):
-            made = _begin(found, thresholds or {})
+        if not found.found("root"):  # the first, of the keys that are there, and of new ones
+            with found.edit_root() as root:
+                root.consistent_snapshot = True
+                for role in ROLES:
+                    signers, wanted = found.keys.signers(role), (thresholds or {}).get(role, 1)
+                    if len(signers) < wanted:
+                        signers, made = [*signers, *found.keys.make(role, wanted - len(signers))], True
+                    for signer in signers:
+                        root.add_key(signer.public_key, role)
+                    root.roles[role].threshold = wanted
         yield found, made
-
-
-def _begin(found: FolderRepository, thresholds: Mapping[str, int]) -> bool:
-    """The first root, of the keys that are there, and of new ones."""
-    made = False
-    with found.edit_root() as root:
-        root.consistent_snapshot = True
-        for role in ROLES:
-            signers, wanted = found.keys.signers(role), thresholds.get(role, 1)
-            if len(signers) < wanted:
-                signers, made = [*signers, *found.keys.make(role, wanted - len(signers))], True
-            for signer in signers:
-                root.add_key(signer.public_key, role)
-            root.roles[role].threshold = wanted
-    return made
 
 
 def _offered(folder: Path, tasks: Collection[str] | None) -> Manifest:

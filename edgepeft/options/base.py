@@ -31,28 +31,9 @@ from edgepeft.common.errors import UnknownName, UsageError
 from edgepeft.common.messages import in_words
 from edgepeft.common.registry import names_of
 
-__all__ = [
-    "ROWS_HELP",
-    "SETTINGS_HELP",
-    "VERIFY_DATA",
-    "ColumnOptions",
-    "Count",
-    "Folder",
-    "Folders",
-    "Function",
-    "GivenRows",
-    "HeadRate",
-    "LearningOptions",
-    "LearningRate",
-    "Options",
-    "Rows",
-    "TrainingLoopOptions",
-    "at_least",
-    "function_of",
-    "listed",
-    "settings_of",
-    "share_of",
-]
+__all__ = ["ROWS_HELP", "SETTINGS_HELP", "VERIFY_DATA", "ColumnOptions", "Count", "Folder", "Folders", "Function"]
+__all__ += ["GivenRows", "HeadRate", "LearningOptions", "LearningRate", "Options", "Rows", "TrainingLoopOptions"]
+__all__ += ["at_least", "function_of", "listed", "settings_of", "share_of"]
 
 
 class Options(BaseModel):
@@ -214,8 +195,7 @@ Mode = Annotated[
     ),
 ]
 MaxSeconds = Annotated[
-    float | None,
-    typer.Option(help="For all; what does not fit is left out. Default: 600 of rounds, a workload."),
+    float | None, typer.Option(help="For all; what does not fit is left out. Default: 600 of rounds, a workload.")
 ]
 
 # What goes into a bundle.
@@ -248,9 +228,7 @@ LabelSeparator = Annotated[
 _KINDS = ", ".join(names_of("edgepeft.tasks"))
 TaskKind = Annotated[str | None, typer.Option("--kind", help=f"The kind of task: {_KINDS}. Default: by what is given.")]
 MethodSettings = Annotated[
-    Mapping[str, Any],
-    BeforeValidator(settings_of),
-    typer.Option("--set", help=SETTINGS_HELP, metavar="NAME=VALUE"),
+    Mapping[str, Any], BeforeValidator(settings_of), typer.Option("--set", help=SETTINGS_HELP, metavar="NAME=VALUE")
 ]
 
 

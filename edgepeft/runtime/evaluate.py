@@ -19,7 +19,7 @@ from edgepeft.data.row_grouping import joined
 from edgepeft.data.rows import Columns, Row, read_rows
 from edgepeft.data.text_template import of_source
 from edgepeft.options.base import function_of
-from edgepeft.options.eval import EvalOptions
+from edgepeft.options.verbs import EvalOptions
 from edgepeft.runtime.decoding import GREEDY, Decoding
 from edgepeft.runtime.inputs import Truncation
 from edgepeft.runtime.runtime import Runtime, in_batches

@@ -86,24 +86,14 @@ def explain(error: EdgepeftError, task: str | None) -> Refused:
     return Refused(500, "internal", "the service failed; its log says why.")
 
 
+# What requests may have, and an answer may name.
+_KEYS = {"rows", "text", "second", "candidates", "fields", "task", "label", "template", "steps", "epochs", "lr"}
+_KEYS |= {"head_lr", "batch_size", "seed", "model", "input", "encoding_format", "dimensions", "user"}
+
+
 def _invalid(error: ValidationError) -> Refused:
     """The first thing that is wrong; what was sent is not repeated."""
-    known = {
-        "rows",
-        "text",
-        "second",
-        "candidates",
-        "fields",
-        "task",
-        "label",
-        "template",
-        "steps",
-        "epochs",
-        "lr",
-        "head_lr",
-    }
-    known |= {"model", "input", "encoding_format", "dimensions", "user"}
-    said = in_words(error, "the body", known | {"batch_size", "seed"})
+    said = in_words(error, "the body", _KEYS)
     if any(one["type"] == "json_invalid" for one in listed_mistakes(error)[:1]):
         return Refused(400, "not_json", f"{said}.")
     return Refused(422, "invalid", f"{said}; /docs shows what is asked for.")

@@ -12,23 +12,8 @@ from edgepeft.data.conventions import CANDIDATES
 from edgepeft.data.rows import SENTENCES
 from edgepeft.data.words import Words
 
-__all__ = [
-    "Answers",
-    "Health",
-    "Listed",
-    "MixedRequest",
-    "MixedRow",
-    "PredictRequest",
-    "Predictions",
-    "Problem",
-    "Status",
-    "Task",
-    "Tasks",
-    "TextRow",
-    "TuneRequest",
-    "TuneRow",
-    "TuningJob",
-]
+__all__ = ["Answers", "Health", "Listed", "MixedRequest", "MixedRow", "PredictRequest", "Predictions", "Problem"]
+__all__ += ["Status", "Task", "Tasks", "TextRow", "TuneRequest", "TuneRow", "TuningJob"]
 
 TaskName = Annotated[str, Field(pattern=TASK_NAME, examples=["mood"])]
 
@@ -326,7 +311,7 @@ class Status(BaseModel):
     latency_p50_ms: float | None = Field(description="Of requests in the last ten seconds.")
     latency_p90_ms: float | None
     queued_rows: int
-    memory_bytes: int = Field(description="SessionLru, of the process.")
+    memory_bytes: int = Field(description="Resident, of the process.")
 
 
 class Health(BaseModel):

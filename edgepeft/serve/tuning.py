@@ -190,7 +190,7 @@ def _failed(code: str, message: str) -> dict[str, Any]:
 
 def _work(pipe: Connection, bundle: str, task: str, *, asked: dict[str, Any], rows: str, threads: int | None) -> None:
     """The run itself, in the child; says how it goes.  SIGTERM ends it, until its result is put in force."""
-    from edgepeft.options.tune import TuneSettings
+    from edgepeft.options.verbs import TuneSettings
     from edgepeft.tuning.target import Files
     from edgepeft.tuning.tune import tune_task
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import ge
 from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple
@@ -24,7 +25,7 @@ from edgepeft.bundle.delta import new_delta
 from edgepeft.common.errors import DoesNotFit, UsageError
 from edgepeft.data.training_loop.baselines import SIGNIFICANT
 from edgepeft.deploy.cost import checked_length, example_inputs
-from edgepeft.device.profile_schema import Profile
+from edgepeft.device.profiles import Profile
 from edgepeft.device.roofline import Predicted, predict_seconds
 from edgepeft.graph.cost import count_run
 from edgepeft.graph.cut import below
@@ -77,6 +78,12 @@ class Candidate:
         """The mean test score over the data sets."""
         return mean(arm.score for arm in self.arms)
 
+    @property
+    def merits(self) -> tuple[float, ...]:
+        """Score and costs, the more the better."""
+        assert self.costs is not None
+        return self.score, self.costs.per_minute or 0.0, -float(self.costs.memory), -float(self.costs.disk)
+
 
 @dataclass(frozen=True)
 class Budget:
@@ -96,6 +103,23 @@ class Budget:
         if self.disk is not None and costs.disk > self.disk:
             found.append("disk")
         return found
+
+    def nearest(self, known: Sequence[MethodCosts]) -> str:
+        """What comes nearest to each bound."""
+        said = []
+        if self.per_minute is not None:
+            rates = [costs.per_minute for costs in known if costs.per_minute is not None]
+            most = (
+                f"at most {max(rates):,.0f} texts a minute are answered" if rates else "no rate can be predicted there"
+            )
+            said.append(f"{most}, {self.per_minute:g} are asked for")
+        if self.memory is not None:
+            least = min(costs.memory for costs in known)
+            said.append(f"at least {least / 1e6:,.0f} MB of memory are taken, {self.memory / 1e6:,.0f} MB are allowed")
+        if self.disk is not None:
+            least = min(costs.disk for costs in known)
+            said.append(f"the tasks take at least {least / 1e6:,.2f} MB, {self.disk / 1e6:,.2f} MB are allowed")
+        return "; ".join(said)
 
 
 @dataclass(frozen=True)
@@ -138,7 +162,8 @@ def choose(found: Sequence[Candidate], budget: Budget) -> Choice:
     """
     fitting = [(each, each.costs) for each in found if each.costs and not budget.misses(each.costs)]
     if not fitting:
-        raise DoesNotFit(f"no method is within the budget: {_nearest(found, budget)}.")
+        nearest = budget.nearest([each.costs for each in found if each.costs])
+        raise DoesNotFit(f"no method is within the budget: {nearest}.")
     best = max((each for each, _ in fitting), key=lambda each: each.score)
     good = []
     for each, costs in fitting:
@@ -148,45 +173,14 @@ def choose(found: Sequence[Candidate], budget: Budget) -> Choice:
     fastest = max(costs.per_minute or 0.0 for _, costs, _ in good)
     near = [entry for entry in good if (entry[1].per_minute or 0.0) >= _AS_FAST * fastest]
     chosen, _, p = min(near, key=lambda entry: (entry[1].disk, -entry[0].score))
-    return Choice(chosen, best, p, tuple(each.method for each in found if not _beaten(each, found)))
-
-
-def _beaten(one: Candidate, others: Sequence[Candidate]) -> bool:
-    """Whether another is at least as good in score and every cost, and better in one."""
-    mine = _merits(one)
-    theirs = [_merits(each) for each in others if each is not one]
-    return any(all(a >= b for a, b in zip(each, mine, strict=True)) and each != mine for each in theirs)
-
-
-def _merits(one: Candidate) -> tuple[float, ...]:
-    assert one.costs is not None
-    return one.score, one.costs.per_minute or 0.0, -float(one.costs.memory), -float(one.costs.disk)
-
-
-def _nearest(found: Sequence[Candidate], budget: Budget) -> str:
-    known = [each.costs for each in found if each.costs]
-    said = []
-    if budget.per_minute is not None:
-        rates = [costs.per_minute for costs in known if costs.per_minute is not None]
-        most = f"at most {max(rates):,.0f} texts a minute are answered" if rates else "no rate can be predicted there"
-        said.append(f"{most}, {budget.per_minute:g} are asked for")
-    if budget.memory is not None:
-        least = min(costs.memory for costs in known)
-        said.append(f"at least {least / 1e6:,.0f} MB of memory are taken, {budget.memory / 1e6:,.0f} MB are allowed")
-    if budget.disk is not None:
-        least = min(costs.disk for costs in known)
-        said.append(f"the tasks take at least {least / 1e6:,.2f} MB, {budget.disk / 1e6:,.2f} MB are allowed")
-    return "; ".join(said)
+    # Of the front none is beaten: by another that is as good in score and every cost, and better in one.
+    merits = [each.merits for each in found]
+    beaten = {mine for mine in merits for each in merits if each != mine and all(map(ge, each, mine))}
+    return Choice(chosen, best, p, tuple(each.method for each in found if each.merits not in beaten))
 
 
 def exported(cards: Sequence[DeltaCard], backbone: str, work: Path) -> Bundle:
-    """A bundle with an untrained task t0, t1, ... for each card, of runs that are done.
-
-    Args:
-        cards: one a method.
-        backbone: a folder or Hub name.
-        work: an empty folder, which is written to.
-    """
+    """A bundle in the empty folder ``work`` with an untrained task t0, t1, ... for each card, of runs that are done."""
     opened, folders = open_backbone(backbone), []
     if opened.sha256 != (trained := cards[0].backbone).sha256:
         raise UsageError(f"{backbone} is not {trained.source} that the sweep trained on: its weights are others.")
@@ -213,24 +207,14 @@ def exported(cards: Sequence[DeltaCard], backbone: str, work: Path) -> Bundle:
 
 
 def costs_of(
-    bundle: Bundle,
-    profile: Profile,
-    *,
-    tasks: int,
-    length: int | None,
-    measured: Mapping[str, Seconds] | None = None,
+    bundle: Bundle, profile: Profile, *, tasks: int, length: int | None, measured: Mapping[str, Seconds] | None = None
 ) -> dict[str, MethodCosts]:
-    """The costs of ``tasks`` tasks like each of the bundle's, by its name.
+    """The costs of ``tasks`` tasks like each of the bundle's that answer each text, by its name.
 
-    Args:
-        bundle: of ``exported``.
-        profile: the device.
-        tasks: how many tasks of one method answer each text.
-        length: of a text in tokens; None takes 128, or as many as the tasks were trained on.
-        measured: the time of a text by task; None predicts it.
+    ``length`` is a text's in tokens, 128 or as many as the tasks were trained on where it is None; ``measured`` is the
+    time of a text by task, which is predicted where it is None.
     """
-    base = _base()
-    how: dict[str, Any] = {"tasks": tasks, "length": length, "base": base}
+    how: dict[str, Any] = {"tasks": tasks, "length": length, "base": _base()}
     return {name: _costs(bundle, name, profile, (measured or {}).get(name), **how) for name in bundle.manifest.tasks}
 
 

@@ -28,7 +28,7 @@ from edgepeft.common.errors import EdgepeftError
 from edgepeft.common.own_folder import held_folder, own_folder
 from edgepeft.data.training_loop.checkpoint import Diverged
 from edgepeft.data.training_loop.run import Interrupted, Progress
-from edgepeft.options.train import TrainRequest
+from edgepeft.options.verbs import TrainRequest
 from edgepeft.sweep.folder import ANSWERS_FILE, RUNS, Cell, Outcome, Sweep
 from edgepeft.training.loop import TrainResult, prepare_output, train_delta
 from edgepeft.training.settings import resolved
@@ -81,6 +81,15 @@ class _Running:
     connection: Connection
     tries: int
 
+    def said(self) -> Moved | Ended | None:
+        """What it has just said, or that it died."""
+        try:
+            found = self.connection.recv()
+        except (EOFError, OSError):
+            self.process.join()
+            return Ended(self.job)
+        return Moved(self.job, found) if isinstance(found, Progress) else Ended(self.job, *found)
+
 
 def run_local(jobs: Sequence[Job], workers: int, gpus: int = 0) -> Iterator[Moved | Ended]:
     """Compute the jobs, in their order; with GPUs each run has one of its own.
@@ -98,7 +107,7 @@ def run_local(jobs: Sequence[Job], workers: int, gpus: int = 0) -> Iterator[Move
                 running.append(_started(context, replace(job, gpu=free.pop(0)) if gpus else job))
             ready = wait([each.connection for each in running])  # they said something, or their ends are closed
             for each in [each for each in running if each.connection in ready]:
-                said = _said(each)
+                said = each.said()
                 if isinstance(said, Ended):
                     running.remove(each)
                     each.connection.close()
@@ -124,15 +133,6 @@ def _started(context: multiprocessing.context.ForkServerContext, job: Job, tries
     process.start()
     theirs.close()
     return _Running(job, process, ours, tries)
-
-
-def _said(each: _Running) -> Moved | Ended | None:
-    try:
-        found = each.connection.recv()
-    except (EOFError, OSError):  # it died
-        each.process.join()
-        return Ended(each.job)
-    return Moved(each.job, found) if isinstance(found, Progress) else Ended(each.job, *found)
 
 
 def _end(running: Sequence[_Running]) -> None:

@@ -117,19 +117,19 @@ class Plan(BaseModel):
 
 def _combined(grid: dict[str, Any]) -> list[str]:
     """``{"method": "lora", "rank": [4, 8]}`` -> ``lora:rank=4``, ``lora:rank=8``."""
+
+    def text(value: Any) -> str:
+        if isinstance(value, list):  # of a setting that is a tuple
+            return ",".join(map(str, value))
+        return str(value).lower() if isinstance(value, bool) else str(value)
+
     names = [name for name in grid if name != "method"]
     values = [value if isinstance(value, list) else [value] for value in (grid[name] for name in names)]
     made = []
     for chosen in itertools.product(*values):
-        settings = ",".join(f"{name}={_text(value)}" for name, value in zip(names, chosen, strict=True))
+        settings = ",".join(f"{name}={text(value)}" for name, value in zip(names, chosen, strict=True))
         made.append(f"{grid['method']}:{settings}" if settings else grid["method"])
     return made
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, list):  # of a setting that is a tuple
-        return ",".join(map(str, value))
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def rate_of(given: float | str, default: float) -> float:

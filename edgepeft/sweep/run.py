@@ -21,7 +21,7 @@ from edgepeft.data.parts import TOLD, TaskData, told
 from edgepeft.data.training_loop.checkpoint import best_score
 from edgepeft.data.training_loop.run import Progress, evaluation_interval
 from edgepeft.methods.base import Method, method_of
-from edgepeft.options.train import TrainRequest
+from edgepeft.options.verbs import TrainRequest
 from edgepeft.sweep.folder import SWEEP_FILE, Cell, Outcome, Sweep, name_of, open_sweep
 from edgepeft.sweep.local import Ended, Job, Moved
 from edgepeft.sweep.plan import Plan, placed, rate_of, recorded, share_of_rows
@@ -153,14 +153,9 @@ class Shown:
 def run_sweep(
     sweep: Sweep, executor: Executor, like: Job, *, halve: bool = False, watch: Callable[[Shown], None]
 ) -> dict[str, str]:
-    """Compute every cell that is not over; gives the reason of each that could not be, by its name.
+    """Compute every cell that is not over, also those of an earlier run; the reason of each that could not be.
 
-    Args:
-        sweep: its cells; an earlier run of the same folder goes on.
-        executor: takes jobs and tells how they go.
-        like: a job whose settings all have, but for the cell.
-        halve: have half of each method's runs go no further after each of ``RUNGS``.
-        watch: is told how it goes.
+    Jobs are as ``like``, but for the cell.  ``halve``: half of a method's runs go no further after each of ``RUNGS``.
     """
     if halve:
         require_halvable(sweep)

@@ -236,7 +236,7 @@ def train_task(
     """Train one epoch and write the delta to ``out``, replacing an older one."""
     from edgepeft.data.parts import load_data
     from edgepeft.methods.base import method_named
-    from edgepeft.options.train import TrainSettings
+    from edgepeft.options.verbs import TrainSettings
     from edgepeft.training.loop import train_delta
 
     options = TrainSettings(

@@ -21,7 +21,7 @@ from edgepeft.backbones.base import Architecture
 from edgepeft.common.errors import DoesNotFit, UnknownName, UsageError
 from edgepeft.device.host.machine import cpu_vendor, memory_bytes, thread_count
 from edgepeft.methods.base import Method
-from edgepeft.options.train import TrainSettings
+from edgepeft.options.verbs import TrainSettings
 
 __all__ = [
     "KINDS",

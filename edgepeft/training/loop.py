@@ -27,7 +27,7 @@ from edgepeft.data.training_loop.checkpoint import Diverged, latest
 from edgepeft.data.training_loop.run import Progress, TrainingLoop, TrainingLoopResult, resumable
 from edgepeft.methods.base import Method, method_of
 from edgepeft.options.base import Folder, function_of
-from edgepeft.options.train import TrainOptions, TrainSettings
+from edgepeft.options.verbs import TrainOptions, TrainSettings
 from edgepeft.training.curve import CURVE, curve_of, draw_curve
 from edgepeft.training.devices import (
     attention_for,

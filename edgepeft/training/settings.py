@@ -14,7 +14,7 @@ from edgepeft.data.rows import Columns
 from edgepeft.data.text_template import TextTemplate, text_template
 from edgepeft.data.training_loop.engine import MEAN_HEAD_RATE
 from edgepeft.methods.base import Method, method_named
-from edgepeft.options.train import METHOD, TrainRequest, TrainSettings
+from edgepeft.options.verbs import METHOD, TrainRequest, TrainSettings
 from edgepeft.tasks._facts import WINDOWS
 from edgepeft.tasks.base import TaskType, kind_asked
 from edgepeft.training.devices import device_of

@@ -33,7 +33,7 @@ from edgepeft.bundle.bundle import Bundle
 from edgepeft.common.errors import DataError, UsageError
 from edgepeft.data.training_loop.checkpoint import Position, claim
 from edgepeft.data.training_loop.engine import Arrays, Scored
-from edgepeft.options.tune import TuneSettings
+from edgepeft.options.verbs import TuneSettings
 from edgepeft.tuning.target import Files, TuningTarget, from_task
 from edgepeft.tuning.tune import TuneResult, TuningRun, put_in_force
 

@@ -20,10 +20,10 @@ from edgepeft.common.errors import BundleError, UsageError
 from edgepeft.data.parts import TaskData
 from edgepeft.data.rows import Row
 from edgepeft.deploy.cost import checked_length, example_inputs, read_as, written_bytes
-from edgepeft.device.profile_schema import Profile
+from edgepeft.device.profiles import Profile
 from edgepeft.graph.cost import matrices_read, packed_bytes, peak_bytes, stored_bytes
 from edgepeft.graph.shapes import walk
-from edgepeft.options.tune import TuneSettings
+from edgepeft.options.verbs import TuneSettings
 from edgepeft.runtime.decoding import GREEDY, Decoding
 from edgepeft.runtime.generation import row_bytes, rows_at_once
 from edgepeft.runtime.passes import PASS_TOKENS

@@ -29,7 +29,7 @@ from edgepeft.device.profiles import load_profile
 from edgepeft.graph.cost import mapped_bytes, packed_bytes, peak_bytes
 from edgepeft.graph.gradient.rule import specs_of
 from edgepeft.graph.splice import splice_text
-from edgepeft.options.tune import TuneSettings
+from edgepeft.options.verbs import TuneSettings
 from edgepeft.runtime.decoding import Decoding
 from edgepeft.runtime.generation import rows_at_once as rows_written
 from edgepeft.runtime.passes import PASS_TOKENS as PASS

@@ -38,7 +38,7 @@ from edgepeft.graph.prune_last_layer import drop_unread_rows
 from edgepeft.graph.quantise import quantise
 from edgepeft.graph.splice import splice
 from edgepeft.graph.template import with_labels
-from edgepeft.options.tune import TuneSettings
+from edgepeft.options.verbs import TuneSettings
 from edgepeft.runtime.decoding import GREEDY
 from edgepeft.tasks._conformal import Guarantee, guarantee_of
 from edgepeft.tasks.base import TaskType, kind_asked

@@ -38,7 +38,7 @@ from edgepeft.deploy.verify import CANDIDATES, STEPS, TextCheck, in_groups
 from edgepeft.graph.names import LOGITS
 from edgepeft.graph.splice import splice_text
 from edgepeft.options.base import Folder, function_of
-from edgepeft.options.tune import TuneOptions, TuneSettings
+from edgepeft.options.verbs import TuneOptions, TuneSettings
 from edgepeft.runtime.decoding import Decoding, log_probabilities
 from edgepeft.runtime.generation import Generator, TextSession
 from edgepeft.runtime.inputs import Inputs

@@ -51,7 +51,7 @@ ODD_TEXTS = (
     "$5 + 3 = 8; a<b>c ^ ~ `quoted` «so» “or” …",
     "",
 )
-# What the page's benchmark runs between its samples: the product of edgepeft/bench/workloads/gemm.py.
+# What the page's benchmark runs between its samples: the product of edgepeft/bench/workloads/probes.py.
 _GEMM = """<ir_version: 10, opset_import: ["" : 20]>
 gemm (float[M,K] a, float[K,N] b) => (float[M,N] c) { c = MatMul (a, b) }"""
 
@@ -262,11 +262,6 @@ def installed() -> Path:
     for name in _PINS:
         with replacing(folder / name) as new:
             shutil.copyfile(package_data("web") / name, new)
-    _run_npm(folder)
-    return modules
-
-
-def _run_npm(folder: Path) -> None:
     command = ["npm", "ci", "--prefix", str(folder), "--ignore-scripts", "--omit=dev", "--no-audit", "--no-fund"]
     elsewhere = (
         f"On a machine that has npm and a network, run `npm ci --ignore-scripts --omit=dev` in a copy of {folder}, "
@@ -278,6 +273,7 @@ def _run_npm(folder: Path) -> None:
     if done.returncode:
         last = [line for line in done.stderr.splitlines() if line.strip()][-1:] or ["no message"]
         raise EdgepeftError(f"`{' '.join(command)}` failed: {last[0]} {elsewhere}")
+    return modules
 
 
 def copy_libraries(modules: Path, packages: Sequence[str], out: Path) -> None:

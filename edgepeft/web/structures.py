@@ -130,15 +130,7 @@ def _untunable(bundle: Bundle, task: str, fed: Collection[str]) -> str:
 
 
 def _write_tuning(bundle: Bundle, task: str, model: onnx.ModelProto, fed: Collection[str], out: Path) -> dict[str, Any]:
-    """Write what tunes a task into the site; returns what ``site.json`` says of it.
-
-    Args:
-        bundle: the bundle's.
-        task: one that ``_untunable`` has nothing against.
-        model: its spliced graph.
-        fed: what it feeds to its structure.
-        out: the site's folder.
-    """
+    """Write what tunes a task, of spliced graph ``model``, into the site; returns what ``site.json`` says of it."""
     entry, delta = bundle.entry(task), bundle.delta_graph(task)
     facts = training_facts(delta)
     deployed = deployed_graph(delta, facts, bundle.family, bundle.architecture, bundle.checkpoint)

@@ -17,7 +17,7 @@ from edgepeft.bundle.delta import Delta, new_delta
 from edgepeft.data.parts import TaskData, load_data
 from edgepeft.graph.template import with_labels
 from edgepeft.methods.base import method_named
-from edgepeft.options.train import TrainSettings
+from edgepeft.options.verbs import TrainSettings
 from edgepeft.training.loop import train
 from edgepeft.training.settings import MAX_LENGTH
 

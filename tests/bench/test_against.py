@@ -22,7 +22,7 @@ from edgepeft.bench.result.statistics import Ratio
 from edgepeft.bench.run import run_benchmark
 from edgepeft.cli._main import main
 from edgepeft.common.errors import UsageError
-from edgepeft.options.bench import BenchOptions
+from edgepeft.options.verbs import BenchOptions
 
 FIELDS = frozenset(Job.__dataclass_fields__)
 

@@ -11,7 +11,7 @@ from edgepeft.bench import qemu
 from edgepeft.bench.planning.target import random_subject
 from edgepeft.bench.qemu import MORE, ROOT_VARIABLE, Guest, count_instructions, find_guest
 from edgepeft.bench.run import run_benchmark
-from edgepeft.options.bench import BenchOptions
+from edgepeft.options.verbs import BenchOptions
 
 
 @pytest.fixture

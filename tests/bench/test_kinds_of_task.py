@@ -16,17 +16,12 @@ from edgepeft.bench.planning.job import Job
 from edgepeft.bench.planning.target import open_subject
 from edgepeft.bench.report.tables import bench_table
 from edgepeft.bench.run import run_benchmark
-from edgepeft.bench.workloads import (
-    cold_start,
-    finetune_onnxruntime,
-    finetune_pytorch,
-    requests,
-    write_onnxruntime,
-    write_pytorch,
-)
+from edgepeft.bench.workloads.finetune import finetune_onnxruntime, finetune_pytorch
+from edgepeft.bench.workloads.inference import write_onnxruntime, write_pytorch
+from edgepeft.bench.workloads.requests import cold_start, requests
 from edgepeft.bundle.delta import new_delta
 from edgepeft.common.errors import UsageError
-from edgepeft.options.bench import BenchOptions
+from edgepeft.options.verbs import BenchOptions
 from edgepeft.runtime.decoding import Decoding
 from edgepeft.runtime.generation import Generator
 from edgepeft.runtime.runtime import Runtime
@@ -103,8 +98,8 @@ def test_both_engines_write_the_same_number_of_tokens(folder, task, monkeypatch)
 
     monkeypatch.setattr(Generator, "write", written)
     monkeypatch.setattr(T5ForConditionalGeneration, "generate", generated)
-    for workload in (write_onnxruntime, write_pytorch):
-        workload.prepare(asked).step(1)
+    for prepare in (write_onnxruntime, write_pytorch):
+        prepare(asked).step(1)
     assert shapes == [(len(BATCHES[1]), NEW_TOKENS)] * 2
 
 
@@ -126,10 +121,10 @@ def taken_losses(monkeypatch):
 def test_both_engines_learn_from_the_same_targets(folder, task, new_tokens, monkeypatch):
     """A fresh LoRA changes nothing, so that the losses of both are those of the bare backbone."""
     asked, losses = job(folder, task, new_tokens=new_tokens, n_labels=2), taken_losses(monkeypatch)
-    finetune_onnxruntime.prepare(asked).step(0)
-    finetune_pytorch.prepare(asked).step(0)
+    finetune_onnxruntime(asked).step(0)
+    finetune_pytorch(asked).step(0)
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
-    finetune_pytorch.prepare(replace(asked, method="full", task=None, settings={})).step(0)
+    finetune_pytorch(replace(asked, method="full", task=None, settings={})).step(0)
     if new_tokens:  # the whole model's first loss is that of the bare one, too
         assert losses[2] == pytest.approx(losses[1], rel=1e-5)
 
@@ -140,18 +135,18 @@ def test_both_engines_learn_every_kind_from_the_same_targets(encoder, kind, monk
     losses = taken_losses(monkeypatch)
     columns = open_subject(encoder, tasks=[kind]).tasks[0].n_labels
     asked = job(encoder, kind, n_labels=columns)
-    finetune_onnxruntime.prepare(asked).step(0)
-    finetune_pytorch.prepare(asked).step(0)
+    finetune_onnxruntime(asked).step(0)
+    finetune_pytorch(asked).step(0)
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
 def test_a_request_and_a_cold_start_have_rows_of_the_kind_of_each_task(encoder):
     ways = [("one", ["spans"]), ("one", ["choice"]), ("each", list(kinds.CASES)), ("mixed", list(kinds.CASES))]
     asked = [{"how": how, "tasks": tasks, "tokens": [4] * 6} for how, tasks in ways]
-    step = requests.prepare(job(encoder, settings={"requests": asked})).step
+    step = requests(job(encoder, settings={"requests": asked})).step
     for number in range(len(asked)):
         step(number)
-    cold_start.prepare(job(encoder, "choice", batches=((4,),))).step(0)
+    cold_start(job(encoder, "choice", batches=((4,),))).step(0)
 
 
 def test_tasks_that_write_are_left_out_beside_others_and_measured_alone(folder):

@@ -11,7 +11,7 @@ from edgepeft.bench.compare import ResultFile
 from edgepeft.bench.result.schema import BenchResult
 from edgepeft.bench.run import run_benchmark
 from edgepeft.common.errors import UsageError
-from edgepeft.options.bench import BenchOptions
+from edgepeft.options.verbs import BenchOptions
 
 
 def predicted(**options):

@@ -13,7 +13,7 @@ from edgepeft.bench.run import earlier_result, run_benchmark, run_scenarios
 from edgepeft.common.atomic import write_json
 from edgepeft.common.errors import DataError, EdgepeftError, UnknownName, UsageError
 from edgepeft.common.resources import data_folder
-from edgepeft.options.bench import BenchOptions
+from edgepeft.options.verbs import BenchOptions
 
 REQUEST = BenchOptions(
     profile="rpi4",

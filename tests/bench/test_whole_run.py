@@ -13,7 +13,7 @@ from edgepeft.bench.result.schema import BenchResult
 from edgepeft.bench.run import run_benchmark
 from edgepeft.bundle.bundle import Bundle
 from edgepeft.common.errors import UnknownName, UsageError
-from edgepeft.options.bench import BenchOptions
+from edgepeft.options.verbs import BenchOptions
 
 # What the readers of the JSON rely on, written down a second time.
 TOP = {"schema", "mode", "host", "profile", "results"}

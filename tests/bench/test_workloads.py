@@ -14,16 +14,10 @@ from edgepeft.backbones.source import open_backbone
 from edgepeft.bench.planning import target as subject_module
 from edgepeft.bench.planning.job import Job
 from edgepeft.bench.planning.target import fresh_delta, manifest_of, open_subject, random_subject, write_task
-from edgepeft.bench.workloads import (
-    _torch,
-    finetune_onnxruntime,
-    finetune_pytorch,
-    gemm,
-    gemm_pytorch,
-    infer_onnxruntime,
-    infer_pytorch,
-    peer,
-)
+from edgepeft.bench.workloads import finetune
+from edgepeft.bench.workloads.finetune import finetune_onnxruntime, finetune_pytorch
+from edgepeft.bench.workloads.inference import infer_onnxruntime, infer_pytorch, peer
+from edgepeft.bench.workloads.probes import GEMM_FLOPS, gemm_pytorch
 from edgepeft.bundle.bundle import Bundle
 from edgepeft.common.errors import UnknownName, UsageError
 
@@ -51,29 +45,29 @@ SEVERAL = {**TASK, "task": "several", "kind": "labels"}
 
 def test_both_engines_run_the_bare_backbone_and_the_task(bundle):
     for fields in ({}, TASK):
-        for module in (infer_onnxruntime, infer_pytorch):
-            prepared = module.prepare(job(bundle, "infer", **fields))
+        for prepare in (infer_onnxruntime, infer_pytorch):
+            prepared = prepare(job(bundle, "infer", **fields))
             prepared.step(0)
             prepared.step(1)
 
 
 def test_pytorch_says_that_its_delta_is_a_fresh_one(bundle):
-    assert infer_pytorch.prepare(job(bundle, "x")).notes == ()
-    assert "fresh delta" in infer_pytorch.prepare(job(bundle, "x", **TASK)).notes[0]
+    assert infer_pytorch(job(bundle, "x")).notes == ()
+    assert "fresh delta" in infer_pytorch(job(bundle, "x", **TASK)).notes[0]
 
 
 @pytest.fixture
 def loaded(monkeypatch):
     """The models that a workload loads."""
     models = []
-    load = _torch.load
+    load = finetune.load
 
     def keep(asked):
         found = load(asked)
         models.append(found[1])
         return found
 
-    monkeypatch.setattr(_torch, "load", keep)
+    monkeypatch.setattr(finetune, "load", keep)
     return models
 
 
@@ -86,7 +80,7 @@ def copied(model):
 
 
 def test_full_fine_tuning_moves_every_matrix_of_the_model(bundle, loaded):
-    prepared = finetune_pytorch.prepare(job(bundle, "x", method="full"))
+    prepared = finetune_pytorch(job(bundle, "x", method="full"))
     before = copied(loaded[0])
     prepared.step(0)
     layers = {n for n in before if n.startswith("encoder.") and n.endswith("weight") and before[n].ndim == 2}
@@ -94,7 +88,7 @@ def test_full_fine_tuning_moves_every_matrix_of_the_model(bundle, loaded):
 
 
 def test_tuning_a_delta_moves_no_tensor_of_the_model(bundle, loaded):
-    prepared = finetune_pytorch.prepare(job(bundle, "x", **TASK))
+    prepared = finetune_pytorch(job(bundle, "x", **TASK))
     before = copied(loaded[0])
     prepared.step(0)
     assert moved(loaded[0], before) == set()
@@ -102,9 +96,9 @@ def test_tuning_a_delta_moves_no_tensor_of_the_model(bundle, loaded):
 
 def test_tuning_a_delta_moves_the_delta(bundle, monkeypatch):
     deltas = []
-    fresh = _torch.job_delta
-    monkeypatch.setattr(_torch, "job_delta", lambda *a: deltas.append(fresh(*a)) or deltas[0])
-    prepared = finetune_pytorch.prepare(job(bundle, "x", **TASK))
+    fresh = finetune.job_delta
+    monkeypatch.setattr(finetune, "job_delta", lambda *a: deltas.append(fresh(*a)) or deltas[0])
+    prepared = finetune_pytorch(job(bundle, "x", **TASK))
     before = copied(deltas[0])
     prepared.step(0)
     assert moved(deltas[0], before) == set(before)
@@ -125,10 +119,10 @@ def test_both_engines_take_the_same_step(bundle, task, monkeypatch):
         return seen["found"]
 
     monkeypatch.setattr(step_module.TrainingStep, "__call__", kept)
-    finetune_onnxruntime.prepare(job(bundle, "x", **task)).step(0)
+    finetune_onnxruntime(job(bundle, "x", **task)).step(0)
 
     deltas, gradients = [], {}
-    fresh = _torch.job_delta
+    fresh = finetune.job_delta
 
     def started(*arguments):
         """The fresh delta with the bundle's values, and its gradients on their way to AdamW."""
@@ -142,8 +136,8 @@ def test_both_engines_take_the_same_step(bundle, task, monkeypatch):
         deltas.append(delta)
         return delta
 
-    monkeypatch.setattr(_torch, "job_delta", started)
-    finetune_pytorch.prepare(job(bundle, "x", **task)).step(0)
+    monkeypatch.setattr(finetune, "job_delta", started)
+    finetune_pytorch(job(bundle, "x", **task)).step(0)
     assert gradients.keys() == seen["found"].gradients.keys()
     largest = max(float(np.abs(gradient).max()) for gradient in gradients.values())
     for name, gradient in gradients.items():
@@ -155,8 +149,8 @@ def test_both_engines_take_the_same_step(bundle, task, monkeypatch):
 
 
 def test_the_frozen_model_has_no_dropout_and_full_fine_tuning_has(bundle, loaded):
-    finetune_pytorch.prepare(job(bundle, "x", **TASK))
-    finetune_pytorch.prepare(job(bundle, "x", method="full"))
+    finetune_pytorch(job(bundle, "x", **TASK))
+    finetune_pytorch(job(bundle, "x", method="full"))
     frozen, full = loaded
     assert not any(module.training for module in frozen.modules())
     assert all(module.training for module in full.modules())
@@ -166,9 +160,9 @@ def test_both_gemm_probes_multiply_the_same_shapes(monkeypatch):
     asked = []
     product = torch.mm
     monkeypatch.setattr(torch, "mm", lambda a, b: asked.append((*a.shape, b.shape[1])) or product(a, b))
-    gemm_pytorch.prepare(Job("gemm_pytorch", 1)).step(0)
+    gemm_pytorch(Job("gemm_pytorch", 1)).step(0)
     assert asked == [(1024, 768, 3072)] * 8
-    assert gemm.FLOPS_PER_STEP == 2 * 1024 * 768 * 3072 * 8
+    assert GEMM_FLOPS == 2 * 1024 * 768 * 3072 * 8
 
 
 def test_the_step_of_a_projection_of_the_whole_backbone_moves_its_vector(tmp_path, monkeypatch):
@@ -176,12 +170,12 @@ def test_the_step_of_a_projection_of_the_whole_backbone_moves_its_vector(tmp_pat
     random_subject("tiny", tmp_path, methods=("intrinsic-said",), settings={"dimension": "90"})
     moved = []
     monkeypatch.setattr("edgepeft.tuning.step.AdamW.update", lambda _, __, found: moved.append(found))
-    finetune_onnxruntime.prepare(job(tmp_path, "finetune_onnxruntime", task="intrinsic-said")).step(0)
+    finetune_onnxruntime(job(tmp_path, "finetune_onnxruntime", task="intrinsic-said")).step(0)
     assert {"generator/theta", "generator/scales"} < moved[0].keys() and np.abs(moved[0]["generator/theta"]).max() > 0
 
 
 def test_regression_has_a_loss_of_its_own(bundle):
-    finetune_pytorch.prepare(job(bundle, "x", n_labels=1, **TASK)).step(0)
+    finetune_pytorch(job(bundle, "x", n_labels=1, **TASK)).step(0)
 
 
 def test_a_peer_is_fed_by_name_and_an_unknown_input_refused(tmp_path):
@@ -196,9 +190,9 @@ def test_a_peer_is_fed_by_name_and_an_unknown_input_refused(tmp_path):
         return str(path)
 
     good = Job("peer", 1, ((3, 2),), model=write(["attention_mask", "input_ids"]), vocab_size=9)
-    peer.prepare(good).step(0)
+    peer(good).step(0)
     with pytest.raises(UsageError, match="pixel_values"):
-        peer.prepare(Job("peer", 1, ((3,),), model=write(["input_ids", "pixel_values"]), vocab_size=9))
+        peer(Job("peer", 1, ((3,),), model=write(["input_ids", "pixel_values"]), vocab_size=9))
 
 
 def test_all_workers_see_the_same_ids(bundle):
@@ -234,5 +228,5 @@ def test_every_task_of_an_exported_bundle_runs_on_both_engines(exported):
             pad_id=found.architecture.pad_token_id,
             **fields,
         )
-        for module in (infer_onnxruntime, infer_pytorch, finetune_pytorch):
-            module.prepare(asked).step(0)
+        for prepare in (infer_onnxruntime, infer_pytorch, finetune_pytorch):
+            prepare(asked).step(0)

@@ -10,7 +10,7 @@ from deltas import TEXTS, random_delta, saved
 
 from edgepeft.backbones.source import open_backbone
 from edgepeft.cli._main import main
-from edgepeft.device import arithmetic
+from edgepeft.device.host import machine
 from edgepeft.training.exporting.bundle import export_bundle
 
 
@@ -41,8 +41,8 @@ def said(monkeypatch, capsys):
 @pytest.fixture
 def on_a_pi_4(monkeypatch, tmp_path):
     put(tmp_path, "cpuinfo", PI4_CPUINFO)
-    processor = arithmetic.of_host(tmp_path)
-    monkeypatch.setattr(arithmetic, "of_host", lambda: processor)
+    processor = machine.processor_of_host(tmp_path)
+    monkeypatch.setattr(machine, "processor_of_host", lambda: processor)
 
 
 def test_export_for_a_pi_4_says_what_int8_and_fp16_cost_there(made, said, tmp_path):
@@ -71,7 +71,7 @@ def test_running_it_elsewhere_says_nothing(made, said):
 
 def test_a_benchmark_under_the_profile_has_it_among_its_notes(made):
     from edgepeft.bench.run import run_benchmark
-    from edgepeft.options.bench import BenchOptions
+    from edgepeft.options.verbs import BenchOptions
 
     document = run_benchmark(
         BenchOptions(profile="rpi4", bundle=made[2], mode="predicted", batch_size=2, length=8)

@@ -53,7 +53,7 @@ def test_the_tokenizers_threads_are_told_unless_they_are_off(tmp_path, monkeypat
 
 
 def test_a_host_without_control_groups_is_told_what_limits_fall_back_to(tmp_path, monkeypatch):
-    monkeypatch.setattr("edgepeft.device.limits.cgroups.BOOTED", tmp_path / "nowhere")
+    monkeypatch.setattr("edgepeft.device.limits.placement.BOOTED", tmp_path / "nowhere")
     put(tmp_path, "proc/cpuinfo", PI4_CPUINFO)
     (finding,) = by_check(tmp_path)["control groups"]
     assert finding.status == "warning"

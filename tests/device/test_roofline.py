@@ -4,8 +4,7 @@ import pytest
 
 from bench.published import works_of
 from edgepeft.common.operators import OperatorClass, Work
-from edgepeft.device.profile_schema import Amount, Calibration
-from edgepeft.device.profiles import load_profile
+from edgepeft.device.profiles import Amount, Calibration, load_profile
 from edgepeft.device.roofline import predict_seconds
 
 ROBERTA_128 = 12 * (2 * 128 * (4 * 768**2 + 2 * 768 * 3072) + 4 * 128**2 * 768)  # 22.35 GFLOP

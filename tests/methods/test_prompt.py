@@ -19,7 +19,7 @@ from edgepeft.graph.prompt import prompt_of
 from edgepeft.methods.base import method_named
 from edgepeft.methods.prompt_r import PromptR
 from edgepeft.methods.prompt_t import PromptT
-from edgepeft.options.train import TrainSettings
+from edgepeft.options.verbs import TrainSettings
 from edgepeft.tasks.regression import Regression
 from edgepeft.training.settings import filled
 

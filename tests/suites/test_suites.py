@@ -37,7 +37,7 @@ from bench.suites._suite_run import Racer, SuiteRun
 from bench.suites._table import draw_suite, suite_table
 from edgepeft.bench.planning.job import Job
 from edgepeft.bench.planning.target import texts_of
-from edgepeft.bench.workloads import requests
+from edgepeft.bench.workloads.requests import requests
 from edgepeft.cli._main import main
 from edgepeft.common.errors import EdgepeftError, UnknownName, UsageError
 from edgepeft.device.limits.limited_process import Limits
@@ -133,7 +133,7 @@ def test_every_way_of_asking_answers_every_text(bundle, how, monkeypatch):
 
     monkeypatch.setattr("edgepeft.runtime.runtime.Runtime", Watched)
     request = {"how": how, "tasks": ["a", "b"], "tokens": [4, 5, 6, 7]}
-    prepared = requests.prepare(Job("requests", 1, bundle=str(bundle), settings={"requests": [request]}, cache=False))
+    prepared = requests(Job("requests", 1, bundle=str(bundle), settings={"requests": [request]}, cache=False))
     prepared.step(0)
     assert (
         asked

@@ -16,7 +16,7 @@ from bench.suites._random_bundle import Structure
 from bench.suites._result import SuiteRequest, run_suite
 from bench.suites._row import SuiteVerdict
 from bench.suites._suite_run import SuiteRun
-from edgepeft.bench.workloads import write_onnxruntime as workload
+from edgepeft.bench.workloads.inference import write_onnxruntime
 from edgepeft.cli._main import main
 from edgepeft.common.errors import EdgepeftError, UnknownName, UsageError
 from edgepeft.device.limits.limited_process import Limits
@@ -47,7 +47,7 @@ def job_of(run, bundle, **settings):
 def test_ours_and_transformers_write_the_same_tokens_of_the_same_rows(run, bundle):
     job, found = job_of(run, bundle), []
     text_pytorch.prepare(job).step(0)
-    workload.prepare(job_of(run, bundle, tasks=["a", None])).step(1)
+    write_onnxruntime(job_of(run, bundle, tasks=["a", None])).step(1)
     from transformers import T5ForConditionalGeneration
 
     model = T5ForConditionalGeneration.from_pretrained(run.plain()).eval()

@@ -53,7 +53,7 @@ def remove(bundle: Path, _: Path) -> None:
 
 
 def tune(bundle: Path, spare: Path) -> None:
-    from edgepeft.options.tune import TuneSettings
+    from edgepeft.options.verbs import TuneSettings
     from edgepeft.tuning.target import Files
     from edgepeft.tuning.tune import tune_task as run
 

@@ -16,7 +16,7 @@ from verbs import edgepeft
 from edgepeft.bundle.card import read_card
 from edgepeft.common.errors import BundleError, DataError, UsageError
 from edgepeft.data.training_loop.checkpoint import latest
-from edgepeft.options.train import TrainRequest
+from edgepeft.options.verbs import TrainRequest
 from edgepeft.sweep import table
 from edgepeft.sweep.folder import Outcome, open_sweep
 from edgepeft.sweep.local import Job, compute

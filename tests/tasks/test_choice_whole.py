@@ -25,13 +25,13 @@ from edgepeft.backbones.hooks import load_model
 from edgepeft.backbones.source import open_backbone
 from edgepeft.backbones.tokens import Text
 from edgepeft.bench.planning.job import Job
-from edgepeft.bench.workloads import finetune_onnxruntime, finetune_pytorch
+from edgepeft.bench.workloads.finetune import finetune_onnxruntime, finetune_pytorch
 from edgepeft.bundle.bundle import Bundle
 from edgepeft.bundle.delta import Delta
 from edgepeft.common.errors import DataError
 from edgepeft.deploy.cost import example_inputs
 from edgepeft.graph.cost import count_run
-from edgepeft.options.tune import TuneSettings
+from edgepeft.options.verbs import TuneSettings
 from edgepeft.runtime.runtime import Runtime
 from edgepeft.serve.schemas import MixedRow, Predictions, PredictRequest, TuneRow
 from edgepeft.training.exporting.bundle import export_bundle
@@ -276,10 +276,10 @@ def test_both_engines_measure_steps_of_whole_rows(made: Path, monkeypatch: pytes
 
     monkeypatch.setattr(TrainingStep, "__call__", taken)
     monkeypatch.setattr(torch.autograd, "backward", lambda loss: losses.append(loss.item()) or backward(loss))
-    finetune_pytorch.prepare(job).step(0)
+    finetune_pytorch(job).step(0)
     # A fresh adapter and a fresh head: what they score is near to nothing.
     assert losses[0] == pytest.approx((2 * np.log(2) + np.log(3)) / 3, abs=0.3)
-    finetune_onnxruntime.prepare(job).step(0)
+    finetune_onnxruntime(job).step(0)
     assert np.isfinite(losses[1])
 
 

@@ -23,7 +23,7 @@ from edgepeft.backbones.source import open_backbone
 from edgepeft.bundle.bundle import Bundle
 from edgepeft.bundle.delta import Delta
 from edgepeft.common.errors import DataError, UsageError
-from edgepeft.options.tune import TuneSettings
+from edgepeft.options.verbs import TuneSettings
 from edgepeft.runtime.runtime import Runtime
 from edgepeft.serve.schemas import Predictions, TuneRow
 from edgepeft.training.exporting.bundle import export_bundle

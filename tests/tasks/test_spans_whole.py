@@ -26,7 +26,7 @@ from edgepeft.bundle.bundle import Bundle
 from edgepeft.bundle.delta import Delta
 from edgepeft.common.errors import EdgepeftError
 from edgepeft.data.pattern import UnreadableRow
-from edgepeft.options.tune import TuneSettings
+from edgepeft.options.verbs import TuneSettings
 from edgepeft.runtime.runtime import Runtime
 from edgepeft.serve.schemas import Predictions, PredictRequest, TuneRow
 from edgepeft.tuning.target import Files, from_task

@@ -22,7 +22,7 @@ from edgepeft.data.parts import task_data
 from edgepeft.data.training_loop.engine import dropout_mask
 from edgepeft.data.training_loop.run import Interrupted
 from edgepeft.methods.base import methods
-from edgepeft.options.train import TrainSettings
+from edgepeft.options.verbs import TrainSettings
 from edgepeft.tasks.classification import Classification
 from edgepeft.training.devices import check_memory, device_of, fitting, use_threads
 from edgepeft.training.engine import PyTorchEngine

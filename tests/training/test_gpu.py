@@ -20,7 +20,7 @@ from edgepeft.data.parts import task_data
 from edgepeft.data.training_loop.engine import dropout_mask
 from edgepeft.data.training_loop.run import Interrupted
 from edgepeft.methods.base import methods
-from edgepeft.options.train import TrainSettings
+from edgepeft.options.verbs import TrainSettings
 from edgepeft.tasks.classification import Classification
 from edgepeft.training.engine import CPU, PyTorchEngine
 from edgepeft.training.loop import train_delta

@@ -24,7 +24,7 @@ from edgepeft.data.training_loop.checkpoint import Diverged
 from edgepeft.data.training_loop.engine import Scored, score_rows
 from edgepeft.data.training_loop.run import Interrupted
 from edgepeft.methods.base import method_named
-from edgepeft.options.train import TrainSettings
+from edgepeft.options.verbs import TrainSettings
 from edgepeft.tasks.classification import Classification
 from edgepeft.training.curve import smaller
 from edgepeft.training.engine import PyTorchEngine, logits_of, loss_of

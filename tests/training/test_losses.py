@@ -15,8 +15,7 @@ from small import ASKED, LENGTH, METHODS, start_of, write_backbone, write_rows
 
 from edgepeft.backbones.tokens import Text
 from edgepeft.data.parts import load_data
-from edgepeft.options.train import TrainSettings
-from edgepeft.options.tune import TuneSettings
+from edgepeft.options.verbs import TrainSettings, TuneSettings
 from edgepeft.training import loop
 from edgepeft.training.exporting.bundle import export_bundle
 from edgepeft.tuning.target import Files

@@ -7,7 +7,7 @@ from small import METHODS
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from edgepeft.data.parts import task_data
-from edgepeft.options.train import TrainSettings
+from edgepeft.options.verbs import TrainSettings
 from edgepeft.training import devices, loop
 from edgepeft.training.devices import attention_for, float32_by_onednn, is_float32
 

@@ -22,7 +22,7 @@ from edgepeft.common.errors import DataError, UsageError
 from edgepeft.data.batches import Writing, encode
 from edgepeft.data.parts import TaskData
 from edgepeft.data.rows import Row
-from edgepeft.options.train import TrainSettings
+from edgepeft.options.verbs import TrainSettings
 from edgepeft.tasks.text import Text as WrittenText
 from edgepeft.training.engine import generated, loss_of, torch_batch
 from edgepeft.training.loop import train_delta

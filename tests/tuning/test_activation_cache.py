@@ -20,7 +20,7 @@ from edgepeft.common.errors import EdgepeftError, UsageError
 from edgepeft.data.training_loop.run import Interrupted
 from edgepeft.graph.prune_last_layer import read_rows
 from edgepeft.methods.base import method_named
-from edgepeft.options.tune import TuneSettings
+from edgepeft.options.verbs import TuneSettings
 from edgepeft.training.exporting.bundle import export_bundle
 from edgepeft.tuning import activation_cache as hidden
 from edgepeft.tuning import step

@@ -17,7 +17,7 @@ from edgepeft.common.resources import sha256_of
 from edgepeft.data.training_loop.checkpoint import Diverged
 from edgepeft.graph.gradient import rule as gradient_rule
 from edgepeft.graph.gradient.rule import rules
-from edgepeft.options.tune import TuneSettings
+from edgepeft.options.verbs import TuneSettings
 from edgepeft.tuning.target import Files, from_task
 from edgepeft.tuning.tune import TuningRun, tune_task
 

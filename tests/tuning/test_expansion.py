@@ -22,7 +22,7 @@ from edgepeft.data.training_loop.run import Interrupted
 from edgepeft.deploy.verify import audit
 from edgepeft.graph.external_data import RECIPE
 from edgepeft.methods.base import method_named
-from edgepeft.options.tune import TuneSettings
+from edgepeft.options.verbs import TuneSettings
 from edgepeft.training.exporting.bundle import export_bundle
 from edgepeft.tuning import memory
 from edgepeft.tuning.memory import demand_of

@@ -12,7 +12,7 @@ from edgepeft.bundle.bundle import Bundle
 from edgepeft.common.errors import BundleError
 from edgepeft.graph.gradient import rule as gradient_rule
 from edgepeft.graph.gradient.rule import rules
-from edgepeft.options.tune import TuneSettings
+from edgepeft.options.verbs import TuneSettings
 from edgepeft.tuning.engine import wrong_slope
 from edgepeft.tuning.step import TrainingStep
 from edgepeft.tuning.target import Files

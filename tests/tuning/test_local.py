@@ -14,7 +14,7 @@ from edgepeft.common.errors import DataError, UsageError
 from edgepeft.common.resources import sha256_of
 from edgepeft.data.training_loop.run import Interrupted
 from edgepeft.deploy.verify import audit
-from edgepeft.options.tune import TuneSettings
+from edgepeft.options.verbs import TuneSettings
 from edgepeft.runtime.session import open_session
 from edgepeft.tuning import activation_cache as hidden
 from edgepeft.tuning.target import Files

@@ -22,7 +22,7 @@ from edgepeft.common.errors import BundleError, DoesNotFit, UsageError
 from edgepeft.graph.cost import packed_bytes, peak_bytes
 from edgepeft.graph.shapes import sized
 from edgepeft.methods.base import method_named
-from edgepeft.options.tune import TuneSettings
+from edgepeft.options.verbs import TuneSettings
 from edgepeft.training.exporting.bundle import export_bundle
 from edgepeft.tuning import memory
 from edgepeft.tuning.memory import allowed_memory
@@ -161,7 +161,7 @@ from pathlib import Path
 from edgepeft.methods.base import method_named
 from edgepeft.bundle.bundle import Bundle
 from edgepeft.tuning.tune import TuningRun
-from edgepeft.options.tune import TuneSettings
+from edgepeft.options.verbs import TuneSettings
 from edgepeft.tuning.target import Files, from_task
 
 bundle, data, work, more = sys.argv[1:]

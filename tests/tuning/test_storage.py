@@ -20,7 +20,7 @@ from edgepeft.common.errors import UsageError
 from edgepeft.deploy.install import roll_back
 from edgepeft.deploy.verify import audit
 from edgepeft.methods.base import method_named
-from edgepeft.options.tune import TuneSettings
+from edgepeft.options.verbs import TuneSettings
 from edgepeft.runtime.runtime import Runtime
 from edgepeft.training.exporting.bundle import add_deltas, export_bundle
 from edgepeft.tuning.target import Files, from_task, from_template

@@ -27,7 +27,7 @@ from edgepeft.data.training_loop.run import Interrupted
 from edgepeft.deploy.verify import audit
 from edgepeft.graph.gradient.training import training_facts
 from edgepeft.methods.base import method_of
-from edgepeft.options.tune import TuneSettings
+from edgepeft.options.verbs import TuneSettings
 from edgepeft.runtime.runtime import Runtime
 from edgepeft.training.exporting.bundle import export_bundle
 from edgepeft.training.exporting.delta import export_delta

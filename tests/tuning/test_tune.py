@@ -30,7 +30,7 @@ from edgepeft.data.training_loop.checkpoint import claim
 from edgepeft.deploy import install as tasks
 from edgepeft.deploy.verify import audit
 from edgepeft.graph.gradient.training import DROPPED
-from edgepeft.options.tune import TuneSettings
+from edgepeft.options.verbs import TuneSettings
 from edgepeft.runtime.runtime import Runtime
 from edgepeft.tuning.target import Files, from_task
 from edgepeft.tuning.tune import TuningRun, tune, tune_task
@@ -229,7 +229,7 @@ def test_a_replacement_that_is_cut_off_leaves_one_whole_version(bundle, moods, m
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from edgepeft.options.tune import TuneSettings
+from edgepeft.options.verbs import TuneSettings
 from edgepeft.tuning.target import Files
 from edgepeft.tuning.tune import tune_task
 

@@ -10,7 +10,7 @@ from edgepeft.bench.compare import ResultFile
 from edgepeft.bundle.bundle import Bundle
 from edgepeft.common.atomic import write_json
 from edgepeft.deploy.install import commit_tasks
-from edgepeft.options.tune import TuneSettings
+from edgepeft.options.verbs import TuneSettings
 from edgepeft.runtime.runtime import Runtime
 from edgepeft.tuning.federated import LocalTuner
 from edgepeft.tuning.from_page import prepare_tuned

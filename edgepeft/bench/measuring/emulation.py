@@ -19,13 +19,12 @@ from typing import Any, Literal
 
 from edgepeft.bench.measuring.process import WorkerProcess
 from edgepeft.bench.planning.job import Job
-from edgepeft.bench.workloads.copy import BYTES_PER_STEP
+from edgepeft.bench.workloads.probes import COPIED_BYTES
 from edgepeft.common.errors import EdgepeftError, UsageError
 from edgepeft.device.host.groups import ROOT, SMALLEST_QUOTA
 from edgepeft.device.host.machine import board_name, cpu_model, thread_count
 from edgepeft.device.limits.placement import Limits
-from edgepeft.device.profile_schema import Profile
-from edgepeft.device.profiles import is_this_board
+from edgepeft.device.profiles import Profile, is_this_board
 
 __all__ = ["CALIBRATION_TOLERANCE", "Setting", "StartAt", "calibrate", "setting_of", "settled"]
 
@@ -90,7 +89,7 @@ def setting_of(
     calibrated = calibrate(profile, start or _start, cores=threads, progress=progress)
     if calibrated.quota < calibrated.cores:
         limits = replace(limits, cpu_quota=calibrated.quota)
-    return Setting("calibrated", profile, limits, threads, _calibration_notes(profile, calibrated), calibrated)
+    return Setting("calibrated", profile, limits, threads, calibrated.notes(profile), calibrated)
 
 
 @contextmanager
@@ -106,23 +105,6 @@ def _start(label: str, job: Job, quota: float) -> Iterator[WorkerProcess]:
         worker.ready()
         worker.throttle()
         yield worker
-
-
-def _calibration_notes(profile: Profile, calibrated: Calibrated) -> tuple[str, ...]:
-    notes = [
-        f"calibrated: under a quota of {calibrated.quota:.3f} cores ({calibrated.share:.1%} of {calibrated.cores}) "
-        f"this host takes {calibrated.achieved_s:.3g} s for {calibrated.reference}, the device "
-        f"{calibrated.target_s:.3g} s ({calibrated.error:+.1%} of its rate, {CALIBRATION_TOLERANCE:.0%} allowed); "
-        f"without the quota {calibrated.host_s:.3g} s",
-        *(f"not calibrated: {residual.sentence()}" for residual in calibrated.residuals),
-    ]
-    runtime = profile.reference.runtime if profile.reference is not None else ""
-    if "onnx" not in runtime.lower():
-        notes.append(f"uncalibrated for ONNX Runtime: the device's reference was measured with {runtime}")
-    if not calibrated.percentiles:
-        notes.append(f"under a quota below {LEAST_SHARE:.0%} a step mostly waits: throughput only, no percentiles")
-    notes.append("PyTorch's rows and ratios to them are not to be believed under a quota: its threads wait in a loop")
-    return tuple(notes)
 
 
 @dataclass(frozen=True)
@@ -191,6 +173,24 @@ class Calibrated:
         """Whether latencies of single steps mean anything."""
         return self.share >= LEAST_SHARE
 
+    def notes(self, profile: Profile) -> tuple[str, ...]:
+        """What a reader of the figures must know of it."""
+        notes = [
+            f"calibrated: under a quota of {self.quota:.3f} cores ({self.share:.1%} of {self.cores}) this host takes "
+            f"{self.achieved_s:.3g} s for {self.reference}, the device {self.target_s:.3g} s ({self.error:+.1%} of its "
+            f"rate, {CALIBRATION_TOLERANCE:.0%} allowed); without the quota {self.host_s:.3g} s",
+            *(f"not calibrated: {residual.sentence()}" for residual in self.residuals),
+        ]
+        runtime = profile.reference.runtime if profile.reference is not None else ""
+        if "onnx" not in runtime.lower():
+            notes.append(f"uncalibrated for ONNX Runtime: the device's reference was measured with {runtime}")
+        if not self.percentiles:
+            notes.append(f"under a quota below {LEAST_SHARE:.0%} a step mostly waits: throughput only, no percentiles")
+        notes.append(
+            "PyTorch's rows and ratios to them are not to be believed under a quota: its threads wait in a loop"
+        )
+        return tuple(notes)
+
 
 def calibrate(
     profile: Profile, start: StartAt, *, cores: int, progress: Callable[[str, int, int], None] = lambda *_: None
@@ -218,9 +218,8 @@ def calibrate(
         if abs(host / target - 1) > CALIBRATION_TOLERANCE:
             trials += _search(worker, profile, trials[0], progress)
     quota = trials[-1].quota
-    residuals = (_memory(profile, start, quota), _one_thread(profile, start, quota))
-    known = tuple(residual for residual in residuals if residual is not None)
-    return Calibrated(quota, cores, target, host, name, reference.flops, tuple(trials), known)
+    residuals = tuple(_residuals(profile, start, quota))
+    return Calibrated(quota, cores, target, host, name, reference.flops, tuple(trials), residuals)
 
 
 def _search(
@@ -257,32 +256,23 @@ def _trial(worker: WorkerProcess, quota: float, *, warm: int = 0, times: int = 1
     return Trial(quota, tuple(seconds[warm:]))
 
 
-def _memory(profile: Profile, start: StartAt, quota: float) -> Residual | None:
-    """Memory copies under the quota, over the device's own."""
-    if (device := profile.amount(_COPY, "GB/s")) is None:
-        return None
-    with start("memory copies", Job("copy", 1), quota) as worker:
-        rate = BYTES_PER_STEP / _trial(worker, quota, warm=1).mean / 1e9
-    return Residual("memory-bound work (copies on one thread)", "GB/s", rate, device, profile.figures[_COPY].source)
-
-
-def _one_thread(profile: Profile, start: StartAt, quota: float) -> Residual | None:
-    """The reference on one thread, where the device's is known: a quota gives one thread as much as all."""
+def _residuals(profile: Profile, start: StartAt, quota: float) -> Iterator[Residual]:
+    """Memory copies, and the reference on one thread, which a quota gives as much as all."""
+    if (device := profile.amount(_COPY, "GB/s")) is not None:
+        with start("memory copies", Job("copy", 1), quota) as worker:
+            rate = COPIED_BYTES / _trial(worker, quota, warm=1).mean / 1e9
+        source = profile.figures[_COPY].source
+        yield Residual("memory-bound work (copies on one thread)", "GB/s", rate, device, source)
     reference = profile.reference
     assert reference is not None  # the caller has looked
     asked = (reference.model, reference.runtime, reference.precision, 1)
     rows = [row for row in profile.latencies if (row.model, row.runtime, row.precision, row.threads) == asked]
     if reference.threads == 1 or not rows:
-        return None
+        return
     with start("the reference on one thread", Job("reference", 1, settings=reference.shapes), quota) as worker:
         seconds = _trial(worker, quota, warm=1).mean
-    return Residual(
-        "work on one thread (the reference)",
-        "GFLOP/s",
-        reference.flops / seconds / 1e9,
-        reference.flops / rows[0].value / 1e6,
-        rows[0].source,
-    )
+    rates = reference.flops / seconds / 1e9, reference.flops / rows[0].value / 1e6
+    yield Residual("work on one thread (the reference)", "GFLOP/s", *rates, rows[0].source)
 
 
 def settled(samples: Sequence[float], target: float) -> float | None:

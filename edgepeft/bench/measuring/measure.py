@@ -7,7 +7,7 @@ memory together; the host's GEMM rate is measured in the rounds of each, PyTorch
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,13 +19,10 @@ from edgepeft.bench.measuring.process import WorkerProcess
 from edgepeft.bench.measuring.sampler import (
     NO_BOUND,
     Budget,
-    Rule,
     Schedule,
     Series,
     Steppable,
-    precise,
     sample_rounds,
-    steady,
 )
 from edgepeft.bench.planning.job import Job
 from edgepeft.bench.planning.plan import Unit, UnitRole
@@ -170,12 +167,17 @@ def _measure_together(
     everyone = {one.unit.label: one for one in [group[0], gemm, *group[1:], *others]}
     with ExitStack() as stack:
         workers = _load(everyone, start, stack, progress, share().part(2))
+
+        def throttle() -> None:
+            for worker in workers.values():
+                worker.throttle()
+
         before = snapshot()
         series = sample_rounds(
             {label: watch(worker) for label, worker in workers.items()},
             schedule,
-            _rule(schedule, group),
-            warmed=lambda: _throttle(workers.values()),
+            schedule.rule(next(iter(one.unit.job.batches for one in group if one.unit.job), ())),
+            warmed=throttle,
             progress=lambda done, total: progress(workload, done, total),
             seldom=[one.unit.label for name, one in probes.items() if name != "reference"],
             budget=share(),  # of what is left now: a worker that took long to start costs the others too
@@ -199,33 +201,23 @@ def _load(
     everyone: Mapping[str, Measured], start: Start, stack: ExitStack, progress: ProgressCallback, budget: Budget
 ) -> dict[str, WorkerProcess]:
     """The workers that fit memory and time; the next one is taken to need as long as the slowest before."""
-    workers, slowest = {}, 0.0
+    workers, slowest = dict[str, WorkerProcess](), 0.0
     for done, (label, one) in enumerate(everyone.items()):
         progress(f"loading {label}", done, len(everyone))
         if not budget.fits(slowest):
             one.left_out = True
             continue
         begin = budget.clock()
-        worker = _started(one, start, stack)
+        assert one.unit.job is not None
+        worker = stack.enter_context(start(label, one.unit.job))
+        one.in_force = worker.in_force
+        try:
+            worker.ready()
+            one.notes, workers[label] = worker.notes, worker
+        except DoesNotFit as error:
+            one.failure = error
         slowest = max(slowest, budget.clock() - begin)
-        if worker is not None:
-            workers[label] = worker
     return workers
-
-
-def _throttle(workers: Iterable[WorkerProcess]) -> None:
-    for worker in workers:
-        worker.throttle()
-
-
-def _rule(schedule: Schedule, group: Sequence[Measured]) -> Rule:
-    """When to stop early; a batch's weight is its number of tokens."""
-    jobs = [one.unit.job for one in group if one.unit.job]
-    work = {number: float(sum(batch)) for job in jobs[:1] for number, batch in enumerate(job.batches)}
-    if schedule.precision is None or schedule.min_rounds is None:
-        return Rule(more_warmup=schedule.more_warmup, steady=steady)
-    enough = partial(precise, work=work, precision=schedule.precision)
-    return Rule(schedule.min_rounds, enough, schedule.more_warmup, steady)
 
 
 def _probes(workload: str, group: Sequence[Measured], threads: int, reference: Job | None) -> dict[str, Measured]:
@@ -236,17 +228,3 @@ def _probes(workload: str, group: Sequence[Measured], threads: int, reference: J
     if reference is not None:
         probes["reference"] = Unit(workload, "onnxruntime", UnitRole.REFERENCE, job=reference)
     return {name: Measured(unit) for name, unit in probes.items()}
-
-
-def _started(one: Measured, start: Start, stack: ExitStack) -> WorkerProcess | None:
-    """The unit's worker, loaded; None if it does not fit."""
-    assert one.unit.job is not None
-    worker = stack.enter_context(start(one.unit.label, one.unit.job))
-    one.in_force = worker.in_force
-    try:
-        worker.ready()
-    except DoesNotFit as error:
-        one.failure = error
-        return None
-    one.notes = worker.notes
-    return worker

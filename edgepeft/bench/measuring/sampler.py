@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import ceil, floor, sqrt
 from statistics import median
 from typing import Protocol
@@ -25,22 +26,8 @@ from typing import Protocol
 from edgepeft.common.errors import DoesNotFit, EdgepeftError
 from edgepeft.device.host.sensors import Conditions, Meter, Sensors
 
-__all__ = [
-    "NO_BOUND",
-    "Budget",
-    "Rule",
-    "Sample",
-    "Schedule",
-    "Series",
-    "Steppable",
-    "Watched",
-    "half_width",
-    "precise",
-    "round_orders",
-    "sample_rounds",
-    "steady",
-    "throttled_samples",
-]
+__all__ = ["NO_BOUND", "Budget", "Rule", "Sample", "Schedule", "Series", "Steppable", "Watched", "half_width"]
+__all__ += ["precise", "round_orders", "sample_rounds", "steady", "throttled_samples"]
 
 
 @dataclass(frozen=True)
@@ -186,6 +173,14 @@ class Schedule:
     more_warmup: int = 0  # rounds, until steps are steady
     probe_every: int = 1  # rounds, of the GEMM probes
     together: int = 1  # rounds that are begun in spite of ``max_seconds`` where the first of them was
+
+    def rule(self, batches: Sequence[Sequence[int]]) -> Rule:
+        """When to stop early; a batch's weight is its number of tokens."""
+        if self.precision is None or self.min_rounds is None:
+            return Rule(more_warmup=self.more_warmup, steady=steady)
+        work = {number: float(sum(batch)) for number, batch in enumerate(batches)}
+        enough = partial(precise, work=work, precision=self.precision)
+        return Rule(self.min_rounds, enough, self.more_warmup, steady)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ turn it is.  What libraries print goes to standard error.
 from __future__ import annotations
 
 import gc
-import importlib
 import json
 import os
 import re
@@ -52,18 +51,23 @@ def serve(requests: IO[str], replies: IO[str]) -> None:
             replies.write(json.dumps(reply) + "\n")
             replies.flush()
     except Exception as error:
-        replies.write(json.dumps({"error": _described(error)}) + "\n")
+        from edgepeft.common.errors import EdgepeftError
+
+        kind, message = "crash", f"{type(error).__name__}: {error}"
+        if isinstance(error, MemoryError) or _OUT_OF_MEMORY.search(message):
+            kind = "memory"
+        elif isinstance(error, EdgepeftError):
+            kind, message = type(error).__name__, str(error)
+        replies.write(json.dumps({"error": {"kind": kind, "message": message}}) + "\n")
         replies.flush()
 
 
 def _replies(requests: IO[str]) -> Iterator[Mapping[str, object]]:
+    from edgepeft.bench import workloads
     from edgepeft.bench.planning.job import Job
 
     job = Job.from_json(requests.readline())
-    # A bare name is a file of ours; what compares us with others has workloads elsewhere, named by their modules.
-    name = job.workload if "." in job.workload else f"edgepeft.bench.workloads.{job.workload}"
-    module = importlib.import_module(name)
-    prepared = module.prepare(job)
+    prepared = workloads.prepare(job)
     for index in range(len(job.batches)):
         job.batch(index)  # drawn and kept now, not while a step is timed
     gc.collect()
@@ -106,17 +110,6 @@ def _spanned(step: Callable[[int], None], batch: int, span: float) -> dict[str, 
     used = time.process_time() - cpu
     reported = each[:: -(-n // _MOST_EACH)]
     return {"seconds": (ended - began) / n, "cpu_seconds": used / n, "each": reported, "repeats": n}
-
-
-def _described(error: Exception) -> dict[str, str]:
-    from edgepeft.common.errors import EdgepeftError
-
-    text = f"{type(error).__name__}: {error}"
-    if isinstance(error, MemoryError) or _OUT_OF_MEMORY.search(text):
-        return {"kind": "memory", "message": text}
-    if isinstance(error, EdgepeftError):
-        return {"kind": type(error).__name__, "message": str(error)}
-    return {"kind": "crash", "message": text}
 
 
 def main() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from typing import Any
 
@@ -46,6 +46,7 @@ def random_batch(lengths: Sequence[int], *, vocab_size: int, pad_id: int, seed: 
     return {"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros_like(ids)}
 
 
+_ALWAYS = ("workload", "threads", "batches")  # sent to a worker; older versions require the last
 StepFunction = Callable[[int], None]  # does one unit of work on batch number i
 
 
@@ -61,7 +62,7 @@ class Prepared:
 class Job:
     """One unit under measurement.
 
-    ``workload`` is the name of a file in ``edgepeft/bench/workloads``, or a module elsewhere; ``bundle`` the folder
+    ``workload`` is a function's name in ``edgepeft/bench/workloads``, or a module elsewhere; ``bundle`` the folder
     of the backbone and its tasks; ``task`` None for the bare backbone; ``model`` a peer's ONNX file.
     ``kind`` is the task's; ``new_tokens`` are written of each text, 0 where none is written.
     ``cache``: sessions map the user's prepacked weights.
@@ -99,9 +100,9 @@ class Job:
 
     def to_json(self) -> str:
         """One line of JSON; fields at their default are left out, so that older versions can read it."""
-        document = asdict(self)
-        del document["package"]
-        return json.dumps({name: value for name, value in document.items() if value != _default(name)})
+        usual = asdict(Job("", 0))
+        sent = {name: value for name, value in asdict(self).items() if name in _ALWAYS or value != usual[name]}
+        return json.dumps({name: value for name, value in sent.items() if name != "package"})
 
     def known_to(self, names: Collection[str], version: str) -> Job:
         """Check that a worker of another version, whose Job has the fields ``names``, can do this job; return it."""
@@ -116,14 +117,6 @@ class Job:
         document = json.loads(line)
         document["batches"] = tuple(tuple(batch) for batch in document.get("batches", ()))
         return cls(**document)
-
-
-def _default(name: str) -> Any:
-    """A field's default; MISSING for those that are always sent.  ``batches`` is one: older versions require it."""
-    declared = Job.__dataclass_fields__[name]
-    if name == "batches":
-        return MISSING
-    return declared.default if declared.default_factory is MISSING else declared.default_factory()
 
 
 @cache

@@ -162,78 +162,36 @@ def plan_requests(
     if not Path(shared.bundle, "tokenizer.json").is_file():
         raise UsageError(f"scenario {scenario.name} begins with texts, and {shared.bundle} has no tokenizer.json.")
     tokens = [max(_LEAST, length) for length in lengths]
-    return _PLANS[scenario.kind](scenario, tasks, tokens, rows, shared)
-
-
-def _several(scenario: Scenario, tasks: Sequence[BenchedTask]) -> list[str]:
+    if scenario.kind is SampleKind.COLD_START:  # a process of one task, or of the bare backbone where there is none
+        task = tasks[0] if tasks else None
+        job = replace(shared, workload="cold_start", batches=_cut(tokens, rows)[:1], task=task.name if task else None)
+        return [Unit("infer", "onnxruntime", UnitRole.REQUESTS, task, job=job, variant="a new process")]
     if len(tasks) < 2:
         raise UsageError(
             f"scenario {scenario.name} needs two tasks or more, found {len(tasks)}; give a bundle that has them, or "
             "--method more than once."
         )
-    return [task.name for task in tasks[: scenario.tasks]]
-
-
-def _asked(variant: str, batches: Batches, requests: list[dict[str, Any]], shared: Job) -> Unit:
-    job = replace(shared, workload="requests", batches=batches, settings={"requests": requests})
-    return Unit("infer", "onnxruntime", UnitRole.REQUESTS, job=job, variant=variant)
+    names, asked = [task.name for task in tasks[: scenario.tasks]], dict[str, list[dict[str, Any]]]()
+    if scenario.kind is SampleKind.TASK_SWITCH:  # the i-th request is to the i-th task, in turn, or always to the first
+        # As many texts as tasks at least, so that the turn comes round to all of them.
+        batches = _cut([*tokens] * -(-len(names) * rows // len(tokens)), rows)
+        batches = batches[: len(batches) // len(names) * len(names)]
+        for way, turn in {"another task each time": names, "the same task": names[:1]}.items():
+            turns = enumerate(batches)
+            asked[way] = [{"how": "one", "tasks": [turn[i % len(turn)]], "tokens": batch} for i, batch in turns]
+    else:  # one request with rows of every task, beside the same rows task after task
+        batches = _cut(tokens, max(1, rows // len(names)) * len(names))
+        for way, how in {"one mixed batch": "mixed", "task after task": "each"}.items():
+            asked[way] = [{"how": how, "tasks": names, "tokens": batch} for batch in batches]
+    job = replace(shared, workload="requests", batches=batches)
+    jobs = {way: replace(job, settings={"requests": requests}) for way, requests in asked.items()}
+    return [Unit("infer", "onnxruntime", UnitRole.REQUESTS, job=own, variant=way) for way, own in jobs.items()]
 
 
 def _cut(tokens: Sequence[int], size: int) -> Batches:
     """Consecutive requests of ``size`` texts."""
     repeated = [*tokens] * -(-size // len(tokens))
     return batches_of(repeated[: max(size, len(tokens))], size)
-
-
-def _together(
-    scenario: Scenario, tasks: Sequence[BenchedTask], tokens: Sequence[int], rows: int, shared: Job
-) -> list[Unit]:
-    """One request with rows of every task, beside the same rows task after task."""
-    names = _several(scenario, tasks)
-    batches = _cut(tokens, max(1, rows // len(names)) * len(names))
-    ways = {"one mixed batch": "mixed", "task after task": "each"}
-    return [
-        _asked(way, batches, [{"how": how, "tasks": names, "tokens": batch} for batch in batches], shared)
-        for way, how in ways.items()
-    ]
-
-
-def _switching(
-    scenario: Scenario, tasks: Sequence[BenchedTask], tokens: Sequence[int], rows: int, shared: Job
-) -> list[Unit]:
-    """The i-th request is to the i-th task, in turn, or always to the first."""
-    names = _several(scenario, tasks)
-    # As many texts as tasks at least, so that the turn comes round to all of them.
-    repeated = [*tokens] * -(-len(names) * rows // len(tokens))
-    batches = _cut(repeated, rows)
-    batches = batches[: len(batches) // len(names) * len(names)]
-    sides = {"another task each time": names, "the same task": names[:1]}
-    units = []
-    for side, turn in sides.items():
-        asked: list[dict[str, Any]] = [
-            {"how": "one", "tasks": [turn[i % len(turn)]], "tokens": batch} for i, batch in enumerate(batches)
-        ]
-        units.append(_asked(side, batches, asked, shared))
-    return units
-
-
-def _cold(
-    scenario: Scenario, tasks: Sequence[BenchedTask], tokens: Sequence[int], rows: int, shared: Job
-) -> list[Unit]:
-    """A process of one task, or of the bare backbone where there is none."""
-    task = tasks[0] if tasks else None
-    name = task.name if task else None
-    job = replace(shared, workload="cold_start", batches=_cut(tokens, rows)[:1], task=name)
-    return [Unit("infer", "onnxruntime", UnitRole.REQUESTS, task, job=job, variant="a new process")]
-
-
-_Planner = Callable[[Scenario, Sequence[BenchedTask], Sequence[int], int, Job], list[Unit]]
-_PLANS: dict[SampleKind, _Planner] = {
-    SampleKind.MULTI_STREAM: _together,
-    SampleKind.MIXED_TASKS: _together,
-    SampleKind.TASK_SWITCH: _switching,
-    SampleKind.COLD_START: _cold,
-}
 
 
 def gemm_rate(clock: Callable[[], float] = time.perf_counter) -> float:
@@ -252,11 +210,7 @@ def expected_s(
 ) -> tuple[float, float]:
     """The least and the most seconds: of workers that start, then do between so many rounds, warming up included.
 
-    Args:
-        steps: workload and FLOP of a step, of each unit.
-        rounds: the least and the most.
-        rate: of matrix products, FLOP/s.
-        most_s: after which a workload begins no new round.
+    ``steps``: workload and FLOP of a step, of each unit; ``rate``: FLOP/s; after ``most_s`` no new round begins.
     """
     ends = []
     for count in rounds:

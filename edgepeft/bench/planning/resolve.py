@@ -6,17 +6,22 @@ import tempfile
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from edgepeft.bench.planning.job import Batches, batches_of
+from edgepeft.bench.planning.job import Batches, Job, batches_of
+from edgepeft.bench.planning.plan import Unit, plan_requests, plan_units
 from edgepeft.bench.planning.scenario import Lengths, SampleKind, Scenario, full_length, load_lengths, load_scenario
-from edgepeft.bench.planning.target import BenchSubject, open_subject, random_subject
-from edgepeft.common.errors import UnknownName, UsageError
-from edgepeft.device.profile_schema import Profile
-from edgepeft.options.bench import BenchOptions
+from edgepeft.bench.planning.target import BenchSubject, open_subject, random_subject, torch_installed
+from edgepeft.common.errors import EdgepeftError, UnknownName, UsageError
+from edgepeft.device.host.machine import refuse_bad_wheels
+from edgepeft.device.profiles import Profile
+from edgepeft.options.verbs import BenchOptions
 
-__all__ = ["ENGINES", "WORKLOADS", "ResolvedRequest", "check_request", "resolve_request", "trains", "workloads_of"]
+__all__ = ["ENGINES", "WORKLOADS", "ResolvedRequest", "check_request", "random_options", "resolve_request"]
+__all__ += ["workloads_of"]
 
 _NEW_TOKENS = 32
+_NO_TORCH = "PyTorch is not installed (pip install 'edgepeft[train]')"
 _DEFAULT_ARCHITECTURE = "roberta-base"  # the seeds' backbone
 
 
@@ -80,10 +85,43 @@ class ResolvedRequest:
     notes: tuple[str, ...]
     new_tokens: int = 0
 
+    def units(self, threads: int) -> list[Unit]:
+        """What is timed; nothing where only counts were asked for."""
+        request, subject, batched = self.request, self.subject, self.scenario.kind is SampleKind.BATCHES
+        if not request.timed:
+            return []
+        shared = Job(
+            "",
+            threads,
+            self.batches if batched else (),
+            str(subject.bundle.folder),
+            vocab_size=subject.architecture.vocab_size,
+            pad_id=subject.architecture.pad_token_id,
+            seed=request.seed,
+            cache=request.cache,
+            new_tokens=self.new_tokens,
+        )
+        if not batched:
+            return plan_requests(self.scenario, subject.tasks, shared, lengths=self.lengths.values, rows=self.rows)
+        missing = {} if torch_installed() else {"pytorch": _NO_TORCH}
+        if not missing:
+            try:
+                refuse_bad_wheels("torch")
+            except EdgepeftError as error:
+                missing["pytorch"] = str(error)
+        engines, workloads = request.engines or ENGINES, workloads_of(request)
+        return plan_units(
+            subject.tasks, shared, engines=engines, workloads=workloads, peers=request.peers, missing=missing
+        )
+
 
 def resolve_request(request: BenchOptions, profile: Profile, scenario: Scenario, stack: ExitStack) -> ResolvedRequest:
     """Open or make the model and cut its batches; a random model is removed when ``stack`` closes."""
-    subject = _subject(request, stack)
+    if request.bundle is not None:
+        subject = open_subject(request.bundle, tasks=request.tasks, methods=request.methods)
+    else:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="edgepeft-bench-")))
+        subject = random_subject(request.backbone or _DEFAULT_ARCHITECTURE, folder, **random_options(request))
     if (request.engines, request.workloads) == (("onnxruntime",), ("finetune",)) and not subject.tasks:
         what = "the bundle has no task" if request.bundle else "name one with --method"
         raise UsageError(f"--workload finetune --engine onnxruntime fine-tunes a task's delta; {what}.")
@@ -116,23 +154,11 @@ def _beside(prompt: int) -> str:
     return f" beside a prompt of {prompt}" if prompt else ""
 
 
-def trains(request: BenchOptions) -> bool:
-    """Whether tasks are fine-tuned with ONNX Runtime."""
-    return request.timed and "finetune" in workloads_of(request) and "onnxruntime" in (request.engines or ENGINES)
-
-
-def _subject(request: BenchOptions, stack: ExitStack) -> BenchSubject:
-    if request.bundle is not None:
-        return open_subject(request.bundle, tasks=request.tasks, methods=request.methods)
-    folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="edgepeft-bench-"))
-    return random_subject(
-        request.backbone or _DEFAULT_ARCHITECTURE,
-        Path(folder),
-        methods=request.methods,
-        settings=request.settings,
-        seed=request.seed,
-        trainable=trains(request),
-    )
+def random_options(request: BenchOptions) -> dict[str, Any]:
+    """What a random model is made by, besides its name, as JSON has it."""
+    trains = request.timed and "finetune" in workloads_of(request) and "onnxruntime" in (request.engines or ENGINES)
+    asked = {"methods": list(request.methods), "settings": dict(request.settings), "seed": request.seed}
+    return {**asked, "trainable": trains}
 
 
 def _require_measurable(request: BenchOptions, scenario: Scenario, subject: BenchSubject) -> None:

@@ -148,20 +148,16 @@ def _from_toml(path: Path, source: str, seed: int) -> Lengths:
         facts = [str(document[key]) for key in ("rows", "tokenizer") if key in document]
         return Lengths(values, source, "; ".join([str(document.get("title", path.name)), *facts]))
     if "histogram" in document:
-        values = _from_histogram(document["histogram"], path, seed)
-        return Lengths(values, source, f"histogram of {path.name}, {len(values)} rows, shuffled by the seed")
+        histogram = document["histogram"]
+        if not isinstance(histogram, Mapping):
+            raise DataError(f"{path}: histogram must be a table of length = count.")
+        counts = _checked(histogram.values(), path)
+        if sum(counts) > _MAX_ROWS:
+            raise DataError(f"{path} asks for {sum(counts)} rows; at most {_MAX_ROWS} are taken.")
+        rows = [n for n, count in zip(_checked(histogram, path), counts, strict=True) for _ in range(count)]
+        random.Random(seed).shuffle(rows)
+        return Lengths(tuple(rows), source, f"histogram of {path.name}, {len(rows)} rows, shuffled by the seed")
     raise DataError(f"{path} has neither 'lengths = [...]' nor a [histogram]; found {sorted(document)}.")
-
-
-def _from_histogram(histogram: Any, path: Path, seed: int) -> tuple[int, ...]:
-    if not isinstance(histogram, Mapping):
-        raise DataError(f"{path}: histogram must be a table of length = count.")
-    counts = _checked(histogram.values(), path)
-    if sum(counts) > _MAX_ROWS:
-        raise DataError(f"{path} asks for {sum(counts)} rows; at most {_MAX_ROWS} are taken.")
-    values = [n for n, count in zip(_checked(histogram, path), counts, strict=True) for _ in range(count)]
-    random.Random(seed).shuffle(values)
-    return tuple(values)
 
 
 def _checked(values: Any, path: Path) -> tuple[int, ...]:

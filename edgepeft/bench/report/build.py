@@ -6,8 +6,9 @@ It is made of results of bench, quickstart and eval, cards of deltas, and sweeps
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING
@@ -35,6 +36,7 @@ from edgepeft.common.errors import DataError, MissingPackage
 from edgepeft.sweep.folder import SWEEP_FILE, Sweep, open_sweep
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 __all__ = ["build_report", "read_inputs", "sections"]
@@ -43,7 +45,6 @@ _TITLE = "edgepeft: what was measured"
 BLUE, ORANGE, GREEN, GREY = "#0072b2", "#d55e00", "#009e73", "#888888"  # of Okabe and Ito's palette
 _SERIES = (BLUE, ORANGE, GREEN, "#cc79a7", "#e69f00", "#56b4e9")
 _WRAPPED = 34  # characters of a bar's name in a line
-_MOST_LINES = len(_SERIES)  # of a history
 _MOST_OPERATORS = 10
 
 
@@ -151,16 +152,10 @@ def _bars(key: str, name: str, result: BenchResult, workload: str, rows: Sequenc
         ratio = next((str(row.ratio_to[peer]) for peer in peers), "-")
         table.append((label, *map(_rounded, value), _rounded(row.latency_s.p50, 1000), ratio))
     header = ("what", "instances/min", "low", "high", "p50 ms", "x bare, full or other way")
-    return Section(
-        key,
-        f"{figure_kind(result)}: {'fine-tuning' if workload == 'finetune' else 'inference'}, {model_name(result)}",
-        f"{name}. {conditions_of(result)}",
-        header,
-        table,
-        draw,
-        (7.0, 1.0 + 0.5 * len(rows)),
-        [each[0][0] + (f" [and {len(each) - 1} more]" if each[1:] else "") for each in warnings_by_kind(rows)],
-    )
+    title = f"{figure_kind(result)}: {'fine-tuning' if workload == 'finetune' else 'inference'}, {model_name(result)}"
+    notes = [each[0][0] + (f" [and {len(each) - 1} more]" if each[1:] else "") for each in warnings_by_kind(rows)]
+    text, inches = f"{name}. {conditions_of(result)}", (7.0, 1.0 + 0.5 * len(rows))
+    return Section(key, title, text, header, table, draw, inches, notes)
 
 
 def _ends(row: BenchRow) -> tuple[float | None, float | None]:
@@ -181,57 +176,53 @@ def _rounded(value: float | None, scale: float = 1.0) -> float | None:
 def _storage(tasks: Sequence[TaskFigures]) -> Iterator[Section]:
     """SPARTAN's tables 1 and 2 (storage, throughput) in one picture, the score beside each task."""
     known = [task for task in tasks if task.n_bytes and task.per_minute]
-    if not known:
-        return
+    points = []
+    for t in known:
+        score = "" if t.score is None else f"\n{t.metric} {t.score:.3f}"
+        points.append(((t.n_bytes or 0) / 1e6, t.per_minute or 0.0, f"{t.task}, {t.method}{score}"))
 
-    def draw(figure: Figure) -> None:
-        axis = figure.add_subplot()
-        for task in known:
-            size, rate = (task.n_bytes or 0) / 1e6, task.per_minute or 0.0
-            axis.scatter(size, rate, s=60, color=BLUE)
-            score = "" if task.score is None else f"\n{task.metric} {task.score:.3f}"
-            axis.annotate(f"{task.task}, {task.method}{score}", (size, rate), (6, 6), textcoords="offset points")
+    def scale(axis: Axes) -> None:
         axis.set(xlabel="storage of one more task, MB", ylabel="inference, instances per minute")
         axis.set_xlim(left=0)
         axis.set_ylim(bottom=0)
         axis.margins(x=0.3, y=0.2)
 
-    yield Section(
-        "storage",
-        "Storage against throughput against score",
-        "One point a task: to the left is smaller, up is faster. What SPARTAN's tables 1 and 2 compare.",
-        ("task", "method", "storage, bytes", "instances/min", "metric", "score"),
-        [(t.task, t.method, t.n_bytes, _rounded(t.per_minute), t.metric, _rounded(t.score)) for t in known],
-        draw,
-    )
+    header = ("task", "method", "storage, bytes", "instances/min", "metric", "score")
+    text = "One point a task: to the left is smaller, up is faster. What SPARTAN's tables 1 and 2 compare."
+    rows = [(t.task, t.method, t.n_bytes, _rounded(t.per_minute), t.metric, _rounded(t.score)) for t in known]
+    if known:
+        draw = partial(_scatter, points, BLUE, scale)
+        yield Section("storage", "Storage against throughput against score", text, header, rows, draw)
 
 
 def _parameters(tasks: Sequence[TaskFigures]) -> Iterator[Section]:
     """Houlsby's figure 3: parameters trained against the score."""
     known = [task for task in tasks if task.parameters and task.score is not None]
-    if not known:
-        return
+    points = [(task.parameters or 0, task.score or 0.0, f"{task.task}, {task.method}") for task in known]
 
-    def draw(figure: Figure) -> None:
-        axis = figure.add_subplot()
-        for task in known:
-            place = (task.parameters or 0, task.score or 0.0)
-            axis.scatter(*place, s=60, color=ORANGE)
-            axis.annotate(f"{task.task}, {task.method}", place, (6, 6), textcoords="offset points")
+    def scale(axis: Axes) -> None:
         axis.set(xlabel="parameters trained for one task", ylabel="score", xscale="log")
         axis.xaxis.set_major_formatter("{x:,.0f}")  # matplotlib's own writes mathematics, which stays text here
         axis.xaxis.set_minor_formatter("{x:,.0f}")
         axis.tick_params(axis="x", which="both", rotation=30)
         axis.margins(x=0.3, y=0.3)
 
-    yield Section(
-        "parameters",
-        "Parameters against score",
-        "Scores of rows that neither training nor the choice of a checkpoint saw. Houlsby's figure 3.",
-        ("task", "method", "parameters", "metric", "score"),
-        [(task.task, task.method, task.parameters, task.metric, _rounded(task.score)) for task in known],
-        draw,
-    )
+    text = "Scores of rows that neither training nor the choice of a checkpoint saw. Houlsby's figure 3."
+    rows = [(task.task, task.method, task.parameters, task.metric, _rounded(task.score)) for task in known]
+    if known:
+        draw, header = partial(_scatter, points, ORANGE, scale), ("task", "method", "parameters", "metric", "score")
+        yield Section("parameters", "Parameters against score", text, header, rows, draw)
+
+
+def _scatter(
+    points: Sequence[tuple[float, float, str]], colour: str, scale: Callable[[Axes], None], figure: Figure
+) -> None:
+    """A point each, with its name beside it."""
+    axis = figure.add_subplot()
+    for x, y, name in points:
+        axis.scatter(x, y, s=60, color=colour)
+        axis.annotate(name, (x, y), (6, 6), textcoords="offset points")
+    scale(axis)
 
 
 def _times(key: str, name: str, entry: ProfiledPass, groups: Sequence[OperatorRecord], kind: str) -> Section:
@@ -241,41 +232,27 @@ def _times(key: str, name: str, entry: ProfiledPass, groups: Sequence[OperatorRe
         axis = figure.add_subplot()
         for place, one in enumerate(shown):
             axis.barh(place, 1000 * one.seconds, height=0.6, color=BLUE, label="" if place else "time")
-            axis.plot(
-                [1000 * one.floor_s] * 2,
-                [place - 0.38, place + 0.38],
-                color=ORANGE,
-                linewidth=3,
-                label="" if place else "floor",
-            )
+            ends, floor = [place - 0.38, place + 0.38], [1000 * one.floor_s] * 2
+            axis.plot(floor, ends, color=ORANGE, linewidth=3, label="" if place else "floor")
         axis.set_yticks(range(len(shown)), [one.name for one in shown])
         axis.invert_yaxis()
         figure.legend(frameon=False, loc="outside upper right", ncols=2)
         axis.set_xlabel("ms for one batch")
 
     ceilings = entry.ceilings
-    return Section(
-        key,
-        f"Time by {kind}: {entry.of}",
+    text = (
         f"{name}. {entry.rows} rows, {entry.tokens} tokens. The floor is the larger of operations over "
         f"{ceilings.flops_per_s / 1e9:.0f} GFLOP/s and bytes over {ceilings.bytes_per_s / 1e9:.1f} GB/s, both "
-        "measured in the same run.",
-        (kind, "runs", "ms", "GFLOP", "MB", "floor ms", "gap"),
-        [
-            (
-                one.name,
-                one.count,
-                _rounded(one.seconds, 1000),
-                _rounded(one.flops, 1e-9),
-                _rounded(one.bytes, 1e-6),
-                _rounded(one.floor_s, 1000),
-                _rounded(one.gap),
-            )
-            for one in groups
-        ],
-        draw,
-        (7.0, 1.5 + 0.32 * len(shown)),
+        "measured in the same run."
     )
+    rows = []
+    for one in groups:
+        work = _rounded(one.flops, 1e-9), _rounded(one.bytes, 1e-6)
+        times = _rounded(one.seconds, 1000), *work, _rounded(one.floor_s, 1000), _rounded(one.gap)
+        rows.append((one.name, one.count, *times))
+    header = (kind, "runs", "ms", "GFLOP", "MB", "floor ms", "gap")
+    inches = (7.0, 1.5 + 0.32 * len(shown))
+    return Section(key, f"Time by {kind}: {entry.of}", text, header, rows, draw, inches)
 
 
 def _history(inputs: ReportInputs) -> Iterator[Section]:
@@ -301,21 +278,15 @@ def _history(inputs: ReportInputs) -> Iterator[Section]:
         axis.set_ylabel("instances per minute")
         axis.legend(frameon=False, loc="upper left", bbox_to_anchor=(0, -0.25))
 
-    left = f" The first {_MOST_LINES} are drawn." if len(several) > _MOST_LINES else ""
+    left = f" The first {len(_SERIES)} are drawn." if len(several) > len(_SERIES) else ""
+    text = f"In the order of measuring; a curve of a shared host moves by itself.{left}"
     rows: list[tuple[Cell, ...]] = [
         (what, names[place], runs[place].measured_at, _rounded(rate))
         for what, line in several.items()
         for place, rate in line.items()
     ]
-    yield Section(
-        "history",
-        "History over commits",
-        f"In the order of measuring; a curve of a shared host moves by itself.{left}",
-        ("what", "commit", "measured at", "instances/min"),
-        rows,
-        draw,
-        (7.0, 5.0),
-    )
+    header = ("what", "commit", "measured at", "instances/min")
+    yield Section("history", "History over commits", text, header, rows, draw, (7.0, 5.0))
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field
 from rich.console import Group, RenderableType
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from edgepeft.bench.report.tables import limits_in_force
@@ -78,13 +78,9 @@ def quickstart_summary(
 def quickstart_table(summary: QuickstartSummary) -> RenderableType:
     """The table, and under it the data, the host and the limits in force."""
     title = f"Two tasks on one {summary.backbone}, measured under the limits of {summary.profile.name}"
-    table = Table(title=title, title_justify="left")
-    for header in ("task", "method"):
-        table.add_column(header)
-    for header in ("accuracy", "delta", "parity"):
-        table.add_column(header, justify="right")
-    for column in _COLUMNS:
-        table.add_column(f"{column}\ninstances/min", justify="right")
+    numbers = ("accuracy", "delta", "parity", *(f"{column}\ninstances/min" for column in _COLUMNS))
+    columns = (Column(header, justify="right") for header in numbers)
+    table = Table("task", "method", *columns, title=title, title_justify="left")
     for task in summary.tasks:
         score, size = f"{task.score:.1%} of {task.test_rows}", f"{task.delta_bytes / 1e6:.2f} MB"
         own = (task.name, task.method, score, size, f"{task.max_abs_difference:.0e}")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from operator import attrgetter
 from statistics import mean
 from typing import TYPE_CHECKING, Any
 
@@ -88,50 +90,47 @@ def _against(key: str, name: str, of: str, group: Sequence[Column], what: str) -
 
 def _sizes(key: str, name: str, found: Sequence[Column]) -> Iterator[Section]:
     """Learning curves: the score of each method by how many rows trained it."""
-    places = dict.fromkeys(column.place[:2] for column in found)
-    for n, (backbone, data) in enumerate(places):
+    text = f"{name}. Test scores of the chosen rates; bars are a deviation over seeds."
+    for n, (backbone, data) in enumerate(dict.fromkeys(column.place[:2] for column in found)):
         own = [column for column in found if column.place[:2] == (backbone, data)]
-        text = f"{name}. Test scores of the chosen rates; bars are a deviation over seeds."
-        lines: dict[str, list[tuple[float, Arm]]] = {}
-        for column in own:
-            for method, arm in column.chosen.items():
-                lines.setdefault(method, []).append((arm.rows, arm))
-        lines = {method: sorted(points, key=lambda each: each[0]) for method, points in lines.items()}
-        yield _lines(f"{key}-{n}", f"Learning curves: {data}, {backbone}", text, "training rows", lines)
+        arms = [arm for column in own for arm in column.chosen.values()]
+        yield _lines(f"{key}-{n}", f"Learning curves: {data}, {backbone}", text, "training rows", arms, of="rows")
 
 
 def _rates(key: str, name: str, found: Sequence[Column]) -> Iterator[Section]:
     """Scores by learning rate, where a method has several."""
+    text = f"{name}. Test scores at each learning rate; bars are a deviation over seeds."
     for n, column in enumerate(found):
-        lines: dict[str, list[tuple[float, Arm]]] = {}
-        for arm in sorted(column.arms, key=lambda arm: arm.rate):
-            lines.setdefault(arm.method, []).append((arm.rate, arm))
-        several = {method: points for method, points in lines.items() if len(points) > 1}
+        times = Counter(arm.method for arm in column.arms)
+        several = sorted((arm for arm in column.arms if times[arm.method] > 1), key=lambda arm: arm.rate)
         if several:
             backbone, data, size = column.place
-            text = f"{name}. Test scores at each learning rate; bars are a deviation over seeds."
-            yield _lines(f"{key}-{n}", f"Rates: {data}, {size}, {backbone}", text, "learning rate", several)
+            yield _lines(f"{key}-{n}", f"Rates: {data}, {size}, {backbone}", text, "learning rate", several, of="rate")
 
 
-def _lines(key: str, title: str, text: str, x: str, lines: Mapping[str, Sequence[tuple[float, Arm]]]) -> Section:
+def _lines(key: str, title: str, text: str, x: str, arms: Sequence[Arm], *, of: str) -> Section:
+    """A line a method, through the scores at what its arms have as ``of``."""
+    lines: dict[str, list[Arm]] = {}
+    for arm in arms:
+        lines.setdefault(arm.method, []).append(arm)
+    lines = {method: sorted(points, key=attrgetter(of)) for method, points in lines.items()}
+
     def draw(figure: Figure) -> None:
         axes = figure.add_subplot()
         for n, (method, points) in enumerate(lines.items()):
-            scores = [100 * arm.score for _, arm in points]
-            bars = [100 * (deviation(arm.tests) or 0.0) for _, arm in points]
-            look = f"{_MARKS[n % len(_MARKS)]}-"
-            axes.errorbar([at for at, _ in points], scores, bars, fmt=look, capsize=2, label=method)
-        _logarithmic(axes, [at for points in lines.values() for at, _ in points])
+            scores, at = [100 * arm.score for arm in points], [getattr(arm, of) for arm in points]
+            bars = [100 * (deviation(arm.tests) or 0.0) for arm in points]
+            axes.errorbar(at, scores, bars, fmt=f"{_MARKS[n % len(_MARKS)]}-", capsize=2, label=method)
+        _logarithmic(axes, [getattr(arm, of) for arm in arms])
         axes.set_xlabel(x)
         axes.set_ylabel("test score, %")
         _legend(axes)
 
-    rows = [
-        # A rate as text: a page rounds numbers to three places.
-        (method, at if at >= 1 else f"{at:g}", _rounded(arm.score), _rounded(deviation(arm.tests)), len(arm.tests))
-        for method, points in lines.items()
-        for at, arm in points
-    ]
+    rows: list[Sequence[Cell]] = []
+    for method, arm in ((method, arm) for method, points in lines.items() for arm in points):
+        at = getattr(arm, of)  # a rate as text: a page rounds numbers to three places
+        numbers = _rounded(arm.score), _rounded(deviation(arm.tests)), len(arm.tests)
+        rows.append((method, at if at >= 1 else f"{at:g}", *numbers))
     return Section(key, title, text, ("method", x, "score, %", "deviation", "seeds"), rows, draw, (7.0, 4.5))
 
 

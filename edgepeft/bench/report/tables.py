@@ -9,24 +9,15 @@ from collections.abc import Iterable
 
 from rich import box
 from rich.console import Group, RenderableType
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from edgepeft.bench.compare import Comparison
 from edgepeft.bench.result.parts import ProfileRecord
 from edgepeft.bench.result.schema import BenchResult, BenchRow, PredictionRecord, ProfiledPass
 
-__all__ = [
-    "bench_table",
-    "comparison_table",
-    "conditions_of",
-    "figure_kind",
-    "limits_in_force",
-    "model_name",
-    "of_mode",
-    "subject_of",
-    "warnings_by_kind",
-]
+__all__ = ["bench_table", "comparison_table", "conditions_of", "figure_kind", "limits_in_force", "model_name"]
+__all__ += ["of_mode", "subject_of", "warnings_by_kind"]
 
 _MODES = {
     "limits": "under {}, cores and memory only",
@@ -44,12 +35,11 @@ def bench_table(result: BenchResult) -> RenderableType:
     """Rows, then what they were measured under, then warnings; what was counted, where nothing was timed."""
     if not result.results:
         return metrics_table(result)
-    table = _table(_title(result), "workload", "engine", "what", "method")
-    # The last column: inference over the bare backbone's, fine-tuning over that of everything.
-    for header in ("inst./min", "p50 ms", "peak MB", "of GEMM", "x bare / x full"):
-        table.add_column(header, justify="right", overflow="fold")
-    if result.against:  # throughput over the other version's, from the same rounds
-        table.add_column(f"x {result.against.base}", justify="right", overflow="fold")
+    # The last but one: inference over the bare backbone's, fine-tuning over that of everything; then, of the same
+    # rounds, over another version's.
+    numbers = ["inst./min", "p50 ms", "peak MB", "of GEMM", "x bare / x full"]
+    numbers += [f"x {result.against.base}"] if result.against else []
+    table = _table(_title(result), "workload", "engine", "what", "method", numbers=numbers)
     for row in result.results:
         cells = _cells(row)
         if result.against:
@@ -87,9 +77,7 @@ def operators_table(entry: ProfiledPass) -> RenderableType:
     whole = sum(one.seconds for one in entry.by_type)
     tables = []
     for heading, groups in (("operator", entry.by_type), ("layer", entry.by_layer)):
-        table = _table(title, heading)
-        for header in ("runs", "ms", "share", "GFLOP", "MB", "floor ms", "gap"):
-            table.add_column(header, justify="right")
+        table = _table(title, heading, numbers=("runs", "ms", "share", "GFLOP", "MB", "floor ms", "gap"))
         for one in groups:
             share = f"{one.seconds / whole:.1%}" if whole else "-"
             work = f"{one.flops / 1e9:.2f}", f"{one.bytes / 1e6:.1f}"
@@ -104,21 +92,17 @@ def operators_table(entry: ProfiledPass) -> RenderableType:
 def metrics_table(result: BenchResult) -> RenderableType:
     """Figures that need no clock: a row for the bundle, the backbone and each task."""
     names = list(dict.fromkeys(name for entry in result.metrics for name in entry.values))
-    table = _table(_title(result))
-    table.add_column("of")
-    for name in names:
-        table.add_column(name.replace("_", " "), justify="right", overflow="fold")
+    table = _table(_title(result), "of", numbers=[name.replace("_", " ") for name in names])
     for entry in result.metrics:
         values = [entry.values.get(name) for name in names]
         table.add_row(Text(entry.of), *("-" if value is None else f"{value:,.0f}" for value in values))
     return table
 
 
-def _table(title: str, *headers: str) -> Table:
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for header in headers:
-        table.add_column(header, overflow="fold")
-    return table
+def _table(title: str, *headers: str, numbers: Iterable[str] = ()) -> Table:
+    columns = [Column(header, overflow="fold") for header in headers]
+    columns += [Column(header, overflow="fold", justify="right") for header in numbers]
+    return Table(*columns, title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
 
 
 def _lines(texts: list[str], style: str = "") -> list[Text]:

@@ -16,13 +16,7 @@ import edgepeft
 from edgepeft.bench.measuring.emulation import CALIBRATION_TOLERANCE, Setting, settled
 from edgepeft.bench.measuring.measure import Measured
 from edgepeft.bench.planning.target import BenchSubject
-from edgepeft.bench.result.parts import (
-    GemmRates,
-    LimitsInForce,
-    LimitsRequested,
-    ProfileLimits,
-    ProfileRecord,
-)
+from edgepeft.bench.result.parts import GemmRates, LimitsInForce, LimitsRequested, ProfileLimits, ProfileRecord
 from edgepeft.bench.result.schema import (
     BenchHost,
     CalibrationRecord,
@@ -31,23 +25,15 @@ from edgepeft.bench.result.schema import (
     TaskRecord,
     TrialRecord,
 )
-from edgepeft.bench.workloads.gemm import FLOPS_PER_STEP
+from edgepeft.bench.workloads.probes import GEMM_FLOPS
 from edgepeft.bundle.manifest import TaskEntry
-from edgepeft.device import arithmetic
+from edgepeft.device.host import machine
 from edgepeft.device.host.machine import bad_wheels, host_facts, versions
 from edgepeft.device.limits.limited_process import InForce, Limits
-from edgepeft.device.profile_schema import Profile
+from edgepeft.device.profiles import Profile
 
-__all__ = [
-    "arithmetic_notes",
-    "calibration_of",
-    "commit_under_test",
-    "host_of",
-    "in_force_of",
-    "model_of",
-    "profile_of",
-    "utc_now",
-]
+__all__ = ["arithmetic_notes", "calibration_of", "commit_under_test", "host_of", "in_force_of", "model_of"]
+__all__ += ["profile_of", "utc_now"]
 
 _GRADES = ("none", "partial", "full")
 
@@ -58,7 +44,7 @@ def host_of(measured: Sequence[Measured], board: str | None = None) -> BenchHost
     for one in measured:
         for rates, probe in ((own, one.gemm), (pytorch, one.pytorch_gemm)):
             if probe.samples:
-                rates[one.unit.workload] = tuple(FLOPS_PER_STEP / sample.seconds / 1e9 for sample in probe.samples)
+                rates[one.unit.workload] = tuple(GEMM_FLOPS / sample.seconds / 1e9 for sample in probe.samples)
     return BenchHost(
         **host_facts(),
         gemm_gflops=_median(own),
@@ -98,8 +84,8 @@ def arithmetic_notes(profile: Profile, subject: BenchSubject) -> list[str]:
     """What the bundle's kinds of weights cost on the profile's processor, and wheels of this host that die there."""
     manifest = subject.bundle.manifest
     fp16 = any(manifest.tasks[task.name].weights_dtype == "fp16" for task in subject.tasks)
-    costs = arithmetic.missing_arithmetic(
-        arithmetic.of_profile(profile), weights=manifest.backbone.weights_dtype, fp16=fp16
+    costs = machine.missing_arithmetic(
+        machine.processor_of_profile(profile), weights=manifest.backbone.weights_dtype, fp16=fp16
     )
     wheels = bad_wheels(versions(), profile.isa.absent)
     return [*costs, *(f"not to be used on the device: {wheel.sentence(profile.name)}" for wheel in wheels)]
@@ -158,17 +144,9 @@ _CI = ("GITHUB_SHA", "CI_COMMIT_SHA")  # GitHub's and GitLab's names for the com
 
 
 def commit_under_test(environment: Mapping[str, str] = os.environ) -> str | None:
-    """The commit that CI names, else HEAD of the checkout that edgepeft runs from, else None."""
-    return next((environment[name] for name in _CI if environment.get(name)), None) or _checkout()
-
-
-def utc_now() -> str:
-    """The time in UTC, to the second, as ISO 8601 writes it."""
-    return datetime.now(UTC).isoformat(timespec="seconds")
-
-
-def _checkout() -> str | None:
-    """HEAD of the repository whose top is the package's folder, with a + where files differ from it."""
+    """The commit that CI names, else HEAD of the checkout that edgepeft runs from (+: files differ), else None."""
+    if named := next((environment[name] for name in _CI if environment.get(name)), None):
+        return named
     top = Path(edgepeft.__file__).resolve().parent.parent
     if not (top / ".git").exists():
         return None
@@ -178,3 +156,8 @@ def _checkout() -> str | None:
     except (OSError, subprocess.CalledProcessError):
         return None
     return head.stdout.strip() + ("+" if dirty.returncode else "")
+
+
+def utc_now() -> str:
+    """The time in UTC, to the second, as ISO 8601 writes it."""
+    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -1,4 +1,4 @@
-"""The rows of a result: raw samples of every unit, and what follows from them.
+"""The rows of a result: raw samples of every unit, what follows from them, and what makes them doubtful.
 
 The energy of an instance is from the board's sensor, else from the profile's power, where times are the device's.
 """
@@ -6,7 +6,7 @@ The energy of an instance is from the board's sensor, else from the profile's po
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,6 @@ from edgepeft.bench.measuring.sampler import Series, throttled_samples
 from edgepeft.bench.planning.job import Job
 from edgepeft.bench.planning.plan import Unit, UnitRole
 from edgepeft.bench.planning.resolve import ResolvedRequest
-from edgepeft.bench.planning.scenario import Lengths
 from edgepeft.bench.result.schema import (
     BenchRow,
     BoardRecord,
@@ -31,18 +30,19 @@ from edgepeft.bench.result.schema import (
 from edgepeft.bench.result.statistics import (
     CONFIDENCE,
     Ratio,
+    drift,
     instances_per_minute,
+    outliers,
     paired_ratio,
     percentile,
     ratio_of_totals,
     summarised,
 )
-from edgepeft.bench.result.warnings import comparable, warnings_of
-from edgepeft.bench.workloads.gemm import FLOPS_PER_STEP
+from edgepeft.bench.workloads.probes import GEMM_FLOPS
 from edgepeft.device.host.sensors import Meter
-from edgepeft.device.profile_schema import Profile
+from edgepeft.device.profiles import Profile
 
-__all__ = ["energy_from_power", "energy_of", "flops_per_instance", "result_rows", "row_of"]
+__all__ = ["HINTS", "energy_from_power", "energy_of", "flops_per_instance", "result_rows", "row_of", "warnings_of"]
 
 
 def result_rows(
@@ -91,6 +91,8 @@ def _row(one: Measured, work: ResolvedRequest, setting: Setting, meter: Meter | 
 
 def row_of(work: ResolvedRequest, unit: Unit, threads: int, **figures: Any) -> BenchRow:
     """The row of a unit, with these ``figures``."""
+    used = [n for batch in work.batches for n in batch]
+    padded = sum(len(batch) * max(batch) for batch in work.batches)
     return BenchRow(
         scenario=work.scenario.name,
         workload=unit.workload,
@@ -103,23 +105,16 @@ def row_of(work: ResolvedRequest, unit: Unit, threads: int, **figures: Any) -> B
         batch_size=len(work.batches[0]),
         sequence_length=work.lengths.values[0] if work.lengths.uniform else round(work.lengths.mean, 2),
         new_tokens=work.new_tokens or None,
-        lengths=_lengths_record(work.lengths, work.batches),
+        lengths=LengthsRecord(
+            source=work.lengths.source,
+            described=work.lengths.described,
+            n_batches=len(work.batches),
+            mean=work.lengths.mean,
+            max=max(work.lengths.values),
+            real_token_share=sum(used) / padded if padded else None,
+        ),
         threads=threads,
         **figures,
-    )
-
-
-def _lengths_record(lengths: Lengths, batches: Sequence[Sequence[int]]) -> LengthsRecord:
-    """Where the lengths come from, and how much of the padded batches is text."""
-    used = [n for batch in batches for n in batch]
-    padded = sum(len(batch) * max(batch) for batch in batches)
-    return LengthsRecord(
-        source=lengths.source,
-        described=lengths.described,
-        n_batches=len(batches),
-        mean=lengths.mean,
-        max=max(lengths.values),
-        real_token_share=sum(used) / padded if padded else None,
     )
 
 
@@ -159,7 +154,7 @@ def _gemm_fraction(one: Measured, architecture: Architecture) -> float | None:
         gemm = one.gemm.samples[int(number * share)]
         lengths = _tokens(one, job.batches[batch])
         work = len(lengths) * flops_per_instance(architecture, lengths, one.unit.workload, full=full)
-        fractions.append(work / sample.seconds / (FLOPS_PER_STEP / gemm.seconds))
+        fractions.append(work / sample.seconds / (GEMM_FLOPS / gemm.seconds))
     return float(np.median(fractions))
 
 
@@ -251,3 +246,106 @@ def flops_per_instance(
     pairs = [sum(layer.pairs(n) for layer in architecture.attention or everything) for n in lengths]
     total = sum(matrices * per_token * n + attention * per_pair * seen for n, seen in zip(lengths, pairs, strict=True))
     return total / len(lengths)
+
+
+_MIN_SAMPLES = 5  # under it a bootstrap interval is a guess
+_NOISY = 0.15  # spread between the quartiles, of the median
+_DRIFT = 0.10  # from the first sample to the last
+_LEAST_FOR_DRIFT = 15
+_OUTLIERS = 0.10  # share of samples: fewer are any host's
+_CLOCK = 0.10  # spread between the quartiles of the GEMM rate, of its median
+_LOAD = 0.25  # cores; an idle desktop uses less
+_STOLEN = 0.02  # cores
+# The closed set of warnings: each kind, which opens its text, and what to do about it unless the text says it.
+HINTS = {
+    "not available": "",
+    "does not fit": "",
+    "left out": "raise --max-seconds, or ask for less: --engine, --workload, --task",
+    "interrupted": "run the same command with --resume, or anew where it has --against",
+    "cut short": "raise --max-seconds",
+    "too few samples": "raise --rounds",
+    "no percentile": "raise --rounds; a percentile needs a sample above it",
+    "noisy": "close what else runs, or judge by ratios within rounds (--against)",
+    "outliers": "they are kept in samples_s; the median does not feel them",
+    "drift": "let the machine reach its temperature first, then measure again",
+    "throttled": "cool the processor or raise the quota; throughput is lower than it could be",
+    "unsteady clock": "set the performance governor or turn turbo off; ratios within rounds hold all the same",
+    "other load": "close what else runs; on a shared machine compare with --against only",
+    "spinning oversubscribed": "threads wait for each other in a loop: give as many as there are cores",
+    "swap": "free some memory, or take a smaller --batch-size",
+}
+
+
+def warnings_of(one: Measured, rounds: int) -> list[str]:
+    """Every warning that applies to a unit of which ``rounds`` rounds were asked: ``kind: what (hint)``."""
+    found = (*_of_rounds(one, rounds), *_of_samples(one), *_of_host(one))
+    return [*(f"{kind}: {text}" + (f" ({HINTS[kind]})" if HINTS[kind] else "") for kind, text in found), *one.notes]
+
+
+def _of_rounds(one: Measured, rounds: int) -> Iterator[tuple[str, str]]:
+    """What could not be measured, or not as often as was asked."""
+    done = len(one.series.samples)
+    if one.unit.unavailable:
+        yield "not available", one.unit.unavailable
+    elif one.failure:
+        yield "does not fit", str(one.failure)
+    if one.left_out:
+        yield "left out", "no time was left to measure it"
+    if one.interrupted:
+        yield "interrupted", f"{done} rounds were done before"
+    elif 0 < done < rounds and not one.series.enough:
+        yield "cut short", f"{done} of {rounds} rounds were done before the time was up"
+    if 0 < done < _MIN_SAMPLES:
+        yield "too few samples", f"{done} samples: intervals need at least {_MIN_SAMPLES}"
+
+
+def _of_samples(one: Measured) -> Iterator[tuple[str, str]]:
+    """What is odd about the samples themselves."""
+    taken, seconds = one.series.seconds, comparable(one)
+    if not any(sample.each for sample in one.series.samples):  # else more steps than samples, or no percentiles at all
+        lacking = [f"p{p}" for p in (50, 90, 99) if taken and percentile(taken, p) is None]
+        if lacking:
+            yield "no percentile", f"{len(taken)} samples do not support {', '.join(lacking)}"
+    if (spread := _spread(seconds)) > _NOISY:
+        yield "noisy", f"half of the samples spread over {spread:.0%} of the median"
+    if len(places := outliers(seconds)) > _OUTLIERS * len(seconds):
+        yield "outliers", f"{len(places)} of {len(seconds)} samples lie far from the median"
+    change = drift(seconds) if len(seconds) >= _LEAST_FOR_DRIFT else None
+    if change is not None and abs(change) > _DRIFT:
+        yield "drift", f"a step took {change:+.0%} at the end against the beginning"
+
+
+def _of_host(one: Measured) -> Iterator[tuple[str, str]]:
+    """What the host did meanwhile; that it throttled, by the board's sensors, else by the processor's counters."""
+    job, kept, load, samples = one.unit.job, one.in_force, one.load, one.series.samples
+    if throttled := throttled_samples(one.series):
+        reasons = ", ".join(dict.fromkeys(reason for sample in throttled for reason in sample))
+        yield "throttled", f"the board held itself back in {len(throttled)} of {len(samples)} samples ({reasons})"
+    elif load and load.heat_events:
+        yield "throttled", f"the processor held back for heat {load.heat_events} times"
+    if (spread := _spread(one.gemm.seconds)) > _CLOCK:
+        yield "unsteady clock", f"half of the host's GEMM rates spread over {spread:.0%} of their median"
+    if load and (load.other_cores > _LOAD or load.stolen_cores > _STOLEN):
+        stolen = f", a hypervisor's other guests {load.stolen_cores:.2f}" if load.stolen_cores > _STOLEN else ""
+        yield "other load", f"others used {load.other_cores:.2f} cores meanwhile{stolen}"
+    if job and kept and samples and not any(sample.each for sample in samples):  # threads do not spin under a quota
+        cores = min(kept.cores, kept.cpu_quota) if kept.cpu_quota else kept.cores
+        if job.threads > cores:
+            yield "spinning oversubscribed", f"{job.threads} threads on {cores:g} cores"
+    if load and load.swapped_bytes:
+        yield "swap", f"{load.swapped_bytes / 1e6:,.0f} MB were swapped meanwhile"
+
+
+def _spread(seconds: Sequence[float]) -> float:
+    """Between the quartiles, of the median; 0 where there are too few."""
+    if len(seconds) < _MIN_SAMPLES:
+        return 0.0
+    low, middle, high = np.percentile(seconds, [25, 50, 75])
+    return float((high - low) / middle)
+
+
+def comparable(one: Measured) -> Sequence[float]:
+    """Samples that should be equal: none where batches differ in length."""
+    job = one.unit.job
+    shapes = {(len(batch), max(batch)) for batch in job.batches} if job else set()
+    return one.series.seconds if len(shapes) == 1 else []

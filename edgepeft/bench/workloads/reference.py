@@ -1,6 +1,6 @@
 """A profile's reference: a whole encoder of its shapes through ONNX Runtime, batch 1, random weights.
 
-``settings`` of the job are the shapes of :class:`edgepeft.device.profile_schema.ReferenceEncoder`: ``n_layers``,
+``settings`` of the job are the shapes of :class:`edgepeft.device.profiles.ReferenceEncoder`: ``n_layers``,
 ``hidden_size`` d, ``intermediate_size``, ``n_heads``, ``n_tokens`` t, and ``patch_values`` p where an image's t - 1
 patches come in by a matrix [p, d]. Every layer has weights of its own, as a model's do: shared ones would stay in the
 cache.
@@ -16,12 +16,11 @@ from onnx import TensorProto, helper, numpy_helper
 
 from edgepeft.bench.planning.job import Job, Prepared
 
-__all__ = ["prepare", "reference_encoder"]
+__all__ = ["reference", "reference_encoder"]
 
 
-def prepare(job: Job) -> Prepared:
+def reference(job: Job) -> Prepared:
     """The session, and a step that is one pass."""
-
     from edgepeft.runtime.session import plain_session
 
     model, shape = reference_encoder(**job.settings)

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
@@ -23,27 +23,13 @@ from edgepeft.common.errors import EdgepeftError
 from edgepeft.device.host import groups
 from edgepeft.device.host.groups import ROOT
 
-__all__ = [
-    "DOT_PRODUCT",
-    "KNOWN_BAD",
-    "affinity",
-    "affinity_of",
-    "bad_wheels",
-    "board_name",
-    "cpu_model",
-    "cpu_quota",
-    "cpu_vendor",
-    "host_facts",
-    "isa_flags",
-    "lacks_dot_product",
-    "memory_bytes",
-    "pick_cpus",
-    "refuse_bad_wheels",
-    "saturates_in_8_bits",
-    "thread_count",
-    "usable_cores",
-    "versions",
-]
+if TYPE_CHECKING:  # a board that answers needs no profiles
+    from edgepeft.device.profiles import Profile
+
+__all__ = ["DOT_PRODUCT", "KNOWN_BAD", "Processor", "affinity", "affinity_of", "bad_wheels", "board_name", "cpu_model"]
+__all__ += ["cpu_quota", "cpu_vendor", "host_facts", "isa_flags", "lacks_dot_product", "memory_bytes"]
+__all__ += ["missing_arithmetic", "pick_cpus", "processor_of_host", "processor_of_profile", "refuse_bad_wheels"]
+__all__ += ["saturates_in_8_bits", "thread_count", "usable_cores", "versions"]
 
 _CPUS = Path("/sys/devices/system/cpu")
 _PACKAGES = ("numpy", "onnx", "onnxruntime", "tokenizers", "torch", "transformers")
@@ -259,3 +245,74 @@ def refuse_bad_wheels(*packages: str, proc: Path = groups.PROC) -> None:
     for wheel in bad_wheels(versions(), missing):
         if wheel.package in packages:
             raise EdgepeftError(wheel.sentence(cpu_model(proc)))
+
+
+_HALF = ("fphp", "asimdhp")  # arithmetic on 16-bit floating-point numbers
+
+
+@dataclass(frozen=True)
+class Processor:
+    """A device's name, and which arithmetic it is known to lack."""
+
+    name: str
+    lacks_dot_product: bool
+    lacks_half: bool
+    profile: Profile | None = None
+
+
+def processor_of_profile(profile: Profile) -> Processor:
+    """The processor of a profile; an instruction that the profile does not mention counts as there."""
+    absent, present = set(profile.isa.absent), set(profile.isa.value)
+    no_dot, no_half = (bool(absent & set(names)) and not present & set(names) for names in (DOT_PRODUCT, _HALF))
+    return Processor(profile.name, no_dot, no_half, profile)
+
+
+def processor_of_host(proc: Path = groups.PROC) -> Processor:
+    """This host, if it is an Arm one: on others ONNX Runtime has other 8-bit kernels."""
+    flags = set(isa_flags(proc))
+    return Processor(cpu_model(proc), lacks_dot_product(proc), "asimd" in flags and not flags & set(_HALF))
+
+
+def missing_arithmetic(processor: Processor, *, weights: str, fp16: bool) -> list[str]:
+    """A sentence for each kind of weights that is stored and that the processor has no arithmetic for: the backbone's
+    ``weights``, and a delta's in half precision.
+    """
+    costs = []
+    if weights == "int8" and processor.lacks_dot_product:
+        costs.append(
+            f"int8 on {processor.name}: it has no dot product ({DOT_PRODUCT[0]}), so 8-bit numbers are widened before "
+            f"they are multiplied. The file is a quarter of the size; {_published(processor.profile)}"
+        )
+    if weights == "int4" and processor.lacks_dot_product:
+        costs.append(
+            f"int4 on {processor.name}: it has no dot product ({DOT_PRODUCT[0]}), so 4-bit numbers are widened to fp32 "
+            "before they are multiplied. The file is small; whether time is lost must be measured there: edgepeft "
+            "bench --profile, on the board."
+        )
+    if fp16 and processor.lacks_half:
+        costs.append(
+            f"half precision on {processor.name}: it has no fp16 arithmetic ({_HALF[0]}), so values are widened to "
+            "fp32 when they are loaded. The file is half the size; neither time nor memory is saved."
+        )
+    return costs
+
+
+def _published(profile: Profile | None) -> str:
+    """What int8 gained on the device: with ONNX Runtime, and where nothing is known of that with any other."""
+    latencies = () if profile is None else profile.latencies
+    pairs = [
+        (slow, fast)
+        for fast in latencies
+        for slow in latencies
+        if (slow.precision, fast.precision, slow.kind, fast.kind) == ("fp32", "int8", "measured", "measured")
+        and (slow.model, slow.runtime, slow.threads) == (fast.model, fast.runtime, fast.threads)
+    ]
+    if not pairs:
+        return "whether it is faster at all must be measured there: edgepeft bench --profile, on the board."
+    own = [pair for pair in pairs if pair[0].runtime == "onnxruntime"]
+    gains = []
+    for slow, fast in own or pairs:
+        threads = "" if fast.threads is None else f", {fast.threads} thread{'s' * (fast.threads > 1)}"
+        times = f"{slow.value:g} -> {fast.value:g} ms, {fast.runtime}{threads}"
+        gains.append(f"{fast.model} {slow.value / fast.value:.2f}x ({times})")
+    return f"published gains there: {', '.join(gains)}{'' if own else '; with ONNX Runtime nothing is known'}."

@@ -26,7 +26,7 @@ import psutil
 
 from edgepeft.common.errors import DoesNotFit, EdgepeftError, UsageError
 from edgepeft.device.host.machine import affinity, affinity_of, cpu_quota, pick_cpus, usable_cores
-from edgepeft.device.limits import cgroups, launcher, placement
+from edgepeft.device.limits import launcher, placement
 from edgepeft.device.limits.placement import Emulation, InForce, LauncherReport, Limits, Placement, Unavailable
 
 __all__ = ["BACKENDS", "InForce", "LimitedProcess", "Limits", "NoMemoryToStart", "Prepare"]
@@ -161,9 +161,9 @@ Prepare = Callable[[Limits, Sequence[int] | None], Placement]
 
 # In order of preference; the last one always works.
 BACKENDS: tuple[Prepare, ...] = (
-    cgroups.prepare_v2,
-    cgroups.prepare_v1,
-    cgroups.prepare_scope,
+    placement.prepare_v2,
+    placement.prepare_v1,
+    placement.prepare_scope,
     placement.prepare_rlimit,
 )
 
@@ -175,14 +175,7 @@ class LimitedProcess:
     program if it still runs, and removes its groups; the counters stay readable afterwards.
     """
 
-    def __init__(
-        self,
-        argv: Sequence[str],
-        limits: Limits,
-        *,
-        backends: Sequence[Prepare] = BACKENDS,
-        **popen: Any,
-    ):
+    def __init__(self, argv: Sequence[str], limits: Limits, *, backends: Sequence[Prepare] = BACKENDS, **popen: Any):
         """Start it; ``backends`` are tried in order, ``popen`` is for :class:`subprocess.Popen`.
 
         Standard input and output are pipes, and errors go where this process's go, unless ``popen`` says otherwise.

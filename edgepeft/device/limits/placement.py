@@ -3,10 +3,29 @@
 A backend is a function called ``prepare...``. It makes whatever holds the limits (a cgroup, a systemd scope,
 nothing) and returns a :class:`Placement`: how the launcher enters it, how the parent
 reads back what is in force, and how it is taken down again.
+
+Control groups are child groups of cgroup v2 (Linux Documentation/admin-guide/cgroup-v2.rst), of v1 (cgroup-v1/*.rst),
+or a transient systemd scope (systemd-run(1), systemd.resource-control(5)).
+
+Under v2 the group lies inside the process's own one. Its controllers come from the own group's
+``cgroup.subtree_control``; enabling one there is refused with EBUSY while processes live in that
+group (the no-internal-process rule), unless it is the root: then systemd's scopes are the way.
+
+Under v1 each controller has a child group. The order of writes is the kernel's: memory before memory+swap,
+``cpuset.mems`` before ``cpuset.cpus``, the period before the quota.
+
+A scope is for users whose own group is not theirs to divide: ``systemd-run --scope`` starts the launcher in a group of
+its own and removes that group when its last process ends. So that the counters can be read after the work ended, a
+keeper stays in it until the parent lets go.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
+import secrets
+import shutil
+import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -19,10 +38,13 @@ from edgepeft.common.errors import UsageError
 from edgepeft.device.host import groups
 from edgepeft.device.host.groups import SMALLEST_QUOTA
 
-__all__ = ["Emulation", "InForce", "LauncherReport", "Limits", "Placement", "Unavailable", "prepare_rlimit"]
+__all__ = ["BOOTED", "Emulation", "InForce", "LauncherReport", "Limits", "Placement", "Scope", "Unavailable"]
+__all__ += ["prepare_rlimit", "prepare_scope", "prepare_v1", "prepare_v2"]
 
 
 Emulation = Literal["full", "partial", "none"]
+BOOTED = Path("/run/systemd/system")  # sd_booted(3): systemd is the init if this folder is there
+_PROBE_SECONDS = 20.0
 _SMALLEST_MEMORY = 1 << 20  # below this no process starts at all: a unit was mistaken
 
 
@@ -148,6 +170,161 @@ class Placement:
         """
         for folder in dict.fromkeys(self.folders.values()):
             groups.remove(folder)
+
+
+def prepare_v2(limits: Limits, cpus: Sequence[int] | None, proc: Path = groups.PROC) -> Placement:
+    """Make a child group with ``limits`` in it."""
+    own = groups.groups_of("self", proc).get(groups.UNIFIED)
+    if own is None:
+        raise Unavailable("cgroup v2 is not mounted")
+    offered = (groups.read(own / "cgroup.controllers") or "").split()
+    if "memory" not in offered:
+        raise Unavailable("cgroup v2 does not offer its memory controller to this process")
+    try:
+        _enable(own, "memory")
+        folder = groups.make_child(own)
+    except OSError as error:
+        raise Unavailable(f"the own cgroup v2 group {own} cannot be used ({error.strerror})") from error
+    try:
+        return _limited(folder, limits, cpus, offered)
+    except OSError as error:
+        groups.remove(folder)
+        raise Unavailable(f"cgroup v2 refuses {error.filename or folder} ({error.strerror})") from error
+    except BaseException:
+        groups.remove(folder)
+        raise
+
+
+def _enable(own: Path, controller: str) -> None:
+    enabled = groups.read(own / "cgroup.subtree_control") or ""
+    if controller not in enabled.split():
+        groups.write(own / "cgroup.subtree_control", f"+{controller}")
+
+
+def _limited(folder: Path, limits: Limits, cpus: Sequence[int] | None, offered: Sequence[str]) -> Placement:
+    both = {"memory": folder, "cpu": folder}
+    placement = Placement("cgroup v2", cpus, joins=[folder / "cgroup.procs"], folders=both)
+    if limits.memory_bytes is not None:
+        groups.write(folder / "memory.max", limits.memory_bytes)
+        if (folder / "memory.swap.max").exists():
+            groups.write(folder / "memory.swap.max", 0)
+        else:
+            placement.swap_is_not_limited()
+    if cpus is not None and "cpuset" in offered:
+        # The affinity that the launcher sets limits as well; the cpuset only makes it inescapable.
+        with contextlib.suppress(OSError):
+            _enable(folder.parent, "cpuset")
+            groups.write(folder / "cpuset.cpus", ",".join(map(str, cpus)))
+    if limits.cpu_quota is not None:
+        if "cpu" not in offered:
+            raise Unavailable("cgroup v2 does not offer its cpu controller, which a quota needs, to this process")
+        _enable(folder.parent, "cpu")
+        groups.write_quota(folder, groups.V2, limits.cpu_quota)
+    return placement
+
+
+def prepare_v1(limits: Limits, cpus: Sequence[int] | None, proc: Path = groups.PROC) -> Placement:
+    """Make child groups with ``limits`` in them."""
+    own = groups.groups_of("self", proc)
+    if "memory" not in own:
+        raise Unavailable("no cgroup v1 memory controller")
+    placement = Placement("cgroup v1", cpus, files=groups.V1)
+    try:
+        folder = placement.folders["memory"] = groups.make_child(own["memory"])
+        if limits.memory_bytes is not None:
+            groups.write(folder / "memory.limit_in_bytes", limits.memory_bytes)
+            if (folder / "memory.memsw.limit_in_bytes").exists():
+                groups.write(folder / "memory.memsw.limit_in_bytes", limits.memory_bytes)
+            else:
+                placement.swap_is_not_limited()
+        if cpus is not None and "cpuset" in own:
+            folder = placement.folders["cpuset"] = groups.make_child(own["cpuset"])
+            groups.write(folder / "cpuset.mems", groups.read(own["cpuset"] / "cpuset.mems") or "0")  # empty at first
+            groups.write(folder / "cpuset.cpus", ",".join(map(str, cpus)))
+        if limits.cpu_quota is not None:
+            if "cpu" not in own:
+                raise Unavailable("no cgroup v1 cpu controller, which a quota needs")
+            folder = placement.folders["cpu"] = groups.make_child(own["cpu"])
+            groups.write_quota(folder, groups.V1, limits.cpu_quota)
+    except OSError as error:
+        placement.remove()
+        where = error.filename or own["memory"]
+        raise Unavailable(f"the own cgroup v1 group cannot be used ({where}: {error.strerror})") from error
+    except BaseException:
+        placement.remove()
+        raise
+    placement.joins = [folder / "cgroup.procs" for folder in placement.folders.values()]
+    return placement
+
+
+@dataclass
+class Scope(Placement):
+    """One scope; which group that is, is known once the child is inside."""
+
+    backend: str = "systemd scope"
+    proc: Path = groups.PROC
+    unit: str = ""
+
+    def entered(self, report: LauncherReport) -> None:
+        """Find the scope's memory group, version 2's or 1's."""
+        own = groups.groups_of(report.pid, self.proc)
+        self.files = groups.V1 if "memory" in own else groups.V2
+        folder = own.get("memory", own.get(groups.UNIFIED))
+        if folder is None or self.unit not in folder.name:
+            raise Unavailable("systemd-run started the child outside its scope")
+        cpu = own.get("cpu") if self.files is groups.V1 else folder
+        self.folders = {"memory": folder, **({"cpu": cpu} if cpu is not None else {})}
+
+    def change_quota(self, cores: float) -> None:
+        """Set it through systemd, which may undo what others set."""
+        command = [shutil.which("systemctl") or "systemctl", "set-property", "--runtime"]
+        user = [] if os.geteuid() == 0 else ["--user"]
+        _probe([*command, *user, f"{self.unit}.scope", f"CPUQuota={_percent(cores)}"])
+
+    def remove(self) -> None:
+        """Nothing: systemd removes a scope with its last process."""
+
+
+def prepare_scope(limits: Limits, cpus: Sequence[int] | None, proc: Path = groups.PROC, booted: Path = BOOTED) -> Scope:
+    """A scope with ``limits``, tried once with a program that does nothing."""
+    program = shutil.which("systemd-run")
+    if program is None or not booted.is_dir():
+        raise Unavailable("systemd does not run here")
+    unit = f"edgepeft-{os.getpid()}-{secrets.token_hex(4)}"
+    # Delegated, a scope survives the death of one of its processes for memory (OOMPolicy=continue).
+    wanted = ["Delegate=yes"]
+    if limits.memory_bytes is not None:
+        wanted += [f"MemoryMax={limits.memory_bytes}", "MemorySwapMax=0"]
+    if cpus is not None:
+        wanted.append(f"AllowedCPUs={','.join(map(str, cpus))}")
+    if limits.cpu_quota is not None:
+        wanted.append(f"CPUQuota={_percent(limits.cpu_quota)}")
+    options = [part for property_ in wanted for part in ("-p", property_)]
+    _probe([*_command(program, f"{unit}-probe"), *options, "--", "true"])
+    return Scope(cpus=cpus, wrapper=[*_command(program, unit), *options, "--"], keeper=True, proc=proc, unit=unit)
+
+
+def _command(program: str, unit: str) -> list[str]:
+    # --collect: a scope whose process was killed for memory must not stay as a failed unit.
+    command = [program, "--scope", "--quiet", "--collect", "--no-ask-password", f"--unit={unit}"]
+    return command if os.geteuid() == 0 else [*command, "--user"]
+
+
+def _percent(cores: float) -> str:
+    """Of one core, to the tenth, which is systemd's precision (systemd.resource-control(5))."""
+    return f"{100 * cores:.1f}%".replace(".0%", "%")
+
+
+def _probe(command: list[str]) -> None:
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_PROBE_SECONDS, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise Unavailable(f"{Path(command[0]).name} does not answer ({type(error).__name__})") from error
+    if done.returncode != 0:
+        lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
+        raise Unavailable(f"{Path(command[0]).name} refused: {lines[0]}")
 
 
 def prepare_rlimit(limits: Limits, cpus: Sequence[int] | None) -> Placement:

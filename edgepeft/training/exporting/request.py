@@ -11,10 +11,10 @@ from edgepeft.bundle.manifest import Manifest
 from edgepeft.common.errors import UsageError
 from edgepeft.common.progress import messages, stages
 from edgepeft.data.rows import verify_columns
-from edgepeft.device import arithmetic
+from edgepeft.device.host import machine
 from edgepeft.device.profiles import load_profile
 from edgepeft.options.base import function_of, listed
-from edgepeft.options.export import NO_BUNDLE, ExportOptions
+from edgepeft.options.verbs import NO_BUNDLE, ExportOptions
 from edgepeft.tasks._conformal import guarantee_of
 from edgepeft.training.exporting.bundle import export_bundle
 from edgepeft.training.interop._hub_write import write_adapterhub
@@ -58,9 +58,9 @@ def export(options: ExportOptions) -> ExportResult:
     if not deltas and not templates:
         raise UsageError("give --delta, a folder that `edgepeft train` wrote, or --template, a method to start from.")
     profile = options.profile
-    processor = arithmetic.of_host() if profile is None else arithmetic.of_profile(load_profile(profile))
+    processor = machine.processor_of_host() if profile is None else machine.processor_of_profile(load_profile(profile))
     fp16 = options.delta_weights == "fp16"
-    for cost in arithmetic.missing_arithmetic(processor, weights=options.weights, fp16=fp16):
+    for cost in machine.missing_arithmetic(processor, weights=options.weights, fp16=fp16):
         messages().print(f"note: {cost}", markup=False)
     with stages(1 + len(deltas) + len(templates)) as stage:
         manifest = export_bundle(

@@ -10,7 +10,7 @@ from boards import pi4, put
 
 from edgepeft.bench.result.schema import BenchResult
 from edgepeft.bench.run import run_benchmark
-from edgepeft.options.bench import BenchOptions
+from edgepeft.options.verbs import BenchOptions
 
 FIRMWARE = "sys/devices/platform/soc/soc:firmware/get_throttled"
 

@@ -90,7 +90,7 @@ def test_the_protocol_answers_every_line_once():
 
 
 def test_an_allocation_that_fails_is_told_from_a_crash(monkeypatch):
-    from edgepeft.bench.workloads import gemm
+    from edgepeft.bench.workloads import probes
 
     for error, kind in (
         (MemoryError(), "memory"),
@@ -101,7 +101,7 @@ def test_an_allocation_that_fails_is_told_from_a_crash(monkeypatch):
         def fail(job, error=error):
             raise error
 
-        monkeypatch.setattr(gemm, "prepare", fail)
+        monkeypatch.setattr(probes, "gemm", fail)
         assert answers(GEMM.to_json())[0]["error"]["kind"] == kind
 
 

@@ -84,13 +84,16 @@ def test_on_a_board_without_pytorch_fine_tuning_stands_alone():
     assert [(u.engine, u.method) for u in units] == [("onnxruntime", "pfeiffer"), ("onnxruntime", "lora")]
 
 
-def test_jobs_name_an_existing_workload_file():
+def test_jobs_name_workloads_and_each_is_a_function_of_its_file():
     import importlib
 
-    for unit in planned(peers=[Path("m.onnx")]):
-        if unit.job:
-            module = importlib.import_module(f"edgepeft.bench.workloads.{unit.job.workload}")
-            assert callable(module.prepare)
+    from edgepeft.bench.workloads import _FILES
+
+    for file, names in _FILES.items():
+        module = importlib.import_module(f"edgepeft.bench.workloads.{file}")
+        assert all(callable(getattr(module, name)) for name in names)
+    known = {name for names in _FILES.values() for name in names}
+    assert {unit.job.workload for unit in planned(peers=[Path("m.onnx")]) if unit.job} <= known
 
 
 def test_a_job_carries_the_tasks_settings_through_json():

@@ -14,7 +14,7 @@ from edgepeft.bench.result.parts import read_document, schema_of
 from edgepeft.bench.result.schema import RESULT_SCHEMA, BenchResult, ScheduleRecord
 from edgepeft.bench.run import run_benchmark
 from edgepeft.common.errors import DataError
-from edgepeft.options.bench import BenchOptions
+from edgepeft.options.verbs import BenchOptions
 
 ROOT = Path(__file__).resolve().parents[3]
 KEPT = sorted([*(ROOT / "docs" / "benchmarks").rglob("*.json"), *(ROOT / "bench" / "baselines").rglob("*.json")])

@@ -6,7 +6,7 @@ from edgepeft.bench.measuring.measure import HostLoad, Measured, Snapshot, load_
 from edgepeft.bench.measuring.sampler import Sample, Series
 from edgepeft.bench.planning.job import Job
 from edgepeft.bench.planning.plan import Unit, UnitRole
-from edgepeft.bench.result.warnings import CHECKS, warnings_of
+from edgepeft.bench.result.rows import HINTS, warnings_of
 from edgepeft.common.errors import DoesNotFit
 from edgepeft.device.limits.limited_process import InForce
 
@@ -103,15 +103,15 @@ def test_an_interrupted_run_says_so():
 
 
 def test_every_kind_has_a_hint_or_says_itself_what_to_do():
-    assert len({check.kind for check in CHECKS}) == len(CHECKS) == 15
-    assert {check.kind for check in CHECKS if not check.hint} == {"not available", "does not fit"}
+    assert len(HINTS) == 15
+    assert {kind for kind, hint in HINTS.items() if not hint} == {"not available", "does not fit"}
 
 
 def test_warnings_are_of_the_closed_set():
     one = measured([1.0, 3.0] * 3)
     one.failure = DoesNotFit("needs 3 GB")
     one.load = HostLoad(2.0, 1.0, 1, 1)
-    assert kinds(one) <= {check.kind for check in CHECKS}
+    assert kinds(one) <= HINTS.keys()
     assert len(kinds(one)) >= 5
 
 

@@ -10,7 +10,7 @@ import pytest
 from limited import run_limited
 
 from edgepeft.common.errors import DoesNotFit
-from edgepeft.device.limits import cgroups
+from edgepeft.device.limits import placement
 from edgepeft.device.limits.limited_process import LimitedProcess, Limits
 from edgepeft.device.limits.placement import Unavailable
 
@@ -19,7 +19,7 @@ MIB = 1 << 20
 
 @pytest.fixture
 def backend(v2):
-    return partial(cgroups.prepare_v2, proc=v2.proc)
+    return partial(placement.prepare_v2, proc=v2.proc)
 
 
 def test_memory_swap_cores_and_quota_are_written_to_the_childs_group(v2, backend):
@@ -102,7 +102,7 @@ def test_a_read_only_hierarchy_is_unavailable_and_leaves_nothing(v2, backend, mo
 
 def test_without_cgroup_v2_it_is_unavailable(tmp_path):
     with pytest.raises(Unavailable, match="not mounted"):
-        cgroups.prepare_v2(Limits(1), [0], proc=tmp_path)
+        placement.prepare_v2(Limits(1), [0], proc=tmp_path)
 
 
 def test_a_group_is_removed_when_a_limit_cannot_be_written(v2, backend, monkeypatch):

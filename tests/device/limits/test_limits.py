@@ -15,12 +15,12 @@ from limited import run_limited
 
 from edgepeft.common.errors import DoesNotFit, EdgepeftError, UsageError
 from edgepeft.device.host import groups
-from edgepeft.device.limits import cgroups, placement
+from edgepeft.device.limits import placement
 from edgepeft.device.limits.limited_process import LimitedProcess, Limits
 from edgepeft.device.limits.placement import Placement, Unavailable
 
 MIB = 1 << 20
-CGROUPS = {"v2": cgroups.prepare_v2, "v1": cgroups.prepare_v1}
+CGROUPS = {"v2": placement.prepare_v2, "v1": placement.prepare_v1}
 ALLOCATE = "import sys; block = bytearray(int(sys.argv[1])); print(len(block))"
 LOOK = (
     "import json, os, resource; print(json.dumps([len(os.sched_getaffinity(0)),"

@@ -13,12 +13,12 @@ import pytest
 from edgepeft.common.errors import EdgepeftError, UsageError
 from edgepeft.device.doctor import try_limits
 from edgepeft.device.host import groups
-from edgepeft.device.limits import cgroups, placement
+from edgepeft.device.limits import placement
 from edgepeft.device.limits.limited_process import LimitedProcess, Limits
 from edgepeft.device.limits.placement import Unavailable
 
 MIB = 1 << 20
-CGROUPS = {"v2": cgroups.prepare_v2, "v1": cgroups.prepare_v1}
+CGROUPS = {"v2": placement.prepare_v2, "v1": placement.prepare_v1}
 
 
 @pytest.fixture(params=[*CGROUPS])

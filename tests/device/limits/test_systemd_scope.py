@@ -12,7 +12,7 @@ import pytest
 from limited import run_limited
 
 from edgepeft.common.errors import DoesNotFit
-from edgepeft.device.limits import cgroups, placement
+from edgepeft.device.limits import placement
 from edgepeft.device.limits.limited_process import LimitedProcess, Limits
 from edgepeft.device.limits.placement import Unavailable
 
@@ -54,7 +54,7 @@ def systemd(v2, tmp_path, monkeypatch):
 
     install()
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
-    return partial(cgroups.prepare_scope, proc=v2.proc, booted=tmp_path), log, install
+    return partial(placement.prepare_scope, proc=v2.proc, booted=tmp_path), log, install
 
 
 def keepers(folder):
@@ -137,4 +137,4 @@ def test_a_scope_that_ignored_the_memory_limit_is_only_partial(systemd):
 
 def test_without_systemd_as_init_it_is_unavailable(systemd, tmp_path):
     with pytest.raises(Unavailable, match="systemd does not run here"):
-        cgroups.prepare_scope(Limits(1), [0], booted=tmp_path / "nothing")
+        placement.prepare_scope(Limits(1), [0], booted=tmp_path / "nothing")

@@ -12,7 +12,7 @@ from tolerance import exact_logits
 from edgepeft.backbones.hooks import load_model
 from edgepeft.backbones.source import open_backbone
 from edgepeft.deploy.verify import audit
-from edgepeft.options.tune import TuneSettings
+from edgepeft.options.verbs import TuneSettings
 from edgepeft.runtime.runtime import Runtime
 from edgepeft.tuning.target import Files
 from edgepeft.tuning.tune import tune_task

@@ -207,7 +207,7 @@ def test_what_cannot_lie_beside_a_graph_is_refused_by_name(made: Path, bundle: P
     backbone = Backbone("tiny", bundle, json.loads((bundle / "config.json").read_text()))
     with pytest.raises(UsageError, match=r"has 0\.0 GB of tensors of its own \(full\).* train fewer, by lora"):
         export_bundle(backbone, [], tmp_path / "out", texts=TEXTS[:8], templates=["full"])
-    from edgepeft.options.tune import TuneSettings
+    from edgepeft.options.verbs import TuneSettings
     from edgepeft.tuning.target import Files, from_task
 
     with pytest.raises(

@@ -14,7 +14,7 @@ export const WORK = [
   { scenario: "single-stream", batch: 1, length: 16, repeats: 10 },
 ];
 export const [ROUNDS, WARMUP, MOST_TASKS] = [10, 2, 2];
-const GEMM = [1024, 768, 3072]; // as edgepeft/bench/workloads/gemm.py
+const GEMM = [1024, 768, 3072]; // as edgepeft/bench/workloads/probes.py
 const SENTENCE = "The quick brown fox jumps over the lazy dog, and nobody who sees it is surprised.";
 
 /**
