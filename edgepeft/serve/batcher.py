@@ -54,10 +54,9 @@ class Closing(Exception):
 
 @dataclass(eq=False)
 class Job:
-    """One request's rows; compared by identity.
+    """One request's rows; compared by identity.  ``tell`` has, in the event loop, each piece of a text.
 
-    ``tell`` has, in the event loop, each piece of a text, which may have ``most`` tokens.
-    """
+    Texts have ``most`` tokens, if that is given."""
 
     tasks: Sequence[str | None]
     texts: Sequence[Readable]

@@ -242,15 +242,11 @@ def _listed(asked: EmbeddingsRequest, answers: Sequence[RowResult], n_tokens: in
         if isinstance(answer, EdgepeftError):
             raise explain(answer, asked.model)
         assert isinstance(answer, VectorPrediction), "the kind of the task was looked at"
-        data.append({"object": "embedding", "index": index, "embedding": _encoded(answer.cut(asked.dimensions), asked)})
+        cut, packed = answer.cut(asked.dimensions), asked.encoding_format == "base64"
+        shown = base64.b64encode(cut.vector.astype("<f4").tobytes()).decode("ascii") if packed else cut.value
+        data.append({"object": "embedding", "index": index, "embedding": shown})
     usage = {"prompt_tokens": n_tokens, "total_tokens": n_tokens}
     return Json({"object": "list", "data": data, "model": asked.model, "usage": usage})
-
-
-def _encoded(answer: VectorPrediction, asked: EmbeddingsRequest) -> list[float] | str:
-    if asked.encoding_format == "float":
-        return answer.value
-    return base64.b64encode(answer.vector.astype("<f4").tobytes()).decode("ascii")
 
 
 def _problem(error: Exception) -> Response:
