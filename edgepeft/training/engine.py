@@ -355,7 +355,7 @@ def greedy(architecture: Architecture, longest: int, *, ends: bool = True) -> di
         do_sample=False,
         num_beams=1,
         decoder_start_token_id=decoder.start_token_id,
-        eos_token_id=decoder.end_token_id if ends else None,
+        eos_token_id=decoder.end_token_id if ends else -1,  # None would be the model's own
         pad_token_id=architecture.pad_token_id,
     )
     if decoder.goes_on:

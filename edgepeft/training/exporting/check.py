@@ -25,6 +25,7 @@ from edgepeft.deploy.verify import CANDIDATES, STEPS, DataCheck, TextCheck, in_g
 from edgepeft.runtime.inputs import texts_of, tokenized
 from edgepeft.runtime.prediction import grouping_of
 from edgepeft.tasks.base import TaskType
+from edgepeft.training.engine import generated
 
 __all__ = ["ROWS", "CheckTexts", "check_content", "check_texts", "data_check", "fitted", "shipped_texts"]
 
@@ -103,14 +104,26 @@ def check_content(delta: Delta, backbone: Backbone, model: nn.Module, texts: Seq
 
 
 def _text_check(delta: Delta, model: nn.Module, inputs: dict[str, NDArray[np.int64]]) -> TextCheck:
-    """What PyTorch goes on with greedily, and its likeliest tokens; past the end of a text too."""
+    """What PyTorch goes on with greedily, and its likeliest tokens; past the end of a text too.
+
+    What its cache gives is a guess: one pass over a whole guess says what is likeliest at each step, and that is the
+    next one.  A step's is right as soon as those before it are, so that the last is found when nothing changes.
+    """
     decoder, words = delta.architecture.decoder, min(CANDIDATES, delta.architecture.vocab_size)
     assert decoder is not None, "a delta that writes text has one"
-    tokens = decoder.starts(inputs["input_ids"], inputs["attention_mask"])[:, None]
+    starts = decoder.starts(inputs["input_ids"], inputs["attention_mask"])[:, None]
+    found = np.empty((len(starts), STEPS), np.int64)
+    for rows, group in in_groups({name: inputs[name] for name in ("input_ids", "attention_mask")}):
+        given = {name: torch.from_numpy(values) for name, values in group.items()}
+        with torch.no_grad():
+            found[rows] = generated(delta, model, given, STEPS, ends=False).numpy()
     for _ in range(STEPS):
-        best, likely = _likeliest(delta, model, {**inputs, "decoder_input_ids": tokens}, words)
-        tokens = np.concatenate([tokens, best[:, -1:, 0]], axis=1)
-    return TextCheck(inputs, tokens[:, 1:], best, likely)
+        guess, before = found, np.concatenate([starts, found[:, :-1]], axis=1)
+        best, likely = _likeliest(delta, model, {**inputs, "decoder_input_ids": before}, words)
+        found = np.ascontiguousarray(best[..., 0])
+        if np.array_equal(found, guess):
+            break
+    return TextCheck(inputs, found, best, likely)
 
 
 def _likeliest(
