@@ -9,6 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+
+pytest.importorskip("gguf", reason="pip install edgepeft[gguf]")
+
 from gguf_files import ROPE, write_gguf
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer

@@ -70,5 +70,5 @@ def test_a_number_of_layers_that_the_backbone_lacks_is_refused(named, layers: in
 
 
 def test_an_encoder_decoder_is_refused(named):
-    with pytest.raises(UsageError, match="defined on encoders; t5 has two stacks"):
+    with pytest.raises(UsageError, match="defined on encoders; t5 has a decoder"):
         TopK().n_parameters(named("t5-base"))

@@ -97,6 +97,12 @@ def test_a_layer_counts_each_time_that_it_runs_though_its_tensors_are_stored_onc
         ("roformer_chinese_base", 123.46),
         ("t5-base", 222.88),  # with the 32,100 rows of its tokenizer; counted, not run
         ("t5-small", 60.51),  # with the 32,128 rows that its checkpoint has
+        ("SmolLM2-135M", 134.515),
+        ("SmolLM2-360M", 361.82),
+        ("Qwen2.5-0.5B", 494.03),
+        ("Qwen3-0.6B", 596.05),
+        ("gemma-3-270m", 268.10),
+        ("Llama-3.2-1B", 1235.81),
     ],
 )
 def test_a_named_architecture_has_its_published_size(name, millions):
@@ -106,4 +112,4 @@ def test_a_named_architecture_has_its_published_size(name, millions):
 
 
 def test_every_shipped_architecture_is_tested_above():
-    assert len(architecture_names()) == 16
+    assert len(architecture_names()) == 22
