@@ -19,8 +19,18 @@ if TYPE_CHECKING:
     from edgepeft.bundle.bundle import Bundle
     from edgepeft.runtime.decoding import Decoding
 
-__all__ = ["Beams", "BundleFolder", "LengthPenalty", "MaxNewTokens", "NoRepeatNgram", "Variant", "command_of"]
-__all__ += ["decoding_of", "note_trainable", "written"]
+__all__ = [
+    "Beams",
+    "BundleFolder",
+    "LengthPenalty",
+    "MaxNewTokens",
+    "NoRepeatNgram",
+    "Variant",
+    "command_of",
+    "decoding_of",
+    "note_trainable",
+    "written",
+]
 
 BundleFolder = Annotated[Path, typer.Argument(help="The bundle's folder.")]
 Variant = Annotated[

@@ -34,8 +34,15 @@ from edgepeft.data.by_class import (
 if TYPE_CHECKING:
     from edgepeft.data.training_loop.run import TrainingLoopResult
 
-__all__ = ["SCORES_WIDTH", "interruptible", "say_temperature", "say_unbeaten", "say_windows", "show_errors"]
-__all__ += ["show_headline"]
+__all__ = [
+    "SCORES_WIDTH",
+    "interruptible",
+    "say_temperature",
+    "say_unbeaten",
+    "say_windows",
+    "show_errors",
+    "show_headline",
+]
 
 _MOST_CLASSES = 30  # in a table on the terminal: ten thousand would scroll the score out of sight
 _MOST_MISTAKES = 10

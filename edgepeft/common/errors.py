@@ -20,8 +20,19 @@ from contextlib import contextmanager
 from difflib import get_close_matches
 from typing import Any, ClassVar, TypeVar
 
-__all__ = ["BundleError", "DataError", "DoesNotFit", "EdgepeftError", "MissingPackage", "ThroughputRegression"]
-__all__ += ["UnknownName", "UsageError", "VerificationFailed", "named", "requiring"]
+__all__ = [
+    "BundleError",
+    "DataError",
+    "DoesNotFit",
+    "EdgepeftError",
+    "MissingPackage",
+    "ThroughputRegression",
+    "UnknownName",
+    "UsageError",
+    "VerificationFailed",
+    "named",
+    "requiring",
+]
 
 
 T = TypeVar("T")

@@ -33,8 +33,18 @@ from rich.segment import Segment
 
 from edgepeft.common.messages import printable
 
-__all__ = ["PrintableConsole", "about", "bars", "messages", "no_longer", "say", "shown_run", "shown_steps"]
-__all__ += ["signs_of_life", "stages"]
+__all__ = [
+    "PrintableConsole",
+    "about",
+    "bars",
+    "messages",
+    "no_longer",
+    "say",
+    "shown_run",
+    "shown_steps",
+    "signs_of_life",
+    "stages",
+]
 
 EVERY_S = 10.0  # a line, where no bar is drawn
 _LINES = 5  # bars that it tells of

@@ -12,8 +12,17 @@ from pathlib import Path
 
 from edgepeft.common.errors import EdgepeftError
 
-__all__ = ["cache_folder", "checksum", "data_folder", "file_identity", "package_data", "private_folder", "sha256_of"]
-__all__ += ["whole", "write_checksums"]
+__all__ = [
+    "cache_folder",
+    "checksum",
+    "data_folder",
+    "file_identity",
+    "package_data",
+    "private_folder",
+    "sha256_of",
+    "whole",
+    "write_checksums",
+]
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _CHECKOUT = _PACKAGE.parent

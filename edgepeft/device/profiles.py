@@ -28,9 +28,28 @@ from edgepeft.device.host.groups import ROOT
 from edgepeft.device.host.machine import board_name, cpu_model, usable_cores
 from edgepeft.device.limits.placement import Limits
 
-__all__ = ["SETTABLE", "Amount", "Calibration", "Cores", "Figure", "FigureKind", "Flags", "Grade", "Latency"]
-__all__ += ["MemoryFigure", "Profile", "ReferenceEncoder", "Sweep", "is_this_board", "known_profiles", "load_profile"]
-__all__ += ["profile_of_board", "toml_of", "variant_of", "with_settings"]
+__all__ = [
+    "SETTABLE",
+    "Amount",
+    "Calibration",
+    "Cores",
+    "Figure",
+    "FigureKind",
+    "Flags",
+    "Grade",
+    "Latency",
+    "MemoryFigure",
+    "Profile",
+    "ReferenceEncoder",
+    "Sweep",
+    "is_this_board",
+    "known_profiles",
+    "load_profile",
+    "profile_of_board",
+    "toml_of",
+    "variant_of",
+    "with_settings",
+]
 
 FigureKind = Literal["measured", "spec", "derived", "unsourced"]
 Grade = Literal["A", "B", "C", "D", "E"]

@@ -43,8 +43,19 @@ from edgepeft.options.base import (
     settings_of,
 )
 
-__all__ = ["METHOD", "NO_BUNDLE", "BenchOptions", "EvalOptions", "ExportOptions", "SweepOptions", "TrainOptions"]
-__all__ += ["TrainRequest", "TrainSettings", "TuneOptions", "TuneSettings"]
+__all__ = [
+    "METHOD",
+    "NO_BUNDLE",
+    "BenchOptions",
+    "EvalOptions",
+    "ExportOptions",
+    "SweepOptions",
+    "TrainOptions",
+    "TrainRequest",
+    "TrainSettings",
+    "TuneOptions",
+    "TuneSettings",
+]
 
 METHOD = "lora"  # of a task that names none: as good as full fine-tuning in docs/methods.md, and PEFT has it too
 NO_BUNDLE = (

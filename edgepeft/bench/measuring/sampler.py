@@ -26,8 +26,22 @@ from typing import Protocol
 from edgepeft.common.errors import DoesNotFit, EdgepeftError
 from edgepeft.device.host.sensors import Conditions, Meter, Sensors
 
-__all__ = ["NO_BOUND", "Budget", "Rule", "Sample", "Schedule", "Series", "Steppable", "Watched", "half_width"]
-__all__ += ["precise", "round_orders", "sample_rounds", "steady", "throttled_samples"]
+__all__ = [
+    "NO_BOUND",
+    "Budget",
+    "Rule",
+    "Sample",
+    "Schedule",
+    "Series",
+    "Steppable",
+    "Watched",
+    "half_width",
+    "precise",
+    "round_orders",
+    "sample_rounds",
+    "steady",
+    "throttled_samples",
+]
 
 
 @dataclass(frozen=True)

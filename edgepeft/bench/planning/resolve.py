@@ -17,8 +17,15 @@ from edgepeft.device.host.machine import refuse_bad_wheels
 from edgepeft.device.profiles import Profile
 from edgepeft.options.verbs import BenchOptions
 
-__all__ = ["ENGINES", "WORKLOADS", "ResolvedRequest", "check_request", "random_options", "resolve_request"]
-__all__ += ["workloads_of"]
+__all__ = [
+    "ENGINES",
+    "WORKLOADS",
+    "ResolvedRequest",
+    "check_request",
+    "random_options",
+    "resolve_request",
+    "workloads_of",
+]
 
 _NEW_TOKENS = 32
 _NO_TORCH = "PyTorch is not installed (pip install 'edgepeft[train]')"

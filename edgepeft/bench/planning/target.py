@@ -36,8 +36,18 @@ from edgepeft.tasks.base import stated
 if TYPE_CHECKING:
     from edgepeft.bundle.delta import Delta
 
-__all__ = ["BenchSubject", "fresh_delta", "manifest_of", "open_subject", "random_subject", "texts_of"]
-__all__ += ["torch_installed", "write_random_checkpoint", "write_random_tokenizer", "write_task"]
+__all__ = [
+    "BenchSubject",
+    "fresh_delta",
+    "manifest_of",
+    "open_subject",
+    "random_subject",
+    "texts_of",
+    "torch_installed",
+    "write_random_checkpoint",
+    "write_random_tokenizer",
+    "write_task",
+]
 
 _NO_CHECK = "0" * 64  # a benchmark's random task has no check file, and is never shipped
 _DIGITS = "0123456789"  # of a decoder, which writes the labels: they are numbers

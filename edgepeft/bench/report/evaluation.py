@@ -29,8 +29,16 @@ from edgepeft.tasks.base import stated
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["CARD_FILE", "DELTA_FORMAT", "EVAL_SCHEMA", "EvalSummary", "TrainingCard", "evaluation_of", "evaluations"]
-__all__ += ["trainings"]
+__all__ = [
+    "CARD_FILE",
+    "DELTA_FORMAT",
+    "EVAL_SCHEMA",
+    "EvalSummary",
+    "TrainingCard",
+    "evaluation_of",
+    "evaluations",
+    "trainings",
+]
 
 EVAL_SCHEMA = "edgepeft.eval/1"
 CARD_FILE, DELTA_FORMAT = "delta.json", "edgepeft.delta/1"  # as edgepeft.bundle.delta writes them, which needs PyTorch

@@ -12,11 +12,34 @@ from pydantic import Field, JsonValue
 
 from edgepeft.bench.result.parts import GemmRates, HostRecord, Number, Part, Positive, ProfileRecord
 
-__all__ = ["RESULT_SCHEMA", "AgainstRatio", "AgainstRecord", "BenchHost", "BenchResult", "BenchRow", "BoardRecord"]
-__all__ += ["CalibrationRecord", "CeilingsRecord", "ClassTimeRecord", "EnergyRecord", "LatencyRecord", "LengthsRecord"]
-__all__ += ["MetricsRecord", "ModelRecord", "OperatorRecord", "PairedRatio", "PredictionRecord", "ProfiledPass"]
-__all__ += ["RatioRecord", "ResidualRecord", "RowKey", "ScheduleRecord", "StatisticsRecord", "TaskRecord"]
-__all__ += ["TrialRecord"]
+__all__ = [
+    "RESULT_SCHEMA",
+    "AgainstRatio",
+    "AgainstRecord",
+    "BenchHost",
+    "BenchResult",
+    "BenchRow",
+    "BoardRecord",
+    "CalibrationRecord",
+    "CeilingsRecord",
+    "ClassTimeRecord",
+    "EnergyRecord",
+    "LatencyRecord",
+    "LengthsRecord",
+    "MetricsRecord",
+    "ModelRecord",
+    "OperatorRecord",
+    "PairedRatio",
+    "PredictionRecord",
+    "ProfiledPass",
+    "RatioRecord",
+    "ResidualRecord",
+    "RowKey",
+    "ScheduleRecord",
+    "StatisticsRecord",
+    "TaskRecord",
+    "TrialRecord",
+]
 
 RESULT_SCHEMA = "edgepeft.bench/1"
 RowKey = tuple[str | float | None, ...]  # what a row measured; two rows of one file never share it

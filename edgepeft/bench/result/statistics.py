@@ -14,8 +14,18 @@ from numpy.typing import NDArray
 
 from edgepeft.bench.result.schema import StatisticsRecord
 
-__all__ = ["CONFIDENCE", "Ratio", "drift", "instances_per_minute", "outliers", "paired_ratio", "percentile"]
-__all__ += ["ratio_of_medians", "ratio_of_totals", "summarised"]
+__all__ = [
+    "CONFIDENCE",
+    "Ratio",
+    "drift",
+    "instances_per_minute",
+    "outliers",
+    "paired_ratio",
+    "percentile",
+    "ratio_of_medians",
+    "ratio_of_totals",
+    "summarised",
+]
 
 CONFIDENCE = 0.95
 _RESAMPLES = 4000  # the interval's ends then move by less than a tenth of its width between seeds

@@ -38,8 +38,20 @@ from edgepeft.common.errors import UsageError
 from edgepeft.device.host import groups
 from edgepeft.device.host.groups import SMALLEST_QUOTA
 
-__all__ = ["BOOTED", "Emulation", "InForce", "LauncherReport", "Limits", "Placement", "Scope", "Unavailable"]
-__all__ += ["prepare_rlimit", "prepare_scope", "prepare_v1", "prepare_v2"]
+__all__ = [
+    "BOOTED",
+    "Emulation",
+    "InForce",
+    "LauncherReport",
+    "Limits",
+    "Placement",
+    "Scope",
+    "Unavailable",
+    "prepare_rlimit",
+    "prepare_scope",
+    "prepare_v1",
+    "prepare_v2",
+]
 
 
 Emulation = Literal["full", "partial", "none"]
