@@ -126,3 +126,15 @@ def given_away(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], int]:
         return folder.stat().st_uid
 
     return give
+
+
+@pytest.fixture(scope="session")
+def several_texts(tiny: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle of a tiny T5 with ``writing.TASKS``, which write text, and ``mood``, which has labels.  Not to be
+    written to.
+    """
+    from once import made_once
+    from writing import END, export_several
+
+    backbone = tiny("t5", eos_token_id=END)
+    return made_once(tmp_path_factory, "several-texts", lambda folder: export_several(backbone, folder)) / "bundle"

@@ -211,11 +211,6 @@ class Decoder:
     scale: float
     max_distance: int
 
-    @property
-    def goes_on(self) -> bool:
-        """Whether a text goes on with what was read, in the same layers."""
-        return self.start_token_id is None
-
     def starts(self, ids: NDArray[np.int64], mask: NDArray[Any]) -> NDArray[np.int64]:
         """int64 [B]: the token after which each row's text begins, of rows [B, S]."""
         if self.start_token_id is not None:
@@ -271,6 +266,11 @@ class Architecture:
     def placeholder_token_id(self) -> int:
         """A token for places whose embedding is overwritten; any will do that is not padding."""
         return 1 if self.pad_token_id == 0 else 0
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether it is a decoder alone: a text goes on with what was read, in the same layers."""
+        return self.decoder is not None and self.decoder.start_token_id is None
 
     @property
     def n_parameters(self) -> int:

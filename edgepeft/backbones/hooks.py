@@ -44,9 +44,8 @@ def load_model(backbone: Backbone, attention: str | None = None) -> nn.Module:
     transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # it announces the unused pooler of every such checkpoint
     transformers.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
-        decoder = backbone.architecture.decoder
-        of: Any = transformers.AutoModel if decoder is None else transformers.AutoModelForSeq2SeqLM
-        of = transformers.AutoModelForCausalLM if decoder and decoder.goes_on else of
+        of: Any = transformers.AutoModelForSeq2SeqLM if backbone.architecture.decoder else transformers.AutoModel
+        of = transformers.AutoModelForCausalLM if backbone.architecture.goes_on else of
         model: nn.Module = of.from_pretrained(str(backbone.folder), attn_implementation=attention, dtype=torch.float32)
     except (OSError, ValueError, RuntimeError, KeyError) as error:
         raise BundleError(f"transformers cannot load {backbone.folder}: {error}") from error

@@ -147,8 +147,7 @@ class TextEncoder:
 
 def text_encoder(path: Path, architecture: Architecture) -> TextEncoder:
     """What reads texts for a backbone; one that goes on with them keeps their ends."""
-    keeps_end = architecture.decoder is not None and architecture.decoder.goes_on
-    return TextEncoder(path, architecture.inputs, architecture.pad_token_id, keeps_end)
+    return TextEncoder(path, architecture.inputs, architecture.pad_token_id, keeps_end=architecture.goes_on)
 
 
 def _no_room(name: str, kept: int | None, room: int, of: tuple[int, int], second: bool) -> str:

@@ -154,8 +154,10 @@ class Delta(nn.Module):
             def run(**given: Any) -> Any:
                 return torch.func.functional_call(model, overrides, (), given, tie_weights=False)
 
+            if self.card.writes and self.architecture.goes_on:
+                return logits_that_go_on(run, inputs)
             if self.card.writes:
-                pooled = logits_that_go_on(run, inputs) if self._goes_on else run(**inputs, use_cache=False).logits
+                pooled = run(**inputs, use_cache=False).logits
                 return pooled
             if self.trie is not None:
                 pooled = edge_logits(run, inputs, self.trie)
@@ -172,12 +174,8 @@ class Delta(nn.Module):
 
     def prompted(self, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """The inputs with room for the prompt in front, ending in the last column where text goes on with them."""
-        inputs = padded_in_front(inputs) if self._goes_on else inputs
+        inputs = padded_in_front(inputs) if self.architecture.goes_on else inputs
         return prompted(inputs, self.card.prompt_length, self.architecture.placeholder_token_id)
-
-    @property
-    def _goes_on(self) -> bool:
-        return self.architecture.decoder is not None and self.architecture.decoder.goes_on
 
     @contextlib.contextmanager
     def within(self, model: nn.Module, own: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
@@ -334,8 +332,7 @@ def _reads(head: type[Head], backbone: Backbone) -> Any:
 
 
 def _require_fitting(backbone: Backbone, head: type[Head], kind: TaskType) -> None:
-    decoder = backbone.architecture.decoder
-    if decoder is not None and decoder.goes_on and not (kind.writes or head.per_token or head.bare):
+    if backbone.architecture.goes_on and not (kind.writes or head.per_token or head.bare):
         raise UsageError(
             f"{backbone.source} writes text and scores no labels; use an encoder, which is quicker and no worse at it, "
             "or --kind text with --source and --target."

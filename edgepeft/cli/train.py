@@ -45,8 +45,8 @@ def command(
     with interruptible():
         result = run(options)
     if result.truncated:
-        longest, decoder = result.delta.card.max_length, result.delta.architecture.decoder
-        lost = "beginnings (--max-length)" if decoder and decoder.goes_on else "ends (--max-length, or --long windows)"
+        longest, ends = result.delta.card.max_length, "ends (--max-length, or --long windows)"
+        lost = "beginnings (--max-length)" if result.delta.architecture.goes_on else ends
         say(f"note: {result.truncated} texts were longer than {longest} tokens and lost their {lost}.")
     if result.cut:
         most = result.delta.card.max_target_length

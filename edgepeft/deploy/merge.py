@@ -218,7 +218,7 @@ def _write_text_model(bundle: Bundle, task: str, folder: Path) -> Verification:
     """
     architecture, width = bundle.architecture, bundle.architecture.hidden_size
     assert architecture.decoder is not None, "it has a graph"
-    if architecture.decoder.goes_on:
+    if architecture.goes_on:
         raise UsageError(
             f"task {task} writes text with a {architecture.model_type}; tasks of encoders and of a T5 are merged. Give "
             "the trained delta to PEFT instead (edgepeft export --to-peft), and merge it there."

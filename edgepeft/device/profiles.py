@@ -34,11 +34,8 @@ __all__ = [
     "Calibration",
     "Cores",
     "Figure",
-    "FigureKind",
     "Flags",
-    "Grade",
     "Latency",
-    "MemoryFigure",
     "Profile",
     "ReferenceEncoder",
     "Sweep",
@@ -321,8 +318,7 @@ def load_profile(name_or_path: str | Path) -> Profile:
 
 def variant_of(name: str, settings: Iterable[str]) -> str:
     """The name by which ``load_profile`` makes that variant: ``rpi4`` with ``memory=2GB`` is ``rpi4:memory=2GB``."""
-    listed = ",".join(settings)
-    return f"{name}{',' if ':' in name else ':'}{listed}" if listed else name
+    return f"{name}{',' if ':' in name else ':'}{listed}" if (listed := ",".join(settings)) else name
 
 
 def _read(path: Path) -> Profile:
@@ -339,21 +335,17 @@ def _read(path: Path) -> Profile:
 
 def _sentence(one: dict[str, Any]) -> str:
     path = [str(part) for part in one["loc"]]
-    where = ".".join(path)
-    if one["type"] == "extra_forbidden":
-        part = _TABLES.get(path[0], Profile) if len(path) > 1 else Profile
-        known = sorted(part.model_fields)
-        close = get_close_matches(path[-1], known, n=1)
-        hint = f" (did you mean {close[0]!r}?)" if close else ""
-        return f"unknown key {where!r}{hint}, known there: {', '.join(known)}"
-    return mistake(one, "the file")
+    if one["type"] != "extra_forbidden":
+        return mistake(one, "the file")
+    known = sorted((_TABLES.get(path[0], Profile) if len(path) > 1 else Profile).model_fields)
+    hint = "".join(f" (did you mean {close!r}?)" for close in get_close_matches(path[-1], known, n=1))
+    return f"unknown key {'.'.join(path)!r}{hint}, known there: {', '.join(known)}"
 
 
 def toml_of(document: Mapping[str, Any], comment: str = "") -> str:
     """A profile as the TOML file that it is read from; ``comment`` becomes its first lines."""
     json.dumps(document, allow_nan=False)
-    head = "".join(f"# {line}\n" for line in comment.splitlines())
-    return head + tomli_w.dumps(document)
+    return "".join(f"# {line}\n" for line in comment.splitlines()) + tomli_w.dumps(document)
 
 
 SETTABLE = ("memory",)
@@ -398,13 +390,11 @@ def is_this_board(profile: Profile, root: Path = ROOT) -> bool:
 
     A PC has no name of its own: it needs the processor's whole name, which many have, and as many cores.
     """
-    name = board_name(root)
-    if name is not None:
+    if (name := board_name(root)) is not None:
         return any(name.startswith(board) for board in profile.boards)
     return cpu_model(root / "proc") in profile.boards and usable_cores() == profile.cores.value
 
 
 def profile_of_board(root: Path = ROOT) -> Profile | None:
     """The shipped profile of this board; None where there is none."""
-    profiles = (load_profile(name) for name in known_profiles())
-    return next((profile for profile in profiles if is_this_board(profile, root)), None)
+    return next((known for known in map(load_profile, known_profiles()) if is_this_board(known, root)), None)

@@ -220,7 +220,7 @@ class Generator:
             UsageError: the row leaves no position.
         """
         room = self._bundle.architecture.max_length - length
-        if not self.decoder.goes_on:
+        if not self._bundle.architecture.goes_on:
             return asked
         if room < 1:
             raise UsageError(

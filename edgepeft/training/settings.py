@@ -105,8 +105,7 @@ def filled(
     # Heads on the first token follow the papers, which have one rate for all.
     head_rate = MEAN_HEAD_RATE if backbone.pooling is Pooling.MEAN else rate
     of_target = (options.max_target_length or min(MAX_LENGTH, longest_target)) if kind.writes else None
-    decoder = backbone.architecture.decoder
-    shared = (of_target or 0) if decoder is not None and decoder.goes_on else 0  # positions of a text that goes on
+    shared = (of_target or 0) if backbone.architecture.goes_on else 0  # positions of a text that goes on
     of_text = options.max_length or min(MAX_LENGTH, longest - shared)
     if of_text + shared > longest or of_text < 1:
         raise UsageError(

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
 from deltas import TEXTS
-from once import made_once
 from onnx import numpy_helper
 from optimum_classes import optimum_class
-from writing import END, export_several
+from writing import END
 
 from edgepeft.bundle.bundle import Bundle
 from edgepeft.common.errors import VerificationFailed
@@ -25,9 +23,8 @@ WORDS = [text.first for text in TEXTS[:6]]
 
 
 @pytest.fixture(scope="module")
-def bundle(tiny: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    backbone = tiny("t5", eos_token_id=END)
-    return made_once(tmp_path_factory, "several-texts", lambda folder: export_several(backbone, folder)) / "bundle"
+def bundle(several_texts: Path) -> Path:
+    return several_texts
 
 
 @pytest.mark.parametrize("task", ["lora-1", "r-1", "full"])

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from once import made_once
 from tiny import SIZES
 from verbs import edgepeft
-from writing import END, export_several
 
 from edgepeft.bundle.bundle import Bundle
 from edgepeft.common.errors import UsageError
@@ -23,9 +20,8 @@ T5 = SIZES["t5"]
 
 
 @pytest.fixture(scope="module")
-def bundle(tiny: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    backbone = tiny("t5", eos_token_id=END)
-    return made_once(tmp_path_factory, "several-texts", lambda folder: export_several(backbone, folder)) / "bundle"
+def bundle(several_texts: Path) -> Path:
+    return several_texts
 
 
 def products(rows: int, length: int, steps: int, beams: int) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,18 +12,15 @@ import pytest
 pytest.importorskip("uvicorn", reason="needs pip install edgepeft[serve]")
 
 from deltas import TEXTS
-from once import made_once
 from served import Served, serving
-from writing import END, export_several
 
 WORDS = [text.first for text in TEXTS]
 ROWS = [("lora-1", WORDS[5]), ("lora-0", WORDS[20]), ("full", WORDS[2])]
 
 
 @pytest.fixture(scope="module")
-def bundle(tiny: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    backbone = tiny("t5", eos_token_id=END)
-    return made_once(tmp_path_factory, "several-texts", lambda folder: export_several(backbone, folder)) / "bundle"
+def bundle(several_texts: Path) -> Path:
+    return several_texts
 
 
 @pytest.fixture(scope="module")

@@ -16,10 +16,8 @@ import pytest
 pytest.importorskip("uvicorn", reason="needs pip install edgepeft[serve]")
 
 from deltas import TEXTS
-from once import made_once
 from served import Served, serving
 from starlette.responses import StreamingResponse
-from writing import END, export_several
 
 from edgepeft.common.errors import BundleError, DoesNotFit
 from edgepeft.runtime.decoding import Decoding
@@ -34,9 +32,8 @@ WORDS = [text.first for text in TEXTS]
 
 
 @pytest.fixture(scope="module")
-def bundle(tiny: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    backbone = tiny("t5", eos_token_id=END)
-    return made_once(tmp_path_factory, "several-texts", lambda folder: export_several(backbone, folder)) / "bundle"
+def bundle(several_texts: Path) -> Path:
+    return several_texts
 
 
 @pytest.fixture(scope="module")

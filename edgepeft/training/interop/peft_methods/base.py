@@ -149,10 +149,9 @@ def peft_methods() -> dict[str, type[PeftConfig]]:
 
 def task_types(backbone: Backbone) -> Mapping[str, str]:
     """What PEFT calls the kinds of models of that backbone -> how transformers' class for it ends; the usual first."""
-    decoder = backbone.architecture.decoder
-    if decoder is None:
+    if backbone.architecture.decoder is None:
         return _TASK_TYPES
-    return {"CAUSAL_LM": CAUSAL} if decoder.goes_on else {"SEQ_2_SEQ_LM": GENERATION}
+    return {"CAUSAL_LM": CAUSAL} if backbone.architecture.goes_on else {"SEQ_2_SEQ_LM": GENERATION}
 
 
 def read_peft_config(folder: Path, types: Collection[str]) -> PeftConfig:
