@@ -1,11 +1,15 @@
 """The rule by which ONNX Runtime is held against PyTorch."""
 
+import contextlib
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
+from edgepeft.backbones.base import Decoder
 from edgepeft.bundle.manifest import allowed_for
 from edgepeft.common.errors import BundleError, VerificationFailed
-from edgepeft.deploy.verify import compare_logits, pack_check, read_check, replay, require_passed
+from edgepeft.deploy.verify import TextCheck, compare_logits, pack_check, read_check, replay, require_passed
 from edgepeft.tasks.base import same_best
 from edgepeft.tasks.regression import Regression
 
@@ -124,3 +128,16 @@ def test_half_precision_keeps_every_clear_decision():
     require_passed("t", compare_logits(REFERENCE, moved(0, 0, 1.9e-2), allowed_for("fp32", "fp16")))
     with pytest.raises(VerificationFailed):
         require_passed("t", compare_logits(REFERENCE, moved(0, 0, 2.1e-2), allowed_for("fp32", "fp16")))
+
+
+@pytest.mark.parametrize(("by", "passes"), [(3e-4, True), (9e-4, False)])
+def test_a_log_probability_of_text_may_differ_by_a_share_of_the_largest(by, passes):
+    words = np.array([[-40, -40, -0.5, -1.5, -20]], np.float32)
+    likely = (words - np.log(np.exp(words).sum()))[:, None, 2:]  # about -0.3, -1.3 and -19.8: 4e-4 may they differ by
+    inputs = {name: np.array([[7]]) for name in ("input_ids", "attention_mask")}
+    check = TextCheck(inputs, np.array([[2]]), np.array([[[2, 3, 4]]]), likely)
+    state = SimpleNamespace(step=lambda ids, order: words + np.array([0, 0, 0, 0, by], np.float32))
+    result = check.compare(lambda inputs: state, Decoder(0, 1, 1.0, 0))
+    assert result.tolerance == pytest.approx(2e-5 * 19.813, rel=1e-3)
+    with contextlib.nullcontext() if passes else pytest.raises(VerificationFailed):
+        require_passed("t", result)
