@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from edgepeft.backbones.base import Architecture
 from edgepeft.backbones.tokens import Text, TextEncoder, TokenBatch
 from edgepeft.bundle.bundle import Bundle
+from edgepeft.bundle.manifest import TaskEntry
 from edgepeft.common.errors import DataError
 from edgepeft.data.pattern import UnreadableRow, pattern
 from edgepeft.data.row_grouping import Spread
@@ -167,10 +168,10 @@ class Tokenizing:
                 self.truncation.windows = self.truncation.windows.and_of(Spread.of(batch.per_text), answers)
         return batch
 
-    def count(self, texts: Sequence[str], max_length: int, kind: TaskType) -> int:
-        """How many tokens are read, of cut texts as far as they are, of others in all windows."""
+    def count(self, texts: Sequence[str], entry: TaskEntry) -> int:
+        """How many tokens a task reads, its source's too: of cut texts as far as they are, of others in all windows."""
         with self._lock:
-            batch = tokenized(self.encoder(), texts_of(texts), max_length, kind)
+            batch = tokenized(self.encoder(), texts_of(texts, entry.source), entry.max_length, entry.task_kind)
         return int(batch.inputs["attention_mask"].sum())
 
 

@@ -393,5 +393,4 @@ class Runtime(TextTasks):
         Raises:
             UnknownName: no such task.
         """
-        entry = self.bundle.entry(task)
-        return self._tokenizing.count(texts, entry.max_length, entry.task_kind)
+        return self._tokenizing.count(texts, self.bundle.entry(task))

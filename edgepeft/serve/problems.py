@@ -19,7 +19,7 @@ from edgepeft.data.pattern import UnreadableRow
 from edgepeft.serve.batcher import Closing, DeadlinePassed, QueueFull
 from edgepeft.serve.trial import Untried
 
-__all__ = ["HANDLERS", "HEADERS", "Json", "Refused", "explain", "fault", "problem", "refusal_of"]
+__all__ = ["HANDLERS", "HEADERS", "KEYS", "Json", "Refused", "explain", "fault", "problem", "refusal_of"]
 
 log = logging.getLogger("edgepeft.serve")
 
@@ -86,14 +86,12 @@ def explain(error: EdgepeftError, task: str | None) -> Refused:
     return Refused(500, "internal", "the service failed; its log says why.")
 
 
-# What requests may have, and an answer may name.
-_KEYS = {"rows", "text", "second", "candidates", "fields", "task", "label", "template", "steps", "epochs", "lr"}
-_KEYS |= {"head_lr", "batch_size", "seed", "model", "input", "encoding_format", "dimensions", "user"}
+KEYS = set[str]()  # what requests may have, and an answer may name; each endpoint adds its own
 
 
 def _invalid(error: ValidationError) -> Refused:
     """The first thing that is wrong; what was sent is not repeated."""
-    said = in_words(error, "the body", _KEYS)
+    said = in_words(error, "the body", KEYS)
     if any(one["type"] == "json_invalid" for one in listed_mistakes(error)[:1]):
         return Refused(400, "not_json", f"{said}.")
     return Refused(422, "invalid", f"{said}; /docs shows what is asked for.")

@@ -25,7 +25,7 @@ from edgepeft.serve import schemas
 from edgepeft.serve.batcher import Batcher
 from edgepeft.serve.guard import AUTHORIZED, check_taught, check_texts, deadline_of, parsed_body
 from edgepeft.serve.metrics import ServiceMetrics
-from edgepeft.serve.problems import Json, Refused, explain, fault, refusal_of
+from edgepeft.serve.problems import KEYS, Json, Refused, explain, fault, refusal_of
 from edgepeft.serve.service import Service
 from edgepeft.serve.settings import Settings
 from edgepeft.serve.tuning import Jobs
@@ -99,6 +99,12 @@ class Endpoint:
     status: int = 200
     refusals: tuple[int, ...] = ()
     kind: str = "text/plain"  # of an answer that is no JSON
+
+    def __post_init__(self) -> None:
+        if self.body is not None:
+            schema = self.body.model_json_schema()
+            for part in (schema, *schema.get("$defs", {}).values()):
+                KEYS.update(part.get("properties", ()))
 
 
 def _serving(request: Request) -> Serving:

@@ -22,6 +22,7 @@ from edgepeft.backbones.source import open_backbone
 from edgepeft.backbones.text import BEFORE, LOGITS
 from edgepeft.common.errors import UsageError
 from edgepeft.runtime.decoding import Decoding
+from edgepeft.runtime.runtime import Runtime
 from edgepeft.training.exporting.bundle import export_bundle, write_backbone
 from edgepeft.training.interop.base import ImportRequest, importer_of
 from edgepeft.training.interop.peft import write_peft
@@ -198,3 +199,12 @@ def test_eight_bits_are_rounded_in_groups_and_a_table_of_words_too(tmp_path: Pat
             expected = bare.model(input_ids=ids).logits[0, -1].numpy()
             # Activations have 8 bits too, in groups of their own: 2 ** -8 of what is summed, in each of 15 products.
             assert np.abs(found[i] - expected).max() < 15 * 2**-8 * np.abs(expected).max()
+
+
+def test_tokens_of_a_request_are_counted_with_the_tasks_source(tiny: Callable[..., Path], tmp_path: Path):
+    backbone = open_backbone(str(tiny("llama")))
+    template = {"source": "w9 {text} w10 w11"}
+    delta = random_delta(backbone, "lora", "t", None, settings={"rank": 2}, head="text", template=template)
+    export_bundle(backbone, [saved(delta, tmp_path / "delta")], tmp_path / "bundle", texts=TEXTS[:8])
+    with Runtime(tmp_path / "bundle", threads=1, cache=False) as runtime:
+        assert runtime.n_tokens("t", ["w5 w6", "w5"]) == (2 + 3 + 2) + (1 + 3 + 2)  # [CLS] and [SEP] are two each
