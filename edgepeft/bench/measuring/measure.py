@@ -176,7 +176,7 @@ def _measure_together(
         series = sample_rounds(
             {label: watch(worker) for label, worker in workers.items()},
             schedule,
-            schedule.rule(next(iter(one.unit.job.batches for one in group if one.unit.job), ())),
+            enough=partial(schedule.is_met, batches=next((one.unit.job.batches for one in group if one.unit.job), ())),
             warmed=throttle,
             progress=lambda done, total: progress(workload, done, total),
             seldom=[one.unit.label for name, one in probes.items() if name != "reference"],

@@ -18,7 +18,6 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from functools import partial
 from math import ceil, floor, sqrt
 from statistics import median
 from typing import Protocol
@@ -29,7 +28,6 @@ from edgepeft.device.host.sensors import Conditions, Meter, Sensors
 __all__ = [
     "NO_BOUND",
     "Budget",
-    "Rule",
     "Sample",
     "Schedule",
     "Series",
@@ -42,6 +40,9 @@ __all__ = [
     "steady",
     "throttled_samples",
 ]
+
+_Z = 1.959964  # of a two-sided 95 % interval
+_STEADY = 0.05  # between the last warm-up step and the best of those before
 
 
 @dataclass(frozen=True)
@@ -173,6 +174,35 @@ def round_orders(
         yield order
 
 
+def half_width(samples: Sequence[float]) -> float:
+    """Half the median's 95 % interval as a share of the median; infinite for fewer than six samples."""
+    n = len(samples)
+    if n < 6:  # the extremes themselves hold the median with less than 95 %
+        return float("inf")
+    ordered = sorted(samples)
+    low = floor((n - _Z * sqrt(n)) / 2)
+    high = ceil((n + _Z * sqrt(n)) / 2)
+    return (ordered[min(high, n - 1)] - ordered[max(low - 1, 0)]) / (2 * median(samples))
+
+
+def precise(series: Mapping[str, Series], work: Mapping[int, float], precision: float) -> bool:
+    """Whether all medians are known within ``precision``; ``work``: batch number -> relative size."""
+    alive = [one for one in series.values() if one.alive]
+    pairs = (zip(one.seconds, one.batches, strict=True) for one in alive)
+    return all(half_width([seconds / work.get(batch, 1.0) for seconds, batch in each]) <= precision for each in pairs)
+
+
+def steady(series: Mapping[str, Series]) -> bool:
+    """Whether every unit's last warm-up step was about as fast as its best before; two steps are needed."""
+    warmups = [[sample.seconds for sample in one.warmup] for one in series.values() if one.alive]
+    return all(
+        len(seconds) > 1
+        and seconds[-1] <= (1 + _STEADY) * min(seconds[:-1])
+        and seconds[-1] >= (1 - _STEADY) * seconds[-2]
+        for seconds in warmups
+    )
+
+
 @dataclass(frozen=True)
 class Schedule:
     """How long to measure: batches to warm up on, rounds, seconds a workload, the order's seed."""
@@ -188,33 +218,18 @@ class Schedule:
     probe_every: int = 1  # rounds, of the GEMM probes
     together: int = 1  # rounds that are begun in spite of ``max_seconds`` where the first of them was
 
-    def rule(self, batches: Sequence[Sequence[int]]) -> Rule:
-        """When to stop early; a batch's weight is its number of tokens."""
-        if self.precision is None or self.min_rounds is None:
-            return Rule(more_warmup=self.more_warmup, steady=steady)
+    def is_met(self, series: Mapping[str, Series], batches: Sequence[Sequence[int]]) -> bool:
+        """Whether every median is known within ``precision``; a batch's weight is its number of tokens."""
         work = {number: float(sum(batch)) for number, batch in enumerate(batches)}
-        enough = partial(precise, work=work, precision=self.precision)
-        return Rule(self.min_rounds, enough, self.more_warmup, steady)
-
-
-@dataclass(frozen=True)
-class Rule:
-    """When to stop before all rounds are done: after ``least`` of them, as soon as they are ``enough``.
-
-    Up to ``more_warmup`` further rounds of warming up are done until they are ``steady``.
-    """
-
-    least: int = 1
-    enough: Callable[[Mapping[str, Series]], bool] = lambda series: False
-    more_warmup: int = 0
-    steady: Callable[[Mapping[str, Series]], bool] = lambda series: True
+        return self.precision is not None and precise(series, work, self.precision)
 
 
 def sample_rounds(
     units: Mapping[str, Steppable],
     schedule: Schedule,
-    rule: Rule | None = None,
     *,
+    enough: Callable[[Mapping[str, Series]], bool] = lambda series: False,
+    is_steady: Callable[[Mapping[str, Series]], bool] = steady,
     clock: Callable[[], float] = time.monotonic,
     warmed: Callable[[], None] = lambda: None,
     progress: Callable[[int, int], None] = lambda done, total: None,
@@ -223,18 +238,19 @@ def sample_rounds(
 ) -> dict[str, Series]:
     """Warm up, then measure whole rounds; round r works on batch r modulo ``n_batches``.  Ctrl-C ends them early.
 
-    ``warmed`` is called before the first round, ``progress`` with the rounds done and those in all; units in
-    ``seldom`` take part in one of ``schedule.probe_every`` rounds only.  Of the ``budget``, warming up leaves a round
-    of measuring what is warm; what would not end in time is not begun.
+    After ``min_rounds`` it ends as soon as the samples are ``enough``; up to ``more_warmup`` further rounds of warming
+    up are done until steps are steady.  ``warmed`` is called before the first round, ``progress`` with the rounds done
+    and those in all; units in ``seldom`` take part in one of ``schedule.probe_every`` rounds only.  Of the ``budget``,
+    warming up leaves a round of measuring what is warm; what would not end in time is not begun.
     """
-    rule, warmup = rule or Rule(), schedule.warmup_batches
+    warmup = schedule.warmup_batches
     series = {name: Series() for name in units}
     total = len(warmup) + schedule.rounds
     for done, batch in enumerate(warmup):
         progress(done, total)
         _warm_up(units, series, batch, budget)
-    for _ in range(rule.more_warmup):
-        if rule.steady(series) or not budget.fits(2 * _round_s(series)):
+    for _ in range(schedule.more_warmup):
+        if is_steady(series) or not budget.fits(2 * _round_s(series)):
             break
         _warm_up(units, series, warmup[-1], budget)
     warmed()
@@ -247,7 +263,7 @@ def sample_rounds(
             over = passed >= schedule.max_seconds and not index % schedule.together
             if index and (over or not budget.fits(_round_s(series))):
                 break
-            if index >= rule.least and rule.enough(series):
+            if index >= (schedule.min_rounds or 1) and enough(series):
                 for one in series.values():
                     one.enough = True
                 break
@@ -308,36 +324,3 @@ def throttled_samples(series: Series) -> list[tuple[str, ...]]:
     """The reasons, of each sample during which the board throttled."""
     readings = (sample.conditions.throttled for sample in series.samples if sample.conditions is not None)
     return [reasons for reasons in readings if reasons]
-
-
-_Z = 1.959964  # of a two-sided 95 % interval
-_STEADY = 0.05  # between the last warm-up step and the best of those before
-
-
-def half_width(samples: Sequence[float]) -> float:
-    """Half the median's 95 % interval as a share of the median; infinite for fewer than six samples."""
-    n = len(samples)
-    if n < 6:  # the extremes themselves hold the median with less than 95 %
-        return float("inf")
-    ordered = sorted(samples)
-    low = floor((n - _Z * sqrt(n)) / 2)
-    high = ceil((n + _Z * sqrt(n)) / 2)
-    return (ordered[min(high, n - 1)] - ordered[max(low - 1, 0)]) / (2 * median(samples))
-
-
-def precise(series: Mapping[str, Series], work: Mapping[int, float], precision: float) -> bool:
-    """Whether all medians are known within ``precision``; ``work``: batch number -> relative size."""
-    alive = [one for one in series.values() if one.alive]
-    pairs = (zip(one.seconds, one.batches, strict=True) for one in alive)
-    return all(half_width([seconds / work.get(batch, 1.0) for seconds, batch in each]) <= precision for each in pairs)
-
-
-def steady(series: Mapping[str, Series]) -> bool:
-    """Whether every unit's last warm-up step was about as fast as its best before; two steps are needed."""
-    warmups = [[sample.seconds for sample in one.warmup] for one in series.values() if one.alive]
-    return all(
-        len(seconds) > 1
-        and seconds[-1] <= (1 + _STEADY) * min(seconds[:-1])
-        and seconds[-1] >= (1 - _STEADY) * seconds[-2]
-        for seconds in warmups
-    )

@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from edgepeft.bench.measuring.sampler import Budget, Rule, Sample, Schedule, round_orders, sample_rounds
+from edgepeft.bench.measuring.sampler import Budget, Sample, Schedule, round_orders, sample_rounds
 from edgepeft.common.errors import DoesNotFit, EdgepeftError
 
 
@@ -143,7 +143,7 @@ def test_measuring_ends_as_soon_as_it_is_enough_but_not_before_the_least(clock):
         asked.append(len(series["a"].samples))
         return len(series["a"].samples) >= 12
 
-    found = run([FakeUnit("a", clock, [])], clock, rounds=100, rule=Rule(least=10, enough=enough))
+    found = run([FakeUnit("a", clock, [])], clock, rounds=100, min_rounds=10, enough=enough)
     assert asked == [10, 11, 12]
     assert len(found["a"].samples) == 12
     assert found["a"].enough
@@ -159,12 +159,11 @@ def test_warming_up_goes_on_until_steady_and_not_for_ever(clock):
     def steady(series):
         return len(series["a"].warmup) >= 4
 
-    found = run(
-        [FakeUnit("a", clock, log)], clock, warmup_batches=[2, 1], n_batches=3, rule=Rule(more_warmup=9, steady=steady)
-    )
+    units = [FakeUnit("a", clock, log)]
+    found = run(units, clock, warmup_batches=[2, 1], n_batches=3, more_warmup=9, is_steady=steady)
     assert [batch for _, batch in log[:4]] == [2, 1, 1, 1]
     assert len(found["a"].warmup) == 4
-    never = run([FakeUnit("a", clock, [])], clock, warmup_batches=[0], rule=Rule(more_warmup=3, steady=lambda s: False))
+    never = run([FakeUnit("a", clock, [])], clock, warmup_batches=[0], more_warmup=3, is_steady=lambda series: False)
     assert len(never["a"].warmup) == 4
 
 
