@@ -2,8 +2,7 @@
 
 Counted figures are the same in every run and on every host: nodes, operations and bytes are those of the graph as it is
 written, before any engine's optimisation; the peak of its activations follows from their shapes.  The work is the first
-rows of the benchmark's first batch.  The profiler is the only place where the shapes of packed tokens are known: they
-follow from the mask's values, which no shape inference has.
+rows of the benchmark's first batch.
 
 Timed, every operator and layer has a floor: what its work takes at the ceilings measured in the same run, the
 larger of its operations over the GEMM rate and its bytes over the rate of copying memory (a roofline; Williams,
@@ -22,9 +21,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
-from numpy.typing import NDArray
-from onnx import TensorProto
 
 from edgepeft.bench.measuring.measure import Start
 from edgepeft.bench.planning.job import Job, random_batch
@@ -36,10 +32,11 @@ from edgepeft.bench.workloads.probes import COPIED_BYTES, GEMM_FLOPS
 from edgepeft.bundle.bundle import BACKBONE_FILE
 from edgepeft.bundle.versions import GRAPH
 from edgepeft.common.errors import UsageError
-from edgepeft.graph.cost import peak_bytes
-from edgepeft.graph.shapes import Spec
+from edgepeft.common.operators import product_flops
+from edgepeft.graph.cost import count_run, peak_bytes
+from edgepeft.graph.shapes import walk
 
-__all__ = ["count_metrics", "profile_all", "trace_plain"]
+__all__ = ["count_metrics", "profile_all"]
 
 _MOST_ROWS = 4  # more of them only repeat what these do
 _WARMUP, _RUNS, _PROBES = 2, 10, 5
@@ -80,31 +77,15 @@ def _of_graph(subject: BenchSubject, task: BenchedTask | None, lengths: Sequence
         return MetricsRecord(of=what, values=own)  # two graphs, the second as often as there are tokens
     graph = bundle.graph(task.name if task else None)
     inputs = random_batch(lengths, vocab_size=architecture.vocab_size, pad_id=architecture.pad_token_id, seed=seed)
-    executed = trace_plain(graph, bundle.folder, inputs)
+    works = count_run(graph, inputs).works
     values: dict[str, Number] = {
         "nodes": len(graph.graph.node),
-        "flops": sum(node.flops for node in executed),
-        "bytes_moved": sum(node.n_bytes for node in executed),
-        "peak_activation_bytes": _peak(graph, executed),
+        "flops": product_flops(works),  # of everything else memory is the bound, and its arithmetic is not counted
+        "bytes_moved": sum(work.n_bytes for work in works),
+        "peak_activation_bytes": peak_bytes(graph.graph, walk(graph, inputs).specs),
     }
     longest = f"{lengths[0]}" if len(set(lengths)) == 1 else f"up to {max(lengths)}"
     return MetricsRecord(of=f"{what}, {len(lengths)} x {longest} tokens", values={**values, **own})
-
-
-def _peak(model: onnx.ModelProto, executed: Sequence[Executed]) -> int:
-    """The most that activations take at once; nodes that ONNX Runtime folds to constants take nothing."""
-    nodes = model.graph.node
-    specs = {
-        name: Spec(element_type(value), value.shape)
-        for one in executed
-        if one.name.isdigit()  # else it is of an operator that ONNX Runtime has taken apart
-        for name, value in zip(nodes[int(one.name)].output, one.outputs, strict=False)
-    }
-    kept = onnx.GraphProto()
-    kept.CopyFrom(model.graph)
-    del kept.node[:]
-    kept.node.extend(node for node in nodes if all(name in specs for name in node.output if name))
-    return peak_bytes(kept, specs)
 
 
 def profile_all(units: Sequence[Unit], start: Start) -> tuple[ProfiledPass, ...]:
@@ -261,31 +242,3 @@ def read_trace(path: Path) -> list[Executed]:
 
 def _values(described: Sequence[Mapping[str, Sequence[int]]]) -> tuple[Value, ...]:
     return tuple(Value(kind, tuple(shape)) for one in described for kind, shape in one.items())
-
-
-def trace_plain(model: onnx.ModelProto, folder: Path, inputs: Mapping[str, NDArray[np.int64]]) -> list[Executed]:
-    """Run the graph as written: no optimisation, no packing, one thread, so that every host runs the same nodes."""
-    import onnxruntime as ort
-
-    from edgepeft.runtime.session import open_session, session_options
-
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
-    for number, node in enumerate(copy.graph.node):
-        node.name = f"{number}"  # two may be called alike, and a caller wants to find them again
-    options = session_options(1)
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.add_session_config_entry("session.disable_prepacking", "1")
-    options.enable_profiling = True
-    with tempfile.TemporaryDirectory(prefix="edgepeft-trace-") as work:
-        options.profile_file_prefix = str(Path(work) / "trace")
-        session = open_session(copy, folder, options=options)
-        read = {value.name for value in session.get_inputs()}
-        session.run(None, {name: value for name, value in inputs.items() if name in read})
-        return read_trace(Path(session.end_profiling()))
-
-
-def element_type(value: Value) -> int:
-    """ONNX's number of its element type."""
-    kinds = {"double": TensorProto.DOUBLE, "bool": TensorProto.BOOL, "float": TensorProto.FLOAT}
-    return kinds.get(value.kind) or int(getattr(TensorProto, value.kind.upper(), TensorProto.FLOAT))

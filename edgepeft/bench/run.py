@@ -245,9 +245,7 @@ def _predictions(work: ResolvedRequest, task: BenchedTask | None) -> list[Predic
     for rows in dict.fromkeys(work.batches):  # the graph puts a task's prompt in front by itself
         vocab_size, pad_id = subject.architecture.vocab_size, subject.architecture.pad_token_id
         inputs = Job("infer", 1, (rows,), vocab_size=vocab_size, pad_id=pad_id).batch(0)
-        taken = {value.name for value in graph.graph.input}
-        works = count_run(graph, {key: value for key, value in inputs.items() if key in taken}).works
-        known[rows] = predict_seconds(works, work.profile, precision=precision)
+        known[rows] = predict_seconds(count_run(graph, inputs).works, work.profile, precision=precision)
     return [known[rows] for rows in work.batches]
 
 

@@ -254,6 +254,4 @@ def _lower(bundle: Bundle, depth: int, length: int, profile: Profile) -> Predict
     outputs = bundle.architecture.sites_of(Role.LAYER_OUTPUT)
     value = bundle.manifest.backbone.sites[outputs[depth - 1].name]
     part = below(bundle.spliced(None), value)
-    inputs = example_inputs(bundle, None, 1, length)
-    known = {value.name for value in part.graph.input}
-    return predict_seconds(count_run(part, {n: v for n, v in inputs.items() if n in known}).works, profile)
+    return predict_seconds(count_run(part, example_inputs(bundle, None, 1, length)).works, profile)

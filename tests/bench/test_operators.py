@@ -1,46 +1,13 @@
-"""Counted figures against hand counts, and that they repeat."""
+"""Counted figures against the architecture, and that they repeat; an operator's own are in tests/graph/test_cost.py."""
 
 from __future__ import annotations
 
-import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
 
-from edgepeft.bench.operators import count_metrics, trace_plain
+from edgepeft.bench.operators import count_metrics
 from edgepeft.bench.planning.target import random_subject
 from edgepeft.bench.result.rows import flops_per_instance
-
-
-def model(nodes, inputs, outputs, weights):
-    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in inputs.items()]
-    results = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in outputs.items()]
-    tensors = [numpy_helper.from_array(value, name) for name, value in weights.items()]
-    graph = helper.make_graph(nodes, "g", values, results, tensors)
-    return helper.make_model(graph, ir_version=10, opset_imports=[helper.make_opsetid("", 20)])
-
-
-def test_a_product_costs_2_m_n_k_and_reads_both_sides(tmp_path):
-    # [3, 4] x [4, 5], as MatMul and, with B transposed, as Gemm.
-    weights = {"b": np.ones((4, 5), np.float32), "bt": np.ones((5, 4), np.float32)}
-    nodes = [helper.make_node("MatMul", ["a", "b"], ["c"]), helper.make_node("Gemm", ["a", "bt"], ["d"], transB=1)]
-    found = trace_plain(
-        model(nodes, {"a": [3, 4]}, {"c": [3, 5], "d": [3, 5]}, weights), tmp_path, {"a": np.ones((3, 4), np.float32)}
-    )
-    assert [one.flops for one in found] == [2 * 3 * 4 * 5] * 2
-    assert [one.n_bytes for one in found] == [4 * (3 * 4 + 4 * 5 + 3 * 5)] * 2
-
-
-def test_a_look_up_reads_its_rows_not_its_table(tmp_path):
-    table = {"t": np.ones((1000, 8), np.float32), "i": np.array([1, 2, 3])}
-    nodes = [helper.make_node("Gather", ["t", "i"], ["r"]), helper.make_node("Add", ["r", "a"], ["s"])]
-    inputs = {"a": np.ones((3, 8), np.float32)}
-    found = {
-        one.op_type: one for one in trace_plain(model(nodes, {"a": [3, 8]}, {"s": [3, 8]}, table), tmp_path, inputs)
-    }
-    if "Gather" in found:  # else it was folded to a constant, and costs nothing
-        assert found["Gather"].n_bytes == 2 * 3 * 8 * 4 + 3 * 8
-    assert found["Add"].n_bytes == 3 * 3 * 8 * 4
 
 
 @pytest.fixture(scope="module")
