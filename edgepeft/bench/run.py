@@ -47,7 +47,6 @@ from edgepeft.bench.result.rows import energy_from_power, flops_per_instance, re
 from edgepeft.bench.result.schema import (
     BenchResult,
     BenchRow,
-    ClassTimeRecord,
     MetricsRecord,
     PredictionRecord,
     ScheduleRecord,
@@ -263,7 +262,7 @@ def _prediction(predictions: Sequence[Predicted], instances: int) -> PredictionR
         at_least_s=sum(at_least) / n if len(at_least) == n else None,
         calibration=first.calibration,
         row=None if first.row is None else first.row.model_dump(mode="json"),
-        classes={kind.value: ClassTimeRecord(**vars(time)) for kind, time in first.classes.items()},
+        classes={kind.value: time for kind, time in first.classes.items()},
         notes=first.notes,
         instances_per_minute_interval=(60 * instances / high, 60 * instances / low) if whole else None,
     )

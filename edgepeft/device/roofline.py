@@ -12,6 +12,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from pydantic import ConfigDict
+from pydantic.dataclasses import dataclass as document
+
 from edgepeft.common.operators import PRODUCTS, OperatorClass, Work, graph_kind_of, product_flops
 from edgepeft.device.profiles import Calibration, Profile
 
@@ -31,7 +34,7 @@ _MEAN_ERRORS = 2.0  # of the row's mean error: about nine tenths of its samples,
 _LANES = {"fp32": 1, "fp16": 2, "int8": 4}  # numbers of a register, to which rates are at most proportional
 
 
-@dataclass(frozen=True)
+@document(frozen=True, config=ConfigDict(strict=True, allow_inf_nan=False))  # a part of a result, which is read again
 class ClassTime:
     """One operator class: its share, and what limits most of it."""
 

@@ -17,6 +17,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from pydantic import ConfigDict, computed_field
+from pydantic.dataclasses import dataclass as document
+
 from edgepeft.bench.measuring.process import WorkerProcess
 from edgepeft.bench.planning.job import Job
 from edgepeft.bench.workloads.probes import COPIED_BYTES
@@ -26,7 +29,7 @@ from edgepeft.device.host.machine import board_name, cpu_model, thread_count
 from edgepeft.device.limits.placement import Limits
 from edgepeft.device.profiles import Profile, is_this_board
 
-__all__ = ["CALIBRATION_TOLERANCE", "Setting", "StartAt", "calibrate", "setting_of", "settled"]
+__all__ = ["CALIBRATION_TOLERANCE", "Residual", "Setting", "StartAt", "Trial", "calibrate", "setting_of", "settled"]
 
 _NO_SPEED = "cores and memory are limited, their speed is the host's: this is no latency of the device"
 CALIBRATION_TOLERANCE = 0.05
@@ -34,6 +37,7 @@ LEAST_SHARE = 0.2  # of the cores: under it a step is mostly waiting for the nex
 _AIM = 0.035  # so that the second look, with its own noise, is still within the tolerance
 _MOST_TRIALS = 15
 _COPY = "copy_one_thread"
+_STRICT = ConfigDict(strict=True, allow_inf_nan=False)  # parts of a result, which is read again
 StartAt = Callable[[str, Job, float], AbstractContextManager[WorkerProcess]]  # label, job, quota in cores
 
 
@@ -87,8 +91,8 @@ def setting_of(
     if mode == "limits":
         return Setting("limits", profile, limits, threads, (_NO_SPEED,))
     calibrated = calibrate(profile, start or _start, cores=threads, progress=progress)
-    if calibrated.quota < calibrated.cores:
-        limits = replace(limits, cpu_quota=calibrated.quota)
+    if calibrated.quota_cores < calibrated.cores:
+        limits = replace(limits, cpu_quota=calibrated.quota_cores)
     return Setting("calibrated", profile, limits, threads, calibrated.notes(profile), calibrated)
 
 
@@ -107,11 +111,11 @@ def _start(label: str, job: Job, quota: float) -> Iterator[WorkerProcess]:
         yield worker
 
 
-@dataclass(frozen=True)
+@document(frozen=True, config=_STRICT)
 class Trial:
     """Passes under one quota; each of ``seconds`` is a mean over a span of them."""
 
-    quota: float
+    quota_cores: float
     seconds: tuple[float, ...]
 
     @property
@@ -120,7 +124,7 @@ class Trial:
         return sum(self.seconds) / len(self.seconds)
 
 
-@dataclass(frozen=True)
+@document(frozen=True, config=_STRICT)
 class Residual:
     """What calibration leaves wrong: a kind of work, and its rate here over the device's."""
 
@@ -130,6 +134,7 @@ class Residual:
     device: float
     source: str
 
+    @computed_field  # type: ignore[prop-decorator]
     @property
     def ratio(self) -> float:
         """Above 1, such work runs faster here than on the device."""
@@ -144,9 +149,9 @@ class Residual:
 class Calibrated:
     """The quota and the trials that led to it. ``host_s``: seconds of a pass without a quota."""
 
-    quota: float
+    quota_cores: float
     cores: int
-    target_s: float
+    device_s: float
     host_s: float
     reference: str
     flops: int
@@ -156,7 +161,7 @@ class Calibrated:
     @property
     def share(self) -> float:
         """The quota as a part of the cores."""
-        return self.quota / self.cores
+        return self.quota_cores / self.cores
 
     @property
     def achieved_s(self) -> float:
@@ -166,7 +171,7 @@ class Calibrated:
     @property
     def error(self) -> float:
         """Relative error of the rate: above 0 this host, so limited, is faster than the device."""
-        return self.target_s / self.achieved_s - 1
+        return self.device_s / self.achieved_s - 1
 
     @property
     def percentiles(self) -> bool:
@@ -176,9 +181,10 @@ class Calibrated:
     def notes(self, profile: Profile) -> tuple[str, ...]:
         """What a reader of the figures must know of it."""
         notes = [
-            f"calibrated: under a quota of {self.quota:.3f} cores ({self.share:.1%} of {self.cores}) this host takes "
-            f"{self.achieved_s:.3g} s for {self.reference}, the device {self.target_s:.3g} s ({self.error:+.1%} of its "
-            f"rate, {CALIBRATION_TOLERANCE:.0%} allowed); without the quota {self.host_s:.3g} s",
+            f"calibrated: under a quota of {self.quota_cores:.3f} cores ({self.share:.1%} of {self.cores}) this host "
+            f"takes {self.achieved_s:.3g} s for {self.reference}, the device {self.device_s:.3g} s "
+            f"({self.error:+.1%} of its rate, {CALIBRATION_TOLERANCE:.0%} allowed); without the quota "
+            f"{self.host_s:.3g} s",
             *(f"not calibrated: {residual.sentence()}" for residual in self.residuals),
         ]
         runtime = profile.reference.runtime if profile.reference is not None else ""
@@ -217,7 +223,7 @@ def calibrate(
             )
         if abs(host / target - 1) > CALIBRATION_TOLERANCE:
             trials += _search(worker, profile, trials[0], progress)
-    quota = trials[-1].quota
+    quota = trials[-1].quota_cores
     residuals = tuple(_residuals(profile, start, quota))
     return Calibrated(quota, cores, target, host, name, reference.flops, tuple(trials), residuals)
 
@@ -227,7 +233,7 @@ def _search(
 ) -> list[Trial]:
     """Trials until two in a row, the second twice as long, are within the tolerance; ``free``: on all cores."""
     target, trials = float(profile.reference_seconds or 0.0), list[Trial]()
-    quota = free.quota * free.mean / target
+    quota = free.quota_cores * free.mean / target
     for number in range(_MOST_TRIALS):
         progress(f"calibrating: quota {quota:.3f} cores", number, _MOST_TRIALS)
         if quota < SMALLEST_QUOTA:
@@ -242,7 +248,7 @@ def _search(
             trials.append(_trial(worker, in_force, times=2))
             if abs(target / trials[-1].mean - 1) <= CALIBRATION_TOLERANCE:
                 return trials
-        quota = min(free.quota, in_force * trials[-1].mean / target)
+        quota = min(free.quota_cores, in_force * trials[-1].mean / target)
     errors = ", ".join(f"{target / trial.mean - 1:+.1%}" for trial in trials[-5:])
     raise EdgepeftError(
         f"the calibration did not settle: of the device's rate, the last trials were off by {errors}. Is the host busy "

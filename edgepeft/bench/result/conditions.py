@@ -21,9 +21,7 @@ from edgepeft.bench.result.schema import (
     BenchHost,
     CalibrationRecord,
     ModelRecord,
-    ResidualRecord,
     TaskRecord,
-    TrialRecord,
 )
 from edgepeft.bench.workloads.probes import GEMM_FLOPS
 from edgepeft.bundle.manifest import TaskEntry
@@ -105,23 +103,13 @@ def calibration_of(setting: Setting, measured: Sequence[Measured]) -> Calibratio
     if one is None:
         return None
     series = {each.unit.workload: tuple(each.reference.seconds) for each in measured}
-    return CalibrationRecord(
-        reference=one.reference,
-        flops=one.flops,
-        device_s=one.target_s,
-        host_s=one.host_s,
-        achieved_s=one.achieved_s,
-        error=one.error,
-        tolerance=CALIBRATION_TOLERANCE,
-        quota_cores=one.quota,
-        cores=one.cores,
-        share=one.share,
-        percentiles=one.percentiles,
-        trials=tuple(TrialRecord(quota_cores=trial.quota, seconds=trial.seconds) for trial in one.trials),
-        residuals=tuple(ResidualRecord(**asdict(each), ratio=each.ratio) for each in one.residuals),
-        in_rounds_s=series,
-        in_rounds_error={workload: settled(samples, one.target_s) for workload, samples in series.items()},
-    )
+    in_rounds = {
+        "tolerance": CALIBRATION_TOLERANCE,
+        "in_rounds_s": series,
+        "in_rounds_error": {workload: settled(samples, one.device_s) for workload, samples in series.items()},
+    }
+    own = {name: getattr(one, name) for name in CalibrationRecord.model_fields if name not in in_rounds}
+    return CalibrationRecord(**own, **in_rounds)
 
 
 def model_of(subject: BenchSubject) -> ModelRecord:

@@ -10,7 +10,9 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, JsonValue
 
+from edgepeft.bench.measuring.emulation import Residual, Trial
 from edgepeft.bench.result.parts import GemmRates, HostRecord, Number, Part, Positive, ProfileRecord
+from edgepeft.device.roofline import ClassTime
 
 __all__ = [
     "RESULT_SCHEMA",
@@ -22,7 +24,6 @@ __all__ = [
     "BoardRecord",
     "CalibrationRecord",
     "CeilingsRecord",
-    "ClassTimeRecord",
     "EnergyRecord",
     "LatencyRecord",
     "LengthsRecord",
@@ -33,12 +34,10 @@ __all__ = [
     "PredictionRecord",
     "ProfiledPass",
     "RatioRecord",
-    "ResidualRecord",
     "RowKey",
     "ScheduleRecord",
     "StatisticsRecord",
     "TaskRecord",
-    "TrialRecord",
 ]
 
 RESULT_SCHEMA = "edgepeft.bench/1"
@@ -126,16 +125,6 @@ class AgainstRatio(Part):
     base_samples_s: tuple[Positive, ...]
 
 
-class ClassTimeRecord(Part):
-    """The operators of one class: their number, work, predicted time, and what limits most of it."""
-
-    n: int
-    flops: int
-    n_bytes: int
-    seconds: float
-    bound: str
-
-
 class PredictionRecord(Part):
     """A mean over the batches; ``classes`` and ``row``, the profile's calibration row, are of the first batch."""
 
@@ -144,7 +133,7 @@ class PredictionRecord(Part):
     at_least_s: float | None = None
     calibration: str
     row: dict[str, JsonValue] | None = None
-    classes: dict[str, ClassTimeRecord] = Field(default={})
+    classes: dict[str, ClassTime] = Field(default={})
     notes: tuple[str, ...] = ()
     instances_per_minute_interval: tuple[float, float] | None = None
 
@@ -249,24 +238,6 @@ class BenchHost(HostRecord):
     board: str | None = None
 
 
-class TrialRecord(Part):
-    """Passes of the reference under one quota."""
-
-    quota_cores: float
-    seconds: tuple[float, ...]
-
-
-class ResidualRecord(Part):
-    """A kind of work that calibration leaves faster or slower than on the device."""
-
-    work: str
-    unit: str
-    here: float
-    device: float
-    ratio: float
-    source: str
-
-
 class CalibrationRecord(Part):
     """The quota at which this host runs the profile's reference as the device does; ``error`` is of the rate."""
 
@@ -281,8 +252,8 @@ class CalibrationRecord(Part):
     cores: int
     share: float
     percentiles: bool
-    trials: tuple[TrialRecord, ...]
-    residuals: tuple[ResidualRecord, ...]
+    trials: tuple[Trial, ...]
+    residuals: tuple[Residual, ...]
     in_rounds_s: dict[str, tuple[float, ...]]
     in_rounds_error: dict[str, float | None]
 

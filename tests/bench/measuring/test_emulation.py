@@ -48,8 +48,8 @@ def found(work, cores=2, **more):
 
 def test_the_quota_is_the_share_of_the_cores_that_makes_the_host_as_slow_as_the_device():
     result, _ = found(lambda quota: 0.3 * 2 / quota)
-    assert result.quota == pytest.approx(2 * 0.3 / REFERENCE)
-    assert (result.host_s, result.target_s) == (0.3, REFERENCE)
+    assert result.quota_cores == pytest.approx(2 * 0.3 / REFERENCE)
+    assert (result.host_s, result.device_s) == (0.3, REFERENCE)
     assert result.error == pytest.approx(0, abs=1e-9)
 
 
@@ -57,7 +57,7 @@ def test_a_host_that_does_not_follow_its_quota_is_iterated_upon():
     # A fixed loss in every pass, and speed that grows with the square root of the quota.
     result, host = found(lambda quota: 0.2 + 0.3 * (2 / quota) ** 0.5)
     assert abs(result.achieved_s / REFERENCE - 1) <= 0.05
-    assert 0.2 + 0.3 * (2 / result.quota) ** 0.5 == pytest.approx(REFERENCE, rel=0.05)
+    assert 0.2 + 0.3 * (2 / result.quota_cores) ** 0.5 == pytest.approx(REFERENCE, rel=0.05)
     assert len(set(host.quotas)) > 2
 
 
@@ -76,7 +76,7 @@ def test_a_host_slower_than_the_device_is_refused_with_both_figures():
 @pytest.mark.parametrize("host_s", [REFERENCE * 1.04, REFERENCE * 0.96])
 def test_a_host_as_fast_as_the_device_needs_no_quota(host_s):
     result, host = found(lambda quota: host_s)
-    assert (result.quota, host.quotas) == (2.0, [2.0])
+    assert (result.quota_cores, host.quotas) == (2.0, [2.0])
     assert result.percentiles
 
 
@@ -110,12 +110,12 @@ def test_what_the_quota_leaves_wrong_is_measured_under_it():
         ("copy", 1),
         ("reference", 1),
     ]
-    assert host.jobs[1][2] == host.jobs[2][2] == result.quota
+    assert host.jobs[1][2] == host.jobs[2][2] == result.quota_cores
 
 
 def test_a_quota_around_this_process_is_the_one_reported():
     result, _ = found(lambda quota: 0.3 * 2 / min(quota, 0.31), cap=0.31)
-    assert result.quota == pytest.approx(0.31)
+    assert result.quota_cores == pytest.approx(0.31)
 
 
 def test_a_profile_without_a_whole_encoder_cannot_be_calibrated():
