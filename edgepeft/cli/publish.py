@@ -63,9 +63,7 @@ def command(
     if refresh:
         say(f"signed anew: {', '.join(fleet.refresh(repository, keys, days=lasting))}")
     if to_hub is not None:
-        from edgepeft.fleet.hub import upload
-
-        at = upload(repository, to_hub, fleet.published_in(repository, keys, channel), license_id)
+        at = fleet.upload(repository, to_hub, fleet.published_in(repository, keys, channel), license_id)
         say(f"on the Hub: {at}")
 
 

@@ -39,7 +39,7 @@ def command(
 ) -> None:
     """Bring a bundle to what is published: verified, replayed on this processor, put in force in one step."""
     with requiring("fleet", "pulling"):
-        from edgepeft.fleet.hub import hub_address
+        from edgepeft.fleet.fetcher import hub_address
         from edgepeft.fleet.pull import moments, pull, seconds_of
 
     address = hub_address(repository) if from_hub else repository

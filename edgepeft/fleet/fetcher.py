@@ -1,4 +1,6 @@
-"""Files of a repository over HTTP or from a folder, for tuf's ``Updater``: broken downloads go on, slow ones end.
+"""Files of a repository over HTTP, of the Hugging Face Hub or of a folder, for tuf's ``Updater``.
+
+Broken downloads go on, slow ones end.
 
 A target's name has its hash, so what came of it is kept and continued by a Range request (RFC 9110, 14.2).  tuf bounds
 lengths and compares hashes; here is only how bytes come.
@@ -13,6 +15,7 @@ import contextlib
 import http.client
 import io
 import os
+import re
 import stat
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -32,25 +35,35 @@ from tuf.api.exceptions import (
 from tuf.ngclient import FetcherInterface
 
 from edgepeft import __version__
-from edgepeft.common.errors import UsageError
+from edgepeft.common.errors import UsageError, requiring
 from edgepeft.common.resources import sha256_of
 
-__all__ = ["Fetcher", "address_of"]
+__all__ = ["Fetcher", "address_of", "fetcher_for", "hub_address"]
 
 _CHUNK_BYTES = 64 << 10
 _WINDOW_S, _LEAST_BYTES_S = 30.0, 1000.0  # slower than a modem for half a minute is no download
+HUB = "hub://"  # an address of ours: hub://owner/name@revision
+_HUB_NAME = r"[\w-][\w.-]*/[\w-][\w.-]*"
 _AROUND_BYTES = 64 << 10  # for heads; a body may take twice its bytes, in small chunks
 
 
 def address_of(repository: str) -> str:
     """A repository's URL: as it is given, or that of a folder."""
-    if repository.startswith(("http://", "https://", "hub://")):
+    if repository.startswith(("http://", "https://", HUB)):
         return repository
     if "://" in repository or not Path(repository).is_dir():
         raise UsageError(
             f"{repository} is no folder; a repository is one, or a URL that begins with https:// or http://."
         )
     return Path(repository).absolute().as_uri()
+
+
+def hub_address(name: str) -> str:
+    """The address of ``owner/name`` or ``owner/name@revision``."""
+    repository, _, revision = name.partition("@")
+    if not re.fullmatch(_HUB_NAME, repository, re.ASCII) or not re.fullmatch(r"[\w./-]*", revision, re.ASCII):
+        raise UsageError(f"{name!r} is no name on the Hub; give OWNER/NAME or OWNER/NAME@REVISION.")
+    return f"{HUB}{repository}@{revision or 'main'}"
 
 
 class Fetcher(FetcherInterface):  # type: ignore[misc,unused-ignore]  # without tuf it is Any
@@ -163,6 +176,35 @@ class Fetcher(FetcherInterface):  # type: ignore[misc,unused-ignore]  # without 
                     return
                 self.n_bytes += len(chunk)
                 yield chunk
+
+
+class HubFetcher(Fetcher):
+    """Files at the addresses that ``huggingface_hub`` names, with its token, at our pace."""
+
+    def __init__(self, folder: Path, resumable: str) -> None:
+        with requiring("hub", "the Hub"):
+            import huggingface_hub
+            import huggingface_hub.constants  # the package itself does not import it
+        self._hub: Any = huggingface_hub
+        super().__init__(folder, resumable)
+
+    def _from(self, url: str, start: int) -> tuple[int, Iterator[bytes]]:
+        if self._hub.constants.HF_HUB_OFFLINE:
+            raise DownloadError(f"{url}: HF_HUB_OFFLINE is set")
+        self.requests += 1
+        owner, name, file = url.removeprefix(HUB).split("/", 2)
+        name, _, revision = name.partition("@")
+        # A revision such as refs/pr/1 has slashes, and our files are two folders' alone.
+        parts = re.fullmatch(r"(?:(.*)/)??((?:metadata|targets)/.*)", file)
+        assert parts is not None, "the updater asks for metadata and targets"
+        revision = "/".join(filter(None, (revision, parts[1])))
+        place = self._hub.hf_hub_url(f"{owner}/{name}", parts[2], revision=revision)
+        return self._of_http(place, start, self._hub.utils.build_hf_headers())
+
+
+def fetcher_for(address: str, folder: Path, resumable: str) -> Fetcher:
+    """What fetches from an address."""
+    return (HubFetcher if address.startswith(HUB) else Fetcher)(folder, resumable)
 
 
 def _own_bytes(partial: Path) -> int:

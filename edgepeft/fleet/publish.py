@@ -1,4 +1,4 @@
-"""The publisher's side: a bundle's tasks into a channel, out of it, signatures renewed, keys replaced."""
+"""The publisher's side: a bundle's tasks into a channel, out of it, signatures renewed, keys replaced; the Hub."""
 
 from __future__ import annotations
 
@@ -8,18 +8,21 @@ import shutil
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tuf.api.metadata import TargetFile
 
 from edgepeft.backbones.emit import BUNDLE_FILES
 from edgepeft.bundle.bundle import TASKS_FOLDER, Bundle
-from edgepeft.bundle.manifest import MANIFEST_FILE, Manifest
+from edgepeft.bundle.manifest import MANIFEST_FILE, Manifest, hub_name_of, task_table
 from edgepeft.common.atomic import replacing
-from edgepeft.common.errors import UnknownName, UsageError, VerificationFailed
+from edgepeft.common.errors import EdgepeftError, UnknownName, UsageError, VerificationFailed, requiring
+from edgepeft.common.messages import reason
 from edgepeft.common.own_folder import locked
 from edgepeft.common.resources import sha256_of
 from edgepeft.common.task_name import CHECK, GRAPH, SUFFIXES, WEIGHTS
 from edgepeft.deploy.verify import audit
+from edgepeft.fleet.fetcher import hub_address
 from edgepeft.fleet.layout import (
     METADATA,
     TARGETS,
@@ -32,7 +35,9 @@ from edgepeft.fleet.layout import (
 )
 from edgepeft.fleet.repository import DAYS, ROLES, FolderRepository, Keys
 
-__all__ = ["Publication", "publish", "published_in", "refresh", "rotate", "withdraw"]
+__all__ = ["Publication", "publish", "published_in", "refresh", "rotate", "upload", "withdraw"]
+
+_CARD = "README.md"
 
 
 @dataclass(frozen=True)
@@ -228,3 +233,43 @@ def _put(
 def _published(found: FolderRepository, channel: str) -> Published | None:
     """What the channel holds; None before its first publication."""
     return Published.read(channel, found.targets(channel).targets) if channel in found.channels else None
+
+
+def upload(repository: Path, name: str, published: Published, license_id: str | None) -> str:
+    """Bring a repository to the Hub in one commit, with a model card; the commit's address."""
+    hub_address(name)
+    with requiring("hub", "the Hub"):
+        from huggingface_hub import HfApi
+    try:
+        api: Any = HfApi()
+        api.create_repo(name, exist_ok=True)
+        card = hub_card(name, published, license_id).encode()
+        api.upload_file(path_or_fileobj=card, path_in_repo=_CARD, repo_id=name, commit_message="Model card")
+        done = api.upload_folder(
+            repo_id=name, folder_path=str(repository), ignore_patterns=[".*", _CARD], commit_message="edgepeft publish"
+        )
+    except Exception as error:  # the library's many kinds
+        raise EdgepeftError(
+            f"{name} could not be uploaded ({type(error).__name__}: {reason(error)}). {repository} has "
+            "all of it; log in with hf auth login, and repeat with --refresh --to-hub."
+        ) from error
+    return str(done.commit_url)
+
+
+def hub_card(name: str, published: Published, license_id: str | None) -> str:
+    """The model card: scores, licence, and the kinds and methods of the tasks as tags."""
+    from huggingface_hub import ModelCardData
+
+    manifest = published.manifest
+    methods = sorted({entry.method for entry in manifest.tasks.values()})
+    kinds = sorted({entry.task_kind.name for entry in manifest.tasks.values()})
+    data: Any = ModelCardData(
+        base_model=hub_name_of(manifest),
+        library_name="edgepeft",
+        license=license_id,
+        tags=["edgepeft", "onnx", "peft", *kinds, *methods],
+    )
+    lines = ["---", data.to_yaml(), "---", "", f"# {name.partition('/')[2]}", ""]
+    lines += ["Tasks for boards, signed: a repository of The Update Framework, as `edgepeft publish` writes it.", ""]
+    lines += [*task_table(manifest), "", "```", f"edgepeft pull --from-hub {name} bundle --root 1.root.json", "```", ""]
+    return "\n".join(lines)

@@ -35,8 +35,7 @@ from edgepeft.common.atomic import synced, write_atomically
 from edgepeft.common.bounded import bytes_at
 from edgepeft.common.errors import EdgepeftError, UnknownName, UsageError, VerificationFailed
 from edgepeft.common.resources import cache_folder, private_folder
-from edgepeft.fleet.fetcher import Fetcher, address_of
-from edgepeft.fleet.hub import HUB, HubFetcher
+from edgepeft.fleet.fetcher import address_of, fetcher_for
 from edgepeft.fleet.layout import METADATA, TARGETS, Published, check_channel
 from edgepeft.fleet.state import STATE_FILE, WORK
 
@@ -62,7 +61,7 @@ class Remote:
         self._trusted, self.files = work / METADATA, work / FILES
         base = address_of(address).rstrip("/")
         self._first = not (self._trusted / "targets.json").is_file()
-        self.fetcher = (HubFetcher if base.startswith(HUB) else Fetcher)(self.files, f"{base}/{TARGETS}/")
+        self.fetcher = fetcher_for(base, self.files, f"{base}/{TARGETS}/")
         self._trusted.mkdir(parents=True, exist_ok=True)
         with self._said():
             self._updater = Updater(
