@@ -114,9 +114,7 @@ class _Pull:
         if not State.exists(self.work):
             self._check_same_bundle(here)
         pin(self.folder, self.remote.root)
-        # Of tasks and of their versions before, as earlier versions of ours noted them.
-        versions = [each for entry in here.tasks.values() for each in (entry, entry.previous) if each]
-        state = State.read(self.work, _digests(here), {entry.sha256: digest(entry) for entry in versions})
+        state = State.read(self.work, _digests(here))
         before = state.model_copy(deep=True)
         state.judge_anew_elsewhere(_here())
         decision = self._decision(here, state)

@@ -43,11 +43,8 @@ class State(BaseModel):
     under: str = ""
 
     @classmethod
-    def read(cls, work: Path, present: Mapping[str, str], graphs: Mapping[str, str] | None = None) -> State:
-        """The state, a commit that was cut short settled by what is ``present``: digests by task.
-
-        ``graphs`` has digests by what earlier versions wrote in their place: SHA-256 of graphs.
-        """
+    def read(cls, work: Path, present: Mapping[str, str]) -> State:
+        """The state, a commit that was cut short settled by what is ``present``: digests by task."""
         path = work / STATE_FILE
         try:
             state = cls.model_validate_json(path.read_bytes()) if path.is_file() else cls()
@@ -55,10 +52,6 @@ class State(BaseModel):
             raise BundleError(
                 f"{path} is damaged. Remove it: then every task that is not as published counts as this board's own."
             ) from error
-        put = graphs or {}
-        for named in (state.taken, state.pending):
-            named.update({task: put.get(found, found) for task, found in named.items()})
-        state.known = {task: [put.get(found, found) for found in known] for task, known in state.known.items()}
         done = {task: found for task, found in state.pending.items() if present.get(task) == found}
         state.confirm(done, {task for task in state.leaving if task not in present})
         return state

@@ -84,13 +84,3 @@ def test_a_change_of_any_part_is_published_and_taken_up(change, fleet, board, ex
     assert fleet.pull(board).taken == ()
     roll_back(board, "mood")
     assert fleet.pull(board).kept == {"mood": "rolled back on this board"}
-
-
-def test_a_state_of_an_earlier_version_which_knew_graphs_alone_is_read(fleet, board, retrained):
-    state = board / ".fleet" / "state.json"
-    document, tasks = json.loads(state.read_bytes()), Bundle(board).manifest.tasks
-    document["taken"] = {task: entry.sha256 for task, entry in tasks.items()}
-    document["known"] = {task: [entry.sha256] for task, entry in tasks.items()}
-    state.write_text(json.dumps(document))
-    fleet.publish(retrained / "newer")
-    assert fleet.pull(board).taken == ("mood",) and fleet.pull(board).kept == {}
