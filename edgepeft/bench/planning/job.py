@@ -6,13 +6,15 @@ import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgepeft.common.errors import UsageError
-from edgepeft.tasks.base import TaskType, kind_named, stated
+
+if TYPE_CHECKING:
+    from edgepeft.tasks.base import TaskType
 
 __all__ = ["Batches", "Job", "Prepared", "StepFunction", "batches_of", "random_batch"]
 
@@ -92,6 +94,8 @@ class Job:
 
     def task_kind(self) -> TaskType:
         """The task's kind, with labels that are numbers; one label of several, or a number, where none is named."""
+        from edgepeft.tasks.base import kind_named, stated  # most jobs have no task
+
         labels = tuple(map(str, range(self.n_labels)))
         if self.kind is None:
             return stated(None, labels if self.n_labels > 1 else None, "")
