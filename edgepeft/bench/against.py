@@ -22,6 +22,7 @@ import tarfile
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from copy import deepcopy
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -133,30 +134,27 @@ class SideBySide:
             )
             for one in both:
                 self._keep(one, own)
-            if any(one.interrupted for one in both):
+            if any(one.series.interrupted for one in both):
                 for one in own.values():  # those that were done before it lack a launch too
-                    one.interrupted = one.interrupted or launch + 1 < launches
+                    one.series.interrupted = one.series.interrupted or launch + 1 < launches
                 break
         for one in own.values():
             if (base := self._base_of(one)) is not None:  # limits that the other version lost make the pair unequal too
                 one.in_force = in_force_of([one, base])
-                one.left_out = one.left_out or base.left_out  # then it has no verdict
+                one.series.left_out = one.series.left_out or base.series.left_out  # then it has no verdict
                 one.notes += tuple(f"{self.revision.asked}: {note}" for note in base.notes if note not in one.notes)
         return list(own.values())
 
     def _keep(self, one: Measured, own: dict[str, Measured]) -> None:
         """Append a later launch's samples to the first one's."""
         based = one.unit.base
-        if based and one.failure is not None:
-            raise EdgepeftError(f"{self.revision.described} cannot be measured: {one.failure}")
+        if based and one.series.failure is not None:
+            raise EdgepeftError(f"{self.revision.described} cannot be measured: {one.series.failure}")
         kept, label = self.base if based else own, one.unit.label
         if label in kept:
-            first = kept[label]  # of what a result warns about, the worse of the two launches counts
+            first = kept[label]
             for name in _SERIES:
                 getattr(first, name).extend(getattr(one, name))
-            first.failure = first.failure or one.failure
-            first.interrupted = first.interrupted or one.interrupted
-            first.left_out = first.left_out and one.left_out
             first.peak_rss_bytes = max(filter(None, (first.peak_rss_bytes, one.peak_rss_bytes)), default=None)
             first.in_force = in_force_of([first, one])
             first.notes = tuple(dict.fromkeys((*first.notes, *one.notes)))
@@ -164,9 +162,7 @@ class SideBySide:
         else:
             kept[label] = one
             for name in _SERIES:  # a launch's units share their probes' samples; what is appended to must be its own
-                whole = getattr(one, name)
-                setattr(one, name, replace(whole, warmup=[], samples=[], batches=[]))
-                getattr(one, name).extend(whole)
+                setattr(one, name, deepcopy(getattr(one, name)))
 
     def _base_of(self, one: Measured) -> Measured | None:
         return self.base.get(f"{one.unit.label} of the base")
@@ -197,7 +193,7 @@ class SideBySide:
         if not own or len(own) != len(theirs):
             return None
         ratio = paired_ratio(own, theirs)
-        judged = "interrupted" if one.interrupted else verdict(ratio, max_regression)
+        judged = "interrupted" if one.series.interrupted else verdict(ratio, max_regression)
         return AgainstRatio(**asdict(ratio), verdict=judged, base_samples_s=tuple(theirs))
 
 

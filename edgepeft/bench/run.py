@@ -139,7 +139,8 @@ def run_benchmark(
         more["operators"] = profile_all(units, launch) if request.profile_ops else None
         more["calibration"] = calibration_of(setting, measured)
         result = result.model_copy(update={name: part for name, part in more.items() if part is not None})
-    return Outcome(result, tuple(one.failure for one in measured if one.failure), tuple(measured))
+    failures = tuple(one.series.failure for one in measured if one.series.failure)
+    return Outcome(result, failures, tuple(measured))
 
 
 def _count(work: ResolvedRequest, progress: ProgressCallback) -> tuple[tuple[MetricsRecord, ...], str | None]:
@@ -310,7 +311,7 @@ class BenchSession:
     def add(self, outcome: Outcome, scenario: str, workloads: Sequence[str]) -> None:
         """Another scenario's rows; they replace those that an interrupted run left of it."""
         self.failures += outcome.failures
-        interrupted = {one.unit.workload for one in outcome.measured if one.interrupted}
+        interrupted = {one.unit.workload for one in outcome.measured if one.series.interrupted}
         self.interrupted = self.interrupted or bool(interrupted)
         old, new = self.result, outcome.result
         # As its rows name it; of a file of one's own that is the name inside.

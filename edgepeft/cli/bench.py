@@ -110,7 +110,7 @@ def _measure_against(
         outcome = run_benchmark(options, progress=progress, against=side, say=say)
         result, slower = side.annotate(outcome.result, outcome.measured, allowed)
     show_bench_result(result, json)
-    if any(one.interrupted for one in outcome.measured):
+    if any(one.series.interrupted for one in outcome.measured):
         done = max(len(one.series.samples) for one in outcome.measured)
         kept = "shown" if json is None else "in the JSON"
         say(f"{done} of {result.schedule.rounds} rounds are {kept}; no verdict is given.")

@@ -179,7 +179,7 @@ def test_ctrl_c_starts_no_further_launch_and_gives_no_verdict(fake_start, base):
     start, side = cut_off(fake_start(host(2.0))), SideBySide(base)
     outcome = bench(start, side)
     assert start.launched == 1
-    assert all(one.interrupted for one in outcome.measured)
+    assert all(one.series.interrupted for one in outcome.measured)
     result, slower = side.annotate(outcome.result, outcome.measured, 0.05)
     assert slower == []
     (row,) = result.to_json()["results"]
@@ -191,7 +191,7 @@ def test_a_workload_that_lacks_its_second_launch_has_no_verdict_either(fake_star
     start, side = cut_off(fake_start(host(2.0)), "finetune pytorch full"), SideBySide(base)
     outcome = bench(start, side, engines=("onnxruntime", "pytorch"), workloads=("infer", "finetune"))
     assert side.annotate(outcome.result, outcome.measured, 0.05)[1] == []
-    assert {one.unit.workload for one in outcome.measured if one.interrupted} == {"infer", "finetune"}
+    assert {one.unit.workload for one in outcome.measured if one.series.interrupted} == {"infer", "finetune"}
 
 
 def test_a_gate_that_was_cut_off_exits_130_and_keeps_what_there_is(fake_start, base, tmp_path, monkeypatch, capsys):

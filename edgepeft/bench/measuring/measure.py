@@ -105,7 +105,7 @@ Watch = Callable[[WorkerProcess], Steppable]  # a worker whose steps also say ho
 
 @dataclass
 class Measured:
-    """A unit's samples and the GEMM probes' of the same rounds; ``failure`` where it did not fit."""
+    """A unit's samples, with what ended them, and the GEMM probes' of the same rounds."""
 
     unit: Unit
     series: Series = field(default_factory=Series)
@@ -115,9 +115,6 @@ class Measured:
     peak_rss_bytes: int | None = None
     in_force: InForce | None = None
     notes: tuple[str, ...] = ()
-    failure: DoesNotFit | None = None
-    left_out: bool = False  # there was no time for it
-    interrupted: bool = False
     load: HostLoad | None = None
 
 
@@ -134,16 +131,16 @@ def measure_units(
 ) -> list[Measured]:
     """Measure all units, in the order given; ``reference`` runs in the same rounds, ``watch`` adds sensors to workers.
 
-    A unit that does not fit the memory limit is left out from then on; ``failure`` holds the reason.  Each workload
+    A unit that does not fit the memory limit is left out from then on; its series holds the reason.  Each workload
     has an equal part of the ``budget``, with the starting of its workers; who comes too late is ``left_out``.
     """
     measured = {unit.label: Measured(unit) for unit in units}
     workloads = list(dict.fromkeys(unit.workload for unit in units))
     for done, workload in enumerate(workloads):
         group = [one for one in measured.values() if one.unit.workload == workload and one.unit.job]
-        if any(one.interrupted for one in measured.values()):
+        if any(one.series.interrupted for one in measured.values()):
             for one in group:
-                one.interrupted = True
+                one.series.interrupted = True
         elif group:
             probes = _probes(workload, group, threads, reference)
             share = partial(budget.part, len(workloads) - done)
@@ -187,9 +184,8 @@ def _measure_together(
         for label, one in everyone.items():
             if label in workers:
                 worker, own = workers[label], series[label]
-                one.series, one.failure, one.interrupted = own, own.failure, own.interrupted
-                one.left_out, one.load = own.left_out, load
-                if one.failure is None and not one.interrupted:  # one that was interrupted may still be in its step
+                one.series, one.load = own, load
+                if own.failure is None and not own.interrupted:  # one that was interrupted may still be in its step
                     one.peak_rss_bytes = worker.finish()
                     one.in_force, one.notes = worker.in_force, worker.notes  # what was lost is known by now
     for one in group:
@@ -205,7 +201,7 @@ def _load(
     for done, (label, one) in enumerate(everyone.items()):
         progress(f"loading {label}", done, len(everyone))
         if not budget.fits(slowest):
-            one.left_out = True
+            one.series.left_out = True
             continue
         begin = budget.clock()
         assert one.unit.job is not None
@@ -215,7 +211,7 @@ def _load(
             worker.ready()
             one.notes, workers[label] = worker.notes, worker
         except DoesNotFit as error:
-            one.failure = error
+            one.series.failure = error
         slowest = max(slowest, budget.clock() - begin)
     return workers
 

@@ -129,11 +129,14 @@ class Series:
         return steps[-1].seconds * steps[-1].repeats if steps else 0.0
 
     def extend(self, more: Series) -> None:
-        """Put another launch's samples behind these."""
+        """Put another launch's samples behind these; of what a result warns about, the worse of the two counts."""
         self.warmup += more.warmup
         self.samples += more.samples
         self.batches += more.batches
         self.enough = self.enough or more.enough
+        self.failure = self.failure or more.failure
+        self.left_out = self.left_out and more.left_out
+        self.interrupted = self.interrupted or more.interrupted
 
     def add(self, unit: Steppable, batch: int, *, warmup: bool = False) -> None:
         """Step once, unless the unit has failed before, or had no time."""

@@ -161,7 +161,7 @@ def _gemm_fraction(one: Measured, architecture: Architecture) -> float | None:
 def _ratios(one: Measured, measured: Sequence[Measured]) -> dict[str, PairedRatio]:
     """Throughput over each peer's, with its interval: the median of paired rounds, and of all rounds' sums."""
     own = one.series.seconds
-    if not own or one.failure:
+    if not own or one.series.failure:
         return {}
     ratios = {}
     for other in measured:
@@ -287,11 +287,11 @@ def _of_rounds(one: Measured, rounds: int) -> Iterator[tuple[str, str]]:
     done = len(one.series.samples)
     if one.unit.unavailable:
         yield "not available", one.unit.unavailable
-    elif one.failure:
-        yield "does not fit", str(one.failure)
-    if one.left_out:
+    elif one.series.failure:
+        yield "does not fit", str(one.series.failure)
+    if one.series.left_out:
         yield "left out", "no time was left to measure it"
-    if one.interrupted:
+    if one.series.interrupted:
         yield "interrupted", f"{done} rounds were done before"
     elif 0 < done < rounds and not one.series.enough:
         yield "cut short", f"{done} of {rounds} rounds were done before the time was up"

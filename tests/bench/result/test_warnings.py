@@ -98,7 +98,7 @@ def test_a_run_that_ended_because_it_knew_enough_was_not_cut_short():
 
 def test_an_interrupted_run_says_so():
     one = measured([1.0, 1.01] * 10)
-    one.interrupted = True
+    one.series.interrupted = True
     assert "interrupted" in kinds(one)
 
 
@@ -109,7 +109,7 @@ def test_every_kind_has_a_hint_or_says_itself_what_to_do():
 
 def test_warnings_are_of_the_closed_set():
     one = measured([1.0, 3.0] * 3)
-    one.failure = DoesNotFit("needs 3 GB")
+    one.series.failure = DoesNotFit("needs 3 GB")
     one.load = HostLoad(2.0, 1.0, 1, 1)
     assert kinds(one) <= HINTS.keys()
     assert len(kinds(one)) >= 5
