@@ -19,7 +19,7 @@ from edgepeft.options.verbs import SweepOptions
 
 if TYPE_CHECKING:
     from edgepeft.sweep.folder import Sweep
-    from edgepeft.sweep.run import Shown
+    from edgepeft.sweep.local import Ended, Moved
 
 __all__ = ["command", "local", "showing"]
 
@@ -55,8 +55,7 @@ def command(
             like = Job(sweep, sweep.cells[0], threads=options.threads, keep_tensors=options.keep == "deltas")
             failed = run_sweep(sweep, executor, like, halve=options.halve, watch=tell)
     except KeyboardInterrupt:
-        over = sum(sweep.outcome(cell) is not None for cell in sweep.cells)
-        say(f"stopped with {over} of {len(sweep.cells)} runs over; {_REST}.")
+        say(f"stopped with {_over(sweep)} of {len(sweep.cells)} runs over; {_REST}.")
         raise typer.Exit(INTERRUPTED) from None
     if options.keep == "results":
         sweep = fold(sweep)
@@ -108,41 +107,45 @@ def local(sweep: Sweep, workers: int | None, threads: int) -> tuple[Any, int]:
     return lambda jobs: run_local(jobs, at_once, min(gpus, at_once)), at_once
 
 
+def _over(sweep: Sweep) -> int:
+    return sum(sweep.outcome(cell) is not None for cell in sweep.cells)
+
+
 @contextmanager
-def showing(sweep: Sweep, at_once: int) -> Iterator[Callable[[Shown], None]]:
+def showing(sweep: Sweep, at_once: int) -> Iterator[Callable[[Moved | Ended], None]]:
     """A bar of all runs, and one of each that is under way; a line for each that ends."""
     from rich.progress import TextColumn
 
+    from edgepeft.sweep.local import Moved
     from edgepeft.sweep.run import estimate
 
     with bars(TextColumn("{task.fields[state]}", markup=False)) as shown:
-        over = sum(sweep.outcome(cell) is not None for cell in sweep.cells)
+        over = _over(sweep)
         say(f"{len(sweep.cells)} runs, {len(sweep.cells) - over} of them to compute, {at_once} at once")
         whole = shown.add_task("runs", total=len(sweep.cells), completed=over, state="", left=None)
         own: dict[str, Any] = {}
 
-        def tell(told: Shown) -> None:
-            name = told.cell.name
-            if told.progress is not None:
-                if name not in own:
-                    own[name] = shown.add_task(str(told.cell), total=None, state="")
-                best = told.progress.best
-                state = told.progress.phase + ("" if best is None else f"  best {best:.3f}")
-                shown.update(own[name], completed=told.progress.done, total=told.progress.total or None, state=state)
+        def tell(said: Moved | Ended) -> None:
+            cell = said.job.cell
+            if isinstance(said, Moved):
+                if cell.name not in own:
+                    own[cell.name] = shown.add_task(str(cell), total=None, state="")
+                best, progress = said.progress.best, said.progress
+                state = progress.phase + ("" if best is None else f"  best {best:.3f}")
+                shown.update(own[cell.name], completed=progress.done, total=progress.total or None, state=state)
                 return
-            if name in own:
-                shown.remove_task(own.pop(name))
-            state = about(estimate(sweep, at_once) or None)
-            shown.update(whole, completed=told.done, total=told.total, state=state)
-            if told.outcome is None:
-                ended = f"failed: {told.error}" if told.error else ""
-            elif told.outcome.state == _DONE:
-                metrics = sweep.card(told.cell).metrics
+            if cell.name in own:
+                shown.remove_task(own.pop(cell.name))
+            shown.update(whole, completed=(over := _over(sweep)), state=about(estimate(sweep, at_once) or None))
+            if said.outcome is None:
+                ended = f"failed: {said.error}" if said.error else ""
+            elif said.outcome.state == _DONE:
+                metrics = sweep.card(cell).metrics
                 ended = f"{metrics['metric']} {rounded(metrics['test'])}"
             else:
-                ended = ": ".join(filter(None, (told.outcome.state, told.outcome.reason)))
+                ended = ": ".join(filter(None, (said.outcome.state, said.outcome.reason)))
             if ended:
-                say(f"{told.done} of {told.total}: {told.cell}: {ended}")
+                say(f"{over} of {len(sweep.cells)}: {cell}: {ended}")
 
         yield tell
 

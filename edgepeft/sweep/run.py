@@ -19,7 +19,7 @@ from edgepeft.common.errors import EdgepeftError, UsageError
 from edgepeft.common.own_folder import locked
 from edgepeft.data.parts import TOLD, TaskData, told
 from edgepeft.data.training_loop.checkpoint import best_score
-from edgepeft.data.training_loop.run import Progress, evaluation_interval
+from edgepeft.data.training_loop.run import evaluation_interval
 from edgepeft.methods.base import Method, method_of
 from edgepeft.options.verbs import TrainRequest
 from edgepeft.sweep.folder import SWEEP_FILE, Cell, Outcome, Sweep, name_of, open_sweep
@@ -27,7 +27,7 @@ from edgepeft.sweep.local import Ended, Job, Moved
 from edgepeft.sweep.plan import Plan, placed, rate_of, recorded, share_of_rows
 from edgepeft.training.settings import asked, resolved, settled
 
-__all__ = ["Shown", "estimate", "fold", "require_halvable", "run_sweep", "sweep_of"]
+__all__ = ["estimate", "fold", "require_halvable", "run_sweep", "sweep_of"]
 
 _OF_THE_GRID = ("backbone", "task", "method", "set", "seed", "lr", "few_shot", "curve")
 RUNGS = (0.25, 0.5)  # of a run's steps, after which half of a method's runs go no further
@@ -138,25 +138,22 @@ class _Grid:
 Executor = Callable[[Sequence[Job]], Iterator[Moved | Ended]]
 
 
-@dataclass(frozen=True)
-class Shown:
-    """Told while a sweep runs: how many cells are over, of how many; a cell that moved or ended, and how."""
-
-    done: int
-    total: int
-    cell: Cell
-    progress: Progress | None = None
-    outcome: Outcome | None = None
-    error: str | None = None
-
-
 def run_sweep(
-    sweep: Sweep, executor: Executor, like: Job, *, halve: bool = False, watch: Callable[[Shown], None]
+    sweep: Sweep, executor: Executor, like: Job, *, halve: bool = False, watch: Callable[[Moved | Ended], None]
 ) -> dict[str, str]:
     """Compute every cell that is not over, also those of an earlier run; the reason of each that could not be.
 
-    Jobs are as ``like``, but for the cell.  ``halve``: half of a method's runs go no further after each of ``RUNGS``.
+    ``watch`` gets what the executor says of the cells, as it comes.  Jobs are as ``like``, but for the cell.
+    ``halve``: half of a method's runs go no further after each of ``RUNGS``.
     """
+    failed: dict[str, str] = {}
+
+    def run(jobs: Sequence[Job]) -> None:
+        for said in executor([job for job in jobs if job.cell.name not in failed]):
+            if isinstance(said, Ended) and said.error is not None:
+                failed[said.job.cell.name] = said.error
+            watch(said)
+
     if halve:
         require_halvable(sweep)
     sweep.folder.mkdir(parents=True, exist_ok=True)
@@ -164,13 +161,11 @@ def run_sweep(
         if (sweep.folder / SWEEP_FILE).is_file():
             sweep.require_sources(open_sweep(sweep.folder).sources)
         sweep.write()
-        failed: dict[str, str] = {}
         like = replace(like, sweep=replace(sweep, cells=()))  # a job goes to its process without all others
         for rung in RUNGS if halve else ():
-            jobs = [replace(like, cell=cell, until=_until(cell, rung)) for cell in _left(sweep, rung)]
-            _run(sweep, failed, executor, jobs, watch)
+            run([replace(like, cell=cell, until=_until(cell, rung)) for cell in _left(sweep, rung)])
             _drop(sweep)
-        _run(sweep, failed, executor, [replace(like, cell=cell) for cell in _left(sweep)], watch)
+        run([replace(like, cell=cell) for cell in _left(sweep)])
         if not _left(sweep):
             sweep.forget_shared()
     return failed
@@ -196,21 +191,6 @@ def _left(sweep: Sweep, rung: float | None = None) -> list[Cell]:
 def _step(sweep: Sweep, cell: Cell) -> int:
     newest = sweep.checkpoint(cell)
     return int(newest.name.split(".")[0]) if newest else 0
-
-
-def _run(
-    sweep: Sweep, failed: dict[str, str], executor: Executor, jobs: Sequence[Job], watch: Callable[[Shown], None]
-) -> None:
-    jobs = [job for job in jobs if job.cell.name not in failed]
-    over = sum(sweep.outcome(cell) is not None for cell in sweep.cells)
-    for said in executor(jobs):
-        if isinstance(said, Moved):
-            watch(Shown(over, len(sweep.cells), said.job.cell, said.progress))
-            continue
-        if said.error is not None:
-            failed[said.job.cell.name] = said.error
-        over += said.outcome is not None
-        watch(Shown(over, len(sweep.cells), said.job.cell, None, said.outcome, said.error))
 
 
 def require_halvable(sweep: Sweep) -> None:

@@ -70,7 +70,7 @@ def test_every_cell_is_there_and_equal_to_the_local_one_though_a_node_is_killed(
     finally:
         killer.join()
         connection.close()
-    names = sorted(each.cell.name for each in told if each.outcome)
+    names = sorted(each.job.cell.name for each in told if each.outcome)
     assert names == sorted(cell.name for cell in sweep.cells)
     for cell in sweep.cells:
         for name in ("delta.safetensors", "test.npz"):

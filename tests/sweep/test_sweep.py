@@ -38,7 +38,7 @@ def run(sweep, **how):
 def test_every_cell_is_run_once_and_named_by_what_its_run_records(swept):
     sweep = swept()
     told, failed = run(sweep)
-    assert not failed and [each.cell.name for each in told] == [cell.name for cell in sweep.cells]
+    assert not failed and [each.job.cell.name for each in told] == [cell.name for cell in sweep.cells]
     assert run(swept()) == ([], {})
     for cell in sweep.cells:
         card = read_card(sweep.run(cell))
@@ -162,7 +162,7 @@ def test_halving_needs_something_to_choose_from(swept):
 def test_data_that_changed_is_refused_and_another_plan_on_the_same_data_goes_on(swept, tmp_path):
     run(swept())
     told, _ = run(swept(more='grid = [{method = "bitfit"}]'))
-    assert {each.cell.method for each in told} == {"bitfit"}
+    assert {each.job.cell.method for each in told} == {"bitfit"}
     rows = (tmp_path / "tone.jsonl").read_text()
     (tmp_path / "tone.jsonl").write_text(rows.replace("w5 ", "w6 ", 1))
     with pytest.raises(UsageError, match=r"data tone changed since runs of .*sweep were computed"):
@@ -173,7 +173,7 @@ def test_a_run_that_diverges_is_an_outcome_and_one_that_fails_is_not(swept, tmp_
     sweep = swept(more='grid = [{method = "bitfit"}]', train="head_lr = 1e30")
     told, failed = run(sweep)
     assert not failed and run(sweep) == ([], {})
-    diverged = next(each.cell for each in told if each.outcome.state == "diverged")
+    diverged = next(each.job.cell for each in told if each.outcome.state == "diverged")
     assert "the training diverged" in sweep.outcome(diverged).reason
     (tmp_path / "sweep" / "runs" / f"{diverged.name}.json").unlink()
     (tmp_path / "test.jsonl").unlink()
@@ -217,7 +217,7 @@ def test_what_is_not_over_stays_when_the_others_are_folded(swept):
     assert list(folded.results) == [cell.name for cell in sweep.cells[:2]] and begun.is_dir()
     assert folded.outcome(sweep.cells[1]) == Outcome("diverged", 1.0, reason="the loss is not finite")
     told, failed = run(folded)
-    assert not failed and [each.cell for each in told] == list(sweep.cells[2:])
+    assert not failed and [each.job.cell for each in told] == list(sweep.cells[2:])
     assert list(fold(folded).results) == [cell.name for cell in sweep.cells]
 
 
