@@ -6,7 +6,7 @@ are read meanwhile: the profile of a board that throttles says so in its ``about
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -107,7 +107,11 @@ def measured_profile(
         "figures": {**figures},
     }
     document |= _reference(bench, cores, with_runtime, progress)
-    document["calibrations"] = [_calibration(figures, with_runtime)]
+    # The rate of products, which predictions start from; bytes and operators take time of their own.
+    rate, overhead = figures["gemm_all_cores"]["value"], figures["operator_overhead"]["value"]
+    calibration: TomlTable = {"runtime": _RUNTIME, "precision": "fp32", "operators": "matrix", "value": rate}
+    calibration |= {"unit": "GFLOP/s", "operator_us": overhead, "whole": False}
+    document["calibrations"] = [{**calibration, "kind": "measured", "source": with_runtime}]
     notes = []
     if throttled := throttled_samples(bench.seen):
         reasons = ", ".join(dict.fromkeys(reason for sample in throttled for reason in sample))
@@ -171,21 +175,6 @@ def _reference(bench: _Bench, cores: int, source: str, progress: ProgressCallbac
     ReferenceEncoder.model_validate({**which, **shapes})
     latency: TomlTable = {**which, "value": _round(1000 * seconds), "unit": "ms", "kind": "measured", "source": source}
     return {"reference": {**which, **shapes}, "latencies": [latency]}
-
-
-def _calibration(figures: Mapping[str, TomlTable], source: str) -> TomlTable:
-    """The rate of products, which predictions start from; bytes and operators take time of their own."""
-    return {
-        "runtime": _RUNTIME,
-        "precision": "fp32",
-        "operators": "matrix",
-        "value": figures["gemm_all_cores"]["value"],
-        "unit": "GFLOP/s",
-        "operator_us": figures["operator_overhead"]["value"],
-        "whole": False,
-        "kind": "measured",
-        "source": source,
-    }
 
 
 def _median(taken: Sequence[Sample]) -> float:

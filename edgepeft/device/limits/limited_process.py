@@ -27,7 +27,7 @@ import psutil
 from edgepeft.common.errors import DoesNotFit, EdgepeftError, UsageError
 from edgepeft.device.host.machine import affinity, affinity_of, cpu_quota, pick_cpus, usable_cores
 from edgepeft.device.limits import launcher, placement
-from edgepeft.device.limits.placement import Emulation, InForce, LauncherReport, Limits, Placement, Unavailable
+from edgepeft.device.limits.placement import Emulation, InForce, Limits, Placement, Unavailable
 
 __all__ = ["BACKENDS", "InForce", "LimitedProcess", "Limits", "NoMemoryToStart", "Prepare"]
 
@@ -94,8 +94,8 @@ class Launch:
         theirs.append(other)
         return ours, other
 
-    def report(self) -> LauncherReport:
-        """What the launcher sees inside the limits; it waits for :meth:`go` now."""
+    def report(self) -> dict[str, Any]:
+        """What the launcher sees inside the limits: ``pid``, ``cpus``, ``address_space_bytes``; then it waits."""
         seen = self._next()
         if seen is None:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -108,7 +108,7 @@ class Launch:
                 raise NoMemoryToStart
             raise Unavailable(f"the child could not enter its group ({seen['reason']})")
         else:
-            return LauncherReport(seen["pid"], tuple(seen["cpus"]), seen["address_space_bytes"])
+            return seen
         raise Unavailable(f"the launcher did not start under {self._placement.backend}")
 
     def go(self) -> None:
@@ -201,10 +201,11 @@ class LimitedProcess:
         try:
             self._launch = Launch(placement, argv, options)
             report = self._launch.report()
-            placement.entered(report)
-            self.in_force = judge(self.limits, placement, report, refused)
-            self._cores_at_start = len(report.cpus)
-            self._group_at_start = (self._memory_in_group(), placement.quota_in_force())
+            placement.entered(report["pid"])
+            self._cores_at_start = len(report["cpus"])
+            space: int | None = report["address_space_bytes"]
+            self.in_force = judge(self.limits, placement, self._cores_at_start, space, refused)
+            self._group_at_start = (placement.memory_in_force(), placement.quota_in_force())
             self._launch.go()
         except NoMemoryToStart:
             self.close()
@@ -246,17 +247,11 @@ class LimitedProcess:
         cpus = affinity_of(self.popen.pid)
         if self.limits.cores is not None and len(cpus) > self._cores_at_start:
             return f"the program may run on {len(cpus)} cores, at the start on {self._cores_at_start}"
-        now = (self._memory_in_group(), self._placement.quota_in_force())
+        now = (self._placement.memory_in_force(), self._placement.quota_in_force())
         for what, current, before in zip(("memory limit", "CPU quota"), now, self._group_at_start, strict=True):
             if current != before:
                 return f"the {what} changed from {before} to {current} while the program ran"
         return None
-
-    def _memory_in_group(self) -> int | None:
-        """What the group allows; None without one: an address space's limit cannot change from outside."""
-        if self._placement.address_space_bytes is not None:
-            return None
-        return self._placement.memory_in_force(LauncherReport(self.popen.pid, (), None))
 
     def oom_killed(self) -> bool:
         """Whether the kernel killed the program, or a part of it, for memory."""
@@ -320,14 +315,19 @@ def _resident_peak(pid: int) -> int | None:
     return None
 
 
-def judge(limits: Limits, placement: Placement, report: LauncherReport, refused: Sequence[str] = ()) -> InForce:
-    """What is in force on a child that entered ``placement``; ``refused``: backends that did not work."""
+def judge(
+    limits: Limits, placement: Placement, allowed: int, address_space: int | None, refused: Sequence[str] = ()
+) -> InForce:
+    """What is in force on a child that entered ``placement``; ``refused``: backends that did not work.
+
+    ``allowed``: the processors that it may run on.
+    """
     notes = [*placement.notes]
     grades = []
-    cores = len(report.cpus)
-    memory = placement.memory_in_force(report)
+    cores = allowed
+    memory = held = placement.memory_in_force() if placement.folders else address_space
     if limits.cores is not None:
-        cores = _cores(limits.cores, cores, notes)
+        cores = _cores(limits.cores, allowed, notes)
         grades.append(cores == limits.cores)
     if limits.memory_bytes is not None:
         memory, exact = _memory(limits.memory_bytes, memory, notes)
@@ -341,8 +341,8 @@ def judge(limits: Limits, placement: Placement, report: LauncherReport, refused:
     if refused and placement.backend != "cgroup v1":  # without version 2, version 1 is the ordinary way
         notes.append(f"not used: {'; '.join(refused)}")
     # Whether anything asked holds the child at all, though not exactly as asked.
-    fewer = limits.cores is not None and len(report.cpus) < len(affinity())
-    less = limits.memory_bytes is not None and placement.memory_in_force(report) is not None
+    fewer = limits.cores is not None and allowed < len(affinity())
+    less = limits.memory_bytes is not None and held is not None
     anything = any(grades) or fewer or less
     emulation: Emulation = "full" if grades and all(grades) else "partial" if anything else "none"
     return InForce(placement.backend, cores, memory, emulation, tuple(notes), quota)

@@ -42,7 +42,6 @@ __all__ = [
     "BOOTED",
     "Emulation",
     "InForce",
-    "LauncherReport",
     "Limits",
     "Placement",
     "Scope",
@@ -104,15 +103,6 @@ class Unavailable(Exception):
     """A backend cannot be used here; the reason goes into the notes and the next one is tried."""
 
 
-@dataclass(frozen=True)
-class LauncherReport:
-    """What the launcher saw inside the limits, just before it became the work."""
-
-    pid: int
-    cpus: tuple[int, ...]
-    address_space_bytes: int | None
-
-
 @dataclass
 class Placement:
     """A place with limits, ready for one child: the control groups made for it, or what the launcher sets of itself.
@@ -137,15 +127,15 @@ class Placement:
             self.memory_is_strict = False
             self.notes.append("this kernel does not limit swap: the work may go beyond its memory into it")
 
-    def entered(self, report: LauncherReport) -> None:
-        """Check, once the child is inside, that its pid is in every group."""
-        if not self.holds(report.pid):
+    def entered(self, pid: int) -> None:
+        """Check, once the child is inside, that it is in every group."""
+        if not self.holds(pid):
             raise Unavailable(f"the child did not enter its group{'s' * (self.files is groups.V1)}")
 
-    def memory_in_force(self, report: LauncherReport) -> int | None:
-        """Bytes that the child may use, read back: the smallest limit from the group up; None if unlimited."""
+    def memory_in_force(self) -> int | None:
+        """Bytes that the child's group allows, read back: the smallest from the group up; None if unlimited."""
         folder = self.folders.get("memory")
-        return report.address_space_bytes if folder is None else groups.smallest_limit(folder, self.files)
+        return None if folder is None else groups.smallest_limit(folder, self.files)
 
     def quota_in_force(self) -> float | None:
         """Cores' worth of time that the child may use, read back: the smallest from the group up; None if unlimited."""
@@ -277,9 +267,9 @@ class Scope(Placement):
     proc: Path = groups.PROC
     unit: str = ""
 
-    def entered(self, report: LauncherReport) -> None:
+    def entered(self, pid: int) -> None:
         """Find the scope's memory group, version 2's or 1's."""
-        own = groups.groups_of(report.pid, self.proc)
+        own = groups.groups_of(pid, self.proc)
         self.files = groups.V1 if "memory" in own else groups.V2
         folder = own.get("memory", own.get(groups.UNIFIED))
         if folder is None or self.unit not in folder.name:
