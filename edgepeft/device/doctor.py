@@ -81,15 +81,6 @@ class Finding:
     advice: str = ""
 
 
-Check = Callable[[Path], Iterator[Finding]]
-_CHECKS: list[Check] = []  # in the order in which they are reported
-
-
-def _check(look: Check) -> Check:
-    _CHECKS.append(look)
-    return look
-
-
 def findings(root: Path = ROOT) -> list[Finding]:
     """Every check, in the order of the list; a check that fails itself is a finding too."""
     everything: list[Finding] = []
@@ -101,7 +92,6 @@ def findings(root: Path = ROOT) -> list[Finding]:
     return everything
 
 
-@_check
 def _processor(root: Path) -> Iterator[Finding]:
     proc = root / "proc"
     board, profile = board_name(root), profile_of_board(root)
@@ -115,7 +105,6 @@ def _processor(root: Path) -> Iterator[Finding]:
         yield Finding("arithmetic", "note", cost)
 
 
-@_check
 def _wheels(root: Path) -> Iterator[Finding]:
     proc, installed = root / "proc", versions()
     flags = isa_flags(proc)
@@ -128,7 +117,6 @@ def _wheels(root: Path) -> Iterator[Finding]:
         yield Finding("wheels", "ok", f"{packages}: none is known to die on this processor")
 
 
-@_check
 def _control_groups(root: Path) -> Iterator[Finding]:
     """Which ways of limiting work, tried with a small limit and no process under it."""
     ways: dict[str, Callable[[Limits, None], Placement]] = {
@@ -158,7 +146,6 @@ def _control_groups(root: Path) -> Iterator[Finding]:
     )
 
 
-@_check
 def _limits_in_force(root: Path) -> Iterator[Finding]:
     """What holds this process already: every profile's limits lie within these."""
     cores, quota, machine = len(affinity()), cpu_quota(root / "proc"), psutil.virtual_memory().total
@@ -178,7 +165,6 @@ def _limits_in_force(root: Path) -> Iterator[Finding]:
     yield Finding("limits in force", "note" if held else "ok", text, advice)
 
 
-@_check
 def _threads(root: Path) -> Iterator[Finding]:
     cores = usable_cores(root / "proc")
     for name in _THREADS:
@@ -197,7 +183,6 @@ def _threads(root: Path) -> Iterator[Finding]:
     yield Finding("threads", "ok" if off else "note", text, advice)
 
 
-@_check
 def _cache(root: Path) -> Iterator[Finding]:
     folder = cache_folder()
     used = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) if folder.is_dir() else 0
@@ -209,7 +194,6 @@ def _cache(root: Path) -> Iterator[Finding]:
         yield Finding("cache", "warning", f"{folder} cannot be written", advice)
 
 
-@_check
 def _memory_and_disk(root: Path) -> Iterator[Finding]:
     memory = psutil.virtual_memory().available
     allowed = memory_bytes(root / "proc")
@@ -225,7 +209,6 @@ def _memory_and_disk(root: Path) -> Iterator[Finding]:
     yield Finding("disk", "ok" if not advice else "warning", f"{disk:,} bytes are free at {folder}", advice)
 
 
-@_check
 def _condition(root: Path) -> Iterator[Finding]:
     now = Sensors(root).read()
     if not now.known:
@@ -248,12 +231,24 @@ def _condition(root: Path) -> Iterator[Finding]:
         yield Finding("condition", "note", f"the clock's governor is {governor}", advice)
 
 
-@_check
 def _leftovers(root: Path) -> Iterator[Finding]:
     left = [str(path) for path in groups.leftovers(root / "proc")]
     if left:
         text = f"groups of runs that were killed: {', '.join(left)}"
         yield Finding("leftovers", "note", text, "The next run removes them.")
+
+
+_CHECKS: tuple[Callable[[Path], Iterator[Finding]], ...] = (
+    _processor,
+    _wheels,
+    _control_groups,
+    _limits_in_force,
+    _threads,
+    _cache,
+    _memory_and_disk,
+    _condition,
+    _leftovers,
+)
 
 
 @dataclass(frozen=True)
