@@ -6,7 +6,6 @@ the weights, as ``ORTModelForSeq2SeqLM`` loads them.
 
 from __future__ import annotations
 
-import math
 import re
 import shutil
 from collections.abc import Mapping
@@ -18,7 +17,6 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 from numpy.typing import NDArray
-from onnx import helper
 from tokenizers import Tokenizer
 
 from edgepeft.backbones import emit
@@ -32,6 +30,7 @@ from edgepeft.deploy.verify import TextCheck, read_check, replay, require_passed
 from edgepeft.graph.external_data import external_tensors, external_values, load_external, store_external
 from edgepeft.graph.names import END, LOGITS, START, STATES
 from edgepeft.graph.seq2seq import optimum_decoder, optimum_encoder
+from edgepeft.graph.shapes import Spec
 from edgepeft.graph.splice import splice_states
 from edgepeft.graph.standalone import as_choices, as_starts_and_ends, fold_linear, logits_as_rows, own_states
 from edgepeft.runtime.decoding import GREEDY
@@ -76,18 +75,14 @@ def _write_model(bundle: Bundle, task: str, folder: Path) -> Verification:
         write_json(folder / name, content)
     tensors = [*external_tensors(model.graph)]
     values = external_values(model, tensors, bundle.checkpoint)
-    if sum(map(_n_bytes, model.graph.initializer)) >= emit.MOST_INLINE_BYTES:
+    sizes = (Spec(tensor.data_type, tuple(tensor.dims)).n_bytes for tensor in model.graph.initializer)
+    if sum(sizes) >= emit.MOST_INLINE_BYTES:
         store_external(tensors, values, folder / f"{_MODEL_FILE}_data")
     else:
         load_external(model, values)
         fold_linear(model)
     (folder / _MODEL_FILE).write_bytes(model.SerializeToString())
     return _verified(bundle, task, folder / _MODEL_FILE)
-
-
-def _n_bytes(tensor: onnx.TensorProto) -> int:
-    n_bytes: int = helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize * math.prod(tensor.dims)
-    return n_bytes
 
 
 def _config(config: dict[str, Any], entry: TaskEntry) -> dict[str, Any]:

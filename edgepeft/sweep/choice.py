@@ -95,14 +95,12 @@ class Budget:
 
     def misses(self, costs: MethodCosts) -> list[str]:
         """What a method is over."""
-        found = []
-        if self.per_minute is not None and (costs.per_minute is None or costs.per_minute < self.per_minute):
-            found.append("throughput")
-        if self.memory is not None and costs.memory > self.memory:
-            found.append("memory")
-        if self.disk is not None and costs.disk > self.disk:
-            found.append("disk")
-        return found
+        over = {
+            "throughput": self.per_minute is not None and (costs.per_minute or 0.0) < self.per_minute,
+            "memory": self.memory is not None and costs.memory > self.memory,
+            "disk": self.disk is not None and costs.disk > self.disk,
+        }
+        return [what for what, is_over in over.items() if is_over]
 
     def nearest(self, known: Sequence[MethodCosts]) -> str:
         """What comes nearest to each bound."""

@@ -36,7 +36,7 @@ import itertools
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -179,30 +179,33 @@ def read_plan(path: Path) -> Plan:
     known = {*plan.all_methods, *(method.partition(":")[0] for method in plan.all_methods)}
     if odd := [name for name in plan.rates if name not in known]:
         raise UsageError(f"{path}: [rates] names {odd[0]}, which is no method of the plan: {', '.join(sorted(known))}.")
-    data = {
-        name: {key: _placed(path, value) if key in PATHS else value for key, value in each.items()}
-        for name, each in plan.data.items()
-    }
-    near = {name: _placed(path, name) for name in plan.backbones}
-    # A folder beside the plan or in its place; else the name as it is, of the Hub.
-    backbones = [text if "$" in name or Path(text).is_dir() else name for name, text in near.items()]
-    return plan.model_copy(update={"data": data, "backbones": backbones})
+
+    def backbone(name: str) -> str:
+        """A folder beside the plan or in its place; else the name as it is, of the Hub."""
+        near = _placed(path, name)
+        return near if "$" in name or Path(near).is_dir() else name
+
+    return _with_paths(plan, lambda value: _placed(path, value), backbone)
 
 
 def recorded(plan: Plan, folder: Path) -> Plan:
     """The plan as a sweep in ``folder`` writes it down: paths relative to that, but for variables and absolute ones."""
 
-    def path(value: Any) -> Any:
-        if not isinstance(value, str) or value.startswith("$") or Path(value).is_absolute():
+    def path(value: str) -> str:
+        if value.startswith("$") or Path(value).is_absolute():
             return value
         return os.path.relpath(value, os.path.realpath(folder))
 
+    return _with_paths(plan, path, lambda name: path(name) if Path(name).is_dir() else name)
+
+
+def _with_paths(plan: Plan, path: Callable[[str], str], backbone: Callable[[str], str]) -> Plan:
+    """The plan with its files' paths and its backbones each made anew."""
     data = {
-        name: {key: path(value) if key in PATHS else value for key, value in each.items()}
+        name: {key: path(value) if key in PATHS and isinstance(value, str) else value for key, value in each.items()}
         for name, each in plan.data.items()
     }
-    backbones = [path(name) if Path(name).is_dir() else name for name in plan.backbones]
-    return plan.model_copy(update={"data": data, "backbones": backbones})
+    return plan.model_copy(update={"data": data, "backbones": list(map(backbone, plan.backbones))})
 
 
 def placed(options: Mapping[str, Any], folder: Path) -> dict[str, Any]:
@@ -215,9 +218,7 @@ def placed(options: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     return found
 
 
-def _placed(plan: Path, value: Any) -> Any:
-    if not isinstance(value, str):
-        return value
+def _placed(plan: Path, value: str) -> str:
     try:
         expanded = _expanded(value)
     except UsageError as error:

@@ -116,7 +116,9 @@ def write_site(
         with stage("weights"):
             _ = bundle.checkpoint  # damaged weights are found here
             shutil.copyfile(bundle.weights, new / bundle.weights.name)
-        _write_tokenizer(bundle, new)
+        shutil.copyfile(bundle.folder / "tokenizer.json", new / "tokenizer.json")
+        settings = bundle.folder / "tokenizer_config.json"
+        write_json(new / "tokenizer_config.json", json.loads(settings.read_bytes()) if settings.is_file() else {})
         for folder in (STRUCTURES_FOLDER, TASKS_FOLDER):
             (new / folder).mkdir()
         entries = {}
@@ -152,12 +154,6 @@ def _is_word_piece(tokenizer: dict[str, Any]) -> bool:
     known = ["WordPiece", "BertNormalizer", "BertPreTokenizer"]
     added = tokenizer.get("added_tokens") or []
     return [part.get("type") for part in parts] == known and not any(t["normalized"] or t["single_word"] for t in added)
-
-
-def _write_tokenizer(bundle: Bundle, out: Path) -> None:
-    shutil.copyfile(bundle.folder / "tokenizer.json", out / "tokenizer.json")
-    settings = bundle.folder / "tokenizer_config.json"
-    write_json(out / "tokenizer_config.json", json.loads(settings.read_bytes()) if settings.is_file() else {})
 
 
 def _token_check(bundle: Bundle) -> dict[str, Any]:

@@ -46,19 +46,14 @@ class WorkerProcess:
             stderr=self._said,
             text=True,
         )
-        self._in_force = self._process.in_force
+        self.in_force: InForce = self._process.in_force  # as the kernel reports it, in the end with what it lost
         self._span: float | None = None
-        self._waiting = None if throttled else self._in_force.cpu_quota
+        self._waiting = None if throttled else self.in_force.cpu_quota
         if self._waiting is not None:
             # Not lifted altogether: a thread pool that sees a quota when it starts does not spin.
-            self._process.change_quota(float(max(1, self._in_force.cores)))
+            self._process.change_quota(float(max(1, self.in_force.cores)))
         self._ask(job.to_json())
         self.notes: tuple[str, ...] = ()
-
-    @property
-    def in_force(self) -> InForce:
-        """The limits as the kernel reports them; after ``finish``, with what they lost meanwhile."""
-        return self._in_force
 
     @property
     def pid(self) -> int:
@@ -90,7 +85,7 @@ class WorkerProcess:
         """End the worker in good order; return its peak resident size in bytes."""
         if (lost := self._process.lost()) is not None:
             self.notes = (*self.notes, f"limits were lost: {lost}")
-            self._in_force = replace(self._in_force, emulation="partial", notes=(*self._in_force.notes, lost))
+            self.in_force = replace(self.in_force, emulation="partial", notes=(*self.in_force.notes, lost))
         self._ask(json.dumps({"close": True}))
         peak = int(self._answer()["peak_rss_bytes"])
         self._process.popen.wait()

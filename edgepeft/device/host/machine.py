@@ -7,7 +7,6 @@ onnxruntime 1.21.0 and torch 2.10.0 execute such instructions without asking whe
 
 from __future__ import annotations
 
-import contextlib
 import os
 import platform
 from collections.abc import Collection, Iterable, Mapping
@@ -31,7 +30,6 @@ __all__ = [
     "KNOWN_BAD",
     "Processor",
     "affinity",
-    "affinity_of",
     "bad_wheels",
     "board_name",
     "cpu_model",
@@ -73,18 +71,17 @@ _ARM_PARTS = {
 }
 
 
-def affinity() -> tuple[int, ...]:
-    """The processors this process may run on. ``os.cpu_count()`` would ignore affinity and cpusets."""
-    if hasattr(os, "sched_getaffinity"):
-        return tuple(sorted(os.sched_getaffinity(0)))
-    return tuple(range(os.cpu_count() or 1))
+def affinity(pid: int = 0) -> tuple[int, ...]:
+    """The processors that a process, this one by default, may run on; none where it is gone.
 
-
-def affinity_of(pid: int) -> tuple[int, ...]:
-    """The processors another process may run on; none where it is gone."""
-    with contextlib.suppress(OSError, AttributeError):
+    ``os.cpu_count()`` would ignore affinity and cpusets.
+    """
+    if not hasattr(os, "sched_getaffinity"):
+        return tuple(range(os.cpu_count() or 1))
+    try:
         return tuple(sorted(os.sched_getaffinity(pid)))
-    return ()
+    except OSError:
+        return ()
 
 
 def cpu_quota(proc: Path = groups.PROC) -> float | None:

@@ -25,7 +25,7 @@ from typing import Any, Self
 import psutil
 
 from edgepeft.common.errors import DoesNotFit, EdgepeftError, UsageError
-from edgepeft.device.host.machine import affinity, affinity_of, cpu_quota, pick_cpus, usable_cores
+from edgepeft.device.host.machine import affinity, cpu_quota, pick_cpus, usable_cores
 from edgepeft.device.limits import launcher, placement
 from edgepeft.device.limits.placement import Emulation, InForce, Limits, Placement, Unavailable
 
@@ -244,7 +244,7 @@ class LimitedProcess:
             return None
         if not self._placement.holds(self.popen.pid):
             return f"the program left its group ({self._placement.backend}): it was moved, or the group removed"
-        cpus = affinity_of(self.popen.pid)
+        cpus = affinity(self.popen.pid)
         if self.limits.cores is not None and len(cpus) > self._cores_at_start:
             return f"the program may run on {len(cpus)} cores, at the start on {self._cores_at_start}"
         now = (self._placement.memory_in_force(), self._placement.quota_in_force())
