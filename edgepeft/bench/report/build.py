@@ -33,6 +33,7 @@ from edgepeft.bench.result.schema import RESULT_SCHEMA, BenchResult, BenchRow, O
 from edgepeft.bench.result.statistics import ratio_of_medians
 from edgepeft.common.atomic import new_folder
 from edgepeft.common.errors import DataError, MissingPackage
+from edgepeft.common.messages import markdown_cell
 from edgepeft.sweep.folder import SWEEP_FILE, Sweep, open_sweep
 
 if TYPE_CHECKING:
@@ -74,22 +75,17 @@ def build_report(paths: Sequence[Path], out: Path, *, force: bool = False) -> li
 def _markdown(made: Sequence[Section], inputs: ReportInputs) -> str:
     lines = [f"# {_TITLE}", ""]
     for one in made:
-        lines += [f"## {_plain(one.title)}", "", _plain(one.text), ""]
+        lines += [f"## {markdown_cell(one.title)}", "", markdown_cell(one.text), ""]
         if one.draw is not None:
-            lines += [f"![{_plain(one.title)}](pictures/{one.key}.svg)", ""]
-        lines += [f"- {_plain(note)}" for note in one.notes] + ([""] if one.notes else [])
+            lines += [f"![{markdown_cell(one.title)}](pictures/{one.key}.svg)", ""]
+        lines += [f"- {markdown_cell(note)}" for note in one.notes] + ([""] if one.notes else [])
         lines += [_row(one.header), "|" + "---|" * len(one.header), *(_row(row) for row in one.rows), ""]
-    return "\n".join([*lines, "From " + ", ".join(map(_plain, inputs.names)) + ".", ""])
+    return "\n".join([*lines, "From " + ", ".join(map(markdown_cell, inputs.names)) + ".", ""])
 
 
 def _row(cells: Sequence[Cell]) -> str:
     shown = (f"{cell:,}" if isinstance(cell, (int, float)) else cell or "-" for cell in cells)
-    return "| " + " | ".join(map(_plain, shown)) + " |"
-
-
-def _plain(text: str) -> str:
-    """Names from a file must not become markup."""
-    return " ".join("".join(f"\\{c}" if c in "\\`*_<>|[]" else c for c in text).split())
+    return "| " + " | ".join(map(markdown_cell, shown)) + " |"
 
 
 def sections(inputs: ReportInputs) -> list[Section]:

@@ -17,16 +17,9 @@ from typing import Any
 __all__ = ["main"]
 
 
-def _address_space() -> int | None:
-    try:
-        import resource
-    except ImportError:  # not a Unix
-        return None
-    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
-    return None if soft == resource.RLIM_INFINITY else soft
-
-
 def _enter(spec: dict[str, Any]) -> dict[str, Any]:
+    import resource  # a Unix has it; elsewhere this module is imported and never run
+
     for procs in spec["joins"]:
         descriptor = os.open(procs, os.O_WRONLY)
         try:
@@ -41,15 +34,13 @@ def _enter(spec: dict[str, Any]) -> dict[str, Any]:
         os.close(keeper)
     if spec["cpus"] is not None and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, spec["cpus"])
-    if spec["address_space_bytes"] is not None:
-        import resource
-
-        asked = spec["address_space_bytes"]
+    if (asked := spec["address_space_bytes"]) is not None:
         _, hard = resource.getrlimit(resource.RLIMIT_AS)
         allowed = asked if hard == resource.RLIM_INFINITY else min(asked, hard)
         resource.setrlimit(resource.RLIMIT_AS, (allowed, allowed))
+    space, _ = resource.getrlimit(resource.RLIMIT_AS)
     cpus = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
-    return {"pid": os.getpid(), "cpus": cpus, "address_space_bytes": _address_space()}
+    return {"pid": os.getpid(), "cpus": cpus, "address_space_bytes": None if space == resource.RLIM_INFINITY else space}
 
 
 def _tell(descriptor: int, document: dict[str, Any]) -> None:
