@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -52,57 +52,42 @@ _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "M
 
 
 class Demand:
-    """What a run takes, by what it does.
+    """What a run takes, by what it does, on rows of ``longest`` tokens and targets of ``target_tokens``.
 
-    ``training`` and ``deployed`` are the graphs that steps and evaluations run, ``below`` gives the hidden states,
-    ``whole`` is scored at the end.
+    ``training`` is what steps run; evaluations run ``whole``, the deployed graph, or what ``split`` leaves of it from
+    the hidden states on.  ``each`` are the token rows of the row that has most: they are computed at once.
     """
 
     def __init__(
         self,
-        *,
+        bundle: Bundle,
+        target: TuningTarget,
         training: onnx.ModelProto,
-        deployed: onnx.ModelProto,
-        below: onnx.ModelProto | None,
         whole: onnx.ModelProto,
-        architecture: Architecture,
-        trained_bytes: int,
+        split: SplitGraphs | None,
+        *,
         longest: int,
-        target_tokens: int = 0,
-        words: int = 0,
-        written: int = 0,
-        generated: Sequence[int] = (),
-        each: int = 1,
+        target_tokens: int,
+        each: int,
     ) -> None:
-        """Count what does not depend on the rows.
-
-        Args:
-            training: what steps run.
-            deployed: what evaluations run, from the hidden states on where they are kept.
-            below: what gives the hidden states; None where none are kept.
-            whole: the deployed graph from the token ids on.
-            architecture: the backbone's.
-            trained_bytes: of what is trained.
-            longest: tokens of a row.
-            target_tokens: tokens of the longest target, where text is taught.
-            words: that its decoder knows.
-            written: bytes of an evaluation, where text is taught: beside the step's.
-            generated: numbers of each tensor that is generated from what is trained.
-            each: token rows of the row that has most: they are computed at once, however many.
-        """
+        """Count what does not depend on the number of rows."""
         self._training, self._longest, self._target_tokens = training, longest, target_tokens
-        self._rows_at_once = rows_at_once(longest)
-        if words:
-            self._rows_at_once = min(self._rows_at_once, targets_at_once(target_tokens, words))
-        self._rows_at_once = max(self._rows_at_once, each)
+        writing, most, written = target.writing, rows_at_once(longest), 0
+        if writing is not None:  # an evaluation's memory is there beside the step's
+            most = min(most, targets_at_once(target_tokens, writing.words))
+            written = _written(bundle, target, writing, longest, target_tokens)
+        self._rows_at_once = max(most, each)
         # The tensors themselves, their two moments, the best ones, a step's gradients.
-        self._base = int(psutil.Process().memory_info().rss) + 5 * trained_bytes
-        pass_bytes = _pass_bytes(architecture, longest)
+        trained = sum(tensor.nbytes for tensor in target.tensors().values())
+        self._base = int(psutil.Process().memory_info().rss) + 5 * trained
+        pass_bytes, deployed = _pass_bytes(bundle.architecture, longest), split.deployed if split else whole
         self._step = mapped_bytes(training.graph) + packed_bytes(deployed.graph) + pass_bytes + 2 * _SESSION + written
         # Made, and gone through backwards, in as many numbers as the next power of two.
+        sized = {value.name: value.type.tensor_type.shape.dim for value in whole.graph.input}
+        generated = [prod(dim.dim_value for dim in sized[name]) for name in target.facts.generated]
         transforms = sorted(_FLOAT_BYTES << (size - 1).bit_length() for size in generated)
         self._step += sum(transforms[-thread_count() :])
-        others = [packed_bytes(graph.graph) for graph in (below, whole) if graph is not None]
+        others = [packed_bytes(graph.graph) for graph in (split and split.below, whole) if graph is not None]
         self._others = max(*others, _GENERATED_COPIES * _FLOAT_BYTES * sum(generated)) + pass_bytes + _SESSION
         self._alive: dict[int, int] = {}
 
@@ -220,22 +205,8 @@ def demand_of(
         )
     except BundleError as error:
         raise BundleError(f"task {target.task}, of {target.method}, cannot be tuned: {error}") from error
-    sized = {value.name: value for value in whole.graph.input}
-    demand = Demand(
-        training=training,
-        deployed=split.deployed if split else whole,
-        below=split.below if split else None,
-        whole=whole,
-        architecture=bundle.architecture,
-        trained_bytes=sum(tensor.nbytes for tensor in target.tensors().values()),
-        longest=longest,
-        target_tokens=target_tokens,
-        words=0 if writing is None else writing.words,
-        written=0 if writing is None else _written(bundle, target, writing, longest, target_tokens),
-        generated=[prod(d.dim_value for d in sized[name].type.tensor_type.shape.dim) for name in facts.generated],
-        each=each,
-    )
-    return demand, training, split
+    sizes = {"longest": longest, "target_tokens": target_tokens, "each": each}
+    return Demand(bundle, target, training, whole, split, **sizes), training, split
 
 
 def _written(bundle: Bundle, target: TuningTarget, writing: Writing, longest: int, target_tokens: int) -> int:
