@@ -23,6 +23,7 @@ from edgepeft.tasks.base import TaskType, stated
 
 __all__ = [
     "CARD_FILE",
+    "DELTA_FORMAT",
     "ERRORS",
     "EVALUATION_FILE",
     "TENSORS_FILE",
@@ -37,6 +38,7 @@ __all__ = [
 
 ERRORS = "errors"  # of a card's metrics: by class, with rows of the data named; it stays in the delta's folder
 CARD_FILE, TENSORS_FILE = "delta.json", "delta.safetensors"
+DELTA_FORMAT: Literal["edgepeft.delta/1"] = "edgepeft.delta/1"
 EVALUATION_FILE = "evaluation.safetensors"  # logits and targets of the evaluation rows, by which guarantees are made
 # Of a row with a prompt in front, the first position is the prompt's; first_token and mean leave prompts out.
 READS = {
@@ -65,7 +67,7 @@ class DeltaCard(TaskCard):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    format: Literal["edgepeft.delta/1"] = "edgepeft.delta/1"
+    format: Literal["edgepeft.delta/1"] = DELTA_FORMAT
     task: str
     hyperparameters: dict[str, Any]
     head_dropout: float = 0.1

@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING
 
 from edgepeft.bench.compare import ResultFile
 from edgepeft.bench.report.evaluation import (
-    CARD_FILE,
-    DELTA_FORMAT,
     EVAL_SCHEMA,
     EvalSummary,
     TrainingCard,
@@ -31,6 +29,7 @@ from edgepeft.bench.report.tables import conditions_of, figure_kind, model_name,
 from edgepeft.bench.result.parts import read_document, schema_of
 from edgepeft.bench.result.schema import RESULT_SCHEMA, BenchResult, BenchRow, OperatorRecord, ProfiledPass
 from edgepeft.bench.result.statistics import ratio_of_medians
+from edgepeft.bundle.card import CARD_FILE, DELTA_FORMAT
 from edgepeft.common.atomic import new_folder
 from edgepeft.common.errors import DataError, MissingPackage
 from edgepeft.common.messages import markdown_cell

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 __all__ = [
-    "CARD_FILE",
-    "DELTA_FORMAT",
     "EVAL_SCHEMA",
     "EvalSummary",
     "TrainingCard",
@@ -41,7 +39,6 @@ __all__ = [
 ]
 
 EVAL_SCHEMA = "edgepeft.eval/1"
-CARD_FILE, DELTA_FORMAT = "delta.json", "edgepeft.delta/1"  # as edgepeft.bundle.delta writes them, which needs PyTorch
 _BLUE, _GREY = "#0072b2", "#888888"
 _WITH = {"before": "without temperature", "after": "with temperature"}
 
@@ -266,7 +263,6 @@ class TrainingMetrics(Part):
 class TrainingCard(Part):
     """The parts of ``delta.json`` that a report shows; a delta that was imported has no metrics."""
 
-    format: Literal["edgepeft.delta/1"]
     task: str
     method: str
     kind: str | None = None

@@ -6,8 +6,6 @@ import pytest
 from moods import write_texts
 from verbs import edgepeft
 
-from edgepeft.bench.report import evaluation
-
 
 @pytest.fixture(scope="module")
 def delta(tmp_path_factory):
@@ -21,12 +19,6 @@ def delta(tmp_path_factory):
     done = edgepeft("train", *asked, "--steps", 2, "--curve", "--out", folder / "mood", "--threads", 1)
     assert done.returncode == 0, done.stderr
     return folder / "mood"
-
-
-def test_the_names_are_those_of_the_delta():
-    delta = pytest.importorskip("edgepeft.bundle.delta", reason="pip install edgepeft[train]")
-    assert delta.CARD_FILE == evaluation.CARD_FILE
-    assert delta.DeltaCard.model_fields["format"].default == evaluation.DELTA_FORMAT
 
 
 @pytest.mark.parametrize("name", ["", "delta.json"])
