@@ -73,10 +73,6 @@ class SSF(PerLayer):
         """One a site."""
         return {site.name: ScaleAndShift(site.out_features, self.scale) for site in sites}
 
-    def n_at(self, site: Site) -> int:
-        """2 d."""
-        return 2 * site.out_features
-
     @classmethod
     def examples(cls) -> tuple[Self, ...]:
         """As published."""

@@ -76,16 +76,17 @@ def count(architecture: Architecture, method: Method, head: str, *, tasks: int =
     kind = None if head == NO_HEAD else head_named(head)
     all_replaced = set(method.overrides(architecture)).issuperset(architecture.tensors)
     reads = kind.reads if kind else ()
+    delta = method.n_parameters(architecture, reads)
     return Count(
         tasks=tasks,
         labels=labels,
         head_kind=head,
         backbone=architecture.n_parameters + (_n_pooler(architecture, kind) if kind else 0),
-        delta=method.n_trained(architecture, reads),
+        delta=delta,
         head=kind.n_parameters(architecture, labels) if kind else 0,
         private=sum(map(math.prod, method.own_tensors(architecture, reads).values())),
         # A method that makes every tensor from a few numbers needs the pretrained ones for it.
-        shares=not all_replaced or method.n_parameters(architecture) < architecture.n_parameters,
+        shares=not all_replaced or delta < architecture.n_parameters,
     )
 
 

@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from edgepeft.backbones.base import Architecture, Role, Site
 from edgepeft.common.errors import UsageError
-from edgepeft.methods.base import ChoosesRoles, CrossAttention, TrainsNorms, option, require
+from edgepeft.methods.base import ChoosesRoles, CrossAttention, TrainsNorms, option
 
 __all__ = [
     "ACTIVATIONS",
@@ -32,7 +32,6 @@ __all__ = [
     "KroneckerAdapters",
     "OnNorm",
     "OnSubLayer",
-    "fresh_linears",
     "fresh_rule",
     "kronecker_sum",
     "xavier_uniform",
@@ -83,15 +82,6 @@ class Bottleneck(nn.Module):
         return changed
 
 
-def fresh_linears(hidden: int, bottleneck: int, start: Callable[[Tensor], object]) -> tuple[nn.Linear, nn.Linear]:
-    """The way down and the way up, their weights by ``start``, biases zero."""
-    linears = nn.Linear(hidden, bottleneck), nn.Linear(bottleneck, hidden)
-    for linear in linears:
-        start(linear.weight)
-        nn.init.zeros_(linear.bias)
-    return linears
-
-
 class OnSubLayer(Bottleneck):
     """y + A(y)."""
 
@@ -116,16 +106,21 @@ class BottleneckMethod(TrainsNorms, CrossAttention):
     """Base of the methods whose modules are bottlenecks of whole linear layers."""
 
     bottleneck: int
+    activation: Activation
     std: float
 
-    def __post_init__(self) -> None:
-        require(self.bottleneck >= 1, f"{self.name}'s bottleneck must be at least 1; found {self.bottleneck}.")
-        require(self.std > 0, f"{self.name}'s std must be positive; found {self.std}.")
+    def fill(self, weight: Tensor) -> None:
+        """Give a fresh weight its values: normal ones."""
+        nn.init.normal_(weight, std=self.std)
 
-    def n_at(self, site: Site) -> int:
-        """2 m d + m + d."""
-        d, m = site.out_features, self.bottleneck
-        return 2 * m * d + m + d
+    def linears(self, hidden: int, width: int | None = None) -> tuple[nn.Linear, nn.Linear]:
+        """Fresh ways down to ``width``, by default the bottleneck, and up again; biases are zero."""
+        width = width or self.bottleneck
+        made = nn.Linear(hidden, width), nn.Linear(width, hidden)
+        for linear in made:
+            self.fill(linear.weight)
+            nn.init.zeros_(linear.bias)
+        return made
 
 
 class FactoredLinear(nn.Module):
@@ -152,7 +147,7 @@ class FactoredAdapters(TrainsNorms, CrossAttention, ChoosesRoles):
     learning_rate: ClassVar[float] = 3e-3
     learning_rate_source: ClassVar[str] = "Karimi Mahabadi et al., table 4"
 
-    bottleneck: int = option(24, "width m of the adapter")
+    bottleneck: int = option(24, "width m of the adapter", least=1)
     roles: tuple[str, ...] = option(("attention_output", "ffn_output"), "sub-layers whose outputs are adapted")
     reads: Form = option(
         "sublayer", "what A reads: sublayer, its output; norm, LN(sub + res) (AdapterHub's compacter++)"
@@ -160,36 +155,15 @@ class FactoredAdapters(TrainsNorms, CrossAttention, ChoosesRoles):
     activation: Activation = option("tanh-gelu", "act (the authors' code)")
     norms: bool = option(True, "train every LayerNorm too (as the Compacter paper does)")
 
-    def __post_init__(self) -> None:
-        require(self.bottleneck >= 1, f"{self.name}'s bottleneck must be at least 1; found {self.bottleneck}.")
-        super().__post_init__()
-
     @abstractmethod
     def linears(self) -> Callable[[int, int], FactoredLinear]:
         """A maker of fresh layers from (in, out); what it makes may share parameters."""
-
-    @abstractmethod
-    def n_factors(self, inputs: int, outputs: int) -> int:
-        """Parameters of one weight's own factors."""
-
-    def n_shared(self) -> int:
-        """Parameters that all weights share."""
-        return 0
 
     def build(self, sites: Sequence[Site]) -> dict[str, nn.Module]:
         """One adapter a site."""
         linear, m, form = self.linears(), self.bottleneck, FORMS[self.reads]
         widths = {site.name: site.out_features for site in sites}
         return {name: form(linear(d, m), linear(m, d), self.activation) for name, d in widths.items()}
-
-    def n_at(self, site: Site) -> int:
-        """Both weights' own factors, m + d."""
-        d, m = site.out_features, self.bottleneck
-        return self.n_factors(d, m) + self.n_factors(m, d) + m + d
-
-    def n_parameters(self, architecture: Architecture) -> int:
-        """The adapters, what they share, and the LayerNorms."""
-        return super().n_parameters(architecture) + self.n_shared()
 
 
 def xavier_uniform(*shape: int) -> nn.Parameter:
@@ -225,7 +199,6 @@ class KroneckerAdapters(FactoredAdapters):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self.n >= 1, f"{self.name}'s n must be at least 1; found {self.n}.")
         if self.bottleneck % self.n:
             fitting = ", ".join(map(str, _nearest_divisors(self.n, self.bottleneck)))
             widths = ", ".join(map(str, _nearest_multiples(self.n, self.bottleneck)))
@@ -233,7 +206,6 @@ class KroneckerAdapters(FactoredAdapters):
                 f"{self.name}'s n must divide the bottleneck, {self.bottleneck}; found {self.n}. "
                 f"Nearest n that do: {fitting}; nearest bottlenecks that n={self.n} divides: {widths}."
             )
-        require(self.std > 0, f"{self.name}'s std must be positive; found {self.std}.")
 
     def sites(self, architecture: Architecture) -> tuple[Site, ...]:
         """The sub-layers' outputs."""

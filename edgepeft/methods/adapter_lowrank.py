@@ -16,7 +16,7 @@ from typing import ClassVar, Self
 from torch import Tensor
 
 from edgepeft.methods._adapters import FactoredAdapters, FactoredLinear, xavier_uniform
-from edgepeft.methods.base import option, require
+from edgepeft.methods.base import option
 
 __all__ = ["AdapterLowRank", "LowRankLinear"]
 
@@ -43,19 +43,11 @@ class AdapterLowRank(FactoredAdapters):
     equation: ClassVar[str] = "LN(sub + A(sub) + res), W = u v"
     near_identity: ClassVar[bool] = False
 
-    rank: int = option(1, "r of every weight")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(self.rank >= 1, f"{self.name}'s rank must be at least 1; found {self.rank}.")
+    rank: int = option(1, "r of every weight", least=1)
 
     def linears(self) -> Callable[[int, int], FactoredLinear]:
         """Layers that share nothing."""
         return partial(LowRankLinear, rank=self.rank)
-
-    def n_factors(self, inputs: int, outputs: int) -> int:
-        """r (in + out)."""
-        return self.rank * (inputs + outputs)
 
     @classmethod
     def examples(cls) -> tuple[Self, ...]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import types
 import typing
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
+import torch
 from torch import Tensor, nn
 
 from edgepeft.backbones.base import Architecture, Role, Site
@@ -35,9 +35,9 @@ __all__ = [
 ]
 
 
-def option(default: Any, doc: str) -> Any:
-    """A hyperparameter with its default and one line of documentation."""
-    return dataclasses.field(default=default, metadata={"doc": doc})
+def option(default: Any, doc: str, *, least: int | None = None, positive: bool = False) -> Any:
+    """A hyperparameter with its default, one line of documentation, and the values that it may have."""
+    return dataclasses.field(default=default, metadata={"doc": doc, "least": least, "positive": positive})
 
 
 def require(condition: bool, message: str) -> None:
@@ -93,6 +93,13 @@ class Method(ABC):
     learning_rate: ClassVar[float]
     learning_rate_source: ClassVar[str]
 
+    def __post_init__(self) -> None:
+        """Check each hyperparameter for itself; a subclass adds how they fit each other."""
+        for field in dataclasses.fields(self):
+            value, least, what = getattr(self, field.name), field.metadata["least"], f"{self.name}'s {field.name}"
+            require(least is None or value >= least, f"{what} must be at least {least}; found {value}.")
+            require(not field.metadata["positive"] or value > 0, f"{what} must be positive; found {value}.")
+
     def starts_near_identity(self) -> bool:
         """``near_identity`` with these hyperparameters."""
         return self.near_identity
@@ -138,10 +145,6 @@ class Method(ABC):
         """What makes the overrides, whose shapes are given; None where they are trained copies."""
         return None
 
-    @abstractmethod
-    def n_parameters(self, architecture: Architecture) -> int:
-        """Trained parameters of modules and encoder, by the closed formula; neither head nor pooler."""
-
     @classmethod
     def examples(cls) -> tuple[Self, ...]:
         """Small instances that the conformance suite tries; by default the only one, for there is nothing to choose."""
@@ -164,13 +167,15 @@ class Method(ABC):
             values[name] = _converted(f"{cls.name}'s {name}", value, hints[name])
         return cls(**values)
 
-    def n_trained(self, architecture: Architecture, reads: Iterable[str]) -> int:
-        """``n_parameters``, and those of the pooler where the head reads it and the method trains a copy of it."""
+    def n_parameters(self, architecture: Architecture, reads: Iterable[str] = ()) -> int:
+        """Trained parameters of modules and backbone tensors; of a pooler's where the head ``reads`` it; no head's."""
         own = self.own_tensors(architecture, reads)
-        if self.generator(own) is not None:
-            return self.n_parameters(architecture)
-        pooler = (shape for name, shape in own.items() if name not in architecture.tensors)
-        return self.n_parameters(architecture) + sum(map(math.prod, pooler))
+        with torch.device("meta"):  # sizes alone
+            modules = [*self.build(self.sites(architecture)).values()]
+            generator = self.generator(own)
+        copies = map(math.prod, own.values() if generator is None else ())
+        made = nn.ModuleList(modules if generator is None else [*modules, generator])
+        return sum(copies) + sum(parameter.numel() for parameter in made.parameters())
 
     def own_tensors(self, architecture: Architecture, reads: Iterable[str]) -> dict[str, tuple[int, ...]]:
         """Shapes of the ``overrides`` that take part: all of the encoder's, and what the head reads besides."""
@@ -202,10 +207,6 @@ class PerLayer(Method):
         """The roles in a decoder's attention to an encoder that it has a module for too, where there is one."""
         return ()
 
-    @abstractmethod
-    def n_at(self, site: Site) -> int:
-        """Parameters of the module at one site, by the closed formula."""
-
     def sites(self, architecture: Architecture) -> tuple[Site, ...]:
         """Its roles' sites in the layers that are not skipped.
 
@@ -228,11 +229,6 @@ class PerLayer(Method):
         require(bool(left), f"{self.name}'s skip_layers and leave_out leave no layer of {last + 1} with a module.")
         return left
 
-    def n_parameters(self, architecture: Architecture) -> int:
-        """``n_at`` over its sites, and the tensors of the encoder that it trains besides (LayerNorms)."""
-        besides = (architecture.tensors[name] for name in self.overrides(architecture) if name in architecture.tensors)
-        return sum(map(self.n_at, self.sites(architecture))) + sum(map(math.prod, besides))
-
 
 class ChoosesRoles(PerLayer):
     """Base of those whose ``roles`` say what of a layer they attach to, of ``known_roles``."""
@@ -241,6 +237,7 @@ class ChoosesRoles(PerLayer):
     roles: tuple[str, ...]
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         known = self.known_roles
         require(bool(self.roles), f"{self.name} needs at least one of {', '.join(known)} as roles; found none.")
         for role in self.roles:
@@ -324,10 +321,6 @@ def _converted(what: str, value: Any, hint: Any) -> Any:
         if value not in choices:
             raise UsageError(f"{what} is one of {', '.join(map(str, choices))}; found {value!r}.")
         return value
-    if origin in (typing.Union, types.UnionType):
-        if value is None or value == "none":
-            return None
-        return _converted(what, value, next(arg for arg in typing.get_args(hint) if arg is not type(None)))
     if origin is tuple:
         items = value.split(",") if isinstance(value, str) else value
         return tuple(_converted(what, item, typing.get_args(hint)[0]) for item in items)

@@ -70,8 +70,3 @@ class BitFit(Method):
     def overrides(self, architecture: Architecture) -> tuple[str, ...]:
         """Every tensor called bias."""
         return tuple(name for name in (*architecture.tensors, *architecture.pooler) if name.endswith(".bias"))
-
-    def n_parameters(self, architecture: Architecture) -> int:
-        """The output width of every linear layer and LayerNorm: L (5 d + f) + (2 L + 1) d in BERT."""
-        shapes = {**architecture.tensors, **architecture.absent_biases}
-        return sum(width for name, (width, *_) in shapes.items() if name.endswith(".bias"))

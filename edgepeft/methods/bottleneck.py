@@ -17,13 +17,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from functools import partial
 from typing import ClassVar, Literal, Self
 
 from torch import Tensor, nn
 
 from edgepeft.backbones.base import Role, Site
-from edgepeft.methods._adapters import Activation, Bottleneck, BottleneckMethod, fresh_linears
+from edgepeft.methods._adapters import Activation, Bottleneck, BottleneckMethod
 from edgepeft.methods.base import ChoosesRoles, option, require
 
 __all__ = ["BottleneckAdapter", "InSubLayer", "WithNorm", "WithResidual"]
@@ -35,8 +34,7 @@ class _Placed(Bottleneck):
     """A with norms of its own; a subclass names, in ``forward``, what of the site it reads."""
 
     def __init__(self, hidden: int, method: BottleneckAdapter) -> None:
-        linears = fresh_linears(hidden, method.bottleneck, partial(nn.init.normal_, std=method.std))
-        super().__init__(*linears, method.activation)
+        super().__init__(*method.linears(hidden), method.activation)
         self.reads, self.keeps, self.after = method.reads, method.keeps, method.norm_after
         self.norm_before = nn.LayerNorm(hidden) if method.norm_before else nn.Identity()
         self.norm_after = nn.Identity() if method.norm_after == "none" else nn.LayerNorm(hidden)
@@ -85,7 +83,7 @@ class BottleneckAdapter(BottleneckMethod, ChoosesRoles):
     learning_rate: ClassVar[float] = 3e-4
     learning_rate_source: ClassVar[str] = "measured, docs/methods.md"
 
-    bottleneck: int = option(64, "width m of the adapter")
+    bottleneck: int = option(64, "width m of the adapter", least=1)
     roles: tuple[str, ...] = option(("ffn_output",), f"places, of {', '.join(ROLES)}")
     reads: Literal["sublayer", "residual", "norm"] = option(
         "residual", "what A reads: sublayer (sub), residual (res: the parallel adapter), norm (LN(sub + res))"
@@ -99,11 +97,10 @@ class BottleneckAdapter(BottleneckMethod, ChoosesRoles):
         "none", "a LayerNorm of the adapter's own on its result (change), or on the sum (sum)"
     )
     norms: bool = option(False, "train every LayerNorm of the backbone too")
-    std: float = option(0.02, "of the normal init")
+    std: float = option(0.02, "of the normal init", positive=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        ChoosesRoles.__post_init__(self)
         alone = self.reads == self.keeps == "sublayer"
         require(
             alone or Role.LAYER_OUTPUT not in self.roles,
@@ -120,11 +117,6 @@ class BottleneckAdapter(BottleneckMethod, ChoosesRoles):
         read = {self.reads, self.keeps}
         form = WithNorm if "norm" in read else WithResidual if read & {"residual", "sum"} else InSubLayer
         return form(site.out_features, self)
-
-    def n_at(self, site: Site) -> int:
-        """2 m d + m + d, and 2 d for each norm of its own."""
-        own_norms = int(self.norm_before) + int(self.norm_after != "none")
-        return super().n_at(site) + 2 * site.out_features * own_norms
 
     @classmethod
     def examples(cls) -> tuple[Self, ...]:

@@ -16,7 +16,7 @@ from typing import ClassVar, Self
 from torch import Tensor, nn
 
 from edgepeft.methods._adapters import FactoredLinear, KroneckerAdapters, fresh_rule, kronecker_sum, xavier_uniform
-from edgepeft.methods.base import option, require
+from edgepeft.methods.base import option
 
 __all__ = ["Compacter", "LPHMLinear"]
 
@@ -44,25 +44,13 @@ class Compacter(KroneckerAdapters):
     paper: ClassVar[str] = "Karimi Mahabadi et al., 2021, arXiv:2106.04647"
     equation: ClassVar[str] = "LN(sub + A(sub) + res), W = sum_i kron(A_i, s_i t_i)"
 
-    n: int = option(4, "terms of the sum; divides the hidden size and the bottleneck")
-    rank: int = option(1, "r of the second factors")
-    std: float = option(1e-4, "of A's normal init (authors' code)")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(self.rank >= 1, f"{self.name}'s rank must be at least 1; found {self.rank}.")
+    n: int = option(4, "terms of the sum; divides the hidden size and the bottleneck", least=1)
+    rank: int = option(1, "r of the second factors", least=1)
+    std: float = option(1e-4, "of A's normal init (authors' code)", positive=True)
 
     def linears(self) -> Callable[[int, int], FactoredLinear]:
         """Layers that share one A."""
         return partial(LPHMLinear, rule=fresh_rule(self.n, self.std), rank=self.rank)
-
-    def n_factors(self, inputs: int, outputs: int) -> int:
-        """r (in + out)."""
-        return self.rank * (inputs + outputs)
-
-    def n_shared(self) -> int:
-        """n^3."""
-        return self.n**3
 
     @classmethod
     def examples(cls) -> tuple[Self, ...]:

@@ -20,7 +20,7 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from edgepeft.backbones.base import LINEAR_ROLES, Architecture, Site
+from edgepeft.backbones.base import LINEAR_ROLES, Architecture
 from edgepeft.methods.base import Folding, weight_at
 from edgepeft.methods.lora import Factors, LoRA
 
@@ -87,10 +87,6 @@ class DoRA(LoRA):
         for name, module in modules.items():
             assert isinstance(module, Decomposed)
             module.magnitude.data.copy_(weight_at(architecture.site(name), read).norm(dim=1))
-
-    def n_at(self, site: Site) -> int:
-        """r (in + out) + out."""
-        return super().n_at(site) + site.out_features
 
     @classmethod
     def examples(cls) -> tuple[Self, ...]:

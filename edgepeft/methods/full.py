@@ -26,7 +26,3 @@ class Full(Method):
     def overrides(self, architecture: Architecture) -> tuple[str, ...]:
         """Every tensor."""
         return (*architecture.tensors, *architecture.pooler)
-
-    def n_parameters(self, architecture: Architecture) -> int:
-        """Those of the encoder."""
-        return architecture.n_parameters

@@ -9,16 +9,15 @@ frozen; what is imported from AdapterHub has them all.  Trained here, all are tr
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable
 from typing import ClassVar, Self, cast
 
 import torch
 from torch import Tensor, nn
 
 from edgepeft.backbones.base import Role, Site
-from edgepeft.methods._adapters import Activation, Bottleneck, BottleneckMethod, fresh_linears
-from edgepeft.methods.base import option, require
+from edgepeft.methods._adapters import Activation, Bottleneck, BottleneckMethod
+from edgepeft.methods.base import option
 
 __all__ = ["Fused", "Fusion"]
 
@@ -28,10 +27,9 @@ class Fused(nn.Module):
 
     def __init__(self, hidden: int, method: Fusion) -> None:
         super().__init__()
-        start = partial(nn.init.normal_, std=method.std)
-        fresh = (fresh_linears(hidden, method.bottleneck, start) for _ in range(method.adapters))
-        self.adapters = nn.ModuleList(Bottleneck(*linears, method.activation) for linears in fresh)
-        self.query, self.key = fresh_linears(hidden, hidden, start)
+        made = (Bottleneck(*method.linears(hidden), method.activation) for _ in range(method.adapters))
+        self.adapters = nn.ModuleList(made)
+        self.query, self.key = method.linears(hidden, hidden)
         value = nn.Linear(hidden, hidden, bias=False)
         nn.init.eye_(value.weight)
         self.value = value if method.value else nn.Identity()
@@ -56,29 +54,20 @@ class Fusion(BottleneckMethod):
     learning_rate: ClassVar[float] = 5e-5
     learning_rate_source: ClassVar[str] = "Pfeiffer et al., section 4.2, of the fusion over frozen adapters"
 
-    adapters: int = option(2, "adapters n that are fused")
-    bottleneck: int = option(64, "width m of each adapter")
+    adapters: int = option(2, "adapters n that are fused", least=2)
+    bottleneck: int = option(64, "width m of each adapter", least=1)
     value: bool = option(True, "a matrix V on what is mixed (AdapterHub's dynamic form)")
     activation: Activation = option("relu", "act")
     norms: bool = option(False, "train every LayerNorm of the backbone too")
-    std: float = option(0.02, "of the normal init")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(self.adapters >= 2, f"fusion's adapters must be at least 2; found {self.adapters}.")
+    std: float = option(0.02, "of the normal init", positive=True)
 
     def attaches_to(self) -> tuple[Role, ...]:
         """The feed-forward's projection."""
         return (Role.FFN_OUTPUT,)
 
-    def build(self, sites: Sequence[Site]) -> dict[str, nn.Module]:
+    def build_at(self, site: Site) -> nn.Module:
         """One a site."""
-        return {site.name: Fused(site.out_features, self) for site in sites}
-
-    def n_at(self, site: Site) -> int:
-        """n (2 m d + m + d) + 2 (d^2 + d), and d^2 for V."""
-        d = site.out_features
-        return self.adapters * super().n_at(site) + (2 + self.value) * d * d + 2 * d
+        return Fused(site.out_features, self)
 
     @classmethod
     def examples(cls) -> tuple[Self, ...]:

@@ -7,26 +7,17 @@ LayerNorm: LN(sub + A(sub) + res).  Every LayerNorm is trained too.
 from __future__ import annotations
 
 import dataclasses
-from functools import partial
 from typing import ClassVar, Self
 
-from torch import nn
+from torch import Tensor, nn
 
 from edgepeft.backbones.base import Role, Site
-from edgepeft.methods._adapters import Activation, BottleneckMethod, OnSubLayer, fresh_linears
+from edgepeft.methods._adapters import Activation, BottleneckMethod, OnSubLayer
 from edgepeft.methods.base import option
 
-__all__ = ["Adapter", "Houlsby"]
+__all__ = ["Houlsby"]
 
 ROLES = (Role.ATTENTION_OUTPUT, Role.FFN_OUTPUT)
-
-
-class Adapter(OnSubLayer):
-    """y + up(act(down(y))), [..., d] -> [..., d], of section 2.1; y is the sub-layer's output."""
-
-    def __init__(self, hidden: int, bottleneck: int, std: float, activation: Activation = "tanh-gelu") -> None:
-        truncated = partial(nn.init.trunc_normal_, std=std, a=-2 * std, b=2 * std)
-        super().__init__(*fresh_linears(hidden, bottleneck, truncated), activation)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -40,10 +31,10 @@ class Houlsby(BottleneckMethod):
     learning_rate: ClassVar[float] = 9e-4
     learning_rate_source: ClassVar[str] = "measured, docs/methods.md; Houlsby et al., section 3.1: 3e-5, 3e-4, 3e-3"
 
-    bottleneck: int = option(64, "width m of the adapter")
+    bottleneck: int = option(64, "width m of the adapter", least=1)
     activation: Activation = option("tanh-gelu", "act (the authors' code)")
     norms: bool = option(True, "train every LayerNorm too")
-    std: float = option(1e-3, "of the truncated normal init (authors' code; the paper says 1e-2)")
+    std: float = option(1e-3, "of the truncated normal init (authors' code; the paper says 1e-2)", positive=True)
 
     def attaches_to(self) -> tuple[Role, ...]:
         """Both sub-layers' outputs."""
@@ -51,7 +42,11 @@ class Houlsby(BottleneckMethod):
 
     def build_at(self, site: Site) -> nn.Module:
         """One adapter a site."""
-        return Adapter(site.out_features, self.bottleneck, self.std, self.activation)
+        return OnSubLayer(*self.linears(site.out_features), self.activation)
+
+    def fill(self, weight: Tensor) -> None:
+        """Normal values within two standard deviations."""
+        nn.init.trunc_normal_(weight, std=self.std, a=-2 * self.std, b=2 * self.std)
 
     @classmethod
     def examples(cls) -> tuple[Self, ...]:

@@ -55,10 +55,6 @@ class IA3(ChoosesRoles):
         """One vector a site."""
         return Scale(site.out_features)
 
-    def n_at(self, site: Site) -> int:
-        """The site's width: L (2 d + f) in all, by default."""
-        return site.out_features
-
     @classmethod
     def examples(cls) -> tuple[Self, ...]:
         """The paper's three, and everything that can be scaled above the lowest layer."""

@@ -145,11 +145,11 @@ class IntrinsicSAID(Method):
         "measured, docs/methods.md; Karimi Mahabadi et al., 2021, arXiv:2106.04647, appendix (T5-base): 3e-2"
     )
 
-    dimension: int = option(20_000, "d': entries of theta and scales of tensors together")
+    dimension: int = option(20_000, "d': entries of theta and scales of tensors together", least=1)
     seed: int = option(0, "of the projections")
 
     def __post_init__(self) -> None:
-        require(self.dimension >= 1, f"intrinsic-said's dimension must be at least 1; found {self.dimension}.")
+        super().__post_init__()
         require(0 <= self.seed < 2**63, f"intrinsic-said's seed must be from 0 to 2^63 - 1; found {self.seed}.")
 
     def overrides(self, architecture: Architecture) -> tuple[str, ...]:
@@ -160,11 +160,6 @@ class IntrinsicSAID(Method):
         """theta and one scale a tensor."""
         self._check(len(shapes))
         return Projected(shapes, self.dimension, self.seed)
-
-    def n_parameters(self, architecture: Architecture) -> int:
-        """d'."""
-        self._check(len(architecture.tensors))
-        return self.dimension
 
     @classmethod
     def examples(cls) -> tuple[Self, ...]:

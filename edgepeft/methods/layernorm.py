@@ -25,7 +25,3 @@ class LayerNormTuning(Method):
     def overrides(self, architecture: Architecture) -> tuple[str, ...]:
         """Weight and bias of every LayerNorm."""
         return norm_tensors(architecture)
-
-    def n_parameters(self, architecture: Architecture) -> int:
-        """2 (2 L + 1) d; the embeddings' norm has their width, which ELECTRA's may differ in."""
-        return architecture.n_norm_parameters

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from typing import ClassVar
 
-from edgepeft.backbones.base import Architecture
 from edgepeft.methods.base import Method
 
 __all__ = ["LinearProbe"]
@@ -22,7 +21,3 @@ class LinearProbe(Method):
     near_identity: ClassVar[bool] = True
     learning_rate: ClassVar[float] = 1e-3
     learning_rate_source: ClassVar[str] = "ours, for heads on a first token; on a mean it is --head-lr's default"
-
-    def n_parameters(self, architecture: Architecture) -> int:
-        """None."""
-        return 0

@@ -62,17 +62,13 @@ class LoHa(RankedUpdates):
         "measured, docs/methods.md; PEFT's method_comparison/MetaMathQA has no rate of its own for it"
     )
 
-    rank: int = option(4, "r of each of the two products")
+    rank: int = option(4, "r of each of the two products", least=1)
     alpha: float = option(4.0, "the update is scaled by alpha / r")
     roles: tuple[str, ...] = option(("query", "value"), f"linear layers to update, of {', '.join(LINEAR_ROLES)}")
 
     def build_at(self, site: Site) -> nn.Module:
         """Four factors a site."""
         return HadamardProduct(site.in_features, site.out_features, self.rank, self.scale)
-
-    def n_at(self, site: Site) -> int:
-        """2 r (in + out)."""
-        return 2 * self.rank * (site.in_features + site.out_features)
 
     @classmethod
     def examples(cls) -> tuple[Self, ...]:

@@ -65,7 +65,7 @@ class LoKr(RankedUpdates):
         "PEFT's method_comparison/MetaMathQA (lokr, rank 32, factor 4, Llama-3.2-3B); not measured on encoders"
     )
 
-    rank: int = option(8, "r of W2")
+    rank: int = option(8, "r of W2", least=1)
     alpha: float = option(8.0, "the update is scaled by alpha / r")
     roles: tuple[str, ...] = option(("query", "value"), f"linear layers to update, of {', '.join(LINEAR_ROLES)}")
     both: bool = option(False, "W1 too is a product of rank r, where that is smaller (PEFT's decompose_both)")
@@ -82,10 +82,6 @@ class LoKr(RankedUpdates):
     def build_at(self, site: Site) -> nn.Module:
         """Two to four matrices a site."""
         return KroneckerProduct(self._shapes_at(site), self.scale)
-
-    def n_at(self, site: Site) -> int:
-        """h m, or r (h + m), and r (k + n), or k n."""
-        return sum(map(math.prod, self._shapes_at(site).values()))
 
     def _shapes_at(self, site: Site) -> dict[str, tuple[int, int]]:
         (m, n), (h, k) = (_two_sides(width, self.factor) for width in (site.in_features, site.out_features))

@@ -48,7 +48,6 @@ class RankedUpdates(LinearUpdates):
     alpha: float
 
     def __post_init__(self) -> None:
-        require(self.rank >= 1, f"{self.name}'s rank must be at least 1; found {self.rank}.")
         require(math.isfinite(self.alpha), f"{self.name}'s alpha must be a finite number; found {self.alpha}.")
         super().__post_init__()
 
@@ -92,7 +91,7 @@ class LoRA(RankedUpdates):
     learning_rate: ClassVar[float] = 1.5e-3
     learning_rate_source: ClassVar[str] = "measured, docs/methods.md; Hu et al., table 9 (RoBERTa-base): 5e-4"
 
-    rank: int = option(8, "r")
+    rank: int = option(8, "r", least=1)
     alpha: float = option(16.0, "the update is scaled by alpha / r")
     roles: tuple[str, ...] = option(("query", "value"), f"linear layers to update, of {', '.join(LINEAR_ROLES)}")
     rank_stabilised: bool = option(False, "scale by alpha / sqrt(r) (Kalajdzievski, 2023)")
@@ -123,10 +122,6 @@ class LoRA(RankedUpdates):
         elif self.bias == "lora_only":
             biases = tuple(dict.fromkeys(f"{site.reads}.bias" for site in self.sites(architecture)))
         return tuple(dict.fromkeys((*biases, *self.whole)))
-
-    def n_at(self, site: Site) -> int:
-        """r (in + out)."""
-        return self.rank * (site.in_features + site.out_features)
 
     @classmethod
     def examples(cls) -> tuple[Self, ...]:

@@ -37,7 +37,7 @@ class MAM(PrefixTuning):
         "measured, docs/methods.md; He et al., the authors' exps_glue/run_glue_trainer.sh (SST-2 on RoBERTa-base): 1e-4"
     )
 
-    length: int = option(30, "pairs p of a layer")
+    length: int = option(30, "pairs p of a layer", least=1)
     bottleneck: int = option(512, "width m of the adapter")
     activation: Activation = option("relu", "act")
 
@@ -58,10 +58,6 @@ class MAM(PrefixTuning):
         """What both build at theirs."""
         beside = [site for site in sites if site.role is Role.FFN_OUTPUT]
         return super().build([site for site in sites if site not in beside]) | self.adapter.build(beside)
-
-    def n_parameters(self, architecture: Architecture) -> int:
-        """2 L p d (or what its MLP has), and L (2 m d + m + d)."""
-        return super().n_parameters(architecture) + self.adapter.n_parameters(architecture)
 
     @classmethod
     def examples(cls) -> tuple[Self, ...]:

@@ -9,37 +9,21 @@ Houlsby's form, LN(sub + A(sub) + res), after self-attention only.
 from __future__ import annotations
 
 import dataclasses
-from functools import partial
 from typing import ClassVar, Literal, Self
 
 from torch import nn
 
 from edgepeft.backbones.base import Role, Site
-from edgepeft.methods._adapters import Activation, Bottleneck, BottleneckMethod, OnNorm, OnSubLayer, fresh_linears
+from edgepeft.methods._adapters import Activation, Bottleneck, BottleneckMethod, OnNorm, OnSubLayer
 from edgepeft.methods.base import option
 
-__all__ = ["AfterNorm", "BeforeNorm", "Pfeiffer"]
-
-
-class _Normal(Bottleneck):
-    """Starts its linear layers; the two forms below place it."""
-
-    def __init__(self, hidden: int, bottleneck: int, std: float, activation: Activation = "relu") -> None:
-        super().__init__(*fresh_linears(hidden, bottleneck, partial(nn.init.normal_, std=std)), activation)
-
-
-class AfterNorm(_Normal, OnNorm):
-    """y + A(LN(y + residual))."""
-
-
-class BeforeNorm(_Normal, OnSubLayer):
-    """y + A(y)."""
+__all__ = ["Pfeiffer"]
 
 
 # Where the adapter stands -> the site's role and the module.
-PLACEMENTS: dict[str, tuple[Role, type[_Normal]]] = {
-    "ffn": (Role.FFN_OUTPUT, AfterNorm),
-    "attention": (Role.ATTENTION_OUTPUT, BeforeNorm),
+PLACEMENTS: dict[str, tuple[Role, type[Bottleneck]]] = {
+    "ffn": (Role.FFN_OUTPUT, OnNorm),
+    "attention": (Role.ATTENTION_OUTPUT, OnSubLayer),
 }
 
 
@@ -54,13 +38,13 @@ class Pfeiffer(BottleneckMethod):
     learning_rate: ClassVar[float] = 9e-4
     learning_rate_source: ClassVar[str] = "measured, docs/methods.md; Pfeiffer et al. and Deshpande et al.: 1e-4"
 
-    bottleneck: int = option(64, "width m of the adapter")
+    bottleneck: int = option(64, "width m of the adapter", least=1)
     placement: Literal["ffn", "attention"] = option(
         "ffn", "ffn: AdapterHub's form; attention: the Compacter paper's, LN(sub + A(sub) + res)"
     )
     activation: Activation = option("relu", "act")
     norms: bool = option(False, "train every LayerNorm too (as the Compacter paper does)")
-    std: float = option(0.02, "of the normal init")
+    std: float = option(0.02, "of the normal init", positive=True)
 
     def attaches_to(self) -> tuple[Role, ...]:
         """One sub-layer's output."""
@@ -68,8 +52,7 @@ class Pfeiffer(BottleneckMethod):
 
     def build_at(self, site: Site) -> nn.Module:
         """One adapter a site."""
-        form = PLACEMENTS[self.placement][1]
-        return form(site.out_features, self.bottleneck, self.std, self.activation)
+        return PLACEMENTS[self.placement][1](*self.linears(site.out_features), self.activation)
 
     @classmethod
     def examples(cls) -> tuple[Self, ...]:

@@ -43,16 +43,14 @@ class PHM(KroneckerAdapters):
     paper: ClassVar[str] = "Karimi Mahabadi et al., 2021, arXiv:2106.04647"
     equation: ClassVar[str] = "LN(sub + A(sub) + res), W = sum_i kron(A_i, B_i)"
 
-    n: int = option(4, "terms of the sum; divides the hidden size and the bottleneck (the paper tries 4, 8, 12)")
-    std: float = option(0.01, "of A's normal init (authors' code)")
+    n: int = option(
+        4, "terms of the sum; divides the hidden size and the bottleneck (the paper tries 4, 8, 12)", least=1
+    )
+    std: float = option(0.01, "of A's normal init (authors' code)", positive=True)
 
     def linears(self) -> Callable[[int, int], FactoredLinear]:
         """Layers that share nothing."""
         return partial(PHMLinear, n=self.n, std=self.std)
-
-    def n_factors(self, inputs: int, outputs: int) -> int:
-        """n^3 + in out / n."""
-        return self.n**3 + inputs * outputs // self.n
 
     @classmethod
     def examples(cls) -> tuple[Self, ...]:

@@ -108,14 +108,14 @@ class PrefixTuning(Method):
     learning_rate: ClassVar[float] = 5e-3
     learning_rate_source: ClassVar[str] = "Liu et al., 2022, the authors' script for RTE on RoBERTa"
 
-    length: int = option(20, "pairs p of a layer")
+    length: int = option(20, "pairs p of a layer", least=1)
     text: Literal["stays", "follows"] = option(
         "stays", "where texts begin: at the first position (stays: AdapterHub), or at the p-th (follows: PEFT)"
     )
     projection: int = option(0, "width of the MLP that makes all layers' vectors while training; 0: they are trained")
 
     def __post_init__(self) -> None:
-        require(self.length >= 1, f"prefix's length must be at least 1; found {self.length}.")
+        super().__post_init__()
         require(self.projection >= 0, f"prefix's projection must not be negative; found {self.projection}.")
 
     @property
@@ -148,12 +148,6 @@ class PrefixTuning(Method):
             else:
                 made[site.name] = Prefix(self.length, width)
         return made
-
-    def n_parameters(self, architecture: Architecture) -> int:
-        """2 L p d; by way of an MLP of width k, p d + k (d + 1) + 2 L d (k + 1)."""
-        widths = [site.out_features for site in self.sites(architecture) if site.role in _PAIRS]
-        d, k = widths[0], self.projection
-        return self.length * d + k * (d + 1) + sum(widths) * (k + 1) if k else self.length * sum(widths)
 
     @classmethod
     def examples(cls) -> tuple[Self, ...]:

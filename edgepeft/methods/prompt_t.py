@@ -61,13 +61,10 @@ class PromptTuning(Method):
     equation: ClassVar[str] = "[v_1 ... v_p; E] for the word embeddings E"
     near_identity: ClassVar[bool] = False  # a fresh prompt moves the text and is attended to
 
-    length: int = option(100, "vectors p in front of a text")
+    length: int = option(100, "vectors p in front of a text", least=1)
     place: Literal["words", "embeddings"] = option(
         "words", "words: positions and LayerNorm follow (Lester et al., PEFT); embeddings: past both (AdapterHub)"
     )
-
-    def __post_init__(self) -> None:
-        require(self.length >= 1, f"{self.name}'s length must be at least 1; found {self.length}.")
 
     @property
     def prompt_length(self) -> int:
@@ -96,11 +93,6 @@ class PromptTuning(Method):
         """A prompt, or what leaves the text's positions as they were."""
         moved = site.role is Role.POSITION_EMBEDDINGS
         return MovedBack(self.length) if moved else Prompt(self.length, site.out_features)
-
-    def n_parameters(self, architecture: Architecture) -> int:
-        """p d, d the embeddings' width."""
-        sites = (site for site in self.sites(architecture) if site.role is not Role.POSITION_EMBEDDINGS)
-        return sum(self.length * site.out_features for site in sites)
 
     @classmethod
     def examples(cls) -> tuple[Self, ...]:

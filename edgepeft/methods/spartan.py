@@ -82,22 +82,19 @@ class Spartan(TrainsNorms):
     learning_rate: ClassVar[float] = 1e-3
     learning_rate_source: ClassVar[str] = "Deshpande et al., appendix A (grid 2e-5, 1e-4, 1e-3)"
 
-    parents: int = option(16, "parent cells N a layer")
-    children: int = option(3, "child cells C of each parent")
+    parents: int = option(16, "parent cells N a layer", least=1)
+    children: int = option(3, "child cells C of each parent", least=1)
     top_k: int = option(8, "parents K that are kept for a token")
-    temperature: float = option(1.0, "T of the children's softmax (the authors' scripts use 1.6)")
+    temperature: float = option(1.0, "T of the children's softmax (the authors' scripts use 1.6)", positive=True)
     norms: bool = option(True, "train every LayerNorm too (as the authors' code does)")
-    std: float = option(0.02, "of the normal init")
+    std: float = option(0.02, "of the normal init", positive=True)
 
     def __post_init__(self) -> None:
-        for what in ("parents", "children"):
-            require(getattr(self, what) >= 1, f"spartan's {what} must be at least 1; found {getattr(self, what)}.")
+        super().__post_init__()
         require(
             1 <= self.top_k <= self.parents,
             f"spartan's top_k must be between 1 and parents, {self.parents}; found {self.top_k}.",
         )
-        require(self.temperature > 0, f"spartan's temperature must be positive; found {self.temperature}.")
-        require(self.std > 0, f"spartan's std must be positive; found {self.std}.")
 
     def attaches_to(self) -> tuple[Role, ...]:
         """The layer's output."""
@@ -113,10 +110,6 @@ class Spartan(TrainsNorms):
             temperature=self.temperature,
             std=self.std,
         )
-
-    def n_at(self, site: Site) -> int:
-        """d N (1 + 2 C)."""
-        return site.out_features * self.parents * (1 + 2 * self.children)
 
     @classmethod
     def examples(cls) -> tuple[Self, ...]:

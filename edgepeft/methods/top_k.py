@@ -7,7 +7,6 @@ feed-forward matrices of k layers are the task's own.
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import ClassVar, Self
 
 from edgepeft.backbones.base import Architecture, Role
@@ -29,21 +28,13 @@ class TopK(Method):
         "measured, docs/methods.md; Deshpande et al., 2022, appendix A (full fine-tuning of RoBERTa): 2e-5"
     )
 
-    layers: int = option(3, "k: how many of the last layers are trained (Houlsby et al. try 1 to 12)")
-
-    def __post_init__(self) -> None:
-        require(self.layers >= 1, f"top-k's layers must be at least 1; found {self.layers}.")
+    layers: int = option(3, "k: how many of the last layers are trained (Houlsby et al. try 1 to 12)", least=1)
 
     def overrides(self, architecture: Architecture) -> tuple[str, ...]:
         """Every tensor of those layers, and of what lies above them."""
         paths = [architecture.layer_path(layer) for layer in self._trained(architecture)]
         paths += [f"{site.module}." for site in architecture.sites_of(Role.STACK_OUTPUT)]
         return (*(name for name in architecture.tensors if name.startswith(tuple(paths))), *architecture.pooler)
-
-    def n_parameters(self, architecture: Architecture) -> int:
-        """In BERT k (4 d^2 + 2 d f + 9 d + f): square matrices, two of the feed-forward, biases, two LayerNorms."""
-        own = self.overrides(architecture)
-        return sum(math.prod(architecture.tensors[name]) for name in own if name in architecture.tensors)
 
     @classmethod
     def examples(cls) -> tuple[Self, ...]:

@@ -73,13 +73,12 @@ class VeRA(LinearUpdates):
     learning_rate: ClassVar[float] = 1e-2
     learning_rate_source: ClassVar[str] = "Kopiczko et al., table 8 (RoBERTa-base: 1e-2 on four of six sets)"
 
-    rank: int = option(256, "r")
+    rank: int = option(256, "r", least=1)
     roles: tuple[str, ...] = option(("query", "value"), f"linear layers to update, of {', '.join(LINEAR_ROLES)}")
     seed: int = option(0, "of A and B (PEFT's projection_prng_key)")
     initial: float = option(0.1, "what d starts from")
 
     def __post_init__(self) -> None:
-        require(self.rank >= 1, f"vera's rank must be at least 1; found {self.rank}.")
         require(0 <= self.seed < SEEDS, f"vera's seed must be from 0 to 2^32 - 1; found {self.seed}.")
         require(math.isfinite(self.initial), f"vera's initial must be a finite number; found {self.initial}.")
         super().__post_init__()
@@ -92,10 +91,6 @@ class VeRA(LinearUpdates):
         projections = FrozenMatrices(self.seed, {"A": (self.rank, inputs), "B": (outputs, self.rank)})
         made = ((site, VectorBased(site.in_features, site.out_features, projections, self.initial)) for site in sites)
         return {site.name: module for site, module in made}
-
-    def n_at(self, site: Site) -> int:
-        """r + out."""
-        return self.rank + site.out_features
 
     @classmethod
     def examples(cls) -> tuple[Self, ...]:

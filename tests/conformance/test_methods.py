@@ -59,8 +59,8 @@ def test_the_file_says_what_the_method_is(case: suite.Case):
     suite.documented(case)
 
 
-def test_the_count_is_the_formulas(case: suite.Case):
-    suite.count_equals_formula(case)
+def test_the_count_is_the_deltas(case: suite.Case):
+    suite.count_is_the_deltas(case)
 
 
 def test_a_fresh_delta_is_near_the_identity_where_it_says_so(case: suite.Case):
@@ -98,8 +98,8 @@ def test_exporting_twice_gives_the_same_bytes(case: suite.Case):
     suite.export_is_deterministic(case)
 
 
-def test_the_count_is_the_formulas_on_a_relative(relative: suite.Case):
-    suite.count_equals_formula(relative)
+def test_the_count_is_the_deltas_on_a_relative(relative: suite.Case):
+    suite.count_is_the_deltas(relative)
 
 
 def test_gradients_are_in_the_delta_and_nowhere_else_on_a_relative(relative: suite.Case):

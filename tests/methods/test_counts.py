@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from edgepeft.methods.bitfit import BitFit
+from edgepeft.methods.bottleneck import BottleneckAdapter
 from edgepeft.methods.dora import DoRA
 from edgepeft.methods.full import Full
+from edgepeft.methods.fusion import Fusion
 from edgepeft.methods.houlsby import Houlsby
 from edgepeft.methods.layernorm import LayerNormTuning
 from edgepeft.methods.linear import LinearProbe
@@ -32,6 +34,10 @@ NORMS = 38_400  # 25 LayerNorms of 2 x 768
         (LoRA(rank=4, roles=("ffn_output",)), 12 * 4 * (3072 + 768)),
         (DoRA(), 294_912 + 12 * 2 * 768),  # LoRA's, and one magnitude an output
         (LoRA(rank=4, roles=("ffn_up",)), 12 * 4 * (768 + 3072)),
+        # 2 m d + m + d, and two norms of the adapter's own
+        (BottleneckAdapter(norm_before=True, norm_after="sum"), 12 * (2 * 64 * 768 + 64 + 768 + 4 * 768)),
+        # n (2 m d + m + d), query and key with biases, and a value without
+        (Fusion(adapters=3), 12 * (3 * (2 * 64 * 768 + 64 + 768) + 2 * (768 + 1) * 768 + 768 * 768)),
         # 12 x (q, k, v, o: 4 x 768; up: 3072; down: 768; two norms) and the embeddings' norm
         (BitFit(), 12 * (4 * 768 + 3072 + 768 + 2 * 768) + 768),
     ],
@@ -61,6 +67,6 @@ def test_full_counts_the_encoder(named, backbone: str, count: int):
 
 def test_the_pooler_counts_where_the_head_reads_it_and_the_method_trains_it(named):
     bert, pooler = named("bert-base-uncased"), ("pooler.dense.weight", "pooler.dense.bias")
-    assert Full().n_trained(bert, pooler) == 109_482_240
-    assert BitFit().n_trained(bert, pooler) - BitFit().n_trained(bert, ()) == 768
-    assert Houlsby().n_trained(bert, pooler) == Houlsby().n_parameters(bert)
+    assert Full().n_parameters(bert, pooler) == 109_482_240
+    assert BitFit().n_parameters(bert, pooler) - BitFit().n_parameters(bert, ()) == 768
+    assert Houlsby().n_parameters(bert, pooler) == Houlsby().n_parameters(bert)

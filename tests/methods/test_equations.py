@@ -12,13 +12,14 @@ import torch
 from tolerance import error_of
 from torch import nn
 
+from edgepeft.backbones.base import Role, Site
 from edgepeft.backbones.hooks import needs
 from edgepeft.common.errors import UsageError
 from edgepeft.methods._adapters import ACTIVATIONS, Activation
 from edgepeft.methods.bottleneck import BottleneckAdapter
-from edgepeft.methods.houlsby import Adapter
+from edgepeft.methods.houlsby import Houlsby
 from edgepeft.methods.lora import LoRA, LowRank
-from edgepeft.methods.pfeiffer import AfterNorm, BeforeNorm
+from edgepeft.methods.pfeiffer import Pfeiffer
 from edgepeft.methods.spartan import Memory
 
 D, M = 12, 5
@@ -52,8 +53,13 @@ def check(expected: np.ndarray, module: nn.Module, *inputs: torch.Tensor | nn.Mo
     np.testing.assert_allclose(found.detach().numpy(), expected, rtol=0, atol=error)
 
 
+def adapter(method: Houlsby | Pfeiffer, d: int = D) -> nn.Module:
+    """What the method puts at a site of that width."""
+    return method.build_at(Site("encoder.layer.0.ffn_output", Role.FFN_OUTPUT, 0, d, d))
+
+
 def test_houlsby_adds_a_bottleneck_with_tanh_gelu():
-    module, y = randomised(Adapter(D, M, 1e-3)), torch.randn(2, 3, D)
+    module, y = randomised(adapter(Houlsby(bottleneck=M))), torch.randn(2, 3, D)
     w, z = arrays(module), y.numpy().astype(np.float64)
     expected = z + tanh_gelu(z @ w["down.weight"].T + w["down.bias"]) @ w["up.weight"].T + w["up.bias"]
     check(expected, module, y)
@@ -72,7 +78,7 @@ class Sublayer(nn.Module):
 
 def test_pfeiffer_in_adapterhubs_form_gives_the_layer_its_equation():
     """LN(y' + res) must be LN(sub + A(LN(sub + res)) + res): both sides with the layer's own norm."""
-    module, norm = randomised(AfterNorm(D, M, 0.02)), randomised(nn.LayerNorm(D, eps=1e-5))
+    module, norm = randomised(adapter(Pfeiffer(bottleneck=M))), randomised(nn.LayerNorm(D, eps=1e-5))
     sub, res = torch.randn(2, 3, D), torch.randn(2, 3, D)
     w, n = arrays(module), arrays(norm)
     s, r = sub.numpy().astype(np.float64), res.numpy().astype(np.float64)
@@ -82,7 +88,7 @@ def test_pfeiffer_in_adapterhubs_form_gives_the_layer_its_equation():
 
 
 def test_pfeiffer_in_compacters_form_reads_the_sub_layer_alone():
-    module, y = randomised(BeforeNorm(D, M, 0.02)), torch.randn(4, D)
+    module, y = randomised(adapter(Pfeiffer(bottleneck=M, placement="attention"))), torch.randn(4, D)
     w, z = arrays(module), y.numpy().astype(np.float64)
     check(z + np.maximum(z @ w["down.weight"].T + w["down.bias"], 0) @ w["up.weight"].T + w["up.bias"], module, y)
 
@@ -112,7 +118,7 @@ def test_every_activation_has_its_equation():
 @pytest.mark.parametrize("name", ACTIVATION_EQUATIONS)
 def test_an_activation_is_its_equation_in_torch_and_in_onnxruntime(name: str):
     """Between -8 and 8, so that RELU6 is cut and each tail is seen."""
-    module, y = randomised(Adapter(D, M, 1e-3, name)), 2 * torch.randn(40, D)
+    module, y = randomised(adapter(Houlsby(bottleneck=M, activation=name))), 2 * torch.randn(40, D)
     w, z = arrays(module), y.numpy().astype(np.float64)
     hidden = z @ w["down.weight"].T + w["down.bias"]
     assert hidden.min() < -4 and hidden.max() > 6.5
@@ -231,10 +237,10 @@ def test_lora_scales_by_alpha_over_rank_and_rank_stabilised_by_its_root(tiny_sit
 
 def test_initial_values_are_the_published_ones(tiny_sites):
     """Spreads of large samples: methods.md's table of inits; the bound of Kaiming-uniform(sqrt 5) is 1 / sqrt(in)."""
-    houlsby = Adapter(768, 64, 1e-3)
+    houlsby = adapter(Houlsby(), 768)
     assert houlsby.down.weight.abs().max() <= 2e-3
     assert houlsby.down.weight.std().item() == pytest.approx(0.88e-3, rel=0.02)  # a normal truncated at two sigma
-    pfeiffer = AfterNorm(768, 64, 0.02)
+    pfeiffer = adapter(Pfeiffer(), 768)
     assert pfeiffer.up.weight.std().item() == pytest.approx(0.02, rel=0.02)
     spartan = Memory(768, parents=16, children=3, top_k=8, temperature=1.0, std=0.02)
     assert all(p.std().item() == pytest.approx(0.02, rel=0.03) for p in spartan.parameters())

@@ -215,7 +215,7 @@ def test_the_count_is_the_intrinsic_dimension_scales_included(named):
     for name in ("roberta-base", "bert-base-uncased"):
         assert IntrinsicSAID().n_parameters(named(name)) == 20_000
     reads = ("pooler.dense.weight", "pooler.dense.bias")
-    assert IntrinsicSAID().n_trained(named("bert-base-uncased"), reads) == 20_000
+    assert IntrinsicSAID().n_parameters(named("bert-base-uncased"), reads) == 20_000
     assert len(Projected({"a": (3,), "b": (2, 2)}, 10, 0).theta) == 8
 
 

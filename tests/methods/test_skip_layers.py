@@ -46,7 +46,7 @@ def test_the_skipped_layers_have_no_module_and_the_others_all_of_theirs(case: su
 
 
 def test_the_count_is_that_of_what_is_left(case: suite.Case):
-    suite.count_equals_formula(case)
+    suite.count_is_the_deltas(case)
 
 
 def test_gradients_reach_what_is_left(case: suite.Case):

@@ -167,7 +167,7 @@ def first_quick(instances: Sequence[tuple[str, Method]]) -> list[Any]:
 
 def conforms(case: Case, folder: Path) -> None:
     """What is asked of a method on every further family; ``folder`` is one that is not there yet."""
-    count_equals_formula(case)
+    count_is_the_deltas(case)
     near_identity_is_true(case)
     gradients_are_the_deltas_alone(case)
     survives_disk(case, folder)
@@ -189,12 +189,12 @@ def documented(case: Case) -> None:
     assert 0 < method.learning_rate < 1
 
 
-def count_equals_formula(case: Case) -> None:
-    """The tensors on disk, the parameters in memory and the closed formula agree."""
+def count_is_the_deltas(case: Case) -> None:
+    """The tensors on disk, the parameters in memory and the count before any is made agree."""
     delta = case.fresh()
     head = type(delta.head)
     expected = {
-        "delta": case.method.n_trained(case.architecture, head.reads),
+        "delta": case.method.n_parameters(case.architecture, head.reads),
         "head": head.n_parameters(case.architecture, len(LABELS)),
     }
     assert delta.n_parameters() == expected
