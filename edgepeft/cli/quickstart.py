@@ -7,18 +7,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.progress import TimeRemainingColumn
 
 from edgepeft.cli._output import table_console
 from edgepeft.common.errors import UsageError, requiring
-from edgepeft.common.progress import bars, say, shown_steps, stages
+from edgepeft.common.progress import say, shown_steps
 from edgepeft.options.verbs import BenchOptions
 
 if TYPE_CHECKING:
-    from edgepeft.backbones.source import Backbone
     from edgepeft.bench.result.schema import BenchResult
     from edgepeft.bundle.manifest import Manifest
 
@@ -39,17 +37,14 @@ def command(
     with requiring("train", "the quickstart"):
         import_module("edgepeft.training.loop")  # first: it refuses a torch that would die here
         import_module("transformers")
-    from edgepeft.training.demo import TASKS
-    from edgepeft.training.devices import use_threads
-    from edgepeft.training.exporting.bundle import export_bundle
+    from edgepeft.training.exporting.request import export
 
-    use_threads(None)
     seconds: dict[str, float] = {}
     with _timed("train", seconds):
-        backbone = _train(out)
-    deltas = [out / "deltas" / task.name for task in TASKS]
-    with _timed("export", seconds), stages(1 + len(deltas)) as stage:
-        manifest = export_bundle(backbone, deltas, out / "bundle", force=True, stage=stage)
+        backbone, deltas = _train(out)
+    with _timed("export", seconds):
+        manifest = export(backbone=backbone, delta=deltas, out=out / "bundle", force=True).manifest
+        assert manifest is not None
     with _timed("bench", seconds):
         bench = _measure(out)
     _close(out, manifest, bench, seconds)
@@ -66,26 +61,31 @@ def _check_folder(out: Path, force: bool) -> None:
         raise UsageError(f"{out} exists already. Give --force to replace it, or choose another folder.")
 
 
-def _train(out: Path) -> Backbone:
-    """Write both tasks' rows and train their deltas on the backbone that is returned."""
-    from edgepeft.backbones.source import open_backbone
+def _train(out: Path) -> tuple[Path, list[Path]]:
+    """Write both tasks' rows and train them; the backbone's folder, and the deltas'."""
     from edgepeft.training import demo
-    from edgepeft.training.demo import TASKS, train_task, write_rows
+    from edgepeft.training.loop import train
 
-    corpora = {task.name: demo.corpus(task.corpus) for task in TASKS}  # first: whatever is missing ends the run here
-    backbone = open_backbone(str(demo.backbone()))
-    with bars(TimeRemainingColumn()) as progress:
-        rows = [progress.add_task(f"train {task.name} ({task.method})", total=None) for task in TASKS]
-        for task, row in zip(TASKS, rows, strict=True):
-            parts = demo.split(corpora[task.name], n_train=task.n_train, n_eval=task.n_eval, n_test=task.n_test)
-            files = write_rows(parts, out / "data" / task.corpus.name)
-
-            def watch(report: Any, row: Any = row) -> None:
-                if report.phase == "train":  # evaluations pass in a second and are not shown
-                    progress.update(row, completed=report.done, total=report.total)
-
-            train_task(task, backbone, files, out / "deltas" / task.name, watch)
-    return backbone
+    corpora = {task.name: demo.corpus(task.corpus) for task in demo.TASKS}  # first: what is missing ends the run here
+    backbone, deltas = demo.backbone(), [out / "deltas" / task.name for task in demo.TASKS]
+    for task, delta in zip(demo.TASKS, deltas, strict=True):
+        parts = demo.split(corpora[task.name], n_train=task.n_train, n_eval=task.n_eval, n_test=task.n_test)
+        files = demo.write_rows(parts, out / "data" / task.corpus.name)
+        train(
+            backbone=backbone,
+            task=task.name,
+            method=task.method,
+            data=files["train"],
+            eval=files["eval"],
+            test=files["test"],
+            epochs=1,
+            lr=task.learning_rate,
+            batch_size=task.batch_size,
+            max_length=task.max_length,
+            out=delta,
+            force=True,
+        )
+    return backbone, deltas
 
 
 def _measure(out: Path) -> BenchResult:

@@ -14,20 +14,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from edgepeft.common.atomic import write_atomically
 from edgepeft.common.errors import DataError, MissingPackage
 from edgepeft.common.resources import sha256_of
-
-if TYPE_CHECKING:
-    from edgepeft.backbones.source import Backbone
-    from edgepeft.data.training_loop.run import Progress
 
 __all__ = [
     "BBC_NEWS",
@@ -42,7 +38,6 @@ __all__ = [
     "backbone",
     "corpus",
     "split",
-    "train_task",
     "write_rows",
 ]
 
@@ -228,19 +223,3 @@ def write_rows(parts: DemoSplit, folder: Path) -> dict[str, Path]:
         files[name] = folder / f"{name}.jsonl"
         write_atomically(files[name], "".join(lines).encode())
     return files
-
-
-def train_task(
-    task: QuickTask, backbone: Backbone, files: Mapping[str, Path], out: Path, watch: Callable[[Progress], None]
-) -> None:
-    """Train one epoch and write the delta to ``out``, replacing an older one."""
-    from edgepeft.data.parts import load_data
-    from edgepeft.methods.base import method_named
-    from edgepeft.options.verbs import TrainSettings
-    from edgepeft.training.loop import train_delta
-
-    options = TrainSettings(
-        task=task.name, epochs=1, lr=task.learning_rate, batch_size=task.batch_size, max_length=task.max_length
-    )
-    data = load_data(files["train"], files["eval"], files["test"])
-    train_delta(backbone, method_named(task.method)(), data, options, out, force=True, watch=watch)
