@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
-from rich import progress as rich_progress
 
 from edgepeft.cli._output import print_json, table_console
 from edgepeft.common.errors import requiring
-from edgepeft.common.progress import bars
+from edgepeft.common.progress import shown_steps
 from edgepeft.options.base import ROWS_HELP, LabelColumn, LabelSeparator, PairColumn, TextColumn, TorchThreads
-
-if TYPE_CHECKING:
-    from edgepeft.training.inspection.base import WatchInspection
 
 PANEL = "Look"
 
@@ -52,7 +47,7 @@ def command(
     from edgepeft.training.devices import use_threads
 
     use_threads(threads)
-    with _bar() as watch:
+    with shown_steps() as watch:
         columns = Columns(text_column, pair_column, label_column, separator=label_separator)
         asked: dict[str, Any] = {"columns": columns, "metric": metric, "limit": limit, "force": force}
         done = inspect_delta(delta, opened, data, out, **asked, watch=watch)
@@ -65,19 +60,6 @@ def command(
         for line in _notes(done.document):
             console.print(line, markup=False, soft_wrap=True)
         typer.echo(out)
-
-
-@contextmanager
-def _bar() -> Iterator[WatchInspection]:
-    with bars(rich_progress.TextColumn("rows"), rich_progress.TimeRemainingColumn()) as progress:
-        rows: dict[str, rich_progress.TaskID] = {}
-
-        def watch(name: str, done: int, total: int) -> None:
-            if name not in rows:
-                rows[name] = progress.add_task(name, total=total)
-            progress.update(rows[name], completed=done)
-
-        yield watch
 
 
 def _notes(document: dict[str, Any]) -> Iterator[str]:

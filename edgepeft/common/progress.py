@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager
 from importlib.util import find_spec
 from time import monotonic
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import (
@@ -27,7 +27,6 @@ from rich.progress import (
     TaskID,
     TextColumn,
     TimeElapsedColumn,
-    TimeRemainingColumn,
 )
 from rich.segment import Segment
 
@@ -40,10 +39,10 @@ __all__ = [
     "messages",
     "no_longer",
     "say",
-    "shown_run",
     "shown_steps",
     "signs_of_life",
     "stages",
+    "stopping",
 ]
 
 EVERY_S = 10.0  # a line, where no bar is drawn
@@ -196,36 +195,3 @@ def stopping() -> Iterator[Callable[[], bool]]:
         yield lambda: asked
     finally:
         restore()
-
-
-class TrainingProgress(Protocol):
-    """Where a training loop stands: ``done`` of ``total`` steps or rows of a phase."""
-
-    @property
-    def phase(self) -> str: ...
-    @property
-    def done(self) -> int: ...
-    @property
-    def total(self) -> int: ...
-    @property
-    def loss(self) -> float | None: ...
-    @property
-    def score(self) -> float | None: ...
-    @property
-    def best(self) -> float | None: ...
-
-
-@contextlib.contextmanager
-def shown_run(task: str) -> Iterator[tuple[Callable[[TrainingProgress], None], Callable[[], bool]]]:
-    """A bar with loss and metric; yields what a run reports to, and what says whether to stop."""
-    columns = TimeRemainingColumn(), TextColumn("{task.fields[state]}", markup=False)
-    with bars(*columns) as shown, stopping() as stop:
-        bar = shown.add_task(f"{task}: loading", total=None, state="")
-
-        def watch(progress: TrainingProgress) -> None:
-            known: dict[str, float | None] = {"loss": progress.loss, "eval": progress.score, "best": progress.best}
-            state = "  ".join(f"{name} {value:.3f}" for name, value in known.items() if value is not None)
-            what = f"{task}: {progress.phase}"
-            shown.update(bar, description=what, completed=progress.done, total=progress.total, state=state)
-
-        yield watch, stop

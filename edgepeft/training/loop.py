@@ -24,7 +24,7 @@ from edgepeft.data.batches import Writing, encode_parts
 from edgepeft.data.by_class import FILES, MOST_SHOWN, rounded, without_texts, write_confusion
 from edgepeft.data.parts import TaskData, load_data, told
 from edgepeft.data.training_loop.checkpoint import Diverged, latest
-from edgepeft.data.training_loop.run import Progress, TrainingLoop, TrainingLoopResult, resumable
+from edgepeft.data.training_loop.run import Progress, TrainingLoop, TrainingLoopResult, resumable, shown_run
 from edgepeft.methods.base import Method, method_of
 from edgepeft.options.base import Folder, function_of
 from edgepeft.options.verbs import TrainOptions, TrainSettings

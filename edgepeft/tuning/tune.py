@@ -24,7 +24,7 @@ from edgepeft.backbones.text import BEFORE
 from edgepeft.bundle.bundle import TASKS_FOLDER, Bundle
 from edgepeft.bundle.manifest import Manifest, TaskEntry
 from edgepeft.common.errors import UsageError
-from edgepeft.common.progress import messages, shown_run
+from edgepeft.common.progress import messages
 from edgepeft.common.task_name import check_task_name
 from edgepeft.data.batches import Encoded, Writing, encode_parts, sorted_batches
 from edgepeft.data.parts import given_rows, told
@@ -32,7 +32,7 @@ from edgepeft.data.readers import source_of
 from edgepeft.data.rows import Columns
 from edgepeft.data.training_loop.checkpoint import claim, discard, latest
 from edgepeft.data.training_loop.engine import BATCH, Scored
-from edgepeft.data.training_loop.run import Progress, TrainingLoop, TrainingLoopResult, resumable
+from edgepeft.data.training_loop.run import Progress, TrainingLoop, TrainingLoopResult, resumable, shown_run
 from edgepeft.deploy.install import commit_tasks, prepare_task
 from edgepeft.deploy.verify import CANDIDATES, STEPS, TextCheck, in_groups
 from edgepeft.graph.names import LOGITS

@@ -15,6 +15,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from rich.progress import TextColumn, TimeRemainingColumn
+
+from edgepeft.common.progress import bars, stopping
 from edgepeft.data.batches import Encoded, epoch_batches
 from edgepeft.data.by_class import mislabelled, shown_row, worst_of
 from edgepeft.data.parts import TaskData
@@ -41,6 +44,7 @@ __all__ = [
     "evaluation_interval",
     "rate_factor",
     "resumable",
+    "shown_run",
     "warmup_steps",
 ]
 
@@ -71,6 +75,22 @@ class Progress(NamedTuple):
     loss: float | None = None
     score: float | None = None
     best: float | None = None
+
+
+@contextmanager
+def shown_run(task: str) -> Iterator[tuple[Callable[[Progress], None], Callable[[], bool]]]:
+    """A bar with loss and metric; yields what a run reports to, and what says whether to stop."""
+    columns = TimeRemainingColumn(), TextColumn("{task.fields[state]}", markup=False)
+    with bars(*columns) as shown, stopping() as stop:
+        bar = shown.add_task(f"{task}: loading", total=None, state="")
+
+        def watch(progress: Progress) -> None:
+            known: dict[str, float | None] = {"loss": progress.loss, "eval": progress.score, "best": progress.best}
+            state = "  ".join(f"{name} {value:.3f}" for name, value in known.items() if value is not None)
+            what = f"{task}: {progress.phase}"
+            shown.update(bar, description=what, completed=progress.done, total=progress.total, state=state)
+
+        yield watch, stop
 
 
 @dataclass(frozen=True)
