@@ -19,7 +19,6 @@ from edgepeft.bundle.card import CARD_FILE, ERRORS, EVALUATION_FILE, TENSORS_FIL
 from edgepeft.bundle.delta import Delta, new_delta, write_tensors
 from edgepeft.common.atomic import new_folder, refuse_mount_point
 from edgepeft.common.errors import UsageError
-from edgepeft.common.progress import shown_run
 from edgepeft.data.batches import Writing, encode_parts
 from edgepeft.data.by_class import FILES, MOST_SHOWN, rounded, without_texts, write_confusion
 from edgepeft.data.parts import TaskData, load_data, told
