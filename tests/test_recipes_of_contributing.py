@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import ClassVar, Self
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -72,11 +72,6 @@ class SSF(PerLayer):
     def build(self, sites: Sequence[Site]) -> dict[str, nn.Module]:
         """One a site."""
         return {site.name: ScaleAndShift(site.out_features, self.scale) for site in sites}
-
-    @classmethod
-    def examples(cls) -> tuple[Self, ...]:
-        """As published."""
-        return (cls(),)
 '''
 
 HEAD = '''"""Two linear layers without anything between them, as a test of the recipe (Nobody et al.)."""

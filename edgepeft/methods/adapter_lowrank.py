@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from functools import partial
-from typing import ClassVar, Self
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -48,8 +48,3 @@ class AdapterLowRank(FactoredAdapters):
     def linears(self) -> Callable[[int, int], FactoredLinear]:
         """Layers that share nothing."""
         return partial(LowRankLinear, rank=self.rank)
-
-    @classmethod
-    def examples(cls) -> tuple[Self, ...]:
-        """The paper's rank, and a higher one with frozen norms."""
-        return (cls(bottleneck=8), cls(bottleneck=5, rank=3, norms=False))

@@ -8,7 +8,7 @@ below is then a task's own.  Frozen with ``norms=false`` it is the backbone's, a
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar, Self
+from typing import ClassVar
 
 from edgepeft.methods.base import option
 from edgepeft.methods.houlsby import Houlsby
@@ -28,8 +28,3 @@ class AdapterDrop(Houlsby):
     learning_rate_source: ClassVar[str] = "Karimi Mahabadi et al., 2021, arXiv:2106.04647, table 4"
 
     skip_layers: int = option(5, "lowest layers (of each stack) that get no adapter")
-
-    @classmethod
-    def examples(cls) -> tuple[Self, ...]:
-        """One layer dropped, with trained and with frozen norms."""
-        return (cls(bottleneck=8, skip_layers=1), cls(bottleneck=3, skip_layers=1, norms=False))

@@ -146,11 +146,6 @@ class Method(ABC):
         return None
 
     @classmethod
-    def examples(cls) -> tuple[Self, ...]:
-        """Small instances that the conformance suite tries; by default the only one, for there is nothing to choose."""
-        return (cls(),)
-
-    @classmethod
     def from_settings(cls, settings: Mapping[str, Any]) -> Self:
         """An instance from ``--set name=value`` texts or from values of a delta.json.
 

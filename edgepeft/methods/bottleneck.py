@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import ClassVar, Literal, Self
+from typing import ClassVar, Literal
 
 from torch import Tensor, nn
 
@@ -117,13 +117,3 @@ class BottleneckAdapter(BottleneckMethod, ChoosesRoles):
         read = {self.reads, self.keeps}
         form = WithNorm if "norm" in read else WithResidual if read & {"residual", "sum"} else InSubLayer
         return form(site.out_features, self)
-
-    @classmethod
-    def examples(cls) -> tuple[Self, ...]:
-        """The parallel form, Adapter+'s place, each thing to keep, and each norm of its own."""
-        return (
-            cls(bottleneck=8, roles=("attention_output", "ffn_output")),
-            cls(bottleneck=4, roles=("layer_output",), reads="sublayer", norm_before=True, norm_after="change"),
-            cls(bottleneck=4, reads="norm", keeps="norm", activation="mish"),
-            cls(bottleneck=4, keeps="sum", activation="quick-gelu", norm_after="sum", norms=True),
-        )

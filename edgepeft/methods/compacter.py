@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from functools import partial
-from typing import ClassVar, Self
+from typing import ClassVar
 
 from torch import Tensor, nn
 
@@ -51,8 +51,3 @@ class Compacter(KroneckerAdapters):
     def linears(self) -> Callable[[int, int], FactoredLinear]:
         """Layers that share one A."""
         return partial(LPHMLinear, rule=fresh_rule(self.n, self.std), rank=self.rank)
-
-    @classmethod
-    def examples(cls) -> tuple[Self, ...]:
-        """The paper's rank, and a higher one with another n and frozen norms."""
-        return (cls(bottleneck=8), cls(bottleneck=6, n=2, rank=3, norms=False))

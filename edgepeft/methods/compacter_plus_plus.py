@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar, Self
+from typing import ClassVar
 
 from edgepeft.methods.base import option
 from edgepeft.methods.compacter import Compacter
@@ -20,8 +20,3 @@ class CompacterPlusPlus(Compacter):
     equation: ClassVar[str] = "LN(sub + A(sub) + res) after the FFN, W = sum_i kron(A_i, s_i t_i)"
 
     roles: tuple[str, ...] = option(("ffn_output",), "sub-layers whose outputs are adapted")
-
-    @classmethod
-    def examples(cls) -> tuple[Self, ...]:
-        """The paper's rank, and AdapterHub's form of it with a higher one, another n and frozen norms."""
-        return (cls(bottleneck=8), cls(bottleneck=6, n=2, rank=3, reads="norm", activation="gelu", norms=False))

@@ -15,12 +15,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import ClassVar, Self
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from edgepeft.backbones.base import LINEAR_ROLES, Architecture
+from edgepeft.backbones.base import Architecture
 from edgepeft.methods.base import Folding, weight_at
 from edgepeft.methods.lora import Factors, LoRA
 
@@ -87,9 +87,3 @@ class DoRA(LoRA):
         for name, module in modules.items():
             assert isinstance(module, Decomposed)
             module.magnitude.data.copy_(weight_at(architecture.site(name), read).norm(dim=1))
-
-    @classmethod
-    def examples(cls) -> tuple[Self, ...]:
-        """The usual two roles, and every linear layer with biases of its own and the other scale."""
-        every = tuple(map(str, LINEAR_ROLES))
-        return (cls(rank=4), cls(rank=2, roles=every, rank_stabilised=True, bias="lora_only"))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import ClassVar, Self, cast
+from typing import ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -68,8 +68,3 @@ class Fusion(BottleneckMethod):
     def build_at(self, site: Site) -> nn.Module:
         """One a site."""
         return Fused(site.out_features, self)
-
-    @classmethod
-    def examples(cls) -> tuple[Self, ...]:
-        """Two adapters with a matrix V, and three without."""
-        return (cls(bottleneck=4), cls(adapters=3, bottleneck=3, value=False, activation="gelu"))

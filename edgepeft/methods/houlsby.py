@@ -7,7 +7,7 @@ LayerNorm: LN(sub + A(sub) + res).  Every LayerNorm is trained too.
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar, Self
+from typing import ClassVar
 
 from torch import Tensor, nn
 
@@ -47,8 +47,3 @@ class Houlsby(BottleneckMethod):
     def fill(self, weight: Tensor) -> None:
         """Normal values within two standard deviations."""
         nn.init.trunc_normal_(weight, std=self.std, a=-2 * self.std, b=2 * self.std)
-
-    @classmethod
-    def examples(cls) -> tuple[Self, ...]:
-        """A wide and a narrow one, the latter with frozen norms and another activation."""
-        return (cls(bottleneck=8), cls(bottleneck=3, norms=False, activation="silu"))

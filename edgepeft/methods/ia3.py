@@ -8,7 +8,7 @@ l is a vector that starts as ones.  In an encoder-decoder the keys and values of
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar, Self
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -54,8 +54,3 @@ class IA3(ChoosesRoles):
     def build_at(self, site: Site) -> nn.Module:
         """One vector a site."""
         return Scale(site.out_features)
-
-    @classmethod
-    def examples(cls) -> tuple[Self, ...]:
-        """The paper's three, and everything that can be scaled above the lowest layer."""
-        return (cls(), cls(roles=tuple(map(str, ROLES)), skip_layers=1))

@@ -17,7 +17,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -160,11 +160,6 @@ class IntrinsicSAID(Method):
         """theta and one scale a tensor."""
         self._check(len(shapes))
         return Projected(shapes, self.dimension, self.seed)
-
-    @classmethod
-    def examples(cls) -> tuple[Self, ...]:
-        """A theta shorter than every tensor, and one longer than most vectors, of another seed."""
-        return (cls(dimension=64), cls(dimension=400, seed=5))
 
     def _check(self, n_tensors: int) -> None:
         require(

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import ClassVar, Self
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -69,8 +69,3 @@ class LoHa(RankedUpdates):
     def build_at(self, site: Site) -> nn.Module:
         """Four factors a site."""
         return HadamardProduct(site.in_features, site.out_features, self.rank, self.scale)
-
-    @classmethod
-    def examples(cls) -> tuple[Self, ...]:
-        """As a LoRA of rank 9, and as a whole product."""
-        return (cls(rank=3, alpha=30.0), cls(rank=6, alpha=30.0, roles=("ffn_up", "ffn_output")))

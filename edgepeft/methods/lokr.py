@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import ClassVar, Self
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -91,15 +91,6 @@ class LoKr(RankedUpdates):
         if parted and 2 * self.rank < max(rows, columns):
             return {f"{name}_a": (rows, self.rank), f"{name}_b": (self.rank, columns)}
         return {name: (rows, columns)}
-
-    @classmethod
-    def examples(cls) -> tuple[Self, ...]:
-        """One pair of factors, and two with layers of several widths; then whole matrices."""
-        return (
-            cls(rank=2),
-            cls(rank=1, alpha=3.0, both=True, factor=3, roles=("key", "ffn_up", "ffn_output")),
-            cls(rank=8, roles=("attention_output",)),
-        )
 
 
 def _two_sides(width: int, factor: int) -> tuple[int, int]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import ClassVar, Literal, Self
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -122,14 +122,3 @@ class LoRA(RankedUpdates):
         elif self.bias == "lora_only":
             biases = tuple(dict.fromkeys(f"{site.reads}.bias" for site in self.sites(architecture)))
         return tuple(dict.fromkeys((*biases, *self.whole)))
-
-    @classmethod
-    def examples(cls) -> tuple[Self, ...]:
-        """The paper's two roles, every role with the other scale, and with biases."""
-        every = tuple(map(str, LINEAR_ROLES))
-        return (
-            cls(rank=4),
-            cls(rank=2, roles=every, rank_stabilised=True),
-            cls(rank=2, bias="all"),
-            cls(rank=2, roles=("key", "ffn_output"), bias="lora_only"),
-        )

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import ClassVar, Self
+from typing import ClassVar
 
 from torch import nn
 
@@ -58,8 +58,3 @@ class MAM(PrefixTuning):
         """What both build at theirs."""
         beside = [site for site in sites if site.role is Role.FFN_OUTPUT]
         return super().build([site for site in sites if site not in beside]) | self.adapter.build(beside)
-
-    @classmethod
-    def examples(cls) -> tuple[Self, ...]:
-        """Trained vectors, and vectors that an MLP makes."""
-        return (cls(length=3, bottleneck=8), cls(length=4, projection=8, bottleneck=5, activation="gelu"))

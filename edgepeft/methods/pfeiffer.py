@@ -9,7 +9,7 @@ Houlsby's form, LN(sub + A(sub) + res), after self-attention only.
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar, Literal, Self
+from typing import ClassVar, Literal
 
 from torch import nn
 
@@ -53,12 +53,3 @@ class Pfeiffer(BottleneckMethod):
     def build_at(self, site: Site) -> nn.Module:
         """One adapter a site."""
         return PLACEMENTS[self.placement][1](*self.linears(site.out_features), self.activation)
-
-    @classmethod
-    def examples(cls) -> tuple[Self, ...]:
-        """AdapterHub's form, the same with trained norms, and the Compacter paper's with another activation."""
-        return (
-            cls(bottleneck=8),
-            cls(bottleneck=4, norms=True),
-            cls(bottleneck=3, placement="attention", activation="leaky-relu"),
-        )

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from functools import partial
-from typing import ClassVar, Self
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -51,8 +51,3 @@ class PHM(KroneckerAdapters):
     def linears(self) -> Callable[[int, int], FactoredLinear]:
         """Layers that share nothing."""
         return partial(PHMLinear, n=self.n, std=self.std)
-
-    @classmethod
-    def examples(cls) -> tuple[Self, ...]:
-        """The paper's n, and another in one place, with frozen norms."""
-        return (cls(bottleneck=8), cls(bottleneck=6, n=2, roles=("attention_output",), reads="norm", norms=False))

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import ClassVar, Literal, Self
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -148,8 +148,3 @@ class PrefixTuning(Method):
             else:
                 made[site.name] = Prefix(self.length, width)
         return made
-
-    @classmethod
-    def examples(cls) -> tuple[Self, ...]:
-        """Trained vectors, and vectors that an MLP makes, with texts behind them."""
-        return (cls(length=4), cls(length=3, projection=8, text="follows"))

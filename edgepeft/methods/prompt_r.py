@@ -6,7 +6,7 @@ The Compacter paper's Prompt Tuning-R.
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar, Self
+from typing import ClassVar
 
 from edgepeft.methods.prompt_t import PromptTuning
 
@@ -21,8 +21,3 @@ class PromptR(PromptTuning):
     title: ClassVar[str] = "Prompt tuning, random start"
     learning_rate: ClassVar[float] = 3e-2
     learning_rate_source: ClassVar[str] = "Karimi Mahabadi et al., 2021, table 4"
-
-    @classmethod
-    def examples(cls) -> tuple[Self, ...]:
-        """As its base's, and one past the LayerNorm."""
-        return (*super().examples(), cls(length=6, place="embeddings"))

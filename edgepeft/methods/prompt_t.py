@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import ClassVar, Literal, Self
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -93,11 +93,6 @@ class PromptTuning(Method):
         """A prompt, or what leaves the text's positions as they were."""
         moved = site.role is Role.POSITION_EMBEDDINGS
         return MovedBack(self.length) if moved else Prompt(self.length, site.out_features)
-
-    @classmethod
-    def examples(cls) -> tuple[Self, ...]:
-        """A short one, and a single vector."""
-        return (cls(length=4), cls(length=1))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

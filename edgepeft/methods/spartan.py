@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import ClassVar, Self
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -110,8 +110,3 @@ class Spartan(TrainsNorms):
             temperature=self.temperature,
             std=self.std,
         )
-
-    @classmethod
-    def examples(cls) -> tuple[Self, ...]:
-        """A sparse one; one that keeps every parent, an only child, another temperature and frozen norms."""
-        return (cls(parents=5, children=3, top_k=2), cls(parents=3, children=1, top_k=3, temperature=1.6, norms=False))

@@ -7,7 +7,7 @@ feed-forward matrices of k layers are the task's own.
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar, Self
+from typing import ClassVar
 
 from edgepeft.backbones.base import Architecture, Role
 from edgepeft.methods.base import Method, option, require
@@ -35,11 +35,6 @@ class TopK(Method):
         paths = [architecture.layer_path(layer) for layer in self._trained(architecture)]
         paths += [f"{site.module}." for site in architecture.sites_of(Role.STACK_OUTPUT)]
         return (*(name for name in architecture.tensors if name.startswith(tuple(paths))), *architecture.pooler)
-
-    @classmethod
-    def examples(cls) -> tuple[Self, ...]:
-        """The last layer alone, and every layer of the suite's models (embeddings frozen)."""
-        return (cls(layers=1), cls(layers=2))
 
     def _trained(self, architecture: Architecture) -> range:
         n_layers = architecture.n_layers

@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -91,8 +91,3 @@ class VeRA(LinearUpdates):
         projections = FrozenMatrices(self.seed, {"A": (self.rank, inputs), "B": (outputs, self.rank)})
         made = ((site, VectorBased(site.in_features, site.out_features, projections, self.initial)) for site in sites)
         return {site.name: module for site, module in made}
-
-    @classmethod
-    def examples(cls) -> tuple[Self, ...]:
-        """The usual two roles, and layers of several widths from another seed."""
-        return (cls(rank=24, initial=1.0), cls(rank=5, roles=("key", "ffn_up", "ffn_output"), seed=7))

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import suite
+from method_examples import examples
 
 from edgepeft.backbones.base import family_of
 from edgepeft.backbones.config import config_of
@@ -43,7 +44,7 @@ def cases(every: int = 1) -> list[Any]:
     made, turns = [], [name for name in FITTING if name not in KIN]
     for name in FITTING:
         turn = turns.index(name) if name in turns else None
-        for i, example in enumerate(map(milder, filter(fits, methods()[name].examples()))):
+        for i, example in enumerate(map(milder, filter(fits, examples(methods()[name])))):
             for kind, sizes in enumerate(KINDS):
                 quick = turn is not None and turn % every == 0 and i == 0 and kind == turn // 2 % 2
                 marks = [] if quick else [pytest.mark.slow]

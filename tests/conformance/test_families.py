@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import suite
+from method_examples import examples
 from tiny import ROTARY, known
 
 from edgepeft.backbones.source import open_backbone
@@ -44,7 +45,7 @@ def cases(quick: int) -> list[Any]:
     made = []
     for family in FAMILIES:
         for turn, name in enumerate(sorted(methods().keys() - suite.WITHOUT.get(family, set()))):
-            for i, example in enumerate(filter(fits, methods()[name].examples())):
+            for i, example in enumerate(filter(fits, examples(methods()[name]))):
                 few = NEAR_BERT.get(family)
                 is_quick = name in few if few else turn % quick == 0 or name in QUICK
                 marks = [] if i == 0 and is_quick else [pytest.mark.slow]
@@ -76,7 +77,7 @@ def test_gradients_of_every_tensor_are_pytorchs_over_one_block_of_a_row_and_over
 ):
     """128 tokens are one block, 129 five of 32, of which the last has a single place; keys are read by up to three."""
     backbone = open_backbone(str(tiny("modernbert", max_position_embeddings=512)))
-    require_pytorchs(Tuned(suite.Case(methods()["full"].examples()[0], backbone)), 2, length)
+    require_pytorchs(Tuned(suite.Case(examples(methods()["full"])[0], backbone)), 2, length)
 
 
 def test_bitfit_is_refused_by_name_for_there_is_no_bias_to_be_trained(tiny: Callable[..., Path]):

@@ -14,6 +14,7 @@ import pytest
 import suite
 import torch
 from deltas import random_delta
+from method_examples import examples
 from tolerance import Exact, exactly
 from torch.nn import functional
 
@@ -49,7 +50,7 @@ def cases() -> list[Any]:
         fitting = [relative for relative in RELATIVES if name not in suite.WITHOUT.get(relative, ())]
         of_methods, _ = suite.relative_of(name, 0)
         chosen = of_methods if of_methods in fitting else "bert"
-        for example, relative in itertools.product(range(len(methods()[name].examples())), fitting):
+        for example, relative in itertools.product(range(len(examples(methods()[name]))), fitting):
             quick = example == 0 and relative == chosen
             marks = [] if quick else [pytest.mark.slow]
             marks += [pytest.mark.numerical] if quick and name == NUMERICAL else []
@@ -118,7 +119,7 @@ def require_pytorchs(tuned: Tuned, batch: int, length: int, masks: Sequence[np.n
 @pytest.mark.parametrize(("name", "example", "relative"), cases())
 def test_the_gradients_are_pytorchs(tiny: Callable[..., Path], name: str, example: int, relative: str):
     backbone = open_backbone(str(tiny(relative, **RELATIVES[relative])))
-    tuned = Tuned(suite.Case(methods()[name].examples()[example], backbone))
+    tuned = Tuned(suite.Case(examples(methods()[name])[example], backbone))
     model, facts = tuned.model, tuned.facts
     assert sum(len(i.raw_data) for i in model.graph.initializer) < 10_000, "no weight may be copied"
     specs = specs_of(model, (7, 7, 7))  # a board tells its memory from them, before it runs
@@ -134,7 +135,7 @@ def test_the_gradients_are_pytorchs(tiny: Callable[..., Path], name: str, exampl
 def test_dropout_stands_where_each_kind_of_head_has_it(tiny: Callable[..., Path], kind: str):
     """With the masks in its place PyTorch gives the same gradients; a probability of 0 leaves none."""
     backbone = open_backbone(str(tiny(suite.has_what_it_reads(kind))))
-    case = suite.Case(methods()["linear"].examples()[0], backbone)
+    case = suite.Case(examples(methods()["linear"])[0], backbone)
     case.moved = random_delta(backbone, "linear", "task", suite.LABELS, head=kind)
     tuned = Tuned(case)
     drawn: list[tuple[float, int]] = []
@@ -155,7 +156,7 @@ def test_dropout_stands_where_each_kind_of_head_has_it(tiny: Callable[..., Path]
 
 @pytest.fixture
 def pfeiffer(tiny: Callable[..., Path]) -> suite.Case:
-    return suite.Case(methods()["pfeiffer"].examples()[0], open_backbone(str(tiny("bert"))))
+    return suite.Case(examples(methods()["pfeiffer"])[0], open_backbone(str(tiny("bert"))))
 
 
 @pytest.mark.parametrize("op", ["Gather", "Gelu", "LayerNormalization", "MatMul", "Softmax"])

@@ -12,13 +12,14 @@ from typing import Any
 
 import pytest
 import suite
+from method_examples import examples
 
 from edgepeft.backbones.source import open_backbone
 from edgepeft.methods.base import methods
 from edgepeft.methods.lora import LoRA
 
 # Every instance on BERT, whose head reads a pooler; what depends on the family, on one relative each.
-INSTANCES = [(name, example) for name, method in methods().items() for example in method.examples()]
+INSTANCES = [(name, example) for name, method in methods().items() for example in examples(method)]
 NUMBERS = range(len(INSTANCES))
 # One of each part of a graph: modules at sites, one with a rule for all layers, tensors of the backbone, made ones, a prompt.
 EXPORTED_TWICE = {"bitfit", "compacter", "intrinsic-said", "lora", "prefix", "spartan"}
@@ -29,7 +30,7 @@ FIRST = pytest.mark.parametrize(
 
 def relative_of(i: int) -> tuple[str, dict[str, Any]]:
     name, instance = INSTANCES[i]
-    return suite.relative_of(name, [*methods()[name].examples()].index(instance))
+    return suite.relative_of(name, [*examples(methods()[name])].index(instance))
 
 
 def relatives() -> list[Any]:

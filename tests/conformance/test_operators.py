@@ -9,6 +9,7 @@ from pathlib import Path
 import onnx
 import pytest
 import suite
+from method_examples import examples
 
 from edgepeft.backbones.source import open_backbone
 from edgepeft.graph.validate import OPERATORS
@@ -30,9 +31,9 @@ FAMILIES = {  # BERT with as many words as are worth quantising
 
 def instances(method: type[Method]) -> Iterator[Method]:
     """Its examples, and one for each activation that it may have."""
-    yield from method.examples()
+    yield from examples(method)
     if "activation" in {field.name for field in dataclasses.fields(method)}:
-        yield from (dataclasses.replace(method.examples()[0], activation=name) for name in ACTIVATIONS)
+        yield from (dataclasses.replace(examples(method)[0], activation=name) for name in ACTIVATIONS)
 
 
 @pytest.mark.slow
@@ -53,7 +54,7 @@ def test_the_list_is_what_the_builders_and_exports_emit(tiny: Callable[..., Path
             collect(onnx.load(folder / "backbone.onnx", load_external_data=False), model_type)
         fitting = {name: method for name, method in methods().items() if name not in suite.WITHOUT.get(model_type, ())}
         for name, method in fitting.items():
-            for instance in instances(method) if model_type == "bert" else method.examples()[:1]:
+            for instance in instances(method) if model_type == "bert" else examples(method)[:1]:
                 collect(suite.Case(instance, backbone).graph, f"{name} on {model_type}")
     assert set(emitted) - OPERATORS == set()
     assert OPERATORS - set(emitted) == set()

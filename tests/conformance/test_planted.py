@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import pytest
 import suite
@@ -92,10 +92,6 @@ class Planted(Method):
 
     def build(self, sites: Sequence[Site]) -> dict[str, nn.Module]:
         return {site.name: self.module(site.out_features) for site in sites}
-
-    @classmethod
-    def examples(cls) -> tuple[Self, ...]:
-        return (cls(),)
 
 
 class Miscounted(Planted):

@@ -8,6 +8,7 @@ import onnx
 import pytest
 import suite
 import torch
+from method_examples import examples
 from onnx import parser
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -62,7 +63,7 @@ def whole(tiny):
 
 @pytest.mark.parametrize("name", sorted(set(methods()) - MADE_OF_PRODUCTS - LENGTHENED))
 def test_products_without_padding_cost_what_torchs_own_counter_says(whole, name):
-    graph, inputs, expected = whole(method_named(name).examples()[0])
+    graph, inputs, expected = whole(examples(method_named(name))[0])
     found = count_run(graph, inputs)
     assert product_flops(found.works) == expected
     assert found.unknown == ()
@@ -70,15 +71,15 @@ def test_products_without_padding_cost_what_torchs_own_counter_says(whole, name)
 
 @pytest.mark.parametrize("name", sorted(MADE_OF_PRODUCTS))
 def test_a_weight_made_of_smaller_ones_costs_nothing_in_a_run(whole, name):
-    graph, inputs, torchs = whole(method_named(name).examples()[0])
-    bare, _, _ = whole(method_named("bitfit").examples()[0])
+    graph, inputs, torchs = whole(examples(method_named(name))[0])
+    bare, _, _ = whole(examples(method_named("bitfit"))[0])
     found = count_run(graph, inputs)
     assert product_flops(count_run(bare, inputs).works) <= product_flops(found.works) < torchs
     assert found.unknown == ()
 
 
 def test_padding_costs_attention_and_nothing_else(whole):
-    graph, inputs, _ = whole(method_named("lora").examples()[0], batch=2, length=8)
+    graph, inputs, _ = whole(examples(method_named("lora"))[0], batch=2, length=8)
     full = {work.name: work for work in count_run(graph, inputs).works}
     inputs["attention_mask"][1, 3:] = 0  # 11 of 16 tokens are real
     ragged = {work.name: work for work in count_run(graph, inputs).works}

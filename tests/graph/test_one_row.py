@@ -6,6 +6,7 @@ import onnx
 import pytest
 import suite
 from graphs import Both, build, session
+from method_examples import examples
 from tiny import ROTARY, known, ragged
 
 from edgepeft.backbones.source import open_backbone
@@ -22,7 +23,7 @@ def read(model: onnx.ModelProto) -> set[str]:
 
 @pytest.mark.parametrize("family", ["bert", "roberta", "mpnet", "distilbert", "albert"])
 def test_a_row_alone_looks_no_token_up(tiny, family):
-    case = suite.Case(methods()["pfeiffer"].examples()[0], open_backbone(str(tiny(family, mean=True))))
+    case = suite.Case(examples(methods()["pfeiffer"])[0], open_backbone(str(tiny(family, mean=True))))
     model = copied(case.spliced)
     assert read(model) >= LOOKED_UP
     assert for_one_row(model)

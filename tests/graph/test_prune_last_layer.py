@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 import pytest
 import suite
+from method_examples import examples
 from onnx import helper
 from onnx.reference import ReferenceEvaluator
 from tiny import ROTARY, known
@@ -47,7 +48,7 @@ def spliced(
 ) -> onnx.ModelProto:
     family, sites = backbone.family, backbone.family.bindings(backbone.architecture)
     stored = family.open_checkpoint(backbone.architecture, Path(weights)) if weights else backbone.checkpoint
-    delta = suite.Case(method_named(method).examples()[0], backbone).graph
+    delta = suite.Case(examples(method_named(method))[0], backbone).graph
     return splice(below or backbone_graph(backbone), delta, sites, stored)
 
 
@@ -146,7 +147,7 @@ def test_a_wrong_row_is_caught(tiny: Callable[..., Path], monkeypatch: pytest.Mo
         model.graph.node.insert(list(model.graph.node).index(pick), wrong_row)
         pick.input[1] = "wrong"
 
-    case = suite.Case(method_named("lora").examples()[0], open_backbone(str(tiny("bert"))))
+    case = suite.Case(examples(method_named("lora"))[0], open_backbone(str(tiny("bert"))))
     monkeypatch.setattr(suite, "drop_unread_rows", wrong)
     with pytest.raises(AssertionError, match="ONNX Runtime"):
         suite.torch_equals_onnxruntime(case)

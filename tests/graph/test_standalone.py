@@ -9,6 +9,7 @@ import onnx
 import onnxruntime as ort
 import pytest
 import suite
+from method_examples import examples
 from onnx import numpy_helper
 
 from edgepeft.backbones.source import open_backbone
@@ -45,7 +46,7 @@ def n_weights(model: onnx.ModelProto) -> int:
 )
 def test_an_update_of_linear_layers_costs_nothing_and_changes_no_answer(tiny, family, name):
     backbone = open_backbone(str(tiny(family, mean=True)))
-    bare, case = (suite.Case(methods()[each].examples()[0], backbone) for each in ("linear", name))
+    bare, case = (suite.Case(examples(methods()[each])[0], backbone) for each in ("linear", name))
     expected, model, before = whole(bare), whole(case), n_weights(whole(case))
     fold_linear(expected)
     assert count(model) != count(expected)
@@ -68,7 +69,7 @@ def test_an_update_of_linear_layers_costs_nothing_and_changes_no_answer(tiny, fa
     ],
 )
 def test_what_is_more_than_linear_answers_as_before(tiny, family, name):
-    case = suite.Case(methods()[name].examples()[0], open_backbone(str(tiny(family))))
+    case = suite.Case(examples(methods()[name])[0], open_backbone(str(tiny(family))))
     model = whole(case)
     fold_linear(model)
     case.session = case._session(model)
@@ -76,7 +77,7 @@ def test_what_is_more_than_linear_answers_as_before(tiny, family, name):
 
 
 def test_layers_that_share_a_matrix_go_on_sharing_it(tiny):
-    case = suite.Case(methods()["lora"].examples()[0], open_backbone(str(tiny("albert"))))
+    case = suite.Case(examples(methods()["lora"])[0], open_backbone(str(tiny("albert"))))
     model, before = whole(case), n_weights(whole(case))
     fold_linear(model)
     assert n_weights(model) <= before

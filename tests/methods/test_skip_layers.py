@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import suite
 import torch
+from method_examples import examples
 
 from edgepeft.backbones.base import Role
 from edgepeft.backbones.hooks import attached
@@ -27,7 +28,7 @@ EXPORTED = {"compacter", "lora", "pfeiffer", "spartan"}  # one of each structure
 @pytest.fixture(scope="module", params=PER_LAYER)
 def case(request: pytest.FixtureRequest, tiny: Callable[..., Path]) -> suite.Case:
     """Its first example on three layers, two of them skipped."""
-    method = dataclasses.replace(PER_LAYER[request.param].examples()[0], skip_layers=2)
+    method = dataclasses.replace(examples(PER_LAYER[request.param])[0], skip_layers=2)
     return suite.Case(method, open_backbone(str(tiny("roberta", num_hidden_layers=3))))
 
 

@@ -10,6 +10,7 @@ import pytest
 import suite
 from cards import restated
 from deltas import TEXTS, random_delta, saved
+from method_examples import examples
 from tolerance import require_alike
 
 from edgepeft.backbones.source import open_backbone
@@ -22,7 +23,7 @@ from edgepeft.runtime.runtime import Runtime
 from edgepeft.training.exporting.bundle import export_bundle
 from edgepeft.training.inspection.base import untouched_stages
 
-EXAMPLES = [(name, example) for name, method in methods().items() for example in method.examples()]
+EXAMPLES = [(name, example) for name, method in methods().items() for example in examples(method)]
 LABELS = (("no", "yes"), ("bad", "good", "so-so"))
 HIGHER = {"norms": False, "skip_layers": 2}
 TASKS = {
@@ -100,7 +101,7 @@ def test_the_graph_leaves_alone_what_the_delta_does(tiny, number):
 )
 def test_the_graph_leaves_a_skipped_layer_alone(tiny, name):
     """Those of one structure each; the others are slow."""
-    skipping = dataclasses.replace(methods()[name].examples()[0], skip_layers=1, leave_out=())
+    skipping = dataclasses.replace(examples(methods()[name])[0], skip_layers=1, leave_out=())
     require_alike_untouched(suite.Case(skipping, open_backbone(str(tiny("bert")))))
 
 

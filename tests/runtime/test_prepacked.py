@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import suite
 from deltas import TEXTS, random_delta, saved
+from method_examples import examples
 from once import made_once
 from tolerance import require_alike
 
@@ -48,7 +49,7 @@ def every_method(request, tiny, tmp_path_factory):
     def make(folder):
         backbone = open_backbone(str(tiny(request.param, **SIZES.get(request.param, {"hidden_size": 32}))))
         deltas = [
-            random_delta(backbone, name, name, settings=asdict(methods()[name].examples()[0]))
+            random_delta(backbone, name, name, settings=asdict(examples(methods()[name])[0]))
             for name in sorted(FEW - suite.WITHOUT.get(request.param, set()))
         ]
         paths = [saved(delta, folder / f"delta-{delta.card.task}") for delta in deltas]

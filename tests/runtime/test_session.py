@@ -10,6 +10,7 @@ from dataclasses import asdict
 
 import pytest
 from deltas import TEXTS, random_delta, saved
+from method_examples import examples
 from tolerance import require_alike
 
 from edgepeft.backbones.source import open_backbone
@@ -23,8 +24,8 @@ from edgepeft.training.exporting.bundle import export_bundle
 
 METHODS = ["bitfit", "layernorm", "lora", "spartan", "top-k", "prompt-t"]
 UPPER = {"skip_layers": 1}  # these leave a layer to be shared
-TASKS = [(name, name, asdict(methods()[name].examples()[0])) for name in METHODS] + [
-    ("lora-2", "lora", asdict(methods()["lora"].examples()[0])),
+TASKS = [(name, name, asdict(examples(methods()[name])[0])) for name in METHODS] + [
+    ("lora-2", "lora", asdict(examples(methods()["lora"])[0])),
     ("upper-lora", "lora", {"rank": 2, **UPPER}),
     ("upper-pfeiffer", "pfeiffer", {"bottleneck": 4, **UPPER}),
     ("upper-pfeiffer-2", "pfeiffer", {"bottleneck": 4, **UPPER}),

@@ -13,6 +13,7 @@ import onnx
 import pytest
 from cards import carded
 from deltas import TEXTS, random_delta, saved
+from method_examples import examples
 from onnx import numpy_helper
 from tolerance import require_alike
 
@@ -35,7 +36,7 @@ def siblings(tiny, tmp_path_factory):
     paths = [
         saved(
             random_delta(
-                backbone, name, f"{name}-{i}", labels[i], seed=i, settings=asdict(methods()[name].examples()[0])
+                backbone, name, f"{name}-{i}", labels[i], seed=i, settings=asdict(examples(methods()[name])[0])
             ),
             folder / f"{name}-{i}",
         )

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from method_examples import examples
 
 from edgepeft.backbones.source import Backbone
 from edgepeft.backbones.tokens import Text
@@ -28,7 +29,7 @@ _SMALL = {
 
 def small_settings(method: str) -> dict[str, Any]:
     """Those of a method's first example, on a model of two layers."""
-    return dataclasses.asdict(methods()[method].examples()[0]) | _SMALL.get(method, {})
+    return dataclasses.asdict(examples(methods()[method])[0]) | _SMALL.get(method, {})
 
 
 def random_delta(

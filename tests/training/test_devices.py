@@ -6,6 +6,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from method_examples import examples
 from moods import rows
 from small import LABELS, METHODS, start_of
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -31,7 +32,7 @@ from edgepeft.training.loop import train_delta
 META = torch.device("meta")
 MASKS = partial(dropout_mask, 0, 0)
 OPTIONS = TrainSettings(task="mood", steps=6, batch_size=8, max_length=32, learning_rate=1e-3, save_every=3)
-EXAMPLES = [example for method in methods().values() for example in method.examples()]
+EXAMPLES = [example for method in methods().values() for example in examples(method)]
 
 
 @pytest.fixture

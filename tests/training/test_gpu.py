@@ -8,6 +8,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from method_examples import examples
 from moods import rows
 from small import LABELS, METHODS, start_of
 from tolerance import exact_logits
@@ -28,7 +29,7 @@ from edgepeft.training.loop import train_delta
 pytestmark = pytest.mark.gpu
 
 OPTIONS = TrainSettings(task="mood", steps=12, batch_size=8, max_length=32, learning_rate=1e-3, save_every=3)
-EXAMPLES = [example for method in methods().values() for example in method.examples()]
+EXAMPLES = [example for method in methods().values() for example in examples(method)]
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,7 @@ import onnx
 import pytest
 import suite
 import torch
+from method_examples import examples
 from onnx import TensorProto, helper, numpy_helper
 from safetensors.numpy import load_file, save_file
 from tiny import with_outliers
@@ -135,7 +136,7 @@ def eight(tiny: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -
 def gradients(eight: tuple[Any, Bundle], method: str, backward: Any) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
     """(tensor, ours, PyTorch's), of a ragged batch."""
     backbone, bundle = eight
-    case = suite.Case(methods()[method].examples()[0], backbone)
+    case = suite.Case(examples(methods()[method])[0], backbone)
     rows, targets = case.rows(5, 9), torch.arange(5) % len(suite.LABELS)
     facts = training_facts(case.graph)
     whole = deployed_graph(case.graph, facts, bundle.family, bundle.architecture, bundle.checkpoint)
@@ -187,7 +188,7 @@ def test_a_rule_that_forgets_the_scales_is_found(eight, monkeypatch: pytest.Monk
 def test_the_roundings_are_no_path_of_their_own(eight):
     """What finds a row's range and rounds it is in no gradient: the integers are read by nothing on the way back."""
     _, bundle = eight
-    case = suite.Case(methods()["pfeiffer"].examples()[0], eight[0])
+    case = suite.Case(examples(methods()["pfeiffer"])[0], eight[0])
     facts = training_facts(case.graph)
     whole = deployed_graph(case.graph, facts, bundle.family, bundle.architecture, bundle.checkpoint)
     graph: onnx.ModelProto = training_graph(whole, facts, bundle.checkpoint, prefix_cache=False)[0]

@@ -6,6 +6,7 @@ import pytest
 import torch
 from deltas import TEXTS, random_delta
 from looked import delta_of
+from method_examples import examples
 
 from edgepeft.backbones.hooks import load_model
 from edgepeft.backbones.source import open_backbone
@@ -15,7 +16,7 @@ from edgepeft.training.inspection.base import untouched_stages
 CASES = [
     (name, i, skip)
     for name, method in sorted(methods().items())
-    for i, example in enumerate(method.examples())
+    for i, example in enumerate(examples(method))
     for skip in ((0, 2) if "skip_layers" in example.settings() else (None,))
 ]
 
@@ -39,7 +40,7 @@ def states(model, forward):
 @pytest.mark.parametrize(("name", "example", "skip"), CASES)
 def test_what_is_said_to_be_untouched_is_equal_to_the_bit_and_what_follows_is_not(tiny, name, example, skip):
     backbone = open_backbone(str(tiny("bert", num_hidden_layers=3)))
-    method = methods()[name].examples()[example]
+    method = examples(methods()[name])[example]
     settings = method.settings() | ({} if skip is None else {"skip_layers": skip})
     delta = random_delta(backbone, name, "t", settings=settings)
     model = load_model(backbone)
