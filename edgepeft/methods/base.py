@@ -41,11 +41,7 @@ def option(default: Any, doc: str, *, least: int | None = None, positive: bool =
 
 
 def require(condition: bool, message: str) -> None:
-    """Check a hyperparameter.
-
-    Raises:
-        UsageError: with that message.
-    """
+    """Check a hyperparameter."""
     if not condition:
         raise UsageError(message)
 
@@ -147,12 +143,7 @@ class Method(ABC):
 
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any]) -> Self:
-        """An instance from ``--set name=value`` texts or from values of a delta.json.
-
-        Raises:
-            UnknownName: no such hyperparameter.
-            UsageError: a value of the wrong kind, or one that the method refuses.
-        """
+        """An instance from ``--set name=value`` texts or from values of a delta.json."""
         fields = {field.name for field in dataclasses.fields(cls)}
         hints = typing.get_type_hints(cls)
         values = {}
@@ -203,11 +194,7 @@ class PerLayer(Method):
         return ()
 
     def sites(self, architecture: Architecture) -> tuple[Site, ...]:
-        """Its roles' sites in the layers that are not skipped.
-
-        Raises:
-            UsageError: no layer would be left, one is named that is not there, or the backbone has no such sites.
-        """
+        """Its roles' sites in the layers that are not skipped."""
         sites = architecture.sites_of(*self.attaches_to(), *self.attaches_across())
         in_layers = [(site, site.layer) for site in sites if site.layer is not None]
         roles = ", ".join(self.attaches_to())
@@ -263,22 +250,13 @@ def methods() -> dict[str, type[Method]]:
 
 
 def method_named(name: str) -> type[Method]:
-    """The method of that name.
-
-    Raises:
-        UnknownName: there is none.
-    """
+    """The method of that name."""
     found = class_named("edgepeft.methods", Method, "name", name)  # type: ignore[type-abstract]
     return named("PE method", name, methods()) if found is None else found
 
 
 def method_of(method: Method | str) -> Method:
-    """A method as it is, or that of a text: ``lora``, or ``spartan:parents=8,top_k=2``; a value may have commas.
-
-    Raises:
-        UnknownName: no method, or no hyperparameter of it, has that name.
-        UsageError: a setting without ``=``, or a value that the method refuses.
-    """
+    """A method as it is, or that of a text: ``lora``, or ``spartan:parents=8,top_k=2``; a value may have commas."""
     if isinstance(method, Method):
         return method
     name, _, settings = method.partition(":")
@@ -353,11 +331,7 @@ class CrossAttention(PerLayer):
         return (Role.CROSS_ATTENTION_OUTPUT,) if self.cross_attention else ()
 
     def sites(self, architecture: Architecture) -> tuple[Site, ...]:
-        """As its base.
-
-        Raises:
-            UsageError: it is asked for, and there is none; or as its base.
-        """
+        """As its base."""
         require(
             not self.cross_attention or bool(architecture.sites_of(Role.CROSS_ATTENTION_OUTPUT)),
             f"{self.name}'s cross_attention is a decoder's to its encoder; this {architecture.model_type} has none.",
