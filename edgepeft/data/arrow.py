@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from edgepeft.common.errors import DataError, requiring
 from edgepeft.data.containers import ROW_BYTES, Room
 from edgepeft.data.labels import class_names, named_classes
 
-__all__ = ["SAVED", "NamedSplit", "SavedSplit", "names_in", "read_arrow", "read_parquet", "saved_splits"]
+__all__ = ["SAVED", "Split", "named_split", "names_in", "read_arrow", "read_parquet", "saved_splits"]
 
 SAVED = _OF_SPLITS, _OF_ONE = "dataset_dict.json", "state.json"  # what `save_to_disk` writes of several splits, of one
 _MAGIC = b"ARROW1\0\0"
@@ -106,34 +106,38 @@ def names_in(schema: Any) -> dict[str, list[str]]:
         return {}
 
 
-class SavedSplit:
-    """The rows of a folder that ``save_to_disk`` wrote of one split."""
+class Split:
+    """A data set's rows, read anew by each loop over them."""
 
-    def __init__(self, folder: Path) -> None:
-        state = _document(folder / _OF_ONE)
-        try:
-            self._files = [folder / Path(each["filename"]).name for each in state["_data_files"]]
-        except (KeyError, TypeError) as error:
-            raise DataError(f"{folder / _OF_ONE} names no files of rows; save the data set again.") from error
-        described = folder / "dataset_info.json"
-        self._names = class_names(_document(described).get("features")) if described.is_file() else {}
+    def __init__(self, read: Callable[[], Iterator[dict[str, Any] | DataError]]) -> None:
+        self._read = read
 
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        """In the order of the files."""
-        for file in self._files:
-            rows = (row for _, row in read_arrow(file))
-            # By the folder's own description, where the file has none.
-            yield from named_classes(rows, self._names)
+    def __iter__(self) -> Iterator[dict[str, Any] | DataError]:
+        """In their order."""
+        return self._read()
 
 
-def saved_splits(folder: Path) -> dict[str, SavedSplit]:
-    """By name; a single one is called train."""
+def saved_splits(folder: Path) -> dict[str, Split]:
+    """What ``save_to_disk`` wrote into a folder, by name; a single split is called train."""
     if not (folder / _OF_SPLITS).is_file():
-        return {"train": SavedSplit(folder)}
+        return {"train": _saved(folder)}
     names = _document(folder / _OF_SPLITS).get("splits")
     if not isinstance(names, list) or not all(isinstance(name, str) and (folder / name).is_dir() for name in names):
         raise DataError(f"{folder / _OF_SPLITS} names no splits that lie beside it; save the data set again.")
-    return {name: SavedSplit(folder / name) for name in names}
+    return {name: _saved(folder / name) for name in names}
+
+
+def _saved(folder: Path) -> Split:
+    """One split's."""
+    state = _document(folder / _OF_ONE)
+    try:
+        files = [folder / Path(each["filename"]).name for each in state["_data_files"]]
+    except (KeyError, TypeError) as error:
+        raise DataError(f"{folder / _OF_ONE} names no files of rows; save the data set again.") from error
+    described = folder / "dataset_info.json"
+    # By the folder's own description, where a file has none.
+    names = class_names(_document(described).get("features")) if described.is_file() else {}
+    return Split(lambda: named_classes((row for file in files for _, row in read_arrow(file)), names))
 
 
 def _document(path: Path) -> Mapping[str, Any]:
@@ -166,14 +170,8 @@ def read_parquet(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         raise DataError(f"{path} is not a parquet file that can be read ({error}).") from error
 
 
-class NamedSplit:
-    """A split's rows, of labels that are classes the names."""
-
-    def __init__(self, rows: Any) -> None:
-        self._rows = rows
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        """In their order."""
-        features = self._rows.features.items()
-        kinds = {column: getattr(kind, "feature", kind) for column, kind in features}  # of lists, their items'
-        return named_classes(self._rows, {c: kind.names for c, kind in kinds.items() if hasattr(kind, "int2str")})
+def named_split(rows: Any) -> Split:
+    """Those of a split of ``datasets``, of labels that are classes the names."""
+    kinds = {column: getattr(kind, "feature", kind) for column, kind in rows.features.items()}  # of lists, their items'
+    names = {column: kind.names for column, kind in kinds.items() if hasattr(kind, "int2str")}
+    return Split(lambda: named_classes(iter(rows), names))

@@ -22,13 +22,14 @@ import re
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from edgepeft.common.bounded import json_rows
 from edgepeft.common.errors import DataError, UsageError, requiring
 from edgepeft.common.messages import reason
-from edgepeft.data.arrow import SAVED, NamedSplit, read_arrow, read_parquet, saved_splits
+from edgepeft.data.arrow import SAVED, Split, named_split, read_arrow, read_parquet, saved_splits
 from edgepeft.data.containers import (
     PACKED,
     STDIN,
@@ -120,22 +121,10 @@ def _opened(source: str) -> Mapping[str, Iterable[dict[str, Any] | DataError]]:
         ) from error
     finally:
         hub.setLevel(level)
-    return {name: NamedSplit(rows) for name, rows in (found if isinstance(found, dict) else {"train": found}).items()}
+    return {name: named_split(rows) for name, rows in (found if isinstance(found, dict) else {"train": found}).items()}
 
 
-class _Files:
-    """A split's rows, of one file or several."""
-
-    def __init__(self, files: list[Path]) -> None:
-        self._files = files
-
-    def __iter__(self) -> Iterator[dict[str, Any] | DataError]:
-        """In the order of the files' names."""
-        for file in self._files:
-            yield from (row for _, row in reader_of(file)(file))
-
-
-def _files_of_splits(folder: Path) -> dict[str, _Files]:
+def _files_of_splits(folder: Path) -> dict[str, Split]:
     """By split, a folder's files, or those of ``data`` in it, whose names begin with one; none where none does."""
     for place in (folder, folder / "data"):
         found: dict[str, list[Path]] = {}
@@ -144,8 +133,12 @@ def _files_of_splits(folder: Path) -> dict[str, _Files]:
             if split and file.is_file() and file.suffix != ".txt" and format_of(file) is not None:
                 found.setdefault(split[1], []).append(file)
         if found:
-            return {name: _Files(files) for name, files in found.items()}
+            return {name: Split(partial(_rows_in, files)) for name, files in found.items()}
     return {}
+
+
+def _rows_in(files: list[Path]) -> Iterator[dict[str, Any] | DataError]:
+    return (row for file in files for _, row in reader_of(file)(file))
 
 
 class Records:
@@ -155,7 +148,7 @@ class Records:
 
     def __init__(self, rows: Any) -> None:
         if hasattr(rows, "features"):
-            self._rows = list(NamedSplit(rows))
+            self._rows = list(named_split(rows))
         elif hasattr(rows, "to_dicts"):  # polars
             self._rows = rows.to_dicts()
         elif hasattr(rows, "iterrows"):  # pandas, in which what is missing is NaN

@@ -65,9 +65,9 @@ _PLAIN = ("step", "best", "best_step", "history", "first_losses", "recent_losses
 
 
 def latest(folder: Path) -> Path | None:
-    """The newest checkpoint, be it of an earlier version, whose checkpoints were folders too."""
-    steps = (path for path in folder.glob("[0-9]*") if path.name.removesuffix(_SUFFIX).isdigit())
-    return max(steps, key=lambda path: int(path.name.removesuffix(_SUFFIX)), default=None)
+    """The newest checkpoint."""
+    steps = (path for path in folder.glob(f"*{_SUFFIX}") if path.stem.isdigit())
+    return max(steps, key=lambda path: int(path.stem), default=None)
 
 
 def save_checkpoint(folder: Path, position: Position, state: Arrays, asked: Mapping[str, Any]) -> None:
@@ -88,44 +88,37 @@ def save_checkpoint(folder: Path, position: Position, state: Arrays, asked: Mapp
 
 def load_checkpoint(path: Path, asked: Mapping[str, Any]) -> tuple[Position, Arrays]:
     """The position, and the engine's state."""
-    if path.suffix != _SUFFIX:
-        raise _of_another_format(path, "edgepeft.checkpoint/1")
-    try:
-        check_header(path, path)
-        with safe_open(path, "np") as file:
-            metadata = file.metadata() or {}
-            if metadata.get("format") != FORMAT:
-                raise _of_another_format(path, metadata.get("format"))
-            stored = {name: file.get_tensor(name).copy() for name in file.keys()}  # noqa: SIM118
-        facts = json.loads(metadata["facts"])
-    except (SafetensorError, OSError, KeyError, ValueError) as error:
-        raise BundleError(f"{path} is damaged ({error}); start anew with --force.") from error
-    _require_same(path, facts["asked"], json.loads(json.dumps(asked)))
     parts: dict[str, Arrays] = {"state": {}, "best": {}}
-    for name, tensor in stored.items():
-        part, _, rest = name.partition(":")
-        parts[part][rest] = tensor
-    known = {name: facts[name] for name in _PLAIN if name in facts}  # an earlier version kept no losses
-    position = Position(**known, best_tensors=parts["best"])
+    with _opened(path, "start anew with --force") as (file, facts):
+        _require_same(path, facts["asked"], json.loads(json.dumps(asked)))
+        for name in file.keys():  # noqa: SIM118
+            part, _, rest = name.partition(":")
+            parts[part][rest] = file.get_tensor(name).copy()
+        position = Position(**{name: facts[name] for name in _PLAIN}, best_tensors=parts["best"])
     position.best = position.best and (position.best[0], position.best[1])  # JSON has lists only
     return position, parts["state"]
 
 
 def best_score(path: Path) -> float | None:
     """Of the evaluation rows, up to a checkpoint; None before the first evaluation."""
+    with _opened(path, "remove it, and the run starts anew") as (_, facts):
+        return facts["best"] and float(facts["best"][0])
+
+
+@contextlib.contextmanager
+def _opened(path: Path, remedy: str) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """Read within the block of a checkpoint's tensors and plain facts."""
     try:
         check_header(path, path)
         with safe_open(path, "np") as file:
-            best = json.loads(file.metadata()["facts"])["best"]
+            metadata = file.metadata() or {}
+            if (found := metadata.get("format")) != FORMAT:
+                raise BundleError(
+                    f"{path} is a checkpoint of format {found!r}; this version reads {FORMAT}. Start anew with --force."
+                )
+            yield file, json.loads(metadata["facts"])
     except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
-        raise BundleError(f"{path} is damaged ({error}); remove it, and the run starts anew.") from error
-    return best and float(best[0])
-
-
-def _of_another_format(path: Path, name: str | None) -> BundleError:
-    return BundleError(
-        f"{path} is a checkpoint of format {name!r}; this version reads {FORMAT}. Start anew with --force."
-    )
+        raise BundleError(f"{path} is damaged ({error}); {remedy}.") from error
 
 
 def _require_same(path: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
