@@ -42,7 +42,7 @@ def command(
     architecture, own_head = _architecture(backbone)
     documents = []
     for one in chosen:
-        counted = count(architecture, one, head or own_head, tasks=tasks, labels=labels).as_json()
+        counted = count(architecture, one, head or own_head, tasks=tasks, labels=labels)
         documents.append({"backbone": backbone, "method": one.name, "hyperparameters": one.settings(), **counted})
     if as_json:
         several = {"backbone": backbone, "tasks": tasks, "labels": labels, "counts": documents}
