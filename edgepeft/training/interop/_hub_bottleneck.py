@@ -153,29 +153,8 @@ class Places:
         return f"{self.classifier.prefix}{SHARED}{self.adapter}."
 
 
-@dataclass(frozen=True)
-class _Form:
-    """A config in the words of ``BottleneckAdapter``."""
-
-    roles: tuple[Role, ...]
-    reads: str
-    keeps: str
-    norm_before: bool
-    norm_after: str
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether it adds to the sub-layer's output, without norms of its own."""
-        return self.keeps == "sublayer" and not self.norm_before and self.norm_after == "none"
-
-    @property
-    def holds_factors(self) -> bool:
-        """Whether our adapters of products stand so."""
-        return self.is_plain and self.reads != "residual" and Role.LAYER_OUTPUT not in self.roles
-
-
 # Plain forms with names of their own: (roles, reads) -> the method.
-_NAMED: Mapping[tuple[tuple[Role, ...], str], Callable[..., PerLayer]] = {
+_NAMED: Mapping[tuple[tuple[str, ...], str], Callable[..., PerLayer]] = {
     (_BOTH, "sublayer"): partial(Houlsby, norms=False),
     ((Role.FFN_OUTPUT,), "norm"): Pfeiffer,
     ((Role.ATTENTION_OUTPUT,), "sublayer"): partial(Pfeiffer, placement="attention"),
@@ -187,7 +166,7 @@ def bottleneck_plan(config: BnConfig, places: Places) -> ConversionPlan:
     architecture, form = places.classifier.architecture, _form(config)
     layers = leading_layers(config, architecture)
     layers["cross_attention"] = config.cross_adapter and architecture.decoder is not None
-    every = BottleneckAdapter(roles=tuple(map(str, form.roles)), reads="sublayer", **layers).sites(architecture)
+    every = BottleneckAdapter(roles=form["roles"], reads="sublayer", **layers).sites(architecture)
     number = {layer: i for i, layer in enumerate(counted_layers(architecture))}
     widths = {s: config.width(architecture.hidden_size, number[s.name.removesuffix(s.role)]) for s in every}
     settings = {"bottleneck": max(widths.values()), "activation": config.activation, **layers}
@@ -196,9 +175,8 @@ def bottleneck_plan(config: BnConfig, places: Places) -> ConversionPlan:
     shapes = dict(phm.shared_shapes(architecture.hidden_size, settings["bottleneck"])) if phm else {}
     for reader in readers:
         shapes |= reader.shapes()
-    factored = (
-        config.phm_layer and form.holds_factors and config.scaling != "channel" and len(set(widths.values())) == 1
-    )
+    even, placed = len(set(widths.values())) == 1, form["reads"] != "residual" and not config.after_the_layer
+    factored = config.phm_layer and _is_plain(form) and placed and config.scaling != "channel" and even
     method = _factored(config, form, settings) if factored else _dense(form, settings)
 
     def convert(state: StateDict) -> dict[str, Tensor]:
@@ -212,48 +190,42 @@ def bottleneck_plan(config: BnConfig, places: Places) -> ConversionPlan:
             tensors |= {f"{reader.site.name}/{name}": value for name, value in values.items()}
         return tensors
 
-    as_they_are = config.scaling == 1.0 and len(set(widths.values())) == 1 and (factored or phm is None)
+    as_they_are = config.scaling == 1.0 and even and (factored or phm is None)
     names = (pair for reader in readers for pair in reader.names(low_rank=isinstance(method, Compacter)))
     return ConversionPlan(method, shapes, convert, tuple(names) if as_they_are else ())
 
 
-def _form(config: BnConfig) -> _Form:
+def _form(config: BnConfig) -> dict[str, Any]:
+    """A config in the words of ``BottleneckAdapter``: roles, reads, keeps, norm_before, norm_after."""
     wanted = {Role.ATTENTION_OUTPUT: config.mh_adapter, Role.FFN_OUTPUT: config.output_adapter}
-    roles = tuple(role for role, chosen in wanted.items() if chosen)
-    after = "none" if not config.ln_after else "change"
+    roles = tuple(str(role) for role, chosen in wanted.items() if chosen)
+    reads, keeps = "sublayer", "sublayer"
+    after = "sum" if config.adapter_residual_before_ln and not config.is_parallel else "change"
     if config.is_parallel:
-        return _Form(roles, "residual", "sublayer", config.ln_before, after)
-    if config.ln_after and config.adapter_residual_before_ln:
-        after = "sum"
-    if config.after_the_layer:  # z = k = LN(sub + res), which is the layer's output
-        return _Form((Role.LAYER_OUTPUT,), "sublayer", "sublayer", config.ln_before, after)
-    if not config.original_ln_before:
-        return _Form(roles, "sublayer", "sublayer", config.ln_before, after)
-    keeps = {True: "sublayer", False: "norm", "post_add": "sum"}[config.residual_before_ln]
-    return _Form(roles, "norm", keeps, config.ln_before, after)
+        reads = "residual"
+    elif config.after_the_layer:  # z = k = LN(sub + res), which is the layer's output
+        roles = (str(Role.LAYER_OUTPUT),)
+    elif config.original_ln_before:
+        reads, keeps = "norm", {True: "sublayer", False: "norm", "post_add": "sum"}[config.residual_before_ln]
+    form = {"roles": roles, "reads": reads, "keeps": keeps, "norm_before": config.ln_before}
+    return {**form, "norm_after": after if config.ln_after else "none"}
 
 
-def _dense(form: _Form, settings: Mapping[str, Any]) -> PerLayer:
-    named = _NAMED.get((form.roles, form.reads)) if form.is_plain else None
-    if named is not None:
-        return named(**settings)
-    return BottleneckAdapter.from_settings(
-        {
-            **settings,
-            "roles": tuple(map(str, form.roles)),
-            "reads": form.reads,
-            "keeps": form.keeps,
-            "norm_before": form.norm_before,
-            "norm_after": form.norm_after,
-        }
-    )
+def _is_plain(form: Mapping[str, Any]) -> bool:
+    """Whether it adds to the sub-layer's output, without norms of its own."""
+    return form["keeps"] == "sublayer" and not form["norm_before"] and form["norm_after"] == "none"
 
 
-def _factored(config: BnConfig, form: _Form, settings: Mapping[str, Any]) -> PerLayer:
-    more = {"n": config.phm_dim, "roles": tuple(map(str, form.roles)), "reads": form.reads, "norms": False}
+def _dense(form: Mapping[str, Any], settings: Mapping[str, Any]) -> PerLayer:
+    named = _NAMED.get((form["roles"], form["reads"])) if _is_plain(form) else None
+    return named(**settings) if named else BottleneckAdapter.from_settings({**settings, **form})
+
+
+def _factored(config: BnConfig, form: Mapping[str, Any], settings: Mapping[str, Any]) -> PerLayer:
+    more = {"n": config.phm_dim, "roles": form["roles"], "reads": form["reads"], "norms": False}
     if not (config.shared_phm_rule and config.factorized_phm_W):
         return PHM.from_settings({**settings, **more})
-    method = CompacterPlusPlus if form.roles == (Role.FFN_OUTPUT,) else Compacter
+    method = CompacterPlusPlus if form["roles"] == (Role.FFN_OUTPUT,) else Compacter
     return method.from_settings({**settings, **more, "rank": config.phm_rank})
 
 

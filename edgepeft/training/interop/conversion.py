@@ -196,6 +196,7 @@ class Patterns:
     """The patterns of one file; the child starts with the first of them and ends with this object."""
 
     def __init__(self, core_s: int = _CORE_S, memory_mb: int = _MEMORY_MB) -> None:
+        self.where = ""  # before what is wrong with a pattern
         self._limits = f"core_s, memory = {core_s}, {memory_mb << 20}\n"
         self._child: subprocess.Popen[str] | None = None
 
@@ -203,7 +204,8 @@ class Patterns:
         """What a pattern finds at a name's start, and its groups; None where it finds nothing."""
         if len(pattern) > _MOST_CHARACTERS:
             raise BundleError(
-                f"the pattern {pattern!r:.80} has {len(pattern):,} characters; list names of modules instead."
+                f"{self.where}the pattern {pattern!r:.80} has {len(pattern):,} characters; list names of modules "
+                "instead."
             )
         child = self._child = self._child or subprocess.Popen(
             [sys.executable, "-P", "-c", self._limits + _CHILD],
@@ -220,7 +222,7 @@ class Patterns:
         except (OSError, ValueError):  # it was ended by its limits
             answer = "takes too long or too much memory, alone or with those before it"
         if isinstance(answer, str):
-            raise BundleError(f"the pattern {pattern!r:.80} {answer}; list names of modules instead.")
+            raise BundleError(f"{self.where}the pattern {pattern!r:.80} {answer}; list names of modules instead.")
         return None if answer is None else tuple(answer)
 
     def __del__(self) -> None:

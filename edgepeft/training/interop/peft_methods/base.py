@@ -95,10 +95,6 @@ class PeftConfig(ForeignConfig):
         paths = (".".join(parts[: i + 1]) for i in range(len(parts)))
         return any(path.endswith(end) for path in paths for end in self.saved)
 
-    def check_patterns(self) -> None:
-        """Use the patterns once: they are regular expressions, and may be none."""
-        return
-
 
 class WrapConfig(PeftConfig):
     """What PEFT's methods have that wrap modules."""
@@ -125,10 +121,6 @@ class WrapConfig(PeftConfig):
         used = {site.layer for site in sites}
         layers = {site.layer for site in classifier.linear_sites.values() if site.layer is not None}
         return left_out(layers - used)
-
-    def check_patterns(self) -> None:
-        """As its base does."""
-        self._is_target("some.layer.0.module")
 
     def _is_target(self, module: str) -> bool:
         excluded = self.exclude_modules and self._matches(self.exclude_modules, module)
@@ -168,10 +160,7 @@ def read_peft_config(folder: Path, types: Collection[str]) -> PeftConfig:
             f"{', '.join(types)}."
         )
     config = known[kind].read(document, path)
-    try:
-        config.check_patterns()
-    except BundleError as error:
-        raise BundleError(f"{path}: {error}") from error
+    config._patterns.where = f"{path}: "
     return config
 
 
@@ -232,11 +221,6 @@ class RankedConfig(LayeredConfig):
     def scale_at(self, module: str) -> float:
         """What the update is multiplied by at that module."""
         return self.alpha_at(module) / self.rank_at(module)
-
-    def check_patterns(self) -> None:
-        """As its base does; those of ranks and alphas too."""
-        super().check_patterns()
-        self.scale_at("some.layer.0.module")
 
     def _by_pattern(self, patterns: Mapping[str, _Value], module: str, default: _Value) -> _Value:
         fitting = (value for wanted, value in patterns.items() if self._patterns.match(rf"(.*\.)?({wanted})$", module))

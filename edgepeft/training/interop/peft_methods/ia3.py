@@ -77,11 +77,6 @@ class Ia3Config(WrapConfig):
 
         return ConversionPlan(method, shapes, convert)
 
-    def check_patterns(self) -> None:
-        """As its base does."""
-        super().check_patterns()
-        self._is_feedforward("some.layer.0.module")
-
     @classmethod
     def written(cls, delta: Delta, classifier: Classifier) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """As ``PeftConfig.written``."""
