@@ -12,7 +12,7 @@ import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from edgepeft.common.atomic import write_atomically
 
-__all__ = ["BLUE", "RED", "Panel", "cell_inches", "heat_map", "one", "panels", "save", "save_as", "styled", "title"]
+__all__ = ["BLUE", "RED", "cell_inches", "heat_map", "one", "save", "save_as", "shortened", "styled", "title"]
 
 COLOURS = "viridis"  # sequential, and the same order of brightness for every kind of colour vision
 BLUE, RED = "#0072b2", "#d55e00"  # of Okabe and Ito's palette
@@ -45,15 +45,6 @@ _STYLE: dict[str, Any] = {
 }
 # Neither a time nor a version in the file.
 _METADATA: dict[str, dict[str, Any]] = {".png": {"Software": None}, ".svg": {"Date": None, "Creator": None}}
-
-
-class Panel(NamedTuple):
-    """One heat map of several: ``values`` [rows][columns], None where there is none."""
-
-    title: str
-    values: Sequence[Sequence[float | None]]
-    rows: Sequence[object]
-    columns: Sequence[object]
 
 
 @contextlib.contextmanager
@@ -78,7 +69,7 @@ def cell_inches(n: int, wanted: float, most: float = MOST_INCHES) -> float:
 def title(axes: Axes, text: str, note: str) -> None:
     """What it is, and in smaller letters what it was measured on."""
     lines = note.count("\n") + 1
-    axes.set_title(_shown(text, 90), loc="left", fontsize=12, pad=10 + 12 * lines)
+    axes.set_title(shortened(text, 90), loc="left", fontsize=12, pad=10 + 12 * lines)
     small = axes.annotate(note, (0, 1), (0, 6), "axes fraction", "offset points", fontsize=9, color="0.35", va="bottom")
     small.set_in_layout(False)  # it may stand past the axes without narrowing them
 
@@ -119,49 +110,6 @@ def heat_map(
     return mesh
 
 
-def panels(
-    drawn: Sequence[Panel], *, title: str, note: str, x_label: str, y_label: str, legend: str, highest: float
-) -> Figure:
-    """Heat maps of one scale, in rows of up to three of them; row names stand at the left ones only."""
-    n_rows, n_columns = len(drawn[0].rows), len(drawn[0].columns)
-    across = min(len(drawn), 3 if n_columns <= 10 else 2 if n_columns <= 24 else 1)
-    down = -(-len(drawn) // across)
-    wide = cell_inches(n_columns, 0.62 if len(drawn) == 1 else 0.42, most=MOST_INCHES / across)
-    tall = cell_inches(n_rows, 0.42 if len(drawn) == 1 else 0.34, most=MOST_INCHES / down)
-    names = max(len(_shown(name)) for name in drawn[0].rows)
-    width = max(across * max(wide * n_columns, 1.6) + 0.085 * names + 1.9, 6.8)
-    height = down * (max(tall * n_rows, 0.5) + 0.55) + 1.5
-    figure = Figure(figsize=(width, height), layout="constrained")
-    grid = figure.subplots(down, across, squeeze=False)
-    mesh = None
-    for axes, panel in zip(grid.flat, drawn, strict=False):
-        left = axes in grid[:, 0]
-        mesh = heat_map(
-            axes,
-            panel.values,
-            panel.rows if left else [""] * n_rows,
-            panel.columns,
-            lowest=0.0,
-            highest=highest,
-            cell=(wide, tall),
-            decimals=2,
-            missing=MISSING,
-        )
-        axes.set_title(panel.title, loc="left", fontsize=10)
-        if left:
-            axes.set_ylabel(y_label)
-    for axes in list(grid.flat)[len(drawn) :]:
-        axes.set_axis_off()
-    for column in range(across):
-        grid[(len(drawn) - 1 - column) // across, column].set_xlabel(x_label)
-    figure.suptitle(f"{_shown(title, 90)}\n{note}", fontsize=12, x=0.01, ha="left")
-    assert mesh is not None
-    figure.colorbar(
-        mesh, ax=grid, location="bottom", label=legend, aspect=4 * width, fraction=0.35 / height, shrink=0.9
-    )
-    return figure
-
-
 def save(figure: Figure, folder: Path, stem: str) -> tuple[str, str]:
     """Write ``stem.png`` and ``stem.svg``; the same picture gives the same bytes."""
     for suffix in _METADATA:
@@ -197,17 +145,17 @@ def _ticks(
     axes: Axes, rows: Sequence[object], columns: Sequence[object], cell: tuple[float, float], *, upright: bool
 ) -> None:
     """Names beside the cells; every second, third, ... of them where all would overlap."""
-    widest = max((len(_shown(name)) for name in columns), default=1)
+    widest = max((len(shortened(name)) for name in columns), default=1)
     below = 0.15 if upright else 0.09 * widest
     for names, axis, side, needed in ((rows, axes.yaxis, cell[1], 0.15), (columns, axes.xaxis, cell[0], below)):
         places = range(0, len(names), max(1, math.ceil(needed / side)))
-        axis.set_ticks([place + 0.5 for place in places], [_shown(names[place]) for place in places])
+        axis.set_ticks([place + 0.5 for place in places], [shortened(names[place]) for place in places])
     axes.tick_params(labelsize=9)
     if upright:
         axes.tick_params(axis="x", rotation=90)
 
 
-def _shown(name: object, longest: int = LONGEST_NAME) -> str:
+def shortened(name: object, longest: int = LONGEST_NAME) -> str:
     """A name on one line, without characters that XML cannot hold; of a long one the middle is left out."""
     text = "".join(character if character.isprintable() else " " for character in str(name))
     if len(text) <= longest:

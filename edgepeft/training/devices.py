@@ -18,13 +18,12 @@ from contextlib import contextmanager
 import torch
 
 from edgepeft.backbones.base import Architecture
-from edgepeft.common.errors import DoesNotFit, UnknownName, UsageError
+from edgepeft.common.errors import DoesNotFit, UsageError
 from edgepeft.device.host.machine import cpu_vendor, memory_bytes, thread_count
 from edgepeft.methods.base import Method
 from edgepeft.options.verbs import TrainSettings
 
 __all__ = [
-    "KINDS",
     "attention_for",
     "check_memory",
     "device_named",
@@ -35,7 +34,6 @@ __all__ = [
     "use_threads",
 ]
 
-KINDS = ("auto", "cpu", "cuda", "mps")
 _FLOAT_BYTES = 4
 _COPIES = 5  # of what is trained: itself, its gradient, two moments, and the tensors that were best
 _FULL = ("out of memory", "can't allocate memory")  # of MPS and the CPU, whose errors have no class of their own
@@ -43,8 +41,6 @@ _FULL = ("out of memory", "can't allocate memory")  # of MPS and the CPU, whose 
 
 def device_of(asked: str) -> torch.device:
     """The device that ``--device`` asks for; auto is the accelerator, or the CPU where there is none."""
-    if asked not in KINDS:
-        raise UnknownName("device", asked, KINDS)
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     if asked == "cpu" or (asked == "auto" and accelerator is None):
         return torch.device("cpu")

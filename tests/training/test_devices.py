@@ -17,7 +17,7 @@ from edgepeft.backbones.base import family_of
 from edgepeft.backbones.config import config_of
 from edgepeft.backbones.hooks import load_model
 from edgepeft.bundle.delta import new_delta
-from edgepeft.common.errors import DoesNotFit, EdgepeftError, UnknownName, UsageError
+from edgepeft.common.errors import DoesNotFit, EdgepeftError, UsageError
 from edgepeft.data.batches import encode
 from edgepeft.data.parts import task_data
 from edgepeft.data.training_loop.engine import dropout_mask
@@ -161,8 +161,8 @@ def test_auto_is_the_accelerator_or_the_cpu(monkeypatch, found, auto):
     assert device_of("cpu").type == "cpu"
     if found:
         assert device_of(found) == there
-    with pytest.raises(UnknownName, match="Did you mean 'cuda'"):
-        device_of("cud")
+    with pytest.raises(UsageError, match="device must be 'auto', 'cpu', 'cuda' or 'mps', found 'cud'"):
+        TrainSettings(task="task", device="cud")
 
 
 @pytest.mark.parametrize(("found", "finds"), [(None, "it finds cpu."), ("mps", "it finds cpu and mps.")])

@@ -164,23 +164,40 @@ def _strongest(weights: Sequence[float | None]) -> str:
 
 
 def _panels(measured: Mapping[str, Any], key: str, title: str, legend: str, *, last: bool = False) -> Figure:
+    """A heat map for each layer, labels against parents, in rows of up to three; labels stand at the left ones only."""
+    from matplotlib.figure import Figure
+
     from edgepeft.common import plotting
 
-    layers = measured["layers"][-1:] if last else measured["layers"]
-    values = [value for layer in layers for row in layer[key] for value in row]
-    known = [value for value in values if value is not None]
+    layers, labels = measured["layers"][-1:] if last else measured["layers"], measured["labels"]
+    n_rows, n_columns = len(labels), layers[0]["parents"]
+    across = min(len(layers), 3 if n_columns <= 10 else 2 if n_columns <= 24 else 1)
+    down = -(-len(layers) // across)
+    wide = plotting.cell_inches(n_columns, 0.62 if len(layers) == 1 else 0.42, most=plotting.MOST_INCHES / across)
+    tall = plotting.cell_inches(n_rows, 0.42 if len(layers) == 1 else 0.34, most=plotting.MOST_INCHES / down)
+    names = max(len(plotting.shortened(label)) for label in labels)
+    width = max(across * max(wide * n_columns, 1.6) + 0.085 * names + 1.9, 6.8)
+    height = down * (max(tall * n_rows, 0.5) + 0.55) + 1.5
+    figure = Figure(figsize=(width, height), layout="constrained")
+    grid, mesh = figure.subplots(down, across, squeeze=False), None
+    known = [value for layer in layers for row in layer[key] for value in row]
+    highest = max((value for value in known if value is not None), default=1.0)
+    how: dict[str, Any] = {"highest": highest, "cell": (wide, tall), "decimals": 2, "missing": plotting.MISSING}
+    for axes, layer in zip(grid.flat, layers, strict=False):
+        left = axes in grid[:, 0]
+        shown = labels if left else [""] * n_rows
+        mesh = plotting.heat_map(axes, layer[key], shown, range(n_columns), lowest=0.0, **how)
+        axes.set_title(f"layer {layer['layer']}", loc="left", fontsize=10)
+        axes.set_ylabel("label" if left else "")
+    for axes in list(grid.flat)[len(layers) :]:
+        axes.set_axis_off()
+    for column in range(across):
+        grid[(len(layers) - 1 - column) // across, column].set_xlabel("parent cell")
     where = "first token" if measured["reads"] == "first_token" else "mean of the tokens"
-    n_rows, kept = sum(measured["rows_of_label"]), f"{layers[0]['top_k']} of {layers[0]['parents']} kept"
-    note = f"{n_rows} rows, read at the {where}; {kept}"
-    return plotting.panels(
-        [
-            plotting.Panel(f"layer {layer['layer']}", layer[key], measured["labels"], range(layer["parents"]))
-            for layer in layers
-        ],
-        title=title,
-        note=note if len(known) == len(values) else f"{note}; grey: never",
-        x_label="parent cell",
-        y_label="label",
-        legend=legend,
-        highest=max(known, default=1.0),
-    )
+    kept = f"{layers[0]['top_k']} of {layers[0]['parents']} kept" + ("; grey: never" if None in known else "")
+    note = f"{sum(measured['rows_of_label'])} rows, read at the {where}; {kept}"
+    figure.suptitle(f"{plotting.shortened(title, 90)}\n{note}", fontsize=12, x=0.01, ha="left")
+    assert mesh is not None
+    size: dict[str, Any] = {"aspect": 4 * width, "fraction": 0.35 / height, "shrink": 0.9}
+    figure.colorbar(mesh, ax=grid, location="bottom", label=legend, **size)
+    return figure
