@@ -11,7 +11,7 @@ import contextlib
 import os
 import shutil
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 from edgepeft.common.atomic import new_folder
@@ -47,7 +47,10 @@ class Store:
         held = self._existing(key, sound)
         if held is not None:
             return held
-        with _locked(self.root / _LOCK):
+        import fcntl  # where there is none, what looks for an entry has said so
+
+        with (self.root / _LOCK).open("a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
             held = self._existing(key, sound)  # another process may have built it while this one waited
             if held is None:
                 self._remove_leftovers()
@@ -122,12 +125,3 @@ def _shared(path: Path) -> int | None:
             if os.path.samestat(os.fstat(descriptor), path.stat()):
                 return descriptor
         os.close(descriptor)  # removed or replaced while this one waited for the lock
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    import fcntl
-
-    with path.open("a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield

@@ -84,12 +84,8 @@ def shape_of(path: object, head: Head) -> Shape | None:
     for known in SHAPES if head else ():
         with contextlib.suppress(AttributeError, IndexError, KeyError, TypeError):  # columns that hold something else
             if (found := known(rows, first, path)) is not None:
-                return found._replace(read=_after(whole, found.read)) if nested else found
+                return found._replace(read=lambda row: found.read(whole(row))) if nested else found
     return None
-
-
-def _after(first: Callable[[Cells], Cells], read: Callable[[Cells], Cells]) -> Callable[[Cells], Cells]:
-    return lambda row: read(first(row))
 
 
 def _holds_lists(cells: Sequence[Any]) -> bool:

@@ -44,28 +44,19 @@ Activation = Literal[
 ]
 
 
-def _quick_gelu(z: Tensor) -> Tensor:
-    """z sigmoid(1.702 z) (Hendrycks & Gimpel, 2016, section 2)."""
-    return z * torch.sigmoid(1.702 * z)
-
-
-def _linear(z: Tensor) -> Tensor:
-    return z
-
-
 # What adapters may have; ONNX's standard operators express each of them.
 ACTIVATIONS: Mapping[Activation, Callable[[Tensor], Tensor]] = {
     "relu": functional.relu,
     "gelu": functional.gelu,
     "tanh-gelu": partial(functional.gelu, approximate="tanh"),
-    "quick-gelu": _quick_gelu,
+    "quick-gelu": lambda z: z * torch.sigmoid(1.702 * z),  # Hendrycks & Gimpel, 2016, section 2
     "silu": functional.silu,  # also called swish
     "mish": functional.mish,
     "tanh": torch.tanh,
     "sigmoid": torch.sigmoid,
     "relu6": functional.relu6,
     "leaky-relu": functional.leaky_relu,  # slope 0.01
-    "linear": _linear,
+    "linear": lambda z: z,
 }
 
 

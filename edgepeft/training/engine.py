@@ -330,7 +330,9 @@ class TextEngine(PyTorchEngine):
         for chosen in sorted_batches(rows.lengths, WRITTEN_ROWS):
             inputs, targets = torch_batch(self.rows[part], chosen, self.device)
             with torch.inference_mode():
-                losses[chosen] = _losses(self.delta.logits(self.model, inputs), targets).cpu().numpy()
+                logits = self.delta.logits(self.model, inputs).transpose(1, 2)
+                each = functional.cross_entropy(logits, targets, reduction="none").sum(1) / (targets >= 0).sum(1)
+                losses[chosen] = each.cpu().numpy()  # of a row's tokens the mean
                 texts[chosen] = [self.decode(row) for row in self._written(inputs)]
             advance(len(chosen))
         return Scored(kind.score(metric, rows.references, texts.tolist()), float(losses.mean()), texts, losses, kind)
@@ -391,10 +393,3 @@ class _Generating(nn.Module):
         whole: Any = self.model
         tokens: Tensor = whole.generate(**given)
         return tokens
-
-
-def _losses(logits: Tensor, targets: Tensor) -> Tensor:
-    """[batch, length, words] and [batch, length] -> [batch]: the mean over a row's tokens."""
-    known = targets >= 0
-    each = functional.cross_entropy(logits.transpose(1, 2), targets, reduction="none")
-    return each.sum(1) / known.sum(1)
