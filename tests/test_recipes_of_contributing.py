@@ -25,7 +25,6 @@ METHOD = '''"""SSF (Lian et al., 2022, arXiv:2210.08823, eq. 4): y' = gamma * y 
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -51,7 +50,6 @@ class ScaleAndShift(nn.Module):
         return self.gamma * y + self.beta
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class SSF(PerLayer):
     """Scales and shifts of features."""
 

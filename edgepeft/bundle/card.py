@@ -103,18 +103,7 @@ def read_card(folder: Path) -> DeltaCard:
 
 
 # What the entry has of its files, this machine and the task's past, and not of the card.
-_OF_FILES = {
-    "n_bytes",
-    "weights_dtype",
-    "private_bytes",
-    "shared_layers",
-    "sha256",
-    "check_sha256",
-    "weights_sha256",
-    "train_sha256",
-    "verification",
-    "previous",
-}
+_OF_FILES = TaskEntry.model_fields.keys() - TaskCard.model_fields.keys() - {"regression", "trainable_parameters"}
 
 
 def card_of(facts: Mapping[str, str], where: Path) -> dict[str, Any]:

@@ -7,7 +7,6 @@ graph it hangs from constants alone, ONNX Runtime folds it when it opens the fil
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -130,7 +129,6 @@ class FactoredLinear(nn.Module):
         return functional.linear(x, self.weight(), self.bias)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class FactoredAdapters(TrainsNorms, CrossAttention, ChoosesRoles):
     """Adapters at Houlsby's places, LN(sub + A(sub) + res) (eq. 2); a subclass says what their linear layers are."""
 

@@ -8,7 +8,6 @@ full size, so that a fresh adapter is not the identity.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from functools import partial
 from typing import ClassVar
@@ -33,7 +32,6 @@ class LowRankLinear(FactoredLinear):
         return (self.u @ self.v).T
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class AdapterLowRank(FactoredAdapters):
     """Adapters of low-rank weights."""
 

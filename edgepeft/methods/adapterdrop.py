@@ -7,7 +7,6 @@ below is then a task's own.  Frozen with ``norms=false`` it is the backbone's, a
 
 from __future__ import annotations
 
-import dataclasses
 from typing import ClassVar
 
 from edgepeft.methods.base import option
@@ -16,7 +15,6 @@ from edgepeft.methods.houlsby import Houlsby
 __all__ = ["AdapterDrop"]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class AdapterDrop(Houlsby):
     """Houlsby adapters without those of the lowest layers."""
 

@@ -75,9 +75,10 @@ class Generator(nn.Module, ABC):
         """The tensors by name."""
 
 
+@typing.dataclass_transform(frozen_default=True, kw_only_default=True)
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Method(ABC):
-    """Base of all PE methods; a subclass in a file of this package is found by its ``name``."""
+    """Base of all PE methods, dataclasses of their hyperparameters; one in a file here is found by its ``name``."""
 
     name: ClassVar[str]
     title: ClassVar[str]
@@ -88,6 +89,9 @@ class Method(ABC):
     trains_everything: ClassVar[bool] = False  # the encoder itself: what the others' steps are compared with
     learning_rate: ClassVar[float]
     learning_rate_source: ClassVar[str]
+
+    def __init_subclass__(cls) -> None:
+        dataclasses.dataclass(frozen=True, kw_only=True)(cls)
 
     def __post_init__(self) -> None:
         """Check each hyperparameter for itself; a subclass adds how they fit each other."""
@@ -173,7 +177,6 @@ class Method(ABC):
         return dataclasses.asdict(self)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class PerLayer(Method):
     """Base of the methods that put modules into each layer, but for those that two settings leave without.
 
@@ -320,7 +323,6 @@ def _scalar(what: str, value: Any, kind: type) -> Any:
         raise UsageError(f"{what} needs a value of type {kind.__name__}; found {value!r}.") from None
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class CrossAttention(PerLayer):
     """Base of those that may adapt it."""
 

@@ -7,7 +7,6 @@ paper says where they would go: it is refused there.
 
 from __future__ import annotations
 
-import dataclasses
 from typing import ClassVar
 
 import torch
@@ -43,7 +42,6 @@ class OutputBias(nn.Module):
         return y + self.bias[token]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class BitFit(Method):
     """Own copies of the backbone's biases, those of the LayerNorms and of a pooler that the head reads included."""
 

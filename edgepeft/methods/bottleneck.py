@@ -15,7 +15,6 @@ or on the sum (``sum``).
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import ClassVar, Literal
 
@@ -71,7 +70,6 @@ class WithNorm(_Placed):
         return self.adapt({"sublayer": y, "residual": residual, "sum": total, "norm": norm(total)})
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class BottleneckAdapter(BottleneckMethod, ChoosesRoles):
     """One adapter at each chosen place, in any of the forms."""
 

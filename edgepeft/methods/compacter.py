@@ -8,7 +8,6 @@ own.  Twice a layer, at Houlsby's places; every LayerNorm is trained too.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from functools import partial
 from typing import ClassVar
@@ -35,7 +34,6 @@ class LPHMLinear(FactoredLinear):
         return kronecker_sum(self.A, self.s @ self.t)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Compacter(KroneckerAdapters):
     """Adapters of low-rank hypercomplex layers."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import ClassVar
 
 from edgepeft.methods.base import option
@@ -11,7 +10,6 @@ from edgepeft.methods.compacter import Compacter
 __all__ = ["CompacterPlusPlus"]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class CompacterPlusPlus(Compacter):
     """Compacter once a layer."""
 

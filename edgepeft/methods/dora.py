@@ -13,7 +13,6 @@ of section 4.3, g's is m's times that norm, and what g is after any step is an m
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping
 from typing import ClassVar
 
@@ -69,7 +68,6 @@ def _scaled(factor: Tensor, y: Tensor, update: Tensor, bias: Tensor | None) -> T
     return factor * (y + update) if bias is None else factor * (y - bias + update) + bias
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class DoRA(LoRA):
     """Low-rank updates of directions, and a trained magnitude for each output."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import ClassVar
 
 from edgepeft.backbones.base import Architecture
@@ -11,7 +10,6 @@ from edgepeft.methods.base import Method
 __all__ = ["Full"]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Full(Method):
     """Own copies of all the backbone's tensors, those of a pooler that the head reads included."""
 

@@ -8,7 +8,6 @@ frozen; what is imported from AdapterHub has them all.  Trained here, all are tr
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import ClassVar, cast
 
@@ -43,7 +42,6 @@ class Fused(nn.Module):
         return fused
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Fusion(BottleneckMethod):
     """Several Pfeiffer adapters a layer, weighed for each token."""
 

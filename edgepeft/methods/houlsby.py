@@ -6,7 +6,6 @@ LayerNorm: LN(sub + A(sub) + res).  Every LayerNorm is trained too.
 
 from __future__ import annotations
 
-import dataclasses
 from typing import ClassVar
 
 from torch import Tensor, nn
@@ -20,7 +19,6 @@ __all__ = ["Houlsby"]
 ROLES = (Role.ATTENTION_OUTPUT, Role.FFN_OUTPUT)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Houlsby(BottleneckMethod):
     """Bottleneck adapters after both sub-layers."""
 

@@ -7,7 +7,6 @@ l is a vector that starts as ones.  In an encoder-decoder the keys and values of
 
 from __future__ import annotations
 
-import dataclasses
 from typing import ClassVar
 
 import torch
@@ -33,7 +32,6 @@ class Scale(nn.Module):
         return y * self.scale
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class IA3(ChoosesRoles):
     """Learned scales of what flows through each layer."""
 

@@ -13,7 +13,6 @@ A tensor with fewer entries than theta reads theta's first ones only, as many as
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import math
 from collections.abc import Iterable, Iterator, Mapping
@@ -132,7 +131,6 @@ def _hadamard(radix: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         return torch.from_numpy(hadamard(radix)).to(device, dtype)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class IntrinsicSAID(Method):
     """One small vector, projected into every tensor of the backbone."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import ClassVar
 
 from edgepeft.backbones.base import Architecture
@@ -11,7 +10,6 @@ from edgepeft.methods.base import Method, norm_tensors
 __all__ = ["LayerNormTuning"]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class LayerNormTuning(Method):
     """Own copies of the backbone's LayerNorms, the embeddings' one included."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import ClassVar
 
 from edgepeft.methods.base import Method
@@ -10,7 +9,6 @@ from edgepeft.methods.base import Method
 __all__ = ["LinearProbe"]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class LinearProbe(Method):
     """Nothing beside the head, so all of its tasks answer from one run of the bare backbone."""
 

@@ -13,7 +13,6 @@ constants alone in a delta graph, and is computed once when it is opened.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from typing import ClassVar
 
@@ -49,7 +48,6 @@ class HadamardProduct(nn.Module):
         return y + functional.linear(functional.linear(x, down) * self.scale, up)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class LoHa(RankedUpdates):
     """Updates of linear layers by Hadamard products."""
 

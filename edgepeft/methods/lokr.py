@@ -9,7 +9,6 @@ What does not depend on x hangs from constants alone in a delta graph, and is co
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping
 from typing import ClassVar
@@ -52,7 +51,6 @@ class KroneckerProduct(nn.Module):
         return own[name] if name in own else own[f"{name}_a"] @ own[f"{name}_b"]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class LoKr(RankedUpdates):
     """Updates of linear layers by Kronecker products."""
 

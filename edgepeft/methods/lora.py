@@ -6,7 +6,6 @@ x and y are a linear layer's input and output, y after the dropout that may foll
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from typing import ClassVar, Literal
 
@@ -22,7 +21,6 @@ from edgepeft.methods.bitfit import BitFit
 __all__ = ["Factors", "LinearUpdates", "LoRA", "LowRank", "RankedUpdates"]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class LinearUpdates(CrossAttention, ChoosesRoles):
     """Base of theirs: ``roles`` of linear layers, which a decoder's attention to its encoder may have too."""
 
@@ -40,7 +38,6 @@ class LinearUpdates(CrossAttention, ChoosesRoles):
         return crossed(self.attaches_to()) if self.cross_attention else ()
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class RankedUpdates(LinearUpdates):
     """Base of those of a rank, which are scaled by ``alpha`` / ``rank``."""
 
@@ -80,7 +77,6 @@ class LowRank(Factors):
         return y + self.update(x)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class LoRA(RankedUpdates):
     """Low-rank updates of linear layers."""
 

@@ -8,7 +8,6 @@ itself.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -23,7 +22,6 @@ from edgepeft.methods.prefix import PrefixTuning
 __all__ = ["MAM"]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class MAM(PrefixTuning):
     """Prefix tuning and parallel adapters in one task."""
 

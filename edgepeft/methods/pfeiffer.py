@@ -8,7 +8,6 @@ Houlsby's form, LN(sub + A(sub) + res), after self-attention only.
 
 from __future__ import annotations
 
-import dataclasses
 from typing import ClassVar, Literal
 
 from torch import nn
@@ -27,7 +26,6 @@ PLACEMENTS: dict[str, tuple[Role, type[Bottleneck]]] = {
 }
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Pfeiffer(BottleneckMethod):
     """One bottleneck adapter a layer."""
 

@@ -8,7 +8,6 @@ LayerNorm is trained too.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from functools import partial
 from typing import ClassVar
@@ -34,7 +33,6 @@ class PHMLinear(FactoredLinear):
         return kronecker_sum(self.A, self.B)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class PHM(KroneckerAdapters):
     """Adapters of hypercomplex layers."""
 

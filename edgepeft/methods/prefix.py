@@ -13,7 +13,6 @@ PEFT moves the texts' positions by p too, and AdapterHub does not: ``text``.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from typing import ClassVar, Literal
 
@@ -96,7 +95,6 @@ def _lengthened(y: Tensor, vectors: Tensor) -> Tensor:
     return torch.cat([y, heads.expand(y.shape[0], -1, -1, -1)], dim=2)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class PrefixTuning(Method):
     """Trained keys and values in every layer."""
 

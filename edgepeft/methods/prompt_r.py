@@ -5,7 +5,6 @@ The Compacter paper's Prompt Tuning-R.
 
 from __future__ import annotations
 
-import dataclasses
 from typing import ClassVar
 
 from edgepeft.methods.prompt_t import PromptTuning
@@ -13,7 +12,6 @@ from edgepeft.methods.prompt_t import PromptTuning
 __all__ = ["PromptR"]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class PromptR(PromptTuning):
     """A prompt that starts from random vectors."""
 

@@ -6,7 +6,6 @@ them before the pretrained weights are loaded, and so starts from random ones.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping
 from typing import ClassVar, Literal
 
@@ -48,7 +47,6 @@ class MovedBack(nn.Module):
         return y.gather(-2, source.unsqueeze(-1).expand_as(y))
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class PromptTuning(Method):
     """Base of both: p trained vectors in front of a text's word embeddings; a subclass says what they start from.
 
@@ -95,7 +93,6 @@ class PromptTuning(Method):
         return MovedBack(self.length) if moved else Prompt(self.length, site.out_features)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class PromptT(PromptTuning):
     """A prompt that starts as the first tokens of the vocabulary."""
 

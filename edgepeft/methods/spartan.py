@@ -13,7 +13,6 @@ Letters: N parents, C children of each, K kept parents, d hidden.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from typing import ClassVar
 
@@ -70,7 +69,6 @@ class Memory(nn.Module):
         return powers / functools.reduce(torch.add, powers.unbind(-2)).unsqueeze(-2)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Spartan(TrainsNorms):
     """Sparse hierarchical memory."""
 

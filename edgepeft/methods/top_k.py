@@ -6,7 +6,6 @@ feed-forward matrices of k layers are the task's own.
 
 from __future__ import annotations
 
-import dataclasses
 from typing import ClassVar
 
 from edgepeft.backbones.base import Architecture, Role
@@ -15,7 +14,6 @@ from edgepeft.methods.base import Method, option, require
 __all__ = ["TopK"]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class TopK(Method):
     """Own copies of the last layers' tensors, those of a pooler that the head reads included."""
 

@@ -10,7 +10,6 @@ Neither a delta nor a bundle stores A and B: they follow from a seed, by the gen
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -62,7 +61,6 @@ class VectorBased(nn.Module):
         return y + functional.linear(functional.linear(x, down) * self.d, up) * self.b
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class VeRA(LinearUpdates):
     """Trained vectors between random matrices."""
 
