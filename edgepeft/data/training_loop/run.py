@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -161,46 +161,29 @@ def evaluation_interval(steps_per_epoch: int, total: int) -> int:
     return max(steps_per_epoch, math.ceil(total / MOST_EVALUATIONS))
 
 
+@dataclass(eq=False)
 class TrainingLoop:
-    """One run in memory: what never changes, and ``position``."""
+    """One run in memory: what never changes, and ``position``.  It has not begun."""
 
-    def __init__(
-        self,
-        engine: TrainingEngine,
-        data: TaskData,
-        rows: Mapping[str, Encoded],
-        options: TrainingLoopOptions,
-        *,
-        batch_size: int,
-        folder: Path,
-        asked: Mapping[str, Any],
-        remedy: str,
-        scores_start: bool = False,
-        watch: Callable[[Progress], None] = lambda _: None,
-        stop: Callable[[], bool] = lambda: False,
-    ) -> None:
-        """A training loop that has not begun.
+    engine: TrainingEngine  # computes steps and logits, and holds what is trained
+    data: TaskData  # the rows as text; its labels and where they are from
+    rows: Mapping[str, Encoded]  # the same rows as tokens, by part: train, eval, test
+    options: TrainingLoopOptions  # epochs or steps, warm-up, seed, metric, steps between checkpoints
+    _: KW_ONLY
+    batch_size: int  # rows of a step; the last of an epoch may have fewer
+    folder: Path  # of the checkpoints
+    asked: Mapping[str, Any]  # what makes the run what it is; a resumed run must have the same
+    remedy: str  # what to do about a run that diverges, as sentences
+    scores_start: bool = False  # whether the start is a candidate for the best tensors
+    watch: Callable[[Progress], None] = lambda _: None
+    stop: Callable[[], bool] = lambda: False  # called after every step: whether to write a checkpoint and end
 
-        Args:
-            engine: computes steps and logits, and holds what is trained.
-            data: the rows as text; its labels and where they are from.
-            rows: the same rows as tokens, by part: train, eval, test.
-            options: epochs or steps, warm-up, seed, metric, steps between checkpoints.
-            batch_size: rows of a step; the last of an epoch may have fewer.
-            folder: of the checkpoints.
-            asked: what makes the run what it is; a resumed run must have the same.
-            remedy: what to do about a run that diverges, as sentences.
-            scores_start: whether the start is a candidate for the best tensors.
-            watch: gets each progress.
-            stop: whether to write a checkpoint and end; called after every step.
-        """
-        self.engine, self.data, self.rows, self.options = engine, data, rows, options
-        self.folder, self.asked, self.remedy, self.watch, self.stop = folder, asked, remedy, watch, stop
-        self.batch_size, self.scores_start = batch_size, scores_start
+    def __post_init__(self) -> None:
+        data, options, batch_size = self.data, self.options, self.batch_size
         self.kind = data.task_kind
         self.metric = self.kind.metric_or_default(options.metric)
         self.kind.check_batch(batch_size, data.train)
-        train = rows["train"]
+        train = self.rows["train"]
         self.ignorant = self.kind.ignorant_loss(train.targets, train.writing.words if train.writing else 0)
         self.per_epoch = math.ceil(len(data.train) / batch_size)
         self.total = options.total_steps(self.per_epoch)
