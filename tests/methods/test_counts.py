@@ -10,6 +10,7 @@ from edgepeft.methods.dora import DoRA
 from edgepeft.methods.full import Full
 from edgepeft.methods.fusion import Fusion
 from edgepeft.methods.houlsby import Houlsby
+from edgepeft.methods.ia3 import IA3
 from edgepeft.methods.layernorm import LayerNormTuning
 from edgepeft.methods.linear import LinearProbe
 from edgepeft.methods.lora import LoRA
@@ -26,6 +27,7 @@ NORMS = 38_400  # 25 LayerNorms of 2 x 768
         (Houlsby(), 2_379_264 + NORMS),
         (LayerNormTuning(), NORMS),
         (LinearProbe(), 0),
+        (IA3(), 12 * (2 * 768 + 3072)),
         (Pfeiffer(), 1_189_632),
         (Pfeiffer(placement="attention", norms=True), 1_189_632 + NORMS),
         (Spartan(norms=False), 1_032_192),
