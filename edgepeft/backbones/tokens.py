@@ -66,6 +66,7 @@ class TextEncoder:
         except Exception as error:  # the library raises bare Exception
             raise BundleError(f"{path} is missing or is not a tokenizer.json ({error}).") from error
         self._tokenizer.no_padding()
+        self._cut: tuple[object, ...] = ()  # how the library was last told to cut
         self._inputs = tuple(inputs)
         self._pad = pad_token_id
 
@@ -80,9 +81,20 @@ class TextEncoder:
 
     def encode(self, texts: Sequence[Text], max_length: int) -> TokenBatch:
         """Tokenize, truncate the longest part first to ``max_length`` tokens, pad to the longest row."""
-        self._tokenizer.enable_truncation(max_length, direction=self._direction)
+        self._cut_at(max_length, direction=self._direction)
         encodings = self._encoded(texts)
-        return TokenBatch(self._padded(encodings), sum(bool(e.overflowing) for e in encodings), tuple(encodings))
+        truncated = sum(1 for e in encodings if e.overflowing)
+        return TokenBatch(self._padded(encodings), truncated, tuple(encodings))
+
+    def _cut_at(self, max_length: int | None, **how: Any) -> None:
+        """Cut from here on at so many tokens, or not at all."""
+        if (wanted := (max_length, *how.items())) == self._cut:
+            return
+        if max_length is None:
+            self._tokenizer.no_truncation()
+        else:
+            self._tokenizer.enable_truncation(max_length, **how)
+        self._cut = wanted
 
     def windows(
         self, texts: Sequence[Text], max_length: int, overlap: int, names: Sequence[str] = (), *, second: bool = False
@@ -93,7 +105,7 @@ class TextEncoder:
         Of a pair the longer part is divided, or always the ``second``, and the other one stands whole in every window.
         What fits into one is as ``encode`` has it.  ``names`` are the texts' in errors.
         """
-        self._tokenizer.no_truncation()
+        self._cut_at(None)
         whole = self._encoded(texts)
         found, divided = [(encoding,) for encoding in whole], {"only_first": list[int](), "only_second": list[int]()}
         for i, encoding in enumerate(whole):
@@ -106,7 +118,7 @@ class TextEncoder:
             if not fits:
                 divided[("only_first", "only_second")[own]].append(i)
         for strategy, chosen in divided.items():
-            self._tokenizer.enable_truncation(max_length, stride=overlap, strategy=strategy)
+            self._cut_at(max_length, stride=overlap, strategy=strategy)
             for i, first in zip(chosen, self._encoded([texts[i] for i in chosen]), strict=True):
                 found[i] = (first, *first.overflowing)
         every = tuple(window for windows in found for window in windows)
@@ -117,9 +129,12 @@ class TextEncoder:
         return max_length - int(self._tokenizer.num_special_tokens_to_add(pairs))
 
     def _encoded(self, texts: Sequence[Text], special: bool = True) -> list[Encoding]:
-        pairs = [cleaned(t.first) if t.second is None else (cleaned(t.first), cleaned(t.second)) for t in texts]
+        parts = [(cleaned(t.first),) if t.second is None else (cleaned(t.first), cleaned(t.second)) for t in texts]
         try:
-            encodings: list[Encoding] = self._tokenizer.encode_batch(pairs, add_special_tokens=special)
+            if len(parts) == 1:
+                return [self._tokenizer.encode(*parts[0], add_special_tokens=special)]
+            whole = [part if len(part) > 1 else part[0] for part in parts]
+            encodings: list[Encoding] = self._tokenizer.encode_batch(whole, add_special_tokens=special)
         except BaseException as error:  # bare Exception, and for Rust's panics a subclass of BaseException alone
             if isinstance(error, (KeyboardInterrupt, SystemExit)):
                 raise
@@ -141,7 +156,7 @@ class TextEncoder:
 
     def plain_ids(self, text: str) -> list[int]:
         """The text's own tokens, no special ones."""
-        self._tokenizer.no_truncation()
+        self._cut_at(None)
         return list(self._tokenizer.encode(cleaned(text), add_special_tokens=False).ids)
 
 

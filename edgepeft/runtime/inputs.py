@@ -110,6 +110,8 @@ def read_by(kind: TaskType, texts: object, source: str | None = None) -> ReadRow
 
 
 def _listed(texts: object) -> list[Any]:
+    if isinstance(texts, list | tuple):
+        return list(texts)
     return [texts] if isinstance(texts, str | Mapping) or not isinstance(texts, Iterable) else list(texts)
 
 
@@ -118,7 +120,10 @@ def texts_of(texts: object, source: str | None = None) -> list[Text]:
 
     With ``source``, a task's pattern, each is what the row's columns make of it; a text alone is the one column.
     """
-    return [_text(one, source, f"row {row}") for row, one in enumerate(_listed(texts))]
+    listed = _listed(texts)
+    if source is None and all(type(one) is str for one in listed):
+        return [Text(one) for one in listed]
+    return [_text(one, source, f"row {row}") for row, one in enumerate(listed)]
 
 
 def _text(one: object, source: str | None, where: str) -> Text:
@@ -156,13 +161,12 @@ class Tokenizing:
             return self._encoder
 
     def tokens(
-        self, texts: Sequence[Readable], max_length: int, answers: int = 1, *, kind: TaskType | None = None
+        self, texts: Sequence[Text], max_length: int, answers: int = 1, *, kind: TaskType | None = None
     ) -> TokenBatch:
         """What a task of a kind reads of texts, for so many ``answers`` each; None cuts at the maximal length."""
-        read = texts_of(texts)
         with self._lock:
             encoder = self.encoder()
-            batch = encoder.encode(read, max_length) if kind is None else tokenized(encoder, read, max_length, kind)
+            batch = encoder.encode(texts, max_length) if kind is None else tokenized(encoder, texts, max_length, kind)
             self.truncation.rows += batch.truncated * answers
             if batch.per_text:
                 self.truncation.windows = self.truncation.windows.and_of(Spread.of(batch.per_text), answers)

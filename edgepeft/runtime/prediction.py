@@ -36,6 +36,7 @@ __all__ = [
 
 
 A = TypeVar("A", bound=Answer)
+_FEW = 64
 RowResult = Answer | NDArray[np.float32] | EdgepeftError  # of a row of a mixed batch
 
 
@@ -75,14 +76,19 @@ def predictions(
     Where a row's logits are not all numbers, its answer is not ``in_numbers``.
     """
     kind, notes = entry.task_kind, [note_of(text, entry) for text in read.first]
-    grouping = grouping_of(kind, batch, read.per_row)
-    logits = grouping.by_row(logits, kind.pool)
+    if kind.windows or read.per_row is not None:
+        logits = grouping_of(kind, batch, read.per_row).by_row(logits, kind.pool)
     beside = kind.beside(read.texts, batch)
-    if math.isfinite(np.add.reduce(logits, None)):  # then each is a number
+    if math.isfinite(_sum(logits)):  # then each is a number
         return kind.answers_to(read.given, task, logits, notes, beside)
     numbers = np.isfinite(logits)
     answers = kind.answers_to(read.given, task, np.where(numbers, logits, np.float32(0)), notes, beside)
     return [a if row.all() else replace(a, score=math.nan) for a, row in zip(answers, numbers, strict=True)]
+
+
+def _sum(values: NDArray[np.float32]) -> float:
+    """Of few numbers in Python's own: NumPy's takes 10 microseconds more between two texts, with cold caches."""
+    return sum(values.ravel().tolist()) if values.size <= _FEW else float(np.add.reduce(values, None))
 
 
 def no_number(task: str | None) -> BundleError:
@@ -108,8 +114,8 @@ def in_numbers(answers: list[A]) -> list[A]:
         BundleError: one is NaN or infinite.
     """
     for answer in answers:
-        if isinstance(found := number_or_error(answer, answer.task), BundleError):
-            raise found
+        if not answer.in_numbers:
+            raise no_number(answer.task)
     return answers
 
 
@@ -132,10 +138,10 @@ class Notes:
 
     def told(self, answers: Sequence[A]) -> list[A]:
         """The answers, after a warning where texts are not of the kind that their task was trained on."""
-        for task, note in dict.fromkeys((answer.task, answer.note) for answer in answers if answer.note):
-            if (task, note) not in self._said:
-                self._said.add((task, note))
-                warnings.warn(f"task {task}: {note}.", UserWarning, stacklevel=3)
+        for answer in answers:
+            if answer.note and (said := (answer.task, answer.note)) not in self._said:
+                self._said.add(said)
+                warnings.warn(f"task {answer.task}: {answer.note}.", UserWarning, stacklevel=3)
         return list(answers)
 
 

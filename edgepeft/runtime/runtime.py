@@ -12,6 +12,7 @@ import onnx
 from numpy.typing import NDArray
 
 from edgepeft.backbones.base import Pooling
+from edgepeft.backbones.tokens import TokenBatch
 from edgepeft.bundle.bundle import Bundle
 from edgepeft.common.errors import BundleError, EdgepeftError, UsageError
 from edgepeft.data.answers import Answer, Prediction
@@ -20,7 +21,16 @@ from edgepeft.graph.one_row import for_one_row
 from edgepeft.runtime.answer_file import Frame, answered_frame, is_frame
 from edgepeft.runtime.decoding import GREEDY, Decoding
 from edgepeft.runtime.generation import Generator, TextSession
-from edgepeft.runtime.inputs import Inputs, Readable, Tokenizing, check_rows, checked_inputs, pad_together, read_by
+from edgepeft.runtime.inputs import (
+    Inputs,
+    Readable,
+    Tokenizing,
+    check_rows,
+    checked_inputs,
+    pad_together,
+    read_by,
+    texts_of,
+)
 from edgepeft.runtime.mixed import Mixer
 from edgepeft.runtime.passes import filled, in_batches, one_row, passes, put
 from edgepeft.runtime.prediction import Notes, RowResult, in_numbers, number_or_error, of_width, predictions
@@ -259,7 +269,16 @@ class Runtime(TextTasks):
         if not read.given:
             return []
         batch = self._tokenizing.tokens(read.texts, entry.max_length, kind=entry.task_kind)
-        return self._notes.told(predictions(task, entry, read, self.logits(task, batch.inputs), batch))
+        return self._notes.told(predictions(task, entry, read, self._logits_of(task, batch), batch))
+
+    def _logits_of(self, task: str, batch: TokenBatch) -> NDArray[np.float32]:
+        """``logits`` of tokens that are our own: of a row alone only what the tokenizer may be wrong in is checked."""
+        ids = batch.inputs["input_ids"]
+        if len(ids) != 1 or not 0 <= max(ids[0].tolist(), default=-1) < self.bundle.architecture.vocab_size:
+            return self.logits(task, batch.inputs)
+        shape = self.bundle.entry(task).logits_shape(*ids.shape)
+        found = run_session(self._session_of_one_row(task), LOGITS, batch.inputs)
+        return filled(shape, of_width(shape[-1], task, found))
 
     def predict_all(
         self, tasks: Sequence[str], texts: str | Sequence[Readable], decoding: Decoding = GREEDY
@@ -378,7 +397,7 @@ class Runtime(TextTasks):
 
     def _embeddings(self, texts: Sequence[Readable], pooling: Pooling) -> list[NDArray[np.float32]]:
         """The bare backbone's embedding [hidden size] of each text."""
-        inputs = self._tokenizing.tokens(texts, self.bundle.architecture.max_length).inputs
+        inputs = self._tokenizing.tokens(texts_of(texts), self.bundle.architecture.max_length).inputs
         check_rows(inputs["attention_mask"])
         if (found := self._run_one_row(None, pooling.embedding, inputs)) is not None:
             return list(found)

@@ -138,6 +138,16 @@ def softmax(logits: Values, temperature: float = 1.0) -> Shares:
     return raised
 
 
+def _shares_of(row: Sequence[float], temperature: float) -> list[float]:
+    """``softmax`` of one row in Python's own numbers: between two texts, with cold caches, NumPy takes 30 microseconds
+    more for a few labels."""
+    scaled = [logit / temperature for logit in row]
+    highest = max(scaled)
+    raised = [math.exp(each - highest) for each in scaled]
+    total = sum(raised)
+    return [each / total for each in raised]
+
+
 def fitted_temperature(logits: Values, targets: Values) -> Temperature:
     """The likeliest, by Newton's steps on 1 / T, in which the negative log-likelihood is convex; bisected where one
     leads out of what is left.
@@ -316,6 +326,14 @@ class OneOfSeveral(Calibration):
         unsure = (shares >= cut).sum(1) != 1 if "coverage" in self.chosen else shares.max(1) <= cut
         found: list[bool | None] = unsure.tolist()
         return found
+
+    def likely(self, logits: NDArray[np.float32]) -> tuple[list[list[float]], Sequence[bool | None]]:
+        """``shares`` of each row and whether it is ``unsure``, for answers."""
+        temperature = self.chosen.get("temperature")
+        if temperature is None or "threshold" in self.chosen:  # which was taken from such shares, to the bit
+            shares = self.shares(logits)
+            return shares.tolist(), self.unsure(shares)
+        return [_shares_of(row, temperature) for row in logits.tolist()], [None] * len(logits)
 
     def probabilities(self, targets: Values, logits: Values) -> list[dict[str, float]]:
         """By the softmax."""

@@ -191,10 +191,9 @@ class Classification(OneOfSeveral, TaskType):
         self, task: str, logits: NDArray[np.float32], notes: Sequence[str], read: Sequence[Read] = ()
     ) -> list[Prediction]:
         """The likeliest label, whose probability is its share of the logits' softmax at the temperature."""
-        names, shares = self.labels or (), self.shares(logits)
-        unsure = self.unsure(shares)
+        names, (shares, unsure) = self.labels or (), self.likely(logits)
         answers = []
-        for row, raw, note, doubt in zip(shares.tolist(), logits.tolist(), notes, unsure, strict=True):
+        for row, raw, note, doubt in zip(shares, logits.tolist(), notes, unsure, strict=True):
             scores = {label: round(p, 6) for label, p in zip(names, row, strict=True)}
             best = names[raw.index(max(raw))]
             mean = None if self.step is None else sum(float(n) * p for n, p in zip(names, row, strict=True))
