@@ -164,7 +164,8 @@ class Batcher:
         Pieces of a text are told while it is written, if ``tell`` is given; it has ``most`` tokens if that is.
         """
         limit = self.limits.deadline_s if deadline_s is None else min(deadline_s, self.limits.deadline_s)
-        job = Job(tasks, texts, client, monotonic(), asyncio.get_running_loop().create_future(), tell, most)
+        loop = asyncio.get_running_loop()
+        job = Job(tasks, texts, client, monotonic(), loop.create_future(), tell, most)
         with self._ready:
             if self._closing:
                 raise Closing
@@ -175,15 +176,15 @@ class Batcher:
             self._jobs.append(job)
             if not (self._gathering and self._others_expected()):  # a thread would only go back to sleep
                 self._ready.notify()
+        passing = loop.call_later(limit, settle, [(job.future, DeadlinePassed())])
         try:
-            async with asyncio.timeout(limit):
-                return await job.future
-        except TimeoutError:
-            raise DeadlinePassed from None
+            return await job.future
+        except (DeadlinePassed, asyncio.CancelledError):
+            with self._ready, contextlib.suppress(ValueError):  # it runs already
+                self._jobs.remove(job)
+            raise
         finally:
-            if not job.future.done() or job.future.cancelled():
-                with self._ready, contextlib.suppress(ValueError):  # it runs already
-                    self._jobs.remove(job)
+            passing.cancel()
 
     def forget(self, client: Hashable) -> None:
         """The client is gone: no batch waits for another request of it."""
@@ -221,14 +222,9 @@ class Batcher:
             else:
                 begin = monotonic()
                 self._run(batch)
-                self._ended(batch)
-                self._measure(sum(len(job.texts) for job in batch), monotonic() - begin)
-
-    def _measure(self, rows: int, seconds: float) -> None:
-        with self._ready:
-            now = rows / max(seconds, 1e-6)
-            self._rate = now if not self._rate else (1 - _SMOOTHING) * self._rate + _SMOOTHING * now
-        self._observe(rows, seconds)
+                rows, seconds = sum(len(job.texts) for job in batch), monotonic() - begin
+                self._ended(batch, rows / max(seconds, 1e-6))
+                self._observe(rows, seconds)
 
     def _next(self) -> list[Job] | tuple[Callable[[], None], ...] | None:
         """The next batch, or what is to run between two; None when there is nothing more to do."""
@@ -251,8 +247,10 @@ class Batcher:
                     return None
                 self._ready.wait()
 
-    def _ended(self, batch: Sequence[Job]) -> None:
+    def _ended(self, batch: Sequence[Job], rate: float = 0.0) -> None:
         with self._ready:
+            if rate:
+                self._rate = rate if not self._rate else (1 - _SMOOTHING) * self._rate + _SMOOTHING * rate
             self._under_way.remove(batch)
             if self._calls or self._closing or not batch:
                 self._ready.notify_all()
@@ -274,6 +272,8 @@ class Batcher:
     def _others_expected(self) -> bool:
         if self._closing or not self._jobs or self._rows >= self.limits.batch_rows:
             return False
+        if self._clients.keys() == {self._jobs[0].client}:
+            return False
         now = monotonic()
         self._clients = {client: at for client, at in self._clients.items() if now - at < _ACTIVE_S}
         waiting = {job.client for batch in (self._jobs, *self._under_way) for job in batch}
@@ -281,6 +281,8 @@ class Batcher:
 
     def _take(self) -> list[Job]:
         """The first request in any case, and those of its kinds in their order, as many as fit into a batch."""
+        if len(self._jobs) == 1:
+            return [self._jobs.popleft()]
         batch: list[Job] = []
         rows = 0
         kinds: frozenset[Hashable] = frozenset()
@@ -386,15 +388,16 @@ def as_exception(error: BaseException) -> Exception:
 
 def deliver(loop: asyncio.AbstractEventLoop, results: Iterable[tuple[asyncio.Future[Any], Any]]) -> None:
     """Set futures of a loop, from another thread."""
-
-    def set_all() -> None:
-        for future, result in results:
-            if future.done():  # its deadline passed
-                continue
-            if isinstance(result, Exception):
-                future.set_exception(result)
-            else:
-                future.set_result(result)
-
     with contextlib.suppress(RuntimeError):  # the loop is closed, and with it every connection
-        loop.call_soon_threadsafe(set_all)
+        loop.call_soon_threadsafe(settle, results)
+
+
+def settle(results: Iterable[tuple[asyncio.Future[Any], Any]]) -> None:
+    """Set futures, from the thread of their loop."""
+    for future, result in results:
+        if future.done():  # its deadline passed
+            continue
+        if isinstance(result, Exception):
+            future.set_exception(result)
+        else:
+            future.set_result(result)
