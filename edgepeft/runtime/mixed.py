@@ -82,15 +82,14 @@ class Mixer:
             else:
                 alike.setdefault(session.structure, {})[task] = session
         for members in alike.values():
-            groups += map(list, in_batches(members, MOST_TASKS if self.can_mix(members) else 1))
+            mixed = len(members) > 1 and self.can_mix(members)
+            groups += in_batches(members, MOST_TASKS) if mixed else [[task] for task in members]
         return groups, refused
 
     def can_mix(self, tasks: Mapping[str, Opened]) -> bool:
         """Whether rows of several tasks of one structure may stand in one pass; their values are ready then."""
         plain = {task: session for task, session in tasks.items() if isinstance(session, TaskSession)}
         written = {task: session for task, session in tasks.items() if isinstance(session, TextSession)}
-        if len(tasks) < 2:
-            return False
         return self._slots.can_mix(plain) if plain else all(starmap(self.text.can_mix, written.items()))
 
     def logits(

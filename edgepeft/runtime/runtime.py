@@ -371,9 +371,9 @@ class Runtime(TextTasks):
     def _answers(
         self, texts: Mapping[str | None, list[Readable]], pooling: Pooling, decoding: Decoding
     ) -> Sequence[RowResult]:
-        named = {task: rows for task, rows in texts.items() if task is not None}
-        if not named:
+        if None in texts:  # alone, as it shares no passes
             return self._embeddings(texts[None], pooling)
+        named = {task: rows for task, rows in texts.items() if task is not None}
         entries = [self.bundle.entry(task) for task in named]
         if entries[0].writes and (len(named) == 1 or decoding.beams > 1):
             return [answer for task, rows in named.items() for answer in self.write(task, rows, decoding)]

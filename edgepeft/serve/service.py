@@ -28,22 +28,23 @@ log = logging.getLogger("edgepeft.serve")
 
 
 class _Gate:
-    """Many answer at once, or one reads the bundle again: a task's labels and its session are of one version."""
+    """Many answer at once, each within ``with gate``, or one reads the bundle again: a task's labels and its session
+    are of one version."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._n_sharing = self._n_waiting = 0
 
-    @contextlib.contextmanager
-    def shared(self) -> Iterator[None]:
+    def __enter__(self) -> None:
         with self._changed:
-            self._changed.wait_for(lambda: not self._n_waiting)
+            while self._n_waiting:
+                self._changed.wait()
             self._n_sharing += 1
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._n_sharing -= 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._changed:
+            self._n_sharing -= 1
+            if self._n_waiting:
                 self._changed.notify_all()
 
     @contextlib.contextmanager
@@ -148,13 +149,13 @@ class Service:
 
     def write(self, jobs: Sequence[Job], more: Callable[[], Sequence[Job]]) -> None:
         """Write the texts of requests, and of those that join them; what cannot join is left to ``answer``."""
-        with self._gate.shared():
+        with self._gate:
             Written(self.runtime.writing(), self._problems).run(jobs, more)
 
     def answer(self, tasks: Sequence[str | None], texts: Sequence[Readable]) -> list[RowResult]:
         """The answer of each row, or the error in its place."""
         failure: EdgepeftError | None = None
-        with self._gate.shared():
+        with self._gate:
             seen = self._seen
             try:
                 answers = self._predict(tasks, texts)
@@ -162,7 +163,7 @@ class Service:
                 failure, answers = error, [error] * len(tasks)
         failed = [row for row, answer in enumerate(answers) if isinstance(answer, EdgepeftError)]
         if failed and self._caught_up(seen):
-            with self._gate.shared():
+            with self._gate:
                 again = self._predict([tasks[row] for row in failed], [texts[row] for row in failed])
             for row, answer in zip(failed, again, strict=True):
                 answers[row] = answer
@@ -173,12 +174,17 @@ class Service:
     def _problems(self, tasks: Sequence[str | None]) -> dict[str | None, BundleError]:
         if self._trials is None:
             return {}
-        found = ((task, self._trials.problem(self.runtime.bundle, task)) for task in dict.fromkeys(tasks))
-        return {task: problem for task, problem in found if problem is not None}
+        problems = {}
+        for task in dict.fromkeys(tasks):
+            if (problem := self._trials.problem(self.runtime.bundle, task)) is not None:
+                problems[task] = problem
+        return problems
 
     def _predict(self, tasks: Sequence[str | None], texts: Sequence[Readable]) -> list[RowResult]:
         """As ``Runtime.predict_mixed``; a task that did not pass its trial is not opened here."""
         problems = self._problems(tasks)
+        if not problems:
+            return self.runtime.predict_mixed(tasks, texts, strict=False)
         rows = [row for row, task in enumerate(tasks) if task not in problems]
         answers = self.runtime.predict_mixed([tasks[row] for row in rows], [texts[row] for row in rows], strict=False)
         answered = dict(zip(rows, answers, strict=True))

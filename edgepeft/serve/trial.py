@@ -29,7 +29,6 @@ import time
 from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
-from weakref import WeakKeyDictionary
 
 from edgepeft.bundle.bundle import Bundle
 from edgepeft.common.atomic import write_json
@@ -76,7 +75,7 @@ class Trials:
         self._budget_s = budget_s
         self._answered = _read()  # by the hashes of all that was run
         self._other: dict[str, str] = {}  # by hashes and the file's identity: why it may not be opened, "" for an error
-        self._keys: WeakKeyDictionary[Bundle, dict[str | None, str]] = WeakKeyDictionary()
+        self._keys: tuple[Bundle | None, dict[str | None, str]] = (None, {})  # of the bundle that was last asked for
         self._changed = threading.Condition()  # of everything below
         self._waiting: list[_Tried] = []
         self._asked: set[str] = set()  # what waits or is under way
@@ -94,8 +93,12 @@ class Trials:
         """Why the task may not be opened here, "" where it may; None until its trial has ended."""
         if task is not None and task not in bundle.manifest.tasks:
             return ""
-        keys = self._keys.setdefault(bundle, {})
-        key = keys[task] = keys.get(task) or _key(bundle, task)
+        known, keys = self._keys
+        if known is not bundle:
+            keys = {}
+            self._keys = (bundle, keys)
+        if (key := keys.get(task)) is None:
+            key = keys[task] = _key(bundle, task)
         if key in self._answered:
             return ""
         other = f"{key} {_identity(bundle, task)}"
