@@ -249,12 +249,12 @@ class TrainsNorms(PerLayer):
 
 def methods() -> dict[str, type[Method]]:
     """Every method by name."""
-    return classes_of("edgepeft.methods", Method, "name")  # type: ignore[type-abstract]
+    return classes_of("edgepeft.methods", Method, "name")
 
 
 def method_named(name: str) -> type[Method]:
     """The method of that name."""
-    found = class_named("edgepeft.methods", Method, "name", name)  # type: ignore[type-abstract]
+    found = class_named("edgepeft.methods", Method, "name", name)
     return named("PE method", name, methods()) if found is None else found
 
 

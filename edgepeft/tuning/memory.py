@@ -80,15 +80,16 @@ class Demand:
         # The tensors themselves, their two moments, the best ones, a step's gradients.
         trained = sum(tensor.nbytes for tensor in target.tensors().values())
         self._base = int(psutil.Process().memory_info().rss) + 5 * trained
-        pass_bytes, deployed = _pass_bytes(bundle.architecture, longest), split.deployed if split else whole
+        pass_bytes = _pass_bytes(bundle.architecture, longest)
+        deployed = split.deployed if split else whole
         self._step = mapped_bytes(training.graph) + packed_bytes(deployed.graph) + pass_bytes + 2 * _SESSION + written
         # Made, and gone through backwards, in as many numbers as the next power of two.
         sized = {value.name: value.type.tensor_type.shape.dim for value in whole.graph.input}
         generated = [prod(dim.dim_value for dim in sized[name]) for name in target.facts.generated]
         transforms = sorted(_FLOAT_BYTES << (size - 1).bit_length() for size in generated)
         self._step += sum(transforms[-thread_count() :])
-        others = [packed_bytes(graph.graph) for graph in (split and split.below, whole) if graph is not None]
-        self._others = max(*others, _GENERATED_COPIES * _FLOAT_BYTES * sum(generated)) + pass_bytes + _SESSION
+        others = [packed_bytes(graph.graph) for graph in ([split.below, whole] if split else [whole])]
+        self._others: int = max(*others, _GENERATED_COPIES * _FLOAT_BYTES * sum(generated)) + pass_bytes + _SESSION
         self._alive: dict[int, int] = {}
 
     def n_bytes(self, rows: int, states: int) -> int:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -103,7 +104,7 @@ def calibration_of(setting: Setting, measured: Sequence[Measured]) -> Calibratio
     if one is None:
         return None
     series = {each.unit.workload: tuple(each.reference.seconds) for each in measured}
-    in_rounds = {
+    in_rounds: dict[str, Any] = {
         "tolerance": CALIBRATION_TOLERANCE,
         "in_rounds_s": series,
         "in_rounds_error": {workload: settled(samples, one.device_s) for workload, samples in series.items()},
