@@ -57,8 +57,9 @@ def command(
     except KeyboardInterrupt:
         say(f"stopped with {_over(sweep)} of {len(sweep.cells)} runs over; {_REST}.")
         raise typer.Exit(INTERRUPTED) from None
-    if options.keep == "results":
-        sweep = fold(sweep)
+    finally:
+        if options.keep == "results":
+            sweep = fold(sweep)
     _show(sweep, as_json=as_json)
     if failed:
         raise EdgepeftError(

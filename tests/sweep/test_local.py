@@ -1,5 +1,6 @@
 """Runs in processes of their own: killed, stopped and gone on with, they end as runs that nobody disturbed."""
 
+import json
 import os
 import random
 import signal
@@ -74,6 +75,24 @@ def test_ctrl_c_leaves_checkpoints_and_the_same_command_goes_on(plan, tmp_path):
     assert "Traceback" not in errors
     listed = edgepeft("sweep", path, "--out", out, "--dry-run")
     assert listed.returncode == 0 and "begun" in listed.stdout and "1 begun" in listed.stderr
+
+
+def test_what_is_over_at_ctrl_c_is_a_line_of_results(plan, tmp_path):
+    path, out = plan(steps=300), tmp_path / "out"
+    running = subprocess.Popen(
+        command(path, out, "--workers", "1", "--keep", "results"),
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | SURROUNDING,
+    )
+    ends = time.monotonic() + 120
+    while not (over := list(out.glob("runs/*.json"))) and time.monotonic() < ends:
+        time.sleep(0.05)
+    running.send_signal(signal.SIGINT)
+    running.communicate(timeout=120)
+    assert running.returncode == 130
+    lines = [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
+    assert [line["run"] for line in lines] == [over[0].stem] and not over[0].exists()
 
 
 def test_a_run_that_was_killed_before_its_answers_were_written_is_run_again(done, plan):
