@@ -202,7 +202,8 @@ class SuiteRun:
                 self.progress(f"{what}: loading {label}", number, len(everyone))
                 sides[label] = _Side(stack.enter_context(self.worker(label, racer.job, racer.python)), racer.batches)
             self.progress(f"{what}: warming up", 0, 1)
-            warm = _warmed(sides, warmup, slowest)
+            # The first step may open a session; the last one says how slow a side is.
+            warm = {label: [side.step(batch).seconds for batch in range(warmup)][-1] for label, side in sides.items()}
             slow = {label: [warm[label]] for label in racers if warm[label] > slowest * warm[next(iter(racers))]}
             series = sample_rounds(
                 {label: side for label, side in sides.items() if label not in slow},
@@ -244,17 +245,6 @@ def _fresh(folder: Path) -> Path:
     for stale in (part, folder):
         shutil.rmtree(stale, ignore_errors=True)
     return part
-
-
-def _warmed(sides: Mapping[str, _Side], steps: int, slowest: float) -> dict[str, float]:
-    """Seconds of each side's last step to warm up; one whose first is out of reach by far takes no other."""
-    warm: dict[str, float] = {}
-    for label, side in sides.items():
-        for batch in range(steps):
-            warm[label] = side.step(batch).seconds
-            if warm[label] > 2 * slowest * next(iter(warm.values())):
-                break
-    return warm
 
 
 class _Side:

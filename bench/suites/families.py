@@ -97,5 +97,5 @@ def _apart(run: SuiteRun, found: _Export, batches: Batches) -> float:
     given = {each.name: inputs[each.name] for each in theirs.get_inputs()}
     other = np.asarray(theirs.run(["last_hidden_state"], given)[0])
     apart = float(np.abs(own - other)[inputs["attention_mask"] != 0].max())
-    require_close(run.architecture, found.peer, apart)
+    require_close(run.architecture, found.peer, apart, float(np.abs(own).max()))
     return apart

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
+from contextlib import contextmanager
+from itertools import chain, repeat
+from types import SimpleNamespace
 
 import numpy as np
 import onnx
@@ -30,11 +34,12 @@ from bench.suites import (
 from bench.suites import _result as suite_run
 from bench.suites._proportional_memory import proportional_bytes
 from bench.suites._random_bundle import Structure, write_bundle
-from bench.suites._ratio import geometric_mean, ratio_row
+from bench.suites._ratio import geometric_mean, ratio_row, require_close
 from bench.suites._result import SuiteRequest, run_suite
 from bench.suites._row import SuiteRow, SuiteVerdict, Target
 from bench.suites._suite_run import Racer, SuiteRun
 from bench.suites._table import draw_suite, suite_table
+from edgepeft.bench.measuring.sampler import Sample
 from edgepeft.bench.planning.job import Job
 from edgepeft.bench.planning.target import texts_of
 from edgepeft.bench.workloads.requests import requests
@@ -149,6 +154,20 @@ def test_every_way_of_asking_answers_every_text(bundle, how, monkeypatch):
     )
 
 
+def test_rounding_is_judged_by_the_size_of_the_values():
+    require_close("own", "peer", 9e-5)
+    require_close("own", "peer", 3e-4, largest=20.0)
+    for apart, largest in ((1.1e-4, 1.0), (5e-4, 20.0), (math.nan, 20.0)):
+        with pytest.raises(EdgepeftError, match="not the same model"):
+            require_close("own", "peer", apart, largest)
+
+
+@pytest.mark.parametrize("how", ["all", "each_all"])
+def test_every_task_answers_texts_that_are_fewer_than_the_tasks(bundle, how):
+    request = {"how": how, "tasks": ["a", "b"], "tokens": [4]}
+    requests(Job("requests", 1, bundle=str(bundle), settings={"requests": [request]}, cache=False)).step(0)
+
+
 def suite_run_in(tmp_path, **more):
     return SuiteRun(tmp_path, "tiny", Limits(), 1, 3, 60.0, **more)
 
@@ -161,6 +180,19 @@ def test_a_race_gives_every_side_a_sample_in_every_round_and_the_yardstick_too(b
     assert set(raced) == {"first", "second", "gemm"} and {len(seconds) for seconds in raced.values()} == {3}
     assert len(own.gemm) == 3 and own.in_force is not None
     assert own.peaks.keys() == raced.keys() and min(own.peaks.values()) > 20e6  # a process of Python at least
+
+
+def test_a_side_out_of_reach_is_not_in_the_rounds_and_one_that_only_opens_slowly_is(tmp_path):
+    class Timed(SuiteRun):
+        @contextmanager
+        def worker(self, label, job, python=""):
+            seconds = {"opens slowly": chain([9.0], repeat(1.5)), "slow": repeat(5.0)}.get(label, repeat(1.0))
+            yield SimpleNamespace(step=lambda _: Sample(next(seconds), 0.0), finish=lambda: 0)
+
+    own = Timed(tmp_path, "tiny", Limits(), 1, 3, 60.0)
+    racers = {name: Racer(Job("", 1)) for name in ("first", "opens slowly", "slow")}
+    raced = own.race("test", racers, slowest=4.0)
+    assert (raced["first"], raced["opens slowly"], raced["slow"]) == ([1.0] * 3, [1.5] * 3, [5.0])
 
 
 def test_a_failing_worker_ends_the_race_with_its_words(bundle, tmp_path):
@@ -247,7 +279,18 @@ def test_a_suite_without_a_figure_is_not_drawn(tmp_path):
 
 
 def test_suites_are_found_by_their_files():
-    assert suite_names() == ["batches", "families", "kinds", "scale", "sharing", "single", "speed", "text", "tuning"]
+    assert suite_names() == [
+        "batches",
+        "calls",
+        "families",
+        "kinds",
+        "scale",
+        "sharing",
+        "single",
+        "speed",
+        "text",
+        "tuning",
+    ]
     modules = [batches, families, kinds, scale, sharing, single, speed, text, tuning]
     assert [suite_named(name) for name in suite_names()] == modules
     with pytest.raises(UnknownName, match="batches, families, kinds, scale, sharing, single, speed, text, tuning"):

@@ -66,7 +66,7 @@ def _rows(runtime: Runtime, task: str, texts: Sequence[str]) -> list[Any]:
 
 def _put(runtime: Runtime, how: str, tasks: list[str], texts: list[str]) -> None:
     size = len(texts) // len(tasks)
-    parts = [texts[start : start + size] for start in range(0, size * len(tasks), size)]
+    parts = [texts[number * size :][:size] for number in range(len(tasks))]
     match how:
         case "one":
             runtime.predict(tasks[0], _rows(runtime, tasks[0], texts))
