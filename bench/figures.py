@@ -33,7 +33,12 @@ _Forms = dict[str, dict[str, SuiteRow]]  # by form of request, then by peer
 def generated_files(root: Path) -> dict[Path, str]:
     """What README and the page should hold, where they are."""
     runs = {file.stem: _read(file) for file in sorted((root / RESULTS).glob("*.jsonl"), key=lambda file: file.stem)}
-    whole = [_details(name, runs[name]) for name in reversed(runs)]
+    newest = {(one.host.cpu, _model(one), one.suite): name for name, results in runs.items() for one in results}
+    shown = {
+        name: [one for one in results if newest[one.host.cpu, _model(one), one.suite] == name]
+        for name, results in runs.items()
+    }
+    whole = [_details(name, shown[name]) for name in reversed(runs) if shown[name]]
     tables = {"speed": _summary(runs), "figures": "\n\n".join([*whole, *_differences(runs)])}
     pages = [(root / page, block) for page, block in _PAGES if runs and (root / page).is_file()]
     return {
