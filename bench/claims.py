@@ -54,6 +54,7 @@ CLAIMS = (
     Claim("text", "t5-small", 3.0, ("--max-seconds", "10")),
     Claim("kinds", _PEERS[0], 2.5, ("--max-seconds", "5")),
     Claim("scale", _PEERS[0], 2.0),
+    Claim("calls", minutes=1.0, options=("--max-seconds", "20")),
 )
 
 

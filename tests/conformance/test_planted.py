@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -74,7 +73,6 @@ class DetachesItself(Shift):
         return y + self.shift.detach() + 0 * self.shift
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Planted(Method):
     """Planted (Nobody et al., never)."""
 
