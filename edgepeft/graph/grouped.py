@@ -35,6 +35,7 @@ __all__ = [
     "OPSET",
     "ZEROS",
     "can_group",
+    "grouped_name",
     "in_eight_bits",
     "in_four_bits",
     "lower_groups",
@@ -53,6 +54,11 @@ ZEROS = tuple(
 _GROUP = 32
 _STEPS = (7.0, 7.5, 8.0, 8.5, 9.0)  # of the largest value that are tried
 _DOMAIN = "com.microsoft"
+
+
+def grouped_name(matrix: str) -> str:
+    """What a lowered graph calls the bytes of a grouped matrix."""
+    return f"{matrix}:groups"
 
 
 def can_group(matrix: NDArray[np.float32]) -> bool:
@@ -138,7 +144,7 @@ def lower_groups(model: onnx.ModelProto, accuracy_level: int) -> None:
         out, width = grouped[matrix].dims
         lowered[matrix] = unpacked
         product = helper.make_node(
-            "MatMulNBits", [node.input[0], f"{matrix}:groups", scale], node.output, node.name, domain=_DOMAIN
+            "MatMulNBits", [node.input[0], grouped_name(matrix), scale], node.output, node.name, domain=_DOMAIN
         )
         sizes = {"K": width, "N": out, "bits": bits[grouped[matrix].data_type], "block_size": _GROUP}
         sizes["accuracy_level"] = accuracy_level
@@ -149,7 +155,7 @@ def lower_groups(model: onnx.ModelProto, accuracy_level: int) -> None:
     for matrix in lowered:  # the same bytes, by another name and shape, for lookups and deltas may read the matrix too
         same = graph.initializer.add()
         same.CopyFrom(grouped[matrix])
-        same.name, (out, width) = f"{matrix}:groups", same.dims
+        same.name, (out, width) = grouped_name(matrix), same.dims
         in_each = _GROUP * bits[same.data_type] // 8
         same.data_type, same.dims[:] = TensorProto.UINT8, [out, width // _GROUP, in_each]
     prune(graph)

@@ -31,6 +31,7 @@ import onnx
 import onnxruntime as ort
 from onnx import TensorProto, helper
 
+from edgepeft.backbones.base import Role
 from edgepeft.backbones.checkpoint import Checkpoint
 from edgepeft.backbones.emit import external_tensor
 from edgepeft.bundle.bundle import Bundle
@@ -39,8 +40,9 @@ from edgepeft.common.atomic import write_json
 from edgepeft.common.errors import EdgepeftError, UsageError, VerificationFailed
 from edgepeft.common.resources import cache_folder, whole, write_checksums
 from edgepeft.device.host.machine import cpu_model, isa_flags
+from edgepeft.graph.grouped import grouped_name
 from edgepeft.graph.one_row import for_one_row
-from edgepeft.graph.protos import copied
+from edgepeft.graph.protos import ancestors, copied, writers
 from edgepeft.runtime.session import open_session, session_options
 
 __all__ = ["CACHE_LIMIT", "Prepacked", "check_prepacked", "hold_prepacked", "prepacked_key"]
@@ -159,6 +161,8 @@ def _build(bundle: Bundle, folder: Path) -> None:
     checkpoint = bundle.checkpoint
     _require_space(folder, bundle.weights)
     model = _with_pooler(bundle, checkpoint)
+    if bundle.architecture.goes_on and bundle.manifest.backbone.text is not None:
+        _with_output(model, bundle.text_graphs.decoder)
     options = session_options()
     quantised = bundle.manifest.backbone.weights_dtype != "fp32"
     options.graph_optimization_level = _FUSED if quantised else ort.GraphOptimizationLevel.ORT_DISABLE_ALL
@@ -266,6 +270,16 @@ def _with_pooler(bundle: Bundle, checkpoint: Checkpoint) -> onnx.ModelProto:
     return model
 
 
+def _with_output(model: onnx.ModelProto, decoder: onnx.ModelProto) -> None:
+    """Add the product with a decoder's table of words, which its backbone's graph lacks."""
+    have = {name for node in model.graph.node for name in node.output} | {each.name for each in model.graph.initializer}
+    needed = [*ancestors([Role.POOLED_LABELS], writers(decoder.graph), {Role.STACK_OUTPUT})][::-1]
+    model.graph.node.extend(node for node in needed if have.isdisjoint(node.output))
+    read = {name for node in needed for name in node.input} - have
+    model.graph.initializer.extend(each for each in decoder.graph.initializer if each.name in read)
+    model.graph.output.append(helper.make_tensor_value_info(Role.POOLED_LABELS, TensorProto.FLOAT, None))
+
+
 def _external(model: onnx.ModelProto) -> dict[str, dict[str, str]]:
     """Where each external initializer of a written graph lies."""
     return {
@@ -283,8 +297,10 @@ def _place(model: onnx.ModelProto, bundle: Bundle, tensors: Places) -> None:
         if where["location"] != bundle.weights.name:
             continue
         del initializer.external_data[:]
-        if initializer.name in tensors:
-            for key, value in tensors[initializer.name].items():
+        # A grouped matrix lies there by the name that its product reads, beside its packed copy.
+        placed = tensors.get(grouped_name(initializer.name)) or tensors.get(initializer.name)
+        if placed is not None:
+            for key, value in placed.items():
                 initializer.external_data.add(key=key, value=value)
         else:
             bundle.hash_weights()

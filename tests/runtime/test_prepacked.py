@@ -98,6 +98,24 @@ def test_matrices_of_the_entry_are_packed(every_method):
     assert packed >= {name for name in matrices if name in tensors}
 
 
+@pytest.mark.parametrize("weights", ["fp32", "int8"])
+def test_every_product_of_a_decoder_reads_a_packed_copy_of_the_entry(tiny, tmp_path, weights):
+    """That with the table of words too, which the backbone's own graph looks up only."""
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16, "tie_word_embeddings": True}
+    (tmp_path / "bundle").mkdir()
+    write_backbone(open_backbone(str(tiny("llama", **sizes, vocab_size=1100))), tmp_path / "bundle", weights)
+    bundle, rows = Bundle(tmp_path / "bundle"), {name: np.arange(5, 15).reshape(2, 5) for name in ["input_ids"]}
+    rows["attention_mask"] = np.ones_like(rows["input_ids"])
+    graph, entry = bundle.text_graphs_of(None).decoder, hold_prepacked(bundle)
+    entry.place(graph, bundle)
+    matrices = [each for each in graph.graph.initializer if len(each.dims) == 2 and not each.name.endswith(":scale")]
+    assert len(matrices) == 2 * 7 + 1
+    assert all(any(where.key.startswith("prepacked") for where in each.external_data) for each in matrices)
+    with Runtime(bundle.folder, cache=False, threads=1) as plain, Runtime(bundle.folder, threads=1) as cached:
+        found, expected = (each.generator.state(None, rows) for each in (cached, plain))
+        np.testing.assert_array_equal(*(each.step(np.array([9, 14]), np.arange(2)) for each in (found, expected)))
+
+
 @pytest.mark.parametrize("name", ["prepacked.bin", "entry.json", "checksums.json", "in-use"])
 @pytest.mark.parametrize("damage", ["truncated", "altered", "missing", "a folder"])
 def test_a_damaged_entry_is_built_again(exported, name, damage):
