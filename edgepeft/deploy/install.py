@@ -151,7 +151,7 @@ def _replay_text(bundle: Bundle, delta: onnx.ModelProto, check: bytes, where: Pa
     architecture, sites = bundle.architecture, bundle.manifest.backbone.sites
     read = TextCheck.read(check, f"the check file of {where}", architecture.vocab_size)
     graphs = splice_text(*bundle.text_graphs, delta, sites, bundle.checkpoint)
-    session = TextSession(*(TaskSession(_opened(bundle, graph), {}, None) for graph in graphs))
+    session = TextSession.of(graphs, lambda graph: TaskSession(_opened(bundle, graph), {}, None))
     assert architecture.decoder is not None, "there are graphs that write text"
     return read.replay(session, architecture.decoder, allowed)
 

@@ -16,13 +16,14 @@ from edgepeft.graph.contract import Contract, closed, one_writer, same_interface
 from edgepeft.graph.names import PLACEHOLDER_ID, PROMPT_LENGTH
 from edgepeft.graph.protos import properties, read_instead
 
-__all__ = ["LENGTH", "prepend_placeholders", "prompt_in", "prompt_of"]
+__all__ = ["LENGTH", "placeholders_in", "prepend_placeholders", "prompt_in", "prompt_of"]
 
 LENGTH = "prompted/length"  # the constant of that many columns
 
 _MOST = 100_000  # more tokens than any position table has
 _MOST_DIGITS = 9  # of either count: any vocabulary is smaller, and more do not fit into an int64
-_MASK = "attention_mask"
+_IDS, _MASK = "input_ids", "attention_mask"
+_PLACEHOLDER = f"prompted/{_IDS}/value"
 
 
 def prompt_of(delta: onnx.ModelProto) -> tuple[int, int]:
@@ -41,12 +42,18 @@ def prompt_in(graph: onnx.GraphProto) -> int:
     return next((int(numpy_helper.to_array(t)[0]) for t in graph.initializer if t.name == LENGTH), 0)
 
 
+def placeholders_in(graph: onnx.GraphProto) -> tuple[int, ...]:
+    """The ids that ``prepend_placeholders`` put in front of each row."""
+    token = next((numpy_helper.to_array(t)[0] for t in graph.initializer if t.name == _PLACEHOLDER), 0)
+    return (int(token),) * prompt_in(graph)
+
+
 @Contract(
     requires=[closed, one_writer], ensures=[closed, one_writer], keeps=[same_interface, values_stay], mutates=True
 )
 def prepend_placeholders(graph: onnx.GraphProto, length: int, token_id: int) -> None:
     """Have every reader of an input read it with ``length`` columns more in front; a decoder's inputs stay."""
-    fill = {"input_ids": token_id, _MASK: 1}
+    fill = {_IDS: token_id, _MASK: 1}
     of_tokens = (value.name for value in graph.input if not value.name.startswith("decoder_"))
     longer = {name: f"prompted/{name}" for name in of_tokens}
     read_instead(graph, longer)

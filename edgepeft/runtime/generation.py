@@ -23,11 +23,14 @@ from edgepeft.bundle.bundle import Bundle
 from edgepeft.bundle.manifest import TaskEntry
 from edgepeft.common.errors import DoesNotFit, UsageError
 from edgepeft.device.host.machine import memory_bytes
+from edgepeft.graph.in_place import in_place
+from edgepeft.graph.prompt import placeholders_in
 from edgepeft.runtime.decoding import Decoding, Row, Written, choose
 from edgepeft.runtime.inputs import Inputs, check_rows
+from edgepeft.runtime.kv_cache import KvCache, places
 from edgepeft.runtime.prediction import TextAnswer, no_number, note_of
 from edgepeft.runtime.session import failing_as
-from edgepeft.runtime.weights import TaskSession
+from edgepeft.runtime.weights import Bound, TaskSession
 
 __all__ = ["Generator", "TextSession", "TextState", "row_bytes", "rows_at_once"]
 
@@ -37,11 +40,27 @@ _SHARE = 0.5  # of the memory that this process may have, for caches
 _FLOAT_BYTES = 4
 
 
-class TextSession(NamedTuple):
-    """What writes a task's text."""
+class OneStack(NamedTuple):
+    """What a lowered graph needs besides a session: see ``in_place``; a task's prompt stands before each row."""
 
-    encoder: TaskSession
+    frequencies: tuple[NDArray[np.float32], ...]
+    prompt: tuple[int, ...]
+
+
+class TextSession(NamedTuple):
+    """What writes a task's text; where both graphs were lowered to one, the decoder reads, too."""
+
+    encoder: TaskSession | None
     decoder: TaskSession
+    stack: OneStack | None = None
+
+    @classmethod
+    def of(cls, graphs: Sequence[onnx.ModelProto], opened: Callable[[onnx.ModelProto], TaskSession]) -> TextSession:
+        """On both graphs of a task."""
+        encoder, decoder = graphs
+        if (lowered := in_place(decoder)) is None:
+            return cls(opened(encoder), opened(decoder))
+        return cls(None, opened(lowered.model), OneStack(lowered.frequencies, placeholders_in(encoder.graph)))
 
     @property
     def layers(self) -> int:
@@ -51,8 +70,21 @@ class TextSession(NamedTuple):
     @property
     def structure(self) -> bytes | None:
         """Equal for tasks that can be written together; None where no other task can."""
-        encoder, decoder = self.encoder.structure, self.decoder.structure
-        return None if encoder is None or decoder is None else encoder + decoder
+        structures = [each.structure for each in (self.encoder, self.decoder) if each is not None]
+        return None if None in structures else b"".join(filter(None, structures))
+
+    def cache(self) -> KvCache | None:
+        """An empty one, where there is one stack."""
+        if self.stack is None:
+            return None
+        given = {value.name: value.shape for value in (*self.decoder.get_inputs(), *self.decoder.get_outputs())}
+        _, k, _, e = given[caches(PAST, 0)[0]]
+        return KvCache(self.layers, (k, e), given[LOGITS][-1], self.stack.frequencies)
+
+    def tokens(self, ids: NDArray[np.int64]) -> list[int]:
+        """A row of one stack: its own after the task's prompt."""
+        assert self.stack is not None
+        return [*self.stack.prompt, *ids.tolist()]
 
 
 class TextState:
@@ -60,6 +92,11 @@ class TextState:
 
     def __init__(self, session: TextSession, inputs: Inputs) -> None:
         self._decoder, layers = session.decoder, session.layers
+        self._cache, self._unread = session.cache(), None
+        if session.encoder is None:
+            pairs = zip(inputs["input_ids"], inputs["attention_mask"] != 0, strict=True)
+            self._unread = [session.tokens(ids[real]) for ids, real in pairs]
+            return
         self._known = [name for i in range(layers) for name in caches(PAST, i)]
         self._made = [name for i in range(layers) for name in caches(PRESENT, i)]
         cross = [CROSS_BIAS, *(name for i in range(layers) for name in caches(CROSS, i))]
@@ -74,6 +111,8 @@ class TextState:
 
     def step(self, ids: NDArray[np.int64], order: NDArray[np.int64]) -> NDArray[np.float32]:
         """Logits [N, v] of the tokens that follow ``ids`` [N]; ``order`` [N]: which text of the last step each was."""
+        if self._cache is not None:
+            return self._step(self._cache, ids, order)
         tokens, rows = {IDS: _value(ids), ORDER: _value(order)}, self._cross[CROSS_BIAS].shape()[0]
         if self._per_text and len(ids) > rows:  # beams begin
             self._beams = len(ids) // rows
@@ -84,8 +123,21 @@ class TextState:
         values: NDArray[np.float32] = logits.numpy()
         return values
 
+    def _step(self, cache: KvCache, ids: NDArray[np.int64], order: NDArray[np.int64]) -> NDArray[np.float32]:
+        def bind(rows: range, tokens: int) -> Bound:
+            return self._decoder.bound()
+
+        with failing_as(f"stops in the decoder, with {len(ids)} texts"):
+            if self._unread is None:
+                cache.take(order)
+                return cache.step(bind, ids)
+            prompts, self._unread = self._unread, None  # whose last tokens are the first to go on from
+            return cache.begin(bind, [[*row[:-1], last] for row, last in zip(prompts, ids.tolist(), strict=True)])
+
     def keep(self, rows: list[int]) -> None:
         """Let the others' keys and values of the encoder go."""
+        if self._cache is not None:  # the next step's order says which stay
+            return
         kept = [row * self._beams + i for row in rows for i in range(self._beams)]
         self._cross = {name: _value(value.numpy()[kept]) for name, value in self._cross.items()}
 
@@ -101,8 +153,7 @@ class Generator:
         """A task's sessions, or those of the bare backbone for None."""
         session = self._sessions.get(task)  # another thread may close it at any time
         if session is None:
-            encoder, decoder = self._bundle.text_graphs_of(task)
-            session = self._sessions[task] = TextSession(self._open(encoder), self._open(decoder))
+            session = self._sessions[task] = TextSession.of(self._bundle.text_graphs_of(task), self._open)
         return session
 
     def opened(self, task: str | None) -> TextSession | None:
@@ -152,7 +203,7 @@ class Generator:
     def forget(self, session: object) -> None:
         """Let what runs on one session go; it opens again when it is needed."""
         for task, each in list(self._sessions.items()):
-            if session in (each.encoder.shared, each.decoder.shared):
+            if session in [part.shared for part in (each.encoder, each.decoder) if part is not None]:
                 self._sessions.pop(task, None)
 
     def close(self) -> None:
@@ -242,10 +293,14 @@ class Generator:
 
 
 def row_bytes(architecture: Architecture, length: int, decoding: Decoding) -> int:
-    """At most alive at once for a row: of the encoder's keys and values two copies, of its own three; logits."""
+    """At most alive at once for a row: of the encoder's keys and values two copies, of its own three; of one stack the
+    places of a buffer, twice where texts join; logits.
+    """
     sites = architecture.sites_of(Role.CROSS_KEY, Role.CROSS_VALUE) or architecture.sites_of(Role.KEY, Role.VALUE)
     widths = sum(site.out_features for site in sites)
     tokens = 2 * length + 3 * decoding.beams * decoding.max_new_tokens
+    if architecture.goes_on:
+        tokens = 2 * decoding.beams * places(length + decoding.max_new_tokens)
     return _FLOAT_BYTES * (widths * tokens + 4 * decoding.beams * architecture.vocab_size)
 
 

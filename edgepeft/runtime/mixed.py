@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from edgepeft.bundle.bundle import Bundle
 from edgepeft.common.errors import EdgepeftError
+from edgepeft.graph.in_place import in_place
 from edgepeft.graph.mix import ROW_COUNTS, TOKEN_COUNTS, mix, mix_text, slotted
 from edgepeft.graph.names import LOGITS
 from edgepeft.graph.ragged_decode import hide_fronts
@@ -136,4 +137,7 @@ def _mix_decoder(
 ) -> onnx.ModelProto | None:
     """A step of the decoder with ``n`` slots, for texts of unequal lengths; None where there is none."""
     mixed = mix_text(structure, feeds, sites, n)
-    return None if mixed is None else hide_fronts(mixed)
+    if mixed is None:
+        return None
+    lowered = in_place(mixed)
+    return hide_fronts(mixed) if lowered is None else lowered.model

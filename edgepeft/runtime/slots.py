@@ -16,7 +16,7 @@ from edgepeft.common.errors import BundleError, UsageError
 from edgepeft.graph.mix import ROW_COUNTS, TOKEN_COUNTS, may_be_empty, slotted
 from edgepeft.runtime.generation import TextSession
 from edgepeft.runtime.session import failing_as
-from edgepeft.runtime.weights import TaskSession, Weights
+from edgepeft.runtime.weights import Bound, TaskSession, Weights
 
 __all__ = ["Slots", "Tasks", "TextSlots"]
 
@@ -110,21 +110,30 @@ class Slots:
 
         ``counts`` are ROW_COUNTS and TOKEN_COUNTS, how many each task has; ``values`` all that their sessions take.
         """
+        session, feeds = self._prepared(tasks, counts)
+        self._weights.used(session)
+        with failing_as("stops in a batch of several tasks"):
+            found: list[ort.OrtValue] = session.run_with_ort_values(list(outputs), {**feeds, **values})
+        return found
+
+    def bound(self, tasks: Tasks, counts: Mapping[str, NDArray[np.integer]]) -> Bound:
+        """As ``run``, for runs that share their values."""
+        return Bound(*self._prepared(tasks, counts), self._weights.used)
+
+    def _prepared(
+        self, tasks: Tasks, counts: Mapping[str, NDArray[np.integer]]
+    ) -> tuple[ort.InferenceSession, dict[str, ort.OrtValue]]:
         with self._lock:
             key = tasks[0][1].structure or b""
             n = len(tasks) if key in self._exact else 1 << (len(tasks) - 1).bit_length()
             fed = [self._fed(*task) for task in tasks]
             fed += fed[:1] * (n - len(tasks))
             session = self._session(key, n, fed[0])
-        self._weights.used(session)
         feeds = {slotted(name, i): value for i, values in enumerate(fed) for name, value in values.items()}
         given = {
             name: np.pad(counts[name], (0, n - len(tasks))).astype(np.int64) for name in (ROW_COUNTS, TOKEN_COUNTS)
         }
-        feeds |= {name: ort.OrtValue.ortvalue_from_numpy(each) for name, each in given.items()}
-        with failing_as("stops in a batch of several tasks"):
-            found: list[ort.OrtValue] = session.run_with_ort_values(list(outputs), {**feeds, **values})
-        return found
+        return session, feeds | {name: ort.OrtValue.ortvalue_from_numpy(each) for name, each in given.items()}
 
 
 class TextSlots(NamedTuple):
@@ -135,4 +144,7 @@ class TextSlots(NamedTuple):
 
     def can_mix(self, task: str, session: TextSession) -> bool:
         """Whether its rows may stand in a step with those of other tasks of its structure, and at other steps."""
-        return all(slots.can_mix({task: own}) for slots, own in zip(self, session, strict=True))
+        if session.decoder.by_row:
+            return True
+        pairs = zip(self, (session.encoder, session.decoder), strict=True)
+        return all(slots.can_mix({task: own}) for slots, own in pairs if own is not None)

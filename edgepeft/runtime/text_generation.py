@@ -15,6 +15,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Generator as Generates
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import onnxruntime as ort
@@ -29,10 +30,12 @@ from edgepeft.graph.ragged_decode import HIDDEN
 from edgepeft.runtime.decoding import GREEDY, Decoding, Row, Written, choose
 from edgepeft.runtime.generation import Generator
 from edgepeft.runtime.inputs import Inputs, Readable, Tokenizing, Truncation, check_rows, texts_of
+from edgepeft.runtime.kv_cache import KvCache
 from edgepeft.runtime.mixed import MOST_TASKS, Mixer
 from edgepeft.runtime.prediction import Notes, TextAnswer, no_number, note_of
 from edgepeft.runtime.session import failing_as
 from edgepeft.runtime.slots import TextSlots
+from edgepeft.runtime.weights import Bound
 
 __all__ = ["Draft", "TextBatch", "TextTasks"]
 
@@ -94,6 +97,8 @@ class TextBatch:
         self._going: list[Draft] = []  # in the order of their tasks
         self._place: dict[str, int] = {}  # of a task among the others
         self._layers = range(0)
+        self._cache: KvCache | None = None  # of one stack; of two, what follows
+        self._ready: NDArray[np.float32] | None = None  # logits [R, v] that prompts have given
         self._cross: Values = {}  # [R, h, S, e] of each layer, and [R, 1, 1, S]
         self._past: list[ort.OrtValue] = []  # [rows of the step before, h, L, e] of each layer
         self._order = np.empty(0, np.int64)  # which of the step before each row is; a new one any
@@ -202,9 +207,14 @@ class TextBatch:
         for draft in new:
             self._place.setdefault(draft.task, len(self._place))
         new.sort(key=lambda draft: self._place[draft.task])
-        cross, together = self._encoded(new), [*self._going, *new]
+        together = [*self._going, *new]
         rows = sorted(range(len(together)), key=lambda i: self._place[together[i].task])  # those that go on stay first
-        if self._going:
+        cross: Values = {}
+        if (cache := self._generator.session(new[0].task).cache()) is not None:
+            self._begin(new, cache, rows)
+        else:
+            cross = self._encoded(new)
+        if self._going and cross:
             length = max(map(self._length, together))
             parts = [
                 {name: _to_length(name, part[name].numpy(), length) for name in part} for part in (self._cross, cross)
@@ -223,6 +233,7 @@ class TextBatch:
         mask = pad_rows([[1] * len(draft.ids) for draft in new], 0)
         inputs = {"input_ids": _value(ids), "attention_mask": _value(mask)}
         tasks = Counter(draft.task for draft in new)
+        assert first.encoder is not None, "of two stacks"
         if len(tasks) == 1:
             with failing_as(f"stops in the encoder, with rows of {ids.shape[1]} tokens"):
                 found = first.encoder.run_values(names, inputs)
@@ -230,17 +241,24 @@ class TextBatch:
             lengths = np.array([self._length(draft) for draft in new])
             slot = np.repeat(np.arange(len(tasks)), [*tasks.values()])
             counts = {ROW_COUNTS: np.bincount(slot), TOKEN_COUNTS: np.bincount(slot, lengths)}
-            of_tasks = [(task, self._generator.session(task).encoder) for task in tasks]
+            sessions = {task: self._generator.session(task).encoder for task in tasks}
+            of_tasks = [(task, session) for task, session in sessions.items() if session is not None]
             found = self._slots.encoder.run(of_tasks, counts, inputs, names)
         return dict(zip(names, found, strict=True))
 
     def _logits(self) -> NDArray[np.float32]:
         """[R, v] of the next tokens; the new keys and values are kept."""
+        if self._ready is not None:
+            found, self._ready = self._ready, None
+            return found
         cached = np.array([draft.cached for draft in self._going])
         tasks = Counter(draft.task for draft in self._going)
         session = self._generator.session(next(iter(tasks)))
-        made = [name for i in self._layers for name in caches(PRESENT, i)]
         ids = np.array([draft.row.open[0].tokens[-1] for draft in self._going], np.int64)
+        if self._cache is not None:
+            with failing_as(f"stops in the decoder, with {len(cached)} texts"):
+                return self._cache.step(partial(self._bound, [draft.task for draft in self._going]), ids)
+        made = [name for i in self._layers for name in caches(PRESENT, i)]
         given = {IDS: _value(ids), ORDER: _value(self._order), **self._cross}
         known = [name for i in self._layers for name in caches(PAST, i)]
         given |= zip(known, self._known(int(cached.max())), strict=True)
@@ -255,8 +273,29 @@ class TextBatch:
             given[HIDDEN] = _value(hidden[:, None, None])
             logits, *self._past = self._slots.decoder.run(of_tasks, counts, given, [LOGITS, *made])
         self._order = np.arange(len(cached))
-        found: NDArray[np.float32] = logits.numpy()
-        return found
+        values: NDArray[np.float32] = logits.numpy()
+        return values
+
+    def _begin(self, new: list[Draft], cache: KvCache, order: list[int]) -> None:
+        """Read prompts, and go on with the other texts; what both give is ``_ready``."""
+        prompts = [self._generator.session(draft.task).tokens(draft.ids) for draft in new]
+        with failing_as(f"stops in the decoder, with {len(new)} prompts"):
+            logits = cache.begin(partial(self._bound, [draft.task for draft in new]), prompts)
+        if self._cache is None:
+            self._cache, self._ready = cache, logits
+        else:
+            self._ready = np.concatenate([self._logits(), logits])[order]
+            self._cache.join(cache, order)
+
+    def _bound(self, tasks: Sequence[str], rows: range, tokens: int) -> Bound:
+        """The session that runs rows of these tasks, with so many tokens each."""
+        counted = Counter(tasks[row] for row in rows)
+        of_tasks = {task: self._generator.session(task).decoder for task in counted}
+        first = next(iter(of_tasks.values()))
+        if len(of_tasks) == 1 or first.by_row:
+            return first.bound([of_tasks[tasks[row]] for row in rows])
+        counts = np.array([*counted.values()])
+        return self._slots.decoder.bound([*of_tasks.items()], {ROW_COUNTS: counts, TOKEN_COUNTS: tokens * counts})
 
     def _known(self, longest: int) -> list[ort.OrtValue]:
         """The keys and values of the step before, but for those that only rows that left had."""
@@ -276,7 +315,10 @@ class TextBatch:
         self._going = [self._going[i] for i in rows]
         self._order = self._order[rows]
         if not rows:
-            self._cross, self._past = {}, []
+            self._cross, self._past, self._cache = {}, [], None
+        elif self._cache is not None:
+            self._cache.take(rows)
+        if self._cache is not None or not rows:
             return
         length = max(map(self._length, self._going))
         self._cross = {name: _value(_to_length(name, each.numpy()[rows], length)) for name, each in self._cross.items()}

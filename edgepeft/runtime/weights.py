@@ -17,17 +17,55 @@ from numpy.typing import NDArray
 
 from edgepeft.bundle.bundle import Bundle
 from edgepeft.common.errors import BundleError, EdgepeftError, UsageError
+from edgepeft.graph.by_row import by_row
+from edgepeft.graph.in_place import PLACE
 from edgepeft.graph.parameters import StructuredTask, computed_values, make_inputs
 from edgepeft.runtime.prepacked import Prepacked, hold_prepacked
 from edgepeft.runtime.session import SessionLru, most_sessions, open_session
 
-__all__ = ["TaskSession", "Weights"]
+__all__ = ["Bound", "TaskSession", "Weights"]
+
+
+class Bound:
+    """A session with values that stay where they are from run to run, which ONNX Runtime reads and writes there."""
+
+    def __init__(
+        self,
+        session: ort.InferenceSession,
+        given: Mapping[str, ort.OrtValue],
+        used: Callable[[ort.InferenceSession], object],
+    ) -> None:
+        self._session, self._used, self._binding = session, used, session.io_binding()
+        self._kept: list[ort.OrtValue] = []  # a binding does not keep NumPy's memory
+        for name, value in given.items():
+            self.give(name, value)
+
+    def give(self, name: str, value: ort.OrtValue) -> None:
+        """Have the session read an input there."""
+        self._kept.append(value)
+        self._binding.bind_ortvalue_input(name, value)
+
+    def take(self, name: str, value: ort.OrtValue) -> None:
+        """Have the session write an output there."""
+        self._kept.append(value)
+        self._binding.bind_ortvalue_output(name, value)
+
+    @property
+    def inputs(self) -> set[str]:
+        """All that it takes."""
+        return {value.name for value in self._session.get_inputs()}
+
+    def run(self) -> None:
+        """Once, from what lies there to what lies there then."""
+        self._used(self._session)
+        self._session.run_with_iobinding(self._binding)
 
 
 class TaskSession:
     """A task's session: token ids and masks in; where tasks share it, the task's own values (``feeds``) are fed.
 
-    Tasks of one structure have equal ``structure``; None where no other task can share the session.
+    Tasks of one structure have equal ``structure``; None where no other task can share the session.  ``by_row``: each
+    row may be of another task (``graph.by_row``), and values have an axis of rows in front, here of one.
     """
 
     def __init__(
@@ -36,8 +74,9 @@ class TaskSession:
         feeds: Mapping[str, NDArray[np.float32]],
         structure: bytes | None,
         used: Callable[[ort.InferenceSession], object] = lambda _: None,
+        by_row: bool = False,
     ) -> None:
-        self.shared, self.structure, self._used = session, structure, used
+        self.shared, self.structure, self._used, self.by_row = session, structure, used, by_row
         self.feeds = {name: ort.OrtValue.ortvalue_from_numpy(value) for name, value in feeds.items()}
 
     def get_inputs(self) -> list[Any]:
@@ -62,6 +101,14 @@ class TaskSession:
         self._used(self.shared)
         values: list[ort.OrtValue] = self.shared.run_with_ort_values(list(outputs), {**self.feeds, **inputs})
         return values
+
+    def bound(self, rows: Sequence[TaskSession] = ()) -> Bound:
+        """For runs that share their values; ``rows``: the session of each row's task, where several share this one."""
+        feeds = self.feeds
+        if any(row is not rows[0] for row in rows):
+            values = {name: [row.feeds[name].numpy() for row in rows] for name in feeds}
+            feeds = {name: ort.OrtValue.ortvalue_from_numpy(np.concatenate(each)) for name, each in values.items()}
+        return Bound(self.shared, feeds, self._used)
 
 
 class Weights:
@@ -118,9 +165,13 @@ class Weights:
         parted = self.parted(model)
         if parted is None:
             return TaskSession(self.open_graph(model), {}, None, self.used)
+        rows = by_row(*parted) if parted.feeds and any(value.name == PLACE for value in model.graph.input) else None
+        parted = rows or parted
         structure = hashlib.sha256(parted.structure.SerializeToString(deterministic=True)).digest()
+        if rows is not None and structure not in self._by_structure:
+            self._by_structure[structure] = self.open_graph(rows.structure)
         if structure in self._by_structure:
-            return TaskSession(self._by_structure[structure], parted.feeds, structure, self.used)
+            return TaskSession(self._by_structure[structure], parted.feeds, structure, self.used, rows is not None)
         first = self._alone.pop(structure, lambda: None)()
         if first is None:
             # It keeps its values as constants: fed matrices are packed in each run (1.5 to 3 % at 16 tokens).

@@ -98,7 +98,7 @@ class WritingEngine(OnnxRuntimeEngine):
         bundle, target = self._bundle, self._target
         delta = target.with_tensors(target.as_stored(self.trained))
         graphs = splice_text(*bundle.text_graphs, delta, bundle.manifest.backbone.sites, bundle.checkpoint)
-        return TextSession(*map(self._open, graphs))
+        return TextSession.of(graphs, self._open)
 
     def _open(self, graph: onnx.ModelProto) -> TaskSession:
         return TaskSession(open_session(graph, self._bundle.folder, self._threads), {}, None)

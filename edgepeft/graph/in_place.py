@@ -1,0 +1,245 @@
+"""Pass: a decoder's step as one graph of prompts and steps, whose keys and values grow in one buffer a layer.
+
+The stored step copies: it joins a text's new key to those before, and attends to these and to its prompt's.  ONNX
+Runtime's ``GroupQueryAttention`` (Ainslie et al., 2023, arXiv:2305.13245) turns new keys by their places, writes them
+behind the others of their row, and reads as many as the row has.  Of row n, whose last token is at PLACE[n] = p:
+
+    K[n, p] = key[n];   context[n] = softmax(query[n] K[n, :p + 1]^T / sqrt(e)) V[n, :p + 1]
+
+Texts of any lengths stand in one step.  A prompt is the same with S tokens a row from place 0 on, padding behind: what
+lies beyond PLACE is never read.  Logits are those of each row's LAST token.  So one session, with one copy of the
+matrices in its kernels' layout, reads and writes, and the last token of a prompt is computed once.
+
+Letters: N texts, S tokens of each, h heads, k heads of keys, e a head's width, C places of a buffer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+
+from edgepeft.backbones.base import HELPERS, Role
+from edgepeft.backbones.text import CACHED, CROSS, IDS, ORDER, PAST, PRESENT, caches
+from edgepeft.graph.contract import Contract, all_used, well_formed
+from edgepeft.graph.cut import prune
+from edgepeft.graph.mix import ROW_COUNTS, TOKEN_COUNTS, slotted
+from edgepeft.graph.protos import attributes, constant, copied, followed, reads, replace, writers
+
+__all__ = ["LAST", "PLACE", "TEXTS", "InPlace", "in_place", "tables"]
+
+PLACE, LAST = "known.place", "known.last"  # int32 [N]; int64 [N] into the N S tokens
+TEXTS = "known.texts"  # int64 [1]: N
+_TOTAL, _ONE = "known.total", "known.one"
+_DOMAIN = "com.microsoft"
+_WIDTHS = 16  # of a head, a multiple: all that ONNX Runtime's operator turns
+
+
+class InPlace(NamedTuple):
+    """A lowered step, and the frequencies [e / 2] of each kind of layer, of which ``tables`` are to be made."""
+
+    model: onnx.ModelProto
+    frequencies: tuple[NDArray[np.float32], ...]
+
+
+def tables(kind: int) -> tuple[str, str]:
+    """The inputs that hold cosines and sines of places for a kind of layer, float [C or more, e / 2]."""
+    return f"cosines.{kind}", f"sines.{kind}"
+
+
+@Contract(requires=[well_formed], ensures=[well_formed, all_used])
+def in_place(decoder: onnx.ModelProto) -> InPlace | None:
+    """Lower a spliced step, with slots or without; None where its attention has another form than ``llama`` writes.
+
+    Of the backbone's ``HELPERS`` those that a task reads are inputs.
+    """
+    pasts = [value for value in decoder.graph.input if value.name.startswith(f"{PAST}.key.")]
+    reader, model = _Reader(decoder.graph), copied(decoder)
+    try:
+        layers = [reader.attention(i) for i in range(len(pasts))]
+        kinds = list(dict.fromkeys(layer.frequencies for layer in layers))
+        frequencies = tuple(reader.constant(name).astype(np.float32) for name in kinds)
+        hidden = reader.up(Role.POOLED_LABELS, "Gemm").input[0]
+        if not layers or any(layer.heads[2] % _WIDTHS for layer in layers):
+            return None
+        _write(model.graph, layers, kinds, hidden)
+    except _OtherForm:
+        return None
+    model.opset_import.append(helper.make_opsetid(_DOMAIN, 1))
+    return InPlace(model, frequencies)
+
+
+class _OtherForm(Exception):
+    """The attention is not what is known here."""
+
+
+class _Attention(NamedTuple):
+    """A layer's values of (N, heads e), before they are turned, and what is given of them."""
+
+    query: str
+    key: str
+    value: str
+    context: str
+    heads: tuple[int, int, int]  # k, h / k, e
+    scale: float
+    frequencies: str  # a constant's name
+
+
+class _Reader:
+    """Finds in a stored step what its attention is made of."""
+
+    def __init__(self, graph: onnx.GraphProto) -> None:
+        self._graph, self._writer = graph, writers(graph)
+        self._readers: dict[str, list[onnx.NodeProto]] = {}
+        for node in graph.node:
+            for name in node.input:
+                self._readers.setdefault(name, []).append(node)
+
+    def attention(self, layer: int) -> _Attention:
+        keys, values = caches(PRESENT, layer)
+        key, frequencies = self._before_turning(self.up(self._new(keys), "Reshape").input[0])
+        value = self.up(self._new(values), "Reshape").input[0]
+        context = self._down(values, "MatMul", "Add", "Reshape").output[0]
+        scores = self.up(context, "Reshape", "Add", "MatMul", "Slice", "Softmax", "Concat", "Add", "MatMul")
+        if self.up(scores.input[1], "Transpose").input[0] != caches(CROSS, layer)[0]:
+            raise _OtherForm
+        rows = self.up(scores.input[0], "Reshape")
+        scaled = self.up(rows.input[0], "Mul")
+        query, same = self._before_turning(scaled.input[0])
+        _, *heads = self.constant(rows.input[1]).tolist()
+        if same != frequencies or len(heads) != 3:
+            raise _OtherForm
+        scale = self.constant(scaled.input[1]).item()
+        return _Attention(query, key, value, context, (heads[0], heads[1], heads[2]), scale, frequencies)
+
+    def constant(self, name: str) -> NDArray[np.generic]:
+        found = constant(self._graph, name)
+        if found is None:
+            raise _OtherForm
+        return found
+
+    def _new(self, present: str) -> str:
+        """What a step adds to a cache."""
+        return str(self.up(present, "Concat").input[1])
+
+    def _before_turning(self, turned: str) -> tuple[str, str]:
+        """x and the constant w, of a value that is x cos(p w) + swap(x) sin(p w)."""
+        total = self.up(turned, "Add")
+        kept, swapped = self.up(total.input[0], "Mul"), self.up(total.input[1], "Mul", "Reshape", "Gather")
+        if self.constant(swapped.input[1]).tolist() != [1, 0] or attributes(swapped).get("axis") != 2:
+            raise _OtherForm
+        angles = self.up(kept.input[1], "Unsqueeze", "Concat", "Cos", "Mul")
+        return followed(kept.input[0], self._writer, {"Reshape"})[-1], angles.input[1]
+
+    def up(self, value: str, *operators: str) -> onnx.NodeProto:
+        """The last of the nodes that give a value, each from its first input."""
+        for operator in operators:
+            node = self._writer.get(value, onnx.NodeProto())
+            if node.op_type != operator:
+                raise _OtherForm
+            value = node.input[0]
+        return node
+
+    def _down(self, value: str, *operators: str) -> onnx.NodeProto:
+        """The last of the nodes that read a value, each the only one of its operator."""
+        for operator in operators:
+            found = [node for node in self._readers.get(value, ()) if node.op_type == operator]
+            if len(found) != 1:
+                raise _OtherForm
+            (node,) = found
+            value = node.output[0]
+        return node
+
+
+def _write(graph: onnx.GraphProto, layers: Sequence[_Attention], kinds: Sequence[str], hidden: str) -> None:
+    """Put one node in the place of each layer's attention; the output's product reads ``hidden``."""
+    presents = [caches(PRESENT, i) for i in range(len(layers))]
+    gone = {layer.context for layer in layers} | {name for pair in presents for name in pair}
+    gone |= {CACHED, *HELPERS.values()}
+    new = [
+        helper.make_node("Shape", [PLACE], [TEXTS]),
+        helper.make_node("ReduceMax", [PLACE], ["known.longest"], keepdims=0),
+        helper.make_node("Add", ["known.longest", _ONE], [_TOTAL]),
+    ]
+    shapes: dict[str, list[int]] = {}
+    for i, layer in enumerate(layers):
+        k, g, e = layer.heads
+        rows = []
+        for part, heads in (("query", k * g), ("key", k), ("value", k)):
+            shape = f"known.rows_of_{heads}"
+            if shape not in shapes:
+                shapes[shape] = [-1, heads * e]
+                new.append(helper.make_node("Concat", [TEXTS, shape], [f"{shape}/shape"], axis=0))
+            rows.append(f"{layer.context}/{part}")  # (N, S, heads e)
+            new.append(helper.make_node("Reshape", [getattr(layer, part), f"{shape}/shape"], [rows[-1]], name=rows[-1]))
+        attend = helper.make_node(
+            "GroupQueryAttention",
+            [*rows, *caches(PAST, i), PLACE, _TOTAL, *tables(kinds.index(layer.frequencies))],
+            [f"{layer.context}/rows", *presents[i]],
+            f"{layer.context}/rows",
+            domain=_DOMAIN,
+            num_heads=k * g,
+            kv_num_heads=k,
+            do_rotary=1,
+            scale=layer.scale,
+        )
+        shapes["known.tokens"] = [-1, k * g * e]
+        merge = helper.make_node("Reshape", [attend.output[0], "known.tokens"], [layer.context], layer.context)
+        new += [attend, merge]
+    replace(graph.node, [*(node for node in graph.node if gone.isdisjoint(node.output)), *new])
+    graph.initializer.extend(numpy_helper.from_array(np.array(s, np.int64), name) for name, s in shapes.items())
+    graph.initializer.append(numpy_helper.from_array(np.array(1, np.int32), _ONE))
+    _take_buffers(graph, len(kinds))
+    prune(graph)
+    if not _of_last_rows(graph, layers[-1].context) and not _of_last_rows(graph, hidden):
+        raise _OtherForm
+    prune(graph)
+    unread = {*HELPERS.values()}.difference(name for node in graph.node for name in reads(node))
+    replace(graph.input, [value for value in graph.input if value.name not in unread])
+
+
+def _of_last_rows(graph: onnx.GraphProto, cut: str) -> bool:
+    """Have all behind a value of tokens run for each text's last one alone; False where the shape of others is read."""
+    of_tokens, shapes, behind = {IDS, *HELPERS.values()}, set[str](), set[str]()
+    last = {cut: f"{cut}/last"}
+    reading: list[onnx.NodeProto] = []
+    for node in graph.node:
+        read = {*reads(node)}
+        if read & behind or cut in read:
+            before = read & of_tokens - behind
+            if read & shapes or any(slotted("", 0)[:-1] in name for name in before):  # a part of the tokens
+                return False
+            last |= {name: f"{name}/last" for name in before}
+            reading.append(node)
+            behind.update(node.output)
+        elif read & of_tokens and node.op_type != "Shape":
+            of_tokens.update(node.output)
+        elif read & (shapes | of_tokens):
+            shapes.update(node.output)
+    for node in reading:
+        node.input[:] = [last.get(name, ROW_COUNTS if name == TOKEN_COUNTS else name) for name in node.input]
+    graph.node.extend(helper.make_node("Gather", [name, LAST], [new], name=new) for name, new in last.items())
+    return True
+
+
+def _take_buffers(graph: onnx.GraphProto, n_kinds: int) -> None:
+    """The lowered interface; some of its inputs may be read by nothing."""
+    buffers = [value for value in (*graph.input, *graph.output) if value.name.startswith((f"{PAST}.", f"{PRESENT}."))]
+    for value in buffers:
+        texts, _, places, width = value.type.tensor_type.shape.dim
+        texts.dim_param, places.dim_param = "texts", "places"
+    inputs = [value for value in graph.input if not value.name.startswith((IDS, ORDER, f"{CROSS}.", f"{PAST}."))]
+    numbers = {IDS: "tokens", LAST: "texts", **dict.fromkeys(HELPERS.values(), "of_helper")}
+    inputs += [helper.make_tensor_value_info(name, TensorProto.INT64, (size,)) for name, size in numbers.items()]
+    inputs.append(helper.make_tensor_value_info(PLACE, TensorProto.INT32, ("texts",)))
+    inputs += [value for value in buffers if value.name.startswith(f"{PAST}.")]
+    for kind in range(n_kinds):
+        inputs += [
+            helper.make_tensor_value_info(name, TensorProto.FLOAT, ("turned_places", width.dim_value // 2))
+            for name in tables(kind)
+        ]
+    replace(graph.input, inputs)

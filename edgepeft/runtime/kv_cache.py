@@ -1,0 +1,148 @@
+"""Keys and values of texts that are written together, which a lowered graph extends where they lie (``in_place``).
+
+Buffers have room for more tokens than there are.  A step binds them once, as what it reads and what it gives, and again
+only when texts join, leave or outgrow them.
+
+Letters: N texts, S padded length of prompts, k heads of keys, e a head's width, C places of a buffer, v vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import onnxruntime as ort
+from numpy.typing import NDArray
+
+from edgepeft.backbones.base import HELPERS, Helper
+from edgepeft.backbones.text import IDS, LOGITS, PAST, PRESENT, caches
+from edgepeft.backbones.tokens import pad_rows
+from edgepeft.graph.in_place import LAST, PLACE, tables
+from edgepeft.runtime.weights import Bound
+
+__all__ = ["Bind", "KvCache", "places"]
+
+# Rows that run, and how many tokens each has -> the session that runs them.
+Bind = Callable[[range, int], Bound]
+
+_ROOM = 64  # places that are added at once: a copy of 64 tokens' keys takes a tenth of a step
+_PADDING = 8  # tokens of padding that take about as long as a run more
+
+
+class KvCache:
+    """Of texts that begin together; one thread at a time.
+
+    ``heads`` are those of keys and their width, ``frequencies`` a lowered graph's.
+    """
+
+    def __init__(
+        self, layers: int, heads: tuple[int, int], vocabulary: int, frequencies: Sequence[NDArray[np.float32]]
+    ) -> None:
+        self._layers, self._heads, self._vocabulary = range(layers), heads, vocabulary
+        self._frequencies = frequencies
+        self._buffers: list[NDArray[np.float32]] = []  # [N, k, C, e], each layer's keys and values by turns
+        self._lengths = np.empty(0, np.int32)  # tokens of each text that have keys
+        self._run: _Run | None = None
+
+    def begin(self, bind: Bind, prompts: Sequence[Sequence[int]]) -> NDArray[np.float32]:
+        """Logits [N, v] of what follows each prompt, none of which is empty."""
+        self._lengths = np.array([len(ids) for ids in prompts], np.int32)
+        k, e = self._heads
+        shape = (len(prompts), k, places(int(self._lengths.max()) + 1), e)
+        self._buffers = [np.zeros(shape, np.float32) for _ in self._layers for _ in range(2)]
+        logits = np.empty((len(prompts), self._vocabulary), np.float32)
+        for rows in _alike(self._lengths):
+            ids, last = pad_rows([list(prompts[row]) for row in rows], 0), self._lengths[rows.start : rows.stop] - 1
+            n, s = ids.shape
+            run = _Run(self, bind(rows, s), rows, ids.reshape(-1), last + s * np.arange(n))
+            run.places[:], run.positions[:] = last, np.tile(np.arange(s), n)
+            logits[rows.start : rows.stop] = run.logits()
+        return logits
+
+    def step(self, bind: Bind, ids: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Logits [N, v] of what follows ``ids`` [N], one token of each text."""
+        n = len(self._lengths)
+        if int(self._lengths.max()) == self._buffers[0].shape[2]:
+            for i, each in enumerate(self._buffers):
+                self._buffers[i] = np.concatenate([each, np.zeros_like(each[:, :, :_ROOM])], axis=2)
+            self._run = None
+        if self._run is None:
+            self._run = _Run(self, bind(range(n), 1), range(n), np.empty(n, np.int64), np.arange(n))
+        self._run.ids[:], self._run.places[:], self._run.positions[:] = ids, self._lengths, self._lengths
+        logits = self._run.logits()
+        self._lengths += 1
+        return logits
+
+    def take(self, rows: Sequence[int] | NDArray[np.int64]) -> None:
+        """Keep these, in their order; one may be taken several times."""
+        if len(rows) == len(self._lengths) and np.array_equal(rows, np.arange(len(rows))):
+            return
+        for i, each in enumerate(self._buffers):
+            self._buffers[i] = each[rows]
+        self._lengths, self._run = self._lengths[rows], None
+
+    def join(self, other: KvCache, order: Sequence[int]) -> None:
+        """Take over another's texts; ``order`` numbers these and then those, as they shall stand."""
+        both, at = (self, other), np.argsort(order)
+        lengths = np.concatenate([each._lengths for each in both])
+        k, e = self._heads
+        shape = (len(lengths), k, places(int(lengths.max()) + 1), e)
+        where = np.split(at, [len(self._lengths)])
+        for i, pair in enumerate(zip(*(each._buffers for each in both), strict=True)):
+            self._buffers[i] = np.zeros(shape, np.float32)
+            for rows, buffer in zip(where, pair, strict=True):
+                length = min(shape[2], buffer.shape[2])
+                self._buffers[i][rows, :, :length] = buffer[:, :, :length]
+        self._lengths, self._run = lengths[order], None
+
+    def _bind_buffers(self, bound: Bound, rows: range) -> None:
+        pairs = [pair for i in self._layers for pair in zip(caches(PAST, i), caches(PRESENT, i), strict=True)]
+        for (past, present), buffer in zip(pairs, self._buffers, strict=True):
+            value = ort.OrtValue.ortvalue_from_numpy(buffer[rows.start : rows.stop])
+            bound.give(past, value)
+            bound.take(present, value)
+        for kind, frequencies in enumerate(self._frequencies):
+            angles = np.arange(self._buffers[0].shape[2], dtype=np.float32)[:, None] * frequencies
+            for name, table in zip(tables(kind), (np.cos(angles), np.sin(angles)), strict=True):
+                bound.give(name, ort.OrtValue.ortvalue_from_numpy(table))
+
+
+class _Run:
+    """A session on a cache's rows, and the arrays that it reads and writes."""
+
+    def __init__(
+        self, cache: KvCache, bound: Bound, rows: range, ids: NDArray[np.int64], last: NDArray[np.int64]
+    ) -> None:
+        self._bound, self.ids, tokens = bound, ids, len(ids) // len(rows)
+        self.places, self.positions = np.empty(len(rows), np.int32), np.empty(len(ids), np.int64)
+        self._logits = np.empty((len(rows), cache._vocabulary), np.float32)
+        helpers = {
+            Helper.POSITION: self.positions,
+            Helper.ROW: np.repeat(np.arange(len(rows)), tokens),
+            Helper.FIRST_TOKEN: tokens * np.arange(len(rows)),
+        }
+        given = {IDS: ids, LAST: last, PLACE: self.places}
+        given |= {HELPERS[name]: values for name, values in helpers.items() if HELPERS[name] in bound.inputs}
+        for name, values in given.items():
+            bound.give(name, ort.OrtValue.ortvalue_from_numpy(values))
+        bound.take(LOGITS, ort.OrtValue.ortvalue_from_numpy(self._logits))
+        cache._bind_buffers(bound, rows)
+
+    def logits(self) -> NDArray[np.float32]:
+        self._bound.run()
+        return self._logits.copy()
+
+
+def places(tokens: int) -> int:
+    """Of a buffer for so many."""
+    return -(-tokens // _ROOM) * _ROOM
+
+
+def _alike(lengths: NDArray[np.int32]) -> Iterator[range]:
+    """Neighbours that run together, padded to the longest."""
+    begin = 0
+    for end in range(1, len(lengths) + 1):
+        among = lengths[begin : end + 1]
+        if end == len(lengths) or (among.max() - among).sum() > _PADDING * (len(among) - 1):
+            yield range(begin, end)
+            begin = end
