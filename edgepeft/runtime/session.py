@@ -25,6 +25,7 @@ from edgepeft.common.messages import reason
 from edgepeft.device.host.machine import cpu_quota, lacks_dot_product, saturates_in_8_bits, thread_count
 from edgepeft.graph.grouped import lower_groups
 from edgepeft.graph.integer_lowering import lower_integers
+from edgepeft.graph.keep_texts import keep_texts
 from edgepeft.graph.names import LOGITS
 from edgepeft.graph.protos import copied
 from edgepeft.runtime.passes import unpacked
@@ -107,6 +108,7 @@ def open_session(
         lower_integers(model)
         # Without a dot product there is no kernel of 8-bit activations, but one of float32 ones.
         lower_groups(model, accuracy_level=0 if lacks_dot_product() else 4)
+        keep_texts(model.graph)
     if saturates_in_8_bits():
         model = _with_own_matrices(model)
     with failing_as(f"cannot open the model of {folder}"):
