@@ -55,6 +55,7 @@ CLAIMS = (
     Claim("kinds", _PEERS[0], 2.5, ("--max-seconds", "5")),
     Claim("scale", _PEERS[0], 2.0),
     Claim("calls", minutes=1.0, options=("--max-seconds", "20")),
+    Claim("decoders", minutes=4.0, options=("--max-seconds", "15", "--rounds", "8")),
 )
 
 

@@ -43,6 +43,8 @@ class _Peer(Protocol):
 
 
 _NAMES = (
+    "decoder_genai",
+    "decoder_llama_cpp",
     "dynamic_int8",
     "encoder_ctranslate2",
     "openvino",

@@ -20,6 +20,8 @@ from bench.suites import (
     _random_bundle,
     _suite_run,
     batches,
+    calls,
+    decoders,
     families,
     kinds,
     scale,
@@ -279,21 +281,10 @@ def test_a_suite_without_a_figure_is_not_drawn(tmp_path):
 
 
 def test_suites_are_found_by_their_files():
-    assert suite_names() == [
-        "batches",
-        "calls",
-        "families",
-        "kinds",
-        "scale",
-        "sharing",
-        "single",
-        "speed",
-        "text",
-        "tuning",
-    ]
-    modules = [batches, families, kinds, scale, sharing, single, speed, text, tuning]
-    assert [suite_named(name) for name in suite_names()] == modules
-    with pytest.raises(UnknownName, match="batches, families, kinds, scale, sharing, single, speed, text, tuning"):
+    modules = [batches, calls, decoders, families, kinds, scale, sharing, single, speed, text, tuning]
+    names = [module.__name__.rpartition(".")[2] for module in modules]
+    assert suite_names() == names and [suite_named(name) for name in names] == modules
+    with pytest.raises(UnknownName, match=", ".join(names)):
         suite_named("_suite_run")
 
 
@@ -331,6 +322,6 @@ def test_a_whole_suite_measures_every_row_or_says_why_not(name, monkeypatch):
     monkeypatch.setattr(scale, "_PROMISED", (9,))
     monkeypatch.setattr(scale, "_THOUSAND", scale._THOUSAND[:20])
     monkeypatch.setattr(sharing, "_SWITCHES", 100)
-    backbone = "t5-small" if name == "text" else "all-MiniLM-L6-v2"
+    backbone = {"text": "t5-small", "decoders": "SmolLM2-135M"}.get(name, "all-MiniLM-L6-v2")
     result = suite_run.run_suite(SuiteRequest(name, "rpi4", backbone, rounds=2, max_seconds=5))
     assert all(row.value is not None or row.note for row in result.rows) and len(result.rows) >= 4

@@ -1,0 +1,154 @@
+"""Small decoders: a step, a prompt, LoRA, rows of several tasks, and memory, beside the engines that people use.
+
+Each side writes the same number of tokens of every row, greedily, and no token ends a text.  A step is measured by
+texts of 32 tokens after 8, a prompt by 128 tokens and the first one that follows.  Ours has 8 bits, peers have what
+their names say; a goal is of the peer's 4 bits, as in the prototype that set it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from bench import written_together
+from bench.peers import decoder_genai, decoder_llama_cpp
+from bench.suites._proportional_memory import proportional_bytes
+from bench.suites._random_bundle import Structure
+from bench.suites._ratio import ratio_row
+from bench.suites._row import SuiteRow, Target
+from bench.suites._suite_run import Racer, SuiteRun
+from edgepeft.backbones.base import LINEAR_ROLES
+from edgepeft.bench.planning.job import Batches
+from edgepeft.common.errors import UsageError
+
+__all__ = ["ARCHITECTURE", "CASES", "TITLE", "measure"]
+
+TITLE = "Small decoders"
+ARCHITECTURE = "SmolLM2-135M"
+
+_OWN = "edgepeft int8"
+_EIGHT = tuple(f"task{number}" for number in range(8))
+_MB = 1e6
+
+
+class _Case(NamedTuple):
+    """Rows of so many tokens, how many each gets, and the throughput to reach over that of some peers."""
+
+    what: str
+    batches: Batches
+    tokens: int
+    goals: dict[str, float]
+
+
+_BARE = {
+    "step": _Case("a step of one row", ((8,),), 32, {"genai int4": 1 / 1.05}),
+    "steps": _Case("a step of four rows", ((8, 8, 8, 8),), 32, {"genai int4": 1.0, "llama.cpp Q4_0": 1 / 0.72}),
+    "prompt": _Case("a prompt of 128 tokens", ((128,),), 1, {"genai int4": 1 / 0.82, "llama.cpp Q4_0": 1 / 0.6}),
+}
+CASES = (*_BARE, "lora", "mixed", "memory")
+_PEERS = {
+    "genai int8": ("decoder_genai", decoder_genai.__name__, "int8"),
+    "genai int4": ("decoder_genai", decoder_genai.__name__, "int4"),
+    "llama.cpp Q8_0": ("decoder_llama_cpp", decoder_llama_cpp.__name__, "Q8_0"),
+    "llama.cpp Q4_0": ("decoder_llama_cpp", decoder_llama_cpp.__name__, "Q4_0"),
+}
+# Name -> roles, the throughput to keep of the bare backbone's, that of four tasks over one after another, and over
+# four rows of one task.
+_LORA = {
+    "q, v": (("query", "value"), 1 / 1.02, 2.2, 1 / 1.03),
+    "all linears": (tuple(map(str, LINEAR_ROLES)), 1 / 1.07, 2.0, 1 / 1.15),
+}
+
+
+def measure(run: SuiteRun) -> Iterator[SuiteRow]:
+    """Each case that was asked for.
+
+    Raises:
+        UsageError: the architecture does not go on with what it reads.
+    """
+    if not run.sizes.goes_on:
+        raise UsageError(f"the suite decoders needs a decoder alone; {run.architecture} is none.")
+    for name in run.cases or CASES:
+        if name in _BARE:
+            yield from _beside_peers(run, _BARE[name])
+        else:
+            yield from {"lora": _lora, "mixed": _mixed, "memory": _memory}[name](run)
+
+
+def _beside_peers(run: SuiteRun, case: _Case) -> Iterator[SuiteRow]:
+    racers = {_OWN: Racer(run.job("write_onnxruntime", _bundle(run), batches=case.batches, new_tokens=case.tokens))}
+    for label, (name, module, form) in _PEERS.items():
+        model = run.peer(name, task=form)
+        if isinstance(model, str):
+            yield SuiteRow(case.what, label, note=model)
+            continue
+        job = run.job(module, model.parent, batches=case.batches, model=str(model), new_tokens=case.tokens)
+        racers[label] = Racer(job, python=run.pythons.get(name, ""))
+    raced = run.race(case.what, racers)
+    for label in [label for label in racers if label != _OWN]:
+        target = Target(case.goals[label]) if label in case.goals else None
+        yield ratio_row(case.what, raced, _OWN, label, target)
+
+
+def _lora(run: SuiteRun) -> Iterator[SuiteRow]:
+    for case in _BARE.values():
+        given = {"batches": case.batches, "new_tokens": case.tokens}
+        racers = {"bare": Racer(run.job("write_onnxruntime", _bundle(run), **given))}
+        for name in _LORA:
+            racers[name] = Racer(run.job("write_onnxruntime", _with_lora(run, name), task=_EIGHT[0], **given))
+        raced = run.race(f"LoRA, {case.what}", racers)
+        for name, (_, kept, *_) in _LORA.items():
+            yield ratio_row(f"LoRA of {name}, {case.what}", raced, name, "bare", Target(kept))
+
+
+def _mixed(run: SuiteRun) -> Iterator[SuiteRow]:
+    case = _BARE["steps"]
+    for name, (_, _, over_apart, over_one) in _LORA.items():
+        sides = {
+            "four tasks": (_EIGHT[:4], False),
+            "one after another": (_EIGHT[:4], True),
+            "one task": (_EIGHT[:1] * 4, False),
+        }
+        racers = {
+            label: Racer(
+                run.job(
+                    written_together.__name__,
+                    _with_lora(run, name),
+                    batches=case.batches,
+                    new_tokens=case.tokens,
+                    settings={"tasks": tasks, "apart": apart},
+                )
+            )
+            for label, (tasks, apart) in sides.items()
+        }
+        what = f"four rows of four tasks, LoRA of {name}"
+        raced = run.race(what, racers)
+        yield ratio_row(what, raced, "four tasks", "one after another", Target(over_apart))
+        yield ratio_row(what, raced, "four tasks", "one task", Target(over_one))
+
+
+def _memory(run: SuiteRun) -> Iterator[SuiteRow]:
+    bundle = _with_lora(run, "q, v")
+    job = run.job("write_onnxruntime", bundle, batches=((64,),), new_tokens=8, settings={"tasks": _EIGHT})
+    with run.worker("eight tasks", job) as worker:
+        for number in range(len(_EIGHT)):
+            worker.step(number)
+        resident = proportional_bytes(worker.pid)
+    stored = sum(file.stat().st_size for file in (*bundle.glob("*.safetensors"), *bundle.glob("tasks/*.onnx")))
+    samples = {"resident": [resident / _MB], "stored": [stored / _MB]}
+    what = "memory of eight resident tasks over the bytes of weights and deltas"
+    yield SuiteRow(
+        what, None, resident / stored, unit="bytes ratio", target=Target(1.5, at_least=False), samples=samples
+    )
+
+
+def _bundle(run: SuiteRun) -> Path:
+    return run.bundle("bare-int8", weights="int8")
+
+
+def _with_lora(run: SuiteRun, name: str) -> Path:
+    """Eight tasks of rank 8 over 8 bits."""
+    settings = {"rank": "8", "roles": ",".join(_LORA[name][0])}
+    structure = Structure("lora", _EIGHT, settings, head="text", labels=None)
+    return run.bundle(f"lora-{name.replace(', ', '-').replace(' ', '-')}", [structure], weights="int8")

@@ -1,0 +1,61 @@
+"""The suite decoders: which goals are of which peers, and what rows of several tasks have written."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from bench import written_together
+from bench.suites import decoders
+from bench.suites._suite_run import SuiteRun
+from edgepeft.common.errors import UsageError
+from edgepeft.runtime.runtime import Runtime
+
+SECONDS = {"edgepeft int8": 1.0, "genai int4": 1.02, "genai int8": 1.3, "llama.cpp Q4_0": 1.5, "llama.cpp Q8_0": 1.9}
+SECONDS |= {"bare": 1.0, "q, v": 1.01, "all linears": 1.2}
+SECONDS |= {"four tasks": 1.0, "one after another": 2.5, "one task": 0.9}
+
+
+@pytest.fixture(scope="module")
+def run(tiny_run):
+    sizes = {"hidden_size": 64, "head_dim": 16, "intermediate_size": 64, "max_position_embeddings": 128}
+    sizes |= {"tie_word_embeddings": True}
+    return tiny_run("llama", rounds=2, **sizes)
+
+
+def test_goals_are_of_four_bits_and_of_what_lora_may_cost(run, monkeypatch, tmp_path):
+    monkeypatch.setattr(run, "cases", ("steps", "lora", "mixed"))
+    monkeypatch.setattr(SuiteRun, "peer", lambda self, name, task: tmp_path / task if "genai" in name else "not here")
+    monkeypatch.setattr(SuiteRun, "race", lambda self, what, racers: {n: [SECONDS[n]] * 3 for n in racers})
+    monkeypatch.setattr(SuiteRun, "bundle", lambda self, name, *_, **__: tmp_path)
+    rows = {(row.what, row.peer): row for row in decoders.measure(run)}
+    step = decoders._BARE["steps"].what
+    assert rows[step, "genai int4"].value == pytest.approx(1.02) and rows[step, "genai int4"].target.value == 1
+    assert rows[step, "genai int8"].target is None and rows[step, "llama.cpp Q4_0"].note == "not here"
+    assert rows[f"LoRA of q, v, {step}", "bare"].target.value == pytest.approx(1 / 1.02)
+    assert rows["four rows of four tasks, LoRA of all linears", "one after another"].value == pytest.approx(2.5)
+
+
+def test_rows_of_several_tasks_are_written_together_as_apart(run, monkeypatch):
+    bundle, written = decoders._with_lora(run, "all linears"), []
+    plain = Runtime.predict_mixed
+
+    def kept(self, *args, **more):
+        written.extend(found := plain(self, *args, **more))
+        return found
+
+    monkeypatch.setattr(Runtime, "predict_mixed", kept)
+    for apart in (False, True):
+        settings = {"tasks": [f"task{number}" for number in range(4)], "apart": apart}
+        job = run.job("", bundle, batches=((8, 8, 8, 8),), settings=settings, new_tokens=5)
+        written_together.prepare(job).step(0)
+    together, apart = written[:4], written[4:]
+    assert [answer.task for answer in apart] == ["task0", "task1", "task2", "task3"]
+    assert all(len(answer.tokens) == 5 for answer in written)
+    same = np.mean([a.tokens == b.tokens for a, b in zip(together, apart, strict=True)])
+    assert same >= 0.5  # activations are rounded to 8 bits, in products of other sizes: a near tie may fall otherwise
+
+
+def test_it_is_of_decoders_alone(tiny_run):
+    with pytest.raises(UsageError, match="decoder alone"):
+        next(iter(decoders.measure(tiny_run("t5"))))
