@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -232,7 +232,8 @@ class Architecture:
     is each layer's, empty where all see everything and learn positions otherwise, ``distances`` what attention is
     disentangled by.  ``foreign_head`` is what
     transformers' classifier has where no head of ours does.  ``aliases`` are tensors that a file may hold under
-    another's name alone.  ``reference`` is the attention of transformers that exports are compared with.
+    another's name alone.  ``reference`` is the attention of transformers that exports are compared with,
+    ``weights_dtype`` how they store the weights where nothing else is asked for.
     """
 
     family: str
@@ -261,6 +262,7 @@ class Architecture:
     distances: Distances | None = None
     foreign_head: str = ""
     reference: str = "eager"
+    weights_dtype: Literal["fp32", "int8"] = "fp32"
 
     @property
     def placeholder_token_id(self) -> int:

@@ -161,10 +161,10 @@ class Checkpoint:
         """An index in which a quantised tensor is float32, of the shape that it had; of no use to read values by."""
         whole = {name: stored for name, stored in self.tensors.items() if stored.dtype == "F32"}
         for name, stored in self.tensors.items():
-            original, _, form = name.partition(":int")
-            if form in ("8", "8:transposed", "4"):
-                shape = stored.shape[::-1] if form == "8:transposed" else stored.shape
-                shape = (*shape[:-1], 2 * shape[-1]) if form == "4" else shape
+            original, _, form = name.partition(":")
+            if form in ("int8", "int8:transposed", "int4", "uint8"):
+                shape = stored.shape[::-1] if form == "int8:transposed" else stored.shape
+                shape = (*shape[:-1], 2 * shape[-1]) if form == "int4" else shape
                 whole[original] = replace(stored, name=original, dtype="F32", shape=shape)
         return replace(self, tensors=whole)
 

@@ -18,7 +18,8 @@ from edgepeft.backbones.config import read_config
 from edgepeft.backbones.text import TextGraphs
 from edgepeft.backbones.tokens import TextEncoder, text_encoder
 from edgepeft.bundle.card import card_of, require_agreement
-from edgepeft.bundle.manifest import Manifest, TaskEntry, Tolerance, allowed_for
+from edgepeft.bundle.manifest import Manifest, TaskEntry
+from edgepeft.bundle.tolerance import Tolerance, allowed_for
 from edgepeft.bundle.versions import CHECK, GRAPH, WEIGHTS, locate
 from edgepeft.common.errors import BundleError, EdgepeftError, UsageError
 from edgepeft.common.resources import file_identity, sha256_of
@@ -172,8 +173,9 @@ class Bundle:
     def allowed(self, task: str) -> Tolerance:
         """How far the task may be from PyTorch, by how its weights and the backbone's are stored."""
         entry = self.entry(task)
-        allowed = allowed_for(self.manifest.backbone.weights_dtype, entry.weights_dtype)
-        return allowed if entry.verification is None else allowed.at_least(entry.verification.changed_tolerance)
+        goes_on = self.architecture.goes_on
+        allowed = allowed_for(self.manifest.backbone.weights_dtype, entry.weights_dtype, goes_on=goes_on)
+        return allowed if entry.verification is None else allowed.at_least(entry.verification)
 
     def delta_graph(self, task: str) -> onnx.ModelProto:
         """The task's delta graph."""

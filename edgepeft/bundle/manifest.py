@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -27,7 +26,6 @@ from edgepeft.data.by_class import rounded
 from edgepeft.tasks.base import TaskType, stated
 
 __all__ = [
-    "EXACT",
     "MANIFEST_FILE",
     "BackboneEntry",
     "CheckReference",
@@ -36,14 +34,13 @@ __all__ = [
     "Hashes",
     "Manifest",
     "OnData",
+    "OnText",
     "TaskCard",
     "TaskEntry",
     "TemplateEntry",
     "TextHashes",
-    "Tolerance",
     "Verification",
     "WeightsDtype",
-    "allowed_for",
     "hub_name_of",
     "model_card",
     "stated_score",
@@ -123,6 +120,24 @@ class OnData(_Model):
     onnxruntime: float | None = None
 
 
+class OnText(_Model):
+    """ONNX Runtime against PyTorch on the texts that PyTorch goes on with greedily, up to their ends."""
+
+    tokens: int
+    kl: float  # Kullback-Leibler divergence from PyTorch's distribution, nats a token
+    perplexity: float  # of these texts
+    reference_perplexity: float  # PyTorch's own
+    agreement: float  # share of tokens that greedy decoding would write too
+
+    @property
+    def told(self) -> str:
+        """In a sentence's part."""
+        return (
+            f"{self.kl:.2g} nats a token (Kullback-Leibler), perplexity {self.perplexity:.4g} beside "
+            f"{self.reference_perplexity:.4g}, {self.agreement:.1%} of {self.tokens} greedy tokens equal"
+        )
+
+
 class Verification(_Model):
     """ONNX Runtime against PyTorch on the task's check file.
 
@@ -140,6 +155,8 @@ class Verification(_Model):
     isa: str = ""
     onnxruntime: str = ""
     data: OnData | None = None
+    text: OnText | None = None
+    kl_tolerance: float | None = None  # of text.kl; None where decisions or logits are held to a tolerance
 
 
 class TaskCard(_Model):
@@ -293,33 +310,6 @@ class Manifest(_Model):
         except UsageError as error:
             raise BundleError(f"{path}: {error}") from error
         return manifest
-
-
-LOGIT_TOLERANCE = 1e-4  # largest absolute difference of a logit
-
-
-@dataclass(frozen=True)
-class Tolerance:
-    """``difference`` of a logit (None: any), and the share of decided rows whose decision may change."""
-
-    difference: float | None
-    changed: float = 0.0
-
-    def at_least(self, changed: float) -> Tolerance:
-        """The same, where it does not allow as many decisions to change."""
-        return replace(self, changed=max(self.changed, changed))
-
-
-EXACT = Tolerance(LOGIT_TOLERANCE)
-_ROUNDED = Tolerance(2e-2)  # half precision keeps 11 bits of a weight: each product is off by up to 5e-4 of itself
-_QUANTISED = {"int8": Tolerance(None, 0.02), "int4": Tolerance(None, 0.05)}
-
-
-def allowed_for(backbone: str, delta: str) -> Tolerance:
-    """What a bundle's ``weights_dtype`` and a task's allow."""
-    if backbone in _QUANTISED:
-        return _QUANTISED[backbone]
-    return _ROUNDED if delta == "fp16" else EXACT
 
 
 def model_card(manifest: Manifest) -> str:

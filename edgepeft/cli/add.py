@@ -14,6 +14,7 @@ from edgepeft.common.progress import say, stages
 from edgepeft.data.rows import verify_columns
 from edgepeft.options.base import (
     VERIFY_DATA,
+    AcceptError,
     Coverage,
     DeltaWeights,
     LabelColumn,
@@ -40,6 +41,7 @@ def command(
         str | None, typer.Option(help="The float32 checkpoint, where the bundle holds 8-bit weights only.")
     ] = None,
     delta_weights: DeltaWeights = "fp32",
+    accept_error: AcceptError = False,
     trainable: Trainable = False,
     coverage: Coverage = None,
     risk: Risk = None,
@@ -60,7 +62,7 @@ def command(
             f"{tuned[0]} is of a page; add trained folders, and promises (--coverage, --risk), in a call of their own."
         )
     if not guarantee and len(tuned) + len(exported) == len(delta):
-        manifest = _without_torch(bundle, exported, tuned, replace=force)
+        manifest = _without_torch(bundle, exported, tuned, replace=force, accept_error=accept_error)
     else:
         try:
             from edgepeft.training.exporting.bundle import add_deltas
@@ -80,6 +82,7 @@ def command(
                 data=verify_data,
                 columns=columns,
                 guarantee=guarantee,
+                accept_error=accept_error,
             )
     if as_json:
         print_json(manifest.model_dump(mode="json"))
@@ -87,7 +90,9 @@ def command(
         say(f"{bundle} now holds: {', '.join(manifest.tasks)}")
 
 
-def _without_torch(folder: Path, exported: list[Path], tuned: list[Path], *, replace: bool) -> Manifest:
+def _without_torch(
+    folder: Path, exported: list[Path], tuned: list[Path], *, replace: bool, accept_error: bool
+) -> Manifest:
     """Add delta graphs, and the tensors that a page tuned."""
     from edgepeft.bundle.bundle import Bundle
     from edgepeft.deploy.install import commit_tasks, prepare_exported, require_addable
@@ -95,6 +100,6 @@ def _without_torch(folder: Path, exported: list[Path], tuned: list[Path], *, rep
 
     bundle = Bundle(folder)
     require_addable([path.stem for path in exported], bundle.manifest.tasks, replace=replace)
-    prepared = [prepare_exported(bundle, path) for path in exported]
+    prepared = [prepare_exported(bundle, path, accept_error=accept_error) for path in exported]
     prepared += [prepare_tuned(bundle, path, replace=replace) for path in tuned]
     return commit_tasks(bundle, prepared, replace=replace)

@@ -64,6 +64,8 @@ def _show(manifest: Manifest) -> None:
 
 def _verified(result: Verification, compared: str) -> str:
     parity = f"largest logit difference to PyTorch {result.max_abs_difference:.1e} on {result.rows} rows"
+    if (text := result.text) is not None and result.kl_tolerance is not None:
+        return f"{parity}; text beside PyTorch's: {text.told}"
     if result.tolerance is not None:
         return parity
     on = result.data or result

@@ -58,6 +58,8 @@ def command(
             if result is not None:
                 bound = "" if result.tolerance is None else f" of {result.tolerance:.0e}"
                 difference = f"{result.max_abs_difference:.1e}{bound}"
+                if result.text is not None and result.kl_tolerance is not None:
+                    difference += f"; KL {result.text.kl:.1e} of {result.kl_tolerance:.1e}"
                 agreement = f"{result.agreement:.0%} of {result.rows - result.undecided}"
             table.add_row(finding.subject, difference, agreement, "failed" if finding.problem else "passed")
         table_console().print(table)

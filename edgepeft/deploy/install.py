@@ -26,11 +26,10 @@ from edgepeft.bundle.manifest import (
     Manifest,
     OnData,
     TaskEntry,
-    Tolerance,
     Verification,
-    allowed_for,
     model_card,
 )
+from edgepeft.bundle.tolerance import Tolerance, allowed_for
 from edgepeft.bundle.versions import (
     CHECK,
     GRAPH,
@@ -49,7 +48,7 @@ from edgepeft.common.errors import BundleError, EdgepeftError, UsageError
 from edgepeft.common.own_folder import locked
 from edgepeft.common.resources import sha256_of
 from edgepeft.common.task_name import SUFFIXES, check_new_name, check_task_name
-from edgepeft.deploy.verify import DataCheck, TextCheck, read_check, replay, require_passed
+from edgepeft.deploy.verify import DataCheck, TextCheck, accepted, read_check, replay, require_passed
 from edgepeft.graph.half import is_half
 from edgepeft.graph.names import LOGITS, without_prefix
 from edgepeft.graph.prune_last_layer import drop_unread_rows
@@ -58,6 +57,7 @@ from edgepeft.runtime.generation import TextSession
 from edgepeft.runtime.prefix import shared_layers
 from edgepeft.runtime.session import open_session, run_session
 from edgepeft.runtime.weights import TaskSession
+from edgepeft.tasks.base import TaskType
 
 __all__ = [
     "PreparedTask",
@@ -92,37 +92,34 @@ def prepare_task(
     reference: CheckReference = "pytorch",
     exact: ort.InferenceSession | None = None,
     stated: TaskEntry | None = None,
+    accept_error: bool = False,
 ) -> PreparedTask:
     """Splice a delta graph, replay its check file, and state the result; writes nothing.
 
     ``weights`` is the file with what is more than the graph can hold, which must stay until the task is written.
     ``exact`` is the task over float32 weights, to be compared in place of what the bundle gives with its own.
     ``stated`` is the entry of whoever made the task, whose reference and allowance for 8-bit weights hold here too.
+    With ``accept_error`` the task is taken however far 8-bit or 4-bit weights move it, and that is stated.
     """
     delta = parse_delta(graph, where, weights)
     facts = check_owner(delta, bundle.manifest, where)
     name = check_task_name(facts.get("edgepeft.task", ""))
     dtype = "fp16" if is_half(delta.graph) else "fp32"
-    allowed = allowed_for("fp32" if exact else bundle.manifest.backbone.weights_dtype, dtype)
+    backbone_dtype = "fp32" if exact else bundle.manifest.backbone.weights_dtype
+    allowed = allowed_for(backbone_dtype, dtype, goes_on=bundle.architecture.goes_on)
     if stated is not None and stated.verification is not None:
-        allowed, reference = allowed.at_least(stated.verification.changed_tolerance), stated.verification.reference
-    depth = 0
+        allowed, reference = allowed.at_least(stated.verification), stated.verification.reference
     card = card_of(facts, where)
     if stated is not None:
         require_agreement(card, stated, where)
     if card.get("head_reads") != "text":
-        sites = bundle.manifest.backbone.sites
-        model = splice(bundle.backbone_graph, delta, sites, bundle.checkpoint)
-        depth = shared_layers(model, bundle.architecture, sites)
-        drop_unread_rows(model)
-        run = partial(run_session, exact or _opened(bundle, model), LOGITS)
-        inputs, expected = read_check(check, f"the check file of {where}")
-        result = replay(run, inputs, expected, allowed, kind_of(card, where).agreement)
-        if data is not None:
-            result = _with_data(result, data.compare(run, allowed))
+        kind = kind_of(card, where)
+        result, depth = _replay_answers(bundle, delta, check, where, allowed, kind=kind, data=data, exact=exact)
     else:
-        result = _replay_text(bundle, delta, check, where, allowed)
+        result, depth = _replay_text(bundle, delta, check, where, allowed), 0
     result = result.model_copy(update={"reference": reference})
+    if accept_error:
+        result = accepted(result)
     require_passed(name, result)
     entry = entry_of(
         card,
@@ -140,6 +137,30 @@ def prepare_task(
     )
     own: dict[str, Content] = {} if weights is None else {WEIGHTS: weights}
     return PreparedTask(name, {GRAPH: graph, CHECK: check, **own}, entry)
+
+
+def _replay_answers(
+    bundle: Bundle,
+    delta: onnx.ModelProto,
+    check: bytes,
+    where: Path,
+    allowed: Tolerance,
+    *,
+    kind: TaskType,
+    data: DataCheck | None,
+    exact: ort.InferenceSession | None,
+) -> tuple[Verification, int]:
+    """Compare a task that answers each row at once; also the number of lowest layers that it shares with others."""
+    sites = bundle.manifest.backbone.sites
+    model = splice(bundle.backbone_graph, delta, sites, bundle.checkpoint)
+    depth = shared_layers(model, bundle.architecture, sites)
+    drop_unread_rows(model)
+    run = partial(run_session, exact or _opened(bundle, model), LOGITS)
+    inputs, expected = read_check(check, f"the check file of {where}")
+    result = replay(run, inputs, expected, allowed, kind.agreement)
+    if data is not None:
+        result = _with_data(result, data.compare(run, allowed))
+    return result, depth
 
 
 def _opened(bundle: Bundle, model: onnx.ModelProto) -> ort.InferenceSession:
@@ -163,8 +184,8 @@ def _with_data(result: Verification, data: OnData) -> Verification:
     return result.model_copy(update={"data": data, **({"changed_tolerance": most} if passed else {})})
 
 
-def prepare_exported(bundle: Bundle, path: Path) -> PreparedTask:
-    """A ``<task>.onnx`` that another bundle holds, with its other files beside it."""
+def prepare_exported(bundle: Bundle, path: Path, *, accept_error: bool = False) -> PreparedTask:
+    """A ``<task>.onnx`` that another bundle holds, with its other files beside it; ``accept_error`` as above."""
     check = path.with_name(f"{path.stem}{CHECK}")
     for file in (path, check):
         if not file.is_file():
@@ -175,7 +196,7 @@ def prepare_exported(bundle: Bundle, path: Path) -> PreparedTask:
     weights = own if own.is_file() else None
     for file in filter(None, (path, check, weights)):
         check_file(file, bundle.weights)
-    return prepare_task(bundle, path.read_bytes(), check.read_bytes(), path, weights)
+    return prepare_task(bundle, path.read_bytes(), check.read_bytes(), path, weights, accept_error=accept_error)
 
 
 def commit_tasks(bundle: Bundle, tasks: Sequence[PreparedTask], *, replace: bool = False) -> Manifest:

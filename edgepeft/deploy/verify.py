@@ -35,10 +35,12 @@ from edgepeft.backbones.base import Decoder
 from edgepeft.backbones.checkpoint import check_header
 from edgepeft.backbones.emit import BUNDLE_FILES
 from edgepeft.bundle.bundle import BACKBONE_FILE, TEMPLATES_FOLDER, expect_hash, read_graph
-from edgepeft.bundle.manifest import EXACT, OnData, Tolerance, Verification
+from edgepeft.bundle.manifest import OnData, Verification
+from edgepeft.bundle.tolerance import EXACT, Tolerance
 from edgepeft.bundle.versions import CHECK, GRAPH, TRAINING
 from edgepeft.common.errors import BundleError, EdgepeftError, VerificationFailed
 from edgepeft.data.row_grouping import RowGrouping
+from edgepeft.deploy.text_quality import text_quality
 from edgepeft.device.host.machine import isa_flags
 from edgepeft.graph.validate import check_standard
 from edgepeft.runtime.decoding import log_probabilities
@@ -55,6 +57,7 @@ __all__ = [
     "AuditFinding",
     "DataCheck",
     "TextCheck",
+    "accepted",
     "audit",
     "compare_logits",
     "in_groups",
@@ -69,6 +72,7 @@ GROUP_ROWS = 8  # attention of 64 rows of 512 tokens would need 800 MB
 STEPS, CANDIDATES = 8, 16
 # SmolLM2's (30 layers), of 21 at most, float32 leaves up to 1.1e-4 from float64's, and two computations twice that.
 _RELATIVE = 2e-5
+_ELSEWHERE = 1.25  # processors round activations in ways of their own
 _FORMAT = "edgepeft.check/1"
 _TOKENS, _CANDIDATES, _LOGITS = "tokens", "candidates", "logits"
 
@@ -162,7 +166,15 @@ def require_passed(task: str, result: Verification) -> None:
     bound = math.inf if result.tolerance is None else result.tolerance
     # Not "difference > tolerance": a NaN must fail.
     close = result.max_abs_difference <= bound and math.isfinite(result.max_abs_difference)
-    agreement = (result.data or result).agreement
+    agreement, text = (result.data or result).agreement, result.text
+    if text is not None and result.kl_tolerance is not None:
+        if close and text.kl <= result.kl_tolerance:
+            return
+        raise VerificationFailed(
+            f"task {task}: with quantised weights its text is not {REFERENCES[result.reference]}'s: {text.told} "
+            f"(allowed: {result.kl_tolerance:.2g} nats). Export it in more bits (--weights int8 or fp32), or have "
+            "export or add take it as it is (--accept-error)."
+        )
     if close and 1 - agreement <= result.changed_tolerance + 1e-9:  # two of a hundred are not more than 2 %
         return
     where = f"its {result.rows} check rows" if result.data is None else f"{result.data.rows} rows of data"
@@ -170,12 +182,24 @@ def require_passed(task: str, result: Verification) -> None:
         raise VerificationFailed(
             f"task {task}: with quantised weights {1 - agreement:.1%} of the decisions on {where} are not PyTorch's "
             f"(allowed: {result.changed_tolerance:.0%}; largest logit difference {result.max_abs_difference:.3g}). "
-            "Verify on the task's own texts (--verify-data), or export with --weights fp32."
+            "Verify on the task's own texts (--verify-data), export with --weights fp32, or have export or add take "
+            "it as it is (--accept-error)."
         )
     raise VerificationFailed(
         f"task {task}: ONNX Runtime differs from {REFERENCES[result.reference]} by {result.max_abs_difference:.3g} "
         f"on {where} (tolerance {bound:.0e}), with {agreement:.1%} of the decisions equal."
     )
+
+
+def accepted(result: Verification) -> Verification:
+    """The same, allowed to be as far from its reference as it is; logits that are held to a tolerance stay so."""
+    if result.tolerance is not None:
+        return result
+    changed = max(result.changed_tolerance, 1 - (result.data or result).agreement)
+    kl = result.kl_tolerance
+    if result.text is not None and kl is not None:
+        kl = max(kl, _ELSEWHERE * result.text.kl)
+    return result.model_copy(update={"changed_tolerance": changed, "kl_tolerance": kl})
 
 
 @dataclass(frozen=True)
@@ -281,7 +305,11 @@ class TextCheck:
                 found[rows, step] = np.take_along_axis(likely, self.candidates[rows, step], axis=1)
                 ids = self.tokens[rows, step]
         width = self.logits.shape[-1]
-        return compare_logits(self.logits.reshape(-1, width), found.reshape(-1, width), allowed)
+        result = compare_logits(self.logits.reshape(-1, width), found.reshape(-1, width), allowed)
+        quality = text_quality(self.logits, found, self.tokens == decoder.end_token_id)
+        changed = result.changed_tolerance if allowed.kl is None else 1.0
+        more = {"text": quality, "kl_tolerance": allowed.kl, "changed_tolerance": changed}
+        return result.model_copy(update=more)
 
 
 @dataclass(frozen=True)

@@ -76,7 +76,10 @@ def in_eight_bits(matrix: NDArray[np.float32]) -> tuple[NDArray[np.uint8], NDArr
 
 
 def in_four_bits(matrix: NDArray[np.float32]) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
-    """Pairs of numbers [out, in / 2] and scales [out, in / 32] of a matrix [out, in]; a group of zeros has scale 1."""
+    """Pairs of numbers [out, in / 2] and scales [out, in / 32] of a matrix [out, in]; a group of zeros has scale 1.
+
+    Groups that had 4 bits before in this form (GGUF's Q4_0) keep their values to the last digit.
+    """
     groups = matrix.reshape(len(matrix), -1, _GROUP)
     largest = np.take_along_axis(groups, np.abs(groups).argmax(axis=2, keepdims=True), axis=2)
     least, best, scales = np.full(largest.shape, np.inf, np.float32), np.zeros_like(groups), np.ones_like(largest)
@@ -84,7 +87,9 @@ def in_four_bits(matrix: NDArray[np.float32]) -> tuple[NDArray[np.uint8], NDArra
         scale = largest / np.float32(-steps)
         scale[scale == 0] = 1
         numbers = np.clip(np.rint(groups / scale), -_MIDDLE, _HIGHEST - _MIDDLE)
-        scale = (groups * numbers).sum(2, keepdims=True) / np.maximum((numbers**2).sum(2, keepdims=True), 1)
+        fits = (scale * numbers == groups).all(axis=2, keepdims=True)
+        nearest = (groups * numbers).sum(2, keepdims=True) / np.maximum((numbers**2).sum(2, keepdims=True), 1)
+        scale = np.where(fits, scale, nearest)
         error = ((scale * numbers - groups) ** 2).sum(2, keepdims=True)
         better = error < least
         least, best, scales = (np.where(better, *each) for each in ((error, least), (numbers, best), (scale, scales)))

@@ -77,25 +77,32 @@ def quantised_tensors(
     checkpoint: Checkpoint,
     factors: Mapping[str, NDArray[np.float32]] = MappingProxyType({}),
     *,
+    others: Iterable[onnx.GraphProto] = (),
     four_bits: bool = False,
     groups: bool = False,
 ) -> dict[str, NDArray[np.generic]]:
     """What the weights file of a quantised backbone holds, by name; ``checkpoint`` has float32 only.
 
+    ``others`` are further graphs of this backbone, which may read more of it: a decoder's output matrix, in 8 bits.
     ``factors`` [in] are those of what a matrix reads, by its name, the same for all that read one value.
-    With ``four_bits`` projections have 4 where they can; tables have 8.  With ``groups`` what has 8 has a scale for
-    each group of a row, where it can.
+    With ``four_bits`` projections of ``graph`` have 4 where they can; tables have 8.  With ``groups`` what has 8 has a
+    scale for each group of a row, where it can.
     """
-    matrices = {node.input[1] for node in projections(graph)}
-    looked_up = {node.input[0] for node in graph.node if node.op_type == "Gather"} & checkpoint.tensors.keys()
+    graphs = (graph, *others)
+    matrices = {node.input[1] for each in graphs for node in projections(each)}
+    four_bit = {node.input[1] for node in projections(graph)} if four_bits else set()
+    looked_up = {node.input[0] for each in graphs for node in each.node if node.op_type == "Gather"}
+    looked_up &= checkpoint.tensors.keys()
     tables = {name for name in looked_up if checkpoint.tensors[name].shape[0] >= _LEAST_TABLE_ROWS}
+    matrices -= looked_up - tables  # a small table stays as it is, whatever multiplies by it too
     stored_tensors: dict[str, NDArray[np.generic]] = {}
-    for name in (i.name for i in graph.initializer if i.data_location == TensorProto.EXTERNAL):
+    external = (i.name for each in graphs for i in each.initializer if i.data_location == TensorProto.EXTERNAL)
+    for name in dict.fromkeys(external):
         values, stored = checkpoint.values(name), Quantised(name)
         if name not in matrices | tables:
             stored_tensors[name] = values
             continue
-        if four_bits and name not in tables and can_group(values):
+        if name in four_bit and name not in tables and can_group(values):
             stored_tensors[stored.packed], stored_tensors[stored.scale] = in_four_bits(_finite(values, name))
             continue
         if groups and can_group(values):

@@ -222,6 +222,9 @@ Trainable = Annotated[
     bool, typer.Option("--trainable", help="Kept for older commands; every task can be tuned without it.")
 ]
 DeltaWeights = Annotated[Literal["fp32", "fp16"], typer.Option(help="How the deltas are stored.")]
+AcceptError = Annotated[
+    bool, typer.Option("--accept-error", help="Take tasks however far 8-bit or 4-bit weights move their answers.")
+]
 _SET = "the set of labels that has the true one in this share of rows"
 Coverage = Annotated[
     float | None, typer.Option(metavar="SHARE", help=f"An answer is unsure unless it stands alone in {_SET}.")

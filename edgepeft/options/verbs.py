@@ -13,6 +13,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from edgepeft.common.task_name import check_new_name
 from edgepeft.options.base import (
     ROWS_HELP,
+    AcceptError,
     ColumnOptions,
     Count,
     Coverage,
@@ -206,9 +207,11 @@ class ExportOptions(Options):
         typer.Option(help="Instead of a bundle, one delta of adapters, LoRA or a prompt as AdapterHub's folder."),
     ] = None
     weights: Annotated[
-        Literal["fp32", "int8", "int4"], typer.Option(help="How the backbone is stored and multiplied.")
-    ] = "fp32"
+        Literal["fp32", "int8", "int4"] | None,
+        typer.Option(help="How the backbone is stored and multiplied. Default: int8 of decoders alone, else fp32."),
+    ] = None
     delta_weights: DeltaWeights = "fp32"
+    accept_error: AcceptError = False
     coverage: Coverage = None
     risk: Risk = None
     profile: Annotated[

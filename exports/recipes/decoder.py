@@ -107,6 +107,7 @@ def main(folder: Path) -> None:
     edgepeft("export", "--backbone", model, *deltas, "--out", folder / "bundle", "--force")
     orders = [row["order"] for row in rows(ASKED, 2)]
     with Runtime(folder / "bundle") as runtime:
+        weights = runtime.bundle.manifest.backbone.weights_dtype
         for asked in (orders[:1], orders):  # the first opens the sessions
             start = perf_counter()
             batch = runtime.writing(Decoding(40))
@@ -121,7 +122,7 @@ def main(folder: Path) -> None:
     print(
         f"{len(drafts)} rows of {len(TASKS)} tasks in one batch: {written / seconds:.0f} tokens a second, measured once"
     )
-    print(f"  (prompts of {min(lengths)} to {max(lengths)} tokens, float32, {host}, under no device's limits)")
+    print(f"  (prompts of {min(lengths)} to {max(lengths)} tokens, {weights}, {host}, under no device's limits)")
     print(f"{perf_counter() - began:.0f} s in all")
 
 

@@ -5,11 +5,12 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from scipy.special import log_softmax, rel_entr, softmax
 
 from edgepeft.backbones.base import Decoder
-from edgepeft.bundle.manifest import allowed_for
+from edgepeft.bundle.tolerance import EXACT, Tolerance, allowed_for
 from edgepeft.common.errors import BundleError, VerificationFailed
-from edgepeft.deploy.verify import TextCheck, compare_logits, pack_check, read_check, replay, require_passed
+from edgepeft.deploy.verify import TextCheck, accepted, compare_logits, pack_check, read_check, replay, require_passed
 from edgepeft.tasks.base import same_best
 from edgepeft.tasks.regression import Regression
 
@@ -141,3 +142,76 @@ def test_a_log_probability_of_text_may_differ_by_a_share_of_the_largest(by, pass
     assert result.tolerance == pytest.approx(2e-5 * 19.813, rel=1e-3)
     with contextlib.nullcontext() if passes else pytest.raises(VerificationFailed):
         require_passed("t", result)
+
+
+ROWS, STEPS, WORDS, KNOWN, END = 6, 4, 11, 5, 1  # KNOWN candidates of WORDS tokens
+
+
+def texts(by: float, *, allowed: Tolerance = EXACT, ended: tuple[int, ...] = ()) -> tuple:
+    """Random texts, checked where each logit is moved by up to ``by``; theirs and ours [rows, steps, words].
+
+    Rows of ``ended`` are at their ends at their second tokens.
+    """
+    source = np.random.default_rng(0)
+    theirs = source.normal(0, 3, (ROWS, STEPS, WORDS)).astype(np.float32)
+    theirs[..., END] = -9
+    theirs[list(ended), 1, END] = 9
+    ours = theirs + np.float32(by) * source.uniform(-1, 1, theirs.shape).astype(np.float32)
+    best = np.argsort(-theirs, axis=-1)[..., :KNOWN]
+    likely = np.take_along_axis(log_softmax(theirs, -1), best, -1)
+    inputs = {name: np.full((ROWS, 2), 7) for name in ("input_ids", "attention_mask")}
+    check = TextCheck(inputs, best[..., 0].copy(), best, likely)
+    steps = iter(ours.swapaxes(0, 1))
+    result = check.compare(
+        lambda _: SimpleNamespace(step=lambda ids, order: next(steps)), Decoder(0, END, 1, 0), allowed
+    )
+    return result, theirs, ours
+
+
+def test_divergence_and_perplexity_of_text_are_scipys_of_the_known_tokens_and_of_all_others_in_sum():
+    result, theirs, ours = texts(1.0)
+    best = np.argsort(-theirs, axis=-1)
+    p, q = (np.take_along_axis(softmax(each.astype(float), -1), best, -1) for each in (theirs, ours))
+    assert result.text.perplexity == pytest.approx(np.exp(-np.log(q[..., 0]).mean()), rel=1e-5)
+    assert result.text.reference_perplexity == pytest.approx(np.exp(-np.log(p[..., 0]).mean()), rel=1e-5)
+    assert result.text.agreement == (ours.argmax(-1) == theirs.argmax(-1)).mean() < 1
+    p, q = (np.concatenate([v[..., :KNOWN], v[..., KNOWN:].sum(-1, keepdims=True)], -1) for v in (p, q))
+    assert result.text.kl == pytest.approx(rel_entr(p, q).sum(-1).mean(), rel=1e-4)
+    assert (result.text.tokens, result.kl_tolerance) == (ROWS * STEPS, None)
+    assert abs(texts(0.0)[0].text.kl) < 1e-6
+
+
+def test_what_comes_past_the_end_of_a_text_is_not_counted():
+    result, theirs, ours = texts(1.0, ended=(0, 3))
+    assert result.text.tokens == ROWS * STEPS - 2 * (STEPS - 2)
+    whole = (ours.argmax(-1) == theirs.argmax(-1)).astype(float)
+    whole[[0, 3], 2:] = np.nan
+    assert result.text.agreement == pytest.approx(np.nanmean(whole))
+
+
+@pytest.mark.parametrize(("by", "passes"), [(0.3, True), (2.0, False)])
+def test_a_decoder_in_8_bits_is_held_to_its_divergence_and_not_to_near_ties(by, passes):
+    result, *_ = texts(by, allowed=allowed_for("int8", "fp32", goes_on=True))
+    assert result.agreement < 0.98  # which an encoder would be refused for
+    with (
+        contextlib.nullcontext() if passes else pytest.raises(VerificationFailed, match=r"Kullback-Leibler.*0\.05 nats")
+    ):
+        require_passed("t", result)
+    assert (result.text.kl < 0.05) is passes
+
+
+def test_what_is_accepted_is_stated_and_holds_from_then_on_and_no_number_is_never_accepted():
+    allowed = allowed_for("int8", "fp32", goes_on=True)
+    result = accepted(texts(2.0, allowed=allowed)[0])
+    require_passed("t", result)
+    again, *_ = texts(2.0, allowed=allowed.at_least(result))
+    require_passed("t", again)
+    with pytest.raises(VerificationFailed):
+        require_passed("t", texts(6.0, allowed=allowed.at_least(result))[0])
+    with pytest.raises(VerificationFailed):
+        require_passed("t", accepted(texts(np.nan, allowed=allowed)[0]))
+    labels = accepted(eight_bits([[1.0, 0.0]] * 2, [[0.0, 1.0], [1.0, 0.0]]))
+    assert labels.changed_tolerance == 0.5
+    require_passed("t", labels)
+    with pytest.raises(VerificationFailed):  # weights in float32 have no excuse
+        require_passed("t", accepted(compare_logits(REFERENCE, moved(0, 0, 1e-3))))

@@ -66,20 +66,22 @@ def export_bundle(
     force: bool = False,
     templates: Sequence[Method | str] = (),
     stage: Stage = _silent,
-    weights: WeightsDtype = "fp32",
+    weights: WeightsDtype | None = "fp32",
     delta_weights: DeltaDtype = "fp32",
     data: Rows | None = None,
     columns: Columns = SENTENCES,
     guarantee: Guarantee = MappingProxyType({}),
+    accept_error: bool = False,
 ) -> Manifest:
     """Write a bundle that appears whole or not at all.
 
     ``backbone`` may be a folder or a Hub name, a template a text such as ``lora:rank=8``.  ``texts`` are what each task
     is verified on; by default 64 of ``data``, or those that come with edgepeft.  ``templates`` are methods to start
-    tasks from on a board; ``stage`` is entered around each step by name; ``weights`` is how the backbone is stored,
-    ``delta_weights`` how the tasks are (templates are float32).  With 8-bit weights, every row of ``data``, whose
-    columns may have other names, is compared too, and its metric where its labels are the task's.  ``guarantee`` is a
-    ``coverage`` or a ``risk`` of every task's answers, by the evaluation rows that its delta keeps.
+    tasks from on a board; ``stage`` is entered around each step by name; ``weights`` is how the backbone is stored
+    (None: as its architecture says), ``delta_weights`` how the tasks are (templates are float32).  With 8-bit weights,
+    every row of ``data``, whose columns may have other names, is compared too, and its metric where its labels are the
+    task's; with ``accept_error`` tasks are taken however far such weights move them.  ``guarantee`` is a ``coverage``
+    or a ``risk`` of every task's answers, by the evaluation rows that its delta keeps.
     """
     rows, paths = None if data is None else source_of(data), [*map(Path, deltas)]
     checks = CheckTexts(texts, rows, columns)
@@ -91,9 +93,9 @@ def export_bundle(
         _require_readable(checks, paths)
         cards = cards_with_guarantee(paths, guarantee)
         with stage("backbone"):
-            write_backbone(backbone, new, weights)
+            write_backbone(backbone, new, weights or backbone.architecture.weights_dtype)
         with ExitStack() as staged:
-            exporter = _Exporter(Bundle(new), backbone, checks, delta_weights, cards, staged)
+            exporter = _Exporter(Bundle(new), backbone, checks, delta_weights, cards, staged, accept_error)
             commit_tasks(exporter.bundle, exporter.prepare(paths, stage))
         for method in methods:
             with stage(method.name):
@@ -113,11 +115,13 @@ def add_deltas(
     data: Source | None = None,
     columns: Columns = SENTENCES,
     guarantee: Guarantee = MappingProxyType({}),
+    accept_error: bool = False,
 ) -> Manifest:
     """Put tasks into an existing bundle: all of them or none; no byte of the backbone changes.
 
     A delta is a folder that ``edgepeft train`` wrote, or an exported ``<task>.onnx``.  ``backbone`` is the float32
-    checkpoint, which a bundle of 8-bit weights does not hold.  ``guarantee`` is as in ``export_bundle``.
+    checkpoint, which a bundle of 8-bit weights does not hold.  ``guarantee`` and ``accept_error`` are as in
+    ``export_bundle``.
     """
     bundle = Bundle(folder)
     require_addable(_names(deltas), bundle.manifest.tasks, replace=replace)
@@ -127,7 +131,7 @@ def add_deltas(
     trained = any(path.suffix != ".onnx" for path in deltas)
     original = _original(bundle, backbone) if trained else _as_it_is(bundle)
     with ExitStack() as staged:
-        exporter = _Exporter(bundle, original, checks, delta_weights, cards, staged)
+        exporter = _Exporter(bundle, original, checks, delta_weights, cards, staged, accept_error)
         return commit_tasks(bundle, exporter.prepare(deltas, stage), replace=replace)
 
 
@@ -216,6 +220,7 @@ class _Exporter:
     delta_weights: DeltaDtype
     cards: Mapping[Path, DeltaCard]  # of deltas whose answers guarantee something
     staged: ExitStack  # removes what is kept in files, for its size, until the tasks are written
+    accept_error: bool
 
     @cached_property
     def model(self) -> nn.Module:
@@ -230,7 +235,7 @@ class _Exporter:
 
     def _one(self, path: Path) -> PreparedTask:
         if path.suffix == ".onnx":
-            return prepare_exported(self.bundle, path)
+            return prepare_exported(self.bundle, path, accept_error=self.accept_error)
         delta = Delta.load(path, self.backbone)
         delta.card = self.cards.get(path, delta.card)
         weights = self.bundle.folder / f".{os.getpid()}.{delta.card.task}{WEIGHTS}"
@@ -243,7 +248,8 @@ class _Exporter:
         rows = (self.checks.data, self.checks.columns) if compared and self.checks.data else None
         data = data_check(delta, self.backbone, self.model, *rows) if rows else None
         del delta  # it may be as large as the backbone
-        return prepare_task(self.bundle, graph, check, path, weights if weights.is_file() else None, data=data)
+        own = weights if weights.is_file() else None
+        return prepare_task(self.bundle, graph, check, path, own, data=data, accept_error=self.accept_error)
 
 
 def _versions() -> dict[str, str]:
@@ -302,15 +308,11 @@ def write_weights(graphs: Sequence[onnx.ModelProto], backbone: Backbone, folder:
         shutil.copyfile(backbone.weights, folder / WEIGHTS_FILE)
         return backbone.sha256
     decoder, goes_on = backbone.architecture.decoder, backbone.architecture.goes_on
-    if dtype == "int4" and goes_on:
-        raise UsageError(
-            f"{backbone.source} in 4 bits, rounded without calibration, would write other texts (on SmolLM2-135M its "
-            "distributions of tokens are 0.2 to 2.9 nats from those of float32, in 8 bits 0.001 to 0.015); export it "
-            "with --weights int8."
-        )
     factors = {} if decoder or dtype == "int4" else column_factors(graphs[0], backbone)
-    four_bits = dtype == "int4"
-    tensors = quantised_tensors(graphs[0].graph, backbone.checkpoint, factors, four_bits=four_bits, groups=goes_on)
+    graph, *others = (each.graph for each in graphs)
+    tensors = quantised_tensors(
+        graph, backbone.checkpoint, factors, others=others, four_bits=dtype == "int4", groups=goes_on
+    )
     for name in backbone.architecture.pooler:  # no part of the graph, but read by heads
         if backbone.checkpoint.has(name):
             tensors[backbone.checkpoint.stored_name(name)] = backbone.checkpoint.read(name)

@@ -45,7 +45,7 @@ def export(options: ExportOptions) -> ExportResult:
     guarantee = guarantee_of(options.coverage, options.risk)
     elsewhere = [library for library in _LIBRARIES if getattr(options, library) is not None]
     if elsewhere:
-        stored = (options.weights, options.delta_weights) != ("fp32", "fp32")
+        stored = (options.weights or "fp32", options.delta_weights) != ("fp32", "fp32")
         more = (options.out, templates, guarantee, elsewhere[1:], options.trainable, options.verify_data is not None)
         if stored or any(more) or len(deltas) != 1:
             raise UsageError(NO_BUNDLE)
@@ -59,9 +59,6 @@ def export(options: ExportOptions) -> ExportResult:
         raise UsageError("give --delta, a folder that `edgepeft train` wrote, or --template, a method to start from.")
     profile = options.profile
     processor = machine.processor_of_host() if profile is None else machine.processor_of_profile(load_profile(profile))
-    fp16 = options.delta_weights == "fp16"
-    for cost in machine.missing_arithmetic(processor, weights=options.weights, fp16=fp16):
-        messages().print(f"note: {cost}", markup=False)
     with stages(1 + len(deltas) + len(templates)) as stage:
         manifest = export_bundle(
             options.backbone,
@@ -75,7 +72,11 @@ def export(options: ExportOptions) -> ExportResult:
             guarantee=guarantee,
             force=options.force,
             stage=stage,
+            accept_error=options.accept_error,
         )
+    fp16 = options.delta_weights == "fp16"
+    for cost in machine.missing_arithmetic(processor, weights=manifest.backbone.weights_dtype, fp16=fp16):
+        messages().print(f"note: {cost}", markup=False)
     return ExportResult(Path(options.out), manifest)
 
 
