@@ -26,10 +26,10 @@ from edgepeft.common.errors import UsageError
 from edgepeft.data.training_loop.run import Interrupted
 from edgepeft.deploy.verify import audit
 from edgepeft.graph.gradient.training import training_facts
-from edgepeft.methods.base import method_of
+from edgepeft.methods.base import method_named, method_of
 from edgepeft.options.verbs import TuneSettings
 from edgepeft.runtime.runtime import Runtime
-from edgepeft.training.exporting.bundle import export_bundle
+from edgepeft.training.exporting.bundle import export_bundle, write_backbone
 from edgepeft.training.exporting.delta import export_delta
 from edgepeft.tuning.activation_cache import training_graph
 from edgepeft.tuning.step import Expansion, StepRows, TrainingStep
@@ -46,10 +46,13 @@ LENGTHS = (5, 1, 3)  # of targets, their ends counted
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("model_type", ["t5", "llama"])
-def test_loss_and_gradients_of_a_step_are_pytorchs(tiny: Callable[..., Path], model_type: str, method: str):
-    folder = tiny(model_type)
-    backbone = open_backbone(str(folder))
+@pytest.mark.parametrize(("model_type", "weights"), [("t5", "fp32"), ("llama", "fp32"), ("llama", "int8")])
+def test_loss_and_gradients_of_a_step_are_pytorchs(
+    tiny: Callable[..., Path], tmp_path: Path, model_type: str, weights: Any, method: str
+):
+    """Over 8 bits, PyTorch's with what these stand for in place of the weights."""
+    wide = {"hidden_size": 64, "intermediate_size": 96, "vocab_size": 1100} if weights == "int8" else {}
+    backbone = open_backbone(str(tiny(model_type, **wide)))
     settings = {name: value for name, value in METHODS[method].items() if model_type == "t5" or name[0] != "c"}
     delta = random_delta(backbone, method, "t", None, settings=settings, head="text")
     case = Case(method_of(method), backbone)  # for its rows and its model
@@ -58,6 +61,11 @@ def test_loss_and_gradients_of_a_step_are_pytorchs(tiny: Callable[..., Path], mo
     targets = np.full((len(LENGTHS), max(LENGTHS)), -100)
     for row, length in zip(targets, LENGTHS, strict=True):
         row[:length] = source.integers(2, backbone.architecture.vocab_size, length)
+    write_backbone(backbone, tmp_path, weights)
+    checkpoint = Bundle(tmp_path).checkpoint
+    if weights == "int8":
+        stored = {name: torch.from_numpy(checkpoint.read(name).copy()) for name in backbone.architecture.tensors}
+        case.model.load_state_dict(stored, strict=False)
     start = backbone.architecture.decoder.start_token_id or 0  # after a prompt any number will do
     before = np.maximum(np.pad(targets[:, :-1], ((0, 0), (1, 0)), constant_values=start), 0)
 
@@ -72,11 +80,11 @@ def test_loss_and_gradients_of_a_step_are_pytorchs(tiny: Callable[..., Path], mo
 
     exact = exactly(backward)
     facts = training_facts(graph)
-    deployed = deployed_graph(graph, facts, backbone.family, backbone.architecture, backbone.checkpoint)
-    trained, split = training_graph(deployed, facts, backbone.checkpoint, prefix_cache=False)
+    deployed = deployed_graph(graph, facts, backbone.family, backbone.architecture, checkpoint)
+    trained, split = training_graph(deployed, facts, checkpoint, prefix_cache=False)
     assert split is None
-    step = TrainingStep(trained, facts, backbone.folder, 1)
-    expansion = Expansion(graph, facts, backbone.checkpoint, 1)
+    step = TrainingStep(trained, facts, tmp_path, 1)
+    expansion = Expansion(graph, facts, checkpoint, 1)
     shares = np.full(len(LENGTHS), 1 / sum(LENGTHS), np.float32)
     given = {name: tensor.numpy() for name, tensor in rows.items()}
     own = expansion.inputs(facts.tensors(graph))
@@ -133,6 +141,22 @@ def test_a_board_learns_to_write_and_its_answers_are_verified(
     with Runtime(bundle, threads=1, cache=False) as runtime:
         answers = runtime.write("full", [f"{first} w6", f"{second} w8"])
     assert [answer.text for answer in answers] == [f"w50 {first}", f"w50 {second}"]
+
+
+def test_a_board_teaches_a_decoder_over_8_bits(tiny: Callable[..., Path], tmp_path: Path):
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps({"text": f"w{5 + i} w{6 + i}", "answer": "w50 w51"}) + "\n" for i in range(40)))
+    backbone = open_backbone(str(tiny("llama", hidden_size=64, intermediate_size=96, vocab_size=1100)))
+    lora = method_named("lora").from_settings({"roles": ["query", "value", "attention_output", "ffn_output"]})
+    torch.manual_seed(0)
+    posed = {"source": "{text}", "target": "{answer}", "max_target_length": 6}
+    fresh = new_delta(backbone, lora, "fresh", None, head="text", max_length=16, template=posed)
+    export_bundle(backbone, [saved(fresh, tmp_path / "fresh")], tmp_path / "bundle", texts=TEXTS, weights="int8")
+    result = tune_task(tmp_path / "bundle", "fresh", Files(rows), options_of(), threads=1)
+    assert result.score > 0.9 > result.metrics["before"]
+    verification = Bundle(tmp_path / "bundle").entry("fresh").verification
+    assert verification.reference == "training graph" and verification.text.kl < verification.kl_tolerance == 0.05
+    assert not [finding for finding in audit(tmp_path / "bundle") if finding.problem]
 
 
 def test_a_run_that_is_stopped_goes_on_to_the_same_weights(bundle_to_tune: Path, rows_to_write: Path, tmp_path: Path):
