@@ -235,7 +235,7 @@ def sites_of(layout: DecoderLayout, sizes: Sizes) -> Iterator[Site]:
         yield at(Role.FFN_OUTPUT, _FEED_FORWARD[2], (f, d), layout.norms["ffn"])
         yield at(Role.LAYER_OUTPUT, "", (d, d))
     yield Site(Role.STACK_OUTPUT.value, Role.STACK_OUTPUT, None, d, d, "model.norm", "model.norm")
-    yield from (Site(role.value, role, None, d, d) for role in (Role.POOLED_FIRST, Role.POOLED_MEAN))
+    yield from (Site(role.value, role, None, d, d) for role in (Role.POOLED_FIRST, Role.POOLED_MEAN, Role.POOLED_LAST))
     yield Site(Role.POOLED_LABELS.value, Role.POOLED_LABELS, None, d, sizes.vocab_size, reads="lm_head")
 
 

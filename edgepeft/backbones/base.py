@@ -80,6 +80,7 @@ class Role(StrEnum):
     STACK_OUTPUT = "output"  # past the norm that ends a stack, where norms stand first
     POOLED_FIRST = "pooled.first"  # the first token's last hidden state, [batch, d]
     POOLED_MEAN = "pooled.mean"  # the mean of the tokens' last hidden states, [batch, d]
+    POOLED_LAST = "pooled.last"  # of a model that goes on with its text, the last token's, [batch, d]
     POOLED_LABELS = "pooled.labels"  # what a decoder gives the edges of a task's labels: see ``trie``
 
 
@@ -113,6 +114,7 @@ class Pooling(StrEnum):
 
     FIRST = "first"
     MEAN = "mean"
+    LAST = "last"
     LABELS = "labels"
     TOKENS = "tokens"  # not at all: each token's own state
 

@@ -29,8 +29,11 @@ __all__ = [
     "pool",
     "prompted",
     "states_of",
+    "states_that_go_on",
     "tied",
 ]
+
+_GOES_ON = "model"  # of transformers' classes of decoders alone, the module below the output layer
 
 
 def load_model(backbone: Backbone, attention: str | None = None) -> nn.Module:
@@ -139,21 +142,36 @@ def _remember(model: nn.Module, path: str, index: int, seen: dict[str, Any], nam
 
 
 def pool(hidden: Tensor, mask: Tensor, pooling: Pooling) -> Tensor:
-    """[batch, length, d] -> [batch, d]: the first real token, or the mean of the real ones; tokens as they are."""
+    """[batch, length, d] -> [batch, d]: the first or last real token, or the real ones' mean; tokens as they are."""
     if pooling is Pooling.TOKENS:
         return hidden
-    if pooling is Pooling.FIRST:
-        first = mask.to(torch.int64).argmax(dim=1)
-        return hidden[torch.arange(hidden.shape[0], device=hidden.device), first]
+    if pooling in (Pooling.FIRST, Pooling.LAST):
+        places = torch.arange(mask.shape[1], device=mask.device)
+        order = places + 1 if pooling is Pooling.LAST else places.flip(0) + 1
+        token = ((mask != 0) * order).argmax(dim=1)
+        return hidden[torch.arange(hidden.shape[0], device=hidden.device), token]
     weights = mask.to(hidden.dtype).unsqueeze(-1)
     return (hidden * weights).sum(1) / weights.sum(1)
+
+
+def states_that_go_on(model: nn.Module, tensors: Mapping[str, Tensor], inputs: Mapping[str, Tensor]) -> Tensor:
+    """[batch, length, d]: the last hidden states of a decoder alone whose tensors are replaced by these."""
+    inner = model.get_submodule(_GOES_ON)  # Gemma's ``base_model`` is the whole one
+    own = {name.removeprefix(f"{_GOES_ON}."): t for name, t in tensors.items() if name.startswith(f"{_GOES_ON}.")}
+    places = (inputs["attention_mask"].cumsum(1) - 1).clamp(min=0)
+    given = {**inputs, "position_ids": places, "use_cache": False}
+    states: Tensor = torch.func.functional_call(inner, own, (), given, tie_weights=False).last_hidden_state
+    return states
 
 
 def states_of(model: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
     """[batch, length, d]: the last hidden states of the model, or of its encoder where it has a decoder too."""
     whole: Any = model
-    encoder = whole.encoder if whole.config.is_encoder_decoder else whole.base_model
-    states: Tensor = encoder(**inputs).last_hidden_state
+    if whole.config.is_encoder_decoder:
+        read = whole.encoder
+    else:
+        read = whole.get_submodule(_GOES_ON) if hasattr(whole, "lm_head") else whole.base_model
+    states: Tensor = read(**inputs).last_hidden_state
     return states
 
 

@@ -68,7 +68,7 @@ class Llama(Family):
     name: ClassVar[str] = "llama"
     model_types: ClassVar[tuple[str, ...]] = tuple(LAYOUTS)
     limits: ClassVar[tuple[str, ...]] = (
-        "They write text: labels, tags, spans and embeddings are an encoder's, which is quicker and no worse.",
+        "They write text, or a linear layer reads the last token; tags, spans and embeddings are an encoder's.",
         "Where layers see a window, prompt and answer together may be as long as the window.",
         "The rope_type is default, linear or llama3; logits that are capped are refused.",
         "The methods prefix and mam are refused: each key is turned by its place, and a prefix has none.",
@@ -102,11 +102,11 @@ class Llama(Family):
             pooler={},
             norms=tuple(n.removesuffix(".weight") for n, shape in tensors.items() if len(shape) == 1 and "norm" in n),
             inputs=("input_ids", "attention_mask"),
-            head="text",
+            head="score",
             absent_biases={f"{n}.bias": tensors[f"{n}.weight"][:1] for n in linear if f"{n}.bias" not in tensors},
             words=WORDS,
             decoder=Decoder(None, sizes.eos_token_id, 1.0, 0),
-            pooling=Pooling.MEAN,
+            pooling=Pooling.LAST,
             attention=attention_of(config, sizes),
             weights_dtype="int8",  # a step's time is that of reading the weights
             reference="sdpa",  # the eager one's softmax is of float32: in float64 padding in front gives no number
@@ -153,10 +153,11 @@ class _Builder:
 
     def model(self) -> onnx.ModelProto:
         """Of the bare backbone."""
-        hidden = self._read("input_ids", "attention_mask", self._attend_at_once)
-        return self.emit.model(
-            self.arch.model_type, self.arch.inputs, self.packing.outputs(hidden, self.arch.hidden_size)
-        )
+        hidden, d = self._read("input_ids", "attention_mask", self._attend_at_once), self.arch.hidden_size
+        last = self.emit.op("Gather", hidden, self.packing.ends(), output=Role.POOLED_LAST.value)  # (B, d)
+        outputs = self.packing.outputs(hidden, d)
+        outputs.append(helper.make_tensor_value_info(last, TensorProto.FLOAT, ("batch", d)))
+        return self.emit.model(self.arch.model_type, self.arch.inputs, outputs)
 
     def teaching(self) -> onnx.ModelProto:
         """(B, S) and what stands before each of n target tokens, (B, n), the first of them no matter -> (B, n, v)."""
@@ -188,8 +189,7 @@ class _Builder:
 
         self._read("input_ids", "attention_mask", attend)
         packing = self.packing
-        ends = op("Sub", op("Add", packing.starts, packing.counts), packing.one)  # (B), each row's last token
-        last = op("Unsqueeze", op("Gather", packing.column, ends), ints(1))
+        last = op("Unsqueeze", op("Gather", packing.column, packing.ends()), ints(1))
         columns = op("Range", packing.zero, packing.length, packing.one)
         bias = op("Where", op("Less", columns, last), "none", "lowest")  # (B, S)
         op("Add", op("Unsqueeze", bias, ints(1, 2)), packing.mask_bias, output=CROSS_BIAS)

@@ -17,12 +17,13 @@ from onnx import TensorProto, helper
 from edgepeft.backbones.base import HELPERS, Helper, Role
 from edgepeft.backbones.emit import Emitter
 
-__all__ = ["ATTENTION", "COLUMN", "INDEX", "MERGE", "N_HEADS", "REAL", "SPLIT", "Lookups", "Packing"]
+__all__ = ["ATTENTION", "COLUMN", "INDEX", "LAST", "MERGE", "N_HEADS", "REAL", "SPLIT", "Lookups", "Packing"]
 
 # Two lookups that undo each other, (T h) -> (B, h, S) and back, and where a token is: see ``edgepeft.graph.gradient``.
 SPLIT, MERGE, REAL = "heads.split", "heads.merge", "token.real"
 # Each token's place in the padded batch and in its row, and the number of heads: see ``edgepeft.graph.one_row``.
 INDEX, COLUMN, N_HEADS = "token.index", "token.column", "n_heads"
+LAST = "row.last"  # each row's last among the packed tokens, where something reads it
 # How ``Packing.attend`` gets from the merged heads up to its query, by each node's first input: see
 # ``edgepeft.graph.prune_last_layer``.
 ATTENTION = ("Gather", "Reshape", "MatMul", "Softmax", "Add", "MatMul", "Gather", "Reshape")
@@ -128,6 +129,10 @@ class Packing:
         """(T, d) -> (B, h, S, e) in one copy, or by other ``places`` than a row's; ``width`` is d."""
         rows = self.emit.op("Reshape", value, self.emit.ints(-1, width // self.n_heads))
         return self.emit.op("Gather", rows, places or self.split, output=output)
+
+    def ends(self) -> str:
+        """int64 (B): each row's last among the packed tokens."""
+        return self.emit.op("Sub", self.emit.op("Add", self.starts, self.counts), self.one, output=LAST)
 
     def outputs(self, hidden: str, width: int) -> list[onnx.ValueInfoProto]:
         """The graph's outputs of the last layer's (T, d): last_hidden_state (B, S, d), pooled values (B, d)."""

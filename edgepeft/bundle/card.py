@@ -45,6 +45,7 @@ READS = {
     "first_token": Pooling.FIRST,
     "first_position": Pooling.FIRST,
     "mean": Pooling.MEAN,
+    "last_token": Pooling.LAST,
     "labels": Pooling.LABELS,
     "text": Pooling.LABELS,  # of every word, at each token of the target
     "tokens": Pooling.TOKENS,

@@ -32,6 +32,7 @@ from edgepeft.backbones.hooks import (
     padded_in_front,
     pool,
     prompted,
+    states_that_go_on,
     tied,
 )
 from edgepeft.backbones.source import Backbone
@@ -162,7 +163,8 @@ class Delta(nn.Module):
             if self.trie is not None:
                 pooled = edge_logits(run, inputs, self.trie)
             else:
-                hidden, mask, skip = run(**inputs).last_hidden_state, inputs["attention_mask"], self.card.unpooled
+                goes_on, mask, skip = self.architecture.goes_on, inputs["attention_mask"], self.card.unpooled
+                hidden = states_that_go_on(model, overrides, inputs) if goes_on else run(**inputs).last_hidden_state
                 pooled = pool(hidden, functional.pad(mask[:, skip:], (skip, 0)), self.card.pooling)
                 pooled = pooled[:, skip:] if self.head.per_token else pooled
         module = self.site_modules.get(self.card.pooling.site)
@@ -328,15 +330,10 @@ def _reads(head: type[Head], backbone: Backbone) -> Any:
         return "text" if head.writes else "labels"
     if head.per_token:
         return "tokens"
-    return "mean" if backbone.pooling is Pooling.MEAN else "first_token"
+    return {Pooling.MEAN: "mean", Pooling.LAST: "last_token"}.get(backbone.pooling, "first_token")
 
 
 def _require_fitting(backbone: Backbone, head: type[Head], kind: TaskType) -> None:
-    if backbone.architecture.goes_on and not (kind.writes or head.per_token or head.bare):
-        raise UsageError(
-            f"{backbone.source} writes text and scores no labels; use an encoder, which is quicker and no worse at it, "
-            "or --kind text with --source and --target."
-        )
     if head.writes:
         if backbone.architecture.decoder is None:
             raise UsageError(f"{backbone.source} has no decoder to write text with; use a T5.")
@@ -347,7 +344,12 @@ def _require_fitting(backbone: Backbone, head: type[Head], kind: TaskType) -> No
         raise UsageError(
             f"{backbone.source} has a decoder, and {kind.title} is an encoder's; use BERT or one of its kin."
         )
-    if backbone.architecture.decoder is not None and not head.decodes:
+    if backbone.architecture.goes_on and (head.decodes or kind.writes):
+        raise UsageError(
+            f"{backbone.source} has no head {head.kind!r} for {kind.title}: leave --head out, and a linear layer reads "
+            "the last token, or give --kind text with --source and --target."
+        )
+    if backbone.architecture.decoder is not None and not (head.decodes or backbone.architecture.goes_on):
         raise UsageError(f"{backbone.source} scores labels with its decoder, by the head 'labels', not {head.kind!r}.")
     if head.bare != kind.gives_vectors:
         raise UsageError(f"the head {head.kind!r} is of another kind of task than {kind.title}; leave --head out.")

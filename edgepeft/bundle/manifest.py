@@ -175,7 +175,7 @@ class TaskCard(_Model):
     pairs: bool = False
     level: Literal["sentence"] = "sentence"
     head: str
-    head_reads: Literal["first_token", "first_position", "mean", "labels", "text", "tokens"]
+    head_reads: Literal["first_token", "first_position", "last_token", "mean", "labels", "text", "tokens"]
     max_length: int = Field(gt=0)
     source: str | None = None
     target: str | None = None

@@ -177,6 +177,11 @@ def require_passed(task: str, result: Verification) -> None:
         )
     if close and 1 - agreement <= result.changed_tolerance + 1e-9:  # two of a hundred are not more than 2 %
         return
+    if not math.isfinite(result.max_abs_difference):
+        raise VerificationFailed(
+            f"task {task}: its check rows give NaN or infinite numbers, so the backbone's weights or the delta's are "
+            "damaged; take a sound checkpoint."
+        )
     where = f"its {result.rows} check rows" if result.data is None else f"{result.data.rows} rows of data"
     if result.tolerance is None:
         raise VerificationFailed(

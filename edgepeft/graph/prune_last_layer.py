@@ -23,7 +23,7 @@ import onnx
 from onnx import TensorProto, helper, shape_inference
 
 from edgepeft.backbones.base import HELPERS, Helper
-from edgepeft.backbones.packing import ATTENTION, MERGE, SPLIT
+from edgepeft.backbones.packing import ATTENTION, LAST, MERGE, SPLIT
 from edgepeft.graph.contract import Contract, same_interface, well_formed
 from edgepeft.graph.cut import prune
 from edgepeft.graph.prompt import LENGTH
@@ -86,8 +86,8 @@ def drop_unread_rows(model: onnx.ModelProto) -> None:
 
 
 def _is_of_its_row(index: str, graph: onnx.GraphProto, writer: Mapping[str, onnx.NodeProto]) -> bool:
-    """Whether it is each row's first token, or the first one behind a prompt's placeholders."""
-    while index != HELPERS[Helper.FIRST_TOKEN]:
+    """Whether it is each row's first token, or the first one behind a prompt's placeholders, or the last."""
+    while index not in (HELPERS[Helper.FIRST_TOKEN], LAST):
         node = writer.get(index)
         if node is None or not 0 < len(node.input) <= _AROUND_AN_INDEX.get(node.op_type, 0):
             return False
@@ -329,10 +329,10 @@ def _spare_rows(axes: Sequence[int], size: Extents) -> bool:
 _RULES: Mapping[str, Callable[[_At], bool]] = {
     **dict.fromkeys(("Add", "And", "Cast", "CastLike", "Clip", "Div", "Equal", "Exp", "Gelu", "Greater"), _elementwise),
     **dict.fromkeys(("GreaterOrEqual", "Identity", "LeakyRelu", "Less", "LessOrEqual", "Max", "Mish"), _elementwise),
-    **dict.fromkeys(("Mod", "Mul", "Not", "Relu", "Sigmoid", "Sub", "Tanh", "Where"), _elementwise),
+    **dict.fromkeys(("Mod", "Mul", "Not", "Pow", "Relu", "Sigmoid", "Sqrt", "Sub", "Tanh", "Where"), _elementwise),
     **dict.fromkeys(("Gemm", "MatMul"), _product),
     **dict.fromkeys(("LayerNormalization", "Softmax"), _along_axis),
-    **dict.fromkeys(("ReduceMax", "ReduceMin", "ReduceSum", "Squeeze", "Unsqueeze"), _along_axes(1)),
+    **dict.fromkeys(("ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum", "Squeeze", "Unsqueeze"), _along_axes(1)),
     "Concat": _joined,
     "Gather": _picked,
     "Slice": _along_axes(3),

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from edgepeft.backbones.base import Architecture
 from edgepeft.heads.base import Head, fresh_linear
 
-__all__ = ["AlbertPooler", "BertPooler", "Linear", "Tokens"]
+__all__ = ["AlbertPooler", "BertPooler", "Linear", "Score", "Tokens"]
 
 
 class Linear(Head):
@@ -35,6 +35,29 @@ class Linear(Head):
     def n_parameters(cls, architecture: Architecture, outputs: int) -> int:
         """d C + C."""
         return architecture.hidden_size * outputs + outputs
+
+
+class Score(Head):
+    """logits = W dropout(pooled), without a bias."""
+
+    kind: ClassVar[str] = "score"
+    source: ClassVar[str] = "LlamaForSequenceClassification of transformers, which reads the last token"
+    places: ClassVar[Mapping[str, str]] = {"score": "score"}
+
+    def __init__(self, hidden: int, outputs: int, dropout: float) -> None:
+        super().__init__(hidden, outputs, dropout)
+        self.score = nn.Linear(hidden, outputs, bias=False)
+        nn.init.normal_(self.score.weight, std=0.02)  # as their config's initializer_range has it
+
+    def forward(self, pooled: Tensor, *weights: Tensor) -> Tensor:
+        """[batch, d] -> [batch, outputs]."""
+        logits: Tensor = self.score(self.dropout(pooled))
+        return logits
+
+    @classmethod
+    def n_parameters(cls, architecture: Architecture, outputs: int) -> int:
+        """d C."""
+        return architecture.hidden_size * outputs
 
 
 class BertPooler(Linear):

@@ -53,13 +53,14 @@ class BitFit(Method):
     learning_rate_source: ClassVar[str] = "Ben Zaken et al., appendix A (grid 1e-4 to 1e-3)"
 
     def sites(self, architecture: Architecture) -> tuple[Site, ...]:
-        """What a linear layer or a norm without a bias gives."""
+        """What a linear layer or a norm without a bias gives; what one reads is a site of the layer too."""
         require(
             bool(architecture.absent_biases) or any(name.endswith(".bias") for name in architecture.tensors),
             f"bitfit trains biases, and {architecture.model_type} has none. "
             "To train its norms, use the method layernorm.",
         )
-        return tuple(site for site in architecture.sites if f"{site.reads}.bias" in architecture.absent_biases)
+        absent = architecture.absent_biases
+        return tuple(site for site in architecture.sites if f"{site.reads}.bias" in absent and not site.enters)
 
     def build_at(self, site: Site) -> nn.Module:
         """One bias a site."""

@@ -80,7 +80,7 @@ class TuningTarget:
     @property
     def pooling(self) -> Pooling:
         """What of the backbone a linear head in place of the task's would read."""
-        known = {"mean": Pooling.MEAN, "tokens": Pooling.TOKENS}
+        known = {"mean": Pooling.MEAN, "tokens": Pooling.TOKENS, "last_token": Pooling.LAST}
         return known.get(self.card.get("head_reads", ""), Pooling.FIRST)
 
     @property
@@ -252,13 +252,12 @@ def from_template(
     paths = {suffix: where / f"{template}{suffix}" for suffix in (GRAPH, CHECK)}
     for path, expected in zip(paths.values(), (entry.sha256, entry.check_sha256), strict=True):
         expect_hash(path, expected)
-    asked = kind_asked(kind)
-    if asked.head is not None or (bundle.architecture.decoder is not None and not asked.one_label):
+    asked, decoder = kind_asked(kind), None if bundle.architecture.goes_on else bundle.architecture.decoder
+    if asked.head is not None or (decoder is not None and not asked.one_label):
         raise UsageError(f"template {template} makes no {asked.name} task; train one with: edgepeft train.")
     data = files.load(None, options, asked)
     graph = read_graph(paths[GRAPH])
     check_owner(graph, bundle.manifest, paths[GRAPH])
-    decoder = bundle.architecture.decoder
     trie = None if decoder is None else trie_of(data.labels or (), bundle.encoder(), decoder)
     delta = with_labels(graph, task, data.task_kind, pairs=data.pairs, seed=options.seed, trie=trie)
     return TuningTarget(

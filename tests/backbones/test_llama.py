@@ -167,10 +167,8 @@ def test_a_window_bounds_prompt_and_answer(tiny: Callable[..., Path]):
     assert open_backbone(str(tiny("llama"))).architecture.max_length == 64
 
 
-def test_labels_are_left_to_encoders_and_four_bits_are_refused(tiny: Callable[..., Path], tmp_path: Path):
+def test_four_bits_are_refused(tiny: Callable[..., Path], tmp_path: Path):
     backbone = open_backbone(str(tiny("llama")))
-    with pytest.raises(UsageError, match="scores no labels"):
-        random_delta(backbone, "lora", "mood", ("a", "b"), head="linear")
     with pytest.raises(UsageError, match="--weights int8"):
         write_backbone(backbone, tmp_path, "int4")
 

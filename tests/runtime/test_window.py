@@ -71,10 +71,19 @@ def test_training_leaves_positions_for_the_target(tiny):
         filled(TrainSettings(task="mood", kind="text", max_length=60), backbone, lora, kind, longest_target=10)
 
 
-def test_labels_are_refused_with_what_to_do(tiny):
+@pytest.mark.parametrize(
+    ("kind", "head", "message"),
+    [
+        ("classification", "labels", "leave --head out, and a linear layer reads the last token"),
+        ("text", "score", "leave --head out"),
+        ("tokens", None, "is an encoder's; use BERT"),
+        ("embedding", None, "is an encoder's; use BERT"),
+    ],
+)
+def test_what_an_encoder_does_is_refused_with_what_to_do(tiny, kind, head, message):
     from edgepeft.bundle.delta import new_delta
 
-    with pytest.raises(
-        UsageError, match=r"scores no labels; use an encoder, .* or --kind text with --source and --target"
-    ):
-        new_delta(open_backbone(str(tiny("llama"))), method_named("lora").from_settings({}), "mood", ("no", "yes"))
+    backbone, lora = open_backbone(str(tiny("llama"))), method_named("lora").from_settings({})
+    labels = None if kind in ("text", "embedding") else ("O", "B-x")
+    with pytest.raises(UsageError, match=message):
+        new_delta(backbone, lora, "mood", labels, kind=kind, head=head)

@@ -47,7 +47,7 @@ from edgepeft.training.interop._hub_config import (
 )
 from edgepeft.training.interop._hub_head import read_head
 from edgepeft.training.interop.base import Importer, ImportRequest
-from edgepeft.training.interop.classifier import Classifier
+from edgepeft.training.interop.classifier import CAUSAL, SEQUENCES, Classifier
 from edgepeft.training.interop.conversion import ConversionPlan, StateDict, check_tensors, parsed, read_state_dict
 
 __all__ = [
@@ -298,7 +298,7 @@ class AdapterHub(Importer):
                     f"{folder} has {name}: {what}, which no delta can represent. A folder of save_adapter, with one "
                     "adapter, can be imported, and one of save_adapter_setup with a Fuse of several."
                 )
-        classifier, of_head = Classifier(backbone), folder
+        classifier, of_head = Classifier(backbone, CAUSAL if backbone.architecture.goes_on else SEQUENCES), folder
         if (folder / SETUP_FILE).is_file():
             file, config, plan, state = _fused(folder, classifier)
             of_head = parts_of(folder)[2]

@@ -69,9 +69,9 @@ class ImportRequest:
     ) -> Delta:
         """A delta of ``values``, by our names, and the head; LayerNorms that were not tuned stay the backbone's.
 
-        A head of a text reads the first position, as transformers' does, be it a prompt's.  Where it is from goes into
-        the card: ``library``, ``versions`` and what is known of its ``training``.  What the checkpoint does not say of
-        its labels is read from a config beside it, or from the backbone's.
+        A head of a text reads the first position, as transformers' does, be it a prompt's; a decoder's the last one.
+        Where it is from goes into the card: ``library``, ``versions`` and what is known of its ``training``.  What the
+        checkpoint does not say of its labels is read from a config beside it, or from the backbone's.
         """
         beside = folder / "config.json"
         configs: list[Config] = [*([read_config(beside)] if beside.is_file() else ()), backbone.config]
@@ -88,7 +88,8 @@ class ImportRequest:
         of_text = head.outputs is not None and not form.per_token and not form.bare
         origin: dict[str, Any] = {"versions": {"edgepeft": __version__, **versions}}
         origin["training"] = {"imported_from": library, "folder": folder.resolve().name, **training}
-        reads = {"head_reads": "first_position" if prompt else "first_token"} if of_text else {}
+        where = "last_token" if backbone.architecture.goes_on else "first_position" if prompt else "first_token"
+        reads = {"head_reads": where} if of_text else {}
         delta.card = delta.card.model_copy(update={**reads, **origin})
         return delta.eval()
 

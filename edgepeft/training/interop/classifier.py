@@ -66,6 +66,8 @@ class Classifier:
     @property
     def head(self) -> str:
         """The kind of head it has."""
+        if self.model == CAUSAL:
+            return "text"
         of_model = (kind for kind in kinds().values() if kind.model == self.model)
         own = (kind.head for kind in of_model if kind.per_token or kind.gives_vectors)
         return next(own, None) or self.architecture.head
@@ -155,6 +157,8 @@ def check_head(delta: Delta, kinds: Sequence[str], library: str) -> None:
     """See that the delta's head is one of these kinds, which a library's model has, and reads what they read there."""
     card, theirs, prompt = delta.card, head_named(kinds[0]), delta.card.prompt_length
     of_text = "first_position" if prompt else "first_token"
+    if delta.architecture.goes_on and theirs.kind == delta.architecture.head:
+        of_text = "last_token"
     if theirs.bare and card.head in kinds:
         return  # what pools stands outside of their model
     reads = "text" if theirs.writes else "labels" if theirs.decodes else "tokens" if theirs.per_token else of_text

@@ -152,7 +152,8 @@ def write_peft(delta: Delta, backbone: Backbone, folder: Path, *, force: bool = 
 def _model_of(delta: Delta, backbone: Backbone) -> str:
     """How the name of transformers' class ends that it is written for."""
     card, known = delta.card, task_types(backbone).values()
-    model = card.task_kind.model if backbone.architecture.decoder is None else next(iter(known))
+    scored = backbone.architecture.decoder is not None and not (backbone.architecture.goes_on and not card.writes)
+    model = next(iter(known)) if scored else card.task_kind.model
     if model not in known:
         raise UsageError(
             f"the task {card.task!r} is {card.task_kind.title}, and PEFT has no task type for it; what can be written "
