@@ -164,7 +164,8 @@ class TaskCard(_Model):
 
     ``labels`` is None where the ``kind`` of task has none.  ``source`` is the pattern that a row's columns fill in,
     where the task is posed as text; ``targets`` are what is written of each label, None its name; ``target`` is the
-    pattern of text that is written freely, in training of ``max_target_length`` tokens at most.
+    pattern of text that is written freely, in training of ``max_target_length`` tokens at most; ``json_schema`` is what
+    such a text keeps to.
     """
 
     method: str
@@ -182,6 +183,7 @@ class TaskCard(_Model):
     targets: tuple[str, ...] | None = None
     step: float | None = Field(default=None, gt=0)  # between labels that are numbers
     max_target_length: int | None = None
+    json_schema: dict[str, Any] | None = None
     prompt_length: int = Field(default=0, ge=0)
     metrics: dict[str, Any] = {}
     training: dict[str, Any] = {}

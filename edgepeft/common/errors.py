@@ -2,7 +2,8 @@
 
     EdgepeftError                 1  failed
     ├── UsageError                2  the command was wrong
-    │   └── UnknownName           2  no method, profile, site or task of that name
+    │   ├── UnknownName           2  no method, profile, site or task of that name
+    │   └── Unwritable            2  a text that no token can begin or go on with: no position, no such schema
     ├── DataError                 1  a data file's content
     ├── BundleError               1  a bundle, delta or checkpoint: damaged, foreign, of another version
     ├── MissingPackage            1  an extra or a data package is not installed
@@ -28,6 +29,7 @@ __all__ = [
     "MissingPackage",
     "ThroughputRegression",
     "UnknownName",
+    "Unwritable",
     "UsageError",
     "VerificationFailed",
     "named",
@@ -66,6 +68,10 @@ class UnknownName(UsageError):
     def __reduce__(self) -> tuple[Any, ...]:
         """Cross processes as the message: the names are not kept."""
         return Exception.__new__, (type(self), *self.args)
+
+
+class Unwritable(UsageError):
+    """A text that cannot be written as it is asked for; the message names nothing of this machine."""
 
 
 def named(kind: str, asked: str, known: Mapping[str, T]) -> T:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import combinations
 from pathlib import Path
-from typing import TypedDict, TypeVar, Unpack
+from typing import Any, TypedDict, TypeVar, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,7 +63,8 @@ class TaskData:
     texts share, where these are not cut.
 
     Where the task is posed as text, ``source`` is the pattern that its texts were made by.  ``targets`` are what is
-    written of each label, None its name; ``target`` is the pattern of text that is written freely: there are no labels.
+    written of each label, None its name; ``target`` is the pattern of text that is written freely: there are no labels,
+    and ``json_schema`` is what such a text keeps to.
     Labels are numbers, multiples of ``step``, where that is there.
     """
 
@@ -80,6 +81,7 @@ class TaskData:
     kind: str | None = None
     guarantee: Guarantee = field(default_factory=dict)
     stride: int | None = None
+    json_schema: Mapping[str, Any] | None = None
 
     @cached_property
     def task_kind(self) -> TaskType:

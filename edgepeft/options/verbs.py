@@ -77,6 +77,9 @@ class TrainInputs(LearningOptions):
         str | None, typer.Option(help='What is read of a row: "summarize: {text}".', metavar="PATTERN")
     ] = None
     target: Annotated[str | None, typer.Option(help='What is written: "{summary}".', metavar="PATTERN")] = None
+    json_schema: Annotated[
+        Folder | dict[str, Any] | None, typer.Option(help="A file with the JSON schema that written texts keep to.")
+    ] = None
     field: Annotated[
         Mapping[str, str],
         BeforeValidator(partial(settings_of, option="--field", example="premise=sentence1")),

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgepeft.common.errors import UsageError
+from edgepeft.runtime.grammar import Guide
 
 __all__ = ["GREEDY", "Choice", "Decoding", "Row", "Written", "choose", "log_probabilities"]
 
@@ -67,16 +68,29 @@ class _Text(NamedTuple):
 
 @dataclass
 class Row:
-    """What is being written of one row: open texts from the best, and ended ones; at most ``most`` tokens."""
+    """What is being written of one row: open texts from the best, and ended ones; at most ``most`` tokens.
+
+    A ``guide`` leads the only open text.
+    """
 
     open: list[_Text]
     ended: list[tuple[np.float32, _Text]] = field(default_factory=list)
     most: int | None = None
+    guide: Guide | None = None
 
     @classmethod
-    def starting(cls, token: int, most: int | None = None) -> Row:
+    def starting(cls, token: int, most: int | None = None, guide: Guide | None = None) -> Row:
         """One open text, which is empty."""
-        return cls([_Text((token,), np.float32(0))], most=most)
+        return cls([_Text((token,), np.float32(0))], most=most, guide=guide)
+
+    def restrict(self, logits: Floats) -> None:
+        """Leave, of [v], what the guide lets come next.
+
+        Raises:
+            Unwritable: nothing may.
+        """
+        if self.guide is not None:
+            self.guide.restrict(logits)
 
     def best(self, end: int) -> Written:
         """What has been written."""
@@ -87,6 +101,10 @@ class Row:
     def take(self, candidates: Sequence[_Text], decoding: Decoding, end: int) -> bool:
         """Go on with candidates, which are sorted; whether the row is done."""
         length = len(candidates[0].tokens) - 1
+        if self.guide is not None:
+            self.guide.take(candidates[0].tokens[-1])
+            if self.guide.ended and candidates[0].tokens[-1] != end:  # no step is needed to know what comes
+                candidates = [candidates[0]._replace(tokens=(*candidates[0].tokens, end))]
         last = length in (decoding.max_new_tokens, self.most)
         n, divisor = decoding.beams, length**decoding.length_penalty
         ends = [last or text.tokens[-1] == end for text in candidates]
@@ -109,11 +127,12 @@ class Choice(NamedTuple):
 
 def choose(rows: Sequence[Row], logits: Floats, decoding: Decoding, end: int) -> Choice:
     """Go on with what ``logits`` [R k, v] make likeliest, row by row; changes both."""
-    texts = [text for row in rows for text in row.open]
+    texts = [(text, row.guide) for row in rows for text in row.open]
     # Before anything is banned, for probabilities are of all tokens; a single beam needs none.
     values = logits if decoding.beams == 1 else log_probabilities(logits)
-    for text, of_text in zip(texts, values, strict=True):
-        of_text[[*_repeating(text.tokens, decoding.no_repeat_ngram)]] = -np.inf
+    for (text, guide), of_text in zip(texts, values, strict=True):
+        if guide is None:  # a grammar may ask for what stood there before
+            of_text[[*_repeating(text.tokens, decoding.no_repeat_ngram)]] = -np.inf
     k = len(rows[0].open)
     going, ids, order = [], [], []
     for number, (row, candidates) in enumerate(zip(rows, _candidates(rows, values, decoding.beams), strict=True)):

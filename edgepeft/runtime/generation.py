@@ -8,8 +8,9 @@ Letters: R rows, S their padded length, n beams, N = R n texts, v vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
@@ -21,11 +22,12 @@ from edgepeft.backbones.text import CROSS, CROSS_BIAS, IDS, LOGITS, ORDER, PAST,
 from edgepeft.backbones.tokens import Text, TextEncoder
 from edgepeft.bundle.bundle import Bundle
 from edgepeft.bundle.manifest import TaskEntry
-from edgepeft.common.errors import DoesNotFit, UsageError
+from edgepeft.common.errors import DoesNotFit, Unwritable, UsageError
 from edgepeft.device.host.machine import memory_bytes
 from edgepeft.graph.in_place import in_place
 from edgepeft.graph.prompt import placeholders_in
 from edgepeft.runtime.decoding import Decoding, Row, Written, choose
+from edgepeft.runtime.grammar import Grammars, Guide
 from edgepeft.runtime.inputs import Inputs, check_rows
 from edgepeft.runtime.kv_cache import KvCache, places
 from edgepeft.runtime.prediction import TextAnswer, no_number, note_of
@@ -200,6 +202,28 @@ class Generator:
         """A batch before its first step; inputs as of ``write``."""
         return TextState(self.session(task), inputs)
 
+    @cached_property
+    def grammars(self) -> Grammars:
+        """Of the backbone's tokenizer."""
+        return Grammars.of(self._bundle.folder, self._bundle.architecture)
+
+    def guide(self, task: str | None, decoding: Decoding, schema: Mapping[str, Any] | None = None) -> Guide | None:
+        """What leads a text of a task by this JSON schema, or by its own; None where there is none.
+
+        Raises:
+            Unwritable: the schema cannot be met.
+            UsageError: several beams are asked for.
+        """
+        own = None if task is None else self._bundle.entry(task).json_schema
+        schema = own if schema is None else schema
+        if schema is None or not decoding.ends:  # without ends only time matters
+            return None
+        if decoding.beams > 1:
+            raise UsageError(
+                f"{decoding.beams} beams: a text in a JSON schema, as those of task {task} are, is written with one."
+            )
+        return self.grammars.guide(schema)
+
     def forget(self, session: object) -> None:
         """Let what runs on one session go; it opens again when it is needed."""
         for task, each in list(self._sessions.items()):
@@ -218,13 +242,17 @@ class Generator:
         ids = decoder.starts(inputs["input_ids"], inputs["attention_mask"])
         lengths = (inputs["attention_mask"] != 0).sum(1) + prompt_length
         allowed = [self.most(length, decoding.max_new_tokens) for length in lengths.tolist()]
-        every = [Row.starting(*each) for each in zip(ids.tolist(), allowed, strict=True)]
+        guides = (self.guide(task, decoding) for _ in allowed)
+        every = [Row.starting(*each) for each in zip(ids.tolist(), allowed, guides, strict=True)]
         rows = every
         order = np.arange(len(rows))
         while rows:
             logits = state.step(ids, order)
             if not np.isfinite(logits).all():
                 raise no_number(task)
+            if rows[0].guide is not None:
+                for row, of_row in zip(rows, logits, strict=True):
+                    row.restrict(of_row)
             going, ids, order = choose(rows, logits, decoding, end)
             if len(going) < len(rows):
                 rows = [rows[i] for i in going]
@@ -268,13 +296,13 @@ class Generator:
         """How many tokens a row of so many may get: where a text goes on with what is read, both share the positions.
 
         Raises:
-            UsageError: the row leaves no position.
+            Unwritable: the row leaves no position.
         """
         room = self._bundle.architecture.max_length - length
         if not self._bundle.architecture.goes_on:
             return asked
         if room < 1:
-            raise UsageError(
+            raise Unwritable(
                 f"a text of {length} tokens leaves nothing of the {room + length} positions of this backbone to write "
                 "at; give a shorter one."
             )

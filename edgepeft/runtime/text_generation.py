@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Generator as Generates
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 import onnxruntime as ort
@@ -24,7 +25,7 @@ from numpy.typing import NDArray
 from edgepeft.backbones.text import CROSS, CROSS_BIAS, IDS, LOGITS, ORDER, PAST, PRESENT, caches
 from edgepeft.backbones.tokens import Text, TextEncoder, pad_rows
 from edgepeft.bundle.bundle import Bundle
-from edgepeft.common.errors import BundleError, UsageError
+from edgepeft.common.errors import EdgepeftError, Unwritable, UsageError
 from edgepeft.graph.mix import ROW_COUNTS, TOKEN_COUNTS
 from edgepeft.graph.ragged_decode import HIDDEN
 from edgepeft.runtime.decoding import GREEDY, Decoding, Row, Written, choose
@@ -53,7 +54,7 @@ class Draft:
     row: Row
     end: int
     done: bool = False
-    error: BundleError | None = None  # why there will be no answer
+    error: EdgepeftError | None = None  # why there will be no answer
     said: str = ""  # in pieces, so far
 
     @property
@@ -106,10 +107,13 @@ class TextBatch:
     def __len__(self) -> int:
         return len(self._waiting) + len(self._going)
 
-    def add(self, task: str, texts: object, most: int | None = None) -> list[Draft]:
+    def add(
+        self, task: str, texts: object, most: int | None = None, schema: Mapping[str, Any] | None = None
+    ) -> list[Draft]:
         """Let a task's texts join with the next steps, in their order and as memory allows.
 
-        Those of another structure join when all others are done.  Each may have ``most`` tokens, or as many as all.
+        Those of another structure join when all others are done.  Each may have ``most`` tokens, or as many as all, and
+        is led by the JSON ``schema``, or by its task's.
         """
         read, inputs = self._read(task, texts)
         mask = inputs["attention_mask"] != 0
@@ -121,6 +125,7 @@ class TextBatch:
             length = self._length(draft)
             self._generator.check_row(length, self.decoding)
             draft.row.most = self._generator.most(length, most or self.decoding.max_new_tokens)
+            draft.row.guide = self._generator.guide(task, self.decoding, schema)
         self._waiting.extend(drafts)
         return drafts
 
@@ -136,18 +141,28 @@ class TextBatch:
         if not (drafts := self._going):
             return []
         logits = self._logits()
-        sound = np.flatnonzero(np.isfinite(logits).all(1))
+        sound = self._sound(logits)
         going: list[int] = []
         if len(sound):
             chosen = choose([drafts[i].row for i in sound], logits[sound], self.decoding, self._end)
             going = sound[chosen.rows].tolist()
-        for i in set(range(len(drafts))).difference(sound.tolist()):
-            drafts[i].error = no_number(drafts[i].task)
         kept = set(going)
         for i, draft in enumerate(drafts):
             draft.done = i not in kept
         self._keep(going)
         return drafts
+
+    def _sound(self, logits: NDArray[np.float32]) -> NDArray[np.intp]:
+        """The rows that can go on, of whose logits what may not come is -inf; the others have their errors."""
+        for draft, of_row in zip(self._going, logits, strict=True):
+            if not np.isfinite(of_row).all():
+                draft.error = no_number(draft.task)
+                continue
+            try:
+                draft.row.restrict(of_row)
+            except Unwritable as error:
+                draft.error = error
+        return np.flatnonzero([draft.error is None for draft in self._going])
 
     def piece(self, draft: Draft) -> str:
         """What has been added to a text since this was asked last, in whole characters.
@@ -166,6 +181,7 @@ class TextBatch:
 
         Raises:
             BundleError: its task gave no numbers.
+            Unwritable: it could not go on in its JSON schema.
         """
         if draft.error is not None:
             raise draft.error

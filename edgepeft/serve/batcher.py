@@ -14,8 +14,7 @@ import logging
 import math
 import threading
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from itertools import islice
 from time import monotonic
 from typing import Any, TypeVar
@@ -23,9 +22,10 @@ from typing import Any, TypeVar
 from edgepeft.common.errors import BundleError, EdgepeftError
 from edgepeft.data.pattern import UnreadableRow
 from edgepeft.runtime.runtime import Readable, RowResult
+from edgepeft.serve.job import Job, as_exception, deliver, give, settle
 from edgepeft.serve.settings import ServiceLimits
 
-__all__ = ["Batcher", "Closing", "DeadlinePassed", "Job", "QueueFull"]
+__all__ = ["Batcher", "Closing", "DeadlinePassed", "QueueFull"]
 
 log = logging.getLogger("edgepeft.serve")
 
@@ -50,39 +50,6 @@ class DeadlinePassed(Exception):
 
 class Closing(Exception):
     """The service is about to stop and takes nothing new."""
-
-
-@dataclass(eq=False)
-class Job:
-    """One request's rows; compared by identity.  ``tell`` has, in the event loop, each piece of a text.
-
-    Texts have ``most`` tokens, if that is given."""
-
-    tasks: Sequence[str | None]
-    texts: Sequence[Readable]
-    client: Hashable
-    arrived: float
-    future: asyncio.Future[Sequence[RowResult]]
-    tell: Callable[[str], object] | None = None
-    most: int | None = None
-    told: bool = False  # a piece, so that it can no longer begin anew
-    given: bool = False
-
-    @property
-    def left(self) -> bool:
-        """Whether somebody still waits for it and nothing was given."""
-        return not self.given and not self.future.done()
-
-    def say(self, piece: str) -> None:
-        """Tell a piece, where that is wanted; from any thread."""
-        if self.tell is not None and not self.future.done():
-            self.told = True
-            with contextlib.suppress(RuntimeError):  # the loop is closed, and with it every connection
-                self.future.get_loop().call_soon_threadsafe(self.tell, piece)
-
-    def give(self, result: Sequence[RowResult] | Exception) -> None:
-        """The answers of all rows, or why there are none; from any thread."""
-        give([(self, result)])
 
 
 RunBatch = Callable[[Sequence[str | None], Sequence[Readable]], Sequence[RowResult]]
@@ -158,14 +125,15 @@ class Batcher:
         deadline_s: float | None = None,
         tell: Callable[[str], object] | None = None,
         most: int | None = None,
+        schema: Mapping[str, Any] | None = None,
     ) -> Sequence[RowResult]:
         """The answers of ``tasks[i]`` to ``texts[i]``; ``client`` is whose connection they came on.
 
-        Pieces of a text are told while it is written, if ``tell`` is given; it has ``most`` tokens if that is.
+        Pieces of a text are told while it is written, if ``tell`` is given; ``most`` and ``schema`` are as a job's.
         """
         limit = self.limits.deadline_s if deadline_s is None else min(deadline_s, self.limits.deadline_s)
         loop = asyncio.get_running_loop()
-        job = Job(tasks, texts, client, monotonic(), loop.create_future(), tell, most)
+        job = Job(tasks, texts, client, monotonic(), loop.create_future(), tell, most, schema)
         with self._ready:
             if self._closing:
                 raise Closing
@@ -288,7 +256,7 @@ class Batcher:
         kinds: frozenset[Hashable] = frozenset()
         for job in self._jobs:
             own = frozenset(map(self._kind, job.tasks))
-            if batch and not own <= kinds:
+            if batch and not (own <= kinds and self._written_alone(job) == self._written_alone(batch[0])):
                 continue
             if batch and rows + len(job.texts) > self.limits.batch_rows:
                 break
@@ -298,6 +266,10 @@ class Batcher:
         for job in batch:
             self._jobs.remove(job)
         return batch
+
+    def _written_alone(self, job: Job) -> bool:
+        """Whether it is of tasks that write text, and no others."""
+        return all(map(self._writes, job.tasks))
 
     def _joining(self, batch: list[Job]) -> list[Job]:
         """The requests that join a batch which is being written: the next ones, if they are of its kinds and fit."""
@@ -319,12 +291,12 @@ class Batcher:
         try:
             self._write(tuple(batch), lambda: self._joining(batch))
         except BaseException as error:
-            give([(job, as_exception(error)) for job in batch if job.left and job.told])
+            give([(job, as_exception(error)) for job in batch if job.left and (job.told or job.schema is not None)])
         return [job for job in batch if job.left]
 
     def _run(self, batch: list[Job]) -> None:
         """One run for all; where it fails, each request alone and then each task, so that no other one fails."""
-        if all(self._writes(task) for job in batch for task in job.tasks):
+        if self._written_alone(batch[0]):
             batch = self._written(batch)
         if batch:
             self._answer(batch)
@@ -371,33 +343,3 @@ class Batcher:
                 log.exception("task %s failed", task)
                 answers |= dict.fromkeys(rows, BundleError(f"task {task} failed: {as_exception(error)!r}."))
         return [answers[row] for row in sorted(answers)]
-
-
-def give(results: Sequence[tuple[Job, Sequence[RowResult] | Exception]]) -> None:
-    """Give several at once."""
-    for job, _ in results:
-        job.given = True
-    if results:
-        deliver(results[0][0].future.get_loop(), [(job.future, result) for job, result in results])
-
-
-def as_exception(error: BaseException) -> Exception:
-    """A panic of the tokenizers library is no Exception, and must not end the thread either."""
-    return error if isinstance(error, Exception) else RuntimeError(repr(error))
-
-
-def deliver(loop: asyncio.AbstractEventLoop, results: Iterable[tuple[asyncio.Future[Any], Any]]) -> None:
-    """Set futures of a loop, from another thread."""
-    with contextlib.suppress(RuntimeError):  # the loop is closed, and with it every connection
-        loop.call_soon_threadsafe(settle, results)
-
-
-def settle(results: Iterable[tuple[asyncio.Future[Any], Any]]) -> None:
-    """Set futures, from the thread of their loop."""
-    for future, result in results:
-        if future.done():  # its deadline passed
-            continue
-        if isinstance(result, Exception):
-            future.set_exception(result)
-        else:
-            future.set_result(result)

@@ -6,11 +6,11 @@ import asyncio
 import hmac
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from functools import cache
 from http import HTTPStatus
 from time import monotonic
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pydantic import BaseModel
 from starlette.datastructures import Headers, MutableHeaders
@@ -24,9 +24,19 @@ from edgepeft.serve.problems import HEADERS, Refused, problem
 from edgepeft.serve.schemas import TuneRequest
 from edgepeft.serve.settings import ServiceLimits, Settings, is_loopback
 
-__all__ = ["AUTHORIZED", "DEADLINE_HEADER", "Guard", "check_taught", "check_texts", "deadline_of", "parsed_body"]
+__all__ = [
+    "AUTHORIZED",
+    "DEADLINE_HEADER",
+    "Guard",
+    "check_taught",
+    "check_texts",
+    "deadline_of",
+    "parsed_body",
+    "while_there",
+]
 
 Body = TypeVar("Body", bound=BaseModel)
+T = TypeVar("T")
 
 DEADLINE_HEADER = "X-Deadline-Ms"
 _TOKENS_OF_A_ROW = 10  # strings, numbers, commas and brackets of a row with three fields
@@ -168,6 +178,24 @@ def _replay(body: bytes, receive: Receive) -> Receive:
         return {"type": "http.request", "body": body, "more_body": False}
 
     return replayed
+
+
+async def while_there(request: Request, answers: Coroutine[Any, Any, T]) -> T:
+    """What ``answers`` gives; cancelled where the client leaves before, so that its text is not written on."""
+
+    async def gone() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    running, leaving = asyncio.ensure_future(answers), asyncio.ensure_future(gone())
+    try:
+        await asyncio.wait({running, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not running.done() and leaving.exception() is None:
+            raise Refused(499, "client_gone", "the client left.")
+        return await running
+    finally:
+        running.cancel()
+        leaving.cancel()
 
 
 def parsed_body(content: bytes, model: type[Body], most_rows: int) -> Body:

@@ -9,23 +9,32 @@ from __future__ import annotations
 import asyncio
 import base64
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from time import time
-from typing import Annotated, Any, Literal
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 
 from edgepeft.backbones.tokens import TextEncoder
-from edgepeft.common.errors import EdgepeftError, UnknownName
+from edgepeft.common.errors import EdgepeftError, MissingPackage, UnknownName, Unwritable
 from edgepeft.common.messages import listed_mistakes
 from edgepeft.data.answers import VectorPrediction
 from edgepeft.runtime.decoding import GREEDY
+from edgepeft.runtime.grammar import ANY_OBJECT
 from edgepeft.runtime.prediction import Answer, TextAnswer
 from edgepeft.runtime.runtime import RowResult
 from edgepeft.serve.batcher import Closing, DeadlinePassed, QueueFull
+from edgepeft.serve.openai_bodies import (
+    ChatCompletion,
+    ChatRequest,
+    Completion,
+    CompletionRequest,
+    EmbeddingList,
+    EmbeddingsRequest,
+)
 from edgepeft.serve.problems import Json, Refused, explain, problem, refusal_of
 from edgepeft.serve.routes import (
     ASKED,
@@ -37,169 +46,11 @@ from edgepeft.serve.routes import (
     body_of,
     streamed,
 )
-from edgepeft.serve.schemas import Listed
 
 __all__ = ["ENDPOINTS"]
 
 _EXPECTED = (Refused, ValidationError, QueueFull, DeadlinePassed, Closing, EdgepeftError)
 _OVERLOADED = 429
-
-
-class EmbeddingsRequest(BaseModel):
-    """One text or several; ``dimensions`` keeps the first numbers of each vector, of length 1 again."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    model: str = Field(description="A task that answers vectors.", examples=["near"])
-    input: str | Annotated[Listed[str], Field(min_length=1)]
-    encoding_format: Literal["float", "base64"] = Field(
-        default="float", description="base64: of float32 numbers, little-endian."
-    )
-    dimensions: int | None = Field(default=None, ge=1)
-    user: str | None = Field(default=None, description="Not looked at.")
-
-    @property
-    def texts(self) -> list[str]:
-        """In order."""
-        return [self.input] if isinstance(self.input, str) else self.input
-
-
-class _Writes(BaseModel):
-    """What both requests for a text have."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    model: str = Field(description="A task that writes text.", examples=["summary"])
-    max_tokens: int | None = Field(default=None, ge=1, le=GREEDY.max_new_tokens)
-    stream: bool = False
-    temperature: Literal[0] | None = Field(default=None, description="Texts are written greedily.")
-    n: Literal[1] = 1
-    user: str | None = Field(default=None, description="Not looked at.")
-
-
-class CompletionRequest(_Writes):
-    """One text or several; a stream is of one."""
-
-    prompt: str | Annotated[Listed[str], Field(min_length=1)]
-
-    @property
-    def texts(self) -> list[str]:
-        """In order."""
-        return [self.prompt] if isinstance(self.prompt, str) else self.prompt
-
-
-class TextPart(BaseModel):
-    """A part of a message."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    type: Literal["text"]
-    text: str
-
-
-class Message(BaseModel):
-    """What the user says."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    role: Literal["user"] = Field(description="A task has its instruction in its template: there is no other.")
-    content: str | Listed[TextPart]
-    name: str | None = None
-
-    @property
-    def text(self) -> str:
-        """Of all parts."""
-        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
-
-
-class ChatRequest(_Writes):
-    """A conversation of one message."""
-
-    messages: Annotated[Listed[Message], Field(min_length=1, max_length=1)]
-    max_completion_tokens: int | None = Field(default=None, ge=1, le=GREEDY.max_new_tokens)
-
-    @property
-    def texts(self) -> list[str]:
-        """The one."""
-        return [message.text for message in self.messages]
-
-
-class TextUsage(BaseModel):
-    """Tokens that were read, and written, the one that ends a text too."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-
-
-class _Choice(BaseModel):
-    index: int
-    finish_reason: Literal["stop", "length"]
-
-
-class CompletionChoice(_Choice):
-    """A text, and whether it ended by itself."""
-
-    text: str
-
-
-class Said(BaseModel):
-    """The task's answer."""
-
-    role: Literal["assistant"]
-    content: str
-
-
-class ChatChoice(_Choice):
-    """A message, and whether it ended by itself."""
-
-    message: Said
-
-
-class Completion(BaseModel):
-    """What was written for each prompt, in order."""
-
-    id: str
-    object: Literal["text_completion"]
-    created: int
-    model: str
-    choices: list[CompletionChoice]
-    usage: TextUsage
-
-
-class ChatCompletion(BaseModel):
-    """What was written."""
-
-    id: str
-    object: Literal["chat.completion"]
-    created: int
-    model: str
-    choices: list[ChatChoice]
-    usage: TextUsage
-
-
-class EmbeddingBody(BaseModel):
-    """One text's vector."""
-
-    object: Literal["embedding"]
-    index: int
-    embedding: list[float] | str
-
-
-class Usage(BaseModel):
-    """Tokens that were read, those that begin and end a text among them."""
-
-    prompt_tokens: int
-    total_tokens: int
-
-
-class EmbeddingList(BaseModel):
-    """A vector for each text, in order."""
-
-    object: Literal["list"]
-    data: list[EmbeddingBody]
-    model: str
-    usage: Usage
 
 
 async def embeddings(request: Request) -> Response:
@@ -345,13 +196,16 @@ async def _completions(request: Request, model: type[CompletionRequest | ChatReq
         raise Refused(400, "no_text", f"model: task {asked.model} answers {kind.answers}, and writes no text.")
     if asked.stream and len(texts) > 1:
         raise Refused(400, "invalid", "prompt: a stream is of one text.")
+    schema = await _schema(serving, asked) if isinstance(asked, ChatRequest) else None
     limits = (asked.max_tokens, asked.max_completion_tokens if isinstance(asked, ChatRequest) else None)
     most = min((limit for limit in limits if limit is not None), default=None)
     if asked.stream:
         return await streamed(
-            asked.model, lambda tell: answers_of(request, [asked.model], texts, tell=tell, most=most), form
+            asked.model,
+            lambda tell: answers_of(request, [asked.model], texts, tell=tell, most=most, schema=schema),
+            form,
         )
-    answers = await answers_of(request, [asked.model] * len(texts), texts, most=most)
+    answers = await answers_of(request, [asked.model] * len(texts), texts, most=most, schema=schema)
     for answer in answers:
         if isinstance(answer, EdgepeftError):
             raise answer
@@ -359,6 +213,25 @@ async def _completions(request: Request, model: type[CompletionRequest | ChatReq
     n_tokens = await asyncio.to_thread(runtime.n_tokens, asked.model, texts)
     written = [answer for answer in answers if isinstance(answer, TextAnswer)]
     return form.whole([_cut(answer, most, runtime.bundle.encoder()) for answer in written], n_tokens)
+
+
+async def _schema(serving: Serving, asked: ChatRequest) -> Mapping[str, Any] | None:
+    """What the answer is to keep to, if the request says it; the task's own where any object would do."""
+    form = asked.response_format
+    if form is None or form.type == "text":
+        return None
+    own = serving.service.manifest.task(asked.model).json_schema or {}
+    given = ANY_OBJECT if form.json_schema is None else form.json_schema.schema_
+    schema = own if form.json_schema is None and own.get("type") == "object" else given
+    try:
+        await asyncio.to_thread(serving.service.runtime.generator.guide, asked.model, GREEDY, schema)
+    except Unwritable as error:
+        raise Refused(400, "invalid_schema", f"response_format: {error}") from error
+    except MissingPackage as error:
+        raise Refused(
+            501, "no_grammar", "response_format: this service has no grammars, for want of llguidance."
+        ) from error
+    return schema
 
 
 def _cut(answer: TextAnswer, most: int | None, encoder: TextEncoder) -> TextAnswer:

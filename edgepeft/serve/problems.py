@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from edgepeft.common.errors import BundleError, DataError, DoesNotFit, EdgepeftError, UnknownName
+from edgepeft.common.errors import BundleError, DataError, DoesNotFit, EdgepeftError, UnknownName, Unwritable
 from edgepeft.common.messages import in_words, listed_mistakes
 from edgepeft.data.pattern import UnreadableRow
 from edgepeft.serve.batcher import Closing, DeadlinePassed, QueueFull
@@ -67,6 +67,7 @@ def problem(refused: Refused, more: Mapping[str, Any] = MappingProxyType({})) ->
 _SHOWN: dict[type[EdgepeftError], tuple[int, str]] = {
     UnknownName: (404, "unknown_task"),
     UnreadableRow: (422, "unreadable_row"),
+    Unwritable: (422, "unwritable"),
     DoesNotFit: (503, "does_not_fit"),
 }
 

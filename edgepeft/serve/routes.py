@@ -23,7 +23,7 @@ from edgepeft.runtime.prediction import Answer
 from edgepeft.runtime.runtime import Readable, RowResult
 from edgepeft.serve import schemas
 from edgepeft.serve.batcher import Batcher
-from edgepeft.serve.guard import AUTHORIZED, check_taught, check_texts, deadline_of, parsed_body
+from edgepeft.serve.guard import AUTHORIZED, check_taught, check_texts, deadline_of, parsed_body, while_there
 from edgepeft.serve.metrics import ServiceMetrics
 from edgepeft.serve.problems import KEYS, Json, Refused, explain, fault, refusal_of
 from edgepeft.serve.service import Service
@@ -203,7 +203,8 @@ async def answers_of(
     while any(map(serving.service.untried, set(named))) and monotonic() < until:
         await asyncio.sleep(_POLL_S)
     client = None if request.client is None else (request.client.host, request.client.port)
-    answers = await serving.batcher.submit(named, texts, client=client, deadline_s=deadline_of(request), **more)
+    asked = serving.batcher.submit(named, texts, client=client, deadline_s=deadline_of(request), **more)
+    answers = await (while_there(request, asked) if all(map(serving.service.writes, named)) else asked)
     good = [a.task if isinstance(a, Answer) else "" for a in answers if not isinstance(a, EdgepeftError)]
     serving.metrics.answered(Counter(good), monotonic() - begin)
     return answers

@@ -18,7 +18,7 @@ from edgepeft.deploy.signature import SIGNATURE_FILE, check_signature
 from edgepeft.runtime.runtime import Readable, RowResult, Runtime
 from edgepeft.runtime.session import MOST_SESSIONS
 from edgepeft.runtime.text_generation import Draft, TextBatch
-from edgepeft.serve.batcher import Job
+from edgepeft.serve.job import Job
 from edgepeft.serve.settings import Settings
 from edgepeft.serve.trial import Trials
 
@@ -236,12 +236,15 @@ class Written:
         """Rows of a task whose files fail are left out with all of their request, which is answered another way."""
         drafts: list[Draft] = []
         try:
-            if not self._problems(job.tasks):
-                for task, text in zip(job.tasks, job.texts, strict=True):
-                    drafts += self._batch.add(task or "", [text], job.most)
-                self._drafts[job] = drafts
-        except BundleError:
+            for problem in self._problems(job.tasks).values():
+                raise problem
+            for task, text in zip(job.tasks, job.texts, strict=True):
+                drafts += self._batch.add(task or "", [text], job.most, job.schema)
+            self._drafts[job] = drafts
+        except BundleError as error:
             self._batch.drop(drafts)
+            if job.schema is not None:  # the other way knows of none
+                job.give(error)
         except EdgepeftError as error:
             self._batch.drop(drafts)
             job.give(error)

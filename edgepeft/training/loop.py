@@ -27,6 +27,7 @@ from edgepeft.data.training_loop.run import Progress, TrainingLoop, TrainingLoop
 from edgepeft.methods.base import Method, method_of
 from edgepeft.options.base import Folder, function_of
 from edgepeft.options.verbs import TrainOptions, TrainSettings
+from edgepeft.runtime.grammar import Grammars
 from edgepeft.training.curve import CURVE, curve_of, draw_curve
 from edgepeft.training.devices import (
     attention_for,
@@ -37,8 +38,9 @@ from edgepeft.training.devices import (
     float32_by_onednn,
     use_threads,
 )
-from edgepeft.training.engine import PyTorchEngine, SharedStates, TextEngine
+from edgepeft.training.engine import PyTorchEngine, SharedStates
 from edgepeft.training.settings import asked, resolved, settled
+from edgepeft.training.text_engine import TextEngine, require_kept
 
 __all__ = [
     "TrainResult",
@@ -135,7 +137,7 @@ class _Run:
         """A fresh delta on the frozen model, with the rows as tokens."""
         backbone, options = self.backbone, self.options
         longest = options.max_length or 0
-        template = {name: getattr(data, name) for name in ("source", "target", "targets", "step")}
+        template = {name: getattr(data, name) for name in ("source", "target", "targets", "step", "json_schema")}
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(options.seed)
             delta = new_delta(
@@ -162,7 +164,10 @@ class _Run:
         shared = None if self.shared is None else SharedStates(self.shared, backbone.sha256, self.attention)
         how: dict[str, Any] = {"weights": weights, "device": self.device, "bf16": options.bf16, "shared": shared}
         if delta.card.writes:
-            return TextEngine(delta, model, rows, rates, options.clip_norm, decode=encoder.decode, **how)
+            grammars = Grammars.of(backbone.folder, backbone.architecture)
+            require_kept(data, grammars, encoder)
+            how |= {"decode": encoder.decode, "grammars": grammars}
+            return TextEngine(delta, model, rows, rates, options.clip_norm, **how)
         return PyTorchEngine(delta, model, rows, rates, options.clip_norm, **how)
 
     def loop(self, engine: PyTorchEngine, data: TaskData, folder: Path, what: str = "") -> TrainingLoop:

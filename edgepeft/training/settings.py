@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from edgepeft.backbones.base import Pooling
 from edgepeft.backbones.source import Backbone
+from edgepeft.common.bounded import json_at
 from edgepeft.common.errors import UsageError
 from edgepeft.data.parts import PARTS, Division, TaskData, given_rows, load_data
 from edgepeft.data.readers import source_of
@@ -14,7 +17,9 @@ from edgepeft.data.rows import Columns
 from edgepeft.data.text_template import TextTemplate, text_template
 from edgepeft.data.training_loop.engine import MEAN_HEAD_RATE
 from edgepeft.methods.base import Method, method_named
+from edgepeft.options.base import Folder
 from edgepeft.options.verbs import METHOD, TrainRequest, TrainSettings
+from edgepeft.runtime.grammar import schema_text
 from edgepeft.tasks._facts import WINDOWS
 from edgepeft.tasks.base import TaskType, kind_asked
 from edgepeft.training.devices import device_of
@@ -42,7 +47,7 @@ class ResolvedRequest:
         held_out = given_rows("--eval", asked.eval), given_rows("--test", asked.test)
         rows, columns = source_of(asked.data), Columns.of(asked)
         data = load_data(rows, *held_out, template.columns(columns), skip_bad=asked.skip_bad, **division)
-        return template.applied(data, columns.names[2])
+        return replace(template.applied(data, columns.names[2]), json_schema=_schema_of(asked.json_schema))
 
 
 def resolved(request: TrainRequest) -> ResolvedRequest:
@@ -60,8 +65,27 @@ def resolved(request: TrainRequest) -> ResolvedRequest:
     said = {name: value for name, value in said.items() if getattr(request, name) is None}
     if request.balanced:
         kind.require_classes()
+    if request.json_schema is not None and not kind.writes:
+        raise UsageError(f"--json-schema is of text that is written, and {kind.title} writes none; leave it out.")
+    _schema_of(request.json_schema)
     device_of(request.device)
     return ResolvedRequest(request.model_copy(update={**said, "kind": kind.name}), method, template)
+
+
+def _schema_of(given: Folder | Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """The JSON schema, or that in a file."""
+    if given is None:
+        return None
+    schema: Any = given
+    if not isinstance(given, Mapping):
+        try:
+            schema = json_at(Path(given))
+        except OSError as error:
+            raise UsageError(f"--json-schema {given} cannot be read ({error.strerror}).") from None
+        except ValueError as error:
+            raise UsageError(f"--json-schema {given} is no JSON ({error}).") from None
+    schema_text(schema)
+    return dict(schema)
 
 
 def settled(

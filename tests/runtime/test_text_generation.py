@@ -22,7 +22,7 @@ from edgepeft.runtime.decoding import Decoding
 from edgepeft.runtime.prediction import TextAnswer
 from edgepeft.runtime.runtime import Runtime
 from edgepeft.runtime.text_generation import Draft, TextBatch
-from edgepeft.training.engine import generated
+from edgepeft.training.text_engine import generated
 
 STEPS = 12
 DECODING = Decoding(STEPS)

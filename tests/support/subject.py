@@ -1,4 +1,4 @@
-"""The bundle that is put to the test: a tiny random BERT, three tasks, one that can be tuned.  ``subject(folder)`` writes it."""
+"""The bundles that are put to the test: a tiny random BERT with three tasks, a tiny decoder with two that write text."""
 
 from __future__ import annotations
 
@@ -31,3 +31,12 @@ def subject(folder: Path) -> Path:
     paths = [saved(delta, folder / f"delta-{delta.card.task}") for delta in deltas]
     export_bundle(backbone, paths, folder / "bundle", texts=TEXTS)
     return folder / "bundle"
+
+
+def writer(folder: Path) -> Path:
+    """The same of a decoder: ``free`` writes what it likes, ``own`` what a JSON schema allows."""
+    if (folder / "bundle" / "edgepeft.json").is_file():
+        return folder / "bundle"
+    from spelling import export_schemas, write_speller
+
+    return export_schemas(write_speller(folder / "model"), {"free": None, "own": {"type": "boolean"}}, folder)

@@ -24,8 +24,9 @@ from edgepeft.data.parts import TaskData
 from edgepeft.data.rows import Row
 from edgepeft.options.verbs import TrainSettings
 from edgepeft.tasks.text import Text as WrittenText
-from edgepeft.training.engine import generated, loss_of, torch_batch
+from edgepeft.training.engine import loss_of, torch_batch
 from edgepeft.training.loop import train_delta
+from edgepeft.training.text_engine import generated
 
 WRITTEN = WrittenText()
 WRITING = Writing(8, 0, 3, 60)

@@ -139,7 +139,7 @@ def write_pytorch(job: Job) -> Prepared:
     """By transformers' ``generate``; its cache of keys and values is on, as by default."""
     import torch
 
-    from edgepeft.training.engine import generated, greedy
+    from edgepeft.training.text_engine import generated, greedy
 
     backbone, model = load(job)
     delta = None if job.task is None else job_delta(job, backbone).eval()

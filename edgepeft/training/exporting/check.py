@@ -25,7 +25,7 @@ from edgepeft.deploy.verify import CANDIDATES, STEPS, DataCheck, TextCheck, in_g
 from edgepeft.runtime.inputs import texts_of, tokenized
 from edgepeft.runtime.prediction import grouping_of
 from edgepeft.tasks.base import TaskType
-from edgepeft.training.engine import generated
+from edgepeft.training.text_engine import generated
 
 __all__ = ["ROWS", "CheckTexts", "check_content", "check_texts", "data_check", "fitted", "shipped_texts"]
 
