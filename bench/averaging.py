@@ -29,8 +29,6 @@ from edgepeft.device.host.machine import host_facts
 from edgepeft.tuning.federated import average_products
 from edgepeft.tuning.target import Files
 
-__all__ = ["Boards", "split"]
-
 FROZEN = {"ffa": ("*/A",)}
 WAYS = ("start", "mean", "product", "ffa", "alone", "central")
 _SETTINGS = (

@@ -22,8 +22,6 @@ from typing import NamedTuple
 from bench.suites import suite_names
 from edgepeft.common.errors import UnknownName
 
-__all__ = ["CLAIMS", "Claim", "main", "measured"]
-
 _PEERS = ("all-MiniLM-L6-v2", "mpnet-base", "roberta-base")
 _GRACE_S, _AGAIN_S = 21.0, 3.0  # for a suite to end, asked every so often
 

@@ -21,8 +21,6 @@ from edgepeft.bench.report.tables import limits_in_force
 from edgepeft.common.atomic import write_atomically
 from edgepeft.common.errors import UsageError
 
-__all__ = ["RESULTS", "generated_files", "main"]
-
 RESULTS = Path("docs", "benchmarks", "peers")
 _REPOSITORY = Path(__file__).resolve().parents[1]
 _PAGES = ((Path("README.md"), "speed"), (Path("docs", "figures.md"), "figures"))

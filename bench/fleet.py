@@ -34,8 +34,6 @@ from edgepeft.fleet.publish import publish, refresh, withdraw
 from edgepeft.fleet.pull import moments
 from edgepeft.fleet.remote import Remote
 
-__all__ = ["Board", "Round", "main", "play"]
-
 _THREADS = 32
 _DAY_S = 86_400
 _MANY = 100_000

@@ -7,8 +7,6 @@ from html import escape
 
 from bench.floors import STYLE
 
-__all__ = ["fleet_picture"]
-
 _WIDTH, _HEIGHT = 900, 470
 _MORE = """
   .left { text-anchor: start }

@@ -7,8 +7,6 @@ import tomllib
 from html import escape
 from pathlib import Path
 
-__all__ = ["STYLE", "floors_picture"]
-
 _HEADER, _ROW, _GAP, _WIDTH = 58, 34, 6, 900
 STYLE = """
   text { font: 14px system-ui, sans-serif; fill: #1f2328; text-anchor: middle }

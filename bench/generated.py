@@ -22,8 +22,6 @@ from edgepeft.bench.result.schema import BenchResult
 from edgepeft.common.atomic import write_atomically
 from edgepeft.fleet.repository import DAYS
 
-__all__ = ["generated_files", "main"]
-
 _DOCUMENTS: dict[str, type[Part]] = {
     "edgepeft.bench-1": BenchResult,
     "edgepeft.quickstart-1": QuickstartSummary,

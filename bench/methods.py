@@ -18,8 +18,6 @@ from edgepeft.common.errors import UsageError
 from edgepeft.common.resources import package_data
 from edgepeft.methods.base import Method, methods
 
-__all__ = ["generated_files"]
-
 COUNTED_ON = ("roberta-base", "bert-base-uncased")
 
 

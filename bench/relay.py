@@ -6,8 +6,6 @@ import contextlib
 import socket
 import threading
 
-__all__ = ["Relay"]
-
 _PIECE_BYTES = 64 << 10
 
 

@@ -14,8 +14,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-__all__ = ["Served", "serving"]
-
 Fault = Callable[[Any, bytes], object]  # writes a body of its own, given the right one
 
 

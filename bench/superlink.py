@@ -14,8 +14,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-__all__ = ["SuperLink", "free_port"]
-
 ROOT = Path(__file__).resolve().parent.parent
 _OVER = ("in force now", "the task is as it was", "Traceback")  # what our server says last, or Python does
 _LISTENS_S = 120

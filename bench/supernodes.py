@@ -23,9 +23,8 @@ import psutil
 
 from bench.relay import Relay
 from bench.superlink import SuperLink, free_port
-from edgepeft.device.limits.limited_process import LimitedProcess, Limits
-
-__all__ = ["Federation"]
+from edgepeft.device.limits.limited_process import LimitedProcess
+from edgepeft.device.limits.placement import Limits
 
 
 def keys(folder: Path, boards: int) -> None:

@@ -6,8 +6,6 @@ from pathlib import Path
 
 from edgepeft.bench.planning.job import Job, Prepared
 
-__all__ = ["prepare"]
-
 
 def prepare(job: Job) -> Prepared:
     """``settings["tasks"]``: each row's task; ``settings["apart"]``: one after another.

@@ -1,4 +1,4 @@
-"""Files that must agree with each other: README, Makefile, constraints, pyproject, changelog, `__all__`."""
+"""Files that must agree with each other: README, Makefile, constraints, pyproject, changelog."""
 
 from __future__ import annotations
 
@@ -197,20 +197,6 @@ def test_the_list_of_texts_for_verification_has_64_different_ones_of_mixed_lengt
 def skip_where_serving_is_not_installed(name):
     if name.startswith("edgepeft.serve.") and not all(map(find_spec, ("httptools", "prometheus_client", "uvicorn"))):
         pytest.skip("serving is not installed: pip install edgepeft[serve]")
-
-
-@pytest.mark.parametrize("name", MODULES)
-def test_all_names_what_is_there(name):
-    if find_spec("torch") is None:
-        pytest.skip("some modules need PyTorch: pip install edgepeft[train]")
-    skip_where_serving_is_not_installed(name)
-    module = importlib.import_module(name)
-    declared = getattr(module, "__all__", None)
-    if declared is None:  # a package that only holds modules, or options alone
-        assert [x for x, value in vars(module).items() if isinstance(value, type) and value.__module__ == name] == []
-        return
-    assert [x for x in declared if not hasattr(module, x)] == []
-    assert len(set(declared)) == len(declared)
 
 
 @pytest.mark.parametrize("name", MODULES)

@@ -34,8 +34,6 @@ from torch import Tensor, nn
 from edgepeft.backbones.base import Role, Site
 from edgepeft.methods.base import PerLayer, option
 
-__all__ = ["SSF", "ScaleAndShift"]
-
 
 class ScaleAndShift(nn.Module):
     """gamma * y + beta, [..., d] -> [..., d]."""
@@ -83,8 +81,6 @@ from torch import Tensor
 
 from edgepeft.backbones.base import Architecture
 from edgepeft.heads.base import Head, fresh_linear
-
-__all__ = ["Stacked"]
 
 
 class Stacked(Head):
@@ -163,8 +159,6 @@ from __future__ import annotations
 
 import onnx
 {imported}
-__all__ = ["drop_double_negations"]
-
 
 {contract}def drop_double_negations(graph: onnx.GraphProto) -> None:
     """Have readers of such values read the input."""

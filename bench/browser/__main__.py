@@ -30,8 +30,6 @@ from edgepeft.common.errors import DataError, EdgepeftError, UsageError
 from edgepeft.device.host.machine import host_facts
 from edgepeft.web.site import SITE_FILE
 
-__all__ = ["main"]
-
 _SCHEMA = "edgepeft.browser/1"
 _ROWS = TypeAdapter(list[SuiteRow])
 

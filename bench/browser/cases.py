@@ -21,8 +21,6 @@ from edgepeft.bench.planning.scenario import full_length, load_lengths
 from edgepeft.bench.result.statistics import percentile
 from edgepeft.common.errors import EdgepeftError
 
-__all__ = ["CASES", "Asked", "apart", "texts_of"]
-
 OWN, PEER = "edgepeft", "transformers"  # their workers' names too
 _CLOSE = 1e-4  # of a score
 _LONGEST = 128

@@ -15,8 +15,6 @@ from bench.browser.prepare import pages
 from bench.static_server import Served, serving
 from edgepeft.common.errors import EdgepeftError, UsageError
 
-__all__ = ["MODULES", "TRANSFORMERS", "Chromium", "Step", "chromium", "versions"]
-
 TRANSFORMERS = "@huggingface/transformers"
 MODULES = (TRANSFORMERS, "onnxruntime-web", "playwright-core")
 # Shared memory, and so a second thread, needs the first two.

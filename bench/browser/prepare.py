@@ -15,8 +15,6 @@ from edgepeft.bundle.bundle import Bundle
 from edgepeft.common.errors import UsageError
 from edgepeft.web.site import write_site
 
-__all__ = ["NINE", "OTHERS", "SITES", "TENTH", "pages", "prepare", "write_pages"]
-
 NINE = tuple(f"lora{number}" for number in range(9))
 TENTH = "lora9"
 OTHERS = ("pfeiffer", "houlsby", "bitfit", "compacter")  # of other structures, one each

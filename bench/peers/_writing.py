@@ -7,8 +7,6 @@ from typing import Any
 from edgepeft.bench.planning.job import Job, Prepared
 from edgepeft.common.errors import EdgepeftError
 
-__all__ = ["generating", "require_all"]
-
 
 def generating(model: Any, job: Job) -> Prepared:
     """Steps of ``model.generate``, greedily, as transformers, optimum and optimum-intel have it."""

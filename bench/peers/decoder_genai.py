@@ -11,8 +11,6 @@ from pathlib import Path
 from bench.peers._writing import require_all
 from edgepeft.bench.planning.job import Job, Prepared
 
-__all__ = ["MODULE", "RESULT", "export", "prepare"]
-
 MODULE = "onnxruntime_genai"
 RESULT = "genai_config.json"
 

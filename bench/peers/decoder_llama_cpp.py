@@ -12,8 +12,6 @@ from numpy.typing import NDArray
 from bench.peers._writing import require_all
 from edgepeft.bench.planning.job import Job, Prepared
 
-__all__ = ["MODULE", "RESULT", "export", "prepare"]
-
 MODULE = "xllamacpp"
 RESULT = "model.gguf"
 

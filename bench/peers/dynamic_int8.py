@@ -7,8 +7,6 @@ from tempfile import TemporaryDirectory
 
 from bench.peers import optimum_o3
 
-__all__ = ["MODULE", "RESULT", "export"]
-
 MODULE = "optimum.onnxruntime"
 RESULT = "model.onnx"
 

@@ -7,8 +7,6 @@ from pathlib import Path
 from bench.peers import text_ctranslate2
 from edgepeft.bench.planning.job import Job, Prepared
 
-__all__ = ["MODULE", "RESULT", "export", "prepare"]
-
 MODULE = "ctranslate2"
 RESULT = "model.bin"
 

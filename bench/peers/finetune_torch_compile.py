@@ -6,8 +6,6 @@ from functools import partial
 
 from edgepeft.bench.planning.job import Job, Prepared
 
-__all__ = ["prepare"]
-
 
 def prepare(job: Job) -> Prepared:
     """Compile.  The first step, a warm-up, generates the code."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 from bench.peers.openvino import settings
 from edgepeft.bench.planning.job import Job, Prepared
 
-__all__ = ["prepare"]
-
 
 def prepare(job: Job) -> Prepared:
     """Compile ``job.model`` for the processor; a step is one batch to the last hidden state."""

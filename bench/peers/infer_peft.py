@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from edgepeft.bench.planning.job import Job, Prepared
 
-__all__ = ["prepare"]
-
 
 def prepare(job: Job) -> Prepared:
     """Attach a fresh LoRA adapter of ``settings``; a step is one forward pass and a linear head."""

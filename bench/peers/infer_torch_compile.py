@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from edgepeft.bench.planning.job import Job, Prepared
 
-__all__ = ["prepare"]
-
 
 def prepare(job: Job) -> Prepared:
     """Compile; a step is one forward pass without gradients.  The first one, a warm-up, generates the code."""

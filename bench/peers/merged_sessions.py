@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from edgepeft.bench.planning.job import Job, Prepared
 
-__all__ = ["prepare"]
-
 
 def prepare(job: Job) -> Prepared:
     """Nothing is open before the first step."""

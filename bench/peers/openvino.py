@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from edgepeft.bench.planning.job import Job
 
-__all__ = ["MODULE", "RESULT", "export", "settings"]
-
 MODULE = "openvino"
 RESULT = "model.xml"
 

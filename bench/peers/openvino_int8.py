@@ -8,8 +8,6 @@ import numpy as np
 
 from bench.peers import openvino as fp32
 
-__all__ = ["MODULE", "RESULT", "export"]
-
 MODULE = "nncf"
 RESULT = "model.xml"
 

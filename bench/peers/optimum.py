@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-__all__ = ["MODULE", "RESULT", "export"]
-
 MODULE = "optimum.exporters.onnx"
 RESULT = "model.onnx"
 

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     import onnxruntime as ort
     from transformers import PreTrainedModel
 
-__all__ = ["KINDS", "MODULE", "RESULT", "export", "prepare", "transformers_model", "values_of"]
-
 MODULE = "optimum.exporters.onnx"
 RESULT = "model.onnx"
 

@@ -15,8 +15,6 @@ import tempfile
 import time
 from pathlib import Path
 
-__all__: list[str] = []
-
 
 def _rows(path: Path) -> tuple[list[str], list[str]]:
     rows = [json.loads(line) for line in path.read_text().splitlines()]

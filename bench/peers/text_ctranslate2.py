@@ -12,8 +12,6 @@ from typing import Any
 from bench.peers._writing import require_all
 from edgepeft.bench.planning.job import Job, Prepared
 
-__all__ = ["MODULE", "RESULT", "export", "prepare"]
-
 MODULE = "ctranslate2"
 RESULT = "model.bin"
 

@@ -8,8 +8,6 @@ from bench.peers._writing import generating
 from bench.peers.openvino import settings
 from edgepeft.bench.planning.job import Job, Prepared
 
-__all__ = ["MODULE", "RESULT", "export", "prepare"]
-
 MODULE = "optimum.intel.openvino"
 RESULT = "openvino_decoder_model.xml"
 

@@ -7,8 +7,6 @@ from pathlib import Path
 from bench.peers._writing import generating
 from edgepeft.bench.planning.job import Job, Prepared
 
-__all__ = ["MODULE", "RESULT", "export", "prepare"]
-
 MODULE = "optimum.onnxruntime"
 RESULT = "decoder_model_merged.onnx"
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from bench.peers._writing import generating
 from edgepeft.bench.planning.job import Job, Prepared
 
-__all__ = ["prepare"]
-
 
 def prepare(job: Job) -> Prepared:
     """Load the model; its cache of keys and values is on, as by default."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-__all__ = ["MODULE", "RESULT", "export"]
-
 MODULE = "onnxscript"  # which the exporter is written with
 RESULT = "model.onnx"
 _ROWS, _TOKENS = 2, 16  # of the example; both stay open

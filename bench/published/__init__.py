@@ -13,8 +13,6 @@ from bench.published.whisper import whisper_tiny_encoder
 from edgepeft.common.errors import UnknownName
 from edgepeft.common.operators import Work
 
-__all__ = ["FAMILIES", "family_named", "works_of"]
-
 _GRAPHS: Mapping[str, Callable[[], tuple[Work, ...]]] = {
     **{f"resnet-{depth}": lambda depth=depth: resnet(depth) for depth in (18, 34, 50, 101, 152)},  # type: ignore[misc]
     **{f"vgg-{depth}": lambda depth=depth: vgg(depth) for depth in (11, 13, 16, 19)},  # type: ignore[misc]

@@ -5,8 +5,6 @@ from __future__ import annotations
 from bench.published.shapes import convolution, matrix
 from edgepeft.common.operators import Work
 
-__all__ = ["densenet121"]
-
 _BLOCKS = (6, 12, 24, 16)
 _GROWTH = 32
 

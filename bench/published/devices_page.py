@@ -14,8 +14,6 @@ from edgepeft.common.errors import EdgepeftError, UsageError
 from edgepeft.device.profiles import Profile
 from edgepeft.device.roofline import Predicted, predict_seconds
 
-__all__ = ["PAGE", "PICTURE", "check_devices", "devices_page", "draw_devices", "write_devices"]
-
 PAGE, PICTURE = "devices.md", "devices.png"
 _TITLES: dict[LeftOut, str] = {"family": "Without the model's family", "model": "In class: without the model alone"}
 _ROBERTA = {"n_layers": 12, "tokens": 128, "width": 768, "heads": 12, "inner": 3072}

@@ -8,8 +8,6 @@ from __future__ import annotations
 from bench.published.shapes import convolution, matrix, moved
 from edgepeft.common.operators import OperatorClass, Work
 
-__all__ = ["encoder", "vit_b32_384", "wmt_encoder"]
-
 _HAT_LAYERS, _HAT_ATTENTION, _HAT_TOKENS = 6, 512, 30  # attention is 512 wide whatever the model's width
 
 

@@ -12,8 +12,6 @@ from bench.published import family_named, works_of
 from edgepeft.common.operators import Work, graph_kind_of, product_flops
 from edgepeft.device.profiles import Calibration, Profile
 
-__all__ = ["Point", "fit", "fit_rates", "points_of"]
-
 _FOR_OVERHEAD = 10  # latencies that an overhead is fitted to; fewer give a rate through the origin
 _FOR_ERROR = 3
 

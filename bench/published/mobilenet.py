@@ -8,8 +8,6 @@ from __future__ import annotations
 from bench.published.shapes import convolution, matrix
 from edgepeft.common.operators import Work
 
-__all__ = ["mobilenet_v1", "mobilenet_v2"]
-
 # (channels out, stride) of each depthwise separable pair.
 _V1 = [(64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2), *[(512, 1)] * 5, (1024, 2), (1024, 1)]
 # (expansion, channels out, repetitions, stride of the first) of each stage.

@@ -8,8 +8,6 @@ from __future__ import annotations
 from bench.published.shapes import convolution, matrix
 from edgepeft.common.operators import Work
 
-__all__ = ["resnet"]
-
 _BLOCKS = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3)}
 _BOTTLENECKS = {50, 101, 152}
 _WIDTHS = (64, 128, 256, 512)

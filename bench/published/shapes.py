@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from edgepeft.common.operators import OperatorClass, Work
 
-__all__ = ["convolution", "matrix", "moved"]
-
 _FLOAT = 4  # bytes
 
 

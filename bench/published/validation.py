@@ -17,8 +17,6 @@ from bench.published.fitting import Point, fit_rates, points_of
 from edgepeft.device.profiles import Profile
 from edgepeft.device.roofline import Predicted, predict_seconds
 
-__all__ = ["Checked", "LeftOut", "check_predictions", "error_range", "mean_error", "summaries"]
-
 LeftOut = Literal["family", "model"]
 _KEYS: dict[LeftOut, Callable[[Point], str]] = {
     "family": lambda point: point.family,

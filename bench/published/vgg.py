@@ -5,8 +5,6 @@ from __future__ import annotations
 from bench.published.shapes import convolution, matrix
 from edgepeft.common.operators import Work
 
-__all__ = ["vgg"]
-
 _CONVOLUTIONS = {11: (1, 1, 2, 2, 2), 13: (2, 2, 2, 2, 2), 16: (2, 2, 3, 3, 3), 19: (2, 2, 4, 4, 4)}
 _WIDTHS = (64, 128, 256, 512, 512)
 

@@ -17,8 +17,6 @@ from bench.published.encoders import encoder
 from bench.published.shapes import matrix
 from edgepeft.common.operators import Work
 
-__all__ = ["REAL_TIME_FACTORS", "SOUND_S", "SPEEDUPS", "encoder_seconds", "whisper_tiny_encoder"]
-
 SOUND_S = 16.715  # test_wavs/1.wav
 # Seconds of computing for one of sound, with 1, 2, 3 and 4 threads.
 REAL_TIME_FACTORS = {"fp32": (0.685, 0.559, 0.526, 0.520), "int8": (0.547, 0.431, 0.398, 0.386)}

@@ -11,8 +11,6 @@ from bench.suites._row import SuiteRow
 from bench.suites._suite_run import SuiteRun
 from edgepeft.common.errors import UnknownName
 
-__all__ = ["Suite", "suite_named", "suite_names"]
-
 
 class Suite(Protocol):
     """What a module of this package offers."""

@@ -10,8 +10,6 @@ from bench.suites._suite_run import Racer, SuiteRun
 from edgepeft.bench.planning.job import Batches
 from edgepeft.bench.planning.target import torch_installed
 
-__all__ = ["ENGINES", "OWN", "OWN_INT8", "Engine", "racers_of"]
-
 OWN, OWN_INT8 = "edgepeft", "edgepeft int8"
 
 

@@ -6,8 +6,6 @@ from pathlib import Path
 
 from edgepeft.common.errors import EdgepeftError
 
-__all__ = ["proportional_bytes"]
-
 
 def proportional_bytes(pid: int) -> int:
     """PSS of a living process, in bytes.

@@ -29,8 +29,6 @@ from edgepeft.common.atomic import write_atomically
 from edgepeft.common.resources import sha256_of
 from edgepeft.graph.half import store_in_half
 
-__all__ = ["Structure", "config_in", "write_bundle"]
-
 _STAND_OUT, _TIMES = 2, 9  # channels behind a LayerNorm, and how far above the others
 _SPREAD = 0.02  # of a copied task's weights about those that it was copied from
 

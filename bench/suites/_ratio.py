@@ -9,9 +9,7 @@ import numpy as np
 from bench.suites._row import SuiteRow, Target
 from edgepeft.bench.result.statistics import CONFIDENCE, Ratio, paired_ratio, ratio_of_totals
 from edgepeft.common.errors import EdgepeftError
-from edgepeft.tasks.base import CLOSE
-
-__all__ = ["Races", "geometric_mean", "mean_row", "ratio_row", "require_close"]
+from edgepeft.tasks._facts import CLOSE
 
 Races = list[tuple[Sequence[float], Sequence[float]]]  # seconds of each round, (own, peer)
 

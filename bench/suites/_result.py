@@ -26,8 +26,6 @@ from edgepeft.common.errors import UnknownName, UsageError
 from edgepeft.device.host.machine import host_facts
 from edgepeft.device.profiles import load_profile
 
-__all__ = ["SuiteHost", "SuiteModel", "SuiteRequest", "SuiteResult", "run_suite"]
-
 _DEFAULT_ARCHITECTURE = "roberta-base"  # the seeds' backbone; a suite that needs another has an ARCHITECTURE
 _ROUNDS, _MAX_SECONDS = 30, 600.0
 

@@ -9,8 +9,6 @@ from enum import StrEnum
 from pydantic import computed_field
 from pydantic.dataclasses import dataclass
 
-__all__ = ["SuiteRow", "SuiteVerdict", "Target"]
-
 
 class SuiteVerdict(StrEnum):
     """``unsure``: the figure lies on the right side of its target, one end of its interval does not."""

@@ -26,10 +26,8 @@ from edgepeft.bench.planning.scenario import load_lengths
 from edgepeft.bundle.bundle import Bundle
 from edgepeft.bundle.manifest import DeltaDtype, WeightsDtype
 from edgepeft.common.errors import EdgepeftError
-from edgepeft.device.limits.limited_process import InForce, Limits
+from edgepeft.device.limits.placement import InForce, Limits
 from edgepeft.runtime.weights import Weights
-
-__all__ = ["PEERS", "SETS", "Racer", "SuiteRun", "installed"]
 
 SETS = ("sst2", "mrpc", "rte")  # whose texts' lengths are measured
 

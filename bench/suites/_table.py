@@ -21,8 +21,6 @@ from edgepeft.common.errors import MissingPackage, UsageError
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["check_picture", "draw_suite", "figure_of", "suite_table"]
-
 _COLOURS = {
     SuiteVerdict.MET: "green",
     SuiteVerdict.UNSURE: "yellow",

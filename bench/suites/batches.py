@@ -18,8 +18,6 @@ from bench.suites._suite_run import SETS, SuiteRun
 from edgepeft.bench.planning.job import Batches, batches_of
 from edgepeft.bench.planning.scenario import load_lengths
 
-__all__ = ["ARCHITECTURE", "CASES", "TITLE", "measure"]
-
 TITLE = "Batches of real lengths"
 ARCHITECTURE = "all-MiniLM-L6-v2"
 CASES = SETS

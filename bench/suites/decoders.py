@@ -22,8 +22,6 @@ from edgepeft.backbones.base import LINEAR_ROLES
 from edgepeft.bench.planning.job import Batches
 from edgepeft.common.errors import UsageError
 
-__all__ = ["ARCHITECTURE", "CASES", "TITLE", "measure"]
-
 TITLE = "Small decoders"
 ARCHITECTURE = "SmolLM2-135M"
 

@@ -22,8 +22,6 @@ from edgepeft.bench.planning.scenario import full_length
 from edgepeft.runtime.runtime import Runtime
 from edgepeft.runtime.session import plain_session
 
-__all__ = ["ARCHITECTURE", "TITLE", "measure"]
-
 TITLE = "The speed of a family"
 ARCHITECTURE = "modernbert-base"
 

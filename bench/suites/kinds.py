@@ -22,8 +22,6 @@ from edgepeft.runtime.runtime import Runtime
 from edgepeft.runtime.session import plain_session
 from edgepeft.tasks.base import kind_named
 
-__all__ = ["CASES", "TITLE", "measure"]
-
 TITLE = "Every kind of task"
 CASES = tuple(KINDS)
 

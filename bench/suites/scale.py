@@ -13,8 +13,6 @@ from edgepeft.bench.planning.scenario import full_length
 from edgepeft.bundle.bundle import TASKS_FOLDER
 from edgepeft.common.errors import DoesNotFit
 
-__all__ = ["TITLE", "measure"]
-
 TITLE = "From one task to a thousand"
 
 _TASKS = [f"pfeiffer{number}" for number in range(100)]

@@ -16,8 +16,6 @@ from bench.suites._suite_run import Racer, SuiteRun
 from edgepeft.bench.result.statistics import CONFIDENCE, percentile
 from edgepeft.bundle.bundle import TASKS_FOLDER
 
-__all__ = ["TITLE", "measure"]
-
 TITLE = "What tasks share"
 
 _ALIKE = [f"pfeiffer{number}" for number in range(9)]

@@ -18,8 +18,6 @@ from bench.suites._suite_run import SuiteRun
 from edgepeft.runtime.runtime import Runtime
 from edgepeft.runtime.session import plain_session
 
-__all__ = ["ARCHITECTURE", "TITLE", "measure"]
-
 TITLE = "One text at a time"
 ARCHITECTURE = "all-MiniLM-L6-v2"
 

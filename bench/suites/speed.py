@@ -14,8 +14,6 @@ from edgepeft.bench.planning.target import torch_installed
 from edgepeft.bench.result.rows import flops_per_instance
 from edgepeft.bench.workloads.probes import GEMM_FLOPS
 
-__all__ = ["TITLE", "measure"]
-
 TITLE = "The speed of one model"
 
 _PEERS = tuple(name for name in ENGINES if name != "dynamic int8 by channel")

@@ -25,8 +25,6 @@ from edgepeft.bundle.manifest import WeightsDtype
 from edgepeft.common.errors import UsageError
 from edgepeft.device.host.machine import isa_flags
 
-__all__ = ["ARCHITECTURE", "CASES", "TITLE", "measure"]
-
 TITLE = "Text and labels of a T5"
 ARCHITECTURE = "t5-base"
 

@@ -13,8 +13,6 @@ from edgepeft.bench.planning.scenario import full_length
 from edgepeft.bench.planning.target import torch_installed
 from edgepeft.common.errors import MissingPackage
 
-__all__ = ["TITLE", "measure"]
-
 TITLE = "A step of fine-tuning"
 
 _OWN, _INT8, _BITFIT, _PYTORCH, _COMPILED, _FULL = "edgepeft", "int8", "bitfit", "pytorch", "torch.compile", "full"

@@ -17,20 +17,6 @@ from edgepeft.backbones.config import MOST_LAYERS, checked, rope_theta
 from edgepeft.backbones.positions import frequencies
 from edgepeft.common.errors import UsageError
 
-__all__ = [
-    "ACTIVATIONS",
-    "LAYOUTS",
-    "OUTPUT",
-    "WORDS",
-    "DecoderLayout",
-    "Sizes",
-    "attention_of",
-    "neighbours",
-    "sites_of",
-    "sizes_of",
-    "tensors_of",
-]
-
 WORDS, OUTPUT = "model.embed_tokens.weight", "lm_head.weight"
 _LINEAR = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
 _FEED_FORWARD = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")

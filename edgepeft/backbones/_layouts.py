@@ -12,8 +12,6 @@ from typing import Any, Literal
 from edgepeft.backbones.config import MOST_LAYERS, checked
 from edgepeft.common.errors import UsageError
 
-__all__ = ["ACTIVATION_NODES", "BUCKETS", "ENCODERS", "FURTHEST", "SILU", "ModelLayout", "Sizes", "sizes_of"]
-
 BUCKETS, FURTHEST = 32, 128  # of distances, in MPNet's code
 # Of positions that are learnt; of no decoder.
 ENCODERS: Mapping[str, Any] = {

@@ -12,8 +12,6 @@ from typing import Any
 from edgepeft.backbones._layouts import BUCKETS, ModelLayout, Sizes
 from edgepeft.backbones.base import Role, Site
 
-__all__ = ["layer_paths", "modules_of", "neighbours", "sites_of", "tensors_of"]
-
 
 def layer_paths(layout: ModelLayout, sizes: Sizes) -> list[str]:
     """Each layer's, with its dot: those of a group are in one place (Lan et al., 2020, section 3.1)."""

@@ -13,23 +13,6 @@ from edgepeft.backbones.base import Decoder, Role, Site
 from edgepeft.backbones.config import MOST_LAYERS, checked
 from edgepeft.common.errors import UsageError
 
-__all__ = [
-    "ACTIVATIONS",
-    "MODEL_TYPES",
-    "OUTPUT",
-    "Sizes",
-    "absent_biases",
-    "aliases_of",
-    "decoder_of",
-    "is_tied",
-    "linear_layers",
-    "neighbours",
-    "norms_of",
-    "sites_of",
-    "sizes_of",
-    "tensors_of",
-]
-
 _LINEAR = ("q", "k", "v")
 _ENCODER = {"SelfAttention": "layer.0", "DenseReluDense": "layer.1"}
 _DECODER = {"SelfAttention": "layer.0", "EncDecAttention": "layer.1", "DenseReluDense": "layer.2"}

@@ -26,24 +26,6 @@ if TYPE_CHECKING:
 
     from edgepeft.backbones.text import TextGraphs
 
-__all__ = [
-    "HELPERS",
-    "LINEAR_ROLES",
-    "NO_HEAD",
-    "Architecture",
-    "Attention",
-    "Decoder",
-    "Distances",
-    "Family",
-    "Helper",
-    "Pooling",
-    "Role",
-    "Site",
-    "families",
-    "family_of",
-]
-
-
 NO_HEAD = "none"
 
 

@@ -14,8 +14,6 @@ from typing import ClassVar
 from edgepeft.backbones._layouts import BUCKETS, ENCODERS, ModelLayout
 from edgepeft.backbones.encoder import Encoder
 
-__all__ = ["FAMILY", "LAYOUTS", "PRE_NORM", "Bert", "PreNorm"]
-
 _ROBERTA = ModelLayout(prefix="roberta.", counted_positions=True, head="roberta", defaults={"pad_token_id": 1})
 LAYOUTS = {
     "bert": ModelLayout(prefix="bert.", pooler="pooler.dense", head="bert-pooler"),

@@ -23,8 +23,6 @@ from numpy.typing import NDArray
 
 from edgepeft.common.errors import BundleError
 
-__all__ = ["NUMPY_TYPES", "Checkpoint", "Layout", "Quantised", "StoredTensor", "check_header", "write_safetensors"]
-
 _MAX_HEADER_BYTES = 8 << 20  # of a hundred thousand tensors; the library takes 100 MB, and twenty seconds for them
 # Of bfloat16, which NumPy lacks, the bits.
 NUMPY_TYPES = {

@@ -14,8 +14,6 @@ from edgepeft.common.bounded import json_at
 from edgepeft.common.errors import BundleError, UnknownName, UsageError
 from edgepeft.common.resources import package_data
 
-__all__ = ["MOST_LAYERS", "architecture_names", "checked", "config_of", "read_config", "rope_theta"]
-
 MOST_LAYERS = 1000
 _LARGEST = 100_000_000  # no size of a model that exists; a damaged config must not fill the memory
 

@@ -27,8 +27,6 @@ from edgepeft.common.resources import cache_folder, package_data, private_folder
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["COMPANIONS", "byte_tokenizer", "plain_folder"]
-
 # Vocabularies of slow tokenizers, which tokenizer.json is made of where it is missing.
 _SLOW = ("vocab.txt", "vocab.json", "sentencepiece.bpe.model", "sentencepiece.model", "spiece.model", "spm.model")
 COMPANIONS = (*BUNDLE_FILES, *_SLOW, "merges.txt", "added_tokens.json")

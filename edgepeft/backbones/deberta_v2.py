@@ -20,8 +20,6 @@ from edgepeft.backbones.encoder import Encoder, EncoderBuilder
 from edgepeft.backbones.positions import LONGER, Disentangled
 from edgepeft.common.errors import UsageError
 
-__all__ = ["FAMILY", "DebertaV2"]
-
 _ON_DISTANCES_TOO = (Role.QUERY, Role.KEY)
 _TABLE, _NORM = "encoder.rel_embeddings.weight", "encoder.LayerNorm"
 _OF_DISTANCES = ("attention.self.pos_query_proj", "attention.self.pos_key_proj")  # where these are not shared

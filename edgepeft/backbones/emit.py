@@ -12,21 +12,6 @@ from onnx import TensorProto, helper, numpy_helper
 from edgepeft.backbones.checkpoint import BYTES, Checkpoint, StoredTensor
 from edgepeft.common.errors import BundleError
 
-__all__ = [
-    "BUNDLE_FILES",
-    "BUNDLE_MANIFEST",
-    "DTYPES",
-    "INT4_WEIGHTS_FILE",
-    "INT8_WEIGHTS_FILE",
-    "IR_VERSION",
-    "MOST_INLINE_BYTES",
-    "OPSET",
-    "WEIGHTS_FILE",
-    "WEIGHTS_FILES",
-    "Emitter",
-    "external_tensor",
-]
-
 OPSET = 20
 IR_VERSION = 10  # onnx 1.23 would write 14, which ONNX Runtime 1.31 refuses
 MOST_INLINE_BYTES = 1_900_000_000  # of a graph's own tensors: a protobuf ends at 2 GiB

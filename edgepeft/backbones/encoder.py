@@ -26,8 +26,6 @@ from edgepeft.backbones.positions import Rotary, distance_bias
 from edgepeft.backbones.windows import windows
 from edgepeft.common.errors import BundleError
 
-__all__ = ["LEARNT", "Encoder", "EncoderBuilder"]
-
 LEARNT = "embeddings.position_embeddings.weight"
 _ATTENDING, _GATED = (Role.QUERY, Role.KEY, Role.VALUE), (Role.FFN_GATE, Role.FFN_GATED)
 

@@ -24,8 +24,6 @@ from edgepeft.common.resources import cache_folder, private_folder, sha256_of, w
 if TYPE_CHECKING:
     from gguf import GGUFReader
 
-__all__ = ["folder_of_gguf"]
-
 _MAGIC = b"GGUF"
 # What llama.cpp calls models -> transformers' model type.  Mistral's are "llama" there, and the same but for the name.
 _MODEL_TYPES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gemma3": "gemma3_text"}

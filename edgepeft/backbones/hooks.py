@@ -19,20 +19,6 @@ from edgepeft.backbones.source import Backbone
 from edgepeft.backbones.trie import EDGES, Trie
 from edgepeft.common.errors import BundleError
 
-__all__ = [
-    "attached",
-    "edge_logits",
-    "load_model",
-    "logits_that_go_on",
-    "needs",
-    "padded_in_front",
-    "pool",
-    "prompted",
-    "states_of",
-    "states_that_go_on",
-    "tied",
-]
-
 _GOES_ON = "model"  # of transformers' classes of decoders alone, the module below the output layer
 
 

@@ -57,8 +57,6 @@ from edgepeft.backbones.text import (
 )
 from edgepeft.common.errors import UsageError
 
-__all__ = ["FAMILY", "Llama"]
-
 _Attend = Callable[[int, str, str, str, str], str]  # layer; query, key and value (., . e); output -> (., h e)
 
 

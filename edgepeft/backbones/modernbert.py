@@ -16,8 +16,6 @@ from edgepeft.backbones.config import checked, rope_theta
 from edgepeft.backbones.encoder import Encoder
 from edgepeft.common.errors import UsageError
 
-__all__ = ["FAMILY", "ModernBert"]
-
 _LAYOUTS = {
     "modernbert": ModelLayout(
         prefix="model.",

@@ -17,8 +17,6 @@ from onnx import TensorProto, helper
 from edgepeft.backbones.base import HELPERS, Helper, Role
 from edgepeft.backbones.emit import Emitter
 
-__all__ = ["ATTENTION", "COLUMN", "INDEX", "LAST", "MERGE", "N_HEADS", "REAL", "SPLIT", "Lookups", "Packing"]
-
 # Two lookups that undo each other, (T h) -> (B, h, S) and back, and where a token is: see ``edgepeft.graph.gradient``.
 SPLIT, MERGE, REAL = "heads.split", "heads.merge", "token.real"
 # Each token's place in the padded batch and in its row, and the number of heads: see ``edgepeft.graph.one_row``.

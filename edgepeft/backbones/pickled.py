@@ -19,8 +19,6 @@ from edgepeft.common.messages import reason
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["read_pickled"]
-
 _PICKLE_BYTES = 2 << 20  # of the names and shapes of ten thousand tensors; a byte may make a list of 64
 _TAR = (257, b"ustar")  # where torch before 0.1.10 has an archive, which torch would unpack
 

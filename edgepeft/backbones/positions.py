@@ -35,8 +35,6 @@ from edgepeft.backbones.base import Distances
 from edgepeft.backbones.emit import Emitter
 from edgepeft.backbones.packing import Packing
 
-__all__ = ["LONGER", "Disentangled", "Rotary", "buckets", "distance_bias", "frequencies", "rows_of_distances"]
-
 
 def frequencies(theta: float, width: int) -> NDArray[np.float32]:
     """w, (e / 2): to the bit what PyTorch's float32 gives, for at position 8,000 its last digit turns visibly."""

@@ -23,8 +23,6 @@ from edgepeft.backbones.config import rope_theta
 from edgepeft.backbones.encoder import Encoder
 from edgepeft.common.errors import UsageError
 
-__all__ = ["FAMILY", "NOMIC", "NomicBert", "RoFormer"]
-
 _ROFORMER = {
     "roformer": ModelLayout(
         prefix="roformer.",

@@ -22,8 +22,6 @@ from edgepeft.backbones.trie import Trie, trie_of
 from edgepeft.common.errors import MissingPackage, UsageError
 from edgepeft.common.resources import sha256_of
 
-__all__ = ["Backbone", "open_backbone"]
-
 
 @dataclass(frozen=True)
 class Backbone:

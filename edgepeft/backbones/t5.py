@@ -54,8 +54,6 @@ from edgepeft.backbones.text import (
 )
 from edgepeft.backbones.trie import EDGES, LABEL_VALUES, SEES, TOKENS
 
-__all__ = ["FAMILY", "T5", "Builder"]
-
 
 class T5(Family):
     """T5, T5 1.1, Flan-T5, byT5 and mT5."""

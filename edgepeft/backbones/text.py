@@ -17,22 +17,6 @@ from typing import NamedTuple
 import onnx
 from onnx import TensorProto, helper
 
-__all__ = [
-    "BEFORE",
-    "CACHED",
-    "CROSS",
-    "CROSS_BIAS",
-    "IDS",
-    "LOGITS",
-    "ORDER",
-    "OWN_BIAS",
-    "PAST",
-    "PRESENT",
-    "Steps",
-    "TextGraphs",
-    "caches",
-]
-
 IDS, ORDER = "decoder.ids", "decoder.order"  # int64 [N]: last tokens; which text of the step before is continued
 CROSS, CROSS_BIAS = "cross", "cross.bias"  # float [B, h, S, e] of each layer; [B, 1, 1, S]: 0, lowest for padding
 PAST, PRESENT = "past", "present"  # float [P, h, L, e] and [N, h, L + 1, e] of each layer

@@ -15,8 +15,6 @@ from tokenizers import Encoding, Tokenizer
 from edgepeft.backbones.base import Architecture
 from edgepeft.common.errors import BundleError, DataError
 
-__all__ = ["Text", "TextEncoder", "TokenBatch", "cleaned", "pad_rows", "text_encoder"]
-
 
 class Text(NamedTuple):
     """One input: a sentence, or a pair of sentences."""

@@ -21,8 +21,6 @@ from edgepeft.backbones.base import Decoder
 from edgepeft.backbones.tokens import TextEncoder
 from edgepeft.common.errors import UsageError
 
-__all__ = ["EDGES", "LABEL_VALUES", "SEES", "TOKENS", "Trie", "trie_of"]
-
 # Values of a backbone's graph that a task replaces by its own: ``Trie.values``.
 TOKENS, SEES, EDGES = "label.tokens", "label.sees", "label.edges"
 LABEL_VALUES = (TOKENS, SEES, EDGES)

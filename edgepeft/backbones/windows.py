@@ -15,8 +15,6 @@ import numpy as np
 from edgepeft.backbones.emit import Emitter
 from edgepeft.backbones.packing import Lookups, Packing
 
-__all__ = ["BLOCKS", "KEYS", "LONGEST", "MERGE", "REAL", "SIDES", "SIZE", "SPLIT", "windows"]
-
 # Queries' heads in blocks, (T h) -> (B n, h, c), and back; keys' and values', (T h) -> (B n, h, k).
 SPLIT, MERGE, KEYS = "window.split", "window.merge", "window.keys"
 REAL = "window.real"  # (B, n c): where a token is

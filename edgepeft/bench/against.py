@@ -36,8 +36,6 @@ from edgepeft.bench.result.schema import AgainstRatio, AgainstRecord, BenchResul
 from edgepeft.bench.result.statistics import CONFIDENCE, Ratio, paired_ratio
 from edgepeft.common.errors import EdgepeftError, UsageError
 
-__all__ = ["LAUNCHES", "Revision", "SideBySide", "open_revision", "verdict"]
-
 LAUNCHES = 2  # each loads every model twice; more of them cost more than they teach
 _SERIES = ("series", "gemm", "pytorch_gemm", "reference")  # the fields of Measured that hold samples
 _PROBE_EVERY = 10  # rounds: the ratio is what counts, and a probe can take longer than all steps of its round

@@ -37,8 +37,6 @@ from edgepeft.device.host.sensors import Meter, Sensors, number
 from edgepeft.device.limits.placement import Limits
 from edgepeft.device.profiles import Profile, ReferenceEncoder, known_profiles
 
-__all__ = ["StartFree", "measured_profile"]
-
 TomlTable = dict[str, JsonValue]  # of the profile's TOML
 StartFree = Callable[[str, Job], AbstractContextManager[Any]]
 _ROUNDS = 5

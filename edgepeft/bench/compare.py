@@ -25,8 +25,6 @@ from edgepeft.bench.result.schema import RESULT_SCHEMA, BenchResult, BenchRow, M
 from edgepeft.bench.result.statistics import CONFIDENCE, Ratio, ratio_of_medians, ratio_of_totals
 from edgepeft.common.errors import DataError, UsageError
 
-__all__ = ["Comparison", "MetricVerdict", "ResultFile", "Verdict", "compare_results"]
-
 _HOST_MOVED = 0.03  # a GEMM rate that differs by less is not worth a line
 # How much each may grow, as a share.  Counts may not; a file's size moves with the texts in it; instructions repeat
 # within half a per cent.  What is not named here may not grow either.

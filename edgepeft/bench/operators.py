@@ -30,13 +30,11 @@ from edgepeft.bench.result.parts import Number
 from edgepeft.bench.result.schema import CeilingsRecord, MetricsRecord, OperatorRecord, ProfiledPass
 from edgepeft.bench.workloads.probes import COPIED_BYTES, GEMM_FLOPS
 from edgepeft.bundle.bundle import BACKBONE_FILE
-from edgepeft.bundle.versions import GRAPH
 from edgepeft.common.errors import UsageError
 from edgepeft.common.operators import product_flops
+from edgepeft.common.task_name import GRAPH
 from edgepeft.graph.cost import count_run, peak_bytes
 from edgepeft.graph.shapes import walk
-
-__all__ = ["count_metrics", "profile_all"]
 
 _MOST_ROWS = 4  # more of them only repeat what these do
 _WARMUP, _RUNS, _PROBES = 2, 10, 5

@@ -28,8 +28,6 @@ from edgepeft.common.atomic import write_atomically
 from edgepeft.common.errors import EdgepeftError
 from edgepeft.common.resources import package_data
 
-__all__ = ["CPU", "MORE", "ROOT_VARIABLE", "Guest", "count_instructions", "find_guest"]
-
 CPU = "cortex-a72"
 ROOT_VARIABLE = "EDGEPEFT_ARM64_ROOT"
 _QEMU = "qemu-aarch64"

@@ -62,8 +62,6 @@ from edgepeft.device.roofline import Predicted, predict_seconds
 from edgepeft.graph.cost import count_run
 from edgepeft.options.verbs import BenchOptions
 
-__all__ = ["BenchSession", "Outcome", "earlier_result", "run_benchmark", "run_scenarios"]
-
 _COUNTED = (
     "FLOPs are those of the backbone's MatMul and Gemm at real tokens, from the architecture: padding, delta and "
     "head are not counted, rows of the last layer that no head reads are; training counts 2 passes over a frozen "

@@ -20,28 +20,16 @@ from edgepeft.backbones.tokens import TextEncoder, text_encoder
 from edgepeft.bundle.card import card_of, require_agreement
 from edgepeft.bundle.manifest import Manifest, TaskEntry
 from edgepeft.bundle.tolerance import Tolerance, allowed_for
-from edgepeft.bundle.versions import CHECK, GRAPH, WEIGHTS, locate
+from edgepeft.bundle.versions import locate
 from edgepeft.common.errors import BundleError, EdgepeftError, UsageError
 from edgepeft.common.resources import file_identity, sha256_of
+from edgepeft.common.task_name import CHECK, GRAPH, WEIGHTS
 from edgepeft.graph.external_data import external_tensors, external_values, location, point_at
 from edgepeft.graph.names import GENERATED
 from edgepeft.graph.protos import copied, properties
 from edgepeft.graph.prune_last_layer import drop_unread_rows
 from edgepeft.graph.splice import splice, splice_text
 from edgepeft.graph.validate import MOST_PARTS, check_sound, more_parts_than
-
-__all__ = [
-    "BACKBONE_FILE",
-    "DECODER_FILE",
-    "ENCODER_FILE",
-    "TASKS_FOLDER",
-    "TEMPLATES_FOLDER",
-    "Bundle",
-    "check_owner",
-    "expect_hash",
-    "parse_delta",
-    "read_graph",
-]
 
 BACKBONE_FILE = "backbone.onnx"
 ENCODER_FILE, DECODER_FILE = "encoder.onnx", "decoder.onnx"

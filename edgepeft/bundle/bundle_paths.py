@@ -16,8 +16,6 @@ from edgepeft.backbones.emit import WEIGHTS_FILES
 from edgepeft.common.errors import BundleError
 from edgepeft.common.task_name import WEIGHTS
 
-__all__ = ["check_file", "check_folder"]
-
 _MIB = 1 << 20
 _TEXT_BYTES = 16 * _MIB  # of a manifest with ten thousand tasks; configs and cards are kilobytes
 _TOKENIZER_BYTES = 128 * _MIB  # the largest vocabularies of today take 35 MB

@@ -21,21 +21,6 @@ from edgepeft.common.errors import BundleError, UsageError
 from edgepeft.common.messages import in_words
 from edgepeft.tasks.base import TaskType, stated
 
-__all__ = [
-    "CARD_FILE",
-    "DELTA_FORMAT",
-    "ERRORS",
-    "EVALUATION_FILE",
-    "TENSORS_FILE",
-    "BackboneCard",
-    "DeltaCard",
-    "card_of",
-    "entry_of",
-    "kind_of",
-    "read_card",
-    "require_agreement",
-]
-
 ERRORS = "errors"  # of a card's metrics: by class, with rows of the data named; it stays in the delta's folder
 CARD_FILE, TENSORS_FILE = "delta.json", "delta.safetensors"
 DELTA_FORMAT: Literal["edgepeft.delta/1"] = "edgepeft.delta/1"

@@ -10,8 +10,6 @@ from edgepeft.common.errors import UsageError
 from edgepeft.heads.base import head_named
 from edgepeft.methods.base import Method
 
-__all__ = ["BYTES", "count"]
-
 BYTES = 4  # of a float32
 
 

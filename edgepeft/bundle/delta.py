@@ -44,8 +44,6 @@ from edgepeft.heads.base import Head, head_named
 from edgepeft.methods.base import Folding, Method, method_named, weight_at
 from edgepeft.tasks.base import TaskType, kind_named, stated
 
-__all__ = ["Delta", "new_delta", "pretrained", "write_tensors"]
-
 
 class Delta(nn.Module):
     """The trained part of a task; its parameters are all that training changes.

@@ -25,28 +25,6 @@ from edgepeft.common.task_name import check_task_names
 from edgepeft.data.by_class import rounded
 from edgepeft.tasks.base import TaskType, stated
 
-__all__ = [
-    "MANIFEST_FILE",
-    "BackboneEntry",
-    "CheckReference",
-    "DeltaDtype",
-    "FileHash",
-    "Hashes",
-    "Manifest",
-    "OnData",
-    "OnText",
-    "TaskCard",
-    "TaskEntry",
-    "TemplateEntry",
-    "TextHashes",
-    "Verification",
-    "WeightsDtype",
-    "hub_name_of",
-    "model_card",
-    "stated_score",
-    "task_table",
-]
-
 MANIFEST_FILE = BUNDLE_MANIFEST
 
 

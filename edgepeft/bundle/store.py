@@ -17,8 +17,6 @@ from pathlib import Path
 from edgepeft.common.atomic import new_folder
 from edgepeft.common.resources import private_folder
 
-__all__ = ["Held", "Store"]
-
 _IN_USE = "in-use"  # locked by those who use the entry; its modification time is the entry's last use
 _LOCK = "lock"
 

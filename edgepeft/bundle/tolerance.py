@@ -6,8 +6,6 @@ from dataclasses import dataclass, replace
 
 from edgepeft.bundle.manifest import Verification
 
-__all__ = ["EXACT", "Tolerance", "allowed_for"]
-
 LOGIT_TOLERANCE = 1e-4  # largest absolute difference of a logit
 
 

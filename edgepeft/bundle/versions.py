@@ -22,24 +22,6 @@ from edgepeft.common.errors import BundleError
 from edgepeft.common.resources import sha256_of
 from edgepeft.common.task_name import CHECK, GRAPH, SUFFIXES, TRAINING, WEIGHTS
 
-__all__ = [
-    "CHECK",
-    "GRAPH",
-    "TRAINING",
-    "VERSIONS",
-    "WEIGHTS",
-    "Content",
-    "content_of",
-    "digest",
-    "drop_versions",
-    "hashes",
-    "keep",
-    "locate",
-    "put",
-    "read_version",
-    "settle",
-]
-
 VERSIONS = "versions"
 Content = bytes | Path  # of a file; a path where it may be too large for memory
 

@@ -21,8 +21,6 @@ from edgepeft.common.messages import printable
 from edgepeft.common.progress import signs_of_life
 from edgepeft.common.registry import modules_of
 
-__all__ = ["app", "main"]
-
 _Refused: type[Exception] = typer.BadParameter.__mro__[
     2
 ]  # click's ClickException, which newer versions of typer carry themselves

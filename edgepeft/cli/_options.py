@@ -19,19 +19,6 @@ if TYPE_CHECKING:
     from edgepeft.bundle.bundle import Bundle
     from edgepeft.runtime.decoding import Decoding
 
-__all__ = [
-    "Beams",
-    "BundleFolder",
-    "LengthPenalty",
-    "MaxNewTokens",
-    "NoRepeatNgram",
-    "Variant",
-    "command_of",
-    "decoding_of",
-    "note_trainable",
-    "written",
-]
-
 BundleFolder = Annotated[Path, typer.Argument(help="The bundle's folder.")]
 Variant = Annotated[
     list[str] | None, typer.Option("--set", help="A variant of the device: memory=2GB.", metavar="NAME=VALUE")

@@ -23,18 +23,6 @@ if TYPE_CHECKING:
     from edgepeft.bench.result.schema import BenchResult
     from edgepeft.runtime.inputs import Truncation
 
-__all__ = [
-    "INTERRUPTED",
-    "json_text",
-    "plain_table",
-    "print_json",
-    "result_file",
-    "say_cuts",
-    "show_bench_result",
-    "show_result",
-    "table_console",
-]
-
 INTERRUPTED = 130  # exit code after Ctrl-C, as shells have it
 _WIDTH = 120
 _STDOUT = "-"

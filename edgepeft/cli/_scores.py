@@ -34,16 +34,6 @@ from edgepeft.data.by_class import (
 if TYPE_CHECKING:
     from edgepeft.data.training_loop.run import TrainingLoopResult
 
-__all__ = [
-    "SCORES_WIDTH",
-    "interruptible",
-    "say_temperature",
-    "say_unbeaten",
-    "say_windows",
-    "show_errors",
-    "show_headline",
-]
-
 _MOST_CLASSES = 30  # in a table on the terminal: ten thousand would scroll the score out of sight
 _MOST_MISTAKES = 10
 SCORES_WIDTH = 80  # where standard output is a file

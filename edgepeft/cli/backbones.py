@@ -12,8 +12,6 @@ from rich.table import Column
 
 from edgepeft.cli._output import plain_table, print_json, table_console
 
-__all__ = ["command"]
-
 PANEL = "Look"
 
 

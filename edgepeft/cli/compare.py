@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from edgepeft.bench.compare import Comparison
     from edgepeft.bench.result.schema import BenchResult
 
-__all__ = ["benchmark_figures", "command", "junit_xml", "step_summary"]
-
 PANEL = "Measure"
 
 

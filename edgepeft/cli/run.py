@@ -18,15 +18,14 @@ from edgepeft.common.errors import EdgepeftError, UnknownName, UsageError
 from edgepeft.common.messages import printable
 from edgepeft.common.progress import no_longer, say
 from edgepeft.data.answers import Answer, VectorPrediction
+from edgepeft.data.containers import STDIN
 from edgepeft.data.pattern import pattern
-from edgepeft.data.rows import STDIN, Columns, Row, read_rows
+from edgepeft.data.rows import Columns, Row, read_rows
 from edgepeft.options.base import ROWS_HELP, NoCache, PairColumn, TextColumn, Threads
 
 if TYPE_CHECKING:
     from edgepeft.runtime.decoding import Decoding
     from edgepeft.runtime.runtime import Runtime
-
-__all__ = ["command"]
 
 PANEL = "Deploy"
 
@@ -206,7 +205,7 @@ def _tasks(runtime: Runtime, asked: list[str] | None) -> list[str]:
 
 
 def _answers(runtime: Runtime, tasks: list[str], asked: _Asked, manner: Decoding) -> Iterator[dict[str, Any]]:
-    from edgepeft.runtime.runtime import in_batches
+    from edgepeft.runtime.passes import in_batches
 
     kinds = [runtime.bundle.entry(name).task_kind for name in tasks]
     for rows in in_batches(asked.rows(), asked.batch_size):
@@ -270,7 +269,7 @@ def _write_vectors(runtime: Runtime, task: str, asked: _Asked, out: Path) -> int
     import numpy as np
 
     from edgepeft.common.atomic import write_atomically
-    from edgepeft.runtime.runtime import in_batches
+    from edgepeft.runtime.passes import in_batches
 
     found = []
     for rows in in_batches(asked.rows(), asked.batch_size):
@@ -301,7 +300,7 @@ def _check_tasks(runtime: Runtime, asked: _Asked) -> None:
 
 
 def _mixed_answers(runtime: Runtime, asked: _Asked, manner: Decoding) -> Iterator[dict[str, Any]]:
-    from edgepeft.runtime.runtime import in_batches
+    from edgepeft.runtime.passes import in_batches
 
     failed, strict = 0, not asked.skip_unknown
     for batch in in_batches(asked.rows(), asked.batch_size):

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from edgepeft.sweep.folder import Sweep
     from edgepeft.sweep.local import Ended, Moved
 
-__all__ = ["command", "local", "showing"]
-
 PANEL = "Train"
 
 _DONE, _REST = "done", "the same command goes on with the rest"

@@ -16,19 +16,6 @@ from typing import Any
 
 from edgepeft.common.errors import EdgepeftError, UsageError
 
-__all__ = [
-    "check_target",
-    "disk_errors",
-    "drop_leftovers",
-    "drop_unfinished",
-    "new_folder",
-    "refuse_mount_point",
-    "replacing",
-    "synced",
-    "write_atomically",
-    "write_json",
-]
-
 _TOKEN_BYTES = 4
 _TOKEN = "[0-9a-f]" * 2 * _TOKEN_BYTES
 

@@ -17,8 +17,6 @@ from typing import Any
 
 from edgepeft.common.errors import DataError
 
-__all__ = ["bytes_at", "json_at", "json_rows", "read_toml", "toml_at"]
-
 _MOST_BYTES = 16 << 20  # of JSON: a manifest with ten thousand tasks
 _MOST_PARTS = 1_000_000  # lists, objects and their members, which take a hundred bytes each
 _CHARACTERS_OF_A_PART = 16  # of rows

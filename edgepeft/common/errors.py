@@ -21,22 +21,6 @@ from contextlib import contextmanager
 from difflib import get_close_matches
 from typing import Any, ClassVar, TypeVar
 
-__all__ = [
-    "BundleError",
-    "DataError",
-    "DoesNotFit",
-    "EdgepeftError",
-    "MissingPackage",
-    "ThroughputRegression",
-    "UnknownName",
-    "Unwritable",
-    "UsageError",
-    "VerificationFailed",
-    "named",
-    "requiring",
-]
-
-
 T = TypeVar("T")
 _MOST_NAMES = 40  # a bundle may hold a thousand tasks
 

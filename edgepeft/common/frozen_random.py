@@ -48,21 +48,6 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = [
-    "FASTFOOD",
-    "MERSENNE_TWISTER",
-    "MOST_ENTRIES",
-    "SEEDS",
-    "Fastfood",
-    "ahead",
-    "frozen_matrices",
-    "hadamard",
-    "normal",
-    "splitmix64",
-    "uniform",
-    "walsh_hadamard",
-]
-
 FASTFOOD = "fastfood/1"
 _BLOCK = 1 << 15  # entries of G and Pi made at a time: they stay in the cache
 _ROUNDS = 4

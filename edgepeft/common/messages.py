@@ -10,8 +10,6 @@ from unicodedata import category
 if TYPE_CHECKING:
     from pydantic import ValidationError
 
-__all__ = ["in_words", "listed_mistakes", "markdown_cell", "mistake", "printable", "reason"]
-
 # By pydantic's kinds of mistakes, with what it tells of each.
 _NEEDED = {
     "bool_parsing": "true or false",

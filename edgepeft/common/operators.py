@@ -10,8 +10,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
-__all__ = ["PRODUCTS", "GraphKind", "OperatorClass", "Work", "graph_kind_of", "product_flops"]
-
 
 class OperatorClass(StrEnum):
     """Operators that a processor runs at like rates."""

@@ -20,8 +20,6 @@ from pathlib import Path, PurePath
 
 from edgepeft.common.errors import EdgepeftError, UsageError
 
-__all__ = ["LOCK_FILE", "Busy", "held_folder", "locked", "own_folder"]
-
 LOCK_FILE, LOCK_WAIT_S = ".edgepeft.lock", 60.0  # a commit to a bundle takes a second or two
 _LOCK_POLL_S = 0.05
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC

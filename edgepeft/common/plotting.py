@@ -24,8 +24,6 @@ from numpy.typing import NDArray
 
 from edgepeft.common.atomic import write_atomically
 
-__all__ = ["BLUE", "RED", "cell_inches", "heat_map", "one", "save", "save_as", "shortened", "styled", "title"]
-
 COLOURS = "viridis"  # sequential, and the same order of brightness for every kind of colour vision
 BLUE, RED = "#0072b2", "#d55e00"  # of Okabe and Ito's palette
 MISSING = "0.88"

@@ -32,19 +32,6 @@ from rich.segment import Segment
 
 from edgepeft.common.messages import printable
 
-__all__ = [
-    "PrintableConsole",
-    "about",
-    "bars",
-    "messages",
-    "no_longer",
-    "say",
-    "shown_steps",
-    "signs_of_life",
-    "stages",
-    "stopping",
-]
-
 EVERY_S = 10.0  # a line, where no bar is drawn
 _LINES = 5  # bars that it tells of
 

@@ -8,8 +8,6 @@ from collections.abc import Collection, Iterator
 from types import ModuleType
 from typing import TypeVar
 
-__all__ = ["class_named", "classes_of", "modules_of", "names_of"]
-
 _Base = TypeVar("_Base")
 
 

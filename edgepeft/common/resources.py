@@ -12,18 +12,6 @@ from pathlib import Path
 
 from edgepeft.common.errors import EdgepeftError
 
-__all__ = [
-    "cache_folder",
-    "checksum",
-    "data_folder",
-    "file_identity",
-    "package_data",
-    "private_folder",
-    "sha256_of",
-    "whole",
-    "write_checksums",
-]
-
 _PACKAGE = Path(__file__).resolve().parents[1]
 _CHECKOUT = _PACKAGE.parent
 _CHECKSUMS = "checksums.json"  # of the other files of a folder

@@ -8,19 +8,6 @@ from collections.abc import Iterable
 
 from edgepeft.common.errors import UsageError
 
-__all__ = [
-    "CHECK",
-    "GRAPH",
-    "SUFFIXES",
-    "TASK_NAME",
-    "TRAINING",
-    "WEIGHTS",
-    "check_new_name",
-    "check_task_name",
-    "check_task_names",
-    "named_after",
-]
-
 TASK_NAME = "^[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}$"
 # A task's files, after its name; the last has what is more than a graph can hold.
 SUFFIXES = GRAPH, CHECK, TRAINING, WEIGHTS = ".onnx", ".check.safetensors", ".train.onnx", ".weights.safetensors"

@@ -10,8 +10,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Answer", "Prediction", "VectorPrediction"]
-
 
 class Answer(ABC):
     """A task's answer to one row; ``note`` says what speaks against it."""

@@ -18,8 +18,6 @@ from edgepeft.common.errors import DataError, requiring
 from edgepeft.data.containers import ROW_BYTES, Room
 from edgepeft.data.labels import class_names, named_classes
 
-__all__ = ["SAVED", "Split", "named_split", "names_in", "read_arrow", "read_parquet", "saved_splits"]
-
 SAVED = _OF_SPLITS, _OF_ONE = "dataset_dict.json", "state.json"  # what `save_to_disk` writes of several splits, of one
 _MAGIC = b"ARROW1\0\0"
 _MOST_TEXTS = 1_000_000  # names and sizes in the file's own description

@@ -29,8 +29,6 @@ from edgepeft.data.rows import Row
 from edgepeft.data.words import at_tokens
 from edgepeft.tasks.base import TaskType
 
-__all__ = ["NO_TARGET", "Encoded", "Writing", "encode", "encode_parts", "epoch_batches", "sorted_batches"]
-
 CHUNK = 512  # rows tokenized at once: padding to the longest of all would take a multiple of the memory
 POOL = 16  # batches whose rows are sorted by length together: most padding goes, batches stay random
 

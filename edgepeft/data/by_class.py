@@ -32,34 +32,6 @@ from edgepeft.data.rows import Row
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = [
-    "FILES",
-    "MOST_SHOWN",
-    "WORST",
-    "Groups",
-    "Rows",
-    "by_class",
-    "certainty_figures",
-    "class_rows",
-    "confusion_inches",
-    "figure_rows",
-    "headline_rows",
-    "in_words",
-    "matrix",
-    "mislabelled",
-    "mistakes",
-    "p_value",
-    "plot_confusion",
-    "rounded",
-    "row_lines",
-    "shown_row",
-    "titled",
-    "unseen",
-    "without_texts",
-    "worst_of",
-    "write_confusion",
-]
-
 WORST = 10  # rows listed
 _SHOWN = 160  # characters of a text
 

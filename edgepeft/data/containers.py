@@ -23,23 +23,6 @@ from typing import Any
 from edgepeft.common.errors import DataError, requiring
 from edgepeft.common.messages import reason
 
-__all__ = [
-    "PACKED",
-    "ROW_BYTES",
-    "STDIN",
-    "Lines",
-    "Record",
-    "Room",
-    "lines_of",
-    "lone_column",
-    "read_csv",
-    "read_folder",
-    "read_tsv",
-    "read_xlsx",
-    "read_zip",
-    "table_lines",
-]
-
 STDIN = "-"
 PACKED = ".gz"
 _LISTING_BYTES = 10 << 20  # of a zip file's list: a hundred thousand files

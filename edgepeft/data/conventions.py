@@ -11,17 +11,6 @@ from edgepeft.data.labels import opened, shown
 from edgepeft.data.pattern import UnreadableRow
 from edgepeft.data.shapes import LABELS, NUMBERED, TEXTS, one_of
 
-__all__ = [
-    "CANDIDATES",
-    "FIRST",
-    "LABEL",
-    "SECOND",
-    "by_convention",
-    "candidates_in",
-    "chosen_column",
-    "distinct_candidates",
-]
-
 FIRST, SECOND, LABEL = "sentence1", "sentence2", "label"
 _TITLE = "title"  # the text where there is no other
 _PAIRS = (

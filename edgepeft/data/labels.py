@@ -26,21 +26,6 @@ from typing import Any, NamedTuple
 from edgepeft.common.bounded import bytes_at
 from edgepeft.common.errors import DataError, UsageError
 
-__all__ = [
-    "NO_TARGET",
-    "LabelNames",
-    "LabelReader",
-    "class_names",
-    "files_beside",
-    "label_text",
-    "named_classes",
-    "names_beside",
-    "number_of",
-    "opened",
-    "require_names",
-    "shown",
-]
-
 NO_TARGET = -100  # past a target's end: PyTorch's and transformers' number for what no loss is of
 _MOST_VALUES = 20  # of labels that are numbers and names all the same
 

@@ -25,29 +25,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgepeft.common.errors import DataError, UsageError
+from edgepeft.data.containers import STDIN
 from edgepeft.data.labels import require_names
-from edgepeft.data.readers import STDIN, Source, format_of, is_dataset, source_of, splits_of
+from edgepeft.data.readers import Source, format_of, is_dataset, source_of, splits_of
 from edgepeft.data.rows import SENTENCES, Columns, Row, head_of, read_rows
 from edgepeft.data.sampling import Part, few_shot_part, file_name, held_out, row_digest
 from edgepeft.data.shapes import Shape, told_shape
 from edgepeft.options.base import LearningOptions, Rows, share_of
 from edgepeft.tasks._conformal import Guarantee
-from edgepeft.tasks.base import TaskType, kind_asked, listed, stated
-
-__all__ = [
-    "PARTS",
-    "TOLD",
-    "BadRows",
-    "Division",
-    "Given",
-    "TaskData",
-    "given_rows",
-    "load_data",
-    "own_splits",
-    "shape_in",
-    "task_data",
-    "told",
-]
+from edgepeft.tasks._facts import listed
+from edgepeft.tasks.base import TaskType, kind_asked, stated
 
 PARTS = ("train", "eval", "test")
 

@@ -17,8 +17,6 @@ from typing import Any, NamedTuple
 
 from edgepeft.common.errors import DataError, UnknownName, UsageError, named
 
-__all__ = ["Pattern", "UnreadableRow", "nearest", "pattern"]
-
 _PUNCTUATION = re.compile(f"([{re.escape(string.punctuation)}])")
 
 

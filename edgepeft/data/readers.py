@@ -49,22 +49,6 @@ if TYPE_CHECKING:
 
     from edgepeft.options.base import Rows
 
-__all__ = [
-    "FORMATS",
-    "STDIN",
-    "Reader",
-    "Record",
-    "Records",
-    "Source",
-    "format_of",
-    "is_dataset",
-    "read_dataset",
-    "read_stdin",
-    "reader_of",
-    "source_of",
-    "splits_of",
-]
-
 _PARTS = {"train": "train", "validation": "eval", "dev": "eval", "valid": "eval", "test": "test"}
 
 

@@ -19,24 +19,6 @@ from numpy.typing import NDArray
 
 from edgepeft.backbones.tokens import TokenBatch, cleaned
 
-__all__ = [
-    "LOWEST",
-    "Asked",
-    "Passage",
-    "RowGrouping",
-    "Spread",
-    "grouped",
-    "joined",
-    "mean_matrix",
-    "members",
-    "passage_of",
-    "places_of",
-    "pooled",
-    "readable",
-    "stitches_of",
-    "token_places",
-]
-
 LOWEST = -1e30  # a logit where a row has no such token row: of probability 0, and no infinity that could become NaN
 
 

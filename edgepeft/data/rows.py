@@ -21,19 +21,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 from edgepeft.common.errors import DataError, UsageError
-from edgepeft.data.containers import lone_column
+from edgepeft.data.containers import Record, lone_column
 from edgepeft.data.conventions import CANDIDATES, FIRST, LABEL, SECOND, by_convention, candidates_in, chosen_column
 from edgepeft.data.labels import LabelNames, LabelReader, files_beside, label_text, names_beside, opened
 from edgepeft.data.labels import shown as _shown
 from edgepeft.data.pattern import Pattern, nearest
-from edgepeft.data.readers import FORMATS, STDIN, Record, Source, reader_of
+from edgepeft.data.readers import Source, reader_of
 from edgepeft.data.shapes import HEAD, Shape, shape_of, written_shape
 from edgepeft.data.words import Words
 
 if TYPE_CHECKING:
     from edgepeft.options.base import ColumnOptions
-
-__all__ = ["FORMATS", "SENTENCES", "STDIN", "BadRow", "Columns", "Row", "head_of", "read_rows"]
 
 
 class Columns(NamedTuple):

@@ -17,8 +17,6 @@ from edgepeft.common.errors import DataError, UsageError
 from edgepeft.data.rows import Row
 from edgepeft.tasks.base import TaskType
 
-__all__ = ["HELD_OUT", "Part", "few_shot_part", "file_name", "held_out", "part", "quotas", "row_digest"]
-
 HELD_OUT = 0.1  # of the training file, for each part without a file or a share of its own
 
 

@@ -15,8 +15,6 @@ from typing import Any, NamedTuple
 from edgepeft.common.errors import DataError
 from edgepeft.data.labels import names_beside, number_of, opened, require_names
 
-__all__ = ["HEAD", "LABELS", "NUMBERED", "TEXTS", "Shape", "one_of", "shape_of", "told_shape", "written_shape"]
-
 HEAD = 100  # rows that a shape is told by
 
 Cells = Mapping[str, Any]  # of a row, by its columns

@@ -17,8 +17,6 @@ from typing import Any
 
 from edgepeft.common.errors import named, requiring
 
-__all__ = ["DEFAULT", "OF_ROWS", "TEXT_METRICS", "text_averaged", "text_errors", "text_rows", "text_score"]
-
 DEFAULT = "f1"
 
 References = Sequence[Sequence[str]]  # of each row, one or more

@@ -12,8 +12,6 @@ from edgepeft.data.pattern import Pattern, pattern
 from edgepeft.data.rows import SENTENCES, Columns
 from edgepeft.tasks.base import kind_named
 
-__all__ = ["AS_IT_IS", "FORMATS", "TextTemplate", "format_named", "of_source", "text_template"]
-
 _OLDER = {"labels": "classification"}  # what --kind was called where a task is posed as text
 _REMEDY = "for a column of another name: --field FIELD=COLUMN"
 

@@ -21,8 +21,6 @@ from numpy.typing import NDArray
 from edgepeft.backbones.tokens import cleaned
 from edgepeft.data.labels import NO_TARGET
 
-__all__ = ["NOWHERE", "Encoding", "Read", "Words", "at_tokens", "places_of", "read_words", "spread", "words_of"]
-
 NOWHERE = -1  # the place of a word that has no token: past the longest text that is read, or of nothing but controls
 
 Span = tuple[int, int]

@@ -22,8 +22,6 @@ from edgepeft.graph.cost import Costs, count_run, peak_bytes
 from edgepeft.graph.shapes import Spec, walk
 from edgepeft.runtime.decoding import GREEDY, Decoding
 
-__all__ = ["Cost", "bundle_cost", "checked_length", "example_inputs", "read_as", "written_bytes"]
-
 LENGTH = 128  # of the papers' throughput tables
 _LONGEST_READ = 1 << 20  # tokens of a passage in windows
 _ARENA = 1.4  # pieces of powers of two, and holes, as ``fit`` has them

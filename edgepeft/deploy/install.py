@@ -30,24 +30,12 @@ from edgepeft.bundle.manifest import (
     model_card,
 )
 from edgepeft.bundle.tolerance import Tolerance, allowed_for
-from edgepeft.bundle.versions import (
-    CHECK,
-    GRAPH,
-    VERSIONS,
-    WEIGHTS,
-    Content,
-    content_of,
-    drop_versions,
-    hashes,
-    keep,
-    put,
-    settle,
-)
+from edgepeft.bundle.versions import VERSIONS, Content, content_of, drop_versions, hashes, keep, put, settle
 from edgepeft.common.atomic import drop_unfinished, write_atomically
 from edgepeft.common.errors import BundleError, EdgepeftError, UsageError
 from edgepeft.common.own_folder import locked
 from edgepeft.common.resources import sha256_of
-from edgepeft.common.task_name import SUFFIXES, check_new_name, check_task_name
+from edgepeft.common.task_name import CHECK, GRAPH, SUFFIXES, WEIGHTS, check_new_name, check_task_name
 from edgepeft.deploy.verify import DataCheck, TextCheck, accepted, read_check, replay, require_passed
 from edgepeft.graph.half import is_half
 from edgepeft.graph.names import LOGITS, without_prefix
@@ -58,16 +46,6 @@ from edgepeft.runtime.prefix import shared_layers
 from edgepeft.runtime.session import open_session, run_session
 from edgepeft.runtime.weights import TaskSession
 from edgepeft.tasks.base import TaskType
-
-__all__ = [
-    "PreparedTask",
-    "commit_tasks",
-    "prepare_exported",
-    "prepare_task",
-    "remove_task",
-    "require_addable",
-    "roll_back",
-]
 
 _FLOAT_BYTES = 4  # an override is float32, whatever it replaces
 

@@ -23,9 +23,9 @@ from edgepeft.backbones import emit
 from edgepeft.backbones.config import read_config
 from edgepeft.bundle.bundle import Bundle
 from edgepeft.bundle.manifest import TaskEntry, Verification
-from edgepeft.bundle.versions import WEIGHTS
 from edgepeft.common.atomic import new_folder, write_json
 from edgepeft.common.errors import UsageError
+from edgepeft.common.task_name import WEIGHTS
 from edgepeft.deploy.verify import TextCheck, read_check, replay, require_passed
 from edgepeft.graph.external_data import external_tensors, external_values, load_external, store_external
 from edgepeft.graph.names import END, LOGITS, START, STATES
@@ -36,8 +36,6 @@ from edgepeft.graph.standalone import as_choices, as_starts_and_ends, fold_linea
 from edgepeft.runtime.decoding import GREEDY
 from edgepeft.runtime.inputs import Inputs
 from edgepeft.runtime.session import failing_as, plain_session
-
-__all__ = ["merge_task"]
 
 _MODEL_FILE = "model.onnx"
 _ENCODER_FILE, _DECODER_FILE = "encoder_model.onnx", "decoder_model_merged.onnx"

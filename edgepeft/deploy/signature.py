@@ -34,8 +34,6 @@ from edgepeft.deploy.verify import audit
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-__all__ = ["SIGNATURE_FILE", "SIGNED_FILES", "check_signature", "read_private_key", "sign_bundle", "uncovered"]
-
 SIGNATURE_FILE = "edgepeft.sig"
 SIGNED_FILES = (MANIFEST_FILE, *BUNDLE_FILES)
 _MOST_KEY_BYTES = 64 << 10

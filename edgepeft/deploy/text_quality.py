@@ -13,8 +13,6 @@ from numpy.typing import NDArray
 
 from edgepeft.bundle.manifest import OnText
 
-__all__ = ["text_quality"]
-
 _MOST = 1 - 1e-6  # of the candidates' probabilities in sum, beyond which float32 tells nothing of the others
 
 

@@ -37,8 +37,8 @@ from edgepeft.backbones.emit import BUNDLE_FILES
 from edgepeft.bundle.bundle import BACKBONE_FILE, TEMPLATES_FOLDER, expect_hash, read_graph
 from edgepeft.bundle.manifest import OnData, Verification
 from edgepeft.bundle.tolerance import EXACT, Tolerance
-from edgepeft.bundle.versions import CHECK, GRAPH, TRAINING
 from edgepeft.common.errors import BundleError, EdgepeftError, VerificationFailed
+from edgepeft.common.task_name import CHECK, GRAPH, TRAINING
 from edgepeft.data.row_grouping import RowGrouping
 from edgepeft.deploy.text_quality import text_quality
 from edgepeft.device.host.machine import isa_flags
@@ -49,24 +49,8 @@ from edgepeft.runtime.inputs import Inputs
 from edgepeft.runtime.passes import put
 from edgepeft.runtime.prepacked import check_prepacked
 from edgepeft.runtime.runtime import Runtime
-from edgepeft.tasks.base import Agreement, TaskType, same_best
-
-__all__ = [
-    "CANDIDATES",
-    "STEPS",
-    "AuditFinding",
-    "DataCheck",
-    "TextCheck",
-    "accepted",
-    "audit",
-    "compare_logits",
-    "in_groups",
-    "pack_check",
-    "read_check",
-    "replay",
-    "require_passed",
-    "run_in_groups",
-]
+from edgepeft.tasks._facts import Agreement, same_best
+from edgepeft.tasks.base import TaskType
 
 GROUP_ROWS = 8  # attention of 64 rows of 512 tokens would need 800 MB
 STEPS, CANDIDATES = 8, 16

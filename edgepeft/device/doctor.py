@@ -44,8 +44,6 @@ from edgepeft.device.limits.limited_process import BACKENDS, LimitedProcess, Pre
 from edgepeft.device.limits.placement import Limits, Placement, Unavailable
 from edgepeft.device.profiles import profile_of_board
 
-__all__ = ["Finding", "TrialResult", "findings", "try_limits"]
-
 Severity = Literal["ok", "note", "warning", "bad"]
 _GIB = 2**30
 _LEAST_MEMORY, _LEAST_DISK = 1 * _GIB, 2 * _GIB  # a base-size backbone: 0.5 GB of weights, 0.8 GB packed

@@ -28,26 +28,6 @@ from edgepeft.device.host.groups import ROOT
 from edgepeft.device.host.machine import board_name, cpu_model, usable_cores
 from edgepeft.device.limits.placement import Limits
 
-__all__ = [
-    "SETTABLE",
-    "Amount",
-    "Calibration",
-    "Cores",
-    "Figure",
-    "Flags",
-    "Latency",
-    "Profile",
-    "ReferenceEncoder",
-    "Sweep",
-    "is_this_board",
-    "known_profiles",
-    "load_profile",
-    "profile_of_board",
-    "toml_of",
-    "variant_of",
-    "with_settings",
-]
-
 FigureKind = Literal["measured", "spec", "derived", "unsourced"]
 Grade = Literal["A", "B", "C", "D", "E"]
 _BYTES = {"B": 1, "MB": 10**6, "GB": 10**9, "MiB": 2**20, "GiB": 2**30}

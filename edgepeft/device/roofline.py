@@ -18,8 +18,6 @@ from pydantic.dataclasses import dataclass as document
 from edgepeft.common.operators import PRODUCTS, OperatorClass, Work, graph_kind_of, product_flops
 from edgepeft.device.profiles import Calibration, Profile
 
-__all__ = ["ClassTime", "Predicted", "bandwidth", "predict_seconds"]
-
 CalibrationState = Literal["calibrated", "uncalibrated", "not predictable"]
 _Bound = Literal["compute", "memory", "in the rate"]
 

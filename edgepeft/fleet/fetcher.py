@@ -38,8 +38,6 @@ from edgepeft import __version__
 from edgepeft.common.errors import UsageError, requiring
 from edgepeft.common.resources import sha256_of
 
-__all__ = ["Fetcher", "address_of", "fetcher_for", "hub_address"]
-
 _CHUNK_BYTES = 64 << 10
 _WINDOW_S, _LEAST_BYTES_S = 30.0, 1000.0  # slower than a modem for half a minute is no download
 HUB = "hub://"  # an address of ours: hub://owner/name@revision

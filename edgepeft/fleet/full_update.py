@@ -29,8 +29,6 @@ from edgepeft.deploy.install import PreparedTask, commit_tasks, prepare_task
 from edgepeft.fleet.layout import METADATA, Published, places
 from edgepeft.fleet.state import WORK, State
 
-__all__ = ["Replacement", "Stage", "replayed"]
-
 Stage = Callable[[str], AbstractContextManager[object]]
 
 

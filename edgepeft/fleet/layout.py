@@ -24,8 +24,6 @@ from edgepeft.common.errors import BundleError, UsageError
 from edgepeft.common.messages import in_words
 from edgepeft.common.task_name import CHECK, GRAPH, check_task_names
 
-__all__ = ["METADATA", "TARGETS", "Published", "check_channel", "customs", "places", "same_base", "without_training"]
-
 METADATA, TARGETS = "metadata", "targets"
 _CUSTOM = "edgepeft"
 _CHANNEL = "[a-z0-9][a-z0-9-]{0,31}"

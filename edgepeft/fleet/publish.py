@@ -35,8 +35,6 @@ from edgepeft.fleet.layout import (
 )
 from edgepeft.fleet.repository import DAYS, ROLES, FolderRepository, Keys
 
-__all__ = ["Publication", "publish", "published_in", "refresh", "rotate", "upload", "withdraw"]
-
 _CARD = "README.md"
 
 

@@ -29,8 +29,6 @@ from edgepeft.fleet.layout import same_base
 from edgepeft.fleet.remote import Remote, forget, pin, trusted_root
 from edgepeft.fleet.state import WORK, Decision, State, decide
 
-__all__ = ["Pulled", "moments", "pull", "seconds_of"]
-
 _SPARE_BYTES = 8 << 20  # manifests, metadata, what else the board writes meanwhile
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _LEAST_S = 10

@@ -39,8 +39,6 @@ from edgepeft.fleet.fetcher import address_of, fetcher_for
 from edgepeft.fleet.layout import METADATA, TARGETS, Published, check_channel
 from edgepeft.fleet.state import STATE_FILE, WORK
 
-__all__ = ["Remote", "forget", "pin", "trusted_root"]
-
 _LIMITS = UpdaterConfig(targets_max_length=16 << 20)  # as a manifest's
 FILES = "files"
 _TIME = "%Y-%m-%d %H:%M UTC"

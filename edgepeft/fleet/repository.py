@@ -23,8 +23,6 @@ from edgepeft.common.resources import private_folder
 from edgepeft.deploy.signature import read_private_key
 from edgepeft.fleet.layout import METADATA
 
-__all__ = ["DAYS", "ROLES", "FolderRepository", "Keys"]
-
 ROLES = ("root", "targets", "snapshot", "timestamp")
 RETIRED = "retired"
 

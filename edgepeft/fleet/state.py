@@ -18,8 +18,6 @@ from edgepeft.bundle.manifest import FileHash
 from edgepeft.common.atomic import write_json
 from edgepeft.common.errors import BundleError
 
-__all__ = ["STATE_FILE", "WORK", "Decision", "State", "decide"]
-
 WORK = ".fleet"  # in the bundle's folder: trusted metadata, this state, downloads
 STATE_FILE = "state.json"
 _MOST_KNOWN = 50  # versions of a task: an older one counts as the board's own

@@ -27,8 +27,6 @@ from edgepeft.graph.in_place import TEXTS
 from edgepeft.graph.parameters import StructuredTask
 from edgepeft.graph.protos import attributes, copied, replace
 
-__all__ = ["BY_ROW", "by_row"]
-
 BY_ROW = "/by_row"  # how values [N, S, .] end
 
 _PRODUCTS = ("Gemm", "MatMul")

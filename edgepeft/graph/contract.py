@@ -25,26 +25,6 @@ from edgepeft.common.task_name import WEIGHTS
 from edgepeft.graph.names import GENERATED, LOGITS
 from edgepeft.graph.protos import ancestors, copied, reads, subgraphs, writers
 
-__all__ = [
-    "CHECKED",
-    "PASSES",
-    "Contract",
-    "ContractBroken",
-    "all_used",
-    "closed",
-    "gives_logits",
-    "one_writer",
-    "ordered",
-    "plain",
-    "same_inputs",
-    "same_interface",
-    "same_operators",
-    "standard",
-    "values_stay",
-    "weights_outside",
-    "well_formed",
-]
-
 CHECKED = "EDGEPEFT_CHECK_CONTRACTS"
 
 P = ParamSpec("P")

@@ -23,17 +23,6 @@ from edgepeft.common.operators import OperatorClass, Work
 from edgepeft.graph.protos import attributes, followed, reads, writers
 from edgepeft.graph.shapes import Spec, walk
 
-__all__ = [
-    "PER_ELEMENT",
-    "Costs",
-    "count_run",
-    "mapped_bytes",
-    "matrices_read",
-    "packed_bytes",
-    "peak_bytes",
-    "stored_bytes",
-]
-
 _FLOATS = {onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.DOUBLE, onnx.TensorProto.BFLOAT16}
 _PRODUCTS = {"MatMul", "Gemm", "MatMulInteger", "Conv", "ConvInteger", "Einsum"}
 _VIEWS = {"Constant", "Flatten", "Identity", "Reshape", "Shape", "Size", "Squeeze", "Unsqueeze"}

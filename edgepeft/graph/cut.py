@@ -26,8 +26,6 @@ from edgepeft.graph.contract import (
 )
 from edgepeft.graph.protos import ancestors, copied, reads, replace, subgraphs, writers
 
-__all__ = ["above", "below", "prune", "rename_values", "strip", "untouched_values"]
-
 
 @Contract(requires=[one_writer], ensures=[one_writer, ordered, all_used], keeps=[same_interface], mutates=True)
 def prune(graph: onnx.GraphProto) -> None:

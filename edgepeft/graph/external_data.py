@@ -44,21 +44,6 @@ from edgepeft.graph.contract import Contract, same_interface, same_operators, we
 from edgepeft.graph.names import GENERATED, generated, of_loader, without_prefix
 from edgepeft.graph.protos import properties
 
-__all__ = [
-    "DRAWN",
-    "RECIPE",
-    "add_generated",
-    "drawn_tensors",
-    "external_tensors",
-    "external_values",
-    "generator_of",
-    "load_external",
-    "location",
-    "made_tensor",
-    "point_at",
-    "store_external",
-]
-
 RECIPE = "edgepeft.generated"
 _PARAMETERS = "edgepeft.generated.parameters"  # of a spliced model: float32 in hexadecimal, by name
 _FLOAT_BYTES = 4

@@ -31,18 +31,6 @@ from edgepeft.graph.contract import Contract, same_interface, well_formed
 from edgepeft.graph.cut import prune
 from edgepeft.graph.protos import attributes, writers
 
-__all__ = [
-    "OPSET",
-    "ZEROS",
-    "can_group",
-    "grouped_name",
-    "in_eight_bits",
-    "in_four_bits",
-    "lower_groups",
-    "rows_of_groups",
-    "unpacking",
-]
-
 OPSET = 21  # the first that has 4 bits, and scales of groups
 _MIDDLE, _HIGHEST = 8, 15  # of 4 bits, the number that stands for 0
 _MIDDLE_BYTE, _LARGEST = 128, 127

@@ -18,8 +18,6 @@ from edgepeft.graph.contract import Contract, same_interface, values_stay, well_
 from edgepeft.graph.names import is_of_loader
 from edgepeft.graph.protos import reads
 
-__all__ = ["STORED", "halved", "is_half", "rounded", "store_in_half", "widen"]
-
 STORED = ":fp16"
 _LEAST = 128  # a Cast node and its names take about 200 bytes
 _OVERRIDES = "override/"  # a task of own biases and LayerNorms has nothing but vectors

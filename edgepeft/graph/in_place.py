@@ -30,8 +30,6 @@ from edgepeft.graph.cut import prune
 from edgepeft.graph.mix import ROW_COUNTS, TOKEN_COUNTS, slotted
 from edgepeft.graph.protos import attributes, constant, copied, followed, reads, replace, writers
 
-__all__ = ["LAST", "PLACE", "TEXTS", "InPlace", "in_place", "tables"]
-
 PLACE, LAST = "known.place", "known.last"  # int32 [N]; int64 [N] into the N S tokens
 TEXTS = "known.texts"  # int64 [1]: N
 _TOTAL, _ONE = "known.total", "known.one"

@@ -25,8 +25,6 @@ from edgepeft.graph.cut import prune
 from edgepeft.graph.protos import reads, replace, writers
 from edgepeft.graph.quantise import integer_products
 
-__all__ = ["lower_integers"]
-
 _DOMAIN = "com.microsoft"
 
 

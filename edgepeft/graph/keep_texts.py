@@ -19,8 +19,6 @@ from edgepeft.graph.cut import prune
 from edgepeft.graph.in_place import LAST, TEXTS
 from edgepeft.graph.protos import attributes, constant, copied, replace
 
-__all__ = ["keep_texts"]
-
 _EACH = ("Add", "Div", "Gelu", "Mul", "Pow", "ReduceMean", "Sigmoid", "Sqrt", "Sub")
 _FLAT_ONLY = ("Gemm", "MatMulInteger", "DynamicQuantizeMatMul")
 

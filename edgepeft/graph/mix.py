@@ -24,8 +24,6 @@ from edgepeft.graph.names import LOGITS, without_prefix
 from edgepeft.graph.protos import attributes, copied
 from edgepeft.graph.prune_last_layer import read_rows
 
-__all__ = ["ROW_COUNTS", "TOKEN_COUNTS", "may_be_empty", "mix", "mix_text", "slotted"]
-
 ROW_COUNTS, TOKEN_COUNTS = "mixed/rows", "mixed/tokens"  # int64 [slots]: how many of the batch are each slot's
 # Nodes of the backbone that may read a task's vector, and those whose result has the first axis of an operand.
 _BY_ROW = {"Add", "LayerNormalization", "Mul"}

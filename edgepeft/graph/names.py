@@ -2,32 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = [
-    "END",
-    "GENERATED",
-    "LABELS",
-    "LOGITS",
-    "LOSS",
-    "PLACEHOLDER_ID",
-    "PLACES",
-    "POOLING",
-    "PROMPT_LENGTH",
-    "SHARES",
-    "START",
-    "STATES",
-    "adapted",
-    "dropout",
-    "frozen_random",
-    "generated",
-    "gradient",
-    "is_of_loader",
-    "of_labels",
-    "of_loader",
-    "override",
-    "weight",
-    "without_prefix",
-]
-
 LOGITS = "logits"
 # What transformers' models for answers, and those without a head, give in its place.
 START, END, STATES = "start_logits", "end_logits", "last_hidden_state"

@@ -22,8 +22,6 @@ from edgepeft.graph.cut import prune
 from edgepeft.graph.names import STATES
 from edgepeft.graph.protos import attributes, constant, read_instead, reads, writers
 
-__all__ = ["for_one_row"]
-
 _FIRST = "one_row.first"  # [1], where the row begins
 
 

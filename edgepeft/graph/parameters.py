@@ -20,8 +20,6 @@ from edgepeft.graph.cut import prune
 from edgepeft.graph.names import of_labels, without_prefix
 from edgepeft.graph.protos import attributes, writers
 
-__all__ = ["StructuredTask", "computed_values", "feeds_graph", "make_inputs"]
-
 _LABELS = f"delta/{of_labels('')}"
 Values = Mapping[str, NDArray[np.generic]]
 

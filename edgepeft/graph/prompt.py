@@ -16,8 +16,6 @@ from edgepeft.graph.contract import Contract, closed, one_writer, same_interface
 from edgepeft.graph.names import PLACEHOLDER_ID, PROMPT_LENGTH
 from edgepeft.graph.protos import properties, read_instead
 
-__all__ = ["LENGTH", "placeholders_in", "prepend_placeholders", "prompt_in", "prompt_of"]
-
 LENGTH = "prompted/length"  # the constant of that many columns
 
 _MOST = 100_000  # more tokens than any position table has

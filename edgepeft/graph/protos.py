@@ -12,22 +12,6 @@ from google.protobuf.message import Message
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-__all__ = [
-    "ancestors",
-    "attributes",
-    "constant",
-    "copied",
-    "followed",
-    "properties",
-    "read_instead",
-    "reads",
-    "replace",
-    "set_aside",
-    "subgraphs",
-    "submessages",
-    "writers",
-]
-
 M = TypeVar("M", bound=Message)
 
 

@@ -30,8 +30,6 @@ from edgepeft.graph.prompt import LENGTH
 from edgepeft.graph.protos import ancestors, attributes, constant, copied, read_instead, reads, writers
 from edgepeft.graph.quantise import integer_products
 
-__all__ = ["drop_unread_rows", "read_rows"]
-
 Extents = tuple[int | None, ...]  # of a value's axes; None where it is known in a run only
 
 _SMALL = 64  # numbers of an integer constant from which extents may follow

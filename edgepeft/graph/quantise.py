@@ -47,16 +47,6 @@ from edgepeft.graph.contract import (
 from edgepeft.graph.grouped import OPSET, ZEROS, can_group, in_eight_bits, in_four_bits, rows_of_groups, unpacking
 from edgepeft.graph.protos import copied, replace, writers
 
-__all__ = [
-    "IntegerProduct",
-    "dequantised",
-    "integer_products",
-    "projections",
-    "quantise",
-    "quantised_tensors",
-    "restore",
-]
-
 _LARGEST = 127  # symmetric: -128 is not used
 # Words have more rows than this; positions and token types, well under one per cent of the weights, stay as they are.
 _LEAST_TABLE_ROWS = 1024

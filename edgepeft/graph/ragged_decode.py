@@ -17,8 +17,6 @@ from edgepeft.backbones.text import CROSS_BIAS, PAST
 from edgepeft.graph.contract import Contract, standard, values_stay, well_formed
 from edgepeft.graph.protos import copied, replace, writers
 
-__all__ = ["HIDDEN", "hide_fronts"]
-
 HIDDEN = "past.bias"
 _KEYS = f"{PAST}.key."
 

@@ -27,8 +27,6 @@ from edgepeft.graph.cut import above, below, prune, rename_values
 from edgepeft.graph.names import adapted
 from edgepeft.graph.protos import ancestors, copied, writers
 
-__all__ = ["optimum_decoder", "optimum_encoder"]
-
 _HIDDEN, _OUTPUT, _INDEX = "encoder_hidden_states", "encoder.output", "token.index"
 _IDS, _MASK, _CACHED = "input_ids", "encoder_attention_mask", "use_cache_branch"
 _STEP, _ENCODER = "step/", "encoder/"

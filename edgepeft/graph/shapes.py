@@ -21,8 +21,6 @@ from onnx.reference import ReferenceEvaluator
 from edgepeft.common.errors import BundleError
 from edgepeft.graph.protos import attributes
 
-__all__ = ["Spec", "Walked", "sized", "walk"]
-
 _INTEGERS = "biu"
 _SMALL = 4096  # numbers of a constant that shapes may depend on; a task's matrices have more
 

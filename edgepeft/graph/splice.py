@@ -33,9 +33,6 @@ from edgepeft.graph.prompt import prepend_placeholders, prompt_of
 from edgepeft.graph.protos import attributes, copied, read_instead, reads, replace
 from edgepeft.graph.quantise import dequantised, restore
 
-__all__ = ["share_residual_sums", "splice", "splice_states", "splice_text", "split_biases"]
-
-
 _AGAIN = "A bundle that was exported before edgepeft had that site must be exported again."
 
 

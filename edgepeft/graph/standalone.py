@@ -31,8 +31,6 @@ from edgepeft.graph.names import END, LOGITS, START, STATES
 from edgepeft.graph.prompt import LENGTH, prompt_in
 from edgepeft.graph.protos import attributes, copied, read_instead, reads, replace, set_aside, writers
 
-__all__ = ["as_choices", "as_starts_and_ends", "fold_linear", "logits_as_rows", "own_states"]
-
 _Values = NDArray[Any]
 _Chain = tuple[str, ...]  # constants by name: matrices that multiply from the right, vectors and numbers that scale
 _MINUS = "minus one"

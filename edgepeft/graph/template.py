@@ -19,8 +19,6 @@ from edgepeft.graph.names import LOGITS, adapted, of_labels
 from edgepeft.graph.protos import copied, properties
 from edgepeft.tasks.base import TaskType
 
-__all__ = ["OPEN", "with_labels"]
-
 OPEN = "edgepeft.open"  # metadata of a template: which axis of which tensor counts the labels
 _STD = 0.02  # as BERT and its relatives start a head: `edgepeft.heads.base.fresh_linear`
 

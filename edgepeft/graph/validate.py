@@ -24,8 +24,6 @@ from edgepeft.common.errors import BundleError
 from edgepeft.graph.contract import Contract
 from edgepeft.graph.protos import submessages
 
-__all__ = ["MOST_PARTS", "OPERATORS", "check_sound", "check_standard", "more_parts_than"]
-
 MOST_PARTS = 250_000  # fields of all messages; the largest backbones that are known have a tenth
 _VALUES_OF_A_PART = 16  # packed integers, of which a byte becomes 8
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5

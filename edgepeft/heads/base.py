@@ -13,8 +13,6 @@ from edgepeft.backbones.trie import Trie
 from edgepeft.common.errors import named
 from edgepeft.common.registry import classes_of
 
-__all__ = ["Head", "fresh_linear", "head_named", "heads"]
-
 
 class Head(nn.Module):
     """Base of all heads.

@@ -23,8 +23,6 @@ from edgepeft.backbones.trie import Trie
 from edgepeft.data.labels import NO_TARGET
 from edgepeft.heads.base import Head
 
-__all__ = ["Labels", "decoder_inputs"]
-
 
 class Labels(Head):
     """The labels' log-probabilities, from what the decoder gives the edges of their trie."""

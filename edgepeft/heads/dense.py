@@ -12,8 +12,6 @@ from torch.nn import functional
 from edgepeft.backbones.base import Architecture
 from edgepeft.heads.base import Head, fresh_linear
 
-__all__ = ["Deberta", "DenseHead", "DistilBert", "Electra", "Roberta"]
-
 
 class DenseHead(Head):
     """logits = W dropout(act(W_d z + b_d)) + b: the two layers are called as ``places`` has them.

@@ -12,8 +12,6 @@ from torch.nn import functional
 from edgepeft.backbones.base import Architecture
 from edgepeft.heads.base import Head, fresh_linear
 
-__all__ = ["AlbertPooler", "BertPooler", "Linear", "Score", "Tokens"]
-
 
 class Linear(Head):
     """logits = W dropout(pooled) + b."""

@@ -10,8 +10,6 @@ from torch import Tensor
 from edgepeft.backbones.base import Architecture
 from edgepeft.heads.base import Head
 
-__all__ = ["Vector"]
-
 
 class Vector(Head):
     """logits = pooled / |pooled|."""

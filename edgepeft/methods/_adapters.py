@@ -21,21 +21,6 @@ from edgepeft.backbones.base import Architecture, Role, Site
 from edgepeft.common.errors import UsageError
 from edgepeft.methods.base import ChoosesRoles, CrossAttention, TrainsNorms, option
 
-__all__ = [
-    "ACTIVATIONS",
-    "Activation",
-    "Bottleneck",
-    "BottleneckMethod",
-    "FactoredAdapters",
-    "FactoredLinear",
-    "KroneckerAdapters",
-    "OnNorm",
-    "OnSubLayer",
-    "fresh_rule",
-    "kronecker_sum",
-    "xavier_uniform",
-]
-
 Form = Literal["sublayer", "norm"]
 
 Activation = Literal[

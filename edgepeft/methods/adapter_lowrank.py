@@ -17,8 +17,6 @@ from torch import Tensor
 from edgepeft.methods._adapters import FactoredAdapters, FactoredLinear, xavier_uniform
 from edgepeft.methods.base import option
 
-__all__ = ["AdapterLowRank", "LowRankLinear"]
-
 
 class LowRankLinear(FactoredLinear):
     """x (u v) + b."""

@@ -12,8 +12,6 @@ from typing import ClassVar
 from edgepeft.methods.base import option
 from edgepeft.methods.houlsby import Houlsby
 
-__all__ = ["AdapterDrop"]
-
 
 class AdapterDrop(Houlsby):
     """Houlsby adapters without those of the lowest layers."""

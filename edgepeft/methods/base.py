@@ -16,24 +16,6 @@ from edgepeft.backbones.base import Architecture, Role, Site
 from edgepeft.common.errors import UnknownName, UsageError, named
 from edgepeft.common.registry import class_named, classes_of
 
-__all__ = [
-    "ChoosesRoles",
-    "CrossAttention",
-    "Folding",
-    "Generator",
-    "Method",
-    "PerLayer",
-    "TrainsNorms",
-    "crossed",
-    "method_named",
-    "method_of",
-    "methods",
-    "norm_tensors",
-    "option",
-    "require",
-    "weight_at",
-]
-
 
 def option(default: Any, doc: str, *, least: int | None = None, positive: bool = False) -> Any:
     """A hyperparameter with its default, one line of documentation, and the values that it may have."""

@@ -15,8 +15,6 @@ from torch import Tensor, nn
 from edgepeft.backbones.base import Architecture, Role, Site
 from edgepeft.methods.base import Method, require
 
-__all__ = ["AddedBias", "BitFit", "OutputBias"]
-
 
 class AddedBias(nn.Module):
     """y + b, [..., d]."""

@@ -24,8 +24,6 @@ from edgepeft.backbones.base import Role, Site
 from edgepeft.methods._adapters import Activation, Bottleneck, BottleneckMethod
 from edgepeft.methods.base import ChoosesRoles, option, require
 
-__all__ = ["BottleneckAdapter", "InSubLayer", "WithNorm", "WithResidual"]
-
 ROLES = (Role.ATTENTION_OUTPUT, Role.FFN_OUTPUT, Role.LAYER_OUTPUT)
 
 

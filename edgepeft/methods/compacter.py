@@ -17,8 +17,6 @@ from torch import Tensor, nn
 from edgepeft.methods._adapters import FactoredLinear, KroneckerAdapters, fresh_rule, kronecker_sum, xavier_uniform
 from edgepeft.methods.base import option
 
-__all__ = ["Compacter", "LPHMLinear"]
-
 
 class LPHMLinear(FactoredLinear):
     """x H + b, by a rule that is given."""

@@ -7,8 +7,6 @@ from typing import ClassVar
 from edgepeft.methods.base import option
 from edgepeft.methods.compacter import Compacter
 
-__all__ = ["CompacterPlusPlus"]
-
 
 class CompacterPlusPlus(Compacter):
     """Compacter once a layer."""

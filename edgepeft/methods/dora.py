@@ -23,8 +23,6 @@ from edgepeft.backbones.base import Architecture
 from edgepeft.methods.base import Folding, weight_at
 from edgepeft.methods.lora import Factors, LoRA
 
-__all__ = ["Decomposed", "DoRA", "Scaled"]
-
 
 class Scaled(Factors):
     """g (y - b + s B A x) + b; x [..., in], y [..., out]."""

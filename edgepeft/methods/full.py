@@ -7,8 +7,6 @@ from typing import ClassVar
 from edgepeft.backbones.base import Architecture
 from edgepeft.methods.base import Method
 
-__all__ = ["Full"]
-
 
 class Full(Method):
     """Own copies of all the backbone's tensors, those of a pooler that the head reads included."""

@@ -18,8 +18,6 @@ from edgepeft.backbones.base import Role, Site
 from edgepeft.methods._adapters import Activation, Bottleneck, BottleneckMethod
 from edgepeft.methods.base import option
 
-__all__ = ["Fused", "Fusion"]
-
 
 class Fused(nn.Module):
     """The adapters of one layer and the attention over them."""

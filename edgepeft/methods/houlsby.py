@@ -14,8 +14,6 @@ from edgepeft.backbones.base import Role, Site
 from edgepeft.methods._adapters import Activation, BottleneckMethod, OnSubLayer
 from edgepeft.methods.base import option
 
-__all__ = ["Houlsby"]
-
 ROLES = (Role.ATTENTION_OUTPUT, Role.FFN_OUTPUT)
 
 

@@ -15,8 +15,6 @@ from torch import Tensor, nn
 from edgepeft.backbones.base import LINEAR_ROLES, Role, Site
 from edgepeft.methods.base import ChoosesRoles, crossed, option
 
-__all__ = ["IA3", "ROLES", "Scale"]
-
 ROLES = (*LINEAR_ROLES, Role.FFN_ACTIVATION)
 
 

@@ -26,8 +26,6 @@ from edgepeft.backbones.base import Architecture
 from edgepeft.common.frozen_random import FASTFOOD, Fastfood, ahead, hadamard
 from edgepeft.methods.base import Generator, Method, option, require
 
-__all__ = ["IntrinsicSAID", "Projected"]
-
 _RADIX = 64  # H's bits are taken six at a time: products with a 64 x 64 matrix, for autograd and BLAS
 Shapes = Mapping[str, tuple[int, ...]]
 

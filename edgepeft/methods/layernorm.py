@@ -7,8 +7,6 @@ from typing import ClassVar
 from edgepeft.backbones.base import Architecture
 from edgepeft.methods.base import Method, norm_tensors
 
-__all__ = ["LayerNormTuning"]
-
 
 class LayerNormTuning(Method):
     """Own copies of the backbone's LayerNorms, the embeddings' one included."""

@@ -6,8 +6,6 @@ from typing import ClassVar
 
 from edgepeft.methods.base import Method
 
-__all__ = ["LinearProbe"]
-
 
 class LinearProbe(Method):
     """Nothing beside the head, so all of its tasks answer from one run of the bare backbone."""

@@ -24,8 +24,6 @@ from edgepeft.backbones.base import LINEAR_ROLES, Site
 from edgepeft.methods.base import option
 from edgepeft.methods.lora import RankedUpdates
 
-__all__ = ["HadamardProduct", "LoHa"]
-
 
 class HadamardProduct(nn.Module):
     """y + s (w1_a w1_b) o (w2_a w2_b) x; x [..., in], y [..., out]."""

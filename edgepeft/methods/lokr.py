@@ -21,8 +21,6 @@ from edgepeft.backbones.base import LINEAR_ROLES, Site
 from edgepeft.methods.base import option, require
 from edgepeft.methods.lora import RankedUpdates
 
-__all__ = ["KroneckerProduct", "LoKr"]
-
 _NEAR_THE_ROOT = -1
 
 

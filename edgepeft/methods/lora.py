@@ -18,8 +18,6 @@ from edgepeft.common.errors import named
 from edgepeft.methods.base import ChoosesRoles, CrossAttention, crossed, option, require
 from edgepeft.methods.bitfit import BitFit
 
-__all__ = ["Factors", "LinearUpdates", "LoRA", "LowRank", "RankedUpdates"]
-
 
 class LinearUpdates(CrossAttention, ChoosesRoles):
     """Base of theirs: ``roles`` of linear layers, which a decoder's attention to its encoder may have too."""

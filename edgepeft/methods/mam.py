@@ -19,8 +19,6 @@ from edgepeft.methods.base import option
 from edgepeft.methods.bottleneck import BottleneckAdapter
 from edgepeft.methods.prefix import PrefixTuning
 
-__all__ = ["MAM"]
-
 
 class MAM(PrefixTuning):
     """Prefix tuning and parallel adapters in one task."""

@@ -16,9 +16,6 @@ from edgepeft.backbones.base import Role, Site
 from edgepeft.methods._adapters import Activation, Bottleneck, BottleneckMethod, OnNorm, OnSubLayer
 from edgepeft.methods.base import option
 
-__all__ = ["Pfeiffer"]
-
-
 # Where the adapter stands -> the site's role and the module.
 PLACEMENTS: dict[str, tuple[Role, type[Bottleneck]]] = {
     "ffn": (Role.FFN_OUTPUT, OnNorm),

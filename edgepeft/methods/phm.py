@@ -17,8 +17,6 @@ from torch import Tensor
 from edgepeft.methods._adapters import FactoredLinear, KroneckerAdapters, fresh_rule, kronecker_sum, xavier_uniform
 from edgepeft.methods.base import option
 
-__all__ = ["PHM", "PHMLinear"]
-
 
 class PHMLinear(FactoredLinear):
     """x H + b."""

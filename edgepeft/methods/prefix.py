@@ -22,9 +22,6 @@ from torch import Tensor, nn
 from edgepeft.backbones.base import Architecture, Role, Site
 from edgepeft.methods.base import Folding, Method, option, require
 
-__all__ = ["Moved", "Opened", "Prefix", "PrefixTuning", "Projected"]
-
-
 _PAIRS = (Role.KEY_HEADS, Role.VALUE_HEADS)
 _OPENED = (Role.ATTENTION_BIAS, Role.DISTANCE_BIAS)
 

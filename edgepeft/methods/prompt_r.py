@@ -9,8 +9,6 @@ from typing import ClassVar
 
 from edgepeft.methods.prompt_t import PromptTuning
 
-__all__ = ["PromptR"]
-
 
 class PromptR(PromptTuning):
     """A prompt that starts from random vectors."""

@@ -15,8 +15,6 @@ from torch import Tensor, nn
 from edgepeft.backbones.base import Architecture, Role, Site
 from edgepeft.methods.base import Method, option, require
 
-__all__ = ["PromptT", "PromptTuning"]
-
 _LEAST_TEXT = 3  # a token between two special ones
 
 

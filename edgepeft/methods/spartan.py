@@ -23,8 +23,6 @@ from torch.nn import functional
 from edgepeft.backbones.base import Role, Site
 from edgepeft.methods.base import TrainsNorms, option, require
 
-__all__ = ["Memory", "Spartan"]
-
 
 class Memory(nn.Module):
     """h + v_O, [..., d] -> [..., d].

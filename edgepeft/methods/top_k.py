@@ -11,8 +11,6 @@ from typing import ClassVar
 from edgepeft.backbones.base import Architecture, Role
 from edgepeft.methods.base import Method, option, require
 
-__all__ = ["TopK"]
-
 
 class TopK(Method):
     """Own copies of the last layers' tensors, those of a pooler that the head reads included."""

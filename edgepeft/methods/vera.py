@@ -23,8 +23,6 @@ from edgepeft.common.frozen_random import MERSENNE_TWISTER, MOST_ENTRIES, SEEDS,
 from edgepeft.methods.base import option, require
 from edgepeft.methods.lora import LinearUpdates
 
-__all__ = ["FrozenMatrices", "VeRA", "VectorBased"]
-
 
 class FrozenMatrices(nn.Module):
     """Frozen random matrices, buffers by name; one such module is all that a delta may have."""

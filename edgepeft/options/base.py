@@ -31,29 +31,6 @@ from edgepeft.common.errors import UnknownName, UsageError
 from edgepeft.common.messages import in_words
 from edgepeft.common.registry import names_of
 
-__all__ = [
-    "ROWS_HELP",
-    "SETTINGS_HELP",
-    "VERIFY_DATA",
-    "ColumnOptions",
-    "Count",
-    "Folder",
-    "Folders",
-    "Function",
-    "GivenRows",
-    "HeadRate",
-    "LearningOptions",
-    "LearningRate",
-    "Options",
-    "Rows",
-    "TrainingLoopOptions",
-    "at_least",
-    "function_of",
-    "listed",
-    "settings_of",
-    "share_of",
-]
-
 
 class Options(BaseModel):
     """Base of a verb's options: frozen, an unknown one is refused; one without a help is not the command line's."""

@@ -44,20 +44,6 @@ from edgepeft.options.base import (
     settings_of,
 )
 
-__all__ = [
-    "METHOD",
-    "NO_BUNDLE",
-    "BenchOptions",
-    "EvalOptions",
-    "ExportOptions",
-    "SweepOptions",
-    "TrainOptions",
-    "TrainRequest",
-    "TrainSettings",
-    "TuneOptions",
-    "TuneSettings",
-]
-
 METHOD = "lora"  # of a task that names none: as good as full fine-tuning in docs/methods.md, and PEFT has it too
 NO_BUNDLE = (
     "--to-peft and --to-adapterhub write one delta for these, no bundle: with --backbone, one --delta and --force."

@@ -15,16 +15,15 @@ from typing import TYPE_CHECKING, Any, Protocol, TextIO, TypeVar
 from edgepeft.common.atomic import check_target, replacing
 from edgepeft.common.errors import DataError, UsageError, requiring
 from edgepeft.common.progress import shown_steps
+from edgepeft.data.containers import STDIN
 from edgepeft.data.pattern import pattern
 from edgepeft.data.readers import Records
-from edgepeft.data.rows import STDIN, Columns, Row, read_rows
+from edgepeft.data.rows import Columns, Row, read_rows
 from edgepeft.runtime.decoding import Decoding
 from edgepeft.runtime.passes import in_batches
 
 if TYPE_CHECKING:
     from edgepeft.runtime.runtime import Runtime
-
-__all__ = ["DataFrame", "answer_columns", "answered_frame", "flat_answers", "is_frame", "write_answers"]
 
 _ENDS = (".csv", ".tsv", ".jsonl", ".parquet")
 _ROWS = 32  # of a frame that run together

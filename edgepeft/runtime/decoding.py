@@ -20,8 +20,6 @@ from numpy.typing import NDArray
 from edgepeft.common.errors import UsageError
 from edgepeft.runtime.grammar import Guide
 
-__all__ = ["GREEDY", "Choice", "Decoding", "Row", "Written", "choose", "log_probabilities"]
-
 Floats = NDArray[np.float32]
 
 

@@ -22,11 +22,10 @@ from edgepeft.options.base import function_of
 from edgepeft.options.verbs import EvalOptions
 from edgepeft.runtime.decoding import GREEDY, Decoding
 from edgepeft.runtime.inputs import Truncation
-from edgepeft.runtime.runtime import Runtime, in_batches
+from edgepeft.runtime.passes import in_batches
+from edgepeft.runtime.runtime import Runtime
 from edgepeft.tasks._headline import chosen, headline
 from edgepeft.tasks.base import TaskType
-
-__all__ = ["EvalResult", "evaluate"]
 
 _RIGHT = ("exact_match", "accuracy")  # of text, and of one answer of several
 

@@ -34,8 +34,6 @@ from edgepeft.runtime.prediction import TextAnswer, no_number, note_of
 from edgepeft.runtime.session import failing_as
 from edgepeft.runtime.weights import Bound, TaskSession
 
-__all__ = ["Generator", "TextSession", "TextState", "row_bytes", "rows_at_once"]
-
 _PASS_TOKENS = 4096  # of a batch, padding counted: the encoder's attention of 8 rows of 512 takes 100 MB
 _PASS_TEXTS = 256
 _SHARE = 0.5  # of the memory that this process may have, for caches

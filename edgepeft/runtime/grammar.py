@@ -23,8 +23,6 @@ from numpy.typing import NDArray
 from edgepeft.backbones.base import Architecture
 from edgepeft.common.errors import Unwritable, requiring
 
-__all__ = ["ANY_OBJECT", "Grammars", "Guide", "schema_text"]
-
 ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 _MOST_CHARACTERS = 65_536  # of a schema; clients send them
 _KEPT = 32  # grammars, of a few hundred kilobytes each

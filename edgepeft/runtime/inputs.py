@@ -21,20 +21,6 @@ from edgepeft.data.row_grouping import Spread
 from edgepeft.data.rows import SENTENCES
 from edgepeft.tasks.base import TaskType
 
-__all__ = [
-    "Inputs",
-    "ReadRows",
-    "Readable",
-    "Tokenizing",
-    "Truncation",
-    "check_rows",
-    "checked_inputs",
-    "pad_together",
-    "read_by",
-    "texts_of",
-    "tokenized",
-]
-
 Readable = str | tuple[str, str | None] | Mapping[str, Any]  # a text, a pair (a ``Text`` is one), or a row's columns
 Inputs = Mapping[str, NDArray[np.int64]]  # input_ids, attention_mask and perhaps token_type_ids, each [batch, length]
 _INT64 = np.dtype(np.int64)

@@ -20,8 +20,6 @@ from edgepeft.backbones.tokens import pad_rows
 from edgepeft.graph.in_place import LAST, PLACE, tables
 from edgepeft.runtime.weights import Bound
 
-__all__ = ["Bind", "KvCache", "places"]
-
 # Rows that run, and how many tokens each has -> the session that runs them.
 Bind = Callable[[range, int], Bound]
 

@@ -20,8 +20,6 @@ from numpy.typing import NDArray
 from edgepeft.common.errors import BundleError
 from edgepeft.runtime.inputs import Inputs
 
-__all__ = ["PASS_TOKENS", "filled", "in_batches", "one_row", "packed", "passes", "put", "unpacked"]
-
 T = TypeVar("T")
 
 # roberta-base, 32 rows of 128, 2 cores with 1 MB of L2 each: 3.93 s in one pass, 3.71 s by 2048, 3.62 s by 1024,

@@ -19,22 +19,6 @@ from edgepeft.data.row_grouping import RowGrouping, passage_of, readable, stitch
 from edgepeft.runtime.inputs import ReadRows
 from edgepeft.tasks.base import TaskType
 
-__all__ = [
-    "Answer",
-    "Notes",
-    "Prediction",
-    "RowResult",
-    "TextAnswer",
-    "grouping_of",
-    "in_numbers",
-    "no_number",
-    "note_of",
-    "number_or_error",
-    "of_width",
-    "predictions",
-]
-
-
 A = TypeVar("A", bound=Answer)
 _FEW = 64
 RowResult = Answer | NDArray[np.float32] | EdgepeftError  # of a row of a mixed batch

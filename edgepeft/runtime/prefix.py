@@ -19,8 +19,6 @@ from edgepeft.runtime.prediction import of_width
 from edgepeft.runtime.session import run_session
 from edgepeft.runtime.weights import TaskSession
 
-__all__ = ["Prefix", "PrefixPlan", "plan_prefix", "shared_layers"]
-
 
 class PrefixPlan(NamedTuple):
     """``layers`` run once for the tasks of ``shared``; those of ``whole`` run by themselves."""

@@ -45,8 +45,6 @@ from edgepeft.graph.one_row import for_one_row
 from edgepeft.graph.protos import ancestors, copied, writers
 from edgepeft.runtime.session import open_session, session_options
 
-__all__ = ["CACHE_LIMIT", "Prepacked", "check_prepacked", "hold_prepacked", "prepacked_key"]
-
 CACHE_LIMIT = "EDGEPEFT_CACHE_GIB"
 _DEFAULT_GIB = 8.0  # ten models of roberta-base's size
 _FORMAT = 4

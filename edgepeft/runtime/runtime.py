@@ -32,7 +32,7 @@ from edgepeft.runtime.inputs import (
     texts_of,
 )
 from edgepeft.runtime.mixed import Mixer
-from edgepeft.runtime.passes import filled, in_batches, one_row, passes, put
+from edgepeft.runtime.passes import filled, one_row, passes, put
 from edgepeft.runtime.prediction import Notes, RowResult, in_numbers, number_or_error, of_width, predictions
 from edgepeft.runtime.prefix import Prefix
 from edgepeft.runtime.session import opening, return_free_memory, run_session
@@ -42,8 +42,6 @@ from edgepeft.tasks.base import TaskType
 
 if TYPE_CHECKING:
     from edgepeft.options.base import Folder
-
-__all__ = ["Readable", "RowResult", "Runtime", "in_batches"]
 
 
 class Runtime(TextTasks):

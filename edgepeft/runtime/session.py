@@ -30,19 +30,6 @@ from edgepeft.graph.names import LOGITS
 from edgepeft.graph.protos import copied
 from edgepeft.runtime.passes import unpacked
 
-__all__ = [
-    "MOST_SESSIONS",
-    "SessionLru",
-    "failing_as",
-    "most_sessions",
-    "open_session",
-    "opening",
-    "plain_session",
-    "return_free_memory",
-    "run_session",
-    "session_options",
-]
-
 _ERRORS_ONLY = 3
 _SPIN_MICROSECONDS = "50"
 MOST_SESSIONS = 128  # tasks of one structure share one or two of them; each holds 8 to 20 MB and its threads

@@ -18,8 +18,6 @@ from edgepeft.runtime.generation import TextSession
 from edgepeft.runtime.session import failing_as
 from edgepeft.runtime.weights import Bound, TaskSession, Weights
 
-__all__ = ["Slots", "Tasks", "TextSlots"]
-
 Tasks = Sequence[tuple[str, TaskSession]]  # of one structure, by slot
 GraphOf = Callable[[Bundle, str], onnx.ModelProto]
 Mix = Callable[[onnx.ModelProto, Iterable[str], Mapping[str, str], int], onnx.ModelProto | None]

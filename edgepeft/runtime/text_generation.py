@@ -38,8 +38,6 @@ from edgepeft.runtime.session import failing_as
 from edgepeft.runtime.slots import TextSlots
 from edgepeft.runtime.weights import Bound
 
-__all__ = ["Draft", "TextBatch", "TextTasks"]
-
 _LOWEST = np.finfo(np.float32).min
 Values = dict[str, ort.OrtValue]
 

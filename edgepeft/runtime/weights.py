@@ -23,8 +23,6 @@ from edgepeft.graph.parameters import StructuredTask, computed_values, make_inpu
 from edgepeft.runtime.prepacked import Prepacked, hold_prepacked
 from edgepeft.runtime.session import SessionLru, most_sessions, open_session
 
-__all__ = ["Bound", "TaskSession", "Weights"]
-
 
 class Bound:
     """A session with values that stay where they are from run to run, which ONNX Runtime reads and writes there."""

@@ -34,8 +34,6 @@ from edgepeft.serve.service import Service
 from edgepeft.serve.settings import Settings
 from edgepeft.serve.tuning import Jobs
 
-__all__ = ["create_app", "reload_soon"]
-
 log = logging.getLogger("edgepeft.serve")
 
 _ROUTES = (*ROUTES, *ENDPOINTS)

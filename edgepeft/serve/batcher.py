@@ -21,11 +21,10 @@ from typing import Any, TypeVar
 
 from edgepeft.common.errors import BundleError, EdgepeftError
 from edgepeft.data.pattern import UnreadableRow
-from edgepeft.runtime.runtime import Readable, RowResult
+from edgepeft.runtime.inputs import Readable
+from edgepeft.runtime.prediction import RowResult
 from edgepeft.serve.job import Job, as_exception, deliver, give, settle
 from edgepeft.serve.settings import ServiceLimits
-
-__all__ = ["Batcher", "Closing", "DeadlinePassed", "QueueFull"]
 
 log = logging.getLogger("edgepeft.serve")
 

@@ -18,22 +18,11 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edgepeft.data.conventions import CANDIDATES
-from edgepeft.runtime.runtime import Readable
+from edgepeft.runtime.inputs import Readable
 from edgepeft.serve.metrics import ServiceMetrics
 from edgepeft.serve.problems import HEADERS, Refused, problem
 from edgepeft.serve.schemas import TuneRequest
 from edgepeft.serve.settings import ServiceLimits, Settings, is_loopback
-
-__all__ = [
-    "AUTHORIZED",
-    "DEADLINE_HEADER",
-    "Guard",
-    "check_taught",
-    "check_texts",
-    "deadline_of",
-    "parsed_body",
-    "while_there",
-]
 
 Body = TypeVar("Body", bound=BaseModel)
 T = TypeVar("T")

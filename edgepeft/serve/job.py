@@ -8,9 +8,8 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from edgepeft.runtime.runtime import Readable, RowResult
-
-__all__ = ["Job", "as_exception", "deliver", "give", "settle"]
+from edgepeft.runtime.inputs import Readable
+from edgepeft.runtime.prediction import RowResult
 
 
 @dataclass(eq=False)

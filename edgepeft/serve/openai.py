@@ -21,11 +21,10 @@ from starlette.responses import Response
 from edgepeft.backbones.tokens import TextEncoder
 from edgepeft.common.errors import EdgepeftError, MissingPackage, UnknownName, Unwritable
 from edgepeft.common.messages import listed_mistakes
-from edgepeft.data.answers import VectorPrediction
+from edgepeft.data.answers import Answer, VectorPrediction
 from edgepeft.runtime.decoding import GREEDY
 from edgepeft.runtime.grammar import ANY_OBJECT
-from edgepeft.runtime.prediction import Answer, TextAnswer
-from edgepeft.runtime.runtime import RowResult
+from edgepeft.runtime.prediction import RowResult, TextAnswer
 from edgepeft.serve.batcher import Closing, DeadlinePassed, QueueFull
 from edgepeft.serve.openai_bodies import (
     ChatCompletion,
@@ -46,8 +45,6 @@ from edgepeft.serve.routes import (
     body_of,
     streamed,
 )
-
-__all__ = ["ENDPOINTS"]
 
 _EXPECTED = (Refused, ValidationError, QueueFull, DeadlinePassed, Closing, EdgepeftError)
 _OVERLOADED = 429

@@ -9,17 +9,6 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from edgepeft.runtime.decoding import GREEDY
 from edgepeft.serve.schemas import Listed
 
-__all__ = [
-    "ChatCompletion",
-    "ChatRequest",
-    "Completion",
-    "CompletionRequest",
-    "EmbeddingList",
-    "EmbeddingsRequest",
-    "Message",
-    "ResponseFormat",
-]
-
 
 class EmbeddingsRequest(BaseModel):
     """One text or several; ``dimensions`` keeps the first numbers of each vector, of length 1 again."""

@@ -19,8 +19,6 @@ from edgepeft.data.pattern import UnreadableRow
 from edgepeft.serve.batcher import Closing, DeadlinePassed, QueueFull
 from edgepeft.serve.trial import Untried
 
-__all__ = ["HANDLERS", "HEADERS", "KEYS", "Json", "Refused", "explain", "fault", "problem", "refusal_of"]
-
 log = logging.getLogger("edgepeft.serve")
 
 # Of every answer, which the guard sees to; Starlette makes that to a failure of ours outside of it.

@@ -19,8 +19,6 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from edgepeft.serve.problems import Json, fault
 from edgepeft.serve.settings import ServiceLimits
 
-__all__ = ["HEALTH_RESERVE", "Connections", "Limited", "address_of"]
-
 HEALTH_RESERVE = 16  # connections beyond the limit, so that a health check is answered where all others are at work
 _MOST_FIELDS = 100  # of a head
 _MOST_CHUNKS = 256  # of a body, that are smaller than 1 KiB: each costs the event loop two calls, whatever its size

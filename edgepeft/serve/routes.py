@@ -18,9 +18,10 @@ from starlette.responses import Response, StreamingResponse
 
 from edgepeft.common.errors import EdgepeftError, UsageError
 from edgepeft.common.task_name import check_task_name
+from edgepeft.data.answers import Answer
 from edgepeft.data.pattern import pattern
-from edgepeft.runtime.prediction import Answer
-from edgepeft.runtime.runtime import Readable, RowResult
+from edgepeft.runtime.inputs import Readable
+from edgepeft.runtime.prediction import RowResult
 from edgepeft.serve import schemas
 from edgepeft.serve.batcher import Batcher
 from edgepeft.serve.guard import AUTHORIZED, check_taught, check_texts, deadline_of, parsed_body, while_there
@@ -29,19 +30,6 @@ from edgepeft.serve.problems import KEYS, Json, Refused, explain, fault, refusal
 from edgepeft.serve.service import Service
 from edgepeft.serve.settings import Settings
 from edgepeft.serve.tuning import Jobs
-
-__all__ = [
-    "ASKED",
-    "EVENTS",
-    "FEW_ROWS",
-    "ROUTES",
-    "Endpoint",
-    "Events",
-    "Serving",
-    "answers_of",
-    "body_of",
-    "streamed",
-]
 
 log = logging.getLogger("edgepeft.serve")
 

@@ -12,24 +12,6 @@ from edgepeft.data.conventions import CANDIDATES
 from edgepeft.data.rows import SENTENCES
 from edgepeft.data.words import Words
 
-__all__ = [
-    "Answers",
-    "Health",
-    "Listed",
-    "MixedRequest",
-    "MixedRow",
-    "PredictRequest",
-    "Predictions",
-    "Problem",
-    "Status",
-    "Task",
-    "Tasks",
-    "TextRow",
-    "TuneRequest",
-    "TuneRow",
-    "TuningJob",
-]
-
 TaskName = Annotated[str, Field(pattern=TASK_NAME, examples=["mood"])]
 
 

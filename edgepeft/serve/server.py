@@ -27,8 +27,6 @@ from edgepeft.serve.protocol import Connections, Limited
 from edgepeft.serve.routes import Serving
 from edgepeft.serve.settings import Settings
 
-__all__ = ["PrintableFormatter", "line", "log_to_stderr", "run_server"]
-
 _LOST = (errno.EADDRINUSE, errno.EACCES, errno.EADDRNOTAVAIL)
 _KEEP_ALIVE_S = 30
 _BACKLOG = 512

@@ -15,14 +15,14 @@ from edgepeft.bundle.manifest import MANIFEST_FILE, Manifest
 from edgepeft.common.errors import BundleError, EdgepeftError, UsageError
 from edgepeft.common.resources import file_identity
 from edgepeft.deploy.signature import SIGNATURE_FILE, check_signature
-from edgepeft.runtime.runtime import Readable, RowResult, Runtime
+from edgepeft.runtime.inputs import Readable
+from edgepeft.runtime.prediction import RowResult
+from edgepeft.runtime.runtime import Runtime
 from edgepeft.runtime.session import MOST_SESSIONS
 from edgepeft.runtime.text_generation import Draft, TextBatch
 from edgepeft.serve.job import Job
 from edgepeft.serve.settings import Settings
 from edgepeft.serve.trial import Trials
-
-__all__ = ["Service", "Written"]
 
 log = logging.getLogger("edgepeft.serve")
 

@@ -13,8 +13,6 @@ from pathlib import Path
 from edgepeft.common.errors import UsageError
 from edgepeft.device.host.machine import thread_count
 
-__all__ = ["ServiceLimits", "Settings", "is_loopback", "read_token"]
-
 log = logging.getLogger("edgepeft.serve")
 
 _LEAST_TOKEN = 16  # characters: 64 bits even where they are hexadecimal

@@ -40,8 +40,6 @@ from edgepeft.runtime.decoding import Decoding
 from edgepeft.runtime.prepacked import hold_prepacked
 from edgepeft.runtime.runtime import Runtime
 
-__all__ = ["Trials", "Untried"]
-
 _BESIDE = 2  # at once
 _TURNS = ((0.2, 3), (1.0, 10))  # shares of the budget, and times the backbone's: whichever is more
 _MEMORY = 0.5  # of what there is, for all that are tried at once

@@ -28,8 +28,6 @@ from edgepeft.serve.schemas import TuneRequest
 if TYPE_CHECKING:
     from edgepeft.data.training_loop.run import Progress
 
-__all__ = ["Jobs"]
-
 log = logging.getLogger("edgepeft.serve")
 
 _NICE = 10  # the service's own threads come first

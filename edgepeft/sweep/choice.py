@@ -35,8 +35,6 @@ from edgepeft.sweep.table import Arm, Column, columns, not_worse
 from edgepeft.training.exporting.bundle import export_bundle
 from edgepeft.tuning.fit import bundle_fit
 
-__all__ = ["Budget", "Candidate", "Choice", "MethodCosts", "Seconds", "candidates", "choose", "costs_of", "exported"]
-
 _AS_FAST = 0.95  # of the fastest: predictions do not tell such times apart, and bytes decide
 _TEMPLATE = ("source", "target", "targets", "step", "max_target_length")
 _BASE = "import os; import edgepeft.runtime.runtime, psutil; print(psutil.Process().memory_info().rss)"

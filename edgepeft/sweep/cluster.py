@@ -28,8 +28,6 @@ from edgepeft.data.training_loop.run import Interrupted
 from edgepeft.sweep.folder import Outcome
 from edgepeft.sweep.local import Ended, Job, compute
 
-__all__ = ["Cluster"]
-
 RETRIES = 3  # of a task whose worker or node dies
 _OF_A_BACKBONE = ("*.json", "*.safetensors", "*.txt", "*.model", "*/config.json")
 _ROWS = ("data", "eval", "test")

@@ -38,8 +38,6 @@ from edgepeft.common.own_folder import own_folder
 from edgepeft.data.training_loop.checkpoint import latest
 from edgepeft.sweep.plan import Plan, placed
 
-__all__ = ["ANSWERS_FILE", "SWEEP_FILE", "Cell", "Outcome", "Sweep", "name_of", "open_sweep"]
-
 SWEEP_FILE, SWEEP_SCHEMA = "sweep.json", "edgepeft.sweep/1"
 RESULTS_FILE = "results.jsonl"
 ANSWERS_FILE = "test.npz"  # beside the card: outputs and targets of the test rows, as the kind of task has them

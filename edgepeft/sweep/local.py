@@ -33,8 +33,6 @@ from edgepeft.sweep.folder import ANSWERS_FILE, RUNS, Cell, Outcome, Sweep
 from edgepeft.training.loop import TrainResult, prepare_output, train_delta
 from edgepeft.training.settings import resolved
 
-__all__ = ["Ended", "Job", "Moved", "compute", "run_local"]
-
 RETRIES = 2  # of a run whose process dies
 _PRELOADED = ["edgepeft.sweep.local", "transformers.models.auto.modeling_auto"]  # the second takes 2 s, and is lazy
 _EVERY_S = 0.5  # between two messages of a run

@@ -47,8 +47,6 @@ from edgepeft.common.errors import UsageError
 from edgepeft.common.messages import in_words
 from edgepeft.common.task_name import check_new_name
 
-__all__ = ["Plan", "placed", "rate_of", "read_plan", "recorded", "share_of_rows"]
-
 _MOST_CELLS = 100_000  # of which a table is made: a second
 _TIMES = re.compile(r"(\d+(?:\.\d+)?)x")
 PATHS = ("data", "eval", "test")

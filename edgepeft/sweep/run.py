@@ -27,8 +27,6 @@ from edgepeft.sweep.local import Ended, Job, Moved
 from edgepeft.sweep.plan import Plan, placed, rate_of, recorded, share_of_rows
 from edgepeft.training.settings import asked, resolved, settled
 
-__all__ = ["estimate", "fold", "require_halvable", "run_sweep", "sweep_of"]
-
 _OF_THE_GRID = ("backbone", "task", "method", "set", "seed", "lr", "few_shot", "curve")
 RUNGS = (0.25, 0.5)  # of a run's steps, after which half of a method's runs go no further
 _OTHERS_S = 2.0

@@ -21,8 +21,6 @@ from edgepeft.common.frozen_random import uniform
 from edgepeft.data.training_loop.baselines import SIGNIFICANT
 from edgepeft.sweep.folder import Cell, Sweep
 
-__all__ = ["Arm", "Column", "columns", "deviation", "document", "entries", "grouped", "not_worse"]
-
 RESAMPLES = 1_000
 TABLE_SCHEMA = "edgepeft.table/1"
 Place = tuple[str, str, str]

@@ -36,23 +36,6 @@ from numpy.typing import NDArray
 
 from edgepeft.common.errors import UsageError
 
-__all__ = [
-    "COLDEST",
-    "DOUBT",
-    "HOTTEST",
-    "Calibration",
-    "Guarantee",
-    "OneOfSeveral",
-    "binned",
-    "calibration_error",
-    "coverage_threshold",
-    "fitted_temperature",
-    "guarantee_of",
-    "needed_for_coverage",
-    "needed_for_risk",
-    "risk_threshold",
-]
-
 Guarantee = Mapping[str, float]
 """Nothing, or ``coverage``, or ``risk``."""
 

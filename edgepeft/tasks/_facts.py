@@ -19,20 +19,6 @@ from edgepeft.backbones.tokens import Text, TextEncoder, TokenBatch
 from edgepeft.common.errors import UsageError
 from edgepeft.data.rows import Row
 
-__all__ = [
-    "CLOSE",
-    "CUT",
-    "WINDOWS",
-    "Agreement",
-    "Facts",
-    "LossGraph",
-    "Metric",
-    "Nodes",
-    "listed",
-    "log_softmax",
-    "same_best",
-]
-
 CLOSE = 1e-4  # of two logits: what one that is held to no tolerance is taken for rounding up to
 
 Nodes = list[tuple[str, list[str], str, dict[str, Any]]]

@@ -17,18 +17,6 @@ from numpy.typing import NDArray
 
 from edgepeft.tasks.base import TaskType
 
-__all__ = [
-    "DRAWS",
-    "LEAST_ROWS",
-    "Interval",
-    "bootstrap",
-    "bootstrap_of_sums",
-    "chosen",
-    "headline",
-    "headline_metrics",
-    "wilson",
-]
-
 DRAWS = 1_000
 LEAST_ROWS = 10  # of a bootstrap: fewer have too few different draws
 _Z = NormalDist().inv_cdf(0.975)

@@ -19,8 +19,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["SCALE", "cosent", "cosines", "negatives", "ranks_of_right", "row_losses", "unit"]
-
 SCALE = 20.0  # of a cosine; sentence-transformers' for both losses
 _BLOCK = 1024  # rows whose pairs with all others are computed at once
 

@@ -23,18 +23,6 @@ from edgepeft.data.row_grouping import LOWEST, Passage
 from edgepeft.data.rows import Row
 from edgepeft.data.text_metrics import exact_match, f1
 
-__all__ = [
-    "SpansPrediction",
-    "answers_label",
-    "answers_of",
-    "best_score",
-    "best_spans",
-    "best_threshold",
-    "right_texts",
-    "wanted_of",
-    "windows_of",
-]
-
 _FORMS = '{"text": ["1912"], "answer_start": [17]}, as SQuAD has them, empty lists where the passage has no answer'
 
 

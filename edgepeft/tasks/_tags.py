@@ -25,20 +25,7 @@ from edgepeft.common.errors import DataError
 from edgepeft.data.labels import label_text, shown
 from edgepeft.data.rows import Row
 from edgepeft.data.words import Words, words_of
-from edgepeft.tasks.base import Metric
-
-__all__ = [
-    "ENTITY_SCORES",
-    "OUTSIDE",
-    "Entity",
-    "complete",
-    "entities",
-    "entity_counts",
-    "tagged_label",
-    "tagged_row",
-    "type_of",
-    "with_tags",
-]
+from edgepeft.tasks._facts import Metric
 
 OUTSIDE = "O"
 _LETTERS = "BIESLU"

@@ -27,23 +27,7 @@ from edgepeft.data.answers import Prediction
 from edgepeft.data.labels import label_text
 from edgepeft.data.rows import Columns, Row
 from edgepeft.tasks._conformal import Calibration
-from edgepeft.tasks._facts import CLOSE, Agreement, Facts, LossGraph, Metric, Nodes, listed, log_softmax, same_best
-
-__all__ = [
-    "CLOSE",
-    "Agreement",
-    "LossGraph",
-    "Metric",
-    "Nodes",
-    "TaskType",
-    "kind_asked",
-    "kind_named",
-    "kinds",
-    "listed",
-    "log_softmax",
-    "same_best",
-    "stated",
-]
+from edgepeft.tasks._facts import Agreement, Facts, LossGraph, Metric, same_best
 
 _USUAL = "classification"
 

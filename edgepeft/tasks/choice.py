@@ -26,10 +26,9 @@ from edgepeft.data.pattern import UnreadableRow
 from edgepeft.data.row_grouping import LOWEST, grouped, places_of
 from edgepeft.data.rows import SENTENCES, Columns, Row
 from edgepeft.tasks._conformal import OneOfSeveral
-from edgepeft.tasks.base import Agreement, LossGraph, Metric, Nodes, TaskType, log_softmax, same_best
+from edgepeft.tasks._facts import Agreement, LossGraph, Metric, Nodes, log_softmax, same_best
+from edgepeft.tasks.base import TaskType
 from edgepeft.tasks.classification import cross_entropy
-
-__all__ = ["Choice", "ChoicePrediction"]
 
 Values = NDArray[Any]
 

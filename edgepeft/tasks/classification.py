@@ -29,13 +29,12 @@ from edgepeft.data.answers import Prediction
 from edgepeft.data.by_class import by_class
 from edgepeft.data.rows import Row
 from edgepeft.tasks._conformal import OneOfSeveral
-from edgepeft.tasks.base import LossGraph, Metric, Nodes, TaskType, listed, log_softmax
+from edgepeft.tasks._facts import LossGraph, Metric, Nodes, listed, log_softmax
+from edgepeft.tasks.base import TaskType
 from edgepeft.tasks.regression import CORRELATIONS
 
 if TYPE_CHECKING:
     from edgepeft.data.words import Read
-
-__all__ = ["Classification", "Doubt", "check_names", "cross_entropy", "doubted"]
 
 Values = NDArray[Any]
 RARE = 0.2  # of the rows: of a label with fewer accuracy says little

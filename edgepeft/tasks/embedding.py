@@ -27,11 +27,10 @@ from edgepeft.common.errors import DataError, UsageError
 from edgepeft.data.answers import Prediction, VectorPrediction
 from edgepeft.data.row_grouping import LOWEST
 from edgepeft.data.rows import SENTENCES, Row
+from edgepeft.tasks._facts import Agreement, LossGraph, Metric
 from edgepeft.tasks._pairs import SCALE, cosent, cosines, negatives, ranks_of_right, row_losses, unit
-from edgepeft.tasks.base import Agreement, LossGraph, Metric, TaskType
+from edgepeft.tasks.base import TaskType
 from edgepeft.tasks.regression import CORRELATIONS, ranks
-
-__all__ = ["Embedding"]
 
 Values = NDArray[Any]
 _NEAR = 0.95  # the cosine of a vector and its reference above which 8-bit weights have not changed what it says

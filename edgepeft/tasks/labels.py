@@ -26,13 +26,12 @@ from edgepeft.data.answers import Prediction
 from edgepeft.data.by_class import by_class
 from edgepeft.data.labels import label_text, shown
 from edgepeft.data.rows import Row
-from edgepeft.tasks.base import CLOSE, Agreement, LossGraph, Metric, TaskType
+from edgepeft.tasks._facts import CLOSE, Agreement, LossGraph, Metric
+from edgepeft.tasks.base import TaskType
 from edgepeft.tasks.classification import check_names
 
 if TYPE_CHECKING:
     from edgepeft.data.words import Read
-
-__all__ = ["Labels", "LabelsPrediction"]
 
 Values = NDArray[Any]
 _EVEN = 0.5  # a threshold where nothing speaks for another

@@ -13,12 +13,11 @@ from numpy.typing import NDArray
 from edgepeft.common.errors import DataError
 from edgepeft.data.answers import Prediction
 from edgepeft.data.rows import Row
-from edgepeft.tasks.base import CLOSE, Agreement, LossGraph, Metric, TaskType
+from edgepeft.tasks._facts import CLOSE, Agreement, LossGraph, Metric
+from edgepeft.tasks.base import TaskType
 
 if TYPE_CHECKING:
     from edgepeft.data.words import Read
-
-__all__ = ["CORRELATIONS", "Regression", "ranks"]
 
 Numbers = NDArray[Any]
 

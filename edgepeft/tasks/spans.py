@@ -25,6 +25,7 @@ from edgepeft.data.answers import Prediction
 from edgepeft.data.pattern import UnreadableRow
 from edgepeft.data.row_grouping import LOWEST, Asked, Passage, passage_of
 from edgepeft.data.rows import SENTENCES, Columns, Row
+from edgepeft.tasks._facts import CLOSE, Agreement, LossGraph, Metric, Nodes, log_softmax
 from edgepeft.tasks._span_answers import (
     SpansPrediction,
     answers_label,
@@ -36,10 +37,8 @@ from edgepeft.tasks._span_answers import (
     wanted_of,
     windows_of,
 )
-from edgepeft.tasks.base import CLOSE, Agreement, LossGraph, Metric, Nodes, TaskType, log_softmax
+from edgepeft.tasks.base import TaskType
 from edgepeft.tasks.classification import cross_entropy
-
-__all__ = ["Spans"]
 
 Values = NDArray[Any]
 _NONE, _WHOLE = -1.0, -2.0  # in place of a window: no answer, or all of the passage

@@ -20,13 +20,12 @@ from edgepeft.common.errors import UsageError
 from edgepeft.data.answers import Prediction
 from edgepeft.data.rows import Row
 from edgepeft.data.text_metrics import DEFAULT, OF_ROWS, TEXT_METRICS, text_averaged, text_errors, text_rows, text_score
-from edgepeft.tasks.base import LossGraph, Metric, TaskType
+from edgepeft.tasks._facts import LossGraph, Metric
+from edgepeft.tasks.base import TaskType
 from edgepeft.tasks.classification import cross_entropy
 
 if TYPE_CHECKING:
     from edgepeft.data.words import Read
-
-__all__ = ["Text"]
 
 Values = NDArray[Any]
 

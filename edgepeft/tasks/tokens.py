@@ -29,6 +29,7 @@ from edgepeft.data.by_class import by_class
 from edgepeft.data.labels import NO_TARGET
 from edgepeft.data.rows import Row
 from edgepeft.data.words import NOWHERE, Read, Words, at_tokens, places_of, read_words, spread, words_of
+from edgepeft.tasks._facts import CLOSE, Agreement, LossGraph, Metric, log_softmax
 from edgepeft.tasks._tags import (
     ENTITY_SCORES,
     OUTSIDE,
@@ -40,10 +41,8 @@ from edgepeft.tasks._tags import (
     tagged_row,
     type_of,
 )
-from edgepeft.tasks.base import CLOSE, Agreement, LossGraph, Metric, TaskType, log_softmax
+from edgepeft.tasks.base import TaskType
 from edgepeft.tasks.classification import check_names, cross_entropy
-
-__all__ = ["TokenSpan", "Tokens", "TokensPrediction"]
 
 Values = NDArray[Any]
 

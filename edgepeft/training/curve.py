@@ -15,8 +15,6 @@ from edgepeft.data.training_loop.run import TrainingLoopResult
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["CURVE", "curve_of", "draw_curve", "plot_curve", "smaller"]
-
 CURVE = "curve"  # of a card's metrics
 LOOKS = ("o-", "s--", "^:")
 SHARES = (0.1, 0.2, 0.4, 0.7)  # of the training rows; the run itself has all

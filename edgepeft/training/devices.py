@@ -23,17 +23,6 @@ from edgepeft.device.host.machine import cpu_vendor, memory_bytes, thread_count
 from edgepeft.methods.base import Method
 from edgepeft.options.verbs import TrainSettings
 
-__all__ = [
-    "attention_for",
-    "check_memory",
-    "device_named",
-    "device_of",
-    "fitting",
-    "float32_by_onednn",
-    "is_float32",
-    "use_threads",
-]
-
 _FLOAT_BYTES = 4
 _COPIES = 5  # of what is trained: itself, its gradient, two moments, and the tensors that were best
 _FULL = ("out of memory", "can't allocate memory")  # of MPS and the CPU, whose errors have no class of their own

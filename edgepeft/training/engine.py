@@ -34,16 +34,6 @@ from edgepeft.data.training_loop.engine import SCORED_ROWS, Arrays, Masks, StepO
 from edgepeft.heads.decoder import decoder_inputs
 from edgepeft.tasks.base import TaskType
 
-__all__ = [
-    "CPU",
-    "PyTorchEngine",
-    "SharedStates",
-    "logits_of",
-    "loss_of",
-    "replaced_dropout",
-    "torch_batch",
-]
-
 CPU = torch.device("cpu")
 
 

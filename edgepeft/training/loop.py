@@ -42,14 +42,6 @@ from edgepeft.training.engine import PyTorchEngine, SharedStates
 from edgepeft.training.settings import asked, resolved, settled
 from edgepeft.training.text_engine import TextEngine, require_kept
 
-__all__ = [
-    "TrainResult",
-    "prepare_output",
-    "run",
-    "train",
-    "train_delta",
-]
-
 
 @dataclass(frozen=True, kw_only=True)
 class TrainResult(TrainingLoopResult):

@@ -24,8 +24,6 @@ from edgepeft.tasks._facts import WINDOWS
 from edgepeft.tasks.base import TaskType, kind_asked
 from edgepeft.training.devices import device_of
 
-__all__ = ["ResolvedRequest", "asked", "filled", "resolved", "settled"]
-
 MAX_LENGTH = 128  # tokens of a text where none are given, as in GLUE's usual settings
 _OF_TEXT = ("format", "source", "target")
 

@@ -24,8 +24,6 @@ from edgepeft.runtime.grammar import Grammars, Guide
 from edgepeft.tasks.base import TaskType
 from edgepeft.training.engine import PyTorchEngine, torch_batch
 
-__all__ = ["TextEngine", "generated", "greedy", "require_kept"]
-
 WRITTEN_ROWS = 16  # at once: the logits of a large vocabulary at every token are hundreds of megabytes
 
 

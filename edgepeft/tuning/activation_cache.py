@@ -33,8 +33,6 @@ from edgepeft.graph.validate import check_standard
 from edgepeft.runtime.passes import passes
 from edgepeft.runtime.session import failing_as, open_session
 
-__all__ = ["HiddenStates", "SplitGraphs", "hidden_states", "training_graph"]
-
 _KEPT = ".hidden"
 
 _FLOAT_BYTES = 4

@@ -28,8 +28,6 @@ from edgepeft.tuning.memory import StepLayout
 from edgepeft.tuning.step import AdamW, Expansion, StepResult, StepRows, TrainingStep, clip
 from edgepeft.tuning.target import TuningTarget, deployed_graph
 
-__all__ = ["OnnxRuntimeEngine", "wrong_slope"]
-
 _ROUNDINGS = 100  # of the largest number that is trained, below which no move is judged
 _CHANGE, _DIGITS = 0.01, 1e-4  # of the loss, to be seen over rounding: in itself, and as a share of it
 _FURTHER = 4

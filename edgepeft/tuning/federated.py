@@ -37,8 +37,6 @@ from edgepeft.options.verbs import TuneSettings
 from edgepeft.tuning.target import Files, TuningTarget, from_task
 from edgepeft.tuning.tune import TuneResult, TuningRun, put_in_force
 
-__all__ = ["LocalSteps", "LocalTuner", "average_products", "checked_tensors"]
-
 _MOST_NAMES = 3  # in a message
 _A, _B = "/A", "/B"
 

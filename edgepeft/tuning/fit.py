@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from edgepeft.bundle.bundle import Bundle
-from edgepeft.bundle.versions import GRAPH, WEIGHTS, hashes
+from edgepeft.bundle.versions import hashes
 from edgepeft.common.errors import BundleError, UsageError
+from edgepeft.common.task_name import GRAPH, WEIGHTS
 from edgepeft.data.parts import TaskData
 from edgepeft.data.rows import Row
 from edgepeft.deploy.cost import checked_length, example_inputs, read_as, written_bytes
@@ -30,8 +31,6 @@ from edgepeft.runtime.passes import PASS_TOKENS
 from edgepeft.tasks.base import TaskType
 from edgepeft.tuning.memory import demand_of, most_within
 from edgepeft.tuning.target import Files, TuningTarget, from_task, from_template
-
-__all__ = ["Fit", "Inference", "Need", "bundle_fit"]
 
 # Measured on MiniLM and roberta-base, 1 x 16 to 8 x 128 and 2 x 512 tokens.
 _ARENA = 1.4  # pieces of powers of two, and holes: 1.1 to 1.7 of what is alive

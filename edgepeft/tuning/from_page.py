@@ -28,8 +28,6 @@ from edgepeft.tuning.federated import checked_tensors
 from edgepeft.tuning.step import TrainingStep
 from edgepeft.tuning.target import deployed_graph, retold
 
-__all__ = ["FORMAT", "prepare_tuned"]
-
 FORMAT = "edgepeft.tuned/1"
 _ROWS = 16  # of the check, at once
 _HEADER_BYTES = 1 << 20

@@ -37,8 +37,6 @@ from edgepeft.tuning.activation_cache import SplitGraphs, training_graph
 from edgepeft.tuning.step import WRITTEN_ROWS, rows_at_once, targets_at_once
 from edgepeft.tuning.target import TuningTarget, deployed_graph
 
-__all__ = ["StepLayout", "allowed_memory", "amount_of", "demand_of", "lay_out", "most_within"]
-
 # Measured on roberta-base, 1 x 64 to 16 x 128: the arena's rounding and holes take 6 to 12 % of what is alive, and an
 # open session 10 to 20 MB besides weights.
 _ARENA = 1.1

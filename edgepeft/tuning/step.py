@@ -34,18 +34,6 @@ from edgepeft.graph.prompt import prompt_in
 from edgepeft.runtime.passes import PASS_TOKENS, packed, unpacked
 from edgepeft.runtime.session import failing_as, session_options
 
-__all__ = [
-    "WRITTEN_ROWS",
-    "AdamW",
-    "Expansion",
-    "StepResult",
-    "StepRows",
-    "TrainingStep",
-    "clip",
-    "rows_at_once",
-    "targets_at_once",
-]
-
 Told: TypeAlias = Callable[[NDArray[Any], dict[str, Any]], dict[str, Any]]
 
 # Folding would put what the 8 bits stand for beside every mapped matrix, where products go back in float32

@@ -19,10 +19,9 @@ from edgepeft.backbones.checkpoint import Checkpoint
 from edgepeft.backbones.config import read_config
 from edgepeft.backbones.trie import trie_of
 from edgepeft.bundle.bundle import TEMPLATES_FOLDER, Bundle, check_owner, expect_hash, read_graph
-from edgepeft.bundle.versions import CHECK, GRAPH
 from edgepeft.common.errors import DataError, UsageError
 from edgepeft.common.resources import package_data
-from edgepeft.common.task_name import check_new_name
+from edgepeft.common.task_name import CHECK, GRAPH, check_new_name
 from edgepeft.data.batches import Writing
 from edgepeft.data.parts import Given, TaskData, load_data
 from edgepeft.data.readers import Source
@@ -42,8 +41,6 @@ from edgepeft.options.verbs import TuneSettings
 from edgepeft.runtime.decoding import GREEDY
 from edgepeft.tasks._conformal import Guarantee, guarantee_of
 from edgepeft.tasks.base import TaskType, kind_asked
-
-__all__ = ["Files", "TuningTarget", "deployed_graph", "from_task", "from_template", "rates_of", "retold"]
 
 _RATE = 1e-3  # of a method that this version does not know
 

@@ -52,8 +52,6 @@ from edgepeft.tuning.memory import lay_out
 from edgepeft.tuning.step import WRITTEN_ROWS, AdamW, targets_at_once
 from edgepeft.tuning.target import Files, TuningTarget, from_task, from_template
 
-__all__ = ["TuneResult", "TuningRun", "WritingEngine", "put_in_force", "run", "tune", "tune_task"]
-
 
 class WritingEngine(OnnxRuntimeEngine):
     """A step's graph reads what stands before each token of a target; the tokens are its labels."""

@@ -32,9 +32,6 @@ from edgepeft.common.errors import EdgepeftError, UsageError
 from edgepeft.common.resources import cache_folder, package_data, sha256_of
 from edgepeft.web.structures import STRUCTURES_FOLDER, require_answerable, share_layers, write_task
 
-__all__ = ["SITE_FILE", "write_site"]
-
-
 FORMAT, SITE_FILE = "edgepeft.site/1", "site.json"
 CHECK_LENGTH = 64  # of tokens that are compared: some texts are longer
 # What tokenizers disagree about: marks, emoji of several code points, scripts without blanks, right to left, controls,

@@ -24,10 +24,10 @@ from safetensors.numpy import save
 
 from edgepeft.backbones.base import Role
 from edgepeft.bundle.bundle import TASKS_FOLDER, Bundle
-from edgepeft.bundle.versions import CHECK
 from edgepeft.common.atomic import write_atomically
 from edgepeft.common.errors import BundleError, UsageError
 from edgepeft.common.resources import sha256_of
+from edgepeft.common.task_name import CHECK
 from edgepeft.graph.cut import above, below
 from edgepeft.graph.gradient.training import training_facts
 from edgepeft.graph.half import is_half
@@ -35,8 +35,6 @@ from edgepeft.graph.parameters import feeds_graph
 from edgepeft.runtime.weights import Weights
 from edgepeft.tuning.activation_cache import training_graph
 from edgepeft.tuning.target import deployed_graph, rates_of
-
-__all__ = ["STRUCTURES_FOLDER", "require_answerable", "share_layers", "write_task"]
 
 STRUCTURES_FOLDER = "structures"
 _EMBEDDINGS = 2  # the first two values: what comes before the first layer takes no time to run

@@ -11,7 +11,7 @@ from edgepeft.backbones.base import Decoder
 from edgepeft.bundle.tolerance import EXACT, Tolerance, allowed_for
 from edgepeft.common.errors import BundleError, VerificationFailed
 from edgepeft.deploy.verify import TextCheck, accepted, compare_logits, pack_check, read_check, replay, require_passed
-from edgepeft.tasks.base import same_best
+from edgepeft.tasks._facts import same_best
 from edgepeft.tasks.regression import Regression
 
 REFERENCE = np.array([[1.0, 0.0], [0.0, 1.0], [0.50005, 0.5]], np.float32)

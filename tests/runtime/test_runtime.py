@@ -24,7 +24,8 @@ from edgepeft.common.errors import BundleError, DataError, UnknownName, UsageErr
 from edgepeft.common.own_folder import locked
 from edgepeft.deploy.install import commit_tasks, prepare_exported, remove_task, roll_back
 from edgepeft.deploy.verify import audit
-from edgepeft.runtime.runtime import Runtime, in_batches
+from edgepeft.runtime.passes import in_batches
+from edgepeft.runtime.runtime import Runtime
 
 
 @pytest.mark.parametrize("task", ["mood", "pair", "score"])

@@ -14,8 +14,8 @@ from bad_tasks import BAD, hung, spoil
 from served import serving
 
 from edgepeft.common.errors import BundleError
+from edgepeft.data.answers import Prediction
 from edgepeft.deploy.verify import read_check
-from edgepeft.runtime.prediction import Prediction
 from edgepeft.runtime.runtime import Runtime
 
 

@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("starlette", reason="needs pip install edgepeft[serve]")
 
 from edgepeft.common.errors import BundleError
-from edgepeft.runtime.prediction import Prediction
+from edgepeft.data.answers import Prediction
 from edgepeft.serve.service import Service
 from edgepeft.serve.settings import Settings
 

@@ -47,7 +47,7 @@ from edgepeft.bench.planning.target import texts_of
 from edgepeft.bench.workloads.requests import requests
 from edgepeft.cli._main import main
 from edgepeft.common.errors import EdgepeftError, UnknownName, UsageError
-from edgepeft.device.limits.limited_process import Limits
+from edgepeft.device.limits.placement import Limits
 from edgepeft.runtime.runtime import Runtime
 
 

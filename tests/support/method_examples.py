@@ -8,8 +8,6 @@ from edgepeft.backbones.base import LINEAR_ROLES
 from edgepeft.methods.base import Method
 from edgepeft.methods.ia3 import ROLES
 
-__all__ = ["examples"]
-
 _EVERY = tuple(map(str, LINEAR_ROLES))
 _PROMPTS = ({"length": 4}, {"length": 1})
 

@@ -20,8 +20,6 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
-__all__ = ["UNIT", "float32_errors"]
-
 UNIT = 2.0**-24  # float32 rounds to nearest: off by at most this share
 _DRAWS = 2
 # Over the largest of so many draws: errors that a processor's exp or erf makes all of one sign add up faster than

@@ -7,8 +7,6 @@ import random
 from pathlib import Path
 from typing import Any
 
-__all__ = ["rows", "write"]
-
 _TRAIN = (
     ("{person} moved to {place} in {year}.", {
         "Where did {person} move?": "place", "When did {person} move?": "year", "Who moved to {place}?": "person",

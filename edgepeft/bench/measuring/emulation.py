@@ -29,8 +29,6 @@ from edgepeft.device.host.machine import board_name, cpu_model, thread_count
 from edgepeft.device.limits.placement import Limits
 from edgepeft.device.profiles import Profile, is_this_board
 
-__all__ = ["CALIBRATION_TOLERANCE", "Residual", "Setting", "StartAt", "Trial", "calibrate", "setting_of", "settled"]
-
 _NO_SPEED = "cores and memory are limited, their speed is the host's: this is no latency of the device"
 CALIBRATION_TOLERANCE = 0.05
 LEAST_SHARE = 0.2  # of the cores: under it a step is mostly waiting for the next period, and percentiles tell of that

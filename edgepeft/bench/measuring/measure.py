@@ -28,9 +28,7 @@ from edgepeft.bench.planning.job import Job
 from edgepeft.bench.planning.plan import Unit, UnitRole
 from edgepeft.common.errors import DoesNotFit
 from edgepeft.device.host.sensors import number
-from edgepeft.device.limits.limited_process import InForce
-
-__all__ = ["Measured", "ProgressCallback", "Start", "measure_units", "worse"]
+from edgepeft.device.limits.placement import InForce
 
 ProgressCallback = Callable[[str, int, int], None]  # what is being done, rounds done, rounds in all
 

@@ -25,22 +25,6 @@ from typing import Protocol
 from edgepeft.common.errors import DoesNotFit, EdgepeftError
 from edgepeft.device.host.sensors import Conditions, Meter, Sensors
 
-__all__ = [
-    "NO_BOUND",
-    "Budget",
-    "Sample",
-    "Schedule",
-    "Series",
-    "Steppable",
-    "Watched",
-    "half_width",
-    "precise",
-    "round_orders",
-    "sample_rounds",
-    "steady",
-    "throttled_samples",
-]
-
 _Z = 1.959964  # of a two-sided 95 % interval
 _STEADY = 0.05  # between the last warm-up step and the best of those before
 

@@ -20,8 +20,6 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO
 
-__all__ = ["main", "peak_rss_bytes", "serve"]
-
 _PERIOD_S = 0.1  # of a quota
 _MOST_EACH = 200  # single steps of a span that are reported; the mean is of all
 

@@ -16,8 +16,6 @@ from edgepeft.common.errors import UsageError
 if TYPE_CHECKING:
     from edgepeft.tasks.base import TaskType
 
-__all__ = ["Batches", "Job", "Prepared", "StepFunction", "batches_of", "random_batch"]
-
 Batches = tuple[tuple[int, ...], ...]  # token counts: [batch][row]
 
 

@@ -19,8 +19,6 @@ from edgepeft.bench.planning.job import Batches, Job, batches_of
 from edgepeft.bench.planning.scenario import SampleKind, Scenario
 from edgepeft.common.errors import UsageError
 
-__all__ = ["BenchedTask", "Unit", "UnitRole", "expected_s", "gemm_rate", "in_words", "plan_requests", "plan_units"]
-
 _LOAD_S = 5.0  # a process, its libraries and the model
 _OF_GEMM = 0.5  # of the rate of large matrix products that a Transformer's step gets
 _SIZE = 1024

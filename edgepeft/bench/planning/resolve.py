@@ -17,16 +17,6 @@ from edgepeft.device.host.machine import refuse_bad_wheels
 from edgepeft.device.profiles import Profile
 from edgepeft.options.verbs import BenchOptions
 
-__all__ = [
-    "ENGINES",
-    "WORKLOADS",
-    "ResolvedRequest",
-    "check_request",
-    "random_options",
-    "resolve_request",
-    "workloads_of",
-]
-
 _NEW_TOKENS = 32
 _NO_TORCH = "PyTorch is not installed (pip install 'edgepeft[train]')"
 _DEFAULT_ARCHITECTURE = "roberta-base"  # the seeds' backbone

@@ -21,8 +21,6 @@ from edgepeft.common.errors import DataError, UnknownName
 from edgepeft.common.messages import in_words
 from edgepeft.common.resources import data_folder
 
-__all__ = ["Lengths", "SampleKind", "Scenario", "full_length", "load_lengths", "load_scenario"]
-
 _MAX_ROWS = 1_000_000  # a longer list is a mistake, and would be sent to every worker
 
 

@@ -26,28 +26,14 @@ from edgepeft.backbones.source import Backbone, open_backbone
 from edgepeft.bench.planning.plan import BenchedTask
 from edgepeft.bundle.bundle import BACKBONE_FILE, TASKS_FOLDER, Bundle
 from edgepeft.bundle.manifest import BackboneEntry, Hashes, Manifest, TaskEntry
-from edgepeft.bundle.versions import GRAPH, WEIGHTS
 from edgepeft.common.atomic import write_atomically, write_json
 from edgepeft.common.errors import MissingPackage, UnknownName, UsageError
 from edgepeft.common.resources import package_data, sha256_of
-from edgepeft.common.task_name import named_after
+from edgepeft.common.task_name import GRAPH, WEIGHTS, named_after
 from edgepeft.tasks.base import stated
 
 if TYPE_CHECKING:
     from edgepeft.bundle.delta import Delta
-
-__all__ = [
-    "BenchSubject",
-    "fresh_delta",
-    "manifest_of",
-    "open_subject",
-    "random_subject",
-    "texts_of",
-    "torch_installed",
-    "write_random_checkpoint",
-    "write_random_tokenizer",
-    "write_task",
-]
 
 _NO_CHECK = "0" * 64  # a benchmark's random task has no check file, and is never shipped
 _DIGITS = "0123456789"  # of a decoder, which writes the labels: they are numbers

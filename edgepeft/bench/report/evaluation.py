@@ -29,15 +29,6 @@ from edgepeft.tasks.base import stated
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = [
-    "EVAL_SCHEMA",
-    "EvalSummary",
-    "TrainingCard",
-    "evaluation_of",
-    "evaluations",
-    "trainings",
-]
-
 EVAL_SCHEMA = "edgepeft.eval/1"
 _BLUE, _GREY = "#0072b2", "#888888"
 _WITH = {"before": "without temperature", "after": "with temperature"}

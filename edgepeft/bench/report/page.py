@@ -16,8 +16,6 @@ from typing import Any
 
 from edgepeft.common.resources import package_data
 
-__all__ = ["Cell", "Section", "page", "plain_svg"]
-
 # Nothing is loaded, nothing is sent: a browser refuses what a name in a result might smuggle in.
 _POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"

@@ -15,8 +15,6 @@ from edgepeft.bench.result.parts import Part, ProfileRecord
 from edgepeft.bench.result.schema import BenchHost, BenchResult
 from edgepeft.bundle.manifest import Manifest, TaskEntry
 
-__all__ = ["QUICKSTART_SCHEMA", "QuickstartSummary", "QuickstartTask", "quickstart_summary", "quickstart_table"]
-
 QUICKSTART_SCHEMA = "edgepeft.quickstart/1"
 _COLUMNS = ("infer onnxruntime", "infer pytorch", "finetune pytorch")  # workload and engine
 

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["swept"]
-
 _UNITS = {"parameters": "trained parameters", "bytes": "bytes of the delta's tensors"}  # by an arm's attributes
 _MARKS = "osD^vPX*<>ph"
 _FEW_DECADES = 100.0  # of a scale on which 2 and 5 are ticks too

@@ -16,18 +16,6 @@ from edgepeft.bench.compare import Comparison
 from edgepeft.bench.result.parts import ProfileRecord
 from edgepeft.bench.result.schema import BenchResult, BenchRow, PredictionRecord, ProfiledPass
 
-__all__ = [
-    "bench_table",
-    "comparison_table",
-    "conditions_of",
-    "figure_kind",
-    "limits_in_force",
-    "model_name",
-    "of_mode",
-    "subject_of",
-    "warnings_by_kind",
-]
-
 _MODES = {
     "limits": "under {}, cores and memory only",
     "calibrated": "calibrated to {}",

@@ -28,19 +28,8 @@ from edgepeft.bench.workloads.probes import GEMM_FLOPS
 from edgepeft.bundle.manifest import TaskEntry
 from edgepeft.device.host import machine
 from edgepeft.device.host.machine import bad_wheels, host_facts, versions
-from edgepeft.device.limits.limited_process import InForce, Limits
+from edgepeft.device.limits.placement import InForce, Limits
 from edgepeft.device.profiles import Profile
-
-__all__ = [
-    "arithmetic_notes",
-    "calibration_of",
-    "commit_under_test",
-    "host_of",
-    "in_force_of",
-    "model_of",
-    "profile_of",
-    "utc_now",
-]
 
 _GRADES = ("none", "partial", "full")
 

@@ -26,21 +26,6 @@ from edgepeft.common.bounded import bytes_at
 from edgepeft.common.errors import DataError, UsageError
 from edgepeft.common.messages import in_words
 
-__all__ = [
-    "CoresRecord",
-    "GemmRates",
-    "HostRecord",
-    "LimitsInForce",
-    "LimitsRequested",
-    "Number",
-    "Part",
-    "Positive",
-    "ProfileLimits",
-    "ProfileRecord",
-    "read_document",
-    "schema_of",
-]
-
 _MAX_BYTES = 100_000_000
 _Document = TypeVar("_Document", bound=BaseModel)
 

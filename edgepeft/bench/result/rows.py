@@ -42,8 +42,6 @@ from edgepeft.bench.workloads.probes import GEMM_FLOPS
 from edgepeft.device.host.sensors import Meter
 from edgepeft.device.profiles import Profile
 
-__all__ = ["HINTS", "energy_from_power", "energy_of", "flops_per_instance", "result_rows", "row_of", "warnings_of"]
-
 
 def result_rows(
     measured: Sequence[Measured], work: ResolvedRequest, setting: Setting, *, meter: Meter | None, rounds: int

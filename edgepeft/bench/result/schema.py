@@ -14,32 +14,6 @@ from edgepeft.bench.measuring.emulation import Residual, Trial
 from edgepeft.bench.result.parts import GemmRates, HostRecord, Number, Part, Positive, ProfileRecord
 from edgepeft.device.roofline import ClassTime
 
-__all__ = [
-    "RESULT_SCHEMA",
-    "AgainstRatio",
-    "AgainstRecord",
-    "BenchHost",
-    "BenchResult",
-    "BenchRow",
-    "BoardRecord",
-    "CalibrationRecord",
-    "CeilingsRecord",
-    "EnergyRecord",
-    "LatencyRecord",
-    "LengthsRecord",
-    "MetricsRecord",
-    "ModelRecord",
-    "OperatorRecord",
-    "PairedRatio",
-    "PredictionRecord",
-    "ProfiledPass",
-    "RatioRecord",
-    "RowKey",
-    "ScheduleRecord",
-    "StatisticsRecord",
-    "TaskRecord",
-]
-
 RESULT_SCHEMA = "edgepeft.bench/1"
 RowKey = tuple[str | float | None, ...]  # what a row measured; two rows of one file never share it
 _IDENTITY = ("scenario", "workload", "engine", "method", "task", "peer", "prompt_length", "variant")

@@ -14,19 +14,6 @@ from numpy.typing import NDArray
 
 from edgepeft.bench.result.schema import StatisticsRecord
 
-__all__ = [
-    "CONFIDENCE",
-    "Ratio",
-    "drift",
-    "instances_per_minute",
-    "outliers",
-    "paired_ratio",
-    "percentile",
-    "ratio_of_medians",
-    "ratio_of_totals",
-    "summarised",
-]
-
 CONFIDENCE = 0.95
 _RESAMPLES = 4000  # the interval's ends then move by less than a tenth of its width between seeds
 _SEED = 20_240_229  # any constant: the same samples must always give the same interval

@@ -6,8 +6,6 @@ from importlib import import_module
 
 from edgepeft.bench.planning.job import Job, Prepared
 
-__all__ = ["prepare"]
-
 _FILES = {
     "finetune": ("finetune_onnxruntime", "finetune_pytorch"),
     "inference": ("infer_onnxruntime", "infer_pytorch", "peer", "profiled", "write_onnxruntime", "write_pytorch"),

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     Logits = Callable[[dict[str, Tensor]], Tensor]
 
-__all__ = ["finetune_onnxruntime", "finetune_pytorch"]
-
 _LEARNING_RATE = 1e-6  # of both engines; the figure is time: weights should stay where activations are ordinary
 
 

@@ -18,19 +18,6 @@ if TYPE_CHECKING:
     from edgepeft.backbones.source import Backbone
     from edgepeft.bundle.delta import Delta
 
-__all__ = [
-    "FRESH_DELTA",
-    "batch_tensors",
-    "infer_onnxruntime",
-    "infer_pytorch",
-    "job_delta",
-    "load",
-    "peer",
-    "profiled",
-    "write_onnxruntime",
-    "write_pytorch",
-]
-
 FRESH_DELTA = "PyTorch ran a fresh delta of this method and shape: a bundle holds no PyTorch modules"
 _INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 

@@ -11,8 +11,6 @@ from typing import Any
 
 from edgepeft.bench.planning.job import Job, Prepared
 
-__all__ = ["CHAINS", "COPIED_BYTES", "GEMM_FLOPS", "MORE_OPERATORS", "copy", "gemm", "gemm_pytorch", "operators"]
-
 _M, _K, _N = 1024, 768, 3072
 _PRODUCTS = 8  # 39 GFLOP: a tenth of a second on the host of the design's figures, above timer noise
 GEMM_FLOPS = 2 * _M * _K * _N * _PRODUCTS

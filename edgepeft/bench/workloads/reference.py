@@ -16,8 +16,6 @@ from onnx import TensorProto, helper, numpy_helper
 
 from edgepeft.bench.planning.job import Job, Prepared
 
-__all__ = ["reference", "reference_encoder"]
-
 
 def reference(job: Job) -> Prepared:
     """The session, and a step that is one pass."""

@@ -29,8 +29,6 @@ from edgepeft.common.errors import EdgepeftError
 if TYPE_CHECKING:
     from edgepeft.runtime.runtime import Runtime
 
-__all__ = ["cold_start", "requests"]
-
 _ANSWER = """
 import json, sys
 from edgepeft.runtime.runtime import Runtime

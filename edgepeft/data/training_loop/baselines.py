@@ -20,18 +20,6 @@ from edgepeft.data.by_class import p_value, rounded
 from edgepeft.data.training_loop.engine import SCORED_ROWS, Scored, TrainingEngine
 from edgepeft.tasks.base import TaskType
 
-__all__ = [
-    "FROZEN",
-    "LINEAR",
-    "MAJORITY",
-    "compared",
-    "compared_with",
-    "linear_head",
-    "mcnemar",
-    "unbeaten",
-    "undecidable",
-]
-
 MAJORITY, LINEAR, FROZEN = "majority", "linear head", "frozen backbone"
 MOST_ROWS = (
     5_000  # or tokens, that the linear head learns from, and as many to choose its strength: each costs a forward pass

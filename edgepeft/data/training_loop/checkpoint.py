@@ -29,20 +29,6 @@ from edgepeft.common.errors import BundleError, EdgepeftError, UsageError
 from edgepeft.common.own_folder import LOCK_FILE, held_folder
 from edgepeft.data.training_loop.engine import Arrays
 
-__all__ = [
-    "Diverged",
-    "Position",
-    "best_score",
-    "claim",
-    "discard",
-    "latest",
-    "load_checkpoint",
-    "most_loss",
-    "record_loss",
-    "risen",
-    "save_checkpoint",
-]
-
 FORMAT = "edgepeft.course/1"
 _SUFFIX = ".safetensors"
 

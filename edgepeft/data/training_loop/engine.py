@@ -18,19 +18,6 @@ from edgepeft.common.frozen_random import uniform
 from edgepeft.data.batches import Encoded, sorted_batches
 from edgepeft.tasks.base import TaskType
 
-__all__ = [
-    "BATCH",
-    "MEAN_HEAD_RATE",
-    "SCORED_ROWS",
-    "Arrays",
-    "Masks",
-    "Scored",
-    "StepOutcome",
-    "TrainingEngine",
-    "dropout_mask",
-    "score_rows",
-]
-
 SCORED_ROWS = 64  # at once: no gradients are kept, so more rows fit than in training
 
 

@@ -36,18 +36,6 @@ from edgepeft.data.training_loop.engine import Arrays, Scored, TrainingEngine, d
 from edgepeft.options.base import TrainingLoopOptions
 from edgepeft.tasks._headline import headline, headline_metrics
 
-__all__ = [
-    "Interrupted",
-    "Progress",
-    "TrainingLoop",
-    "TrainingLoopResult",
-    "evaluation_interval",
-    "rate_factor",
-    "resumable",
-    "shown_run",
-    "warmup_steps",
-]
-
 
 class Interrupted(KeyboardInterrupt):
     """The run was stopped from outside; its checkpoint is written."""

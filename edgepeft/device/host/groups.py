@@ -19,28 +19,6 @@ from pathlib import Path
 
 import psutil
 
-__all__ = [
-    "PROC",
-    "ROOT",
-    "SMALLEST_QUOTA",
-    "UNIFIED",
-    "V1",
-    "V2",
-    "MemoryFiles",
-    "groups_of",
-    "leftovers",
-    "make_child",
-    "oom_kills",
-    "read",
-    "read_bytes",
-    "remove",
-    "smallest_limit",
-    "throttled",
-    "tightest_quota",
-    "write",
-    "write_quota",
-]
-
 ROOT, PROC = Path("/"), Path("/proc")
 UNIFIED = ""  # the controller name under which groups_of() lists the cgroup v2 group
 _PREFIX = "edgepeft"

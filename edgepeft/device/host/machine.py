@@ -25,31 +25,6 @@ from edgepeft.device.host.groups import ROOT
 if TYPE_CHECKING:  # a board that answers needs no profiles
     from edgepeft.device.profiles import Profile
 
-__all__ = [
-    "DOT_PRODUCT",
-    "KNOWN_BAD",
-    "Processor",
-    "affinity",
-    "bad_wheels",
-    "board_name",
-    "cpu_model",
-    "cpu_quota",
-    "cpu_vendor",
-    "host_facts",
-    "isa_flags",
-    "lacks_dot_product",
-    "memory_bytes",
-    "missing_arithmetic",
-    "pick_cpus",
-    "processor_of_host",
-    "processor_of_profile",
-    "refuse_bad_wheels",
-    "saturates_in_8_bits",
-    "thread_count",
-    "usable_cores",
-    "versions",
-]
-
 _CPUS = Path("/sys/devices/system/cpu")
 _PACKAGES = ("numpy", "onnx", "onnxruntime", "tokenizers", "torch", "transformers")
 # Flags that decide which matrix kernels run; the kernel's names (x86 "flags", ARM "Features").

@@ -30,8 +30,6 @@ from typing import Self
 from edgepeft.device.host import groups
 from edgepeft.device.host.groups import ROOT
 
-__all__ = ["Conditions", "Meter", "Sensors", "number"]
-
 _VCGENCMD_SECONDS = 5.0
 # Bits of get_throttled: what is so now; 16 bits higher, that it has been so since the start (or the last reading).
 _FIRMWARE = {0: "under-voltage", 1: "frequency capped", 2: "throttled", 3: "soft temperature limit"}

@@ -14,8 +14,6 @@ import subprocess
 import sys
 from typing import Any
 
-__all__ = ["main"]
-
 
 def _enter(spec: dict[str, Any]) -> dict[str, Any]:
     import resource  # a Unix has it; elsewhere this module is imported and never run

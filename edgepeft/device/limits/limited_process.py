@@ -29,8 +29,6 @@ from edgepeft.device.host.machine import affinity, cpu_quota, pick_cpus, usable_
 from edgepeft.device.limits import launcher, placement
 from edgepeft.device.limits.placement import Emulation, InForce, Limits, Placement, Unavailable
 
-__all__ = ["BACKENDS", "InForce", "LimitedProcess", "Limits", "NoMemoryToStart", "Prepare"]
-
 _START_SECONDS = 60.0  # an emulated or heavily loaded board needs a while to start Python
 _LOADS_NOTHING = 32 << 20  # bytes of address space that no Python, let alone a runtime, is loaded in
 # What a program prints when an allocation is refused, as RLIMIT_AS makes it: Python, C++, C, the

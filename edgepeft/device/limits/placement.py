@@ -38,21 +38,6 @@ from edgepeft.common.errors import UsageError
 from edgepeft.device.host import groups
 from edgepeft.device.host.groups import SMALLEST_QUOTA
 
-__all__ = [
-    "BOOTED",
-    "Emulation",
-    "InForce",
-    "Limits",
-    "Placement",
-    "Scope",
-    "Unavailable",
-    "prepare_rlimit",
-    "prepare_scope",
-    "prepare_v1",
-    "prepare_v2",
-]
-
-
 Emulation = Literal["full", "partial", "none"]
 BOOTED = Path("/run/systemd/system")  # sd_booted(3): systemd is the init if this folder is there
 _PROBE_SECONDS = 20.0

@@ -30,22 +30,6 @@ from edgepeft.graph.protos import ancestors, attributes, constant, reads, writer
 from edgepeft.graph.quantise import integer_products
 from edgepeft.graph.shapes import Spec, sized
 
-__all__ = [
-    "INTEGER_PRODUCT",
-    "Backward",
-    "Extent",
-    "Gradients",
-    "Rule",
-    "Tape",
-    "Visit",
-    "differentiate",
-    "measured",
-    "rule_of",
-    "rules",
-    "slope_of",
-    "specs_of",
-]
-
 Extent = tuple[int, ...]  # of one axis, in each sample
 _COUNTS = {TensorProto.INT64, TensorProto.INT32, TensorProto.BOOL}
 # Of rows; neither counts nor sums nor products recur, nor multiples of them, whatever the length of a prompt: of

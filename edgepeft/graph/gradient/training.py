@@ -47,9 +47,8 @@ from edgepeft.graph.names import (
 )
 from edgepeft.graph.protos import copied, followed, properties, writers
 from edgepeft.graph.shapes import Spec
-from edgepeft.tasks.base import Nodes, TaskType, stated
-
-__all__ = ["DROPPED", "TrainingFacts", "add_loss", "training_facts", "with_gradients", "with_loss"]
+from edgepeft.tasks._facts import Nodes
+from edgepeft.tasks.base import TaskType, stated
 
 DROPPED = "edgepeft.dropped"  # of a delta graph: the head's weights whose products read what dropout leaves
 # By kind of head, of graphs that were exported before they said so themselves.

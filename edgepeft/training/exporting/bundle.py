@@ -48,8 +48,6 @@ from edgepeft.training.exporting.check import CheckTexts, check_content, data_ch
 from edgepeft.training.exporting.delta import export_delta
 from edgepeft.training.exporting.template import write_template
 
-__all__ = ["add_deltas", "export_bundle", "write_backbone", "write_weights"]
-
 Stage = Callable[[str], AbstractContextManager[object]]
 
 

@@ -27,8 +27,6 @@ from edgepeft.graph.protos import copied
 from edgepeft.graph.quantise import projections
 from edgepeft.runtime.session import open_session
 
-__all__ = ["column_factors"]
-
 _A = 0.75  # as the paper has it where activations stand out most
 _ROOM = 1.5  # for what the texts do not show, and for tasks that move activations
 _WORST = 1.1  # the error of products by fixed steps over that by a step a row, their geometric mean

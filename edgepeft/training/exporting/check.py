@@ -27,8 +27,6 @@ from edgepeft.runtime.prediction import grouping_of
 from edgepeft.tasks.base import TaskType
 from edgepeft.training.text_engine import generated
 
-__all__ = ["ROWS", "CheckTexts", "check_content", "check_texts", "data_check", "fitted", "shipped_texts"]
-
 ROWS = 64
 
 

@@ -33,8 +33,6 @@ from edgepeft.methods.base import Generator
 from edgepeft.methods.vera import FrozenMatrices
 from edgepeft.training.exporting.tracing import external_matrices, mark, number_nodes, traced, write_external
 
-__all__ = ["export_delta"]
-
 # Two odd sizes, so that neither dimension is taken for a constant or for the other.
 _TOKENS, _BATCH = 7, 3
 _SIZES: Mapping[str, Any] = {"tokens": _TOKENS, "batch": _BATCH, "places": 5, "queries": 9}

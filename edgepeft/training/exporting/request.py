@@ -20,8 +20,6 @@ from edgepeft.training.exporting.bundle import export_bundle
 from edgepeft.training.interop._hub_write import write_adapterhub
 from edgepeft.training.interop.peft import write_peft
 
-__all__ = ["ExportResult", "export"]
-
 
 @dataclass(frozen=True)
 class ExportResult:

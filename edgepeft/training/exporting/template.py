@@ -31,8 +31,6 @@ from edgepeft.training.exporting.check import check_content
 from edgepeft.training.exporting.delta import export_delta
 from edgepeft.training.settings import MAX_LENGTH
 
-__all__ = ["write_template"]
-
 
 def write_template(
     bundle: Bundle, backbone: Backbone, model: nn.Module, method: Method, texts: Sequence[Text]

@@ -28,8 +28,6 @@ from edgepeft.graph.cut import strip
 from edgepeft.graph.external_data import external_tensors, store_external
 from edgepeft.graph.half import STORED, rounded
 
-__all__ = ["external_matrices", "mark", "number_nodes", "traced", "write_external"]
-
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:

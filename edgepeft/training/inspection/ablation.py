@@ -27,8 +27,6 @@ from edgepeft.training.inspection.base import Advance, Inspection, InspectionTar
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["Ablation"]
-
 HUNDRED = "× 100"  # noqa: RUF001
 
 

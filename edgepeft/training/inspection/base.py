@@ -34,18 +34,6 @@ from edgepeft.methods.base import PerLayer, methods
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = [
-    "LIMIT",
-    "Advance",
-    "Inspected",
-    "Inspection",
-    "InspectionTarget",
-    "WatchInspection",
-    "inspect_delta",
-    "inspections",
-    "untouched_stages",
-]
-
 Advance = Callable[[int], None]
 """Told the number of rows after each batch."""
 

@@ -34,8 +34,6 @@ from edgepeft.training.inspection.base import Advance, Inspection, InspectionTar
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["ParentCells"]
-
 Rows = list[list[float | None]]
 
 PICKERS = "share of a parent's picks that rows of a label make (columns sum to 1)"

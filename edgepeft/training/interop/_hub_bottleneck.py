@@ -42,8 +42,6 @@ from edgepeft.training.interop._hub_config import BnConfig, counted_layers, lead
 from edgepeft.training.interop.classifier import Classifier
 from edgepeft.training.interop.conversion import ConversionPlan, StateDict
 
-__all__ = ["SHARED", "Places", "bottleneck_plan"]
-
 Shapes = dict[str, tuple[int, ...]]
 
 

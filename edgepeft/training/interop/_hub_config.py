@@ -16,18 +16,6 @@ from edgepeft.common.errors import BundleError
 from edgepeft.methods._adapters import Activation
 from edgepeft.training.interop.conversion import ForeignConfig, left_out
 
-__all__ = [
-    "BnConfig",
-    "HubFile",
-    "HubLoraConfig",
-    "HubPrefixConfig",
-    "HubPromptConfig",
-    "HubUnionConfig",
-    "MethodConfig",
-    "counted_layers",
-    "leading_layers",
-]
-
 # Theirs (transformers' names, and one more) -> ours.
 ACTIVATION_NAMES: dict[str, Activation] = {
     "relu": "relu",

@@ -22,8 +22,6 @@ from edgepeft.training.interop.base import ImportedHead, usual_problem
 from edgepeft.training.interop.classifier import ANSWERS, ENCODERS, SEQUENCES, TOKENS, Classifier, check_head
 from edgepeft.training.interop.conversion import check_tensors, parsed, read_state_dict
 
-__all__ = ["HEAD_CONFIG", "HEAD_FILES", "read_head", "written_head"]
-
 HEAD_CONFIG = "head_config.json"
 HEAD_FILES = ("model_head.safetensors", "pytorch_model_head.bin")
 # Their type of head -> how transformers' class for it ends, and its problem type, where it has one.

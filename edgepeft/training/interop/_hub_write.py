@@ -33,8 +33,6 @@ from edgepeft.training.interop._hub_head import HEAD_CONFIG, HEAD_FILES, written
 from edgepeft.training.interop.adapterhub import CONFIG_FILE, TENSORS_FILES, plan_of
 from edgepeft.training.interop.classifier import Classifier
 
-__all__ = ["write_adapterhub"]
-
 _VERSION = "adapters.1.3.0"  # whose names these are
 # Of the classes that have any head; adapters has none for MPNet and ModernBERT.
 _CLASSES = {

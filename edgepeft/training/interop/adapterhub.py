@@ -50,19 +50,6 @@ from edgepeft.training.interop.base import Importer, ImportRequest
 from edgepeft.training.interop.classifier import CAUSAL, SEQUENCES, Classifier
 from edgepeft.training.interop.conversion import ConversionPlan, StateDict, check_tensors, parsed, read_state_dict
 
-__all__ = [
-    "CONFIG_FILE",
-    "FUSION_FILES",
-    "IMPORTER",
-    "SETUP_FILE",
-    "TENSORS_FILES",
-    "AdapterHub",
-    "FusionConfig",
-    "fusion_plan",
-    "parts_of",
-    "plan_of",
-]
-
 SETUP_FILE = "adapter_setup.json"
 FUSION_FILES = ("model_adapter_fusion.safetensors", "pytorch_model_adapter_fusion.bin")
 

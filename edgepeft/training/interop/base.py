@@ -21,8 +21,6 @@ from edgepeft.methods.base import Method
 from edgepeft.tasks.base import TaskType, kind_named, kinds
 from edgepeft.training.interop.classifier import SEQUENCES
 
-__all__ = ["ImportRequest", "ImportedHead", "Importer", "importer_of", "importers", "usual_problem"]
-
 Config = Mapping[str, Any]
 
 

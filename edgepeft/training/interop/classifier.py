@@ -21,8 +21,6 @@ from edgepeft.common.errors import UsageError
 from edgepeft.heads.base import head_named
 from edgepeft.tasks.base import kinds
 
-__all__ = ["ANSWERS", "CAUSAL", "ENCODERS", "GENERATION", "SEQUENCES", "TOKENS", "VECTORS", "Classifier", "check_head"]
-
 # How classes' names end.
 SEQUENCES, TOKENS, ANSWERS = "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering"
 GENERATION, CAUSAL = "ForConditionalGeneration", "ForCausalLM"

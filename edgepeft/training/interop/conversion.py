@@ -27,19 +27,6 @@ from edgepeft.common.errors import BundleError
 from edgepeft.common.messages import in_words
 from edgepeft.methods.base import Method
 
-__all__ = [
-    "ConversionPlan",
-    "ForeignConfig",
-    "Patterns",
-    "Renaming",
-    "StateDict",
-    "TensorShapes",
-    "check_tensors",
-    "left_out",
-    "parsed",
-    "read_state_dict",
-]
-
 _Model = TypeVar("_Model", bound=BaseModel)
 
 StateDict = Mapping[str, Tensor]

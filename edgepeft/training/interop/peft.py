@@ -30,8 +30,6 @@ from edgepeft.training.interop.peft_methods.base import (
     task_types,
 )
 
-__all__ = ["IMPORTER", "Peft", "write_peft"]
-
 _SAVED, _ORIGINAL = ".modules_to_save.", ".original_module."
 
 

@@ -11,8 +11,8 @@ from limited import run_limited
 
 from edgepeft.common.errors import DoesNotFit
 from edgepeft.device.limits import placement
-from edgepeft.device.limits.limited_process import LimitedProcess, Limits
-from edgepeft.device.limits.placement import Unavailable
+from edgepeft.device.limits.limited_process import LimitedProcess
+from edgepeft.device.limits.placement import Limits, Unavailable
 
 MIB = 1 << 20
 

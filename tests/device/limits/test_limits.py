@@ -16,8 +16,8 @@ from limited import run_limited
 from edgepeft.common.errors import DoesNotFit, EdgepeftError, UsageError
 from edgepeft.device.host import groups
 from edgepeft.device.limits import placement
-from edgepeft.device.limits.limited_process import LimitedProcess, Limits
-from edgepeft.device.limits.placement import Placement, Unavailable
+from edgepeft.device.limits.limited_process import LimitedProcess
+from edgepeft.device.limits.placement import Limits, Placement, Unavailable
 
 MIB = 1 << 20
 CGROUPS = {"v2": placement.prepare_v2, "v1": placement.prepare_v1}

@@ -14,8 +14,8 @@ from edgepeft.common.errors import EdgepeftError, UsageError
 from edgepeft.device.doctor import try_limits
 from edgepeft.device.host import groups
 from edgepeft.device.limits import placement
-from edgepeft.device.limits.limited_process import LimitedProcess, Limits
-from edgepeft.device.limits.placement import Unavailable
+from edgepeft.device.limits.limited_process import LimitedProcess
+from edgepeft.device.limits.placement import Limits, Unavailable
 
 MIB = 1 << 20
 CGROUPS = {"v2": placement.prepare_v2, "v1": placement.prepare_v1}

@@ -24,18 +24,6 @@ from edgepeft.methods.base import crossed
 from edgepeft.training.interop.classifier import ANSWERS, CAUSAL, GENERATION, SEQUENCES, TOKENS, VECTORS, Classifier
 from edgepeft.training.interop.conversion import ConversionPlan, ForeignConfig, Patterns, left_out
 
-__all__ = [
-    "CONFIG_FILE",
-    "TENSORS_FILE",
-    "LayeredConfig",
-    "PeftConfig",
-    "RankedConfig",
-    "WrapConfig",
-    "peft_methods",
-    "read_peft_config",
-    "task_types",
-]
-
 CONFIG_FILE, TENSORS_FILE = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."  # of every tensor: PEFT's wrapper, then its tuner, where it has one
 

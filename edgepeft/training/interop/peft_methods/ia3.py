@@ -26,8 +26,6 @@ from edgepeft.training.interop.classifier import Classifier
 from edgepeft.training.interop.conversion import ConversionPlan, StateDict
 from edgepeft.training.interop.peft_methods.base import PeftConfig, WrapConfig
 
-__all__ = ["Ia3Config", "NormConfig"]
-
 # A linear layer's role -> ours, where its input is scaled.
 _INPUTS = {
     Role.FFN_OUTPUT: Role.FFN_ACTIVATION,

@@ -26,8 +26,6 @@ from edgepeft.training.interop.classifier import Classifier
 from edgepeft.training.interop.conversion import ConversionPlan, StateDict
 from edgepeft.training.interop.peft_methods.base import PeftConfig, RankedConfig
 
-__all__ = ["LoraConfig"]
-
 # Starts that leave the base model's weights alone; the others (pissa, olora, loftq, ...) change those too.
 _HARMLESS_STARTS = (True, False, None, "gaussian", "eva", "orthogonal")
 

@@ -29,8 +29,6 @@ from edgepeft.training.interop.classifier import Classifier
 from edgepeft.training.interop.conversion import ConversionPlan, StateDict
 from edgepeft.training.interop.peft_methods.base import PeftConfig, RankedConfig
 
-__all__ = ["LohaConfig", "LokrConfig", "LycorisConfig"]
-
 
 class LycorisConfig(RankedConfig):
     """Tensors that are named as ours are, with ``stem`` in front."""

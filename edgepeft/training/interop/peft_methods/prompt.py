@@ -26,8 +26,6 @@ from edgepeft.training.interop.classifier import Classifier
 from edgepeft.training.interop.conversion import ConversionPlan, StateDict
 from edgepeft.training.interop.peft_methods.base import PeftConfig
 
-__all__ = ["PrefixConfig", "PromptConfig", "VectorsConfig"]
-
 _VECTORS = "prompt_embeddings"
 
 

@@ -25,8 +25,6 @@ from edgepeft.training.interop.classifier import Classifier
 from edgepeft.training.interop.conversion import ConversionPlan, StateDict
 from edgepeft.training.interop.peft_methods.base import LayeredConfig, PeftConfig
 
-__all__ = ["VeraConfig"]
-
 _PARTS = {"d": "vera_lambda_d", "b": "vera_lambda_b"}
 _MATRICES = {"A": "base_model.vera_A", "B": "base_model.vera_B"}
 _ROUNDING = 1e-6  # of the matrices, which are less than 1 but for a rank or width below 6
