@@ -147,9 +147,13 @@ def _require_one_shape(reference: NDArray[Any], logits: NDArray[Any]) -> None:
 
 def require_passed(task: str, result: Verification) -> None:
     """See that a comparison is within tolerance."""
+    if not math.isfinite(result.max_abs_difference):
+        raise VerificationFailed(
+            f"task {task}: its check rows give NaN or infinite numbers, so the backbone's weights or the delta's are "
+            "damaged; take a sound checkpoint."
+        )
     bound = math.inf if result.tolerance is None else result.tolerance
-    # Not "difference > tolerance": a NaN must fail.
-    close = result.max_abs_difference <= bound and math.isfinite(result.max_abs_difference)
+    close = result.max_abs_difference <= bound
     agreement, text = (result.data or result).agreement, result.text
     if text is not None and result.kl_tolerance is not None:
         if close and text.kl <= result.kl_tolerance:
@@ -161,11 +165,6 @@ def require_passed(task: str, result: Verification) -> None:
         )
     if close and 1 - agreement <= result.changed_tolerance + 1e-9:  # two of a hundred are not more than 2 %
         return
-    if not math.isfinite(result.max_abs_difference):
-        raise VerificationFailed(
-            f"task {task}: its check rows give NaN or infinite numbers, so the backbone's weights or the delta's are "
-            "damaged; take a sound checkpoint."
-        )
     where = f"its {result.rows} check rows" if result.data is None else f"{result.data.rows} rows of data"
     if result.tolerance is None:
         raise VerificationFailed(
@@ -184,7 +183,8 @@ def accepted(result: Verification) -> Verification:
     """The same, allowed to be as far from its reference as it is; logits that are held to a tolerance stay so."""
     if result.tolerance is not None:
         return result
-    changed = max(result.changed_tolerance, 1 - (result.data or result).agreement)
+    changed = 1 - min(result.agreement, (result.data or result).agreement)
+    changed = max(result.changed_tolerance, min(1.0, _ELSEWHERE * changed))
     kl = result.kl_tolerance
     if result.text is not None and kl is not None:
         kl = max(kl, _ELSEWHERE * result.text.kl)
