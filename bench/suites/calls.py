@@ -131,12 +131,13 @@ def _asked(connection: socket.socket, text: str) -> bytes:
     body = json.dumps({"text": text}).encode()
     head = b"POST /v1/tasks/%b:predict HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
     connection.sendall(head % _TASK.encode() + b"Content-Length: %d\r\n\r\n%b" % (len(body), body))
-    read = b""
-    while (end := read.find(b"\r\n\r\n")) < 0:
-        read += connection.recv(1 << 16)
-    size = int(re.search(rb"(?i)content-length: *(\d+)", read)[1])  # type: ignore[index]
-    while len(read) < end + 4 + size:
-        read += connection.recv(1 << 16)
+    read, end, size = b"", -1, 0
+    while end < 0 or len(read) < end + 4 + size:
+        if not (more := connection.recv(1 << 16)):
+            raise EdgepeftError("edgepeft serve closed the connection.")
+        read += more
+        if end < 0 <= (end := read.find(b"\r\n\r\n")):
+            size = int(re.search(rb"(?i)content-length: *(\d+)", read)[1])  # type: ignore[index]
     if not read.startswith(b"HTTP/1.1 200"):
         raise EdgepeftError(f"edgepeft serve answered {read[:200]!r}.")
     return read[end + 4 :]

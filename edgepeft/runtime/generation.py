@@ -1,5 +1,7 @@
 """Text of a bundle's tasks: the encoder once, then the decoder token by token; rows that are done leave the batch.
 
+A decoder of one stack (``edgepeft.graph.in_place``) reads its prompts itself.
+
 Rows of like length run together, as many as their caches allow.  Each session has threads of its own, which sleep
 as soon as its run ends (``session.force_spinning_stop``), so the encoder's never wait where the decoder's work.
 
@@ -48,7 +50,7 @@ class OneStack(NamedTuple):
 
 
 class TextSession(NamedTuple):
-    """What writes a task's text; where both graphs were lowered to one, the decoder reads, too."""
+    """The sessions that write a task's text; ``encoder`` is None where the decoder reads the prompt too."""
 
     encoder: TaskSession | None
     decoder: TaskSession
@@ -276,9 +278,9 @@ class Generator:
         """As the function of that name."""
         return row_bytes(self._bundle.architecture, length, decoding)
 
-    def fit(self, rows: int, longest: int, decoding: Decoding) -> bool:
-        """Whether so many rows, the longest of so many tokens, may run together."""
-        return rows <= rows_at_once(self._bundle, rows, longest, decoding, memory_bytes())
+    def fit(self, rows: int, longest: int, decoding: Decoding, more: int = 0) -> bool:
+        """Whether so many rows, the longest of so many tokens, may run together, each with so many bytes ``more``."""
+        return rows <= rows_at_once(self._bundle, rows, longest, decoding, memory_bytes(), more=more)
 
     def check_row(self, length: int, decoding: Decoding) -> None:
         """See that a row of so many tokens may run alone."""
@@ -319,20 +321,23 @@ class Generator:
 
 
 def row_bytes(architecture: Architecture, length: int, decoding: Decoding) -> int:
-    """At most alive at once for a row: of the encoder's keys and values two copies, of its own three; of one stack the
-    places of a buffer, twice where texts join; logits.
+    """At most alive at once for a row: of the encoder's keys and values two copies, of its own three, or, where one
+    stack reads and writes, the places of a buffer, twice where texts join; logits.
     """
     sites = architecture.sites_of(Role.CROSS_KEY, Role.CROSS_VALUE) or architecture.sites_of(Role.KEY, Role.VALUE)
     widths = sum(site.out_features for site in sites)
     tokens = 2 * length + 3 * decoding.beams * decoding.max_new_tokens
     if architecture.goes_on:
-        tokens = 2 * decoding.beams * places(length + decoding.max_new_tokens)
+        tokens = max(tokens, 2 * decoding.beams * places(length + decoding.max_new_tokens))
     return _FLOAT_BYTES * (widths * tokens + 4 * decoding.beams * architecture.vocab_size)
 
 
-def rows_at_once(bundle: Bundle, rows: int, longest: int, decoding: Decoding, memory: int) -> int:
-    """How many of ``rows``, the longest of so many tokens, run together where a process may have so much memory."""
-    of_memory = int(_SHARE * memory) // row_bytes(bundle.architecture, longest, decoding)
+def rows_at_once(bundle: Bundle, rows: int, longest: int, decoding: Decoding, memory: int, *, more: int = 0) -> int:
+    """How many of ``rows``, the longest of so many tokens, run together where a process may have so much memory.
+
+    Each takes so many bytes ``more``.
+    """
+    of_memory = int(_SHARE * memory) // (row_bytes(bundle.architecture, longest, decoding) + more)
     return min(rows, max(1, min(of_memory, _PASS_TOKENS // max(1, longest), _PASS_TEXTS // decoding.beams)))
 
 

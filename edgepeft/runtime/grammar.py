@@ -38,11 +38,13 @@ def schema_text(schema: Any) -> str:
         Unwritable: it is no object, or too long.
     """
     if not isinstance(schema, Mapping):
-        raise Unwritable(f"a JSON schema is an object, such as {json.dumps(ANY_OBJECT)}; found {json.dumps(schema)}.")
+        raise Unwritable(f"a JSON schema is an object, such as {json.dumps(ANY_OBJECT)}; found {schema!r:.80}.")
     try:
         text = json.dumps({name: value for name, value in schema.items() if name != "x-guidance"})
     except RecursionError:
         raise Unwritable("the JSON schema's parts lie too deep in each other; give a flatter one.") from None
+    except (TypeError, ValueError) as error:
+        raise Unwritable(f"the JSON schema is no JSON ({error}).") from None
     if len(text) > _MOST_CHARACTERS:
         raise Unwritable(f"the JSON schema has {len(text):,} characters; at most {_MOST_CHARACTERS:,} are read.")
     return text
@@ -160,7 +162,7 @@ class Guide:
         logits[~self.allowed(len(logits))] = -np.inf
 
     def followed(self, tokens: Sequence[int]) -> int | None:
-        """How many of a whole text's tokens may come; None for all, where it may end there."""
+        """Count the leading tokens that the grammar takes; None where it takes all and may end there."""
         n = int(self._matcher.try_consume_tokens(list(tokens)))
         return None if n == len(tokens) and self._matcher.is_accepting() else n
 

@@ -24,7 +24,7 @@ from edgepeft.runtime.weights import Bound
 Bind = Callable[[range, int], Bound]
 
 _ROOM = 64  # places that are added at once: a copy of 64 tokens' keys takes a tenth of a step
-_PADDING = 8  # tokens of padding that take about as long as a run more
+_PADDING = 8  # tokens of padding that take as long as one more run
 
 
 class KvCache:

@@ -172,6 +172,7 @@ class Runtime(TextTasks):
 
     def _open(self, model: onnx.ModelProto) -> TaskSession:
         with self._lock:
+            self._check_open()
             self._weights.prepare()
             session = self._weights.open(model)
             return_free_memory()

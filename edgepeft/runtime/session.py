@@ -135,6 +135,8 @@ def failing_as(what: str) -> Iterator[None]:
     """Use ONNX Runtime within the block."""
     try:
         yield
+    except EdgepeftError:
+        raise
     except Exception as error:
         raise _failed(what, error) from error
 

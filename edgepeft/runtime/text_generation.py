@@ -3,7 +3,7 @@
 Rows may be of different tasks of one structure and at different steps; each step runs the backbone once for all.
 Cached keys and values end together, so a row that joins has the others' before its first token, hidden
 (``edgepeft.graph.ragged_decode``).  Where all are of one task and at one step, its own decoder runs, as if there
-were no others.
+were no others.  A decoder of one stack keeps its texts in a ``KvCache``, where rows of any lengths share a step.
 
 Letters: R rows, S their padded length, L tokens of the longest, h heads, e a head's width, v vocabulary.
 """
@@ -91,7 +91,7 @@ class TextBatch:
             raise UsageError(f"{decoding.beams} beams: texts are written together, or as a stream, with one.")
         self._generator, self._slots, self.decoding = generator, slots, decoding
         self._read, self._encoder, self._told = read, encoder, told
-        self._end = generator.decoder.end_token_id
+        self._end = decoding.end(generator.decoder.end_token_id)
         self._waiting: deque[Draft] = deque()
         self._going: list[Draft] = []  # in the order of their tasks
         self._place: dict[str, int] = {}  # of a task among the others
@@ -208,10 +208,10 @@ class TextBatch:
         if not others:
             return True
         longest = max(map(self._length, (draft, *others)))
-        tasks = {each.task for each in (draft, *others)}
-        if not self._generator.fit(len(others) + 1, longest, self.decoding) or len(tasks) > MOST_TASKS:
+        tasks, session = {each.task for each in (draft, *others)}, self._generator.session(draft.task)
+        of_task = session.decoder.values_bytes if len(tasks) > 1 else 0  # each row then has its own
+        if not self._generator.fit(len(others) + 1, longest, self.decoding, of_task) or len(tasks) > MOST_TASKS:
             return False
-        session = self._generator.session(draft.task)
         alone = len(tasks) == 1 and not self._going  # they begin together: the task's own sessions run
         known = session.structure is not None and session.structure == self._generator.session(others[0].task).structure
         return alone or (known and self._slots.can_mix(draft.task, session))
@@ -267,11 +267,11 @@ class TextBatch:
             return found
         cached = np.array([draft.cached for draft in self._going])
         tasks = Counter(draft.task for draft in self._going)
-        session = self._generator.session(next(iter(tasks)))
         ids = np.array([draft.row.open[0].tokens[-1] for draft in self._going], np.int64)
         if self._cache is not None:
             with failing_as(f"stops in the decoder, with {len(cached)} texts"):
                 return self._cache.step(partial(self._bound, [draft.task for draft in self._going]), ids)
+        session = self._generator.session(next(iter(tasks)))
         made = [name for i in self._layers for name in caches(PRESENT, i)]
         given = {IDS: _value(ids), ORDER: _value(self._order), **self._cross}
         known = [name for i in self._layers for name in caches(PAST, i)]

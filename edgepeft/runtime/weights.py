@@ -77,6 +77,11 @@ class TaskSession:
         self.shared, self.structure, self._used, self.by_row = session, structure, used, by_row
         self.feeds = {name: ort.OrtValue.ortvalue_from_numpy(value) for name, value in feeds.items()}
 
+    @property
+    def values_bytes(self) -> int:
+        """Of what is fed."""
+        return sum(value.tensor_size_in_bytes() for value in self.feeds.values())
+
     def get_inputs(self) -> list[Any]:
         """ONNX Runtime's description of what ``run`` takes."""
         return [value for value in self.shared.get_inputs() if value.name not in self.feeds]

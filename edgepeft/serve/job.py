@@ -16,7 +16,8 @@ from edgepeft.runtime.prediction import RowResult
 class Job:
     """One request's rows; compared by identity.  ``tell`` has, in the event loop, each piece of a text.
 
-    Texts have ``most`` tokens, and keep to the JSON ``schema``, if those are given."""
+    Texts have ``most`` tokens, and keep to the JSON ``schema``, if those are given.
+    """
 
     tasks: Sequence[str | None]
     texts: Sequence[Readable]

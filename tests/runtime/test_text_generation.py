@@ -213,7 +213,10 @@ def test_rows_wait_where_memory_allows_no_more_and_one_too_large_is_refused(
     runtime: Runtime, expected: Any, monkeypatch: pytest.MonkeyPatch
 ):
     row = runtime.generator.row_bytes(40, DECODING)
-    monkeypatch.setattr("edgepeft.runtime.generation.memory_bytes", lambda: 2 * 2 * row + 2)  # half of it is allowed
+    of_task = runtime.generator.session("lora-0").decoder.values_bytes  # which each row has for itself
+    assert of_task > 0
+    allowed = 2 * (row + of_task)
+    monkeypatch.setattr("edgepeft.runtime.generation.memory_bytes", lambda: 2 * allowed + 2)  # half of it is allowed
     batch = runtime.writing(DECODING)
     drafts = [draft for task, text in LORA for draft in batch.add(task, [text])]
     sizes = []
