@@ -48,7 +48,6 @@ from edgepeft.backbones.text import (
     IDS,
     LOGITS,
     ORDER,
-    OWN_BIAS,
     PAST,
     PRESENT,
     Steps,
@@ -198,7 +197,6 @@ class _Builder:
         op, ints, constant = self.emit.op, self.emit.ints, self.emit.constant
         zero = constant("zero", 0, np.int64)
         op("Identity", op("Shape", caches(PAST, 0)[0], start=2, end=3), output=CACHED)
-        op("Identity", constant("none", [[[[0]]]], np.float32), output=OWN_BIAS)
         shown = op("Cast", op("Equal", CROSS_BIAS, constant("nothing", 0, np.float32)), to=TensorProto.INT64)
         read = op("ReduceSum", shown, ints(1, 2, 3), keepdims=0)  # (N)
         places = op("Add", read, CACHED, output=HELPERS[Helper.POSITION])
@@ -328,9 +326,9 @@ class _Builder:
             known.append(op("Concat", kept, op("Reshape", new, ints(-1, k, 1, e)), axis=2, output=present))
         query = op("Reshape", query, ints(-1, k, g, e))
         keys = (caches(CROSS, i)[0], known[0])
-        scores = (op("MatMul", query, op("Transpose", each, perm=[0, 1, 3, 2])) for each in keys)
-        biased = (op("Add", *pair) for pair in zip(scores, (CROSS_BIAS, OWN_BIAS), strict=True))
-        whole = op("Softmax", op("Concat", *biased, axis=3), axis=-1)  # (N, k, g, S + L + 1)
+        of_prompt, of_text = (op("MatMul", query, op("Transpose", each, perm=[0, 1, 3, 2])) for each in keys)
+        scores = op("Concat", op("Add", of_prompt, CROSS_BIAS), of_text, axis=3)
+        whole = op("Softmax", scores, axis=-1)  # (N, k, g, S + L + 1)
         length = op("Shape", CROSS_BIAS, start=3, end=4)
         of_prompt = op("Slice", whole, ints(0), length, ints(3))
         of_text = op("Slice", whole, length, ints(np.iinfo(np.int64).max), ints(3))

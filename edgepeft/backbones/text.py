@@ -20,8 +20,7 @@ from onnx import TensorProto, helper
 IDS, ORDER = "decoder.ids", "decoder.order"  # int64 [N]: last tokens; which text of the step before is continued
 CROSS, CROSS_BIAS = "cross", "cross.bias"  # float [B, h, S, e] of each layer; [B, 1, 1, S]: 0, lowest for padding
 PAST, PRESENT = "past", "present"  # float [P, h, L, e] and [N, h, L + 1, e] of each layer
-# Of a decoder that goes on with what was read: int64 [1], L; float [1, 1, 1, 1] of 0, added to scores of its own text.
-CACHED, OWN_BIAS = "past.length", "past.shown"
+CACHED = "past.length"  # int64 [1], L, of a decoder that goes on with what was read
 LOGITS = "logits"  # float [N, v]; of targets that are taught, [B, T, v]
 BEFORE = "decoder_input_ids"  # int64 [B, T]: what stands before each token of a target that is taught
 

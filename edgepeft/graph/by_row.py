@@ -1,4 +1,4 @@
-"""Pass: rows of any tasks of a structure by one session: a task's values have an axis of rows in front.
+"""Pass: one session for rows of any tasks of a structure: a task's values have an axis of rows in front.
 
 A lowered decoder (``in_place``) runs N rows of S tokens.  What is fed of a task, one row's or every row's own:
 
@@ -23,7 +23,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from edgepeft.graph.contract import Contract, well_formed
 from edgepeft.graph.cut import prune
-from edgepeft.graph.in_place import TEXTS
+from edgepeft.graph.in_place import TEXTS, OtherForm
 from edgepeft.graph.parameters import StructuredTask
 from edgepeft.graph.protos import attributes, copied, replace
 
@@ -32,10 +32,6 @@ BY_ROW = "/by_row"  # how values [N, S, .] end
 _PRODUCTS = ("Gemm", "MatMul")
 _PAIRS = ("Add", "Div", "Mul", "Sub")
 _SINGLES = ("Cast", "Erf", "Gelu", "Identity", "Neg", "Relu", "Sigmoid", "Tanh")
-
-
-class _OtherForm(Exception):
-    """A task's value is read in a way that is not known here."""
 
 
 class _Fed(NamedTuple):
@@ -55,7 +51,7 @@ def by_row(structure: onnx.ModelProto, feeds: Mapping[str, NDArray[np.float32]])
     try:
         for node in structure.graph.node:
             rewriter.take(node)
-    except _OtherForm:
+    except OtherForm:
         return None
     if rewriter.fed.keys() != feeds.keys():
         return None
@@ -94,7 +90,7 @@ class _Rewriter:
         elif node.op_type in _PAIRS and len(fed) < 2:
             self._pair(node, fed)
         elif fed:
-            raise _OtherForm
+            raise OtherForm
         elif node.op_type in _SINGLES and self._is_wide(node.input[0]):
             self._emit(node, [self._wide[node.input[0]]])
         else:
@@ -119,7 +115,7 @@ class _Rewriter:
         x, *matrix = node.input
         given = {"transB": 0, "transA": 0, "alpha": 1.0, **attributes(node)}
         if len(matrix) != 1 or matrix[0] not in self._shapes or len(self._shapes[matrix[0]]) != 2 or given["transA"]:
-            raise _OtherForm
+            raise OtherForm
         transposed = bool(given["transB"])
         self._read(matrix[0], _Fed(transposed, given["alpha"]))
         rows = self._widened(x, self._shapes[matrix[0]][1 if transposed else 0])
@@ -130,7 +126,7 @@ class _Rewriter:
         others = [name for name in node.input if name not in fed]
         if fed:
             if len(self._shapes[fed[0]]) != 1 or len(others) != 1:
-                raise _OtherForm
+                raise OtherForm
             self._read(fed[0], _Fed())
             rows = self._widened(others[0], self._shapes[fed[0]][0])
             self._emit(node, [name if name in fed else rows for name in node.input])
@@ -158,7 +154,7 @@ class _Rewriter:
 
     def _read(self, name: str, how: _Fed) -> None:
         if name in self.fed:  # by two products, of which one may be scaled
-            raise _OtherForm
+            raise OtherForm
         self.fed[name] = how
 
     def _emit(self, node: onnx.NodeProto, inputs: list[str]) -> None:

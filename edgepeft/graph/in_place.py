@@ -53,7 +53,7 @@ def tables(kind: int) -> tuple[str, str]:
 def in_place(decoder: onnx.ModelProto) -> InPlace | None:
     """Lower a spliced step, with slots or without; None where its attention has another form than ``llama`` writes.
 
-    Of the backbone's ``HELPERS`` those that a task reads are inputs.
+    Of the backbone's ``HELPERS`` those alone are inputs that a task's nodes read.
     """
     pasts = [value for value in decoder.graph.input if value.name.startswith(f"{PAST}.key.")]
     reader, model = _Reader(decoder.graph), copied(decoder)
@@ -65,14 +65,14 @@ def in_place(decoder: onnx.ModelProto) -> InPlace | None:
         if not layers or any(layer.heads[2] % _WIDTHS for layer in layers):
             return None
         _write(model.graph, layers, kinds, hidden)
-    except _OtherForm:
+    except OtherForm:
         return None
     model.opset_import.append(helper.make_opsetid(_DOMAIN, 1))
     return InPlace(model, frequencies)
 
 
-class _OtherForm(Exception):
-    """The attention is not what is known here."""
+class OtherForm(Exception):
+    """What a pass looks for is written in a form that it does not know."""
 
 
 class _Attention(NamedTuple):
@@ -104,20 +104,20 @@ class _Reader:
         context = self._down(values, "MatMul", "Add", "Reshape").output[0]
         scores = self.up(context, "Reshape", "Add", "MatMul", "Slice", "Softmax", "Concat", "Add", "MatMul")
         if self.up(scores.input[1], "Transpose").input[0] != caches(CROSS, layer)[0]:
-            raise _OtherForm
+            raise OtherForm
         rows = self.up(scores.input[0], "Reshape")
         scaled = self.up(rows.input[0], "Mul")
         query, same = self._before_turning(scaled.input[0])
         _, *heads = self.constant(rows.input[1]).tolist()
         if same != frequencies or len(heads) != 3:
-            raise _OtherForm
+            raise OtherForm
         scale = self.constant(scaled.input[1]).item()
         return _Attention(query, key, value, context, (heads[0], heads[1], heads[2]), scale, frequencies)
 
     def constant(self, name: str) -> NDArray[np.generic]:
         found = constant(self._graph, name)
         if found is None:
-            raise _OtherForm
+            raise OtherForm
         return found
 
     def _new(self, present: str) -> str:
@@ -129,7 +129,7 @@ class _Reader:
         total = self.up(turned, "Add")
         kept, swapped = self.up(total.input[0], "Mul"), self.up(total.input[1], "Mul", "Reshape", "Gather")
         if self.constant(swapped.input[1]).tolist() != [1, 0] or attributes(swapped).get("axis") != 2:
-            raise _OtherForm
+            raise OtherForm
         angles = self.up(kept.input[1], "Unsqueeze", "Concat", "Cos", "Mul")
         return followed(kept.input[0], self._writer, {"Reshape"})[-1], angles.input[1]
 
@@ -138,7 +138,7 @@ class _Reader:
         for operator in operators:
             node = self._writer.get(value, onnx.NodeProto())
             if node.op_type != operator:
-                raise _OtherForm
+                raise OtherForm
             value = node.input[0]
         return node
 
@@ -147,7 +147,7 @@ class _Reader:
         for operator in operators:
             found = [node for node in self._readers.get(value, ()) if node.op_type == operator]
             if len(found) != 1:
-                raise _OtherForm
+                raise OtherForm
             (node,) = found
             value = node.output[0]
         return node
@@ -194,7 +194,7 @@ def _write(graph: onnx.GraphProto, layers: Sequence[_Attention], kinds: Sequence
     _take_buffers(graph, len(kinds))
     prune(graph)
     if not _of_last_rows(graph, layers[-1].context) and not _of_last_rows(graph, hidden):
-        raise _OtherForm
+        raise OtherForm
     prune(graph)
     unread = {*HELPERS.values()}.difference(name for node in graph.node for name in reads(node))
     replace(graph.input, [value for value in graph.input if value.name not in unread])

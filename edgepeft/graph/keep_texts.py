@@ -53,7 +53,7 @@ class _Rewriter:
         self._small = {each.name for each in graph.initializer if len(each.dims) < 2}  # [.] or []
 
     def take(self, node: onnx.NodeProto) -> None:
-        first, output = node.input[0], node.output[0]
+        first, output = node.input[0] if node.input else "", node.output[0]
         if node.op_type == "Concat" and first == TEXTS:
             self._shapes.add(output)
         if node.op_type == "Reshape" and node.input[1] in self._shapes:

@@ -21,7 +21,6 @@ LENGTH = "prompted/length"  # the constant of that many columns
 _MOST = 100_000  # more tokens than any position table has
 _MOST_DIGITS = 9  # of either count: any vocabulary is smaller, and more do not fit into an int64
 _IDS, _MASK = "input_ids", "attention_mask"
-_PLACEHOLDER = f"prompted/{_IDS}/value"
 
 
 def prompt_of(delta: onnx.ModelProto) -> tuple[int, int]:
@@ -42,8 +41,8 @@ def prompt_in(graph: onnx.GraphProto) -> int:
 
 def placeholders_in(graph: onnx.GraphProto) -> tuple[int, ...]:
     """The ids that ``prepend_placeholders`` put in front of each row."""
-    token = next((numpy_helper.to_array(t)[0] for t in graph.initializer if t.name == _PLACEHOLDER), 0)
-    return (int(token),) * prompt_in(graph)
+    found = [numpy_helper.to_array(each) for each in graph.initializer if each.name == _value(_IDS)]
+    return tuple(int(each[0]) for each in found) * prompt_in(graph)
 
 
 @Contract(
@@ -55,9 +54,14 @@ def prepend_placeholders(graph: onnx.GraphProto, length: int, token_id: int) -> 
     of_tokens = (value.name for value in graph.input if not value.name.startswith("decoder_"))
     longer = {name: f"prompted/{name}" for name in of_tokens}
     read_instead(graph, longer)
-    constants = {LENGTH: [length]} | {f"{new}/value": [fill.get(name, 0)] for name, new in longer.items()}
+    constants = {LENGTH: [length]} | {_value(name): [fill.get(name, 0)] for name in longer}
     graph.initializer.extend(helper.make_tensor(n, TensorProto.INT64, [1], value) for n, value in constants.items())
     graph.node.extend(node for name in longer for node in _lengthened(name, longer[name]))
+
+
+def _value(name: str) -> str:
+    """The constant that stands in front of an input's rows."""
+    return f"prompted/{name}/value"
 
 
 def _lengthened(name: str, new: str) -> list[onnx.NodeProto]:
@@ -65,7 +69,7 @@ def _lengthened(name: str, new: str) -> list[onnx.NodeProto]:
     steps: list[tuple[str, list[str], str, dict[str, Any]]] = [
         ("Shape", [name], f"{new}/batch", {"start": 0, "end": 1}),
         ("Concat", [f"{new}/batch", LENGTH], f"{new}/shape", {"axis": 0}),
-        ("Expand", [f"{new}/value", f"{new}/shape"], f"{new}/prompt", {}),
+        ("Expand", [_value(name), f"{new}/shape"], f"{new}/prompt", {}),
         ("Concat", [f"{new}/prompt", name], new, {"axis": 1}),
     ]
     return [helper.make_node(op, inputs, [out], name=out, **attributes) for op, inputs, out, attributes in steps]

@@ -23,7 +23,7 @@ from edgepeft.backbones.text import BEFORE, LOGITS
 from edgepeft.common.errors import UsageError
 from edgepeft.runtime.decoding import Decoding
 from edgepeft.runtime.runtime import Runtime
-from edgepeft.training.exporting.bundle import export_bundle, write_backbone
+from edgepeft.training.exporting.bundle import export_bundle
 from edgepeft.training.interop.base import ImportRequest, importer_of
 from edgepeft.training.interop.peft import write_peft
 
@@ -165,12 +165,6 @@ def test_a_config_of_another_kind_is_refused_by_name(changes: dict[str, Any], me
 def test_a_window_bounds_prompt_and_answer(tiny: Callable[..., Path]):
     assert open_backbone(str(tiny("mistral"))).architecture.max_length == 56
     assert open_backbone(str(tiny("llama"))).architecture.max_length == 64
-
-
-def test_four_bits_are_refused(tiny: Callable[..., Path], tmp_path: Path):
-    backbone = open_backbone(str(tiny("llama")))
-    with pytest.raises(UsageError, match="--weights int8"):
-        write_backbone(backbone, tmp_path, "int4")
 
 
 def test_eight_bits_are_rounded_in_groups_and_a_table_of_words_too(tmp_path: Path):
