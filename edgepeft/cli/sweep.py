@@ -54,10 +54,11 @@ def command(
             failed = run_sweep(sweep, executor, like, halve=options.halve, watch=tell)
     except KeyboardInterrupt:
         say(f"stopped with {_over(sweep)} of {len(sweep.cells)} runs over; {_REST}.")
-        raise typer.Exit(INTERRUPTED) from None
-    finally:
         if options.keep == "results":
-            sweep = fold(sweep)
+            fold(sweep)
+        raise typer.Exit(INTERRUPTED) from None
+    if options.keep == "results":
+        sweep = fold(sweep)
     _show(sweep, as_json=as_json)
     if failed:
         raise EdgepeftError(

@@ -11,6 +11,7 @@ task, and patterns of text; for each verb that learns from rows.
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import warnings
 from collections import Counter
@@ -105,12 +106,14 @@ class TaskData:
 
     @property
     def sha256(self) -> str:
-        """Of all rows in order: the same digest is the same training."""
+        """Of all rows in order, and what their texts keep to: the same digest is the same training."""
         digest = hashlib.sha256()
         for name in PARTS:
             digest.update(name.encode())
             for row in getattr(self, name):
                 digest.update(row_digest(row))
+        if self.json_schema is not None:
+            digest.update(json.dumps(self.json_schema, sort_keys=True).encode())
         return digest.hexdigest()
 
 

@@ -49,7 +49,7 @@ from edgepeft.common.task_name import check_new_name
 
 _MOST_CELLS = 100_000  # of which a table is made: a second
 _TIMES = re.compile(r"(\d+(?:\.\d+)?)x")
-PATHS = ("data", "eval", "test")
+PATHS = ("data", "eval", "test", "json_schema")
 _VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
 
 

@@ -65,7 +65,6 @@ def resolved(request: TrainRequest) -> ResolvedRequest:
         kind.require_classes()
     if request.json_schema is not None and not kind.writes:
         raise UsageError(f"--json-schema is of text that is written, and {kind.title} writes none; leave it out.")
-    _schema_of(request.json_schema)
     device_of(request.device)
     return ResolvedRequest(request.model_copy(update={**said, "kind": kind.name}), method, template)
 
