@@ -263,12 +263,6 @@ class Architecture:
         """Parameters of the encoder, pooler not counted."""
         return sum(math.prod(shape) for shape in self.tensors.values())
 
-    @property
-    def n_norm_parameters(self) -> int:
-        """Parameters of all LayerNorms, the embeddings' one included."""
-        parts = (f"{norm}.{part}" for norm in self.norms for part in ("weight", "bias"))
-        return sum(math.prod(self.tensors[part]) for part in parts if part in self.tensors)  # some have no bias
-
     def site(self, name: str) -> Site:
         """The site of that name.
 

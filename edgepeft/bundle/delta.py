@@ -334,9 +334,9 @@ def _reads(head: type[Head], backbone: Backbone) -> Any:
 def _require_fitting(backbone: Backbone, head: type[Head], kind: TaskType) -> None:
     if head.writes:
         if backbone.architecture.decoder is None:
-            raise UsageError(f"{backbone.source} has no decoder to write text with; use a T5.")
+            raise UsageError(f"{backbone.source} has no decoder to write text with; use a T5 or a decoder.")
         if not kind.writes:
-            raise UsageError(f"the head {head.kind!r} writes text and has no labels; the head 'labels' scores them.")
+            raise UsageError(f"the head {head.kind!r} writes text and has no labels; leave --head out.")
         return
     if backbone.architecture.decoder is not None and (head.per_token or head.bare):
         raise UsageError(

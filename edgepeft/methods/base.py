@@ -60,7 +60,10 @@ class Generator(nn.Module, ABC):
 @typing.dataclass_transform(frozen_default=True, kw_only_default=True)
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Method(ABC):
-    """Base of all PE methods, dataclasses of their hyperparameters; one in a file here is found by its ``name``."""
+    """Base of all PE methods; one in a file of this package is found by its ``name``.
+
+    Subclasses are frozen dataclasses of their hyperparameters, without a decorator.
+    """
 
     name: ClassVar[str]
     title: ClassVar[str]
@@ -78,9 +81,9 @@ class Method(ABC):
     def __post_init__(self) -> None:
         """Check each hyperparameter for itself; a subclass adds how they fit each other."""
         for field in dataclasses.fields(self):
-            value, least, what = getattr(self, field.name), field.metadata["least"], f"{self.name}'s {field.name}"
+            value, least, what = getattr(self, field.name), field.metadata.get("least"), f"{self.name}'s {field.name}"
             require(least is None or value >= least, f"{what} must be at least {least}; found {value}.")
-            require(not field.metadata["positive"] or value > 0, f"{what} must be positive; found {value}.")
+            require(not field.metadata.get("positive") or value > 0, f"{what} must be positive; found {value}.")
 
     def starts_near_identity(self) -> bool:
         """``near_identity`` with these hyperparameters."""
@@ -315,7 +318,7 @@ class CrossAttention(PerLayer):
         return (Role.CROSS_ATTENTION_OUTPUT,) if self.cross_attention else ()
 
     def sites(self, architecture: Architecture) -> tuple[Site, ...]:
-        """As its base."""
+        """As its base; refused where attention to an encoder is asked for and there is none."""
         require(
             not self.cross_attention or bool(architecture.sites_of(Role.CROSS_ATTENTION_OUTPUT)),
             f"{self.name}'s cross_attention is a decoder's to its encoder; this {architecture.model_type} has none.",

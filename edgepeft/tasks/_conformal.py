@@ -311,7 +311,7 @@ class OneOfSeveral(Calibration):
         return found
 
     def likely(self, logits: NDArray[np.float32]) -> tuple[list[list[float]], Sequence[bool | None]]:
-        """``shares`` of each row and whether it is ``unsure``, for answers."""
+        """``shares`` of each row, and whether it is ``unsure``: None where there is no threshold."""
         temperature = self.chosen.get("temperature")
         if temperature is None or "threshold" in self.chosen:  # which was taken from such shares, to the bit
             shares = self.shares(logits)

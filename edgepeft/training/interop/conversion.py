@@ -180,10 +180,13 @@ for line in sys.stdin:
 
 
 class Patterns:
-    """The patterns of one file; the child starts with the first of them and ends with this object."""
+    """The patterns of one file; the child starts with the first of them and ends with this object.
 
-    def __init__(self, core_s: int = _CORE_S, memory_mb: int = _MEMORY_MB) -> None:
-        self.where = ""  # before what is wrong with a pattern
+    ``where`` stands before what is wrong with a pattern.
+    """
+
+    def __init__(self, where: str = "", *, core_s: int = _CORE_S, memory_mb: int = _MEMORY_MB) -> None:
+        self.where = where
         self._limits = f"core_s, memory = {core_s}, {memory_mb << 20}\n"
         self._child: subprocess.Popen[str] | None = None
 

@@ -149,7 +149,7 @@ def read_peft_config(folder: Path, types: Collection[str]) -> PeftConfig:
             f"{', '.join(types)}."
         )
     config = known[kind].read(document, path)
-    config._patterns.where = f"{path}: "
+    config._patterns = Patterns(f"{path}: ")
     return config
 
 
