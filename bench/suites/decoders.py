@@ -2,7 +2,7 @@
 
 Each side writes the same number of tokens of every row, greedily, and no token ends a text.  A step is measured by
 texts of 32 tokens after 8, a prompt by 128 tokens and the first one that follows.  Ours has 8 bits, peers have what
-their names say; a goal is of the peer's 4 bits, as in the prototype that set it.
+their names say.  A goal is no measurement: those beside peers are of their 4 bits.
 """
 
 from __future__ import annotations
@@ -45,11 +45,13 @@ _BARE = {
     "prompt": _Case("a prompt of 128 tokens", ((128,),), 1, {"genai int4": 1 / 0.82, "llama.cpp Q4_0": 1 / 0.6}),
 }
 CASES = (*_BARE, "lora", "mixed", "memory")
+_GENAI = ("decoder_genai", decoder_genai.__name__, ("onnxruntime-genai", "onnxruntime"))
+_LLAMA_CPP = ("decoder_llama_cpp", decoder_llama_cpp.__name__, ("xllamacpp",))
 _PEERS = {
-    "genai int8": ("decoder_genai", decoder_genai.__name__, "int8"),
-    "genai int4": ("decoder_genai", decoder_genai.__name__, "int4"),
-    "llama.cpp Q8_0": ("decoder_llama_cpp", decoder_llama_cpp.__name__, "Q8_0"),
-    "llama.cpp Q4_0": ("decoder_llama_cpp", decoder_llama_cpp.__name__, "Q4_0"),
+    "genai int8": (*_GENAI, "int8"),
+    "genai int4": (*_GENAI, "int4"),
+    "llama.cpp Q8_0": (*_LLAMA_CPP, "Q8_0"),
+    "llama.cpp Q4_0": (*_LLAMA_CPP, "Q4_0"),
 }
 # Name -> roles, the throughput to keep of the bare backbone's, that of four tasks over one after another, and over
 # four rows of one task.
@@ -76,13 +78,14 @@ def measure(run: SuiteRun) -> Iterator[SuiteRow]:
 
 def _beside_peers(run: SuiteRun, case: _Case) -> Iterator[SuiteRow]:
     racers = {_OWN: Racer(run.job("write_onnxruntime", _bundle(run), batches=case.batches, new_tokens=case.tokens))}
-    for label, (name, module, form) in _PEERS.items():
-        model = run.peer(name, task=form)
+    for label, (name, module, packages, form) in _PEERS.items():
+        model, python = run.peer(name, task=form), run.pythons.get(name, "")
         if isinstance(model, str):
             yield SuiteRow(case.what, label, note=model)
             continue
         job = run.job(module, model.parent, batches=case.batches, model=str(model), new_tokens=case.tokens)
-        racers[label] = Racer(job, python=run.pythons.get(name, ""))
+        racers[label] = Racer(job, python=python)
+        run.note_versions(label, packages, python)
     raced = run.race(case.what, racers)
     for label in [label for label in racers if label != _OWN]:
         target = Target(case.goals[label]) if label in case.goals else None

@@ -48,7 +48,7 @@ def _no_padding(run: SuiteRun) -> Iterator[SuiteRow]:
         name = what if own == _OWN else f"{what} over int8 weights"
         yield ratio_row(name, raced, own, peer, None if target is None else Target(target))
     yield ratio_row(f"{rows} x {tokens} tokens, no padding: bitfit", raced, _BITFIT, _OWN, Target(1.0))
-    for own, most in ((_OWN, 0.6), (_INT8, 0.42)):
+    for own, most in ((_OWN, 0.6), (_INT8, 0.42)) if run.peaks else ():
         peaks = {side: [run.peaks[side] / 1e6] for side in (own, _PYTORCH)}
         share = run.peaks[own] / run.peaks[_PYTORCH]
         name = f"peak memory, {what}" + ("" if own == _OWN else " over int8 weights")

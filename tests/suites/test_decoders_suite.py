@@ -28,7 +28,10 @@ def test_goals_are_of_four_bits_and_of_what_lora_may_cost(run, monkeypatch, tmp_
     monkeypatch.setattr(SuiteRun, "peer", lambda self, name, task: tmp_path / task if "genai" in name else "not here")
     monkeypatch.setattr(SuiteRun, "race", lambda self, what, racers: {n: [SECONDS[n]] * 3 for n in racers})
     monkeypatch.setattr(SuiteRun, "bundle", lambda self, name, *_, **__: tmp_path)
+    noted = {}
+    monkeypatch.setattr(SuiteRun, "note_versions", lambda self, name, packages, python: noted.update({name: packages}))
     rows = {(row.what, row.peer): row for row in decoders.measure(run)}
+    assert noted == dict.fromkeys(("genai int8", "genai int4"), ("onnxruntime-genai", "onnxruntime"))
     step = decoders._BARE["steps"].what
     assert rows[step, "genai int4"].value == pytest.approx(1.02) and rows[step, "genai int4"].target.value == 1
     assert rows[step, "genai int8"].target is None and rows[step, "llama.cpp Q4_0"].note == "not here"
