@@ -16,8 +16,7 @@ from edgepeft.common.errors import DataError, UsageError
 from edgepeft.data.parts import TaskData
 from edgepeft.data.rows import Row
 from edgepeft.options.verbs import TrainOptions, TrainSettings
-from edgepeft.training.loop import train_delta
-from edgepeft.training.settings import resolved
+from edgepeft.training.loop import train, train_delta
 
 pytest.importorskip("llguidance")
 
@@ -71,4 +70,4 @@ def test_the_command_line_reads_a_file_and_refuses_what_is_none(tmp_path: Path):
     ]:
         text = {"source": "{text}:", "target": " {json}"} if kind == "text" else {}
         with pytest.raises(UsageError, match=message):
-            resolved(TrainOptions(**given, kind=kind, json_schema=schema, **text))
+            train(TrainOptions(**given, kind=kind, json_schema=schema, **text))
