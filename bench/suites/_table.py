@@ -70,7 +70,9 @@ def suite_conditions(result: SuiteResult) -> list[str]:
     host, profile = result.host, result.profile
     rate = f", GEMM {host.gemm_gflops:.0f} GFLOP/s" if host.gemm_gflops else ""
     lines = [f"host: {host.cpu}{rate} on {result.threads} threads; {result.rounds} rounds at most"]
-    return [*lines, *([limits_in_force(profile)] if profile.limits.in_force else []), *profile.notes]
+    if not profile.limits.in_force:
+        return [*lines, "no limits were in force: the profile says the threads alone"]
+    return [*lines, limits_in_force(profile), *profile.notes]
 
 
 def _notes(result: SuiteResult) -> list[str]:
