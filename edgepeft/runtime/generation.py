@@ -28,10 +28,11 @@ from edgepeft.common.errors import DoesNotFit, Unwritable, UsageError
 from edgepeft.device.host.machine import memory_bytes
 from edgepeft.graph.in_place import in_place
 from edgepeft.graph.prompt import placeholders_in
+from edgepeft.runtime.beginnings import Beginnings
 from edgepeft.runtime.decoding import Decoding, Row, Written, choose
 from edgepeft.runtime.grammar import Grammars, Guide
 from edgepeft.runtime.inputs import Inputs, check_rows
-from edgepeft.runtime.kv_cache import KvCache, places
+from edgepeft.runtime.kv_cache import Beginning, KvCache, places
 from edgepeft.runtime.prediction import TextAnswer, no_number, note_of
 from edgepeft.runtime.session import failing_as
 from edgepeft.runtime.weights import Bound, TaskSession
@@ -39,6 +40,7 @@ from edgepeft.runtime.weights import Bound, TaskSession
 _PASS_TOKENS = 4096  # of a batch, padding counted: the encoder's attention of 8 rows of 512 takes 100 MB
 _PASS_TEXTS = 256
 _SHARE = 0.5  # of the memory that this process may have, for caches
+_OF_BEGINNINGS = 0.25  # of these
 _FLOAT_BYTES = 4
 
 
@@ -88,11 +90,23 @@ class TextSession(NamedTuple):
         assert self.stack is not None
         return [*self.stack.prompt, *ids.tolist()]
 
+    def beginning(self, ids: Sequence[int]) -> Beginning:
+        """Of rows whose own tokens begin with these; empty of two stacks."""
+        cache = self.cache()
+        if cache is None:
+            return Beginning()
+        with failing_as(f"stops in the decoder, with a text of {len(ids)} tokens"):
+            return cache.beginning(lambda *_: self.decoder.bound(), self.tokens(np.array(ids, np.int64)))
+
 
 class TextState:
-    """What the decoder knows of a batch: the encoder's keys and values of each row, its own of each text."""
+    """What the decoder knows of a batch: the encoder's keys and values of each row, its own of each text.
 
-    def __init__(self, session: TextSession, inputs: Inputs) -> None:
+    Of one stack, rows start from what they share with ``beginning``.
+    """
+
+    def __init__(self, session: TextSession, inputs: Inputs, beginning: Beginning | None = None) -> None:
+        self._beginning = beginning or Beginning()
         self._decoder, layers = session.decoder, session.layers
         self._cache, self._unread = session.cache(), None
         if session.encoder is None:
@@ -134,7 +148,8 @@ class TextState:
                 cache.take(order)
                 return cache.step(bind, ids)
             prompts, self._unread = self._unread, None  # whose last tokens are the first to go on from
-            return cache.begin(bind, [[*row[:-1], last] for row, last in zip(prompts, ids.tolist(), strict=True)])
+            prompts = [[*row[:-1], last] for row, last in zip(prompts, ids.tolist(), strict=True)]
+            return cache.begin(bind, prompts, [self._beginning] * len(prompts))
 
     def keep(self, rows: list[int]) -> None:
         """Let the others' keys and values of the encoder go."""
@@ -145,10 +160,19 @@ class TextState:
 
 
 class Generator:
-    """Writes the texts of a bundle's tasks, by sessions that ``open_model`` opens when they are needed."""
+    """Writes the texts of a bundle's tasks, by sessions that ``open_model`` opens when they are needed.
 
-    def __init__(self, bundle: Bundle, open_model: Callable[[onnx.ModelProto], TaskSession]) -> None:
-        self._bundle, self._open = bundle, open_model
+    ``leading`` gives the tokens that all texts of a task begin with, but perhaps for the last ones.
+    """
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        open_model: Callable[[onnx.ModelProto], TaskSession],
+        leading: Callable[[TaskEntry], Sequence[int]] = lambda _: (),
+    ) -> None:
+        self._bundle, self._open, self.leading = bundle, open_model, leading
+        self.beginnings = Beginnings()
         self._sessions: dict[str | None, TextSession] = {}
 
     def session(self, task: str | None) -> TextSession:
@@ -161,6 +185,13 @@ class Generator:
     def opened(self, task: str | None) -> TextSession | None:
         """As ``session``, where they are open."""
         return self._sessions.get(task)
+
+    def beginning(self, task: str | None, session: TextSession) -> Beginning:
+        """What a task's texts begin with; empty by another session than the task's own."""
+        if task is None or self._sessions.get(task) is not session:
+            return Beginning()
+        most = int(_OF_BEGINNINGS * _SHARE * memory_bytes())
+        return self.beginnings.of(task, lambda: session.beginning(self.leading(self._bundle.entry(task))), most)
 
     def write(self, task: str | None, inputs: Inputs, decoding: Decoding) -> list[Written]:
         """What follows each row of ``inputs``, token ids and masks [rows, length]."""
@@ -238,7 +269,7 @@ class Generator:
         self, task: str | None, session: TextSession, inputs: Inputs, decoding: Decoding, prompt_length: int
     ) -> list[Written]:
         decoder, end = self.decoder, decoding.end(self.decoder.end_token_id)
-        state = TextState(session, inputs)
+        state = TextState(session, inputs, self.beginning(task, session))
         ids = decoder.starts(inputs["input_ids"], inputs["attention_mask"])
         lengths = (inputs["attention_mask"] != 0).sum(1) + prompt_length
         allowed = [self.most(length, decoding.max_new_tokens) for length in lengths.tolist()]
@@ -280,11 +311,13 @@ class Generator:
 
     def fit(self, rows: int, longest: int, decoding: Decoding, more: int = 0) -> bool:
         """Whether so many rows, the longest of so many tokens, may run together, each with so many bytes ``more``."""
-        return rows <= rows_at_once(self._bundle, rows, longest, decoding, memory_bytes(), more=more)
+        kept = self.beginnings.n_bytes
+        return rows <= rows_at_once(self._bundle, rows, longest, decoding, memory_bytes(), more=more, kept=kept)
 
     def check_row(self, length: int, decoding: Decoding) -> None:
-        """See that a row of so many tokens may run alone."""
+        """See that a row of so many tokens may run alone, for which what other texts begin with is let go."""
         needed, allowed = self.row_bytes(length, decoding), int(_SHARE * memory_bytes())
+        self.beginnings.shrink(allowed - needed)
         if needed > allowed:
             raise DoesNotFit(
                 f"a text of {length} tokens with {decoding.beams} beams of {decoding.max_new_tokens} new tokens takes "
@@ -332,12 +365,14 @@ def row_bytes(architecture: Architecture, length: int, decoding: Decoding) -> in
     return _FLOAT_BYTES * (widths * tokens + 4 * decoding.beams * architecture.vocab_size)
 
 
-def rows_at_once(bundle: Bundle, rows: int, longest: int, decoding: Decoding, memory: int, *, more: int = 0) -> int:
+def rows_at_once(
+    bundle: Bundle, rows: int, longest: int, decoding: Decoding, memory: int, *, more: int = 0, kept: int = 0
+) -> int:
     """How many of ``rows``, the longest of so many tokens, run together where a process may have so much memory.
 
-    Each takes so many bytes ``more``.
+    Each takes so many bytes ``more``; so many are ``kept`` of what texts begin with.
     """
-    of_memory = int(_SHARE * memory) // (row_bytes(bundle.architecture, longest, decoding) + more)
+    of_memory = (int(_SHARE * memory) - kept) // (row_bytes(bundle.architecture, longest, decoding) + more)
     return min(rows, max(1, min(of_memory, _PASS_TOKENS // max(1, longest), _PASS_TEXTS // decoding.beams)))
 
 

@@ -158,6 +158,13 @@ class Tokenizing:
                 self.truncation.windows = self.truncation.windows.and_of(Spread.of(batch.per_text), answers)
         return batch
 
+    def leading(self, entry: TaskEntry) -> list[int]:
+        """The tokens of what stands before the first column in a task's source, special ones too."""
+        literal = "" if entry.source is None else pattern(entry.source).parts[0].literal
+        with self._lock:
+            ids: list[int] = self.encoder().encode([Text(literal)], entry.max_length).inputs["input_ids"][0].tolist()
+        return ids
+
     def count(self, texts: Sequence[str], entry: TaskEntry) -> int:
         """How many tokens a task reads, its source's too: of cut texts as far as they are, of others in all windows."""
         with self._lock:

@@ -9,6 +9,7 @@ Letters: N texts, S padded length of prompts, k heads of keys, e a head's width,
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import onnxruntime as ort
@@ -27,6 +28,24 @@ _ROOM = 64  # places that are added at once: a copy of 64 tokens' keys takes a t
 _PADDING = 8  # tokens of padding that take as long as one more run
 
 
+class Beginning(NamedTuple):
+    """Tokens that texts may begin with, and their keys and values, [k, n, e] of each layer by turns."""
+
+    tokens: tuple[int, ...] = ()
+    values: tuple[NDArray[np.float32], ...] = ()
+
+    @property
+    def n_bytes(self) -> int:
+        """Of the keys and values."""
+        return sum(each.nbytes for each in self.values)
+
+    def shared(self, ids: Sequence[int]) -> int:
+        """How many leading tokens need not run: not the text's last one, and none where a run of its own costs more."""
+        pairs = enumerate(zip(self.tokens, ids[:-1], strict=False))
+        n = next((i for i, (own, other) in pairs if own != other), min(len(self.tokens), len(ids) - 1))
+        return n if n > _PADDING else 0
+
+
 class KvCache:
     """Of texts that begin together; one thread at a time.
 
@@ -42,20 +61,39 @@ class KvCache:
         self._lengths = np.empty(0, np.int32)  # tokens of each text that have keys
         self._run: _Run | None = None
 
-    def begin(self, bind: Bind, prompts: Sequence[Sequence[int]]) -> NDArray[np.float32]:
-        """Logits [N, v] of what follows each prompt, none of which is empty."""
+    def begin(
+        self, bind: Bind, prompts: Sequence[Sequence[int]], beginnings: Sequence[Beginning] = ()
+    ) -> NDArray[np.float32]:
+        """Logits [N, v] of what follows each prompt, none of which is empty.
+
+        A prompt starts from what it shares with its one of the ``beginnings`` [N].  It then runs alone: ONNX Runtime's
+        operator takes several tokens behind others of one text only.
+        """
         self._lengths = np.array([len(ids) for ids in prompts], np.int32)
         k, e = self._heads
         shape = (len(prompts), k, places(int(self._lengths.max()) + 1), e)
         self._buffers = [np.zeros(shape, np.float32) for _ in self._layers for _ in range(2)]
+        known = np.zeros(len(prompts), np.int32)
+        for row, beginning in enumerate(beginnings):
+            known[row] = n = beginning.shared(prompts[row])
+            for buffer, values in zip(self._buffers, beginning.values, strict=False):
+                buffer[row, :, :n] = values[:, :n]
         logits = np.empty((len(prompts), self._vocabulary), np.float32)
-        for rows in _alike(self._lengths):
-            ids, last = pad_rows([list(prompts[row]) for row in rows], 0), self._lengths[rows.start : rows.stop] - 1
-            n, s = ids.shape
-            run = _Run(self, bind(rows, s), rows, ids.reshape(-1), last + s * np.arange(n))
-            run.places[:], run.positions[:] = last, np.tile(np.arange(s), n)
+        for rows in _alike(self._lengths, known):
+            first = int(known[rows.start])
+            ids = pad_rows([list(prompts[row][first:]) for row in rows], 0)
+            last, (n, s) = self._lengths[rows.start : rows.stop] - 1, ids.shape
+            run = _Run(self, bind(rows, s), rows, ids.reshape(-1), last - first + s * np.arange(n))
+            run.places[:], run.positions[:] = last, np.tile(np.arange(first, first + s), n)
             logits[rows.start : rows.stop] = run.logits()
         return logits
+
+    def beginning(self, bind: Bind, tokens: Sequence[int]) -> Beginning:
+        """Of these tokens; empty where they are too few to save anything."""
+        if len(tokens) <= _PADDING:
+            return Beginning()
+        self.begin(bind, [tokens])
+        return Beginning(tuple(tokens), tuple(each[0, :, : len(tokens)].copy() for each in self._buffers))
 
     def step(self, bind: Bind, ids: NDArray[np.int64]) -> NDArray[np.float32]:
         """Logits [N, v] of what follows ``ids`` [N], one token of each text."""
@@ -136,11 +174,12 @@ def places(tokens: int) -> int:
     return -(-tokens // _ROOM) * _ROOM
 
 
-def _alike(lengths: NDArray[np.int32]) -> Iterator[range]:
-    """Neighbours that run together, padded to the longest."""
+def _alike(lengths: NDArray[np.int32], known: NDArray[np.int32]) -> Iterator[range]:
+    """Neighbours that run together, padded to the longest; alone where tokens are known."""
     begin = 0
     for end in range(1, len(lengths) + 1):
         among = lengths[begin : end + 1]
-        if end == len(lengths) or (among.max() - among).sum() > _PADDING * (len(among) - 1):
+        padded = (among.max() - among).sum() > _PADDING * (len(among) - 1)
+        if end == len(lengths) or known[begin : end + 1].any() or padded:
             yield range(begin, end)
             begin = end

@@ -59,9 +59,9 @@ class Runtime(TextTasks):
         self._one_row: dict[str | None, TaskSession] = {}  # for a batch of one row, each opened with the first such
         self._weights = Weights(self.bundle, cache=cache, threads=threads, forget=self._forget, move=self._move)
         self._prefix = Prefix(self.bundle, self._open)
-        self.generator = Generator(self.bundle, self._open)
-        self._lock = RLock()  # of everything above; runs themselves need none
+        self._lock = RLock()  # of everything; runs themselves need none
         self._tokenizing = Tokenizing(self.bundle, self._lock)
+        self.generator = Generator(self.bundle, self._open, self._tokenizing.leading)
         self.truncation = self._tokenizing.truncation
         self._mixer = Mixer(self.bundle, self._weights, self._lock)
         self._closed = False
@@ -110,7 +110,7 @@ class Runtime(TextTasks):
             self._mixer.renew(bundle, changed)
             if changed:
                 self._prefix = Prefix(bundle, self._open)  # runs that are under way keep the old one
-                self.generator = Generator(bundle, self._open)
+                self.generator = Generator(bundle, self._open, self._tokenizing.leading)
             return tuple(changed)
 
     def session(self, task: str | None) -> TaskSession:

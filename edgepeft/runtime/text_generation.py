@@ -292,9 +292,12 @@ class TextBatch:
 
     def _begin(self, new: list[Draft], cache: KvCache, order: list[int]) -> None:
         """Read prompts, and go on with the other texts; what both give is ``_ready``."""
-        prompts = [self._generator.session(draft.task).tokens(draft.ids) for draft in new]
+        sessions = {draft.task: self._generator.session(draft.task) for draft in new}
+        beginnings = {task: self._generator.beginning(task, session) for task, session in sessions.items()}
+        prompts = [sessions[draft.task].tokens(draft.ids) for draft in new]
         with failing_as(f"stops in the decoder, with {len(new)} prompts"):
-            logits = cache.begin(partial(self._bound, [draft.task for draft in new]), prompts)
+            tasks = [draft.task for draft in new]
+            logits = cache.begin(partial(self._bound, tasks), prompts, [beginnings[task] for task in tasks])
         if self._cache is None:
             self._cache, self._ready = cache, logits
         else:

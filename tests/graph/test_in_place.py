@@ -40,8 +40,8 @@ def graphs_of(folder: Path) -> tuple[TextGraphs, Path]:
 @pytest.fixture(scope="module", params=KINDS, ids=[kind for kind, _ in KINDS])
 def states(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Callable[[dict[str, Any]], tuple[TextState, TextState]]:
-    """Of rows, by the lowered graph and by the stored ones."""
+) -> Callable[..., tuple[TextState, TextState]]:
+    """Of rows, by the lowered graph, where tokens that rows begin with may be known, and by the stored ones."""
     kind, sizes = request.param
     graphs, folder = graphs_of(write_model(tmp_path_factory.mktemp("model"), kind, **LONG, **sizes))
 
@@ -50,7 +50,7 @@ def states(
 
     lowered, stored = TextSession.of(graphs, opened), TextSession(opened(graphs.encoder), opened(graphs.decoder))
     assert lowered.encoder is None
-    return lambda rows: (TextState(lowered, rows), TextState(stored, rows))
+    return lambda rows, begun=(): (TextState(lowered, rows, lowered.beginning(begun)), TextState(stored, rows))
 
 
 def require_equal(states: tuple[TextState, TextState], ids: Any, order: Any) -> None:
@@ -81,6 +81,19 @@ def test_beams_part_and_change_places(states: Any):
     require_equal(both, np.array([7, 8]), [0, 1])
     for order in ([0, 0, 0, 1, 1, 1], [1, 0, 1, 5, 3, 3], [2, 1, 0, 3, 4, 5]):
         require_equal(both, source.integers(5, 60, 6), order)
+
+
+def test_rows_start_from_what_they_share_with_known_tokens(states: Any):
+    source = np.random.default_rng(2)
+    known, ids = source.integers(5, 60, 20), source.integers(5, 60, (6, 30))
+    lengths = [30, 27, 20, 30, 30, 21]
+    for row, shared in enumerate([20, 12, 20, 5, 0, 20]):  # the third is no longer, the fourth shares too few
+        ids[row, :shared] = known[:shared]
+    mask = (np.arange(30) < np.array(lengths)[:, None]).astype(np.int64)
+    both = states({"input_ids": ids * mask, "attention_mask": mask}, known.tolist())
+    require_equal(both, np.array([row[n - 1] for row, n in zip(ids, lengths, strict=True)]), range(6))
+    for _ in range(2):
+        require_equal(both, source.integers(5, 60, 6), range(6))
 
 
 def test_what_lies_beyond_a_rows_tokens_is_never_read(tmp_path: Path):
