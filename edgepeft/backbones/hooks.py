@@ -212,6 +212,19 @@ def logits_that_go_on(run: Callable[..., Any], inputs: Mapping[str, Tensor]) -> 
     return logits
 
 
+def edges_that_go_on(run: Callable[..., Any], inputs: Mapping[str, Tensor], trie: Trie) -> Tensor:
+    """As ``edge_logits``, of a model that goes on with its rows, which end in the last column."""
+    ways, longest = trie.ways, max(map(len, trie.ways))
+    before = torch.tensor([[trie.start, *way, *[trie.start] * (longest - len(way))] for way in ways])
+    device, batch = inputs["input_ids"].device, len(inputs["input_ids"])
+    each = {name: rows.repeat_interleave(len(ways), 0) for name, rows in inputs.items()}
+    found = logits_that_go_on(run, {**each, "decoder_input_ids": before.repeat(batch, 1).to(device)})
+    edges = torch.from_numpy(trie.values[EDGES]).to(device)
+    of_edges = found[..., edges].reshape(batch, len(ways), longest + 1, -1)  # (B, ways, longest + 1, e)
+    places = [next(i for i, way in enumerate(ways) if way[: len(node)] == node) for node in trie.nodes]
+    return torch.stack([of_edges[:, i, len(node)] for i, node in zip(places, trie.nodes, strict=True)], 1)
+
+
 def edge_logits(run: Callable[..., Any], inputs: Mapping[str, Tensor], trie: Trie) -> Tensor:
     """[batch, n, e]: what the model gives each edge's token at each node; ``run`` is its forward pass."""
     device, batch = inputs["input_ids"].device, len(inputs["input_ids"])

@@ -1,9 +1,9 @@
 """The labels of a task as a trie of tokens, which one pass of a decoder scores: a shared beginning is computed once.
 
 A node is a beginning of some labels, and stands for the token that ends it; the root is the token that a decoder starts
-from.  Only where labels part is anything decided, so nodes are those with several children, and what lies above them.
-An edge leads from such a node to a child.  A label's probability is the product over its edges, each among its
-siblings: exact, and never an answer that is no label.
+from, the last one read where it goes on with that.  Only where labels part is anything decided, so nodes are those with
+several children, and what lies above them.  An edge leads from such a node to a child.  A label's probability is the
+product over its edges, each among its siblings: exact, and never an answer that is no label.
 
 Letters: n nodes, e edges.
 """
@@ -91,7 +91,7 @@ class Trie:
         return {"siblings": self.siblings, "paths": self.paths}
 
     @cached_property
-    def _ways(self) -> tuple[_Prefix, ...]:
+    def ways(self) -> tuple[_Prefix, ...]:
         """Nodes that begin no other: with their own beginnings they cover all."""
         return tuple(n for n in self.nodes if not any(n != other and n == other[: len(n)] for other in self.nodes))
 
@@ -100,8 +100,8 @@ class Trie:
 
         Their tokens [m], which of these each sees [m, m], and for each node a place where it stands [n].
         """
-        places = [way[:length] for way in self._ways for length in range(len(way) + 1)]
-        owners = np.repeat(np.arange(len(self._ways)), [len(way) + 1 for way in self._ways])
+        places = [way[:length] for way in self.ways for length in range(len(way) + 1)]
+        owners = np.repeat(np.arange(len(self.ways)), [len(way) + 1 for way in self.ways])
         earlier = np.tri(len(places), dtype=bool)
         tokens = np.array([place[-1] if place else self.start for place in places], np.int64)
         sees = earlier & (owners[:, None] == owners[None])
@@ -122,8 +122,7 @@ def trie_of(labels: Sequence[str], encoder: TextEncoder, decoder: Decoder) -> Tr
                 f"the labels {known[target]!r} and {label!r} are the same tokens {target[:-1]}; rename one."
             )
         known[target] = label
-    assert decoder.start_token_id is not None, "a model that goes on with what it reads scores no labels"
-    trie = Trie(tuple(known), decoder.start_token_id)
+    trie = Trie(tuple(known), decoder.start_token_id or 0)
     if trie.n_cells > MOST_CELLS:
         raise UsageError(
             f"{len(labels)} labels of {len(trie.nodes)} different beginnings are too many to be scored at once: "

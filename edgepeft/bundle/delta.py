@@ -27,6 +27,7 @@ from edgepeft.backbones.checkpoint import check_header
 from edgepeft.backbones.hooks import (
     attached,
     edge_logits,
+    edges_that_go_on,
     logits_that_go_on,
     needs,
     padded_in_front,
@@ -36,6 +37,7 @@ from edgepeft.backbones.hooks import (
     tied,
 )
 from edgepeft.backbones.source import Backbone
+from edgepeft.backbones.text import BEFORE
 from edgepeft.backbones.trie import EDGES
 from edgepeft.bundle.card import CARD_FILE, TENSORS_FILE, BackboneCard, DeltaCard, read_card
 from edgepeft.common.atomic import new_folder, write_json
@@ -136,13 +138,14 @@ class Delta(nn.Module):
 
     def logits(self, model: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
         """[batch, outputs] from the frozen model with this delta attached; of a text [batch, target length, words],
-        of tokens [batch, length, outputs].
+        of tokens [batch, length, outputs].  Where labels are scored as words, ``decoder_input_ids`` ask for the text's.
 
         ``inputs`` are input_ids, attention_mask and, where the model has them, token_type_ids: [batch, length].  Where
         text is written, decoder_input_ids [batch, target length] are what stands there already (teacher forcing).
         """
         own = self.own_tensors(model)
-        return self.read_out(self._pooled(model, inputs, own), own)
+        pooled = self._pooled(model, inputs, own)
+        return pooled if self.card.writes and BEFORE in inputs else self.read_out(pooled, own)
 
     def _pooled(self, model: nn.Module, inputs: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> Tensor:
         """[batch, d], or [batch, nodes, edges] of labels, or [batch, target length, words]: what the head reads."""
@@ -154,7 +157,9 @@ class Delta(nn.Module):
                 return torch.func.functional_call(model, overrides, (), given, tie_weights=False)
 
             if self.card.writes and self.architecture.goes_on:
-                return logits_that_go_on(run, inputs)
+                if self.trie is None or BEFORE in inputs:
+                    return logits_that_go_on(run, inputs)
+                return edges_that_go_on(run, inputs, self.trie)
             if self.card.writes:
                 pooled = run(**inputs, use_cache=False).logits
                 return pooled
@@ -325,7 +330,7 @@ def new_delta(
 
 def _reads(head: type[Head], backbone: Backbone) -> Any:
     if head.decodes:
-        return "text" if head.writes else "labels"
+        return "text" if head.writes or backbone.architecture.goes_on else "labels"
     if head.per_token:
         return "tokens"
     return {Pooling.MEAN: "mean", Pooling.LAST: "last_token"}.get(backbone.pooling, "first_token")
@@ -342,7 +347,7 @@ def _require_fitting(backbone: Backbone, head: type[Head], kind: TaskType) -> No
         raise UsageError(
             f"{backbone.source} has a decoder, and {kind.title} is an encoder's; use BERT or one of its kin."
         )
-    if backbone.architecture.goes_on and (head.decodes or kind.writes):
+    if backbone.architecture.goes_on and kind.writes:
         raise UsageError(
             f"{backbone.source} has no head {head.kind!r} for {kind.title}: leave --head out, and a linear layer reads "
             "the last token, or give --kind text with --source and --target."

@@ -168,8 +168,13 @@ class TaskCard(_Model):
 
     @property
     def writes(self) -> bool:
-        """Whether the answer is a text, token by token."""
+        """Whether the graphs that write text run."""
         return self.head_reads == "text"
+
+    @property
+    def scores_words(self) -> bool:
+        """Whether these graphs score labels, as words behind the prompt, and no text is written."""
+        return self.writes and not self.task_kind.writes
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """As pydantic's; the kind of task is that of the copy."""
@@ -212,6 +217,8 @@ class TaskEntry(TaskCard):
     @property
     def untunable(self) -> str:
         """Why a board cannot tune it; empty where it can."""
+        if self.scores_words:
+            return "a board's training graph does not score label words"
         return "" if self.weights_sha256 is None else "its tensors are more than a graph can hold"
 
     def require_tunable(self, task: str) -> None:
@@ -219,7 +226,7 @@ class TaskEntry(TaskCard):
         if self.untunable:
             raise UsageError(
                 f"task {task} ({self.method}) cannot be tuned here: {self.untunable}. Train it anew with: "
-                "edgepeft train; or tune a task of fewer parameters, as by lora."
+                f"edgepeft train{'' if self.scores_words else '; or tune a task of fewer parameters, as by lora'}."
             )
 
     def logits_shape(self, batch: int, length: int) -> tuple[int, ...]:

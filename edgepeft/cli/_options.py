@@ -44,7 +44,7 @@ def decoding_of(bundle: Bundle, tasks: Iterable[str], **asked: Any) -> Decoding:
     from edgepeft.runtime.decoding import Decoding
 
     given = {name: value for name, value in asked.items() if value is not None}
-    if given and not any(bundle.entry(task).writes for task in tasks):
+    if given and not any(bundle.entry(task).task_kind.writes for task in tasks):
         option = next(iter(given)).replace("_", "-")
         raise UsageError(f"--{option} is for tasks that write text, and these do not; --task names one that does.")
     return Decoding(**given)

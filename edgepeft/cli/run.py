@@ -329,7 +329,7 @@ def _shown(row: Row) -> dict[str, Any]:
 
 def _print_as_written(runtime: Runtime, tasks: list[str], rows: Iterable[Row], decoding: Decoding) -> None:
     """Print the text of each row piece by piece, as its tokens come, and a line's end."""
-    if len(tasks) != 1 or not runtime.bundle.entry(tasks[0]).writes:
+    if len(tasks) != 1 or not runtime.bundle.entry(tasks[0]).task_kind.writes:
         raise UsageError(f"--stream shows what one task writes, found {', '.join(tasks)}; --task names one that does.")
     for row in rows:
         for piece in runtime.stream(tasks[0], row.readable, decoding):

@@ -80,6 +80,7 @@ def bundle_cost(
     precision, (each, tokens) = bundle.manifest.backbone.weights_dtype, read_as(bundle, task, length)
     inputs = example_inputs(bundle, task, batch_size * each, tokens)
     if task is not None and bundle.entry(task).writes:
+        decoding = Decoding(1) if bundle.entry(task).scores_words else decoding
         counted = _count_answer(bundle.text_graphs_of(task), inputs, bundle.prompt_length(task), decoding)
         return Cost(task, batch_size, length, precision, *counted, decoding)
     counted = count_run(bundle.graph(task), inputs)

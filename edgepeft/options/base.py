@@ -294,7 +294,9 @@ class TrainingLoopOptions(Options):
     few_shot: Annotated[int | None, typer.Option(help="Train on N rows in all, stratified.")] = None
     balanced: Annotated[bool, typer.Option("--balanced", help="Weigh rows so that all labels weigh alike.")] = False
     epochs: Annotated[Count, typer.Option(help="Passes over the rows. Default: 3, or more up to 100 steps.")] = None
-    steps: Annotated[Count, typer.Option(help="Updates, instead of --epochs.")] = None
+    steps: Annotated[
+        int | None, at_least(0), typer.Option(help="Updates, instead of --epochs; 0 scores what is there, prompted.")
+    ] = None
     patience: Annotated[Count, typer.Option(help="Stop after N evaluations without a better score.")] = None
     metric: Annotated[
         str | None, typer.Option(help="accuracy, f1, f1:LABEL, matthews; pearson, spearman, pearson_spearman.")
@@ -317,6 +319,6 @@ class TrainingLoopOptions(Options):
 
     def total_steps(self, per_epoch: int) -> int:
         """Updates of the whole run."""
-        if self.epochs is None and self.steps is None:
-            return max(per_epoch * EPOCHS, LEAST_STEPS)
-        return self.steps or per_epoch * (self.epochs or 0)
+        if self.steps is not None:
+            return self.steps
+        return max(per_epoch * EPOCHS, LEAST_STEPS) if self.epochs is None else per_epoch * self.epochs

@@ -109,7 +109,7 @@ def evaluate(options: EvalOptions) -> EvalResult:
         decoding = GREEDY if longest is None else Decoding(max_new_tokens=longest)
         with shown_steps() as show:
             asked = _Asked(runtime, task, options.metric, decoding, show, groups, right)
-            found = (_of_texts if entry.writes else _of_logits)(asked, in_batches(rows, options.batch_size))
+            found = (_of_texts if kind.writes else _of_logits)(asked, in_batches(rows, options.batch_size))
         found |= _stated(entry.metrics)
         if options.out is not None:
             Path(options.out).mkdir(parents=True, exist_ok=True)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from edgepeft.backbones.base import Architecture
 from edgepeft.backbones.tokens import Text, TextEncoder, TokenBatch
+from edgepeft.backbones.trie import Trie, trie_of
 from edgepeft.bundle.bundle import Bundle
 from edgepeft.bundle.manifest import TaskEntry
 from edgepeft.common.errors import DataError
@@ -139,6 +140,7 @@ class Tokenizing:
         self.truncation = Truncation()
         self._bundle, self._lock = bundle, lock  # the tokenizer keeps the length that it cuts at
         self._encoder: TextEncoder | None = None
+        self._tries: dict[tuple[str, ...], Trie] = {}
 
     def encoder(self) -> TextEncoder:
         """The tokenizer itself."""
@@ -164,6 +166,15 @@ class Tokenizing:
         with self._lock:
             ids: list[int] = self.encoder().encode([Text(literal)], entry.max_length).inputs["input_ids"][0].tolist()
         return ids
+
+    def trie(self, entry: TaskEntry) -> Trie:
+        """A task's label words, which its decoder scores."""
+        words, decoder = entry.targets or entry.labels or (), self._bundle.architecture.decoder
+        assert decoder is not None, "the task has one"
+        with self._lock:
+            if words not in self._tries:
+                self._tries[words] = trie_of(words, self.encoder(), decoder)
+            return self._tries[words]
 
     def count(self, texts: Sequence[str], entry: TaskEntry) -> int:
         """How many tokens a task reads, its source's too: of cut texts as far as they are, of others in all windows."""

@@ -76,7 +76,7 @@ class Mixer:
                     raise
                 refused[task] = error
                 continue
-            if task is None or session.structure is None:
+            if task is None or session.structure is None or self._bundle.entry(task).scores_words:
                 groups.append([task])
             else:
                 alike.setdefault(session.structure, {})[task] = session

@@ -31,6 +31,7 @@ from edgepeft.runtime.inputs import (
     read_by,
     texts_of,
 )
+from edgepeft.runtime.label_words import word_scores
 from edgepeft.runtime.mixed import Mixer
 from edgepeft.runtime.passes import filled, one_row, passes, put
 from edgepeft.runtime.prediction import Notes, RowResult, in_numbers, number_or_error, of_width, predictions
@@ -148,7 +149,8 @@ class Runtime(TextTasks):
     def structure(self, task: str | None) -> bytes | None:
         """Equal for tasks whose rows ``predict_mixed`` runs together; None until the task's session is open."""
         session = self._sessions.get(task) or self.generator.opened(task)
-        return None if session is None else session.structure
+        entry = self.bundle.manifest.tasks.get(task or "")
+        return None if session is None or (entry is not None and entry.scores_words) else session.structure
 
     def _forget(self, session: object) -> None:
         """Drop a session, since too many are open: its tasks open another with their next request."""
@@ -193,6 +195,9 @@ class Runtime(TextTasks):
         """
         entry = self.bundle.entry(task)
         batch = checked_inputs(inputs, self.bundle.architecture)
+        if entry.scores_words:
+            self.prepare(task)
+            return word_scores(self.generator, task, batch, self._tokenizing.trie(entry))
         shape = entry.logits_shape(*batch["input_ids"].shape)
         if (found := self._run_one_row(task, LOGITS, batch)) is not None:
             return filled(shape, of_width(shape[-1], task, found))
@@ -272,10 +277,11 @@ class Runtime(TextTasks):
 
     def _logits_of(self, task: str, batch: TokenBatch) -> NDArray[np.float32]:
         """``logits`` of tokens that are our own: of a row alone only what the tokenizer may be wrong in is checked."""
-        ids = batch.inputs["input_ids"]
-        if len(ids) != 1 or not 0 <= max(ids[0].tolist(), default=-1) < self.bundle.architecture.vocab_size:
+        ids, entry = batch.inputs["input_ids"], self.bundle.entry(task)
+        plain = len(ids) == 1 and 0 <= max(ids[0].tolist(), default=-1) < self.bundle.architecture.vocab_size
+        if not plain or entry.scores_words:
             return self.logits(task, batch.inputs)
-        shape = self.bundle.entry(task).logits_shape(*ids.shape)
+        shape = entry.logits_shape(*ids.shape)
         found = run_session(self._session_of_one_row(task), LOGITS, batch.inputs)
         return filled(shape, of_width(shape[-1], task, found))
 
@@ -290,7 +296,10 @@ class Runtime(TextTasks):
         answers: dict[str, Sequence[Answer]] = {task: [] for task in tasks}
         forms: dict[tuple[int, str | None, type[TaskType] | None, int | None], list[str]] = {}
         for task, entry in ((task, self.bundle.entry(task)) for task in answers if given):
-            if entry.writes:
+            if entry.scores_words:
+                scored = in_numbers(self._predictions(task, given))
+                answers[task] = scored
+            elif entry.writes:
                 answers[task] = self.write(task, given, decoding)
             else:
                 kind = entry.task_kind
@@ -374,11 +383,12 @@ class Runtime(TextTasks):
             return self._embeddings(texts[None], pooling)
         named = {task: rows for task, rows in texts.items() if task is not None}
         entries = [self.bundle.entry(task) for task in named]
-        if entries[0].writes and (len(named) == 1 or decoding.beams > 1):
+        writes = entries[0].task_kind.writes
+        if writes and (len(named) == 1 or decoding.beams > 1):
             return [answer for task, rows in named.items() for answer in self.write(task, rows, decoding)]
         if len(named) == 1:
             return [answer for task, rows in named.items() for answer in self._predictions(task, rows)]
-        if entries[0].writes:
+        if writes:
             return self.writing(decoding).answers(named)
         kinds = [entry.task_kind for entry in entries]
         given = zip(kinds, named.values(), entries, strict=True)

@@ -403,7 +403,7 @@ class TextTasks(ABC):
     def _read(self, task: str, texts: object) -> tuple[list[Text], Inputs]:
         """What a task that writes text reads, and its tokens; opens the task."""
         entry = self.bundle.entry(task)
-        if not entry.writes:
+        if not entry.task_kind.writes:
             raise UsageError(f"task {task} writes no text; ask it with predict.")
         read = texts_of(texts, entry.source)
         inputs = self._tokenizing.tokens(read, entry.max_length).inputs

@@ -120,7 +120,7 @@ async def tasks(request: Request) -> Response:
             "method": entry.method,
             "kind": entry.task_kind.name,
             "labels": entry.labels,
-            "writes": entry.writes,
+            "writes": entry.task_kind.writes,
             "pairs": entry.pairs,
             "candidates": entry.task_kind.picks,
             "dims": entry.n_outputs if entry.task_kind.gives_vectors else None,
@@ -172,7 +172,7 @@ def _mixed(answer: RowResult, task: str | None) -> dict[str, Any]:
 async def stream(request: Request) -> Response:
     """What a task writes for one text, as server-sent events: pieces, and then the whole answer."""
     serving, task = _serving(request), request.path_params["task"]
-    if not serving.service.manifest.task(task).writes:
+    if not serving.service.manifest.task(task).task_kind.writes:
         raise Refused(422, "invalid", f"task {task} writes no text; ask it with :predict.")
     asked = await body_of(request, schemas.TextRow, 1)
     return await streamed(task, lambda tell: answers_of(request, [task], [asked.given], tell=tell))

@@ -145,7 +145,7 @@ class Service:
 
     def writes(self, task: str | None) -> bool:
         """Whether it is a task that writes text."""
-        return task in self.manifest.tasks and self.manifest.tasks[task].writes
+        return task in self.manifest.tasks and self.manifest.tasks[task].task_kind.writes
 
     def write(self, jobs: Sequence[Job], more: Callable[[], Sequence[Job]]) -> None:
         """Write the texts of requests, and of those that join them; what cannot join is left to ``answer``."""

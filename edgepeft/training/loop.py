@@ -155,7 +155,7 @@ class _Run:
         weights = [known.get(label, 0.0) for label in data.labels or ()] if options.balanced else None
         shared = None if self.shared is None else SharedStates(self.shared, backbone.sha256, self.attention)
         how: dict[str, Any] = {"weights": weights, "device": self.device, "bf16": options.bf16, "shared": shared}
-        if delta.card.writes:
+        if delta.card.task_kind.writes:
             grammars = Grammars.of(backbone.folder, backbone.architecture)
             require_kept(data, grammars, encoder)
             how |= {"decode": encoder.decode, "grammars": grammars}

@@ -111,7 +111,8 @@ def bundle_fit(
     if reserve < 0 or allowed <= 0:
         raise UsageError(f"--reserve leaves nothing of {profile.name}'s {profile.memory_bytes / 1e6:.0f} MB.")
     length = checked_length(bundle, task, batch_size, length, None if task is None else bundle.entry(task).max_length)
-    written = decoding if task is not None and bundle.entry(task).writes else None
+    entry = None if task is None else bundle.entry(task)
+    written = None if entry is None or not entry.writes else Decoding(1) if entry.scores_words else decoding
     each, tokens = read_as(bundle, task, length)
     sizes = {"base": base, "batch_size": batch_size, "each": each, "length": tokens, "allowed": allowed}
     inference = _inference(bundle, task, written, **sizes)

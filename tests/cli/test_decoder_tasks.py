@@ -1,4 +1,5 @@
-"""A decoder's tasks from rows to a service, by the command line: labels of the last token, and text in a JSON schema."""
+"""A decoder's tasks from rows to a service, by the command line: labels of the last token, label words, and text in a
+JSON schema."""
 
 from __future__ import annotations
 
@@ -66,24 +67,28 @@ def done(*words: object) -> None:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the backbone ``model``, the trained deltas ``side`` and ``extract``, and a ``bundle`` of both.
+    """A folder with the backbone ``model``, the deltas ``side``, ``word``, ``prompted`` and ``extract``, and their ``bundle``.
 
-    ``extract`` had a single step, so that nothing but the grammar makes JSON of its texts.
+    ``extract`` had a single step, so that nothing but the grammar makes JSON of its texts, and ``prompted`` none.
     """
     folder = tmp_path_factory.mktemp("decoder-tasks")
     backbone = write_speller(folder / "model")
     (folder / "schema.json").write_text(json.dumps(Order.model_json_schema()))
-    rows = {"side": (letters(80, seed=0), HELD_OUT), "extract": (ORDERS[:14], ORDERS[14:])}
+    sides = (letters(80, seed=0), HELD_OUT)
+    rows = {"side": sides, "word": sides, "prompted": sides, "extract": (ORDERS[:14], ORDERS[14:])}
     how: dict[str, list[object]] = {
         "side": ["--set", "rank=4", "--lr", 1e-2, "--epochs", 8, "--max-length", 16],
         "extract": ["--kind", "text", "--source", "{order}\n", "--target", " {json}", "--steps", 1, "--max-length", 32],
     }
+    words = ["--kind", "classification", "--head", "labels", "--source", "The half:{text}\n", "--target", " {label}"]
+    how["word"] = [*how["side"][:-1], 32, *words]
+    how["prompted"] = [*words, "--steps", 0, "--max-length", 32]
     how["extract"] += ["--json-schema", folder / "schema.json", "--max-target-length", 80]
     for task, parts in rows.items():
         train, test = (write_rows(folder / f"{task}-{i}.jsonl", part) for i, part in enumerate(parts))
         asked = ["--backbone", backbone, "--data", train, "--test", test, "--task", task, "--method", "lora"]
         done("train", *asked, *how[task], "--out", folder / task)
-    deltas = ["--delta", folder / "side", "--delta", folder / "extract"]
+    deltas = [part for task in rows for part in ("--delta", folder / task)]
     done("export", "--backbone", backbone, *deltas, "--out", folder / "bundle")
     return folder
 
@@ -167,7 +172,50 @@ def test_rows_of_both_tasks_are_answered_in_one_request(service: Served, expecte
     ]
 
 
-def test_both_are_verified(made: Path):
+@pytest.mark.parametrize("task", ["word", "prompted"])
+def test_label_words_have_the_probabilities_that_transformers_gives_them(made: Path, service: Served, task: str):
+    """``word`` beside PEFT's adapter, ``prompted`` beside the model itself; in 8 bits, so near them."""
+    peft = pytest.importorskip("peft")
+    model = transformers.AutoModelForCausalLM.from_pretrained(made / "model", attn_implementation="eager")
+    if task == "word":
+        done("export", "--backbone", made / "model", "--delta", made / task, "--to-peft", made / "peft-word")
+        model = peft.PeftModel.from_pretrained(model, made / "peft-word")
+    encode = Tokenizer.from_file(str(made / "model" / "tokenizer.json")).encode
+    rows = [row["text"] for row in HELD_OUT]
+    answers, expected = answers_of(made, task, rows), list[list[float]]()
+    temperature = card(made, task)["chosen"].get("temperature", 1)
+    for text in rows:
+        ids = encode(f"The half:{text}\n").ids
+        first = [encode(f" {label}").ids for label in LABELS]  # which differ in their second token, a letter
+        with torch.no_grad():
+            logits = model.eval()(input_ids=torch.tensor([[*ids, first[0][0]]])).logits[0, -1]
+        expected.append((logits[[label[1] for label in first]] / temperature).softmax(0).tolist())
+    found = [[answer["scores"][label] for label in LABELS] for answer in answers]
+    assert abs(torch.tensor(found) - torch.tensor(expected)).max() < 0.05
+    said = [LABELS[row.index(max(row))] for row in expected]
+    right = sum(label == row["label"] for label, row in zip(said, HELD_OUT, strict=True)) / len(HELD_OUT)
+    assert card(made, task)["metrics"]["test"] == right and (task == "prompted" or right > 0.7)
+    evaluated = shown("eval", made / "bundle", "--task", task, "--data", made / "side-1.jsonl", "--json")
+    assert abs(evaluated["score"] - right) < 0.1
+    body = {"rows": [{"task": task, "text": rows[0]}, {"task": "extract", "text": ASKED[0]}]}
+    status, _, answered = service.post("/v1/predict", body)
+    assert (status, answered["answers"][0]["prediction"]) == (200, answers[0])
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("tune", "--data", "side-1.jsonl"), "training graph does not score label words"),
+        (("run", "--stream", "abc"), "--stream shows what one task writes"),
+    ],
+)
+def test_what_label_words_cannot_do_is_refused_by_name(made: Path, words: tuple[str, ...], said: str):
+    words = tuple(str(made / word) if word.endswith(".jsonl") else word for word in words)
+    result = verb(words[0], made / "bundle", "--task", "word", *words[1:])
+    assert result.exit_code and re.search(said, str(result.exception)), (result.output, result.exception)
+
+
+def test_all_are_verified(made: Path):
     done("verify", made / "bundle")
 
 

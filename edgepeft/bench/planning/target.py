@@ -56,7 +56,7 @@ class BenchSubject:
     @property
     def writes(self) -> bool:
         """Whether its tasks write text, all of them."""
-        return any(self.bundle.entry(task.name).writes for task in self.tasks)
+        return any(self.bundle.entry(task.name).task_kind.writes for task in self.tasks)
 
     @property
     def architecture(self) -> Architecture:
@@ -81,7 +81,7 @@ def open_subject(folder: Path, *, tasks: Sequence[str] = (), methods: Sequence[s
         if method not in known:
             raise UnknownName("method of this bundle's chosen tasks", method, known)
     chosen = {name: entry for name, entry in chosen.items() if not methods or entry.method in methods}
-    writing = [name for name, entry in chosen.items() if entry.writes]
+    writing = [name for name, entry in chosen.items() if entry.task_kind.writes]
     others = [name for name in chosen if name not in writing]
     if tasks and writing and others:
         raise UsageError(

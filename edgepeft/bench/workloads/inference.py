@@ -27,7 +27,7 @@ def infer_onnxruntime(job: Job) -> Prepared:
     from edgepeft.runtime.runtime import Runtime
 
     runtime = Runtime(Path(job.bundle), threads=job.threads, cache=job.cache)
-    runtime.session(job.task)
+    runtime.prepare(job.task)
 
     def step(batch: int) -> None:
         inputs = job.batch(batch)

@@ -191,7 +191,7 @@ class TrainingLoop:
         if not self.over:
             self.engine.prepare(self._prepared)
         if not self.position.step:
-            if self.scores_start:
+            if self.scores_start or not self.total:
                 self.evaluate()
             self.save()
         for chosen in self.batches():

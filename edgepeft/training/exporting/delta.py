@@ -73,7 +73,7 @@ def export_delta(
         else:
             model.graph.initializer.append(numpy_helper.from_array(tensor.detach().numpy(), source))
         _give(model.graph, source, names.override(stored[name]), tensor.shape)
-    for name, values in (delta.trie.values if delta.trie else {}).items():
+    for name, values in (parts.trie.values if parts.trie else {}).items():
         if names.of_labels(name) not in {tensor.name for tensor in model.graph.initializer}:
             model.graph.initializer.append(numpy_helper.from_array(values, names.of_labels(name)))
         _give(model.graph, names.of_labels(name), names.adapted(name), values.shape, TensorProto.INT64)
@@ -100,8 +100,9 @@ class _Parts(nn.Module):
         self.outputs: list[str] = []
         self.borrowed: list[str] = []
         self.owners: dict[str, str] = {}  # input -> the site whose rows it has
-        # Where text is written, of every word.
-        self.tokens: Any = ... if delta.trie is None else delta.edge_tokens()
+        # Where text is written, or the steps that write it score labels, of every word.
+        self.trie = None if delta.card.writes else delta.trie
+        self.tokens: Any = ... if self.trie is None else delta.edge_tokens()
         for name, module in delta.site_modules.items():
             self._declare(delta.architecture.site(name), module)
             self.outputs.append(names.adapted(name))
@@ -119,7 +120,7 @@ class _Parts(nn.Module):
             self._read(self.last, torch.zeros(_TOKENS, hidden), self.owners.get(self.last))
             return
         if self.delta.card.unpooled == 0:
-            trie = self.delta.trie
+            trie = self.trie
             width = self.delta.architecture.vocab_size if self.delta.card.writes else hidden
             shape = (width,) if trie is None else trie.siblings.shape
             self._read(self.delta.card.pooling.site, torch.zeros(_BATCH, *shape))
@@ -269,8 +270,8 @@ def _renamer(parts: _Parts, stored: dict[str, str]) -> Callable[[str], str]:
     modules = parts.named_modules(remove_duplicate=False)
     drawn = ((path, name) for path, module in modules if isinstance(module, FrozenMatrices) for name in module.shapes)
     new |= {f"{path}.{name}": names.frozen_random(name) for path, name in drawn}
-    if parts.delta.trie is not None:
-        new |= {f"delta.head.{table}": names.of_labels(table) for table in parts.delta.trie.tables}
+    if parts.trie is not None:
+        new |= {f"delta.head.{table}": names.of_labels(table) for table in parts.trie.tables}
         new["tokens"] = names.of_labels(EDGES)
     return lambda name: new.get(name, name)
 

@@ -126,7 +126,7 @@ def inspect_delta(
     if names and DOCUMENT not in names:  # only what an earlier inspection wrote is ever replaced
         raise UsageError(f"{out} holds {names[0]}, which is no part of an inspection; choose another folder.")
     delta = Delta.load(folder, backbone)
-    if delta.card.writes:
+    if delta.card.task_kind.writes:
         raise UsageError(f"{delta.card.task} writes text; what inspect measures is of labels and numbers.")
     fitting, skipped = _fitting(delta)
     kind = delta.card.task_kind

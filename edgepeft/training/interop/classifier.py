@@ -160,7 +160,7 @@ def check_head(delta: Delta, kinds: Sequence[str], library: str) -> None:
     if theirs.bare and card.head in kinds:
         return  # what pools stands outside of their model
     reads = "text" if theirs.writes else "labels" if theirs.decodes else "tokens" if theirs.per_token else of_text
-    if card.head in kinds and card.head_reads == reads:
+    if card.head_reads == reads and (card.head in kinds or card.scores_words):
         return
     remedy = f"Train it with --head {card.head if card.head in kinds else kinds[0]}"
     if prompt and card.head_reads == "first_token":

@@ -1,0 +1,74 @@
+"""Labels as words that a decoder scores behind a prompt: the trie of their tokens, branch by branch from one cache.
+
+    log p(label) = sum over the edges of its way of log softmax(logits of the edge and its siblings)
+
+The prompt's logits are those of the root; where no label goes on from a shared token, nothing else runs.
+
+Letters: B rows, W branches that run together, v vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgepeft.backbones.base import Decoder
+from edgepeft.backbones.trie import Trie
+from edgepeft.runtime.decoding import Decoding, log_probabilities
+from edgepeft.runtime.generation import Generator, TextState
+from edgepeft.runtime.inputs import Inputs, check_rows
+from edgepeft.runtime.passes import in_batches
+
+_BRANCHES = 16  # of the trie, from one reading of the prompt: each is a text in the cache
+
+
+def word_scores(generator: Generator, task: str, inputs: Inputs, trie: Trie) -> NDArray[np.float32]:
+    """[rows, labels]: log-probabilities of the labels behind each row of ``inputs``, ids and masks [rows, length].
+
+    Raises:
+        DoesNotFit: a row's keys and values are too large for the memory.
+        Unwritable: a row leaves no position for a label.
+    """
+    mask = inputs["attention_mask"] != 0
+    check_rows(mask)
+    branches = [*in_batches(trie.ways, _BRANCHES)]
+    decoding = Decoding(1 + max(map(len, trie.ways)), beams=len(branches[0]))
+    lengths, session = mask.sum(1) + generator.entry(task).prompt_length, generator.session(task)
+    beginning, columns = generator.beginning(task, session), _columns(trie)
+    scores = np.zeros((len(mask), len(trie.targets)), np.float32)
+    for rows in generator.parts(lengths, decoding):
+        part = {name: values[rows] for name, values in inputs.items()}
+        of_edges = np.zeros((len(rows), len(trie.edges)), np.float32)
+        for some in branches:
+            state = TextState(session, part, beginning)
+            for node, logits in _followed(state, generator.decoder, part, some):
+                if node in columns:
+                    of_edges[:, columns[node]] = log_probabilities(logits[:, [trie.edges[i][1] for i in columns[node]]])
+        scores[rows] = of_edges @ trie.paths
+    return scores
+
+
+def _columns(trie: Trie) -> dict[tuple[int, ...], list[int]]:
+    """The edges that leave each node."""
+    found: dict[tuple[int, ...], list[int]] = {}
+    for i, (node, _) in enumerate(trie.edges):
+        found.setdefault(node, []).append(i)
+    return found
+
+
+def _followed(
+    state: TextState, decoder: Decoder, inputs: Inputs, branches: Sequence[tuple[int, ...]]
+) -> Iterator[tuple[tuple[int, ...], NDArray[np.float32]]]:
+    """Each node of these branches, and the logits [B, v] of what follows it; shared ones come more than once."""
+    n, w = len(inputs["input_ids"]), len(branches)
+    yield (), state.step(decoder.starts(inputs["input_ids"], inputs["attention_mask"]), np.arange(n))
+    order = np.repeat(np.arange(n), w)
+    for depth in range(max(map(len, branches))):
+        ids = np.tile([branch[min(depth, len(branch) - 1)] for branch in branches], n)  # past its end one more, unread
+        logits = state.step(ids, order).reshape(n, w, -1)
+        for i, branch in enumerate(branches):
+            if depth < len(branch):
+                yield branch[: depth + 1], logits[:, i]
+        order = np.arange(n * w)
