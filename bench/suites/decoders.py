@@ -1,7 +1,8 @@
 """Small decoders: a step, a prompt, LoRA, rows of several tasks, and memory, beside the engines that people use.
 
 Each side writes the same number of tokens of every row, greedily, and no token ends a text.  A step is measured by
-texts of 32 tokens after 8, a prompt by 128 tokens and the first one that follows.  Ours has 8 bits, peers have what
+texts of 32 tokens after 8, a prompt by 128 tokens and the first one that follows, label words behind an instruction of
+40 tokens and a text of 64.  Ours has 8 bits, peers have what
 their names say.  A goal is no measurement: those beside peers are of their 4 bits.
 """
 
@@ -11,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from bench import written_together
+from bench import label_words, written_together
 from bench.peers import decoder_genai, decoder_llama_cpp
 from bench.suites._proportional_memory import proportional_bytes
 from bench.suites._random_bundle import Structure
@@ -44,7 +45,8 @@ _BARE = {
     "steps": _Case("a step of four rows", ((8, 8, 8, 8),), 32, {"genai int4": 1.0, "llama.cpp Q4_0": 1 / 0.72}),
     "prompt": _Case("a prompt of 128 tokens", ((128,),), 1, {"genai int4": 1 / 0.82, "llama.cpp Q4_0": 1 / 0.6}),
 }
-CASES = (*_BARE, "lora", "mixed", "memory")
+CASES = (*_BARE, "lora", "mixed", "words", "memory")
+_INSTRUCTION, _TEXT = 40, 64
 _GENAI = ("decoder_genai", decoder_genai.__name__, ("onnxruntime-genai", "onnxruntime"))
 _LLAMA_CPP = ("decoder_llama_cpp", decoder_llama_cpp.__name__, ("xllamacpp",))
 _PEERS = {
@@ -73,7 +75,7 @@ def measure(run: SuiteRun) -> Iterator[SuiteRow]:
         if name in _BARE:
             yield from _beside_peers(run, _BARE[name])
         else:
-            yield from {"lora": _lora, "mixed": _mixed, "memory": _memory}[name](run)
+            yield from {"lora": _lora, "mixed": _mixed, "words": _words, "memory": _memory}[name](run)
 
 
 def _beside_peers(run: SuiteRun, case: _Case) -> Iterator[SuiteRow]:
@@ -127,6 +129,18 @@ def _mixed(run: SuiteRun) -> Iterator[SuiteRow]:
         raced = run.race(what, racers)
         yield ratio_row(what, raced, "four tasks", "one after another", Target(over_apart))
         yield ratio_row(what, raced, "four tasks", "one task", Target(over_one))
+
+
+def _words(run: SuiteRun) -> Iterator[SuiteRow]:
+    settings = {"rank": "8", "roles": ",".join(_LORA["q, v"][0])}
+    bundle = run.bundle("label-words", [Structure("lora", _EIGHT[:1], settings, "labels")], weights="int8")
+    given = {"batches": ((_INSTRUCTION + _TEXT,),), "task": _EIGHT[0]}
+    racers = {
+        label: Racer(run.job(label_words.__name__, bundle, settings={"known": known}, **given))
+        for label, known in {"cached": _INSTRUCTION, "whole": 0}.items()
+    }
+    what = f"label words behind a text of {_TEXT} tokens and a cached instruction of {_INSTRUCTION}"
+    yield ratio_row(what, run.race(what, racers), "cached", "whole", Target(1.5))
 
 
 def _memory(run: SuiteRun) -> Iterator[SuiteRow]:
