@@ -1,0 +1,74 @@
+"""The suite stream: the rate that is found is the one that arithmetic gives, and an engine that is always late says so."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+from bench.suites import stream
+from bench.suites._suite_run import SuiteRun
+
+EVENLY = [float(number) for number in range(1, 201)]  # 10 may be late
+GRID = 1.05  # rates are tried 4 % apart
+
+
+@pytest.mark.parametrize("alone_s", [0.002, 0.02, 0.07])
+def test_texts_one_by_one_may_arrive_as_often_as_they_are_answered(alone_s):
+    gap = stream.least_gap(lambda first, rows: alone_s, EVENLY, most=1)
+    # The queue grows by alone_s - gap a text, and may take 0.1 s in the end, but for ten of 200 texts.
+    least = alone_s - (0.1 - alone_s) / 194
+    assert least <= gap <= least * GRID
+
+
+def test_what_waits_is_one_batch_that_takes_no_more_rows_than_it_may():
+    seen = []
+
+    def step(first, rows):
+        seen.append((first, rows))
+        return 0.04
+
+    gap = stream.least_gap(step, EVENLY, most=16)
+    assert 0.04 / 16 * 0.8 < gap < 0.04 / 16 * GRID  # a batch of 16 each 40 ms, and the queue's end as above
+    assert max(rows for _, rows in seen) == 16 and all(first + rows <= 200 for first, rows in seen)
+
+
+def test_random_arrivals_leave_less_than_even_ones():
+    arrivals = np.random.default_rng(0).exponential(size=200).cumsum().tolist()
+    even, drawn = (stream.least_gap(lambda first, rows: 0.02, each, most=1) for each in (EVENLY, arrivals))
+    assert drawn > 1.1 * even
+
+
+def test_an_engine_that_is_later_than_the_deadline_without_a_queue_has_no_rate():
+    assert stream.least_gap(lambda first, rows: 0.11, EVENLY, most=16) == math.inf
+    a_few = dict.fromkeys(range(0, 200, 21), 0.2)  # ten
+    assert stream.least_gap(lambda first, rows: a_few.get(first, 0.01), EVENLY, most=1) < math.inf
+    assert stream.least_gap(lambda first, rows: (a_few | {100: 0.2}).get(first, 0.01), EVENLY, most=1) == math.inf
+
+
+def test_who_is_always_late_is_named_and_a_tiny_model_is_measured_under_the_limits(tiny_run, monkeypatch):
+    run = tiny_run("bert", vocab_size=300)
+    run.cases = ("sst2",)
+    monkeypatch.setattr(stream, "_PEERS", ("optimum", "openvino"))
+    monkeypatch.setattr(SuiteRun, "peer", lambda _, name, task: "not here" if name == "openvino" else run.work)
+    monkeypatch.setattr(SuiteRun, "note_versions", lambda *_: None)
+    racers_of = stream.racers_of
+
+    def with_a_slow_one(*asked):
+        racers, missing = racers_of(*asked)
+        return {**racers, "optimum": racers["edgepeft"]}, missing
+
+    monkeypatch.setattr(stream, "racers_of", with_a_slow_one)
+    found = stream.least_gap
+    monkeypatch.setattr(stream, "least_gap", lambda *asked: math.inf if next(turns) else found(*asked))
+    turns = itertools.repeat(False)
+    rows = list(stream.measure(run))
+    assert [(row.peer, row.note) for row in rows if row.value is None] == [("openvino", "not here")]
+    (row,) = (row for row in rows if row.value)
+    assert row.note == "lengths of sst2" and run.in_force is not None
+    assert [len(row.samples[side]) for side in ("edgepeft", "optimum")] == [2, 2]
+    turns = itertools.repeat(True)
+    late = [row.note for row in stream.measure(run) if row.peer == "optimum"]
+    assert late == ["too late at any rate: edgepeft, optimum"]
