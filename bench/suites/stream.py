@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import random
 import time
+from bisect import bisect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import cache
@@ -29,7 +30,9 @@ ARCHITECTURE = "all-MiniLM-L6-v2"
 CASES = SETS
 
 _DEADLINE_S = 0.1
-_TEXTS = 100
+_SPAN_S = 1.5  # of arrivals
+_ARRIVALS = 4000  # in that time at most
+_TEXTS = 100  # then from the first again
 _MOST_ROWS = (1, 16)  # of a batch
 _FINER, _COARSE = 1.04, 8  # a rate over the next one; steps of the first search
 _LEAST_RATE = 0.1  # texts a deadline; whoever is late then is late without a queue
@@ -54,14 +57,14 @@ def measure(run: SuiteRun) -> Iterator[SuiteRow]:
         for number, place in product(range(run.rounds), range(len(sets))):
             if number and time.monotonic() > until:
                 break
-            arrivals = np.random.default_rng(run.seed + number).exponential(size=_TEXTS).cumsum().tolist()
+            arrivals = np.random.default_rng(run.seed + number).exponential(size=_ARRIVALS).cumsum().tolist()
             source.shuffle(order)
             for done, label in enumerate(order):
                 run.progress(f"a stream of {sets[place]}, round {number + 1}", done, len(order))
 
                 @cache  # one by one, batches are the same at every rate
                 def step(first: int, rows: int, worker: WorkerProcess = workers[label], place: int = place) -> float:
-                    return worker.step((place * _TEXTS + first) * widest + rows - 1).seconds
+                    return worker.step((place * _TEXTS + first % _TEXTS) * widest + rows - 1).seconds
 
                 gaps[label].append(min(least_gap(step, arrivals, most) for most in _MOST_ROWS))
     for name in (name for name in _PEERS if name not in missing):
@@ -86,15 +89,17 @@ def _batches(run: SuiteRun, data: str, widest: int) -> Iterator[tuple[int, ...]]
 def least_gap(step: Step, arrivals: Sequence[float], most: int) -> float:
     """Seconds between arrivals, the least with which ``most`` rows a batch are in time; infinite where none is.
 
-    ``arrivals``: of each text, in mean gaps.  Found by halving on a grid of rates.
+    ``arrivals``: of each text, in mean gaps; more frequent ones than these are not tried.  Found by halving on a grid.
     """
-    start = sum(step(text, 1) for text in range(0, len(arrivals), 20)) / (len(arrivals) / 20)
+    start = sum(step(text, 1) for text in range(0, _TEXTS, 20)) / (_TEXTS / 20)
     known, tried = None, 0  # steps up from the time of one text alone
     while not in_time(step, arrivals, start * _FINER**tried, most):
         if start * _FINER**tried > _DEADLINE_S / _LEAST_RATE:
             return math.inf
         known, tried = tried, tried + _COARSE
     while known is None:
+        if start * _FINER ** (tried - _COARSE) * len(arrivals) < _SPAN_S:
+            return start * _FINER**tried
         if in_time(step, arrivals, start * _FINER ** (tried - _COARSE), most):
             tried -= _COARSE
         else:
@@ -110,11 +115,11 @@ def least_gap(step: Step, arrivals: Sequence[float], most: int) -> float:
 
 def in_time(step: Step, arrivals: Sequence[float], gap: float, most: int) -> bool:
     """Whether 95 of 100 texts are answered in time where they arrive ``gap`` seconds apart in the mean."""
-    clock, first, late = 0.0, 0, 0
-    while first < len(arrivals) and late <= len(arrivals) // 20:
+    clock, first, late, whole = 0.0, 0, 0, bisect(arrivals, _SPAN_S / gap)
+    while first < whole and late <= whole // 20:
         clock = max(clock, gap * arrivals[first])
-        waiting = sum(gap * each <= clock for each in arrivals[first : first + most])
+        waiting = sum(gap * each <= clock for each in arrivals[first : min(first + most, whole)])
         clock += step(first, waiting)
         late += sum(clock - gap * each > _DEADLINE_S for each in arrivals[first : first + waiting])
         first += waiting
-    return late <= len(arrivals) // 20
+    return late <= whole // 20
