@@ -55,6 +55,7 @@ def test_a_model_that_keeps_up_with_all_is_not_asked_for_ever():
 def test_who_is_always_late_is_named_and_a_tiny_model_is_measured_under_the_limits(tiny_run, monkeypatch):
     run = tiny_run("bert", vocab_size=300)
     run.cases = ("sst2",)
+    monkeypatch.setattr(stream, "_SPAN_S", 0.1)
     monkeypatch.setattr(stream, "_PEERS", ("optimum", "openvino"))
     monkeypatch.setattr(SuiteRun, "peer", lambda _, name, task: "not here" if name == "openvino" else run.work)
     monkeypatch.setattr(SuiteRun, "note_versions", lambda *_: None)
