@@ -93,7 +93,7 @@ baseline: $(INSTALLED)  ## Takes that baseline anew, after a change that should 
 
 peers: $(INSTALLED)  ## One text and batches beside other engines, into build/peers (SHAPES=... PROFILE=... PEERS_ARGS=...)
 	$(BIN)/python -m bench.claims --profile $(PROFILE) --out build/peers \
-	  $(foreach shape,$(SHAPES),single:$(shape) batches:$(shape)) speed:roberta-base -- $(PEERS_ARGS)
+	  $(foreach shape,$(SHAPES),single:$(shape) batches:$(shape) stream:$(shape)) speed:roberta-base -- $(PEERS_ARGS)
 
 figures: $(INSTALLED)  ## README's table of speed and docs/figures.md, from what `make peers` left (RUN=NAME; the default is today's date)
 	$(BIN)/python -m bench.figures $(RUN) build/peers/*.json

@@ -46,6 +46,7 @@ CLAIMS = (
     *(Claim("single", shape, n, ("--max-seconds", "100")) for shape, n in zip(_PEERS, (3.0, 4.0, 4.5), strict=True)),
     Claim("batches", _PEERS[0], 3.0, ("--max-seconds", "75")),
     *(Claim("batches", shape, 3.5, ("--max-seconds", "75", "--case", "sst2")) for shape in _PEERS[1:]),
+    Claim("stream", _PEERS[0], 2.0, ("--max-seconds", "45")),
     Claim("speed", minutes=4.0, options=("--max-seconds", "40")),
     Claim("tuning", minutes=4.5, options=("--max-seconds", "25")),
     Claim("sharing", minutes=5.0, options=("--max-seconds", "20")),

@@ -91,6 +91,7 @@ class SuiteRun:
     in_force: InForce | None = None
     gemm: list[float] = field(default_factory=list)  # seconds of every step of the yardstick
     peaks: dict[str, int] = field(default_factory=dict)  # resident bytes of each side of the last race
+    again: dict[str, list[float]] = field(default_factory=dict)  # seconds of each turn's second step, of that race
     versions: dict[str, str] = field(default_factory=dict)  # of peers' packages, by the peer's name in the rows
 
     @property
@@ -187,10 +188,12 @@ class SuiteRun:
         warmup: int = 2,
         together: int = 1,
         slowest: float = math.inf,
+        twice: bool = False,
     ) -> dict[str, list[float]]:
         """Measure all sides in the same rounds, in a new order each; seconds by side, "gemm" is the yardstick.
 
         Time ends it after whole groups of ``together`` rounds, so that forms that take turns have as many each.
+        With ``twice`` each does its step once more in its turn, with the caches as the first has left them: ``again``.
         A side whose last step to warm up takes ``slowest`` times the first one's has that single sample, for it would
         take most of every round.
         """
@@ -204,6 +207,8 @@ class SuiteRun:
             self.progress(f"{what}: warming up", 0, 1)
             # The first step may open a session; the last one says how slow a side is.
             warm = {label: [side.step(batch).seconds for batch in range(warmup)][-1] for label, side in sides.items()}
+            for side in sides.values():
+                side.again = [] if twice else None
             slow = {label: [warm[label]] for label in racers if warm[label] > slowest * warm[next(iter(racers))]}
             series = sample_rounds(
                 {label: side for label, side in sides.items() if label not in slow},
@@ -218,6 +223,7 @@ class SuiteRun:
                 progress=lambda done, total: self.progress(what, done, total),
             )
             seconds = {label: _seconds(one) for label, one in series.items()} | slow
+            self.again = {label: side.again or [] for label, side in sides.items()}
             if not any(one.interrupted for one in series.values()):  # then one may still be in its step
                 self.peaks = {label: side.finish() for label, side in sides.items()}
         self.gemm += seconds["gemm"]
@@ -253,12 +259,17 @@ class _Side:
 
     def __init__(self, worker: WorkerProcess, batches: Sequence[int]) -> None:
         self._worker, self._batches = worker, batches
+        self.again: list[float] | None = None
 
     def finish(self) -> int:
         return self._worker.finish()
 
     def step(self, batch: int) -> Sample:
-        return self._worker.step(self._batches[batch % len(self._batches)])
+        number = self._batches[batch % len(self._batches)]
+        sample = self._worker.step(number)
+        if self.again is not None:
+            self.again.append(self._worker.step(number).seconds)
+        return sample
 
 
 def _seconds(series: Series) -> list[float]:

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import errno
+import importlib
 import io
+import keyword
 import os
 import sys
 import warnings
+from types import ModuleType
 from typing import Any, NoReturn
 
 # ONNX Runtime >= 1.29 sends telemetry on Linux unless this is set before its import.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 import typer
+from typer.core import TyperGroup
 
 from edgepeft import __version__
 from edgepeft.cli._output import INTERRUPTED
 from edgepeft.common.errors import EdgepeftError
 from edgepeft.common.messages import printable
 from edgepeft.common.progress import signs_of_life
-from edgepeft.common.registry import modules_of
+from edgepeft.common.registry import modules_of, names_of
 
 _Refused: type[Exception] = typer.BadParameter.__mro__[
     2
@@ -28,7 +32,39 @@ _NoArguments = sys.modules[_Refused.__module__].NoArgsIsHelpError
 
 _MOST_SAID = 4000  # characters of an error
 
+_PANELS = ("Train", "Deploy", "Measure", "Fleet", "Look")  # by what a user does; each verb names its own
+
+
+class _Verbs(TyperGroup):
+    """The modules of ``edgepeft.cli`` as commands; one that is asked for by name is imported alone."""
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """The verb; None, with all of them known for a suggestion, where there is none."""
+        if cmd_name not in self.commands:
+            module = f"{cmd_name}_" if cmd_name in keyword.kwlist else cmd_name
+            if module in names_of("edgepeft.cli"):
+                self._add(importlib.import_module(f"edgepeft.cli.{module}"))
+            else:
+                self.list_commands(ctx)
+        return super().get_command(ctx, cmd_name)
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """The names of all, panel by panel."""
+        modules = sorted(modules_of("edgepeft.cli"), key=lambda module: _PANELS.index(module.PANEL))
+        return [self._add(module) for module in modules]
+
+    def _add(self, module: ModuleType) -> str:
+        # import_.py holds the verb import, which Python keeps for itself.
+        name = module.__name__.rsplit(".", 1)[-1].rstrip("_")
+        if name not in self.commands:
+            verb = typer.Typer(add_completion=False)
+            verb.command(name=name, rich_help_panel=module.PANEL)(module.command)
+            self.commands[name] = typer.main.get_command(verb)
+        return name
+
+
 app = typer.Typer(
+    cls=_Verbs,
     name="edgepeft",
     help="Many parameter-efficient tasks on one frozen Transformer, on one small board.",
     no_args_is_help=True,
@@ -48,15 +84,6 @@ def _options(
     version: bool = typer.Option(False, "--version", callback=_print_version, is_eager=True, help="Print the version."),
 ) -> None:
     """Many parameter-efficient tasks on one frozen Transformer, on one small board."""
-
-
-# By what a user does; each verb names its own.
-_PANELS = ("Train", "Deploy", "Measure", "Fleet", "Look")
-
-for _module in sorted(modules_of("edgepeft.cli"), key=lambda module: _PANELS.index(module.PANEL)):
-    # import_.py holds the verb import, which Python keeps for itself.
-    _name = _module.__name__.rsplit(".", 1)[-1].rstrip("_")
-    app.command(name=_name, rich_help_panel=_module.PANEL)(_module.command)
 
 
 def main(command: typer.Typer = app) -> None:

@@ -35,7 +35,7 @@ from edgepeft.common.registry import names_of
 class Options(BaseModel):
     """Base of a verb's options: frozen, an unknown one is refused; one without a help is not the command line's."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)  # most verbs are not the one that runs
 
     if not TYPE_CHECKING:  # pydantic's own signature is what type checkers know
 
@@ -92,6 +92,7 @@ def function_of(options: Callable[P, O]) -> Callable[[Callable[[O], R]], Functio
     model = cast("type[O]", options)
 
     def decorate(function: Callable[[O], R]) -> Function[P, O, R]:
+        model.model_rebuild()  # its signature is of a model that is built
         name = f"edgepeft.{function.__name__}"
 
         @functools.wraps(function)

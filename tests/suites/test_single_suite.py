@@ -55,9 +55,24 @@ def test_each_length_is_compared_in_both_widths_and_a_missing_peer_is_said_once(
         (name, "not here") for name in ("openvino", "ctranslate2", "openvino int8", "ctranslate2 int8")
     ]
     assert raced == [("one text", ((8,), (16,), (32,), (64,), (128,)), 2 * 4 * (8 + 4 + 2 + 1 + 1))]
-    assert [len(row.samples["edgepeft"]) for row in measured if row.peer == "optimum"] == [64, 32, 16, 8, 8]
-    assert len(measured) == 5 * 4
-    assert {(row.what.partition(",")[0], row.value) for row in measured} == {("edgepeft", 3.0), ("edgepeft int8", 2.0)}
+    assert [len(row.samples["edgepeft"]) for row in measured if row.peer == "optimum"] == [
+        64,
+        64,
+        32,
+        32,
+        16,
+        16,
+        8,
+        8,
+        8,
+        8,
+    ]
+    assert len(measured) == 2 * 5 * 4
+    cold, warm = (
+        {(row.what.partition(",")[0], row.value) for row in measured if row.what.endswith(" after another") == on}
+        for on in (False, True)
+    )
+    assert cold == {("edgepeft", 3.0), ("edgepeft int8", 2.0)} and warm == {("edgepeft", 4.5), ("edgepeft int8", 3.0)}
     assert [row.peer for row in measured if row.note] == ["dynamic int8"]
     assert {row.target.value for row in measured} == {1.0}  # goals are of MiniLM's shape
 
@@ -66,7 +81,7 @@ def test_a_run_that_is_cut_short_says_which_lengths_it_has_not(run, monkeypatch)
     monkeypatch.setattr(single, "_notes", lambda *_: {})
     without_peers(monkeypatch, run, most=11)
     rows = {row.what: row for row in single.measure(run) if row.peer == "optimum"}
-    assert [len(row.samples.get("optimum", ())) for row in rows.values()] == [8, 3, 0, 0, 0]
+    assert [len(row.samples.get("optimum", ())) for row in rows.values()] == [8, 8, 3, 3, 0, 0, 0, 0, 0, 0]
     cut = rows["edgepeft, a text of 32 tokens"]
     assert cut.value is None and cut.note == "no time was left" and rows["edgepeft, a text of 16 tokens"].value == 3.0
 
@@ -106,10 +121,11 @@ def without_peers(monkeypatch, run, missing=frozenset(), most=None):
     monkeypatch.setattr(SuiteRun, "note_versions", lambda *_: None)
     raced = []
 
-    def race(_, what, racers, rounds, warmup, together):
+    def race(self, what, racers, rounds, warmup, together, twice=False):
         assert rounds % together == warmup % together == 0
         raced.append((what, racers["edgepeft"].job.batches, rounds))
         seconds = {"edgepeft": 2.0, "edgepeft int8": 3.0}
+        self.again = {name: [seconds.get(name, 9.0)] * (most or rounds) for name in racers} if twice else {}
         return {name: [seconds.get(name, 6.0)] * (most or rounds) for name in racers}
 
     monkeypatch.setattr(SuiteRun, "race", race)
