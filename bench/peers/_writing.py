@@ -12,7 +12,7 @@ def generating(model: Any, job: Job) -> Prepared:
     """Steps of ``model.generate``, greedily, as transformers, optimum and optimum-intel have it."""
     import torch
 
-    from edgepeft.bench.workloads.inference import batch_tensors
+    from edgepeft.bench.workloads.models import batch_tensors
 
     asked = job.new_tokens
     model.generation_config.eos_token_id = None  # no token ends a text, so every row gets all that are asked for

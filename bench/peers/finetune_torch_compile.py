@@ -11,7 +11,7 @@ def prepare(job: Job) -> Prepared:
     """Compile.  The first step, a warm-up, generates the code."""
     import torch
 
-    from edgepeft.bench.workloads.finetune import finetune_pytorch
+    from edgepeft.bench.workloads.models import finetune_pytorch
 
     dynamic = len({max(batch) for batch in job.batches}) > 1
     prepared = finetune_pytorch(job, wrap=partial(torch.compile, dynamic=dynamic))

@@ -11,7 +11,7 @@ def prepare(job: Job) -> Prepared:
     from peft import LoraConfig, get_peft_model
     from torch import nn
 
-    from edgepeft.bench.workloads.inference import batch_tensors, load
+    from edgepeft.bench.workloads.models import batch_tensors, load
 
     backbone, model = load(job)
     config = LoraConfig(r=int(job.settings["rank"]), target_modules=["query", "value"], init_lora_weights=False)

@@ -9,7 +9,7 @@ def prepare(job: Job) -> Prepared:
     """Compile; a step is one forward pass without gradients.  The first one, a warm-up, generates the code."""
     import torch
 
-    from edgepeft.bench.workloads.inference import batch_tensors, load
+    from edgepeft.bench.workloads.models import batch_tensors, load
 
     _, model = load(job)
     compiled = torch.compile(model, dynamic=len({max(batch) for batch in job.batches}) > 1)

@@ -11,7 +11,7 @@ from edgepeft.bench.planning.job import Job, Prepared
 
 def prepare(job: Job) -> Prepared:
     """Nothing is open before the first step."""
-    from edgepeft.bench.workloads.inference import peer
+    from edgepeft.bench.workloads.models import peer
 
     opened: list[Prepared] = []
 

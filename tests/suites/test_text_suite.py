@@ -16,7 +16,7 @@ from bench.suites._random_bundle import Structure
 from bench.suites._result import SuiteRequest, run_suite
 from bench.suites._row import SuiteVerdict
 from bench.suites._suite_run import SuiteRun
-from edgepeft.bench.workloads.inference import write_onnxruntime
+from edgepeft.bench.workloads.models import write_onnxruntime
 from edgepeft.cli._main import main
 from edgepeft.common.errors import EdgepeftError, UnknownName, UsageError
 from edgepeft.device.limits.placement import Limits

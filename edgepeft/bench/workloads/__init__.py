@@ -7,10 +7,11 @@ from importlib import import_module
 from edgepeft.bench.planning.job import Job, Prepared
 
 _FILES = {
-    "finetune": ("finetune_onnxruntime", "finetune_pytorch"),
-    "inference": ("infer_onnxruntime", "infer_pytorch", "peer", "profiled", "write_onnxruntime", "write_pytorch"),
-    "probes": ("copy", "gemm", "gemm_pytorch", "operators"),
-    "reference": ("reference",),
+    "models": (
+        *("finetune_onnxruntime", "finetune_pytorch", "infer_onnxruntime", "infer_pytorch", "peer", "profiled"),
+        *("write_onnxruntime", "write_pytorch"),
+    ),
+    "probes": ("copy", "gemm", "gemm_pytorch", "operators", "reference"),
     "requests": ("cold_start", "requests"),
 }
 
