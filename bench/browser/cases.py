@@ -64,11 +64,7 @@ def texts_of(work: Path, batches: tuple[tuple[int, ...], ...]) -> list[list[str]
 
 
 def apart(own: list[dict[str, float]], peer: list[dict[str, float]]) -> float:
-    """The largest difference of a score.
-
-    Raises:
-        EdgepeftError: it is more than rounding, or all texts are answered alike.
-    """
+    """The largest difference of a score."""
     a, b = (np.array([[scores[label] for label in sorted(scores)] for scores in side]) for side in (own, peer))
     apart = float(np.abs(a - b).max())
     if not apart <= _CLOSE or not np.ptp(a, axis=0).max() > 10 * _CLOSE:

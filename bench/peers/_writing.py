@@ -26,10 +26,6 @@ def generating(model: Any, job: Job) -> Prepared:
 
 
 def require_all(lengths: list[int], asked: int) -> None:
-    """See that every row has as many tokens as were asked for.
-
-    Raises:
-        EdgepeftError: one has another number.
-    """
+    """See that every row has as many tokens as were asked for."""
     if set(lengths) != {asked}:
         raise EdgepeftError(f"the peer wrote {sorted(set(lengths))} tokens, {asked} were asked for.")

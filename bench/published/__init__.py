@@ -34,11 +34,7 @@ FAMILIES = {
 
 
 def works_of(graph: str) -> tuple[Work, ...]:
-    """The operators of one run, batch 1; a WMT encoder's name is ``wmt-<width>-<mean feed-forward>``.
-
-    Raises:
-        UnknownName: no such graph.
-    """
+    """The operators of one run, batch 1; a WMT encoder's name is ``wmt-<width>-<mean feed-forward>``."""
     if graph.startswith("wmt-"):
         parts = graph.split("-")
         if len(parts) == 3 and parts[1].isdecimal() and parts[2].replace(".", "", 1).isdecimal():

@@ -40,11 +40,7 @@ class Point:
 
 
 def points_of(profile: Profile) -> tuple[Point, ...]:
-    """Every latency whose graph is known.
-
-    Raises:
-        UnknownName: a latency names a graph that there is none of.
-    """
+    """Every latency whose graph is known."""
     rows = [
         Point(row.model, row.graph, row.runtime, row.precision, row.threads, row.value / 1000, works_of(row.graph))
         for row in profile.latencies

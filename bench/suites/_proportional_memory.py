@@ -8,11 +8,7 @@ from edgepeft.common.errors import EdgepeftError
 
 
 def proportional_bytes(pid: int) -> int:
-    """PSS of a living process, in bytes.
-
-    Raises:
-        EdgepeftError: this system does not tell (Linux 4.14 and later do).
-    """
+    """PSS of a living process, in bytes."""
     try:
         for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
             if line.startswith("Pss:"):

@@ -47,11 +47,7 @@ def mean_row(what: str, peer: str, races: Races, target: Target | None = None) -
 
 
 def geometric_mean(pairs: Races) -> Ratio:
-    """Of the ratios of sums of several races (own, peer), rounds resampled in pairs within each.
-
-    Raises:
-        ValueError: no race, or unequal numbers of samples.
-    """
+    """Of the ratios of sums of several races (own, peer), rounds resampled in pairs within each."""
     if not pairs:
         raise ValueError("no race to take a mean of")
     value = np.exp(np.mean([np.log(ratio_of_totals(own, peer).value) for own, peer in pairs]))
@@ -66,11 +62,7 @@ def geometric_mean(pairs: Races) -> Ratio:
 
 
 def require_close(what: str, peer: str, apart: float, largest: float = 0.0) -> None:
-    """See that the values of ``what``, at most ``largest``, and of its export by ``peer`` differ by rounding alone.
-
-    Raises:
-        EdgepeftError: they do.
-    """
+    """See that the values of ``what``, at most ``largest``, and of its export by ``peer`` differ by rounding alone."""
     if not apart <= (allowed := max(CLOSE, _ROUNDING * largest)):
         raise EdgepeftError(
             f"{what} and its export by {peer} are {apart:.1e} apart, and {allowed:.0e} is what "

@@ -224,11 +224,7 @@ class SuiteRun:
         return seconds
 
     def command(self, arguments: Sequence[str]) -> float:
-        """Run ``edgepeft ARGUMENTS``; return the wall seconds from its start to its end.
-
-        Raises:
-            EdgepeftError: it failed.
-        """
+        """Run ``edgepeft ARGUMENTS``; return the wall seconds from its start to its end."""
         started = time.perf_counter()
         code = "from edgepeft.cli._main import main; main()"
         done = subprocess.run(

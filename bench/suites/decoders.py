@@ -62,11 +62,7 @@ _LORA = {
 
 
 def measure(run: SuiteRun) -> Iterator[SuiteRow]:
-    """Each case that was asked for.
-
-    Raises:
-        UsageError: the architecture does not go on with what it reads.
-    """
+    """Each case that was asked for."""
     if not run.sizes.goes_on:
         raise UsageError(f"the suite decoders needs a decoder alone; {run.architecture} is none.")
     for name in run.cases or CASES:

@@ -32,11 +32,7 @@ _GOAL = Target(1.6)
 
 
 def measure(run: SuiteRun) -> Iterator[SuiteRow]:
-    """Each kind on each set of lengths, their mean, and that of all kinds.
-
-    Raises:
-        EdgepeftError: the two sides do not give the same values.
-    """
+    """Each kind on each set of lengths, their mean, and that of all kinds."""
     every: Races = []
     for kind in run.cases or CASES:
         model = run.peer("optimum_kinds", of=_bundle(run), task=kind)
@@ -76,11 +72,7 @@ def _racers(run: SuiteRun, kind: str, model: Path, batches: Batches) -> dict[str
 
 
 def _apart(run: SuiteRun, kind: str, model: Path) -> float:
-    """The largest difference of the two sides' values on a batch of each set.
-
-    Raises:
-        EdgepeftError: it is more than rounding.
-    """
+    """The largest difference of the two sides' values on a batch of each set."""
     theirs, found = plain_session(model, run.threads), [0.0]
     with Runtime(_bundle(run), threads=run.threads) as runtime:
         for name in SETS:

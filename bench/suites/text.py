@@ -65,11 +65,7 @@ CASES = (*_WRITTEN, "deltas", "memory")
 
 
 def measure(run: SuiteRun) -> Iterator[SuiteRow]:
-    """Each case that was asked for.
-
-    Raises:
-        UsageError: the architecture has no decoder.
-    """
+    """Each case that was asked for."""
     if run.sizes.decoder is None:
         raise UsageError(f"the suite text needs a backbone that writes; {run.architecture} has no decoder.")
     for name in run.cases or CASES:
