@@ -11,16 +11,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from bench import written_together
-from bench.peers import decoder_genai, decoder_llama_cpp
 from bench.suites._proportional_memory import proportional_bytes
 from bench.suites._random_bundle import Structure
 from bench.suites._ratio import ratio_row
 from bench.suites._row import SuiteRow, Target
 from bench.suites._suite_run import Racer, SuiteRun
 from edgepeft.backbones.base import LINEAR_ROLES
-from edgepeft.bench.planning.job import Batches
+from edgepeft.bench.planning.job import Batches, Job, Prepared
+from edgepeft.bench.planning.target import texts_of
 from edgepeft.common.errors import UsageError
+from edgepeft.runtime.decoding import Decoding
+from edgepeft.runtime.runtime import Runtime
 
 TITLE = "Small decoders"
 ARCHITECTURE = "SmolLM2-135M"
@@ -45,8 +46,8 @@ _BARE = {
     "prompt": _Case("a prompt of 128 tokens", ((128,),), 1, {"genai int4": 1 / 0.82, "llama.cpp Q4_0": 1 / 0.6}),
 }
 CASES = (*_BARE, "lora", "mixed", "memory")
-_GENAI = ("decoder_genai", decoder_genai.__name__, ("onnxruntime-genai", "onnxruntime"))
-_LLAMA_CPP = ("decoder_llama_cpp", decoder_llama_cpp.__name__, ("xllamacpp",))
+_GENAI = ("decoder_genai", ("onnxruntime-genai", "onnxruntime"))
+_LLAMA_CPP = ("decoder_llama_cpp", ("xllamacpp",))
 _PEERS = {
     "genai int8": (*_GENAI, "int8"),
     "genai int4": (*_GENAI, "int4"),
@@ -74,13 +75,13 @@ def measure(run: SuiteRun) -> Iterator[SuiteRow]:
 
 def _beside_peers(run: SuiteRun, case: _Case) -> Iterator[SuiteRow]:
     racers = {_OWN: Racer(run.job("write_onnxruntime", _bundle(run), batches=case.batches, new_tokens=case.tokens))}
-    for label, (name, module, packages, form) in _PEERS.items():
+    for label, (name, packages, form) in _PEERS.items():
         model, python = run.peer(name, task=form), run.pythons.get(name, "")
         if isinstance(model, str):
             yield SuiteRow(case.what, label, note=model)
             continue
-        job = run.job(module, model.parent, batches=case.batches, model=str(model), new_tokens=case.tokens)
-        racers[label] = Racer(job, python=python)
+        given = {"batches": case.batches, "model": str(model), "new_tokens": case.tokens}
+        racers[label] = Racer(run.job(f"bench.peers.{name}.write", model.parent, **given), python=python)
         run.note_versions(label, packages, python)
     raced = run.race(case.what, racers)
     for label in [label for label in racers if label != _OWN]:
@@ -110,7 +111,7 @@ def _mixed(run: SuiteRun) -> Iterator[SuiteRow]:
         racers = {
             label: Racer(
                 run.job(
-                    written_together.__name__,
+                    f"{__name__}.{write_together.__name__}",
                     _with_lora(run, name),
                     batches=case.batches,
                     new_tokens=case.tokens,
@@ -123,6 +124,23 @@ def _mixed(run: SuiteRun) -> Iterator[SuiteRow]:
         raced = run.race(what, racers)
         yield ratio_row(what, raced, "four tasks", "one after another", Target(over_apart))
         yield ratio_row(what, raced, "four tasks", "one task", Target(over_one))
+
+
+def write_together(job: Job) -> Prepared:
+    """A worker's: texts of several tasks in one batch, or with ``settings["apart"]`` one after another.
+
+    ``settings["tasks"]``: each row's task; ``batches`` has one batch, whose rows are texts of so many tokens.
+    """
+    runtime = Runtime(Path(job.bundle), threads=job.threads, cache=job.cache)
+    decoding, texts = Decoding(max_new_tokens=job.new_tokens, ends=False), texts_of(job.batches[0], seed=job.seed)
+    tasks = job.settings["tasks"]
+    rows = [([task], [text]) for task, text in zip(tasks, texts, strict=True)]
+
+    def step(_: int) -> None:
+        for some, of_them in rows if job.settings["apart"] else [(tasks, texts)]:
+            runtime.predict_mixed(some, of_them, decoding=decoding)
+
+    return Prepared(step)
 
 
 def _memory(run: SuiteRun) -> Iterator[SuiteRow]:

@@ -67,7 +67,7 @@ def _bundle(run: SuiteRun) -> Path:
 
 def _racers(run: SuiteRun, kind: str, model: Path, batches: Batches) -> dict[str, Racer]:
     own = run.job("infer_onnxruntime", _bundle(run), batches=batches, task=kind)
-    peer = run.job("bench.peers.optimum_kinds", Path(), batches=batches, model=str(model), kind=kind)
+    peer = run.job("bench.peers.optimum_kinds.infer", Path(), batches=batches, model=str(model), kind=kind)
     return {_OWN: Racer(own, range(len(batches))), _PEER: Racer(peer, range(len(batches)))}
 
 

@@ -67,7 +67,7 @@ def _merged(run: SuiteRun) -> Iterator[SuiteRow]:
         yield SuiteRow("memory of merged models", "optimum", unit="MB", note=model)
         return
     job = run.job(
-        "bench.peers.merged_sessions", Path(), model=str(model), batches=(full_length(_TOKENS, _ROWS).values,)
+        "bench.peers.optimum.sessions", Path(), model=str(model), batches=(full_length(_TOKENS, _ROWS).values,)
     )
     with run.worker("merged models", job) as worker:
         for number in range(1, _MERGED + 1):

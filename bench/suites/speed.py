@@ -69,6 +69,6 @@ def _peft(run: SuiteRun) -> Iterator[SuiteRow]:
     batches = (full_length(_LENGTH, 8).values,)
     racers = {
         OWN: Racer(run.job("infer_onnxruntime", folder, batches=batches, task="lora")),
-        peer: Racer(run.job("bench.peers.infer_peft", folder, batches=batches, settings={"rank": _RANK})),
+        peer: Racer(run.job("bench.peers.pytorch.infer_peft", folder, batches=batches, settings={"rank": _RANK})),
     }
     yield ratio_row(what, run.race("PEFT", racers), OWN, peer)

@@ -35,7 +35,7 @@ def _no_padding(run: SuiteRun) -> Iterator[SuiteRow]:
     racers = _racers(run, batches)
     bundle = run.bundle("methods", _METHODS)
     racers[_BITFIT] = _racer(run, "finetune_onnxruntime", "methods", batches, "bitfit")
-    racers[_COMPILED] = _racer(run, "bench.peers.finetune_torch_compile", "methods", batches, "pfeiffer")
+    racers[_COMPILED] = _racer(run, "bench.peers.pytorch.finetune_compiled", "methods", batches, "pfeiffer")
     racers[_FULL] = Racer(run.job("finetune_pytorch", bundle, batches=batches, method="full"))
     raced = run.race("no padding", racers)
     what = f"{rows} x {tokens} tokens, no padding: pfeiffer"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from bench import written_together
 from bench.suites import decoders
 from bench.suites._suite_run import SuiteRun
 from edgepeft.common.errors import UsageError
@@ -51,7 +50,7 @@ def test_rows_of_several_tasks_are_written_together_as_apart(run, monkeypatch):
     for apart in (False, True):
         settings = {"tasks": [f"task{number}" for number in range(4)], "apart": apart}
         job = run.job("", bundle, batches=((8, 8, 8, 8),), settings=settings, new_tokens=5)
-        written_together.prepare(job).step(0)
+        decoders.write_together(job).step(0)
     together, apart = written[:4], written[4:]
     assert [answer.task for answer in apart] == ["task0", "task1", "task2", "task3"]
     assert all(len(answer.tokens) == 5 for answer in written)

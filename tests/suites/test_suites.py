@@ -215,12 +215,12 @@ def test_openvino_converts_what_transformers_computes(bundle, tmp_path):
     from tolerance import exactly
     from transformers import AutoModel
 
-    from bench.peers.openvino import RESULT, export
+    from bench.peers.openvino import export
 
     export(bundle, tmp_path)
     ids, mask = np.full((3, 11), 7), np.ones((3, 11), np.int64)
     mask[1, 4:] = 0
-    compiled = openvino.Core().compile_model(str(tmp_path / RESULT), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    compiled = openvino.Core().compile_model(str(tmp_path / "model.xml"), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
     found = compiled({"input_ids": ids, "attention_mask": mask})[0]
     with torch.no_grad():
         model = AutoModel.from_pretrained(bundle, attn_implementation="eager").eval().double()
