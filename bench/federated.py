@@ -27,8 +27,7 @@ from typing import Any
 import numpy as np
 
 from bench.averaging import Boards, split, write_rows
-from bench.superlink import ROOT
-from bench.supernodes import Federation
+from bench.flower import ROOT, Federation
 from edgepeft import Bundle, LocalTuner, TuneSettings
 from edgepeft.common.errors import EdgepeftError
 from edgepeft.deploy.verify import audit

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.averaging import Boards, split, write_rows
-from bench.superlink import ROOT, SuperLink
+from bench.flower import ROOT, SuperLink
 from edgepeft import Bundle, LocalTuner, TuneSettings
 from edgepeft.common.errors import EdgepeftError
 from edgepeft.device.host.machine import host_facts

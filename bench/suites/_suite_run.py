@@ -14,6 +14,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import psutil
+
 from bench.peers import PEERS
 from bench.suites._random_bundle import Structure, config_in, write_bundle
 from edgepeft.backbones.base import Architecture, family_of
@@ -234,6 +236,14 @@ def _seconds(series: Series) -> list[float]:
     if series.failure is not None:
         raise series.failure
     return [sample.seconds for sample in series.samples]
+
+
+def proportional_bytes(pid: int) -> int:
+    """Proportional memory (PSS) of a living process: a page that n processes map counts 1/n for each."""
+    try:
+        return int(psutil.Process(pid).memory_full_info().pss)
+    except (psutil.Error, AttributeError) as error:  # Linux 4.14 and later tell
+        raise EdgepeftError(f"the proportional memory of process {pid} cannot be read here ({error}).") from error
 
 
 def installed(module: str, python: str = "") -> bool:

@@ -11,11 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from bench.suites._proportional_memory import proportional_bytes
 from bench.suites._random_bundle import Structure
-from bench.suites._ratio import ratio_row
-from bench.suites._row import SuiteRow, Target
-from bench.suites._suite_run import Racer, SuiteRun
+from bench.suites._row import SuiteRow, Target, ratio_row
+from bench.suites._suite_run import Racer, SuiteRun, proportional_bytes
 from edgepeft.backbones.base import LINEAR_ROLES
 from edgepeft.bench.planning.job import Batches, Job, Prepared
 from edgepeft.bench.planning.target import texts_of

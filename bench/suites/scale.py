@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from bench.suites._proportional_memory import proportional_bytes
 from bench.suites._random_bundle import Structure
 from bench.suites._row import SuiteRow, Target
-from bench.suites._suite_run import SuiteRun
+from bench.suites._suite_run import SuiteRun, proportional_bytes
 from edgepeft.bench.planning.scenario import full_length
 from edgepeft.bundle.bundle import TASKS_FOLDER
 from edgepeft.common.errors import DoesNotFit

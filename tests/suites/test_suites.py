@@ -34,12 +34,10 @@ from bench.suites import (
     tuning,
 )
 from bench.suites import _result as suite_run
-from bench.suites._proportional_memory import proportional_bytes
 from bench.suites._random_bundle import Structure, write_bundle
-from bench.suites._ratio import geometric_mean, ratio_row, require_close
 from bench.suites._result import SuiteRequest, run_suite
-from bench.suites._row import SuiteRow, SuiteVerdict, Target
-from bench.suites._suite_run import Racer, SuiteRun
+from bench.suites._row import SuiteRow, SuiteVerdict, Target, geometric_mean, ratio_row, require_close
+from bench.suites._suite_run import Racer, SuiteRun, proportional_bytes
 from bench.suites._table import draw_suite, suite_table
 from edgepeft.bench.measuring.sampler import Sample
 from edgepeft.bench.planning.job import Job
