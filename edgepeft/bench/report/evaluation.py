@@ -6,7 +6,7 @@ Reliability diagrams are Guo et al., 2017, figure 1.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from pydantic import AliasChoices, Field, field_validator
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 EVAL_SCHEMA = "edgepeft.eval/1"
 _BLUE, _GREY = "#0072b2", "#888888"
 _WITH = {"before": "without temperature", "after": "with temperature"}
+_Value = TypeVar("_Value")
 
 
 class Bin(Part):
@@ -31,18 +32,11 @@ class Bin(Part):
     accuracy: float
 
 
-class BeforeAfter(Part):
-    """Expected calibration error, without a temperature and with it."""
+class BeforeAfter(Part, Generic[_Value]):
+    """Without a temperature and with it."""
 
-    before: float
-    after: float
-
-
-class Bins(Part):
-    """The same of the bins."""
-
-    before: list[Bin]
-    after: list[Bin]
+    before: _Value
+    after: _Value
 
 
 class Kept(Part):
@@ -57,11 +51,11 @@ class Kept(Part):
 
 
 class Calibration(Part):
-    """As `edgepeft eval --json` has it, and the errors of a delta's card."""
+    """As `edgepeft eval --json` has it, and the errors of a delta's card; ``ece``: expected calibration error."""
 
     temperature: float
-    ece: BeforeAfter
-    bins: Bins
+    ece: BeforeAfter[float]
+    bins: BeforeAfter[list[Bin]]
     promise: Kept | None = None
 
 
