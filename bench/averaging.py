@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -150,16 +150,13 @@ class Boards:
         return self._opened[freeze]
 
     def _tuner(self, rows: Path, freeze: tuple[str, ...], steps: int) -> LocalTuner:
-        options = TuneSettings(
-            steps=steps, seed=self._options.seed, batch_size=self._options.batch_size,
-            lr=self._options.lr, head_lr=self._options.head_lr,
-        )  # fmt: skip
+        options = self._options.model_copy(update={"steps": steps})
         kept = self._kept and self._kept / "-".join([rows.stem, *freeze]).replace("/", "")
         return LocalTuner(self._bundle, self._task, rows, options, freeze=freeze, work=kept)
 
 
-def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """What --out has of these settings in the end."""
+def measure(args: argparse.Namespace) -> dict[str, Any]:
+    """What --out says of these settings in the end."""
     settings = {name: str(value) if isinstance(value := getattr(args, name), Path) else value for name in _SETTINGS}
     known = [json.loads(line) for line in args.out.read_text().splitlines()] if args.out.exists() else []
     known = [line for line in known if line["settings"] == settings]
@@ -184,7 +181,7 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
                 known.append({"seed": seed, "way": way, **done, "of": [*map(len, parts)], "settings": settings})
                 with args.out.open("a") as file:
                     file.write(json.dumps(known[-1]) + "\n")
-    return [line for line in known if line["seed"] in args.seeds]
+    return {"seeds": summary([line for line in known if line["seed"] in args.seeds]), "settings": settings}
 
 
 def summary(done: list[dict[str, Any]]) -> dict[str, Any]:
@@ -204,26 +201,38 @@ def _spread(values: list[float]) -> dict[str, Any]:
     return {"mean": mean(values), "deviation": stdev(values) if len(values) > 1 else None, "of": values}
 
 
-def main() -> None:
-    """Print what the lines of --out say."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+def parser_of(about: str | None, paths: Sequence[str], numbers: Mapping[str, int]) -> argparse.ArgumentParser:
+    """What measures a federation takes: a bundle's task, how its rows are split, these paths and numbers."""
+    parser = argparse.ArgumentParser(description=(about or "").splitlines()[0])
     parser.add_argument("bundle", type=Path)
     parser.add_argument("--task", required=True)
-    for name in ("data", "test", "out"):
+    for name in paths:
         parser.add_argument(f"--{name}", type=Path, required=True)
-    for name, default in (("boards", 5), ("rows", 1000), ("rounds", 5), ("steps", 10)):
+    for name, default in numbers.items():
         parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--batch-size", type=int, help="left out: 16")
     parser.add_argument("--skew", type=float, help="of the Dirichlet distribution; left out: even")
+    return parser
+
+
+def print_measured(parser: argparse.ArgumentParser, measure: Callable[[argparse.Namespace], dict[str, Any]]) -> None:
+    """Measure as the command line says, and print that as JSON."""
+    try:
+        found = measure(parser.parse_args())
+    except (EdgepeftError, OSError, ValueError) as error:
+        parser.error(str(error))
+    print(json.dumps({"host": host_facts(), **found}, indent=1))
+
+
+def main() -> None:
+    """Print what the lines of --out say."""
+    numbers = {"boards": 5, "rows": 1000, "rounds": 5, "steps": 10}
+    parser = parser_of(__doc__, ("data", "test", "out"), numbers)
+    parser.add_argument("--batch-size", type=int, help="left out: 16")
     for name in ("learning-rate", "head-learning-rate"):
         parser.add_argument(f"--{name}", type=float, help="left out: as of the method and the task")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=["start", "mean", "alone", "central"])
-    try:
-        done = measure(parser.parse_args())
-    except (EdgepeftError, OSError, ValueError) as error:
-        parser.error(str(error))
-    print(json.dumps({"host": host_facts(), "seeds": summary(done), "settings": done[0]["settings"]}, indent=1))
+    print_measured(parser, measure)
 
 
 if __name__ == "__main__":

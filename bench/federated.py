@@ -26,13 +26,10 @@ from typing import Any
 
 import numpy as np
 
-from bench.averaging import Boards, split, write_rows
-from bench.superlink import ROOT
-from bench.supernodes import Federation
+from bench.averaging import Boards, parser_of, print_measured, split, write_rows
+from bench.flower import ROOT, Federation
 from edgepeft import Bundle, LocalTuner, TuneSettings
-from edgepeft.common.errors import EdgepeftError
 from edgepeft.deploy.verify import audit
-from edgepeft.device.host.machine import host_facts
 from edgepeft.device.limits.placement import Limits
 from edgepeft.device.profiles import load_profile
 
@@ -130,23 +127,13 @@ def _compared(same: Boards, last: dict[str, Any]) -> dict[str, Any]:
 
 def main() -> None:
     """Print the result as JSON."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("bundle", type=Path)
-    parser.add_argument("--task", required=True)
-    for name in ("data", "server", "test", "flower"):
-        parser.add_argument(f"--{name}", type=Path, required=True)
-    for name, default in (("boards", 5), ("rows", 500), ("rounds", 3), ("steps", 10), ("seed", 0), ("timeout", 600)):
-        parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--skew", type=float, help="of the Dirichlet distribution; left out: even")
+    numbers = {"boards": 5, "rows": 500, "rounds": 3, "steps": 10, "seed": 0, "timeout": 600}
+    parser = parser_of(__doc__, ("data", "server", "test", "flower"), numbers)
     parser.add_argument("--profile", help="whose limits each node has, such as rpi4:memory=1GB; left out: none")
     parser.add_argument("--fault", choices=["nan", "shape", "kill", "late"])
     parser.add_argument("--alone", action="store_true", help="measure what it is compared with too")
     parser.add_argument("--config", action="append", default=[], help="a line of the run's configuration")
-    try:
-        found = measure(parser.parse_args())
-    except (EdgepeftError, OSError, ValueError) as error:
-        parser.error(str(error))
-    print(json.dumps({"host": host_facts(), "threads": 1, **found}, indent=1))
+    print_measured(parser, lambda args: {"threads": 1, **measure(args)})
 
 
 if __name__ == "__main__":

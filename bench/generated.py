@@ -13,8 +13,7 @@ import sys
 from pathlib import Path
 
 from bench import figures, methods
-from bench.fleet_picture import fleet_picture
-from bench.floors import floors_picture
+from bench.pictures import fleet_picture, floors_picture
 from bench.suites._result import SuiteResult
 from edgepeft.bench.report.quickstart import QuickstartSummary
 from edgepeft.bench.result.parts import Part

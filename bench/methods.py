@@ -41,11 +41,7 @@ def _markdown_table(document: dict[str, Any]) -> str:
 
 
 def with_block(text: str, name: str, table: str, where: str) -> str:
-    """``text`` with what stands between the markers of that name replaced.
-
-    Raises:
-        UsageError: a marker is missing.
-    """
+    """``text`` with what stands between the markers of that name replaced."""
     first, last = f"<!-- {name}:begin", f"<!-- {name}:end -->"
     head, begin, rest = text.partition(first)
     comment, newline, rest = rest.partition("\n")

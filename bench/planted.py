@@ -159,7 +159,7 @@ def _sleeping(seconds: float) -> Iterator[None]:
             yield
             return
         copied = _package(Path(work))
-        file = copied / worker.relative_to(Path(edgepeft.__file__).parent.parent) / "infer_onnxruntime.py"
+        file = copied / worker.relative_to(Path(edgepeft.__file__).parent.parent) / "models.py"
         code = file.read_text(encoding="utf-8")
         planted = code.replace(
             "    return Prepared(step)\n",
@@ -167,7 +167,7 @@ def _sleeping(seconds: float) -> Iterator[None]:
             1,
         )
         if planted == code:
-            raise SystemExit("the step of infer_onnxruntime.py is not where this script looks for it")
+            raise SystemExit("the step of models.py is not where this script looks for it")
         file.write_text(
             planted.replace(
                 "from __future__ import annotations\n", "from __future__ import annotations\n\nimport time\n", 1

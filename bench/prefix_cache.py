@@ -14,7 +14,6 @@ import argparse
 import json
 import tempfile
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +89,7 @@ def measure_prefix_cache(args: argparse.Namespace) -> dict[str, Any]:
         start = time.perf_counter()
         kept.engine.prepare()
         building = time.perf_counter() - start
-        args.options = replace(args.options, prefix_cache=False)
+        args.options = args.options.model_copy(update={"prefix_cache": False})
         whole = Side(bundle, target, rows, Path(work), args=args)
         rounds = args.steps if args.full else min(args.rounds, args.steps)
         order, epoch = list[list[int]](), 0

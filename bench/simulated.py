@@ -18,11 +18,9 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from bench.averaging import Boards, split, write_rows
-from bench.superlink import ROOT, SuperLink
+from bench.averaging import Boards, parser_of, print_measured, split, write_rows
+from bench.flower import ROOT, SuperLink
 from edgepeft import Bundle, LocalTuner, TuneSettings
-from edgepeft.common.errors import EdgepeftError
-from edgepeft.device.host.machine import host_facts
 
 APP = ROOT / "exports" / "flower"
 
@@ -59,21 +57,10 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
 
 def main() -> None:
     """Print the result as JSON."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("bundle", type=Path)
-    parser.add_argument("--task", required=True)
-    for name in ("data", "server", "test", "flower"):
-        parser.add_argument(f"--{name}", type=Path, required=True)
     numbers = {"boards": 100, "a-round": 10, "rows": 3000, "rounds": 3, "steps": 10, "seed": 0, "actors": 2}
-    for name, default in numbers.items():
-        parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--skew", type=float, help="of the Dirichlet distribution; left out: even")
+    parser = parser_of(__doc__, ("data", "server", "test", "flower"), numbers)
     parser.add_argument("--config", action="append", default=[], help="a line of the run's configuration")
-    try:
-        found = measure(parser.parse_args())
-    except (EdgepeftError, OSError, ValueError) as error:
-        parser.error(str(error))
-    print(json.dumps({"host": host_facts(), **found}, indent=1))
+    print_measured(parser, measure)
 
 
 if __name__ == "__main__":

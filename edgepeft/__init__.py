@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from edgepeft.options.verbs import EvalOptions, ExportOptions, TrainOptions, TuneOptions, TuneSettings
     from edgepeft.runtime.evaluate import evaluate
     from edgepeft.runtime.runtime import Runtime
-    from edgepeft.training.exporting.request import export
+    from edgepeft.training.exporting.bundle import export
     from edgepeft.training.loop import train
     from edgepeft.tuning.federated import LocalTuner
     from edgepeft.tuning.tune import tune
@@ -54,7 +54,7 @@ else:
         "TuneOptions": "edgepeft.options.verbs:TuneOptions",
         "TuneSettings": "edgepeft.options.verbs:TuneSettings",
         "evaluate": "edgepeft.runtime.evaluate:evaluate",
-        "export": "edgepeft.training.exporting.request:export",
+        "export": "edgepeft.training.exporting.bundle:export",
         "load": "edgepeft.runtime.runtime:Runtime",
         "train": "edgepeft.training.loop:train",
         "tune": "edgepeft.tuning.tune:tune",

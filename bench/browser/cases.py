@@ -14,8 +14,7 @@ import numpy as np
 
 from bench.browser.chromium import Chromium, Step
 from bench.browser.prepare import NINE, OTHERS, SITES, TENTH, write_pages
-from bench.suites._ratio import ratio_row
-from bench.suites._row import SuiteRow, Target
+from bench.suites._row import SuiteRow, Target, ratio_row
 from edgepeft.bench.planning.job import batches_of
 from edgepeft.bench.planning.scenario import full_length, load_lengths
 from edgepeft.bench.result.statistics import percentile
@@ -64,11 +63,7 @@ def texts_of(work: Path, batches: tuple[tuple[int, ...], ...]) -> list[list[str]
 
 
 def apart(own: list[dict[str, float]], peer: list[dict[str, float]]) -> float:
-    """The largest difference of a score.
-
-    Raises:
-        EdgepeftError: it is more than rounding, or all texts are answered alike.
-    """
+    """The largest difference of a score."""
     a, b = (np.array([[scores[label] for label in sorted(scores)] for scores in side]) for side in (own, peer))
     apart = float(np.abs(a - b).max())
     if not apart <= _CLOSE or not np.ptp(a, axis=0).max() > 10 * _CLOSE:

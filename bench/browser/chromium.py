@@ -36,11 +36,7 @@ class Chromium:
     served: Served
 
     def steps(self, *steps: Step, profile: Path | None = None) -> list[Any]:
-        """What each step gave, in a browser of its own; with ``profile`` the next one has what this one kept.
-
-        Raises:
-            EdgepeftError: a step failed.
-        """
+        """What each step gave, in a browser of its own; with ``profile`` the next one has what this one kept."""
         given: dict[str, Any] = {"modules": str(self.modules), "chromium": self.executable}
         given |= {
             "profile": profile and str(profile),
@@ -58,11 +54,7 @@ class Chromium:
 
 @contextmanager
 def chromium(work: Path) -> Iterator[Chromium]:
-    """Serve ``work`` to it.
-
-    Raises:
-        UsageError: ``work`` is not what ``prepare`` writes, or a program is missing.
-    """
+    """Serve ``work`` to it."""
     modules = pages(work) / "lib"
     if not (pages(work) / "models").is_dir():
         raise UsageError(f"{work} is not what `python -m bench.browser prepare` writes; run that first.")
@@ -75,11 +67,7 @@ def chromium(work: Path) -> Iterator[Chromium]:
 
 
 def versions(modules: Path) -> dict[str, str]:
-    """Of the packages that are needed in a ``node_modules``.
-
-    Raises:
-        UsageError: one is not there.
-    """
+    """Of the packages that are needed in a ``node_modules``."""
     found = {}
     for name in MODULES:
         path = modules / name / "package.json"

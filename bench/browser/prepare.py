@@ -32,12 +32,7 @@ def pages(work: Path) -> Path:
 
 
 def prepare(work: Path, backbone: str, modules: Path) -> None:
-    """Write all of it into the new folder ``work``.
-
-    Raises:
-        UsageError: it is there already, or the backbone has another head than BERT's.
-        EdgepeftError: a part cannot be written.
-    """
+    """Write all of it into the new folder ``work``."""
     from edgepeft.training.exporting.bundle import export_bundle
 
     if work.exists():

@@ -6,6 +6,9 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
+from bench.peers import PEERS
+
 if __name__ == "__main__":
     name, folder, out, *task = sys.argv[1:]
-    import_module(f"bench.peers.{name}").export(Path(folder), Path(out), *task)
+    module, _, function = PEERS[name].export.partition(".")
+    getattr(import_module(f"bench.peers.{module}"), function)(Path(folder), Path(out), *task)

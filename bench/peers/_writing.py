@@ -12,7 +12,7 @@ def generating(model: Any, job: Job) -> Prepared:
     """Steps of ``model.generate``, greedily, as transformers, optimum and optimum-intel have it."""
     import torch
 
-    from edgepeft.bench.workloads.inference import batch_tensors
+    from edgepeft.bench.workloads.models import batch_tensors
 
     asked = job.new_tokens
     model.generation_config.eos_token_id = None  # no token ends a text, so every row gets all that are asked for
@@ -26,10 +26,6 @@ def generating(model: Any, job: Job) -> Prepared:
 
 
 def require_all(lengths: list[int], asked: int) -> None:
-    """See that every row has as many tokens as were asked for.
-
-    Raises:
-        EdgepeftError: one has another number.
-    """
+    """See that every row has as many tokens as were asked for."""
     if set(lengths) != {asked}:
         raise EdgepeftError(f"the peer wrote {sorted(set(lengths))} tokens, {asked} were asked for.")

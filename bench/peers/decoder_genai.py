@@ -11,9 +11,6 @@ from pathlib import Path
 from bench.peers._writing import require_all
 from edgepeft.bench.planning.job import Job, Prepared
 
-MODULE = "onnxruntime_genai"
-RESULT = "genai_config.json"
-
 
 def export(folder: Path, out: Path, precision: str) -> None:
     """Write the model; the builder needs onnx-ir and a transformers of its release, and torch, beside it.
@@ -22,7 +19,7 @@ def export(folder: Path, out: Path, precision: str) -> None:
     """
     from tokenizers import Tokenizer, models
 
-    package = find_spec(MODULE)
+    package = find_spec("onnxruntime_genai")
     assert package is not None and package.origin is not None, "asked for where it is installed"
     source = out / "source"
     source.mkdir(parents=True)
@@ -38,7 +35,7 @@ def export(folder: Path, out: Path, precision: str) -> None:
     subprocess.run([*command, "-c", str(out / "cache"), "--extra_options", *options], check=True)
 
 
-def prepare(job: Job) -> Prepared:
+def write(job: Job) -> Prepared:
     """A generator a step, as its examples have it."""
     import onnxruntime_genai as genai
 

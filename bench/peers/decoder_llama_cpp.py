@@ -12,9 +12,6 @@ from numpy.typing import NDArray
 from bench.peers._writing import require_all
 from edgepeft.bench.planning.job import Job, Prepared
 
-MODULE = "xllamacpp"
-RESULT = "model.gguf"
-
 _NAMES = {
     "model.embed_tokens.weight": "token_embd.weight",
     "model.norm.weight": "output_norm.weight",
@@ -41,7 +38,7 @@ def export(folder: Path, out: Path, form: str) -> None:
 
     config = json.loads((folder / "config.json").read_text())
     out.mkdir(parents=True, exist_ok=True)
-    writer = gguf.GGUFWriter(out / RESULT, "llama")
+    writer = gguf.GGUFWriter(out / "model.gguf", "llama")
     writer.add_name(folder.name)
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
@@ -84,7 +81,7 @@ def _neighbours(rows: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
     return np.ascontiguousarray(rows.reshape(heads, 2, -1, rows.shape[1]).swapaxes(1, 2).reshape(rows.shape))
 
 
-def prepare(job: Job) -> Prepared:
+def write(job: Job) -> Prepared:
     """Its server without HTTP; a request for each row, all at once, without the cache of prompts."""
     import xllamacpp
 

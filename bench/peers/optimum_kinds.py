@@ -1,6 +1,6 @@
 """optimum's export of transformers' class for a kind of task: a bundle's backbone with the head of one of its tasks.
 
-``python -m bench.peers optimum_kinds BUNDLE OUT TASK`` writes it, ``prepare`` runs it: a step is a batch to the values
+``python -m bench.peers optimum_kinds BUNDLE OUT TASK`` writes it, ``infer`` runs it: a step is a batch to the values
 that our task gives.  The export of an embedding is of hidden states; pooling and normalising them is part of the step.
 """
 
@@ -20,9 +20,6 @@ from edgepeft.bench.planning.job import Job, Prepared
 if TYPE_CHECKING:
     import onnxruntime as ort
     from transformers import PreTrainedModel
-
-MODULE = "optimum.exporters.onnx"
-RESULT = "model.onnx"
 
 Values = NDArray[Any]
 Inputs = Mapping[str, Values]
@@ -113,7 +110,7 @@ def export(bundle: Path, out: Path, task: str) -> None:
         main_export(folder, str(out), task=KINDS[kind].task, do_validation=False)
 
 
-def prepare(job: Job) -> Prepared:
+def infer(job: Job) -> Prepared:
     """Open ``job.model`` as its publisher's users would: default optimisations, the same threads."""
     from edgepeft.runtime.session import plain_session
 

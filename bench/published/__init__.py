@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from bench.published.densenet import densenet121
+from bench.published.convolutional import densenet121, mobilenet_v1, mobilenet_v2, resnet, vgg
 from bench.published.encoders import vit_b32_384, wmt_encoder
-from bench.published.mobilenet import mobilenet_v1, mobilenet_v2
-from bench.published.resnet import resnet
-from bench.published.vgg import vgg
 from bench.published.whisper import whisper_tiny_encoder
 from edgepeft.common.errors import UnknownName
 from edgepeft.common.operators import Work
@@ -34,11 +31,7 @@ FAMILIES = {
 
 
 def works_of(graph: str) -> tuple[Work, ...]:
-    """The operators of one run, batch 1; a WMT encoder's name is ``wmt-<width>-<mean feed-forward>``.
-
-    Raises:
-        UnknownName: no such graph.
-    """
+    """The operators of one run, batch 1; a WMT encoder's name is ``wmt-<width>-<mean feed-forward>``."""
     if graph.startswith("wmt-"):
         parts = graph.split("-")
         if len(parts) == 3 and parts[1].isdecimal() and parts[2].replace(".", "", 1).isdecimal():

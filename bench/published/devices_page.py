@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.published.encoders import encoder
-from bench.published.validation import Checked, LeftOut, check_predictions, error_range, mean_error, summaries
+from bench.published.fitting import Checked, LeftOut, check_predictions, error_range, mean_error, summaries
 from bench.suites._table import check_picture
 from edgepeft.common.atomic import write_atomically
 from edgepeft.common.errors import EdgepeftError, UsageError
@@ -48,12 +48,7 @@ _COLOURS = ("#0072b2", "#009e73", "#d55e00", "#cc79a7", "#56b4e9", "#e69f00", "#
 
 
 def write_devices(profiles: Sequence[Profile], folder: Path) -> list[Path]:
-    """Write the page and its picture; their paths.
-
-    Raises:
-        MissingPackage: matplotlib is not installed.
-        UsageError: the folder cannot be made.
-    """
+    """Write the page and its picture; their paths."""
     page, picture = folder / PAGE, folder / PICTURE
     check_picture(picture)
     checked = {how: check_predictions(profiles, how) for how in _TITLES}
@@ -67,11 +62,7 @@ def write_devices(profiles: Sequence[Profile], folder: Path) -> list[Path]:
 
 
 def check_devices(profiles: Sequence[Profile], folder: Path) -> None:
-    """See that the page in ``folder`` is what ``write_devices`` writes now.
-
-    Raises:
-        EdgepeftError: it is not; the message names the command to run.
-    """
+    """See that the page in ``folder`` is what ``write_devices`` writes now."""
     page = folder / PAGE
     expected = devices_page(profiles, {how: check_predictions(profiles, how) for how in _TITLES})
     if not page.is_file() or page.read_text(encoding="utf-8") != expected:

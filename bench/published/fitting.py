@@ -1,16 +1,24 @@
-"""Rates from latencies: what a device's measured models say of each kind of graph, runtime and precision."""
+"""Rates from latencies, by kind of graph, runtime and precision; and how far what they predict is off.
+
+Every published latency is predicted without the rows that could give it away.  Left out is either the whole family of
+the model, in every runtime, or (in class) the model alone.  What remains is fitted anew and goes the same way as any
+prediction; the profile's own calibration rows, which have seen it all, are not used.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+import statistics
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
 from bench.published import family_named, works_of
 from edgepeft.common.operators import Work, graph_kind_of, product_flops
 from edgepeft.device.profiles import Calibration, Profile
+from edgepeft.device.roofline import Predicted, predict_seconds
 
 _FOR_OVERHEAD = 10  # latencies that an overhead is fitted to; fewer give a rate through the origin
 _FOR_ERROR = 3
@@ -40,11 +48,7 @@ class Point:
 
 
 def points_of(profile: Profile) -> tuple[Point, ...]:
-    """Every latency whose graph is known.
-
-    Raises:
-        UnknownName: a latency names a graph that there is none of.
-    """
+    """Every latency whose graph is known."""
     rows = [
         Point(row.model, row.graph, row.runtime, row.precision, row.threads, row.value / 1000, works_of(row.graph))
         for row in profile.latencies
@@ -109,3 +113,72 @@ def _missed(points: Sequence[Point]) -> float:
         rate, overhead = _line([*points[:i], *points[i + 1 :]])
         errors.append(abs((point.flops / rate + overhead) / point.seconds - 1))
     return sum(errors) / len(errors)
+
+
+LeftOut = Literal["family", "model"]
+_KEYS: dict[LeftOut, Callable[[Point], str]] = {
+    "family": lambda point: point.family,
+    "model": lambda point: point.graph,
+}
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A measured latency beside what was predicted without its family, or without it."""
+
+    device: str
+    point: Point
+    predicted: Predicted
+
+    @property
+    def error(self) -> float | None:
+        """Predicted over measured, less one; None where nothing could be predicted."""
+        return None if self.predicted.seconds is None else self.predicted.seconds / self.point.seconds - 1
+
+    @property
+    def within(self) -> bool | None:
+        """Whether the measured latency lies in the predicted interval."""
+        if self.predicted.interval is None:
+            return None
+        low, high = self.predicted.interval
+        return low <= self.point.seconds <= high
+
+
+def check_predictions(profiles: Iterable[Profile], left_out: LeftOut) -> list[Checked]:
+    """Every latency whose graph is known, device by device."""
+    key, checked = _KEYS[left_out], []
+    for profile in profiles:
+        points = points_of(profile)
+        for hidden in dict.fromkeys(map(key, points)):
+            kept = [point for point in points if key(point) != hidden]
+            blind = profile.model_copy(update={"calibrations": fit_rates(kept)})
+            for point in (point for point in points if key(point) == hidden):
+                threads = None if point.threads in (None, profile.cores.value) else point.threads
+                how = {"runtime": point.runtime, "precision": point.precision}
+                checked.append(
+                    Checked(profile.name, point, predict_seconds(point.works, blind, **how, threads=threads))
+                )
+    return checked
+
+
+def mean_error(checked: Sequence[Checked]) -> float | None:
+    """The mean size of the error; None where nothing could be predicted."""
+    errors = [abs(one.error) for one in checked if one.error is not None]
+    return statistics.fmean(errors) if errors else None
+
+
+def summaries(checked: Iterable[Checked]) -> list[tuple[tuple[str, str, str], list[Checked]]]:
+    """Grouped by device, family and runtime with its precision, in order."""
+    groups: dict[tuple[str, str, str], list[Checked]] = {}
+    for one in checked:
+        runtime = f"{one.point.runtime} {one.point.precision}"
+        if one.point.threads == 1:
+            runtime += ", 1 thread"
+        groups.setdefault((one.device, one.point.family, runtime), []).append(one)
+    return list(groups.items())
+
+
+def error_range(checked: Iterable[Checked]) -> tuple[float, float]:
+    """The least and the largest error of those that could be predicted."""
+    errors = [one.error for one in checked if one.error is not None]
+    return (min(errors), max(errors)) if errors else (math.nan, math.nan)

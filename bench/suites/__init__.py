@@ -28,11 +28,7 @@ def suite_names() -> list[str]:
 
 
 def suite_named(name: str) -> Suite:
-    """The suite of that name.
-
-    Raises:
-        UnknownName: there is none.
-    """
+    """The suite of that name."""
     if name not in suite_names():
         raise UnknownName("suite", name, suite_names())
     suite: Suite = importlib.import_module(f"{__name__}.{name}")  # type: ignore[assignment]

@@ -9,9 +9,9 @@ from typing import Annotated
 
 import typer
 
+from bench.peers import PEERS
 from bench.suites import suite_names
 from bench.suites._result import SuiteRequest, SuiteResult, run_suite
-from bench.suites._suite_run import PEERS
 from bench.suites._table import check_picture, draw_suite, suite_table
 from edgepeft.cli._main import main
 from edgepeft.cli._output import result_file, show_result

@@ -15,12 +15,12 @@ OWN, OWN_INT8 = "edgepeft", "edgepeft int8"
 
 @dataclass(frozen=True)
 class Engine:
-    """``module`` of bench.peers exports the model, with ``argument``; "" reads the checkpoint.  ``workload`` runs it.
+    """The peer ``name`` exports the model, with ``argument``; "" reads the checkpoint.  ``workload`` runs it.
 
     ``packages``: whose versions its figures depend on, ONNX Runtime's apart.
     """
 
-    module: str
+    name: str
     packages: tuple[str, ...]
     workload: str = "peer"
     argument: str = ""
@@ -33,13 +33,13 @@ class Engine:
         return OWN_INT8 if self.int8 else OWN
 
 
-_OPENVINO, _CTRANSLATE2 = "bench.peers.infer_openvino", "bench.peers.encoder_ctranslate2"
+_OPENVINO, _CTRANSLATE2 = "bench.peers.openvino.infer", "bench.peers.ctranslate2.encode"
 ENGINES = {
     "optimum": Engine("optimum", ("optimum-onnx",)),
     "optimum O3": Engine("optimum_o3", ("optimum-onnx",)),
     "openvino": Engine("openvino", ("openvino",), _OPENVINO),
     "ctranslate2": Engine("encoder_ctranslate2", ("ctranslate2",), _CTRANSLATE2, compute_type="float32"),
-    "torch.compile": Engine("", ("torch", "transformers"), "bench.peers.infer_torch_compile"),
+    "torch.compile": Engine("", ("torch", "transformers"), "bench.peers.pytorch.infer_compiled"),
     "dynamic int8": Engine("dynamic_int8", ("optimum-onnx",), int8=True),
     "dynamic int8 by channel": Engine("dynamic_int8", ("optimum-onnx",), argument="channel", int8=True),
     "openvino int8": Engine("openvino_int8", ("openvino", "nncf"), _OPENVINO, int8=True),
@@ -60,15 +60,15 @@ def racers_of(
     missing: dict[str, str] = {}
     for name in names:
         engine = ENGINES[name]
-        python = run.pythons.get(engine.module, "")
-        model = run.peer(engine.module, task=engine.argument) if engine.module else _checkpoint(run)
+        python = run.pythons.get(engine.name, "")
+        model = run.peer(engine.name, task=engine.argument) if engine.name else _checkpoint(run)
         if isinstance(model, str):
             missing[name] = model
             continue
         run.note_versions(name, engine.packages, python)
         settings = {"compute_type": engine.compute_type} if engine.compute_type else {}
-        at = {"model": str(model)} if engine.module else {}
-        folder = Path() if engine.module else own[OWN]
+        at = {"model": str(model)} if engine.name else {}
+        folder = Path() if engine.name else own[OWN]
         job = run.job(engine.workload, folder, batches=batches, settings=settings, **at)
         racers[name] = Racer(job, numbers, python)
     return racers, missing

@@ -66,10 +66,6 @@ def write_bundle(
 ) -> Path:
     """Make a bundle of the named architecture in the new ``folder``; the same seed gives the same weights.  Those of a
     folder in Hugging Face's layout are its own.
-
-    Raises:
-        UnknownName: no such architecture, method or hyperparameter.
-        MissingPackage: PyTorch, which builds the modules, is not installed.
     """
     folder.mkdir(parents=True)
     if Path(architecture).is_dir():

@@ -87,13 +87,7 @@ def run_suite(
     keep: Callable[[SuiteResult], object] = lambda result: None,
     suite: Suite | None = None,
 ) -> SuiteResult:
-    """Measure a suite; ``keep`` gets the result after every row.  ``suite``: tests bring their own.
-
-    Raises:
-        UnknownName: no such suite, profile or architecture.
-        MissingPackage: PyTorch, which builds the tasks' modules, is not installed.
-        EdgepeftError: a worker failed.
-    """
+    """Measure a suite; ``keep`` gets the result after every row.  ``suite``: tests bring their own."""
     for option, number in (("--rounds", request.rounds), ("--max-seconds", request.max_seconds)):
         if number is not None and not number > 0:
             raise UsageError(f"{option} must be above 0, got {number}.")

@@ -1,4 +1,7 @@
-"""One line of a suite's result: a figure with its interval, what it should be, and the samples behind it."""
+"""One line of a suite's result: a figure with its interval, what it should be, and the samples behind it.
+
+Most are ratios of two sides that raced.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import field
 from enum import StrEnum
 
+import numpy as np
 from pydantic import computed_field
 from pydantic.dataclasses import dataclass
+
+from edgepeft.bench.result.statistics import CONFIDENCE, Ratio, paired_ratio, ratio_of_totals
+from edgepeft.common.errors import EdgepeftError
+from edgepeft.tasks._facts import CLOSE
+
+Races = list[tuple[Sequence[float], Sequence[float]]]  # seconds of each round, (own, peer)
+
+_RESAMPLES = 4000
+_SEED = 20_240_229
+_ROUNDING = 2e-5  # of the largest value: what float32 loses in some thirty layers
+_NO_TIME = "no time was left"
 
 
 class SuiteVerdict(StrEnum):
@@ -61,3 +76,54 @@ class SuiteRow:
         if self.target is None or self.value is None:
             return SuiteVerdict.NONE
         return self.target.judge(self.value, *(self.interval or (self.value, self.value)))
+
+
+def ratio_row(
+    what: str,
+    raced: Mapping[str, Sequence[float]],
+    own: str,
+    peer: str,
+    target: Target | None = None,
+    *,
+    of_totals: bool = False,
+    note: str = "",
+) -> SuiteRow:
+    """Throughput of ``own`` over that of ``peer``: the median of paired rounds, or of all rounds' sums."""
+    if not raced[own]:
+        return SuiteRow(what, peer, target=target, note=_NO_TIME)
+    compare = ratio_of_totals if of_totals else paired_ratio
+    ratio = compare(raced[own], raced[peer])
+    samples = {label: raced[label] for label in (own, peer)}
+    return SuiteRow(what, peer, ratio.value, (ratio.low, ratio.high), "x", target, samples, note)
+
+
+def mean_row(what: str, peer: str, races: Races, target: Target | None = None) -> SuiteRow:
+    """The geometric mean of several races, as a row."""
+    if not all(own for own, _ in races):
+        return SuiteRow(what, peer, target=target, note=_NO_TIME)
+    mean = geometric_mean(races)
+    return SuiteRow(what, peer, mean.value, (mean.low, mean.high), target=target)
+
+
+def geometric_mean(pairs: Races) -> Ratio:
+    """Of the ratios of sums of several races (own, peer), rounds resampled in pairs within each."""
+    if not pairs:
+        raise ValueError("no race to take a mean of")
+    value = np.exp(np.mean([np.log(ratio_of_totals(own, peer).value) for own, peer in pairs]))
+    rng, logs = np.random.default_rng(_SEED), []
+    for own, peer in pairs:
+        a, b = np.asarray(own), np.asarray(peer)
+        chosen = rng.integers(0, len(a), (_RESAMPLES, len(a)))
+        logs.append(np.log(b[chosen].sum(axis=1) / a[chosen].sum(axis=1)))
+    tail = 100 * (1 - CONFIDENCE) / 2
+    low, high = np.percentile(np.exp(np.mean(logs, axis=0)), [tail, 100 - tail])
+    return Ratio(float(value), float(low), float(high), min(len(own) for own, _ in pairs))
+
+
+def require_close(what: str, peer: str, apart: float, largest: float = 0.0) -> None:
+    """See that the values of ``what``, at most ``largest``, and of its export by ``peer`` differ by rounding alone."""
+    if not apart <= (allowed := max(CLOSE, _ROUNDING * largest)):
+        raise EdgepeftError(
+            f"{what} and its export by {peer} are {apart:.1e} apart, and {allowed:.0e} is what "
+            "rounding makes: they are not the same model, and their times say nothing."
+        )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import math
 import os
@@ -14,8 +13,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, cast
 
+import psutil
+
+from bench.peers import PEERS
 from bench.suites._random_bundle import Structure, config_in, write_bundle
 from edgepeft.backbones.base import Architecture, family_of
 from edgepeft.bench.measuring.measure import ProgressCallback
@@ -30,32 +31,6 @@ from edgepeft.device.limits.placement import InForce, Limits
 from edgepeft.runtime.weights import Weights
 
 SETS = ("sst2", "mrpc", "rte")  # whose texts' lengths are measured
-
-
-class _Peer(Protocol):
-    """A module that exports the model for another tool."""
-
-    __name__: str
-    MODULE: str  # what must be installed
-    RESULT: str  # the file that it writes
-
-
-_NAMES = (
-    "decoder_genai",
-    "decoder_llama_cpp",
-    "dynamic_int8",
-    "encoder_ctranslate2",
-    "openvino",
-    "openvino_int8",
-    "optimum",
-    "optimum_kinds",
-    "optimum_o3",
-    "text_ctranslate2",
-    "text_openvino",
-    "text_optimum",
-    "torch_onnx",
-)
-PEERS = {name: cast("_Peer", importlib.import_module(f"bench.peers.{name}")) for name in _NAMES}
 
 
 @dataclass(frozen=True)
@@ -128,18 +103,18 @@ class SuiteRun:
         reason why there is none."""
         peer, own = PEERS[name], [task] if task else []
         out = self.work / "-".join(["peer", name, *own])
-        result = out / peer.RESULT
+        result = out / peer.result
         python = self.pythons.get(name, "")
-        if not installed(peer.MODULE, python):
+        if not installed(peer.module, python):
             where = f"for {python}" if python else "(pip install 'edgepeft[peers]')"
-            return f"{peer.MODULE} is not installed {where}"
+            return f"{peer.module} is not installed {where}"
         if result.is_file():
             return result
         self.progress(" ".join(["exporting with", name, *own]), 0, 1)
         part = _fresh(out)
         command = [python or sys.executable, "-m", "bench.peers", name, str(of or self.plain()), str(part), *own]
         done = subprocess.run(command, capture_output=True, text=True, check=False, env=_offline())
-        if not (part / peer.RESULT).is_file():
+        if not (part / peer.result).is_file():
             last = (done.stderr.strip() or "no message").splitlines()[-1]
             return f"{name} did not export the model: {last[:300]}"
         part.rename(out)
@@ -230,11 +205,7 @@ class SuiteRun:
         return seconds
 
     def command(self, arguments: Sequence[str]) -> float:
-        """Run ``edgepeft ARGUMENTS``; return the wall seconds from its start to its end.
-
-        Raises:
-            EdgepeftError: it failed.
-        """
+        """Run ``edgepeft ARGUMENTS``; return the wall seconds from its start to its end."""
         started = time.perf_counter()
         code = "from edgepeft.cli._main import main; main()"
         done = subprocess.run(
@@ -276,6 +247,14 @@ def _seconds(series: Series) -> list[float]:
     if series.failure is not None:
         raise series.failure
     return [sample.seconds for sample in series.samples]
+
+
+def proportional_bytes(pid: int) -> int:
+    """Proportional memory (PSS) of a living process: a page that n processes map counts 1/n for each."""
+    try:
+        return int(psutil.Process(pid).memory_full_info().pss)
+    except (psutil.Error, AttributeError) as error:  # Linux 4.14 and later tell
+        raise EdgepeftError(f"the proportional memory of process {pid} cannot be read here ({error}).") from error
 
 
 def installed(module: str, python: str = "") -> bool:

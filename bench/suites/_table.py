@@ -80,12 +80,7 @@ def _notes(result: SuiteResult) -> list[str]:
 
 
 def check_picture(path: Path) -> None:
-    """See that a picture can be written there, before anything is measured.
-
-    Raises:
-        MissingPackage: matplotlib is not installed.
-        UsageError: another kind of file.
-    """
+    """See that a picture can be written there, before anything is measured."""
     if path.suffix not in _FORMATS:
         raise UsageError(f"a picture is {' or '.join(_FORMATS)}, not {path.name}.")
     if importlib.util.find_spec("matplotlib") is None:
@@ -93,11 +88,7 @@ def check_picture(path: Path) -> None:
 
 
 def draw_suite(result: SuiteResult, path: Path) -> None:
-    """Write a PNG or SVG: one panel for each unit, or memory over the number of tasks.
-
-    Raises:
-        UsageError: nothing was measured.
-    """
+    """Write a PNG or SVG: one panel for each unit, or memory over the number of tasks."""
     shown = [row for row in result.rows if row.value is not None]
     if not shown:
         raise UsageError("no row of this suite has a figure to draw.")

@@ -12,16 +12,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from bench import label_words, written_together
-from bench.peers import decoder_genai, decoder_llama_cpp
-from bench.suites._proportional_memory import proportional_bytes
 from bench.suites._random_bundle import Structure
-from bench.suites._ratio import ratio_row
-from bench.suites._row import SuiteRow, Target
-from bench.suites._suite_run import Racer, SuiteRun
+from bench.suites._row import SuiteRow, Target, ratio_row
+from bench.suites._suite_run import Racer, SuiteRun, proportional_bytes
 from edgepeft.backbones.base import LINEAR_ROLES
-from edgepeft.bench.planning.job import Batches
+from edgepeft.bench.planning.job import Batches, Job, Prepared
+from edgepeft.bench.planning.target import texts_of
 from edgepeft.common.errors import UsageError
+from edgepeft.runtime.decoding import Decoding
+from edgepeft.runtime.runtime import Runtime
 
 TITLE = "Small decoders"
 ARCHITECTURE = "SmolLM2-135M"
@@ -47,8 +46,8 @@ _BARE = {
 }
 CASES = (*_BARE, "lora", "mixed", "words", "memory")
 _INSTRUCTION, _TEXT = 40, 64
-_GENAI = ("decoder_genai", decoder_genai.__name__, ("onnxruntime-genai", "onnxruntime"))
-_LLAMA_CPP = ("decoder_llama_cpp", decoder_llama_cpp.__name__, ("xllamacpp",))
+_GENAI = ("decoder_genai", ("onnxruntime-genai", "onnxruntime"))
+_LLAMA_CPP = ("decoder_llama_cpp", ("xllamacpp",))
 _PEERS = {
     "genai int8": (*_GENAI, "int8"),
     "genai int4": (*_GENAI, "int4"),
@@ -64,11 +63,7 @@ _LORA = {
 
 
 def measure(run: SuiteRun) -> Iterator[SuiteRow]:
-    """Each case that was asked for.
-
-    Raises:
-        UsageError: the architecture does not go on with what it reads.
-    """
+    """Each case that was asked for."""
     if not run.sizes.goes_on:
         raise UsageError(f"the suite decoders needs a decoder alone; {run.architecture} is none.")
     for name in run.cases or CASES:
@@ -80,13 +75,13 @@ def measure(run: SuiteRun) -> Iterator[SuiteRow]:
 
 def _beside_peers(run: SuiteRun, case: _Case) -> Iterator[SuiteRow]:
     racers = {_OWN: Racer(run.job("write_onnxruntime", _bundle(run), batches=case.batches, new_tokens=case.tokens))}
-    for label, (name, module, packages, form) in _PEERS.items():
+    for label, (name, packages, form) in _PEERS.items():
         model, python = run.peer(name, task=form), run.pythons.get(name, "")
         if isinstance(model, str):
             yield SuiteRow(case.what, label, note=model)
             continue
-        job = run.job(module, model.parent, batches=case.batches, model=str(model), new_tokens=case.tokens)
-        racers[label] = Racer(job, python=python)
+        given = {"batches": case.batches, "model": str(model), "new_tokens": case.tokens}
+        racers[label] = Racer(run.job(f"bench.peers.{name}.write", model.parent, **given), python=python)
         run.note_versions(label, packages, python)
     raced = run.race(case.what, racers)
     for label in [label for label in racers if label != _OWN]:
@@ -116,7 +111,7 @@ def _mixed(run: SuiteRun) -> Iterator[SuiteRow]:
         racers = {
             label: Racer(
                 run.job(
-                    written_together.__name__,
+                    f"{__name__}.{write_together.__name__}",
                     _with_lora(run, name),
                     batches=case.batches,
                     new_tokens=case.tokens,
@@ -131,16 +126,47 @@ def _mixed(run: SuiteRun) -> Iterator[SuiteRow]:
         yield ratio_row(what, raced, "four tasks", "one task", Target(over_one))
 
 
+def write_together(job: Job) -> Prepared:
+    """A worker's: texts of several tasks in one batch, or with ``settings["apart"]`` one after another.
+
+    ``settings["tasks"]``: each row's task; ``batches`` has one batch, whose rows are texts of so many tokens.
+    """
+    runtime = Runtime(Path(job.bundle), threads=job.threads, cache=job.cache)
+    decoding, texts = Decoding(max_new_tokens=job.new_tokens, ends=False), texts_of(job.batches[0], seed=job.seed)
+    tasks = job.settings["tasks"]
+    rows = [([task], [text]) for task, text in zip(tasks, texts, strict=True)]
+
+    def step(_: int) -> None:
+        for some, of_them in rows if job.settings["apart"] else [(tasks, texts)]:
+            runtime.predict_mixed(some, of_them, decoding=decoding)
+
+    return Prepared(step)
+
+
 def _words(run: SuiteRun) -> Iterator[SuiteRow]:
     settings = {"rank": "8", "roles": ",".join(_LORA["q, v"][0])}
     bundle = run.bundle("label-words", [Structure("lora", _EIGHT[:1], settings, "labels")], weights="int8")
     given = {"batches": ((_INSTRUCTION + _TEXT,),), "task": _EIGHT[0]}
     racers = {
-        label: Racer(run.job(label_words.__name__, bundle, settings={"known": known}, **given))
+        label: Racer(run.job(f"{__name__}.score_words", bundle, settings={"known": known}, **given))
         for label, known in {"cached": _INSTRUCTION, "whole": 0}.items()
     }
     what = f"label words behind a text of {_TEXT} tokens and a cached instruction of {_INSTRUCTION}"
     yield ratio_row(what, run.race(what, racers), "cached", "whole", Target(1.5))
+
+
+def score_words(job: Job) -> Prepared:
+    """A worker's: label words behind a text, whose first ``settings["known"]`` tokens the task's cache has already."""
+    runtime, task = Runtime(Path(job.bundle), threads=job.threads, cache=job.cache), job.task
+    inputs = {name: job.batch(0)[name] for name in runtime.bundle.architecture.inputs}
+    known = inputs["input_ids"][0, : job.settings["known"]].tolist()
+    runtime.generator.leading = lambda _: known
+    assert task is not None, "labels are a task's"
+
+    def step(_: int) -> None:
+        runtime.logits(task, inputs)
+
+    return Prepared(step)
 
 
 def _memory(run: SuiteRun) -> Iterator[SuiteRow]:

@@ -14,8 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bench.suites._ratio import Races, mean_row, ratio_row, require_close
-from bench.suites._row import SuiteRow, Target
+from bench.suites._row import Races, SuiteRow, Target, mean_row, ratio_row, require_close
 from bench.suites._suite_run import SETS, Racer, SuiteRun
 from edgepeft.bench.planning.job import Batches
 from edgepeft.bench.planning.scenario import full_length
@@ -40,11 +39,7 @@ class _Export(NamedTuple):
 
 
 def measure(run: SuiteRun) -> Iterator[SuiteRow]:
-    """Each set of lengths, their mean, the long text.
-
-    Raises:
-        EdgepeftError: the two sides do not give the same hidden states.
-    """
+    """Each set of lengths, their mean, the long text."""
     found = _export(run)
     if isinstance(found, str):
         yield SuiteRow("fp32", _PEERS[0], target=_GOALS.get(run.sizes.model_type), note=found)
@@ -84,11 +79,7 @@ def _raced(run: SuiteRun, found: _Export, what: str, batches: Batches) -> tuple[
 
 
 def _apart(run: SuiteRun, found: _Export, batches: Batches) -> float:
-    """The largest difference of a real token's hidden states, of the first batch.
-
-    Raises:
-        EdgepeftError: it is more than rounding.
-    """
+    """The largest difference of a real token's hidden states, of the first batch."""
     inputs, theirs = run.job("", Path(), batches=batches).batch(0), plain_session(found.model, run.threads)
     with Runtime(run.bundle("bare"), threads=run.threads) as runtime:
         own = runtime.last_hidden_state(inputs)

@@ -14,8 +14,7 @@ import numpy as np
 
 from bench.peers.optimum_kinds import KINDS, values_of
 from bench.suites._random_bundle import Structure
-from bench.suites._ratio import Races, mean_row, ratio_row, require_close
-from bench.suites._row import SuiteRow, Target
+from bench.suites._row import Races, SuiteRow, Target, mean_row, ratio_row, require_close
 from bench.suites._suite_run import SETS, Racer, SuiteRun
 from edgepeft.bench.planning.job import Batches
 from edgepeft.runtime.runtime import Runtime
@@ -32,11 +31,7 @@ _GOAL = Target(1.6)
 
 
 def measure(run: SuiteRun) -> Iterator[SuiteRow]:
-    """Each kind on each set of lengths, their mean, and that of all kinds.
-
-    Raises:
-        EdgepeftError: the two sides do not give the same values.
-    """
+    """Each kind on each set of lengths, their mean, and that of all kinds."""
     every: Races = []
     for kind in run.cases or CASES:
         model = run.peer("optimum_kinds", of=_bundle(run), task=kind)
@@ -71,16 +66,12 @@ def _bundle(run: SuiteRun) -> Path:
 
 def _racers(run: SuiteRun, kind: str, model: Path, batches: Batches) -> dict[str, Racer]:
     own = run.job("infer_onnxruntime", _bundle(run), batches=batches, task=kind)
-    peer = run.job("bench.peers.optimum_kinds", Path(), batches=batches, model=str(model), kind=kind)
+    peer = run.job("bench.peers.optimum_kinds.infer", Path(), batches=batches, model=str(model), kind=kind)
     return {_OWN: Racer(own, range(len(batches))), _PEER: Racer(peer, range(len(batches)))}
 
 
 def _apart(run: SuiteRun, kind: str, model: Path) -> float:
-    """The largest difference of the two sides' values on a batch of each set.
-
-    Raises:
-        EdgepeftError: it is more than rounding.
-    """
+    """The largest difference of the two sides' values on a batch of each set."""
     theirs, found = plain_session(model, run.threads), [0.0]
     with Runtime(_bundle(run), threads=run.threads) as runtime:
         for name in SETS:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from bench.suites._proportional_memory import proportional_bytes
 from bench.suites._random_bundle import Structure
 from bench.suites._row import SuiteRow, Target
-from bench.suites._suite_run import SuiteRun
+from bench.suites._suite_run import SuiteRun, proportional_bytes
 from edgepeft.bench.planning.scenario import full_length
 from edgepeft.bundle.bundle import TASKS_FOLDER
 from edgepeft.common.errors import DoesNotFit
@@ -67,7 +66,7 @@ def _merged(run: SuiteRun) -> Iterator[SuiteRow]:
         yield SuiteRow("memory of merged models", "optimum", unit="MB", note=model)
         return
     job = run.job(
-        "bench.peers.merged_sessions", Path(), model=str(model), batches=(full_length(_TOKENS, _ROWS).values,)
+        "bench.peers.optimum.sessions", Path(), model=str(model), batches=(full_length(_TOKENS, _ROWS).values,)
     )
     with run.worker("merged models", job) as worker:
         for number in range(1, _MERGED + 1):

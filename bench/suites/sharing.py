@@ -8,11 +8,9 @@ from random import Random
 
 import numpy as np
 
-from bench.suites._proportional_memory import proportional_bytes
 from bench.suites._random_bundle import Structure
-from bench.suites._ratio import ratio_row
-from bench.suites._row import SuiteRow, Target
-from bench.suites._suite_run import Racer, SuiteRun
+from bench.suites._row import SuiteRow, Target, ratio_row
+from bench.suites._suite_run import Racer, SuiteRun, proportional_bytes
 from edgepeft.bench.result.statistics import CONFIDENCE, percentile
 from edgepeft.bundle.bundle import TASKS_FOLDER
 

@@ -12,8 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from bench.suites._engines import ENGINES, racers_of
-from bench.suites._ratio import ratio_row, require_close
-from bench.suites._row import SuiteRow, Target
+from bench.suites._row import SuiteRow, Target, ratio_row, require_close
 from bench.suites._suite_run import SuiteRun
 from edgepeft.runtime.runtime import Runtime
 from edgepeft.runtime.session import plain_session
@@ -35,11 +34,7 @@ _PEERS = tuple(name for name in ENGINES if name != "torch.compile")
 
 
 def measure(run: SuiteRun) -> Iterator[SuiteRow]:
-    """Every length, beside each peer in 32 and in 8 bits.
-
-    Raises:
-        EdgepeftError: ours and optimum's export do not give the same values.
-    """
+    """Every length, beside each peer in 32 and in 8 bits."""
     goals = _GOALS if run.architecture == ARCHITECTURE else {}
     # A hiccup of the host is most of a short text's time: more of them.  Lengths take turns, some texts of each.
     some = [place for place, length in enumerate(_LENGTHS) for _ in range(max(1, 64 // length))]

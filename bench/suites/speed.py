@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 from bench.suites._engines import ENGINES, OWN, racers_of
 from bench.suites._random_bundle import Structure
-from bench.suites._ratio import ratio_row
-from bench.suites._row import SuiteRow, Target
+from bench.suites._row import SuiteRow, Target, ratio_row
 from bench.suites._suite_run import Racer, SuiteRun, installed
 from edgepeft.bench.planning.scenario import full_length
 from edgepeft.bench.planning.target import torch_installed
@@ -69,6 +68,6 @@ def _peft(run: SuiteRun) -> Iterator[SuiteRow]:
     batches = (full_length(_LENGTH, 8).values,)
     racers = {
         OWN: Racer(run.job("infer_onnxruntime", folder, batches=batches, task="lora")),
-        peer: Racer(run.job("bench.peers.infer_peft", folder, batches=batches, settings={"rank": _RANK})),
+        peer: Racer(run.job("bench.peers.pytorch.infer_peft", folder, batches=batches, settings={"rank": _RANK})),
     }
     yield ratio_row(what, run.race("PEFT", racers), OWN, peer)

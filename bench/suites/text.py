@@ -13,12 +13,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bench.peers import text_ctranslate2, text_openvino, text_optimum, text_pytorch
-from bench.suites._proportional_memory import proportional_bytes
 from bench.suites._random_bundle import Structure
-from bench.suites._ratio import ratio_row
-from bench.suites._row import SuiteRow, Target
-from bench.suites._suite_run import Racer, SuiteRun
+from bench.suites._row import SuiteRow, Target, ratio_row
+from bench.suites._suite_run import Racer, SuiteRun, proportional_bytes
 from edgepeft.bench.planning.job import Batches
 from edgepeft.bench.planning.target import torch_installed
 from edgepeft.bundle.manifest import WeightsDtype
@@ -65,11 +62,7 @@ CASES = (*_WRITTEN, "deltas", "memory")
 
 
 def measure(run: SuiteRun) -> Iterator[SuiteRow]:
-    """Each case that was asked for.
-
-    Raises:
-        UsageError: the architecture has no decoder.
-    """
+    """Each case that was asked for."""
     if run.sizes.decoder is None:
         raise UsageError(f"the suite text needs a backbone that writes; {run.architecture} has no decoder.")
     for name in run.cases or CASES:
@@ -129,27 +122,28 @@ def _peers(run: SuiteRun, case: _Case) -> tuple[dict[str, Racer], dict[str, str]
     tokens = case.tokens or _LONGEST
 
     def add(label: str, module: str, model: Path, python: str = "", **more: object) -> None:
-        job = run.job(module, Path(), batches=case.batches, model=str(model), settings=more, new_tokens=tokens)
+        given = {"batches": case.batches, "model": str(model), "settings": more, "new_tokens": tokens}
+        job = run.job(f"bench.peers.{module}.write", Path(), **given)
         racers[label] = Racer(job, python=python)
 
     if torch_installed():
-        add("pytorch", text_pytorch.__name__, run.plain())
+        add("pytorch", "pytorch", run.plain())
     else:
         missing["pytorch"] = "PyTorch is not installed (pip install 'edgepeft[train]')"
-    for name, module in (("optimum", text_optimum), ("openvino", text_openvino), ("ctranslate2", text_ctranslate2)):
+    for name in ("optimum", "openvino", "ctranslate2"):
         model = run.peer(f"text_{name}")
         if isinstance(model, str):
             missing[name] = model
             continue
         python = run.pythons.get(f"text_{name}", "")
-        if module is not text_ctranslate2:
-            add(name, module.__name__, model, python)
+        if name != "ctranslate2":
+            add(name, name, model, python)
             continue
         for label, compute, mkl in _CTRANSLATE2:
-            add(label, module.__name__, model, python, compute_type=compute, mkl=mkl)
+            add(label, name, model, python, compute_type=compute, mkl=mkl)
             if case.tokens is None:
                 more = {"compute_type": compute, "mkl": mkl, "labels": _LABEL_IDS}
-                add(f"{label}, scored", module.__name__, model, python, **more)
+                add(f"{label}, scored", name, model, python, **more)
     return racers, missing
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from bench.suites._random_bundle import Structure
-from bench.suites._ratio import Races, mean_row, ratio_row
-from bench.suites._row import SuiteRow, Target
+from bench.suites._row import Races, SuiteRow, Target, mean_row, ratio_row
 from bench.suites._suite_run import SETS, Racer, SuiteRun
 from edgepeft.bench.planning.job import Batches
 from edgepeft.bench.planning.scenario import full_length
@@ -35,7 +34,7 @@ def _no_padding(run: SuiteRun) -> Iterator[SuiteRow]:
     racers = _racers(run, batches)
     bundle = run.bundle("methods", _METHODS)
     racers[_BITFIT] = _racer(run, "finetune_onnxruntime", "methods", batches, "bitfit")
-    racers[_COMPILED] = _racer(run, "bench.peers.finetune_torch_compile", "methods", batches, "pfeiffer")
+    racers[_COMPILED] = _racer(run, "bench.peers.pytorch.finetune_compiled", "methods", batches, "pfeiffer")
     racers[_FULL] = Racer(run.job("finetune_pytorch", bundle, batches=batches, method="full"))
     raced = run.race("no padding", racers)
     what = f"{rows} x {tokens} tokens, no padding: pfeiffer"

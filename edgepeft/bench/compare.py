@@ -130,12 +130,10 @@ class Comparison:
 def compare_results(
     base: ResultFile, new: ResultFile, max_regression: float, *, normalise: bool = False, partial: bool = False
 ) -> Comparison:
-    """Match rows by what they measured and judge each.
+    """Match rows by what they measured and judge each; a loss of throughput of ``max_regression`` in [0, 1) may pass.
 
-    Args:
-        max_regression: the loss of throughput that is let pass, a fraction in [0, 1).
-        normalise: judge throughput per unit of the GEMM rate of the same run; other hosts are then let pass.
-        partial: judge what both files hold, though the new one lacks rows of the base.
+    ``normalise`` judges throughput per unit of the GEMM rate of the same run, also of other hosts; ``partial`` what
+    both files hold, though the new one lacks rows of the base.
     """
     if not 0.0 <= max_regression < 1.0:
         raise UsageError(f"--max-regression must be from 0 % to under 100 %, got {max_regression:.0%}.")

@@ -32,16 +32,7 @@ from edgepeft.bench.planning.resolve import (
 from edgepeft.bench.planning.scenario import SampleKind, Scenario, load_scenario
 from edgepeft.bench.planning.target import BenchSubject, write_random_tokenizer
 from edgepeft.bench.qemu import Guest, count_instructions, find_guest
-from edgepeft.bench.result.conditions import (
-    arithmetic_notes,
-    calibration_of,
-    commit_under_test,
-    host_of,
-    in_force_of,
-    model_of,
-    profile_of,
-    utc_now,
-)
+from edgepeft.bench.result import conditions
 from edgepeft.bench.result.parts import GemmRates
 from edgepeft.bench.result.rows import energy_from_power, flops_per_instance, result_rows, row_of
 from edgepeft.bench.result.schema import (
@@ -135,7 +126,7 @@ def run_benchmark(
         result = _result(work, setting, measured, schedule, board=board_name(root), meter=meter)
         more: dict[str, object] = {"metrics": metrics, "instructions_skipped": skipped}
         more["operators"] = profile_all(units, launch) if request.profile_ops else None
-        more["calibration"] = calibration_of(setting, measured)
+        more["calibration"] = conditions.calibration_of(setting, measured)
         result = result.model_copy(update={name: part for name, part in more.items() if part is not None})
     failures = tuple(one.series.failure for one in measured if one.series.failure)
     return Outcome(result, failures, tuple(measured))
@@ -161,12 +152,12 @@ def _result(
     board: str | None,
     meter: Meter | None,
 ) -> BenchResult:
-    notes = [*setting.notes, *arithmetic_notes(work.profile, work.subject), *work.notes]
+    notes = [*setting.notes, *conditions.arithmetic_notes(work.profile, work.subject), *work.notes]
     return _made(
         work,
         mode=setting.mode,
-        host=host_of(measured, board),
-        profile=profile_of(work.profile, setting.limits, in_force_of(measured), notes),
+        host=conditions.host_of(measured, board),
+        profile=conditions.profile_of(work.profile, setting.limits, conditions.in_force_of(measured), notes),
         schedule=ScheduleRecord(**asdict(schedule)),
         results=result_rows(measured, work, setting, meter=meter, rounds=schedule.rounds),
     )
@@ -174,8 +165,10 @@ def _result(
 
 def _made(work: ResolvedRequest, **own: Any) -> BenchResult:
     """A result of what was asked, made now."""
-    now, commit = utc_now(), commit_under_test()
-    return BenchResult(model=model_of(work.subject), measured_at=now, commit=commit, flops_counted=_COUNTED, **own)
+    now, commit = conditions.utc_now(), conditions.commit_under_test()
+    return BenchResult(
+        model=conditions.model_of(work.subject), measured_at=now, commit=commit, flops_counted=_COUNTED, **own
+    )
 
 
 def _announcement(units: Sequence[Unit], schedule: Schedule, work: ResolvedRequest) -> str:
@@ -206,10 +199,10 @@ def _predicted(work: ResolvedRequest) -> BenchResult:
         raise UsageError(f"scenario {work.scenario.name} is not of batches; --mode predicted predicts those only.")
     made = [(task, _predictions(work, task)) for task in (*work.subject.tasks, None)]
     notes = [_NOTHING_RAN, *dict.fromkeys(note for _, predictions in made for note in predictions[0].notes)]
-    notes += [*arithmetic_notes(work.profile, work.subject), *work.notes]
+    notes += [*conditions.arithmetic_notes(work.profile, work.subject), *work.notes]
     rows = tuple(_predicted_row(work, task, predictions) for task, predictions in made)
-    profile = profile_of(work.profile, Limits(), None, notes)
-    return _made(work, mode="predicted", host=host_of(()), profile=profile, results=rows)
+    profile = conditions.profile_of(work.profile, Limits(), None, notes)
+    return _made(work, mode="predicted", host=conditions.host_of(()), profile=profile, results=rows)
 
 
 def _predicted_row(work: ResolvedRequest, task: BenchedTask | None, predictions: Sequence[Predicted]) -> BenchRow:

@@ -17,19 +17,7 @@ from rich.text import Text
 from edgepeft.cli._output import INTERRUPTED, plain_table, table_console
 from edgepeft.common.messages import printable
 from edgepeft.common.progress import say
-from edgepeft.data.by_class import (
-    MOST_SHOWN,
-    Rows,
-    certainty_figures,
-    class_rows,
-    figure_rows,
-    headline_rows,
-    matrix,
-    mistakes,
-    row_lines,
-    titled,
-    unseen,
-)
+from edgepeft.data import by_class
 
 if TYPE_CHECKING:
     from edgepeft.data.training_loop.run import TrainingLoopResult
@@ -47,41 +35,41 @@ _HIGHER = 3  # times the rate: at ten times it LoRA and Compacter lose 5 to 78 p
 
 def show_headline(found: Sequence[Mapping[str, Any]], baselines: Mapping[str, Mapping[str, Any]]) -> None:
     """Print the figures with their intervals and the baselines beside them, and what they are."""
-    how = "; ".join(f"{titled(each['metric'])}: {each['averaged']}" for each in found)
+    how = "; ".join(f"{by_class.titled(each['metric'])}: {each['averaged']}" for each in found)
     methods = [name for key, name in _METHODS.items() if any(each["interval"] == key for each in found)]
     by = f". Intervals: {' and '.join(methods)}." if methods else "."
-    _print(_table(headline_rows(found, baselines)), Text(f"{how}{by}", style="dim"))
+    _print(_table(by_class.headline_rows(found, baselines)), Text(f"{how}{by}", style="dim"))
 
 
 def show_errors(errors: Mapping[str, Any], folder: str | None = None) -> None:
     """Print where answers are wrong; ``folder`` is where a confusion matrix that is too large lies."""
-    header, rows = class_rows(errors)
+    header, rows = by_class.class_rows(errors)
     _print(_table((header, rows[:_MOST_CLASSES])))
     if len(rows) > _MOST_CLASSES:
         _print(Text(f"The worst of {len(rows):,}; all of them: --json, or edgepeft report.", style="dim"))
-    if absent := unseen(errors):
+    if absent := by_class.unseen(errors):
         more = f" and {len(absent) - _MOST_CLASSES} more" if len(absent) > _MOST_CLASSES else ""
         _print(Text(f"No row has the label {', '.join(absent[:_MOST_CLASSES])}{more}: left out.", style="dim"))
     confusion = errors.get("confusion") or {}
     if confusion:
         _show_confusion(confusion, folder)
     if "figures" in errors and "by_class" in errors:
-        _print(_table(figure_rows(errors["figures"])))
+        _print(_table(by_class.figure_rows(errors["figures"])))
     if "calibration" in errors:
-        _print(_table(certainty_figures(errors["calibration"])))
+        _print(_table(by_class.certainty_figures(errors["calibration"])))
     if worst := errors["worst"]:
-        _print_rows("Worst rows:", row_lines(worst), whole=True)
+        _print_rows("Worst rows:", by_class.row_lines(worst), whole=True)
     if doubted := errors.get("mislabelled"):
-        wrong = sum(n for *_, n in mistakes(confusion))
+        wrong = sum(n for *_, n in by_class.mistakes(confusion))
         title = f"Rows that may be mislabelled, {errors['mislabelled_rows']:,} of {wrong:,} wrong answers:"
-        _print_rows(title, row_lines(doubted, "likely"), whole=False)
+        _print_rows(title, by_class.row_lines(doubted, "likely"), whole=False)
         _print(Text(_DOUBTED, style="dim"))
 
 
 def _show_confusion(confusion: Mapping[str, Mapping[str, int]], folder: str | None) -> None:
     """Answers across, by names, or by numbers where names are too long; of many labels, those that are mixed up."""
-    names, counts = matrix(confusion)
-    if len(names) <= MOST_SHOWN:
+    names, counts = by_class.matrix(confusion)
+    if len(names) <= by_class.MOST_SHOWN:
         named = sum(max(len(name), 5) + 2 for name in names) + max(map(len, names)) + 12 <= SCORES_WIDTH
         heads = list(names) if named else [str(i) for i in range(1, len(names) + 1)]
         left = list(names) if named else [f"{i} {name}" for i, name in enumerate(names, 1)]
@@ -90,7 +78,7 @@ def _show_confusion(confusion: Mapping[str, Mapping[str, int]], folder: str | No
             table.add_row(Text(name), *(f"{n:,}" for n in row))
         _print(table)
         return
-    found = mistakes(confusion)
+    found = by_class.mistakes(confusion)
     where = f"is in {folder}" if folder else "of so many labels is for --out FOLDER: a picture and csv"
     table = plain_table("label", "most often taken for", numbers=("rows",))
     for one, other, n in found[:_MOST_MISTAKES]:
@@ -99,7 +87,7 @@ def _show_confusion(confusion: Mapping[str, Mapping[str, int]], folder: str | No
     _print(Text(f"The confusion matrix, {len(names)} by {len(names)}, {where}.", style="dim"))
 
 
-def _table(found: Rows) -> Table:
+def _table(found: by_class.Rows) -> Table:
     (first, *numbers), rows = found
     table = plain_table(first, numbers=numbers)
     for row in rows:

@@ -203,8 +203,7 @@ def _small_sweep(
         try:
             run_sweep(sweep, executor, Job(sweep, sweep.cells[0]), watch=watch)
         except Over:
-            over = sum(sweep.outcome(cell) is not None for cell in sweep.cells)
-            say(f"note: the time allowed {over} of {len(sweep.cells)} methods; the same command goes on.")
+            say(f"note: the time allowed {sweep.n_over()} of {len(sweep.cells)} methods; the same command goes on.")
     return sweep
 
 

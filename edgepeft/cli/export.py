@@ -32,7 +32,7 @@ def command(
         raise UsageError(NO_BUNDLE)
     note_trainable(options.trainable)
     with requiring("train", "export"):
-        from edgepeft.training.exporting.request import export
+        from edgepeft.training.exporting.bundle import export
 
     result = export(options.model_copy(update={"delta": [*listed(options.delta), *(more or [])]}))
     if as_json and result.manifest:

@@ -37,7 +37,7 @@ def command(
     with requiring("train", "the quickstart"):
         import_module("edgepeft.training.loop")  # first: it refuses a torch that would die here
         import_module("transformers")
-    from edgepeft.training.exporting.request import export
+    from edgepeft.training.exporting.bundle import export
 
     seconds: dict[str, float] = {}
     with _timed("train", seconds):

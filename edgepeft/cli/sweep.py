@@ -53,7 +53,7 @@ def command(
             like = Job(sweep, sweep.cells[0], threads=options.threads, keep_tensors=options.keep == "deltas")
             failed = run_sweep(sweep, executor, like, halve=options.halve, watch=tell)
     except KeyboardInterrupt:
-        say(f"stopped with {_over(sweep)} of {len(sweep.cells)} runs over; {_REST}.")
+        say(f"stopped with {sweep.n_over()} of {len(sweep.cells)} runs over; {_REST}.")
         if options.keep == "results":
             fold(sweep)
         raise typer.Exit(INTERRUPTED) from None
@@ -107,10 +107,6 @@ def local(sweep: Sweep, workers: int | None, threads: int) -> tuple[Any, int]:
     return lambda jobs: run_local(jobs, at_once, min(gpus, at_once)), at_once
 
 
-def _over(sweep: Sweep) -> int:
-    return sum(sweep.outcome(cell) is not None for cell in sweep.cells)
-
-
 @contextmanager
 def showing(sweep: Sweep, at_once: int) -> Iterator[Callable[[Moved | Ended], None]]:
     """A bar of all runs, and one of each that is under way; a line for each that ends."""
@@ -120,7 +116,7 @@ def showing(sweep: Sweep, at_once: int) -> Iterator[Callable[[Moved | Ended], No
     from edgepeft.sweep.run import estimate
 
     with bars(TextColumn("{task.fields[state]}", markup=False)) as shown:
-        over = _over(sweep)
+        over = sweep.n_over()
         say(f"{len(sweep.cells)} runs, {len(sweep.cells) - over} of them to compute, {at_once} at once")
         whole = shown.add_task("runs", total=len(sweep.cells), completed=over, state="", left=None)
         own: dict[str, Any] = {}
@@ -136,7 +132,7 @@ def showing(sweep: Sweep, at_once: int) -> Iterator[Callable[[Moved | Ended], No
                 return
             if cell.name in own:
                 shown.remove_task(own.pop(cell.name))
-            shown.update(whole, completed=(over := _over(sweep)), state=about(estimate(sweep, at_once) or None))
+            shown.update(whole, completed=(over := sweep.n_over()), state=about(estimate(sweep, at_once) or None))
             if said.outcome is None:
                 ended = f"failed: {said.error}" if said.error else ""
             elif said.outcome.state == _DONE:

@@ -58,16 +58,10 @@ def publish(
     days: Mapping[str, int] = DAYS,
     thresholds: Mapping[str, int] | None = None,
 ) -> Publication:
-    """Put a bundle's backbone and tasks into a channel; tasks of the channel that the bundle lacks stay.
+    """Put a bundle's backbone and tasks (None: all) into a channel; tasks of it that the bundle lacks stay.
 
-    Args:
-        folder: the bundle's.
-        repository: the folder to publish in; made where it is not there, with new keys.
-        keys: the folder of the private keys, outside of ``repository``.
-        channel: which boards get it.
-        tasks: those to publish; None is all.
-        days: until what is signed now expires, by role.
-        thresholds: how many keys sign a role, in a new repository; 1 where none is said.
+    A repository that is not there is made, with new keys in the folder ``keys``, which lies outside of it: so many as
+    ``thresholds`` says sign a role, else 1.  What is signed now expires after ``days``, by role.
     """
     check_channel(channel)
     if repository.resolve().is_relative_to(folder.resolve()):

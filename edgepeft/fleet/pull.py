@@ -61,15 +61,11 @@ def pull(
     replace_tuned: bool = False,
     stage: Stage = nullcontext,
 ) -> Pulled:
-    """Bring a bundle to what a channel holds.
+    """Bring the bundle in ``folder``, made where it is not there, to what a channel of a URL or folder holds.
 
-    Args:
-        address: the repository's URL or folder.
-        folder: the bundle's; made where it is not there.
-        channel: which of the repository.
-        root: a file with the root to trust, on first use; it is remembered outside of the bundle.
-        replace_tuned: also replace what this board has tuned, added, rolled back or removed.
-        stage: entered around each file's download and each replay, with its name.
+    ``root`` is a file with the root to trust on first use; it is remembered outside of the bundle.  ``replace_tuned``
+    also replaces what this board has tuned, added, rolled back or removed.  ``stage`` is entered around each file's
+    download and each replay, with its name.
     """
     new = not folder.exists()
     if not new and not (folder / MANIFEST_FILE).is_file() and any(path.name != WORK for path in folder.iterdir()):

@@ -16,17 +16,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from tuf.api.exceptions import (
-    BadVersionNumberError,
-    DownloadError,
-    DownloadHTTPError,
-    DownloadLengthMismatchError,
-    ExpiredMetadataError,
-    LengthOrHashMismatchError,
-    RepositoryError,
-    SlowRetrievalError,
-    UnsignedMetadataError,
-)
+from tuf.api import exceptions
 from tuf.api.metadata import Metadata, TargetFile, Targets
 from tuf.ngclient import Updater, UpdaterConfig
 
@@ -122,13 +112,13 @@ class Remote:
         """What tuf refuses, in words; a board that trusted nothing before trusts nothing after."""
         try:
             yield
-        except (RepositoryError, DownloadError, UnknownName) as error:
+        except (exceptions.RepositoryError, exceptions.DownloadError, UnknownName) as error:
             if self._first and not (self._trusted / "targets.json").is_file():
                 forget(self._work)
             if isinstance(error, UnknownName):
                 raise
             what = "the repository" if target is None else target.path
-            refused = isinstance(error, (RepositoryError, DownloadLengthMismatchError))
+            refused = isinstance(error, (exceptions.RepositoryError, exceptions.DownloadLengthMismatchError))
             kind = VerificationFailed if refused else EdgepeftError
             words = next((words for each, words in _WORDS.items() if isinstance(error, each)), "{error}.")
             said = words.format(error=error, now=f"{datetime.now(UTC):{_TIME}}")
@@ -137,20 +127,24 @@ class Remote:
 
 # The first that an error is an instance of.
 _WORDS: dict[type[Exception], str] = {
-    ExpiredMetadataError: (
+    exceptions.ExpiredMetadataError: (
         "{error}, and this board's clock says {now}. Either the clock is wrong, or nobody refreshed the repository "
         "(edgepeft publish REPOSITORY --refresh), or somebody holds back what is new. The bundle goes on answering."
     ),
-    UnsignedMetadataError: (
+    exceptions.UnsignedMetadataError: (
         "the signatures are not by the keys that this board trusts ({error}): it is another repository, its keys were "
         "revoked, or it was altered."
     ),
-    BadVersionNumberError: "an older or another state was sent than the one signed or seen here before ({error}).",
-    LengthOrHashMismatchError: "the file is not the one that is signed ({error}).",
-    DownloadLengthMismatchError: "the file is longer than what is signed ({error}).",
-    SlowRetrievalError: "it comes too slowly ({error}). What came is kept; repeat later.",
-    DownloadHTTPError: "a file is missing ({error}). Is that the address of a repository, and is all of it there?",
-    DownloadError: "it cannot be read ({error}). What came is kept; repeat later.",
+    exceptions.BadVersionNumberError: (
+        "an older or another state was sent than the one signed or seen here before ({error})."
+    ),
+    exceptions.LengthOrHashMismatchError: "the file is not the one that is signed ({error}).",
+    exceptions.DownloadLengthMismatchError: "the file is longer than what is signed ({error}).",
+    exceptions.SlowRetrievalError: "it comes too slowly ({error}). What came is kept; repeat later.",
+    exceptions.DownloadHTTPError: (
+        "a file is missing ({error}). Is that the address of a repository, and is all of it there?"
+    ),
+    exceptions.DownloadError: "it cannot be read ({error}). What came is kept; repeat later.",
 }
 
 

@@ -146,6 +146,10 @@ class Sweep:
         """The folder of hidden states that runs leave each other."""
         return self.folder / "states"
 
+    def n_over(self) -> int:
+        """How many runs have ended."""
+        return sum(self.outcome(cell) is not None for cell in self.cells)
+
     def outcome(self, cell: Cell) -> Outcome | None:
         """How the run ended; None where it has not.  A card and the answers, which come later, are one that is done."""
         if cell.name in self.results:

@@ -28,16 +28,8 @@ from edgepeft.methods.base import Method, method_of
 from edgepeft.options.base import Folder, function_of
 from edgepeft.options.verbs import TrainOptions, TrainSettings
 from edgepeft.runtime.grammar import Grammars
+from edgepeft.training import devices
 from edgepeft.training.curve import CURVE, curve_of, draw_curve
-from edgepeft.training.devices import (
-    attention_for,
-    check_memory,
-    device_named,
-    device_of,
-    fitting,
-    float32_by_onednn,
-    use_threads,
-)
 from edgepeft.training.engine import PyTorchEngine, SharedStates
 from edgepeft.training.settings import asked, resolved, settled
 from edgepeft.training.text_engine import TextEngine, require_kept
@@ -75,11 +67,11 @@ def train_delta(
     if not isinstance(data, TaskData):
         kind, regression, few, seed = options.kind, options.regression, options.few_shot, options.seed
         data = load_data(Path(data), kind=kind, regression=regression, few_shot=few, seed=seed)
-    device = device_of(options.device)
-    check_memory(device, method, backbone.architecture)
+    device = devices.device_of(options.device)
+    devices.check_memory(device, method, backbone.architecture)
     data, options = settled(backbone, method, data, options)
-    with float32_by_onednn(device) as by_onednn, fitting(device, options):
-        attention = attention_for(by_onednn, options.max_length or 0)
+    with devices.float32_by_onednn(device) as by_onednn, devices.fitting(device, options):
+        attention = devices.attention_for(by_onednn, options.max_length or 0)
         run = _Run(backbone, method, options, device, attention, start, shared, watch, stop)
         engine = run.engine(data)
         loop = run.loop(engine, data, out / FOLDER)
@@ -199,7 +191,7 @@ class _Run:
 
     def account(self, data: TaskData) -> dict[str, Any]:
         """What the card says of the run beside its outcome."""
-        facts = {**self.options.plain(), "few_shot": data.few_shot, "device": device_named(self.device)}
+        facts = {**self.options.plain(), "few_shot": data.few_shot, "device": devices.device_named(self.device)}
         facts["precision"] = "bfloat16" if facts.pop("bf16") else "float32"
         return {**facts, "class_weights": data.class_weights} if self.options.balanced else facts
 
@@ -253,7 +245,7 @@ def run(options: TrainOptions) -> TrainResult:
     rows = found.rows()
     threads = torch.get_num_threads()
     try:
-        use_threads(options.threads)
+        devices.use_threads(options.threads)
         with shown_run(options.task) as (watch, stop):
             how: dict[str, Any] = {"resume": resume, "force": force, "watch": watch, "stop": stop}
             return train_delta(options.backbone, found.method, rows, found.request, out, **how)

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from bench.averaging import split, summary
-from bench.relay import Relay
+from bench.flower import Relay
 
 
 def test_a_relay_counts_what_passes_in_either_direction_over_all_connections():

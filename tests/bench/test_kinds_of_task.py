@@ -16,8 +16,7 @@ from edgepeft.bench.planning.job import Job
 from edgepeft.bench.planning.target import open_subject
 from edgepeft.bench.report.tables import bench_table
 from edgepeft.bench.run import run_benchmark
-from edgepeft.bench.workloads.finetune import finetune_onnxruntime, finetune_pytorch
-from edgepeft.bench.workloads.inference import write_onnxruntime, write_pytorch
+from edgepeft.bench.workloads.models import finetune_onnxruntime, finetune_pytorch, write_onnxruntime, write_pytorch
 from edgepeft.bench.workloads.requests import cold_start, requests
 from edgepeft.bundle.delta import new_delta
 from edgepeft.common.errors import UsageError

@@ -14,9 +14,14 @@ from edgepeft.backbones.source import open_backbone
 from edgepeft.bench.planning import target as subject_module
 from edgepeft.bench.planning.job import Job
 from edgepeft.bench.planning.target import fresh_delta, manifest_of, open_subject, random_subject, write_task
-from edgepeft.bench.workloads import finetune
-from edgepeft.bench.workloads.finetune import finetune_onnxruntime, finetune_pytorch
-from edgepeft.bench.workloads.inference import infer_onnxruntime, infer_pytorch, peer
+from edgepeft.bench.workloads import models
+from edgepeft.bench.workloads.models import (
+    finetune_onnxruntime,
+    finetune_pytorch,
+    infer_onnxruntime,
+    infer_pytorch,
+    peer,
+)
 from edgepeft.bench.workloads.probes import GEMM_FLOPS, gemm_pytorch
 from edgepeft.bundle.bundle import Bundle
 from edgepeft.common.errors import UnknownName, UsageError
@@ -59,16 +64,16 @@ def test_pytorch_says_that_its_delta_is_a_fresh_one(bundle):
 @pytest.fixture
 def loaded(monkeypatch):
     """The models that a workload loads."""
-    models = []
-    load = finetune.load
+    made = []
+    load = models.load
 
     def keep(asked):
         found = load(asked)
-        models.append(found[1])
+        made.append(found[1])
         return found
 
-    monkeypatch.setattr(finetune, "load", keep)
-    return models
+    monkeypatch.setattr(models, "load", keep)
+    return made
 
 
 def moved(model, before):
@@ -96,8 +101,8 @@ def test_tuning_a_delta_moves_no_tensor_of_the_model(bundle, loaded):
 
 def test_tuning_a_delta_moves_the_delta(bundle, monkeypatch):
     deltas = []
-    fresh = finetune.job_delta
-    monkeypatch.setattr(finetune, "job_delta", lambda *a: deltas.append(fresh(*a)) or deltas[0])
+    fresh = models.job_delta
+    monkeypatch.setattr(models, "job_delta", lambda *a: deltas.append(fresh(*a)) or deltas[0])
     prepared = finetune_pytorch(job(bundle, "x", **TASK))
     before = copied(deltas[0])
     prepared.step(0)
@@ -122,7 +127,7 @@ def test_both_engines_take_the_same_step(bundle, task, monkeypatch):
     finetune_onnxruntime(job(bundle, "x", **task)).step(0)
 
     deltas, gradients = [], {}
-    fresh = finetune.job_delta
+    fresh = models.job_delta
 
     def started(*arguments):
         """The fresh delta with the bundle's values, and its gradients on their way to AdamW."""
@@ -136,7 +141,7 @@ def test_both_engines_take_the_same_step(bundle, task, monkeypatch):
         deltas.append(delta)
         return delta
 
-    monkeypatch.setattr(finetune, "job_delta", started)
+    monkeypatch.setattr(models, "job_delta", started)
     finetune_pytorch(job(bundle, "x", **task)).step(0)
     assert gradients.keys() == seen["found"].gradients.keys()
     largest = max(float(np.abs(gradient).max()) for gradient in gradients.values())

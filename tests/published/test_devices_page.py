@@ -6,7 +6,7 @@ import pytest
 
 from bench.published.__main__ import app
 from bench.published.devices_page import devices_page, draw_devices
-from bench.published.validation import check_predictions
+from bench.published.fitting import check_predictions
 from edgepeft.cli._main import main
 from edgepeft.device.profiles import known_profiles, load_profile
 

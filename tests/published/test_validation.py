@@ -4,8 +4,7 @@ import math
 
 import pytest
 
-from bench.published.fitting import fit, fit_rates, points_of
-from bench.published.validation import check_predictions, error_range, mean_error, summaries
+from bench.published.fitting import check_predictions, error_range, fit, fit_rates, mean_error, points_of, summaries
 from edgepeft.device.profiles import known_profiles, load_profile
 
 SHIPPED = [load_profile(name) for name in known_profiles()]

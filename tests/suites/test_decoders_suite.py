@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from bench import label_words, written_together
 from bench.suites import decoders
 from bench.suites._suite_run import SuiteRun
 from edgepeft.common.errors import UsageError
@@ -54,7 +53,7 @@ def test_rows_of_several_tasks_are_written_together_as_apart(run, monkeypatch):
     for apart in (False, True):
         settings = {"tasks": [f"task{number}" for number in range(4)], "apart": apart}
         job = run.job("", bundle, batches=((8, 8, 8, 8),), settings=settings, new_tokens=5)
-        written_together.prepare(job).step(0)
+        decoders.write_together(job).step(0)
     together, apart = written[:4], written[4:]
     assert [answer.task for answer in apart] == ["task0", "task1", "task2", "task3"]
     assert all(len(answer.tokens) == 5 for answer in written)
@@ -73,7 +72,7 @@ def test_label_words_behind_known_tokens_have_the_scores_of_the_same_text_read_w
     monkeypatch.setattr(kv_cache._Run, "logits", lambda self: tokens.append(len(self.ids)) or counted(self))
     for label, racer in jobs.items():
         monkeypatch.setattr(Runtime, "logits", lambda *given, label=label: found.setdefault(label, plain(*given)))
-        label_words.prepare(racer.job).step(0)
+        decoders.score_words(racer.job).step(0)
     assert tokens == [40, 64, 104]
     np.testing.assert_allclose(found["cached"], found["whole"], rtol=0, atol=0.05)  # of 8 bits
     assert np.exp(found["whole"]).sum() == pytest.approx(1, abs=1e-5)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tiny import ragged
 
-from bench.peers import dynamic_int8, optimum_o3
+from bench.peers import PEERS, optimum
 from bench.suites import batches, single
 from bench.suites._random_bundle import config_in, write_bundle
 from bench.suites._suite_run import SuiteRun
@@ -33,13 +33,13 @@ def test_the_fused_peer_is_the_same_model_and_the_quantised_ones_are_near_it(run
     inputs = run.job("", run.bundle("bare"), batches=((7,),)).batch(0)
     with Runtime(run.bundle("bare"), threads=1, cache=False) as runtime:
         expected = runtime.last_hidden_state(inputs)
-    optimum_o3.export(run.plain(), tmp_path / "fused")
-    fused = hidden(tmp_path / "fused" / optimum_o3.RESULT, inputs)
+    optimum.export_fused(run.plain(), tmp_path / "fused")
+    fused = hidden(tmp_path / "fused" / PEERS["optimum_o3"].result, inputs)
     np.testing.assert_allclose(fused, expected, atol=5e-3)  # GELU by tanh is off by up to 5e-4 an activation
     sizes = set()
     for per in ("tensor", "channel"):
-        dynamic_int8.export(run.plain(), tmp_path / per, per)
-        model = tmp_path / per / dynamic_int8.RESULT
+        optimum.export_int8(run.plain(), tmp_path / per, per)
+        model = tmp_path / per / PEERS["dynamic_int8"].result
         off = np.abs(hidden(model, inputs) - fused).max()
         assert 0 < off < 0.06 * np.abs(fused).max()  # where channels stand out these are 9 times the others
         sizes.add(model.stat().st_size)

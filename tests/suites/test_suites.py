@@ -34,12 +34,10 @@ from bench.suites import (
     tuning,
 )
 from bench.suites import _result as suite_run
-from bench.suites._proportional_memory import proportional_bytes
 from bench.suites._random_bundle import Structure, write_bundle
-from bench.suites._ratio import geometric_mean, ratio_row, require_close
 from bench.suites._result import SuiteRequest, run_suite
-from bench.suites._row import SuiteRow, SuiteVerdict, Target
-from bench.suites._suite_run import Racer, SuiteRun
+from bench.suites._row import SuiteRow, SuiteVerdict, Target, geometric_mean, ratio_row, require_close
+from bench.suites._suite_run import Racer, SuiteRun, proportional_bytes
 from bench.suites._table import draw_suite, suite_table
 from edgepeft.bench.measuring.sampler import Sample
 from edgepeft.bench.planning.job import Job
@@ -215,12 +213,12 @@ def test_openvino_converts_what_transformers_computes(bundle, tmp_path):
     from tolerance import exactly
     from transformers import AutoModel
 
-    from bench.peers.openvino import RESULT, export
+    from bench.peers.openvino import export
 
     export(bundle, tmp_path)
     ids, mask = np.full((3, 11), 7), np.ones((3, 11), np.int64)
     mask[1, 4:] = 0
-    compiled = openvino.Core().compile_model(str(tmp_path / RESULT), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    compiled = openvino.Core().compile_model(str(tmp_path / "model.xml"), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
     found = compiled({"input_ids": ids, "attention_mask": mask})[0]
     with torch.no_grad():
         model = AutoModel.from_pretrained(bundle, attn_implementation="eager").eval().double()

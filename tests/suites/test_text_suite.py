@@ -9,14 +9,14 @@ import pytest
 from configs import SMALL_BERT
 from writing import theirs
 
-from bench.peers import _writing, text_ctranslate2, text_pytorch
+from bench.peers import PEERS, _writing, ctranslate2, pytorch
 from bench.suites import __main__ as command_line
 from bench.suites import _suite_run, text
 from bench.suites._random_bundle import Structure
 from bench.suites._result import SuiteRequest, run_suite
 from bench.suites._row import SuiteVerdict
 from bench.suites._suite_run import SuiteRun
-from edgepeft.bench.workloads.inference import write_onnxruntime
+from edgepeft.bench.workloads.models import write_onnxruntime
 from edgepeft.cli._main import main
 from edgepeft.common.errors import EdgepeftError, UnknownName, UsageError
 from edgepeft.device.limits.placement import Limits
@@ -46,7 +46,7 @@ def job_of(run, bundle, **settings):
 
 def test_ours_and_transformers_write_the_same_tokens_of_the_same_rows(run, bundle):
     job, found = job_of(run, bundle), []
-    text_pytorch.prepare(job).step(0)
+    pytorch.write(job).step(0)
     write_onnxruntime(job_of(run, bundle, tasks=["a", None])).step(1)
     from transformers import T5ForConditionalGeneration
 
@@ -90,14 +90,14 @@ def test_labels_are_scored_beside_what_peers_write_and_score(run, monkeypatch):
 
 
 def test_the_peers_convert_tokens_as_numbers(run, bundle):
-    rows = text_ctranslate2._rows(job_of(run, bundle), 0)
+    rows = ctranslate2._named(ctranslate2._rows(job_of(run, bundle), 0))
     ids = job_of(run, bundle).batch(0)["input_ids"]
     assert [len(row) for row in rows] == [9, 4, 6] and rows[1] == [f"t{number}" for number in ids[1, :4]]
 
 
 def test_a_peer_of_another_interpreter_is_looked_for_there(run, monkeypatch):
     monkeypatch.setattr(run, "pythons", {"text_openvino": sys.executable})
-    monkeypatch.setattr(_suite_run.PEERS["text_openvino"], "MODULE", "nowhere_at_all")
+    monkeypatch.setitem(PEERS, "text_openvino", PEERS["text_openvino"]._replace(module="nowhere_at_all"))
     assert run.peer("text_openvino") == f"nowhere_at_all is not installed for {sys.executable}"
 
 

@@ -25,7 +25,7 @@ from edgepeft.backbones.hooks import load_model
 from edgepeft.backbones.source import open_backbone
 from edgepeft.backbones.tokens import Text
 from edgepeft.bench.planning.job import Job
-from edgepeft.bench.workloads.finetune import finetune_onnxruntime, finetune_pytorch
+from edgepeft.bench.workloads.models import finetune_onnxruntime, finetune_pytorch
 from edgepeft.bundle.bundle import Bundle
 from edgepeft.bundle.delta import Delta
 from edgepeft.common.errors import DataError

@@ -62,7 +62,7 @@ class Prepared:
 class Job:
     """One unit under measurement.
 
-    ``workload`` is a function's name in ``edgepeft/bench/workloads``, or a module elsewhere; ``bundle`` the folder
+    ``workload`` is a function's name in ``edgepeft/bench/workloads``, elsewhere with its module; ``bundle`` the folder
     of the backbone and its tasks; ``task`` None for the bare backbone; ``model`` a peer's ONNX file.
     ``kind`` is the task's; ``new_tokens`` are written of each text, 0 where none is written.
     ``cache``: sessions map the user's prepacked weights.

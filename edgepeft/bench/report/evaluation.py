@@ -6,24 +6,13 @@ Reliability diagrams are Guo et al., 2017, figure 1.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from pydantic import AliasChoices, Field, field_validator
 
 from edgepeft.bench.report.page import Cell, Section
 from edgepeft.bench.result.parts import Part
-from edgepeft.data.by_class import (
-    certainty_figures,
-    class_rows,
-    confusion_inches,
-    figure_rows,
-    headline_rows,
-    in_words,
-    matrix,
-    plot_confusion,
-    rounded,
-    unseen,
-)
+from edgepeft.data import by_class
 from edgepeft.tasks.base import stated
 
 if TYPE_CHECKING:
@@ -32,6 +21,7 @@ if TYPE_CHECKING:
 EVAL_SCHEMA = "edgepeft.eval/1"
 _BLUE, _GREY = "#0072b2", "#888888"
 _WITH = {"before": "without temperature", "after": "with temperature"}
+_Value = TypeVar("_Value")
 
 
 class Bin(Part):
@@ -42,18 +32,11 @@ class Bin(Part):
     accuracy: float
 
 
-class BeforeAfter(Part):
-    """Expected calibration error, without a temperature and with it."""
+class BeforeAfter(Part, Generic[_Value]):
+    """Without a temperature and with it."""
 
-    before: float
-    after: float
-
-
-class Bins(Part):
-    """The same of the bins."""
-
-    before: list[Bin]
-    after: list[Bin]
+    before: _Value
+    after: _Value
 
 
 class Kept(Part):
@@ -68,11 +51,11 @@ class Kept(Part):
 
 
 class Calibration(Part):
-    """As `edgepeft eval --json` has it, and the errors of a delta's card."""
+    """As `edgepeft eval --json` has it, and the errors of a delta's card; ``ece``: expected calibration error."""
 
     temperature: float
-    ece: BeforeAfter
-    bins: Bins
+    ece: BeforeAfter[float]
+    bins: BeforeAfter[list[Bin]]
     promise: Kept | None = None
 
 
@@ -86,14 +69,14 @@ def reliability(key: str, name: str, task: str, found: Calibration) -> Iterator[
             bins = [each for each in getattr(found.bins, which) if each.rows]
             places = [each.confidence for each in bins], [each.accuracy for each in bins]
             error = getattr(found.ece, which)
-            axis.plot(*places, marker, color=colour, label=f"{_WITH[which]}: error {rounded(error)}")
+            axis.plot(*places, marker, color=colour, label=f"{_WITH[which]}: error {by_class.rounded(error)}")
         axis.set(xlabel="probability of the answer", ylabel="share of answers that are right", xlim=(0, 1), ylim=(0, 1))
         axis.legend(frameon=False)
 
     n = sum(each.rows for each in found.bins.after)
     text = (
         f"{name}. {n} rows in bins of equal width; temperature {found.temperature:.3f}, expected calibration error "
-        f"{rounded(found.ece.before)} without it and {rounded(found.ece.after)} with it."
+        f"{by_class.rounded(found.ece.before)} without it and {by_class.rounded(found.ece.after)} with it."
     )
     rows: list[tuple[Cell, ...]] = [
         (_WITH[which], each.rows, round(each.confidence, 4), round(each.accuracy, 4))
@@ -104,7 +87,7 @@ def reliability(key: str, name: str, task: str, found: Calibration) -> Iterator[
     head = ("probabilities", "rows", "mean probability", "share right")
     yield Section(key, f"{task}: reliability", text, head, rows, draw, (5.0, 4.5))
     if found.promise is not None:
-        columns, cells = certainty_figures(found.model_dump(exclude_none=True))
+        columns, cells = by_class.certainty_figures(found.model_dump(exclude_none=True))
         yield Section(f"{key}-kept", f"{task}: unsure answers", f"{name}. {n} rows.", tuple(columns), cells)
 
 
@@ -170,20 +153,20 @@ class EvalSummary(Errors):
 def evaluations(documents: Sequence[tuple[str, EvalSummary]]) -> Iterator[Section]:
     """Two tables for each document."""
     for number, (name, found) in enumerate(documents):
-        text = f"{name}. {found.metric} {rounded(found.score)} on {found.rows} rows ({found.averaged})."
-        header, rows = class_rows(found.model_dump(exclude_none=True))
+        text = f"{name}. {found.metric} {by_class.rounded(found.score)} on {found.rows} rows ({found.averaged})."
+        header, rows = by_class.class_rows(found.model_dump(exclude_none=True))
         title = "errors by class" if found.by_class or found.figures is None else "scores"
         if found.headline:
-            columns, figures = headline_rows([each.model_dump() for each in found.headline], {})
+            columns, figures = by_class.headline_rows([each.model_dump() for each in found.headline], {})
             what = f"{name}. On {found.rows:,} rows."
             yield Section(f"headline-{number}", f"{found.task}: figures", what, tuple(columns), figures)
-        absent = unseen(found.model_dump())
+        absent = by_class.unseen(found.model_dump())
         notes = [f"no row has the label {', '.join(absent)}: left out"] if absent else []
         yield Section(f"classes-{number}", f"{found.task}: {title}", text, tuple(header), rows, notes=notes)
         if found.confusion:
             yield _confusion(f"confusion-{number}", name, found)
         if found.figures is not None and found.by_class:
-            columns_of, cells = figure_rows(found.figures)
+            columns_of, cells = by_class.figure_rows(found.figures)
             yield Section(f"figures-{number}", f"{found.task}: scores", f"{name}.", tuple(columns_of), cells)
         if found.calibration is not None:
             yield from reliability(f"reliability-{number}", name, found.task, found.calibration)
@@ -197,26 +180,26 @@ def _listed(key: str, title: str, text: str, found: Sequence[WorstRow]) -> Itera
     texts, p = any(each.text for each in found), any(each.label_probability is not None for each in found)
     shown: list[tuple[str, Callable[[WorstRow], Cell]]] = [("row", lambda each: each.row)]
     shown += [("text", lambda each: each.text)] if texts else []
-    shown += [("label", lambda each: in_words(each.label))]
-    shown += [("its p", lambda each: rounded(each.label_probability))] if p else []
-    shown += [("answer", lambda each: in_words(each.answer))]
-    shown += [("its p", lambda each: rounded(each.answer_probability))] if p else []
-    shown += [] if p else [("loss", lambda each: rounded(each.loss))]
+    shown += [("label", lambda each: by_class.in_words(each.label))]
+    shown += [("its p", lambda each: by_class.rounded(each.label_probability))] if p else []
+    shown += [("answer", lambda each: by_class.in_words(each.answer))]
+    shown += [("its p", lambda each: by_class.rounded(each.answer_probability))] if p else []
+    shown += [] if p else [("loss", lambda each: by_class.rounded(each.loss))]
     if found:
         rows = [[of(each) for _, of in shown] for each in found]
         yield Section(key, title, text, tuple(name for name, _ in shown), rows)
 
 
 def _confusion(key: str, name: str, found: EvalSummary) -> Section:
-    names, counts = matrix(found.confusion)
+    names, counts = by_class.matrix(found.confusion)
 
     def draw(figure: Figure) -> None:
-        plot_confusion(figure.add_subplot(), names, counts)
+        by_class.plot_confusion(figure.add_subplot(), names, counts)
 
     text = f"{name}. Rows of each label, by what was answered."
     rows: list[tuple[Cell, ...]] = [(one, *row) for one, row in zip(names, counts, strict=True)]
     head = ("label \\ answer", *names)
-    return Section(key, f"{found.task}: confusion", text, head, rows, draw, confusion_inches(names))
+    return Section(key, f"{found.task}: confusion", text, head, rows, draw, by_class.confusion_inches(names))
 
 
 class Baseline(Part):

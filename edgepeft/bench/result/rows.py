@@ -18,6 +18,7 @@ from edgepeft.bench.measuring.sampler import Series, throttled_samples
 from edgepeft.bench.planning.job import Job
 from edgepeft.bench.planning.plan import Unit, UnitRole
 from edgepeft.bench.planning.resolve import ResolvedRequest
+from edgepeft.bench.result import statistics
 from edgepeft.bench.result.schema import (
     BenchRow,
     BoardRecord,
@@ -26,17 +27,6 @@ from edgepeft.bench.result.schema import (
     LengthsRecord,
     PairedRatio,
     RatioRecord,
-)
-from edgepeft.bench.result.statistics import (
-    CONFIDENCE,
-    Ratio,
-    drift,
-    instances_per_minute,
-    outliers,
-    paired_ratio,
-    percentile,
-    ratio_of_totals,
-    summarised,
 )
 from edgepeft.bench.workloads.probes import GEMM_FLOPS
 from edgepeft.device.host.sensors import Meter
@@ -61,7 +51,7 @@ def _row(one: Measured, work: ResolvedRequest, setting: Setting, meter: Meter | 
     seconds, sizes = series.seconds, [len(unit.job.batches[index]) for index in series.batches] if unit.job else []
     # Of single steps; under a quota a sample is the mean of several.
     single = [step for sample in series.samples for step in sample.each or (sample.seconds,)]
-    latency = {f"p{p}": percentile(single, p) for p in (50, 90, 99)} if setting.percentiles else {}
+    latency = {f"p{p}": statistics.percentile(single, p) for p in (50, 90, 99)} if setting.percentiles else {}
     flops = None
     if (job := _counted(one)) is not None:
         rows = [n for batch in job.batches for n in _tokens(one, batch)]
@@ -73,8 +63,8 @@ def _row(one: Measured, work: ResolvedRequest, setting: Setting, meter: Meter | 
         samples_s=tuple(seconds),
         warmup_s=tuple(sample.seconds for sample in series.warmup),
         sample_batches=tuple(series.batches),
-        instances_per_minute=instances_per_minute(sizes, seconds) if seconds else None,
-        statistics=summarised(seconds, alike=bool(comparable(one))),
+        instances_per_minute=statistics.instances_per_minute(sizes, seconds) if seconds else None,
+        statistics=statistics.summarised(seconds, alike=bool(comparable(one))),
         latency_s=LatencyRecord(**latency),
         peak_rss_bytes=one.peak_rss_bytes,
         cpu_s=sum(sample.cpu_seconds for sample in series.samples) if seconds else None,
@@ -168,15 +158,15 @@ def _ratios(one: Measured, measured: Sequence[Measured]) -> dict[str, PairedRati
             theirs = other.series.seconds
             peak, peer_peak = one.peak_rss_bytes, other.peak_rss_bytes
             ratios[name] = PairedRatio(
-                **_plain(paired_ratio(own, theirs)),
-                of_totals=RatioRecord(**_plain(ratio_of_totals(own, theirs))),
-                confidence=CONFIDENCE,
+                **_plain(statistics.paired_ratio(own, theirs)),
+                of_totals=RatioRecord(**_plain(statistics.ratio_of_totals(own, theirs))),
+                confidence=statistics.CONFIDENCE,
                 peak_rss=peak / peer_peak if peak and peer_peak else None,
             )
     return ratios
 
 
-def _plain(ratio: Ratio) -> dict[str, Any]:
+def _plain(ratio: statistics.Ratio) -> dict[str, Any]:
     return {"ratio": ratio.value, "interval": (ratio.low, ratio.high), "rounds": ratio.rounds}
 
 
@@ -301,14 +291,14 @@ def _of_samples(one: Measured) -> Iterator[tuple[str, str]]:
     """What is odd about the samples themselves."""
     taken, seconds = one.series.seconds, comparable(one)
     if not any(sample.each for sample in one.series.samples):  # else more steps than samples, or no percentiles at all
-        lacking = [f"p{p}" for p in (50, 90, 99) if taken and percentile(taken, p) is None]
+        lacking = [f"p{p}" for p in (50, 90, 99) if taken and statistics.percentile(taken, p) is None]
         if lacking:
             yield "no percentile", f"{len(taken)} samples do not support {', '.join(lacking)}"
     if (spread := _spread(seconds)) > _NOISY:
         yield "noisy", f"half of the samples spread over {spread:.0%} of the median"
-    if len(places := outliers(seconds)) > _OUTLIERS * len(seconds):
+    if len(places := statistics.outliers(seconds)) > _OUTLIERS * len(seconds):
         yield "outliers", f"{len(places)} of {len(seconds)} samples lie far from the median"
-    change = drift(seconds) if len(seconds) >= _LEAST_FOR_DRIFT else None
+    change = statistics.drift(seconds) if len(seconds) >= _LEAST_FOR_DRIFT else None
     if change is not None and abs(change) > _DRIFT:
         yield "drift", f"a step took {change:+.0%} at the end against the beginning"
 

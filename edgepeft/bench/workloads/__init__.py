@@ -7,17 +7,17 @@ from importlib import import_module
 from edgepeft.bench.planning.job import Job, Prepared
 
 _FILES = {
-    "finetune": ("finetune_onnxruntime", "finetune_pytorch"),
-    "inference": ("infer_onnxruntime", "infer_pytorch", "peer", "profiled", "write_onnxruntime", "write_pytorch"),
-    "probes": ("copy", "gemm", "gemm_pytorch", "operators"),
-    "reference": ("reference",),
+    "models": (
+        *("finetune_onnxruntime", "finetune_pytorch", "infer_onnxruntime", "infer_pytorch", "peer", "profiled"),
+        *("write_onnxruntime", "write_pytorch"),
+    ),
+    "probes": ("copy", "gemm", "gemm_pytorch", "operators", "reference"),
     "requests": ("cold_start", "requests"),
 }
 
 
 def prepare(job: Job) -> Prepared:
-    """Load the job's workload: one of these, or where it has a dot ``prepare`` of a module elsewhere (peers)."""
-    if "." in job.workload:
-        return import_module(job.workload).prepare(job)  # type: ignore[no-any-return]
-    file = {name: file for file, names in _FILES.items() for name in names}[job.workload]
-    return getattr(import_module(f"{__name__}.{file}"), job.workload)(job)  # type: ignore[no-any-return]
+    """Load the job's workload: one of these, or with the path of a module elsewhere before its name (peers)."""
+    module, _, function = job.workload.rpartition(".")
+    module = module or next(f"{__name__}.{file}" for file, names in _FILES.items() if function in names)
+    return getattr(import_module(module), function)(job)  # type: ignore[no-any-return]

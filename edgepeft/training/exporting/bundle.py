@@ -1,4 +1,4 @@
-"""Writing a bundle: the backbone once, then each task, verified against PyTorch."""
+"""``edgepeft.export``: the backbone once, then each task, verified against PyTorch; or another library's folder."""
 
 from __future__ import annotations
 
@@ -32,16 +32,20 @@ from edgepeft.bundle.delta import Delta
 from edgepeft.bundle.manifest import BackboneEntry, DeltaDtype, Hashes, Manifest, TextHashes, WeightsDtype
 from edgepeft.common.atomic import new_folder
 from edgepeft.common.errors import BundleError, UsageError
+from edgepeft.common.progress import messages, stages
 from edgepeft.common.resources import sha256_of
 from edgepeft.common.task_name import WEIGHTS
 from edgepeft.data.readers import Source, source_of
-from edgepeft.data.rows import SENTENCES, Columns
+from edgepeft.data.rows import SENTENCES, Columns, verify_columns
 from edgepeft.deploy.install import PreparedTask, commit_tasks, prepare_exported, prepare_task, require_addable
+from edgepeft.device.host import machine
+from edgepeft.device.profiles import load_profile
 from edgepeft.graph.quantise import quantise, quantised_tensors
 from edgepeft.graph.validate import check_standard
 from edgepeft.methods.base import Method, method_of
-from edgepeft.options.base import Folder, Rows
-from edgepeft.tasks._conformal import Guarantee
+from edgepeft.options.base import Folder, Rows, function_of, listed
+from edgepeft.options.verbs import NO_BUNDLE, ExportOptions
+from edgepeft.tasks._conformal import Guarantee, guarantee_of
 from edgepeft.tasks.base import TaskType
 from edgepeft.training.exporting.calibrate import column_factors
 from edgepeft.training.exporting.check import CheckTexts, check_content, data_check
@@ -49,10 +53,7 @@ from edgepeft.training.exporting.delta import export_delta
 from edgepeft.training.exporting.template import write_template
 
 Stage = Callable[[str], AbstractContextManager[object]]
-
-
-def _silent(_: str) -> AbstractContextManager[object]:
-    return nullcontext()
+_PACKAGES = ("torch", "transformers", "onnx", "onnxruntime")  # whose versions the manifest has
 
 
 def export_bundle(
@@ -63,7 +64,7 @@ def export_bundle(
     texts: Sequence[Text] | None = None,
     force: bool = False,
     templates: Sequence[Method | str] = (),
-    stage: Stage = _silent,
+    stage: Stage = nullcontext,
     weights: WeightsDtype | None = "fp32",
     delta_weights: DeltaDtype = "fp32",
     data: Rows | None = None,
@@ -107,7 +108,7 @@ def add_deltas(
     *,
     texts: Sequence[Text] | None = None,
     replace: bool = False,
-    stage: Stage = _silent,
+    stage: Stage = nullcontext,
     backbone: Backbone | None = None,
     delta_weights: DeltaDtype = "fp32",
     data: Source | None = None,
@@ -202,7 +203,7 @@ def write_backbone(backbone: Backbone, folder: Path, weights: WeightsDtype = "fp
             else None,
         ),
         files=files,
-        versions=_versions(),
+        versions={"edgepeft": __version__, **{name: metadata.version(name) for name in _PACKAGES}},
     )
     manifest.write(folder)
     return manifest
@@ -250,11 +251,6 @@ class _Exporter:
         return prepare_task(self.bundle, graph, check, path, own, data=data, accept_error=self.accept_error)
 
 
-def _versions() -> dict[str, str]:
-    packages = ("torch", "transformers", "onnx", "onnxruntime")
-    return {"edgepeft": __version__, **{name: metadata.version(name) for name in packages}}
-
-
 def cards_with_guarantee(deltas: Sequence[Path], guarantee: Guarantee) -> Mapping[Path, DeltaCard]:
     """The card of each delta with this guarantee and its threshold; none where nothing is guaranteed."""
     return {path: _card_with_guarantee(path, guarantee) for path in deltas} if guarantee else {}
@@ -289,15 +285,12 @@ def _read(path: Path, kind: TaskType) -> tuple[NDArray[np.float32], NDArray[np.i
     except (SafetensorError, OSError, KeyError, IndexError) as error:
         raise BundleError(f"{path} is damaged ({error}); train the delta again.") from error
     sound = (right.ndim, each.ndim) == (1, 2) and len(right) == len(each) and logits.shape[-1] == kind.n_outputs
-    if not sound or not np.isfinite(logits).all() or targets.dtype.kind != "i" or not _are_columns(right, each):
+    sound = sound and np.isfinite(logits).all() and targets.dtype.kind == "i"
+    if not sound or not ((right >= 0) & (right < each.shape[1])).all():
         raise BundleError(
             f"{path} does not hold logits of {kind.described} and which is right in each row; train it again."
         )
     return logits, targets
-
-
-def _are_columns(right: NDArray[np.int64], each: NDArray[np.float32]) -> bool:
-    return bool(((right >= 0) & (right < each.shape[1])).all())
 
 
 def write_weights(graphs: Sequence[onnx.ModelProto], backbone: Backbone, folder: Path, dtype: WeightsDtype) -> str:
@@ -319,3 +312,85 @@ def write_weights(graphs: Sequence[onnx.ModelProto], backbone: Backbone, folder:
     for graph in graphs:
         quantise(graph, Checkpoint.open(path))
     return sha256_of(path)
+
+
+@dataclass(frozen=True)
+class ExportResult:
+    """``folder`` is what was written; ``manifest`` is None where that is another library's."""
+
+    folder: Path
+    manifest: Manifest | None = None
+
+
+@function_of(ExportOptions)
+def export(options: ExportOptions) -> ExportResult:
+    """Write the backbone once and each task as a delta graph, verified against PyTorch; the whole folder or none.
+
+    Raises:
+        UsageError: options that are wrong or exclude each other; a folder that is there already.
+        BundleError: a delta that is damaged, or of another backbone.
+        EdgepeftError: a task whose graph does not give PyTorch's logits.
+    """
+    deltas, templates = listed(options.delta), listed(options.template)
+    columns = verify_columns(options.verify_data, options.text_column, options.pair_column, options.label_column)
+    guarantee = guarantee_of(options.coverage, options.risk)
+    elsewhere = [library for library in _LIBRARIES if getattr(options, library) is not None]
+    if elsewhere:
+        stored = (options.weights or "fp32", options.delta_weights) != ("fp32", "fp32")
+        more = (options.out, templates, guarantee, elsewhere[1:], options.trainable, options.verify_data is not None)
+        if stored or any(more) or len(deltas) != 1:
+            raise UsageError(NO_BUNDLE)
+        (library,) = elsewhere
+        folder, source = Path(getattr(options, library)), open_backbone(options.backbone)
+        _LIBRARIES[library](Delta.load(Path(deltas[0]), source), source, folder, options.force)
+        return ExportResult(folder)
+    if options.out is None:
+        raise UsageError("give --out, the bundle's folder, or --to-peft or --to-adapterhub, a folder for these.")
+    if not deltas and not templates:
+        raise UsageError("give --delta, a folder that `edgepeft train` wrote, or --template, a method to start from.")
+    profile = options.profile
+    processor = machine.processor_of_host() if profile is None else machine.processor_of_profile(load_profile(profile))
+    with stages(1 + len(deltas) + len(templates)) as stage:
+        manifest = export_bundle(
+            options.backbone,
+            deltas,
+            options.out,
+            templates=templates,
+            weights=options.weights,
+            delta_weights=options.delta_weights,
+            data=options.verify_data,
+            columns=columns,
+            guarantee=guarantee,
+            force=options.force,
+            stage=stage,
+            accept_error=options.accept_error,
+        )
+    fp16 = options.delta_weights == "fp16"
+    for cost in machine.missing_arithmetic(processor, weights=manifest.backbone.weights_dtype, fp16=fp16):
+        messages().print(f"note: {cost}", markup=False)
+    return ExportResult(Path(options.out), manifest)
+
+
+def _to_peft(loaded: Delta, source: Backbone, folder: Path, force: bool) -> None:
+    from edgepeft.training.interop.peft import write_peft
+
+    write_peft(loaded, source, folder, force=force)
+    kind = loaded.card.task_kind
+    problem = f" and problem_type={kind.problem_type}" if kind.problem_type else ""
+    of = f"AutoModel{kind.model} of {source.source} with num_labels={loaded.card.n_outputs}{problem}"
+    if loaded.trie is not None:
+        of = f"model of {source.source} for conditional generation, which writes {', '.join(loaded.card.labels or ())}"
+    messages().print(f"{loaded.card.task}: for peft's PeftModel.from_pretrained, over transformers' {of}", markup=False)
+
+
+def _to_adapterhub(loaded: Delta, source: Backbone, folder: Path, force: bool) -> None:
+    from edgepeft.training.interop._hub_write import write_adapterhub
+
+    model = write_adapterhub(loaded, source, folder, force=force)
+    messages().print(
+        f"{loaded.card.task}: for adapters' load_adapter(FOLDER, use_safetensors=True) of a {model} of {source.source}",
+        markup=False,
+    )
+
+
+_LIBRARIES = {"to_peft": _to_peft, "to_adapterhub": _to_adapterhub}

@@ -77,10 +77,12 @@ def export_delta(
         if names.of_labels(name) not in {tensor.name for tensor in model.graph.initializer}:
             model.graph.initializer.append(numpy_helper.from_array(values, names.of_labels(name)))
         _give(model.graph, names.of_labels(name), names.adapted(name), values.shape, TensorProto.INT64)
+    properties = _properties(delta)
     if delta.generator is not None:
         _leave_to_the_loader(model.graph, delta.generator, delta.architecture, stored)
-    recipe = _leave_drawn_to_the_loader(model.graph, delta)
-    mark(model, _properties(delta) | _recipe(delta, stored) | recipe)
+        tensors = [stored[name] for name in delta.generator.names]
+        properties[RECIPE] = json.dumps({**delta.generator.recipe, "tensors": tensors})
+    mark(model, properties | _leave_drawn_to_the_loader(model.graph, delta))
     if half:
         store_in_half(model.graph)
     if own and weights is not None:
@@ -311,13 +313,6 @@ def _give(
 
 def _own(delta: Delta) -> tuple[str, ...]:
     return tuple(delta.override_tensors) if delta.generator is None else delta.generator.names
-
-
-def _recipe(delta: Delta, stored: dict[str, str]) -> dict[str, str]:
-    if delta.generator is None:
-        return {}
-    tensors = [stored[name] for name in delta.generator.names]
-    return {RECIPE: json.dumps({**delta.generator.recipe, "tensors": tensors})}
 
 
 def _properties(delta: Delta) -> dict[str, str]:

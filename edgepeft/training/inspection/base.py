@@ -109,18 +109,10 @@ def inspect_delta(
     force: bool = False,
     watch: WatchInspection = lambda *_: None,
 ) -> Inspected:
-    """Look at a delta with labelled rows, and write what every fitting inspection measured.
+    """Look at a delta with labelled rows; every fitting inspection writes what it measured, with pictures, to ``out``.
 
-    Args:
-        folder: the delta's.
-        backbone: what it was trained on.
-        data: labelled rows.
-        out: the folder for ``inspect.json`` and the pictures.
-        columns: what the texts and labels stand in.
-        metric: its name; None takes the one that the delta was trained by.
-        limit: at most so many rows, in every label's proportion.
-        force: replace an earlier inspection in ``out``.
-        watch: gets the inspection's name, and how many of how many rows it has run.
+    ``metric``: None takes the one that the delta was trained by.  ``limit``: at most so many rows, in every label's
+    proportion.  ``watch`` gets the inspection's name, and how many of how many rows it has run.
     """
     names = sorted(path.name for path in out.iterdir()) if out.is_dir() else []
     if names and DOCUMENT not in names:  # only what an earlier inspection wrote is ever replaced

@@ -136,7 +136,7 @@ def test_the_reference_of_the_pi_needs_the_operations_of_the_published_rate():
 
 
 def test_the_reference_that_runs_has_those_operations():
-    from edgepeft.bench.workloads.reference import reference_encoder
+    from edgepeft.bench.workloads.probes import reference_encoder
 
     shapes = {"n_layers": 2, "hidden_size": 8, "intermediate_size": 24, "n_heads": 2, "n_tokens": 5, "patch_values": 6}
     model, shape = reference_encoder(**shapes)

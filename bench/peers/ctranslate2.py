@@ -1,19 +1,14 @@
-"""Text by CTranslate2: ``settings["compute_type"]`` float32 or int8, ``settings["mkl"]`` which library multiplies.
-
-With ``settings["labels"]``, lists of token ids, a step scores them for each row, which encodes the row once a label.
-"""
+"""CTranslate2, encoders and text: ``settings["compute_type"]`` float32 or int8."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from bench.peers._writing import require_all
 from edgepeft.bench.planning.job import Job, Prepared
-
-MODULE = "ctranslate2"
-RESULT = "model.bin"
 
 
 class _Tokens:
@@ -45,21 +40,39 @@ def export(folder: Path, out: Path) -> None:
     Converter(str(folder)).convert(str(out), force=True)
 
 
-def prepare(job: Job) -> Prepared:
-    """Load the model for one stream of ``job.threads`` threads."""
+def _how(job: Job) -> dict[str, Any]:
+    """One stream of ``job.threads`` threads."""
+    return {"compute_type": job.settings["compute_type"], "inter_threads": 1, "intra_threads": job.threads}
+
+
+def _rows(job: Job, batch: int) -> list[list[int]]:
+    """The tokens of each row."""
+    values = job.batch(batch)
+    pairs = zip(values["input_ids"], values["attention_mask"], strict=True)
+    return [ids[mask == 1].tolist() for ids, mask in pairs]
+
+
+def encode(job: Job) -> Prepared:
+    """BERT's and RoBERTa's encoders, to hidden states."""
+    import ctranslate2
+
+    encoder = ctranslate2.Encoder(str(Path(str(job.model)).parent), **_how(job))
+    return Prepared(lambda batch: encoder.forward_batch(_rows(job, batch)))
+
+
+def write(job: Job) -> Prepared:
+    """Text; ``settings["mkl"]``: which library multiplies.
+
+    With ``settings["labels"]``, lists of token ids, a step scores them for each row, encoding the row once a label.
+    """
     os.environ["CT2_USE_MKL"] = str(job.settings.get("mkl", 1))  # read when the library is loaded
     import ctranslate2
 
-    translator = ctranslate2.Translator(
-        str(Path(str(job.model)).parent),
-        compute_type=job.settings["compute_type"],
-        inter_threads=1,
-        intra_threads=job.threads,
-    )
-    labels = [[f"t{number}" for number in label] for label in job.settings.get("labels", ())]
+    translator = ctranslate2.Translator(str(Path(str(job.model)).parent), **_how(job))
+    labels = _named(job.settings.get("labels", ()))
 
     def step(batch: int) -> None:
-        rows = _rows(job, batch)
+        rows = _named(_rows(job, batch))
         if labels:
             translator.score_batch([row for row in rows for _ in labels], labels * len(rows))
             return
@@ -71,7 +84,5 @@ def prepare(job: Job) -> Prepared:
     return Prepared(step)
 
 
-def _rows(job: Job, batch: int) -> list[list[str]]:
-    values = job.batch(batch)
-    pairs = zip(values["input_ids"], values["attention_mask"], strict=True)
-    return [[f"t{number}" for number in ids[mask == 1]] for ids, mask in pairs]
+def _named(rows: Iterable[Iterable[int]]) -> list[list[str]]:
+    return [[f"t{number}" for number in row] for row in rows]

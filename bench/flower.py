@@ -1,7 +1,7 @@
-"""A SuperLink and SuperNodes of Flower over loopback: TLS, a registered key a node, each node under a device's limits.
+"""Flower over loopback: a SuperLink, runs of an app on it, SuperNodes under a device's limits, relays that count.
 
-What a node holds in memory is read of its processes; what it sends and gets is counted by a relay between it and
-the SuperLink.
+Nodes have TLS and a registered key each.  What a node holds in memory is read of its processes; what it sends and gets
+is counted by a relay between it and the SuperLink: bytes at the wire, TLS, HTTP/2 and heartbeats with them.
 """
 
 from __future__ import annotations
@@ -10,9 +10,12 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
+import sys
 import threading
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from datetime import datetime, timedelta
 from ipaddress import ip_address
@@ -21,10 +24,117 @@ from typing import Any, Self
 
 import psutil
 
-from bench.relay import Relay
-from bench.superlink import SuperLink, free_port
 from edgepeft.device.limits.limited_process import LimitedProcess
 from edgepeft.device.limits.placement import Limits
+
+_PIECE_BYTES = 64 << 10
+ROOT = Path(__file__).resolve().parent.parent
+_OVER = ("in force now", "the task is as it was", "Traceback")  # what our server says last, or Python does
+_LISTENS_S = 120
+
+
+def free_port() -> int:
+    """One that nothing listens on."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+class SuperLink:
+    """A SuperLink with everything of its own in ``folder``; it ends with the ``with``.
+
+    ``options`` are its command line's, ``access`` the lines by which ``flwr`` reaches it.
+    """
+
+    def __init__(self, folder: Path, flower: Path, options: Sequence[str], access: str) -> None:
+        self.folder, self.flower, self._options, self._access = folder, flower, options, access
+        self.port = free_port()
+        paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
+        self.environment = {**os.environ, "FLWR_HOME": str(folder / "home"), "PYTHONPATH": os.pathsep.join(paths)}
+        self.environment |= {"PATH": f"{flower}{os.pathsep}{os.environ['PATH']}", "FLWR_TELEMETRY_ENABLED": "0"}
+        self.environment |= {"ORT_DISABLE_TELEMETRY": "1", "FLWR_DISABLE_UPDATE_CHECK": "1"}
+
+    def __enter__(self) -> Self:
+        (self.folder / "home").mkdir()
+        lines = f'[superlink]\ndefault = "here"\n[superlink.here]\naddress = "127.0.0.1:{self.port}"\n{self._access}\n'
+        (self.folder / "home" / "config.toml").write_text(lines)
+        more = ("--disable-runtime-dependency-installation", "--port", str(self.port))
+        with (self.folder / "superlink.log").open("wb") as log:
+            command = [str(self.flower / "flower-superlink"), *self._options, *more]
+            self._process = subprocess.Popen(command, **self.surroundings(log))
+        for _ in range(_LISTENS_S):
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1):
+                return self
+            time.sleep(1)
+        self.__exit__()
+        raise SystemExit(f"the SuperLink does not listen: {(self.folder / 'superlink.log').read_text()[-800:]}")
+
+    def __exit__(self, *_: object) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def surroundings(self, log: Any) -> dict[str, Any]:
+        """Of a program, for ``Popen``: what it starts dies with its group."""
+        where = {"env": self.environment, "cwd": self.folder, "start_new_session": True}
+        return {**where, "stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
+
+    def run(self, app: Path, config: dict[str, Any], *more: str, said: Callable[[str], None] = lambda _: None) -> str:
+        """What a run of the app printed; ``said`` is given each line as it comes, ``more`` is for ``flwr run``."""
+        told = self.folder / "run.toml"
+        told.write_text("".join(f"{name} = {json.dumps(value)}\n" for name, value in config.items()))
+        command = [str(self.flower / "flwr"), "run", str(app), "--run-config", str(told), "--stream", *more]
+        lines = list[str]()
+        piped: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        with subprocess.Popen(command, env=self.environment, **piped) as done:
+            assert done.stdout is not None
+            for line in done.stdout:
+                lines.append(line)
+                sys.stderr.write(line)
+                said(line)
+                if any(words in line for words in _OVER):
+                    time.sleep(2)  # the rest of what it says
+                    done.terminate()
+        return "".join(lines)
+
+    def problem(self, printed: str) -> SystemExit:
+        """What there is to know where a run gave no result."""
+        logs = "".join(path.read_text()[-1500:] for path in sorted(self.folder.glob("*.log")))
+        return SystemExit(f"{printed[-3000:]}\n{logs}\nthe run gave no result")
+
+
+class Relay:
+    """Passes connections to ``port`` on to the server's; ``up`` are bytes to the server, ``down`` those from it."""
+
+    def __init__(self, server_port: int) -> None:
+        self.up = self.down = 0
+        self._server_port, self._counting = server_port, threading.Lock()
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = int(self._listener.getsockname()[1])
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def close(self) -> None:
+        """Take no more connections; those that are open end with their ends."""
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # a close alone does not wake accept
+        self._listener.close()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):  # closed
+            while True:
+                board, _ = self._listener.accept()
+                server = socket.create_connection(("127.0.0.1", self._server_port))
+                for ends in ((board, server, "up"), (server, board, "down")):
+                    threading.Thread(target=self._pass, args=ends, daemon=True).start()
+
+    def _pass(self, source: socket.socket, sink: socket.socket, way: str) -> None:
+        with contextlib.suppress(OSError):  # either end has left
+            while piece := source.recv(_PIECE_BYTES):
+                with self._counting:  # a board may have several connections
+                    setattr(self, way, getattr(self, way) + len(piece))
+                sink.sendall(piece)
+        with contextlib.suppress(OSError):
+            sink.shutdown(socket.SHUT_WR)
 
 
 def keys(folder: Path, boards: int) -> None:
