@@ -33,12 +33,12 @@ class DecoderLayout:
     """What a model type has that Llama has not.
 
     ``biased`` are the linear layers with a bias whatever the config says; ``head_norms``: queries and keys are normed
-    head by head; ``sandwich``: norms stand past the sub-layers too; ``plus_one``: norms multiply by 1 + weight;
-    ``scaled``: embeddings are multiplied by the root of d.
+    head by head, in transformers with heads on that axis; ``sandwich``: norms stand past the sub-layers too;
+    ``plus_one``: norms multiply by 1 + weight; ``scaled``: embeddings are multiplied by the root of d.
     """
 
     biased: tuple[str, ...] = ()
-    head_norms: bool = False
+    head_norms: int = 0
     sandwich: bool = False
     plus_one: bool = False
     scaled: bool = False
@@ -62,9 +62,9 @@ LAYOUTS: Mapping[str, DecoderLayout] = {
     "llama": DecoderLayout(),  # SmolLM2 too
     "mistral": DecoderLayout(),
     "qwen2": DecoderLayout(biased=_LINEAR[:3]),
-    "qwen3": DecoderLayout(head_norms=True),
+    "qwen3": DecoderLayout(head_norms=2),
     "gemma3_text": DecoderLayout(
-        head_norms=True, sandwich=True, plus_one=True, scaled=True, activation="hidden_activation", local_theta=True
+        head_norms=1, sandwich=True, plus_one=True, scaled=True, activation="hidden_activation", local_theta=True
     ),
 }
 _DEFAULTS = {
@@ -213,6 +213,9 @@ def sites_of(layout: DecoderLayout, sizes: Sizes) -> Iterator[Site]:
             (Role.QUERY, Role.KEY, Role.VALUE), _LINEAR, (wide, narrow, narrow), strict=False
         ):
             yield at(role, module, (d, width))
+        key, value = "self_attn.k_norm" if layout.head_norms else _LINEAR[1], _LINEAR[2]
+        for role, module, heads in ((Role.KEY_STATES, key, layout.head_norms), (Role.VALUE_STATES, value, 0)):
+            yield Site(f"layer.{i}.{role}", role, i, narrow, narrow, f"{layer}.{module}", heads=heads)
         yield at(Role.ATTENTION_OUTPUT, _LINEAR[3], (wide, d), "")
         yield at(Role.FFN_NORM, layout.norms["ffn"], (d, d))
         for role, module in zip((Role.FFN_GATE, Role.FFN_GATED), _FEED_FORWARD, strict=False):

@@ -43,6 +43,8 @@ class Role(StrEnum):
         "key_heads"  # the same split, [batch, heads, places, e]: what is attended to, which a delta may lengthen
     )
     VALUE_HEADS = "value_heads"
+    KEY_STATES = "key_states"  # a decoder's, [tokens, d]: past the heads' norm, before each is turned by its place
+    VALUE_STATES = "value_states"
     ATTENTION_BIAS = "attention_bias"  # what leaves padding out of all layers' attention, [batch, 1, 1, places]
     DISTANCE_BIAS = "distance_bias"  # what all layers' attention adds for two tokens' distance, [heads, ., places]
     CROSS_QUERY = "cross_query"  # the same of a decoder's attention to the encoder
@@ -129,6 +131,7 @@ class Site:
     ``shape`` is the value's where it is not one of tokens or texts [., out_features]; of a module's output
     [batch, places, d] it is the split one.  ``argument`` is the number of its module's argument that the site is, in
     torch, given by position or by name; ``others`` are further modules of which it is that one.
+    ``heads`` is the axis of heads where its module's output has them apart, beside one of places, [batch, ., ., e].
     ``call`` says which of its module's calls in a forward pass the site is, and how many there are, where several
     layers are one set of tensors.
     """
@@ -147,6 +150,7 @@ class Site:
     shape: tuple[int | str, ...] = ()
     argument: int = 0
     others: tuple[str, ...] = ()
+    heads: int = 0
     call: tuple[int, int] = (0, 1)
 
 

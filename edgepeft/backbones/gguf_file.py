@@ -1,7 +1,8 @@
 """GGUF files (llama.cpp's) as backbones: converted once into the cache, by transformers' ``gguf_file`` and ``gguf``.
 
 The weights are what the file's blocks say, in float32; config and tokenizer are transformers' own of the file.  What
-transformers leaves out and a model needs, scalings of RoPE, is read here, or the file refused.
+transformers leaves out and a model needs is read here, or the file refused: scalings of RoPE, how wide heads are, how
+texts are split into words.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from tokenizers import Regex, Tokenizer
+from tokenizers.pre_tokenizers import ByteLevel, Digits, PreTokenizer, Sequence, Split
 
 from edgepeft.backbones.base import family_of
 from edgepeft.backbones.positions import frequencies
@@ -28,6 +31,17 @@ _MAGIC = b"GGUF"
 # What llama.cpp calls models -> transformers' model type.  Mistral's are "llama" there, and the same but for the name.
 _MODEL_TYPES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gemma3": "gemma3_text"}
 _TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
+# How texts are split before byte pairs are merged, by llama.cpp's name: as transformers does it, by architecture, and
+# as the models' own tokenizer.json has it.
+_SPLIT_BY_TRANSFORMERS = {"llama": ("default", "gpt-2"), "qwen2": ("qwen2",), "qwen3": ("qwen2",)}
+_LLAMA3_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
+    r"|\s+(?!\S)|\s+"
+)
+_SPLITS: Mapping[str, tuple[PreTokenizer, ...]] = {
+    "smollm": (Digits(individual_digits=True), ByteLevel(add_prefix_space=False)),
+    "llama-bpe": (Split(Regex(_LLAMA3_WORDS), "isolated"), ByteLevel(add_prefix_space=False, use_regex=False)),
+}
 _ROPE = "rope_freqs.weight"  # Llama 3's scaling, as a divisor of each frequency
 # The two that were published: 3.1 and 3.3's, 3.2's.
 _LLAMA3: tuple[dict[str, Any], ...] = tuple(
@@ -73,6 +87,7 @@ def _check(path: Path) -> None:
         reader = _reader(path)
         named = _value(reader, "general.architecture")
         types = sorted({tensor.tensor_type.name for tensor in reader.tensors})
+        split = _split(reader)
     if named not in _MODEL_TYPES:
         raise UsageError(
             f"{path} is of the architecture {named!r}; GGUF files can be {', '.join(_MODEL_TYPES)}. Give the folder "
@@ -82,6 +97,11 @@ def _check(path: Path) -> None:
         raise UsageError(
             f"{path} has tensors of the type {unknown[0]}; what can be read: {', '.join(_TYPES)}. Take another file "
             "of this model."
+        )
+    if split not in (known := (None, *_SPLIT_BY_TRANSFORMERS.get(named, ()), *_SPLITS)):
+        raise UsageError(
+            f"{path} splits texts as {split!r} (tokenizer.ggml.pre), which is not read from a GGUF file of {named}; "
+            f"what is: {', '.join(filter(None, known))}. Give the folder in Hugging Face layout that it was made of."
         )
 
 
@@ -107,6 +127,8 @@ def _convert(path: Path, folder: Path) -> None:
     with _damage(path):
         config = AutoConfig.from_pretrained(**where)
         config.rope_scaling = _scaling(path, config.to_dict())
+        if width := _value(reader := _reader(path), f"{_value(reader, 'general.architecture')}.attention.key_length"):
+            config.head_dim = width  # which transformers reads of Gemma alone
         family_of(config.to_dict()).architecture(config.to_dict())  # what the family refuses, it refuses here
         load: Any = AutoModelForCausalLM.from_pretrained
         model, told = load(**where, config=config, dtype="float32", output_loading_info=True)
@@ -120,6 +142,10 @@ def _convert(path: Path, folder: Path) -> None:
             read(**where).save_pretrained(folder)
         finally:
             logging.set_verbosity(shown)
+        if (split := _split(_reader(path))) is not None and split in _SPLITS:
+            tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+            tokenizer.pre_tokenizer = Sequence([*_SPLITS[split]])
+            tokenizer.save(str(folder / "tokenizer.json"))
 
 
 def _scaling(path: Path, config: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -148,6 +174,11 @@ def _divisors(config: Mapping[str, Any]) -> NDArray[np.float32]:
     kind = family_of(config).architecture(config).attention[0]
     scaled = np.array(kind.frequencies, np.float32)
     return frequencies(kind.theta, 2 * len(scaled)) / scaled
+
+
+def _split(reader: GGUFReader) -> str | None:
+    """How texts are split, where byte pairs are merged."""
+    return _value(reader, "tokenizer.ggml.pre") if _value(reader, "tokenizer.ggml.model") == "gpt2" else None
 
 
 def _value(reader: GGUFReader, name: str) -> Any:

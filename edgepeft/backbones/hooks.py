@@ -78,6 +78,8 @@ def _hook(model: nn.Module, site: Site, module: nn.Module) -> list[RemovableHand
         if next(calls) % of != own:
             return values  # of another layer, which is the same module
         whole, *rest = values if isinstance(values, tuple) else (values,)
+        if site.heads:
+            whole = whole.movedim(site.heads, 2).flatten(2)
         first, end = site.columns or (0, whole.shape[-1])
         y = whole[..., first:end]
         if "token" in wanted:  # of a decoder's logits: every word
@@ -94,6 +96,8 @@ def _hook(model: nn.Module, site: Site, module: nn.Module) -> list[RemovableHand
             y = y.transpose(1, 2).flatten(2)
         if site.columns:
             y = torch.cat([whole[..., :first], y, whole[..., end:]], dim=-1)
+        if site.heads:
+            y = y.unflatten(-1, (values.shape[site.heads], -1)).movedim(2, site.heads)
         return (y, *rest) if isinstance(values, tuple) else y
 
     place = model.get_submodule(site.module)

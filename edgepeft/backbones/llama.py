@@ -68,7 +68,6 @@ class Llama(Family):
         "They write text, or a linear layer reads the last token; tags, spans and embeddings are an encoder's.",
         "Where layers see a window, prompt and answer together may be as long as the window.",
         "The rope_type is default, linear or llama3; logits that are capped are refused.",
-        "The methods prefix and mam are refused: each key is turned by its place, and a prefix has none.",
     )
 
     def architecture(self, config: Mapping[str, Any]) -> Architecture:
@@ -116,6 +115,16 @@ class Llama(Family):
     def neighbours(self, architecture: Architecture, site: Site) -> dict[str, str]:
         """What stands beside a site of its layer."""
         return neighbours(site)
+
+    def bindings(self, architecture: Architecture) -> dict[str, str]:
+        """As every family's; where no norm stands between, a layer's keys and values are what its products give."""
+        products = {Role.VALUE_STATES: Role.VALUE}
+        if not LAYOUTS[architecture.model_type].head_norms:
+            products[Role.KEY_STATES] = Role.KEY
+        sites = architecture.sites_of(*products)
+        return super().bindings(architecture) | {
+            site.name: f"layer.{site.layer}.{products[site.role]}" for site in sites
+        }
 
     def build_graph(self, architecture: Architecture, checkpoint: Checkpoint) -> onnx.ModelProto:
         """The packed-token graph; its outputs are last_hidden_state [B, S, d] and pooled values [B, d]."""
@@ -252,7 +261,8 @@ class _Builder:
             query, key, value = (linear(f"{module}self_attn.{part[0]}_proj", normed, name + part) for part in parts)
             query = self._turned(i, query, f"{module}self_attn.q_norm", self.arch.n_heads)
             query = op("Mul", query, self.emit.constant("query_scale", self.width**-0.5, np.float32))
-            key = self._turned(i, key, f"{module}self_attn.k_norm", self.heads)
+            states = f"{name}{Role.KEY_STATES}" if self.layout.head_norms else ""
+            key = self._turned(i, key, f"{module}self_attn.k_norm", self.heads, states)
             context = attend(i, query, key, value, name + "context")
             attended = linear(f"{module}self_attn.o_proj", context, name + "attention_output")
             if self.layout.sandwich:
@@ -283,12 +293,17 @@ class _Builder:
         found = self.emit.op(operator, value, **attributes)
         return self.emit.op("Mul", value, found) if operator == "Sigmoid" else found
 
-    def _turned(self, i: int, value: str, norm: str, heads: int) -> str:
-        """(., heads e) -> (., heads, e), normed where they are, and turned by each token's place."""
+    def _turned(self, i: int, value: str, norm: str, heads: int, output: str = "") -> str:
+        """(., heads e) -> (., heads, e), normed where they are, and turned by each token's place.
+
+        ``output`` names the value (., heads e) between both.
+        """
         op, ints, e = self.emit.op, self.emit.ints, self.width
         value = op("Reshape", value, ints(-1, heads, e))
         if self.layout.head_norms:
             value = self._norm(norm, value)
+        if output:
+            value = op("Reshape", op("Reshape", value, ints(-1, heads * e), output=output), ints(-1, heads, e))
         cosine, sine = self.turns[self.arch.attention[i]]
         pairs = op("Gather", op("Reshape", value, ints(-1, heads, 2, e // 2)), ints(1, 0), axis=2)
         swapped = op("Reshape", pairs, ints(-1, heads, e))  # the sine has its sign

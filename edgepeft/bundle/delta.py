@@ -231,7 +231,10 @@ class Delta(nn.Module):
         own = self.tensors()
         if set(own) != set(tensors):
             odd = sorted(set(own) ^ set(tensors))
-            raise BundleError(f"{where} does not hold the tensors of {self.card.method}; they differ in {odd[0]}.")
+            raise BundleError(
+                f"{where} does not hold the tensors of {self.card.method}; they differ in {odd[0]}. "
+                "Train it again with this version."
+            )
         for name, tensor in own.items():
             if tensor.shape != tensors[name].shape:
                 stored, wanted = list(tensors[name].shape), list(tensor.shape)
@@ -291,9 +294,10 @@ def new_delta(
     reads = _reads(read_by, backbone)
     of_task = stated(kind, labels, reads)
     _require_fitting(backbone, read_by, of_task)
-    positions, taken = backbone.architecture.max_length, method.positions
+    prompt, taken = method.prompt_length(backbone.architecture), method.positions(backbone.architecture)
+    positions = backbone.architecture.max_length
     if taken and taken + max_length > positions:
-        what = "prompt" if method.prompt_length else "prefix"
+        what = "prompt" if prompt else "prefix"
         raise UsageError(
             f"a {what} of {taken} and texts of {max_length} tokens do not fit into the {positions} positions of "
             f"{backbone.source}; texts may have {max(0, positions - taken)}."
@@ -312,7 +316,7 @@ def new_delta(
         head_dropout=head_dropout,
         max_length=max_length,
         **template,
-        prompt_length=method.prompt_length,
+        prompt_length=prompt,
         backbone=BackboneCard(
             source=backbone.source,
             family=backbone.family.name,

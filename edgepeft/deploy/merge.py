@@ -1,7 +1,7 @@
 """One task as one plain model, in the layout that optimum loads: nothing of edgepeft is needed to run it.
 
 Its outputs are those of transformers' class for the kind of task.  One that writes text is two graphs over one copy of
-the weights, as ``ORTModelForSeq2SeqLM`` loads them.
+the weights, as ``ORTModelForSeq2SeqLM`` loads them; of a decoder one, as ``ORTModelForCausalLM`` does.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from edgepeft.common.atomic import new_folder, write_json
 from edgepeft.common.errors import UsageError
 from edgepeft.common.task_name import WEIGHTS
 from edgepeft.deploy.verify import TextCheck, read_check, replay, require_passed
+from edgepeft.graph.causal import INPUT_IDS, MASK, PLACES, optimum_causal
 from edgepeft.graph.external_data import external_tensors, external_values, load_external, store_external
 from edgepeft.graph.names import END, LOGITS, START, STATES
 from edgepeft.graph.seq2seq import optimum_decoder, optimum_encoder
@@ -71,7 +72,12 @@ def _write_model(bundle: Bundle, task: str, folder: Path) -> Verification:
     for name, content in form.notes(entry, bundle.architecture.hidden_size).items():
         (folder / name).parent.mkdir(exist_ok=True)
         write_json(folder / name, content)
-    tensors = [*external_tensors(model.graph)]
+    return _verified(bundle, task, _stored(bundle, model, folder))
+
+
+def _stored(bundle: Bundle, model: onnx.ModelProto, folder: Path) -> Path:
+    """The file that has the model, with its weights in it or beside it."""
+    tensors, path = [*external_tensors(model.graph)], folder / _MODEL_FILE
     values = external_values(model, tensors, bundle.checkpoint)
     sizes = (Spec(tensor.data_type, tuple(tensor.dims)).n_bytes for tensor in model.graph.initializer)
     if sum(sizes) >= emit.MOST_INLINE_BYTES:
@@ -79,8 +85,8 @@ def _write_model(bundle: Bundle, task: str, folder: Path) -> Verification:
     else:
         load_external(model, values)
         fold_linear(model)
-    (folder / _MODEL_FILE).write_bytes(model.SerializeToString())
-    return _verified(bundle, task, folder / _MODEL_FILE)
+    path.write_bytes(model.SerializeToString())
+    return path
 
 
 def _config(config: dict[str, Any], entry: TaskEntry) -> dict[str, Any]:
@@ -211,11 +217,17 @@ def _write_text_model(bundle: Bundle, task: str, folder: Path) -> Verification:
     """
     architecture, width = bundle.architecture, bundle.architecture.hidden_size
     assert architecture.decoder is not None, "it has a graph"
+    manner = {"max_new_tokens": GREEDY.max_new_tokens, "num_beams": 1, "do_sample": False}
+    tokens: dict[str, int | None] = {
+        "eos_token_id": architecture.decoder.end_token_id,
+        "pad_token_id": architecture.pad_token_id,
+    }
+    check = TextCheck.read(*bundle.check(task), architecture.vocab_size)
     if architecture.goes_on:
-        raise UsageError(
-            f"task {task} writes text with a {architecture.model_type}; tasks of encoders and of a T5 are merged. Give "
-            "the trained delta to PEFT instead (edgepeft export --to-peft), and merge it there."
-        )
+        write_json(folder / "generation_config.json", {**tokens, **manner})
+        session = _causal_session(bundle, task, folder)
+        return check.compare(lambda inputs: _CausalState(session, inputs), architecture.decoder, bundle.allowed(task))
+    tokens["decoder_start_token_id"] = architecture.decoder.start_token_id
     encoder, decoder = bundle.text_graphs_of(task)
     shutil.copyfile(bundle.weights, folder / bundle.weights.name)
     if own := [*bundle.external_tensors(encoder), *bundle.external_tensors(decoder)]:
@@ -224,11 +236,7 @@ def _write_text_model(bundle: Bundle, task: str, folder: Path) -> Verification:
         store_external(own, chain(bundle.external_data(encoder), further), folder / f"{task}{WEIGHTS}")
     onnx.save_model(optimum_encoder(encoder, width), folder / _ENCODER_FILE)
     onnx.save_model(optimum_decoder(encoder, decoder, width), folder / _DECODER_FILE)
-    start, end = architecture.decoder.start_token_id, architecture.decoder.end_token_id
-    tokens = {"decoder_start_token_id": start, "eos_token_id": end, "pad_token_id": architecture.pad_token_id}
-    manner = {"max_new_tokens": GREEDY.max_new_tokens, "num_beams": 1, "do_sample": False}
     write_json(folder / "generation_config.json", {**tokens, **manner})
-    check = TextCheck.read(*bundle.check(task), architecture.vocab_size)
     with failing_as("cannot open the merged model"):
         first, then = (plain_session(folder / name) for name in (_ENCODER_FILE, _DECODER_FILE))
     return check.compare(lambda inputs: _State(first, then, inputs), architecture.decoder, bundle.allowed(task))
@@ -257,4 +265,45 @@ class _State:
             logits, *present = self._decoder.run([LOGITS, *made], given)
         self._past, self._begun = dict(zip(self._past, present, strict=True)), True
         found: NDArray[np.float32] = logits[:, 0]
+        return found
+
+
+def _causal_session(bundle: Bundle, task: str, folder: Path) -> ort.InferenceSession:
+    """Write a decoder's one graph, and open it."""
+    if n := bundle.prompt_length(task):
+        raise UsageError(
+            f"task {task} puts {n} places of its own in front of each text ({bundle.entry(task).method}), which "
+            "users of such a model do not count. Give the trained delta to PEFT instead (edgepeft export --to-peft)."
+        )
+    path = _stored(bundle, optimum_causal(bundle.text_graphs_of(task).decoder), folder)
+    with failing_as("cannot open the merged model"):
+        return plain_session(path)
+
+
+class _CausalState:
+    """What optimum keeps of a batch of a decoder's between two steps: rows that end together."""
+
+    def __init__(self, session: ort.InferenceSession, inputs: Inputs) -> None:
+        self._session, real = session, inputs[MASK] != 0
+        places = np.argsort(real, axis=1, kind="stable")
+        self._unread: NDArray[np.int64] | None = np.take_along_axis(inputs[INPUT_IDS], places, 1)
+        self._mask = np.take_along_axis(real, places, 1).astype(np.int64)
+        caches = [value for value in session.get_inputs() if value.name.startswith("past_key_values.")]
+        none = {v.name: np.zeros((len(real), v.shape[1], 0, v.shape[3]), np.float32) for v in caches}
+        self._past: dict[str, NDArray[np.float32]] = none
+
+    def step(self, ids: NDArray[np.int64], order: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Logits [N, v] of the tokens that follow."""
+        if self._unread is None:
+            read, self._mask = ids[:, None], np.pad(self._mask[order], ((0, 0), (0, 1)), constant_values=1)
+        else:
+            read, self._unread = self._unread, None  # whose last tokens are ``ids``
+        places = np.maximum(self._mask.cumsum(1) - 1, 0)[:, -read.shape[1] :]
+        given: dict[str, NDArray[Any]] = {name: values[order] for name, values in self._past.items()}
+        given |= {INPUT_IDS: read, MASK: self._mask, PLACES: places}
+        made = [name.replace("past_key_values", "present") for name in self._past]
+        with failing_as(f"stops in the merged decoder, with {len(ids)} texts"):
+            logits, *present = self._session.run([LOGITS, *made], given)
+        self._past = dict(zip(self._past, present, strict=True))
+        found: NDArray[np.float32] = logits[:, -1]
         return found

@@ -56,7 +56,7 @@ def in_place(decoder: onnx.ModelProto) -> InPlace | None:
     Of the backbone's ``HELPERS`` those alone are inputs that a task's nodes read.
     """
     pasts = [value for value in decoder.graph.input if value.name.startswith(f"{PAST}.key.")]
-    reader, model = _Reader(decoder.graph), copied(decoder)
+    reader, model = Reader(decoder.graph), copied(decoder)
     try:
         layers = [reader.attention(i) for i in range(len(pasts))]
         kinds = list(dict.fromkeys(layer.frequencies for layer in layers))
@@ -75,8 +75,11 @@ class OtherForm(Exception):
     """What a pass looks for is written in a form that it does not know."""
 
 
-class _Attention(NamedTuple):
-    """A layer's values of (N, heads e), before they are turned, and what is given of them."""
+class Attention(NamedTuple):
+    """A layer's values of (N, heads e), before they are turned, and what is given of them.
+
+    ``turned`` are the scaled query and the key past that, (N, heads, e).
+    """
 
     query: str
     key: str
@@ -85,9 +88,10 @@ class _Attention(NamedTuple):
     heads: tuple[int, int, int]  # k, h / k, e
     scale: float
     frequencies: str  # a constant's name
+    turned: tuple[str, str]
 
 
-class _Reader:
+class Reader:
     """Finds in a stored step what its attention is made of."""
 
     def __init__(self, graph: onnx.GraphProto) -> None:
@@ -97,9 +101,15 @@ class _Reader:
             for name in node.input:
                 self._readers.setdefault(name, []).append(node)
 
-    def attention(self, layer: int) -> _Attention:
+    def attention(self, layer: int) -> Attention:
+        """A layer's.
+
+        Raises:
+            OtherForm: it is not what ``llama`` writes.
+        """
         keys, values = caches(PRESENT, layer)
-        key, frequencies = self._before_turning(self.up(self._new(keys), "Reshape").input[0])
+        turned = self.up(self._new(keys), "Reshape").input[0]
+        key, frequencies = self._before_turning(turned)
         value = self.up(self._new(values), "Reshape").input[0]
         context = self._down(values, "MatMul", "Add", "Reshape").output[0]
         scores = self.up(context, "Reshape", "Add", "MatMul", "Slice", "Softmax", "Concat", "Add", "MatMul")
@@ -112,9 +122,11 @@ class _Reader:
         if same != frequencies or len(heads) != 3:
             raise OtherForm
         scale = self.constant(scaled.input[1]).item()
-        return _Attention(query, key, value, context, (heads[0], heads[1], heads[2]), scale, frequencies)
+        of_heads = (heads[0], heads[1], heads[2])
+        return Attention(query, key, value, context, of_heads, scale, frequencies, (rows.input[0], turned))
 
     def constant(self, name: str) -> NDArray[np.generic]:
+        """What a constant holds."""
         found = constant(self._graph, name)
         if found is None:
             raise OtherForm
@@ -153,7 +165,7 @@ class _Reader:
         return node
 
 
-def _write(graph: onnx.GraphProto, layers: Sequence[_Attention], kinds: Sequence[str], hidden: str) -> None:
+def _write(graph: onnx.GraphProto, layers: Sequence[Attention], kinds: Sequence[str], hidden: str) -> None:
     """Put one node in the place of each layer's attention; the output's product reads ``hidden``."""
     presents = [caches(PRESENT, i) for i in range(len(layers))]
     gone = {layer.context for layer in layers} | {name for pair in presents for name in pair}

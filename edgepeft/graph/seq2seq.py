@@ -47,10 +47,10 @@ def optimum_encoder(encoder: onnx.ModelProto, width: int) -> onnx.ModelProto:
         ("ScatterND", ["hidden/none", "hidden/index", value], "hidden/padded", {}),
         ("Reshape", ["hidden/padded", "hidden/shape"], "last_hidden_state", {}),
     ]
-    model.graph.node.extend(_nodes(steps))
-    model.graph.initializer.extend([_ints("hidden/width", width), _ints("hidden/one", 1)])
+    model.graph.node.extend(nodes(steps))
+    model.graph.initializer.extend([ints("hidden/width", width), ints("hidden/one", 1)])
     del model.graph.output[:]
-    model.graph.output.append(_floats("last_hidden_state", ("batch", "length", width)))
+    model.graph.output.append(floats("last_hidden_state", ("batch", "length", width)))
     prune(model.graph)
     return model
 
@@ -71,7 +71,7 @@ def optimum_decoder(encoder: onnx.ModelProto, decoder: onnx.ModelProto, width: i
     nodes = [*_read(value(_encoded(encoder))), *outside, _cross(inside, layers)]
     nodes += [*_steps(layers), *step.graph.node]
     numbers = {"width": width, "all": -1, "one": 1, "heads": heads, "size": size}
-    constants = [_ints(f"ints/{name}", number) for name, number in numbers.items()]
+    constants = [ints(f"ints/{name}", number) for name, number in numbers.items()]
     constants += [helper.make_tensor(f"ints/{i}", TensorProto.INT64, [], [i]) for i in (0, 1)]
     weights = {tensor.name: tensor for part in (upper, step) for tensor in part.graph.initializer}
     inputs, outputs = _inputs(layers, heads, width), _outputs(step, layers, heads, size)
@@ -107,7 +107,7 @@ def _parted(graph: onnx.GraphProto) -> tuple[list[onnx.NodeProto], list[onnx.Nod
 
 def _read(encoded: str) -> Iterator[onnx.NodeProto]:
     """The encoder's real tokens, out of the padded rows."""
-    yield from _nodes(
+    yield from nodes(
         [
             ("Identity", [_MASK], f"{_ENCODER}{_IDS}", {}),  # of which the shape alone is read
             ("Identity", [_MASK], f"{_ENCODER}attention_mask", {}),
@@ -124,8 +124,8 @@ def _cross(inside: Sequence[onnx.NodeProto], layers: range) -> onnx.NodeProto:
     known = []
     for name in names:
         _, part, i = name.rsplit(".", 2)
-        known += _nodes([("Identity", [f"past_key_values.{i}.encoder.{part}"], f"known/{name}", {})])
-    given, new = ([_floats(prefix + name, None) for name in names] for prefix in ("known/", _ENCODER))
+        known += nodes([("Identity", [f"past_key_values.{i}.encoder.{part}"], f"known/{name}", {})])
+    given, new = ([floats(prefix + name, None) for name in names] for prefix in ("known/", _ENCODER))
     branches = {
         "then_branch": helper.make_graph(known, "cached", [], given),
         "else_branch": helper.make_graph(list(inside), "first", [], new),
@@ -156,37 +156,40 @@ def _steps(layers: range) -> Iterator[onnx.NodeProto]:
                 ("Identity", [_STEP + present], f"present.{i}.decoder.{part}", {}),
                 ("Identity", [_STEP + cross], f"present.{i}.encoder.{part}", {}),
             ]
-    yield from _nodes(steps)
+    yield from nodes(steps)
 
 
 def _inputs(layers: range, heads: int, width: int) -> list[onnx.ValueInfoProto]:
     rows: dict[str, tuple[str | int, ...]] = {_IDS: ("texts", 1), _MASK: ("texts", "source")}
     inputs = [helper.make_tensor_value_info(name, TensorProto.INT64, shape) for name, shape in rows.items()]
-    inputs.append(_floats(_HIDDEN, ("texts", "length", width)))
+    inputs.append(floats(_HIDDEN, ("texts", "length", width)))
     for i in layers:
         for stack in ("decoder", "encoder"):
             shape = ("texts", heads, f"{stack}_past", f"{stack}_size")
-            inputs += [_floats(f"past_key_values.{i}.{stack}.{part}", shape) for part in ("key", "value")]
+            inputs += [floats(f"past_key_values.{i}.{stack}.{part}", shape) for part in ("key", "value")]
     return [*inputs, helper.make_tensor_value_info(_CACHED, TensorProto.BOOL, [1])]
 
 
 def _outputs(step: onnx.ModelProto, layers: range, heads: int, size: int) -> list[onnx.ValueInfoProto]:
     logits = next(each for each in step.graph.output if each.name == _STEP + LOGITS)
-    outputs = [_floats(LOGITS, ("texts", 1, logits.type.tensor_type.shape.dim[1].dim_value))]
+    outputs = [floats(LOGITS, ("texts", 1, logits.type.tensor_type.shape.dim[1].dim_value))]
     for i in layers:
         for stack in ("decoder", "encoder"):
             shape = ("texts", heads, f"{stack}_length", size)
-            outputs += [_floats(f"present.{i}.{stack}.{part}", shape) for part in ("key", "value")]
+            outputs += [floats(f"present.{i}.{stack}.{part}", shape) for part in ("key", "value")]
     return outputs
 
 
-def _nodes(steps: Sequence[tuple[str, list[str], str, dict[str, Any]]]) -> list[onnx.NodeProto]:
+def nodes(steps: Sequence[tuple[str, list[str], str, dict[str, Any]]]) -> list[onnx.NodeProto]:
+    """Of operator, inputs, output and attributes each."""
     return [helper.make_node(op, inputs, [out], name=out, **attributes) for op, inputs, out, attributes in steps]
 
 
-def _ints(name: str, *values: int) -> onnx.TensorProto:
+def ints(name: str, *values: int) -> onnx.TensorProto:
+    """A constant [n], int64."""
     return helper.make_tensor(name, TensorProto.INT64, [len(values)], values)
 
 
-def _floats(name: str, shape: Sequence[str | int] | None) -> onnx.ValueInfoProto:
+def floats(name: str, shape: Sequence[str | int] | None) -> onnx.ValueInfoProto:
+    """An input or output, float32."""
     return helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)

@@ -110,11 +110,19 @@ class _Folder:
             factor = f"{factor}^T"
             self._values[factor] = matrix.T
             self._reads[factor] = self._reads[node.input[1]]
-        product = self._linear.get(node.input[0], _Linear(node.input[0], ((),))).times(factor, place)
+        before = self._linear.get(node.input[0])
+        if before is None or self._is_shared_norm(node.input[0], before):
+            before = _Linear(node.input[0], ((),))
+        product = before.times(factor, place)
         if len(node.input) < 3:
             return product
         is_vector = self._is_vector(node.input[2]) and how.get("beta", 1) == 1
         return product.plus((), ((node.input[2],),), frozenset()) if is_vector else None
+
+    def _is_shared_norm(self, value: str, known: _Linear) -> bool:
+        """Whether it is scaled alone, and read more than once: an RMSNorm, in which no product can take part."""
+        matrices = (name for chain in known.products for name in chain if self._values[name].ndim == 2)
+        return self._reads[value] > 1 and not any(matrices)
 
     def _of_scaled(self, node: onnx.NodeProto, place: int) -> _Linear | None:
         for value, factor in _both(node):

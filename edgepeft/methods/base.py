@@ -112,15 +112,13 @@ class Method(ABC):
         """Give fresh modules what they take from pretrained tensors, which ``read`` gives; by default nothing."""
         return
 
-    @property
-    def prompt_length(self) -> int:
+    def prompt_length(self, architecture: Architecture) -> int:
         """Tokens that it puts in front of every text."""
         return 0
 
-    @property
-    def positions(self) -> int:
+    def positions(self, architecture: Architecture) -> int:
         """Of the backbone's positions how many it takes from texts."""
-        return self.prompt_length
+        return self.prompt_length(architecture)
 
     def overrides(self, architecture: Architecture) -> tuple[str, ...]:
         """The backbone tensors that a task has of its own: trained copies, unless there is a generator."""

@@ -3,12 +3,13 @@
     softmax(Q [K; P_k]^T / sqrt(e)) [V; P_v]        P_k, P_v [p, d] of each layer, split into heads as K and V are
 
 Tokens attend to a layer's p pairs as to tokens that stand in every row; where these stand does not matter, for nothing
-else tells keys apart.  ``projection`` trains them by way of an MLP of all layers (Li and Liang, section 4.3), which is
-folded where a task is exported:
+else tells keys apart.  Where each key is turned by its place, a decoder's, they are those of p placeholders in front of
+the text, P_k before it is turned (PEFT's vectors are past that).  ``projection`` trains them by way of an MLP of all
+layers (Li and Liang, section 4.3), which is folded where a task is exported:
 
     P = W2 tanh(W1 E + b1) + b2,    E [p, d]
 
-PEFT moves the texts' positions by p too, and AdapterHub does not: ``text``.
+PEFT moves the texts' positions by p too, and AdapterHub does not: ``text``.  Behind placeholders they always move.
 """
 
 from __future__ import annotations
@@ -21,8 +22,10 @@ from torch import Tensor, nn
 
 from edgepeft.backbones.base import Architecture, Role, Site
 from edgepeft.methods.base import Folding, Method, option, require
+from edgepeft.methods.prompt_t import Prompt, first_replaced, require_room
 
 _PAIRS = (Role.KEY_HEADS, Role.VALUE_HEADS)
+_STATES = (Role.KEY_STATES, Role.VALUE_STATES)
 _OPENED = (Role.ATTENTION_BIAS, Role.DISTANCE_BIAS)
 
 
@@ -38,28 +41,54 @@ class Prefix(nn.Module):
         return _lengthened(y, self.vectors)
 
 
-class Projected(Folding):
-    """The same with vectors that an MLP makes; table and ``down`` are all layers' own."""
+class Placed(Prompt):
+    """Keys or values of a row's first p tokens replaced, [..., d] -> [..., d]."""
+
+    def __init__(self, length: int, width: int) -> None:
+        super().__init__(length, width)
+        nn.init.normal_(self.vectors)
+
+
+class _ByMLP(Folding):
+    """Vectors that an MLP makes; table and ``down`` are all layers' own.  A subclass places them as ``plain`` does."""
+
+    plain: ClassVar[type[Prefix | Placed]]
 
     def __init__(self, table: nn.Parameter, down: nn.Linear, width: int) -> None:
         super().__init__()
         self.table, self.down, self.up = table, down, nn.Linear(down.out_features, width)
-
-    def forward(self, y: Tensor) -> Tensor:
-        """[batch, h, n + p, e]."""
-        return _lengthened(y, self.vectors())
 
     def vectors(self) -> Tensor:
         """P, [p, d]."""
         made: Tensor = self.up(torch.tanh(self.down(self.table)))
         return made
 
-    def folded(self, weight: Callable[[], Tensor]) -> Prefix:
+    def folded(self, weight: Callable[[], Tensor]) -> Prefix | Placed:
         """With what the MLP made."""
         made = self.vectors().detach()
-        folded = Prefix(*made.shape)
+        folded = self.plain(*made.shape)
         folded.vectors = nn.Parameter(made)
         return folded
+
+
+class Projected(_ByMLP):
+    """A prefix of them."""
+
+    plain = Prefix
+
+    def forward(self, y: Tensor) -> Tensor:
+        """As ``Prefix``."""
+        return _lengthened(y, self.vectors())
+
+
+class ProjectedPlaced(_ByMLP):
+    """Those of the first p tokens."""
+
+    plain = Placed
+
+    def forward(self, y: Tensor, position: Tensor) -> Tensor:
+        """As ``Placed``."""
+        return first_replaced(y, position, self.vectors())
 
 
 class Opened(nn.Module):
@@ -105,7 +134,8 @@ class PrefixTuning(Method):
 
     length: int = option(20, "pairs p of a layer", least=1)
     text: Literal["stays", "follows"] = option(
-        "stays", "where texts begin: at the first position (stays: AdapterHub), or at the p-th (follows: PEFT)"
+        "stays",
+        "where texts begin: at the first position (stays: AdapterHub), or at the p-th (follows: PEFT; decoders always)",
     )
     projection: int = option(0, "width of the MLP that makes all layers' vectors while training; 0: they are trained")
 
@@ -113,14 +143,20 @@ class PrefixTuning(Method):
         super().__post_init__()
         require(self.projection >= 0, f"prefix's projection must not be negative; found {self.projection}.")
 
-    @property
-    def positions(self) -> int:
+    def prompt_length(self, architecture: Architecture) -> int:
+        """p where the pairs are of placeholders."""
+        return self.length if architecture.sites_of(*_STATES) else 0
+
+    def positions(self, architecture: Architecture) -> int:
         """p where texts follow."""
-        return self.length if self.text == "follows" else 0
+        return self.length if self.text == "follows" else self.prompt_length(architecture)
 
     def sites(self, architecture: Architecture) -> tuple[Site, ...]:
         """Every layer's keys and values, what masks them, and positions that move."""
-        moved = (Role.POSITION_IDS,) if self.positions else ()
+        if of_placeholders := architecture.sites_of(*_STATES):
+            require_room(self.name, self.length, architecture)
+            return of_placeholders
+        moved = (Role.POSITION_IDS,) if self.text == "follows" else ()
         sites = architecture.sites_of(*_PAIRS, *_OPENED, *moved)
         require(
             bool(sites),
@@ -136,10 +172,10 @@ class PrefixTuning(Method):
         width = max(site.out_features for site in sites)
         table, down = nn.Parameter(torch.randn(self.length, width)), nn.Linear(width, max(1, self.projection))
         for site in sites:
-            if site.role not in _PAIRS:
+            if site.role not in _PAIRS + _STATES:
                 made[site.name] = (Opened if site.role in _OPENED else Moved)(self.length)
             elif self.projection:
-                made[site.name] = Projected(table, down, width)
+                made[site.name] = (ProjectedPlaced if site.role in _STATES else Projected)(table, down, width)
             else:
-                made[site.name] = Prefix(self.length, width)
+                made[site.name] = (Placed if site.role in _STATES else Prefix)(self.length, width)
         return made

@@ -27,8 +27,23 @@ class Prompt(nn.Module):
 
     def forward(self, y: Tensor, position: Tensor) -> Tensor:
         """``position`` [...] is each token's place within its row."""
-        last = len(self.vectors) - 1
-        return torch.where((position <= last).unsqueeze(-1), self.vectors[position.clamp(max=last)], y)
+        return first_replaced(y, position, self.vectors)
+
+
+def first_replaced(y: Tensor, position: Tensor, vectors: Tensor) -> Tensor:
+    """[..., d]: ``y``, and at the first p places of each row ``vectors`` [p, d]; ``position`` [...] within the row."""
+    last = len(vectors) - 1
+    return torch.where((position <= last).unsqueeze(-1), vectors[position.clamp(max=last)], y)
+
+
+def require_room(method: str, length: int, architecture: Architecture) -> None:
+    """See that so many placeholders leave positions for a text."""
+    longest = architecture.max_length - _LEAST_TEXT
+    require(
+        length <= longest,
+        f"{method}'s length must be at most {longest}: this {architecture.model_type} has "
+        f"{architecture.max_length} positions for prompt and text; found {length}.",
+    )
 
 
 class MovedBack(nn.Module):
@@ -62,19 +77,13 @@ class PromptTuning(Method):
         "words", "words: positions and LayerNorm follow (Lester et al., PEFT); embeddings: past both (AdapterHub)"
     )
 
-    @property
-    def prompt_length(self) -> int:
+    def prompt_length(self, architecture: Architecture) -> int:
         """p."""
         return self.length
 
     def sites(self, architecture: Architecture) -> tuple[Site, ...]:
         """The word embeddings; or all embeddings' sum, and the text's positions."""
-        longest = architecture.max_length - _LEAST_TEXT
-        require(
-            self.length <= longest,
-            f"{self.name}'s length must be at most {longest}: this {architecture.model_type} has "
-            f"{architecture.max_length} positions for prompt and text; found {self.length}.",
-        )
+        require_room(self.name, self.length, architecture)
         roles = {
             "words": (Role.WORD_EMBEDDINGS,),
             "embeddings": (Role.EMBEDDINGS, Role.POSITION_EMBEDDINGS),

@@ -112,7 +112,7 @@ def filled(
     if not kind.writes and options.max_target_length is not None:
         raise UsageError("--max-target-length is of text that is written, and here none is: --target, or --format.")
     method.sites(backbone.architecture)  # a prompt that leaves no room is named by its own length
-    prompt = method.prompt_length
+    prompt = method.prompt_length(backbone.architecture)
     longest = backbone.architecture.max_length - prompt
     if options.max_length is not None and options.max_length > longest:
         rest = f" beside a prompt of {prompt}" if prompt else ""

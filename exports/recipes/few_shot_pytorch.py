@@ -25,7 +25,7 @@ from edgepeft.training.settings import MAX_LENGTH
 def write_fresh_delta(backbone: str, method: str, folder: Path, *, pairs: bool) -> None:
     """An untrained delta with one output, drawn from seed 0, as a template's modules are."""
     source, made = open_backbone(backbone), method_named(method).from_settings({})
-    longest = min(MAX_LENGTH, source.architecture.max_length - made.prompt_length)
+    longest = min(MAX_LENGTH, source.architecture.max_length - made.prompt_length(source.architecture))
     torch.manual_seed(0)
     new_delta(source, made, folder.name, None, pairs=pairs, max_length=longest).save(folder)
 

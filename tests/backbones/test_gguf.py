@@ -12,6 +12,7 @@ import torch
 
 pytest.importorskip("gguf", reason="pip install edgepeft[gguf]")
 
+from gguf import GGUFReader
 from gguf_files import ROPE, write_gguf
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -73,6 +74,31 @@ def test_linear_scaling_is_read_and_yarn_refused(tmp_path):
     np.testing.assert_allclose(open_backbone(str(path)).architecture.attention[0].frequencies, w / 4, rtol=1e-6)
     with pytest.raises(UsageError, match="scales RoPE yarn"):
         open_backbone(str(write_gguf(tmp_path / "yarn.gguf", scaling=("yarn", 4.0))))
+
+
+def test_heads_of_a_width_that_transformers_does_not_read_are_of_the_files(tmp_path):
+    backbone = open_backbone(str(write_gguf(tmp_path / "narrow.gguf", "qwen3", width=16)))
+    assert backbone.architecture.tensors["model.layers.0.self_attn.k_norm.weight"] == (16,)
+    written = GGUFReader(tmp_path / "narrow.gguf")
+    (keys,) = (tensor.data for tensor in written.tensors if tensor.name == "blk.1.attn_k.weight")
+    np.testing.assert_array_equal(backbone.checkpoint.read("model.layers.1.self_attn.k_proj.weight"), keys)
+
+
+@pytest.mark.parametrize(
+    ("split", "words"),  # by the models' own rules: each digit is a word; up to three are one
+    [
+        ("smollm", ["in", "Ġ", "1", "2", "3", "4", "ĊĊ", "5", ".", "Ġab", "ĠĠ", "6"]),
+        ("llama-bpe", ["in", "Ġ", "123", "4", "ĊĊ", "5", ".", "Ġab", "Ġ", "Ġ", "6"]),
+        ("gpt-2", ["in", "Ġ1234", "Ċ", "Ċ", "5", ".", "Ġab", "Ġ", "Ġ6"]),
+    ],
+)
+def test_texts_are_split_as_the_file_says(tmp_path, split, words):
+    backbone = open_backbone(str(write_gguf(tmp_path / "split.gguf", split=split)))
+    tokenizer = Tokenizer.from_file(str(backbone.folder / "tokenizer.json"))
+    found = tokenizer.pre_tokenizer.pre_tokenize_str("in 1234\n\n5. ab  6")
+    assert [word for word, _ in found] == words
+    with pytest.raises(UsageError, match=r"splits texts as 'tekken' .* of llama; what is: default, gpt-2, smollm"):
+        open_backbone(str(write_gguf(tmp_path / "other.gguf", split="tekken")))
 
 
 @pytest.mark.parametrize("kept", [0.01, 0.2, 0.5, 0.9, 0.999])

@@ -95,10 +95,14 @@ METHODS: dict[str, dict[str, Any]] = {
     "ia3": {},
     "bitfit": {},
     "spartan": {},
+    "prefix": {"length": 3},
+    "mam": {"length": 3, "bottleneck": 4, "projection": 5},
 }
 
 
-@pytest.mark.parametrize(("method", "model_type"), [*zip(METHODS, [*DECODERS, "llama"], strict=True)])
+@pytest.mark.parametrize(
+    ("method", "model_type"), [*zip(METHODS, [*DECODERS, "llama", "qwen3", "gemma3_text"], strict=True)]
+)
 def test_a_delta_writes_what_it_writes_under_transformers_hooks(
     tiny: Callable[..., Path], tmp_path: Path, method: str, model_type: str
 ):

@@ -37,6 +37,7 @@ from .test_gradients import Tuned, require_pytorchs
 
 # A way each to join a backbone, on one model type in turn; one with norms of heads and one with norms past sub-layers.
 JOINED = {"bitfit": "qwen2", "full": "llama", "lora": "qwen3", "pfeiffer": "gemma3_text", "prompt-t": "mistral"}
+JOINED |= {"mam": "gemma3_text", "prefix": "qwen2"}
 
 
 @pytest.mark.parametrize(("name", "model_type"), JOINED.items())

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 ROPE = "rope_freqs.weight"
 D, FEED_FORWARD, LAYERS, HEADS, GROUPS = 32, 64, 2, 4, 2
-WIDTHS = {"qwen3": 128, "gemma3": 256}  # which no GGUF file says to transformers; the others' are d / heads
+WIDTHS = {"qwen3": 128, "gemma3": 256}  # what transformers takes where it reads none; the others' are d / heads
 WORDS = ["<unk>", "<s>", "</s>", *(chr(c) for c in range(ord("a"), ord("z") + 1)), *"ĠĊ", "ab", "cd", "Ġa"]
 WORDS += ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]  # Qwen's, which transformers adds, as it does Gemma's
 WORDS += ["<pad>", "<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>"]
@@ -29,9 +29,11 @@ def write_gguf(
     scaling: tuple[str, float] | None = None,
     more: Mapping[str, NDArray[np.float32]] | None = None,
     without: tuple[str, ...] = (),
+    width: int | None = None,
+    split: str | None = None,
 ) -> Path:
-    """Matrices are quantised, vectors are not; ``called`` is the architecture's name in the file."""
-    width = WIDTHS.get(architecture, D // HEADS)
+    """Matrices are quantised, vectors are not; ``called`` is the architecture's name in the file, ``width`` a head's."""
+    width = width or WIDTHS.get(architecture, D // HEADS)
     writer = gguf.GGUFWriter(path, called or architecture)
     writer.add_name("tiny")
     writer.add_context_length(64)
@@ -52,8 +54,10 @@ def write_gguf(
         writer.add_string(f"{architecture}.rope.scaling.type", scaling[0])
         writer.add_rope_scaling_factor(scaling[1])
     _add_tokenizer(writer, architecture)
+    if split is not None:
+        writer.add_tokenizer_pre(split)
     kind = gguf.GGMLQuantizationType[quantisation]
-    for name, values in {**_tensors(architecture), **(more or {})}.items():
+    for name, values in {**_tensors(architecture, width), **(more or {})}.items():
         if name in without:
             continue
         if values.ndim == 1 or kind is gguf.GGMLQuantizationType.F32:
@@ -84,13 +88,12 @@ def _add_tokenizer(writer: gguf.GGUFWriter, architecture: str) -> None:
     writer.add_pad_token_id(2)
 
 
-def _tensors(architecture: str) -> dict[str, NDArray[np.float32]]:
+def _tensors(architecture: str, width: int) -> dict[str, NDArray[np.float32]]:
     random = np.random.default_rng(0)
 
     def drawn(*shape: int) -> NDArray[np.float32]:
         return (random.standard_normal(shape) / np.sqrt(shape[-1] if len(shape) > 1 else 4)).astype(np.float32)
 
-    width = WIDTHS.get(architecture, D // HEADS)
     tensors = {"token_embd.weight": drawn(len(WORDS), D), "output_norm.weight": 1 + drawn(D)}
     for i in range(LAYERS):
         block = f"blk.{i}."

@@ -23,15 +23,17 @@ _NAMES = {"beams": "num_beams", "no_repeat_ngram": "no_repeat_ngram_size"}
 END = 44  # a token that these tasks write at different steps, or never
 # Three tasks of one structure, two of another, and one that shares its matrices with none.
 TASKS = {"lora-0": "lora", "lora-1": "lora", "lora-2": "lora", "r-0": "prompt-r", "r-1": "prompt-r", "full": "full"}
-_SETTINGS: dict[str, dict[str, Any]] = {"lora": {"rank": 2}, "prompt-r": {"length": 3}}
+PREFIXES = {"prefix-0": "prefix", "prefix-1": "prefix"}  # a decoder's
+_SETTINGS: dict[str, dict[str, Any]] = {"lora": {"rank": 2}, "prompt-r": {"length": 3}, "prefix": {"length": 3}}
 
 
 def export_several(backbone: Path, folder: Path) -> None:
     """A bundle of TASKS, and with a T5 of ``mood``, which has labels; its deltas lie beside it."""
     opened = open_backbone(str(backbone))
+    tasks = TASKS | (PREFIXES if opened.architecture.goes_on else {})
     deltas = [
         random_delta(opened, method, task, None, head="text", seed=seed, settings=_SETTINGS.get(method, {}))
-        for seed, (task, method) in enumerate(TASKS.items())
+        for seed, (task, method) in enumerate(tasks.items())
     ]
     if opened.family.name == "t5":
         deltas.append(random_delta(opened, "lora", "mood", settings={"rank": 2}))

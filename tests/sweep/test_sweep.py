@@ -240,6 +240,17 @@ def test_sweep_keeps_results_alone_where_asked(plan, tmp_path):
     assert not (tmp_path / "kept" / "runs").exists() and (tmp_path / "kept" / "results.jsonl").is_file()
 
 
+def test_a_sweep_that_is_refused_leaves_its_runs_as_they_were(swept, plan, tmp_path):
+    sweep = swept()
+    run(dataclasses.replace(sweep, cells=sweep.cells[:1]))
+    (sweep.run(sweep.cells[1]) / "begun").mkdir(parents=True)
+    before = {path: path.is_file() and path.read_bytes() for path in sweep.folder.rglob("*")}
+    (tmp_path / "tone.jsonl").write_text((tmp_path / "tone.jsonl").read_text().replace("w5 ", "w6 ", 1))
+    refused = edgepeft("sweep", plan(), "--out", sweep.folder, "--keep", "results")
+    assert refused.returncode == 2 and "data tone changed since" in refused.stderr
+    assert {path: path.is_file() and path.read_bytes() for path in sweep.folder.rglob("*")} == before
+
+
 def test_cards_are_moved_to_another_machine_and_are_done_there(plan, tiny, tmp_path, monkeypatch):
     here, there = tmp_path / "here", tmp_path / "there"
     shutil.copytree(tiny("bert", mean=True), here / "model")

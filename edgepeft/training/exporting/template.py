@@ -68,7 +68,7 @@ def _open_delta(backbone: Backbone, method: Method, name: str) -> tuple[Delta, d
     """A fresh delta, and which axis of which of its tensors counts the labels; none does where they are scored."""
 
     def fresh(labels: tuple[str, ...]) -> Delta:
-        longest = backbone.architecture.max_length - method.positions
+        longest = backbone.architecture.max_length - method.positions(backbone.architecture)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             return new_delta(backbone, method, name, labels, max_length=min(MAX_LENGTH, longest))

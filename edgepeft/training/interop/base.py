@@ -74,8 +74,8 @@ class ImportRequest:
         beside = folder / "config.json"
         configs: list[Config] = [*([read_config(beside)] if beside.is_file() else ()), backbone.config]
         kind = self._kind_of(head, configs, folder)
-        prompt, labels = method.prompt_length, self._labels_for(head, kind, configs, backbone)
-        longest = self._length_for(backbone, method.positions)
+        prompt, labels = method.prompt_length(backbone.architecture), self._labels_for(head, kind, configs, backbone)
+        longest = self._length_for(backbone, method.positions(backbone.architecture))
         of_task: dict[str, Any] = {"kind": kind and kind.name, "pairs": kind is not None and kind.passages}
         delta = new_delta(backbone, method, self.task, labels, head=head.kind, max_length=longest, **of_task)
         own, values = delta.tensors(), {**values, **head.values}

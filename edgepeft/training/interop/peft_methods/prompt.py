@@ -1,7 +1,8 @@
 """PEFT's prompt tuning (``PROMPT_TUNING``) and prefix tuning (``PREFIX_TUNING``).
 
 Of a model with a decoder the first stores as many vectors more, which its own ``forward`` does not read.  A prefix is
-keys and values, folded if an MLP made them; texts stand behind it.
+keys and values, folded if an MLP made them; texts stand behind it.  A decoder's keys are as its cache holds them,
+turned by their places; a delta's are turned with all others.
 
 Source: peft 0.21.2, ``peft_model.py`` (``get_prompt``): a row of a prefix has each layer's key, then its value.
 """
@@ -16,7 +17,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from edgepeft.backbones.base import Architecture, Role
+from edgepeft.backbones.base import Architecture, Role, Site
+from edgepeft.backbones.positions import frequencies
 from edgepeft.bundle.delta import Delta
 from edgepeft.common.errors import BundleError, UsageError
 from edgepeft.methods.prefix import PrefixTuning
@@ -44,15 +46,16 @@ class VectorsConfig(PeftConfig):
         """The vectors' has nothing in front."""
         return name if name == _VECTORS else super().stored_name(name)
 
-    def check_sizes(self, architecture: Architecture, folder: Path) -> None:
-        """See that they are the backbone's."""
+    def check_sizes(self, architecture: Architecture, folder: Path, width: int) -> None:
+        """See that they are the backbone's, whose vectors have that width."""
         stacks = self.num_transformer_submodules
         if stacks == 2 and architecture.decoder is None:
             raise BundleError(f"{folder}: num_transformer_submodules = 2 is of a model with a decoder; use such a one.")
-        sizes = (architecture.hidden_size, _layers(architecture))
+        what = "hidden size" if width == architecture.hidden_size else "keys of width"
+        sizes = (width, _layers(architecture))
         if (self.token_dim, self.num_layers) != sizes:
             raise BundleError(
-                f"{folder} belongs to another architecture: hidden size {self.token_dim} and {self.num_layers} layers; "
+                f"{folder} belongs to another architecture: {what} {self.token_dim} and {self.num_layers} layers; "
                 f"the backbone's are {sizes[0]} and {sizes[1]}. Use the one that it was trained on."
             )
 
@@ -73,7 +76,7 @@ class PromptConfig(VectorsConfig):
     def plan(self, classifier: Classifier, folder: Path) -> ConversionPlan:
         """As ``PeftConfig.plan``."""
         architecture, stacks = classifier.architecture, self.num_transformer_submodules
-        self.check_sizes(architecture, folder)
+        self.check_sizes(architecture, folder, architecture.hidden_size)
         method = PromptR(length=self.num_virtual_tokens)
         (site,) = method.sites(architecture)
 
@@ -124,14 +127,14 @@ class PrefixConfig(VectorsConfig):
 
     def plan(self, classifier: Classifier, folder: Path) -> ConversionPlan:
         """As ``PeftConfig.plan``."""
-        self.check_sizes(classifier.architecture, folder)
-        method = PrefixTuning(length=self.num_virtual_tokens, text="follows")
-        sites = [site for site in method.sites(classifier.architecture) if site.layer is not None]
+        method, architecture = PrefixTuning(length=self.num_virtual_tokens, text="follows"), classifier.architecture
+        sites = [site for site in method.sites(architecture) if site.layer is not None]
         width = sites[0].out_features
+        self.check_sizes(architecture, folder, width)
 
         def convert(state: StateDict) -> dict[str, Tensor]:
-            parts = torch.split(state[_VECTORS], width, dim=1)
-            return {f"{site.name}/vectors": part for site, part in zip(sites, parts, strict=True)}
+            parts = zip(sites, torch.split(state[_VECTORS], width, dim=1), strict=True)
+            return {f"{site.name}/vectors": _turned(part, site, architecture, -1) for site, part in parts}
 
         return ConversionPlan(method, {_VECTORS: (method.length, width * len(sites))}, convert)
 
@@ -144,23 +147,40 @@ class PrefixConfig(VectorsConfig):
                 f"PEFT gives a prefix to a model as past_key_values, which transformers' {architecture.model_type} "
                 "does not take: a task with one cannot go there. Train it by lora, or on BERT or its kin."
             )
-        if method.text != "follows":
+        if method.text != "follows" and not architecture.goes_on:
             raise UsageError(
                 f"the texts of the task {delta.card.task!r} stay at their positions, and PEFT's begin behind the "
                 "prefix: it would give other logits. A task that is to go there is trained with --set text=follows."
             )
         vectors = delta.folded(classifier.backbone).tensors()
-        pairs = architecture.sites_of(Role.KEY_HEADS, Role.VALUE_HEADS)
+        pairs = [site for site in method.sites(architecture) if f"{site.name}/vectors" in vectors]
+        (query,), width = architecture.sites_of(Role.QUERY)[:1], pairs[0].out_features
         settings = {
             "num_virtual_tokens": method.length,
-            "token_dim": architecture.hidden_size,
+            "token_dim": width,
             "num_layers": architecture.n_layers,
-            "num_attention_heads": architecture.n_heads,
+            "num_attention_heads": architecture.n_heads * width // query.out_features,
             "num_transformer_submodules": 1,
-            "encoder_hidden_size": architecture.hidden_size,
+            "encoder_hidden_size": width,
             "prefix_projection": False,
         }
-        return settings, {_VECTORS: torch.cat([vectors[f"{site.name}/vectors"] for site in pairs], dim=1)}
+        parts = [_turned(vectors[f"{site.name}/vectors"], site, architecture, 1) for site in pairs]
+        return settings, {_VECTORS: torch.cat(parts, dim=1)}
+
+
+def _turned(vectors: Tensor, site: Site, architecture: Architecture, way: int) -> Tensor:
+    """A decoder's keys [p, k e] turned by their places, or back where ``way`` is -1; any others as they are."""
+    if site.role is not Role.KEY_STATES:
+        return vectors
+    assert site.layer is not None, "keys are a layer's"
+    e = architecture.sites_of(Role.QUERY)[0].out_features // architecture.n_heads
+    kind = architecture.attention[site.layer]
+    w = torch.tensor(kind.frequencies) if kind.frequencies else torch.from_numpy(frequencies(kind.theta, e))
+    angles = (torch.arange(len(vectors))[:, None] * w).double()[:, None]  # (p, 1, e / 2)
+    one, other = vectors.detach().double().view(len(vectors), -1, e).chunk(2, dim=-1)
+    cosine, sine = angles.cos(), way * angles.sin()
+    turned = torch.cat([one * cosine - other * sine, other * cosine + one * sine], dim=-1)
+    return turned.view_as(vectors).float()
 
 
 def _takes_keys(model_type: str) -> bool:
