@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import re
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from functools import partial
 from http import HTTPStatus
 from time import monotonic
@@ -15,11 +15,11 @@ from typing import Any, Literal
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 from starlette.applications import Starlette
-from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from edgepeft.common.resources import package_data
 from edgepeft.common.task_name import TASK_NAME
@@ -27,7 +27,7 @@ from edgepeft.serve.batcher import Batcher, Closing
 from edgepeft.serve.guard import DEADLINE_HEADER, Guard
 from edgepeft.serve.metrics import ServiceMetrics
 from edgepeft.serve.openai import ENDPOINTS
-from edgepeft.serve.problems import HANDLERS, Json
+from edgepeft.serve.problems import Json
 from edgepeft.serve.routes import ROUTES, Endpoint, Serving
 from edgepeft.serve.schemas import Problem
 from edgepeft.serve.service import Service
@@ -73,11 +73,31 @@ def create_app(settings: Settings) -> Starlette:
     routes += [Route("/", page), Route("/docs", docs), Route("/openapi.json", openapi)]
     routes.append(Mount("/static", StaticFiles(directory=folder)))
     open_paths = ["/", "/docs", "/healthz", "/readyz", *(f"/static/{name}" for name in _STATIC)]
-    guard: Any = Middleware(Guard, settings=settings, metrics=metrics, open_paths=open_paths)
-    handlers: Any = HANDLERS
-    app = Starlette(routes=routes, middleware=[guard], exception_handlers=handlers, lifespan=_lifespan)
+    app = _Guarded(routes=routes, lifespan=_lifespan)
+    app.guard = partial(Guard, settings=settings, metrics=metrics, open_paths=open_paths)
     app.state.serving = serving
     return app
+
+
+class _Guarded(Starlette):
+    """The routes behind the guard alone: it answers errors, in place of Starlette's two layers for them."""
+
+    guard: Callable[[ASGIApp], Guard]
+
+    def build_middleware_stack(self) -> ASGIApp:
+        """The guard, with the routes behind it."""
+        return self.guard(self.router)
+
+
+class _Methods:
+    """A path's functions by method.  An ASGI application: around a function Starlette puts a layer for errors."""
+
+    def __init__(self, calls: Mapping[str, Callable[[Request], Awaitable[Response]]]) -> None:
+        self._calls = calls
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        response = await self._calls[scope["method"]](Request(scope, receive, send))
+        await response(scope, receive, send)
 
 
 def _route(path: str) -> Route:
@@ -85,11 +105,7 @@ def _route(path: str) -> Route:
     calls = {e.method: e.call for e in _ROUTES if e.path == path}
     if "GET" in calls:
         calls["HEAD"] = calls["GET"]
-
-    async def call(request: Request) -> Response:
-        return await calls[request.method](request)
-
-    return Route(path, call, methods=list(calls))
+    return Route(path, _Methods(calls), methods=list(calls))
 
 
 @contextlib.asynccontextmanager

@@ -13,14 +13,14 @@ from time import monotonic
 from typing import Any, TypeVar
 
 from pydantic import BaseModel
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edgepeft.data.conventions import CANDIDATES
 from edgepeft.runtime.inputs import Readable
 from edgepeft.serve.metrics import ServiceMetrics
-from edgepeft.serve.problems import HEADERS, Refused, problem
+from edgepeft.serve.problems import EXPECTED, HEADERS, Refused, problem, refusal_of
 from edgepeft.serve.schemas import TuneRequest
 from edgepeft.serve.settings import ServiceLimits, Settings, is_loopback
 
@@ -32,7 +32,8 @@ _TOKENS_OF_A_ROW = 10  # strings, numbers, commas and brackets of a row with thr
 _TOKENS_BESIDE = 64  # of a request beside its rows
 _DISCARDED = 8  # times the limit
 _SMALL = 64 << 10  # bytes: a body that is held without being counted
-AUTHORIZED = "edgepeft.authorized"  # in the scope: whether the request may see what the token guards
+# In the scope: whether the request may see what the token guards; and its body, which has been read.
+AUTHORIZED, BODY = "edgepeft.authorized", "edgepeft.body"
 _LATER = {"Retry-After": "1", "Connection": "close"}
 _HEALTH = frozenset({"/healthz", "/readyz"})  # answered where everything else is refused as too much
 
@@ -42,7 +43,7 @@ class _ClientGone(Exception):
 
 
 class Guard:
-    """ASGI middleware: host, token, size and time of the body; counts what passes.
+    """ASGI middleware: host, token, size and time of the body; counts what passes, and answers errors.
 
     ``open_paths`` need no token: the page asks for it, and a health check has none.
     """
@@ -58,38 +59,39 @@ class Guard:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        begin, status = monotonic(), HTTPStatus.INTERNAL_SERVER_ERROR.value
+        begin, status = monotonic(), 0
 
         async def sending(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                headers = MutableHeaders(raw=message["headers"])
-                for name, value in HEADERS.items():
-                    headers.setdefault(name, value)
+                message["headers"] = [*message["headers"], *HEADERS]
             await send(message)
 
         reserved = 0
         self._under_way += 1
         try:
-            try:
-                self._admit(scope)
-                self._held_bytes += (reserved := self._room_for(scope))
-                body = await self._read(receive)
-            except Refused as refused:
-                await problem(refused)(scope, receive, sending)
-            except _ClientGone:
-                pass  # there is no one to answer
-            else:
-                await self.app(scope, _replay(body, receive), sending)
+            headers = Headers(scope=scope)
+            self._admit(scope, headers)
+            self._held_bytes += (reserved := self._room_for(headers))
+            scope[BODY] = await self._read(receive)
+            await self.app(scope, receive, sending)
+        except _ClientGone:
+            pass  # there is no one to answer
+        except Exception as error:
+            if status:  # too late to say so
+                raise
+            await problem(refusal_of(error))(scope, receive, sending)
+            if not isinstance(error, EXPECTED):  # the server logs it with its traceback
+                raise
         finally:
             self._under_way -= 1
             self._held_bytes -= reserved
             route = getattr(scope.get("route"), "path", "other")
-            self.metrics.request(route, status, monotonic() - begin)
+            counted = (route, status or HTTPStatus.INTERNAL_SERVER_ERROR.value, monotonic() - begin)
+            asyncio.get_running_loop().call_soon(self.metrics.request, *counted)  # uvloop writes the answer first
 
-    def _admit(self, scope: Scope) -> None:
-        headers = Headers(scope=scope)
+    def _admit(self, scope: Scope, headers: Headers) -> None:
         if self.settings.loopback and not is_loopback(_host(headers.get("host", ""))):
             # A page of another site whose name was made to lead here, to read what only this machine may ask.
             raise Refused(403, "wrong_host", "this service answers to localhost only.")
@@ -102,9 +104,9 @@ class Guard:
         if self._under_way > self.settings.limits.connections and scope["path"] not in _HEALTH:
             raise Refused(503, "busy", "too many requests are under way.", _LATER)
 
-    def _room_for(self, scope: Scope) -> int:
+    def _room_for(self, headers: Headers) -> int:
         """Bytes to count for the body until its request is answered; those of a small body are not counted."""
-        limits, headers = self.settings.limits, Headers(scope=scope)
+        limits = self.settings.limits
         stated = headers.get("content-length", "0")
         if not stated.isascii() or not stated.isdigit() or int(stated[:20]) > _DISCARDED * limits.body_bytes:
             raise self._too_large
@@ -154,19 +156,6 @@ def _host(value: str) -> str:
     if value.startswith("["):
         return value[1:].partition("]")[0]
     return value.partition(":")[0]
-
-
-def _replay(body: bytes, receive: Receive) -> Receive:
-    given = False
-
-    async def replayed() -> Message:
-        nonlocal given
-        if given:
-            return await receive()
-        given = True
-        return {"type": "http.request", "body": body, "more_body": False}
-
-    return replayed
 
 
 async def while_there(request: Request, answers: Coroutine[Any, Any, T]) -> T:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from statistics import quantiles
 from time import monotonic
 
@@ -45,13 +45,12 @@ class ServiceMetrics:
         self.batch_rows.observe(rows)
         self.batch_seconds.observe(seconds)
 
-    def answered(self, tasks: dict[str, int], seconds: float) -> None:
-        """A request has its answer: rows by task."""
-        for task, rows in tasks.items():
-            self.rows.labels(task).inc(rows)
-        n_rows = sum(tasks.values())
-        self.total_rows += n_rows
-        self._recent.append((monotonic(), n_rows, seconds))
+    def answered(self, tasks: Sequence[str], seconds: float) -> None:
+        """A request has its answer: each row's task, empty for an embedding."""
+        for task in tasks:
+            self.rows.labels(task).inc()
+        self.total_rows += len(tasks)
+        self._recent.append((monotonic(), len(tasks), seconds))
 
     def request(self, route: str, status: int, seconds: float) -> None:
         """A request has been answered or refused."""

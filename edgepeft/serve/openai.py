@@ -25,7 +25,6 @@ from edgepeft.data.answers import Answer, VectorPrediction
 from edgepeft.runtime.decoding import GREEDY
 from edgepeft.runtime.grammar import ANY_OBJECT
 from edgepeft.runtime.prediction import RowResult, TextAnswer
-from edgepeft.serve.batcher import Closing, DeadlinePassed, QueueFull
 from edgepeft.serve.openai_bodies import (
     ChatCompletion,
     ChatRequest,
@@ -34,7 +33,7 @@ from edgepeft.serve.openai_bodies import (
     EmbeddingList,
     EmbeddingsRequest,
 )
-from edgepeft.serve.problems import Json, Refused, explain, problem, refusal_of
+from edgepeft.serve.problems import EXPECTED, Json, Refused, explain, problem, refusal_of
 from edgepeft.serve.routes import (
     ASKED,
     FEW_ROWS,
@@ -46,7 +45,6 @@ from edgepeft.serve.routes import (
     streamed,
 )
 
-_EXPECTED = (Refused, ValidationError, QueueFull, DeadlinePassed, Closing, EdgepeftError)
 _OVERLOADED = 429
 
 
@@ -54,7 +52,7 @@ async def embeddings(request: Request) -> Response:
     """A task's vectors of some texts, in OpenAI's form."""
     try:
         return await _embeddings(request)
-    except _EXPECTED as error:
+    except EXPECTED as error:
         return _problem(error)
 
 
@@ -172,7 +170,7 @@ async def completions(request: Request) -> Response:
     """What a task writes for some prompts, in OpenAI's form."""
     try:
         return await _completions(request, CompletionRequest)
-    except _EXPECTED as error:
+    except EXPECTED as error:
         return _problem(error)
 
 
@@ -180,7 +178,7 @@ async def chat(request: Request) -> Response:
     """What a task writes for a message, in OpenAI's form."""
     try:
         return await _completions(request, ChatRequest)
-    except _EXPECTED as error:
+    except EXPECTED as error:
         return _problem(error)
 
 

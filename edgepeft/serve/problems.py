@@ -10,8 +10,7 @@ from typing import Any
 
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse
 
 from edgepeft.common.errors import BundleError, DataError, DoesNotFit, EdgepeftError, UnknownName, Unwritable
 from edgepeft.common.messages import in_words, listed_mistakes
@@ -21,13 +20,15 @@ from edgepeft.serve.trial import Untried
 
 log = logging.getLogger("edgepeft.serve")
 
-# Of every answer, which the guard sees to; Starlette makes that to a failure of ours outside of it.
-HEADERS = {
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-    "Cache-Control": "no-store",
-    "Content-Security-Policy": "default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
-}
+# Of every answer, which the guard sees to.
+HEADERS = (
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cache-control", b"no-store"),
+    (b"content-security-policy", b"default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"),
+)
+
+_ENCODER = json.JSONEncoder(ensure_ascii=True, allow_nan=False, separators=(",", ":"))
 
 
 class Json(JSONResponse):
@@ -35,7 +36,7 @@ class Json(JSONResponse):
 
     def render(self, content: Any) -> bytes:
         """The document's bytes."""
-        return json.dumps(content, ensure_ascii=True, allow_nan=False, separators=(",", ":")).encode()
+        return _ENCODER.encode(content).encode()
 
 
 class Refused(Exception):
@@ -57,8 +58,7 @@ def fault(code: str, message: str) -> dict[str, str]:
 
 def problem(refused: Refused, more: Mapping[str, Any] = MappingProxyType({})) -> Json:
     """The answer to a request that was refused; ``more`` stands beside its code and message."""
-    headers = {**HEADERS, **(refused.headers or {})}
-    return Json({"error": {**fault(refused.code, refused.message), **more}}, refused.status, headers)
+    return Json({"error": {**fault(refused.code, refused.message), **more}}, refused.status, refused.headers)
 
 
 # Errors whose messages name nothing of this machine.
@@ -101,10 +101,6 @@ def refusal_of(error: Exception) -> Refused:
     return next(_REFUSALS[kind](error) for kind in type(error).__mro__ if kind in _REFUSALS)
 
 
-async def _handle(_: Request, error: Exception) -> Response:
-    return problem(refusal_of(error))
-
-
 _STOPPING = Refused(503, "stopping", "the service stops.", {"Retry-After": "5", "Connection": "close"})
 
 _REFUSALS: dict[type, Callable[[Any], Refused]] = {
@@ -117,5 +113,5 @@ _REFUSALS: dict[type, Callable[[Any], Refused]] = {
     EdgepeftError: lambda error: explain(error, None),
     Exception: lambda _: Refused(500, "internal", "the service failed; its log says why."),
 }
-# Starlette looks for the handler of the nearest class; what has none but the last is logged with its traceback.
-HANDLERS = dict.fromkeys(_REFUSALS, _handle)
+# Others are failures of ours.
+EXPECTED: tuple[type[Exception], ...] = tuple(kind for kind in _REFUSALS if kind is not Exception)

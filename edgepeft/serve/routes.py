@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
@@ -24,7 +23,7 @@ from edgepeft.runtime.inputs import Readable
 from edgepeft.runtime.prediction import RowResult
 from edgepeft.serve import schemas
 from edgepeft.serve.batcher import Batcher
-from edgepeft.serve.guard import AUTHORIZED, check_taught, check_texts, deadline_of, parsed_body, while_there
+from edgepeft.serve.guard import AUTHORIZED, BODY, check_taught, check_texts, deadline_of, parsed_body, while_there
 from edgepeft.serve.metrics import ServiceMetrics
 from edgepeft.serve.problems import KEYS, Json, Refused, explain, fault, refusal_of
 from edgepeft.serve.service import Service
@@ -105,7 +104,7 @@ async def body_of(request: Request, model: type[Body], most_rows: int) -> Body:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise Refused(415, "not_json", "send Content-Type: application/json.")
-    content = await request.body()
+    content = request.scope[BODY]
     if len(content) <= _AT_ONCE:
         return parsed_body(content, model, most_rows)
     return await _serving(request).aside(parsed_body, content, model, most_rows)
@@ -186,15 +185,14 @@ async def answers_of(
     if serving.state == "starting" and not serving.opened.issuperset(named):
         raise Refused(503, "starting", "the service is starting.", {"Retry-After": "1"})
     check_texts(texts, serving.settings.limits)
-    begin = monotonic()
-    until = begin + min(_TRIAL_S, deadline_of(request) or _TRIAL_S)  # most trials take no second
+    begin, deadline_s = monotonic(), deadline_of(request)
+    until = begin + min(_TRIAL_S, deadline_s or _TRIAL_S)  # most trials take no second
     while any(map(serving.service.untried, set(named))) and monotonic() < until:
         await asyncio.sleep(_POLL_S)
-    client = None if request.client is None else (request.client.host, request.client.port)
-    asked = serving.batcher.submit(named, texts, client=client, deadline_s=deadline_of(request), **more)
+    asked = serving.batcher.submit(named, texts, client=request.scope.get("client"), deadline_s=deadline_s, **more)
     answers = await (while_there(request, asked) if all(map(serving.service.writes, named)) else asked)
     good = [a.task if isinstance(a, Answer) else "" for a in answers if not isinstance(a, EdgepeftError)]
-    serving.metrics.answered(Counter(good), monotonic() - begin)
+    asyncio.get_running_loop().call_soon(serving.metrics.answered, good, monotonic() - begin)
     return answers
 
 

@@ -18,7 +18,7 @@ from starlette.responses import Response
 
 from edgepeft.common.messages import listed_mistakes
 from edgepeft.serve import routes
-from edgepeft.serve.guard import Guard, parsed_body
+from edgepeft.serve.guard import BODY, Guard, parsed_body
 from edgepeft.serve.metrics import ServiceMetrics
 from edgepeft.serve.openai_bodies import EmbeddingsRequest
 from edgepeft.serve.problems import Refused, refusal_of
@@ -129,13 +129,9 @@ def test_rows_to_learn_from_are_checked_beside_the_event_loop(monkeypatch):
             "headers": [(b"content-type", b"application/json")],
             "path_params": {"task": "mood"},
             "app": SimpleNamespace(state=SimpleNamespace(serving=serving)),
+            BODY: body,
         }
-        bodies = [{"type": "http.request", "body": body, "more_body": False}]
-
-        async def receive():
-            return bodies.pop()
-
-        return await routes.start_tuning(Request(scope, receive))
+        return await routes.start_tuning(Request(scope))
 
     assert asyncio.run(asked()).status_code == 202
     assert threads and threads[0] is not threading.main_thread()
