@@ -91,15 +91,15 @@ def read_by(kind: TaskType, texts: object, source: str | None = None) -> ReadRow
     """What callers give as rows, as ``texts_of`` has it, or as the kind of task reads them."""
     given = _listed(texts)
     if not kind.several:
-        return ReadRows(given, texts_of(given, source))
+        return ReadRows(given, _texts(given, source))
     found = [kind.token_rows(one, f"row {row}") for row, one in enumerate(given)]
     return ReadRows(given, [Text(*text) for of_row in found for text in of_row], [*map(len, found)])
 
 
 def _listed(texts: object) -> list[Any]:
-    if isinstance(texts, list | tuple):
-        return list(texts)
-    return [texts] if isinstance(texts, str | Mapping) or not isinstance(texts, Iterable) else list(texts)
+    if isinstance(texts, (str, Mapping)) or not isinstance(texts, Iterable):
+        return [texts]
+    return list(texts)
 
 
 def texts_of(texts: object, source: str | None = None) -> list[Text]:
@@ -107,10 +107,14 @@ def texts_of(texts: object, source: str | None = None) -> list[Text]:
 
     With ``source``, a task's pattern, each is what the row's columns make of it; a text alone is the one column.
     """
-    listed = _listed(texts)
-    if source is None and all(type(one) is str for one in listed):
-        return [Text(one) for one in listed]
-    return [_text(one, source, f"row {row}") for row, one in enumerate(listed)]
+    return _texts(_listed(texts), source)
+
+
+def _texts(listed: list[Any], source: str | None) -> list[Text]:
+    return [
+        Text(one) if source is None and type(one) is str else _text(one, source, f"row {row}")
+        for row, one in enumerate(listed)
+    ]
 
 
 def _text(one: object, source: str | None, where: str) -> Text:
@@ -153,7 +157,7 @@ class Tokenizing:
     ) -> TokenBatch:
         """What a task of a kind reads of texts, for so many ``answers`` each; None cuts at the maximal length."""
         with self._lock:
-            encoder = self.encoder()
+            encoder = self._encoder or self.encoder()
             batch = encoder.encode(texts, max_length) if kind is None else tokenized(encoder, texts, max_length, kind)
             self.truncation.rows += batch.truncated * answers
             if batch.per_text:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from edgepeft.backbones.base import Pooling
 from edgepeft.backbones.tokens import TokenBatch
 from edgepeft.bundle.bundle import Bundle
+from edgepeft.bundle.manifest import TaskEntry
 from edgepeft.common.errors import BundleError, EdgepeftError, UsageError
 from edgepeft.data.answers import Answer, Prediction
 from edgepeft.graph.names import LOGITS
@@ -273,11 +274,11 @@ class Runtime(TextTasks):
         if not read.given:
             return []
         batch = self._tokenizing.tokens(read.texts, entry.max_length, kind=entry.task_kind)
-        return self._notes.told(predictions(task, entry, read, self._logits_of(task, batch), batch))
+        return self._notes.told(predictions(task, entry, read, self._logits_of(task, entry, batch), batch))
 
-    def _logits_of(self, task: str, batch: TokenBatch) -> NDArray[np.float32]:
+    def _logits_of(self, task: str, entry: TaskEntry, batch: TokenBatch) -> NDArray[np.float32]:
         """``logits`` of tokens that are our own: of a row alone only what the tokenizer may be wrong in is checked."""
-        ids, entry = batch.inputs["input_ids"], self.bundle.entry(task)
+        ids = batch.inputs["input_ids"]
         plain = len(ids) == 1 and 0 <= max(ids[0].tolist(), default=-1) < self.bundle.architecture.vocab_size
         if not plain or entry.scores_words:
             return self.logits(task, batch.inputs)
@@ -352,7 +353,10 @@ class Runtime(TextTasks):
         rows: dict[str | None, list[int]] = {}
         for row, task in enumerate(tasks):
             rows.setdefault(task, []).append(row)
-        groups, refused = self._mixer.groups(rows, self._opened, strict=strict)
+        groups: list[list[str | None]] = [[*rows]]
+        refused: dict[str | None, EdgepeftError] = {}
+        if len(rows) != 1 or tasks[0] not in self._sessions:  # else there is nothing to group or to open
+            groups, refused = self._mixer.groups(rows, self._opened, strict=strict)
         answers: dict[int, RowResult] = {row: error for task, error in refused.items() for row in rows[task]}
         for group in groups:
             members = [row for task in group for row in rows[task]]

@@ -114,11 +114,14 @@ class Temperature(NamedTuple):
 def softmax(logits: Values, temperature: float = 1.0) -> Shares:
     """[n, C]: softmax(logits / temperature), in float64."""
     with np.errstate(over="ignore", invalid="ignore"):  # by the least temperatures: NaN, which is looked for in answers
-        scaled = logits.astype(np.float64) / temperature
-        scaled -= np.maximum.reduce(scaled, 1, keepdims=True)  # quicker than max() on few numbers, as add.reduce is
-        raised: Shares = np.exp(scaled, scaled)
-    raised /= np.add.reduce(raised, 1, keepdims=True)
-    return raised
+        return _in_place(logits.astype(np.float64) / temperature)
+
+
+def _in_place(logits: Values) -> Values:
+    logits -= np.maximum.reduce(logits, 1, keepdims=True)  # quicker than max() on few numbers, as add.reduce is
+    np.exp(logits, logits)
+    logits /= np.add.reduce(logits, 1, keepdims=True)
+    return logits
 
 
 def _shares_of(row: Sequence[float], temperature: float) -> list[float]:
@@ -297,9 +300,7 @@ class OneOfSeveral(Calibration):
         """[n, C]; where no temperature is known in the logits' own precision, as before there were any."""
         if "temperature" in self.chosen:
             return softmax(logits, self.chosen["temperature"])
-        shifted = np.exp(logits - logits.max(axis=1, keepdims=True))
-        shares: Values = shifted / shifted.sum(axis=1, keepdims=True)
-        return shares
+        return _in_place(logits.copy())
 
     def unsure(self, shares: Values) -> Sequence[bool | None]:
         """[n] of these probabilities; None where there is no threshold."""
@@ -311,11 +312,11 @@ class OneOfSeveral(Calibration):
         return found
 
     def likely(self, logits: NDArray[np.float32]) -> tuple[list[list[float]], Sequence[bool | None]]:
-        """``shares`` of each row, and whether it is ``unsure``: None where there is no threshold."""
-        temperature = self.chosen.get("temperature")
-        if temperature is None or "threshold" in self.chosen:  # which was taken from such shares, to the bit
+        """``shares`` of each row in float64, and whether it is ``unsure``: None where there is no threshold."""
+        if "threshold" in self.chosen:  # which was taken from such shares, to the bit
             shares = self.shares(logits)
             return shares.tolist(), self.unsure(shares)
+        temperature = self.chosen.get("temperature", 1.0)
         return [_shares_of(row, temperature) for row in logits.tolist()], [None] * len(logits)
 
     def probabilities(self, targets: Values, logits: Values) -> list[dict[str, float]]:
