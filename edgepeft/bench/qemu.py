@@ -18,8 +18,11 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import onnx
+from numpy.typing import NDArray
 
 from edgepeft.bench.planning.job import random_batch
 from edgepeft.bench.planning.target import BenchSubject
@@ -98,6 +101,7 @@ class Guest:
         environment = {
             **{"PATH": os.environ.get("PATH", ""), "PYTHONPATH": str(self.packages), "QEMU_CPU": CPU},
             **{"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "ORT_DISABLE_TELEMETRY": "1", "HOME": str(work)},
+            "PYTHONDONTWRITEBYTECODE": "1",  # a start that compiles modules would have a billion more than the next
         }
         try:
             done = subprocess.run(
@@ -162,17 +166,27 @@ def count_instructions(
     inputs = random_batch(row, vocab_size=architecture.vocab_size, pad_id=architecture.pad_token_id, seed=seed)
     entries = []
     for task in (None, *(task.name for task in subject.tasks)):
-        with tempfile.TemporaryDirectory(prefix="edgepeft-instructions-") as work:
-            folder = Path(work)
-            guest.prepare(folder)
-            write_atomically(folder / "model.onnx", bundle.graph(task).SerializeToString(deterministic=True))
-            try:
-                os.link(bundle.weights, folder / bundle.weights.name)  # a symbolic link is refused
-            except OSError:  # on another file system
-                shutil.copyfile(bundle.weights, folder / bundle.weights.name)
-            np.savez(folder / "inputs.npz", allow_pickle=False, **inputs)
-            few, many = (guest.count(folder, _SCRIPT, [str(folder), str(runs)]) for runs in (1, 1 + MORE))
         what = f"task {task}" if task else "backbone"
         of = f"{what}, {row[0]} tokens on a {CPU}, onnxruntime {guest.runtime}"
-        entries.append(MetricsRecord(of=of, values={"instructions": (many - few) / MORE}))
+        counted = instructions_of(guest, bundle.graph(task), bundle.weights, inputs)
+        entries.append(MetricsRecord(of=of, values={"instructions": counted}))
     return entries
+
+
+def instructions_of(guest: Guest, model: onnx.ModelProto, weights: Path, inputs: Mapping[str, NDArray[Any]]) -> float:
+    """Instructions of one run of a graph, whose weights lie in that file.
+
+    Raises:
+        EdgepeftError: the emulator fails.
+    """
+    with tempfile.TemporaryDirectory(prefix="edgepeft-instructions-") as work:
+        folder = Path(work)
+        guest.prepare(folder)
+        write_atomically(folder / "model.onnx", model.SerializeToString(deterministic=True))
+        try:
+            os.link(weights, folder / weights.name)  # a symbolic link is refused
+        except OSError:  # on another file system
+            shutil.copyfile(weights, folder / weights.name)
+        np.savez(folder / "inputs.npz", allow_pickle=False, **inputs)
+        few, many = (guest.count(folder, _SCRIPT, [str(folder), str(runs)]) for runs in (1, 1 + MORE))
+    return (many - few) / MORE
