@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from edgepeft.backbones.base import Decoder, Role, Site
+from edgepeft.backbones.base import Architecture, Decoder, Role, Site
 from edgepeft.backbones.config import MOST_LAYERS, checked
 from edgepeft.common.errors import UsageError
 
@@ -114,18 +114,6 @@ def is_tied(config: Mapping[str, Any]) -> bool:
     return bool(tied and config.get("scale_decoder_outputs") is not False)
 
 
-def aliases_of(config: Mapping[str, Any]) -> dict[str, str]:
-    """The output layer, where transformers 5 says that it is tied and not scaled: the file has both, or one."""
-    written_so = bool(config.get("tie_word_embeddings")) and not is_tied(config)
-    return {"lm_head.weight": "shared.weight"} if written_so else {}
-
-
-def decoder_of(config: Mapping[str, Any], sizes: Sizes) -> Decoder:
-    scale = sizes.d_model**-0.5 if config.get("scale_decoder_outputs", is_tied(config)) else 1.0
-    start, end = sizes.decoder_start_token_id, sizes.eos_token_id
-    return Decoder(start, end, scale, sizes.relative_attention_max_distance)
-
-
 def _layers(sizes: Sizes) -> Iterator[tuple[str, dict[str, str]]]:
     """(module path of a layer, its sub-layers), of both stacks."""
     for stack, count, parts in sizes.stacks:
@@ -212,6 +200,38 @@ def _layer_sites(sizes: Sizes, stack: str, i: int, parts: Mapping[str, str]) -> 
             for role, linear in ((Role.QUERY, "q"), (Role.KEY, "k"), (Role.VALUE, "v")):
                 yield at(Role(cross + role), within + linear, within + linear, (d, inner))
             yield at(Role(cross + Role.ATTENTION_OUTPUT), ends, within + "o", (inner, d), around)
+
+
+def architecture_of(family: str, config: Mapping[str, Any]) -> Architecture:
+    sizes = sizes_of(config)
+    linear, norms, tied = dict(linear_layers(sizes)), tuple(norms_of(sizes)), is_tied(config)
+    scale = sizes.d_model**-0.5 if config.get("scale_decoder_outputs", tied) else 1.0
+    start, end = sizes.decoder_start_token_id, sizes.eos_token_id
+    # The output layer, where transformers 5 says that it is tied and not scaled: the file has both, or one.
+    aliased = config.get("tie_word_embeddings") and not tied
+    return Architecture(
+        family=family,
+        model_type=config["model_type"],
+        hidden_size=sizes.d_model,
+        n_layers=sizes.num_layers + sizes.num_decoder_layers,
+        n_heads=sizes.num_heads,
+        intermediate_size=sizes.d_ff,
+        vocab_size=sizes.vocab_size,
+        max_length=sizes.n_positions,
+        pad_token_id=sizes.pad_token_id,
+        layer_norm_eps=sizes.layer_norm_epsilon,
+        activation=sizes.feed_forward_proj,
+        sites=tuple(sites_of(sizes)),
+        tensors=tensors_of(sizes, linear, norms, tied=tied),
+        pooler={},
+        norms=norms,
+        inputs=("input_ids", "attention_mask"),
+        head="labels",
+        words="shared.weight",
+        absent_biases=absent_biases(sizes, linear, norms),
+        decoder=Decoder(start, end, scale, sizes.relative_attention_max_distance),
+        aliases={OUTPUT: "shared.weight"} if aliased else {},
+    )
 
 
 # Role -> the values around its site: what its module reads, and what is added to its output.

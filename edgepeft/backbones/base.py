@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgepeft.backbones.checkpoint import Checkpoint
-from edgepeft.common.errors import BundleError, UnknownName, UsageError
+from edgepeft.common.errors import BundleError, UnknownName, UsageError, named
 from edgepeft.common.registry import modules_of
 
 if TYPE_CHECKING:
@@ -109,11 +109,7 @@ class Pooling(StrEnum):
 
     @property
     def embedding(self) -> str:
-        """The pooled site, of a kind that makes one vector of a text.
-
-        Raises:
-            UsageError: it makes none.
-        """
+        """The pooled site, of a kind that makes one vector of a text."""
         if self not in (Pooling.FIRST, Pooling.MEAN):
             raise UsageError(f"an embedding is pooled as first or mean; {self.value} are what a task's head reads.")
         return self.site
@@ -121,49 +117,35 @@ class Pooling(StrEnum):
 
 @dataclass(frozen=True)
 class Site:
-    """A named value of the backbone where a delta may attach.
-
-    ``module`` is the HF module whose output the site is (after the dropout that follows a sub-layer's
-    projection); ``reads`` the module whose first input is ``x``; ``residual`` says where the value
-    that will be added to ``y`` comes in: (module path, its positional argument); ``norm`` is the
-    LayerNorm after that sum.  Pooled sites have no module; word and position embeddings are as wide as their tables.
-    ``columns`` says which of its module's outputs the site is, from and up to, where one layer gives several values.
-    ``shape`` is the value's where it is not one of tokens or texts [., out_features]; of a module's output
-    [batch, places, d] it is the split one.  ``argument`` is the number of its module's argument that the site is, in
-    torch, given by position or by name; ``others`` are further modules of which it is that one.
-    ``heads`` is the axis of heads where its module's output has them apart, beside one of places, [batch, ., ., e].
-    ``call`` says which of its module's calls in a forward pass the site is, and how many there are, where several
-    layers are one set of tensors.
-    """
+    """A named value of the backbone where a delta may attach."""
 
     name: str
     role: Role
     layer: int | None
     in_features: int
-    out_features: int
+    out_features: int  # of word and position embeddings the width of their tables
+    # The HF module whose output the site is, past the dropout that follows a sub-layer's projection; pooled have none.
     module: str = ""
-    reads: str = ""
-    residual: tuple[str, int] | None = None
-    norm: str | None = None
-    enters: bool = False
-    columns: tuple[int, int] | None = None
+    reads: str = ""  # the module whose first input is ``x``
+    residual: tuple[str, int] | None = None  # where the value comes in that will be added to ``y``: module, argument
+    norm: str | None = None  # the LayerNorm after that sum
+    enters: bool = False  # the site is what its module reads
+    columns: tuple[int, int] | None = None  # of its module's outputs, from and up to, where one layer gives several
+    # Where it is not one of tokens or texts [., out_features]; of a module's output [batch, places, d] the split one.
     shape: tuple[int | str, ...] = ()
-    argument: int = 0
-    others: tuple[str, ...] = ()
-    heads: int = 0
-    call: tuple[int, int] = (0, 1)
+    argument: int = 0  # the number of its module's argument that the site is, in torch, given by position or by name
+    others: tuple[str, ...] = ()  # further modules of which it is that argument
+    heads: int = 0  # the axis of heads where its module's output has them apart, beside one of places, [batch, ., ., e]
+    call: tuple[int, int] = (0, 1)  # of its module's calls which, of how many, where several layers share tensors
 
 
 @dataclass(frozen=True)
 class Attention:
-    """How a layer attends: ``reach`` tokens to each side, None for all, and RoPE's base ``theta``.
+    """How a layer attends."""
 
-    ``frequencies`` are RoPE's w, (e / 2), where they are scaled.
-    """
-
-    theta: float
-    reach: int | None
-    frequencies: tuple[float, ...] = ()
+    theta: float  # RoPE's base
+    reach: int | None  # tokens to each side; None for all
+    frequencies: tuple[float, ...] = ()  # RoPE's w, (e / 2), where they are scaled
 
     def pairs(self, tokens: int) -> int:
         """How many pairs of a row's tokens attend to each other."""
@@ -174,30 +156,22 @@ class Attention:
 
 @dataclass(frozen=True)
 class Distances:
-    """How disentangled attention tells distances apart: ``span`` rows of a table to each side, none past ``furthest``.
+    """How disentangled attention tells distances apart."""
 
-    ``by_powers``: distances beyond half the span share rows, by powers.  ``shared``: their queries and keys are made by
-    the modules that make those of tokens.
-    """
-
-    span: int
-    furthest: int
-    by_powers: bool
-    shared: bool = True
+    span: int  # rows of a table to each side
+    furthest: int  # past which there are none
+    by_powers: bool  # distances beyond half the span share rows, by powers
+    shared: bool = True  # their queries and keys are made by the modules that make those of tokens
 
 
 @dataclass(frozen=True)
 class Decoder:
-    """What writes text: a second stack of layers, which reads the first one's output, or a model that has but one.
+    """What writes text: a second stack of layers, which reads the first one's output, or a model that has but one."""
 
-    Texts begin after the one token, or where that is None after the last that is read, and end with the other.  Logits
-    are the table's products with its last hidden state times ``scale``.  Distances from ``max_distance`` on are one.
-    """
-
-    start_token_id: int | None
+    start_token_id: int | None  # after which texts begin; None: after the last token that is read
     end_token_id: int
-    scale: float
-    max_distance: int
+    scale: float  # of its last hidden state, before the products with the table of words that are the logits
+    max_distance: int  # from which on distances are one
 
     def starts(self, ids: NDArray[np.int64], mask: NDArray[Any]) -> NDArray[np.int64]:
         """int64 [B]: the token after which each row's text begins, of rows [B, S]."""
@@ -210,24 +184,12 @@ class Decoder:
 
 @dataclass(frozen=True)
 class Architecture:
-    """A backbone's sizes, read from its config alone.
-
-    ``tensors`` maps every parameter of the encoder, by its name in the HF base model, to its shape;
-    ``pooler`` likewise for the pooler that some checkpoints carry (a head may read it).
-    ``norms`` are the LayerNorms' module paths.  ``n_layers`` is of all stacks together.  ``absent_biases``
-    are those that linear layers and norms lack, which BitFit adds as zeros.  ``head`` is the kind that a
-    task gets, ``pooling`` what its authors pool by, ``words`` the table of word embeddings.  ``attention``
-    is each layer's, empty where all see everything and learn positions otherwise, ``distances`` what attention is
-    disentangled by.  ``foreign_head`` is what
-    transformers' classifier has where no head of ours does.  ``aliases`` are tensors that a file may hold under
-    another's name alone.  ``reference`` is the attention of transformers that exports are compared with,
-    ``weights_dtype`` how they store the weights where nothing else is asked for.
-    """
+    """A backbone's sizes, read from its config alone."""
 
     family: str
     model_type: str
     hidden_size: int
-    n_layers: int
+    n_layers: int  # of all stacks together
     n_heads: int
     intermediate_size: int
     vocab_size: int
@@ -236,21 +198,22 @@ class Architecture:
     layer_norm_eps: float
     activation: str
     sites: tuple[Site, ...]
-    tensors: Mapping[str, tuple[int, ...]]
-    pooler: Mapping[str, tuple[int, ...]]
-    norms: tuple[str, ...]
+    tensors: Mapping[str, tuple[int, ...]]  # shapes of the encoder's parameters, by their names in the HF base model
+    pooler: Mapping[str, tuple[int, ...]]  # likewise of the pooler that some checkpoints carry (a head may read it)
+    norms: tuple[str, ...]  # module paths of the LayerNorms
     inputs: tuple[str, ...]
-    head: str
+    head: str  # the kind that a task gets
+    # Those that linear layers and norms lack, which BitFit adds as zeros.
     absent_biases: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    words: str = "embeddings.word_embeddings.weight"
+    words: str = "embeddings.word_embeddings.weight"  # the table of word embeddings
     decoder: Decoder | None = None
-    aliases: Mapping[str, str] = field(default_factory=dict)
-    pooling: Pooling = Pooling.FIRST
-    attention: tuple[Attention, ...] = ()
-    distances: Distances | None = None
-    foreign_head: str = ""
-    reference: str = "eager"
-    weights_dtype: Literal["fp32", "int8"] = "fp32"
+    aliases: Mapping[str, str] = field(default_factory=dict)  # tensors that a file may hold under another's name alone
+    pooling: Pooling = Pooling.FIRST  # what its authors pool by
+    attention: tuple[Attention, ...] = ()  # each layer's; empty where all see everything and positions are learnt
+    distances: Distances | None = None  # what attention is disentangled by
+    foreign_head: str = ""  # what transformers' classifier has where no head of ours does
+    reference: str = "eager"  # the attention of transformers that exports are compared with
+    weights_dtype: Literal["fp32", "int8"] = "fp32"  # how exports store the weights where nothing else is asked for
 
     @property
     def placeholder_token_id(self) -> int:
@@ -268,15 +231,8 @@ class Architecture:
         return sum(math.prod(shape) for shape in self.tensors.values())
 
     def site(self, name: str) -> Site:
-        """The site of that name.
-
-        Raises:
-            UnknownName: there is none.
-        """
-        for site in self.sites:
-            if site.name == name:
-                return site
-        raise UnknownName("site", name, (site.name for site in self.sites))
+        """The site of that name."""
+        return named("site", name, {site.name: site for site in self.sites})
 
     def sites_of(self, *roles: Role) -> tuple[Site, ...]:
         """Sites of these roles, in the order of the layers."""
@@ -310,18 +266,14 @@ class Family(ABC):
 
     @abstractmethod
     def checkpoint_prefix(self, architecture: Architecture) -> str:
-        """What whole models, and transformers' classes, put before the base model's names, with its dot."""
+        """Prefix of tensor names in a checkpoint with a head, e.g. ``bert.``."""
 
     def modules_of_stored(self, name: str) -> tuple[str, ...]:
         """What files call a tensor -> its names in transformers' modules; several have its rows, in equal parts."""
         return (name,)
 
     def open_checkpoint(self, architecture: Architecture, weights: Path) -> Checkpoint:
-        """Index a weights file by the base model's parameter names, be it the base model's or a whole model's.
-
-        Raises:
-            BundleError: not safetensors, truncated, or of another model.
-        """
+        """Index a weights file by the base model's parameter names, be it the base model's or a whole model's."""
         prefixes = ("", self.checkpoint_prefix(architecture))
         stored = Checkpoint.open(weights).with_aliases(architecture.aliases)
         return stored.with_prefix_for(architecture.tensors, prefixes, architecture.model_type)
@@ -335,11 +287,7 @@ class Family(ABC):
         return None
 
     def teaching_graph(self, architecture: Architecture, checkpoint: Checkpoint) -> onnx.ModelProto:
-        """What text is taught by: what is read, and what stands before each token of a target, -> that token's logits.
-
-        Raises:
-            BundleError: the model has no decoder.
-        """
+        """What teaches text: what is read, and what stands before each token of a target -> that token's logits."""
         raise BundleError(f"a {architecture.model_type} has no decoder that could be taught to write text.")
 
     @abstractmethod
@@ -356,12 +304,7 @@ class Family(ABC):
 
 
 def family_of(config: Mapping[str, Any]) -> Family:
-    """The family of this config's ``model_type``.
-
-    Raises:
-        UsageError: the config has no ``model_type``.
-        UnknownName: no family has it.
-    """
+    """The family of this config's ``model_type``."""
     model_type = config.get("model_type")
     if not isinstance(model_type, str):
         raise UsageError("the backbone's config.json has no model_type; it must be a Hugging Face config.")

@@ -238,12 +238,7 @@ class Checkpoint:
 
 
 def check_header(source: Path | bytes, where: object) -> None:
-    """See that the library can read a file's header in moments; what else is wrong with it, the library says.
-
-    Raises:
-        BundleError: it claims more bytes than the header of any model has.
-        OSError: the file cannot be read.
-    """
+    """See that the library can read a file's header in moments; what else is wrong with it, the library says."""
     if isinstance(source, Path):
         with source.open("rb") as file:
             source = file.read(8)

@@ -61,9 +61,6 @@ def rope_theta(
     """RoPE's base: in ``rope_parameters`` of transformers 5, there of a ``kind`` of layers, else by a key of its own.
 
     ``default`` is for a config that is silent, ``instead`` for one that says null.
-
-    Raises:
-        UsageError: positions are scaled, turn a part of a head, or have no base that can be.
     """
     whole = _mapping(config, "rope_parameters")
     own = _mapping(whole, kind, "rope_parameters") if kind else whole

@@ -67,9 +67,10 @@ def plain_folder(folder: Path, names: Callable[[str], tuple[str, ...]] = lambda 
     remade = _is_overridden(folder) if fast else has_slow
     if as_is and not remade:
         return folder
-    parts = _parts(origin)
+    parts, companions = _parts(origin), [name for name in COMPANIONS if (folder / name).is_file()]
     try:
-        target = private_folder(cache_folder() / "converted") / _key(folder, parts)
+        made_of = [*parts, *(folder / name for name in companions)]
+        target = private_folder(cache_folder() / "converted") / _key(folder, made_of)
     except OSError as error:
         raise EdgepeftError(f"the converted copy of {folder} cannot be kept: {error.strerror}.") from error
     if not whole(target):
@@ -80,13 +81,15 @@ def plain_folder(folder: Path, names: Callable[[str], tuple[str, ...]] = lambda 
                 stacklevel=2,
             )
         with new_folder(target, force=True) as new:
-            _copy_companions(folder, new)
+            for companion in companions:
+                (new / companion).parent.mkdir(exist_ok=True)
+                shutil.copyfile(folder / companion, new / companion)
             if as_is:
                 shutil.copyfile(plain, new / WEIGHTS_FILE)
             else:
                 sources: dict[str, _Source] = {}
                 for part in parts:
-                    sources |= _in_pickle(part) if part.suffix == ".bin" else _in_safetensors(part)
+                    sources |= _sources_in(part)
                 _write_float32(_in_modules(sources, names), new / WEIGHTS_FILE)
             if remade:
                 _convert_tokenizer(folder, new)
@@ -94,18 +97,10 @@ def plain_folder(folder: Path, names: Callable[[str], tuple[str, ...]] = lambda 
     return target
 
 
-def _key(folder: Path, parts: list[Path]) -> str:
-    """Of everything that the copy is made of: shards of two models may share one index, and models their weights."""
-    companions = [folder / name for name in COMPANIONS if (folder / name).is_file()]
-    listing = [f"{path.relative_to(folder)} {sha256_of(path)}" for path in (*parts, *companions)]
+def _key(folder: Path, made_of: list[Path]) -> str:
+    """Of all files of a copy: shards of two models may share one index, and models their weights."""
+    listing = [f"{path.relative_to(folder)} {sha256_of(path)}" for path in made_of]
     return hashlib.sha256("\n".join(listing).encode()).hexdigest()
-
-
-def _copy_companions(folder: Path, target: Path) -> None:
-    for name in COMPANIONS:
-        if (folder / name).is_file():
-            (target / name).parent.mkdir(exist_ok=True)
-            shutil.copyfile(folder / name, target / name)
 
 
 def _reads_bytes(folder: Path) -> bool:
@@ -215,10 +210,6 @@ def _parts(origin: Path) -> list[Path]:
     return parts
 
 
-def _in_pickle(origin: Path) -> dict[str, _Source]:
-    return {name: _of_torch(tensor, origin) for name, tensor in read_pickled(origin).items()}
-
-
 def _of_torch(tensor: torch.Tensor, where: Path) -> _Source:
     shape = tuple(tensor.shape)
     if tensor.is_floating_point():
@@ -230,7 +221,9 @@ def _of_torch(tensor: torch.Tensor, where: Path) -> _Source:
     return _Source(Layout(dtype, shape), lambda: values)
 
 
-def _in_safetensors(path: Path) -> dict[str, _Source]:
+def _sources_in(path: Path) -> dict[str, _Source]:
+    if path.suffix == ".bin":
+        return {name: _of_torch(tensor, path) for name, tensor in read_pickled(path).items()}
     sources = {}
     for stored in Checkpoint.open(path).tensors.values():
         if stored.dtype not in NUMPY_TYPES:

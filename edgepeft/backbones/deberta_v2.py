@@ -142,11 +142,8 @@ def _shares(architecture: Architecture) -> bool:
 def _parts(kinds: Any) -> Any:
     """A config has a list or a text with bars."""
     split = kinds.lower().split("|") if isinstance(kinds, str) else kinds
-    return sorted(part.strip() for part in split) if isinstance(split, list) and all(map(_is_text, split)) else kinds
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
+    listed = isinstance(split, list) and all(isinstance(part, str) for part in split)
+    return sorted(part.strip() for part in split) if listed else kinds
 
 
 def _distances(config: Mapping[str, Any], most: int) -> Distances:

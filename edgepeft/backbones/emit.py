@@ -39,10 +39,7 @@ DTYPES = {number: name for name, number in _ONNX_TYPES.items()} | {int(TensorPro
 
 
 class Emitter:
-    """Collects nodes and initializers; every method returns the name of the value it made.
-
-    ``shapes`` are those that the config asks of the checkpoint's tensors.
-    """
+    """Collects nodes, and initializers of the ``shapes`` that a config asks; methods return the names of values."""
 
     def __init__(self, checkpoint: Checkpoint, shapes: Mapping[str, tuple[int, ...]]) -> None:
         self.checkpoint, self.shapes = checkpoint, shapes

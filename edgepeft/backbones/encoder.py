@@ -9,6 +9,7 @@ Letters: B batch, S padded length, T real tokens, d hidden, h heads, f intermedi
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,8 +17,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
-from edgepeft.backbones._layouts import ACTIVATION_NODES, FURTHEST, SILU, ModelLayout, sizes_of
-from edgepeft.backbones._shapes import modules_of, neighbours, sites_of, tensors_of
+from edgepeft.backbones._layouts import ACTIVATION_NODES, FURTHEST, SILU, ModelLayout, architecture_of, neighbours
 from edgepeft.backbones.base import Architecture, Attention, Family, Role, Site
 from edgepeft.backbones.checkpoint import Checkpoint
 from edgepeft.backbones.emit import Emitter
@@ -179,33 +179,8 @@ class Encoder(Family):
 
     def architecture(self, config: Mapping[str, Any]) -> Architecture:
         """Sizes, tensors and sites from the config."""
-        layout = self.layout_of(config)
-        sizes = sizes_of(config, layout)
-        d, offset = sizes.hidden_size, sizes.pad_token_id + 1 if layout.counted_positions else 0
-        token_types = ("token_type_ids",) if layout.token_types and sizes.type_vocab_size > 1 else ()
-        return Architecture(
-            family=self.name,
-            model_type=config["model_type"],
-            hidden_size=d,
-            n_layers=sizes.num_hidden_layers,
-            n_heads=sizes.num_attention_heads,
-            intermediate_size=sizes.intermediate_size,
-            vocab_size=sizes.vocab_size,
-            max_length=sizes.max_position_embeddings - offset,
-            pad_token_id=sizes.pad_token_id,
-            layer_norm_eps=sizes.layer_norm_eps,
-            activation=sizes.hidden_act,
-            sites=sites_of(layout, sizes),
-            tensors=tensors_of(layout, sizes),
-            pooler={f"{layout.pooler}.weight": (d, d), f"{layout.pooler}.bias": (d,)} if layout.pooler else {},
-            norms=tuple(module for module, shape in modules_of(layout, sizes) if len(shape) == 1),
-            inputs=("input_ids", "attention_mask", *token_types),
-            head=layout.head,
-            words=f"{layout.words}.weight",
-            attention=self.attention_of(config, sizes.num_hidden_layers),
-            foreign_head=layout.foreign_head,
-            reference=layout.reference,
-        )
+        found = architecture_of(self.name, config, self.layout_of(config))
+        return replace(found, attention=self.attention_of(config, found.n_layers))
 
     def neighbours(self, architecture: Architecture, site: Site) -> dict[str, str]:
         """What stands beside a site of its layer."""

@@ -28,14 +28,12 @@ ATTENTION = ("Gather", "Reshape", "MatMul", "Softmax", "Add", "MatMul", "Gather"
 
 
 class Lookups(NamedTuple):
-    """Which tokens attend to which: indices of the heads of ``queries``, and of ``keys`` and values, the way back
-    (``merge``), and the ``bias`` of what is looked up but not seen.
-    """
+    """Which tokens attend to which, by their heads' indices."""
 
     queries: str
-    keys: str
-    merge: str
-    bias: str
+    keys: str  # of values too
+    merge: str  # the way back
+    bias: str  # of what is looked up but not seen
 
 
 class Packing:

@@ -24,11 +24,7 @@ _TAR = (257, b"ustar")  # where torch before 0.1.10 has an archive, which torch 
 
 
 def read_pickled(path: Path) -> dict[str, torch.Tensor]:
-    """The tensors by name, each no larger than what is stored of it; equal ones are one.
-
-    Raises:
-        BundleError: it is no dictionary of tensors, or would grow when it is read.
-    """
+    """The tensors by name, each no larger than what is stored of it; equal ones are one."""
     try:
         import torch
     except ImportError:

@@ -110,10 +110,7 @@ def buckets(n_buckets: int, largest: int, *, both_ways: bool) -> NDArray[np.int6
 
 
 def distance_bias(emit: Emitter, table: str, distances: str, largest: int, *, both_ways: bool, output: str = "") -> str:
-    """What is added to attention for each distance, int64 (rows, columns) -> (h, rows, columns).
-
-    ``table`` is a weight [buckets, h] of the checkpoint.
-    """
+    """Attention's bias for distances, int64 (rows, columns) -> (h, rows, columns), by a weight [buckets, h]."""
     op, stem = emit.op, table.partition(".")[0]
     found = buckets(emit.shapes[table][0], largest, both_ways=both_ways)
     # Bytes: as large as weights are, a constant would be stored among these, and must not move them from 64 bytes.

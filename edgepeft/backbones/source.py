@@ -83,12 +83,7 @@ class Backbone:
         return self.architecture.head if has_pooler else "linear"
 
     def encoder(self) -> TextEncoder:
-        """Its tokenizer.
-
-        Raises:
-            BundleError: it is damaged.
-            UsageError: it gives ids that the backbone has no embedding of.
-        """
+        """Its tokenizer; refused where it gives ids that the backbone has no embedding of."""
         found = text_encoder(self.folder / "tokenizer.json", self.architecture)
         if (beyond := found.beyond(self.architecture.vocab_size)) is not None:
             raise UsageError(

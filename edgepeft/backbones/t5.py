@@ -19,21 +19,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from edgepeft.backbones._t5 import (
-    ACTIVATIONS,
-    MODEL_TYPES,
-    OUTPUT,
-    absent_biases,
-    aliases_of,
-    decoder_of,
-    is_tied,
-    linear_layers,
-    neighbours,
-    norms_of,
-    sites_of,
-    sizes_of,
-    tensors_of,
-)
+from edgepeft.backbones._t5 import ACTIVATIONS, MODEL_TYPES, OUTPUT, architecture_of, neighbours
 from edgepeft.backbones.base import Architecture, Family, Role, Site
 from edgepeft.backbones.checkpoint import Checkpoint
 from edgepeft.backbones.emit import Emitter
@@ -68,32 +54,7 @@ class T5(Family):
 
     def architecture(self, config: Mapping[str, Any]) -> Architecture:
         """Sizes, tensors and sites from the config; of the output layer nothing, where it is the embeddings."""
-        sizes = sizes_of(config)
-        linear = dict(linear_layers(sizes))
-        norms = tuple(norms_of(sizes))
-        return Architecture(
-            family=self.name,
-            model_type=config["model_type"],
-            hidden_size=sizes.d_model,
-            n_layers=sizes.num_layers + sizes.num_decoder_layers,
-            n_heads=sizes.num_heads,
-            intermediate_size=sizes.d_ff,
-            vocab_size=sizes.vocab_size,
-            max_length=sizes.n_positions,
-            pad_token_id=sizes.pad_token_id,
-            layer_norm_eps=sizes.layer_norm_epsilon,
-            activation=sizes.feed_forward_proj,
-            sites=tuple(sites_of(sizes)),
-            tensors=tensors_of(sizes, linear, norms, tied=is_tied(config)),
-            pooler={},
-            norms=norms,
-            inputs=("input_ids", "attention_mask"),
-            head="labels",
-            words="shared.weight",
-            absent_biases=absent_biases(sizes, linear, norms),
-            decoder=decoder_of(config, sizes),
-            aliases=aliases_of(config),
-        )
+        return architecture_of(self.name, config)
 
     def neighbours(self, architecture: Architecture, site: Site) -> dict[str, str]:
         """What stands beside a site of its layer."""

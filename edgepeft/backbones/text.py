@@ -48,16 +48,13 @@ def caches(kind: str, layer: int) -> tuple[str, str]:
 
 @dataclass(frozen=True)
 class Steps:
-    """The interface of both graphs, for a decoder of these sizes; ``width`` is a head's.
-
-    ``rows`` are what a step takes of the encoder: a row's once, or again for each of its texts.
-    """
+    """The interface of both graphs, for a decoder of these sizes."""
 
     layers: int
     heads: int
-    width: int
+    width: int  # of a head
     vocabulary: int
-    rows: str = "rows"
+    rows: str = "rows"  # what a step takes of the encoder: a row's once, or again for each of its texts
 
     def cross(self) -> list[onnx.ValueInfoProto]:
         """What the encoder's graph gives and the decoder's takes."""

@@ -25,19 +25,14 @@ class Text(NamedTuple):
 
 @dataclass(frozen=True)
 class TokenBatch:
-    """Padded rows, int64 [batch, length] each, by input name; ``truncated`` counts rows that lost tokens.
+    """Padded rows of tokens."""
 
-    ``encodings`` say where in its text each token of a row stands.  ``per_text`` says how many rows each text is, where
-    it is read in windows; ``whole`` are the encodings of the texts as if nothing were too long, two windows that follow
-    each other share ``overlap`` tokens.
-    """
-
-    inputs: dict[str, NDArray[Any]]
-    truncated: int = 0
-    encodings: tuple[Encoding, ...] = ()
-    per_text: tuple[int, ...] = ()
-    whole: tuple[Encoding, ...] = ()
-    overlap: int = 0
+    inputs: dict[str, NDArray[Any]]  # int64 [batch, length], by input name
+    truncated: int = 0  # rows that lost tokens
+    encodings: tuple[Encoding, ...] = ()  # where in its text each token of a row stands
+    per_text: tuple[int, ...] = ()  # rows that each text is, where it is read in windows
+    whole: tuple[Encoding, ...] = ()  # of the texts, as if nothing were too long
+    overlap: int = 0  # tokens that two windows share, which follow each other
 
     @property
     def of_texts(self) -> tuple[Encoding, ...]:
@@ -126,13 +121,12 @@ class TextEncoder:
         """How many tokens of a text, or of a pair, stand in so many beside special ones."""
         return max_length - int(self._tokenizer.num_special_tokens_to_add(pairs))
 
-    def _encoded(self, texts: Sequence[Text], special: bool = True) -> list[Encoding]:
+    def _encoded(self, texts: Sequence[Text]) -> list[Encoding]:
         parts = [(cleaned(t.first),) if t.second is None else (cleaned(t.first), cleaned(t.second)) for t in texts]
         try:
             if len(parts) == 1:
-                return [self._tokenizer.encode(*parts[0], add_special_tokens=special)]
-            whole = [part if len(part) > 1 else part[0] for part in parts]
-            encodings: list[Encoding] = self._tokenizer.encode_batch(whole, add_special_tokens=special)
+                return [self._tokenizer.encode(*parts[0])]
+            encodings: list[Encoding] = self._tokenizer.encode_batch([p if len(p) > 1 else p[0] for p in parts])
         except BaseException as error:  # bare Exception, and for Rust's panics a subclass of BaseException alone
             if isinstance(error, (KeyboardInterrupt, SystemExit)):
                 raise

@@ -85,7 +85,7 @@ class Bundle:
     @property
     def checkpoint(self) -> Checkpoint:
         """The index of the weights, after a check that the file still is the one that the manifest names."""
-        if _identity(self.weights) not in self.known_weights:
+        if file_identity(self.weights) not in self.known_weights:
             self.hash_weights()
         return self._index
 
@@ -95,10 +95,10 @@ class Bundle:
 
     def _require_sound(self, path: Path, sha256: str) -> None:
         """As ``_expect_hash``, for a large file: hashed once by a process while it stays as it is."""
-        before = _identity(path)
-        if before is None or (before, sha256) not in self.sound_weights:
+        before = file_identity(path)
+        if not before or (before, sha256) not in self.sound_weights:
             self._expect_hash(path, sha256)
-            if before is None or _identity(path) != before:
+            if not before or file_identity(path) != before:
                 raise BundleError(f"{path} was changed while it was read; repeat when nothing writes to it.")
             self.sound_weights |= {(before, sha256)}
 
@@ -197,10 +197,7 @@ class Bundle:
         ]
 
     def graph(self, task: str | None) -> onnx.ModelProto:
-        """The model of a task, which runs the rows that its head reads, or the bare backbone's for None.
-
-        Weights stay in their file.
-        """
+        """The model of a task, or for None of the bare backbone; it computes the rows that its head reads."""
         model = self.spliced(task)
         drop_unread_rows(model)
         return model
@@ -230,14 +227,6 @@ class Bundle:
     def encoder(self) -> TextEncoder:
         """The bundle's tokenizer."""
         return text_encoder(self._sound("tokenizer.json"), self.architecture)
-
-
-def _identity(path: Path) -> str | None:
-    """The file's identity; None where there is no file."""
-    try:
-        return file_identity(path)
-    except OSError:
-        return None
 
 
 def expect_hash(path: Path, expected: str) -> None:
@@ -299,7 +288,7 @@ def _parsed(content: bytes, where: Path) -> onnx.ModelProto:
 
 def check_owner(graph: onnx.ModelProto, manifest: Manifest, path: Path) -> dict[str, str]:
     """The delta graph's metadata, after a check that it belongs to this backbone."""
-    facts = {entry.key: entry.value for entry in graph.metadata_props}
+    facts = properties(graph)
     if facts.get("edgepeft.format") != "edgepeft.task/1":
         version = facts.get("edgepeft.format", "none")
         raise BundleError(f"{path} is not a delta graph that this version knows; its edgepeft.format is {version}.")

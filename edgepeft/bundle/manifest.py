@@ -19,7 +19,7 @@ from edgepeft.backbones.emit import BUNDLE_MANIFEST, WEIGHTS_FILES
 from edgepeft.bundle.bundle_paths import check_folder
 from edgepeft.common.atomic import write_json
 from edgepeft.common.bounded import bytes_at
-from edgepeft.common.errors import BundleError, UnknownName, UsageError
+from edgepeft.common.errors import BundleError, UsageError, named
 from edgepeft.common.messages import in_words, markdown_cell
 from edgepeft.common.task_name import check_task_names
 from edgepeft.data.by_class import rounded
@@ -62,10 +62,7 @@ class TextHashes(_Model):
 
 
 class BackboneEntry(_Model):
-    """``sites`` maps every site, and what stands around it, to a value of ``backbone.onnx``, and of ``text``'s graphs.
-
-    ``text`` is None where there is no decoder, and in bundles that were made before it could write text.
-    """
+    """The backbone and its files."""
 
     family: str
     model_type: str
@@ -73,8 +70,8 @@ class BackboneEntry(_Model):
     sha256: Hashes
     weights_dtype: WeightsDtype = "fp32"
     checkpoint_sha256: FileHash | None = None  # of the float32 checkpoint that smaller weights were made of
-    sites: dict[str, str]
-    text: TextHashes | None = None
+    sites: dict[str, str]  # every site, and what stands around it -> a value of ``backbone.onnx`` and ``text``'s graphs
+    text: TextHashes | None = None  # none without a decoder, or where the bundle is older than text that is written
 
     @property
     def identity(self) -> str:
@@ -138,30 +135,24 @@ class Verification(_Model):
 
 
 class TaskCard(_Model):
-    """What a delta's card and a manifest's entry say of a task alike.
-
-    ``labels`` is None where the ``kind`` of task has none.  ``source`` is the pattern that a row's columns fill in,
-    where the task is posed as text; ``targets`` are what is written of each label, None its name; ``target`` is the
-    pattern of text that is written freely, in training of ``max_target_length`` tokens at most; ``json_schema`` is what
-    such a text keeps to.
-    """
+    """What a delta's card and a manifest's entry say of a task alike."""
 
     method: str
     hyperparameters: dict[str, Any] = {}
     kind: str | None = None  # None in what is older than the names of kinds
-    labels: tuple[str, ...] | None
+    labels: tuple[str, ...] | None  # None where the kind of task has none
     chosen: dict[str, Any] = {}  # on the evaluation rows, such as thresholds
     pairs: bool = False
     level: Literal["sentence"] = "sentence"
     head: str
     head_reads: Literal["first_token", "first_position", "last_token", "mean", "labels", "text", "tokens"]
     max_length: int = Field(gt=0)
-    source: str | None = None
-    target: str | None = None
-    targets: tuple[str, ...] | None = None
+    source: str | None = None  # the pattern that a row's columns fill in, where the task is posed as text
+    target: str | None = None  # the pattern of text that is written freely
+    targets: tuple[str, ...] | None = None  # what is written of each label; None its name
     step: float | None = Field(default=None, gt=0)  # between labels that are numbers
-    max_target_length: int | None = None
-    json_schema: dict[str, Any] | None = None
+    max_target_length: int | None = None  # tokens of text that is written freely, in training
+    json_schema: dict[str, Any] | None = None  # what such a text keeps to
     prompt_length: int = Field(default=0, ge=0)
     metrics: dict[str, Any] = {}
     training: dict[str, Any] = {}
@@ -260,15 +251,11 @@ class Manifest(_Model):
 
     def task(self, name: str) -> TaskEntry:
         """The task of that name."""
-        if name not in self.tasks:
-            raise UnknownName("task of this bundle", name, self.tasks)
-        return self.tasks[name]
+        return named("task of this bundle", name, self.tasks)
 
     def template(self, name: str) -> TemplateEntry:
         """The template of that name."""
-        if name not in self.templates:
-            raise UnknownName("template of this bundle", name, self.templates)
-        return self.templates[name]
+        return named("template of this bundle", name, self.templates)
 
     def write(self, folder: Path) -> None:
         """Replace the folder's manifest atomically."""
@@ -302,20 +289,14 @@ class Manifest(_Model):
 def model_card(manifest: Manifest) -> str:
     """Markdown: what the bundle holds and how it is run."""
     hub_name = hub_name_of(manifest)
-    front = ["---", "library_name: edgepeft", "tags: [edgepeft, onnx, peft, text-classification]"]
-    front += [f"base_model: {hub_name}"] if hub_name else []
-    lines = [*front, "---", "", "# An edgepeft bundle", ""]
-    what = hub_name or markdown_cell(manifest.backbone.model_type)
-    lines.append(f"One frozen backbone ({what}), {len(manifest.tasks)} task(s).")
-    lines += ["", *task_table(manifest)]
-    first = next(iter(manifest.tasks), "TASK")
-    lines += ["", "```", f"edgepeft run . --task {first} 'some text'", "edgepeft verify .", "```", ""]
-    lines.append(
-        "Made with "
-        + ", ".join(markdown_cell(f"{name} {version}") for name, version in manifest.versions.items())
-        + "."
-    )
-    return "\n".join(lines) + "\n"
+    what, first = hub_name or markdown_cell(manifest.backbone.model_type), next(iter(manifest.tasks), "TASK")
+    made_with = ", ".join(markdown_cell(f"{name} {version}") for name, version in manifest.versions.items())
+    lines = ["---", "library_name: edgepeft", "tags: [edgepeft, onnx, peft, text-classification]"]
+    lines += [f"base_model: {hub_name}"] if hub_name else []
+    lines += ["---", "", "# An edgepeft bundle", ""]
+    lines += [f"One frozen backbone ({what}), {len(manifest.tasks)} task(s).", "", *task_table(manifest), ""]
+    lines += ["```", f"edgepeft run . --task {first} 'some text'", "edgepeft verify .", "```", ""]
+    return "\n".join([*lines, f"Made with {made_with}.", ""])
 
 
 def hub_name_of(manifest: Manifest) -> str | None:

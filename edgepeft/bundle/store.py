@@ -51,7 +51,8 @@ class Store:
             fcntl.flock(lock, fcntl.LOCK_EX)
             held = self._existing(key, sound)  # another process may have built it while this one waited
             if held is None:
-                self._remove_leftovers()
+                for left in filter(Path.is_dir, self.root.glob(".*")):  # half made by one that was killed
+                    shutil.rmtree(left, ignore_errors=True)
                 with new_folder(self.root / key, force=True) as folder:
                     build(folder)
                     (folder / _IN_USE).touch()
@@ -74,24 +75,16 @@ class Store:
             os.utime(path)
         return held
 
-    def _entries(self) -> list[Path]:
-        return [path for path in self.root.iterdir() if (path / _IN_USE).is_file() and not path.name.startswith(".")]
-
     def _evict(self) -> None:
         """Remove entries, the least recently used first, until the rest is within the limit."""
-        sizes = {entry: sum(path.stat().st_size for path in entry.iterdir()) for entry in self._entries()}
+        entries = [path for path in self.root.iterdir() if (path / _IN_USE).is_file() and path.name[0] != "."]
+        sizes = {entry: sum(path.stat().st_size for path in entry.iterdir()) for entry in entries}
         total = sum(sizes.values())
         for entry in sorted(sizes, key=lambda entry: (entry / _IN_USE).stat().st_mtime_ns):
             if total <= self.limit_bytes:
                 return
             if _remove(entry):
                 total -= sizes[entry]
-
-    def _remove_leftovers(self) -> None:
-        """Remove what a killed process left half made; the store is locked, so no other process builds now."""
-        for path in self.root.glob(".*"):
-            if path.is_dir():
-                shutil.rmtree(path, ignore_errors=True)
 
 
 def _remove(entry: Path) -> bool:

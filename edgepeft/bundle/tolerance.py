@@ -1,24 +1,31 @@
-"""How far a task may be from PyTorch, by how its weights and the backbone's are stored."""
+"""How far a task may be from PyTorch, by how its weights and the backbone's are stored; how far its text is.
+
+    KL = mean over tokens of sum over c of p(c) log(p(c) / q(c))        perplexity = exp(-mean of log q(written))
+
+c are a token's known candidates and all others in one, so that this KL is at most that of the whole distributions.
+Letters: R rows, T tokens, k candidates, n tokens of all texts.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from edgepeft.bundle.manifest import Verification
+import numpy as np
+from numpy.typing import NDArray
+
+from edgepeft.bundle.manifest import OnText, Verification
 
 LOGIT_TOLERANCE = 1e-4  # largest absolute difference of a logit
+_MOST = 1 - 1e-6  # of the candidates' probabilities in sum, beyond which float32 tells nothing of the others
 
 
 @dataclass(frozen=True)
 class Tolerance:
-    """``difference`` of a logit (None: any), and the share of decided rows whose decision may change.
+    """What may differ."""
 
-    With ``kl``, text is held to that divergence (nats a token), and not to decisions.
-    """
-
-    difference: float | None
-    changed: float = 0.0
-    kl: float | None = None
+    difference: float | None  # of a logit; None: any
+    changed: float = 0.0  # share of decided rows whose decision may change
+    kl: float | None = None  # nats a token, to which text is held, and not to decisions
 
     def at_least(self, stated: Verification) -> Tolerance:
         """This, or what a task's manifest entry states where that is more: one taken with ``--accept-error``."""
@@ -41,3 +48,25 @@ def allowed_for(backbone: str, delta: str, *, goes_on: bool = False) -> Toleranc
     if backbone in _QUANTISED:
         return replace(_QUANTISED[backbone], kl=_MOST_KL) if goes_on else _QUANTISED[backbone]
     return _ROUNDED if delta == "fp16" else EXACT
+
+
+def text_quality(reference: NDArray[np.float32], found: NDArray[np.float32], ends: NDArray[np.bool_]) -> OnText:
+    """Compare log-probabilities [R, T, k] of the same candidates, the first of which is the token written.
+
+    ``ends`` [R, T] says which tokens end a text; tokens past an end are left out.
+    """
+    written = ends.cumsum(axis=1) - ends == 0
+
+    def with_others(likely: NDArray[np.float64]) -> NDArray[np.float64]:
+        """(n, k) -> (n, k + 1): the logarithm of what is left for all other tokens."""
+        known = np.exp(likely).sum(axis=1, keepdims=True).clip(max=_MOST)
+        return np.concatenate([likely, np.log1p(-known)], axis=1)
+
+    p, q = (with_others(values[written].astype(np.float64)) for values in (reference, found))
+    return OnText(
+        tokens=len(p),
+        kl=float((np.exp(p) * (p - q)).sum(axis=1).mean()),
+        perplexity=float(np.exp(-q[:, 0].mean())),
+        reference_perplexity=float(np.exp(-p[:, 0].mean())),
+        agreement=float((q[:, :-1].argmax(axis=1) == 0).mean()),
+    )

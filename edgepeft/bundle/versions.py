@@ -62,13 +62,11 @@ def put(path: Path, content: Content) -> None:
 
 def content_of(folder: Path, task: str, entry: TaskEntry) -> dict[str, Content]:
     """The files of a version, by suffix."""
-    content: dict[str, Content] = {}
-    for suffix, expected in hashes(entry).items():
-        path = locate(folder, task, entry, suffix)
+    files = {sha256: locate(folder, task, entry, suffix) for suffix, sha256 in hashes(entry).items()}
+    for expected, path in files.items():
         if not path.is_file() or sha256_of(path) != expected:
             raise BundleError(f"{path} is missing or altered; that version of task {task} is lost.")
-        content[suffix] = path if suffix == WEIGHTS else path.read_bytes()
-    return content
+    return read_version(entry, files)
 
 
 def read_version(entry: TaskEntry, files: Mapping[str, Path]) -> dict[str, Content]:

@@ -33,8 +33,7 @@ def command(
 ) -> None:
     """Count trained and total parameters and bytes for N tasks, of one method or of several. No weight is read."""
     with requiring("train", "counting"):
-        from edgepeft.bundle.counting import count
-        from edgepeft.methods.base import method_named
+        from edgepeft.methods.base import count, method_named
 
     names = tuple(dict.fromkeys(method))
     settings = _settings(set_ or [], names)
@@ -94,7 +93,7 @@ def _architecture(backbone: str) -> tuple[Architecture, str]:
 
 
 def _show(document: Mapping[str, Any]) -> None:
-    from edgepeft.bundle.counting import BYTES
+    from edgepeft.methods.base import BYTES
 
     trained, sizes, tasks = document["trained_parameters"], document["bytes"], document["tasks"]
     shared = "backbone and " if document["shares_backbone"] else ""

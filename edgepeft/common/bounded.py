@@ -29,7 +29,8 @@ _LONG_KEY = re.compile(rf"(?:{_PART}[ \t]*+\.[ \t]*+){{{_TOML_KEY}}}")
 
 def bytes_at(path: Path, most: int = _MOST_BYTES) -> bytes:
     """A regular file's bytes, of which as many may begin a part of JSON."""
-    with open(path, "rb", opener=_opened) as file:
+    # Without waiting: a FIFO would keep its reader.
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | getattr(os, "O_NONBLOCK", 0))) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise _too_much(path, "is no regular file")
         content = file.read(most + 1)
@@ -86,11 +87,6 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise DataError(f"{path} is not TOML: {error}.") from error
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}.") from error
-
-
-def _opened(path: str, flags: int) -> int:
-    """Without waiting: a FIFO would keep its reader."""
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 def _too_much(path: Path, why: str) -> OSError:

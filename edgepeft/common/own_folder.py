@@ -206,15 +206,11 @@ def _lock_file(path: Path) -> int:
             f"{path.parent} cannot be locked for writing: {path.name} is of user {status.st_uid}, and this is user "
             f"{us}. Remove {path}, then repeat."
         )
-    if status.st_mode & 0o077 and _closed(descriptor):  # somebody else may hold it open, and locked
-        os.close(descriptor)
-        path.unlink(missing_ok=True)
-        return _lock_file(path)
+    if status.st_mode & 0o077:
+        with contextlib.suppress(OSError):
+            os.fchmod(descriptor, 0o600)
+        if not os.fstat(descriptor).st_mode & 0o077:  # somebody else may hold it open, and locked; vfat has no modes
+            os.close(descriptor)
+            path.unlink(missing_ok=True)
+            return _lock_file(path)
     return descriptor
-
-
-def _closed(descriptor: int) -> bool:
-    """Whether a file could be made private to its owner; not on a file system without modes, such as vfat."""
-    with contextlib.suppress(OSError):
-        os.fchmod(descriptor, 0o600)
-    return not os.fstat(descriptor).st_mode & 0o077

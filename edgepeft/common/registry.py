@@ -31,16 +31,13 @@ def _classes_in(module: ModuleType, base: type[_Base], attribute: str) -> Iterat
             yield vars(value)[attribute], value
 
 
-def names_of(package: str) -> tuple[str, ...]:
-    """The public modules of ``package`` but its base, by name; none is imported."""
+def names_of(package: str, *, skip: Collection[str] = ("base",)) -> tuple[str, ...]:
+    """The public modules of ``package`` in alphabetical order, those in ``skip`` left out; none is imported."""
     folders = importlib.import_module(package).__path__
     names = sorted(info.name for info in pkgutil.iter_modules(folders))
-    return tuple(name for name in names if name != "base" and not name.startswith("_"))
+    return tuple(name for name in names if name not in skip and not name.startswith("_"))
 
 
 def modules_of(package: str, *, skip: Collection[str] = ()) -> Iterator[ModuleType]:
-    """Import and yield the public modules of ``package`` in alphabetical order, those in ``skip`` left out."""
-    folders = importlib.import_module(package).__path__
-    for info in sorted(pkgutil.iter_modules(folders), key=lambda info: info.name):
-        if not info.name.startswith("_") and info.name not in skip:
-            yield importlib.import_module(f"{package}.{info.name}")
+    """Import and yield them, the base too."""
+    return (importlib.import_module(f"{package}.{name}") for name in names_of(package, skip=skip))

@@ -62,8 +62,11 @@ def private_folder(path: Path) -> Path:
 
 
 def file_identity(path: Path) -> str:
-    """A text that changes whenever the file is replaced or written to: its place, size and times."""
-    status = path.stat()
+    """A text that changes whenever the file is replaced or written to: its place, size and times; empty without one."""
+    try:
+        status = path.stat()
+    except OSError:
+        return ""
     return f"{status.st_dev}-{status.st_ino}-{status.st_size}-{status.st_mtime_ns}-{status.st_ctime_ns}"
 
 

@@ -39,21 +39,16 @@ class Answer(ABC):
 
 @dataclass(frozen=True)
 class Prediction(Answer):
-    """One row's answer: a label with its probability, or a number (``label`` None) for regression; and its logits.
-
-    ``note`` says what speaks against it: a text of another kind than those that the task was trained on.  ``expected``
-    is the mean of labels that are numbers, each as probable as its score.  ``unsure`` says that the answer is not one
-    of those that the task makes a guarantee of; None where it makes none.
-    """
+    """One row's answer: a label with its probability, or a number for regression; and its logits."""
 
     task: str
-    label: str | None
+    label: str | None  # None for a number
     score: float
     scores: dict[str, float]
     logits: tuple[float, ...]
-    note: str = ""
-    expected: float | None = None
-    unsure: bool | None = field(default=None, kw_only=True)
+    note: str = ""  # what speaks against it: a text of another kind than those that the task was trained on
+    expected: float | None = None  # the mean of labels that are numbers, each as probable as its score
+    unsure: bool | None = field(default=None, kw_only=True)  # not of those that a guarantee is made of; None: of none
 
     @property
     def value(self) -> Any:

@@ -34,13 +34,12 @@ POOL = 16  # batches whose rows are sorted by length together: most padding goes
 
 
 class Writing(NamedTuple):
-    """Of text that is written: the most tokens of a target, its end included; the tokens that begin and end one (any
-    begins one that goes on with what was read: nothing reads it), and how many the decoder knows."""
+    """Of text that is written."""
 
-    max_length: int
-    start_token_id: int
+    max_length: int  # the most tokens of a target, its end included
+    start_token_id: int  # any of text that goes on with what was read: nothing reads it
     end_token_id: int
-    words: int
+    words: int  # that the decoder knows
 
     @classmethod
     def by(cls, architecture: Architecture, longest: int | None) -> Self | None:
@@ -54,29 +53,21 @@ class Writing(NamedTuple):
 
 @dataclass(frozen=True)
 class Encoded:
-    """Rows without padding: ``columns[name][i]`` are row i's values, ``targets`` [n, ...] what the kind's loss takes.
+    """Rows without padding; where one is several token rows, these follow each other, and batches hold whole rows."""
 
-    Where text is written, ``targets`` are arrays of tokens, ``cut`` of which lost their ends, and ``references`` all
-    right answers of each row.  ``per_token`` says that logits are of tokens, and targets so too in a batch.  Where a
-    row is several token rows, ``columns`` hold those of all rows one after another, ``per_row`` [n] says how many,
-    and batches hold whole rows.  Where texts are read in windows, ``per_text`` has for each row how many each of its
-    texts is.  ``windowed`` says that each window has a loss of its own: of passages, or of tokens, which ``stitches``
-    say the window of.
-    """
-
-    columns: dict[str, list[NDArray[np.int64]]]
-    targets: NDArray[Any]
-    truncated: int
+    columns: dict[str, list[NDArray[np.int64]]]  # by input name, of each token row
+    targets: NDArray[Any]  # [n, ...], what the kind's loss takes; arrays of tokens where text is written
+    truncated: int  # texts that lost tokens
     pad_token_id: int
     writing: Writing | None = None
-    references: tuple[tuple[str, ...], ...] = ()
-    cut: int = 0
-    per_token: bool = False
-    per_row: NDArray[np.int64] | None = None
+    references: tuple[tuple[str, ...], ...] = ()  # all right answers of each row, where text is written
+    cut: int = 0  # targets that lost their ends
+    per_token: bool = False  # logits are of tokens, and targets so too in a batch
+    per_row: NDArray[np.int64] | None = None  # [n], the token rows of each row, where it may be several
     several: bool = False
-    per_text: tuple[NDArray[np.int64], ...] | None = None
-    windowed: bool = False
-    stitches: tuple[NDArray[np.int64], ...] | None = None
+    per_text: tuple[NDArray[np.int64], ...] | None = None  # of each row, the windows of each of its texts
+    windowed: bool = False  # each window has a loss of its own: of passages, or of tokens with ``stitches``
+    stitches: tuple[NDArray[np.int64], ...] | None = None  # the window, and the place there, of each token of a text
 
     @property
     def spread(self) -> Spread:

@@ -298,14 +298,10 @@ read_tsv = partial(_read_table, delimiter="\t", quoting=csv.QUOTE_NONE)
 
 def lone_column(suffix: str, found: Collection[str]) -> str:
     """What may be wrong with a table that has ``found`` one column, in words; else nothing."""
-    right = _SEPARATED.get(suffix.lower())
+    right = {".csv": "commas", ".tsv": "tabs"}.get(suffix.lower())
     if right is None or len(found) != 1:
         return ""
-    used = next((name for mark, name in _SEPARATORS.items() if mark in next(iter(found)) and name != right), None)
+    marks = {";": "semicolons", "\t": "tabs", "|": "bars", ",": "commas"}
+    used = next((name for mark, name in marks.items() if mark in next(iter(found)) and name != right), None)
     found_out = "The table has one column alone" if used is None else f"The one column looks like several, with {used}"
     return f" {found_out}; a {suffix.lower()[1:]} separates them by {right}."
-
-
-_SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "bars", ",": "commas"}
-
-_SEPARATED = {".csv": "commas", ".tsv": "tabs"}

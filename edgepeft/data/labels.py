@@ -131,9 +131,7 @@ class LabelNames(NamedTuple):
 
 
 def names_beside(path: object, column: str, values: Sequence[Any]) -> LabelNames | None:
-    """Those of a column of a file of rows with these first ``values``; None where they are no numbers, or no file names
-    them.
-    """
+    """Names of a column's ``values``, from a file beside; None where they are no numbers or none has them."""
     plain = [part for value in values for part in _parts(value) if part not in (None, "")]
     if not plain or any(_number(each) is None for each in plain):
         return None

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import combinations
 from pathlib import Path
-from typing import Any, TypedDict, TypeVar, Unpack
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,31 +45,22 @@ Given = Source | float | None
 
 @dataclass(frozen=True)
 class TaskData:
-    """Rows by part; ``labels`` are sorted by name, None where the ``kind`` of task has none, of which that is the name
-    (None: by what is there); ``split`` says where each part is from and how many rows two parts share, ``few_shot`` how
-    many rows were asked to train, ``guarantee`` what holds of the answers, ``stride`` how many tokens windows of long
-    texts share, where these are not cut.
-
-    Where the task is posed as text, ``source`` is the pattern that its texts were made by.  ``targets`` are what is
-    written of each label, None its name; ``target`` is the pattern of text that is written freely: there are no labels,
-    and ``json_schema`` is what such a text keeps to.
-    Labels are numbers, multiples of ``step``, where that is there.
-    """
+    """Rows by part, and what is known of them and of the task."""
 
     train: tuple[Row, ...]
     eval: tuple[Row, ...]
     test: tuple[Row, ...]
-    labels: tuple[str, ...] | None
-    split: str
-    few_shot: int | None = None
-    source: str | None = None
-    target: str | None = None
-    targets: tuple[str, ...] | None = None
-    step: float | None = None
-    kind: str | None = None
-    guarantee: Guarantee = field(default_factory=dict)
-    stride: int | None = None
-    json_schema: Mapping[str, Any] | None = None
+    labels: tuple[str, ...] | None  # sorted by name; None where the kind of task has none
+    split: str  # where each part is from, and how many rows two parts share
+    few_shot: int | None = None  # rows that were asked to train
+    source: str | None = None  # the pattern of the texts, where the task is posed as text
+    target: str | None = None  # the pattern of text that is written freely; then there are no labels
+    targets: tuple[str, ...] | None = None  # what is written of each label; None its name
+    step: float | None = None  # of which labels that are numbers are multiples
+    kind: str | None = None  # of task, by name; None: by what is there
+    guarantee: Guarantee = field(default_factory=dict)  # of the answers
+    stride: int | None = None  # tokens that windows of long texts share, where these are not cut
+    json_schema: Mapping[str, Any] | None = None  # what a text that is written keeps to
 
     @cached_property
     def task_kind(self) -> TaskType:
@@ -117,18 +108,6 @@ class TaskData:
         return digest.hexdigest()
 
 
-class Division(TypedDict, total=False):
-    """How rows are divided: ``few_shot`` rows are drawn by ``seed``; ``labels`` are those that a head has already;
-    ``kind`` is of the task, for which ``regression`` is short; ``partial`` rows may have one of the labels alone."""
-
-    kind: str | None
-    regression: bool
-    few_shot: int | None
-    seed: int
-    labels: tuple[str, ...] | None
-    partial: bool
-
-
 def given_rows(option: str, given: Rows | float | None) -> Given:
     """What reads as a number or a percentage, and is no file, is a share to hold out."""
     if given is None or isinstance(given, int | float):
@@ -145,41 +124,38 @@ def load_data(
     test: Given = None,
     columns: Columns = SENTENCES,
     *,
+    kind: str | None = None,
+    regression: bool = False,
+    few_shot: int | None = None,
+    seed: int = 0,
+    labels: tuple[str, ...] | None = None,
+    partial: bool = False,
     skip_bad: bool = False,
-    **division: Unpack[Division],
 ) -> TaskData:
     """Read the files of a run and part them; a dataset's own splits are the parts that nothing is given for.
 
-    With ``skip_bad`` rows that cannot be used are left out, which is said; else all of them are named.
+    ``kind`` is of the task, for which ``regression`` is short; ``few_shot`` rows are drawn by ``seed``; ``labels`` are
+    those that a head has already, of which ``partial`` rows may have one alone.  With ``skip_bad`` rows that cannot be
+    used are left out, which is said; else all of them are named.
     """
     if splits := own_splits(train, columns):
         train = splits.get("train", train)
         eval, test = (splits.get(n) if given is None else given for n, given in (("eval", eval), ("test", test)))
     asked = {"--data": train, "--eval": eval, "--test": test}
     given = {name: path for name, path in asked.items() if isinstance(path, Source)}
-    short, written = division.pop("regression", False), columns.target is not None
-    asked_kind = division.get("kind")
-    kind = kind_asked(asked_kind, regression=short, writes=written)
-    division["kind"] = kind.name
-    reads = {
-        "labels": True,
-        "columns": kind.columns(columns),
-        "label_of": kind.label_text,
-        "optional": kind.optional_labels,
-    }
+    of = kind_asked(kind, regression=regression, writes=columns.target is not None)
+    reads: dict[str, Any] = {"columns": of.columns(columns), "label_of": of.label_text, "optional": of.optional_labels}
     problems = {name: BadRows(path) for name, path in given.items()}
-    parts = {
-        name: tuple(read_rows(path, bad=problems[name], **reads))  # type: ignore[arg-type]
-        for name, path in given.items()
-    }
+    parts = {name: tuple(read_rows(path, labels=True, bad=problems[name], **reads)) for name, path in given.items()}
     for name, bad in problems.items():
         bad.settle(skip=skip_bad, some=bool(parts[name]))
-    if asked_kind is None and kind.one_label and division.get("labels") is None and isinstance(train, Path):
+    if kind is None and of.one_label and labels is None and isinstance(train, Path):
         require_names(train, "label", [row.label for row in parts["--data"]])  # of all rows; shapes see the first ones
     _require_different(given, parts)
     chosen = parts["--eval"] if isinstance(eval, Source) else eval
     tested = parts["--test"] if isinstance(test, Source) else test
-    data = task_data(parts["--data"], chosen, tested, **division)
+    division: dict[str, Any] = {"few_shot": few_shot, "seed": seed, "labels": labels, "partial": partial}
+    data = task_data(parts["--data"], chosen, tested, kind=of.name, **division)
     source, target = (None if each is None else each.text for each in (columns.source, columns.target))
     left_out = "".join(bad.left_out for bad in problems.values())
     return replace(data, source=source, target=target, split=data.split + left_out)
@@ -202,10 +178,8 @@ def task_data(
     seen = labels if partial and labels else asked.labels_of(train)
     known = asked(labels or seen).seen(train)
     given = [rows for rows in (train, eval, test) if rows is not None and not isinstance(rows, float)]
-    if labels:
-        _require_known([row for rows in given for row in rows], known)
     for rows in given:
-        _check(rows, train[0], known)
+        _check(rows, train[0], known, of_head=bool(labels))
     if known.one_label:
         _note_conflicts([row for rows in given for row in rows])
     left = tuple(train)
@@ -220,24 +194,20 @@ def task_data(
     return TaskData(kept.rows, chosen.rows, tested.rows, known.labels, split, few_shot, kind=asked.name)
 
 
-def _require_known(rows: Sequence[Row], kind: TaskType) -> None:
-    for row in rows:
-        if (odd := kind.strange(row)) is not None:
-            raise DataError(
-                f"{row.where}: the task's head has no label {odd!r}; it has {listed(kind.labels or ())}. "
-                "Correct the row, or start a task of your own from a template."
-            )
-
-
-def _check(rows: Sequence[Row], first: Row, kind: TaskType) -> None:
+def _check(rows: Sequence[Row], first: Row, kind: TaskType, *, of_head: bool) -> None:
+    """See that rows are of the first one's form, with labels of the task: its head's, or those that train."""
     for row in rows:
         if (row.sentence2 is None) != (first.sentence2 is None):
             forms = ("a single text", "a pair") if row.sentence2 is None else ("a pair", "a single text")
             raise DataError(f"{row.where} is {forms[0]}, but {first.where} is {forms[1]}; give one kind.")
         if (odd := kind.strange(row)) is not None:
+            known = listed(kind.labels or ())
             raise DataError(
-                f"{row.where}: label {odd!r} was not seen in {first.file}, which has {listed(kind.labels or ())}. "
-                "Add training rows of it, or correct it."
+                f"{row.where}: the task's head has no label {odd!r}; it has {known}. Correct the row, or start a task "
+                "of your own from a template."
+                if of_head
+                else f"{row.where}: label {odd!r} was not seen in {first.file}, which has {known}. Add training rows "
+                "of it, or correct it."
             )
 
 

@@ -97,7 +97,8 @@ class Pattern:
         field = self.fields[0]
         value = row.get(field)
         value = value.get("text", value) if isinstance(value, Mapping) else value
-        if len(self.fields) > 1 or not isinstance(value, list | tuple) or self._joins:
+        joins = any(part.cleaning == JOINED for part in self.parts)
+        if len(self.fields) > 1 or not isinstance(value, list | tuple) or joins:
             return (self.filled(row, where),)
         if not value:
             raise UnreadableRow(f"{where}: {field}, a list of answers, is empty; each row needs one.")
@@ -108,11 +109,11 @@ class Pattern:
         for field in columns:
             if field not in self.fields:
                 raise UnknownName("field of the source", field, self.fields)
-        return pattern("".join(_written(part, columns) for part in self.parts))
-
-    @property
-    def _joins(self) -> bool:
-        return any(part.cleaning == JOINED for part in self.parts)
+        text = ""
+        for literal, name, cleaning in self.parts:
+            text += literal.replace("{", "{{").replace("}", "}}")
+            text += "" if name is None else f"{{{columns.get(name, name)}{cleaning and f':{cleaning}'}}}"
+        return pattern(text)
 
     def _value(self, part: _Part, row: Mapping[str, Any], where: str) -> str:
         if part.field is None:
@@ -146,11 +147,3 @@ def pattern(text: str) -> Pattern:
     if not any(part.field for part in parts):
         raise UsageError(f"{text!r} has no field, so all rows would read alike; a field is {{column}}.")
     return Pattern(text, parts)
-
-
-def _written(part: _Part, columns: Mapping[str, str]) -> str:
-    literal = part.literal.replace("{", "{{").replace("}", "}}")
-    if part.field is None:
-        return literal
-    cleaning = f":{part.cleaning}" if part.cleaning else ""
-    return f"{literal}{{{columns.get(part.field, part.field)}{cleaning}}}"

@@ -41,7 +41,7 @@ from edgepeft.data.containers import (
     read_xlsx,
     read_zip,
 )
-from edgepeft.data.labels import shown as _shown
+from edgepeft.data.labels import shown
 from edgepeft.data.shapes import LABELS
 
 if TYPE_CHECKING:
@@ -153,7 +153,7 @@ class Records:
             if isinstance(row, Mapping):
                 yield number, dict(row)
             else:
-                yield number, DataError(f"{self}:{number}: expected a dictionary of columns; found {_shown(row)}.")
+                yield number, DataError(f"{self}:{number}: expected a dictionary of columns; found {shown(row)}.")
 
 
 Source = Path | Records
@@ -166,7 +166,7 @@ def source_of(rows: Rows) -> Source:
     if isinstance(rows, str | os.PathLike):
         return Path(rows)
     if not isinstance(rows, Iterable):
-        raise UsageError(f"rows are a file's path, dictionaries or a DataFrame; found {_shown(rows)}.")
+        raise UsageError(f"rows are a file's path, dictionaries or a DataFrame; found {shown(rows)}.")
     return Records(rows)
 
 
@@ -186,9 +186,7 @@ def _read_jsonl(path: Path) -> Iterator[Record]:
 
 
 def _object(record: Any, where: str) -> dict[str, Any] | DataError:
-    return (
-        record if isinstance(record, dict) else DataError(f"{where}: expected a JSON object; found {_shown(record)}.")
-    )
+    return record if isinstance(record, dict) else DataError(f"{where}: expected a JSON object; found {shown(record)}.")
 
 
 def _read_json(path: Path) -> Iterator[Record]:

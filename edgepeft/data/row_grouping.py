@@ -102,18 +102,13 @@ def stitched(values: NDArray[Any], stitches: Sequence[NDArray[np.int64]], per_te
 
 @dataclass(frozen=True)
 class RowGrouping:
-    """How token rows make rows: ``per_text`` [T] windows are each text, where texts are read in windows, and
-    ``per_row`` [n] texts each row, where a row is several, ``most`` the row that has most.
+    """Map token rows (windows, candidates) to rows of data."""
 
-    ``stitches`` say of which window each token of a text is taken, where logits are of tokens; ``read`` [R, S], where
-    these are windows of passages, which tokens can be answers.
-    """
-
-    per_text: Sequence[int] | NDArray[Any] | None = None
-    per_row: Sequence[int] | NDArray[Any] | None = None
-    most: int | None = None
-    stitches: Sequence[NDArray[np.int64]] | None = None
-    read: NDArray[np.bool_] | None = None
+    per_text: Sequence[int] | NDArray[Any] | None = None  # [T], windows of each text, where texts are read in windows
+    per_row: Sequence[int] | NDArray[Any] | None = None  # [n], texts of each row, where a row is several
+    most: int | None = None  # texts of the row that has most
+    stitches: Sequence[NDArray[np.int64]] | None = None  # of each text's tokens the window, where logits are of tokens
+    read: NDArray[np.bool_] | None = None  # [R, S], which tokens can be answers, in windows of passages
 
     def by_row(self, values: NDArray[Any], pool: str) -> NDArray[Any]:
         """[R, ...] -> what a kind of task sees of its rows, [n, ...] or [n, K, ...]; ``LOWEST`` where a row has no such
@@ -131,21 +126,20 @@ class RowGrouping:
 
 @dataclass(frozen=True)
 class Passage:
-    """A text, and by window the ``places`` [k] of its tokens in the token row and their ``offsets`` [k, 2] in the text,
-    in Python's characters."""
+    """A text, and where its tokens stand, by window."""
 
     text: str
-    places: tuple[NDArray[np.int64], ...]
-    offsets: tuple[NDArray[np.int64], ...]
+    places: tuple[NDArray[np.int64], ...]  # [k] each, in the token row
+    offsets: tuple[NDArray[np.int64], ...]  # [k, 2] each, in the text, in Python's characters
 
 
 @dataclass(frozen=True)
 class Asked:
-    """A row: its passage, all right ``answers``, and what is ``wanted`` [windows, ...] of each window in the loss."""
+    """A row that asks about a passage."""
 
     passage: Passage
-    answers: tuple[str, ...]
-    wanted: NDArray[np.int64]
+    answers: tuple[str, ...]  # all right ones
+    wanted: NDArray[np.int64]  # [windows, ...], of each window in the loss
 
 
 def passage_of(text: str, windows: Sequence[Any]) -> Passage:

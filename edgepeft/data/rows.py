@@ -17,14 +17,14 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 from edgepeft.common.errors import DataError, UsageError
 from edgepeft.data.containers import Record, lone_column
 from edgepeft.data.conventions import CANDIDATES, FIRST, LABEL, SECOND, by_convention, candidates_in, chosen_column
-from edgepeft.data.labels import LabelNames, LabelReader, files_beside, label_text, names_beside, opened
-from edgepeft.data.labels import shown as _shown
+from edgepeft.data.labels import LabelNames, LabelReader, files_beside, label_text, names_beside, opened, shown
 from edgepeft.data.pattern import Pattern, nearest
 from edgepeft.data.readers import Source, reader_of
 from edgepeft.data.shapes import HEAD, Shape, shape_of, written_shape
@@ -35,27 +35,20 @@ if TYPE_CHECKING:
 
 
 class Columns(NamedTuple):
-    """What a file calls text, second text and label; a second one that is named has to be there.
-
-    With a ``source`` the text is made of the columns that it names, and with a ``target`` so is the label, which may be
-    rounded to multiples of ``step``; ``remedy`` ends the error where a column is not there.  ``fields`` must be there
-    and nothing else: rows are left to their tasks.  A label that is a list may be a text with its ``separator``.
-    Candidates are read, where a row has some, if they are asked for; with ``passages`` so are a question, a context and
-    answers, as SQuAD calls them.  Labels that are numbers may be ``named`` by a file beside the rows.
-    """
+    """What a file calls text, second text and label, and how they are read."""
 
     text: str | None = None
-    pair: str | None = None
+    pair: str | None = None  # one that is named has to be there
     label: str | None = None
-    source: Pattern | None = None
-    target: Pattern | None = None
-    remedy: str = ""
-    fields: tuple[str, ...] | None = None
-    step: float | None = None
-    separator: str | None = None
-    candidates: bool = False
-    passages: bool = False
-    named: bool = False
+    source: Pattern | None = None  # makes the text of the columns that it names
+    target: Pattern | None = None  # makes the label likewise
+    remedy: str = ""  # ends the error where a column is not there
+    fields: tuple[str, ...] | None = None  # must be there, and nothing else: rows are left to their tasks
+    step: float | None = None  # to whose multiples labels are rounded
+    separator: str | None = None  # of a text that stands for a list of labels
+    candidates: bool = False  # are read, where a row has some
+    passages: bool = False  # so are a question, a context and answers, as SQuAD calls them
+    named: bool = False  # labels that are numbers get the names that a file beside the rows has
 
     @property
     def names(self) -> tuple[str, str, str]:
@@ -90,20 +83,18 @@ class Columns(NamedTuple):
 
 
 class Row(NamedTuple):
-    """One text or pair, its label as text and its task (None where none was asked for), where it stands, and the other
-    columns (None unless they are kept); all right answers as ``references``, as ``fields`` what patterns read, and the
-    ``candidates`` of which one is right."""
+    """One text or pair, with its label as text and where it stands."""
 
     sentence1: str
     sentence2: str | None
     label: str | None
     file: str
     line: int
-    task: str | None = None
-    others: dict[str, Any] | None = None
-    references: tuple[str, ...] = ()
-    fields: Mapping[str, Any] | None = None
-    candidates: tuple[str, ...] = ()
+    task: str | None = None  # where one was asked for
+    others: dict[str, Any] | None = None  # the other columns, if they are kept
+    references: tuple[str, ...] = ()  # all right answers
+    fields: Mapping[str, Any] | None = None  # what patterns read
+    candidates: tuple[str, ...] = ()  # of which one is right
 
     @property
     def readable(self) -> tuple[str, str | None] | Mapping[str, Any]:
@@ -147,8 +138,9 @@ def read_rows(
     ``label_of`` makes a label's text of what stands in its column.  ``bad`` is called with each row that cannot be
     used, which is then left out; without it the first one is raised.
     """
-    wanted = _Wanted(columns, label_of if labels else None, task_column, keep, optional and columns.label is None)
-    return _rows(path, reader_of(path), _RowReader(path, wanted), bad)
+    wanted = label_of if labels else None
+    reader = _RowReader(path, columns, wanted, task_column, keep, optional and columns.label is None)
+    return _rows(path, reader_of(path), reader, bad)
 
 
 def head_of(source: Source) -> list[dict[str, Any]]:
@@ -158,16 +150,6 @@ def head_of(source: Source) -> list[dict[str, Any]]:
 
 _ANSWERS = ("accept", "reject", "ignore")  # as Prodigy writes them
 _MOST_BAD = 10_000  # rows before the first that can be used
-
-
-class _Wanted(NamedTuple):
-    """As ``read_rows`` is asked."""
-
-    columns: Columns
-    label_of: LabelReader | None
-    task_column: str | None
-    keep: bool | Literal["own"]
-    optional: bool
 
 
 BadRow = Callable[[int, Mapping[str, Any], DataError], None]
@@ -198,175 +180,166 @@ def _rows(
         raise DataError(f"{path} has no rows; expected {reader.expected}.")
 
 
+@dataclass
 class _RowReader:
-    """Makes rows of a file's records, by its shape and by the names that its columns have."""
+    """Makes rows of a file's records, by its shape and by the names that its columns have; asked as ``read_rows``."""
 
-    def __init__(self, path: Source, wanted: _Wanted) -> None:
-        self._path, self._wanted = path, wanted
-        self._labels = wanted.label_of is not None and not wanted.optional
-        self._shape: Shape | None = None
-        self._named: Mapping[str, str] = {}
-        self._of_prodigy = False
-        self._label_names: LabelNames | None = None
-        self._pairs: bool | None = None
-        self.expected = _expected(wanted.columns, self._labels)
+    path: Source
+    columns: Columns
+    label_of: LabelReader | None
+    task_column: str | None
+    keep: bool | Literal["own"]
+    optional: bool
+    _shape: Shape | None = None
+    _named: Mapping[str, str] = field(default_factory=dict)
+    _of_prodigy: bool = False
+    _label_names: LabelNames | None = None
+    _pairs: bool | None = None
+
+    @property
+    def _labels(self) -> bool:
+        """Whether each row must have one."""
+        return self.label_of is not None and not self.optional
+
+    @property
+    def expected(self) -> str:
+        """The columns, in words."""
+        first, second, label = self.columns.names
+        if self.columns.source is not None or self.columns.fields is not None:
+            return ", ".join(self.columns.needed(self._labels))
+        return f"{first}, optionally {second}, and {label}" if self._labels else f"{first}, optionally {second}"
 
     def begin(self, head: Sequence[Mapping[str, Any]]) -> None:
         """Settle what the columns are, by the first rows."""
-        columns = self._wanted.columns
-        self._shape = _shape(self._path, head, columns)
+        columns = self.columns
+        if columns.source is not None or columns.fields is not None:  # of patterns, what their columns may lie in
+            self._shape = written_shape(head, {name: name for name in head[0]}, self.path) if head else None
+        elif not any(columns[:3]):  # no option names a column
+            self._shape = shape_of(self.path, head)
         self._of_prodigy = bool(head) and all(found.get("answer") in _ANSWERS for found in head)
         for found in head[:1]:
-            record = self._usual(found, str(self._path))
+            record = self._usual(found, str(self.path))
             if columns.source is None and columns.fields is None:
-                self._named = by_convention(self._path, record, *columns[:3], labels=self._wanted.label_of is not None)
-        if columns.named and self._wanted.label_of is not None:
+                self._named = by_convention(self.path, record, *columns[:3], labels=self.label_of is not None)
+        if columns.named and self.label_of is not None:
             self._label_names = self._names_of_labels(head)
 
     def _names_of_labels(self, head: Sequence[Mapping[str, Any]]) -> LabelNames | None:
-        label, values = self._wanted.columns.names[2], list[Any]()
-        for found in head if files_beside(self._path) else ():
+        label, values = self.columns.names[2], list[Any]()
+        for found in head if files_beside(self.path) else ():
             with contextlib.suppress(DataError):  # of a row that is refused later
-                values.append(self._record(found, str(self._path)).get(label))
-        found_names = names_beside(self._path, self._named.get(LABEL, label), values)
-        return found_names and found_names.said_of(self._path)
+                values.append(self._record(found, str(self.path)).get(label))
+        found_names = names_beside(self.path, self._named.get(LABEL, label), values)
+        return found_names and found_names.said_of(self.path)
 
     def _usual(self, found: Mapping[str, Any], where: str) -> dict[str, Any]:
+        """A record by the usual names of its shape's columns; where passages are read, of SQuAD's too."""
         try:
             shaped = dict(found if self._shape is None else self._shape.read(found))
         except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:  # other than the first rows are
             told = "" if self._shape is None else self._shape.told
-            raise DataError(f"{where}: no row of {told}, as the first ones are; found {_shown(found)}.") from error
-        # A row of SQuAD's columns by the usual names of its columns.
-        if not self._wanted.columns.passages:
+            raise DataError(f"{where}: no row of {told}, as the first ones are; found {shown(found)}.") from error
+        if not self.columns.passages:
             return shaped
-        usual = (
-            {FIRST: "question", SECOND: "context", LABEL: "answers"}
-            if self._labels
-            else {FIRST: "question", SECOND: "context"}
-        )
-        found = {name: shaped[theirs] for name, theirs in usual.items() if name not in shaped and theirs in shaped}
-        return {**shaped, **found}
+        usual = {FIRST: "question", SECOND: "context"} | ({LABEL: "answers"} if self._labels else {})
+        return shaped | {n: shaped[theirs] for n, theirs in usual.items() if n not in shaped and theirs in shaped}
 
     def _record(self, found: Mapping[str, Any], where: str) -> dict[str, Any]:
         record = self._usual(found, where)
         record |= {usual: record[name] for usual, name in self._named.items() if name in record}
-        return _tagged(record, self._wanted.columns, where, labels=self._labels)
+        return self._tagged(record, where)
+
+    def _tagged(self, record: dict[str, Any], where: str) -> dict[str, Any]:
+        """A row of words, or of a text with spans, by the usual names of its columns."""
+        columns = self.columns
+        if columns.text is not None and isinstance(record.get(columns.text), list):
+            record = {**record, "words": record[columns.text]}
+        elif columns.text is not None or FIRST in record or not ("words" in record or {"text", "spans"} <= {*record}):
+            return record
+        words = record.get("words")
+        of_text = words is None and "text" in record
+        if not of_text and not (isinstance(words, list) and all(isinstance(word, str) for word in words)):
+            raise DataError(f"{where}: words are a list of texts; found {shown(words)}.")
+        if any(not word.strip() for word in words or ()):
+            raise DataError(f"{where}: a word is empty or blank: {shown(words)}; leave it and its tag out.")
+        found = {**record, columns.names[0]: record["text"] if words is None else Words(words)}
+        if self._labels and columns.label in record and isinstance(record[columns.label], list):
+            return {**found, columns.label: {"tags": record[columns.label]}}
+        told = next((name for name in ("tags", "spans") if name in record), None)
+        if told is None or not self._labels or columns.label is not None:
+            return found
+        return {**found, LABEL: {told: record[told]}}
 
     def row(self, line: int, found: Mapping[str, Any]) -> Row:
         """One record's."""
-        columns, label_of, task_column, keep, optional = self._wanted
-        path = self._path
-        if self._of_prodigy and label_of is not None and (answer := found.get("answer")) != "accept":
-            raise DataError(f"{path}:{line}: Prodigy's answer is {answer}, so the row does not say what is right.")
-        record = self._record(found, f"{path}:{line}")
+        columns, where = self.columns, f"{self.path}:{line}"
+        if self._of_prodigy and self.label_of is not None and (answer := found.get("answer")) != "accept":
+            raise DataError(f"{where}: Prodigy's answer is {answer}, so the row does not say what is right.")
+        record = self._record(found, where)
         if self._label_names is not None and (label := columns.names[2]) in record:
-            record = {**record, label: self._label_names.named(record[label], f"{path}:{line}")}
-        _require_columns(path, line, record, found, columns, labels=self._labels)
-        there = not optional or record.get(columns.names[2]) is not None
-        row = _row(path, line, record, columns, label_of if there else None)
-        if keep:
+            record = {**record, label: self._label_names.named(record[label], where)}
+        self._require_columns(record, found, where)
+        row = self._read(line, record, where)
+        if self.keep:
             by_name = columns.source is not None or columns.fields is not None
-            used = (task_column,) if by_name else (*columns.names[:2], task_column)
-            others = {n: v for n, v in record.items() if n not in used} if keep is True else dict(found)
+            used = (self.task_column,) if by_name else (*columns.names[:2], self.task_column)
+            others = {n: v for n, v in record.items() if n not in used} if self.keep is True else dict(found)
             row = row._replace(others=others, fields=record if by_name else None)
-        if task_column is not None:
-            row = row._replace(sentence2=row.sentence2 or None, task=_task(path, line, record, task_column))
+        if self.task_column is not None:
+            row = row._replace(sentence2=row.sentence2 or None, task=self._task(record, self.task_column, where))
         elif self._pairs not in (None, row.sentence2 is not None):
             had, has = ("a", "none") if self._pairs else ("no", "one")
             raise DataError(f"{row.where}: rows before have {had} {SECOND}, this one has {has}; all rows or none.")
         self._pairs = row.sentence2 is not None
         return row
 
+    def _read(self, line: int, record: dict[str, Any], where: str) -> Row:
+        """A row of its columns; where it is posed as text, what its source and target make of them."""
+        columns, path = self.columns, str(self.path)
+        text_column, pair_column, label_column = columns.names
+        label_of = None if self.optional and record.get(label_column) is None else self.label_of
+        if columns.fields is not None:
+            return Row("", None, None, path, line)
+        if columns.source is not None:
+            label, answers = None, tuple[str, ...]()
+            if label_of and columns.target is None:
+                label = label_of(columns.listed(record[label_column]), where)
+            elif label_of and columns.target is not None:
+                answers = tuple(label_text(answer, where, "target") for answer in columns.target.choices(record, where))
+                label = answers[0]
+            label = nearest(label, columns.step, where) if label and columns.step else label
+            return Row(columns.source.filled(record, where), None, label, path, line, references=answers)
+        first, second = record[text_column], record.get(pair_column)
+        for name, text in ((text_column, first), (pair_column, second)):
+            if not isinstance(text, str) and not (name == pair_column and text is None):
+                raise DataError(f"{where}: {name} must be a text; found {shown(text)}.")
+        asked = record.get(label_column)
+        asked = chosen_column(record, asked) if columns.candidates else columns.listed(asked)
+        label = label_of(asked, where) if label_of else None
+        candidates = candidates_in(record, where) if columns.candidates else ()
+        return Row(first, second, label, path, line, candidates=candidates)
 
-def _shape(path: Source, head: Sequence[Mapping[str, Any]], columns: Columns) -> Shape | None:
-    """What the rows are read by, where no option names a column; of patterns, what their columns may lie in."""
-    if columns.source is not None or columns.fields is not None:
-        return written_shape(head, {name: name for name in head[0]}, path) if head else None
-    if any((columns.text, columns.pair, columns.label)):
-        return None
-    return shape_of(path, head)
+    def _task(self, record: dict[str, Any], column: str, where: str) -> str | None:
+        """A table's header has to have the column; a JSON object may do without."""
+        if column not in record and self.path.suffix.lower() not in (".jsonl", ".ndjson", ".json"):
+            raise DataError(f"{where}: no column {column} for the row's task. Found columns: {', '.join(record)}.")
+        value = record.get(column)
+        if not isinstance(value, str | None):
+            raise DataError(f"{where}: {column}, the row's task, must be a text; found {shown(value)}.")
+        return (value or "").strip() or None
 
-
-def _tagged(record: dict[str, Any], columns: Columns, where: str, *, labels: bool) -> dict[str, Any]:
-    """A row of words, or of a text with spans, by the usual names of its columns."""
-    if columns.text is not None and isinstance(record.get(columns.text), list):
-        record = {**record, "words": record[columns.text]}
-    elif columns.text is not None or FIRST in record or not ("words" in record or {"text", "spans"} <= {*record}):
-        return record
-    words = record.get("words")
-    of_text = words is None and "text" in record
-    if not of_text and not (isinstance(words, list) and all(isinstance(word, str) for word in words)):
-        raise DataError(f"{where}: words are a list of texts; found {_shown(words)}.")
-    if any(not word.strip() for word in words or ()):
-        raise DataError(f"{where}: a word is empty or blank: {_shown(words)}; leave it and its tag out.")
-    found = {**record, columns.names[0]: record["text"] if words is None else Words(words)}
-    if labels and columns.label in record and isinstance(record[columns.label], list):
-        return {**found, columns.label: {"tags": record[columns.label]}}
-    told = next((name for name in ("tags", "spans") if name in record), None)
-    if told is None or not labels or columns.label is not None:
-        return found
-    return {**found, LABEL: {told: record[told]}}
-
-
-def _row(path: Source, line: int, record: dict[str, Any], columns: Columns, label_of: LabelReader | None) -> Row:
-    text_column, pair_column, label_column = columns.names
-    if columns.fields is not None:
-        return Row("", None, None, str(path), line)
-    if columns.source is not None:
-        # A row of a task that is posed as text.
-        assert columns.source is not None
-        where, answers = f"{path}:{line}", tuple[str, ...]()
-        label = (
-            label_of(columns.listed(record[columns.names[2]]), where) if label_of and columns.target is None else None
-        )
-        if label_of and columns.target is not None:
-            answers = tuple(label_text(answer, where, "target") for answer in columns.target.choices(record, where))
-            label = answers[0]
-        label = nearest(label, columns.step, where) if label and columns.step else label
-        return Row(columns.source.filled(record, where), None, label, str(path), line, references=answers)
-    first, second = record[text_column], record.get(pair_column)
-    for name, text in ((text_column, first), (pair_column, second)):
-        if not isinstance(text, str) and not (name == pair_column and text is None):
-            raise DataError(f"{path}:{line}: {name} must be a text; found {_shown(text)}.")
-    asked = record.get(label_column)
-    asked = chosen_column(record, asked) if columns.candidates else columns.listed(asked)
-    label = label_of(asked, f"{path}:{line}") if label_of else None
-    candidates = candidates_in(record, f"{path}:{line}") if columns.candidates else ()
-    return Row(first, second, label, str(path), line, candidates=candidates)
-
-
-def _task(path: Source, line: int, record: dict[str, Any], column: str) -> str | None:
-    """A table's header has to have the column; a JSON object may do without."""
-    if column not in record and path.suffix.lower() not in (".jsonl", ".ndjson", ".json"):
-        raise DataError(f"{path}:{line}: no column {column} for the row's task. Found columns: {', '.join(record)}.")
-    value = record.get(column)
-    if not isinstance(value, str | None):
-        raise DataError(f"{path}:{line}: {column}, the row's task, must be a text; found {_shown(value)}.")
-    return (value or "").strip() or None
-
-
-def _require_columns(
-    path: Source, line: int, record: Collection[str], found: Collection[str], columns: Columns, *, labels: bool
-) -> None:
-    """``found`` are the file's own columns, ``record`` has those that are read as others too."""
-    needed = columns.needed(labels)
-    missing = [name for name in needed if name not in record]
-    if missing:
-        names = ", ".join(map(str, found)) or "none"
-        options = ", ".join(f"{needed[name]} NAME" for name in missing if needed[name])
-        others = "".join(f"; {words}" for words in (options and f"for others: {options}", columns.remedy) if words)
-        raise DataError(
-            f"{path}:{line}: no column {' and no column '.join(missing)}. "
-            f"Found columns: {names}. Expected: {_expected(columns, labels)}{others}." + lone_column(path.suffix, found)
-        )
-
-
-def _expected(columns: Columns, labels: bool) -> str:
-    first, second, label = columns.names
-    if columns.source is not None or columns.fields is not None:
-        return ", ".join(columns.needed(labels))
-    return f"{first}, optionally {second}, and {label}" if labels else f"{first}, optionally {second}"
+    def _require_columns(self, record: Collection[str], found: Collection[str], where: str) -> None:
+        """``found`` are the file's own columns, ``record`` has those that are read as others too."""
+        needed = self.columns.needed(self._labels)
+        missing = [name for name in needed if name not in record]
+        if missing:
+            options = ", ".join(f"{needed[name]} NAME" for name in missing if needed[name])
+            remedies = (options and f"for others: {options}", self.columns.remedy)
+            raise DataError(
+                f"{where}: no column {' and no column '.join(missing)}. "
+                f"Found columns: {', '.join(map(str, found)) or 'none'}. Expected: {self.expected}"
+                f"{''.join(f'; {words}' for words in remedies if words)}." + lone_column(self.path.suffix, found)
+            )
 
 
 def verify_columns(data: object, text: str | None, pair: str | None, label: str | None) -> Columns:

@@ -59,15 +59,12 @@ _WRITTEN = (("article", "highlights"), ("article", "summary"), ("document", "sum
 
 
 class Shape(NamedTuple):
-    """``told`` names the columns as they are read; ``read`` gives a row by its usual names.
+    """How the rows of a file are read."""
 
-    A task that writes text has its ``source`` and ``target``, patterns of columns.
-    """
-
-    kind: str
-    told: str
-    read: Callable[[Cells], Cells]
-    source: str | None = None
+    kind: str  # of task
+    told: str  # the columns, as they are read
+    read: Callable[[Cells], Cells]  # a row -> the same by its usual names
+    source: str | None = None  # pattern of columns, of a task that writes text
     target: str | None = None
 
 
@@ -93,9 +90,7 @@ def _holds_lists(cells: Sequence[Any]) -> bool:
 
 
 def told_shape(path: object, head: Head, columns: Sequence[str | None] = ()) -> Shape | None:
-    """That of a file's first rows, which is said; None where they do not tell, or options name their ``columns``: text,
-    second text, label.
-    """
+    """That of a file's first rows, which is said; None where they do not tell, or options name the ``columns``."""
     shape = None if any(columns) else shape_of(path, head)
     if shape is not None:
         warnings.warn(f"{path}: rows of {shape.told}; --kind {shape.kind} is taken.", stacklevel=2)

@@ -35,13 +35,9 @@ def text_rows(metric: str, answers: Sequence[str], references: References) -> li
 
 def text_averaged(metric: str) -> str:
     """How a metric comes to one number."""
-    return (
-        "mean over rows, each by its best reference"
-        if metric in OF_ROWS
-        else "over all words of all rows"
-        if metric == "bleu"
-        else "over all characters of all rows"
-    )
+    if metric in OF_ROWS:
+        return "mean over rows, each by its best reference"
+    return f"over all {'words' if metric == 'bleu' else 'characters'} of all rows"
 
 
 def text_errors(answers: Sequence[str], references: References) -> dict[str, dict[str, float]]:

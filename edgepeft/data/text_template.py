@@ -18,14 +18,11 @@ _REMEDY = "for a column of another name: --field FIELD=COLUMN"
 
 @dataclasses.dataclass(frozen=True)
 class TextTemplate:
-    """What ``--format``, or ``--source`` and ``--target``, come to; without a source, texts are read as they are.
-
-    ``target`` is of text that is written freely, ``written`` of labels, which are scored.
-    """
+    """What ``--format``, or ``--source`` and ``--target``, come to; without a source, texts are read as they are."""
 
     source: Pattern | None = None
-    target: Pattern | None = None
-    written: Pattern | None = None
+    target: Pattern | None = None  # of text that is written freely
+    written: Pattern | None = None  # of labels, which are scored
     format: Format | None = None
 
     def kind(self, asked: str | None) -> str | None:
@@ -86,15 +83,10 @@ def text_template(
     kind: str | None = None,
     adapters: bool = False,
 ) -> TextTemplate:
-    """What the options come to.
+    """What the options come to: the ``format`` of that name, or patterns of what is read and of what is written.
 
-    Args:
-        format: the name of one.
-        source: a pattern of one's own, in its place.
-        target: that of what is written.
-        fields: field -> the column that has it.
-        kind: of task: labels are scored against each other, text is written; None decides by what is given.
-        adapters: whether the method trains adapters, of which Compacter's sources depend.
+    ``fields`` names columns by field.  Without a ``kind`` of task what is given decides whether labels are scored or
+    text is written.  Compacter's sources depend on whether the method trains ``adapters``.
     """
     if format is not None and (source is not None or target is not None):
         raise UsageError("--format has a source and targets; leave --source and --target out, or --format.")
@@ -169,23 +161,18 @@ _RECORD = "record query: {query} entities: {entities:joined} passage: {passage:i
 
 @dataclasses.dataclass(frozen=True)
 class Format:
-    """How rows of a data set become text.
-
-    ``word`` stands before ``source`` only where no adapters are trained.  ``names`` are the classes', ``targets`` what
-    is written of each; none where ``target`` is written freely.  ``each_answer`` makes a row of every answer: of those
-    that train, or of all.  Numbers are rounded to multiples of ``step``, which are the names.
-    """
+    """How rows of a data set become text."""
 
     name: str
     source: str
-    word: str = ""
-    names: tuple[str, ...] = ()
-    targets: tuple[str, ...] = ()
-    target: str = ""
+    word: str = ""  # before the source, where no adapters are trained
+    names: tuple[str, ...] = ()  # of the classes
+    targets: tuple[str, ...] = ()  # what is written of each class
+    target: str = ""  # of what is written freely
     metric: str = "accuracy"
     max_length: int | None = None
-    each_answer: Literal["no", "train", "all"] = "no"
-    step: float | None = None
+    each_answer: Literal["no", "train", "all"] = "no"  # is a row: of those that train, or of all
+    step: float | None = None  # numbers are rounded to its multiples, which are the names
 
     def source_for(self, *, adapters: bool) -> str:
         """The source of a task whose method trains adapters, or none."""

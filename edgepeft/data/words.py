@@ -60,13 +60,12 @@ class Words(str):
 
 
 class Read(NamedTuple):
-    """A text as a task for tokens reads it: its words, and the place of each one's first token in its row; ``cut``
-    where tokens past the longest were left out."""
+    """A text as a task for tokens reads it."""
 
     text: str
     words: tuple[Span, ...]
-    places: NDArray[np.int64]
-    cut: bool = False
+    places: NDArray[np.int64]  # of each word's first token in its row
+    cut: bool = False  # tokens past the longest text were left out
 
 
 def words_of(text: str) -> tuple[Span, ...]:

@@ -27,6 +27,7 @@ _LONGEST_READ = 1 << 20  # tokens of a passage in windows
 _ARENA = 1.4  # pieces of powers of two, and holes, as ``fit`` has them
 _FLOAT_BYTES = 4
 _MOST_TOKENS = 1 << 20  # the distances to all of them are computed
+_SIZES = ("flops", "read_bytes", "written_bytes", "weight_bytes")  # of an operator's work
 Inputs = Mapping[str, NDArray[np.int64]]
 
 
@@ -129,13 +130,7 @@ def example_inputs(bundle: Bundle, task: str | None, batch_size: int, length: in
 
 def _sums(works: Iterable[Work]) -> dict[str, int]:
     works = list(works)
-    return {
-        "n": len(works),
-        "flops": sum(work.flops for work in works),
-        "read_bytes": sum(work.read_bytes for work in works),
-        "written_bytes": sum(work.written_bytes for work in works),
-        "weight_bytes": sum(work.weight_bytes for work in works),
-    }
+    return {"n": len(works), **{name: sum(getattr(work, name) for work in works) for name in _SIZES}}
 
 
 def _count_answer(graphs: TextGraphs, inputs: Inputs, prompt: int, decoding: Decoding) -> Costs:
@@ -158,27 +153,17 @@ def _count_answer(graphs: TextGraphs, inputs: Inputs, prompt: int, decoding: Dec
 def written_bytes(graphs: TextGraphs, inputs: Inputs, prompt: int, decoding: Decoding) -> dict[str, int]:
     """What texts that are written at once take: caches, and a pass of the decoder, or of the encoder beyond them."""
     rows, length = inputs["input_ids"].shape
-    encoder, step = _pass_bytes(graphs, inputs, prompt, decoding)
+    last = _step(graphs.decoder, rows, rows * decoding.beams, length + prompt, decoding.max_new_tokens - 1)
     # Keys and values that are kept between the last steps, by whose tokens they are; ``length`` has a prompt in it.
-    specs = _step(graphs.decoder, rows, rows * decoding.beams, (length + prompt), decoding.max_new_tokens - 1)
-    sizes = {name: value.n_bytes for name, value in specs.items() if isinstance(value, Spec)}
+    sizes = {name: value.n_bytes for name, value in last.items() if isinstance(value, Spec)}
     cross = sum(size for name, size in sizes.items() if name.startswith(f"{CROSS}."))
     caches = {"keys and values of the texts": cross, "of what is written": sum(sizes.values()) - cross}
-    return {**caches, "a pass": int(max(_ARENA * encoder - sum(caches.values()), _ARENA * step))}
-
-
-def _pass_bytes(graphs: TextGraphs, inputs: Inputs, prompt: int, decoding: Decoding) -> tuple[int, int]:
-    """The most that is alive while the encoder runs, and in the decoder's last step beside the caches.
-
-    Logits of several beams are held three times more while a step's tokens are chosen.
-    """
-    rows, length = inputs["input_ids"].shape
-    texts = rows * decoding.beams
-    given = _step(graphs.decoder, rows, texts, length + prompt, decoding.max_new_tokens - 1)
     encoder = peak_bytes(graphs.encoder.graph, walk(graphs.encoder, inputs).specs, in_place=False)
-    specs = walk(graphs.decoder, given).specs
+    specs = walk(graphs.decoder, last).specs
+    # Logits of several beams are held three times more while a step's tokens are chosen.
     chosen = 3 * _FLOAT_BYTES * int(np.prod(specs["logits"].shape)) if decoding.beams > 1 else 0
-    return encoder, peak_bytes(graphs.decoder.graph, specs, in_place=False) + chosen
+    step = peak_bytes(graphs.decoder.graph, specs, in_place=False) + chosen
+    return {**caches, "a pass": int(max(_ARENA * encoder - sum(caches.values()), _ARENA * step))}
 
 
 def _step(
@@ -210,6 +195,5 @@ def _over(more: int, first: Work, second: Work, last: Work) -> Work:
         of_first, of_second, of_last = (getattr(work, name) for work in (first, second, last))
         return int(of_first + more * (of_second + of_last) // 2)
 
-    sizes = (summed(name) for name in ("flops", "read_bytes", "written_bytes", "weight_bytes"))
     # By the last step's kind: what has nothing to read in the first one does no work there.
-    return Work(last.name, last.op, last.kind, *sizes)
+    return Work(last.name, last.op, last.kind, *map(summed, _SIZES))

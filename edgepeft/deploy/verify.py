@@ -36,11 +36,10 @@ from edgepeft.backbones.checkpoint import check_header
 from edgepeft.backbones.emit import BUNDLE_FILES
 from edgepeft.bundle.bundle import BACKBONE_FILE, TEMPLATES_FOLDER, expect_hash, read_graph
 from edgepeft.bundle.manifest import OnData, Verification
-from edgepeft.bundle.tolerance import EXACT, Tolerance
+from edgepeft.bundle.tolerance import EXACT, Tolerance, text_quality
 from edgepeft.common.errors import BundleError, EdgepeftError, VerificationFailed
 from edgepeft.common.task_name import CHECK, GRAPH, TRAINING
 from edgepeft.data.row_grouping import RowGrouping
-from edgepeft.deploy.text_quality import text_quality
 from edgepeft.device.host.machine import isa_flags
 from edgepeft.graph.validate import check_standard
 from edgepeft.runtime.decoding import log_probabilities
@@ -89,7 +88,7 @@ def in_groups(inputs: Inputs) -> Iterator[tuple[NDArray[np.intp], Inputs]]:
 def pack_check(inputs: Inputs, logits: NDArray[np.float32]) -> bytes:
     """The content of a check file: int64 [rows, length] by input name, float32 ``logits`` [rows, outputs], or of tokens
     [rows, length, outputs]."""
-    return save({**inputs, "logits": np.ascontiguousarray(logits, np.float32)}, metadata={"format": "edgepeft.check/1"})
+    return save({**inputs, "logits": np.ascontiguousarray(logits, np.float32)}, metadata={"format": _FORMAT})
 
 
 def read_check(content: bytes, where: str) -> tuple[dict[str, NDArray[np.int64]], NDArray[np.float32]]:
@@ -193,15 +192,11 @@ def accepted(result: Verification) -> Verification:
 
 @dataclass(frozen=True)
 class DataCheck:
-    """All rows of a data file, for weights whose logits are held to no tolerance: 64 rows cannot tell 2 % from 4 %.
+    """All rows of a data file, for weights whose logits are held to no tolerance: 64 rows cannot tell 2 % from 4 %."""
 
-    Token ids and masks [rows, length], PyTorch's logits [rows, outputs], and targets where the labels are the task's;
-    ``targets`` are as the task's ``kind`` has them; ``grouping`` says how token rows make rows.
-    """
-
-    inputs: Inputs
-    reference: NDArray[np.float32]
-    targets: NDArray[Any] | None
+    inputs: Inputs  # token ids and masks [rows, length]
+    reference: NDArray[np.float32]  # PyTorch's logits [rows, outputs]
+    targets: NDArray[Any] | None  # as the kind has them, where the labels are the task's
     kind: TaskType
     grouping: RowGrouping = field(default_factory=RowGrouping)
 
@@ -229,13 +224,12 @@ class Steps(Protocol):
 
 @dataclass(frozen=True)
 class TextCheck:
-    """Token ids and masks [R, length], PyTorch's ``tokens`` [R, T], and at each step the likeliest ``candidates``
-    [R, T, k], from the best, with their log-probabilities ``logits`` [R, T, k]."""
+    """The content of a check file of a task that writes text."""
 
-    inputs: dict[str, NDArray[np.int64]]
-    tokens: NDArray[np.int64]
-    candidates: NDArray[np.int64]
-    logits: NDArray[np.float32]
+    inputs: dict[str, NDArray[np.int64]]  # token ids and masks [R, length]
+    tokens: NDArray[np.int64]  # PyTorch's [R, T]
+    candidates: NDArray[np.int64]  # [R, T, k], the likeliest at each step, from the best
+    logits: NDArray[np.float32]  # [R, T, k], their log-probabilities
 
     def pack(self) -> bytes:
         """The content of a check file."""

@@ -26,18 +26,7 @@ from edgepeft.common.errors import EdgepeftError
 from edgepeft.common.resources import cache_folder
 from edgepeft.device.host import groups, machine
 from edgepeft.device.host.groups import ROOT
-from edgepeft.device.host.machine import (
-    KNOWN_BAD,
-    affinity,
-    bad_wheels,
-    board_name,
-    cpu_model,
-    cpu_quota,
-    isa_flags,
-    memory_bytes,
-    usable_cores,
-    versions,
-)
+from edgepeft.device.host.machine import cpu_model, isa_flags, memory_bytes, usable_cores
 from edgepeft.device.host.sensors import Sensors
 from edgepeft.device.limits import placement
 from edgepeft.device.limits.limited_process import BACKENDS, LimitedProcess, Prepare
@@ -92,7 +81,7 @@ def findings(root: Path = ROOT) -> list[Finding]:
 
 def _processor(root: Path) -> Iterator[Finding]:
     proc = root / "proc"
-    board, profile = board_name(root), profile_of_board(root)
+    board, profile = machine.board_name(root), profile_of_board(root)
     flags = " ".join(isa_flags(proc)) or "no flags known"
     yield Finding("processor", "ok", f"{cpu_model(proc)} ({flags})")
     if board is not None:
@@ -104,10 +93,10 @@ def _processor(root: Path) -> Iterator[Finding]:
 
 
 def _wheels(root: Path) -> Iterator[Finding]:
-    proc, installed = root / "proc", versions()
+    proc, installed = root / "proc", machine.versions()
     flags = isa_flags(proc)
-    missing = {wheel.needs for wheel in KNOWN_BAD} - set(flags) if "asimd" in flags else set()
-    bad = bad_wheels(installed, missing)
+    missing = {wheel.needs for wheel in machine.KNOWN_BAD} - set(flags) if "asimd" in flags else set()
+    bad = machine.bad_wheels(installed, missing)
     for wheel in bad:
         yield Finding("wheels", "bad", wheel.sentence(cpu_model(proc)))
     if not bad:
@@ -146,19 +135,19 @@ def _control_groups(root: Path) -> Iterator[Finding]:
 
 def _limits_in_force(root: Path) -> Iterator[Finding]:
     """What holds this process already: every profile's limits lie within these."""
-    cores, quota, machine = len(affinity()), cpu_quota(root / "proc"), psutil.virtual_memory().total
-    allowed = memory_bytes(root / "proc")
+    cores, quota = len(machine.affinity()), machine.cpu_quota(root / "proc")
+    memory, allowed = psutil.virtual_memory().total, memory_bytes(root / "proc")
     soft, _ = resource.getrlimit(resource.RLIMIT_AS)
     held = []
     if cores < (os.cpu_count() or cores):
         held.append(f"{cores} of {os.cpu_count()} processors by affinity")
     if quota is not None:
         held.append(f"{quota:g} cores' time by quota")
-    if allowed < machine:
-        held.append(f"{allowed:,} of {machine:,} bytes of memory by control group")
+    if allowed < memory:
+        held.append(f"{allowed:,} of {memory:,} bytes of memory by control group")
     if soft != resource.RLIM_INFINITY:
         held.append(f"{soft:,} bytes of address space")
-    text = "; ".join(held) or f"none: {cores} cores, {machine:,} bytes of memory"
+    text = "; ".join(held) or f"none: {cores} cores, {memory:,} bytes of memory"
     advice = "A profile can only be below these." if held else ""
     yield Finding("limits in force", "note" if held else "ok", text, advice)
 
@@ -193,9 +182,7 @@ def _cache(root: Path) -> Iterator[Finding]:
 
 
 def _memory_and_disk(root: Path) -> Iterator[Finding]:
-    memory = psutil.virtual_memory().available
-    allowed = memory_bytes(root / "proc")
-    free = min(memory, allowed)
+    free = min(psutil.virtual_memory().available, memory_bytes(root / "proc"))
     advice = "" if free >= _LEAST_MEMORY else "A base-size model needs about 1 GiB; take MiniLM, or --weights int8."
     yield Finding("memory", "ok" if not advice else "warning", f"{free:,} bytes are free", advice)
     swap = psutil.swap_memory()
@@ -251,18 +238,15 @@ _CHECKS: tuple[Callable[[Path], Iterator[Finding]], ...] = (
 
 @dataclass(frozen=True)
 class TrialResult:
-    """One limit as it was asked for and as it was seen to hold. ``error`` is relative; None for a count.
-
-    ``good`` is None where the host was too busy to tell: a program that gets less than its quota was not stopped by it.
-    """
+    """One limit as it was asked for and as it was seen to hold."""
 
     what: str
     backend: str
     asked: float
     seen: float
     unit: str
-    error: float | None
-    good: bool | None
+    error: float | None  # relative; None for a count
+    good: bool | None  # None where the host was too busy to tell: what gets less than its quota was not stopped by it
 
 
 def try_limits(

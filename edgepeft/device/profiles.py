@@ -68,14 +68,11 @@ class Cores(Figure):
 
 
 class MemoryFigure(Figure):
-    """How much memory the device has; its unit says whether powers of two or of ten are meant.
-
-    ``variants``: the sizes that are sold, in the same unit; ``--set memory=`` takes one of them.
-    """
+    """How much memory the device has; its unit says whether powers of two or of ten are meant."""
 
     value: int | float = Field(gt=0)
     unit: Literal["B", "MB", "GB", "MiB", "GiB"]
-    variants: Annotated[tuple[int | float, ...], Field(strict=False)] = ()
+    variants: Annotated[tuple[int | float, ...], Field(strict=False)] = ()  # sizes that are sold, for --set memory=
 
     @property
     def size_bytes(self) -> int:
@@ -106,10 +103,7 @@ class Amount(Figure):
 
 
 class Latency(_Sourced):
-    """A published latency at batch 1, in milliseconds: something to check predictions with.
-
-    ``graph``: which of ``bench.published`` has the model's operators.
-    """
+    """A published latency at batch 1, to check predictions with; ``graph`` is one of ``bench.published``."""
 
     model: str
     graph: str = ""
@@ -121,10 +115,7 @@ class Latency(_Sourced):
 
 
 class ReferenceEncoder(_Part):
-    """The whole encoder that calibration runs: which of the latencies it is, and its shapes, batch 1.
-
-    ``patch_values``: of a vision encoder, the numbers in a patch, which a first matrix takes to ``hidden_size``.
-    """
+    """The whole encoder that calibration runs: which of the latencies it is, and its shapes, batch 1."""
 
     model: str
     runtime: str
@@ -135,7 +126,7 @@ class ReferenceEncoder(_Part):
     intermediate_size: int = Field(ge=1, le=262144)
     n_heads: int = Field(ge=1, le=1024)
     n_tokens: int = Field(ge=2, le=65536)
-    patch_values: int = Field(default=0, ge=0, le=65536)
+    patch_values: int = Field(default=0, ge=0, le=65536)  # of a vision encoder's patch, for a first matrix
 
     @model_validator(mode="after")
     def _heads_divide(self) -> Self:
@@ -182,9 +173,8 @@ class Sweep(_Sourced):
 class Calibration(_Sourced):
     """A rate of graphs of one kind with one runtime on this device: seconds = FLOPs of products / value + overhead.
 
-    ``whole``: it was fitted on whole models, so what stands between the products is in it; otherwise that takes its
-    bytes over the memory bandwidth, and ``operator_us`` for each operator.  ``samples`` latencies are behind it, which
-    it misses by ``error_percent`` in the mean.  ``fallback``: runtimes without a row of their own take this one.
+    One of ``whole`` models has what stands between the products in it; otherwise that takes its bytes over the memory
+    bandwidth, and ``operator_us`` for each operator.
     """
 
     runtime: str = Field(min_length=1)
@@ -196,9 +186,9 @@ class Calibration(_Sourced):
     overhead_ms: int | float = Field(default=0, ge=0)
     operator_us: int | float = Field(default=0, ge=0)
     whole: bool = True
-    samples: int = Field(default=1, ge=1)
-    error_percent: int | float | None = Field(default=None, ge=0)
-    fallback: bool = False
+    samples: int = Field(default=1, ge=1)  # latencies behind it
+    error_percent: int | float | None = Field(default=None, ge=0)  # by which it misses them, in the mean
+    fallback: bool = False  # runtimes without a row of their own take this one
 
 
 class Profile(_Part):

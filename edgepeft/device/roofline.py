@@ -45,12 +45,11 @@ class ClassTime:
 
 @dataclass(frozen=True)
 class Predicted:
-    """``seconds`` and its ``interval`` are None where nothing was measured that could say; ``at_least`` is what the
-    hardware's fp32 peak allows, None where the profile has none."""
+    """How long one run takes."""
 
-    seconds: float | None
+    seconds: float | None  # None, as the interval, where nothing was measured that could say
     interval: tuple[float, float] | None
-    at_least: float | None
+    at_least: float | None  # what the hardware's fp32 peak allows; None where the profile has none
     calibration: CalibrationState
     row: Calibration | None
     classes: dict[OperatorClass, ClassTime]
@@ -84,18 +83,10 @@ def predict_seconds(
     scale = min(1.0, 1 / lanes)  # wider numbers are slower; narrower ones may be faster, and are not taken to be
     classes = _classes(works, row, speed, scale)
     seconds = row.overhead_ms / 1000 + sum(time.seconds for time in classes.values())
-    low, high = _interval(row, runtime, min(lanes, 1 / lanes))
-    interval = (max(low * seconds, at_least or 0.0), max(high * seconds, at_least or 0.0))
-    own = row.runtime == runtime and row.precision == precision
-    return Predicted(
-        max(seconds, at_least or 0.0),
-        interval,
-        at_least,
-        "calibrated" if own else "uncalibrated",
-        row,
-        classes,
-        tuple(notes),
-    )
+    factors, own = _interval(row, runtime, min(lanes, 1 / lanes)), (row.runtime, row.precision) == (runtime, precision)
+    expected, low, high = (max(factor * seconds, at_least or 0.0) for factor in (1, *factors))
+    state: CalibrationState = "calibrated" if own else "uncalibrated"
+    return Predicted(expected, (low, high), at_least, state, row, classes, tuple(notes))
 
 
 def bandwidth(profile: Profile) -> float | None:

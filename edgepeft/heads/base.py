@@ -15,27 +15,19 @@ from edgepeft.common.registry import classes_of
 
 
 class Head(nn.Module):
-    """Base of all heads.
+    """Base of all heads: a subclass takes hidden size, number of outputs (1 for a number) and dropout probability."""
 
-    A subclass takes (hidden size, number of outputs, dropout probability) and is found by its
-    ``kind``; regression is a head with one output.  ``reads`` names frozen backbone tensors that its
-    ``forward`` gets after the pooled value (BERT's pooler); they are never part of a delta.
-    ``places`` says where transformers' class for sequence classification keeps what: module of the head ->
-    theirs, the one that gives the logits last.  Each reads what dropout leaves; the first does not where
-    ``drops_first`` is false.  One that ``decodes`` reads what a decoder gives; if it ``writes``, that is every word
-    at each token of a target, and there are no labels.  One that is ``per_token`` reads each token's last state, one
-    that is ``bare`` gives the pooled value itself.
-    """
-
-    kind: ClassVar[str]
+    kind: ClassVar[str]  # by which it is found
     source: ClassVar[str]  # whose head it is
+    # Frozen backbone tensors that ``forward`` gets after the pooled value (BERT's pooler); never part of a delta.
     reads: ClassVar[tuple[str, ...]] = ()
-    places: ClassVar[Mapping[str, str]]
-    drops_first: ClassVar[bool] = True
-    decodes: ClassVar[bool] = False
-    writes: ClassVar[bool] = False
-    bare: ClassVar[bool] = False
-    per_token: ClassVar[bool] = False
+    # Module of the head -> transformers' for sequence classification; each reads what dropout leaves, logits come last.
+    places: ClassVar[Mapping[str, str]] = {}
+    drops_first: ClassVar[bool] = True  # whether there is dropout before the first module too
+    decodes: ClassVar[bool] = False  # it reads what a decoder gives
+    writes: ClassVar[bool] = False  # which is every word at each token of a target: there are no labels
+    bare: ClassVar[bool] = False  # it gives the pooled value itself
+    per_token: ClassVar[bool] = False  # it reads each token's last state
 
     def __init__(self, hidden: int, outputs: int, dropout: float) -> None:
         super().__init__()
@@ -56,16 +48,18 @@ class Head(nn.Module):
         """[batch, d] -> logits [batch, outputs]."""
 
     @classmethod
-    @abstractmethod
     def n_parameters(cls, architecture: Architecture, outputs: int) -> int:
-        """Trained parameters, by formula."""
+        """Trained parameters, by formula; none of a head without ``places``."""
+        assert not cls.places, f"{cls.__name__} has modules, and no formula for their parameters"
+        return 0
 
 
-def fresh_linear(inputs: int, outputs: int) -> nn.Linear:
+def fresh_linear(inputs: int, outputs: int, *, bias: bool = True) -> nn.Linear:
     """A linear layer as BERT and its relatives start one: N(0, 0.02), their ``initializer_range``, and zero bias."""
-    linear = nn.Linear(inputs, outputs)
+    linear = nn.Linear(inputs, outputs, bias=bias)
     nn.init.normal_(linear.weight, std=0.02)
-    nn.init.zeros_(linear.bias)
+    if bias:
+        nn.init.zeros_(linear.bias)
     return linear
 
 
@@ -75,9 +69,5 @@ def heads() -> dict[str, type[Head]]:
 
 
 def head_named(kind: str) -> type[Head]:
-    """The head of that kind.
-
-    Raises:
-        UnknownName: there is none.
-    """
+    """The head of that kind."""
     return named("head", kind, heads())

@@ -11,14 +11,12 @@ Letters: B rows, n nodes of the trie of the labels' tokens, e its edges, T token
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from edgepeft.backbones.base import Architecture
 from edgepeft.backbones.trie import Trie
 from edgepeft.data.labels import NO_TARGET
 from edgepeft.heads.base import Head
@@ -29,7 +27,6 @@ class Labels(Head):
 
     kind: ClassVar[str] = "labels"
     source: ClassVar[str] = "Raffel et al., 2020, whose labels are text; scored among themselves"
-    places: ClassVar[Mapping[str, str]] = {}
     decodes: ClassVar[bool] = True
 
     siblings: Tensor
@@ -53,29 +50,18 @@ class Labels(Head):
         of_edges = torch.where(self.siblings, among, 0.0).sum(1)  # (B, e): an edge leaves one node
         return of_edges @ self.paths.to(pooled.dtype)
 
-    @classmethod
-    def n_parameters(cls, architecture: Architecture, outputs: int) -> int:
-        """None."""
-        return 0
-
 
 class Text(Head):
     """What the decoder gives every word, at each of the tokens that it reads."""
 
     kind: ClassVar[str] = "text"
     source: ClassVar[str] = "Raffel et al., 2020, whose targets are text"
-    places: ClassVar[Mapping[str, str]] = {}
     decodes: ClassVar[bool] = True
     writes: ClassVar[bool] = True
 
     def forward(self, pooled: Tensor, *weights: Tensor) -> Tensor:
         """(B, T, v) as they are."""
         return pooled
-
-    @classmethod
-    def n_parameters(cls, architecture: Architecture, outputs: int) -> int:
-        """None."""
-        return 0
 
 
 def decoder_inputs(targets: Tensor, start_token_id: int, pad_token_id: int) -> Tensor:

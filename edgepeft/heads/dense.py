@@ -66,7 +66,6 @@ class Electra(DenseHead):
     kind: ClassVar[str] = "electra"
     source: ClassVar[str] = "ElectraForSequenceClassification of transformers"
     places: ClassVar[Mapping[str, str]] = {"dense": "classifier.dense", "out_proj": "classifier.out_proj"}
-    drops_first: ClassVar[bool] = True
     activation = staticmethod(functional.gelu)
 
 
@@ -76,5 +75,4 @@ class Roberta(DenseHead):
     kind: ClassVar[str] = "roberta"
     source: ClassVar[str] = "RobertaForSequenceClassification of transformers"
     places: ClassVar[Mapping[str, str]] = {"dense": "classifier.dense", "out_proj": "classifier.out_proj"}
-    drops_first: ClassVar[bool] = True
     activation = staticmethod(torch.tanh)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from edgepeft.backbones.base import Architecture
@@ -19,43 +19,31 @@ class Linear(Head):
     kind: ClassVar[str] = "linear"
     source: ClassVar[str] = "Devlin et al., 2019, without the pooler; sentence-transformers with mean pooling"
     places: ClassVar[Mapping[str, str]] = {"classifier": "classifier"}
+    biased: ClassVar[bool] = True
 
     def __init__(self, hidden: int, outputs: int, dropout: float) -> None:
         super().__init__(hidden, outputs, dropout)
-        self.classifier = fresh_linear(hidden, outputs)
+        (self.layer,) = self.places  # what it is called; the weight's name is stored
+        self.add_module(self.layer, fresh_linear(hidden, outputs, bias=self.biased))
 
     def forward(self, pooled: Tensor, *weights: Tensor) -> Tensor:
         """[batch, d] -> [batch, outputs]."""
-        logits: Tensor = self.classifier(self.dropout(pooled))
+        logits: Tensor = self.get_submodule(self.layer)(self.dropout(pooled))
         return logits
 
     @classmethod
     def n_parameters(cls, architecture: Architecture, outputs: int) -> int:
-        """d C + C."""
-        return architecture.hidden_size * outputs + outputs
+        """d C, and with biases C."""
+        return architecture.hidden_size * outputs + outputs * cls.biased
 
 
-class Score(Head):
+class Score(Linear):
     """logits = W dropout(pooled), without a bias."""
 
     kind: ClassVar[str] = "score"
     source: ClassVar[str] = "LlamaForSequenceClassification of transformers, which reads the last token"
     places: ClassVar[Mapping[str, str]] = {"score": "score"}
-
-    def __init__(self, hidden: int, outputs: int, dropout: float) -> None:
-        super().__init__(hidden, outputs, dropout)
-        self.score = nn.Linear(hidden, outputs, bias=False)
-        nn.init.normal_(self.score.weight, std=0.02)  # as their config's initializer_range has it
-
-    def forward(self, pooled: Tensor, *weights: Tensor) -> Tensor:
-        """[batch, d] -> [batch, outputs]."""
-        logits: Tensor = self.score(self.dropout(pooled))
-        return logits
-
-    @classmethod
-    def n_parameters(cls, architecture: Architecture, outputs: int) -> int:
-        """d C."""
-        return architecture.hidden_size * outputs
+    biased: ClassVar[bool] = False
 
 
 class BertPooler(Linear):

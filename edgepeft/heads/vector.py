@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import ClassVar
 
 from torch import Tensor
 
-from edgepeft.backbones.base import Architecture
 from edgepeft.heads.base import Head
 
 
@@ -16,14 +14,8 @@ class Vector(Head):
 
     kind: ClassVar[str] = "vector"
     source: ClassVar[str] = "sentence-transformers' pooling and normalisation"
-    places: ClassVar[Mapping[str, str]] = {}
     bare: ClassVar[bool] = True
 
     def forward(self, pooled: Tensor, *weights: Tensor) -> Tensor:
         """[batch, d] as it is, but for its length."""
         return pooled / ((pooled * pooled).sum(-1, keepdim=True) + 1e-24).sqrt()  # of no length it stays zeros
-
-    @classmethod
-    def n_parameters(cls, architecture: Architecture, outputs: int) -> int:
-        """None."""
-        return 0

@@ -1,20 +1,21 @@
-"""What a PE method is: frozen hyperparameters, a builder of modules for sites, and stated facts."""
+"""What a PE method is: frozen hyperparameters, a builder of modules for sites, stated facts; what its tasks cost."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 import typing
-from abc import ABC, abstractmethod
+from abc import ABC, ABCMeta, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 
-from edgepeft.backbones.base import Architecture, Role, Site
+from edgepeft.backbones.base import NO_HEAD, Architecture, Role, Site
 from edgepeft.common.errors import UnknownName, UsageError, named
 from edgepeft.common.registry import class_named, classes_of
+from edgepeft.heads.base import head_named
 
 
 def option(default: Any, doc: str, *, least: int | None = None, positive: bool = False) -> Any:
@@ -57,9 +58,18 @@ class Generator(nn.Module, ABC):
         """The tensors by name."""
 
 
+class _IsADataclass(ABCMeta):
+    """Refuses a decorator on a class that is a dataclass already: its own message names none of that."""
+
+    def __setattr__(cls, name: str, value: Any) -> None:
+        if name == "__dataclass_params__" and name in vars(cls):  # the first thing that ``dataclass`` sets
+            raise UsageError(f"{cls.__name__}, a method, is a dataclass by its base: leave @dataclass out.")
+        super().__setattr__(name, value)
+
+
 @typing.dataclass_transform(frozen_default=True, kw_only_default=True)
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Method(ABC):
+class Method(metaclass=_IsADataclass):
     """Base of all PE methods; one in a file of this package is found by its ``name``.
 
     Subclasses are frozen dataclasses of their hyperparameters, without a decorator.
@@ -327,3 +337,44 @@ class CrossAttention(PerLayer):
 def crossed(roles: Iterable[Role]) -> tuple[Role, ...]:
     """What these of self-attention are called in a decoder's attention to its encoder; the others left out."""
     return tuple(Role(f"cross_{role}") for role in roles if f"cross_{role}" in set(Role))
+
+
+BYTES = 4  # of a float32
+
+
+def count(architecture: Architecture, method: Method, head: str, *, tasks: int = 1, labels: int = 2) -> dict[str, Any]:
+    """Count ``tasks`` tasks of one method, each with a head of that kind, or without one (``NO_HEAD``).
+
+    As `edgepeft count --json` prints it; bytes are of the float32 tensors on disk, ``private`` those of the backbone
+    tensors that a loaded task replaces.  Where a task brings every tensor itself, nothing is left to share.
+    """
+    kind = None if head == NO_HEAD else head_named(head)
+    reads = kind.reads if kind else ()
+    if absent := [name for name in reads if name not in {**architecture.tensors, **architecture.pooler}]:
+        raise UsageError(f"the head {head!r} reads {absent[0]}, which {architecture.model_type} does not have.")
+    pooler = sum(math.prod(architecture.shape_of(name)) for name in reads if name in architecture.pooler)
+    backbone, delta = architecture.n_parameters + pooler, method.n_parameters(architecture, reads)
+    of_head = kind.n_parameters(architecture, labels) if kind else 0
+    # A method that makes every tensor from a few numbers needs the pretrained ones for it.
+    all_replaced = set(method.overrides(architecture)).issuperset(architecture.tensors)
+    shares = not all_replaced or delta < architecture.n_parameters
+    total, full_models = tasks * (delta + of_head) + backbone * shares, tasks * (backbone + of_head)
+    return {
+        "tasks": tasks,
+        "labels": labels,
+        "head": head,
+        "backbone_parameters": backbone,
+        "trained_parameters": {"delta": delta, "head": of_head, "total": delta + of_head},
+        "percent_of_backbone": round(100 * delta / backbone, 4),
+        "shares_backbone": shares,
+        "total_parameters": total,
+        "full_models_parameters": full_models,
+        "times_the_backbone": round(total / backbone, 4),
+        "bytes": {
+            "backbone": BYTES * backbone,
+            "task": BYTES * (delta + of_head),
+            "private": BYTES * sum(map(math.prod, method.own_tensors(architecture, reads).values())),
+            "total": BYTES * total,
+            "full_models": BYTES * full_models,
+        },
+    }

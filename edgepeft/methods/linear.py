@@ -14,6 +14,5 @@ class LinearProbe(Method):
     title: ClassVar[str] = "Linear probe"
     paper: ClassVar[str] = "Peters et al., 2019, arXiv:1903.05987"
     equation: ClassVar[str] = "W h + b, h of the bare backbone"
-    near_identity: ClassVar[bool] = True
     learning_rate: ClassVar[float] = 1e-3
     learning_rate_source: ClassVar[str] = "ours, for heads on a first token; on a mean it is --head-lr's default"

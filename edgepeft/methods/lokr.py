@@ -39,14 +39,11 @@ class KroneckerProduct(nn.Module):
 
     def forward(self, y: Tensor, x: Tensor) -> Tensor:
         """[..., out]."""
-        w1, w2 = self._matrix("w1"), self._matrix("w2")
+        own = dict(self.named_parameters())
+        w1, w2 = (own[name] if name in own else own[f"{name}_a"] @ own[f"{name}_b"] for name in ("w1", "w2"))
         rows = functional.linear(x.reshape(*x.shape[:-1], w1.shape[1], w2.shape[1]), w2)  # (..., m, k)
         made = functional.linear(rows.transpose(-1, -2), self.scale * w1)  # (..., k, h)
         return y + made.transpose(-1, -2).flatten(-2)
-
-    def _matrix(self, name: str) -> Tensor:
-        own = dict(self.named_parameters())
-        return own[name] if name in own else own[f"{name}_a"] @ own[f"{name}_b"]
 
 
 class LoKr(RankedUpdates):
@@ -77,11 +74,9 @@ class LoKr(RankedUpdates):
 
     def build_at(self, site: Site) -> nn.Module:
         """Two to four matrices a site."""
-        return KroneckerProduct(self._shapes_at(site), self.scale)
-
-    def _shapes_at(self, site: Site) -> dict[str, tuple[int, int]]:
         (m, n), (h, k) = (_two_sides(width, self.factor) for width in (site.in_features, site.out_features))
-        return {**self._parts("w1", h, m, parted=self.both), **self._parts("w2", k, n, parted=True)}
+        shapes = self._parts("w1", h, m, parted=self.both) | self._parts("w2", k, n, parted=True)
+        return KroneckerProduct(shapes, self.scale)
 
     def _parts(self, name: str, rows: int, columns: int, *, parted: bool) -> dict[str, tuple[int, int]]:
         if parted and 2 * self.rank < max(rows, columns):

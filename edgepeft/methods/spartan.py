@@ -98,11 +98,5 @@ class Spartan(TrainsNorms):
 
     def build_at(self, site: Site) -> nn.Module:
         """One memory a layer."""
-        return Memory(
-            site.out_features,
-            parents=self.parents,
-            children=self.children,
-            top_k=self.top_k,
-            temperature=self.temperature,
-            std=self.std,
-        )
+        sizes = {"parents": self.parents, "children": self.children, "top_k": self.top_k}
+        return Memory(site.out_features, **sizes, temperature=self.temperature, std=self.std)

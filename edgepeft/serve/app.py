@@ -23,6 +23,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from edgepeft.common.resources import package_data
 from edgepeft.common.task_name import TASK_NAME
+from edgepeft.runtime.session import MOST_SESSIONS
 from edgepeft.serve.batcher import Batcher, Closing
 from edgepeft.serve.guard import DEADLINE_HEADER, Guard
 from edgepeft.serve.metrics import ServiceMetrics
@@ -113,7 +114,7 @@ async def _lifespan(app: Starlette) -> AsyncIterator[None]:
     serving: Serving = app.state.serving
     loop = asyncio.get_running_loop()
     serving.batcher.start()
-    serving.jobs.on_done(lambda: loop.call_soon_threadsafe(reload_soon, serving))
+    serving.jobs.done = lambda: loop.call_soon_threadsafe(reload_soon, serving)
     _in_background(serving, _start(serving))
     if serving.settings.watch:
         _in_background(serving, _watch(serving))
@@ -158,7 +159,7 @@ async def _open_tasks(serving: Serving) -> None:
 async def _open_as_tried(serving: Serving, waited: asyncio.Event) -> None:
     """Open tasks, each between two batches, and mark those that cannot be; ``waited`` is set when that takes long."""
     service, since = serving.service, monotonic()
-    left = list(service.first_tasks)
+    left = list(service.runtime.tasks[:MOST_SESSIONS])  # whose sessions may all be open at once
     serving.unavailable &= set(left)
     while left:
         for task in [task for task in left if not service.untried(task)]:
@@ -234,7 +235,7 @@ def _operation(route: Endpoint, *, token: bool) -> dict[str, Any]:
     refusal = route.answer if route.path == "/readyz" else Problem
     operation: dict[str, Any] = {
         "operationId": route.call.__name__,
-        "summary": route.about,
+        "summary": route.call.__doc__,
         "responses": {
             str(route.status): _content(route.answer, HTTPStatus(route.status).phrase, route.kind),
             **{str(s): _content(refusal, HTTPStatus(s).phrase) for s in sorted(refusals)},

@@ -14,19 +14,16 @@ from edgepeft.runtime.prediction import RowResult
 
 @dataclass(eq=False)
 class Job:
-    """One request's rows; compared by identity.  ``tell`` has, in the event loop, each piece of a text.
-
-    Texts have ``most`` tokens, and keep to the JSON ``schema``, if those are given.
-    """
+    """One request's rows; compared by identity."""
 
     tasks: Sequence[str | None]
     texts: Sequence[Readable]
     client: Hashable
     arrived: float
     future: asyncio.Future[Sequence[RowResult]]
-    tell: Callable[[str], object] | None = None
-    most: int | None = None
-    schema: Mapping[str, Any] | None = None
+    tell: Callable[[str], object] | None = None  # has each piece of a text, in the event loop
+    most: int | None = None  # tokens of a text
+    schema: Mapping[str, Any] | None = None  # to which a text keeps
     told: bool = False  # a piece, so that it can no longer begin anew
     given: bool = False
 

@@ -11,6 +11,7 @@ import base64
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import wraps
 from time import time
 from typing import Any
 
@@ -33,30 +34,43 @@ from edgepeft.serve.openai_bodies import (
     EmbeddingList,
     EmbeddingsRequest,
 )
-from edgepeft.serve.problems import EXPECTED, Json, Refused, explain, problem, refusal_of
+from edgepeft.serve.problems import EXPECTED, Json, Refused, problem, refusal_of
 from edgepeft.serve.routes import (
     ASKED,
     FEW_ROWS,
+    Call,
     Endpoint,
     Events,
     Serving,
     answers_of,
     body_of,
+    endpoint,
     streamed,
 )
 
 _OVERLOADED = 429
 
 
+ENDPOINTS: list[Endpoint] = []
+
+
+def _refusing(call: Call) -> Call:
+    """Errors as OpenAI's clients read them."""
+
+    @wraps(call)
+    async def answered(request: Request) -> Response:
+        try:
+            return await call(request)
+        except EXPECTED as error:
+            return _problem(error)
+
+    return answered
+
+
+@endpoint(ENDPOINTS, "POST", "/v1/embeddings", EmbeddingList, EmbeddingsRequest, refusals=ASKED)
+@_refusing
 async def embeddings(request: Request) -> Response:
-    """A task's vectors of some texts, in OpenAI's form."""
-    try:
-        return await _embeddings(request)
-    except EXPECTED as error:
-        return _problem(error)
-
-
-async def _embeddings(request: Request) -> Response:
+    """Vectors of one text or several, as OpenAI's clients ask for them; the model is a task that answers vectors."""
     serving: Serving = request.app.state.serving
     asked = await body_of(request, EmbeddingsRequest, serving.settings.limits.rows)
     _check(serving, asked)
@@ -85,9 +99,7 @@ def _check(serving: Serving, asked: EmbeddingsRequest) -> None:
 def _listed(asked: EmbeddingsRequest, answers: Sequence[RowResult], n_tokens: int) -> Json:
     data = []
     for index, answer in enumerate(answers):
-        if isinstance(answer, EdgepeftError):
-            raise explain(answer, asked.model)
-        assert isinstance(answer, VectorPrediction), "the kind of the task was looked at"
+        assert isinstance(answer, VectorPrediction), "the kind of the task was looked at, and errors are raised"
         cut, packed = answer.cut(asked.dimensions), asked.encoding_format == "base64"
         shown = base64.b64encode(cut.vector.astype("<f4").tobytes()).decode("ascii") if packed else cut.value
         data.append({"object": "embedding", "index": index, "embedding": shown})
@@ -166,20 +178,18 @@ def _reason(answer: TextAnswer) -> str:
     return "stop" if answer.ended else "length"
 
 
+@endpoint(ENDPOINTS, "POST", "/v1/completions", Completion, CompletionRequest, refusals=ASKED)
+@_refusing
 async def completions(request: Request) -> Response:
-    """What a task writes for some prompts, in OpenAI's form."""
-    try:
-        return await _completions(request, CompletionRequest)
-    except EXPECTED as error:
-        return _problem(error)
+    """What a task that writes text writes for one prompt or several, as OpenAI's clients ask; a stream of one."""
+    return await _completions(request, CompletionRequest)
 
 
+@endpoint(ENDPOINTS, "POST", "/v1/chat/completions", ChatCompletion, ChatRequest, refusals=ASKED)
+@_refusing
 async def chat(request: Request) -> Response:
-    """What a task writes for a message, in OpenAI's form."""
-    try:
-        return await _completions(request, ChatRequest)
-    except EXPECTED as error:
-        return _problem(error)
+    """What a task that writes text writes for one message, as OpenAI's clients ask."""
+    return await _completions(request, ChatRequest)
 
 
 async def _completions(request: Request, model: type[CompletionRequest | ChatRequest]) -> Response:
@@ -235,34 +245,3 @@ def _cut(answer: TextAnswer, most: int | None, encoder: TextEncoder) -> TextAnsw
         return answer
     tokens = answer.tokens[:most]
     return replace(answer, text=encoder.decode(tokens), tokens=tokens, ended=False)
-
-
-ENDPOINTS = (
-    Endpoint(
-        "POST",
-        "/v1/embeddings",
-        embeddings,
-        "Vectors of one text or several, as OpenAI's clients ask for them; the model is a task that answers vectors.",
-        EmbeddingList,
-        EmbeddingsRequest,
-        refusals=ASKED,
-    ),
-    Endpoint(
-        "POST",
-        "/v1/completions",
-        completions,
-        "What a task that writes text writes for one prompt or several, as OpenAI's clients ask; a stream of one.",
-        Completion,
-        CompletionRequest,
-        refusals=ASKED,
-    ),
-    Endpoint(
-        "POST",
-        "/v1/chat/completions",
-        chat,
-        "What a task that writes text writes for one message, as OpenAI's clients ask.",
-        ChatCompletion,
-        ChatRequest,
-        refusals=ASKED,
-    ),
-)

@@ -7,13 +7,11 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from edgepeft.runtime.decoding import GREEDY
-from edgepeft.serve.schemas import Listed
+from edgepeft.serve.schemas import Asked, Listed
 
 
-class EmbeddingsRequest(BaseModel):
+class EmbeddingsRequest(Asked):
     """One text or several; ``dimensions`` keeps the first numbers of each vector, of length 1 again."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     model: str = Field(description="A task that answers vectors.", examples=["near"])
     input: str | Annotated[Listed[str], Field(min_length=1)]
@@ -29,10 +27,8 @@ class EmbeddingsRequest(BaseModel):
         return [self.input] if isinstance(self.input, str) else self.input
 
 
-class _Writes(BaseModel):
+class _Writes(Asked):
     """What both requests for a text have."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     model: str = Field(description="A task that writes text.", examples=["summary"])
     max_tokens: int | None = Field(default=None, ge=1, le=GREEDY.max_new_tokens)
@@ -53,19 +49,15 @@ class CompletionRequest(_Writes):
         return [self.prompt] if isinstance(self.prompt, str) else self.prompt
 
 
-class TextPart(BaseModel):
+class TextPart(Asked):
     """A part of a message."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     type: Literal["text"]
     text: str
 
 
-class Message(BaseModel):
+class Message(Asked):
     """What the user says."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     role: Literal["user"] = Field(description="A task has its instruction in its template: there is no other.")
     content: str | Listed[TextPart]
@@ -77,10 +69,10 @@ class Message(BaseModel):
         return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
 
 
-class NamedSchema(BaseModel):
+class NamedSchema(Asked):
     """A JSON schema; what it is called, and how strictly it is meant, is not looked at: answers always keep to it."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+    model_config = ConfigDict(populate_by_name=True)
 
     name: str
     schema_: dict[str, Any] = Field(alias="schema", examples=[{"type": "object"}])
@@ -88,10 +80,8 @@ class NamedSchema(BaseModel):
     strict: bool | None = None
 
 
-class ResponseFormat(BaseModel):
+class ResponseFormat(Asked):
     """Any text, any JSON object, or what a schema allows."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: NamedSchema | None = Field(default=None, description="Of the type json_schema, and of no other.")

@@ -1,4 +1,4 @@
-"""What the service answers: one table of routes, and a function for each."""
+"""What the service answers: a function for each route, which ``ROUTES`` lists."""
 
 from __future__ import annotations
 
@@ -73,14 +73,16 @@ class Serving:
     tasks: set[asyncio.Task[Any]] = field(default_factory=set)
 
 
+Call = Callable[[Request], Awaitable[Response]]
+
+
 @dataclass(frozen=True)
 class Endpoint:
     """A route with what its documentation says: the models of its request and answer."""
 
     method: str
     path: str
-    call: Callable[[Request], Awaitable[Response]]
-    about: str
+    call: Call
     answer: type[BaseModel] | None = None
     body: type[BaseModel] | None = None
     status: int = 200
@@ -92,6 +94,21 @@ class Endpoint:
             schema = self.body.model_json_schema()
             for part in (schema, *schema.get("$defs", {}).values()):
                 KEYS.update(part.get("properties", ()))
+
+
+ASKED = (400, 401, 403, 404, 408, 413, 415, 422, 429, 500, 503, 504)
+# In order: what carries a literal ':' stands before what `{task}` alone would match.
+ROUTES: list[Endpoint] = []
+
+
+def endpoint(table: list[Endpoint], method: str, path: str, *models: Any, **more: Any) -> Callable[[Call], Call]:
+    """Enter a function into a table of routes, with the models of answer and request; its docstring is its summary."""
+
+    def entered(call: Call) -> Call:
+        table.append(Endpoint(method, path, call, *models, **more))
+        return call
+
+    return entered
 
 
 def _serving(request: Request) -> Serving:
@@ -110,8 +127,9 @@ async def body_of(request: Request, model: type[Body], most_rows: int) -> Body:
     return await _serving(request).aside(parsed_body, content, model, most_rows)
 
 
+@endpoint(ROUTES, "GET", "/v1/tasks", schemas.Tasks)
 async def tasks(request: Request) -> Response:
-    """The tasks of the bundle."""
+    """All tasks."""
     serving, manifest = _serving(request), _serving(request).service.manifest
     listed = [
         {
@@ -133,8 +151,9 @@ async def tasks(request: Request) -> Response:
     return Json({"tasks": listed, "templates": sorted(manifest.templates), "tuning": serving.settings.allow_tuning})
 
 
+@endpoint(ROUTES, "POST", "/v1/tasks/{task}:predict", schemas.Predictions, schemas.PredictRequest, refusals=ASKED)
 async def predict(request: Request) -> Response:
-    """One task on one text, a pair, or a list."""
+    """Answers of one task to a text, a pair, or a list of them."""
     serving, task = _serving(request), request.path_params["task"]
     serving.service.manifest.task(task)  # before the body is looked at
     asked = await body_of(request, schemas.PredictRequest, serving.settings.limits.rows)
@@ -145,8 +164,9 @@ async def predict(request: Request) -> Response:
     return Json({"predictions": [answer.as_json() for answer in answers if isinstance(answer, Answer)]})
 
 
+@endpoint(ROUTES, "POST", "/v1/predict", schemas.Answers, schemas.MixedRequest, refusals=ASKED)
 async def predict_mixed(request: Request) -> Response:
-    """Rows of any tasks in one batch."""
+    """Rows of any tasks in one batch; a row without a task gets the backbone's embedding."""
     asked = await body_of(request, schemas.MixedRequest, _serving(request).settings.limits.rows)
     named = asked.named
     answers = await answers_of(request, named, asked.texts)
@@ -168,8 +188,9 @@ def _mixed(answer: RowResult, task: str | None) -> dict[str, Any]:
     return {"embedding": [float(str(number)) for number in answer]}  # the shortest decimals of a float32
 
 
+@endpoint(ROUTES, "POST", "/v1/tasks/{task}:stream", body=schemas.TextRow, refusals=ASKED, kind=EVENTS)
 async def stream(request: Request) -> Response:
-    """What a task writes for one text, as server-sent events: pieces, and then the whole answer."""
+    """What a task that writes text writes for one text: events `piece` with their text, and `answer` or `error`."""
     serving, task = _serving(request), request.path_params["task"]
     if not serving.service.manifest.task(task).task_kind.writes:
         raise Refused(422, "invalid", f"task {task} writes no text; ask it with :predict.")
@@ -267,8 +288,11 @@ def _last(running: asyncio.Task[Sequence[RowResult]], events: Events) -> bytes:
     return events.answer(answer)
 
 
+@endpoint(
+    ROUTES, "POST", "/v1/tasks/{task}:tune", schemas.TuningJob, schemas.TuneRequest, status=202, refusals=(*ASKED, 409)
+)
 async def start_tuning(request: Request) -> Response:
-    """Fine-tune a task, or a new one from a template, in the background."""
+    """Fine-tune a task on rows, or start one from a template (needs --allow-tuning)."""
     serving, task = _serving(request), request.path_params["task"]
     if not serving.settings.allow_tuning:
         raise Refused(403, "tuning_is_off", "tuning is off; the service is started with --allow-tuning to allow it.")
@@ -286,18 +310,21 @@ async def start_tuning(request: Request) -> Response:
     return Json(await asyncio.to_thread(serving.jobs.start, task, asked), 202)
 
 
+@endpoint(ROUTES, "GET", "/v1/jobs/{job}", schemas.TuningJob, refusals=(404,))
 async def job(request: Request) -> Response:
     """How a fine-tuning run stands."""
     return Json(_serving(request).jobs.state(request.path_params["job"]))
 
 
+@endpoint(ROUTES, "DELETE", "/v1/jobs/{job}", schemas.TuningJob, status=202, refusals=(404,))
 async def stop_job(request: Request) -> Response:
-    """Stop a fine-tuning run; the bundle stays as it was."""
+    """Stop a fine-tuning run."""
     return Json(_serving(request).jobs.stop(request.path_params["job"]), 202)
 
 
+@endpoint(ROUTES, "GET", "/v1/status", schemas.Status)
 async def status(request: Request) -> Response:
-    """What the service is doing now."""
+    """Throughput, latency and memory now."""
     serving, metrics = _serving(request), _serving(request).metrics
     rate, middle, high = metrics.recent()
     return Json(
@@ -315,72 +342,24 @@ async def status(request: Request) -> Response:
     )
 
 
+@endpoint(ROUTES, "GET", "/healthz", schemas.Health)
 async def healthz(_: Request) -> Response:
-    """Whether the process answers at all."""
+    """Whether the process answers."""
     return Json({"status": "ok"})
 
 
+@endpoint(ROUTES, "GET", "/readyz", schemas.Health, refusals=(503,))
 async def readyz(request: Request) -> Response:
-    """Whether it has opened the bundle and goes on; which tasks cannot be opened, where the token was sent."""
+    """Whether it is ready to be asked."""
     serving = _serving(request)
     document: dict[str, Any] = {"status": serving.state, "unavailable_tasks": len(serving.unavailable)}
-    if request.scope.get(AUTHORIZED):
+    if request.scope.get(AUTHORIZED):  # names are for who sent the token
         document["unavailable"] = sorted(serving.unavailable)
     return Json(document, 200 if serving.state == "ok" else 503)
 
 
+@endpoint(ROUTES, "GET", "/metrics")
 async def metrics(request: Request) -> Response:
-    """Counters for Prometheus."""
+    """Counters for Prometheus, as text."""
     text = generate_latest(_serving(request).metrics.registry)
     return Response(text, media_type=None, headers={"Content-Type": CONTENT_TYPE_LATEST})
-
-
-ASKED = (400, 401, 403, 404, 408, 413, 415, 422, 429, 500, 503, 504)
-
-# The routes that carry a literal ':' come first: `{task}` alone would swallow it.
-ROUTES = (
-    Endpoint("GET", "/v1/tasks", tasks, "All tasks.", schemas.Tasks),
-    Endpoint(
-        "POST",
-        "/v1/tasks/{task}:predict",
-        predict,
-        "Answers of one task to a text, a pair, or a list of them.",
-        schemas.Predictions,
-        schemas.PredictRequest,
-        refusals=ASKED,
-    ),
-    Endpoint(
-        "POST",
-        "/v1/tasks/{task}:stream",
-        stream,
-        "What a task that writes text writes for one text: events `piece` with their text, and `answer` or `error`.",
-        body=schemas.TextRow,
-        refusals=ASKED,
-        kind=EVENTS,
-    ),
-    Endpoint(
-        "POST",
-        "/v1/predict",
-        predict_mixed,
-        "Rows of any tasks in one batch; a row without a task gets the backbone's embedding.",
-        schemas.Answers,
-        schemas.MixedRequest,
-        refusals=ASKED,
-    ),
-    Endpoint(
-        "POST",
-        "/v1/tasks/{task}:tune",
-        start_tuning,
-        "Fine-tune a task on rows, or start one from a template (needs --allow-tuning).",
-        schemas.TuningJob,
-        schemas.TuneRequest,
-        202,
-        (*ASKED, 409),
-    ),
-    Endpoint("GET", "/v1/jobs/{job}", job, "How a fine-tuning run stands.", schemas.TuningJob, refusals=(404,)),
-    Endpoint("DELETE", "/v1/jobs/{job}", stop_job, "Stop a fine-tuning run.", schemas.TuningJob, None, 202, (404,)),
-    Endpoint("GET", "/v1/status", status, "Throughput, latency and memory now.", schemas.Status),
-    Endpoint("GET", "/healthz", healthz, "Whether the process answers.", schemas.Health),
-    Endpoint("GET", "/readyz", readyz, "Whether it is ready to be asked.", schemas.Health, refusals=(503,)),
-    Endpoint("GET", "/metrics", metrics, "Counters for Prometheus, as text."),
-)

@@ -15,7 +15,9 @@ from edgepeft.data.words import Words
 TaskName = Annotated[str, Field(pattern=TASK_NAME, examples=["mood"])]
 
 
-class _Asked(BaseModel):
+class Asked(BaseModel):
+    """Base of what requests hold."""
+
     model_config = ConfigDict(frozen=True, extra="forbid")  # a misspelt key is an error, not a default
 
 
@@ -60,7 +62,7 @@ _ONE_TEXT_OR_FIELDS: list[Any] = [
 ]
 
 
-class TextRow(_Asked):
+class TextRow(Asked):
     """A text, or a pair of texts for a task that was trained on pairs, or a text with ``candidates`` for a task that
     picks one; or a text's ``words``; or ``fields``, the columns by name that a task posed as text reads."""
 
@@ -109,7 +111,7 @@ _ONE_TEXT_OR_ROWS: list[Any] = [
 ]
 
 
-class PredictRequest(_Asked):
+class PredictRequest(Asked):
     """Either one text (with ``second``: a pair; with ``candidates``: of which one is picked), or its ``words``, or the
     ``fields`` of one row, or ``rows`` of any of these."""
 
@@ -140,7 +142,7 @@ class MixedRow(TextRow):
     task: TaskName | None = None
 
 
-class MixedRequest(_Asked):
+class MixedRequest(Asked):
     """Rows of any tasks, answered in one batch; a text alone is a row without a task."""
 
     rows: Listed[MixedRow | str] = Field(min_length=1)
@@ -156,7 +158,7 @@ class MixedRequest(_Asked):
         return _texts(self.rows)
 
 
-class SpanGiven(_Asked):
+class SpanGiven(Asked):
     """What stands in a text from ``start`` to before ``end``, in Unicode characters (code points)."""
 
     start: int = Field(ge=0)
@@ -164,7 +166,7 @@ class SpanGiven(_Asked):
     label: str
 
 
-class AnswersGiven(_Asked):
+class AnswersGiven(Asked):
     """What answers a question, and where each text starts in the passage; empty lists where nothing does."""
 
     text: Listed[str]
@@ -186,7 +188,7 @@ class TuneRow(TextRow):
         return [each if isinstance(each, str) else each.model_dump() for each in parts] if parts else self.label
 
 
-class TuneRequest(_Asked):
+class TuneRequest(Asked):
     """What to fine-tune on; the options are those of ``edgepeft tune``."""
 
     rows: Listed[TuneRow] = Field(min_length=1)

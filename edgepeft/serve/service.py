@@ -18,7 +18,6 @@ from edgepeft.deploy.signature import SIGNATURE_FILE, check_signature
 from edgepeft.runtime.inputs import Readable
 from edgepeft.runtime.prediction import RowResult
 from edgepeft.runtime.runtime import Runtime
-from edgepeft.runtime.session import MOST_SESSIONS
 from edgepeft.runtime.text_generation import Draft, TextBatch
 from edgepeft.serve.job import Job
 from edgepeft.serve.settings import Settings
@@ -83,13 +82,8 @@ class Service:
 
     def _identity(self) -> tuple[str, ...]:
         """Changes whenever the manifest or its signature is replaced."""
-        identities = []
-        for name in (MANIFEST_FILE, SIGNATURE_FILE):
-            try:
-                identities.append(file_identity(Path(self._settings.bundle) / name))
-            except OSError:
-                identities.append("")
-        return tuple(identities)
+        folder = Path(self._settings.bundle)
+        return tuple(file_identity(folder / name) for name in (MANIFEST_FILE, SIGNATURE_FILE))
 
     @property
     def manifest(self) -> Manifest:
@@ -105,11 +99,6 @@ class Service:
     def truncated_rows(self) -> int:
         """Answers that read a text cut to its task's maximal length."""
         return self._truncated_before + self.runtime.truncation.rows
-
-    @property
-    def first_tasks(self) -> tuple[str, ...]:
-        """Those whose sessions may all be open at once."""
-        return self.runtime.tasks[:MOST_SESSIONS]
 
     def untried(self, task: str | None) -> bool:
         """Whether it is still being found out, in a process of its own, if the task may be opened; from any thread."""
@@ -210,10 +199,7 @@ class Service:
 
 
 class Written:
-    """A batch of texts that are written token by token; requests join it and leave it one by one.
-
-    ``problems`` says which tasks are not to be opened.
-    """
+    """Texts written token by token; requests join and leave, but those of tasks with ``problems``."""
 
     def __init__(
         self, batch: TextBatch, problems: Callable[[Sequence[str | None]], Mapping[str | None, BundleError]]

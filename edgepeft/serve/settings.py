@@ -48,10 +48,7 @@ class ServiceLimits:
 
 @dataclass(frozen=True)
 class Settings:
-    """One service; ``public_key`` is the PEM file of whoever must have signed the bundle.
-
-    ``workers`` batches run at once, each on its share of the threads.
-    """
+    """One service."""
 
     bundle: Path
     host: str = "127.0.0.1"
@@ -59,9 +56,9 @@ class Settings:
     token: str | None = None
     insecure: bool = False
     allow_tuning: bool = False
-    public_key: Path | None = None
+    public_key: Path | None = None  # the PEM file of whoever must have signed the bundle
     threads: int | None = None
-    workers: int = 1
+    workers: int = 1  # batches that run at once, each on its share of the threads
     cache: bool = True
     watch: bool = True
     limits: ServiceLimits = field(default_factory=ServiceLimits)

@@ -99,7 +99,7 @@ class Trials:
             key = keys[task] = _key(bundle, task)
         if key in self._answered:
             return ""
-        other = f"{key} {_identity(bundle, task)}"
+        other = f"{key} {'' if task is None else file_identity(bundle.current(task, GRAPH))}"
         with self._changed:
             if other in self._other:
                 return self._other[other]
@@ -113,10 +113,7 @@ class Trials:
         return None
 
     def problem(self, bundle: Bundle, task: str | None) -> BundleError | None:
-        """Why the task may not be opened here.
-
-        A task that is merely refused there may: opening it is an error here too, and says which.
-        """
+        """Why the task may not be opened here; one that is merely refused may, and opening it says why."""
         why = self._outcome(bundle, task)
         if why is None:
             return Untried(f"{_name(task)} is being tried in a process of its own; ask again.")
@@ -278,13 +275,6 @@ def _key(bundle: Bundle, task: str | None) -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
-def _identity(bundle: Bundle, task: str | None) -> str:
-    try:
-        return "" if task is None else file_identity(bundle.current(task, GRAPH))
-    except OSError:
-        return ""
-
-
 def _kept() -> Path:
     return private_folder(cache_folder() / "opened") / "passed.json"
 
@@ -304,7 +294,11 @@ def _share() -> int:
 def _main() -> None:
     """Open the bare backbone and then the tasks that standard input names; print how each ended."""
     folder, threads, budget_s, turn, parent = sys.argv[1:]
-    _end_with(int(parent))
+    # Linux ends this process with the thread that began it; other systems leave it the end of standard input.
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != int(parent):  # it ended before
+        sys.exit(1)
     os.nice(19 if int(turn) else 0)
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever native code prints goes to the log
@@ -318,14 +312,6 @@ def _main() -> None:
         for line in sys.stdin:
             _limit(seconds)
             print(_outcome(runtime, json.loads(line)), file=answers, flush=True)
-
-
-def _end_with(parent: int) -> None:
-    """Have Linux end this process with the thread that began it; other systems leave it the end of standard input."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it ended before
-        sys.exit(1)
 
 
 def _limit(seconds: float) -> None:

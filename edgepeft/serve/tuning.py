@@ -59,14 +59,10 @@ class Jobs:
 
     def __init__(self, bundle: Path, threads: int | None) -> None:
         self._bundle, self._threads = bundle, threads
-        self._done: Callable[[], object] = lambda: None
+        self.done: Callable[[], object] = lambda: None  # called when a run has ended well, from a thread of its own
         self._states: OrderedDict[str, dict[str, Any]] = OrderedDict()
         self._running: _Run | None = None
         self._lock = threading.Lock()  # held for moments only: the event loop's thread takes it too
-
-    def on_done(self, call: Callable[[], object]) -> None:
-        """Call it when a run has ended well; from a thread of its own."""
-        self._done = call
 
     def start(self, task: str, request: TuneRequest) -> dict[str, Any]:
         """Begin a run, in a thread of its own: a process takes seconds to start on a small board."""
@@ -115,7 +111,7 @@ class Jobs:
             with tempfile.TemporaryDirectory(prefix="edgepeft-tune.") as folder:
                 ended = self._ended(run, request, Path(folder))
             if ended["state"] == "done":
-                self._done()
+                self.done()
         except Exception:
             log.exception("task %s: the run failed", run.task)
         finally:

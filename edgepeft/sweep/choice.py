@@ -199,7 +199,7 @@ def exported(cards: Sequence[DeltaCard], backbone: str, work: Path) -> Bundle:
         delta.write(folder)
         folders.append(folder)
     # Fresh deltas decide nothing: how far rounded weights move them says nothing either.
-    export_bundle(opened, folders, work / "bundle", weights=None, accept_error=True)
+    export_bundle(opened, folders, work / "bundle", accept_error=True)
     return Bundle(work / "bundle")
 
 

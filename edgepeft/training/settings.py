@@ -11,7 +11,7 @@ from edgepeft.backbones.base import Pooling
 from edgepeft.backbones.source import Backbone
 from edgepeft.common.bounded import json_at
 from edgepeft.common.errors import UsageError
-from edgepeft.data.parts import PARTS, Division, TaskData, given_rows, load_data
+from edgepeft.data.parts import PARTS, TaskData, given_rows, load_data
 from edgepeft.data.readers import source_of
 from edgepeft.data.rows import Columns
 from edgepeft.data.text_template import TextTemplate, text_template
@@ -39,12 +39,18 @@ class ResolvedRequest:
     def rows(self) -> TaskData:
         """The rows in parts."""
         asked, template = self.request, self.template
-        division: Division = {"kind": asked.kind, "few_shot": asked.few_shot, "seed": asked.seed}
-        if template.format is not None and template.format.step:
-            division["labels"] = template.format.names
         held_out = given_rows("--eval", asked.eval), given_rows("--test", asked.test)
-        rows, columns = source_of(asked.data), Columns.of(asked)
-        data = load_data(rows, *held_out, template.columns(columns), skip_bad=asked.skip_bad, **division)
+        columns = Columns.of(asked)
+        data = load_data(
+            source_of(asked.data),
+            *held_out,
+            template.columns(columns),
+            kind=asked.kind,
+            few_shot=asked.few_shot,
+            seed=asked.seed,
+            labels=template.format.names if template.format is not None and template.format.step else None,
+            skip_bad=asked.skip_bad,
+        )
         return replace(template.applied(data, columns.names[2]), json_schema=_schema_of(asked.json_schema))
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -89,7 +89,10 @@ def training_graph(
         raise BundleError(f"the task's graph is damaged: {str(error).strip():.200}") from error
     forward = with_loss(deployed, facts)
     samples = measured(forward)
-    live = _live_values(deployed.graph, facts.leaves)
+    live = set(facts.leaves)  # values that depend on these; nodes are sorted, as ``prune`` leaves them
+    for node in deployed.graph.node:
+        if node.op_type not in _SHAPES and not live.isdisjoint(reads(node)):
+            live.update(node.output)
     frozen = _frozen_states(deployed.graph, live, checkpoint.tensors)
     lowest = _lowest_states(deployed.graph, live, {name for name in frozen if not name.endswith(LONGER)})
     if not (prefix_cache and lowest):
@@ -122,8 +125,7 @@ class HiddenStates:
         counts = [len(self._lengths) if state.by_row else self._starts[-1] for state in states]
         sizes = [count * state.width for count, state in zip(counts, states, strict=True)]
         there = kept is not None and _whole(kept, _FLOAT_BYTES * sum(sizes))
-        self._kept = None if there else kept  # to be written
-        self._there = there
+        self._there, self._kept = there, None if there else kept  # the latter to be written
         stored = np.memmap(kept, np.float32, "r", shape=(sum(sizes),)) if there and kept else _room(sum(sizes), folder)
         self._stored = stored
         ends = [0, *accumulate(sizes)]
@@ -133,9 +135,7 @@ class HiddenStates:
         ]
 
     def fill(self, model: onnx.ModelProto, bundle: Path, rows: Encoded, threads: int | None) -> Iterator[int]:
-        """Compute them, packed, with ``below`` of the split, unless they were read; yields the number of rows after
-        each batch.
-        """
+        """Compute them, packed, by the split's ``below``, unless they were read; yields each batch's rows."""
         if self._there:
             yield len(rows.targets)
             return
@@ -218,21 +218,13 @@ def _room(size: int, folder: Path | None) -> NDArray[np.float32]:
         return np.memmap(file, np.float32, "r+", shape=(size,))
 
 
-def _live_values(graph: onnx.GraphProto, changing: Iterable[str]) -> set[str]:
-    """Values that depend on ``changing`` ones, these included.  Needs sorted nodes, as ``prune`` leaves them."""
-    live = set(changing)
-    for node in graph.node:
-        if node.op_type not in _SHAPES and not live.isdisjoint(reads(node)):
-            live.update(node.output)
-    return live
-
-
 def _frozen_states(graph: onnx.GraphProto, live: Container[str], tensors: Container[str]) -> set[str]:
     """What the backbone's maps and norms give, and maps read, that is not live; ``tensors`` are the checkpoint's."""
     writer = writers(graph)
     states = {node.output[0] for node in graph.node if _has_bias(node, tensors) and node.output[0] not in live}
-    for node in graph.node:
-        if _has_matrix(node, writer, tensors) and node.input[0] not in live:
+    for node in graph.node:  # those that multiply by a matrix of the checkpoint, forwards: [in, out]
+        by_matrix = node.op_type == "Gemm" and followed(node.input[1], writer, {"Transpose"})[-1] in tensors
+        if by_matrix and node.input[0] not in live:
             states.update({node.input[0]} if states.isdisjoint(followed(node.input[0], writer, _SAME)) else ())
     return states
 
@@ -260,8 +252,3 @@ def _has_bias(node: onnx.NodeProto, tensors: Container[str]) -> bool:
     if node.op_type in ("Gemm", "LayerNormalization"):
         return len(node.input) == 3 and node.input[2] in tensors
     return node.op_type == "Add" and any(name in tensors for name in node.input)
-
-
-def _has_matrix(node: onnx.NodeProto, writer: Mapping[str, onnx.NodeProto], tensors: Container[str]) -> bool:
-    """Whether it multiplies by a matrix of the checkpoint, forwards: [in, out]."""
-    return node.op_type == "Gemm" and followed(node.input[1], writer, {"Transpose"})[-1] in tensors

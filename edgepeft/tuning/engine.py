@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -50,18 +50,10 @@ class OnnxRuntimeEngine(TrainingEngine):
         threads: int | None = None,
         keep: bool = False,
     ) -> None:
-        """Open nothing yet.
+        """Open nothing yet; ``rows`` are tokens by part, ``optimizer`` has a rate for each tensor.
 
-        Args:
-            bundle: holds the weights.
-            target: its delta has the tensors to start from.
-            rows: tokens by part.
-            layout: from which hidden states on, and how many rows at a time.
-            work: a folder for hidden states that memory has no room for.
-            optimizer: with a rate for each tensor.
-            options: the largest norm of all gradients together, and whether the head's dropout is on.
-            threads: at most as many as the host allows; None takes those.
-            keep: leave hidden states in ``work``, and read what is there; those of other rows are removed.
+        ``work`` is a folder for hidden states that memory has no room for; with ``keep`` they stay there, what is there
+        is read, and those of other rows are removed.
         """
         self._bundle, self._target, self._rows, self._threads = bundle, target, rows, threads
         self._micro_batch, self._training, self._split = layout.micro_batch, layout.training, layout.split
@@ -111,17 +103,11 @@ class OnnxRuntimeEngine(TrainingEngine):
         if math.isfinite(result.loss) and math.isfinite(norm):
             self._optimizer.update(self.trained, result.gradients, factor)
             return StepOutcome(result.loss, norm)
-        alone = (self.gradients([row], [mask[own] for mask in drawn]) for row, own in self._own(chosen))
+        counts = train.counts(chosen)
+        owners = zip(chosen, counts, np.cumsum(counts), strict=True)
+        alone = (self.gradients([row], [mask[end - n : end] for mask in drawn]) for row, n, end in owners)
         finite = [math.isfinite(each.loss) and math.isfinite(clip(each.gradients, math.inf)) for each in alone]
         return StepOutcome(result.loss, norm, tuple(row for row, ok in zip(chosen, finite, strict=True) if not ok))
-
-    def _own(self, chosen: Sequence[int]) -> Iterator[tuple[int, slice]]:
-        """Each row, and where its token rows stand in the batch."""
-        first = 0
-        for row in chosen:
-            n = len(self._rows["train"].token_rows([row]))
-            yield row, slice(first, first + n)
-            first += n
 
     def gradients(self, chosen: Sequence[int], masks: Sequence[NDArray[np.float32]]) -> StepResult:
         """Mean loss and its gradients over these training rows; ``masks`` [token rows, (length,) width], one for each
@@ -248,14 +234,10 @@ class OnnxRuntimeEngine(TrainingEngine):
         return_free_memory()
 
     def check(self) -> bytes:
-        """The content of the task's check file, as the training graph has it.  No step can follow."""
-        return pack_check(self._target.check, self.training_logits(self._target.check))
-
-    def training_logits(self, inputs: Mapping[str, NDArray[np.int64]]) -> NDArray[np.float32]:
-        """As a step computes them, from the token ids on, for any rows: [rows, outputs].  No step can follow."""
+        """The content of the task's check file, as a step computes it, from the token ids on.  No step can follow."""
         self.finish(self.trained)
         graph = TrainingStep(self._deployed, self._target.facts, self._bundle.folder, self._threads)
-        return graph.logits(self.given, inputs, self._micro_batch)
+        return pack_check(self._target.check, graph.logits(self.given, self._target.check, self._micro_batch))
 
     @property
     def _deployed(self) -> onnx.ModelProto:
@@ -295,13 +277,9 @@ def wrong_slope(loss: Callable[[float], float], start: float, norm: float, least
     all of them agree with each other, and not with the gradient, is it wrong.  What is lost at right angles to the rest
     of the gradient is not found.
 
-    Takes two losses, and two more where these do not agree with the norm.
-
-    Args:
-        loss: at a distance along the normalised gradient.
-        start: the loss at 0.
-        norm: of the gradient.
-        least: a distance that the tensors' rounding is small beside; a loss that is steeper than that is not judged.
+    ``loss`` gives it at a distance along the normalised gradient, twice, or four times where the slope is not the norm;
+    ``start`` is the loss at 0.  Rounding of the tensors is small beside the distance ``least``: a loss that is too
+    steep for it is not judged.
     """
     if not (math.isfinite(start) and math.isfinite(norm) and norm > 0):
         return None

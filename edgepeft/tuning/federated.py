@@ -71,23 +71,23 @@ def _some(names: list[str]) -> str:
 
 @dataclass(frozen=True)
 class Products:
-    """The factors by name; of all products together, as shares of the norm of what is meant: what rank r does ``lost``,
-    and how far off the factors' own means would be, ``apart``."""
+    """Averaged factors; what is wrong with all products together, as shares of the norm of what is meant."""
 
-    tensors: Arrays
-    lost: float
-    apart: float
+    tensors: Arrays  # by name
+    lost: float  # what rank r cannot hold
+    apart: float  # how far off the factors' own means would be
 
 
 def average_products(boards: Sequence[Arrays], weights: Sequence[float]) -> Products:
-    """The factors A [r, in] and B [out, r] of each pair that the boards' tensors have, from these boards.
+    """The factors A [r, in] and B [out, r] of each pair in the boards' tensors, which have the same names and shapes.
 
-    Args:
-        boards: the tensors of each, all of the same names and shapes.
-        weights: of each board, such as its number of rows.
+    ``weights`` are the boards', such as their numbers of rows.
     """
     shares = np.asarray(weights, np.float64) / np.sum(weights)
-    pairs = [(name, f"{name.removesuffix(_A)}{_B}") for name in boards[0] if _is_pair(boards[0], name)]
+    own = {a: f"{a.removesuffix(_A)}{_B}" for a in boards[0] if a.endswith(_A)}
+    shapes = {name: tensor.shape for name, tensor in boards[0].items()}
+    pairs = [(a, b) for a, b in own.items() if b in shapes and len(shapes[a]) == len(shapes[b]) == 2]
+    pairs = [(a, b) for a, b in pairs if shapes[a][0] == shapes[b][1]]  # A [r, in] with a B [out, r] beside it
     if not pairs:
         raise UsageError(
             "these tensors have no factors A and B to multiply: average them as they are. Only LoRA has such, and none "
@@ -115,37 +115,24 @@ def average_products(boards: Sequence[Arrays], weights: Sequence[float]) -> Prod
     return Products(found, float(np.sqrt(lost) / scale), float(np.sqrt(apart) / scale))
 
 
-def _is_pair(tensors: Arrays, a: str) -> bool:
-    """Whether this is an A [r, in] with a B [out, r] beside it."""
-    other = tensors.get(f"{a.removesuffix(_A)}{_B}")
-    return (
-        a.endswith(_A)
-        and other is not None
-        and tensors[a].ndim == other.ndim == 2
-        and len(tensors[a]) == other.shape[1]
-    )
-
-
 _DELTA = "delta:"  # of the trained tensors' names in an engine's state
 
 
 @dataclass(frozen=True)
 class LocalSteps:
-    """What some steps gave: tensors by name, the number of rows that train here, each step's loss before its update.
+    """What some steps gave."""
 
-    ``optimizer`` are AdamW's moments and number of steps, where they were asked for.
-    """
-
-    tensors: Arrays
-    n_rows: int
-    losses: tuple[float, ...]
-    optimizer: Arrays | None = None
+    tensors: Arrays  # by name
+    n_rows: int  # that train here
+    losses: tuple[float, ...]  # of each step, before its update
+    optimizer: Arrays | None = None  # AdamW's moments and number of steps, where they were asked for
 
 
 class LocalTuner:
     """A task of a bundle with a board's own rows.  Nothing is written to the bundle but by ``put_in_force``.
 
-    What lies below the trained modules is computed once, with the first steps or score.
+    What lies below the trained modules is computed once, with the first steps or score.  Given tensors that are not the
+    task's, or not finite, raise DataError.
     """
 
     def __init__(
@@ -162,15 +149,12 @@ class LocalTuner:
         """Read task and rows; open no session yet.
 
         Args:
-            bundle: the bundle's.
-            task: one of the bundle.
             files: as of ``tune``; rows held out for ``eval`` and ``test`` never train.
             options: of the whole training loop: its length is what the rate's warm-up and decay go by.
             freeze: names of tensors, ``*`` for any part, that stay as the bundle has them: they are not in
                 ``tensors`` and take no gradient.  ``*/A`` is FFA-LoRA (Sun et al., 2024, arXiv:2403.12313).
             work: a folder of this board and task alone, where hidden states of its rows stay, so that each process
                 reads what the first computed; None keeps them in this one.
-            threads: at most as many as the host allows; None takes those.
 
         Raises:
             UsageError: no such task, options that do not fit it, a name to freeze that it lacks, or nothing is left.
@@ -207,8 +191,6 @@ class LocalTuner:
         Which rows a step has, its rate and its dropout are what `edgepeft tune` would have there.
 
         Args:
-            tensors: by the names and of the shapes of ``tensors``.
-            n: at least 1.
             first: how many steps of the training loop went before, on whatever tensors.
             mu: FedProx's; 0 leaves its term out.
             optimizer: from earlier steps that kept it; None starts with moments of zero.
@@ -216,7 +198,6 @@ class LocalTuner:
 
         Raises:
             UsageError: steps that the training loop does not have, or a ``mu`` that is no number of at least 0.
-            DataError: tensors that are not the task's, or not finite.
             EdgepeftError: the loss is not finite, or far above its start.
         """
         run, loop = self._run, self._run.loop
@@ -240,11 +221,7 @@ class LocalTuner:
         return LocalSteps(trained, len(run.target.data.train), tuple(losses), kept)
 
     def score(self, tensors: Mapping[str, NDArray[Any]], part: str = "eval") -> Scored:
-        """These tensors on rows that did not train: ``eval`` or ``test``.
-
-        Raises:
-            DataError: tensors that are not the task's, or not finite.
-        """
+        """These tensors on rows that did not train: ``eval`` or ``test``."""
         self._run.engine.load_state(_state(self._checked(tensors), None))
         return self._run.loop.score(part)
 
@@ -256,7 +233,6 @@ class LocalTuner:
 
         Raises:
             UsageError: another run holds the task.
-            DataError: tensors that are not the task's, or not finite.
             EdgepeftError: the bundle cannot be written.
         """
         run, loop, given = self._run, self._run.loop, self._checked(tensors)

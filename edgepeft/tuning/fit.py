@@ -29,7 +29,7 @@ from edgepeft.runtime.decoding import GREEDY, Decoding
 from edgepeft.runtime.generation import row_bytes, rows_at_once
 from edgepeft.runtime.passes import PASS_TOKENS
 from edgepeft.tasks.base import TaskType
-from edgepeft.tuning.memory import demand_of, most_within
+from edgepeft.tuning.memory import Demand, most_within
 from edgepeft.tuning.target import Files, TuningTarget, from_task, from_template
 
 # Measured on MiniLM and roberta-base, 1 x 16 to 8 x 128 and 2 x 512 tokens.
@@ -45,12 +45,12 @@ _MOST_TUNED = 1024  # rows of a step
 
 @dataclass(frozen=True)
 class Need:
-    """Memory at its peak, by what takes it, and the largest batch that stays within what is allowed (0: none)."""
+    """Memory that work takes."""
 
     peak_bytes: int
-    parts: dict[str, int]
+    parts: dict[str, int]  # by what takes it
     fits: bool
-    largest_batch: int
+    largest_batch: int  # that stays within what is allowed; 0: none
     at_most: bool = False  # the search ended there; a larger batch is computed in passes and takes hardly more
 
 
@@ -93,19 +93,11 @@ def bundle_fit(
     finetune: bool = True,
     decoding: Decoding = GREEDY,
 ) -> Fit:
-    """The memory and disk that a task takes, and the batches that fit a device.
+    """The memory and disk that a task, or for None the bare backbone, takes, and the batches that fit a device.
 
-    Args:
-        bundle: the opened bundle.
-        profile: the device.
-        task: its name; None for the bare backbone.
-        base: bytes that the process takes before it opens the bundle.
-        batch_size: texts of a request, and rows of a step.
-        length: tokens of each text; None takes 128, or what the task takes.
-        reserve: bytes of the device that others keep.
-        template: fine-tune a new task from this template instead of the task.
-        finetune: predict fine-tuning too.
-        decoding: of a task that writes text, how; as many tokens as it allows.
+    ``base`` are bytes that the process takes before it opens the bundle, ``reserve`` those of the device that others
+    keep; ``batch_size`` are texts of a request and rows of a step, of ``length`` tokens each: None takes 128, or what
+    the task takes.  With ``finetune`` that is predicted too, of a new task where there is a ``template``.
     """
     allowed = profile.memory_bytes - reserve
     if reserve < 0 or allowed <= 0:
@@ -120,7 +112,7 @@ def bundle_fit(
     tuning = taught = None
     if target is not None:  # as `edgepeft tune` predicts it; hidden states are left out: they go to a file if need be
         taught = target.facts.kind.read_as(length, target.max_length, taught=True)
-        demand, _, _ = demand_of(bundle, target, taught[1], TuneSettings(), each=taught[0])
+        demand = Demand(bundle, target, taught[1], TuneSettings(), each=taught[0])
         most = demand.most_rows(allowed, 0, _MOST_TUNED * taught[0]) // taught[0]
         peak = demand.n_bytes(batch_size * taught[0], 0)
         tuning = Need(peak, {}, peak <= allowed, most, most == _MOST_TUNED)
@@ -147,8 +139,11 @@ def _inference(
     read = {name for graph in graphs for name in matrices_read(graph.graph)}
     # A table of words that is the output's too lies there in both forms.
     read -= {node.input[0] for graph in graphs for node in graph.graph.node if node.op_type == "Gather"}
-    delta = 0 if task is None else _inline_bytes(bundle, task)
-    private = 0 if entry is None else entry.private_bytes
+    delta = private = 0
+    if task is not None and entry is not None:
+        # What its graph holds itself, in float32: what lies beside it is mapped, as the backbone's weights are.
+        inline = entry.n_bytes if entry.weights_sha256 is None else bundle.current(task, GRAPH).stat().st_size
+        delta, private = inline * (2 if entry.weights_dtype == "fp16" else 1), entry.private_bytes
     tokenizer = bundle.folder / "tokenizer.json"
     fixed = {
         "process": base,
@@ -177,23 +172,7 @@ def _inference(
     needed = peak(batch_size)
     further = delta + (private + _SESSION + (_COPIES - 1) * delta if private else 0)
     tasks = 0 if needed > allowed or task is None else 1 + (allowed - needed) // max(1, further)
-    return Inference(
-        peak_bytes=needed,
-        parts=parts(batch_size),
-        fits=needed <= allowed,
-        largest_batch=most,
-        at_most=most == _MOST_ROWS,
-        tasks=tasks,
-        task_bytes=further,
-        first_start_bytes=first,
-    )
-
-
-def _inline_bytes(bundle: Bundle, task: str) -> int:
-    """Of what a task's graph holds itself, in float32: what lies beside it is mapped, as the backbone's weights are."""
-    entry = bundle.entry(task)
-    stored = entry.n_bytes if entry.weights_sha256 is None else bundle.current(task, GRAPH).stat().st_size
-    return stored * (2 if entry.weights_dtype == "fp16" else 1)
+    return Inference(needed, parts(batch_size), needed <= allowed, most, most == _MOST_ROWS, tasks, further, first)
 
 
 def _labelled(bundle: Bundle, task: str | None, length: int) -> Callable[[int], dict[str, int]]:
@@ -223,7 +202,7 @@ def _written(
 
 @dataclass(frozen=True)
 class _AnyRows(Files):
-    """Stands for data that is not there: memory depends on how long rows are and how many, not on what they say."""
+    """Synthetic rows, for estimating memory, which does not depend on what they say."""
 
     pairs: bool = False
 

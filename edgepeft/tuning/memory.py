@@ -18,7 +18,6 @@ import numpy as np
 import onnx
 import psutil
 
-from edgepeft.backbones.base import Architecture
 from edgepeft.backbones.text import TextGraphs
 from edgepeft.bundle.bundle import Bundle
 from edgepeft.common.errors import BundleError, DoesNotFit, UsageError
@@ -50,27 +49,36 @@ _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "M
 
 
 class Demand:
-    """What a run takes, by what it does, on rows of ``longest`` tokens and targets of ``target_tokens``.
+    """What a run takes, by what it does, on rows of at most ``longest`` tokens; ``each`` are the token rows of the row
+    that has most: they are computed at once.
 
-    ``training`` is what steps run; evaluations run ``whole``, the deployed graph, or what ``split`` leaves of it from
-    the hidden states on.  ``each`` are the token rows of the row that has most: they are computed at once.
+    ``training`` is what steps run; evaluations run the deployed graph, or what ``split`` leaves of it from the hidden
+    states on.  ``target_tokens`` are those of the longest target, where text is taught, None as many as the task may
+    write: of such a task no hidden states are kept.
     """
 
     def __init__(
         self,
         bundle: Bundle,
         target: TuningTarget,
-        training: onnx.ModelProto,
-        whole: onnx.ModelProto,
-        split: SplitGraphs | None,
-        *,
         longest: int,
-        target_tokens: int,
-        each: int,
+        options: TuneSettings,
+        target_tokens: int | None = None,
+        *,
+        each: int = 1,
     ) -> None:
-        """Count what does not depend on the number of rows."""
-        self._training, self._longest, self._target_tokens = training, longest, target_tokens
-        writing, most, written = target.writing, rows_at_once(longest), 0
+        """Build the graphs, and count what does not depend on the number of rows."""
+        checkpoint, facts, writing = bundle.checkpoint, target.facts, target.writing
+        if target_tokens is None:
+            target_tokens = 0 if writing is None else writing.max_length
+        whole = deployed_graph(target.delta, facts, bundle.family, bundle.architecture, checkpoint)
+        cached = options.prefix_cache and writing is None
+        try:
+            found = training_graph(whole, facts, checkpoint, prefix_cache=cached, backward=options.backward)
+        except BundleError as error:
+            raise BundleError(f"task {target.task}, of {target.method}, cannot be tuned: {error}") from error
+        self.training, self.split = training, split = found
+        self._longest, self._target_tokens, most, written = longest, target_tokens, rows_at_once(longest), 0
         if writing is not None:  # an evaluation's memory is there beside the step's
             most = min(most, targets_at_once(target_tokens, writing.words))
             written = _written(bundle, target, writing, longest, target_tokens)
@@ -78,7 +86,10 @@ class Demand:
         # The tensors themselves, their two moments, the best ones, a step's gradients.
         trained = sum(tensor.nbytes for tensor in target.tensors().values())
         self._base = int(psutil.Process().memory_info().rss) + 5 * trained
-        pass_bytes = _pass_bytes(bundle.architecture, longest)
+        # Alive in a pass of the deployed graph: two values of the feed-forward, a few of the model's width.
+        sizes, tokens = bundle.architecture, max(3 * PASS // 2, longest)
+        width, scores = 2 * sizes.intermediate_size + 4 * sizes.hidden_size, 2 * sizes.n_heads * min(longest, tokens)
+        pass_bytes = int(_ARENA * _FLOAT_BYTES * tokens * (width + scores))
         deployed = split.deployed if split else whole
         self._step = mapped_bytes(training.graph) + packed_bytes(deployed.graph) + pass_bytes + 2 * _SESSION + written
         # Made, and gone through backwards, in as many numbers as the next power of two.
@@ -94,9 +105,9 @@ class Demand:
         """The peak, where up to ``rows`` of the longest length are computed at once and ``states`` bytes are kept."""
         rows = min(rows, self._rows_at_once)
         if rows not in self._alive:
-            specs = specs_of(self._training, (self._longest,) * rows, self._target_tokens)
-            fed = sum(specs[value.name].n_bytes for value in self._training.graph.input)
-            self._alive[rows] = int(_ARENA * peak_bytes(self._training.graph, specs)) + fed
+            specs = specs_of(self.training, (self._longest,) * rows, self._target_tokens)
+            fed = sum(specs[value.name].n_bytes for value in self.training.graph.input)
+            self._alive[rows] = int(_ARENA * peak_bytes(self.training.graph, specs)) + fed
         return self._base + states + max(self._step + self._alive[rows], self._others)
 
     def most_rows(self, limit: int, states: int, at_most: int) -> int:
@@ -118,28 +129,16 @@ def most_within(need: Callable[[int], int], limit: int, at_most: int) -> int:
     return bisect_left(range(1, at_most), True, key=lambda rows: need(rows) > limit)
 
 
-def _pass_bytes(architecture: Architecture, longest: int) -> int:
-    """What is alive in a pass of the deployed graph: two values of the feed-forward, a few of the model's width."""
-    tokens = max(3 * PASS // 2, longest)
-    width = 2 * architecture.intermediate_size + 4 * architecture.hidden_size
-    scores = 2 * architecture.n_heads * min(longest, tokens)
-    return int(_ARENA * _FLOAT_BYTES * tokens * (width + scores))
-
-
 @dataclass(frozen=True)
 class StepLayout:
-    """``training`` is what steps run, ``split`` None where no hidden states are kept.
+    """How steps are computed."""
 
-    ``in_file`` says that memory has no room for them, ``predicted_bytes`` is the peak of resident memory; ``notes`` are
-    for people.
-    """
-
-    micro_batch: int
-    training: onnx.ModelProto
-    split: SplitGraphs | None
-    in_file: bool
-    predicted_bytes: int
-    notes: tuple[str, ...]
+    micro_batch: int  # rows at a time
+    training: onnx.ModelProto  # what steps run
+    split: SplitGraphs | None  # None where no hidden states are kept
+    in_file: bool  # hidden states, for which memory has no room
+    predicted_bytes: int  # the peak of resident memory
+    notes: tuple[str, ...]  # for people
 
     def plain(self) -> dict[str, Any]:
         """What a resumed run must have too, for its last digits to be the same."""
@@ -155,16 +154,16 @@ def lay_out(
         raise UsageError(f"--micro-batch {asked} is more than the {batch_size} rows of a step.")
     allowed = allowed_memory(options.profile, options.memory)
     longest, target_tokens, each = max(rows["train"].lengths), rows["train"].longest_target, rows["train"].most
-    demand, training, split = demand_of(bundle, target, longest, options, target_tokens, each=each)
+    demand = Demand(bundle, target, longest, options, target_tokens, each=each)
     most = asked or batch_size
     if target.writing is not None:
         most = min(most, targets_at_once(target_tokens, target.writing.words))
-    elif options.prefix_cache and split is None:
+    elif options.prefix_cache and demand.split is None:
         notes.append(
             f"{target.method} trains or adapts the embeddings or what follows them at once: no hidden state stays the "
             "same from step to step, so none is kept."
         )
-    states = sum(split.n_bytes(rows[part]) for part in ("train", "eval")) if split else 0
+    states = sum(demand.split.n_bytes(rows[part]) for part in ("train", "eval")) if demand.split else 0
     in_file = states > 0 and demand.n_bytes(most * each, states) > allowed.n_bytes
     if in_file:
         states = 0
@@ -177,35 +176,8 @@ def lay_out(
         notes.append(
             f"a step of {batch_size} rows is computed {micro_batch} at a time, to fit {_megabytes(allowed.n_bytes)}."
         )
-    return StepLayout(micro_batch, training, split, in_file, demand.n_bytes(micro_batch * each, states), tuple(notes))
-
-
-def demand_of(
-    bundle: Bundle,
-    target: TuningTarget,
-    longest: int,
-    options: TuneSettings,
-    target_tokens: int | None = None,
-    *,
-    each: int = 1,
-) -> tuple[Demand, onnx.ModelProto, SplitGraphs | None]:
-    """What a run on rows of at most ``longest`` tokens takes, its training graph, and where its graphs are cut.
-
-    ``target_tokens`` are those of the longest target, where text is taught, None as many as the task may write: of
-    such a task no hidden states are kept.  ``each`` are the token rows of the row that has most.
-    """
-    checkpoint, facts, writing = bundle.checkpoint, target.facts, target.writing
-    if target_tokens is None:
-        target_tokens = 0 if writing is None else writing.max_length
-    whole = deployed_graph(target.delta, facts, bundle.family, bundle.architecture, checkpoint)
-    try:
-        training, split = training_graph(
-            whole, facts, checkpoint, prefix_cache=options.prefix_cache and writing is None, backward=options.backward
-        )
-    except BundleError as error:
-        raise BundleError(f"task {target.task}, of {target.method}, cannot be tuned: {error}") from error
-    sizes = {"longest": longest, "target_tokens": target_tokens, "each": each}
-    return Demand(bundle, target, training, whole, split, **sizes), training, split
+    predicted = demand.n_bytes(micro_batch * each, states)
+    return StepLayout(micro_batch, demand.training, demand.split, in_file, predicted, tuple(notes))
 
 
 def _written(bundle: Bundle, target: TuningTarget, writing: Writing, longest: int, target_tokens: int) -> int:

@@ -79,28 +79,17 @@ def _parts(lengths: Sequence[int], most_rows: int, counts: Sequence[int]) -> Ite
 
 @dataclass(frozen=True)
 class StepRows:
-    """A batch as a step takes it.
+    """A batch as a step takes it."""
 
-    Attributes:
-        inputs: token ids and masks [token rows, length], int64.
-        labels: [batch, ...].
-        masks: [token rows, width], one for each dropout; of tokens also [token rows, length, width].
-        shares: [batch], of the rows in the loss; None for its mean.
-        most_rows: of a part.
-        per_row: [batch], how many token rows each row is, where it may be several.
-        read: [token rows, length], the tokens that the loss is over, where each row is a window of a passage.
-        windows: of each row, how many windows each of its texts is, where their logits are pooled.
-        states: what else the graph takes of some rows: hidden states [tokens, width], where it starts from these.
-    """
-
-    inputs: Mapping[str, Any]
-    labels: Any
-    masks: Sequence[Any]
-    shares: NDArray[np.float32] | None = None
-    most_rows: int | None = None
-    per_row: NDArray[np.int64] | None = None
-    read: NDArray[np.bool_] | None = None
-    windows: Sequence[NDArray[np.int64]] | None = None
+    inputs: Mapping[str, Any]  # token ids and masks [token rows, length], int64
+    labels: Any  # [batch, ...]
+    masks: Sequence[Any]  # [token rows, width], one for each dropout; of tokens also [token rows, length, width]
+    shares: NDArray[np.float32] | None = None  # [batch], of the rows in the loss; None for its mean
+    most_rows: int | None = None  # of a part
+    per_row: NDArray[np.int64] | None = None  # [batch], how many token rows each row is, where it may be several
+    read: NDArray[np.bool_] | None = None  # [token rows, length], what the loss is over, in windows of passages
+    windows: Sequence[NDArray[np.int64]] | None = None  # of each row's texts, where their logits are pooled
+    # What else the graph takes of some rows: hidden states [tokens, width], where it starts from these.
     states: Callable[[Sequence[int]], Mapping[str, NDArray[Any]]] = lambda _: {}
 
     @property
@@ -132,10 +121,7 @@ class StepRows:
 
 
 class TrainingStep:
-    """An opened training graph; the tensors that it has gradients of are its inputs, so it holds none.
-
-    ``folder`` is the bundle's, where the weights lie.
-    """
+    """A training graph opened over a bundle's weights; the tensors that it has gradients of are its inputs."""
 
     def __init__(self, graph: onnx.ModelProto, facts: TrainingFacts, folder: Path, threads: int | None = None) -> None:
         self.facts = facts

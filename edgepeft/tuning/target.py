@@ -47,22 +47,18 @@ _RATE = 1e-3  # of a method that this version does not know
 
 @dataclass(frozen=True)
 class TuningTarget:
-    """``delta`` is the graph that the tuned tensors go into; ``check`` are token ids [64, length] to check it on.
-
-    ``half`` are the tensors that the task's file holds in half precision; here they are float32.  ``writing`` is the
-    form of the targets, where text is written.
-    """
+    """A task that is tuned, with its data."""
 
     task: str
-    delta: onnx.ModelProto
+    delta: onnx.ModelProto  # the graph that the tuned tensors go into
     facts: TrainingFacts
-    check: dict[str, NDArray[np.int64]]
+    check: dict[str, NDArray[np.int64]]  # token ids [64, length] to check it on
     data: TaskData
     max_length: int
     prompt_length: int
     template: str | None = None
-    half: frozenset[str] = frozenset()
-    writing: Writing | None = None
+    half: frozenset[str] = frozenset()  # tensors that the task's file holds in half precision; here they are float32
+    writing: Writing | None = None  # the form of the targets, where text is written
 
     @property
     def method(self) -> str:
@@ -84,11 +80,6 @@ class TuningTarget:
     def rates(self) -> tuple[float, float]:
         """As ``rates_of`` the delta."""
         return rates_of(self.method, self.card.get("training", {}), self.card.get("head_reads", ""))
-
-    @property
-    def n_outputs(self) -> int:
-        """Columns of the logits."""
-        return self.facts.kind.n_outputs
 
     def tensors(self) -> Arrays:
         """The trained tensors as the delta graph has them, to be written to."""
@@ -153,14 +144,13 @@ def deployed_graph(
 
 @dataclass(frozen=True)
 class Files:
-    """Rows to train on, to choose by and to report; of the last two, a share is held out where no file is given.
-    ``partial`` ones may have one of the task's labels alone."""
+    """Rows to train on, to choose by and to report."""
 
     train: Source
-    eval: Given = None
+    eval: Given = None  # of these and the last, a share is held out where no file is given
     test: Given = None
     columns: Columns = SENTENCES
-    partial: bool = False
+    partial: bool = False  # they may have one of the task's labels alone
     skip_bad: bool = False
 
     def load(
@@ -170,9 +160,7 @@ class Files:
         kind: type[TaskType],
         guarantee: Guarantee | None = None,
     ) -> TaskData:
-        """Read them; ``labels`` are those that the head has, None takes the data's; ``guarantee`` is what the task's
-        answers keep already.
-        """
+        """Read them; ``labels`` are the head's, None takes the data's, ``guarantee`` is what answers keep already."""
         asked = guarantee_of(options.coverage, options.risk)
         if options.balanced:
             kind.require_classes()
@@ -236,9 +224,7 @@ def from_template(
     kind: str | None = None,
     new: bool = True,
 ) -> TuningTarget:
-    """Start a task of that kind: its labels are the data's, its head is drawn from the seed; ``new`` says that it must
-    not be there.
-    """
+    """Start a task with the data's labels and a head drawn from the seed; ``new``: it must not be there."""
     check_new_name(task, bundle.manifest.tasks)
     entry = bundle.manifest.template(template)
     if new and task in bundle.manifest.tasks:

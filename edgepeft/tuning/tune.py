@@ -154,12 +154,8 @@ def tune_task(
     """Tune a task, or start one of a ``kind`` from a ``template``, and put the result in force in one step.
 
     Of a file of rows two tenths are held out, to choose and to report.  ``stop`` is called after every step and says
-    whether to write a checkpoint and end; ``note`` gets sentences for people about how steps are computed.
-
-    Raises:
-        UsageError: no such task or template, one that cannot be tuned, another run holds it or was interrupted.
-        EdgepeftError: the rows cannot be used, the loss is not finite, the bundle cannot be written.
-        Interrupted: ``stop`` returned True; ``resume`` continues.
+    whether to write a checkpoint and end (Interrupted), from which ``resume`` continues; ``note`` gets sentences for
+    people about how steps are computed.
     """
     folder, options = Path(folder), options or TuneSettings()
     files = files if isinstance(files, Files) else Files(Path(files))
@@ -259,6 +255,9 @@ class TuningRun:
         encoder, pad = bundle.encoder(), bundle.architecture.pad_token_id
         rows = encode_parts(data, encoder, target.max_length, pad, writing=target.writing)
         self.layout = lay_out(bundle, target, options, rows, self.batch_size)
+        rate, head_rate = self.rates.values()
+        by_tensor = {name: head_rate if name.startswith("head/") else rate for name in target.facts.trained}
+        optimizer = AdamW(by_tensor, weight_decay=options.weight_decay)
         engine = OnnxRuntimeEngine if target.writing is None else WritingEngine
         self.engine = engine(
             bundle,
@@ -266,7 +265,7 @@ class TuningRun:
             rows,
             self.layout,
             work,
-            optimizer=self._optimizer(),
+            optimizer=optimizer,
             options=options,
             threads=threads,
             keep=keep,
@@ -319,11 +318,6 @@ class TuningRun:
         self.loop.kind = tuned
         self.engine.finish(result.tensors)
         return score
-
-    def _optimizer(self) -> AdamW:
-        rate, head_rate = self.rates.values()
-        rates = {name: head_rate if name.startswith("head/") else rate for name in self.target.facts.trained}
-        return AdamW(rates, weight_decay=self.options.weight_decay)
 
     def _remedy(self) -> str:
         rate, head_rate = self.rates.values()

@@ -110,7 +110,7 @@ def test_a_delta_writes_what_it_writes_under_transformers_hooks(
     lowered = model_type not in ("qwen3", "gemma3_text")  # whose heads have 10 numbers here
     backbone = open_backbone(str(tiny(model_type, **({"head_dim": 16} if lowered else {}))))
     delta = random_delta(backbone, method, "t", None, settings=METHODS[method], head="text")
-    export_bundle(backbone, [saved(delta, tmp_path / "delta")], tmp_path / "bundle", texts=TEXTS[:20])
+    export_bundle(backbone, [saved(delta, tmp_path / "delta")], tmp_path / "bundle", texts=TEXTS[:20], weights="fp32")
     task = json.loads((tmp_path / "bundle" / "edgepeft.json").read_text())["tasks"]["t"]
     assert task["verification"]["max_abs_difference"] < task["verification"]["tolerance"]
     with Runtime(tmp_path / "bundle", threads=1, cache=False) as runtime:
@@ -206,6 +206,6 @@ def test_tokens_of_a_request_are_counted_with_the_tasks_source(tiny: Callable[..
     backbone = open_backbone(str(tiny("llama")))
     template = {"source": "w9 {text} w10 w11"}
     delta = random_delta(backbone, "lora", "t", None, settings={"rank": 2}, head="text", template=template)
-    export_bundle(backbone, [saved(delta, tmp_path / "delta")], tmp_path / "bundle", texts=TEXTS[:8])
+    export_bundle(backbone, [saved(delta, tmp_path / "delta")], tmp_path / "bundle", texts=TEXTS[:8], weights="fp32")
     with Runtime(tmp_path / "bundle", threads=1, cache=False) as runtime:
         assert runtime.n_tokens("t", ["w5 w6", "w5"]) == (2 + 3 + 2) + (1 + 3 + 2)  # [CLS] and [SEP] are two each

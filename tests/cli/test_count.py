@@ -13,10 +13,10 @@ from typer.testing import CliRunner
 from edgepeft.backbones.base import Architecture, family_of
 from edgepeft.backbones.config import config_of
 from edgepeft.backbones.source import open_backbone
-from edgepeft.bundle.counting import count as counting
 from edgepeft.bundle.delta import new_delta
 from edgepeft.cli._main import app
 from edgepeft.common.errors import UsageError
+from edgepeft.methods.base import count as counting
 from edgepeft.methods.full import Full
 from edgepeft.methods.spartan import Spartan
 

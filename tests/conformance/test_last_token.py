@@ -61,7 +61,7 @@ def test_logits_of_ragged_rows_and_of_rows_padded_in_front_are_transformers(
     for name, tensor in delta.tensors().items():
         if not name.startswith("head/"):
             tensor.data.zero_()  # the model is the backbone as it is
-    export_bundle(backbone, [saved(delta, tmp_path / "delta")], tmp_path / "bundle", texts=TEXTS[:20])
+    export_bundle(backbone, [saved(delta, tmp_path / "delta")], tmp_path / "bundle", texts=TEXTS[:20], weights="fp32")
     of = transformers.AutoModelForSequenceClassification
     theirs = of.from_pretrained(backbone.folder, attn_implementation="eager", num_labels=3).double().eval()
     theirs.score.weight.data = delta.tensors()["head/score.weight"].detach().double()

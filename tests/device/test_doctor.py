@@ -19,7 +19,7 @@ def by_check(root):
 
 
 def test_a_known_bad_wheel_is_bad_and_says_what_to_install(tmp_path, monkeypatch):
-    monkeypatch.setattr(doctor, "versions", lambda: {"onnxruntime": "1.21.0"})
+    monkeypatch.setattr(doctor.machine, "versions", lambda: {"onnxruntime": "1.21.0"})
     (finding,) = by_check(pi4(tmp_path))["wheels"]
     assert finding.status == "bad"
     assert "onnxruntime>=1.24.4" in finding.found
@@ -106,7 +106,7 @@ def test_a_bad_wheel_exits_1_through_the_verb(tmp_path, monkeypatch, capsys):
     from edgepeft.cli._main import main
 
     monkeypatch.setattr(doctor, "ROOT", pi4(tmp_path))
-    monkeypatch.setattr(doctor, "versions", lambda: {"onnxruntime": "1.21.0"})
+    monkeypatch.setattr(doctor.machine, "versions", lambda: {"onnxruntime": "1.21.0"})
     monkeypatch.setattr(doctor.findings, "__defaults__", (pi4(tmp_path),))
     monkeypatch.setattr(sys, "argv", ["edgepeft", "doctor"])
     with pytest.raises(SystemExit) as ended:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+from typing import ClassVar
+
 import pytest
 
 from edgepeft.common.errors import UnknownName, UsageError
-from edgepeft.methods.base import method_named, methods
+from edgepeft.methods.base import Method, method_named, methods, option
 from edgepeft.methods.lora import LoRA
 from edgepeft.methods.pfeiffer import Pfeiffer
 from edgepeft.methods.spartan import Spartan
@@ -69,3 +72,14 @@ def test_defaults_are_the_published_ones_but_for_rates_that_were_measured():
     published = {"spartan": 1e-3, "bitfit": 1e-3, "compacter": 3e-3}
     measured = {"pfeiffer": 9e-4, "houlsby": 9e-4, "full": 6e-5, "bottleneck": 3e-4, "lora": 1.5e-3, "ia3": 9e-3}
     assert {name: rates[name] for name in published | measured} == published | measured
+
+
+@pytest.mark.parametrize("decorator", [dataclasses.dataclass, dataclasses.dataclass(frozen=True, kw_only=True)])
+def test_a_method_is_a_dataclass_and_a_decorator_is_refused_in_words(decorator):
+    class Mine(Method):
+        name: ClassVar[str] = "mine"
+        rank: int = option(3, "r", least=1)
+
+    assert dataclasses.asdict(Mine(rank=2)) == {"rank": 2}
+    with pytest.raises(UsageError, match="Mine, a method, is a dataclass by its base: leave @dataclass out"):
+        decorator(Mine)

@@ -44,7 +44,7 @@ def export_tasks(backbone: Path, folder: Path) -> None:
         template = {"source": f"{literal}{{text}}", "target": "{out}"}
         given: dict[str, Any] = {"settings": SETTINGS[method], "head": "text", "seed": seed, "template": template}
         paths.append(saved(random_delta(opened, method, task, None, **given), folder / task))
-    export_bundle(opened, paths, folder / "bundle", texts=TEXTS[:8])
+    export_bundle(opened, paths, folder / "bundle", texts=TEXTS[:8], weights="fp32")
 
 
 @pytest.fixture(scope="module")

@@ -64,7 +64,7 @@ def test_labels_have_the_probabilities_that_transformers_gives_their_tokens(
 ):
     backbone = open_backbone(str(write_model(tmp_path / "model", kind, **sizes)))
     delta = scored(backbone, "t", rank=2)
-    export_bundle(backbone, [saved(delta, tmp_path / "t")], tmp_path / "bundle", texts=TEXTS[:8])
+    export_bundle(backbone, [saved(delta, tmp_path / "t")], tmp_path / "bundle", texts=TEXTS[:8], weights="fp32")
     model, texts = load_model(backbone, "eager"), [" ".join(text.first.split()[:9]) for text in TEXTS[:7]]
     modules = {backbone.architecture.site(name): module for name, module in delta.site_modules.items()}
     expected = []
@@ -99,7 +99,7 @@ def test_label_words_and_texts_of_one_structure_are_answered_in_one_call(tiny: C
     deltas += [random_delta(backbone, "lora", "text", None, head="text", seed=2, settings={"rank": 2})]
     deltas += [scored(backbone, "prompted", "prompt-r", length=3)]
     paths = [saved(delta, tmp_path / delta.card.task) for delta in deltas]
-    export_bundle(backbone, paths, tmp_path / "bundle", texts=TEXTS[:8])
+    export_bundle(backbone, paths, tmp_path / "bundle", texts=TEXTS[:8], weights="fp32")
     tasks, texts = ["a", "text", "b", "a", "bias", "prompted", "text"], ["w9 w5", "w7", "w8", "w5", "w6 w6", "w9", "w5"]
     with Runtime(tmp_path / "bundle", threads=1, cache=False) as runtime:
         found = runtime.predict_mixed(tasks, texts, decoding=Decoding(4))

@@ -38,7 +38,7 @@ def export_several(backbone: Path, folder: Path) -> None:
     if opened.family.name == "t5":
         deltas.append(random_delta(opened, "lora", "mood", settings={"rank": 2}))
     paths = [saved(delta, folder / delta.card.task) for delta in deltas]
-    export_bundle(opened, paths, folder / "bundle", texts=TEXTS[:20])
+    export_bundle(opened, paths, folder / "bundle", texts=TEXTS[:20], weights="fp32")
 
 
 class Bare:

@@ -25,7 +25,7 @@ from edgepeft.methods.base import method_named
 from edgepeft.options.verbs import TuneSettings
 from edgepeft.training.exporting.bundle import export_bundle
 from edgepeft.tuning import memory
-from edgepeft.tuning.memory import demand_of
+from edgepeft.tuning.memory import Demand
 from edgepeft.tuning.target import Files, from_task
 from edgepeft.tuning.tune import TuningRun, tune_task
 
@@ -116,8 +116,8 @@ def test_memory_counts_the_tensors_their_gradients_and_what_makes_them(source, m
     sizes = [size for size, i in zip(sizes, deployed.graph.input[3:], strict=True) if i.name.startswith("generated:")]
     assert len(sizes) == len(run.target.facts.generated) > 20
     monkeypatch.setattr(memory.psutil.Process, "memory_info", lambda _: type("Info", (), {"rss": 0})())
-    demand, training, _ = demand_of(Bundle(source), run.target, 40, run.options)
-    assert {f"gradient:{name}" for name in run.target.facts.generated} < {o.name for o in training.graph.output}
+    demand = Demand(Bundle(source), run.target, 40, run.options)
+    assert {f"gradient:{name}" for name in run.target.facts.generated} < {o.name for o in demand.training.graph.output}
     transform = 4 << (max(sizes) - 1).bit_length()
     assert demand.n_bytes(1, 0) > 2 * 4 * sum(sizes) + transform
 

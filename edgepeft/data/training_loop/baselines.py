@@ -21,9 +21,8 @@ from edgepeft.data.training_loop.engine import SCORED_ROWS, Scored, TrainingEngi
 from edgepeft.tasks.base import TaskType
 
 MAJORITY, LINEAR, FROZEN = "majority", "linear head", "frozen backbone"
-MOST_ROWS = (
-    5_000  # or tokens, that the linear head learns from, and as many to choose its strength: each costs a forward pass
-)
+# Or tokens, that the linear head learns from, and as many to choose its strength: each costs a forward pass.
+MOST_ROWS = 5_000
 _TOKENS_A_ROW = 5  # of a short text
 SIGNIFICANT = 0.05
 _STRENGTHS = [10.0**power for power in range(-4, 3)]  # times the rows and the mean variance of a feature
@@ -42,17 +41,10 @@ def compared_with(
     head_alone: bool,
     advance: Callable[[int, int], None],
 ) -> dict[str, dict[str, Any]]:
-    """Each baseline's score on the test rows, and how the delta's answers stand to its.
+    """Each baseline's score on the test rows, and how the delta's answers to these, ``test``, stand to its.
 
-    Args:
-        engine: gives the states.
-        rows: by part.
-        test: the delta's answers to the test rows.
-        kind: of the task, with what was chosen for the delta.
-        metric: what is scored.
-        beside: other metrics of the result, each of which the baselines have in ``scores``.
-        head_alone: that the delta itself is a head on the frozen backbone: only the majority is another thing.
-        advance: gets the number of rows whose states are computed, and of all.
+    ``scores`` has the metrics ``beside`` too.  With ``head_alone`` the delta itself is a head on the frozen backbone:
+    only the majority is another thing.  ``advance`` gets the number of rows whose states are computed, and of all.
     """
     targets = {part: each.targets for part, each in rows.items()}
     if kind.gives_vectors:
@@ -143,8 +135,7 @@ def mcnemar(only_one: int, only_other: int) -> float:
 
 
 def compared(delta: Values, other: Values) -> dict[str, Any]:
-    """How a delta's answers stand to another's, by how far off each is: rows where only one is right (of numbers:
-    nearer), and p."""
+    """How a delta's answers stand to another's, by how far off they are: rows where one is nearer, and p."""
     wins = np.sign(other - delta)
     won, lost = int((wins > 0).sum()), int((wins < 0).sum())
     p = mcnemar(won, lost)

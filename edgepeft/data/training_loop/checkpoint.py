@@ -31,20 +31,39 @@ from edgepeft.data.training_loop.engine import Arrays
 
 FORMAT = "edgepeft.course/1"
 _SUFFIX = ".safetensors"
+FIRST = 5  # steps whose median loss is where a run began: the rate is still warming up
+RECENT = 20  # steps whose median is where it stands
+FAR = 3.0  # times: of two labels, 2.1 and more
 
 
 @dataclasses.dataclass
 class Position:
-    """Steps done, and the best evaluation: (score, minus its loss), its step and its tensors; losses of the first and
-    the last steps."""
+    """Where a training loop stands."""
 
-    step: int = 0
-    best: tuple[float, float] | None = None
+    step: int = 0  # steps done
+    best: tuple[float, float] | None = None  # score and minus the loss of the best evaluation
     best_step: int = 0
     history: list[dict[str, float]] = dataclasses.field(default_factory=list)
     best_tensors: Arrays = dataclasses.field(default_factory=dict)
     first_losses: list[float] = dataclasses.field(default_factory=list)
     recent_losses: list[float] = dataclasses.field(default_factory=list)
+
+    def record(self, loss: float) -> None:
+        """Keep what ``risen`` needs; it is in the checkpoint, so a resumed run ends where an uninterrupted one does."""
+        if len(self.first_losses) < FIRST:
+            self.first_losses.append(loss)
+        self.recent_losses = [*self.recent_losses, loss][-RECENT:]
+
+    def most_loss(self, ignorant: float) -> float:
+        """What is far above the start."""
+        return FAR * max(ignorant, median(self.first_losses or [math.inf]))
+
+    def risen(self, ignorant: float) -> str | None:
+        """Says how far the losses are above their start, where they are."""
+        now = median(self.recent_losses or [0.0])
+        if len(self.recent_losses) < RECENT or now <= self.most_loss(ignorant):
+            return None
+        return f"the loss rose from {median(self.first_losses):.3g} to {now:.3g} (median of {RECENT} steps)"
 
 
 _PLAIN = ("step", "best", "best_step", "history", "first_losses", "recent_losses")
@@ -126,33 +145,8 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 24 else f"{text[:20]}...{text[-1]}"
 
 
-FIRST = 5  # steps whose median loss is where a run began: the rate is still warming up
-RECENT = 20  # steps whose median is where it stands
-FAR = 3.0  # times: of two labels, 2.1 and more
-
-
 class Diverged(EdgepeftError):
     """The loss or a gradient is not finite, or the losses are far above their start."""
-
-
-def record_loss(position: Position, loss: float) -> None:
-    """Keep what ``risen`` needs; it is in the checkpoint, so a resumed run ends where an uninterrupted one does."""
-    if len(position.first_losses) < FIRST:
-        position.first_losses.append(loss)
-    position.recent_losses = [*position.recent_losses, loss][-RECENT:]
-
-
-def most_loss(position: Position, ignorant: float) -> float:
-    """What is far above the start."""
-    return FAR * max(ignorant, median(position.first_losses or [math.inf]))
-
-
-def risen(position: Position, ignorant: float) -> str | None:
-    """Says how far the losses are above their start, where they are."""
-    now = median(position.recent_losses or [0.0])
-    if len(position.recent_losses) < RECENT or now <= most_loss(position, ignorant):
-        return None
-    return f"the loss rose from {median(position.first_losses):.3g} to {now:.3g} (median of {RECENT} steps)"
 
 
 _FOLDER = ".tune"

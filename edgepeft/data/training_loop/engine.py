@@ -22,18 +22,15 @@ SCORED_ROWS = 64  # at once: no gradients are kept, so more rows fit than in tra
 
 
 class Scored(NamedTuple):
-    """The metric (higher is better) and the mean loss; of each row what is answered, as the kind's ``outputs`` are, and
-    its loss; the kind with what was chosen on these rows, where it was to be; logits [n, C], where the kind says with
-    them how far probabilities can be believed; and where it was to choose what is made of a text's windows, the score
-    of each ``pools``."""
+    """Some rows, scored."""
 
-    score: float
-    loss: float
-    outputs: NDArray[Any]
-    losses: NDArray[np.float64]
-    kind: TaskType
-    logits: NDArray[np.float32] | None = None
-    pools: Mapping[str, float] = MappingProxyType({})
+    score: float  # the metric; higher is better
+    loss: float  # the mean
+    outputs: NDArray[Any]  # what is answered to each row, as the kind has it
+    losses: NDArray[np.float64]  # of each row
+    kind: TaskType  # with what was chosen on these rows, where it was to be
+    logits: NDArray[np.float32] | None = None  # [n, C], where the kind is calibrated by them
+    pools: Mapping[str, float] = MappingProxyType({})  # the score by what is made of a text's windows, if it was chosen
 
 
 def score_rows(
@@ -62,7 +59,7 @@ def score_rows(
 
 
 class _Answers:
-    """Of all rows, by what a kind makes of their logits."""
+    """Answers and losses of all rows, as a kind makes them of logits."""
 
     def __init__(self, kind: TaskType, n: int) -> None:
         self.kind, self.losses, self.outputs = kind, np.empty(n), np.empty(0)
@@ -97,14 +94,11 @@ Masks = Callable[[int, float, Sequence[int]], NDArray[np.float32]]
 
 
 class StepOutcome(NamedTuple):
-    """The loss of a step's rows before the update, and the norm of all gradients before clipping.
+    """What a step found before its update."""
 
-    Where one is not finite, ``odd_rows`` are those of which that is so alone; none where the engine does not look.
-    """
-
-    loss: float
-    gradient_norm: float
-    odd_rows: tuple[int, ...] = ()
+    loss: float  # of its rows
+    gradient_norm: float  # of all gradients, before clipping
+    odd_rows: tuple[int, ...] = ()  # where one is not finite, those of which that is so alone, if the engine looks
 
 
 class TrainingEngine(ABC):
@@ -119,10 +113,7 @@ class TrainingEngine(ABC):
         """One update on these training rows, every rate times ``factor``; none where the outcome is not finite."""
 
     def scored(self, part: str, rows: Encoded, kind: TaskType, metric: str, advance: Callable[[int], None]) -> Scored:
-        """The tensors as they are, on the rows of a part; ``advance`` gets the number of rows after each batch.
-
-        What the kind chooses is chosen on the evaluation rows.
-        """
+        """The tensors as they are, on a part's rows, counted by ``advance``; on those of eval the kind chooses."""
         return score_rows(partial(self.logits, part), rows, kind, metric, advance, choose=part == "eval")
 
     @abstractmethod

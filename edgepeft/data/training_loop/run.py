@@ -23,15 +23,7 @@ from edgepeft.data.by_class import mislabelled, shown_row, worst_of
 from edgepeft.data.parts import TaskData
 from edgepeft.data.row_grouping import Spread
 from edgepeft.data.training_loop.baselines import compared_with
-from edgepeft.data.training_loop.checkpoint import (
-    Diverged,
-    Position,
-    load_checkpoint,
-    most_loss,
-    record_loss,
-    risen,
-    save_checkpoint,
-)
+from edgepeft.data.training_loop.checkpoint import Diverged, Position, load_checkpoint, save_checkpoint
 from edgepeft.data.training_loop.engine import Arrays, Scored, TrainingEngine, dropout_mask
 from edgepeft.options.base import TrainingLoopOptions
 from edgepeft.tasks._headline import headline, headline_metrics
@@ -51,17 +43,13 @@ def resumable() -> Iterator[None]:
 
 
 class Progress(NamedTuple):
-    """``phase`` is prefix, train, eval, test or baselines, ``done`` of ``total`` its steps or rows.
+    """Where a run stands; what is None is not known yet."""
 
-    ``loss`` is the last step's, ``score`` and ``best`` are of the evaluation rows; None until known.  `edgepeft tune`
-    adds the phase commit, just before the first file of the bundle is written.
-    """
-
-    phase: str
-    done: int
+    phase: str  # prefix, train, eval, test or baselines; of `edgepeft tune` commit, before its first file is written
+    done: int  # of its steps or rows
     total: int
-    loss: float | None = None
-    score: float | None = None
+    loss: float | None = None  # of the last step
+    score: float | None = None  # of the evaluation rows, as is the best
     best: float | None = None
 
 
@@ -83,24 +71,18 @@ def shown_run(task: str) -> Iterator[tuple[Callable[[Progress], None], Callable[
 
 @dataclass(frozen=True)
 class TrainingLoopResult:
-    """The best tensors, their scores and how they came about as a card has them.
-
-    ``truncated`` counts texts that lost tokens, ``cut`` targets; ``errors`` says of the test rows where answers are
-    wrong, by class; ``chosen`` is what the kind of task chose on the evaluation rows, and ``evaluation`` what is kept
-    of these: ``logits`` and ``targets``, where it calibrates; ``tested`` are ``targets`` and ``outputs`` of the test
-    rows.
-    """
+    """The best tensors, their scores and how they came about as a card has them."""
 
     tensors: Arrays
     metrics: dict[str, Any]
     training: dict[str, Any]
     history: list[dict[str, float]]
-    truncated: int
-    errors: dict[str, Any]
-    cut: int = 0
-    chosen: dict[str, Any] = field(default_factory=dict)
-    evaluation: Arrays = field(default_factory=dict)
-    tested: Arrays = field(default_factory=dict)
+    truncated: int  # texts that lost tokens
+    errors: dict[str, Any]  # where answers to the test rows are wrong, by class
+    cut: int = 0  # targets that lost tokens
+    chosen: dict[str, Any] = field(default_factory=dict)  # by the kind of task, on the evaluation rows
+    evaluation: Arrays = field(default_factory=dict)  # ``logits`` and ``targets`` of these, where it calibrates
+    tested: Arrays = field(default_factory=dict)  # ``targets`` and ``outputs`` of the test rows
 
     @property
     def metric(self) -> str:
@@ -224,7 +206,7 @@ class TrainingLoop:
         if evaluating:
             self.evaluate()
         stopping = self.stop()
-        good = self.loss is None or self.loss <= most_loss(position, self.ignorant)
+        good = self.loss is None or self.loss <= position.most_loss(self.ignorant)
         if stopping or (good and (evaluating or position.step % self.options.save_every == 0)):
             self.save()
         if stopping:
@@ -238,8 +220,8 @@ class TrainingLoop:
         if not (math.isfinite(self.loss) and math.isfinite(norm)):
             what = "the gradients are not finite" if math.isfinite(self.loss) else f"the loss became {self.loss}"
             raise self._diverged(what, odd if len(odd) < len(chosen) else ())
-        record_loss(self.position, self.loss)
-        if rise := risen(self.position, self.ignorant):
+        self.position.record(self.loss)
+        if rise := self.position.risen(self.ignorant):
             raise self._diverged(rise)
         self.position.step += 1
 

@@ -113,8 +113,8 @@ def read_bytes(path: Path) -> int | None:
     return int(text) if int(text) < _UNLIMITED else None
 
 
-def smallest_limit(folder: Path, files: MemoryFiles) -> int | None:
-    """The memory limit that decides: the smallest of the group's and of the groups around it."""
+def smallest_limit(folder: Path | None, files: MemoryFiles) -> int | None:
+    """The memory limit that decides: the smallest of the group's and of the groups around it; None if unlimited."""
     limits = (read_bytes(group / files.limit) for group in _up(folder))
     return min((limit for limit in limits if limit is not None), default=None)
 

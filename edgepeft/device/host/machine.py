@@ -47,10 +47,7 @@ _ARM_PARTS = {
 
 
 def affinity(pid: int = 0) -> tuple[int, ...]:
-    """The processors that a process, this one by default, may run on; none where it is gone.
-
-    ``os.cpu_count()`` would ignore affinity and cpusets.
-    """
+    """The processors that a process, by default this one, may run on, cpusets counted; none where it is gone."""
     if not hasattr(os, "sched_getaffinity"):
         return tuple(range(os.cpu_count() or 1))
     try:
@@ -160,11 +157,9 @@ def saturates_in_8_bits() -> bool:
 def memory_bytes(proc: Path = groups.PROC) -> int:
     """Memory that this process could have: the machine's, or less if its control groups say so."""
     own = groups.groups_of("self", proc)
-    limits = [int(psutil.virtual_memory().total)]
-    for controller, files in (("memory", groups.V1), (groups.UNIFIED, groups.V2)):
-        if controller in own and (limit := groups.smallest_limit(own[controller], files)) is not None:
-            limits.append(limit)
-    return min(limits)
+    held = (("memory", groups.V1), (groups.UNIFIED, groups.V2))
+    limits = [groups.smallest_limit(own.get(controller), files) for controller, files in held]
+    return min([int(psutil.virtual_memory().total), *(limit for limit in limits if limit is not None)])
 
 
 def versions() -> dict[str, str]:
@@ -267,9 +262,7 @@ def processor_of_host(proc: Path = groups.PROC) -> Processor:
 
 
 def missing_arithmetic(processor: Processor, *, weights: str, fp16: bool) -> list[str]:
-    """A sentence for each kind of weights that is stored and that the processor has no arithmetic for: the backbone's
-    ``weights``, and a delta's in half precision.
-    """
+    """A sentence for the backbone's ``weights``, and one for ``fp16``, without arithmetic on the processor."""
     costs = []
     if weights == "int8" and processor.lacks_dot_product:
         costs.append(

@@ -50,10 +50,7 @@ class NoMemoryToStart(Exception):
 
 
 class Launch:
-    """One start. ``process`` is the launcher, later the work: they are the same process.
-
-    ``options`` go to :class:`subprocess.Popen` as they are.
-    """
+    """One start: ``process`` is the launcher, later the work; :class:`subprocess.Popen` gets the ``options``."""
 
     def __init__(self, placement: Placement, argv: Sequence[str], options: dict[str, Any]):
         self._placement = placement
@@ -78,7 +75,7 @@ class Launch:
             command = [*placement.wrapper, *start, *argv]
             self.process: subprocess.Popen[Any] = subprocess.Popen(command, pass_fds=theirs, **options)
         except BaseException:
-            self._close_ours()
+            self.release()
             raise
         finally:
             for descriptor in theirs:
@@ -143,10 +140,7 @@ class Launch:
                     stream.close()
 
     def release(self) -> None:
-        """End the keeper, and with it the place that it kept."""
-        self._close_ours()
-
-    def _close_ours(self) -> None:
+        """Close our ends: the keeper ends, and with it the place that it kept."""
         while self._ours:
             os.close(self._ours.pop())
 
@@ -316,10 +310,7 @@ def _resident_peak(pid: int) -> int | None:
 def judge(
     limits: Limits, placement: Placement, allowed: int, address_space: int | None, refused: Sequence[str] = ()
 ) -> InForce:
-    """What is in force on a child that entered ``placement``; ``refused``: backends that did not work.
-
-    ``allowed``: the processors that it may run on.
-    """
+    """What is in force on a child in ``placement``, on ``allowed`` processors; ``refused`` are other backends."""
     notes = [*placement.notes]
     grades = []
     cores = allowed

@@ -46,15 +46,11 @@ _SMALLEST_MEMORY = 1 << 20  # below this no process starts at all: a unit was mi
 
 @dataclass(frozen=True)
 class Limits:
-    """What a child process may use; None leaves that resource as the host has it.
+    """What a child process may use; None leaves that resource as the host has it."""
 
-    ``cores``: how many processors it may run on. ``memory_bytes``: of memory, swap excluded.
-    ``cpu_quota``: processor seconds a wall second, summed over cores (0.5 is half a core).
-    """
-
-    cores: int | None = None
-    memory_bytes: int | None = None
-    cpu_quota: float | None = None
+    cores: int | None = None  # processors that it may run on
+    memory_bytes: int | None = None  # swap excluded
+    cpu_quota: float | None = None  # processor seconds a wall second, summed over cores (0.5 is half a core)
 
     def __post_init__(self) -> None:
         if self.cores is not None and self.cores < 1:
@@ -70,16 +66,12 @@ class Limits:
 
 @dataclass(frozen=True)
 class InForce:
-    """The limits as read back from the kernel, which are not always the requested ones.
-
-    ``cores``: processors the child may run on. ``memory_bytes``: None where nothing limits it.
-    ``emulation``: "full" if cores and memory are both exactly as asked, "none" if neither holds.
-    """
+    """The limits as read back from the kernel, which are not always the requested ones."""
 
     backend: str
-    cores: int
-    memory_bytes: int | None
-    emulation: Emulation
+    cores: int  # processors that the child may run on
+    memory_bytes: int | None  # None where nothing limits it
+    emulation: Emulation  # full if cores and memory are both exactly as asked, none if neither holds
     notes: tuple[str, ...] = ()
     cpu_quota: float | None = None
 
@@ -90,10 +82,7 @@ class Unavailable(Exception):
 
 @dataclass
 class Placement:
-    """A place with limits, ready for one child: the control groups made for it, or what the launcher sets of itself.
-
-    ``folders`` are the groups by controller; under version 2 one group has all controllers.
-    """
+    """A place with limits, ready for one child: the control groups made for it, or what the launcher sets of itself."""
 
     backend: str
     cpus: Sequence[int] | None = None  # the launcher sets this affinity
@@ -104,7 +93,7 @@ class Placement:
     notes: list[str] = field(default_factory=list)
     memory_is_strict: bool = True  # False: what is limited is not quite memory
     files: groups.MemoryFiles = groups.V2
-    folders: dict[str, Path] = field(default_factory=dict)
+    folders: dict[str, Path] = field(default_factory=dict)  # the groups by controller; version 2 has one for all
 
     def swap_is_not_limited(self) -> None:
         """Note it where the host has swap: the child can then use more than its memory."""
@@ -119,8 +108,7 @@ class Placement:
 
     def memory_in_force(self) -> int | None:
         """Bytes that the child's group allows, read back: the smallest from the group up; None if unlimited."""
-        folder = self.folders.get("memory")
-        return None if folder is None else groups.smallest_limit(folder, self.files)
+        return groups.smallest_limit(self.folders.get("memory"), self.files)
 
     def quota_in_force(self) -> float | None:
         """Cores' worth of time that the child may use, read back: the smallest from the group up; None if unlimited."""
@@ -151,10 +139,7 @@ class Placement:
         return None if folder is None else groups.read_bytes(folder / self.files.peak)
 
     def remove(self) -> None:
-        """Kill whoever is left and remove every group; may be called twice.
-
-        Enabled controllers stay, as a neighbour may use them by now.
-        """
+        """Kill whoever is left, remove every group; enabled controllers stay, for neighbours. May be called twice."""
         for folder in dict.fromkeys(self.folders.values()):
             groups.remove(folder)
 

@@ -65,7 +65,7 @@ def export_bundle(
     force: bool = False,
     templates: Sequence[Method | str] = (),
     stage: Stage = nullcontext,
-    weights: WeightsDtype | None = "fp32",
+    weights: WeightsDtype | None = None,
     delta_weights: DeltaDtype = "fp32",
     data: Rows | None = None,
     columns: Columns = SENTENCES,

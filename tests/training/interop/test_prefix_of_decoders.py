@@ -68,7 +68,7 @@ def test_what_peft_trained_gives_its_logits_and_its_texts(backbone: Backbone, tm
     given = {"input_ids": read, "attention_mask": torch.ones_like(read), "decoder_input_ids": ids[:, -3:]}
     exact_logits(delta, load_model(backbone, "eager"), given).require(expected)
 
-    export_bundle(backbone, [saved(delta, tmp_path / "delta")], tmp_path / "bundle", texts=TEXTS[:20])
+    export_bundle(backbone, [saved(delta, tmp_path / "delta")], tmp_path / "bundle", texts=TEXTS[:20], weights="fp32")
     in_front = padded_in_front({name: torch.from_numpy(values) for name, values in rows(backbone).items()})
     with torch.no_grad():
         texts = model.generate(**in_front, max_new_tokens=STEPS, do_sample=False, eos_token_id=None)
@@ -83,7 +83,7 @@ def test_what_peft_trained_gives_its_labels(backbone: Backbone, tmp_path: Path):
     of = transformers.AutoModelForSequenceClassification
     model = theirs(backbone, tmp_path / "theirs", of, "SEQ_CLS", num_labels=3).double()
     delta = importer_of(tmp_path / "theirs").read(tmp_path / "theirs", backbone, ImportRequest("t", max_length=20))
-    export_bundle(backbone, [saved(delta, tmp_path / "delta")], tmp_path / "bundle", texts=TEXTS[:20])
+    export_bundle(backbone, [saved(delta, tmp_path / "delta")], tmp_path / "bundle", texts=TEXTS[:20], weights="fp32")
     with Runtime(tmp_path / "bundle", threads=1, cache=False) as runtime:
         found = runtime.logits("t", rows(backbone))
     for i, (ids, mask) in enumerate(zip(*rows(backbone).values(), strict=True)):
