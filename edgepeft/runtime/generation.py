@@ -34,7 +34,7 @@ from edgepeft.runtime.grammar import Grammars, Guide
 from edgepeft.runtime.inputs import Inputs, check_rows
 from edgepeft.runtime.kv_cache import AT_ONCE, Beginning, KvCache, places
 from edgepeft.runtime.prediction import TextAnswer, no_number, note_of
-from edgepeft.runtime.session import failing_as
+from edgepeft.runtime.session import failing_as, return_free_memory
 from edgepeft.runtime.weights import Bound, TaskSession
 
 _PASS_TOKENS = 4096  # of a batch, padding counted: the encoder's attention of 8 rows of 512 takes 100 MB
@@ -180,6 +180,7 @@ class Generator:
         session = self._sessions.get(task)  # another thread may close it at any time
         if session is None:
             session = self._sessions[task] = TextSession.of(self._bundle.text_graphs_of(task), self._open)
+            return_free_memory()  # of the graphs, which are gone by now
         return session
 
     def opened(self, task: str | None) -> TextSession | None:

@@ -46,7 +46,7 @@ from edgepeft.graph.in_place import in_place
 from edgepeft.graph.joined import attended, join_products, names_in
 from edgepeft.graph.one_row import for_one_row
 from edgepeft.graph.protos import ancestors, copied, writers
-from edgepeft.runtime.session import open_session, session_options
+from edgepeft.runtime.session import drop_pages, open_session, session_options
 
 CACHE_LIMIT = "EDGEPEFT_CACHE_GIB"
 _DEFAULT_GIB = 8.0  # ten models of roberta-base's size
@@ -82,6 +82,13 @@ class Prepacked:
     def place(self, model: onnx.ModelProto, bundle: Bundle) -> None:
         """Point a graph's weights into the packed file, in place; tensors that it lacks are copied into the graph."""
         _place(model, bundle, self.tensors)
+
+    def drop_scales(self) -> None:
+        """Free the memory of what only opening a session reads: scales of groups, which packed copies have too."""
+        places = [self.tensors[name] for name in self.tensors if name.endswith(":scale")]
+        if places:
+            parts = [(int(place["offset"]), int(place["length"])) for place in places]
+            drop_pages((self.folder / _PACKED_FILE).resolve(), parts)
 
     def seen(self) -> frozenset[str]:
         """Identities of files whose hash was checked before: they hold these weights."""

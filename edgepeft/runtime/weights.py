@@ -216,7 +216,9 @@ class Weights:
             return open_session(model, self.bundle.folder, self.threads, external_data=external_data)
         self._remember(self._prepacked)
         self._prepacked.place(model, self.bundle)
-        return open_session(model, self._prepacked.folder, self.threads, external_data=external_data)
+        session = open_session(model, self._prepacked.folder, self.threads, external_data=external_data)
+        self._prepacked.drop_scales()
+        return session
 
     def _remember(self, prepacked: Prepacked) -> None:
         # What was hashed, not what lies there now: somebody may have replaced it since.
