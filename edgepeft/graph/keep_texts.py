@@ -20,6 +20,7 @@ from edgepeft.graph.in_place import LAST, TEXTS
 from edgepeft.graph.protos import attributes, constant, copied, replace
 
 _EACH = ("Add", "Div", "Gelu", "Mul", "Pow", "ReduceMean", "Sigmoid", "Sqrt", "Sub")
+_OF_LAST_AXIS = ("Concat", "Split")
 _FLAT_ONLY = ("Gemm", "MatMulInteger", "DynamicQuantizeMatMul")
 
 
@@ -65,7 +66,7 @@ class _Rewriter:
             self._emit_wide(node)
         else:
             if self._of_each(node) or self._looks_up(node):
-                self._tokens.add(output)
+                self._tokens.update(node.output)
             elif node.op_type == "GroupQueryAttention":
                 self._attended.add(output)
             self._emit(node)
@@ -104,6 +105,8 @@ class _Rewriter:
         """Whether it does the same with each token; constants are learnt by the way."""
         if node.op_type == "MatMulNBits":
             return node.input[0] in self._tokens
+        if node.op_type in _OF_LAST_AXIS:
+            return attributes(node).get("axis") == -1 and node.input[0] in self._tokens
         if node.op_type not in _EACH:
             return False
         if all(name in self._small for name in node.input):
@@ -118,14 +121,15 @@ class _Rewriter:
         return axes is not None and axes.tolist() == [-1] and attributes(node).get("keepdims", 1) == 1
 
     def _emit_wide(self, node: onnx.NodeProto) -> None:
-        new, output = copied(node), node.output[0]
+        new = copied(node)
         like = next(self._wide[name] for name in node.input if name in self._wide)
         for i, name in enumerate(node.input):
             if name in self._tokens and name not in self._wide:
                 self._widen(name, like)
             new.input[i] = self._wide.get(name, name)
-        self._wide[output] = new.output[0] = f"{output}/of_texts"
-        self._tokens.add(output)
+        new.output[:] = [f"{output}/of_texts" for output in node.output]
+        self._wide.update(zip(node.output, new.output, strict=True))
+        self._tokens.update(node.output)
         self.nodes.append(new)
 
     def _widen(self, value: str, like: str) -> None:

@@ -32,9 +32,9 @@ from edgepeft.runtime.beginnings import Beginnings
 from edgepeft.runtime.decoding import Decoding, Row, Written, choose
 from edgepeft.runtime.grammar import Grammars, Guide
 from edgepeft.runtime.inputs import Inputs, check_rows
-from edgepeft.runtime.kv_cache import Beginning, KvCache, places
+from edgepeft.runtime.kv_cache import AT_ONCE, Beginning, KvCache, places
 from edgepeft.runtime.prediction import TextAnswer, no_number, note_of
-from edgepeft.runtime.session import failing_as
+from edgepeft.runtime.session import failing_as, return_free_memory
 from edgepeft.runtime.weights import Bound, TaskSession
 
 _PASS_TOKENS = 4096  # of a batch, padding counted: the encoder's attention of 8 rows of 512 takes 100 MB
@@ -180,6 +180,7 @@ class Generator:
         session = self._sessions.get(task)  # another thread may close it at any time
         if session is None:
             session = self._sessions[task] = TextSession.of(self._bundle.text_graphs_of(task), self._open)
+            return_free_memory()  # of the graphs, which are gone by now
         return session
 
     def opened(self, task: str | None) -> TextSession | None:
@@ -355,14 +356,17 @@ class Generator:
 
 def row_bytes(architecture: Architecture, length: int, decoding: Decoding) -> int:
     """At most alive at once for a row: of the encoder's keys and values two copies, of its own three, or, where one
-    stack reads and writes, the places of a buffer, twice where texts join; logits.
+    stack reads and writes, the places of a buffer, twice where texts join, and what attention has of them for each head
+    and token that is read; logits.
     """
     sites = architecture.sites_of(Role.CROSS_KEY, Role.CROSS_VALUE) or architecture.sites_of(Role.KEY, Role.VALUE)
     widths = sum(site.out_features for site in sites)
-    tokens = 2 * length + 3 * decoding.beams * decoding.max_new_tokens
+    tokens, attended = 2 * length + 3 * decoding.beams * decoding.max_new_tokens, 0
     if architecture.goes_on:
-        tokens = max(tokens, 2 * decoding.beams * places(length + decoding.max_new_tokens))
-    return _FLOAT_BYTES * (widths * tokens + 4 * decoding.beams * architecture.vocab_size)
+        longest = places(length + decoding.max_new_tokens)
+        tokens = max(tokens, 2 * decoding.beams * longest)
+        attended = architecture.n_heads * min(places(length), AT_ONCE) * longest
+    return _FLOAT_BYTES * (widths * tokens + attended + 4 * decoding.beams * architecture.vocab_size)
 
 
 def rows_at_once(

@@ -167,6 +167,8 @@ class Tokenizing:
     def leading(self, entry: TaskEntry) -> list[int]:
         """The tokens of what stands before the first column in a task's source, special ones too."""
         literal = "" if entry.source is None else pattern(entry.source).parts[0].literal
+        if not literal:  # special ones alone are too few to save a run, and need no tokenizer, which takes memory
+            return []
         with self._lock:
             ids: list[int] = self.encoder().encode([Text(literal)], entry.max_length).inputs["input_ids"][0].tolist()
         return ids

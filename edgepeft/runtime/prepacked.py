@@ -20,7 +20,8 @@ import os
 import platform
 import shutil
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -41,13 +42,15 @@ from edgepeft.common.errors import EdgepeftError, UsageError, VerificationFailed
 from edgepeft.common.resources import cache_folder, whole, write_checksums
 from edgepeft.device.host.machine import cpu_model, isa_flags
 from edgepeft.graph.grouped import grouped_name
+from edgepeft.graph.in_place import in_place
+from edgepeft.graph.joined import attended, join_products, names_in
 from edgepeft.graph.one_row import for_one_row
 from edgepeft.graph.protos import ancestors, copied, writers
-from edgepeft.runtime.session import open_session, session_options
+from edgepeft.runtime.session import drop_pages, open_session, session_options
 
 CACHE_LIMIT = "EDGEPEFT_CACHE_GIB"
 _DEFAULT_GIB = 8.0  # ten models of roberta-base's size
-_FORMAT = 5
+_FORMAT = 6
 _PACKED_FILE = "prepacked.bin"
 _PLACES_FILE = "entry.json"  # where each tensor lies in the packed one, as ONNX has external data
 _SEEN_FILE = "seen.json"
@@ -79,6 +82,13 @@ class Prepacked:
     def place(self, model: onnx.ModelProto, bundle: Bundle) -> None:
         """Point a graph's weights into the packed file, in place; tensors that it lacks are copied into the graph."""
         _place(model, bundle, self.tensors)
+
+    def drop_scales(self) -> None:
+        """Free the memory of what only opening a session reads: scales of groups, which packed copies have too."""
+        places = [self.tensors[name] for name in self.tensors if name.endswith(":scale")]
+        if places:
+            parts = [(int(place["offset"]), int(place["length"])) for place in places]
+            drop_pages((self.folder / _PACKED_FILE).resolve(), parts)
 
     def seen(self) -> frozenset[str]:
         """Identities of files whose hash was checked before: they hold these weights."""
@@ -161,6 +171,9 @@ def _build(bundle: Bundle, folder: Path) -> None:
     model = _with_pooler(bundle, checkpoint)
     if bundle.architecture.goes_on and bundle.manifest.backbone.text is not None:
         _with_output(model, bundle.text_graphs.decoder)
+        if (lowered := in_place(bundle.text_graphs.decoder)) is not None:
+            groups = [*attended(lowered.model.graph)]
+            join_products(model.graph, groups, partial(_joined_tensor, bundle, {}))
     options = session_options()
     quantised = bundle.manifest.backbone.weights_dtype != "fp32"
     options.graph_optimization_level = _FUSED if quantised else ort.GraphOptimizationLevel.ORT_DISABLE_ALL
@@ -288,23 +301,47 @@ def _external(model: onnx.ModelProto) -> dict[str, dict[str, str]]:
 
 
 def _place(model: onnx.ModelProto, bundle: Bundle, tensors: Places) -> None:
+    names = (name.removesuffix(grouped_name("")) for name in tensors if name.endswith(grouped_name("")))
+    groups = [group for name in names if len(group := names_in(name)) > 1]
+    join_products(model.graph, groups, partial(_joined_tensor, bundle, tensors))
     for initializer in model.graph.initializer:
         if initializer.data_location != TensorProto.EXTERNAL:
             continue
         where = {entry.key: entry.value for entry in initializer.external_data}
         if where["location"] != bundle.weights.name:
             continue
-        del initializer.external_data[:]
-        # A grouped matrix lies there by the name that its product reads, beside its packed copy.
-        placed = tensors.get(grouped_name(initializer.name)) or tensors.get(initializer.name)
-        if placed is not None:
-            for key, value in placed.items():
-                initializer.external_data.add(key=key, value=value)
-        else:
-            bundle.hash_weights()
-            begin, length = int(where["offset"]), int(where["length"])
-            initializer.data_location = TensorProto.DEFAULT
-            initializer.raw_data = np.memmap(bundle.weights, np.uint8, "r", begin, (length,)).tobytes()
+        if not _point_at(initializer, tensors):
+            raw = _stored_bytes(initializer, bundle)
+            del initializer.external_data[:]
+            initializer.data_location, initializer.raw_data = TensorProto.DEFAULT, raw
+
+
+def _point_at(initializer: onnx.TensorProto, tensors: Places) -> bool:
+    """Have it lie in the packed file; False where that lacks it."""
+    # A grouped matrix lies there by the name that its product reads, beside its packed copy.
+    placed = tensors.get(grouped_name(initializer.name)) or tensors.get(initializer.name)
+    if placed is None:
+        return False
+    del initializer.external_data[:]
+    initializer.data_location = TensorProto.EXTERNAL
+    for key, value in placed.items():
+        initializer.external_data.add(key=key, value=value)
+    return True
+
+
+def _stored_bytes(initializer: onnx.TensorProto, bundle: Bundle) -> bytes:
+    bundle.hash_weights()
+    where = {entry.key: entry.value for entry in initializer.external_data}
+    return np.memmap(bundle.weights, np.uint8, "r", int(where["offset"]), (int(where["length"]),)).tobytes()
+
+
+def _joined_tensor(bundle: Bundle, tensors: Places, parts: Sequence[onnx.TensorProto], name: str) -> onnx.TensorProto:
+    """Tensors of the bundle's weights as one, which lies in the packed file, or else in the graph."""
+    joined = TensorProto(name=name, data_type=parts[0].data_type)
+    joined.dims[:] = [sum(part.dims[0] for part in parts), *parts[0].dims[1:]]
+    if not _point_at(joined, tensors):
+        joined.raw_data = b"".join(_stored_bytes(part, bundle) for part in parts)
+    return joined
 
 
 def _answer(session: ort.InferenceSession, n_tokens: int = 8) -> Mapping[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import mmap
 import os
 import weakref
 from collections import Counter, OrderedDict
@@ -206,6 +207,29 @@ def return_free_memory() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
+
+
+def drop_pages(file: Path, parts: Sequence[tuple[int, int]]) -> None:
+    """Take whole pages of a mapped file out of this process's memory; they come back from the file when they are read.
+
+    ``parts`` are offsets and lengths in it, in bytes, of what nobody writes to.  Nothing happens but on Linux.
+    """
+    try:
+        lines = Path("/proc/self/maps").read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        bounds, _, at, _, _, *path = line.split(maxsplit=5)
+        if path != [str(file)]:
+            continue
+        begin, end = (int(bound, 16) for bound in bounds.split("-"))
+        shift = begin - int(at, 16)  # from a place in the file to its address
+        for offset, length in parts:
+            first = max(begin, -(-(offset + shift) // mmap.PAGESIZE) * mmap.PAGESIZE)
+            whole = (min(end, offset + length + shift) - first) // mmap.PAGESIZE * mmap.PAGESIZE
+            if whole > 0:
+                address = ctypes.c_void_p(first), ctypes.c_size_t(whole)
+                ctypes.CDLL(None).madvise(*address, mmap.MADV_DONTNEED)
 
 
 def most_sessions(n_tensors: int, limit: Path = _LIMIT) -> int:

@@ -19,6 +19,7 @@ from edgepeft.bundle.bundle import Bundle
 from edgepeft.common.errors import BundleError, EdgepeftError, UsageError
 from edgepeft.graph.by_row import by_row
 from edgepeft.graph.in_place import PLACE
+from edgepeft.graph.joined import join_updates
 from edgepeft.graph.parameters import StructuredTask, computed_values, make_inputs
 from edgepeft.runtime.prepacked import Prepacked, hold_prepacked
 from edgepeft.runtime.session import SessionLru, most_sessions, open_session
@@ -168,7 +169,8 @@ class Weights:
         parted = self.parted(model)
         if parted is None:
             return TaskSession(self.open_graph(model), {}, None, self.used)
-        rows = by_row(*parted) if parted.feeds and any(value.name == PLACE for value in model.graph.input) else None
+        lowered = any(value.name == PLACE for value in model.graph.input)
+        rows = by_row(*join_updates(*parted)) if parted.feeds and lowered else None
         parted = rows or parted
         structure = hashlib.sha256(parted.structure.SerializeToString(deterministic=True)).digest()
         if rows is not None and structure not in self._by_structure:
@@ -214,7 +216,9 @@ class Weights:
             return open_session(model, self.bundle.folder, self.threads, external_data=external_data)
         self._remember(self._prepacked)
         self._prepacked.place(model, self.bundle)
-        return open_session(model, self._prepacked.folder, self.threads, external_data=external_data)
+        session = open_session(model, self._prepacked.folder, self.threads, external_data=external_data)
+        self._prepacked.drop_scales()
+        return session
 
     def _remember(self, prepacked: Prepacked) -> None:
         # What was hashed, not what lies there now: somebody may have replaced it since.

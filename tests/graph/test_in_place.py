@@ -15,6 +15,7 @@ from tiny import ragged, write_model
 from edgepeft.backbones.source import open_backbone
 from edgepeft.backbones.text import IDS, LOGITS, PAST, PRESENT, TextGraphs, caches
 from edgepeft.graph.in_place import LAST, PLACE, in_place, tables
+from edgepeft.runtime import kv_cache
 from edgepeft.runtime.generation import TextSession, TextState
 from edgepeft.runtime.weights import TaskSession
 
@@ -73,6 +74,16 @@ def test_ragged_rows_are_read_and_go_on_beyond_the_first_buffer(states: Any, in_
             n, last = 3, last[:3]
         require_equal(both, last, order)
         last = source.integers(5, 60, n)
+
+
+def test_long_prompts_are_read_in_parts(states: Any, monkeypatch: pytest.MonkeyPatch):
+    """Of four tokens: a row that is shorter, one that ends with a part, and others."""
+    monkeypatch.setattr(kv_cache, "AT_ONCE", 4)
+    rows = ragged(5, 19, {"vocab_size": 60, "pad_token_id": 0})
+    rows["attention_mask"][:] = np.arange(19) < np.array([[19], [3], [8], [13], [16]])
+    both = states(rows)
+    for ids in ([7, 8, 9, 10, 11], [5, 6, 7, 8, 9]):
+        require_equal(both, np.array(ids), range(5))
 
 
 def test_beams_part_and_change_places(states: Any):

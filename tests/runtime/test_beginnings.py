@@ -137,6 +137,7 @@ def test_the_least_recently_used_goes_where_memory_is_short(
     monkeypatch.setattr("edgepeft.runtime.generation.memory_bytes", lambda: 2 * allowed)
     for task in ("same", "long", "other"):
         assert runtime.write(task, [text], DECODING)[0].tokens == expected(task, text)
+    runtime.generator.check_row(len(text.split()) + 14, DECODING)  # as the next row does
     assert [*kept._kept] == ["long", "other"] and kept.n_bytes == 2 * one
     monkeypatch.setattr("edgepeft.runtime.generation.memory_bytes", lambda: 2 * (needed + one))  # a row comes first
     runtime.generator.check_row(len(text.split()) + 14, DECODING)

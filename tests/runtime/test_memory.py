@@ -1,16 +1,20 @@
 """What stays resident: it does not creep with the lengths asked for, and processes share the packed weights."""
 
 import json
+import mmap
 import subprocess
 import sys
 import textwrap
 from pathlib import Path
 
+import numpy as np
 import pytest
 from deltas import TEXTS, random_delta, saved
 
 from edgepeft.backbones.source import open_backbone
-from edgepeft.training.exporting.bundle import export_bundle
+from edgepeft.runtime.runtime import Runtime
+from edgepeft.runtime.session import drop_pages
+from edgepeft.training.exporting.bundle import export_bundle, write_backbone
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="reads Linux's smaps")
 
@@ -104,3 +108,29 @@ def test_two_processes_share_the_pages_of_the_packed_weights(wide):
     for kinds in found:
         assert kinds["Rss"] > packed
         assert kinds["Shared_Clean"] > 0.95 * kinds["Rss"] and kinds.get("Private_Dirty", 0) == 0
+
+
+def test_whole_pages_of_a_part_of_a_mapped_file_are_dropped_and_come_back(tmp_path):
+    page = mmap.PAGESIZE
+    content = np.random.default_rng(0).integers(0, 256, 64 * page, np.uint8)
+    (tmp_path / "mapped.bin").write_bytes(content.tobytes())
+    values = np.memmap(tmp_path / "mapped.bin", np.uint8, "r")
+    assert values.sum(dtype=np.int64) == content.sum(dtype=np.int64)
+    assert mapped("self", "mapped.bin")["Rss"] == 64 * page / 1024
+    drop_pages(tmp_path / "mapped.bin", [(8 * page + 1, 20 * page), (60 * page, 4 * page)])
+    assert mapped("self", "mapped.bin")["Rss"] == (64 - 19 - 4) * page / 1024
+    np.testing.assert_array_equal(values, content)
+
+
+def test_scales_of_a_decoder_take_no_memory_once_a_session_is_open(tiny, tmp_path):
+    sizes = {"hidden_size": 256, "intermediate_size": 2048, "head_dim": 16, "tie_word_embeddings": True}
+    write_backbone(open_backbone(str(tiny("llama", **sizes, vocab_size=1100))), tmp_path, "int8")
+    with Runtime(tmp_path, threads=1) as runtime:
+        runtime.generator.session(None)
+        opened = mapped("self", "prepacked.bin")["Rss"]
+        runtime._weights._prepacked.drop_scales = lambda: None
+        runtime.generator.close()
+        runtime.generator.session(None)
+        kept = mapped("self", "prepacked.bin")["Rss"]
+    scales = 2 * 3 * 2048 * 256 / 32 * 4 / 1024  # KiB: layers, matrices of a feed-forward network
+    assert kept - opened > 0.8 * scales

@@ -1,0 +1,265 @@
+"""Passes: queries, keys and values of a decoder's layer as one product, and what LoRA adds to them as one update.
+
+ONNX Runtime's ``GroupQueryAttention`` takes the three side by side.  Of one x (T, K), with A side by side and B
+block-diagonal (a value without an update has columns of zeros there):
+
+    [q k v] = x [W_q; W_k; W_v]^T + (x [A_q; A_k; A_v]^T) diag(B_q, B_k, B_v)^T
+
+So a layer has one product in place of three and three nodes of LoRA in place of nine.  Neither is done where something
+stands between: biases, norms of queries and keys, a method of another form.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+
+from edgepeft.graph.contract import Contract, same_interface, well_formed
+from edgepeft.graph.cut import prune
+from edgepeft.graph.in_place import TEXTS
+from edgepeft.graph.parameters import StructuredTask
+from edgepeft.graph.protos import attributes, constant, copied, read_instead, replace, writers
+
+Feeds = Mapping[str, NDArray[np.float32]]
+# The tensors to join along their first axis, and the name of the result.
+Made = Callable[[Sequence[TensorProto], str], TensorProto]
+
+_SIGN = "+"
+_ATTENTION = "GroupQueryAttention"
+_MOST_ROWS = 48  # of A side by side, three of rank 16: the zeros of B are read too, and grow with the rank
+
+
+def joined_name(names: Iterable[str]) -> str:
+    """Of tensors that were joined along their first axis."""
+    return _SIGN.join(names)
+
+
+def names_in(joined: str) -> tuple[str, ...]:
+    """The inverse of ``joined_name``."""
+    return tuple(joined.split(_SIGN))
+
+
+class _Update(NamedTuple):
+    """factor B A x."""
+
+    a: str
+    b: str
+    factor: float
+
+
+class _Value(NamedTuple):
+    """Queries, keys or values: a product of the backbone, ``width`` wide, and what is added to it."""
+
+    product: onnx.NodeProto
+    width: int
+    update: _Update | None = None
+
+
+class _Attended:
+    """Finds what attention reads in a graph of ``in_place``."""
+
+    def __init__(self, graph: onnx.GraphProto, feeds: Feeds) -> None:
+        self._graph, self._feeds, self._writer = graph, feeds, writers(graph)
+        self._readers = Counter(name for node in graph.node for name in node.input)
+        self._readers.update(output.name for output in graph.output)
+        self._scalars = {t.name: t for t in graph.initializer if not t.dims and t.data_type == TensorProto.FLOAT}
+
+    def values(self, attention: onnx.NodeProto) -> list[_Value]:
+        """Queries, keys and values, in order, if all are of products of one x; else none."""
+        found = [value for name in attention.input[:3] if (value := self._value(name)) is not None]
+        one = len({value.product.input[0] for value in found}) == 1
+        return found if one and len(found) == 3 else []
+
+    def _value(self, rows: str) -> _Value | None:
+        reshape = self._gives(rows, "Reshape")
+        shape = reshape and self._gives(reshape.input[1], "Concat")
+        extents = constant(self._graph, shape.input[-1]) if shape else None
+        if not reshape or extents is None or self._readers[rows] > 1 or self._readers[reshape.input[0]] > 1:
+            return None
+        width, node = int(extents[-1]), self._writer.get(reshape.input[0])
+        if node is not None and _is_product(node):
+            return None if node.input[1] in self._feeds else _Value(node, width)
+        if node is None or node.op_type != "Add":
+            return None
+        for whole, part in (tuple(node.input), tuple(node.input)[::-1]):
+            product, update = self._gives(whole, "Gemm"), self._update(part)
+            if product and update and _is_product(product) and product.input[1] not in self._feeds:
+                x, update_of = update
+                return _Value(product, width, update_of) if x == product.input[0] else None
+        return None
+
+    def _update(self, value: str) -> tuple[str, _Update] | None:
+        """x and what is made of it, of nodes that nothing else reads."""
+        matrices, factor = list[str](), 1.0
+        while self._readers[value] == 1 and (node := self._writer.get(value)) is not None:
+            scalars = [name for name in node.input if name in self._scalars]
+            if _is_product(node) and node.input[1] in self._feeds and self._readers[node.input[1]] == 1:
+                matrices.append(node.input[1])
+                factor *= attributes(node).get("alpha", 1.0)
+                value = node.input[0]
+                if len(matrices) == 2:
+                    return value, _Update(matrices[1], matrices[0], factor)
+            elif node.op_type == "Mul" and len(scalars) == 1:
+                factor *= float(numpy_helper.to_array(self._scalars[scalars[0]]))
+                value = next(name for name in node.input if name not in scalars)
+            else:
+                return None
+        return None
+
+    def _gives(self, value: str, operator: str) -> onnx.NodeProto | None:
+        node = self._writer.get(value)
+        return node if node is not None and node.op_type == operator else None
+
+
+def _is_product(node: onnx.NodeProto) -> bool:
+    """Whether it is x W^T."""
+    given = attributes(node)
+    return node.op_type == "Gemm" and len(node.input) == 2 and given.get("transB") == 1 and not given.get("transA")
+
+
+@Contract(requires=[well_formed], ensures=[well_formed])
+def join_updates(structure: onnx.ModelProto, feeds: Feeds) -> StructuredTask:
+    """The structure with one update for each layer's queries, keys and values, and what it is fed then; as it was
+    where ranks are large.
+
+    A factor goes into A, as ``by_row`` has it: tasks of other factors keep the structure.
+    """
+    model, values = copied(structure), dict(feeds)
+    graph, sides, new = model.graph, _SideBySide(), list[onnx.NodeProto]()
+    finder = _Attended(structure.graph, feeds)
+    for node in graph.node:
+        found = finder.values(node) if node.op_type == _ATTENTION else []
+        if not 0 < sum(len(feeds[value.update.a]) for value in found if value.update) <= _MOST_ROWS:
+            continue
+        a, b, whole, update = (f"delta/{node.output[0]}/{part}" for part in ("A", "B", "whole", "update"))
+        values[a], values[b] = _matrices(found, feeds)
+        new += [
+            helper.make_node("Concat", [value.product.output[0] for value in found], [whole], whole, axis=-1),
+            helper.make_node("Gemm", [found[0].product.input[0], a], [f"{update}/low"], f"{update}/low", transB=1),
+            helper.make_node("Gemm", [f"{update}/low", b], [update], update, transB=1),
+            helper.make_node("Add", [whole, update], [f"{whole}/adapted"], f"{whole}/adapted"),
+            *sides.take(node, f"{whole}/adapted", sum(value.width for value in found)),
+        ]
+    if not new:
+        return StructuredTask(model, values)
+    graph.node.extend(new)
+    graph.initializer.extend(sides.shapes())
+    prune(graph)
+    read = {name for node in graph.node for name in node.input}
+    values = {name: value for name, value in values.items() if name in read}
+    kept = [value for value in graph.input if value.name not in feeds or value.name in values]
+    made = [name for name in values if name not in feeds]
+    replace(graph.input, kept)
+    graph.input.extend(helper.make_tensor_value_info(n, TensorProto.FLOAT, values[n].shape) for n in made)
+    return StructuredTask(model, values)
+
+
+def _matrices(found: Sequence[_Value], feeds: Feeds) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """A [sum r, K] and B [sum width, sum r]."""
+    a = [np.float32(value.update.factor) * feeds[value.update.a] for value in found if value.update]
+    joined, rows, columns = np.zeros((sum(value.width for value in found), sum(map(len, a))), np.float32), 0, 0
+    for value in found:
+        if value.update:
+            b = feeds[value.update.b]
+            joined[rows : rows + value.width, columns : columns + b.shape[1]] = b
+            columns += b.shape[1]
+        rows += value.width
+    return np.concatenate(a), joined
+
+
+class _SideBySide:
+    """Has attention read its three values as one; ``shapes`` are the initializers that this takes."""
+
+    def __init__(self) -> None:
+        self._widths: set[int] = set()
+
+    def take(self, attention: onnx.NodeProto, value: str, width: int) -> Iterator[onnx.NodeProto]:
+        """Nodes that give attention [N S, width] as [N, S, width]."""
+        shape, rows = f"known.side_by_side_{width}", f"{attention.output[0]}/side_by_side"
+        if width not in self._widths:
+            self._widths.add(width)
+            yield helper.make_node("Concat", [TEXTS, shape], [f"{shape}/shape"], axis=0)
+        yield helper.make_node("Reshape", [value, f"{shape}/shape"], [rows], rows)
+        attention.input[:3] = [rows, "", ""]
+
+    def shapes(self) -> Iterator[TensorProto]:
+        for width in sorted(self._widths):
+            yield numpy_helper.from_array(np.array([-1, width], np.int64), f"known.side_by_side_{width}")
+
+
+def attended(graph: onnx.GraphProto) -> Iterator[tuple[str, ...]]:
+    """The stored matrices of queries, keys and values of each layer of a bare graph of ``in_place``, whose products
+    attention can read as one."""
+    finder, writer = _Attended(graph, {}), writers(graph)
+    for node in graph.node:
+        found = finder.values(node) if node.op_type == _ATTENTION else []
+        unpacked = [writer.get(value.product.input[1]) for value in found]
+        names = tuple(each.input[0] for each in unpacked if each is not None and each.op_type == "DequantizeLinear")
+        if len(names) == 3:
+            yield names
+
+
+@Contract(requires=[well_formed], ensures=[well_formed], keeps=[same_interface], mutates=True)
+def join_products(graph: onnx.GraphProto, groups: Iterable[Sequence[str]], made: Made) -> None:
+    """Rewrite the products with each group of stored matrices as one, where all are of one value.
+
+    Attention, and what ``join_updates`` put side by side, reads the result as it stands; anything else reads a part.
+    """
+    unpacking = {node.input[0]: node for node in graph.node if node.op_type == "DequantizeLinear"}
+    products = {node.input[1]: node for node in graph.node if _is_product(node)}
+    readers = Counter(name for node in graph.node for name in node.input)
+    stored = {tensor.name: tensor for tensor in graph.initializer}
+    whole: dict[tuple[str, ...], tuple[str, int]] = {}  # what products gave -> what one gives, and its width
+    new: list[onnx.NodeProto] = []
+    for group in groups:
+        unpacked = [unpacking[name] for name in group if name in unpacking and readers[unpacking[name].output[0]] == 1]
+        found = [products[node.output[0]] for node in unpacked if node.output[0] in products]
+        if len(found) < len(group) or len({node.input[0] for node in found}) > 1:
+            continue
+        parts = tuple(node.output[0] for node in found)
+        sources = [[stored[node.input[i]] for node in unpacked] for i in range(2)]
+        tensors = [made(each, joined_name(tensor.name for tensor in each)) for each in sources]
+        sizes = np.array([tensor.dims[0] for tensor in sources[0]], np.int64)
+        graph.initializer.extend([*tensors, numpy_helper.from_array(sizes, f"{tensors[0].name}/sizes")])
+        whole[parts] = joined_name(parts), int(sizes.sum())
+        new += _one_product(unpacked, found, [tensor.name for tensor in tensors], whole[parts][0])
+    if whole:
+        gone = {name for parts in whole for name in parts}
+        replace(graph.node, [*(node for node in graph.node if gone.isdisjoint(node.output)), *new])
+        _read_whole(graph, whole)
+        prune(graph)
+
+
+def _one_product(
+    unpacked: Sequence[onnx.NodeProto], found: Sequence[onnx.NodeProto], tensors: Sequence[str], value: str
+) -> Iterator[onnx.NodeProto]:
+    matrix, zeros = joined_name(node.output[0] for node in unpacked), f"{tensors[0]}/zeros"
+    yield helper.make_node("Concat", [node.input[2] for node in unpacked], [zeros], axis=0)
+    unpack = helper.make_node("DequantizeLinear", [*tensors, zeros], [matrix], matrix)
+    unpack.attribute.extend(unpacked[0].attribute)
+    yield unpack
+    yield helper.make_node("Gemm", [found[0].input[0], matrix], [value], value, transB=1)
+    parts = [node.output[0] for node in found]
+    yield helper.make_node("Split", [value, f"{tensors[0]}/sizes"], parts, f"{value}/parts", axis=-1)
+
+
+def _read_whole(graph: onnx.GraphProto, whole: Mapping[tuple[str, ...], tuple[str, int]]) -> None:
+    """Have whatever takes the parts side by side read what they are parts of."""
+    writer, sides, new = writers(graph), _SideBySide(), list[onnx.NodeProto]()
+    instead: dict[str, str] = {}
+    for node in graph.node:
+        if node.op_type == "Concat" and tuple(node.input) in whole and attributes(node)["axis"] == -1:
+            instead[node.output[0]] = whole[tuple(node.input)][0]
+        elif node.op_type == _ATTENTION:
+            parts = tuple(writer[name].input[0] for name in node.input[:3] if name in writer)
+            if parts in whole:
+                new += sides.take(node, *whole[parts])
+    read_instead(graph, instead)
+    graph.node.extend(new)
+    graph.initializer.extend(sides.shapes())
