@@ -289,8 +289,7 @@ def new_delta(
     the kind needs, or the backbone's own, and the kind that has such labels.  ``template`` are the card's facts of a
     task posed as text, ``stride`` is how many tokens windows of long texts share, of which None cuts them.
     """
-    of_kind = None if kind is None else kind_named(kind).head
-    read_by = head_named(head or of_kind or backbone.head)
+    read_by = head_named(head or (kind and kind_named(kind).head) or backbone.head)
     reads = _reads(read_by, backbone)
     of_task = stated(kind, labels, reads)
     _require_fitting(backbone, read_by, of_task)
