@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from edgepeft.backbones.base import LINEAR_ROLES, family_of
+from edgepeft.backbones.config import config_of
 from edgepeft.cli._options import command_of
 from edgepeft.cli._output import plain_table, print_json, table_console
 from edgepeft.cli._scores import (
@@ -26,9 +28,11 @@ from edgepeft.options.verbs import METHOD, TrainOptions
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from edgepeft.bundle.delta import Delta
     from edgepeft.training.loop import TrainResult
 
 PANEL = "Train"
+_ENCODER = "all-MiniLM-L6-v2"
 
 
 @command_of(TrainOptions, "train")
@@ -51,6 +55,8 @@ def command(
     if result.cut:
         most = result.delta.card.max_target_length
         say(f"note: {result.cut} targets were longer than {most} tokens (--max-target-length).")
+    if result.delta.architecture.goes_on and not result.delta.card.task_kind.writes:
+        _say_cost(result.delta)
     say_windows(result)
     say_temperature(result)
     say_unbeaten(result, "another --method")
@@ -58,6 +64,19 @@ def command(
         print_json(result.delta.card.model_dump(mode="json"))
     else:
         _show(result, Path(options.out))
+
+
+def _say_cost(delta: Delta) -> None:
+    """What an encoder takes, beside a decoder that answers labels or a number."""
+    config = config_of(_ENCODER)
+    own, encoder = (
+        sum(site.in_features * site.out_features for site in each.sites_of(*LINEAR_ROLES))
+        for each in (delta.architecture, family_of(config).architecture(config))
+    )
+    say(
+        f"note: the layers of {delta.card.backbone.source} take {own:,} multiply-adds a token, those of the encoder "
+        f"{_ENCODER} {encoder:,}; docs/decoders.md has what labels gain by that."
+    )
 
 
 def _show(result: TrainResult, out: Path) -> None:

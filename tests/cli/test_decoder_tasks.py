@@ -141,6 +141,22 @@ def test_labels_are_those_of_transformers_in_every_verb(made: Path, service: Ser
     assert status == 400 and "writes no text" in refused["error"]["message"]
 
 
+def test_training_for_labels_says_what_an_encoder_takes(made: Path, tmp_path: Path):
+    model = transformers.AutoModel.from_pretrained(made / "model")
+    own = sum(each.weight.numel() for each in model.modules() if isinstance(each, torch.nn.Linear))
+    said = {}
+    for task, more in {
+        "side": ["--label-column", "label"],
+        "extract": ["--kind", "text", "--source", "{order}", "--target", "{json}"],
+    }.items():
+        rows = made / f"{task}-0.jsonl"
+        asked = ["--backbone", made / "model", "--data", rows, "--task", task, "--steps", 1, "--max-length", 32]
+        said[task] = verb("train", *asked, *more, "--out", tmp_path / task).output
+    # 6 layers of 4 products of 384 x 384 and 2 of 384 x 1,536
+    assert f"{own:,} multiply-adds a token" in said["side"] and f"{6 * 12 * 384**2:,};" in said["side"]
+    assert "multiply-adds" not in said["extract"]
+
+
 @pytest.fixture(scope="module")
 def written(made: Path) -> list[str]:
     return [answer["text"] for answer in answers_of(made, "extract", ASKED)]
