@@ -145,7 +145,7 @@ def test_makefile_pyproject_and_code_name_the_same_data_packages():
 def verbs() -> set[str]:
     from edgepeft.cli._main import app
 
-    return set(get_command(app).commands)
+    return set(get_command(app).list_commands(None))
 
 
 @pytest.mark.parametrize("document", [*DOCUMENTS, "docs/bundle.md", "docs/data.md", "docs/methods.md"])

@@ -29,7 +29,7 @@ def folder(tiny, tmp_path_factory) -> Path:
 
 
 def test_every_site_that_the_manifest_names_is_in_one_of_the_graphs(folder):
-    assert [finding.problem for finding in audit(folder / "bundle")] == [""] * 7
+    assert [finding.problem for finding in audit(folder / "bundle")] == [""] * 9
 
 
 def test_a_text_ends_with_the_positions_and_says_that_it_was_cut(folder):
@@ -74,7 +74,6 @@ def test_training_leaves_positions_for_the_target(tiny):
 @pytest.mark.parametrize(
     ("kind", "head", "message"),
     [
-        ("classification", "labels", "leave --head out, and a linear layer reads the last token"),
         ("text", "score", "leave --head out"),
         ("tokens", None, "is an encoder's; use BERT"),
         ("embedding", None, "is an encoder's; use BERT"),

@@ -28,6 +28,7 @@ from bench.suites import (
     sharing,
     single,
     speed,
+    stream,
     suite_named,
     suite_names,
     text,
@@ -279,7 +280,7 @@ def test_a_suite_without_a_figure_is_not_drawn(tmp_path):
 
 
 def test_suites_are_found_by_their_files():
-    modules = [batches, calls, decoders, families, kinds, scale, sharing, single, speed, text, tuning]
+    modules = [batches, calls, decoders, families, kinds, scale, sharing, single, speed, stream, text, tuning]
     names = [module.__name__.rpartition(".")[2] for module in modules]
     assert suite_names() == names and [suite_named(name) for name in names] == modules
     with pytest.raises(UnknownName, match=", ".join(names)):
