@@ -21,6 +21,7 @@ from edgepeft.common.operators import OperatorClass, Work, product_flops
 from edgepeft.graph.cost import Costs, count_run, peak_bytes
 from edgepeft.graph.shapes import Spec, walk
 from edgepeft.runtime.decoding import GREEDY, Decoding
+from edgepeft.runtime.label_words import decoding_in
 
 LENGTH = 128  # of the papers' throughput tables
 _LONGEST_READ = 1 << 20  # tokens of a passage in windows
@@ -81,7 +82,7 @@ def bundle_cost(
     precision, (each, tokens) = bundle.manifest.backbone.weights_dtype, read_as(bundle, task, length)
     inputs = example_inputs(bundle, task, batch_size * each, tokens)
     if task is not None and bundle.entry(task).writes:
-        decoding = Decoding(1) if bundle.entry(task).scores_words else decoding
+        decoding = decoding_in(bundle, task, decoding)
         counted = _count_answer(bundle.text_graphs_of(task), inputs, bundle.prompt_length(task), decoding)
         return Cost(task, batch_size, length, precision, *counted, decoding)
     counted = count_run(bundle.graph(task), inputs)

@@ -7,7 +7,6 @@ instruction's end to what follows.  The least recently used are let go where mem
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
 from threading import RLock
 
 from edgepeft.runtime.kv_cache import Beginning
@@ -26,15 +25,15 @@ class Beginnings:
         with self._lock:
             return sum(each.n_bytes for each in self._kept.values())
 
-    def of(self, task: str, computed: Callable[[], Beginning], most: int) -> Beginning:
-        """A task's; a new one is kept if all together have ``most`` bytes, for which others are let go."""
+    def of(self, task: str) -> Beginning | None:
+        """A task's, if it is kept."""
         with self._lock:
             if task in self._kept:
                 self._kept.move_to_end(task)
-                return self._kept[task]
-        found = computed()
-        if found.n_bytes > most:
-            found = Beginning()
+            return self._kept.get(task)
+
+    def keep(self, task: str, found: Beginning, most: int) -> Beginning:
+        """Keep a task's, which has at most ``most`` bytes; others are let go until all together have no more."""
         with self._lock:
             self.shrink(most - found.n_bytes)
             self._kept[task] = found

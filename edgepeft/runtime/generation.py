@@ -90,11 +90,13 @@ class TextSession(NamedTuple):
         assert self.stack is not None
         return [*self.stack.prompt, *ids.tolist()]
 
-    def beginning(self, ids: Sequence[int]) -> Beginning:
-        """Of rows whose own tokens begin with these; empty of two stacks."""
+    def beginning(self, ids: Sequence[int], most: int) -> Beginning | None:
+        """Of rows whose own tokens begin with these; empty of two stacks, None if it has more than ``most`` bytes."""
         cache = self.cache()
         if cache is None:
             return Beginning()
+        if cache.beginning_bytes(len(self.tokens(np.array(ids, np.int64)))) > most:
+            return None
         with failing_as(f"stops in the decoder, with a text of {len(ids)} tokens"):
             return cache.beginning(lambda *_: self.decoder.bound(), self.tokens(np.array(ids, np.int64)))
 
@@ -187,12 +189,17 @@ class Generator:
         """As ``session``, where they are open."""
         return self._sessions.get(task)
 
-    def beginning(self, task: str | None, session: TextSession) -> Beginning:
-        """What a task's texts begin with; empty by another session than the task's own."""
+    def beginning(self, task: str | None, session: TextSession, taken: int) -> Beginning:
+        """What a task's texts begin with; empty by another session than the task's own, and where it has no room beside
+        rows of ``taken`` bytes."""
         if task is None or self._sessions.get(task) is not session:
             return Beginning()
-        most = int(_OF_BEGINNINGS * _SHARE * memory_bytes())
-        return self.beginnings.of(task, lambda: session.beginning(self.leading(self._bundle.entry(task))), most)
+        if (kept := self.beginnings.of(task)) is not None:
+            return kept
+        allowed = int(_SHARE * memory_bytes())
+        most = min(int(_OF_BEGINNINGS * allowed), allowed - taken)
+        found = session.beginning(self.leading(self._bundle.entry(task)), most)
+        return Beginning() if found is None else self.beginnings.keep(task, found, most)
 
     def write(self, task: str | None, inputs: Inputs, decoding: Decoding) -> list[Written]:
         """What follows each row of ``inputs``, token ids and masks [rows, length]."""
@@ -270,9 +277,10 @@ class Generator:
         self, task: str | None, session: TextSession, inputs: Inputs, decoding: Decoding, prompt_length: int
     ) -> list[Written]:
         decoder, end = self.decoder, decoding.end(self.decoder.end_token_id)
-        state = TextState(session, inputs, self.beginning(task, session))
-        ids = decoder.starts(inputs["input_ids"], inputs["attention_mask"])
         lengths = (inputs["attention_mask"] != 0).sum(1) + prompt_length
+        taken = len(lengths) * self.row_bytes(int(lengths.max()), decoding)
+        state = TextState(session, inputs, self.beginning(task, session, taken))
+        ids = decoder.starts(inputs["input_ids"], inputs["attention_mask"])
         allowed = [self.most(length, decoding.max_new_tokens) for length in lengths.tolist()]
         guides = (self.guide(task, decoding) for _ in allowed)
         every = [Row.starting(*each) for each in zip(ids.tolist(), allowed, guides, strict=True)]

@@ -8,6 +8,7 @@ Letters: N texts, S padded length of prompts, k heads of keys, e a head's width,
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -99,6 +100,10 @@ class KvCache:
             run.places[:], run.positions[:] = last, np.tile(begin + np.arange(s), n)
             logits = run.logits()
         return logits
+
+    def beginning_bytes(self, tokens: int) -> int:
+        """Of the keys and values of so many."""
+        return len(self._layers) * 2 * math.prod(self._heads) * tokens * np.dtype(np.float32).itemsize
 
     def beginning(self, bind: Bind, tokens: Sequence[int]) -> Beginning:
         """Of these tokens; empty where they are too few to save anything."""

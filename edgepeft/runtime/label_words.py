@@ -10,15 +10,18 @@ Letters: B rows, W branches that run together, v vocabulary.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from threading import RLock
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgepeft.backbones.base import Decoder
 from edgepeft.backbones.trie import Trie
+from edgepeft.bundle.bundle import Bundle
+from edgepeft.common.errors import Unwritable
 from edgepeft.runtime.decoding import Decoding, log_probabilities
 from edgepeft.runtime.generation import Generator, TextState
-from edgepeft.runtime.inputs import Inputs, check_rows
+from edgepeft.runtime.inputs import Inputs, Tokenizing, check_rows
 from edgepeft.runtime.passes import in_batches
 
 _BRANCHES = 16  # of the trie, from one reading of the prompt: each is a text in the cache
@@ -29,16 +32,21 @@ def word_scores(generator: Generator, task: str, inputs: Inputs, trie: Trie) -> 
 
     Raises:
         DoesNotFit: a row's keys and values are too large for the memory.
-        Unwritable: a row leaves no position for a label.
+        Unwritable: a row leaves too few positions for the labels.
     """
     mask = inputs["attention_mask"] != 0
     check_rows(mask)
-    branches = [*in_batches(trie.ways, _BRANCHES)]
-    decoding = Decoding(1 + max(map(len, trie.ways)), beams=len(branches[0]))
+    branches, decoding = [*in_batches(trie.ways, _BRANCHES)], decoding_of(trie)
     lengths, session = mask.sum(1) + generator.entry(task).prompt_length, generator.session(task)
-    beginning, columns = generator.beginning(task, session), _columns(trie)
-    scores = np.zeros((len(mask), len(trie.targets)), np.float32)
-    for rows in generator.parts(lengths, decoding):
+    scores, columns = np.zeros((len(mask), len(trie.targets)), np.float32), _columns(trie)
+    for rows in [*generator.parts(lengths, decoding)]:  # before anything runs: what does not fit is refused
+        longest, steps = int(lengths[rows].max()), decoding.max_new_tokens - 1
+        if generator.most(longest, steps) < steps:
+            raise Unwritable(
+                f"a text of {longest} tokens leaves fewer than the {steps} positions that the labels of task {task} "
+                "take; give a shorter one."
+            )
+        beginning = generator.beginning(task, session, len(rows) * generator.row_bytes(longest, decoding))
         part = {name: values[rows] for name, values in inputs.items()}
         of_edges = np.zeros((len(rows), len(trie.edges)), np.float32)
         for some in branches:
@@ -48,6 +56,17 @@ def word_scores(generator: Generator, task: str, inputs: Inputs, trie: Trie) -> 
                     of_edges[:, columns[node]] = log_probabilities(logits[:, [trie.edges[i][1] for i in columns[node]]])
         scores[rows] = of_edges @ trie.paths
     return scores
+
+
+def decoding_of(trie: Trie) -> Decoding:
+    """What a text takes whose labels these are, as that of one that is written: a token a step, branches as beams."""
+    return Decoding(1 + max(map(len, trie.ways)), beams=min(len(trie.ways), _BRANCHES))
+
+
+def decoding_in(bundle: Bundle, task: str, asked: Decoding) -> Decoding:
+    """What a text of a task that is written takes: as ``asked``, but for labels that are words what these take."""
+    entry = bundle.entry(task)
+    return decoding_of(Tokenizing(bundle, RLock()).trie(entry)) if entry.scores_words else asked
 
 
 def _columns(trie: Trie) -> dict[tuple[int, ...], list[int]]:

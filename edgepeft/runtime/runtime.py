@@ -198,7 +198,9 @@ class Runtime(TextTasks):
         batch = checked_inputs(inputs, self.bundle.architecture)
         if entry.scores_words:
             self.prepare(task)
-            return word_scores(self.generator, task, batch, self._tokenizing.trie(entry))
+            with self._lock:  # a reload changes both
+                entry, generator = self.bundle.entry(task), self.generator
+            return word_scores(generator, task, batch, self._tokenizing.trie(entry))
         shape = entry.logits_shape(*batch["input_ids"].shape)
         if (found := self._run_one_row(task, LOGITS, batch)) is not None:
             return filled(shape, of_width(shape[-1], task, found))

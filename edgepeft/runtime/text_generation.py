@@ -293,7 +293,9 @@ class TextBatch:
     def _begin(self, new: list[Draft], cache: KvCache, order: list[int]) -> None:
         """Read prompts, and go on with the other texts; what both give is ``_ready``."""
         sessions = {draft.task: self._generator.session(draft.task) for draft in new}
-        beginnings = {task: self._generator.beginning(task, session) for task, session in sessions.items()}
+        together = [*self._going, *new]
+        taken = len(together) * self._generator.row_bytes(max(map(self._length, together)), self.decoding)
+        beginnings = {task: self._generator.beginning(task, session, taken) for task, session in sessions.items()}
         prompts = [sessions[draft.task].tokens(draft.ids) for draft in new]
         with failing_as(f"stops in the decoder, with {len(new)} prompts"):
             tasks = [draft.task for draft in new]

@@ -27,6 +27,7 @@ from edgepeft.graph.shapes import walk
 from edgepeft.options.verbs import TuneSettings
 from edgepeft.runtime.decoding import GREEDY, Decoding
 from edgepeft.runtime.generation import row_bytes, rows_at_once
+from edgepeft.runtime.label_words import decoding_in
 from edgepeft.runtime.passes import PASS_TOKENS
 from edgepeft.tasks.base import TaskType
 from edgepeft.tuning.memory import Demand, most_within
@@ -103,8 +104,7 @@ def bundle_fit(
     if reserve < 0 or allowed <= 0:
         raise UsageError(f"--reserve leaves nothing of {profile.name}'s {profile.memory_bytes / 1e6:.0f} MB.")
     length = checked_length(bundle, task, batch_size, length, None if task is None else bundle.entry(task).max_length)
-    entry = None if task is None else bundle.entry(task)
-    written = None if entry is None or not entry.writes else Decoding(1) if entry.scores_words else decoding
+    written = decoding_in(bundle, task, decoding) if task is not None and bundle.entry(task).writes else None
     each, tokens = read_as(bundle, task, length)
     sizes = {"base": base, "batch_size": batch_size, "each": each, "length": tokens, "allowed": allowed}
     inference = _inference(bundle, task, written, **sizes)

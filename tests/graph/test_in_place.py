@@ -51,7 +51,7 @@ def states(
 
     lowered, stored = TextSession.of(graphs, opened), TextSession(opened(graphs.encoder), opened(graphs.decoder))
     assert lowered.encoder is None
-    return lambda rows, begun=(): (TextState(lowered, rows, lowered.beginning(begun)), TextState(stored, rows))
+    return lambda rows, begun=(): (TextState(lowered, rows, lowered.beginning(begun, 1 << 30)), TextState(stored, rows))
 
 
 def require_equal(states: tuple[TextState, TextState], ids: Any, order: Any) -> None:

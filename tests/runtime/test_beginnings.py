@@ -145,4 +145,6 @@ def test_the_least_recently_used_goes_where_memory_is_short(
     monkeypatch.setattr("edgepeft.runtime.generation.memory_bytes", lambda: 2 * needed)
     runtime.generator.beginnings.shrink(0)
     found = runtime.write("long", [text], DECODING)
-    assert found[0].tokens == expected("long", text)
+    assert found[0].tokens == expected("long", text) and not kept.n_bytes  # it is not computed where it has no room
+    monkeypatch.setattr("edgepeft.runtime.generation.memory_bytes", lambda: 2 * allowed)
+    assert runtime.write("long", [text], DECODING)[0].tokens == expected("long", text) and kept.n_bytes == one

@@ -14,9 +14,12 @@ from tiny import write_model
 
 from edgepeft.backbones.hooks import attached, load_model
 from edgepeft.backbones.source import open_backbone
-from edgepeft.common.errors import UsageError
+from edgepeft.bundle.bundle import Bundle
+from edgepeft.common.errors import Unwritable, UsageError
+from edgepeft.deploy.cost import bundle_cost
 from edgepeft.runtime import label_words
 from edgepeft.runtime.decoding import Decoding
+from edgepeft.runtime.label_words import decoding_in
 from edgepeft.runtime.prediction import TextAnswer
 from edgepeft.runtime.runtime import Runtime
 from edgepeft.training.exporting.bundle import export_bundle
@@ -121,3 +124,33 @@ def test_label_words_and_texts_of_one_structure_are_answered_in_one_call(tiny: C
             with torch.no_grad():
                 expected = delta.logits(model, {name: torch.from_numpy(values) for name, values in encoded.items()})
             np.testing.assert_allclose(runtime.logits(delta.card.task, encoded), expected.numpy(), rtol=0, atol=1e-4)
+
+
+def test_labels_for_which_a_text_leaves_no_positions_are_refused(tiny: Callable[..., Path], tmp_path: Path):
+    backbone = open_backbone(str(tiny("llama", **WIDE)))
+    paths = [saved(scored(backbone, "t", rank=2), tmp_path / "t")]
+    export_bundle(backbone, paths, tmp_path / "bundle", texts=TEXTS[:8], weights="fp32")
+    most = backbone.architecture.max_length - 2  # the longest labels go on for two tokens before their last one
+    with Runtime(tmp_path / "bundle", threads=1, cache=False) as runtime:
+        for length, fits in ((most, True), (most + 1, False)):
+            ids = np.arange(4, 4 + length, dtype=np.int64)[None] % 40 + 4
+            inputs = {"input_ids": ids, "attention_mask": np.ones_like(ids)}
+            if fits:
+                assert np.exp(runtime.logits("t", inputs)).sum() == pytest.approx(1, abs=1e-5)
+            else:
+                with pytest.raises(Unwritable, match="the labels of task t take"):
+                    runtime.logits("t", inputs)
+
+
+def test_what_label_words_take_is_counted_with_their_branches(tiny: Callable[..., Path], tmp_path: Path):
+    backbone = open_backbone(str(tiny("llama", **WIDE)))
+    template = {"source": "{text}", "targets": ("w5", "w6")}  # which part at once
+    small = random_delta(backbone, "lora", "small", ("a", "b"), head="labels", settings={"rank": 2}, template=template)
+    paths = [saved(delta, tmp_path / delta.card.task) for delta in (scored(backbone, "t", rank=2), small)]
+    export_bundle(backbone, paths, tmp_path / "bundle", texts=TEXTS[:8], weights="fp32")
+    bundle = Bundle(tmp_path / "bundle")
+    found = {task: decoding_in(bundle, task, Decoding(9)) for task in ("t", "small")}
+    # Where labels part: behind w6, and behind w8 w9, two tokens on; of the two others behind the text alone.
+    assert {task: (each.max_new_tokens, each.beams) for task, each in found.items()} == {"t": (3, 2), "small": (1, 1)}
+    counted = {task: bundle_cost(bundle, task, length=16).decoding for task in found}
+    assert counted == found
