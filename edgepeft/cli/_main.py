@@ -42,7 +42,7 @@ class _Verbs(TyperGroup):
         """The verb; None, with all of them known for a suggestion, where there is none."""
         if cmd_name not in self.commands:
             module = f"{cmd_name}_" if cmd_name in keyword.kwlist else cmd_name
-            if module in names_of("edgepeft.cli"):
+            if module in names_of("edgepeft.cli") and not cmd_name.endswith("_"):
                 self._add(importlib.import_module(f"edgepeft.cli.{module}"))
             else:
                 self.list_commands(ctx)

@@ -28,11 +28,10 @@ from edgepeft.common.errors import DoesNotFit, Unwritable, UsageError
 from edgepeft.device.host.machine import memory_bytes
 from edgepeft.graph.in_place import in_place
 from edgepeft.graph.prompt import placeholders_in
-from edgepeft.runtime.beginnings import Beginnings
 from edgepeft.runtime.decoding import Decoding, Row, Written, choose
 from edgepeft.runtime.grammar import Grammars, Guide
 from edgepeft.runtime.inputs import Inputs, check_rows
-from edgepeft.runtime.kv_cache import AT_ONCE, Beginning, KvCache, places
+from edgepeft.runtime.kv_cache import AT_ONCE, Beginning, Beginnings, KvCache, places
 from edgepeft.runtime.prediction import TextAnswer, no_number, note_of
 from edgepeft.runtime.session import failing_as, return_free_memory
 from edgepeft.runtime.weights import Bound, TaskSession
