@@ -28,8 +28,9 @@ TITLE = "A stream with a deadline"
 ARCHITECTURE = "all-MiniLM-L6-v2"
 CASES = SETS
 
-_DEADLINE_S = 0.1
-_SPAN_S = 1.5  # of arrivals
+_DEADLINE_S, _SLOWER_S = 0.1, 0.5  # the second for a backbone of more parameters than a small one has
+_SMALL = 50_000_000
+_SPAN = 15  # deadlines of arrivals
 _ARRIVALS = 4000  # in that time at most
 _TEXTS = 100  # then from the first again
 _MOST_ROWS = (1, 16)  # of a batch
@@ -48,6 +49,7 @@ def measure(run: SuiteRun) -> Iterator[SuiteRow]:
     for name, reason in missing.items():
         yield SuiteRow("a stream", name, note=reason)
     order, source, until = list(racers), random.Random(run.seed), time.monotonic() + run.max_seconds
+    deadline_s = _DEADLINE_S if run.sizes.n_parameters <= _SMALL else _SLOWER_S
     gaps: dict[str, list[float]] = {label: [] for label in racers}  # between texts, in s, at each one's highest rate
     with ExitStack() as stack:
         workers = {
@@ -65,10 +67,10 @@ def measure(run: SuiteRun) -> Iterator[SuiteRow]:
                 def step(first: int, rows: int, worker: WorkerProcess = workers[label], place: int = place) -> float:
                     return worker.step((place * _TEXTS + first % _TEXTS) * widest + rows - 1).seconds
 
-                gaps[label].append(min(least_gap(step, arrivals, most) for most in _MOST_ROWS))
+                gaps[label].append(min(least_gap(step, arrivals, most, deadline_s) for most in _MOST_ROWS))
     for name in (name for name in _PEERS if name not in missing):
         own = ENGINES[name].own_side
-        what = f"{own}, a stream with {1e3 * _DEADLINE_S:.0f} ms for an answer"
+        what = f"{own}, a stream with {1e3 * deadline_s:.0f} ms for an answer"
         if late := [side for side in (own, name) if math.inf in gaps[side]]:
             yield SuiteRow(what, name, note=f"too late at any rate: {', '.join(late)}")
         else:
@@ -85,40 +87,40 @@ def _batches(run: SuiteRun, data: str, widest: int) -> Iterator[tuple[int, ...]]
         yield tuple(texts[first : first + rows])
 
 
-def least_gap(step: Step, arrivals: Sequence[float], most: int) -> float:
+def least_gap(step: Step, arrivals: Sequence[float], most: int, deadline_s: float = _DEADLINE_S) -> float:
     """Seconds between arrivals, the least with which ``most`` rows a batch are in time; infinite where none is.
 
     ``arrivals``: of each text, in mean gaps; more frequent ones than these are not tried.  Found by halving on a grid.
     """
     start = sum(step(text, 1) for text in range(0, _TEXTS, 20)) / (_TEXTS / 20)
     known, tried = None, 0  # steps up from the time of one text alone
-    while not in_time(step, arrivals, start * _FINER**tried, most):
-        if start * _FINER**tried > _DEADLINE_S / _LEAST_RATE:
+    while not in_time(step, arrivals, start * _FINER**tried, most, deadline_s):
+        if start * _FINER**tried > deadline_s / _LEAST_RATE:
             return math.inf
         known, tried = tried, tried + _COARSE
     while known is None:
-        if start * _FINER ** (tried - _COARSE) * len(arrivals) < _SPAN_S:
+        if start * _FINER ** (tried - _COARSE) * len(arrivals) < _SPAN * deadline_s:
             return start * _FINER**tried
-        if in_time(step, arrivals, start * _FINER ** (tried - _COARSE), most):
+        if in_time(step, arrivals, start * _FINER ** (tried - _COARSE), most, deadline_s):
             tried -= _COARSE
         else:
             known = tried - _COARSE
     while tried - known > 1:
         middle = (known + tried) // 2
-        if in_time(step, arrivals, start * _FINER**middle, most):
+        if in_time(step, arrivals, start * _FINER**middle, most, deadline_s):
             tried = middle
         else:
             known = middle
     return start * _FINER**tried
 
 
-def in_time(step: Step, arrivals: Sequence[float], gap: float, most: int) -> bool:
+def in_time(step: Step, arrivals: Sequence[float], gap: float, most: int, deadline_s: float) -> bool:
     """Whether 95 of 100 texts are answered in time where they arrive ``gap`` seconds apart in the mean."""
-    clock, first, late, whole = 0.0, 0, 0, bisect(arrivals, _SPAN_S / gap)
+    clock, first, late, whole = 0.0, 0, 0, bisect(arrivals, _SPAN * deadline_s / gap)
     while first < whole and late <= whole // 20:
         clock = max(clock, gap * arrivals[first])
         waiting = sum(gap * each <= clock for each in arrivals[first : min(first + most, whole)])
         clock += step(first, waiting)
-        late += sum(clock - gap * each > _DEADLINE_S for each in arrivals[first : first + waiting])
+        late += sum(clock - gap * each > deadline_s for each in arrivals[first : first + waiting])
         first += waiting
     return late <= whole // 20

@@ -104,7 +104,7 @@ def local(sweep: Sweep, workers: int | None, threads: int) -> tuple[Any, int]:
     on_cpu = all(cell.options.get("device") == "cpu" for cell in sweep.cells)
     gpus = 0 if on_cpu or not torch.cuda.is_available() else torch.cuda.device_count()
     at_once = min(workers or gpus or max(1, thread_count() // threads), len(sweep.cells))
-    return lambda jobs: run_local(jobs, at_once, min(gpus, at_once)), at_once
+    return lambda jobs: run_local(jobs, at_once, gpus), at_once
 
 
 @contextmanager

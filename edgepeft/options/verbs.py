@@ -310,7 +310,10 @@ class SweepOptions(Options):
 
     plan: Annotated[Path, typer.Argument(help="A plan in TOML; docs/sweeps.md shows one.", metavar="PLAN.toml")]
     out: Annotated[Path, typer.Option(help="The sweep's folder; one that is there goes on.")]
-    workers: Annotated[Count, typer.Option(help="Runs at once. Default: one a GPU, or what --threads allows.")] = None
+    workers: Annotated[
+        Count,
+        typer.Option(help="Runs at once; small models can share a GPU. Default: one a GPU, or as --threads allows."),
+    ] = None
     threads: Annotated[int, at_least(1), typer.Option(help="Of each run; results are equal to the bit with one.")] = 1
     halve: Annotated[
         bool, typer.Option("--halve", help="Drop the worse half of a method's rates after 1/4 and 1/2 of the steps.")

@@ -90,16 +90,16 @@ class _Running:
 
 
 def run_local(jobs: Sequence[Job], workers: int, gpus: int = 0) -> Iterator[Moved | Ended]:
-    """Compute the jobs, in their order; with GPUs each run has one of its own.
+    """Compute the jobs, in their order, ``workers`` at once; with GPUs these share them evenly.
 
     Left early, by an exception in the loop that it feeds too, it has every run write a checkpoint and end.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_PRELOADED)
-    left, running, free = list(jobs), list[_Running](), list(range(gpus))
+    left, running, free = list(jobs), list[_Running](), [n % gpus for n in range(workers)] if gpus else []
     try:
         while left or running:
-            while left and len(running) < (gpus or workers):
+            while left and len(running) < workers:
                 job = left.pop(0)
                 yield Moved(job, _LOADING)
                 running.append(_started(context, replace(job, gpu=free.pop(0)) if gpus else job))

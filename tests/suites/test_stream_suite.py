@@ -43,6 +43,7 @@ def test_random_arrivals_leave_less_than_even_ones():
 
 def test_an_engine_that_is_later_than_the_deadline_without_a_queue_has_no_rate():
     assert stream.least_gap(lambda first, rows: 0.11, EVENLY, most=16) == math.inf
+    assert stream.least_gap(lambda first, rows: 0.11, EVENLY, most=1, deadline_s=0.5) < 0.11 * 1.1
     for every, may in ((25, True), (15, False)):  # one of 25 is late, or one of 15: 5 of 100 may be
         found = stream.least_gap(lambda first, rows: 0.001 if first % every else 0.11, EVENLY, most=1)  # noqa: B023
         assert (found < math.inf) == may
@@ -55,7 +56,7 @@ def test_a_model_that_keeps_up_with_all_is_not_asked_for_ever():
 def test_who_is_always_late_is_named_and_a_tiny_model_is_measured_under_the_limits(tiny_run, monkeypatch):
     run = tiny_run("bert", vocab_size=300)
     run.cases = ("sst2",)
-    monkeypatch.setattr(stream, "_SPAN_S", 0.1)
+    monkeypatch.setattr(stream, "_SPAN", 1)
     monkeypatch.setattr(stream, "_PEERS", ("optimum", "openvino"))
     monkeypatch.setattr(SuiteRun, "peer", lambda _, name, task: "not here" if name == "openvino" else run.work)
     monkeypatch.setattr(SuiteRun, "note_versions", lambda *_: None)

@@ -57,6 +57,15 @@ def test_what_cannot_be_computed_is_told_and_the_rest_goes_on(swept, tmp_path):
     assert "gone.jsonl" in errors[first.name] and errors[sweep.cells[1].name] is None
 
 
+def test_workers_beyond_the_gpus_share_them(swept, tmp_path):
+    sweep = swept()
+    for cell in sweep.cells[:3]:
+        cell.options["data"] = str(tmp_path / "gone.jsonl")
+    told = [*run_local([Job(sweep, cell) for cell in sweep.cells[:3]], workers=3, gpus=2)]
+    assert [isinstance(each, Moved) for each in told[:3]] == [True, True, True]  # all begin before one is over
+    assert sorted(each.job.gpu for each in told if isinstance(each, Ended)) == [0, 0, 1]
+
+
 def command(plan, out, *more):
     return [sys.executable, "-c", ENTRY, "sweep", str(plan), "--out", str(out), *more]
 
