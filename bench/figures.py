@@ -144,19 +144,21 @@ def _conditions(result: SuiteResult) -> str:
     host = result.host
     peers = ", ".join(dict.fromkeys(each for one in result.peers.values() for each in one.split(", ")))
     runtime = f"onnxruntime {host.versions.get('onnxruntime')}"
+    rate = f", GEMM {host.gemm_gflops:.0f} GFLOP/s" if host.gemm_gflops else ""
     return (
-        f"`{result.suite}`, {result.date or 'date not recorded'}: {host.cpu}, GEMM {host.gemm_gflops or 0:.0f} GFLOP/s "
+        f"`{result.suite}`, {result.date or 'date not recorded'}: {host.cpu}{rate} "
         f"on {result.threads} threads; {result.rounds} rounds at most; {limits_in_force(result.profile)}; {runtime}, "
         f"{peers or 'other versions not recorded'}"
     )
 
 
 def _cell(row: SuiteRow | None, *, interval: bool = False) -> str:
-    """The figure, in bold where the peer is ahead."""
+    """The figure, in bold where the peer is ahead; a single round has no interval."""
     if row is None or row.value is None:
         return "-"
     shown = f"**{row.value:.2f}x**" if row.value < 1 else f"{row.value:.2f}x"
-    return shown + (f" [{row.interval[0]:.2f}, {row.interval[1]:.2f}]" if interval and row.interval else "")
+    low, high = row.interval or (0.0, 0.0)
+    return shown + (f" [{low:.2f}, {high:.2f}]" if interval and low < high else "")
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -80,6 +80,14 @@ def test_batches_of_some_sets_are_a_form_of_their_own(root):
     assert "| batches of 32 sorted by length, lengths of sst2 | - | - | 1.10x optimum |" in lines
 
 
+def test_what_was_not_measured_is_not_printed(root):
+    once = result([SuiteRow("edgepeft, a text of 9 tokens", "optimum", 1.1, (1.1, 1.1))], "other")
+    once = once.model_copy(update={"host": once.host.model_copy(update={"gemm_gflops": None})})
+    (root / figures.RESULTS / "2026-01-03.jsonl").write_text(json.dumps(once.to_json()) + "\n")
+    page = figures.generated_files(root)[root / "docs" / "figures.md"]
+    assert "| a text of 9 tokens | 1.10x |" in page and "A CPU on 2 threads" in page and "GEMM 0" not in page
+
+
 def test_the_page_has_every_peer_with_its_interval_conditions_and_what_is_missing(root):
     page = figures.generated_files(root)[root / "docs" / "figures.md"]
     assert "| batches of 32 sorted by length | 1.25x [1.20, 1.30] | **0.96x** [0.90, 1.10] |" in page
