@@ -13,14 +13,16 @@ that a disk or a memory card has altered is made again.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import json
+import mmap
 import os
 import platform
 import shutil
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -50,7 +52,7 @@ from edgepeft.runtime.session import drop_pages, open_session, session_options
 
 CACHE_LIMIT = "EDGEPEFT_CACHE_GIB"
 _DEFAULT_GIB = 8.0  # ten models of roberta-base's size
-_FORMAT = 6
+_FORMAT = 7
 _PACKED_FILE = "prepacked.bin"
 _PLACES_FILE = "entry.json"  # where each tensor lies in the packed one, as ONNX has external data
 _SEEN_FILE = "seen.json"
@@ -59,6 +61,8 @@ _MOST_SEEN = 64
 # Smaller tensors stay in the graph, where folding and fusing see them; as external data they would not be seen.
 _LEAST_EXTERNAL_BYTES = 1024
 _ALIGNED = 64  # bytes, of a line of the cache: the widest vector
+_HUGE_PAGE = 2 << 20  # bytes, of Linux on x86-64, and on ARM64 with pages of 4 KiB
+_POPULATE_READ = 22  # MADV_POPULATE_READ of Linux 5.14: reads pages as an access would, and fails where that would kill
 _TRIAL_TOKENS, _TRIAL_ROUNDS, _TRIAL_S = 16, 100, 0.5
 _CLEARLY = 0.97  # a form of this share of the other's time is quicker beyond a host's noise
 # ONNX Runtime looks packed copies up by their operator's type: integer products are fused before they are packed.
@@ -120,7 +124,31 @@ def hold_prepacked(bundle: Bundle) -> Prepacked:
             )
         _build(bundle, folder)
 
-    return Prepacked(store.hold(key, build, whole))
+    return Prepacked(store.hold(key, build, _read_whole))
+
+
+def _read_whole(folder: Path) -> bool:
+    """``whole``, which reads the file: packed copies in huge pages, where it does not lie in memory yet."""
+    with (
+        contextlib.suppress(OSError, ValueError, TypeError, AttributeError),
+        (folder / _PACKED_FILE).open("rb") as file,
+    ):
+        tensors = json.loads((folder / _PLACES_FILE).read_bytes())
+        with mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
+            for offset, length in _packed_copies(tensors):
+                for page in range(-(-offset // _HUGE_PAGE) * _HUGE_PAGE, offset + length - _HUGE_PAGE + 1, _HUGE_PAGE):
+                    mapped.madvise(mmap.MADV_HUGEPAGE, page, _HUGE_PAGE)
+                    mapped.madvise(_POPULATE_READ, page, mmap.PAGESIZE)
+    return whole(folder)
+
+
+def _packed_copies(tensors: Places) -> Iterator[tuple[int, int]]:
+    """Offset and length of each packed copy, in bytes."""
+    for where in tensors.values():
+        for key in (key for key in where if key.startswith("prepacked")):
+            for part in where[key].split("|")[1:]:
+                offset, length, *_ = part.split(";")
+                yield int(offset), int(length)
 
 
 def check_prepacked(bundle: Bundle) -> None:
@@ -193,7 +221,7 @@ def _build(bundle: Bundle, folder: Path) -> None:
     ends = [int(where["offset"]) + int(where["length"]) for where in tensors.values()]
     if packed.stat().st_size < max(ends, default=0):
         raise OSError(errno.EIO, "ONNX Runtime did not write the whole file")
-    _align(tensors, packed)
+    _lay_out(tensors, packed)
     _place(model, bundle, tensors)
     _require_equal(expected, _answer(open_session(model, folder)))
     write_json(folder / _PLACES_FILE, tensors)
@@ -226,37 +254,41 @@ def _tried(bundle: Bundle, folder: Path, tensors: Places) -> dict[str, Any]:
     return {"one_row": not slower, "ms": {form: round(1000 * seconds, 3) for form, seconds in found.items()}}
 
 
-def _align(tensors: dict[str, dict[str, str]], packed: Path) -> None:
-    """Move what lies where kernels cannot read it, in the file and in ``tensors``: there they stop the process.
+def _lay_out(tensors: dict[str, dict[str, str]], packed: Path) -> None:
+    """Move tensors and packed copies to where kernels read them, and read them fast, in the file and in ``tensors``.
 
     ONNX Runtime writes one after the other, so a single one of an odd size, as a packed 4-bit matrix has, moves all
-    that follow.
+    that follow, and kernels stop the process.  A packed copy of at least 2 MB begins at a whole huge page and is
+    written page by page: Linux then keeps these in one piece, and maps them so where the file system can (xfs, and
+    ext4 since 6.16).  Gaps are holes, which take no room on the disk.
     """
-    copies = [(where, key) for where in tensors.values() for key in where if key.startswith("prepacked")]
-    offsets = [int(part.split(";")[0]) for where, key in copies for part in where[key].split("|")[1:]]
-    if not any(offset % _ALIGNED for offset in offsets):
+    if not tensors:
         return
-    source, aligned = np.memmap(packed, np.uint8, "r"), packed.with_name("aligned.bin")
-    with aligned.open("xb") as file:
+    source, laid_out = np.memmap(packed, np.uint8, "r").data, packed.with_name("laid_out.bin")
+    with laid_out.open("xb", buffering=0) as file:
 
-        def moved(offset: str, length: str) -> str:
-            file.write(bytes(-file.tell() % _ALIGNED))
+        def moved(offset: str, length: str, large: int = _ALIGNED) -> str:
+            part = source[int(offset) : int(offset) + int(length)]
+            file.seek(-file.tell() % (large if len(part) >= large else _ALIGNED), os.SEEK_CUR)
             begin = file.tell()
-            file.write(source[int(offset) : int(offset) + int(length)].data)
+            while part:
+                part = part[file.write(part[: _HUGE_PAGE - file.tell() % _HUGE_PAGE]) :]
             return str(begin)
 
         for where in tensors.values():
+            for key in [key for key in where if key.startswith("prepacked")]:
+                name, *parts = where[key].split("|")
+                places = [part.split(";") for part in parts]
+                moves = [(moved(offset, length, _HUGE_PAGE), length, *rest) for offset, length, *rest in places]
+                where[key] = "|".join([name, *map(";".join, moves)])
+        for where in tensors.values():
             where["offset"] = moved(where["offset"], where["length"])
-        for where, key in copies:
-            name, *parts = where[key].split("|")
-            places = [part.split(";") for part in parts]
-            where[key] = "|".join([name, *(";".join([moved(*place[:2]), *place[1:]]) for place in places)])
-    aligned.replace(packed)
+    laid_out.replace(packed)
 
 
 def _require_space(folder: Path, weights: Path) -> None:
     """ONNX Runtime reports no error when the disk is full."""
-    needed = int(2.1 * weights.stat().st_size)  # each tensor, and its packed copy
+    needed = int(4.2 * weights.stat().st_size)  # each tensor, and its packed copy; as written, and as laid out
     if shutil.disk_usage(folder).free < needed:
         raise OSError(errno.ENOSPC, f"{needed >> 20} MB are needed")
 

@@ -1,6 +1,7 @@
 """One prepacked file for all sessions: the same answers, one build, and every kind of damage rebuilt."""
 
 import json
+import mmap
 import os
 import shutil
 import subprocess
@@ -11,6 +12,7 @@ import warnings
 import zlib
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -115,6 +117,67 @@ def test_every_product_of_a_decoder_reads_a_packed_copy_of_the_entry(tiny, tmp_p
     with Runtime(bundle.folder, cache=False, threads=1) as plain, Runtime(bundle.folder, threads=1) as cached:
         found, expected = (each.generator.state(None, rows) for each in (cached, plain))
         np.testing.assert_array_equal(*(each.step(np.array([9, 14]), np.arange(2)) for each in (found, expected)))
+
+
+HUGE_PAGE = 2 << 20
+
+
+def huge_pages_of(file):
+    """Bytes of a file that this process maps in huge pages."""
+    found, inside = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if "-" in line.split()[0]:
+            inside = line.endswith(str(file))
+        elif inside and line.startswith("FilePmdMapped:"):
+            found += 1024 * int(line.split()[1])
+    return found
+
+
+def dropped(path):
+    """The file on the disk alone, as after a restart."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    return path
+
+
+@pytest.fixture
+def large(tiny, tmp_path):
+    """A bundle whose matrices are larger than a huge page, and the packed copies of its entry."""
+    (tmp_path / "bundle").mkdir()
+    sizes = {"hidden_size": 768, "intermediate_size": 768, "num_hidden_layers": 1}
+    write_backbone(open_backbone(str(tiny("bert", **sizes))), tmp_path / "bundle")
+    hold_prepacked(Bundle(tmp_path / "bundle")).close()
+    tensors = json.loads((entry_of(tmp_path / "bundle") / "entry.json").read_text()).values()
+    copies = [where[key].split("|")[1].split(";") for where in tensors for key in where if "prepacked" in key]
+    return tmp_path / "bundle", [(int(offset), int(length)) for offset, length, *_ in copies]
+
+
+def test_large_matrices_begin_at_huge_pages_and_overlap_nothing(large):
+    bundle, copies = large
+    begins = [offset for offset, length in copies if length >= HUGE_PAGE]
+    assert len(begins) >= 6
+    assert all(offset % HUGE_PAGE == 0 for offset in begins)
+    assert all(offset + length <= later for (offset, length), (later, _) in pairwise(sorted(copies)))
+    inputs = inputs_of(bundle)
+    with Runtime(bundle, cache=False, threads=1) as plain, Runtime(bundle, threads=1) as cached:
+        np.testing.assert_array_equal(plain.last_hidden_state(inputs), cached.last_hidden_state(inputs))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="pages of Linux")
+def test_large_matrices_are_mapped_in_huge_pages_where_the_file_system_can(large, tmp_path):
+    bundle, copies = large
+    (tmp_path / "plain").write_bytes(bytes(8 * HUGE_PAGE))
+    with dropped(tmp_path / "plain").open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
+        mapped.madvise(mmap.MADV_HUGEPAGE)
+        assert not any(mapped[::4096])
+        if huge_pages_of(tmp_path / "plain") < 8 * HUGE_PAGE:
+            pytest.skip("this kernel keeps files of this folder in small pages")
+    dropped(entry_of(bundle) / "prepacked.bin")
+    with Runtime(bundle, threads=1) as runtime:
+        runtime.last_hidden_state(inputs_of(bundle))
+        found = huge_pages_of(entry_of(bundle) / "prepacked.bin")
+    assert found >= 0.8 * sum(length // HUGE_PAGE * HUGE_PAGE for _, length in copies)
 
 
 @pytest.mark.parametrize("name", ["prepacked.bin", "entry.json", "checksums.json", "in-use"])
