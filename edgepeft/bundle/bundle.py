@@ -24,9 +24,9 @@ from edgepeft.bundle.versions import locate
 from edgepeft.common.errors import BundleError, EdgepeftError, UsageError
 from edgepeft.common.resources import file_identity, sha256_of
 from edgepeft.common.task_name import CHECK, GRAPH, WEIGHTS
-from edgepeft.graph.external_data import external_tensors, external_values, location, point_at
+from edgepeft.graph.external_data import external_values, point_at
 from edgepeft.graph.names import GENERATED
-from edgepeft.graph.protos import copied, properties
+from edgepeft.graph.protos import copied, external_tensors, place_of, properties
 from edgepeft.graph.prune_last_layer import drop_unread_rows
 from edgepeft.graph.splice import splice, splice_text
 from edgepeft.graph.validate import MOST_PARTS, check_sound, more_parts_than
@@ -184,7 +184,7 @@ class Bundle:
     def external_data(self, model: onnx.ModelProto) -> Iterator[tuple[str, NDArray[Any]]]:
         """The names and values of what a model of this bundle reads from elsewhere than its weights file."""
         tensors = self.external_tensors(model)
-        if any(location(tensor) == GENERATED for tensor in tensors):
+        if any(place_of(tensor).get("location") == GENERATED for tensor in tensors):
             self.hash_weights()
         return external_values(model, tensors, self.checkpoint)
 
@@ -193,7 +193,7 @@ class Bundle:
         return [
             tensor
             for tensor in external_tensors(model.graph)
-            if location(tensor) != self.manifest.backbone.weights_file
+            if place_of(tensor).get("location") != self.manifest.backbone.weights_file
         ]
 
     def graph(self, task: str | None) -> onnx.ModelProto:
@@ -266,7 +266,7 @@ def parse_delta(content: bytes, where: Path, weights: Path | None) -> onnx.Model
     """The delta graph of an ONNX file's bytes; what it has outside of itself is that of ``weights``."""
     model = _parsed(content, where)
     named = f"{properties(model).get('edgepeft.task', '')}{WEIGHTS}"
-    if weights is None and any(location(tensor) == named for tensor in external_tensors(model.graph)):
+    if weights is None and any(place_of(tensor).get("location") == named for tensor in external_tensors(model.graph)):
         raise BundleError(f"{where} has tensors in {named}, which must come beside it; bring all of the task's files.")
     check_sound(model, where, None if weights is None else named)
     if weights is not None:

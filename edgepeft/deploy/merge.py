@@ -27,10 +27,10 @@ from edgepeft.common.atomic import new_folder, write_json
 from edgepeft.common.errors import UsageError
 from edgepeft.common.task_name import WEIGHTS
 from edgepeft.deploy.verify import TextCheck, read_check, replay, require_passed
-from edgepeft.graph.causal import INPUT_IDS, MASK, PLACES, optimum_causal
-from edgepeft.graph.external_data import external_tensors, external_values, load_external, store_external
+from edgepeft.graph.external_data import external_values, load_external, store_external
 from edgepeft.graph.names import END, LOGITS, START, STATES
-from edgepeft.graph.seq2seq import optimum_decoder, optimum_encoder
+from edgepeft.graph.optimum import INPUT_IDS, MASK, PLACES, optimum_causal, optimum_decoder, optimum_encoder
+from edgepeft.graph.protos import external_tensors
 from edgepeft.graph.shapes import Spec
 from edgepeft.graph.splice import splice_states
 from edgepeft.graph.standalone import as_choices, as_starts_and_ends, fold_linear, logits_as_rows, own_states

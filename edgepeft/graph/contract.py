@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 import onnx
-from onnx import TensorProto, defs
+from onnx import defs
 
 from edgepeft.backbones.emit import WEIGHTS_FILES
 from edgepeft.common.task_name import WEIGHTS
 from edgepeft.graph.names import GENERATED, LOGITS
-from edgepeft.graph.protos import ancestors, copied, reads, subgraphs, writers
+from edgepeft.graph.protos import ancestors, copied, external_tensors, place_of, reads, subgraphs, writers
 
 CHECKED = "EDGEPEFT_CHECK_CONTRACTS"
 
@@ -140,10 +140,10 @@ def standard(graph: onnx.GraphProto) -> Iterator[str]:
 def weights_outside(graph: onnx.GraphProto) -> Iterator[str]:
     """What lies in another file lies in the bundle's weights, or is a task's, as ``edgepeft.graph.external_data`` says:
     in the bundle by its name, in a file on its way there by its whole path."""
-    for tensor in graph.initializer:
-        where = {entry.key: entry.value for entry in tensor.external_data}.get("location", "")
+    for tensor in external_tensors(graph):
+        where = place_of(tensor).get("location", "")
         known = where in (*WEIGHTS_FILES.values(), GENERATED) or where.endswith(WEIGHTS) or Path(where).is_absolute()
-        if tensor.data_location == TensorProto.EXTERNAL and not known:
+        if not known:
             yield f"{tensor.name!r} lies in {where!r}"
 
 

@@ -20,7 +20,7 @@ import onnx
 from numpy.typing import NDArray
 
 from edgepeft.common.operators import OperatorClass, Work
-from edgepeft.graph.protos import attributes, followed, reads, writers
+from edgepeft.graph.protos import attributes, external_tensors, followed, readers, reads, writers
 from edgepeft.graph.shapes import Spec, walk
 
 _FLOATS = {onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.DOUBLE, onnx.TensorProto.BFLOAT16}
@@ -182,11 +182,7 @@ def peak_bytes(graph: onnx.GraphProto, specs: Mapping[str, Spec], *, in_place: b
 class _Run:
     def __init__(self, graph: onnx.GraphProto, specs: Mapping[str, Spec], in_place: set[str]) -> None:
         self.specs, self.most, self._in_place = specs, 0, in_place
-        self._writer = writers(graph)
-        self._readers: dict[str, list[onnx.NodeProto]] = {}
-        for node in graph.node:
-            for name in reads(node):
-                self._readers.setdefault(name, []).append(node)
+        self._writer, self._readers = writers(graph), readers(graph)
         self._outputs = {output.name for output in graph.output}
         self.order = _depth_first([output.name for output in graph.output], self._writer)
         self._left = Counter(
@@ -264,11 +260,7 @@ def mapped_bytes(graph: onnx.GraphProto) -> int:
 
 def stored_bytes(graph: onnx.GraphProto) -> dict[str, int]:
     """Of each tensor of the weights file that the graph names."""
-    return {
-        tensor.name: Spec(tensor.data_type, tuple(tensor.dims)).n_bytes
-        for tensor in graph.initializer
-        if tensor.data_location == onnx.TensorProto.EXTERNAL
-    }
+    return {tensor.name: Spec(tensor.data_type, tuple(tensor.dims)).n_bytes for tensor in external_tensors(graph)}
 
 
 def matrices_read(graph: onnx.GraphProto) -> Iterator[str]:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
 
 import onnx
-from onnx import TensorProto, helper
 
 from edgepeft.common.errors import BundleError
 from edgepeft.graph.contract import (
@@ -24,7 +23,7 @@ from edgepeft.graph.contract import (
     values_stay,
     well_formed,
 )
-from edgepeft.graph.protos import ancestors, copied, reads, replace, subgraphs, writers
+from edgepeft.graph.protos import ancestors, copied, floats, reads, replace, subgraphs, values_read, writers
 
 
 @Contract(requires=[one_writer], ensures=[one_writer, ordered, all_used], keeps=[same_interface], mutates=True)
@@ -45,7 +44,7 @@ def prune(graph: onnx.GraphProto) -> None:
     except CycleError as error:
         raise BundleError("the delta graph makes the backbone read its own output; it cannot be spliced.") from error
     replace(graph.node, [graph.node[i] for i in order])
-    used = {name for node in graph.node for name in reads(node)} | {output.name for output in graph.output}
+    used = values_read(graph)
     for index in reversed(range(len(graph.initializer))):  # those that stay are not copied: a task's may be large
         if graph.initializer[index].name not in used:
             del graph.initializer[index]
@@ -82,9 +81,8 @@ def below(model: onnx.ModelProto, *values: str) -> onnx.ModelProto:
     copy = copied(model)
     for value in values:
         _writer(copy.graph, value)
-    del copy.graph.output[:]
-    copy.graph.output.extend(helper.make_tensor_value_info(value, TensorProto.FLOAT, None) for value in values)
-    _prune(copy.graph)
+    replace(copy.graph.output, [floats(value, None) for value in values])
+    prune_with_inputs(copy.graph)
     return copy
 
 
@@ -96,21 +94,21 @@ def above(model: onnx.ModelProto, values: Mapping[str, Sequence[str | int]]) -> 
         node = _writer(copy.graph, value)
         # Renamed, not removed: a LayerNormalization has other outputs, which the rest may read.
         node.output[:] = [f"{value}/below" if name == value else name for name in node.output]
-        copy.graph.input.append(helper.make_tensor_value_info(value, TensorProto.FLOAT, shape))
-    _prune(copy.graph)
+        copy.graph.input.append(floats(value, shape))
+    prune_with_inputs(copy.graph)
     return copy
 
 
-def _prune(graph: onnx.GraphProto) -> None:
-    """Keep what the outputs need, of the inputs too."""
+@Contract(requires=[one_writer], ensures=[one_writer, ordered, all_used], mutates=True)
+def prune_with_inputs(graph: onnx.GraphProto) -> None:
+    """As ``prune``, and drop the inputs that no node reads."""
     prune(graph)
-    read = {name for node in graph.node for name in reads(node)}
+    read = values_read(graph)
     replace(graph.input, [value for value in graph.input if value.name in read])
 
 
 def _writer(graph: onnx.GraphProto, value: str) -> onnx.NodeProto:
-    node: onnx.NodeProto | None = next((node for node in graph.node if value in node.output), None)
-    if node is not None:
+    if (node := writers(graph).get(value)) is not None:
         return node
     raise BundleError(f"the graph has no value {value!r}, which the manifest's sites name.")
 

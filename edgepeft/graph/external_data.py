@@ -42,7 +42,7 @@ from edgepeft.common.messages import in_words
 from edgepeft.device.host.machine import thread_count
 from edgepeft.graph.contract import Contract, same_interface, same_operators, weights_outside, well_formed
 from edgepeft.graph.names import GENERATED, generated, of_loader, without_prefix
-from edgepeft.graph.protos import properties
+from edgepeft.graph.protos import external_tensors, place_of, properties
 
 RECIPE = "edgepeft.generated"
 _PARAMETERS = "edgepeft.generated.parameters"  # of a spliced model: float32 in hexadecimal, by name
@@ -184,22 +184,12 @@ def _recipe_of(model: onnx.ModelProto, key: str, kind: type[_AnyRecipe]) -> _Any
         ) from error
 
 
-def external_tensors(graph: onnx.GraphProto) -> Iterator[TensorProto]:
-    """The graph's tensors that lie in a file, or are made when it is opened."""
-    return (tensor for tensor in graph.initializer if tensor.data_location == TensorProto.EXTERNAL)
-
-
-def location(tensor: TensorProto) -> str:
-    """The file that an external tensor lies in."""
-    return next((entry.value for entry in tensor.external_data if entry.key == "location"), "")
-
-
 def external_values(
     model: onnx.ModelProto, tensors: Iterable[TensorProto], checkpoint: Checkpoint
 ) -> Iterator[tuple[str, NDArray[Any]]]:
     """Each tensor's name and values: a read-only memory map, or what a recipe gives, made as it is asked for."""
     for tensor in tensors:
-        where = {entry.key: entry.value for entry in tensor.external_data}
+        where = place_of(tensor)
         if where["location"] == GENERATED:
             yield tensor.name, made_tensor(model, tensor.name, checkpoint)
             continue
@@ -239,15 +229,9 @@ def point_at(model: onnx.ModelProto, path: Path) -> None:
     """Have the external tensors of a delta graph, which is sound, be those of that file, wherever it lies."""
     stored = Checkpoint.open(path).tensors
     for tensor in external_tensors(model.graph):
-        where = {entry.key: entry.value for entry in tensor.external_data}
-        given = StoredTensor(
-            tensor.name,
-            DTYPES[tensor.data_type],
-            tuple(tensor.dims),
-            int(where["offset"]),
-            int(where["length"]),
-            path.name,
-        )
+        place, dtype = place_of(tensor), DTYPES[tensor.data_type]
+        offset, length = int(place["offset"]), int(place["length"])
+        given = StoredTensor(tensor.name, dtype, tuple(tensor.dims), offset, length, path.name)
         if stored.get(tensor.name) != given:
             raise BundleError(
                 f"{path} does not hold the tensor {tensor.name!r:.60} as its graph says; export the task again."

@@ -90,18 +90,13 @@ def unpacking(stored: Quantised, checkpoint: Checkpoint, written: set[str]) -> I
     """Nodes that make a grouped matrix's float32 values, under its name; what is ``written`` already is left out."""
     packed = stored.packed in checkpoint.tensors
     zeros = f"zeros{'' if packed else ':bytes'}:{'x'.join(map(str, checkpoint.tensors[stored.scale].shape))}"
-    source = stored.packed if packed else stored.bytes
+    source, zero, bytes_ = (stored.packed, ZEROS[0], f"{zeros}:bytes") if packed else (stored.bytes, ZEROS[1], zeros)
     nodes = [
         helper.make_node("Shape", [stored.scale], [f"{zeros}:shape"]),
+        helper.make_node("Expand", [zero.name, f"{zeros}:shape"], [bytes_]),
+        *([helper.make_node("Cast", [bytes_], [zeros], to=TensorProto.UINT4)] if packed else []),
         helper.make_node("DequantizeLinear", [source, stored.scale, zeros], [stored.tensor], axis=1, block_size=_GROUP),
     ]
-    if packed:
-        nodes[1:1] = [
-            helper.make_node("Expand", [ZEROS[0].name, f"{zeros}:shape"], [f"{zeros}:bytes"]),
-            helper.make_node("Cast", [f"{zeros}:bytes"], [zeros], to=TensorProto.UINT4),
-        ]
-    else:
-        nodes.insert(1, helper.make_node("Expand", [ZEROS[1].name, f"{zeros}:shape"], [zeros]))
     for node in nodes:
         if node.output[0] not in written:
             written.add(node.output[0])

@@ -6,7 +6,6 @@ What is not worth a Cast (biases, scales) or is read by the loader (``generator/
 from __future__ import annotations
 
 import math
-from collections import Counter
 
 import numpy as np
 import onnx
@@ -16,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 from edgepeft.common.errors import UsageError
 from edgepeft.graph.contract import Contract, same_interface, values_stay, well_formed
 from edgepeft.graph.names import is_of_loader
-from edgepeft.graph.protos import reads
+from edgepeft.graph.protos import values_read
 
 STORED = ":fp16"
 _LEAST = 128  # a Cast node and its names take about 200 bytes
@@ -42,11 +41,11 @@ def store_in_half(graph: onnx.GraphProto) -> None:
 @Contract(requires=[well_formed], ensures=[well_formed], keeps=[same_interface, values_stay], mutates=True)
 def widen(graph: onnx.GraphProto) -> None:
     """Undo ``store_in_half``, so that what it rounded can be trained: its values are stored in float32."""
-    readers = Counter(name for node in graph.node for name in reads(node))
+    times = values_read(graph)
     casts = {node.output[0] + STORED: node for node in graph.node if node.op_type == "Cast"}
     for initializer in graph.initializer:
         cast = casts.get(initializer.name)
-        if cast and initializer.data_type == TensorProto.FLOAT16 and readers[initializer.name] == 1:
+        if cast and initializer.data_type == TensorProto.FLOAT16 and times[initializer.name] == 1:
             values = numpy_helper.to_array(initializer).astype(np.float32)
             initializer.CopyFrom(numpy_helper.from_array(values, cast.output[0]))
             graph.node.remove(cast)

@@ -1,6 +1,7 @@
-"""Pass: a decoder's step as one graph of prompts and steps, whose keys and values grow in one buffer a layer.
+"""Passes: texts of unequal lengths in one step of a decoder.
 
-The stored step copies: it joins a text's new key to those before, and attends to these and to its prompt's.  ONNX
+``in_place``: a step as one graph of prompts and steps, whose keys and values grow in one buffer a layer.  The stored
+step copies: it joins a text's new key to those before, and attends to these and to its prompt's.  ONNX
 Runtime's ``GroupQueryAttention`` (Ainslie et al., 2023, arXiv:2305.13245) turns new keys by their places, writes them
 behind the others of their row, and reads as many as the row has.  Of row n, whose last token is at PLACE[n] = p:
 
@@ -10,7 +11,14 @@ Texts of any lengths stand in one step.  A prompt is the same with S tokens a ro
 lies beyond PLACE is never read.  Logits are those of each row's LAST token.  So one session, with one copy of the
 matrices in its kernels' layout, reads and writes, and the last token of a prompt is computed once.
 
-Letters: N texts, S tokens of each, h heads, k heads of keys, e a head's width, C places of a buffer.
+``hide_fronts``, of a decoder beside an encoder: cached keys and values end together, the newest last, so how far back a
+token lies is the same number in each row and the bias by distance stays what it is; what stands before a shorter text's
+first token is hidden from it:
+
+    softmax(q k^T + b + h),   h [N, 1, 1, L + 1] of 0, and of the lowest number in front of a text
+
+Letters: N texts, L tokens of the longest before this step, S tokens of each, h heads, k heads of keys, e a head's
+width, C places of a buffer.
 """
 
 from __future__ import annotations
@@ -24,15 +32,17 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from edgepeft.backbones.base import HELPERS, Role
-from edgepeft.backbones.text import CACHED, CROSS, IDS, ORDER, PAST, PRESENT, caches
-from edgepeft.graph.contract import Contract, all_used, well_formed
+from edgepeft.backbones.text import CACHED, CROSS, CROSS_BIAS, IDS, ORDER, PAST, PRESENT, caches
+from edgepeft.graph.contract import Contract, all_used, standard, values_stay, well_formed
 from edgepeft.graph.cut import prune
 from edgepeft.graph.mix import ROW_COUNTS, TOKEN_COUNTS, slotted
-from edgepeft.graph.protos import attributes, constant, copied, followed, reads, replace, writers
+from edgepeft.graph.protos import attributes, constant, copied, followed, matched, readers, reads, replace, writers
 
 PLACE, LAST = "known.place", "known.last"  # int32 [N]; int64 [N] into the N S tokens
 TEXTS = "known.texts"  # int64 [1]: N
+HIDDEN = "past.bias"  # float [N, 1, 1, L + 1]
 _TOTAL, _ONE = "known.total", "known.one"
+_KEYS = f"{PAST}.key."
 _DOMAIN = "com.microsoft"
 _WIDTHS = 16  # of a head, a multiple: all that ONNX Runtime's operator turns
 
@@ -55,7 +65,7 @@ def in_place(decoder: onnx.ModelProto) -> InPlace | None:
 
     Of the backbone's ``HELPERS`` those alone are inputs that a task's nodes read.
     """
-    pasts = [value for value in decoder.graph.input if value.name.startswith(f"{PAST}.key.")]
+    pasts = [value for value in decoder.graph.input if value.name.startswith(_KEYS)]
     reader, model = Reader(decoder.graph), copied(decoder)
     try:
         layers = [reader.attention(i) for i in range(len(pasts))]
@@ -95,11 +105,7 @@ class Reader:
     """Finds in a stored step what its attention is made of."""
 
     def __init__(self, graph: onnx.GraphProto) -> None:
-        self._graph, self._writer = graph, writers(graph)
-        self._readers: dict[str, list[onnx.NodeProto]] = {}
-        for node in graph.node:
-            for name in node.input:
-                self._readers.setdefault(name, []).append(node)
+        self._graph, self._writer, self._readers = graph, writers(graph), readers(graph)
 
     def attention(self, layer: int) -> Attention:
         """A layer's.
@@ -147,12 +153,9 @@ class Reader:
 
     def up(self, value: str, *operators: str) -> onnx.NodeProto:
         """The last of the nodes that give a value, each from its first input."""
-        for operator in operators:
-            node = self._writer.get(value, onnx.NodeProto())
-            if node.op_type != operator:
-                raise OtherForm
-            value = node.input[0]
-        return node
+        if not (found := matched(value, self._writer, *operators)):
+            raise OtherForm
+        return found[-1]
 
     def _down(self, value: str, *operators: str) -> onnx.NodeProto:
         """The last of the nodes that read a value, each the only one of its operator."""
@@ -248,8 +251,29 @@ def _take_buffers(graph: onnx.GraphProto, n_kinds: int) -> None:
     inputs.append(helper.make_tensor_value_info(PLACE, TensorProto.INT32, ("texts",)))
     inputs += [value for value in buffers if value.name.startswith(f"{PAST}.")]
     for kind in range(n_kinds):
-        inputs += [
-            helper.make_tensor_value_info(name, TensorProto.FLOAT, ("turned_places", width.dim_value // 2))
-            for name in tables(kind)
-        ]
+        shape = ("turned_places", width.dim_value // 2)
+        inputs += [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name in tables(kind)]
     replace(graph.input, inputs)
+
+
+@Contract(requires=[well_formed, standard], ensures=[well_formed, standard], keeps=[values_stay])
+def hide_fronts(decoder: onnx.ModelProto) -> onnx.ModelProto | None:
+    """The decoder's graph with one input more, ``HIDDEN``; None where its attention is written in no way known here."""
+    model = copied(decoder)
+    writer, layers = writers(model.graph), [value for value in model.graph.input if value.name.startswith(_KEYS)]
+    pairs = [matched(node.output[0], writer, "Softmax", "Add") for node in model.graph.node]
+    sums = [pair[1] for pair in pairs if pair and not pair[1].name.startswith("delta/")]  # its nodes stay as they are
+    itself = [node for node in sums if node.input[1] != CROSS_BIAS]
+    biases = {node.input[1] for node in itself}
+    if len(sums) != 2 * len(layers) or len(itself) != len(layers) or not biases <= set(writer):
+        return None
+    for node in itself:
+        node.input[1] = f"{HIDDEN}/{node.input[1]}"
+    nodes = []
+    for node in model.graph.node:
+        more = [f"{HIDDEN}/{name}" for name in node.output if name in biases]
+        nodes += [node, *(helper.make_node("Add", [node.output[0], HIDDEN], [name], name=name) for name in more)]
+    replace(model.graph.node, nodes)
+    shape = ("texts", 1, 1, "written_and_one")
+    model.graph.input.append(helper.make_tensor_value_info(HIDDEN, TensorProto.FLOAT, shape))
+    return model

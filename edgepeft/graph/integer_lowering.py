@@ -13,7 +13,6 @@ bias.  A row's result depends on no other row, as before.
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import NamedTuple
 
 import numpy as np
@@ -22,7 +21,7 @@ from onnx import helper, numpy_helper
 
 from edgepeft.graph.contract import Contract, same_interface, well_formed
 from edgepeft.graph.cut import prune
-from edgepeft.graph.protos import reads, replace, writers
+from edgepeft.graph.protos import add_constants, either_way, replace, values_read, writers
 from edgepeft.graph.quantise import integer_products
 
 _DOMAIN = "com.microsoft"
@@ -67,7 +66,7 @@ def lower_integers(model: onnx.ModelProto) -> bool:
     for name, zero, floor in (_ANY, _PAST_GELU):
         numbers = {"step": np.float32(1 / (255 - zero)), "zero": np.uint8(zero), "floor": np.float32(floor or 0)}
         graph.initializer.extend(numpy_helper.from_array(np.array(v), f"{name}.{n}") for n, v in numbers.items())
-    graph.initializer.append(numpy_helper.from_array(np.array(1, np.float32), "unit"))
+    add_constants(graph, {"unit": 1}, np.float32)
     prune(graph)
     if all(each.domain != _DOMAIN for each in model.opset_import):
         model.opset_import.append(helper.make_opsetid(_DOMAIN, 1))
@@ -77,13 +76,12 @@ def lower_integers(model: onnx.ModelProto) -> bool:
 def _biases(graph: onnx.GraphProto) -> dict[str, tuple[str, str]]:
     """By a value that is read once, in a sum with a constant vector: the sum and the vector."""
     vectors = {each.name for each in graph.initializer if len(each.dims) == 1}
-    times = Counter(name for node in graph.node for name in reads(node))
-    times.update(output.name for output in graph.output)
+    times = values_read(graph)
     return {
         value: (node.output[0], bias)
         for node in graph.node
         if node.op_type == "Add"
-        for value, bias in (tuple(node.input), tuple(node.input)[::-1])
+        for value, bias in either_way(node)
         if bias in vectors and times[value] == 1
     }
 

@@ -11,7 +11,6 @@ stands between: biases, norms of queries and keys, a method of another form.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -24,7 +23,7 @@ from edgepeft.graph.contract import Contract, same_interface, well_formed
 from edgepeft.graph.cut import prune
 from edgepeft.graph.in_place import TEXTS
 from edgepeft.graph.parameters import StructuredTask
-from edgepeft.graph.protos import attributes, constant, copied, read_instead, replace, writers
+from edgepeft.graph.protos import attributes, constant, copied, either_way, read_instead, replace, values_read, writers
 
 Feeds = Mapping[str, NDArray[np.float32]]
 # The tensors to join along their first axis, and the name of the result.
@@ -65,9 +64,7 @@ class _Attended:
     """Finds what attention reads in a graph of ``in_place``."""
 
     def __init__(self, graph: onnx.GraphProto, feeds: Feeds) -> None:
-        self._graph, self._feeds, self._writer = graph, feeds, writers(graph)
-        self._readers = Counter(name for node in graph.node for name in node.input)
-        self._readers.update(output.name for output in graph.output)
+        self._graph, self._feeds, self._writer, self._readers = graph, feeds, writers(graph), values_read(graph)
         self._scalars = {t.name: t for t in graph.initializer if not t.dims and t.data_type == TensorProto.FLOAT}
 
     def values(self, attention: onnx.NodeProto) -> list[_Value]:
@@ -87,7 +84,7 @@ class _Attended:
             return None if node.input[1] in self._feeds else _Value(node, width)
         if node is None or node.op_type != "Add":
             return None
-        for whole, part in (tuple(node.input), tuple(node.input)[::-1]):
+        for whole, part in either_way(node):
             product, update = self._gives(whole, "Gemm"), self._update(part)
             if product and update and _is_product(product) and product.input[1] not in self._feeds:
                 x, update_of = update
@@ -148,10 +145,9 @@ def join_updates(structure: onnx.ModelProto, feeds: Feeds) -> StructuredTask:
         ]
     if not new:
         return StructuredTask(model, values)
-    graph.node.extend(new)
-    graph.initializer.extend(sides.shapes())
+    sides.write(graph, new)
     prune(graph)
-    read = {name for node in graph.node for name in node.input}
+    read = values_read(graph)
     values = {name: value for name, value in values.items() if name in read}
     kept = [value for value in graph.input if value.name not in feeds or value.name in values]
     made = [name for name in values if name not in feeds]
@@ -174,23 +170,25 @@ def _matrices(found: Sequence[_Value], feeds: Feeds) -> tuple[NDArray[np.float32
 
 
 class _SideBySide:
-    """Has attention read its three values as one; ``shapes`` are the initializers that this takes."""
+    """Has attention read its three values as one."""
 
     def __init__(self) -> None:
-        self._widths: set[int] = set()
+        self._shapes: dict[str, list[int]] = {}
 
     def take(self, attention: onnx.NodeProto, value: str, width: int) -> Iterator[onnx.NodeProto]:
         """Nodes that give attention [N S, width] as [N, S, width]."""
         shape, rows = f"known.side_by_side_{width}", f"{attention.output[0]}/side_by_side"
-        if width not in self._widths:
-            self._widths.add(width)
+        if shape not in self._shapes:
+            self._shapes[shape] = [-1, width]
             yield helper.make_node("Concat", [TEXTS, shape], [f"{shape}/shape"], axis=0)
         yield helper.make_node("Reshape", [value, f"{shape}/shape"], [rows], rows)
         attention.input[:3] = [rows, "", ""]
 
-    def shapes(self) -> Iterator[TensorProto]:
-        for width in sorted(self._widths):
-            yield numpy_helper.from_array(np.array([-1, width], np.int64), f"known.side_by_side_{width}")
+    def write(self, graph: onnx.GraphProto, nodes: Iterable[onnx.NodeProto]) -> None:
+        """Add nodes, and the constants that those of ``take`` read."""
+        graph.node.extend(nodes)
+        shapes = self._shapes.items()
+        graph.initializer.extend(numpy_helper.from_array(np.array(shape, np.int64), name) for name, shape in shapes)
 
 
 def attended(graph: onnx.GraphProto) -> Iterator[tuple[str, ...]]:
@@ -213,12 +211,11 @@ def join_products(graph: onnx.GraphProto, groups: Iterable[Sequence[str]], made:
     """
     unpacking = {node.input[0]: node for node in graph.node if node.op_type == "DequantizeLinear"}
     products = {node.input[1]: node for node in graph.node if _is_product(node)}
-    readers = Counter(name for node in graph.node for name in node.input)
-    stored = {tensor.name: tensor for tensor in graph.initializer}
+    times, stored = values_read(graph), {tensor.name: tensor for tensor in graph.initializer}
     whole: dict[tuple[str, ...], tuple[str, int]] = {}  # what products gave -> what one gives, and its width
     new: list[onnx.NodeProto] = []
     for group in groups:
-        unpacked = [unpacking[name] for name in group if name in unpacking and readers[unpacking[name].output[0]] == 1]
+        unpacked = [unpacking[name] for name in group if name in unpacking and times[unpacking[name].output[0]] == 1]
         found = [products[node.output[0]] for node in unpacked if node.output[0] in products]
         if len(found) < len(group) or len({node.input[0] for node in found}) > 1:
             continue
@@ -261,5 +258,4 @@ def _read_whole(graph: onnx.GraphProto, whole: Mapping[tuple[str, ...], tuple[st
             if parts in whole:
                 new += sides.take(node, *whole[parts])
     read_instead(graph, instead)
-    graph.node.extend(new)
-    graph.initializer.extend(sides.shapes())
+    sides.write(graph, new)

@@ -13,11 +13,8 @@ PROMPT_LENGTH, PLACEHOLDER_ID = "edgepeft.prompt_length", "edgepeft.placeholder_
 # Where a spliced model says that tensors lie which a recipe makes: it is no file.
 GENERATED = "generated"
 _ADAPTED = ":adapted"
-_OVERRIDE = "override:"
-_WEIGHT = "weight:"
-_GENERATED = "generated:"
+_PREFIXES = ("override", "weight", "generated", "drawn")
 _LOADERS = "generator/"
-_DRAWN = "drawn:"
 
 
 def adapted(site: str) -> str:
@@ -27,17 +24,17 @@ def adapted(site: str) -> str:
 
 def override(tensor: str) -> str:
     """The output that replaces a backbone tensor."""
-    return _OVERRIDE + tensor
+    return f"override:{tensor}"
 
 
 def weight(tensor: str) -> str:
     """The input that is bound to a backbone tensor, or to its override."""
-    return _WEIGHT + tensor
+    return f"weight:{tensor}"
 
 
 def generated(tensor: str) -> str:
     """The input for a replaced backbone tensor that the loader computes by the graph's recipe."""
-    return _GENERATED + tensor
+    return f"generated:{tensor}"
 
 
 def of_loader(parameter: str) -> str:
@@ -47,7 +44,7 @@ def of_loader(parameter: str) -> str:
 
 def frozen_random(matrix: str) -> str:
     """The input for a random matrix that the loader draws by the graph's recipe."""
-    return _DRAWN + matrix
+    return f"drawn:{matrix}"
 
 
 def is_of_loader(initializer: str) -> bool:
@@ -74,8 +71,5 @@ def without_prefix(name: str) -> tuple[str, str]:
     """(kind, rest): kind is ``adapted``, ``override``, ``weight``, ``generated``, ``drawn`` or empty."""
     if name.endswith(_ADAPTED):
         return "adapted", name.removesuffix(_ADAPTED)
-    prefixes = {"override": _OVERRIDE, "weight": _WEIGHT, "generated": _GENERATED, "drawn": _DRAWN}
-    for kind, prefix in prefixes.items():
-        if name.startswith(prefix):
-            return kind, name.removeprefix(prefix)
-    return "", name
+    kind, colon, rest = name.partition(":")
+    return (kind, rest) if colon and kind in _PREFIXES else ("", name)

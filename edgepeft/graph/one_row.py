@@ -11,16 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import numpy as np
 import onnx
-from onnx import helper, numpy_helper
+from onnx import helper
 
 from edgepeft.backbones.base import HELPERS, Helper, Role
 from edgepeft.backbones.packing import COLUMN, INDEX, MERGE, N_HEADS, SPLIT
 from edgepeft.graph.contract import Contract, same_interface, well_formed
 from edgepeft.graph.cut import prune
 from edgepeft.graph.names import STATES
-from edgepeft.graph.protos import attributes, constant, read_instead, reads, writers
+from edgepeft.graph.protos import add_constants, attributes, constant, matched, read_instead, readers, replace, writers
 
 _FIRST = "one_row.first"  # [1], where the row begins
 
@@ -45,10 +44,7 @@ def for_one_row(model: onnx.ModelProto) -> bool:
 class _Rewriter:
     def __init__(self, graph: onnx.GraphProto, writer: Mapping[str, onnx.NodeProto], n_heads: int) -> None:
         self._graph, self._writer, self._n_heads = graph, writer, n_heads
-        self._readers: dict[str, list[onnx.NodeProto]] = {}
-        for node in graph.node:
-            for name in reads(node):
-                self._readers.setdefault(name, []).append(node)
+        self._readers = readers(graph)
         self._outputs = {output.name for output in graph.output}
         self._new: dict[str, list[onnx.NodeProto]] = {}  # by the value that they give
         self._instead: dict[str, str] = {HELPERS[Helper.FIRST_TOKEN]: _FIRST}
@@ -58,25 +54,19 @@ class _Rewriter:
             self._new[INDEX], self._instead[COLUMN] = [places], INDEX
 
     def take(self, node: onnx.NodeProto) -> None:
+        result, writer = node.output[0], self._writer
         if node.op_type == "Gather" and not any(attributes(node).values()):
-            above = self._writer.get(node.input[0])
-            if above is not None and above.op_type == "Reshape":
-                self._gathered(node, above)
+            if above := matched(node.input[0], writer, "Reshape"):
+                self._gathered(node, *above)
         elif node.op_type == "Add" and Role.ATTENTION_BIAS.value in node.input:
-            others = [name for name in node.input if name != Role.ATTENTION_BIAS.value]
-            scores = self._writer.get(others[0]) if others else None
-            if scores is not None and scores.op_type == "MatMul" and self._hides_padding():
-                self._instead[node.output[0]] = others[0]
-        elif node.op_type == "Div" and node.output[0] == Role.POOLED_MEAN.value:
-            product = self._writer.get(node.input[0])
-            if product is not None and product.op_type == "MatMul":
-                mean = helper.make_node("ReduceMean", [product.input[1], self._shape([0])], node.output[:1])
-                self._new[node.output[0]] = [mean]
-        elif node.op_type == "Mul" and node.output[0] == STATES:
-            padded = self._writer.get(node.input[0])
-            if padded is not None and padded.op_type == "Gather":  # (T, d) -> (1, T, d)
-                rows = helper.make_node("Unsqueeze", [padded.input[0], self._shape([0])], node.output[:1])
-                self._new[STATES] = [rows]
+            scores = next((name for name in node.input if name != Role.ATTENTION_BIAS.value), "")
+            if matched(scores, writer, "MatMul") and self._hides_padding():
+                self._instead[result] = scores
+        elif result == Role.POOLED_MEAN.value:
+            if mean := matched(result, writer, "Div", "MatMul"):
+                self._new[result] = [helper.make_node("ReduceMean", [mean[1].input[1], self._shape([0])], [result])]
+        elif result == STATES and (padded := matched(result, writer, "Mul", "Gather")):  # (T, d) -> (1, T, d)
+            self._new[result] = [helper.make_node("Unsqueeze", [padded[1].input[0], self._shape([0])], [result])]
 
     def _gathered(self, node: onnx.NodeProto, above: onnx.NodeProto) -> None:
         value, places, result = above.input[0], node.input[1], node.output[0]
@@ -119,9 +109,8 @@ class _Rewriter:
 
     def _hides_padding(self) -> bool:
         """Whether the bias is the packing's own: 0 for each token, the lowest number for padding."""
-        node = self._writer.get(Role.ATTENTION_BIAS.value)
-        where = None if node is None else self._writer.get(node.input[0])
-        none = None if where is None or where.op_type != "Where" else constant(self._graph, where.input[1])
+        found = matched(Role.ATTENTION_BIAS.value, self._writer, "Unsqueeze", "Where")
+        none = constant(self._graph, found[1].input[1]) if found else None
         return none is not None and not none.any()
 
     def _shape(self, extents: list[int]) -> str:
@@ -132,12 +121,10 @@ class _Rewriter:
     def write(self) -> bool:
         kept = [node for node in self._graph.node if self._new.keys().isdisjoint(node.output)]
         changed = bool(self._new)
-        del self._graph.node[:]
-        self._graph.node.extend([*kept, *(node for nodes in self._new.values() for node in nodes)])
+        replace(self._graph.node, [*kept, *(node for nodes in self._new.values() for node in nodes)])
         instead = {old: self._instead.get(new, new) for old, new in self._instead.items() if old not in self._outputs}
         read_instead(self._graph, instead)
-        shapes = {_FIRST: [0], **self._shapes}
-        self._graph.initializer.extend(numpy_helper.from_array(np.array(s, np.int64), n) for n, s in shapes.items())
+        add_constants(self._graph, {_FIRST: [0], **self._shapes})
         prune(self._graph)
         return changed
 

@@ -13,12 +13,12 @@ from typing import NamedTuple
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper, numpy_helper
 
 from edgepeft.graph.contract import Contract, all_used, well_formed
 from edgepeft.graph.cut import prune
 from edgepeft.graph.names import of_labels, without_prefix
-from edgepeft.graph.protos import attributes, writers
+from edgepeft.graph.protos import attributes, floats, matched, values_read, writers
 
 _LABELS = f"delta/{of_labels('')}"
 Values = Mapping[str, NDArray[np.generic]]
@@ -34,12 +34,11 @@ class StructuredTask(NamedTuple):
 @Contract(requires=[well_formed], ensures=[well_formed, all_used])
 def computed_values(model: onnx.ModelProto) -> onnx.ModelProto | None:
     """A graph without inputs whose outputs are to be computed once for the task; None where nothing is."""
-    own, nodes = _own(model.graph)
+    own, nodes, rest = _own(model.graph)
     if _changes_the_backbone(model.graph, own, nodes):
         return None
     computed = {name for node in nodes for name in node.output}
-    constant = {id(node) for node in nodes}
-    read = {name for node in model.graph.node if id(node) not in constant for name in node.input}
+    read = {name for node in rest for name in node.input}
     wanted = sorted(computed & (read | {output.name for output in model.graph.output}))
     if not wanted:
         return None
@@ -57,11 +56,9 @@ def make_inputs(model: onnx.ModelProto, computed: Values) -> StructuredTask | No
     ``computed`` holds the outputs of ``computed_values``.
     """
     graph = model.graph
-    own, nodes = _own(graph)
+    own, nodes, kept = _own(graph)
     if _changes_the_backbone(graph, own, nodes):
         return None
-    constant = {id(node) for node in nodes}
-    kept = [node for node in graph.node if id(node) not in constant]
     read = {name for node in kept for name in node.input} | {output.name for output in graph.output}
     values = {t.name: numpy_helper.to_array(t) for t in graph.initializer if t.name in own & read} | dict(computed)
     fed = {name: value for name, value in values.items() if value.dtype == np.float32 and value.ndim}
@@ -71,7 +68,7 @@ def make_inputs(model: onnx.ModelProto, computed: Values) -> StructuredTask | No
     free = _dimensions_of_outputs(new, fed)
     for name in sorted(fed):
         shape = [free.get((name, axis), extent) for axis, extent in enumerate(fed[name].shape)]
-        new.input.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, shape))
+        new.input.append(floats(name, shape))
     if free:
         new.output[0].type.tensor_type.shape.dim[1].dim_param = "outputs"
     structure = helper.make_model(new, opset_imports=model.opset_import, ir_version=model.ir_version)
@@ -82,11 +79,11 @@ def make_inputs(model: onnx.ModelProto, computed: Values) -> StructuredTask | No
 def feeds_graph(model: onnx.ModelProto, fed: Collection[str], trained: Sequence[str]) -> onnx.ModelProto:
     """A small graph from a task's trained tensors, by their names in its delta graph, to what it feeds (``fed``): for
     whoever trains on, and answers by a structure."""
-    own, nodes = _own(model.graph)
+    own, nodes, _ = _own(model.graph)
     stored = {tensor.name: tensor for tensor in model.graph.initializer if tensor.name in own}
     names = {f"delta/{name}": name for name in trained}
     given = [helper.make_node("Identity", [name], [inner], name=inner) for inner, name in names.items()]
-    inputs = [helper.make_tensor_value_info(n, TensorProto.FLOAT, stored[inner].dims) for inner, n in names.items()]
+    inputs = [floats(name, stored[inner].dims) for inner, name in names.items()]
     outputs = [helper.make_empty_tensor_value_info(name) for name in sorted(fed)]
     rest = [tensor for name, tensor in stored.items() if name not in names]
     graph = helper.make_graph([*given, *nodes], "feeds", inputs, outputs, rest)
@@ -94,17 +91,19 @@ def feeds_graph(model: onnx.ModelProto, fed: Collection[str], trained: Sequence[
     return helper.make_model(graph, opset_imports=model.opset_import, ir_version=model.ir_version)
 
 
-def _own(graph: onnx.GraphProto) -> tuple[set[str], list[onnx.NodeProto]]:
-    """The task's own initializers, and the nodes that read nothing else; labels are of the structure."""
+def _own(graph: onnx.GraphProto) -> tuple[set[str], list[onnx.NodeProto], list[onnx.NodeProto]]:
+    """The task's own initializers, the nodes that read nothing else, and all others; labels are of the structure."""
     named = (t.name for t in graph.initializer if not t.name.startswith(_LABELS))
     own = {name for name in named if name.startswith("delta/") or without_prefix(name)[0] == "override"}
-    known, nodes = set(own), []
+    known, nodes, others = set(own), [], []
     for node in graph.node:  # sorted: each stands after those it reads
         ours = node.name.startswith("delta/") or any(name.startswith("delta/") for name in node.output)
         if (node.input or ours) and known.issuperset(node.input) and not any(a.HasField("g") for a in node.attribute):
             known.update(node.output)
             nodes.append(node)
-    return own, nodes
+        else:
+            others.append(node)
+    return own, nodes, others
 
 
 def _changes_the_backbone(graph: onnx.GraphProto, own: set[str], nodes: Sequence[onnx.NodeProto]) -> bool:
@@ -129,15 +128,10 @@ def _changes_the_backbone(graph: onnx.GraphProto, own: set[str], nodes: Sequence
 
 def _dimensions_of_outputs(graph: onnx.GraphProto, fed: Values) -> dict[tuple[str, int], str]:
     """The head's last ``Gemm(_, weight [outputs, d]) + bias [outputs]`` fits any number of outputs."""
-    writer = writers(graph)
-    add = writer.get(graph.output[0].name)
-    if add is None or add.op_type != "Add" or len(graph.output) != 1:
+    found = matched(graph.output[0].name, writers(graph), "Add", "Gemm")
+    if not found or len(graph.output) != 1 or attributes(found[1]).get("transB") != 1:
         return {}
-    product = writer.get(add.input[0])
-    if product is None or product.op_type != "Gemm" or attributes(product).get("transB") != 1:
-        return {}
-    weight, bias = product.input[1], add.input[1]
-    readers = [name for node in graph.node for name in node.input]
-    if not {weight, bias} <= set(fed) or readers.count(weight) + readers.count(bias) != 2:
+    weight, bias, times = found[1].input[1], found[0].input[1], values_read(graph)
+    if not {weight, bias} <= set(fed) or times[weight] + times[bias] != 2:
         return {}
     return {(weight, 0): "outputs", (bias, 0): "outputs"}

@@ -6,15 +6,13 @@ the mask, token type zero.  The new nodes come last; ``prune`` sorts.
 
 from __future__ import annotations
 
-from typing import Any
-
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from edgepeft.common.errors import BundleError
 from edgepeft.graph.contract import Contract, closed, one_writer, same_interface, values_stay
 from edgepeft.graph.names import PLACEHOLDER_ID, PROMPT_LENGTH
-from edgepeft.graph.protos import properties, read_instead
+from edgepeft.graph.protos import Steps, nodes, properties, read_instead
 
 LENGTH = "prompted/length"  # the constant of that many columns
 
@@ -56,7 +54,8 @@ def prepend_placeholders(graph: onnx.GraphProto, length: int, token_id: int) -> 
     read_instead(graph, longer)
     constants = {LENGTH: [length]} | {_value(name): [fill.get(name, 0)] for name in longer}
     graph.initializer.extend(helper.make_tensor(n, TensorProto.INT64, [1], value) for n, value in constants.items())
-    graph.node.extend(node for name in longer for node in _lengthened(name, longer[name]))
+    for name, new in longer.items():
+        graph.node.extend(nodes(_lengthened(name, new)))
 
 
 def _value(name: str) -> str:
@@ -64,12 +63,9 @@ def _value(name: str) -> str:
     return f"prompted/{name}/value"
 
 
-def _lengthened(name: str, new: str) -> list[onnx.NodeProto]:
+def _lengthened(name: str, new: str) -> Steps:
     """[batch, length] -> [batch, p + length]."""
-    steps: list[tuple[str, list[str], str, dict[str, Any]]] = [
-        ("Shape", [name], f"{new}/batch", {"start": 0, "end": 1}),
-        ("Concat", [f"{new}/batch", LENGTH], f"{new}/shape", {"axis": 0}),
-        ("Expand", [_value(name), f"{new}/shape"], f"{new}/prompt", {}),
-        ("Concat", [f"{new}/prompt", name], new, {"axis": 1}),
-    ]
-    return [helper.make_node(op, inputs, [out], name=out, **attributes) for op, inputs, out, attributes in steps]
+    yield ("Shape", [name], f"{new}/batch", {"start": 0, "end": 1})
+    yield ("Concat", [f"{new}/batch", LENGTH], f"{new}/shape", {"axis": 0})
+    yield ("Expand", [_value(name), f"{new}/shape"], f"{new}/prompt", {})
+    yield ("Concat", [f"{new}/prompt", name], new, {"axis": 1})

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping, MutableSequence
+from collections import Counter, defaultdict
+from collections.abc import Container, Iterable, Iterator, Mapping, MutableSequence, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 M = TypeVar("M", bound=Message)
+Steps = Iterable[tuple[str, list[str], str, dict[str, Any]]]  # operator, inputs, output and attributes of nodes
 
 
 def copied(message: M) -> M:
@@ -20,6 +22,31 @@ def copied(message: M) -> M:
     copy: M = type(message)()
     copy.CopyFrom(message)
     return copy
+
+
+def nodes(steps: Steps) -> list[onnx.NodeProto]:
+    """A node for each step, called as its output."""
+    return [helper.make_node(op, inputs, [out], name=out, **attributes) for op, inputs, out, attributes in steps]
+
+
+def add_constants(graph: onnx.GraphProto, values: Mapping[str, Any], dtype: type[np.generic] = np.int64) -> None:
+    """Store small values by name."""
+    graph.initializer.extend(numpy_helper.from_array(np.array(value, dtype), name) for name, value in values.items())
+
+
+def floats(name: str, shape: Sequence[str | int] | None) -> onnx.ValueInfoProto:
+    """An input or output, float32."""
+    return helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
+
+
+def external_tensors(graph: onnx.GraphProto) -> Iterator[TensorProto]:
+    """The graph's tensors that lie in a file, or are made when it is opened."""
+    return (tensor for tensor in graph.initializer if tensor.data_location == TensorProto.EXTERNAL)
+
+
+def place_of(tensor: TensorProto) -> dict[str, str]:
+    """What an external tensor says of its ``location``, ``offset`` and ``length``."""
+    return {entry.key: entry.value for entry in tensor.external_data}
 
 
 def submessages(message: Message) -> Iterator[Message]:
@@ -63,6 +90,41 @@ def properties(model: onnx.ModelProto) -> dict[str, str]:
 def writers(graph: onnx.GraphProto) -> Mapping[str, onnx.NodeProto]:
     """The node that gives each value."""
     return {name: node for node in graph.node for name in node.output if name}
+
+
+def readers(graph: onnx.GraphProto) -> Mapping[str, list[onnx.NodeProto]]:
+    """The nodes that read each value, one that reads it twice as often."""
+    found: dict[str, list[onnx.NodeProto]] = defaultdict(list)
+    for node in graph.node:
+        for name in reads(node):
+            found[name].append(node)
+    return found
+
+
+def values_read(graph: onnx.GraphProto) -> Counter[str]:
+    """How often nodes read each value; an output of the graph is read once more."""
+    found = Counter(name for node in graph.node for name in reads(node))
+    found.update(output.name for output in graph.output)
+    return found
+
+
+def matched(value: str, writer: Mapping[str, onnx.NodeProto], *operators: str) -> list[onnx.NodeProto]:
+    """The nodes of these operators that give a value, each the first input of the one before; none where another stands
+    among them."""
+    found: list[onnx.NodeProto] = []
+    for operator in operators:
+        node = writer.get(value)
+        if node is None or node.op_type != operator:
+            return []
+        found.append(node)
+        value = node.input[0]
+    return found
+
+
+def either_way(node: onnx.NodeProto) -> tuple[tuple[str, str], tuple[str, str]]:
+    """What a sum or product of two reads, in both orders."""
+    first, second = node.input
+    return (first, second), (second, first)
 
 
 def ancestors(values: Iterable[str], writer: Mapping[str, onnx.NodeProto], seen: set[str]) -> Iterator[onnx.NodeProto]:

@@ -27,7 +27,7 @@ from edgepeft.backbones.packing import ATTENTION, LAST, MERGE, SPLIT
 from edgepeft.graph.contract import Contract, same_interface, well_formed
 from edgepeft.graph.cut import prune
 from edgepeft.graph.prompt import LENGTH
-from edgepeft.graph.protos import ancestors, attributes, constant, copied, read_instead, reads, writers
+from edgepeft.graph.protos import ancestors, attributes, constant, copied, matched, read_instead, reads, writers
 from edgepeft.graph.quantise import integer_products
 
 Extents = tuple[int | None, ...]  # of a value's axes; None where it is known in a run only
@@ -179,12 +179,9 @@ class _Mover:
 
     def _attended(self, node: onnx.NodeProto) -> _Part | None:
         """What ``Packing.attend`` makes of its query: [T, h, e], merged from [B, h, S, e]."""
-        chain = [node]
-        for op_type in ATTENTION[1:]:
-            above = self._writer.get(chain[-1].input[0])
-            if above is None or above.op_type != op_type:
-                return None
-            chain.append(above)
+        chain = matched(node.output[0], self._writer, *ATTENTION)
+        if not chain:
+            return None
         _, _, weighted, shares, masked, scores, split, flat = chain
         query, mask = flat.input[0], self._sizes.get(masked.input[1], ())
         if split.input[1] != SPLIT or attributes(shares).get("axis", -1) != -1 or len(mask) != 4 or mask[2] != 1:

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
@@ -45,7 +45,7 @@ from edgepeft.graph.contract import (
     well_formed,
 )
 from edgepeft.graph.grouped import OPSET, ZEROS, can_group, in_eight_bits, in_four_bits, rows_of_groups, unpacking
-from edgepeft.graph.protos import copied, replace, writers
+from edgepeft.graph.protos import copied, external_tensors, matched, replace, values_read, writers
 
 _LARGEST = 127  # symmetric: -128 is not used
 # Words have more rows than this; positions and token types, well under one per cent of the weights, stay as they are.
@@ -86,8 +86,7 @@ def quantised_tensors(
     tables = {name for name in looked_up if checkpoint.tensors[name].shape[0] >= _LEAST_TABLE_ROWS}
     matrices -= looked_up - tables  # a small table stays as it is, whatever multiplies by it too
     stored_tensors: dict[str, NDArray[np.generic]] = {}
-    external = (i.name for each in graphs for i in each.initializer if i.data_location == TensorProto.EXTERNAL)
-    for name in dict.fromkeys(external):
+    for name in dict.fromkeys(tensor.name for each in graphs for tensor in external_tensors(each)):
         values, stored = checkpoint.values(name), Quantised(name)
         if name not in matrices | tables:
             stored_tensors[name] = values
@@ -116,42 +115,38 @@ def quantised_tensors(
 )
 def quantise(model: onnx.ModelProto, checkpoint: Checkpoint) -> None:
     """Rewrite a backbone to read ``checkpoint``, a file of ``quantised_tensors``."""
-    graph = model.graph
+    graph, known = model.graph, checkpoint.tensors.keys()
     activations = {name for node in graph.node if node.op_type in _ACTIVATIONS for name in node.output}
     shared: set[tuple[str, bool]] = set()  # values that are quantised already: query, key and value read one
     nodes: list[onnx.NodeProto] = []
     written: set[str] = set()  # by what unpacks groups
     looked_up = {node.input[0] for node in graph.node if node.op_type == "Gather"}
     for node in graph.node:
-        stored = Quantised(node.input[1]) if _is_projection(node) else None
-        if stored and not checkpoint.tensors.keys().isdisjoint((stored.packed, stored.bytes)):
+        stored, result = Quantised(node.input[1]) if _is_projection(node) else None, node.output[0]
+        if stored and known & {stored.packed, stored.bytes}:
             nodes += unpacking(stored, checkpoint, written)
-        if stored and not checkpoint.tensors.keys().isdisjoint((stored.matrix, stored.table)):
+        if stored and known & {stored.matrix, stored.table}:
             source = node.input[0]
             zero = _PAST_ACTIVATION if source in activations else _MIDDLE
-            fixed = stored.columns in checkpoint.tensors
+            fixed = stored.columns in known
             if (source, fixed) not in shared:
                 nodes += _fixed_rows(source, stored) if fixed else _quantised_rows(source, zero)
             shared.add((source, fixed))
-            if stored.table in checkpoint.tensors:  # of words, which are looked up too; transposed once, at load
+            if stored.table in known:  # of words, which are looked up too; transposed once, at load
                 nodes.append(_NODE("Transpose", [stored.table], [stored.matrix], perm=[1, 0]))
-            nodes += (
-                _fixed_product(source, stored, node.output[0])
-                if fixed
-                else _product(source, stored, node.output[0], zero)
-            )
-        elif node.op_type == "Gather" and Quantised(node.input[0]).table in checkpoint.tensors:
-            nodes += _lookup(Quantised(node.input[0]), node.input[1], node.output[0])
-        elif node.op_type == "Gather" and Quantised(node.input[0]).bytes in checkpoint.tensors:
-            nodes += rows_of_groups(Quantised(node.input[0]), node.input[1], node.output[0])
+            nodes += _fixed_product(source, stored, result) if fixed else _product(source, stored, result, zero)
+        elif node.op_type == "Gather" and Quantised(node.input[0]).table in known:
+            nodes += _lookup(Quantised(node.input[0]), node.input[1], result)
+        elif node.op_type == "Gather" and Quantised(node.input[0]).bytes in known:
+            nodes += rows_of_groups(Quantised(node.input[0]), node.input[1], result)
         else:
             nodes.append(copied(node))
-    if written or any(Quantised(name).bytes in checkpoint.tensors for name in looked_up):
+    if written or any(Quantised(name).bytes in known for name in looked_up):
         replace(model.opset_import, [helper.make_opsetid("", OPSET)])
     inline = (i for i in graph.initializer if i.data_location != TensorProto.EXTERNAL)
     external = (external_tensor(t) for t in checkpoint.tensors.values())
     replace(graph.node, nodes)
-    read = {name for node in graph.node for name in node.input}
+    read = values_read(graph)
     replace(graph.initializer, [i for i in (*inline, *_constants(), *external) if i.name in read])
 
 
@@ -168,15 +163,15 @@ def restore(graph: onnx.GraphProto, tensors: Iterable[str]) -> None:
     }
     writer = writers(graph)
     for node in graph.node:
-        reader = _reader_of_integers(node, writer)
-        if reader is None:
-            continue
-        if reader.op_type == "Gather" and reader.input[0] in originals:
-            inputs = [originals[reader.input[0]], reader.input[1]]
+        lookup = matched(node.output[0], writer, "DequantizeLinear", "Gather")
+        product = _integer_product(node.output[0], writer)
+        if lookup and lookup[1].input[0] in originals:
+            inputs = [originals[lookup[1].input[0]], lookup[1].input[1]]
             node.CopyFrom(_NODE("Gather", inputs, node.output, name=node.name))
-        elif reader.op_type == "MatMulInteger" and reader.input[1] in originals:
-            inputs = [_before_rounding(reader, writer), originals[reader.input[1]]]
-            node.CopyFrom(_NODE("Gemm", inputs, node.output, name=node.name, transB=1))
+        elif product is not None and product.matrix in originals:
+            # Before the factors of its columns, where there are some.
+            x = product.x if product.rounded is None else writer[product.x].input[0]
+            node.CopyFrom(_NODE("Gemm", [x, originals[product.matrix]], node.output, name=node.name, transB=1))
 
 
 class IntegerProduct(NamedTuple):
@@ -196,26 +191,28 @@ def integer_products(graph: onnx.GraphProto) -> Iterator[IntegerProduct]:
     """Each that ``quantise`` has written, in the order of their results."""
     writer = writers(graph)
     for node in graph.node:
-        reader = _reader_of_integers(node, writer)
-        if reader is None or reader.op_type != "MatMulInteger":
-            continue
-        rounded, y = writer.get(reader.input[0]), node.output[0]
-        scale = writer.get(writer[node.input[0]].input[-1])
-        if _has_unit_step(rounded):
-            yield IntegerProduct(rounded.input[0], reader.input[1], node.input[1], y, rounded.output[0])
-        elif rounded is not None and rounded.op_type == "QuantizeLinear" and scale is not None:
-            yield IntegerProduct(rounded.input[0], reader.input[1], scale.input[-1], y, None)
+        if (product := _integer_product(node.output[0], writer)) is not None:
+            yield product
 
 
-def _has_unit_step(node: onnx.NodeProto | None) -> TypeGuard[onnx.NodeProto]:
-    return node is not None and node.op_type == "QuantizeLinear" and node.input[1] == _UNIT_STEP
+def _integer_product(y: str, writer: Mapping[str, onnx.NodeProto]) -> IntegerProduct | None:
+    fixed = matched(y, writer, "Mul", "Cast", "MatMulInteger", "QuantizeLinear")
+    if fixed and fixed[-1].input[1] == _UNIT_STEP:
+        scaled, _, product, rounded = fixed
+        return IntegerProduct(rounded.input[0], product.input[1], scaled.input[1], y, rounded.output[0])
+    by_row = matched(y, writer, "Mul", "Mul", "Cast", "MatMulInteger", "QuantizeLinear")
+    scale = writer.get(by_row[1].input[1]) if by_row else None
+    if scale is None:
+        return None
+    *_, product, rounded = by_row
+    return IntegerProduct(rounded.input[0], product.input[1], scale.input[1], y, None)
 
 
 def dequantised(tensor: str, checkpoint: Checkpoint, written: set[str]) -> Iterator[onnx.NodeProto]:
     """Nodes that make a quantised tensor's float32 values, under its own name, for a delta that reads them; values that
     the graph has ``written`` are not made again."""
     stored, whole, scale = Quantised(tensor), f"{tensor}:float", f"{tensor}:column"
-    if not checkpoint.tensors.keys().isdisjoint((stored.packed, stored.bytes)):
+    if checkpoint.tensors.keys() & {stored.packed, stored.bytes}:
         yield from unpacking(stored, checkpoint, written)
         return
     if stored.table in checkpoint.tensors:
@@ -307,12 +304,6 @@ def _fixed_product(x: str, stored: Quantised, output: str) -> list[onnx.NodeProt
     ]
 
 
-def _before_rounding(reader: onnx.NodeProto, writer: Mapping[str, onnx.NodeProto]) -> str:
-    """What a product in integers reads in float32, before the factors of its columns."""
-    rounded = writer[reader.input[0]]
-    return str(writer[rounded.input[0]].input[0] if _has_unit_step(rounded) else rounded.input[0])
-
-
 def _lookup(stored: Quantised, index: str, output: str) -> list[onnx.NodeProto]:
     """(T) -> (T, d)."""
     integers, scale = f"{output}:int8", f"{output}:scale"
@@ -321,16 +312,3 @@ def _lookup(stored: Quantised, index: str, output: str) -> list[onnx.NodeProto]:
         _NODE("Gather", [stored.scale, index], [scale]),
         _NODE("DequantizeLinear", [integers, scale], [output], name=output, axis=0),
     ]
-
-
-def _reader_of_integers(node: onnx.NodeProto, writer: Mapping[str, onnx.NodeProto]) -> onnx.NodeProto | None:
-    """The MatMulInteger or Gather of quantised values whose float32 result this node gives."""
-    paths = {"DequantizeLinear": [["Gather"]], "Mul": [["Mul", "Cast", "MatMulInteger"], ["Cast", "MatMulInteger"]]}
-    for path in paths.get(node.op_type, ()):
-        found: onnx.NodeProto | None = node
-        for op_type in path:
-            found = writer.get(found.input[0]) if found is not None else None
-            found = found if found is not None and found.op_type == op_type else None
-        if found is not None and (len(path) != 2 or _has_unit_step(writer.get(found.input[0]))):
-            return found
-    return None

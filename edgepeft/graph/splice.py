@@ -6,7 +6,6 @@ The delta's own reads of a site stay on the raw value. Two passes of the joined 
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import onnx
@@ -26,11 +25,11 @@ from edgepeft.graph.contract import (
     weights_outside,
     well_formed,
 )
-from edgepeft.graph.cut import prune, rename_values
+from edgepeft.graph.cut import prune, prune_with_inputs, rename_values
 from edgepeft.graph.external_data import add_generated, drawn_tensors
 from edgepeft.graph.names import LOGITS, STATES, without_prefix
 from edgepeft.graph.prompt import prepend_placeholders, prompt_of
-from edgepeft.graph.protos import attributes, copied, read_instead, reads, replace
+from edgepeft.graph.protos import attributes, copied, either_way, read_instead, replace, values_read
 from edgepeft.graph.quantise import dequantised, restore
 
 _AGAIN = "A bundle that was exported before edgepeft had that site must be exported again."
@@ -110,11 +109,8 @@ def _part(
         return _value_of(name, bindings) in values
 
     part = copied(delta)
-    kept = [output for output in delta.graph.output if is_here(output.name)]
-    replace(part.graph.output, kept)
-    prune(part.graph)
-    read = {name for node in part.graph.node for name in reads(node)}
-    replace(part.graph.input, [value for value in delta.graph.input if value.name in read])
+    replace(part.graph.output, [output for output in delta.graph.output if is_here(output.name)])
+    prune_with_inputs(part.graph)
     return part
 
 
@@ -227,20 +223,15 @@ def split_biases(graph: onnx.GraphProto) -> None:
     (Houlsby's adapters in roberta-base, 32 rows of 128 tokens, 2 threads: 1.01 times the throughput).
     """
     vectors = {initializer.name for initializer in graph.initializer if len(initializer.dims) == 1}
-    nodes = list(graph.node)
-    del graph.node[:]
-    for node in nodes:
-        graph.node.append(node)
-        if (
-            node.op_type == "Gemm"
-            and len(node.input) == 3
-            and node.input[2] in vectors
-            and attributes(node).get("beta", 1) == 1
-        ):
-            gemm, result = graph.node[-1], node.output[0]
-            bias, product, name = gemm.input.pop(), f"{result}/product", gemm.name and f"{gemm.name}/bias"
-            gemm.output[0] = product
-            graph.node.append(helper.make_node("Add", [product, bias], [result], name=name))
+    nodes: list[onnx.NodeProto] = []
+    for node in graph.node:
+        nodes.append(node)
+        has_vector = node.op_type == "Gemm" and len(node.input) == 3 and node.input[2] in vectors
+        if has_vector and attributes(node).get("beta", 1) == 1:
+            bias, result, name = node.input.pop(), node.output[0], node.name and f"{node.name}/bias"
+            node.output[0] = f"{result}/product"
+            nodes.append(helper.make_node("Add", [node.output[0], bias], [result], name=name))
+    replace(graph.node, nodes)
 
 
 @Contract(
@@ -255,21 +246,13 @@ def share_residual_sums(graph: onnx.GraphProto) -> None:
     """
     sums = {node.output[0]: node for node in graph.node if node.op_type == "Add"}
     by_terms = {frozenset(node.input): node for node in sums.values()}
-    readers = Counter(name for node in graph.node for name in node.input)
-    readers.update(output.name for output in graph.output)
+    times = values_read(graph)
     for node in sums.values():
-        for inner, r in (tuple(node.input), tuple(node.input)[::-1]):
-            if inner in sums and readers[inner] == 1 and _rewrite(node, sums[inner], r, by_terms):
-                break
-
-
-def _rewrite(
-    node: onnx.NodeProto, inner: onnx.NodeProto, r: str, by_terms: dict[frozenset[str], onnx.NodeProto]
-) -> bool:
-    y, c = inner.input
-    for kept, other in ((y, c), (c, y)):
-        shared = by_terms.get(frozenset((kept, r)))
-        if shared is not None and shared is not node and shared is not inner:
-            node.input[:] = [shared.output[0], other]
-            return True
-    return False
+        shorter = (
+            [shared.output[0], c]
+            for inner, r in either_way(node)
+            if inner in sums and times[inner] == 1
+            for y, c in either_way(sums[inner])
+            if (shared := by_terms.get(frozenset((y, r)), node)) is not node and shared is not sums[inner]
+        )
+        node.input[:] = next(shorter, list(node.input))

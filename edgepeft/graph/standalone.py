@@ -14,7 +14,7 @@ stand in front of each row, and are among T.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import reduce
 from typing import Any, NamedTuple
 
@@ -29,7 +29,21 @@ from edgepeft.graph.contract import Contract, all_used, gives_logits, same_input
 from edgepeft.graph.cut import prune
 from edgepeft.graph.names import END, LOGITS, START, STATES
 from edgepeft.graph.prompt import LENGTH, prompt_in
-from edgepeft.graph.protos import attributes, copied, read_instead, reads, replace, set_aside, writers
+from edgepeft.graph.protos import (
+    Steps,
+    add_constants,
+    attributes,
+    copied,
+    either_way,
+    floats,
+    nodes,
+    read_instead,
+    reads,
+    replace,
+    set_aside,
+    values_read,
+    writers,
+)
 
 _Values = NDArray[Any]
 _Chain = tuple[str, ...]  # constants by name: matrices that multiply from the right, vectors and numbers that scale
@@ -69,8 +83,7 @@ class _Folder:
         self._constants = {tensor.name: tensor for tensor in graph.initializer}
         self._values: dict[str, _Values] = {_MINUS: np.array(-1, np.float32)}
         self._fixed = set(self._constants)  # what depends on no input, and is not stored in fewer bits
-        self._reads = Counter(name for node in graph.node for name in reads(node))
-        self._reads.update(output.name for output in graph.output)
+        self._reads = values_read(graph)
         self._linear: dict[str, _Linear] = {}
         for place, node in enumerate(graph.node):
             if self._fixed.issuperset(reads(node)) and not (node.op_type in _STORED_SMALLER or node.domain):
@@ -125,13 +138,13 @@ class _Folder:
         return self._reads[value] > 1 and not any(matrices)
 
     def _of_scaled(self, node: onnx.NodeProto, place: int) -> _Linear | None:
-        for value, factor in _both(node):
+        for value, factor in either_way(node):
             if self._is_vector(factor) and value not in self._fixed:
                 return self._linear.get(value, _Linear(value, ((),))).times(factor, place)
         return None
 
     def _of_sum(self, node: onnx.NodeProto, place: int) -> _Linear | None:
-        for value, other in _both(node):
+        for value, other in either_way(node):
             first, second = self._linear.get(value), self._linear.get(other)
             if first is not None and self._is_vector(other):
                 return first.plus((), ((other,),), frozenset({place}))
@@ -201,24 +214,12 @@ def _times(left: _Values, right: _Values) -> _Values:
     return left @ right if left.ndim == 2 else left[..., None] * right
 
 
-def _both(node: onnx.NodeProto) -> Iterator[tuple[str, str]]:
-    first, second = node.input
-    yield from ((first, second), (second, first))
-
-
 def _computed(node: onnx.NodeProto, given: Mapping[str, _Values]) -> dict[str, _Values]:
     """What a node of constants gives."""
-    inputs = [
-        helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(v.dtype), v.shape) for n, v in given.items()
-    ]
-    names = [name for name in node.output if name]
-    outputs = [helper.make_tensor_value_info(name, TensorProto.UNDEFINED, None) for name in names]
-    graph = helper.make_graph([node], "constant", inputs, outputs)
-    found = ReferenceEvaluator(graph, opsets={"": OPSET}).run(None, dict(given))
-    return dict(zip(names, found, strict=True))
+    found = ReferenceEvaluator(node, opsets={"": OPSET}).run(None, dict(given))
+    return dict(zip(node.output, found, strict=True))
 
 
-_Nodes = Sequence[tuple[str, list[str], list[str], dict[str, Any]]]
 _MASK = "attention_mask"
 
 
@@ -230,24 +231,23 @@ def as_starts_and_ends(model: onnx.ModelProto, threshold: float) -> onnx.ModelPr
     where its score is above the best span's by more than the threshold.
     """
     changed, both = _renamed(model, LOGITS), f"{LOGITS}/both"
-    graph = changed.graph
-    _add_constants(graph, {"zero": 0, "one": 1, "last": [2]})
-    graph.initializer.append(numpy_helper.from_array(np.array(threshold, np.float32), "forms/threshold"))
-    nodes: _Nodes = [
-        ("Split", [both], ["forms/start", "forms/end"], {"axis": 2, "num_outputs": 2}),  # (B, S, 1) twice
-        ("Squeeze", ["forms/end", "forms/last"], [END], {}),
-        ("Squeeze", ["forms/start", "forms/last"], ["forms/starts"], {}),
-        ("Shape", [both], ["forms/length"], {"start": 1, "end": 2}),
-        ("Squeeze", ["forms/length"], ["forms/n"], {}),
-        ("Range", ["forms/zero", "forms/n", "forms/one"], ["forms/places"], {}),  # (S)
-        ("Equal", ["forms/places", "forms/zero"], ["forms/first"], {}),
-        ("Cast", ["forms/first"], ["forms/share"], {"to": TensorProto.FLOAT}),
-        ("Mul", ["forms/share", "forms/threshold"], ["forms/less"], {}),
-        ("Sub", ["forms/starts", "forms/less"], [START], {}),
+    graph, halves = changed.graph, ["forms/start", "forms/end"]  # (B, S, 1) twice
+    add_constants(graph, {"forms/zero": 0, "forms/one": 1, "forms/last": [2]})
+    add_constants(graph, {"forms/threshold": threshold}, np.float32)
+    graph.node.append(helper.make_node("Split", [both], halves, name=halves[0], axis=2, num_outputs=2))
+    steps: Steps = [
+        ("Squeeze", ["forms/end", "forms/last"], END, {}),
+        ("Squeeze", ["forms/start", "forms/last"], "forms/starts", {}),
+        ("Shape", [both], "forms/length", {"start": 1, "end": 2}),
+        ("Squeeze", ["forms/length"], "forms/n", {}),
+        ("Range", ["forms/zero", "forms/n", "forms/one"], "forms/places", {}),  # (S)
+        ("Equal", ["forms/places", "forms/zero"], "forms/first", {}),
+        ("Cast", ["forms/first"], "forms/share", {"to": TensorProto.FLOAT}),
+        ("Mul", ["forms/share", "forms/threshold"], "forms/less", {}),
+        ("Sub", ["forms/starts", "forms/less"], START, {}),
     ]
-    _append(graph, nodes)
-    of_rows = (helper.make_tensor_value_info(n, TensorProto.FLOAT, ["batch", "sequence"]) for n in (START, END))
-    replace(graph.output, of_rows)
+    graph.node.extend(nodes(steps))
+    replace(graph.output, [floats(name, ["batch", "sequence"]) for name in (START, END)])
     return changed
 
 
@@ -258,19 +258,18 @@ def as_choices(model: onnx.ModelProto) -> onnx.ModelProto:
     graph = changed.graph
     names = [value.name for value in graph.input]
     read_instead(graph, {name: f"forms/{name}" for name in names})
-    _add_constants(graph, {"any": [-1]})
-    nodes: _Nodes = [
-        ("Shape", [names[0]], ["forms/length"], {"start": 2, "end": 3}),
-        ("Concat", ["forms/any", "forms/length"], ["forms/flat"], {"axis": 0}),
-        ("Shape", [names[0]], ["forms/rows"], {"start": 0, "end": 2}),
+    add_constants(graph, {"forms/any": [-1]})
+    first: Steps = [
+        ("Shape", [names[0]], "forms/length", {"start": 2, "end": 3}),
+        ("Concat", ["forms/any", "forms/length"], "forms/flat", {"axis": 0}),
+        ("Shape", [names[0]], "forms/rows", {"start": 0, "end": 2}),
+        *(("Reshape", [name, "forms/flat"], f"forms/{name}", {}) for name in names),
     ]
-    first = helper.make_graph([], "", [], [])
-    _append(first, [*nodes, *(("Reshape", [name, "forms/flat"], [f"forms/{name}"], {}) for name in names)])
-    replace(graph.node, [*first.node, *graph.node])
-    _append(graph, [("Reshape", [f"{LOGITS}/both", "forms/rows"], [LOGITS], {})])
+    last: Steps = [("Reshape", [f"{LOGITS}/both", "forms/rows"], LOGITS, {})]
+    replace(graph.node, [*nodes(first), *graph.node, *nodes(last)])
     shape = ["batch", "choices", "sequence"]
     replace(graph.input, [helper.make_tensor_value_info(n, TensorProto.INT64, shape) for n in names])
-    replace(graph.output, [helper.make_tensor_value_info(LOGITS, TensorProto.FLOAT, shape[:2])])
+    replace(graph.output, [floats(LOGITS, shape[:2])])
     return changed
 
 
@@ -280,8 +279,9 @@ def own_states(model: onnx.ModelProto) -> onnx.ModelProto:
     if not prompt_in(model.graph):
         return copied(model)
     changed = _renamed(model, STATES)
-    _add_constants(changed.graph, {"end": [np.iinfo(np.int64).max], "axis": [1]})
-    _append(changed.graph, [("Slice", [f"{STATES}/both", LENGTH, "forms/end", "forms/axis"], [STATES], {})])
+    add_constants(changed.graph, {"forms/end": [np.iinfo(np.int64).max], "forms/axis": [1]})
+    bounds = [LENGTH, "forms/end", "forms/axis"]
+    changed.graph.node.extend(nodes([("Slice", [f"{STATES}/both", *bounds], STATES, {})]))
     return changed
 
 
@@ -290,15 +290,6 @@ def _renamed(model: onnx.ModelProto, output: str) -> onnx.ModelProto:
     changed = copied(model)
     set_aside(changed.graph, output, f"{output}/both")
     return changed
-
-
-def _add_constants(graph: onnx.GraphProto, values: dict[str, Any]) -> None:
-    for name, value in values.items():
-        graph.initializer.append(numpy_helper.from_array(np.array(value, np.int64), f"forms/{name}"))
-
-
-def _append(graph: onnx.GraphProto, nodes: _Nodes) -> None:
-    graph.node.extend(helper.make_node(op, given, out, name=out[0], **more) for op, given, out, more in nodes)
 
 
 @Contract(requires=[well_formed, gives_logits], ensures=[well_formed, all_used, gives_logits], keeps=[same_inputs])
@@ -310,17 +301,15 @@ def logits_as_rows(model: onnx.ModelProto) -> onnx.ModelProto:
         return changed
     packed = f"{LOGITS}/packed"
     set_aside(graph, LOGITS, packed)
-    prompt = prompt_in(graph)
-    for name, values in {"zero": 0, "one": 1, "flat": [-1], "axis": [1], "last": [2], "prompt": [prompt]}.items():
-        graph.initializer.append(numpy_helper.from_array(np.array(values, np.int64), f"rows/{name}"))
-    graph.node.extend(helper.make_node(op, given, [out], name=out, **more) for op, given, out, more in _of_rows(packed))
+    numbers = {"zero": 0, "one": 1, "flat": [-1], "axis": [1], "last": [2], "prompt": [prompt_in(graph)]}
+    add_constants(graph, {f"rows/{name}": values for name, values in numbers.items()})
+    graph.node.extend(nodes(_of_rows(packed)))
     columns = output.type.tensor_type.shape.dim[-1].dim_value
-    of_rows = helper.make_tensor_value_info(LOGITS, TensorProto.FLOAT, ["batch", "sequence", columns])
-    replace(graph.output, [of_rows])
+    replace(graph.output, [floats(LOGITS, ["batch", "sequence", columns])])
     return changed
 
 
-def _of_rows(packed: str) -> list[tuple[str, list[str], str, dict[str, Any]]]:
+def _of_rows(packed: str) -> Steps:
     """Each place of a row takes the token that stands there; padding borrows a neighbour's, times 0."""
     return [
         ("Cast", [_MASK], "rows/is_real", {"to": TensorProto.BOOL}),

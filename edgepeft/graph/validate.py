@@ -22,7 +22,7 @@ from onnx import AttributeProto, TensorProto
 
 from edgepeft.common.errors import BundleError
 from edgepeft.graph.contract import Contract
-from edgepeft.graph.protos import submessages
+from edgepeft.graph.protos import copied, place_of, submessages
 
 MOST_PARTS = 250_000  # fields of all messages; the largest backbones that are known have a tenth
 _VALUES_OF_A_PART = 16  # packed integers, of which a byte becomes 8
@@ -191,8 +191,7 @@ def check_standard(model: onnx.ModelProto) -> None:
 
     The checker opens external data itself, and refuses hard links, of which many backups and copies consist.
     """
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
+    copy = copied(model)
     del copy.graph.initializer[:]
     for tensor in model.graph.initializer:
         if tensor.data_location == TensorProto.EXTERNAL:
@@ -243,7 +242,7 @@ def _check_external(tensor: TensorProto, weights: str | None, where: object) -> 
         may = "it must be whole by itself" if weights is None else f"only {weights} lies there for it"
         name = strange[0] if strange else ""
         raise BundleError(f"{where} wants to read the file {name!r:.80}; {may}. Do not use it.")
-    entries = {entry.key: entry.value for entry in tensor.external_data}
+    entries = place_of(tensor)
     numbers = [entries.get(key, "") for key in ("offset", "length")]
     if (
         sorted(entry.key for entry in tensor.external_data) != [*_EXTERNAL_KEYS]

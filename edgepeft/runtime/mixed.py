@@ -16,10 +16,9 @@ from numpy.typing import NDArray
 
 from edgepeft.bundle.bundle import Bundle
 from edgepeft.common.errors import EdgepeftError
-from edgepeft.graph.in_place import in_place
+from edgepeft.graph.in_place import hide_fronts, in_place
 from edgepeft.graph.mix import ROW_COUNTS, TOKEN_COUNTS, mix, mix_text, slotted
 from edgepeft.graph.names import LOGITS
-from edgepeft.graph.ragged_decode import hide_fronts
 from edgepeft.runtime.generation import TextSession
 from edgepeft.runtime.inputs import Inputs, check_rows
 from edgepeft.runtime.passes import in_batches, passes, put, unpacked

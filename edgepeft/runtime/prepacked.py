@@ -47,7 +47,7 @@ from edgepeft.graph.grouped import grouped_name
 from edgepeft.graph.in_place import in_place
 from edgepeft.graph.joined import attended, join_products, names_in
 from edgepeft.graph.one_row import for_one_row
-from edgepeft.graph.protos import ancestors, copied, writers
+from edgepeft.graph.protos import ancestors, copied, external_tensors, floats, place_of, writers
 from edgepeft.runtime.session import drop_pages, open_session, session_options
 
 CACHE_LIMIT = "EDGEPEFT_CACHE_GIB"
@@ -216,7 +216,8 @@ def _build(bundle: Bundle, folder: Path) -> None:
     expected = _answer(open_session(model, bundle.folder, options=options, without=_FOLDING))
     packed = folder / _PACKED_FILE
     packed.touch()  # nothing is written for a model whose tensors are all small
-    tensors = _external(onnx.load(str(written), load_external_data=False))
+    graph = onnx.load(written, load_external_data=False).graph
+    tensors = {tensor.name: place_of(tensor) for tensor in external_tensors(graph)}
     written.unlink()
     ends = [int(where["offset"]) + int(where["length"]) for where in tensors.values()]
     if packed.stat().st_size < max(ends, default=0):
@@ -295,8 +296,7 @@ def _require_space(folder: Path, weights: Path) -> None:
 
 def _with_pooler(bundle: Bundle, checkpoint: Checkpoint) -> onnx.ModelProto:
     """The backbone with its pooler, which the heads of many tasks read."""
-    model = onnx.ModelProto()
-    model.CopyFrom(bundle.backbone_graph)
+    model = copied(bundle.backbone_graph)
     have = {initializer.name for initializer in model.graph.initializer}
     for name, shape in bundle.architecture.pooler.items():
         if not checkpoint.has(name) or checkpoint.find(name).name in have:
@@ -309,7 +309,7 @@ def _with_pooler(bundle: Bundle, checkpoint: Checkpoint) -> onnx.ModelProto:
         else:
             node = helper.make_node("Add", ["pooled.first", stored.name], [made])
         model.graph.node.append(node)
-        model.graph.output.append(helper.make_tensor_value_info(made, TensorProto.FLOAT, None))
+        model.graph.output.append(floats(made, None))
     return model
 
 
@@ -320,29 +320,15 @@ def _with_output(model: onnx.ModelProto, decoder: onnx.ModelProto) -> None:
     model.graph.node.extend(node for node in needed if have.isdisjoint(node.output))
     read = {name for node in needed for name in node.input} - have
     model.graph.initializer.extend(each for each in decoder.graph.initializer if each.name in read)
-    model.graph.output.append(helper.make_tensor_value_info(Role.POOLED_LABELS, TensorProto.FLOAT, None))
-
-
-def _external(model: onnx.ModelProto) -> dict[str, dict[str, str]]:
-    """Where each external initializer of a written graph lies."""
-    return {
-        initializer.name: {entry.key: entry.value for entry in initializer.external_data}
-        for initializer in model.graph.initializer
-        if initializer.data_location == TensorProto.EXTERNAL
-    }
+    model.graph.output.append(floats(Role.POOLED_LABELS, None))
 
 
 def _place(model: onnx.ModelProto, bundle: Bundle, tensors: Places) -> None:
     names = (name.removesuffix(grouped_name("")) for name in tensors if name.endswith(grouped_name("")))
     groups = [group for name in names if len(group := names_in(name)) > 1]
     join_products(model.graph, groups, partial(_joined_tensor, bundle, tensors))
-    for initializer in model.graph.initializer:
-        if initializer.data_location != TensorProto.EXTERNAL:
-            continue
-        where = {entry.key: entry.value for entry in initializer.external_data}
-        if where["location"] != bundle.weights.name:
-            continue
-        if not _point_at(initializer, tensors):
+    for initializer in external_tensors(model.graph):
+        if place_of(initializer)["location"] == bundle.weights.name and not _point_at(initializer, tensors):
             raw = _stored_bytes(initializer, bundle)
             del initializer.external_data[:]
             initializer.data_location, initializer.raw_data = TensorProto.DEFAULT, raw
@@ -363,7 +349,7 @@ def _point_at(initializer: onnx.TensorProto, tensors: Places) -> bool:
 
 def _stored_bytes(initializer: onnx.TensorProto, bundle: Bundle) -> bytes:
     bundle.hash_weights()
-    where = {entry.key: entry.value for entry in initializer.external_data}
+    where = place_of(initializer)
     return np.memmap(bundle.weights, np.uint8, "r", int(where["offset"]), (int(where["length"]),)).tobytes()
 
 

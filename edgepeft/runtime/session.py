@@ -24,9 +24,9 @@ from onnxruntime.capi import onnxruntime_pybind11_state as _binding
 from edgepeft.common.errors import BundleError, EdgepeftError
 from edgepeft.common.messages import reason
 from edgepeft.device.host.machine import cpu_quota, lacks_dot_product, saturates_in_8_bits, thread_count
+from edgepeft.graph.by_row import keep_texts
 from edgepeft.graph.grouped import lower_groups
 from edgepeft.graph.integer_lowering import lower_integers
-from edgepeft.graph.keep_texts import keep_texts
 from edgepeft.graph.names import LOGITS
 from edgepeft.graph.protos import copied
 from edgepeft.runtime.passes import unpacked
@@ -114,8 +114,7 @@ def _with_own_matrices(model: onnx.ModelProto) -> onnx.ModelProto:
     readers = Counter(name for node in model.graph.node for name in node.input if name in shared)
     if max(readers.values(), default=0) < 2:
         return model
-    apart = onnx.ModelProto()
-    apart.CopyFrom(model)
+    apart = copied(model)
     for place, node in enumerate(apart.graph.node):
         for i, name in enumerate(node.input):
             if readers[name] > 1:

@@ -2,7 +2,7 @@
 
 Rows may be of different tasks of one structure and at different steps; each step runs the backbone once for all.
 Cached keys and values end together, so a row that joins has the others' before its first token, hidden
-(``edgepeft.graph.ragged_decode``).  Where all are of one task and at one step, its own decoder runs, as if there
+(``edgepeft.graph.in_place``).  Where all are of one task and at one step, its own decoder runs, as if there
 were no others.  A decoder of one stack keeps its texts in a ``KvCache``, where rows of any lengths share a step.
 
 Letters: R rows, S their padded length, L tokens of the longest, h heads, e a head's width, v vocabulary.
@@ -26,8 +26,8 @@ from edgepeft.backbones.text import CROSS, CROSS_BIAS, IDS, LOGITS, ORDER, PAST,
 from edgepeft.backbones.tokens import Text, TextEncoder, pad_rows
 from edgepeft.bundle.bundle import Bundle
 from edgepeft.common.errors import EdgepeftError, Unwritable, UsageError
+from edgepeft.graph.in_place import HIDDEN
 from edgepeft.graph.mix import ROW_COUNTS, TOKEN_COUNTS
-from edgepeft.graph.ragged_decode import HIDDEN
 from edgepeft.runtime.decoding import GREEDY, Decoding, Row, Written, choose
 from edgepeft.runtime.generation import Generator
 from edgepeft.runtime.inputs import Inputs, Readable, Tokenizing, Truncation, check_rows, texts_of

@@ -32,7 +32,7 @@ from edgepeft.deploy.verify import TextCheck, read_check
 from edgepeft.graph.cut import rename_values
 from edgepeft.graph.gradient.training import TrainingFacts, training_facts
 from edgepeft.graph.half import halved, rounded, store_in_half, widen
-from edgepeft.graph.protos import properties, replace
+from edgepeft.graph.protos import copied, properties, replace
 from edgepeft.graph.prune_last_layer import drop_unread_rows
 from edgepeft.graph.quantise import quantise
 from edgepeft.graph.splice import splice
@@ -96,8 +96,7 @@ class TuningTarget:
 
 def retold(delta: onnx.ModelProto, tensors: Arrays, half: Collection[str] = (), **account: Any) -> onnx.ModelProto:
     """The delta graph with these values and this account of how they came about: what its card says anew."""
-    model = onnx.ModelProto()
-    model.CopyFrom(delta)
+    model = copied(delta)
     for initializer in model.graph.initializer:
         if initializer.name in tensors:
             initializer.CopyFrom(numpy_helper.from_array(tensors[initializer.name], initializer.name))

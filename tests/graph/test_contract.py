@@ -263,5 +263,8 @@ def test_a_contract_costs_nothing_where_it_is_not_checked():
         return done.stdout.strip()
 
     bare = {name: value for name, value in os.environ.items() if name != CHECKED}
-    assert printed(bare) == "['above', 'below', 'prune', 'rename_values', 'strip'] False"
-    assert printed({**bare, CHECKED: "1"}) == "['above', 'below', 'prune', 'rename_values', 'strip'] True"
+    assert printed(bare) == "['above', 'below', 'prune', 'prune_with_inputs', 'rename_values', 'strip'] False"
+    assert (
+        printed({**bare, CHECKED: "1"})
+        == "['above', 'below', 'prune', 'prune_with_inputs', 'rename_values', 'strip'] True"
+    )

@@ -15,8 +15,9 @@ from tolerance import error_of_sums
 from edgepeft.backbones.checkpoint import Checkpoint
 from edgepeft.backbones.emit import INT4_WEIGHTS_FILE, WEIGHTS_FILE, external_tensor
 from edgepeft.common.errors import BundleError
-from edgepeft.graph.external_data import external_tensors, external_values, load_external
+from edgepeft.graph.external_data import external_values, load_external
 from edgepeft.graph.grouped import lower_groups
+from edgepeft.graph.protos import external_tensors
 from edgepeft.graph.quantise import quantise, quantised_tensors
 from edgepeft.runtime.session import open_session
 

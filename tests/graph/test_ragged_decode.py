@@ -11,7 +11,7 @@ from graphs import session
 
 from edgepeft.backbones.source import open_backbone
 from edgepeft.backbones.text import CROSS_BIAS, IDS, LOGITS, ORDER, TextGraphs
-from edgepeft.graph.ragged_decode import HIDDEN, hide_fronts
+from edgepeft.graph.in_place import HIDDEN, hide_fronts
 
 HEADS, WIDTH, LENGTH, WRITTEN = 4, 6, 5, (4, 0, 2)  # tokens of each text so far
 

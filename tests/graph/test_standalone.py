@@ -13,8 +13,8 @@ from method_examples import examples
 from onnx import numpy_helper
 
 from edgepeft.backbones.source import open_backbone
-from edgepeft.graph.external_data import external_tensors, external_values, load_external
-from edgepeft.graph.protos import copied
+from edgepeft.graph.external_data import external_values, load_external
+from edgepeft.graph.protos import copied, external_tensors
 from edgepeft.graph.standalone import fold_linear
 from edgepeft.methods.base import methods
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
@@ -224,10 +225,7 @@ def _visit(
 
 def _sum(tape: Tape, gradients: Iterable[str]) -> str:
     """Of all ways that a value takes to the loss."""
-    first, *others = gradients
-    for other in others:
-        first = tape.op("Add", first, other)
-    return first
+    return reduce(lambda first, other: tape.op("Add", first, other), gradients)
 
 
 def _operators(graph: onnx.GraphProto, backward: Backward) -> list[onnx.NodeProto]:

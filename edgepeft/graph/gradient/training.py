@@ -45,7 +45,7 @@ from edgepeft.graph.names import (
     is_of_loader,
     without_prefix,
 )
-from edgepeft.graph.protos import copied, followed, properties, writers
+from edgepeft.graph.protos import copied, floats, followed, nodes, properties, writers
 from edgepeft.graph.shapes import Spec
 from edgepeft.tasks._facts import Nodes
 from edgepeft.tasks.base import TaskType, stated
@@ -153,7 +153,7 @@ def _drop(graph: onnx.GraphProto, weight: str, index: int, dims: list[str | int]
     value, name = product.input[0], dropout(index)
     product.input[0] = kept
     graph.node.append(helper.make_node("Mul", [value, name], [kept], name=kept))
-    graph.input.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, dims))
+    graph.input.append(floats(name, dims))
 
 
 @Contract(requires=[closed, one_writer], ensures=[closed, one_writer], keeps=[values_stay], mutates=True)
@@ -168,19 +168,18 @@ def add_loss(graph: onnx.GraphProto, element: int, kind: TaskType) -> None:
     """
     of_texts = _OF_TEXTS if kind.pooled else LOGITS
     loss = kind.loss_graph(_OF_ROWS if kind.several else of_texts, LABELS)
-    constants = {"loss/zero": 0, "loss/one": 1}
-    for name, value in constants.items():
+    for name, value in (("loss/zero", 0), ("loss/one", 1)):
         graph.initializer.append(helper.make_tensor(name, TensorProto.INT64, [], [value]))
     graph.initializer.append(helper.make_tensor("loss/last", TensorProto.INT64, [1], [-1]))
     graph.initializer.append(helper.make_tensor("loss/nothing", element, [], [0.0]))
-    nodes: Nodes = [
+    steps: Nodes = [
         *([("MatMul", [POOLING, LOGITS], _OF_TEXTS, {})] if kind.pooled else []),
         *(_grouping(graph, element, of_texts) if kind.several else []),
         *loss.nodes,
         ("Mul", ["loss/of_rows", SHARES], "loss/parts", {}),
         ("ReduceSum", ["loss/parts"], LOSS, {"keepdims": 0}),
     ]
-    graph.node.extend(helper.make_node(op, inputs, [out], name=out, **more) for op, inputs, out, more in nodes)
+    graph.node.extend(nodes(steps))
     rows = "rows" if kind.several or kind.pooled else loss.dims[0]  # or tokens, where each has a loss of its own
     if kind.pooled:
         texts = "texts" if kind.several else "rows"

@@ -19,11 +19,10 @@ from collections.abc import Iterator
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import TensorProto, helper
 
 from edgepeft.backbones.source import Backbone
 from edgepeft.backbones.tokens import Text
-from edgepeft.graph.protos import copied
+from edgepeft.graph.protos import copied, floats, replace
 from edgepeft.graph.quantise import projections
 from edgepeft.runtime.session import open_session
 
@@ -80,8 +79,7 @@ def _error(rows: NDArray[np.float32], weights: NDArray[np.float32], steps: NDArr
 def _values(model: onnx.ModelProto, backbone: Backbone, names: list[str]) -> dict[str, NDArray[np.float32]]:
     """The named values, [T, in], of texts of random words."""
     probe = copied(model)
-    del probe.graph.output[:]
-    probe.graph.output.extend(helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in names)
+    replace(probe.graph.output, [floats(name, None) for name in names])
     session = open_session(probe, backbone.folder)
     runs = [session.run(names, inputs) for inputs in _texts(backbone)]
     return {name: np.concatenate(parts) for name, parts in zip(names, zip(*runs, strict=True), strict=True)}

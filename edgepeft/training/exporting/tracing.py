@@ -25,8 +25,9 @@ from edgepeft.backbones.emit import IR_VERSION, OPSET
 from edgepeft.bundle.delta import Delta
 from edgepeft.common.errors import UsageError
 from edgepeft.graph.cut import strip
-from edgepeft.graph.external_data import external_tensors, store_external
+from edgepeft.graph.external_data import store_external
 from edgepeft.graph.half import STORED, rounded
+from edgepeft.graph.protos import external_tensors
 
 
 @contextlib.contextmanager
