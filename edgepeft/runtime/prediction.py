@@ -62,11 +62,11 @@ def predictions(
     kind, notes = entry.task_kind, [note_of(text, entry) for text in read.first]
     if kind.windows or read.per_row is not None:
         logits = grouping_of(kind, batch, read.per_row).by_row(logits, kind.pool)
-    beside = kind.beside(read.texts, batch)
+    beside = kind.beside(read.given, read.texts, batch)
     if math.isfinite(_sum(logits)):  # then each is a number
-        return kind.answers_to(read.given, task, logits, notes, beside)
+        return kind.predictions(task, logits, notes, beside)
     numbers = np.isfinite(logits)
-    answers = kind.answers_to(read.given, task, np.where(numbers, logits, np.float32(0)), notes, beside)
+    answers = kind.predictions(task, np.where(numbers, logits, np.float32(0)), notes, beside)
     return [a if row.all() else replace(a, score=math.nan) for a, row in zip(answers, numbers, strict=True)]
 
 

@@ -159,11 +159,10 @@ def prepare_v2(limits: Limits, cpus: Sequence[int] | None, proc: Path = groups.P
         raise Unavailable(f"the own cgroup v2 group {own} cannot be used ({error.strerror})") from error
     try:
         return _limited(folder, limits, cpus, offered)
-    except OSError as error:
+    except BaseException as error:
         groups.remove(folder)
-        raise Unavailable(f"cgroup v2 refuses {error.filename or folder} ({error.strerror})") from error
-    except BaseException:
-        groups.remove(folder)
+        if isinstance(error, OSError):
+            raise Unavailable(f"cgroup v2 refuses {error.filename or folder} ({error.strerror})") from error
         raise
 
 
@@ -218,12 +217,11 @@ def prepare_v1(limits: Limits, cpus: Sequence[int] | None, proc: Path = groups.P
                 raise Unavailable("no cgroup v1 cpu controller, which a quota needs")
             folder = placement.folders["cpu"] = groups.make_child(own["cpu"])
             groups.write_quota(folder, groups.V1, limits.cpu_quota)
-    except OSError as error:
+    except BaseException as error:
         placement.remove()
-        where = error.filename or own["memory"]
-        raise Unavailable(f"the own cgroup v1 group cannot be used ({where}: {error.strerror})") from error
-    except BaseException:
-        placement.remove()
+        if isinstance(error, OSError):
+            where = error.filename or own["memory"]
+            raise Unavailable(f"the own cgroup v1 group cannot be used ({where}: {error.strerror})") from error
         raise
     placement.joins = [folder / "cgroup.procs" for folder in placement.folders.values()]
     return placement
