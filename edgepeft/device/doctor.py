@@ -24,14 +24,13 @@ import psutil
 
 from edgepeft.common.errors import EdgepeftError
 from edgepeft.common.resources import cache_folder
-from edgepeft.device.host import groups, machine
-from edgepeft.device.host.groups import ROOT
-from edgepeft.device.host.machine import cpu_model, isa_flags, memory_bytes, usable_cores
-from edgepeft.device.host.sensors import Sensors
-from edgepeft.device.limits import placement
-from edgepeft.device.limits.limited_process import BACKENDS, LimitedProcess, Prepare
-from edgepeft.device.limits.placement import Limits, Placement, Unavailable
+from edgepeft.device import cgroups, machine, placement
+from edgepeft.device.cgroups import ROOT
+from edgepeft.device.limited_process import BACKENDS, LimitedProcess, Prepare
+from edgepeft.device.machine import cpu_model, isa_flags, memory_bytes, usable_cores
+from edgepeft.device.placement import Limits, Placement, Unavailable
 from edgepeft.device.profiles import profile_of_board
+from edgepeft.device.sensors import Sensors
 
 Severity = Literal["ok", "note", "warning", "bad"]
 _GIB = 2**30
@@ -210,14 +209,14 @@ def _condition(root: Path) -> Iterator[Finding]:
         yield Finding("condition", "warning", text, advice)
     else:
         yield Finding("condition", "ok", ", ".join([*readings, *["not throttled"] * (now.throttled is not None)]))
-    governor = groups.read(root / "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
+    governor = cgroups.read(root / "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
     if governor == "powersave":
         advice = "sudo cpupower frequency-set -g performance, for figures that repeat."
         yield Finding("condition", "note", f"the clock's governor is {governor}", advice)
 
 
 def _leftovers(root: Path) -> Iterator[Finding]:
-    left = [str(path) for path in groups.leftovers(root / "proc")]
+    left = [str(path) for path in cgroups.leftovers(root / "proc")]
     if left:
         text = f"groups of runs that were killed: {', '.join(left)}"
         yield Finding("leftovers", "note", text, "The next run removes them.")
