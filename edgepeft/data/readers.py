@@ -116,12 +116,8 @@ def _files_of_splits(folder: Path) -> dict[str, Iterator[dict[str, Any] | DataEr
             if split and file.is_file() and file.suffix != ".txt" and format_of(file) is not None:
                 found.setdefault(split[1], []).append(file)
         if found:
-            return {name: _rows_in(files) for name, files in found.items()}
+            return {n: (row for file in of for _, row in reader_of(file)(file)) for n, of in found.items()}
     return {}
-
-
-def _rows_in(files: list[Path]) -> Iterator[dict[str, Any] | DataError]:
-    return (row for file in files for _, row in reader_of(file)(file))
 
 
 class Records:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from edgepeft.backbones.tokens import Text, TextEncoder, TokenBatch
 from edgepeft.common.errors import UsageError
+from edgepeft.data.row_grouping import RowGrouping, stitches_of
 from edgepeft.data.rows import Row
 
 CLOSE = 1e-4  # of two logits: what one that is held to no tolerance is taken for rounding up to
@@ -66,11 +67,16 @@ class Agreement(NamedTuple):
     share: float
     undecided: int
 
+    @staticmethod
+    def decided(reference: Values, tolerance: float | None, axis: int) -> NDArray[np.bool_]:
+        """Where the two largest along an axis are too far apart to change places within the tolerance."""
+        best = np.sort(reference, axis)
+        return best.take(-1, axis) - best.take(-2, axis) > 2 * (tolerance or CLOSE)
+
 
 def same_best(reference: NDArray[Any], logits: NDArray[Any], tolerance: float | None) -> Agreement:
     """Whether the largest of each row is the same; undecided where the reference's two largest are too near."""
-    best = np.sort(reference, axis=1)
-    decided = best[:, -1] - best[:, -2] > 2 * (tolerance or CLOSE)
+    decided = Agreement.decided(reference, tolerance, axis=1)
     equal = reference.argmax(axis=1) == logits.argmax(axis=1)
     return Agreement(float(equal[decided].mean()) if decided.any() else 1.0, int((~decided).sum()))
 
@@ -210,6 +216,12 @@ class Facts:
         if not self.windows:
             return encoder.encode(texts, max_length)
         return encoder.windows(texts, max_length, self.overlap(max_length), names, second=self.passages)
+
+    def grouping(self, tokens: TokenBatch, per_row: Sequence[int] | None) -> RowGrouping:
+        """How token rows make rows, of so many texts each."""
+        if not self.windows:
+            return RowGrouping(per_row=per_row)
+        return RowGrouping(tokens.per_text, per_row, stitches=stitches_of(tokens) if self.stitches else None)
 
     def require_sound_windows(self) -> None:
         """See that what a card says of windows can be."""

@@ -23,9 +23,9 @@ from numpy.typing import NDArray
 from edgepeft.backbones.tokens import Text, TokenBatch
 from edgepeft.data.answers import Prediction
 from edgepeft.data.pattern import UnreadableRow
-from edgepeft.data.row_grouping import LOWEST, Asked, Passage, passage_of
+from edgepeft.data.row_grouping import LOWEST, Asked, Passage, RowGrouping, passage_of, readable
 from edgepeft.data.rows import SENTENCES, Columns, Row
-from edgepeft.tasks._facts import CLOSE, Agreement, LossGraph, Metric, Nodes, Values, cross_entropy, log_softmax, mean
+from edgepeft.tasks._facts import Agreement, LossGraph, Metric, Nodes, Values, cross_entropy, log_softmax, mean
 from edgepeft.tasks._span_answers import (
     SpansPrediction,
     answers_label,
@@ -131,6 +131,11 @@ class Spans(TaskType):
     def encoded(self, rows: Sequence[Row], tokens: TokenBatch) -> Values:
         """[n] of ``Asked``; of each window the places of the first and the last token of the first answer."""
         return self._asked(rows, tokens.windows)
+
+    def grouping(self, tokens: TokenBatch, per_row: Sequence[int] | None) -> RowGrouping:
+        """Windows, of which the passage's tokens can be answers."""
+        passages = [passage_of("", own) for own in tokens.windows]
+        return RowGrouping(tokens.per_text, read=readable(passages, max(len(each.ids) for each in tokens.encodings)))
 
     def beside(self, given: Sequence[Any], texts: Sequence[Text], tokens: TokenBatch) -> list[Passage]:
         """Each text's passage."""
@@ -314,8 +319,7 @@ class Spans(TaskType):
     def agreement(self, reference: NDArray[Any], logits: NDArray[Any], tolerance: float | None) -> Agreement:
         """The share of windows' best starts and ends that are the same; a row is undecided where all of its are."""
         reference, logits = (each.reshape(len(each), -1, *each.shape[-2:]) for each in (reference, logits))
-        best = np.sort(reference, axis=2)
-        decided = best[:, :, -1] - best[:, :, -2] > 2 * (tolerance or CLOSE)  # (n, K, 2)
+        decided = Agreement.decided(reference, tolerance, axis=2)  # (n, K, 2)
         same = reference.argmax(2) == logits.argmax(2)
         share = float(same[decided].mean()) if decided.any() else 1.0
         return Agreement(share, int((~decided).all((1, 2)).sum()))

@@ -29,7 +29,8 @@ from edgepeft.data.by_class import by_class
 from edgepeft.data.labels import NO_TARGET
 from edgepeft.data.rows import Row
 from edgepeft.data.words import NOWHERE, Read, Words, at_tokens, places_of, read_words, spread, words_of
-from edgepeft.tasks._facts import CLOSE, Agreement, LossGraph, Metric, Values, cross_entropy, log_softmax, rarest
+from edgepeft.tasks._conformal import softmax
+from edgepeft.tasks._facts import Agreement, LossGraph, Metric, Values, cross_entropy, log_softmax, rarest
 from edgepeft.tasks._tags import (
     ENTITY_SCORES,
     OUTSIDE,
@@ -279,8 +280,7 @@ class Tokens(TaskType):
     def _predicted(self, task: str, logits: NDArray[np.float32], read: Read, note: str) -> TokensPrediction:
         names, known = self.labels or (), read.places != NOWHERE
         of_words = np.where(known[:, None], logits[read.places], 0.0).astype(np.float64)
-        shares = np.exp(of_words - of_words.max(-1, keepdims=True))
-        best = (shares / shares.sum(-1, keepdims=True)).max(-1)
+        best = softmax(of_words).max(-1)
         tags = [names[i] if ok else OUTSIDE for i, ok in zip(of_words.argmax(-1), known, strict=True)]
         spans = []
         for label, first, last in entities(tags):
@@ -305,8 +305,7 @@ class Tokens(TaskType):
     def agreement(self, reference: NDArray[Any], logits: NDArray[Any], tolerance: float | None) -> Agreement:
         """The share of a row's tokens that have the same best tag, [n, S, C], in the mean over rows; a row is undecided
         where all of its tokens are.  Padding, 0 throughout, is."""
-        best = np.sort(reference, axis=-1)
-        decided = best[..., -1] - best[..., -2] > 2 * (tolerance or CLOSE)
+        decided = Agreement.decided(reference, tolerance, axis=-1)
         same = decided & (reference.argmax(-1) == logits.argmax(-1))
         counts = decided.sum(1)
         shares = same.sum(1)[counts > 0] / counts[counts > 0]
