@@ -25,7 +25,7 @@ import numpy as np
 from edgepeft import LocalTuner, TuneSettings
 from edgepeft.common.errors import EdgepeftError
 from edgepeft.data.training_loop.engine import Arrays
-from edgepeft.device.host.machine import host_facts
+from edgepeft.device.machine import host_facts
 from edgepeft.tuning.federated import average_products
 from edgepeft.tuning.target import Files
 

@@ -30,7 +30,7 @@ from bench.averaging import Boards, parser_of, print_measured, split, write_rows
 from bench.flower import ROOT, Federation
 from edgepeft import Bundle, LocalTuner, TuneSettings
 from edgepeft.deploy.verify import audit
-from edgepeft.device.limits.placement import Limits
+from edgepeft.device.placement import Limits
 from edgepeft.device.profiles import load_profile
 
 APP = ROOT / "exports" / "flower"

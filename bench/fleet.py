@@ -29,7 +29,7 @@ from bench.static_server import Served, serving
 from edgepeft.bundle.manifest import Manifest
 from edgepeft.common.atomic import write_json
 from edgepeft.common.errors import EdgepeftError, UsageError
-from edgepeft.device.host.machine import host_facts
+from edgepeft.device.machine import host_facts
 from edgepeft.fleet.publish import publish, refresh, withdraw
 from edgepeft.fleet.pull import moments
 from edgepeft.fleet.remote import Remote

@@ -24,8 +24,8 @@ from typing import Any, Self
 
 import psutil
 
-from edgepeft.device.limits.limited_process import LimitedProcess
-from edgepeft.device.limits.placement import Limits
+from edgepeft.device.limited_process import LimitedProcess
+from edgepeft.device.placement import Limits
 
 _PIECE_BYTES = 64 << 10
 ROOT = Path(__file__).resolve().parent.parent

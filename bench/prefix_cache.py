@@ -22,7 +22,7 @@ import numpy as np
 from edgepeft.bench.result.statistics import ratio_of_totals
 from edgepeft.bundle.bundle import Bundle
 from edgepeft.data.batches import Encoded, epoch_batches
-from edgepeft.device.host.machine import host_facts
+from edgepeft.device.machine import host_facts
 from edgepeft.options.verbs import TuneSettings
 from edgepeft.tuning.engine import OnnxRuntimeEngine
 from edgepeft.tuning.memory import lay_out

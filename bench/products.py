@@ -28,7 +28,7 @@ from edgepeft.cli._main import main
 from edgepeft.common.errors import UsageError
 from edgepeft.data.batches import encode_parts, epoch_batches
 from edgepeft.data.parts import load_data
-from edgepeft.device.host.machine import cpu_model, host_facts
+from edgepeft.device.machine import cpu_model, host_facts
 from edgepeft.methods.base import method_of
 from edgepeft.training.devices import attention_for, float32_by_onednn
 from edgepeft.training.engine import PyTorchEngine

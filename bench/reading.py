@@ -23,7 +23,7 @@ from edgepeft.cli._main import main
 from edgepeft.cli._output import plain_table, table_console
 from edgepeft.common.atomic import check_target, write_json
 from edgepeft.common.errors import EdgepeftError
-from edgepeft.device.host.machine import cpu_model, thread_count
+from edgepeft.device.machine import cpu_model, thread_count
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 

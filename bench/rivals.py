@@ -29,7 +29,7 @@ from edgepeft.cli._main import main
 from edgepeft.common.atomic import write_json
 from edgepeft.common.errors import UsageError
 from edgepeft.data.rows import read_rows
-from edgepeft.device.host.machine import host_facts
+from edgepeft.device.machine import host_facts
 
 METHODS = ("linear", "lora", "full")
 THREADS = 2

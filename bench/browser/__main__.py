@@ -27,7 +27,7 @@ from bench.suites._table import figure_of
 from edgepeft.backbones.config import read_config
 from edgepeft.common.atomic import write_json
 from edgepeft.common.errors import DataError, EdgepeftError, UsageError
-from edgepeft.device.host.machine import host_facts
+from edgepeft.device.machine import host_facts
 from edgepeft.web.site import SITE_FILE
 
 _SCHEMA = "edgepeft.browser/1"

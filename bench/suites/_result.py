@@ -23,7 +23,7 @@ from edgepeft.bench.result.conditions import profile_of
 from edgepeft.bench.result.parts import HostRecord, Part, Positive, ProfileRecord
 from edgepeft.bench.workloads.probes import GEMM_FLOPS
 from edgepeft.common.errors import UnknownName, UsageError
-from edgepeft.device.host.machine import host_facts
+from edgepeft.device.machine import host_facts
 from edgepeft.device.profiles import load_profile
 
 _DEFAULT_ARCHITECTURE = "roberta-base"  # the seeds' backbone; a suite that needs another has an ARCHITECTURE

@@ -27,7 +27,7 @@ from edgepeft.bench.planning.scenario import load_lengths
 from edgepeft.bundle.bundle import Bundle
 from edgepeft.bundle.manifest import DeltaDtype, WeightsDtype
 from edgepeft.common.errors import EdgepeftError
-from edgepeft.device.limits.placement import InForce, Limits
+from edgepeft.device.placement import InForce, Limits
 from edgepeft.runtime.weights import Weights
 
 SETS = ("sst2", "mrpc", "rte")  # whose texts' lengths are measured

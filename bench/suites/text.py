@@ -20,7 +20,7 @@ from edgepeft.bench.planning.job import Batches
 from edgepeft.bench.planning.target import torch_installed
 from edgepeft.bundle.manifest import WeightsDtype
 from edgepeft.common.errors import UsageError
-from edgepeft.device.host.machine import isa_flags
+from edgepeft.device.machine import isa_flags
 
 TITLE = "Text and labels of a T5"
 ARCHITECTURE = "t5-base"

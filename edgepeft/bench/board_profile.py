@@ -23,8 +23,8 @@ from edgepeft.bench.measuring.sampler import Sample, Series, Watched, throttled_
 from edgepeft.bench.planning.job import Job
 from edgepeft.bench.workloads.probes import CHAINS, COPIED_BYTES, GEMM_FLOPS, MORE_OPERATORS
 from edgepeft.common.errors import UsageError
-from edgepeft.device.host.groups import ROOT
-from edgepeft.device.host.machine import (
+from edgepeft.device.cgroups import ROOT
+from edgepeft.device.machine import (
     board_name,
     cpu_model,
     isa_flags,
@@ -33,9 +33,9 @@ from edgepeft.device.host.machine import (
     usable_cores,
     versions,
 )
-from edgepeft.device.host.sensors import Meter, Sensors, number
-from edgepeft.device.limits.placement import Limits
+from edgepeft.device.placement import Limits
 from edgepeft.device.profiles import Profile, ReferenceEncoder, known_profiles
+from edgepeft.device.sensors import Meter, Sensors, number
 
 TomlTable = dict[str, JsonValue]  # of the profile's TOML
 StartFree = Callable[[str, Job], AbstractContextManager[Any]]

@@ -44,12 +44,12 @@ from edgepeft.bench.result.schema import (
 )
 from edgepeft.bench.result.statistics import summarised
 from edgepeft.common.errors import DataError, DoesNotFit, UsageError
-from edgepeft.device.host.groups import ROOT
-from edgepeft.device.host.machine import board_name, refuse_bad_wheels
-from edgepeft.device.host.sensors import Meter, Sensors
-from edgepeft.device.limits.placement import Limits
+from edgepeft.device.cgroups import ROOT
+from edgepeft.device.machine import board_name, refuse_bad_wheels
+from edgepeft.device.placement import Limits
 from edgepeft.device.profiles import load_profile
 from edgepeft.device.roofline import Predicted, predict_seconds
+from edgepeft.device.sensors import Meter, Sensors
 from edgepeft.graph.cost import count_run
 from edgepeft.options.verbs import BenchOptions
 

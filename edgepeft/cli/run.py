@@ -119,7 +119,7 @@ def _answer_rows(runtime: Runtime, asked: _Asked, manner: Decoding) -> None:
 
 def _say_costs(runtime: Runtime, asked: list[str] | None) -> None:
     """What smaller weights and half precision cost on this processor, if it is one that has no arithmetic for them."""
-    from edgepeft.device.host import machine
+    from edgepeft.device import machine
 
     manifest = runtime.bundle.manifest
     chosen = [entry for name, entry in manifest.tasks.items() if not asked or name in asked]

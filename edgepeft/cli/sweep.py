@@ -98,7 +98,7 @@ def _executor(sweep: Sweep, options: SweepOptions) -> Iterator[tuple[Any, int]]:
 def local(sweep: Sweep, workers: int | None, threads: int) -> tuple[Any, int]:
     import torch
 
-    from edgepeft.device.host.machine import thread_count
+    from edgepeft.device.machine import thread_count
     from edgepeft.sweep.local import run_local
 
     on_cpu = all(cell.options.get("device") == "cpu" for cell in sweep.cells)

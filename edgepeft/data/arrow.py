@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -71,8 +71,7 @@ def _unpacked_bytes(message: Any) -> int:
 
 def _rows_within(batch: Any, room: Room) -> list[dict[str, Any]]:
     room.take(ROW_BYTES * len(batch) + sum(map(_bytes_of, batch.columns)))
-    rows: list[dict[str, Any]] = batch.to_pylist()
-    return rows
+    return batch.to_pylist()
 
 
 def _bytes_of(array: Any) -> int:
@@ -104,18 +103,7 @@ def names_in(schema: Any) -> dict[str, list[str]]:
         return {}
 
 
-class Split:
-    """A data set's rows, read anew by each loop over them."""
-
-    def __init__(self, read: Callable[[], Iterator[dict[str, Any] | DataError]]) -> None:
-        self._read = read
-
-    def __iter__(self) -> Iterator[dict[str, Any] | DataError]:
-        """In their order."""
-        return self._read()
-
-
-def saved_splits(folder: Path) -> dict[str, Split]:
+def saved_splits(folder: Path) -> dict[str, Iterator[dict[str, Any]]]:
     """What ``save_to_disk`` wrote into a folder, by name; a single split is called train."""
     if not (folder / _OF_SPLITS).is_file():
         return {"train": _saved(folder)}
@@ -125,8 +113,8 @@ def saved_splits(folder: Path) -> dict[str, Split]:
     return {name: _saved(folder / name) for name in names}
 
 
-def _saved(folder: Path) -> Split:
-    """One split's."""
+def _saved(folder: Path) -> Iterator[dict[str, Any]]:
+    """One split's rows, whose files are opened when they are read."""
     state = _document(folder / _OF_ONE)
     try:
         files = [folder / Path(each["filename"]).name for each in state["_data_files"]]
@@ -135,7 +123,7 @@ def _saved(folder: Path) -> Split:
     described = folder / "dataset_info.json"
     # By the folder's own description, where a file has none.
     names = class_names(_document(described).get("features")) if described.is_file() else {}
-    return Split(lambda: named_classes((row for file in files for _, row in read_arrow(file)), names))
+    return named_classes((row for file in files for _, row in read_arrow(file)), names)
 
 
 def _document(path: Path) -> Mapping[str, Any]:
@@ -168,8 +156,8 @@ def read_parquet(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         raise DataError(f"{path} is not a parquet file that can be read ({error}).") from error
 
 
-def named_split(rows: Any) -> Split:
+def named_split(rows: Any) -> Iterator[dict[str, Any]]:
     """Those of a split of ``datasets``, of labels that are classes the names."""
     kinds = {column: getattr(kind, "feature", kind) for column, kind in rows.features.items()}  # of lists, their items'
     names = {column: kind.names for column, kind in kinds.items() if hasattr(kind, "int2str")}
-    return Split(lambda: named_classes(iter(rows), names))
+    return named_classes(iter(rows), names)

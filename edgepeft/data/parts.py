@@ -167,14 +167,13 @@ def task_data(
     test: Sequence[Row] | float | None = None,
     *,
     kind: str | None = None,
-    regression: bool = False,
     few_shot: int | None = None,
     seed: int = 0,
     labels: tuple[str, ...] | None = None,
     partial: bool = False,
 ) -> TaskData:
     """The same from rows in memory; a number is a share of ``train`` to hold out, None a tenth."""
-    asked = kind_asked(kind, regression=regression)
+    asked = kind_asked(kind)
     seen = labels if partial and labels else asked.labels_of(train)
     known = asked(labels or seen).seen(train)
     given = [rows for rows in (train, eval, test) if rows is not None and not isinstance(rows, float)]

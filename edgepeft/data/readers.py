@@ -22,14 +22,13 @@ import re
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from edgepeft.common.bounded import json_rows
 from edgepeft.common.errors import DataError, UsageError, requiring
 from edgepeft.common.messages import reason
-from edgepeft.data.arrow import SAVED, Split, named_split, read_arrow, read_parquet, saved_splits
+from edgepeft.data.arrow import SAVED, named_split, read_arrow, read_parquet, saved_splits
 from edgepeft.data.containers import (
     PACKED,
     STDIN,
@@ -86,7 +85,7 @@ def _parted(path: Path) -> tuple[str, str]:
     return source, split
 
 
-def _opened(source: str) -> Mapping[str, Iterable[dict[str, Any] | DataError]]:
+def _opened(source: str) -> Mapping[str, Iterator[dict[str, Any] | DataError]]:
     if (folder := Path(source)).is_dir():
         return _files_of_splits(folder) or saved_splits(folder)
     with requiring("data", f"{source} is no file of rows; as a dataset of Hugging Face it"):
@@ -108,7 +107,7 @@ def _opened(source: str) -> Mapping[str, Iterable[dict[str, Any] | DataError]]:
     return {name: named_split(rows) for name, rows in (found if isinstance(found, dict) else {"train": found}).items()}
 
 
-def _files_of_splits(folder: Path) -> dict[str, Split]:
+def _files_of_splits(folder: Path) -> dict[str, Iterator[dict[str, Any] | DataError]]:
     """By split, a folder's files, or those of ``data`` in it, whose names begin with one; none where none does."""
     for place in (folder, folder / "data"):
         found: dict[str, list[Path]] = {}
@@ -117,12 +116,8 @@ def _files_of_splits(folder: Path) -> dict[str, Split]:
             if split and file.is_file() and file.suffix != ".txt" and format_of(file) is not None:
                 found.setdefault(split[1], []).append(file)
         if found:
-            return {name: Split(partial(_rows_in, files)) for name, files in found.items()}
+            return {n: (row for file in of for _, row in reader_of(file)(file)) for n, of in found.items()}
     return {}
-
-
-def _rows_in(files: list[Path]) -> Iterator[dict[str, Any] | DataError]:
-    return (row for file in files for _, row in reader_of(file)(file))
 
 
 class Records:

@@ -28,8 +28,7 @@ def places_of(counts: Sequence[int] | NDArray[Any], most: int | None = None) -> 
     sizes = np.asarray(counts, np.int64)[:, None]
     columns = np.arange(int(sizes.max(initial=1)) if most is None else most)
     starts = np.cumsum(sizes, axis=0) - sizes
-    places: NDArray[np.int64] = np.where(columns < sizes, starts + columns, -1)
-    return places
+    return np.where(columns < sizes, starts + columns, -1)
 
 
 def grouped(values: NDArray[Any], places: NDArray[np.int64]) -> NDArray[Any]:
@@ -55,8 +54,7 @@ def members(counts: NDArray[Any], chosen: Sequence[int]) -> list[int]:
 
 
 def _mean(values: NDArray[np.float64], starts: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.float64]:
-    found: NDArray[np.float64] = np.add.reduceat(values, starts) / counts[:, None]
-    return found
+    return np.add.reduceat(values, starts) / counts[:, None]
 
 
 def _direction(values: NDArray[np.float64], starts: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[Any]:
@@ -85,8 +83,7 @@ def mean_matrix(per_text: Sequence[int] | NDArray[Any]) -> NDArray[np.float32]:
     """[T, R]: times logits [R, d], the mean of each text's windows, by which all kinds are taught."""
     counts = np.asarray(per_text, np.int64)
     own = np.repeat(np.arange(len(counts)), counts) == np.arange(len(counts))[:, None]
-    found: NDArray[np.float32] = (own / counts[:, None]).astype(np.float32)
-    return found
+    return (own / counts[:, None]).astype(np.float32)
 
 
 def stitched(values: NDArray[Any], stitches: Sequence[NDArray[np.int64]], per_text: Sequence[int]) -> NDArray[Any]:

@@ -75,16 +75,14 @@ class DrawnRows(NamedTuple):
     left: tuple[Row, ...]
 
 
-def part(
-    rows: Sequence[Row], n: int, salt: str, *, strata: Sequence[str] | None, least: int = 0, spare: int = 0
-) -> DrawnRows:
-    """Take ``n`` rows, in proportion from the rows of every one of ``strata`` (each row's; None: all are of one).
+def part(rows: Sequence[Row], n: int, salt: str, *, strata: Sequence[str], least: int = 0, spare: int = 0) -> DrawnRows:
+    """Take ``n`` rows, in proportion from the rows of every one of ``strata`` (each row's).
 
     Every stratum gives at least ``least`` rows and keeps at least ``spare``.
     """
     members_of: dict[str, list[int]] = {}
     for index in sorted(range(len(rows)), key=lambda index: row_digest(rows[index], salt)):
-        members_of.setdefault("" if strata is None else strata[index], []).append(index)
+        members_of.setdefault(strata[index], []).append(index)
     wanted = quotas({label: len(members) for label, members in members_of.items()}, n, least=least, spare=spare)
     taken = {index for label, members in members_of.items() for index in members[: wanted[label]]}
     return DrawnRows(

@@ -40,7 +40,7 @@ from edgepeft.bundle.tolerance import EXACT, Tolerance, text_quality
 from edgepeft.common.errors import BundleError, EdgepeftError, VerificationFailed
 from edgepeft.common.task_name import CHECK, GRAPH, TRAINING
 from edgepeft.data.row_grouping import RowGrouping
-from edgepeft.device.host.machine import isa_flags
+from edgepeft.device.machine import isa_flags
 from edgepeft.graph.validate import check_standard
 from edgepeft.runtime.decoding import log_probabilities
 from edgepeft.runtime.generation import TextSession, TextState

@@ -1,1 +1,1 @@
-"""This machine and others: host, limits, profiles, prediction, doctor."""
+"""This machine and others: what it is, limits on a program, profiles, predicted times, doctor."""

@@ -24,14 +24,13 @@ import psutil
 
 from edgepeft.common.errors import EdgepeftError
 from edgepeft.common.resources import cache_folder
-from edgepeft.device.host import groups, machine
-from edgepeft.device.host.groups import ROOT
-from edgepeft.device.host.machine import cpu_model, isa_flags, memory_bytes, usable_cores
-from edgepeft.device.host.sensors import Sensors
-from edgepeft.device.limits import placement
-from edgepeft.device.limits.limited_process import BACKENDS, LimitedProcess, Prepare
-from edgepeft.device.limits.placement import Limits, Placement, Unavailable
+from edgepeft.device import cgroups, machine, placement
+from edgepeft.device.cgroups import ROOT
+from edgepeft.device.limited_process import BACKENDS, LimitedProcess, Prepare
+from edgepeft.device.machine import cpu_model, isa_flags, memory_bytes, usable_cores
+from edgepeft.device.placement import Limits, Placement, Unavailable
 from edgepeft.device.profiles import profile_of_board
+from edgepeft.device.sensors import Sensors
 
 Severity = Literal["ok", "note", "warning", "bad"]
 _GIB = 2**30
@@ -41,7 +40,7 @@ _RAYON = ("RAYON_NUM_THREADS", "RAYON_RS_NUM_CPUS")
 _TRIED = 64 << 20  # bytes of a limit that is only tried, without a process under it
 MEMORY_TOLERANCE, SHARE_TOLERANCE = 0.01, 0.02
 _MEMORY = 256 << 20
-_SHARE_SECONDS = 5.0  # 50 periods
+_SHARES, _SHARE_SECONDS = (0.25, 0.5), 5.0  # of the cores; 50 periods
 _SETTLE_SECONDS = 0.5
 _ALWAYS = 0.95  # of the periods: a spinning program uses up its quota in each, unless others take the processors
 _LOOKS, _LOOK_SECONDS = 100, 0.01
@@ -210,14 +209,14 @@ def _condition(root: Path) -> Iterator[Finding]:
         yield Finding("condition", "warning", text, advice)
     else:
         yield Finding("condition", "ok", ", ".join([*readings, *["not throttled"] * (now.throttled is not None)]))
-    governor = groups.read(root / "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
+    governor = cgroups.read(root / "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
     if governor == "powersave":
         advice = "sudo cpupower frequency-set -g performance, for figures that repeat."
         yield Finding("condition", "note", f"the clock's governor is {governor}", advice)
 
 
 def _leftovers(root: Path) -> Iterator[Finding]:
-    left = [str(path) for path in groups.leftovers(root / "proc")]
+    left = [str(path) for path in cgroups.leftovers(root / "proc")]
     if left:
         text = f"groups of runs that were killed: {', '.join(left)}"
         yield Finding("leftovers", "note", text, "The next run removes them.")
@@ -249,14 +248,12 @@ class TrialResult:
     good: bool | None  # None where the host was too busy to tell: what gets less than its quota was not stopped by it
 
 
-def try_limits(
-    *, backends: Sequence[Prepare] = BACKENDS, shares: Sequence[float] = (0.25, 0.5), seconds: float = _SHARE_SECONDS
-) -> list[TrialResult]:
+def try_limits(*, backends: Sequence[Prepare] = BACKENDS) -> list[TrialResult]:
     """Memory, cores and CPU shares, each in a program of its own."""
     cores = usable_cores()
     results = [_memory(backends)]
     results += [_cores(number, backends) for number in sorted({1, cores})]
-    results += [_share(share * cores, backends, seconds) for share in shares]
+    results += [_share(share * cores, backends) for share in _SHARES]
     return results
 
 
@@ -299,12 +296,12 @@ def _cores(number: int, backends: Sequence[Prepare]) -> TrialResult:
     return TrialResult("cores in use", held.backend, held.cores, n, "cores", None, n == held.cores)
 
 
-def _share(quota: float, backends: Sequence[Prepare], seconds: float) -> TrialResult:
+def _share(quota: float, backends: Sequence[Prepare]) -> TrialResult:
     cores = usable_cores()
     with _spinning(cores, Limits(cores=cores, cpu_quota=quota), backends) as (process, pids):
         time.sleep(_SETTLE_SECONDS)
         before, began, counted = _used(pids), time.monotonic(), process.throttled()
-        time.sleep(seconds)
+        time.sleep(_SHARE_SECONDS)
         used, took, stopped = _used(pids) - before, time.monotonic() - began, process.throttled()
     error = used / took / quota - 1
     good: bool | None = process.in_force.cpu_quota is not None and abs(error) <= SHARE_TOLERANCE

@@ -24,9 +24,9 @@ from edgepeft.common.errors import DataError, UnknownName, UsageError
 from edgepeft.common.messages import in_words, mistake
 from edgepeft.common.operators import GraphKind
 from edgepeft.common.resources import data_folder
-from edgepeft.device.host.groups import ROOT
-from edgepeft.device.host.machine import board_name, cpu_model, usable_cores
-from edgepeft.device.limits.placement import Limits
+from edgepeft.device.cgroups import ROOT
+from edgepeft.device.machine import board_name, cpu_model, usable_cores
+from edgepeft.device.placement import Limits
 
 FigureKind = Literal["measured", "spec", "derived", "unsourced"]
 Grade = Literal["A", "B", "C", "D", "E"]

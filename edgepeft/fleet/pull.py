@@ -238,7 +238,7 @@ def _here() -> str:
     from platform import machine
 
     import edgepeft
-    from edgepeft.device.host.machine import isa_flags
+    from edgepeft.device.machine import isa_flags
 
     facts = (edgepeft.__version__, metadata.version("onnxruntime"), machine(), *isa_flags())
     return hashlib.sha256(" ".join(facts).encode()).hexdigest()

@@ -39,7 +39,7 @@ from edgepeft.backbones.emit import DTYPES, external_tensor
 from edgepeft.common.errors import BundleError
 from edgepeft.common.frozen_random import MOST_ENTRIES, SEEDS, Fastfood, ahead, frozen_matrices
 from edgepeft.common.messages import in_words
-from edgepeft.device.host.machine import thread_count
+from edgepeft.device.machine import thread_count
 from edgepeft.graph.contract import Contract, same_interface, same_operators, weights_outside, well_formed
 from edgepeft.graph.names import GENERATED, generated, of_loader, without_prefix
 from edgepeft.graph.protos import external_tensors, place_of, properties

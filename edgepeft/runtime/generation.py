@@ -25,7 +25,7 @@ from edgepeft.backbones.tokens import Text, TextEncoder
 from edgepeft.bundle.bundle import Bundle
 from edgepeft.bundle.manifest import TaskEntry
 from edgepeft.common.errors import DoesNotFit, Unwritable, UsageError
-from edgepeft.device.host.machine import memory_bytes
+from edgepeft.device.machine import memory_bytes
 from edgepeft.graph.in_place import in_place
 from edgepeft.graph.prompt import placeholders_in
 from edgepeft.runtime.decoding import Decoding, Row, Written, choose

@@ -15,9 +15,7 @@ from edgepeft.backbones.tokens import Text, TokenBatch
 from edgepeft.bundle.manifest import TaskEntry
 from edgepeft.common.errors import BundleError, EdgepeftError
 from edgepeft.data.answers import Answer, Prediction
-from edgepeft.data.row_grouping import RowGrouping, passage_of, readable, stitches_of
 from edgepeft.runtime.inputs import ReadRows
-from edgepeft.tasks.base import TaskType
 
 A = TypeVar("A", bound=Answer)
 _FEW = 64
@@ -61,12 +59,12 @@ def predictions(
     """
     kind, notes = entry.task_kind, [note_of(text, entry) for text in read.first]
     if kind.windows or read.per_row is not None:
-        logits = grouping_of(kind, batch, read.per_row).by_row(logits, kind.pool)
-    beside = kind.beside(read.texts, batch)
+        logits = kind.grouping(batch, read.per_row).by_row(logits, kind.pool)
+    beside = kind.beside(read.given, read.texts, batch)
     if math.isfinite(_sum(logits)):  # then each is a number
-        return kind.answers_to(read.given, task, logits, notes, beside)
+        return kind.predictions(task, logits, notes, beside)
     numbers = np.isfinite(logits)
-    answers = kind.answers_to(read.given, task, np.where(numbers, logits, np.float32(0)), notes, beside)
+    answers = kind.predictions(task, np.where(numbers, logits, np.float32(0)), notes, beside)
     return [a if row.all() else replace(a, score=math.nan) for a, row in zip(answers, numbers, strict=True)]
 
 
@@ -101,17 +99,6 @@ def in_numbers(answers: list[A]) -> list[A]:
         if not answer.in_numbers:
             raise no_number(answer.task)
     return answers
-
-
-def grouping_of(kind: TaskType, batch: TokenBatch, per_row: Sequence[int] | None) -> RowGrouping:
-    """How what was tokenized for a kind of task makes its rows, of so many texts each."""
-    if not kind.windows:
-        return RowGrouping(per_row=per_row)
-    if kind.passages:
-        passages = [passage_of("", own) for own in batch.windows]
-        length = max(len(each.ids) for each in batch.encodings)
-        return RowGrouping(batch.per_text, read=readable(passages, length))
-    return RowGrouping(batch.per_text, per_row, stitches=stitches_of(batch) if kind.stitches else None)
 
 
 class Notes:

@@ -42,7 +42,7 @@ from edgepeft.bundle.store import Held, Store
 from edgepeft.common.atomic import write_json
 from edgepeft.common.errors import EdgepeftError, UsageError, VerificationFailed
 from edgepeft.common.resources import cache_folder, whole, write_checksums
-from edgepeft.device.host.machine import cpu_model, isa_flags
+from edgepeft.device.machine import cpu_model, isa_flags
 from edgepeft.graph.grouped import grouped_name
 from edgepeft.graph.in_place import in_place
 from edgepeft.graph.joined import attended, join_products, names_in

@@ -23,7 +23,7 @@ from onnxruntime.capi import onnxruntime_pybind11_state as _binding
 
 from edgepeft.common.errors import BundleError, EdgepeftError
 from edgepeft.common.messages import reason
-from edgepeft.device.host.machine import cpu_quota, lacks_dot_product, saturates_in_8_bits, thread_count
+from edgepeft.device.machine import cpu_quota, lacks_dot_product, saturates_in_8_bits, thread_count
 from edgepeft.graph.by_row import keep_texts
 from edgepeft.graph.grouped import lower_groups
 from edgepeft.graph.integer_lowering import lower_integers

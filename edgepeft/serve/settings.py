@@ -11,7 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from edgepeft.common.errors import UsageError
-from edgepeft.device.host.machine import thread_count
+from edgepeft.device.machine import thread_count
 
 log = logging.getLogger("edgepeft.serve")
 

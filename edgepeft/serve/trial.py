@@ -35,7 +35,7 @@ from edgepeft.common.atomic import write_json
 from edgepeft.common.errors import BundleError, EdgepeftError
 from edgepeft.common.resources import cache_folder, file_identity, private_folder
 from edgepeft.common.task_name import GRAPH
-from edgepeft.device.host.machine import memory_bytes, thread_count
+from edgepeft.device.machine import memory_bytes, thread_count
 from edgepeft.runtime.decoding import Decoding
 from edgepeft.runtime.prepacked import hold_prepacked
 from edgepeft.runtime.runtime import Runtime

@@ -35,6 +35,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgepeft.common.errors import UsageError
+from edgepeft.tasks._facts import Values
 
 Guarantee = Mapping[str, float]
 """Nothing, or ``coverage``, or ``risk``."""
@@ -94,7 +95,6 @@ class Calibration:
         return []
 
 
-Values = NDArray[Any]
 Shares = NDArray[np.float64]
 
 BINS = 15  # as Guo et al. have it
@@ -308,8 +308,7 @@ class OneOfSeveral(Calibration):
         if cut is None:
             return [None] * len(shares)
         unsure = (shares >= cut).sum(1) != 1 if "coverage" in self.chosen else shares.max(1) <= cut
-        found: list[bool | None] = unsure.tolist()
-        return found
+        return unsure.tolist()
 
     def likely(self, logits: NDArray[np.float32]) -> tuple[list[list[float]], Sequence[bool | None]]:
         """``shares`` of each row in float64, and whether it is ``unsure``: None where there is no threshold."""

@@ -8,6 +8,7 @@ was better on the evaluation rows.  One that answers for each token takes each o
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, NamedTuple, Self
@@ -17,10 +18,12 @@ from numpy.typing import NDArray
 
 from edgepeft.backbones.tokens import Text, TextEncoder, TokenBatch
 from edgepeft.common.errors import UsageError
+from edgepeft.data.row_grouping import RowGrouping, stitches_of
 from edgepeft.data.rows import Row
 
 CLOSE = 1e-4  # of two logits: what one that is held to no tolerance is taken for rounding up to
 
+Values = NDArray[Any]
 Nodes = list[tuple[str, list[str], str, dict[str, Any]]]
 """ONNX operators: type, inputs, output, attributes."""
 
@@ -38,32 +41,24 @@ class Metric(NamedTuple):
     """A function of (the bound kind, targets [n, ...], outputs [n, ...]), higher is better; and how it comes to one
     number.
 
-    ``of_rows`` gives values [n, ...] of the rows, where the metric is ``of_sums`` of their sums: their mean, unless it
-    says another.  A metric that is not ``resampled`` is too slow for a bootstrap.
+    With ``of_sums`` the function gives values [n, ...] of the rows, and the score is made of their sums and n.  What is
+    not ``resampled`` is too slow for a bootstrap.
     """
 
-    function: Callable[[Any, Any, Any], float]
+    function: Callable[[Any, Any, Any], Any]
     averaged: str = "over all rows"
-    of_rows: Callable[[Any, Any, Any], Any] | None = None
-    of_sums: Callable[[Any, int], float] = lambda sums, n: float(sums) / n
+    of_sums: Callable[[Any, int], float] | None = None
     resampled: bool = True
 
-    @classmethod
-    def of(
-        cls,
-        of_rows: Callable[[Any, Any, Any], Any],
-        averaged: str,
-        of_sums: Callable[[Any, int], float] = lambda sums, n: float(sums) / n,
-        *,
-        resampled: bool = True,
-    ) -> Metric:
-        """One of the sums of what each row has: their mean, unless ``of_sums`` says another."""
+    def score(self, *of: Any) -> float:
+        """One number."""
+        found = self.function(*of)
+        return float(found) if self.of_sums is None else self.of_sums(np.sum(found, 0), len(found))
 
-        def function(*of: Any) -> float:
-            rows = np.asarray(of_rows(*of))
-            return of_sums(rows.sum(0), len(rows))
 
-        return cls(function, averaged, of_rows, of_sums, resampled)
+def mean(sums: Any, n: int) -> float:
+    """``of_sums`` of a metric that is the mean of its rows' values."""
+    return float(sums) / n
 
 
 class Agreement(NamedTuple):
@@ -72,11 +67,16 @@ class Agreement(NamedTuple):
     share: float
     undecided: int
 
+    @staticmethod
+    def decided(reference: Values, tolerance: float | None, axis: int) -> NDArray[np.bool_]:
+        """Where the two largest along an axis are too far apart to change places within the tolerance."""
+        best = np.sort(reference, axis)
+        return best.take(-1, axis) - best.take(-2, axis) > 2 * (tolerance or CLOSE)
+
 
 def same_best(reference: NDArray[Any], logits: NDArray[Any], tolerance: float | None) -> Agreement:
     """Whether the largest of each row is the same; undecided where the reference's two largest are too near."""
-    best = np.sort(reference, axis=1)
-    decided = best[:, -1] - best[:, -2] > 2 * (tolerance or CLOSE)
+    decided = Agreement.decided(reference, tolerance, axis=1)
     equal = reference.argmax(axis=1) == logits.argmax(axis=1)
     return Agreement(float(equal[decided].mean()) if decided.any() else 1.0, int((~decided).sum()))
 
@@ -85,8 +85,29 @@ def log_softmax(logits: NDArray[Any], axis: int = -1) -> NDArray[np.float64]:
     """Of the same shape, in float64."""
     exact = logits.astype(np.float64)
     exact -= exact.max(axis, keepdims=True)
-    likely: NDArray[np.float64] = exact - np.log(np.exp(exact).sum(axis, keepdims=True))
-    return likely
+    return exact - np.log(np.exp(exact).sum(axis, keepdims=True))
+
+
+def cross_entropy(logits: str, labels: str, axis: int, out: str) -> Nodes:
+    """-log softmax of ``logits`` [..., C] at int64 ``labels`` [...], whose number of dimensions is ``axis``; 0 where
+    these are no column."""
+    return [
+        ("Shape", [logits], "loss/n_outputs", {"start": axis, "end": axis + 1}),
+        ("Squeeze", ["loss/n_outputs"], "loss/n", {}),
+        ("Range", ["loss/zero", "loss/n", "loss/one"], "loss/columns", {}),
+        ("Unsqueeze", [labels, "loss/last"], "loss/labels", {}),
+        ("Equal", ["loss/labels", "loss/columns"], "loss/chosen", {}),
+        ("LogSoftmax", [logits], "loss/log_shares", {"axis": -1}),
+        ("Where", ["loss/chosen", "loss/log_shares", "loss/nothing"], "loss/of_labels", {}),
+        ("ReduceSum", ["loss/of_labels", "loss/last"], "loss/likelihoods", {"keepdims": 0}),
+        ("Neg", ["loss/likelihoods"], out, {}),
+    ]
+
+
+def rarest(names: Sequence[Sequence[str]]) -> list[str]:
+    """Of the names of each row the one that fewest rows' names are; empty where a row has none."""
+    counts = Counter(name for of_row in names for name in of_row)
+    return [min(of_row, key=lambda name: (counts[name], name), default="") for of_row in names]
 
 
 def listed(labels: Sequence[str]) -> str:
@@ -195,6 +216,12 @@ class Facts:
         if not self.windows:
             return encoder.encode(texts, max_length)
         return encoder.windows(texts, max_length, self.overlap(max_length), names, second=self.passages)
+
+    def grouping(self, tokens: TokenBatch, per_row: Sequence[int] | None) -> RowGrouping:
+        """How token rows make rows, of so many texts each."""
+        if not self.windows:
+            return RowGrouping(per_row=per_row)
+        return RowGrouping(tokens.per_text, per_row, stitches=stitches_of(tokens) if self.stitches else None)
 
     def require_sound_windows(self) -> None:
         """See that what a card says of windows can be."""

@@ -40,8 +40,8 @@ def headline(kind: TaskType, targets: Any, outputs: Any, asked: str | None) -> l
 
 def _interval(kind: TaskType, name: str, targets: Any, outputs: Any) -> Interval:
     metric, n = kind.metric_of(name), len(targets)
-    if metric.of_rows is not None:
-        rows = np.asarray(metric.of_rows(kind, targets, outputs), np.float64)
+    if metric.of_sums is not None:
+        rows = np.asarray(metric.function(kind, targets, outputs), np.float64)
         if rows.ndim == 1 and np.isin(rows, (0, 1)).all():
             return wilson(int(rows.sum()), n)
         return bootstrap_of_sums(rows, metric.of_sums)

@@ -17,26 +17,23 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+
+from edgepeft.tasks._facts import Values
 
 SCALE = 20.0  # of a cosine; sentence-transformers' for both losses
 _BLOCK = 1024  # rows whose pairs with all others are computed at once
-
-Values = NDArray[Any]
 
 
 def unit(vectors: Values) -> Values:
     """[..., d] of length 1, in float64; zeros stay zeros."""
     exact = vectors.astype(np.float64)
-    units: Values = exact / np.maximum(_lengths(exact), 1e-12)
-    return units
+    return exact / np.maximum(_lengths(exact), 1e-12)
 
 
 def cosines(vectors: Values) -> Values:
     """[n, K, d] -> [n], of each row's first two."""
     first, second = unit(vectors[:, 0]), unit(vectors[:, 1])
-    near: Values = (first * second).sum(-1)
-    return near
+    return (first * second).sum(-1)
 
 
 def cosent(vectors: Values, numbers: Values) -> tuple[float, Values]:
@@ -116,5 +113,4 @@ def _back(slopes: Values, units: Values, vectors: Values) -> Values:
 
 
 def _lengths(vectors: Values) -> Values:
-    lengths: Values = np.linalg.norm(vectors, axis=-1, keepdims=True)
-    return lengths
+    return np.linalg.norm(vectors, axis=-1, keepdims=True)

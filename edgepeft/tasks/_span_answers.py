@@ -21,7 +21,8 @@ from edgepeft.data.answers import Prediction
 from edgepeft.data.labels import shown
 from edgepeft.data.row_grouping import LOWEST, Passage
 from edgepeft.data.rows import Row
-from edgepeft.data.text_metrics import exact_match, f1
+from edgepeft.tasks._facts import Values
+from edgepeft.tasks.text import exact_match, f1
 
 _FORMS = '{"text": ["1912"], "answer_start": [17]}, as SQuAD has them, empty lists where the passage has no answer'
 
@@ -92,7 +93,6 @@ def best_score(metric: str, given: str, right: Sequence[str]) -> float:
     return max(score(given, text) for text in right)
 
 
-Values = NDArray[Any]
 _LONGEST = 30  # tokens of an answer: run_qa's
 
 

@@ -25,7 +25,7 @@ from edgepeft.common.errors import DataError
 from edgepeft.data.labels import label_text, shown
 from edgepeft.data.rows import Row
 from edgepeft.data.words import Words, words_of
-from edgepeft.tasks._facts import Metric
+from edgepeft.tasks._facts import Metric, Values
 
 OUTSIDE = "O"
 _LETTERS = "BIESLU"
@@ -231,9 +231,6 @@ def _said(span: tuple[int, int, str]) -> str:
     return f"{span[0]} to {span[1]} ({span[2]})"
 
 
-Values = NDArray[Any]
-
-
 def entity_counts(kind: Any, targets: Values, outputs: Values) -> NDArray[np.int64]:
     """[n, 3, types]: of each row the entities that are given rightly, are given, and are there."""
     counts, place = (
@@ -263,17 +260,17 @@ def _tags_right(kind: Any, targets: Values, outputs: Values) -> Values:
 
 
 ENTITY_SCORES: Mapping[str, Metric] = {
-    "entity_f1": Metric.of(
+    "entity_f1": Metric(
         entity_counts,
         "over all rows' entities together, as seqeval's micro average",
         lambda sums, _: _share(2 * sums[0].sum(), sums[1:].sum()),
     ),
-    "entity_precision": Metric.of(
+    "entity_precision": Metric(
         entity_counts, "over all rows' entities together", lambda sums, _: _share(sums[0].sum(), sums[1].sum())
     ),
-    "entity_recall": Metric.of(
+    "entity_recall": Metric(
         entity_counts, "over all rows' entities together", lambda sums, _: _share(sums[0].sum(), sums[2].sum())
     ),
-    "entity_macro_f1": Metric.of(entity_counts, "mean over the types of entities, each counting alike", _macro),
-    "tag_accuracy": Metric.of(_tags_right, "share of words whose tag is right", lambda sums, _: _share(*sums)),
+    "entity_macro_f1": Metric(entity_counts, "mean over the types of entities, each counting alike", _macro),
+    "tag_accuracy": Metric(_tags_right, "share of words whose tag is right", lambda sums, _: _share(*sums)),
 }

@@ -27,11 +27,9 @@ from edgepeft.data.answers import Prediction
 from edgepeft.data.labels import label_text
 from edgepeft.data.rows import Columns, Row
 from edgepeft.tasks._conformal import Calibration
-from edgepeft.tasks._facts import Agreement, Facts, LossGraph, Metric, same_best
+from edgepeft.tasks._facts import Agreement, Facts, LossGraph, Metric, Values, same_best
 
 _USUAL = "classification"
-
-Values = NDArray[Any]
 
 
 @dataclass(frozen=True)
@@ -148,8 +146,11 @@ class TaskType(Facts, Calibration, ABC):
         """[n, ...] what the loss takes of rows that were checked."""
 
     def made_per_row(self, n: int) -> list[int] | None:
-        """How many token rows each row is of ``n`` made ones, where only time matters; None where each is one."""
-        return None
+        """How many token rows each row is of ``n`` made ones, where only time matters; None where each is one, else
+        two, and the last row has what is left."""
+        if self.texts_taught < 2:
+            return None
+        return [2] * (n // 2 - 1) + [2 + n % 2] if n > 1 else [n]
 
     def encoded(self, rows: Sequence[Row], tokens: TokenBatch) -> Values:
         """As ``targets``, of rows that are tokenized so."""
@@ -207,7 +208,7 @@ class TaskType(Facts, Calibration, ABC):
         """Of outputs [n, ...], as ``outputs`` gives them; what is not defined (a correlation with a constant) is 0."""
         if len(targets) != len(outputs) or not len(targets):
             raise ValueError(f"{len(targets)} labels and {len(outputs)} answers cannot be compared")
-        value = self.metric_of(metric).function(self, targets, outputs)
+        value = self.metric_of(metric).score(self, targets, outputs)
         return value if math.isfinite(value) else 0.0
 
     def metric_or_default(self, metric: str | None) -> str:
@@ -251,16 +252,15 @@ class TaskType(Facts, Calibration, ABC):
 
     def plain(self, outputs: Values) -> list[Any]:
         """Outputs as people see answers: plain values of JSON."""
-        found: list[Any] = outputs.tolist()
-        return found
+        return outputs.tolist()
 
     def answered(self, rows: Sequence[Row], targets: Values, outputs: Values) -> list[Any]:
         """As ``plain``, where it takes the rows to say it."""
         return self.plain(outputs)
 
-    @abstractmethod
     def off(self, targets: Values, outputs: Values) -> Values:
         """[n] how far each answer is from the right one; McNemar's test asks whose is nearer."""
+        raise UsageError(f"{self.title} has no baseline.")
 
     @abstractmethod
     def errors(self, targets: Any, outputs: Any) -> dict[str, Any]:
@@ -268,13 +268,13 @@ class TaskType(Facts, Calibration, ABC):
 
     # Baselines.
 
-    @abstractmethod
     def majority(self, targets: Values) -> Values:
         """The output, [] or [C], that is best for all of these rows alike."""
+        raise UsageError(f"{self.title} has no majority.")
 
-    @abstractmethod
     def regressed(self, targets: Values) -> NDArray[np.float64]:
         """[n, C] what a linear head learns by least squares in place of logits."""
+        raise UsageError(f"{self.title} has no linear head for a rival.")
 
     def frozen(self, states: Values) -> Values:
         """The outputs of [n, K, hidden size], of the bare backbone."""
@@ -300,20 +300,9 @@ class TaskType(Facts, Calibration, ABC):
         """(logits, targets) of answers to rows that were checked."""
         return np.array([answer.logits for answer in answers], np.float32), self.targets(rows)
 
-    def beside(self, texts: Sequence[Text], tokens: TokenBatch) -> Sequence[Any]:
-        """What ``predictions`` reads beside the logits of these texts."""
+    def beside(self, given: Sequence[Any], texts: Sequence[Text], tokens: TokenBatch) -> Sequence[Any]:
+        """What ``predictions`` reads beside the logits: of rows as they are ``given``, whose token rows are texts."""
         return ()
-
-    def answers_to(
-        self,
-        given: Sequence[Any],
-        task: str,
-        logits: NDArray[np.float32],
-        notes: Sequence[str],
-        read: Sequence[Any] = (),
-    ) -> list[Prediction]:
-        """The same where an answer may be made of what callers gave for a row."""
-        return self.predictions(task, logits, notes, read)
 
     def agreement(self, reference: NDArray[Any], logits: NDArray[Any], tolerance: float | None) -> Agreement:
         """How [n, C] stand to the reference's, which are held to that tolerance, or to none; where a row is several,

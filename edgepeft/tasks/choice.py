@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from edgepeft.backbones.tokens import Text, TokenBatch
 from edgepeft.common.errors import DataError
 from edgepeft.data.answers import Prediction
 from edgepeft.data.conventions import CANDIDATES, distinct_candidates
@@ -26,11 +27,18 @@ from edgepeft.data.pattern import UnreadableRow
 from edgepeft.data.row_grouping import LOWEST, grouped, places_of
 from edgepeft.data.rows import SENTENCES, Columns, Row
 from edgepeft.tasks._conformal import OneOfSeveral
-from edgepeft.tasks._facts import Agreement, LossGraph, Metric, Nodes, log_softmax, same_best
+from edgepeft.tasks._facts import (
+    Agreement,
+    LossGraph,
+    Metric,
+    Nodes,
+    Values,
+    cross_entropy,
+    log_softmax,
+    mean,
+    same_best,
+)
 from edgepeft.tasks.base import TaskType
-from edgepeft.tasks.classification import cross_entropy
-
-Values = NDArray[Any]
 
 
 @dataclass(frozen=True)
@@ -61,12 +69,10 @@ class Choice(OneOfSeveral, TaskType):
 
     @property
     def listed(self) -> str:
-        """Each row has its own."""
         return "each row's candidates"
 
     @classmethod
     def columns(cls, given: Columns) -> Columns:
-        """With candidates."""
         return given._replace(candidates=True)
 
     @classmethod
@@ -84,7 +90,6 @@ class Choice(OneOfSeveral, TaskType):
         return None
 
     def expected(self, row: Row) -> str:
-        """The candidate's text."""
         return row.candidates[_right(row)]
 
     def targets(self, rows: Sequence[Row]) -> Values:
@@ -96,13 +101,12 @@ class Choice(OneOfSeveral, TaskType):
         text, begin, candidates = _parts(given, where)
         return [(text, f"{begin} {candidate}" if begin else candidate) for candidate in candidates]
 
-    def made_per_row(self, n: int) -> list[int]:
-        """Two candidates each; the last row has what is left."""
-        return [2] * (n // 2 - 1) + [2 + n % 2] if n > 1 else [n]
+    def beside(self, given: Sequence[Any], texts: Sequence[Text], tokens: TokenBatch) -> list[tuple[str, ...]]:
+        return [_parts(row, f"row {i}")[2] for i, row in enumerate(given)]
 
     def made_targets(self, mask: NDArray[np.int64]) -> Values:
         """The first of them."""
-        return np.array([(0, n) for n in self.made_per_row(len(mask))], np.int64)
+        return np.array([(0, n) for n in self.made_per_row(len(mask)) or ()], np.int64)
 
     @classmethod
     def readable(cls, *, pairs: bool, text: str = "a") -> Any:
@@ -111,7 +115,6 @@ class Choice(OneOfSeveral, TaskType):
 
     @classmethod
     def example(cls, labels: Sequence[str] | None) -> tuple[str, None]:
-        """The first candidate."""
         return "0", None
 
     def losses(self, logits: NDArray[np.float32], targets: Values) -> NDArray[np.float64]:
@@ -119,7 +122,6 @@ class Choice(OneOfSeveral, TaskType):
         return -log_softmax(logits[..., 0])[np.arange(len(targets)), targets[:, 0]]
 
     def loss(self, logits: Any, targets: Any, weights: Any = None) -> Any:
-        """Their mean."""
         return -logits.squeeze(-1).log_softmax(-1).gather(-1, targets[:, :1]).mean()
 
     def loss_graph(self, logits: str, labels: str) -> LossGraph:
@@ -137,17 +139,13 @@ class Choice(OneOfSeveral, TaskType):
 
     def outputs(self, logits: NDArray[Any]) -> Values:
         """[B]: the index of the best."""
-        best: Values = logits[..., 0].argmax(1)
-        return best
+        return logits[..., 0].argmax(1)
 
     def answered(self, rows: Sequence[Row], targets: Values, outputs: Values) -> list[Any]:
-        """The candidates' texts."""
         return [row.candidates[i] for row, i in zip(rows, outputs, strict=True)]
 
     def off(self, targets: Values, outputs: Values) -> Values:
-        """1 where another is picked."""
-        wrong: Values = (outputs != targets[:, 0]).astype(int)
-        return wrong
+        return (outputs != targets[:, 0]).astype(int)
 
     def errors(self, targets: Any, outputs: Any) -> dict[str, Any]:
         """``figures``: the accuracy, and what picking any candidate has in the mean."""
@@ -183,23 +181,11 @@ class Choice(OneOfSeveral, TaskType):
     def predictions(
         self, task: str, logits: NDArray[np.float32], notes: Sequence[str], read: Sequence[Any] = ()
     ) -> list[Prediction]:
-        """Of rows whose candidates are not known, by their indices."""
-        counts = (logits[..., 0] > LOWEST).sum(1)
-        given = ({SENTENCES.names[0]: "", CANDIDATES: [*map(str, range(n))]} for n in counts)
-        return self.answers_to(list(given), task, logits, notes)
-
-    def answers_to(
-        self,
-        given: Sequence[Any],
-        task: str,
-        logits: NDArray[np.float32],
-        notes: Sequence[str],
-        read: Sequence[Any] = (),
-    ) -> list[Prediction]:
-        """The best candidate; probabilities are the softmax over its row's, at the temperature."""
+        """The best candidate; probabilities are the softmax over its row's, at the temperature.  Candidates that are
+        not ``read`` are called by their indices."""
         answers: list[Prediction] = []
-        for i, (row, raw, note) in enumerate(zip(given, logits[..., 0], notes, strict=True)):
-            _, _, candidates = _parts(row, f"row {i}")
+        indices = ([*map(str, range(n))] for n in (logits[..., 0] > LOWEST).sum(1))
+        for candidates, raw, note in zip(read or indices, logits[..., 0], notes, strict=True):
             own = raw[: len(candidates)]
             shares = self.shares(own[None])
             scores = {text: round(float(p), 6) for text, p in zip(candidates, shares[0], strict=True)}
@@ -255,7 +241,7 @@ def _no_candidates(where: str) -> UnreadableRow:
 
 
 Choice.metrics = {
-    "accuracy": Metric.of(
-        lambda _, right, picked: right[:, 0] == picked, "share of rows whose right candidate is picked"
+    "accuracy": Metric(
+        lambda _, right, picked: right[:, 0] == picked, "share of rows whose right candidate is picked", mean
     )
 }

@@ -16,10 +16,10 @@ import re
 import unicodedata
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,14 +29,10 @@ from edgepeft.data.answers import Prediction
 from edgepeft.data.by_class import by_class
 from edgepeft.data.rows import Row
 from edgepeft.tasks._conformal import OneOfSeveral
-from edgepeft.tasks._facts import LossGraph, Metric, Nodes, listed, log_softmax
+from edgepeft.tasks._facts import LossGraph, Metric, Values, cross_entropy, listed, log_softmax, mean
 from edgepeft.tasks.base import TaskType
 from edgepeft.tasks.regression import CORRELATIONS
 
-if TYPE_CHECKING:
-    from edgepeft.data.words import Read
-
-Values = NDArray[Any]
 RARE = 0.2  # of the rows: of a label with fewer accuracy says little
 MANY, VERY_MANY = 100, 1_000  # labels: refused from the one where most have a single row, mentioned from the other
 
@@ -55,7 +51,6 @@ class Classification(OneOfSeveral, TaskType):
 
     @classmethod
     def is_of(cls, labels: Sequence[str] | None, head_reads: str) -> bool:
-        """There are labels."""
         return labels is not None
 
     @property
@@ -83,7 +78,6 @@ class Classification(OneOfSeveral, TaskType):
         return None if self.labels is None or row.label in self.labels else row.label
 
     def strata(self, rows: Sequence[Row]) -> list[str]:
-        """The labels."""
         return [str(row.label) for row in rows]
 
     def targets(self, rows: Sequence[Row]) -> Values:
@@ -97,12 +91,10 @@ class Classification(OneOfSeveral, TaskType):
 
     @classmethod
     def example(cls, labels: Sequence[str] | None) -> tuple[str, tuple[str, ...]]:
-        """Any label."""
         known = tuple(labels or ("yes", "no"))
         return known[0], known
 
     def losses(self, logits: NDArray[np.float32], targets: Values) -> NDArray[np.float64]:
-        """Cross entropies."""
         return -log_softmax(logits)[np.arange(len(targets)), targets]
 
     def loss(self, logits: Any, targets: Any, weights: Any = None) -> Any:
@@ -146,19 +138,14 @@ class Classification(OneOfSeveral, TaskType):
         return super().metric_of(name)
 
     def outputs(self, logits: NDArray[Any]) -> Values:
-        """The index of the likeliest label."""
-        best: Values = logits.argmax(1)
-        return best
+        return logits.argmax(1)
 
     def plain(self, outputs: Values) -> list[str]:
-        """The labels' names."""
         labels = self.labels or ()
         return [labels[i] for i in outputs]
 
     def off(self, targets: Values, outputs: Values) -> Values:
-        """1 where the answer is another."""
-        wrong: Values = (outputs != targets).astype(int)
-        return wrong
+        return (outputs != targets).astype(int)
 
     def errors(self, targets: Any, outputs: Any) -> dict[str, Any]:
         """``by_class``, ``macro`` (their means) and ``confusion`` (label -> answer -> rows, no zeros)."""
@@ -171,11 +158,25 @@ class Classification(OneOfSeveral, TaskType):
         return {**by_class(names, right, given, has), "confusion": confusion}
 
     def doubted(self, targets: Values, logits: NDArray[Any]) -> list[tuple[int, dict[str, Any]]]:
-        """By confident learning."""
-        names, found = self.labels or (), []
-        for row, own, likely, p in doubted(targets, self.shares(logits)):
-            label = {"label": names[targets[row]], "label_probability": round(own, 6)}
-            found.append((row, {**label, "likely": names[likely], "likely_probability": round(p, 6)}))
+        """By confident learning (Northcutt et al., 2021, arXiv:1911.00068, section 3.1), of a model that did not learn
+        from these rows.
+
+        A label's threshold is its mean probability over the rows that have it: t_j = mean of p_j over {i : y_i = j}.  A
+        row is likely mislabelled where of the labels j with p_j >= t_j the most probable is another than its own, and
+        the answer is another too.  The worst first, by p(own label) - p(that label).
+        """
+        names, shares, every = self.labels or (), self.shares(logits), np.arange(len(targets))
+        rows, own = np.bincount(targets, minlength=shares.shape[1]), shares[every, targets]
+        means = np.bincount(targets, own, minlength=shares.shape[1]) / np.maximum(rows, 1)
+        thresholds = np.where(rows > 0, means, np.inf)  # of a label that no row has nothing is known
+        confident = np.where(shares >= thresholds, shares, -1.0)
+        likely = confident.argmax(1)
+        probable = shares[every, likely]
+        odd = (confident.max(1) >= 0) & (likely != targets) & (shares.argmax(1) != targets)
+        found = []
+        for i in sorted(np.flatnonzero(odd).tolist(), key=(own - probable).__getitem__):
+            label = {"label": names[targets[i]], "label_probability": round(float(own[i]), 6)}
+            found.append((i, {**label, "likely": names[likely[i]], "likely_probability": round(float(probable[i]), 6)}))
         return found
 
     def majority(self, targets: Values) -> Values:
@@ -187,7 +188,7 @@ class Classification(OneOfSeveral, TaskType):
         return np.eye(self.n_outputs)[targets]
 
     def predictions(
-        self, task: str, logits: NDArray[np.float32], notes: Sequence[str], read: Sequence[Read] = ()
+        self, task: str, logits: NDArray[np.float32], notes: Sequence[str], read: Sequence[Any] = ()
     ) -> list[Prediction]:
         """The likeliest label, whose probability is its share of the logits' softmax at the temperature."""
         names, (shares, unsure) = self.labels or (), self.likely(logits)
@@ -199,22 +200,6 @@ class Classification(OneOfSeveral, TaskType):
             told = (scores[best], scores, tuple(raw), note, mean)
             answers.append(Prediction(task, best, *told, unsure=doubt))
         return answers
-
-
-def cross_entropy(logits: str, labels: str, axis: int, out: str) -> Nodes:
-    """-log softmax of ``logits`` [..., C] at int64 ``labels`` [...], whose number of dimensions is ``axis``; 0 where
-    these are no column."""
-    return [
-        ("Shape", [logits], "loss/n_outputs", {"start": axis, "end": axis + 1}),
-        ("Squeeze", ["loss/n_outputs"], "loss/n", {}),
-        ("Range", ["loss/zero", "loss/n", "loss/one"], "loss/columns", {}),
-        ("Unsqueeze", [labels, "loss/last"], "loss/labels", {}),
-        ("Equal", ["loss/labels", "loss/columns"], "loss/chosen", {}),
-        ("LogSoftmax", [logits], "loss/log_shares", {"axis": -1}),
-        ("Where", ["loss/chosen", "loss/log_shares", "loss/nothing"], "loss/of_labels", {}),
-        ("ReduceSum", ["loss/of_labels", "loss/last"], "loss/likelihoods", {"keepdims": 0}),
-        ("Neg", ["loss/likelihoods"], out, {}),
-    ]
 
 
 _MISSING = {"nan", "null", "none", "n/a", "na", "<na>", "#n/a", "-"}
@@ -310,37 +295,8 @@ def _of_numbers(metric: Metric, kind: Classification, targets: Values, outputs: 
     return metric.function(kind, numbers[targets], numbers[outputs])
 
 
-class Doubt(NamedTuple):
-    """A row's place, its own label's probability, the label that it likely has, and that one's probability."""
-
-    row: int
-    own: float
-    likely: int
-    probability: float
-
-
-def doubted(targets: NDArray[Any], shares: NDArray[Any]) -> Iterator[Doubt]:
-    """Rows that are likely mislabelled, by confident learning (Northcutt et al., 2021, arXiv:1911.00068, section 3.1).
-
-    Of the rows' labels [n] and probabilities [n, C], by a model that did not learn from these rows.  The threshold of a
-    label is its mean probability over the rows that have it: t_j = mean of p_j over {i : y_i = j}.  A row is likely
-    mislabelled where of the labels j with p_j >= t_j the most probable is another than its own, and the answer is
-    another too.  The worst first, by p(own label) - p(that label).
-    """
-    rows = np.bincount(targets, minlength=shares.shape[1])
-    own = shares[np.arange(len(targets)), targets]
-    means = np.bincount(targets, own, minlength=shares.shape[1]) / np.maximum(rows, 1)
-    thresholds = np.where(rows > 0, means, np.inf)  # of a label that no row has nothing is known
-    confident = np.where(shares >= thresholds, shares, -1.0)
-    likely = confident.argmax(1)
-    found = (confident.max(1) >= 0) & (likely != targets) & (shares.argmax(1) != targets)
-    margins = own - shares[np.arange(len(targets)), likely]
-    for i in sorted(np.flatnonzero(found).tolist(), key=lambda i: margins[i]):
-        yield Doubt(i, float(own[i]), int(likely[i]), float(shares[i, likely[i]]))
-
-
 Classification.metrics = {
-    "accuracy": Metric.of(lambda _, targets, outputs: targets == outputs, "share of rows that are right"),
+    "accuracy": Metric(lambda _, targets, outputs: targets == outputs, "share of rows that are right", mean),
     "f1": Metric(_f1),
     "macro_f1": Metric(_macro_f1, "mean of the labels' own F1, each counting alike"),
     "matthews": Metric(_matthews),

@@ -25,14 +25,14 @@ from numpy.typing import NDArray
 
 from edgepeft.common.errors import DataError, UsageError
 from edgepeft.data.answers import Prediction, VectorPrediction
+from edgepeft.data.labels import number_of
 from edgepeft.data.row_grouping import LOWEST
 from edgepeft.data.rows import SENTENCES, Row
-from edgepeft.tasks._facts import Agreement, LossGraph, Metric
+from edgepeft.tasks._facts import Agreement, LossGraph, Metric, Nodes, Values, mean
 from edgepeft.tasks._pairs import SCALE, cosent, cosines, negatives, ranks_of_right, row_losses, unit
 from edgepeft.tasks.base import TaskType
 from edgepeft.tasks.regression import CORRELATIONS, ranks
 
-Values = NDArray[Any]
 _NEAR = 0.95  # the cosine of a vector and its reference above which 8-bit weights have not changed what it says
 _BATCH = 16  # rows of a batch that knows nothing
 
@@ -69,7 +69,6 @@ class Embedding(TaskType):
 
     @classmethod
     def begun(cls, hidden_size: int) -> Mapping[str, Any]:
-        """As many dims as the backbone's hidden states."""
         return {"dims": hidden_size}
 
     def seen(self, rows: Sequence[Row]) -> Self:
@@ -78,7 +77,6 @@ class Embedding(TaskType):
 
     @property
     def n_outputs(self) -> int:
-        """The dims, where they are known."""
         return int(self.chosen.get("dims", 1))
 
     @property
@@ -88,7 +86,6 @@ class Embedding(TaskType):
 
     @property
     def described(self) -> str:
-        """How long a vector is."""
         return f"vectors of {self.n_outputs}"
 
     @property
@@ -155,11 +152,7 @@ class Embedding(TaskType):
         return None
 
     def _number(self, row: Row) -> float:
-        try:
-            number = float(row.label or "")
-        except ValueError:
-            number = math.nan
-        if not math.isfinite(number):
+        if (number := number_of(row.label)) is None:
             raise DataError(
                 f"{row.where}: a pair's label is a finite number, how near its texts are; found {row.label!r}."
             )
@@ -173,17 +166,12 @@ class Embedding(TaskType):
         """float32 [n]."""
         return np.array([self._number(row) if row.label is not None else math.nan for row in rows], np.float32)
 
-    def made_per_row(self, n: int) -> list[int]:
-        """Pairs; of an odd number the last has a third, which is not looked at."""
-        return [2] * (n // 2 - 1) + [2 + n % 2] if n > 1 else [n]
-
     def made_targets(self, mask: NDArray[np.int64]) -> Values:
         """0, 1, 2, ..."""
-        return np.arange(len(self.made_per_row(len(mask))), dtype=np.float32)
+        return np.arange(len(self.made_per_row(len(mask)) or ()), dtype=np.float32)
 
     @classmethod
     def example(cls, labels: Sequence[str] | None) -> tuple[str, None]:
-        """A number."""
         return "0", None
 
     def losses(self, logits: NDArray[np.float32], targets: Values) -> NDArray[np.float64]:
@@ -206,7 +194,7 @@ class Embedding(TaskType):
 
     def loss_graph(self, logits: str, labels: str) -> LossGraph:
         """The sum of [B, K, d] times its ``slopes``."""
-        nodes: list[tuple[str, list[str], str, dict[str, Any]]] = [
+        nodes: Nodes = [
             ("Mul", [logits, labels], "loss/of_logits", {}),
             ("ReduceSum", ["loss/of_logits", "loss/last"], "loss/of_texts", {"keepdims": 0}),
             ("ReduceSum", ["loss/of_texts", "loss/last"], "loss/of_rows", {"keepdims": 0}),
@@ -219,7 +207,6 @@ class Embedding(TaskType):
         return math.log(n) if _unscored(targets) else math.log1p(n * (n - 1) / 2)
 
     def outputs(self, logits: NDArray[Any]) -> Values:
-        """The vectors of each row."""
         return logits
 
     def metric_or_default(self, metric: str | None) -> str:
@@ -251,8 +238,7 @@ class Embedding(TaskType):
         """How far a pair's cosine is from its number's place, or the right text from the first."""
         if _unscored(targets):
             return ranks_of_right(outputs)
-        apart: Values = np.abs(ranks(cosines(outputs)) - ranks(targets))
-        return apart
+        return np.abs(ranks(cosines(outputs)) - ranks(targets))
 
     def errors(self, targets: Any, outputs: Any) -> dict[str, Any]:
         """``figures``: every metric."""
@@ -261,12 +247,6 @@ class Embedding(TaskType):
     def frozen(self, states: Values) -> Values:
         """The vectors that the bare backbone's pooled states [n, K, hidden size] are."""
         return unit(states).astype(np.float32)
-
-    def majority(self, targets: Values) -> Values:
-        """There is none."""
-        raise UsageError("an embedding has no majority.")
-
-    regressed = majority
 
     def judged(self, answers: Sequence[Any], rows: Sequence[Row]) -> tuple[Values, Values]:
         """[n, 2, d] of the rows' texts."""
@@ -302,14 +282,13 @@ def _correlation(name: str, kind: Embedding, targets: Values, outputs: Values) -
 
 
 def _near(k: int, _: Embedding, targets: Values, outputs: Values) -> Values:
-    near: Values = ranks_of_right(outputs) <= k
-    return near
+    return ranks_of_right(outputs) <= k
 
 
 _METRICS = {name: Metric(partial(_correlation, name), "of cosine and number, over all pairs") for name in CORRELATIONS}
 _METRICS |= {
-    f"recall@{k}": Metric.of(
-        partial(_near, k), f"share of rows whose second text is among the {k} nearest of all rows'"
+    f"recall@{k}": Metric(
+        partial(_near, k), f"share of rows whose second text is among the {k} nearest of all rows'", mean
     )
     for k in (1, 5, 10)
 }

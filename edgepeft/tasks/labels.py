@@ -14,9 +14,9 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,14 +26,10 @@ from edgepeft.data.answers import Prediction
 from edgepeft.data.by_class import by_class
 from edgepeft.data.labels import label_text, shown
 from edgepeft.data.rows import Row
-from edgepeft.tasks._facts import CLOSE, Agreement, LossGraph, Metric
+from edgepeft.tasks._facts import CLOSE, Agreement, LossGraph, Metric, Nodes, Values, mean, rarest
 from edgepeft.tasks.base import TaskType
 from edgepeft.tasks.classification import check_names
 
-if TYPE_CHECKING:
-    from edgepeft.data.words import Read
-
-Values = NDArray[Any]
 _EVEN = 0.5  # a threshold where nothing speaks for another
 _SURE = 100.0  # a logit whose probability is 0 or 1 in float64
 
@@ -79,7 +75,6 @@ class Labels(TaskType):
 
     @property
     def described(self) -> str:
-        """How many labels there are."""
         return f"any of {self.n_outputs} labels"
 
     @property
@@ -114,16 +109,13 @@ class Labels(TaskType):
         return tuple(sorted(has))
 
     def strange(self, row: Row) -> str | None:
-        """The first name that is none of these."""
         return next((name for name in _names(row) if name not in (self.labels or ())), None)
 
     def strata(self, rows: Sequence[Row]) -> list[str]:
         """Each row's rarest label, so that the rows of every label are divided; rows with none are of one."""
-        counts = Counter(name for row in rows for name in _names(row))
-        return [min(_names(row), key=lambda name: (counts[name], name), default="") for row in rows]
+        return rarest([*map(_names, rows)])
 
     def expected(self, row: Row) -> list[str]:
-        """The names."""
         return _names(row)
 
     def targets(self, rows: Sequence[Row]) -> Values:
@@ -140,14 +132,12 @@ class Labels(TaskType):
 
     @classmethod
     def example(cls, labels: Sequence[str] | None) -> tuple[str, tuple[str, ...]]:
-        """A row with none."""
         return "[]", tuple(labels or ("yes", "no"))
 
     def losses(self, logits: NDArray[np.float32], targets: Values) -> NDArray[np.float64]:
         """Binary cross entropies, their mean over the labels."""
         exact = logits.astype(np.float64)
-        losses: NDArray[np.float64] = (np.logaddexp(0, exact) - exact * targets).mean(1)
-        return losses
+        return (np.logaddexp(0, exact) - exact * targets).mean(1)
 
     def loss(self, logits: Any, targets: Any, weights: Any = None) -> Any:
         """Their mean, in the form that never overflows."""
@@ -155,7 +145,7 @@ class Labels(TaskType):
 
     def loss_graph(self, logits: str, labels: str) -> LossGraph:
         """(B, C) twice."""
-        nodes: list[tuple[str, list[str], str, dict[str, Any]]] = [
+        nodes: Nodes = [
             ("Softplus", [logits], "loss/softplus", {}),
             ("Mul", [logits, labels], "loss/of_those_it_has", {}),
             ("Sub", ["loss/softplus", "loss/of_those_it_has"], "loss/of_labels", {}),
@@ -164,7 +154,6 @@ class Labels(TaskType):
         return LossGraph(nodes, integers=False, dims=("batch", self.n_outputs))
 
     def terms(self, targets: Values) -> Values:
-        """One a label."""
         return np.full(len(targets), float(self.n_outputs))
 
     def ignorant_loss(self, targets: Values, words: int = 0) -> float:
@@ -183,18 +172,15 @@ class Labels(TaskType):
 
     def decided(self, logits: Values) -> NDArray[np.bool_]:
         """[n, C]: which labels hold."""
-        above: NDArray[np.bool_] = _sigmoid(logits) > self.thresholds
-        return above
+        return _sigmoid(logits) > self.thresholds
 
     def plain(self, outputs: Values) -> list[list[str]]:
-        """The names that hold."""
         names = self.labels or ()
         return [[names[i] for i in np.flatnonzero(row)] for row in self.decided(outputs)]
 
     def off(self, targets: Values, outputs: Values) -> Values:
         """How many labels are wrong."""
-        wrong: Values = (self.decided(outputs) != (targets > 0)).sum(1)
-        return wrong
+        return (self.decided(outputs) != (targets > 0)).sum(1)
 
     def fitting(self, targets: Values) -> tuple[str, ...]:
         """Of all rows' labels together, and each label alike."""
@@ -221,17 +207,14 @@ class Labels(TaskType):
         return 2.0 * targets - 1.0
 
     def predictions(
-        self, task: str, logits: NDArray[np.float32], notes: Sequence[str], read: Sequence[Read] = ()
+        self, task: str, logits: NDArray[np.float32], notes: Sequence[str], read: Sequence[Any] = ()
     ) -> list[Prediction]:
         """The labels whose probability, the sigmoid of the logit, is above their threshold."""
         answers: list[Prediction] = []
         for row, raw, held, note in zip(_sigmoid(logits), logits, self.plain(logits), notes, strict=True):
             scores = {label: round(float(p), 6) for label, p in zip(self.labels or (), row, strict=True)}
-            answers.append(
-                LabelsPrediction(
-                    task, None, max(scores.values()), scores, tuple(map(float, raw)), note, None, tuple(held)
-                )
-            )
+            told = (max(scores.values()), scores, tuple(map(float, raw)), note, None, tuple(held))
+            answers.append(LabelsPrediction(task, None, *told))
         return answers
 
     def agreement(self, reference: NDArray[Any], logits: NDArray[Any], tolerance: float | None) -> Agreement:
@@ -246,13 +229,11 @@ class Labels(TaskType):
 
 
 def _names(row: Row) -> list[str]:
-    names: list[str] = json.loads(row.label or "[]")
-    return names
+    return json.loads(row.label or "[]")
 
 
 def _sigmoid(logits: Values) -> NDArray[np.float64]:
-    shares: NDArray[np.float64] = 1 / (1 + np.exp(-np.clip(logits.astype(np.float64), -_SURE, _SURE)))
-    return shares
+    return 1 / (1 + np.exp(-np.clip(logits.astype(np.float64), -_SURE, _SURE)))
 
 
 def _best_threshold(has: NDArray[np.bool_], shares: NDArray[np.float64]) -> float:
@@ -298,13 +279,13 @@ def _ranks_right(kind: Labels, targets: Values, outputs: Values) -> Values:
     return 1 - np.array(losses)
 
 
-_METRICS: Mapping[str, Metric] = {
+Labels.metrics = {
     "micro_f1": Metric(_micro_f1, "over all rows' labels together"),
     "macro_f1": Metric(_macro_f1, "mean over the labels, each counting alike"),
-    "exact_match": Metric.of(
+    "exact_match": Metric(
         lambda kind, targets, outputs: (kind.decided(outputs) == (targets > 0)).all(1),
         "share of rows whose labels are exactly right",
+        mean,
     ),
-    "ranking": Metric.of(_ranks_right, "1 less the label ranking loss, mean over rows"),
+    "ranking": Metric(_ranks_right, "1 less the label ranking loss, mean over rows", mean),
 }
-Labels.metrics = _METRICS

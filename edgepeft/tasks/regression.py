@@ -2,41 +2,37 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgepeft.common.errors import DataError
 from edgepeft.data.answers import Prediction
+from edgepeft.data.labels import number_of
 from edgepeft.data.rows import Row
-from edgepeft.tasks._facts import CLOSE, Agreement, LossGraph, Metric
+from edgepeft.tasks._facts import CLOSE, Agreement, LossGraph, Metric, Nodes, Values
 from edgepeft.tasks.base import TaskType
 
-if TYPE_CHECKING:
-    from edgepeft.data.words import Read
-
-Numbers = NDArray[Any]
+_MOVED = 0.25  # of the standard deviation of a check's values
 
 
-def _pearson(labels: Numbers, answers: Numbers) -> float:
+def _pearson(labels: Values, answers: Values) -> float:
     if len(np.unique(labels)) < 2 or len(np.unique(answers)) < 2:
         return 0.0  # not defined
     return float(np.corrcoef(labels.astype(np.float64), answers.astype(np.float64))[0, 1])
 
 
-def _spearman(labels: Numbers, answers: Numbers) -> float:
+def _spearman(labels: Values, answers: Values) -> float:
     return _pearson(ranks(labels), ranks(answers))
 
 
-def ranks(values: Numbers) -> Numbers:
+def ranks(values: Values) -> Values:
     """Equal values share the mean of their ranks."""
     _, which, counts = np.unique(values.astype(np.float64), return_inverse=True, return_counts=True)
-    means: Numbers = (np.cumsum(counts) - (counts - 1) / 2)[which]
-    return means
+    return (np.cumsum(counts) - (counts - 1) / 2)[which]
 
 
 CORRELATIONS = {
@@ -45,10 +41,6 @@ CORRELATIONS = {
     "pearson_spearman": Metric(lambda _, a, b: (_pearson(a, b) + _spearman(a, b)) / 2),
 }
 """By name; of numbers [n] and answers [n]."""
-
-
-Values = NDArray[Any]
-_MOVED = 0.25  # of the standard deviation of a check's values
 
 
 @dataclass(frozen=True)
@@ -66,26 +58,18 @@ class Regression(TaskType):
 
     @classmethod
     def is_of(cls, labels: Sequence[str] | None, head_reads: str) -> bool:
-        """No labels, and no text."""
         return labels is None and head_reads != "text"
 
     @property
     def listed(self) -> str:
-        """They have no names."""
         return "numbers"
 
     def strange(self, row: Row) -> str | None:
-        """Every number is one of its own."""
         self.expected(row)
         return None
 
     def expected(self, row: Row) -> float:
-        """The number."""
-        try:
-            number = float(row.label or "")
-        except ValueError:
-            number = math.nan
-        if not math.isfinite(number):
+        if (number := number_of(row.label)) is None:
             raise DataError(f"{row.where}: the label of a regression is a finite number; found {row.label!r}.")
         return number
 
@@ -99,21 +83,17 @@ class Regression(TaskType):
 
     @classmethod
     def example(cls, labels: Sequence[str] | None) -> tuple[str, None]:
-        """A number."""
         return "0", None
 
     def losses(self, logits: NDArray[np.float32], targets: Values) -> NDArray[np.float64]:
-        """Squared errors."""
-        squares: NDArray[np.float64] = np.square(logits[:, 0].astype(np.float64) - targets)
-        return squares
+        return np.square(logits[:, 0].astype(np.float64) - targets)
 
     def loss(self, logits: Any, targets: Any, weights: Any = None) -> Any:
-        """Their mean."""
         return (logits.squeeze(-1) - targets).square().mean()
 
     def loss_graph(self, logits: str, labels: str) -> LossGraph:
         """(B, 1) and (B)."""
-        nodes: list[tuple[str, list[str], str, dict[str, Any]]] = [
+        nodes: Nodes = [
             ("Squeeze", [logits, "loss/last"], "loss/numbers", {}),
             ("Sub", ["loss/numbers", labels], "loss/difference", {}),
             ("Mul", ["loss/difference", "loss/difference"], "loss/of_rows", {}),
@@ -125,13 +105,10 @@ class Regression(TaskType):
         return float(targets.var(dtype=np.float64))
 
     def outputs(self, logits: NDArray[Any]) -> Values:
-        """The number itself."""
         return logits[:, 0]
 
     def off(self, targets: Values, outputs: Values) -> Values:
-        """Absolute errors."""
-        errors: Values = np.abs(outputs - targets)
-        return errors
+        return np.abs(outputs - targets)
 
     def fitting(self, targets: Values) -> tuple[str, ...]:
         """By ranks, and by the numbers."""
@@ -146,17 +123,14 @@ class Regression(TaskType):
         return {"residuals": {name: float(value) for name, value in figures.items()}}
 
     def majority(self, targets: Values) -> Values:
-        """The mean."""
         return np.asarray(targets.mean())
 
     def regressed(self, targets: Values) -> NDArray[np.float64]:
-        """The number in the only column."""
         return targets[:, None].astype(np.float64)
 
     def predictions(
-        self, task: str, logits: NDArray[np.float32], notes: Sequence[str], read: Sequence[Read] = ()
+        self, task: str, logits: NDArray[np.float32], notes: Sequence[str], read: Sequence[Any] = ()
     ) -> list[Prediction]:
-        """The number."""
         values = [float(row[0]) for row in logits]
         return [Prediction(task, None, value, {}, (value,), note) for value, note in zip(values, notes, strict=True)]
 

@@ -23,9 +23,9 @@ from numpy.typing import NDArray
 from edgepeft.backbones.tokens import Text, TokenBatch
 from edgepeft.data.answers import Prediction
 from edgepeft.data.pattern import UnreadableRow
-from edgepeft.data.row_grouping import LOWEST, Asked, Passage, passage_of
+from edgepeft.data.row_grouping import LOWEST, Asked, Passage, RowGrouping, passage_of, readable
 from edgepeft.data.rows import SENTENCES, Columns, Row
-from edgepeft.tasks._facts import CLOSE, Agreement, LossGraph, Metric, Nodes, log_softmax
+from edgepeft.tasks._facts import Agreement, LossGraph, Metric, Nodes, Values, cross_entropy, log_softmax, mean
 from edgepeft.tasks._span_answers import (
     SpansPrediction,
     answers_label,
@@ -38,9 +38,7 @@ from edgepeft.tasks._span_answers import (
     windows_of,
 )
 from edgepeft.tasks.base import TaskType
-from edgepeft.tasks.classification import cross_entropy
 
-Values = NDArray[Any]
 _NONE, _WHOLE = -1.0, -2.0  # in place of a window: no answer, or all of the passage
 
 
@@ -73,12 +71,10 @@ class Spans(TaskType):
 
     @property
     def described(self) -> str:
-        """Whether it may say that there is none."""
         return "an answer, or none" if "threshold" in self.chosen else "an answer"
 
     @property
     def listed(self) -> str:
-        """Each row has its own."""
         return "what stands in each row's passage"
 
     # Rows.
@@ -103,7 +99,6 @@ class Spans(TaskType):
         return ["some" if answers_of(row) else "none" for row in rows]
 
     def expected(self, row: Row) -> str:
-        """The first answer's text."""
         return right_texts(row)[0]
 
     def token_rows(self, given: Any, where: str) -> list[tuple[str, str | None]]:
@@ -127,7 +122,6 @@ class Spans(TaskType):
 
     @classmethod
     def example(cls, labels: Sequence[str] | None) -> tuple[str, None]:
-        """No answer."""
         return "[]", None
 
     def targets(self, rows: Sequence[Row]) -> Values:
@@ -138,7 +132,12 @@ class Spans(TaskType):
         """[n] of ``Asked``; of each window the places of the first and the last token of the first answer."""
         return self._asked(rows, tokens.windows)
 
-    def beside(self, texts: Sequence[Text], tokens: TokenBatch) -> list[Passage]:
+    def grouping(self, tokens: TokenBatch, per_row: Sequence[int] | None) -> RowGrouping:
+        """Windows, of which the passage's tokens can be answers."""
+        passages = [passage_of("", own) for own in tokens.windows]
+        return RowGrouping(tokens.per_text, read=readable(passages, max(len(each.ids) for each in tokens.encodings)))
+
+    def beside(self, given: Sequence[Any], texts: Sequence[Text], tokens: TokenBatch) -> list[Passage]:
         """Each text's passage."""
         return [passage_of(text.second or "", own) for text, own in zip(texts, tokens.windows, strict=True)]
 
@@ -161,8 +160,7 @@ class Spans(TaskType):
             each = [self.losses(row[: len(t.wanted)], t.wanted).mean() for row, t in zip(logits, targets, strict=True)]
             return np.array(each)
         chosen = np.take_along_axis(log_softmax(logits, axis=1), targets[:, None], 1)[:, 0]
-        losses: NDArray[np.float64] = -chosen.mean(1)
-        return losses
+        return -chosen.mean(1)
 
     def loss(self, logits: Any, targets: Any, weights: Any = None) -> Any:
         """The mean over windows."""
@@ -219,11 +217,9 @@ class Spans(TaskType):
 
     def plain(self, outputs: Values) -> list[float]:
         """How far the best span is above no answer."""
-        found: list[float] = np.round(outputs[:, 3] - outputs[:, 4], 6).tolist()
-        return found
+        return np.round(outputs[:, 3] - outputs[:, 4], 6).tolist()
 
     def answered(self, rows: Sequence[Row], targets: Values, outputs: Values) -> list[str]:
-        """The answers' texts."""
         return [self._given(*each) for each in zip(targets, outputs, strict=True)]
 
     def each(self, targets: Values, outputs: Values, metric: str = "f1") -> Values:
@@ -233,8 +229,7 @@ class Spans(TaskType):
 
     def off(self, targets: Values, outputs: Values) -> Values:
         """What each row's F1 lacks."""
-        lacks: Values = 1 - self.each(targets, outputs)
-        return lacks
+        return 1 - self.each(targets, outputs)
 
     def fitting(self, targets: Any) -> tuple[str, ...]:
         """SQuAD's two."""
@@ -324,16 +319,17 @@ class Spans(TaskType):
     def agreement(self, reference: NDArray[Any], logits: NDArray[Any], tolerance: float | None) -> Agreement:
         """The share of windows' best starts and ends that are the same; a row is undecided where all of its are."""
         reference, logits = (each.reshape(len(each), -1, *each.shape[-2:]) for each in (reference, logits))
-        best = np.sort(reference, axis=2)
-        decided = best[:, :, -1] - best[:, :, -2] > 2 * (tolerance or CLOSE)  # (n, K, 2)
+        decided = Agreement.decided(reference, tolerance, axis=2)  # (n, K, 2)
         same = reference.argmax(2) == logits.argmax(2)
         share = float(same[decided].mean()) if decided.any() else 1.0
         return Agreement(share, int((~decided).all((1, 2)).sum()))
 
 
 Spans.metrics = {
-    name: Metric.of(
-        partial(Spans.each, metric=name), "mean over rows, each by its best right answer, as SQuAD's script has it"
+    name: Metric(
+        partial(Spans.each, metric=name),
+        "mean over rows, each by its best right answer, as SQuAD's script has it",
+        mean,
     )
     for name in ("f1", "exact_match")
 }

@@ -1,7 +1,13 @@
 """Text: words that the model's own decoder writes, by the cross entropy of their tokens (Raffel et al., 2020).
 
 What is large stands where it is done: the head in ``heads.text``, training in ``training.text_engine``, writing in
-``runtime.generation``, its check in ``deploy.verify``, its metrics in ``data.text_metrics``.
+``runtime.generation``, its check in ``deploy.verify``.
+
+Metrics are higher the better, 1 at best; a row counts by the best of its references.  exact_match and f1 are SQuAD's
+(Rajpurkar et al., 2016): letters are lowered, punctuation and articles left out; f1 is of the words that answer and
+reference have in common.  rouge_1 and rouge_2 are the F1 of the words and pairs of words in common, rouge_l that of the
+longest common subsequence of words (Lin, 2004); bleu is the corpus' BLEU (Papineni et al., 2002), chrf its F2 of 1 to 6
+characters (Popovic, 2015), both by sacrebleu, imported when used.
 
 Letters: B rows, T tokens of the longest target, v vocabulary.
 """
@@ -9,31 +15,24 @@ Letters: B rows, T tokens of the longest target, v vocabulary.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import re
+import string
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+from functools import partial
+from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgepeft.common.errors import UsageError
+from edgepeft.common.errors import UsageError, requiring
 from edgepeft.data.answers import Prediction
 from edgepeft.data.rows import Row
-from edgepeft.data.text_metrics import DEFAULT, OF_ROWS, TEXT_METRICS, text_averaged, text_errors, text_rows, text_score
-from edgepeft.tasks._facts import LossGraph, Metric
+from edgepeft.tasks._facts import LossGraph, Metric, Values, cross_entropy, mean
 from edgepeft.tasks.base import TaskType
-from edgepeft.tasks.classification import cross_entropy
 
-if TYPE_CHECKING:
-    from edgepeft.data.words import Read
-
-Values = NDArray[Any]
-
-
-def _metric(name: str) -> Metric:
-    if name in OF_ROWS:
-        return Metric.of(lambda _, known, texts: text_rows(name, texts, known), text_averaged(name), resampled=False)
-    return Metric(lambda _, known, texts: text_score(name, texts, known), text_averaged(name), resampled=False)
+References = Sequence[Sequence[str]]  # of each row, one or more
 
 
 @dataclass(frozen=True)
@@ -46,25 +45,21 @@ class Text(TaskType):
     name: ClassVar[str] = "text"
     title: ClassVar[str] = "text"
     answers: ClassVar[str] = "text"
-    default_metric: ClassVar[str] = DEFAULT
-    metrics: ClassVar[Mapping[str, Metric]] = {name: _metric(name) for name in TEXT_METRICS}
+    default_metric: ClassVar[str] = "f1"
     has_baselines: ClassVar[bool] = False  # neither a most frequent text nor a linear head on hidden states is a rival
     writes: ClassVar[bool] = True
     head: ClassVar[str] = "text"
 
     @classmethod
     def is_of(cls, labels: Sequence[str] | None, head_reads: str) -> bool:
-        """The head reads what the decoder gives every word."""
         return head_reads == "text"
 
     @property
     def listed(self) -> str:
-        """Any words."""
         return "text"
 
     @classmethod
     def example(cls, labels: Sequence[str] | None) -> tuple[str, None]:
-        """A word."""
         return "a", None
 
     def targets(self, rows: Sequence[Row]) -> NoReturn:
@@ -99,9 +94,7 @@ class Text(TaskType):
         return LossGraph(nodes, integers=True, dims=("batch", "target"))
 
     def terms(self, targets: Values) -> Values:
-        """The tokens."""
-        counts: Values = (targets >= 0).sum(1)
-        return counts
+        return (targets >= 0).sum(1)
 
     def ignorant_loss(self, targets: Values, words: int = 0) -> float:
         """Of equal probabilities for all words."""
@@ -111,18 +104,88 @@ class Text(TaskType):
         """Texts are decoded token by token."""
         raise UsageError("text is written token by token.")
 
-    def off(self, targets: Values, outputs: Values) -> NoReturn:
-        """Nothing is compared with it."""
-        raise UsageError("text has no baseline.")
-
-    majority = regressed = off  # type: ignore[assignment]
-
     def errors(self, targets: Any, outputs: Any) -> dict[str, Any]:
-        """``texts``: scores by which rows are averaged."""
-        return {**text_errors(list(outputs), targets)}
+        """``texts``: the scores by which rows are averaged, and the share of answers without a word."""
+        rows = {name: _rows(score, self, targets, outputs) for name, score in _OF_ROWS.items()}
+        empty = sum(not answer.strip() for answer in outputs)
+        return {"texts": {**{k: sum(v) / len(v) for k, v in rows.items()}, "empty_answers": empty / len(outputs)}}
 
     def predictions(
-        self, task: str, logits: NDArray[np.float32], notes: Sequence[str], read: Sequence[Read] = ()
+        self, task: str, logits: NDArray[np.float32], notes: Sequence[str], read: Sequence[Any] = ()
     ) -> list[Prediction]:
         """Texts are written by ``Runtime.write``."""
         raise UsageError(f"task {task} writes text; ask it with write.")
+
+
+def exact_match(answer: str, reference: str) -> float:
+    """1 where both are the same words, else 0."""
+    return float(_squad_words(answer) == _squad_words(reference))
+
+
+def f1(answer: str, reference: str) -> float:
+    """Of the words in common, as often as both have them; of two empty texts 1."""
+    one, other = _squad_words(answer), _squad_words(reference)
+    if not one or not other:
+        return float(one == other)
+    return _f1(sum((Counter(one) & Counter(other)).values()), len(one), len(other))
+
+
+def rouge_l(answer: str, reference: str) -> float:
+    """F1 of the longest common subsequence of words; words are of ASCII's letters and digits, as in Google's rouge."""
+    one, other = _rouge_words(answer), _rouge_words(reference)
+    row = [0] * (len(other) + 1)
+    for word in one:
+        above, row = row, [0]
+        for i, another in enumerate(other):
+            row.append(above[i] + 1 if word == another else max(above[i + 1], row[i]))
+    return _f1(row[-1], len(one), len(other))
+
+
+def rouge_n(n: int, answer: str, reference: str) -> float:
+    """F1 of runs of ``n`` words, as often as both have them."""
+    words = _rouge_words(answer), _rouge_words(reference)
+    one, other = (Counter(tuple(each[i : i + n]) for i in range(len(each) - n + 1)) for each in words)
+    return _f1((one & other).total(), one.total(), other.total())
+
+
+def _rouge_words(text: str) -> list[str]:
+    return re.findall("[a-z0-9]+", text.lower())
+
+
+def _f1(common: int, one: int, other: int) -> float:
+    return 2 * common / (one + other) if common else 0.0
+
+
+def _squad_words(text: str) -> list[str]:
+    plain = "".join(c for c in text.lower() if c not in string.punctuation)
+    return re.sub(r"\b(a|an|the)\b", " ", plain).split()
+
+
+def _rows(score: Callable[[str, str], float], _: Text, references: References, answers: Sequence[str]) -> list[float]:
+    """Of each row, by its best reference."""
+    return [max(score(answer, known) for known in of_row) for answer, of_row in zip(answers, references, strict=True)]
+
+
+def _corpus(name: str, _: Text, references: References, answers: Sequence[str]) -> float:
+    with requiring("train", f"the metric {name}"):
+        import sacrebleu
+    most = max(map(len, references))
+    columns: Any = [[known[k] if k < len(known) else None for known in references] for k in range(most)]
+    return float(getattr(sacrebleu, f"corpus_{name}")(list(answers), columns).score) / 100
+
+
+_OF_ROWS: Mapping[str, Callable[[str, str], float]] = {
+    "exact_match": exact_match,
+    "f1": f1,
+    "rouge_1": partial(rouge_n, 1),
+    "rouge_2": partial(rouge_n, 2),
+    "rouge_l": rouge_l,
+}
+"""By name those of which a score is the mean over rows; of an answer and a reference."""
+
+_BEST = "mean over rows, each by its best reference"
+Text.metrics = {
+    **{name: Metric(partial(_rows, score), _BEST, mean) for name, score in _OF_ROWS.items()},
+    "bleu": Metric(partial(_corpus, "bleu"), "over all words of all rows", resampled=False),
+    "chrf": Metric(partial(_corpus, "chrf"), "over all characters of all rows", resampled=False),
+}

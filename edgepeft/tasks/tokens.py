@@ -29,7 +29,8 @@ from edgepeft.data.by_class import by_class
 from edgepeft.data.labels import NO_TARGET
 from edgepeft.data.rows import Row
 from edgepeft.data.words import NOWHERE, Read, Words, at_tokens, places_of, read_words, spread, words_of
-from edgepeft.tasks._facts import CLOSE, Agreement, LossGraph, Metric, log_softmax
+from edgepeft.tasks._conformal import softmax
+from edgepeft.tasks._facts import Agreement, LossGraph, Metric, Values, cross_entropy, log_softmax, rarest
 from edgepeft.tasks._tags import (
     ENTITY_SCORES,
     OUTSIDE,
@@ -42,9 +43,7 @@ from edgepeft.tasks._tags import (
     type_of,
 )
 from edgepeft.tasks.base import TaskType
-from edgepeft.tasks.classification import check_names, cross_entropy
-
-Values = NDArray[Any]
+from edgepeft.tasks.classification import check_names
 
 
 class TokenSpan(NamedTuple):
@@ -102,14 +101,12 @@ class Tokens(TaskType):
 
     @property
     def described(self) -> str:
-        """How many types there are."""
         return f"spans of {len(self.types)} types"
 
     # Rows.
 
     @classmethod
     def label_text(cls, value: Any, where: str) -> str:
-        """Tags or spans."""
         return tagged_label(value, where)
 
     @classmethod
@@ -153,16 +150,12 @@ class Tokens(TaskType):
 
     def strata(self, rows: Sequence[Row]) -> list[str]:
         """Each row's rarest type; rows without an entity are of one."""
-        types = [[entity.label for entity in tagged_row(row).found] for row in rows]
-        counts = Counter(label for each in types for label in each)
-        return [min(each, key=lambda label: (counts[label], label), default="") for each in types]
+        return rarest([*map(self.names_in, rows)])
 
     def expected(self, row: Row) -> list[str]:
-        """Each entity in words."""
         return _in_words(row, tagged_row(row).found)
 
     def names_in(self, row: Row) -> list[str]:
-        """Of each entity."""
         return [entity.label for entity in tagged_row(row).found]
 
     def targets(self, rows: Sequence[Row]) -> Values:
@@ -184,13 +177,11 @@ class Tokens(TaskType):
         """The tags in turn, as if each token were a word: [B, S]."""
         return np.where(mask > 0, np.arange(mask.shape[1]) % self.n_outputs, NO_TARGET)
 
-    def beside(self, texts: Sequence[Text], tokens: TokenBatch) -> list[Read]:
-        """Each text's words."""
+    def beside(self, given: Sequence[Any], texts: Sequence[Text], tokens: TokenBatch) -> list[Read]:
         return [read_words(text.first, encoding) for text, encoding in zip(texts, tokens.of_texts, strict=True)]
 
     @classmethod
     def example(cls, labels: Sequence[str] | None) -> tuple[str, tuple[str, ...]]:
-        """A row with no entity."""
         return '{"spans":[]}', tuple(labels or ("B-X", "I-X", OUTSIDE))
 
     # Losses.
@@ -200,8 +191,7 @@ class Tokens(TaskType):
         at = at_tokens(targets, logits.shape[1]) if targets.dtype == object else targets
         known = at >= 0
         each = np.take_along_axis(log_softmax(logits), np.where(known, at, 0)[..., None], -1)[..., 0]
-        losses: NDArray[np.float64] = -np.where(known, each, 0.0).sum(1) / np.maximum(known.sum(1), 1)
-        return losses
+        return -np.where(known, each, 0.0).sum(1) / np.maximum(known.sum(1), 1)
 
     def loss(self, logits: Any, targets: Any, weights: Any = None) -> Any:
         """The mean over all rows' words; [B, S, C] and [B, S]."""
@@ -214,9 +204,7 @@ class Tokens(TaskType):
         return LossGraph(cross_entropy(logits, labels, 1, "loss/of_rows"), integers=True, dims=("tokens",))
 
     def terms(self, targets: Values) -> Values:
-        """The words that are read, of [B, S]."""
-        counts: Values = (targets >= 0).sum(1)
-        return counts
+        return (targets >= 0).sum(1)
 
     def ignorant_loss(self, targets: Values, words: int = 0) -> float:
         """Of equal probabilities for all tags."""
@@ -243,7 +231,6 @@ class Tokens(TaskType):
         return [([names[i] for i in t[0]], self._given(t, output)) for t, output in zip(targets, outputs, strict=True)]
 
     def answered(self, rows: Sequence[Row], targets: Values, outputs: Values) -> list[list[str]]:
-        """Each row's entities in words."""
         given = (self._given(target, output) for target, output in zip(targets, outputs, strict=True))
         return [_in_words(row, entities(tags)) for row, tags in zip(rows, given, strict=True)]
 
@@ -267,14 +254,12 @@ class Tokens(TaskType):
     # Baselines.
 
     def majority(self, targets: Values) -> Values:
-        """The most frequent tag."""
         return np.asarray(np.bincount(np.concatenate([target[0] for target in targets])).argmax())
 
     def regressed(self, targets: Values) -> NDArray[np.float64]:
         """[words that are read, C]: 1 in the tag's column."""
         tagged = np.concatenate([tags[places != NOWHERE] for tags, places in targets])
-        chosen: NDArray[np.float64] = np.eye(self.n_outputs)[tagged]
-        return chosen
+        return np.eye(self.n_outputs)[tagged]
 
     def read_by_head(self, states: Sequence[Values], targets: Values) -> Values:
         """[words that are read, d], at their first pieces."""
@@ -295,8 +280,7 @@ class Tokens(TaskType):
     def _predicted(self, task: str, logits: NDArray[np.float32], read: Read, note: str) -> TokensPrediction:
         names, known = self.labels or (), read.places != NOWHERE
         of_words = np.where(known[:, None], logits[read.places], 0.0).astype(np.float64)
-        shares = np.exp(of_words - of_words.max(-1, keepdims=True))
-        best = (shares / shares.sum(-1, keepdims=True)).max(-1)
+        best = softmax(of_words).max(-1)
         tags = [names[i] if ok else OUTSIDE for i, ok in zip(of_words.argmax(-1), known, strict=True)]
         spans = []
         for label, first, last in entities(tags):
@@ -321,8 +305,7 @@ class Tokens(TaskType):
     def agreement(self, reference: NDArray[Any], logits: NDArray[Any], tolerance: float | None) -> Agreement:
         """The share of a row's tokens that have the same best tag, [n, S, C], in the mean over rows; a row is undecided
         where all of its tokens are.  Padding, 0 throughout, is."""
-        best = np.sort(reference, axis=-1)
-        decided = best[..., -1] - best[..., -2] > 2 * (tolerance or CLOSE)
+        decided = Agreement.decided(reference, tolerance, axis=-1)
         same = decided & (reference.argmax(-1) == logits.argmax(-1))
         counts = decided.sum(1)
         shares = same.sum(1)[counts > 0] / counts[counts > 0]

@@ -19,7 +19,7 @@ import torch
 
 from edgepeft.backbones.base import Architecture
 from edgepeft.common.errors import DoesNotFit, UsageError
-from edgepeft.device.host.machine import cpu_vendor, memory_bytes, thread_count
+from edgepeft.device.machine import cpu_vendor, memory_bytes, thread_count
 from edgepeft.methods.base import Method
 from edgepeft.options.verbs import TrainSettings
 

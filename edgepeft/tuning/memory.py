@@ -23,7 +23,7 @@ from edgepeft.bundle.bundle import Bundle
 from edgepeft.common.errors import BundleError, DoesNotFit, UsageError
 from edgepeft.data.batches import Encoded, Writing
 from edgepeft.deploy.cost import written_bytes
-from edgepeft.device.host.machine import memory_bytes, thread_count
+from edgepeft.device.machine import memory_bytes, thread_count
 from edgepeft.device.profiles import load_profile
 from edgepeft.graph.cost import mapped_bytes, packed_bytes, peak_bytes
 from edgepeft.graph.gradient.rule import specs_of

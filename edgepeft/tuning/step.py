@@ -26,7 +26,7 @@ from edgepeft.data.labels import NO_TARGET
 from edgepeft.data.row_grouping import RowGrouping, mean_matrix, members, places_of
 from edgepeft.data.training_loop.engine import Arrays
 from edgepeft.deploy.verify import run_in_groups
-from edgepeft.device.host.machine import thread_count
+from edgepeft.device.machine import thread_count
 from edgepeft.graph.external_data import generator_of
 from edgepeft.graph.gradient.training import TrainingFacts
 from edgepeft.graph.names import LABELS, LOGITS, LOSS, PLACES, POOLING, SHARES, dropout, gradient

@@ -83,7 +83,7 @@ def backbone(folder: Path) -> Path:
 
 def main(folder: Path) -> None:
     """Train, export, and ask a batch of both tasks."""
-    from edgepeft.device.host.machine import cpu_model, thread_count
+    from edgepeft.device.machine import cpu_model, thread_count
     from edgepeft.runtime.decoding import Decoding
     from edgepeft.runtime.runtime import Runtime
 

@@ -8,7 +8,7 @@ import pytest
 
 from edgepeft.bench.measuring.sampler import Sample
 from edgepeft.common.errors import DoesNotFit
-from edgepeft.device.limits.placement import InForce
+from edgepeft.device.placement import InForce
 
 IN_FORCE = InForce("test", 2, 1_000_000, "full")
 

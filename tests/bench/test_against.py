@@ -279,7 +279,7 @@ def test_a_version_without_a_worker_is_refused(tmp_path):
 def test_a_worker_runs_the_version_that_was_asked_for_wherever_it_is_started(tmp_path, monkeypatch):
     from edgepeft.bench.measuring.process import WorkerProcess
     from edgepeft.common.errors import EdgepeftError
-    from edgepeft.device.limits.placement import Limits
+    from edgepeft.device.placement import Limits
 
     place = package(tmp_path / "old", "0.0.1")
     (place / "edgepeft" / "bench" / "measuring" / "worker.py").write_text('raise SystemExit("the old worker")\n')

@@ -10,7 +10,7 @@ from deltas import TEXTS, random_delta, saved
 
 from edgepeft.backbones.source import open_backbone
 from edgepeft.cli._main import main
-from edgepeft.device.host import machine
+from edgepeft.device import machine
 from edgepeft.training.exporting.bundle import export_bundle
 
 

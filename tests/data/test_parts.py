@@ -97,7 +97,7 @@ def test_labels_are_sorted_by_name_and_targets_are_their_indices():
 
 def test_a_regression_has_numbers_and_no_labels():
     numbers = [row._replace(label=str(i / 10)) for i, row in enumerate(rows(50))]
-    data = task_data(numbers, regression=True)
+    data = task_data(numbers, kind="regression")
     assert data.labels is None
     assert data.task_kind.targets(numbers[:3]).tolist() == pytest.approx([0.0, 0.1, 0.2])
 
@@ -113,7 +113,7 @@ def test_a_label_unseen_in_training_is_named_with_its_file_and_line():
 def test_nan_in_a_regression_label_of_any_part_is_named_with_its_line():
     numbers = [row._replace(label="1.5") for row in rows(50)]
     with pytest.raises(DataError, match=r"test\.tsv:3: the label of a regression is a finite number; found 'nan'"):
-        task_data(numbers, test=[Row("t", None, "nan", "test.tsv", 3)], regression=True)
+        task_data(numbers, test=[Row("t", None, "nan", "test.tsv", 3)], kind="regression")
 
 
 def test_pairs_and_single_texts_are_not_mixed_between_files():

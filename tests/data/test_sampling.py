@@ -58,7 +58,7 @@ def test_copies_of_a_row_stay_together_but_for_the_boundary():
 
 def test_without_strata_labels_do_not_matter():
     rows = [row(f"text {i}", str(i / 7), i) for i in range(40)]
-    assert len(part(rows, 13, "s", strata=None).taken) == 13
+    assert len(part(rows, 13, "s", strata=[""] * 40).taken) == 13
 
 
 def test_quotas_go_one_by_one_to_whom_most_is_due_and_of_equals_to_the_first_by_name():

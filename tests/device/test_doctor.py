@@ -7,8 +7,7 @@ import pytest
 from boards import PI4_CPUINFO, pi4, put
 from verbs import edgepeft
 
-from edgepeft.device import doctor
-from edgepeft.device.host import groups
+from edgepeft.device import cgroups, doctor
 
 
 def by_check(root):
@@ -53,7 +52,7 @@ def test_the_tokenizers_threads_are_told_unless_they_are_off(tmp_path, monkeypat
 
 
 def test_a_host_without_control_groups_is_told_what_limits_fall_back_to(tmp_path, monkeypatch):
-    monkeypatch.setattr("edgepeft.device.limits.placement.BOOTED", tmp_path / "nowhere")
+    monkeypatch.setattr("edgepeft.device.placement.BOOTED", tmp_path / "nowhere")
     put(tmp_path, "proc/cpuinfo", PI4_CPUINFO)
     (finding,) = by_check(tmp_path)["control groups"]
     assert finding.status == "warning"
@@ -87,7 +86,7 @@ def test_a_check_that_fails_itself_is_a_finding_and_the_others_go_on(tmp_path, m
 
 def test_looking_for_rights_leaves_no_group_behind(tmp_path):
     doctor.findings()
-    left = [str(path) for own in set(groups.groups_of().values()) for path in own.glob(f"edgepeft-{os.getpid()}-*")]
+    left = [str(path) for own in set(cgroups.groups_of().values()) for path in own.glob(f"edgepeft-{os.getpid()}-*")]
     assert left == []
 
 
@@ -134,7 +133,7 @@ def test_opening_the_runtime_with_a_bad_wheel_is_refused_before_it_is_imported(t
 
     put(tmp_path, "cpuinfo", PI4_CPUINFO)
     code = (
-        "import sys; from pathlib import Path; from edgepeft.device.host import machine, groups;"
+        "import sys; from pathlib import Path; from edgepeft.device import machine, cgroups;"
         f"machine.refuse_bad_wheels.__kwdefaults__['proc'] = Path({str(tmp_path)!r});"
         "machine.versions = lambda: {'onnxruntime': '1.21.0'}\n"
         "try:\n    import edgepeft.runtime.session\n"

@@ -14,7 +14,7 @@ from method_examples import examples
 from tolerance import require_alike
 
 from edgepeft.backbones.source import open_backbone
-from edgepeft.device.host import machine
+from edgepeft.device import machine
 from edgepeft.methods.base import methods
 from edgepeft.runtime import session as session_module
 from edgepeft.runtime import weights

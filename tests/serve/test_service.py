@@ -18,7 +18,7 @@ pytest.importorskip("uvicorn", reason="needs pip install edgepeft[serve]")
 from served import Served
 from verbs import edgepeft, process
 
-from edgepeft.device.host.machine import thread_count
+from edgepeft.device.machine import thread_count
 from edgepeft.runtime.runtime import Runtime
 
 TEXTS = ["w5 w6 w7", "w8", "w9 w10 w11 w12 w13 w14", "w20 w21"]

@@ -7,7 +7,7 @@ from tiny import SIZES
 
 from bench.suites import _random_bundle, _suite_run
 from bench.suites._suite_run import SuiteRun
-from edgepeft.device.limits.placement import Limits
+from edgepeft.device.placement import Limits
 
 
 @pytest.fixture(scope="module")

@@ -46,7 +46,7 @@ from edgepeft.bench.planning.target import texts_of
 from edgepeft.bench.workloads.requests import requests
 from edgepeft.cli._main import main
 from edgepeft.common.errors import EdgepeftError, UnknownName, UsageError
-from edgepeft.device.limits.placement import Limits
+from edgepeft.device.placement import Limits
 from edgepeft.runtime.runtime import Runtime
 
 

@@ -19,7 +19,7 @@ from bench.suites._suite_run import SuiteRun
 from edgepeft.bench.workloads.models import write_onnxruntime
 from edgepeft.cli._main import main
 from edgepeft.common.errors import EdgepeftError, UnknownName, UsageError
-from edgepeft.device.limits.placement import Limits
+from edgepeft.device.placement import Limits
 from edgepeft.runtime.decoding import Decoding
 from edgepeft.runtime.runtime import Runtime
 

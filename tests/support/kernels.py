@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from edgepeft.device.host import groups
+from edgepeft.device import cgroups
 
 V2_FILES = {
     "memory": {"memory.max": "max", "memory.swap.max": "max", "memory.peak": "0", "memory.events": "oom_kill 0"},
@@ -72,9 +72,9 @@ class FakeV2:
 @pytest.fixture
 def v2(tmp_path, monkeypatch):
     kernel = FakeV2(tmp_path)
-    monkeypatch.setattr(groups, "make_child", kernel.make_child)
-    monkeypatch.setattr(groups, "write", kernel.write)
-    monkeypatch.setattr(groups, "remove", kernel.remove)
+    monkeypatch.setattr(cgroups, "make_child", kernel.make_child)
+    monkeypatch.setattr(cgroups, "write", kernel.write)
+    monkeypatch.setattr(cgroups, "remove", kernel.remove)
     return kernel
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import subprocess
 from dataclasses import dataclass
 
-from edgepeft.device.limits.limited_process import BACKENDS, LimitedProcess
-from edgepeft.device.limits.placement import InForce
+from edgepeft.device.limited_process import BACKENDS, LimitedProcess
+from edgepeft.device.placement import InForce
 
 
 @dataclass(frozen=True)

@@ -148,7 +148,7 @@ def test_an_answer_is_a_candidate_with_the_softmax_of_its_row():
         {"sentence1": "t", "candidates": ["a", "b", "c"]},
     ]
     logits = np.array([[[0.0], [math.log(3)], [LOWEST]], [[math.log(2)], [0.0], [0.0]]], np.float32)
-    first, second = KIND.answers_to(given, "copa", logits, ["", "odd"])
+    first, second = KIND.predictions("copa", logits, ["", "odd"], KIND.beside(given, [], None))
     assert first.as_json() == {
         "task": "copa",
         "label": "blue",

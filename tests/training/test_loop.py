@@ -74,7 +74,7 @@ def test_the_folder_holds_the_delta_and_nothing_of_the_run(run, tmp_path):
 
 def test_numbers_are_predicted_by_a_regression(run):
     counted = [Row(text, None, str(n / 2), "f", i) for i, (text, _, n) in enumerate(texts(240))]
-    data = task_data(counted, regression=True)
+    data = task_data(counted, kind="regression")
     result = run(data=data, options=OPTIONS.model_copy(update={"regression": True, "epochs": 6, "lr": 3e-3}))
     assert result.metric == "pearson_spearman"
     assert result.score > 0.5

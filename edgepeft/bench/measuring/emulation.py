@@ -24,9 +24,9 @@ from edgepeft.bench.measuring.process import WorkerProcess
 from edgepeft.bench.planning.job import Job
 from edgepeft.bench.workloads.probes import COPIED_BYTES
 from edgepeft.common.errors import EdgepeftError, UsageError
-from edgepeft.device.host.groups import ROOT, SMALLEST_QUOTA
-from edgepeft.device.host.machine import board_name, cpu_model, thread_count
-from edgepeft.device.limits.placement import Limits
+from edgepeft.device.cgroups import ROOT, SMALLEST_QUOTA
+from edgepeft.device.machine import board_name, cpu_model, thread_count
+from edgepeft.device.placement import Limits
 from edgepeft.device.profiles import Profile, is_this_board
 
 _NO_SPEED = "cores and memory are limited, their speed is the host's: this is no latency of the device"

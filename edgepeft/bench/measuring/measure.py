@@ -27,8 +27,8 @@ from edgepeft.bench.measuring.sampler import (
 from edgepeft.bench.planning.job import Job
 from edgepeft.bench.planning.plan import Unit, UnitRole
 from edgepeft.common.errors import DoesNotFit
-from edgepeft.device.host.sensors import number
-from edgepeft.device.limits.placement import InForce
+from edgepeft.device.placement import InForce
+from edgepeft.device.sensors import number
 
 ProgressCallback = Callable[[str, int, int], None]  # what is being done, rounds done, rounds in all
 

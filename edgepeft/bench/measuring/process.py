@@ -14,8 +14,8 @@ import edgepeft
 from edgepeft.bench.measuring.sampler import Sample
 from edgepeft.bench.planning.job import Job
 from edgepeft.common.errors import DoesNotFit, EdgepeftError, UsageError
-from edgepeft.device.limits.limited_process import LimitedProcess
-from edgepeft.device.limits.placement import InForce, Limits
+from edgepeft.device.limited_process import LimitedProcess
+from edgepeft.device.placement import InForce, Limits
 
 _SPAN_S = 3.0  # 30 periods of the quota: what its first and last one distort is under 2 %
 _RAISED_AGAIN = {"UsageError": UsageError, "UnknownName": UsageError, "DoesNotFit": DoesNotFit}

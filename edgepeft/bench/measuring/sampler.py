@@ -23,7 +23,7 @@ from statistics import median
 from typing import Protocol
 
 from edgepeft.common.errors import DoesNotFit, EdgepeftError
-from edgepeft.device.host.sensors import Conditions, Meter, Sensors
+from edgepeft.device.sensors import Conditions, Meter, Sensors
 
 _Z = 1.959964  # of a two-sided 95 % interval
 _STEADY = 0.05  # between the last warm-up step and the best of those before

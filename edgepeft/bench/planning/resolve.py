@@ -13,7 +13,7 @@ from edgepeft.bench.planning.plan import Unit, plan_requests, plan_units
 from edgepeft.bench.planning.scenario import Lengths, SampleKind, Scenario, full_length, load_lengths, load_scenario
 from edgepeft.bench.planning.target import BenchSubject, open_subject, random_subject, torch_installed
 from edgepeft.common.errors import EdgepeftError, UnknownName, UsageError
-from edgepeft.device.host.machine import refuse_bad_wheels
+from edgepeft.device.machine import refuse_bad_wheels
 from edgepeft.device.profiles import Profile
 from edgepeft.options.verbs import BenchOptions
 

@@ -26,9 +26,9 @@ from edgepeft.bench.result.schema import (
 )
 from edgepeft.bench.workloads.probes import GEMM_FLOPS
 from edgepeft.bundle.manifest import TaskEntry
-from edgepeft.device.host import machine
-from edgepeft.device.host.machine import bad_wheels, host_facts, versions
-from edgepeft.device.limits.placement import InForce, Limits
+from edgepeft.device import machine
+from edgepeft.device.machine import bad_wheels, host_facts, versions
+from edgepeft.device.placement import InForce, Limits
 from edgepeft.device.profiles import Profile
 
 _GRADES = ("none", "partial", "full")

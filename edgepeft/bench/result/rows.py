@@ -29,8 +29,8 @@ from edgepeft.bench.result.schema import (
     RatioRecord,
 )
 from edgepeft.bench.workloads.probes import GEMM_FLOPS
-from edgepeft.device.host.sensors import Meter
 from edgepeft.device.profiles import Profile
+from edgepeft.device.sensors import Meter
 
 
 def result_rows(

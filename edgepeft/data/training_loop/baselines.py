@@ -89,7 +89,7 @@ def _states(
 
 def _spread(n: int, most: int | None) -> list[int]:
     """At most so many of ``n`` rows, evenly."""
-    return np.linspace(0, n - 1, min(n, most or n)).astype(int).tolist()  # type: ignore[no-any-return]
+    return np.linspace(0, n - 1, min(n, most or n)).astype(int).tolist()
 
 
 def linear_head(

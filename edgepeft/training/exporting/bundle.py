@@ -38,7 +38,7 @@ from edgepeft.common.task_name import WEIGHTS
 from edgepeft.data.readers import Source, source_of
 from edgepeft.data.rows import SENTENCES, Columns, verify_columns
 from edgepeft.deploy.install import PreparedTask, commit_tasks, prepare_exported, prepare_task, require_addable
-from edgepeft.device.host import machine
+from edgepeft.device import machine
 from edgepeft.device.profiles import load_profile
 from edgepeft.graph.quantise import quantise, quantised_tensors
 from edgepeft.graph.validate import check_standard

@@ -23,7 +23,6 @@ from edgepeft.data.rows import SENTENCES, Columns, read_rows
 from edgepeft.data.text_template import of_source
 from edgepeft.deploy.verify import CANDIDATES, STEPS, DataCheck, TextCheck, in_groups, pack_check, run_in_groups
 from edgepeft.runtime.inputs import texts_of, tokenized
-from edgepeft.runtime.prediction import grouping_of
 from edgepeft.tasks.base import TaskType
 from edgepeft.training.text_engine import generated
 
@@ -78,7 +77,7 @@ def data_check(
     texts, per_row = kind.read(list(read_rows(source, labels=False, columns=columns)))
     batch = tokenized(backbone.encoder(), fitted(texts, delta.card.pairs), delta.card.max_length, kind)
     targets = _targets(source, columns, kind, batch)
-    grouping = grouping_of(kind, batch, per_row)
+    grouping = kind.grouping(batch, per_row)
     return DataCheck(batch.inputs, _logits(delta, model, batch.inputs), targets, kind, grouping)
 
 

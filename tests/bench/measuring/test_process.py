@@ -13,7 +13,7 @@ from edgepeft.bench.measuring.process import WorkerProcess
 from edgepeft.bench.measuring.worker import peak_rss_bytes, serve
 from edgepeft.bench.planning.job import Job
 from edgepeft.common.errors import DoesNotFit, EdgepeftError, UsageError
-from edgepeft.device.limits.placement import Limits
+from edgepeft.device.placement import Limits
 
 GEMM = Job("gemm", threads=1)
 

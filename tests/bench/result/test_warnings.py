@@ -8,7 +8,7 @@ from edgepeft.bench.planning.job import Job
 from edgepeft.bench.planning.plan import Unit, UnitRole
 from edgepeft.bench.result.rows import HINTS, warnings_of
 from edgepeft.common.errors import DoesNotFit
-from edgepeft.device.limits.placement import InForce
+from edgepeft.device.placement import InForce
 
 
 def measured(seconds, batches=((8, 8),)):

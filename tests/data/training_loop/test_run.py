@@ -19,7 +19,7 @@ from edgepeft.options.base import TrainingLoopOptions
 from edgepeft.tasks.regression import Regression
 
 ROWS = [Row("w " * (i % 5), None, str(i % 7), "memory", i) for i in range(60)]
-DATA = task_data(ROWS, regression=True)
+DATA = task_data(ROWS, kind="regression")
 
 
 def encoded(rows):

@@ -24,7 +24,7 @@ from edgepeft.backbones.checkpoint import Checkpoint
 from edgepeft.backbones.emit import INT8_WEIGHTS_FILE, WEIGHTS_FILE, external_tensor
 from edgepeft.backbones.source import open_backbone
 from edgepeft.bundle.bundle import Bundle
-from edgepeft.device.host.machine import saturates_in_8_bits
+from edgepeft.device.machine import saturates_in_8_bits
 from edgepeft.graph.gradient import rule as gradient_rule
 from edgepeft.graph.gradient.rule import INTEGER_PRODUCT, differentiate, rules
 from edgepeft.graph.gradient.training import training_facts

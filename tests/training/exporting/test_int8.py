@@ -22,7 +22,7 @@ from edgepeft.bundle.manifest import Manifest
 from edgepeft.common.errors import BundleError, UsageError, VerificationFailed
 from edgepeft.common.resources import sha256_of
 from edgepeft.deploy.verify import audit
-from edgepeft.device.host.machine import isa_flags
+from edgepeft.device.machine import isa_flags
 from edgepeft.runtime.runtime import Runtime
 from edgepeft.training.exporting.bundle import add_deltas, export_bundle, write_backbone
 

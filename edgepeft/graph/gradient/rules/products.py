@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from onnx import TensorProto
 
-from edgepeft.device.host.machine import saturates_in_8_bits
+from edgepeft.device.machine import saturates_in_8_bits
 from edgepeft.graph.gradient.rule import INTEGER_PRODUCT, Gradients, Visit, rule_of
 
 _MIDDLE, _LARGEST = 128, 127  # of 8 bits

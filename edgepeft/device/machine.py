@@ -19,8 +19,8 @@ import psutil
 
 from edgepeft import __version__
 from edgepeft.common.errors import EdgepeftError
-from edgepeft.device.host import groups
-from edgepeft.device.host.groups import ROOT
+from edgepeft.device import cgroups
+from edgepeft.device.cgroups import ROOT
 
 if TYPE_CHECKING:  # a board that answers needs no profiles
     from edgepeft.device.profiles import Profile
@@ -56,15 +56,15 @@ def affinity(pid: int = 0) -> tuple[int, ...]:
         return ()
 
 
-def cpu_quota(proc: Path = groups.PROC) -> float | None:
+def cpu_quota(proc: Path = cgroups.PROC) -> float | None:
     """Cores' worth of time that control groups (v1 or v2) give this process; None if unlimited."""
-    own = groups.groups_of("self", proc)
-    held = ((groups.UNIFIED, groups.V2), ("cpu", groups.V1))
-    quotas = (groups.tightest_quota(own.get(controller), files) for controller, files in held)
+    own = cgroups.groups_of("self", proc)
+    held = ((cgroups.UNIFIED, cgroups.V2), ("cpu", cgroups.V1))
+    quotas = (cgroups.tightest_quota(own.get(controller), files) for controller, files in held)
     return min((cores for cores in quotas if cores is not None), default=None)
 
 
-def usable_cores(proc: Path = groups.PROC) -> int:
+def usable_cores(proc: Path = cgroups.PROC) -> int:
     """Cores that can be kept busy: the affinity's count, no more than whole cores of the quota, at least 1.
 
     A quota of 2.5 gives 2: a third thread would be stopped halfway through every period, and the
@@ -75,7 +75,7 @@ def usable_cores(proc: Path = groups.PROC) -> int:
     return cores if allowed is None else max(1, min(cores, int(allowed)))
 
 
-def thread_count(profile_cores: int | None = None, proc: Path = groups.PROC) -> int:
+def thread_count(profile_cores: int | None = None, proc: Path = cgroups.PROC) -> int:
     """Threads for an engine: min(profile, affinity, quota), at least 1. More would spin in vain."""
     usable = usable_cores(proc)
     return usable if profile_cores is None else max(1, min(profile_cores, usable))
@@ -94,7 +94,7 @@ def pick_cpus(count: int, allowed: Iterable[int] | None = None, cpus: Path = _CP
 def _rank(cpu: int, allowed: Iterable[int], cpus: Path) -> int:
     """0 for the first allowed thread of its physical core, 1 for the second, ..."""
     # ``0-1,8`` -> {0, 1, 8}
-    text = groups.read(cpus / f"cpu{cpu}" / "topology" / "thread_siblings_list") or str(cpu)
+    text = cgroups.read(cpus / f"cpu{cpu}" / "topology" / "thread_siblings_list") or str(cpu)
     siblings: set[int] = set()
     for part in text.split(","):
         first, _, last = part.partition("-")
@@ -105,7 +105,7 @@ def _rank(cpu: int, allowed: Iterable[int], cpus: Path) -> int:
 def _cpuinfo(proc: Path) -> dict[str, str]:
     """The first processor's entry of /proc/cpuinfo, and what follows the last one."""
     entries: dict[str, str] = {}
-    for line in (groups.read(proc / "cpuinfo") or "").splitlines():
+    for line in (cgroups.read(proc / "cpuinfo") or "").splitlines():
         key, separator, value = line.partition(":")
         if separator:
             entries.setdefault(key.strip(), value.strip())
@@ -115,12 +115,12 @@ def _cpuinfo(proc: Path) -> dict[str, str]:
 def board_name(root: Path = ROOT) -> str | None:
     """What the kernel calls the board: the device tree's model, else /proc/cpuinfo's; None on a PC."""
     for name in ("proc/device-tree/model", "sys/firmware/devicetree/base/model"):
-        if text := (groups.read(root / name) or "").strip("\0 \n"):
+        if text := (cgroups.read(root / name) or "").strip("\0 \n"):
             return text
     return _cpuinfo(root / "proc").get("Model") or None
 
 
-def cpu_model(proc: Path = groups.PROC) -> str:
+def cpu_model(proc: Path = cgroups.PROC) -> str:
     """The processor's name; on ARM the core's and, where /proc/cpuinfo has it, the board's."""
     info = _cpuinfo(proc)
     if "model name" in info:
@@ -130,12 +130,12 @@ def cpu_model(proc: Path = groups.PROC) -> str:
     return ", ".join(name for name in names if name) or platform.processor() or platform.machine()
 
 
-def cpu_vendor(proc: Path = groups.PROC) -> str:
+def cpu_vendor(proc: Path = cgroups.PROC) -> str:
     """What an x86 processor says of its maker, such as AuthenticAMD; empty where the kernel does not tell."""
     return _cpuinfo(proc).get("vendor_id", "")
 
 
-def isa_flags(proc: Path = groups.PROC) -> tuple[str, ...]:
+def isa_flags(proc: Path = cgroups.PROC) -> tuple[str, ...]:
     """Instruction set extensions that matter to matrix arithmetic, sorted, by the kernel's names."""
     info = _cpuinfo(proc)
     x86 = [flag for flag in info.get("flags", "").split() if flag.startswith(_X86_PREFIXES)]
@@ -143,7 +143,7 @@ def isa_flags(proc: Path = groups.PROC) -> tuple[str, ...]:
     return tuple(sorted(x86 + arm))
 
 
-def lacks_dot_product(proc: Path = groups.PROC) -> bool:
+def lacks_dot_product(proc: Path = cgroups.PROC) -> bool:
     """Whether this is an Arm processor that has no instruction for sums of products of 8-bit numbers."""
     flags = set(isa_flags(proc))
     return "asimd" in flags and flags.isdisjoint(DOT_PRODUCT)
@@ -154,11 +154,11 @@ def saturates_in_8_bits() -> bool:
     return platform.machine().lower() in ("x86_64", "amd64", "i686") and not any("vnni" in f for f in isa_flags())
 
 
-def memory_bytes(proc: Path = groups.PROC) -> int:
+def memory_bytes(proc: Path = cgroups.PROC) -> int:
     """Memory that this process could have: the machine's, or less if its control groups say so."""
-    own = groups.groups_of("self", proc)
-    held = (("memory", groups.V1), (groups.UNIFIED, groups.V2))
-    limits = [groups.smallest_limit(own.get(controller), files) for controller, files in held]
+    own = cgroups.groups_of("self", proc)
+    held = (("memory", cgroups.V1), (cgroups.UNIFIED, cgroups.V2))
+    limits = [cgroups.smallest_limit(own.get(controller), files) for controller, files in held]
     return min([int(psutil.virtual_memory().total), *(limit for limit in limits if limit is not None)])
 
 
@@ -224,7 +224,7 @@ def bad_wheels(installed: Mapping[str, str], missing: Collection[str]) -> list[B
     ]
 
 
-def refuse_bad_wheels(*packages: str, proc: Path = groups.PROC) -> None:
+def refuse_bad_wheels(*packages: str, proc: Path = cgroups.PROC) -> None:
     """Refuse packages that would kill this process; call it before they are imported."""
     flags = set(isa_flags(proc))
     if platform.machine() != "aarch64" and "asimd" not in flags:  # no Arm board, nor one that is imitated
@@ -255,7 +255,7 @@ def processor_of_profile(profile: Profile) -> Processor:
     return Processor(profile.name, no_dot, no_half, profile)
 
 
-def processor_of_host(proc: Path = groups.PROC) -> Processor:
+def processor_of_host(proc: Path = cgroups.PROC) -> Processor:
     """This host, if it is an Arm one: on others ONNX Runtime has other 8-bit kernels."""
     flags = set(isa_flags(proc))
     return Processor(cpu_model(proc), lacks_dot_product(proc), "asimd" in flags and not flags & set(_HALF))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from boards import pi4, program, put
 
-from edgepeft.device.host.sensors import Conditions, Meter, Sensors
+from edgepeft.device.sensors import Conditions, Meter, Sensors
 
 
 def test_a_pi_tells_temperature_clock_and_that_it_does_not_throttle(tmp_path):

@@ -12,9 +12,9 @@ import pytest
 from limited import run_limited
 
 from edgepeft.common.errors import DoesNotFit
-from edgepeft.device.limits import placement
-from edgepeft.device.limits.limited_process import LimitedProcess
-from edgepeft.device.limits.placement import Limits, Unavailable
+from edgepeft.device import placement
+from edgepeft.device.limited_process import LimitedProcess
+from edgepeft.device.placement import Limits, Unavailable
 
 MIB = 1 << 20
 STAND_IN = """#!/bin/sh

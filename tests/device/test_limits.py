@@ -14,10 +14,9 @@ import pytest
 from limited import run_limited
 
 from edgepeft.common.errors import DoesNotFit, EdgepeftError, UsageError
-from edgepeft.device.host import groups
-from edgepeft.device.limits import placement
-from edgepeft.device.limits.limited_process import LimitedProcess
-from edgepeft.device.limits.placement import Limits, Placement, Unavailable
+from edgepeft.device import cgroups, placement
+from edgepeft.device.limited_process import LimitedProcess
+from edgepeft.device.placement import Limits, Placement, Unavailable
 
 MIB = 1 << 20
 CGROUPS = {"v2": placement.prepare_v2, "v1": placement.prepare_v1}
@@ -62,7 +61,7 @@ def python(code, *arguments):
 def groups_left(pid=None):
     """Groups named after a process, anywhere this process could have made them."""
     prefix = f"edgepeft-{pid or os.getpid()}-"
-    return [folder for own in set(groups.groups_of().values()) for folder in own.glob(f"{prefix}*")]
+    return [folder for own in set(cgroups.groups_of().values()) for folder in own.glob(f"{prefix}*")]
 
 
 def test_a_child_sees_one_core_when_one_was_asked(backend):
@@ -216,7 +215,7 @@ def test_two_limited_processes_live_side_by_side(backend):
 INTERRUPTED = """
 import signal
 signal.signal(signal.SIGINT, signal.default_int_handler)
-from edgepeft.device.limits.limited_process import LimitedProcess, Limits
+from edgepeft.device.limited_process import LimitedProcess, Limits
 with LimitedProcess(["sleep", "60"], Limits(1, 400 << 20)) as process:
     print(process.popen.pid, flush=True)
     process.popen.wait()
@@ -251,7 +250,7 @@ def test_groups_of_a_parent_that_was_killed_outright_are_removed_by_the_next(cgr
 
 
 def test_the_own_group_is_left_as_it_was(cgroup):
-    own = groups.groups_of().get("memory")
+    own = cgroups.groups_of().get("memory")
     if own is None:
         pytest.skip("version 2 has no memory.limit_in_bytes")
     before = (own / "memory.limit_in_bytes").read_text()
@@ -294,7 +293,7 @@ def test_limits_that_nothing_can_run_under_are_refused(bad):
 def test_a_hard_limit_that_is_lower_is_read_back_not_assumed():
     code = (
         "import resource; resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30));"
-        "from edgepeft.device.limits import placement; from edgepeft.device.limits.limited_process import *;"
+        "from edgepeft.device import placement; from edgepeft.device.limited_process import *;"
         "process = LimitedProcess(['true'], Limits(1, 4 << 30), backends=[placement.prepare_rlimit]);"
         "print(process.in_force.memory_bytes); process.close()"
     )
@@ -303,5 +302,5 @@ def test_a_hard_limit_that_is_lower_is_read_back_not_assumed():
 
 
 def test_the_launcher_needs_the_standard_library_alone():
-    source = Path(sys.modules["edgepeft.device.limits.launcher"].__file__).read_text()
+    source = Path(sys.modules["edgepeft.device.launcher"].__file__).read_text()
     assert "import edgepeft" not in source and "from edgepeft" not in source and "psutil" not in source

@@ -11,11 +11,10 @@ import psutil
 import pytest
 
 from edgepeft.common.errors import EdgepeftError, UsageError
+from edgepeft.device import cgroups, placement
 from edgepeft.device.doctor import try_limits
-from edgepeft.device.host import groups
-from edgepeft.device.limits import placement
-from edgepeft.device.limits.limited_process import LimitedProcess
-from edgepeft.device.limits.placement import Limits, Unavailable
+from edgepeft.device.limited_process import LimitedProcess
+from edgepeft.device.placement import Limits, Unavailable
 
 MIB = 1 << 20
 CGROUPS = {"v2": placement.prepare_v2, "v1": placement.prepare_v1}
@@ -62,7 +61,7 @@ def test_a_quota_without_control_groups_cannot_be_changed():
 def test_a_limit_that_somebody_changes_meanwhile_is_lost(cgroup):
     with limited(cgroup) as process:
         folder = _memory_folder(process)
-        groups.write(next(folder.glob("memory.max")) if (folder / "memory.max").exists() else _v1(folder), 300 * MIB)
+        cgroups.write(next(folder.glob("memory.max")) if (folder / "memory.max").exists() else _v1(folder), 300 * MIB)
         assert "memory limit changed from 419430400 to 314572800" in process.lost()
 
 
@@ -78,7 +77,7 @@ def _memory_folder(process):
 def test_a_program_moved_out_of_its_group_has_lost_its_limits_and_the_end_is_clean(cgroup):
     with limited(cgroup) as process:
         pid, folder = process.popen.pid, _memory_folder(process)
-        groups.write(folder.parent / "cgroup.procs", pid)
+        cgroups.write(folder.parent / "cgroup.procs", pid)
         folder.rmdir()  # a group that is removed under us
         assert "left its group" in process.lost()
     assert not psutil.pid_exists(pid)
@@ -98,7 +97,7 @@ def test_a_worker_whose_limits_were_lost_says_so(cgroup, monkeypatch):
 
 ORPHAN = """
 import sys
-from edgepeft.device.limits.limited_process import LimitedProcess, Limits
+from edgepeft.device.limited_process import LimitedProcess, Limits
 process = LimitedProcess(["sleep", "60"], Limits(1, 400 << 20, 0.5))
 print(process.popen.pid, flush=True)
 process.popen.wait()
@@ -111,7 +110,7 @@ def test_what_a_killed_run_left_is_removed_by_the_next_with_what_still_runs_in_i
     outer.kill()
     outer.wait()
     assert psutil.pid_exists(inner)
-    left = [path for path in groups.leftovers() if f"-{outer.pid}-" in path.name]
+    left = [path for path in cgroups.leftovers() if f"-{outer.pid}-" in path.name]
     assert left
     with limited(cgroup):
         pass
@@ -132,7 +131,7 @@ def test_a_group_of_another_process_namespace_is_left_alone_while_somebody_is_in
     ):
         (own / name).mkdir()
         (own / name / "cgroup.procs").write_text(inside)
-    assert [path.name for path in groups._left_in(own)] == [f"edgepeft-{dead}-99.cd"]
+    assert [path.name for path in cgroups._left_in(own)] == [f"edgepeft-{dead}-99.cd"]
 
 
 def test_the_tightest_quota_of_the_groups_around_decides(v1_proc):
@@ -140,7 +139,7 @@ def test_the_tightest_quota_of_the_groups_around_decides(v1_proc):
     quota_file = group / "cpu.cfs_quota_us"
     for own, decides in (("-1", 2.5), ("50000", 0.5), ("900000", 2.5)):
         quota_file.write_text(own)
-        assert groups.tightest_quota(group, groups.V1) == decides
+        assert cgroups.tightest_quota(group, cgroups.V1) == decides
 
 
 def test_in_version_2_too(v2):
@@ -151,7 +150,7 @@ def test_in_version_2_too(v2):
     ):
         (v2.root / "cpu.max").write_text(around)
         (v2.own / "cpu.max").write_text(own)
-        assert groups.tightest_quota(v2.own, groups.V2) == decides
+        assert cgroups.tightest_quota(v2.own, cgroups.V2) == decides
 
 
 @pytest.mark.slow

@@ -25,9 +25,9 @@ from typing import Any, Self
 import psutil
 
 from edgepeft.common.errors import DoesNotFit, EdgepeftError, UsageError
-from edgepeft.device.host.machine import affinity, cpu_quota, pick_cpus, usable_cores
-from edgepeft.device.limits import launcher, placement
-from edgepeft.device.limits.placement import Emulation, InForce, Limits, Placement, Unavailable
+from edgepeft.device import launcher, placement
+from edgepeft.device.machine import affinity, cpu_quota, pick_cpus, usable_cores
+from edgepeft.device.placement import Emulation, InForce, Limits, Placement, Unavailable
 
 _START_SECONDS = 60.0  # an emulated or heavily loaded board needs a while to start Python
 _LOADS_NOTHING = 32 << 20  # bytes of address space that no Python, let alone a runtime, is loaded in

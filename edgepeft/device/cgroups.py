@@ -200,9 +200,9 @@ def _namespace() -> str:
         return "0"
 
 
-def remove(folder: Path, *, attempts: int = 100) -> None:
+def remove(folder: Path) -> None:
     """Kill every process in the group and remove it; waits up to a second for the kernel to finish."""
-    for _ in range(attempts):
+    for _ in range(100):
         for pid in (read(folder / "cgroup.procs") or "").split():
             if int(pid) not in (0, os.getpid()):  # 0: a process of another namespace
                 with contextlib.suppress(ProcessLookupError, PermissionError):

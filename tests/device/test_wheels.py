@@ -6,8 +6,8 @@ import pytest
 from boards import PI4_CPUINFO, PI5_CPUINFO, pi4, put
 
 from edgepeft.common.errors import EdgepeftError
-from edgepeft.device.host import machine
-from edgepeft.device.host.machine import board_name
+from edgepeft.device import machine
+from edgepeft.device.machine import board_name
 from edgepeft.device.profiles import is_this_board, load_profile, profile_of_board
 
 

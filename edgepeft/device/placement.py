@@ -35,8 +35,8 @@ from typing import Literal
 import psutil
 
 from edgepeft.common.errors import UsageError
-from edgepeft.device.host import groups
-from edgepeft.device.host.groups import SMALLEST_QUOTA
+from edgepeft.device import cgroups
+from edgepeft.device.cgroups import SMALLEST_QUOTA
 
 Emulation = Literal["full", "partial", "none"]
 BOOTED = Path("/run/systemd/system")  # sd_booted(3): systemd is the init if this folder is there
@@ -92,7 +92,7 @@ class Placement:
     keeper: bool = False  # leave a small process behind that keeps the place alive
     notes: list[str] = field(default_factory=list)
     memory_is_strict: bool = True  # False: what is limited is not quite memory
-    files: groups.MemoryFiles = groups.V2
+    files: cgroups.MemoryFiles = cgroups.V2
     folders: dict[str, Path] = field(default_factory=dict)  # the groups by controller; version 2 has one for all
 
     def swap_is_not_limited(self) -> None:
@@ -104,126 +104,126 @@ class Placement:
     def entered(self, pid: int) -> None:
         """Check, once the child is inside, that it is in every group."""
         if not self.holds(pid):
-            raise Unavailable(f"the child did not enter its group{'s' * (self.files is groups.V1)}")
+            raise Unavailable(f"the child did not enter its group{'s' * (self.files is cgroups.V1)}")
 
     def memory_in_force(self) -> int | None:
         """Bytes that the child's group allows, read back: the smallest from the group up; None if unlimited."""
-        return groups.smallest_limit(self.folders.get("memory"), self.files)
+        return cgroups.smallest_limit(self.folders.get("memory"), self.files)
 
     def quota_in_force(self) -> float | None:
         """Cores' worth of time that the child may use, read back: the smallest from the group up; None if unlimited."""
-        return groups.tightest_quota(self.folders.get("cpu"), self.files)
+        return cgroups.tightest_quota(self.folders.get("cpu"), self.files)
 
     def change_quota(self, cores: float) -> None:
         """Change the quota of the child that runs there."""
         if (folder := self.folders.get("cpu")) is None:
             raise Unavailable(f"the child was started by {self.backend}, with no CPU quota")
-        groups.write_quota(folder, self.files, cores)
+        cgroups.write_quota(folder, self.files, cores)
 
     def throttled(self) -> tuple[int, int] | None:
         """Periods of the quota, and in how many of them it was used up; None where they are not counted."""
-        return groups.throttled(self.folders.get("cpu"))
+        return cgroups.throttled(self.folders.get("cpu"))
 
     def holds(self, pid: int) -> bool:
         """Whether process ``pid`` still is where it was put: a group may be removed, a process moved."""
-        return all(str(pid) in (groups.read(folder / "cgroup.procs") or "").split() for folder in self.folders.values())
+        return all(
+            str(pid) in (cgroups.read(folder / "cgroup.procs") or "").split() for folder in self.folders.values()
+        )
 
     def oom_kills(self) -> int:
         """How many processes the kernel killed for memory in this place."""
         folder = self.folders.get("memory")
-        return 0 if folder is None else groups.oom_kills(folder, self.files)
+        return 0 if folder is None else cgroups.oom_kills(folder, self.files)
 
     def peak_bytes(self) -> int | None:
         """The most memory in use, under version 1 with the page cache that the child brought in; None if not known."""
         folder = self.folders.get("memory")
-        return None if folder is None else groups.read_bytes(folder / self.files.peak)
+        return None if folder is None else cgroups.read_bytes(folder / self.files.peak)
 
     def remove(self) -> None:
         """Kill whoever is left, remove every group; enabled controllers stay, for neighbours. May be called twice."""
         for folder in dict.fromkeys(self.folders.values()):
-            groups.remove(folder)
+            cgroups.remove(folder)
 
 
-def prepare_v2(limits: Limits, cpus: Sequence[int] | None, proc: Path = groups.PROC) -> Placement:
+def prepare_v2(limits: Limits, cpus: Sequence[int] | None, proc: Path = cgroups.PROC) -> Placement:
     """Make a child group with ``limits`` in it."""
-    own = groups.groups_of("self", proc).get(groups.UNIFIED)
+    own = cgroups.groups_of("self", proc).get(cgroups.UNIFIED)
     if own is None:
         raise Unavailable("cgroup v2 is not mounted")
-    offered = (groups.read(own / "cgroup.controllers") or "").split()
+    offered = (cgroups.read(own / "cgroup.controllers") or "").split()
     if "memory" not in offered:
         raise Unavailable("cgroup v2 does not offer its memory controller to this process")
     try:
         _enable(own, "memory")
-        folder = groups.make_child(own)
+        folder = cgroups.make_child(own)
     except OSError as error:
         raise Unavailable(f"the own cgroup v2 group {own} cannot be used ({error.strerror})") from error
     try:
         return _limited(folder, limits, cpus, offered)
-    except OSError as error:
-        groups.remove(folder)
-        raise Unavailable(f"cgroup v2 refuses {error.filename or folder} ({error.strerror})") from error
-    except BaseException:
-        groups.remove(folder)
+    except BaseException as error:
+        cgroups.remove(folder)
+        if isinstance(error, OSError):
+            raise Unavailable(f"cgroup v2 refuses {error.filename or folder} ({error.strerror})") from error
         raise
 
 
 def _enable(own: Path, controller: str) -> None:
-    enabled = groups.read(own / "cgroup.subtree_control") or ""
+    enabled = cgroups.read(own / "cgroup.subtree_control") or ""
     if controller not in enabled.split():
-        groups.write(own / "cgroup.subtree_control", f"+{controller}")
+        cgroups.write(own / "cgroup.subtree_control", f"+{controller}")
 
 
 def _limited(folder: Path, limits: Limits, cpus: Sequence[int] | None, offered: Sequence[str]) -> Placement:
     both = {"memory": folder, "cpu": folder}
     placement = Placement("cgroup v2", cpus, joins=[folder / "cgroup.procs"], folders=both)
     if limits.memory_bytes is not None:
-        groups.write(folder / "memory.max", limits.memory_bytes)
+        cgroups.write(folder / "memory.max", limits.memory_bytes)
         if (folder / "memory.swap.max").exists():
-            groups.write(folder / "memory.swap.max", 0)
+            cgroups.write(folder / "memory.swap.max", 0)
         else:
             placement.swap_is_not_limited()
     if cpus is not None and "cpuset" in offered:
         # The affinity that the launcher sets limits as well; the cpuset only makes it inescapable.
         with contextlib.suppress(OSError):
             _enable(folder.parent, "cpuset")
-            groups.write(folder / "cpuset.cpus", ",".join(map(str, cpus)))
+            cgroups.write(folder / "cpuset.cpus", ",".join(map(str, cpus)))
     if limits.cpu_quota is not None:
         if "cpu" not in offered:
             raise Unavailable("cgroup v2 does not offer its cpu controller, which a quota needs, to this process")
         _enable(folder.parent, "cpu")
-        groups.write_quota(folder, groups.V2, limits.cpu_quota)
+        cgroups.write_quota(folder, cgroups.V2, limits.cpu_quota)
     return placement
 
 
-def prepare_v1(limits: Limits, cpus: Sequence[int] | None, proc: Path = groups.PROC) -> Placement:
+def prepare_v1(limits: Limits, cpus: Sequence[int] | None, proc: Path = cgroups.PROC) -> Placement:
     """Make child groups with ``limits`` in them."""
-    own = groups.groups_of("self", proc)
+    own = cgroups.groups_of("self", proc)
     if "memory" not in own:
         raise Unavailable("no cgroup v1 memory controller")
-    placement = Placement("cgroup v1", cpus, files=groups.V1)
+    placement = Placement("cgroup v1", cpus, files=cgroups.V1)
     try:
-        folder = placement.folders["memory"] = groups.make_child(own["memory"])
+        folder = placement.folders["memory"] = cgroups.make_child(own["memory"])
         if limits.memory_bytes is not None:
-            groups.write(folder / "memory.limit_in_bytes", limits.memory_bytes)
+            cgroups.write(folder / "memory.limit_in_bytes", limits.memory_bytes)
             if (folder / "memory.memsw.limit_in_bytes").exists():
-                groups.write(folder / "memory.memsw.limit_in_bytes", limits.memory_bytes)
+                cgroups.write(folder / "memory.memsw.limit_in_bytes", limits.memory_bytes)
             else:
                 placement.swap_is_not_limited()
         if cpus is not None and "cpuset" in own:
-            folder = placement.folders["cpuset"] = groups.make_child(own["cpuset"])
-            groups.write(folder / "cpuset.mems", groups.read(own["cpuset"] / "cpuset.mems") or "0")  # empty at first
-            groups.write(folder / "cpuset.cpus", ",".join(map(str, cpus)))
+            folder = placement.folders["cpuset"] = cgroups.make_child(own["cpuset"])
+            cgroups.write(folder / "cpuset.mems", cgroups.read(own["cpuset"] / "cpuset.mems") or "0")  # empty at first
+            cgroups.write(folder / "cpuset.cpus", ",".join(map(str, cpus)))
         if limits.cpu_quota is not None:
             if "cpu" not in own:
                 raise Unavailable("no cgroup v1 cpu controller, which a quota needs")
-            folder = placement.folders["cpu"] = groups.make_child(own["cpu"])
-            groups.write_quota(folder, groups.V1, limits.cpu_quota)
-    except OSError as error:
+            folder = placement.folders["cpu"] = cgroups.make_child(own["cpu"])
+            cgroups.write_quota(folder, cgroups.V1, limits.cpu_quota)
+    except BaseException as error:
         placement.remove()
-        where = error.filename or own["memory"]
-        raise Unavailable(f"the own cgroup v1 group cannot be used ({where}: {error.strerror})") from error
-    except BaseException:
-        placement.remove()
+        if isinstance(error, OSError):
+            where = error.filename or own["memory"]
+            raise Unavailable(f"the own cgroup v1 group cannot be used ({where}: {error.strerror})") from error
         raise
     placement.joins = [folder / "cgroup.procs" for folder in placement.folders.values()]
     return placement
@@ -234,17 +234,17 @@ class Scope(Placement):
     """One scope; which group that is, is known once the child is inside."""
 
     backend: str = "systemd scope"
-    proc: Path = groups.PROC
+    proc: Path = cgroups.PROC
     unit: str = ""
 
     def entered(self, pid: int) -> None:
         """Find the scope's memory group, version 2's or 1's."""
-        own = groups.groups_of(pid, self.proc)
-        self.files = groups.V1 if "memory" in own else groups.V2
-        folder = own.get("memory", own.get(groups.UNIFIED))
+        own = cgroups.groups_of(pid, self.proc)
+        self.files = cgroups.V1 if "memory" in own else cgroups.V2
+        folder = own.get("memory", own.get(cgroups.UNIFIED))
         if folder is None or self.unit not in folder.name:
             raise Unavailable("systemd-run started the child outside its scope")
-        cpu = own.get("cpu") if self.files is groups.V1 else folder
+        cpu = own.get("cpu") if self.files is cgroups.V1 else folder
         self.folders = {"memory": folder, **({"cpu": cpu} if cpu is not None else {})}
 
     def change_quota(self, cores: float) -> None:
@@ -257,7 +257,9 @@ class Scope(Placement):
         """Nothing: systemd removes a scope with its last process."""
 
 
-def prepare_scope(limits: Limits, cpus: Sequence[int] | None, proc: Path = groups.PROC, booted: Path = BOOTED) -> Scope:
+def prepare_scope(
+    limits: Limits, cpus: Sequence[int] | None, proc: Path = cgroups.PROC, booted: Path = BOOTED
+) -> Scope:
     """A scope with ``limits``, tried once with a program that does nothing."""
     program = shutil.which("systemd-run")
     if program is None or not booted.is_dir():

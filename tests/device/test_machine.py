@@ -9,8 +9,8 @@ from importlib import metadata
 import pytest
 from boards import PI4_CPUINFO
 
-from edgepeft.device.host import machine
-from edgepeft.device.host.machine import cpu_quota, pick_cpus, thread_count, usable_cores
+from edgepeft.device import machine
+from edgepeft.device.machine import cpu_quota, pick_cpus, thread_count, usable_cores
 
 PC = "processor\t: 0\nmodel name\t: AMD EPYC 7B13\nflags\t\t: fpu sse4_2 avx2 fma smep nx\n"
 
@@ -45,7 +45,7 @@ def test_facts_are_json_and_name_the_installed_versions():
 
 def test_asking_for_versions_imports_neither_torch_nor_onnxruntime():
     code = (
-        "import sys; from edgepeft.device.host import machine; from edgepeft.device.limits import limited_process; from edgepeft.device import profiles; machine.host_facts();"
+        "import sys; from edgepeft.device import machine; from edgepeft.device import limited_process; from edgepeft.device import profiles; machine.host_facts();"
         "profiles.load_profile('rpi4');"
         "print([name for name in ('torch', 'transformers', 'onnxruntime', 'onnx') if name in sys.modules])"
     )
@@ -65,7 +65,7 @@ def test_8_bit_products_overflow_on_x86_without_vnni(monkeypatch, processor, fla
 
 def test_affinity_decides_not_the_number_of_processors():
     one = min(os.sched_getaffinity(0))
-    code = f"import os; os.sched_setaffinity(0, [{one}]); from edgepeft.device.host.machine import *; print(usable_cores())"
+    code = f"import os; os.sched_setaffinity(0, [{one}]); from edgepeft.device.machine import *; print(usable_cores())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "1"
 

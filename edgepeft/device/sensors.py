@@ -27,8 +27,8 @@ from pathlib import Path
 from statistics import median
 from typing import Self
 
-from edgepeft.device.host import groups
-from edgepeft.device.host.groups import ROOT
+from edgepeft.device import cgroups
+from edgepeft.device.cgroups import ROOT
 
 _VCGENCMD_SECONDS = 5.0
 # Bits of get_throttled: what is so now; 16 bits higher, that it has been so since the start (or the last reading).
@@ -66,7 +66,7 @@ class Conditions:
 def number(path: Path) -> float | None:
     """A control file's number; None if it is not there or is none."""
     try:
-        return float(groups.read(path) or "")
+        return float(cgroups.read(path) or "")
     except ValueError:
         return None
 
@@ -105,7 +105,7 @@ class Sensors:
         by_kind: dict[bool, list[float]] = {True: [], False: []}
         for zone in self._root.glob("sys/class/thermal/thermal_zone*"):
             if (milli := number(zone / "temp")) is not None:
-                by_kind[bool(_CPU_ZONE.search(groups.read(zone / "type") or ""))].append(milli / 1000)
+                by_kind[bool(_CPU_ZONE.search(cgroups.read(zone / "type") or ""))].append(milli / 1000)
         return max(by_kind[True] or by_kind[False], default=None)
 
     def _by_firmware(self) -> list[str] | None:
@@ -117,7 +117,7 @@ class Sensors:
         return [reason for bit, reason in _FIRMWARE.items() if (bits | since) >> bit & 1]
 
     def _firmware(self) -> int | None:
-        texts = (groups.read(self._root / name) for name in _FIRMWARE_FILES)
+        texts = (cgroups.read(self._root / name) for name in _FIRMWARE_FILES)
         text = next((text for text in texts if text), None) or firmware_says(self._vcgencmd, "get_throttled")
         with contextlib.suppress(ValueError):
             return int((text or "").rpartition("=")[2], 16)
@@ -127,7 +127,7 @@ class Sensors:
         """Cooling devices of the processor that hold it back; on a PC every core's is called ``Processor``."""
         states: dict[str, float] = {}
         for device in self._root.glob("sys/class/thermal/cooling_device*"):
-            kind, state = groups.read(device / "type") or "", number(device / "cur_state")
+            kind, state = cgroups.read(device / "type") or "", number(device / "cur_state")
             if _CPU_COOLING.search(kind) and state is not None:
                 states[kind] = max(state, states.get(kind, 0))
         return [f"cooling by {kind}" for kind, state in states.items() if state > 0] if states else None
@@ -188,7 +188,7 @@ class Meter:
 
 def _monitors(root: Path) -> list[Path]:
     folders = sorted(root.glob("sys/class/hwmon/hwmon*"))
-    return [folder for folder in folders if _MONITOR.fullmatch(groups.read(folder / "name") or "")]
+    return [folder for folder in folders if _MONITOR.fullmatch(cgroups.read(folder / "name") or "")]
 
 
 def _counter(root: Path) -> tuple[str, Path] | None:
@@ -197,18 +197,18 @@ def _counter(root: Path) -> tuple[str, Path] | None:
     candidates += [folder / "energy1_input" for folder in _monitors(root)]
     for path in candidates:
         if number(path) is not None:  # RAPL is root's to read
-            return groups.read(path.parent / "name") or path.parent.name, path
+            return cgroups.read(path.parent / "name") or path.parent.name, path
     return None
 
 
 def _power(root: Path, vcgencmd: str | None) -> tuple[str, Callable[[], float | None]] | None:
     """The name of a power sensor, and how to read its watts."""
     for folder in _monitors(root):
-        name = groups.read(folder / "name")
+        name = cgroups.read(folder / "name")
         if number(folder / "power1_input") is not None:
             return f"hwmon {name}", lambda path=folder / "power1_input": _watts(path, 1.0)
         for label in sorted(folder.glob("in[0-9]_label")):
-            rail, channel = groups.read(label) or "", label.name[2]
+            rail, channel = cgroups.read(label) or "", label.name[2]
             volts, amperes = folder / f"in{channel}_input", folder / f"curr{channel}_input"
             if _INPUT_RAIL.search(rail) and number(volts) is not None and number(amperes) is not None:
                 return f"hwmon {name} {rail}", lambda v=volts, a=amperes: _watts(v, number(a))

@@ -10,9 +10,9 @@ import pytest
 from limited import run_limited
 
 from edgepeft.common.errors import DoesNotFit
-from edgepeft.device.limits import placement
-from edgepeft.device.limits.limited_process import LimitedProcess
-from edgepeft.device.limits.placement import Limits, Unavailable
+from edgepeft.device import placement
+from edgepeft.device.limited_process import LimitedProcess
+from edgepeft.device.placement import Limits, Unavailable
 
 MIB = 1 << 20
 
@@ -95,7 +95,7 @@ def test_a_read_only_hierarchy_is_unavailable_and_leaves_nothing(v2, backend, mo
     def refuse(own):
         raise PermissionError(13, "Permission denied", str(own))
 
-    monkeypatch.setattr("edgepeft.device.host.groups.make_child", refuse)
+    monkeypatch.setattr("edgepeft.device.cgroups.make_child", refuse)
     with pytest.raises(Unavailable, match="Permission denied"):
         backend(Limits(1, 100 * MIB), [0])
 
@@ -111,7 +111,7 @@ def test_a_group_is_removed_when_a_limit_cannot_be_written(v2, backend, monkeypa
             raise OSError(22, "Invalid argument", str(path))
         v2.write(path, value)
 
-    monkeypatch.setattr("edgepeft.device.host.groups.write", write)
+    monkeypatch.setattr("edgepeft.device.cgroups.write", write)
     with pytest.raises(Unavailable, match="Invalid argument"):
         backend(Limits(1, 100 * MIB), [0])
     assert [path for path in v2.own.iterdir() if path.is_dir()] == []

@@ -1,1 +1,0 @@
-"""What this machine is: processor, cores, control groups, sensors, energy, wheels that do not work on it."""
