@@ -1,23 +1,33 @@
 """DeBERTa, versions 2 and 3 (He et al., 2021, arXiv:2006.03654 and 2111.09543): BERT's layers without positions.
 
-How far tokens stand from each other enters attention instead: see ``positions.py``.
+How far tokens stand from each other enters attention instead (equation 4, with the buckets of version 2):
 
-Letters: B batch, S padded length, T real tokens, R rows of distances, d hidden.
+    A_ij = (Q_i K_j + Q_i Kr_b(i - j) + K_j Qr_b(i - j)) / sqrt(3 e)
+
+Kr and Qr are what a layer's own projections make of a table's rows, so that these go through a product with the tokens,
+behind them: what is trained at a query or key is trained of distances too.  Of the table the rows that a batch needs
+take part.  A query's product with each distance becomes one with each key by a shift of row i by i places.
+
+Letters: B batch, S padded length, T real tokens, R rows of the table that a batch needs, d hidden, h heads, e = d / h,
+D = 2 S distances.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
+from onnx import TensorProto
 
 from edgepeft.backbones._layouts import ModelLayout
 from edgepeft.backbones.base import Architecture, Distances, Role, Site
 from edgepeft.backbones.config import checked
 from edgepeft.backbones.encoder import Encoder, EncoderBuilder
-from edgepeft.backbones.positions import LONGER, Disentangled
+from edgepeft.backbones.positions import LONGER
 from edgepeft.common.errors import UsageError
 
 _ON_DISTANCES_TOO = (Role.QUERY, Role.KEY)
@@ -46,34 +56,103 @@ _PUBLISHED: Mapping[str, tuple[Any, Any]] = {
 }
 
 
+def rows_of_distances(span: int, furthest: int) -> NDArray[np.int64]:
+    """How many rows of the table the distances 1 to ``furthest`` are from that of 0; half of ``span`` has each its own.
+
+    Float32, as in the code that the weights were learnt with.
+    """
+    distances, middle = np.arange(1, furthest + 1), span // 2
+    grown = np.log(np.maximum(distances, middle).astype(np.float32) / np.float32(middle))
+    grown = np.ceil(grown / np.float32(math.log((furthest - 1) / middle)) * np.float32(middle - 1))
+    return np.where(distances <= middle, distances, grown.astype(np.int64) + middle)
+
+
 class _Builder(EncoderBuilder):
-    """Every encoder's, with its own attention."""
+    """Every encoder's, with disentangled attention."""
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
-        table = self.emit.norm(_NORM, self.emit.weight(_TABLE), self.arch.layer_norm_eps, "distances")
-        assert self.arch.distances
-        self.disentangled = Disentangled(self.emit, self.packing, table, self.arch.distances, self.arch.hidden_size)
+        op, ints, packing = self.emit.op, self.emit.ints, self.packing
+        table = self.emit.norm(_NORM, self.emit.weight(_TABLE), self.arch.layer_norm_eps, "distances")  # (2 span, d)
+        columns = op("Range", packing.zero, op("Add", packing.length, packing.length), packing.one)  # (D)
+        ahead = op("Sub", columns, op("Sub", packing.length, packing.one))  # from 1 - S to S
+        of_keys, of_queries = self._rows(ahead), self._rows(op("Neg", ahead))
+        last, self.end = ints(-1), ints(np.iinfo(np.int64).max)
+        first = op("Slice", of_queries, last, self.end, ints(0))  # the row of -S; that of S is the last needed
+        beyond = op("Add", op("Slice", of_keys, last, self.end, ints(0)), packing.one)
+        self.needed = op("Slice", table, first, beyond, ints(0))  # (R, d)
+        self.of_keys, self.of_queries = (op("Sub", rows, first) for rows in (of_keys, of_queries))
+        self.tokens = op("Shape", packing.index)
+        length = op("Unsqueeze", packing.length, ints(0))
+        wide = op("Sub", op("Add", length, length), ints(1))  # D - 1
+        before = op("Sub", length, ints(1))
+        self.shift = (before, op("Add", before, op("Mul", length, wide)))
+        self.rows_of_shift, self.length = op("Concat", ints(0, 0), length, wide, axis=0), length
+
+    def _rows(self, distances: str) -> str:
+        """int64 (D): the table's row of each distance."""
+        op, constant, known = self.emit.op, self.emit.constant, self.arch.distances
+        assert known
+        far = op("Max", distances, op("Neg", distances))
+        if known.by_powers:
+            rows = rows_of_distances(known.span, known.furthest)
+            rows = np.pad(rows - 1, (0, -len(rows) % 64), mode="edge")  # a constant must not move weights from 64 bytes
+            half = constant("distances.rows", rows, np.uint8 if rows.max() < 256 else np.uint16)
+            one, furthest = self.packing.one, constant("furthest", known.furthest, np.int64)
+            place = op("Sub", op("Clip", far, one, furthest), one)
+            far = op("Add", op("Cast", op("Gather", half, place), to=TensorProto.INT64), one)
+        side = op("Clip", distances, constant("minus_one", -1, np.int64), self.packing.one)
+        row = op("Add", op("Mul", side, far), constant("span", known.span, np.int64))
+        return op("Clip", row, self.packing.zero, constant("last_row", 2 * known.span - 1, np.int64))
 
     def _attention(self, i: int, layer: str, name: str, hidden: str) -> str:
         """(T, d) -> (T, d)."""
-        layout, op, linear, apart = self.layout, self.emit.op, self.emit.linear, self.disentangled
-        scale = self.emit.constant("query_scale", (3 * self.arch.hidden_size // self.arch.n_heads) ** -0.5, np.float32)
-        assert self.arch.distances
-        shared, end = (True, LONGER) if self.arch.distances.shared else (False, "")
-        reads = apart.reads(hidden, f"{name}attention_reads{LONGER}") if shared else hidden
+        layout, op, linear, packing, width = (
+            self.layout,
+            self.emit.op,
+            self.emit.linear,
+            self.packing,
+            self.arch.hidden_size,
+        )
+        scale = self.emit.constant("query_scale", (3 * width // self.arch.n_heads) ** -0.5, np.float32)
+        shared, end = (True, LONGER) if _shares(self.arch) else (False, "")
+        reads = hidden
+        if shared:  # (T + R, d)
+            reads = op("Concat", hidden, self.needed, axis=0, output=f"{name}attention_reads{LONGER}")
         query = linear(layer + layout.query, reads, f"{name}query{end}")
         key = linear(layer + layout.key, reads, f"{name}key{end}")
         value = linear(layer + layout.value, hidden, name + "value")
         query = op("Mul", query, scale)
         if shared:
-            (query, of_query), (key, of_key) = map(apart.parts, (query, key))
-            return apart.attend(query, key, value, (of_query, of_key), name + "context")
-        of_query, of_key = (  # not of tokens, as what ends so has more rows than these: no state that tuning keeps
-            linear(layer + module, apart.needed, f"{name}{kind}_of_distances{LONGER}")
-            for module, kind in zip(_OF_DISTANCES, ("query", "key"), strict=True)
-        )
-        return apart.attend(query, key, value, (op("Mul", of_query, scale), of_key), name + "context")
+            (query, of_query), (key, of_key) = map(self._parts, (query, key))
+        else:
+            of_query, of_key = (  # not of tokens, as what ends so has more rows than these: no state that tuning keeps
+                linear(layer + module, self.needed, f"{name}{kind}_of_distances{LONGER}")
+                for module, kind in zip(_OF_DISTANCES, ("query", "key"), strict=True)
+            )
+            of_query = op("Mul", of_query, scale)
+        heads = (packing.split_heads(each, width) for each in (query, key))  # (B, h, S, e)
+        distances = (self._by_distance(of_key, self.of_queries), self._by_distance(of_query, self.of_keys))
+        to_keys, to_queries = (self._shifted(op("MatMul", *pair)) for pair in zip(heads, distances, strict=True))
+        both = op("Add", to_keys, op("Transpose", to_queries, perm=[0, 1, 3, 2]))
+        return packing.attend(query, key, value, width, name + "context", bias=op("Add", both, packing.mask_bias))
+
+    def _parts(self, whole: str) -> tuple[str, str]:
+        """(T + R, d) -> (T, d), (R, d)."""
+        op, ints = self.emit.op, self.emit.ints
+        return op("Slice", whole, ints(0), self.tokens, ints(0)), op("Slice", whole, self.tokens, self.end, ints(0))
+
+    def _by_distance(self, rows: str, places: str) -> str:
+        """(R, d) -> (h, e, D)."""
+        op, h = self.emit.op, self.arch.n_heads
+        heads = op("Reshape", op("Gather", rows, places), self.emit.ints(-1, h, self.arch.hidden_size // h))
+        return op("Transpose", heads, perm=[1, 2, 0])
+
+    def _shifted(self, products: str) -> str:
+        """(B, h, S, D) -> (B, h, S, S): row i from its column S - 1 - i on."""
+        op, ints = self.emit.op, self.emit.ints
+        flat = op("Slice", op("Reshape", products, ints(0, 0, -1)), *self.shift, ints(2))
+        return op("Slice", op("Reshape", flat, self.rows_of_shift), ints(0), self.length, ints(3))
 
 
 class DebertaV2(Encoder):

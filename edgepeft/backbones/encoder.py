@@ -22,8 +22,7 @@ from edgepeft.backbones.base import Architecture, Attention, Family, Role, Site
 from edgepeft.backbones.checkpoint import Checkpoint
 from edgepeft.backbones.emit import Emitter
 from edgepeft.backbones.packing import Lookups, Packing
-from edgepeft.backbones.positions import Rotary, distance_bias
-from edgepeft.backbones.windows import windows
+from edgepeft.backbones.positions import Rotary, distance_bias, windows
 from edgepeft.common.errors import BundleError
 
 LEARNT = "embeddings.position_embeddings.weight"

@@ -1,4 +1,4 @@
-"""How attention learns where tokens stand: rotary positions, a bias for each distance, disentangled attention.
+"""How attention learns where tokens stand: rotary positions, a bias for each distance, a window around each token.
 
 **Rotary** (Su et al., 2021, arXiv:2104.09864, equation 34) turns pairs of a head's numbers:
 
@@ -10,30 +10,29 @@ paper's own.
 **A bias** (Raffel et al., 2020, section 2.1, and their code) is a row of a table: half of the buckets hold one distance
 each, the others grow by powers up to the largest.
 
-**Disentangled** (He et al., 2021, arXiv:2006.03654, equation 4, with the buckets of version 2):
+**A window**: blocks of a row's places look at themselves and both neighbours,
 
-    A_ij = (Q_i K_j + Q_i Kr_b(i - j) + K_j Qr_b(i - j)) / sqrt(3 e)
+    block b of c places reads the places from (b - r) c up to (b + r + 1) c,  r = 1
 
-Kr and Qr are what a layer's own projections make of the table's rows, so that these go through a product with the
-tokens, behind them: what is trained at a query or key is trained of distances too.  Of the table the rows that a batch
-needs take part.  A query's product with each distance becomes one with each key by a shift of row i by i places.
+A row of at most four blocks is one block of its own length, r = 0: there the square is no larger.  Within what a block
+reads, a mask leaves out what is further away than the window reaches.  So a row of S tokens costs 3 c S, not S^2.
 
-Letters: B batch, S padded length, T real tokens, R rows of the table that a batch needs, d hidden, h heads, e = d / h,
-D = 2 S distances.
+Letters: B batch, S padded length, T real tokens, d hidden, h heads, e = d / h, n blocks of a row, c places of a block,
+k = (2 r + 1) c.
 """
 
 from __future__ import annotations
 
 import math
+from enum import StrEnum
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto
 
-from edgepeft.backbones.base import Distances
 from edgepeft.backbones.emit import Emitter
-from edgepeft.backbones.packing import Packing
+from edgepeft.backbones.packing import Lookups, Packing
 
 
 def frequencies(theta: float, width: int) -> NDArray[np.float32]:
@@ -127,81 +126,68 @@ def distance_bias(emit: Emitter, table: str, distances: str, largest: int, *, bo
 LONGER = ".with_distances"  # how the name of a value ends that has R rows of distances behind those of tokens
 
 
-def rows_of_distances(span: int, furthest: int) -> NDArray[np.int64]:
-    """How many rows of the table the distances 1 to ``furthest`` are from that of 0; half of ``span`` has each its own.
+class Window(StrEnum):
+    """Values of a graph that has windows: see ``edgepeft.graph.gradient``."""
 
-    Float32, as in the code that the weights were learnt with.
-    """
-    distances, middle = np.arange(1, furthest + 1), span // 2
-    grown = np.log(np.maximum(distances, middle).astype(np.float32) / np.float32(middle))
-    grown = np.ceil(grown / np.float32(math.log((furthest - 1) / middle)) * np.float32(middle - 1))
-    return np.where(distances <= middle, distances, grown.astype(np.int64) + middle)
+    SPLIT = "window.split"  # queries' heads in blocks, (T h) -> (B n, h, c)
+    MERGE = "window.merge"  # and back
+    KEYS = "window.keys"  # keys' and values', (T h) -> (B n, h, k)
+    REAL = "window.real"  # (B, n c): where a token is
+    SIZE = "window.size"  # c
+    BLOCKS = "window.blocks"  # n
+    SIDES = "window.sides"  # r
+    LONGEST = "window.longest"  # the longest row that is one block
 
 
-class Disentangled:
-    """The attention of one model; ``table`` is the value [2 span, d] of all rows, ``width`` is d."""
+_LEAST = 32  # places of a block: products of smaller ones are slow
+_SQUARE = 4  # blocks: c S k is then 3/4 of S^2, and neighbours are copied thrice
 
-    def __init__(self, emit: Emitter, packing: Packing, table: str, distances: Distances, width: int) -> None:
-        self.emit, self.packing, self.width = emit, packing, width
-        op, ints = emit.op, emit.ints
-        columns = op("Range", packing.zero, op("Add", packing.length, packing.length), packing.one)  # (D)
-        ahead = op("Sub", columns, op("Sub", packing.length, packing.one))  # from 1 - S to S
-        self.of_keys = self._rows(ahead, distances)
-        self.of_queries = self._rows(op("Neg", ahead), distances)
-        last, end = ints(-1), ints(np.iinfo(np.int64).max)
-        first = op("Slice", self.of_queries, last, end, ints(0))  # the row of -S; that of S is the last needed
-        beyond = op("Add", op("Slice", self.of_keys, last, end, ints(0)), packing.one)
-        self.needed = op("Slice", table, first, beyond, ints(0))  # (R, d)
-        self.of_keys, self.of_queries = (op("Sub", rows, first) for rows in (self.of_keys, self.of_queries))
-        self.tokens, self.end = op("Shape", packing.index), end
-        length = op("Unsqueeze", packing.length, ints(0))
-        wide = op("Sub", op("Add", length, length), ints(1))  # D - 1
-        before = op("Sub", length, ints(1))
-        self._shift = (before, op("Add", before, op("Mul", length, wide)))
-        self._rows_of_shift, self._length = op("Concat", ints(0, 0), length, wide, axis=0), length
 
-    def _rows(self, distances: str, known: Distances) -> str:
-        """int64 (D): the table's row of each distance."""
-        op, constant = self.emit.op, self.emit.constant
-        far = op("Max", distances, op("Neg", distances))
-        if known.by_powers:
-            rows = rows_of_distances(known.span, known.furthest)
-            rows = np.pad(rows - 1, (0, -len(rows) % 64), mode="edge")  # a constant must not move weights from 64 bytes
-            half = constant("distances.rows", rows, np.uint8 if rows.max() < 256 else np.uint16)
-            one, furthest = self.packing.one, constant("furthest", known.furthest, np.int64)
-            place = op("Sub", op("Clip", far, one, furthest), one)
-            far = op("Add", op("Cast", op("Gather", half, place), to=TensorProto.INT64), one)
-        side = op("Clip", distances, constant("minus_one", -1, np.int64), self.packing.one)
-        row = op("Add", op("Mul", side, far), constant("span", known.span, np.int64))
-        return op("Clip", row, self.packing.zero, constant("last_row", 2 * known.span - 1, np.int64))
+def windows(emit: Emitter, packing: Packing, reach: int) -> Lookups:
+    """How tokens attend to those at most ``reach`` places away."""
+    op, ints, zero, one = emit.op, emit.ints, packing.zero, packing.one
+    size = max(reach, _LEAST)
+    block, longest = (
+        emit.constant("window.block", size, np.int64),
+        emit.constant(Window.LONGEST, _SQUARE * size, np.int64),
+    )
+    is_short = op("LessOrEqual", packing.length, longest)
+    c = op("Where", is_short, packing.length, block, output=Window.SIZE)
+    sides = op("Where", is_short, zero, one, output=Window.SIDES)
+    n = op("Div", op("Sub", op("Add", packing.length, c), one), c, output=Window.BLOCKS)
+    before = op("Mul", sides, c)
+    k = op("Add", c, op("Add", before, before))
 
-    def reads(self, hidden: str, output: str) -> str:
-        """What queries and keys are made of: (T, d) -> (T + R, d)."""
-        return self.emit.op("Concat", hidden, self.needed, axis=0, output=output)
+    # Each row's places, filled up to whole blocks with its last one.
+    filled = op("Range", zero, op("Mul", n, c), one)  # (n c)
+    inside, last = op("Less", filled, packing.length), op("Sub", packing.length, one)
+    column = op("Clip", filled, zero, last)
+    op("Where", inside, op("Gather", packing.real, column, axis=1), zero, output=Window.REAL)  # (B, n c)
+    token = op("Gather", op("Reshape", packing.place, packing.shape), column, axis=1)  # (B, n c)
+    rows = op("Concat", ints(-1), op("Unsqueeze", c, ints(0)), axis=0)
+    split = packing.of_heads(op("Reshape", token, rows), output=Window.SPLIT)
 
-    def attend(self, query: str, key: str, value: str, of_distances: tuple[str, str], output: str) -> str:
-        """(T, d) three times, and (R, d) of query and key -> (T, d); queries are scaled already."""
-        op, packing, width = self.emit.op, self.packing, self.width
-        of_query, of_key = of_distances
-        heads = (packing.split_heads(each, width) for each in (query, key))  # (B, h, S, e)
-        distances = (self._by_distance(of_key, self.of_queries), self._by_distance(of_query, self.of_keys))
-        to_keys, to_queries = (self._shifted(op("MatMul", *pair)) for pair in zip(heads, distances, strict=True))
-        both = op("Add", to_keys, op("Transpose", to_queries, perm=[0, 1, 3, 2]))
-        return packing.attend(query, key, value, width, output, bias=op("Add", both, packing.mask_bias))
+    starts = op("Sub", op("Mul", op("Range", zero, n, one), c), before)
+    within = op("Range", zero, k, one)
+    seen = op("Add", op("Unsqueeze", starts, ints(1)), within)  # (n, k)
+    end = op("Mul", n, c)
+    there = op("And", op("GreaterOrEqual", seen, zero), op("Less", seen, end))
+    seen = op("Clip", seen, zero, op("Sub", end, one))
+    wide = op("Concat", ints(-1), op("Unsqueeze", k, ints(0)), axis=0)
+    keys = packing.of_heads(op("Reshape", op("Gather", token, seen, axis=1), wide), output=Window.KEYS)
+    there = op("And", there, op("Greater", op("Gather", Window.REAL, seen, axis=1), zero))  # (B, n, k)
+    there = op("Unsqueeze", op("Reshape", there, wide), ints(1, 2))  # (B n, 1, 1, k)
 
-    def parts(self, whole: str) -> tuple[str, str]:
-        """What ``reads`` joined: (T + R, d) -> (T, d), (R, d)."""
-        op, ints = self.emit.op, self.emit.ints
-        return op("Slice", whole, ints(0), self.tokens, ints(0)), op("Slice", whole, self.tokens, self.end, ints(0))
+    queries = op("Unsqueeze", op("Add", op("Range", zero, c, one), before), ints(1))
+    distance = op("Sub", within, queries)  # (c, k)
+    furthest, nearest = (
+        emit.constant(f"window.{way}", far, np.int64) for way, far in (("on", reach), ("back", -reach))
+    )
+    near = op("And", op("LessOrEqual", distance, furthest), op("GreaterOrEqual", distance, nearest))
+    bias = op("Where", op("And", near, there), "none", "lowest")  # (B n, 1, c, k)
 
-    def _by_distance(self, rows: str, places: str) -> str:
-        """(R, d) -> (h, e, D)."""
-        op, h = self.emit.op, self.packing.n_heads
-        heads = op("Reshape", op("Gather", rows, places), self.emit.ints(-1, h, self.width // h))
-        return op("Transpose", heads, perm=[1, 2, 0])
-
-    def _shifted(self, products: str) -> str:
-        """(B, h, S, D) -> (B, h, S, S): row i from its column S - 1 - i on."""
-        op, ints = self.emit.op, self.emit.ints
-        flat = op("Slice", op("Reshape", products, ints(0, 0, -1)), *self._shift, ints(2))
-        return op("Slice", op("Reshape", flat, self._rows_of_shift), ints(0), self._length, ints(3))
+    at = op("Add", op("Mul", packing.row, n), op("Div", packing.column, c))  # (T) into (B n)
+    merge = op("Add", op("Unsqueeze", op("Mul", at, "n_heads"), ints(1)), "head_range")  # (T, h) into (B n h)
+    place = op("Unsqueeze", op("Mod", packing.column, c), ints(1))
+    op("Add", op("Mul", merge, c), place, output=Window.MERGE)
+    return Lookups(split, keys, Window.MERGE, bias)

@@ -17,7 +17,8 @@ from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_p
 
 from edgepeft.backbones.base import Distances, Role, family_of
 from edgepeft.backbones.config import config_of
-from edgepeft.backbones.positions import LONGER, rows_of_distances
+from edgepeft.backbones.deberta_v2 import rows_of_distances
+from edgepeft.backbones.positions import LONGER
 from edgepeft.common.errors import UsageError
 
 MODEL_TYPE = "deberta-v2"

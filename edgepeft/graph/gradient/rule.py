@@ -23,7 +23,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from edgepeft.backbones.windows import LONGEST
+from edgepeft.backbones.positions import Window
 from edgepeft.common.errors import BundleError
 from edgepeft.common.registry import modules_of
 from edgepeft.graph.prompt import prompt_in
@@ -149,7 +149,7 @@ def measured(model: onnx.ModelProto) -> tuple[dict[str, Spec], ...]:
     """The spec of every value, in each sample."""
     rows = zip(_LENGTHS, _TARGETS, _ROWS, _MOST, strict=True)
     samples = [specs_of(model, lengths, *sizes) for lengths, *sizes in rows]
-    longest = constant(model.graph, LONGEST)
+    longest = constant(model.graph, Window.LONGEST)
     if longest is not None:  # else a block of a row would be taken for the row
         samples.append(specs_of(model, (int(longest) + 23, 19), _TARGETS[0] + 10, 37, 41))
     return tuple(samples)

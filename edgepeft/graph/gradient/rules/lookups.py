@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
-from edgepeft.backbones import windows
 from edgepeft.backbones.packing import MERGE, REAL, SPLIT
+from edgepeft.backbones.positions import Window
 from edgepeft.graph.gradient.rule import Gradients, Visit, rule_of
 
 # Rows of a table that are few beside its lookups, such as the distances of all pairs of tokens: the matrix of which row
@@ -25,11 +25,11 @@ _SMALL = 300
 @rule_of("Gather")
 def _gather(at: Visit) -> Gradients:
     index, (axis,) = at.node.input[1], at.axes(int(at.attributes.get("axis", 0)))
-    if index in (SPLIT, windows.SPLIT):
-        yield 0, _from_heads(at, _merge(at) if index == SPLIT else windows.MERGE)
-    elif index in (MERGE, windows.MERGE):
-        yield 0, _to_heads(at, *((SPLIT, REAL) if index == MERGE else (windows.SPLIT, _real_in_blocks(at))))
-    elif index == windows.KEYS:
+    if index in (SPLIT, Window.SPLIT):
+        yield 0, _from_heads(at, _merge(at) if index == SPLIT else Window.MERGE)
+    elif index in (MERGE, Window.MERGE):
+        yield 0, _to_heads(at, *((SPLIT, REAL) if index == MERGE else (Window.SPLIT, _real_in_blocks(at))))
+    elif index == Window.KEYS:
         yield 0, _from_windows(at)
     elif (order := _order(at, index, axis)) is not None:
         yield 0, at.op("Gather", at.dy, at.tape.ints(*np.argsort(order).tolist()), axis=axis)
@@ -68,15 +68,15 @@ def _to_heads(at: Visit, split: str, real: str) -> str:
 
 def _real_in_blocks(at: Visit) -> str:
     """(B n, c)."""
-    size = at.op("Unsqueeze", windows.SIZE, at.tape.ints(0))
-    return at.op("Reshape", windows.REAL, at.op("Concat", at.tape.ints(-1), size, axis=0))
+    size = at.op("Unsqueeze", Window.SIZE, at.tape.ints(0))
+    return at.op("Reshape", Window.REAL, at.op("Concat", at.tape.ints(-1), size, axis=0))
 
 
 def _from_windows(at: Visit) -> str:
     """To packed tokens, each read by its own block and those beside it: what all of these bring."""
     op, tape, ints = at.op, at.tape, at.tape.ints
-    c, n, sides = windows.SIZE, windows.BLOCKS, windows.SIDES
-    h, zero = tape.extents(windows.KEYS)[1][0], tape.constant(0, TensorProto.INT64)
+    c, n, sides = Window.SIZE, Window.BLOCKS, Window.SIDES
+    h, zero = tape.extents(Window.KEYS)[1][0], tape.constant(0, TensorProto.INT64)
     row, column = _places(at)  # (T, 1)
     one = tape.constant(1, TensorProto.INT64)
     back = op("Range", op("Neg", sides), op("Add", sides, one), one)  # how far each reader stands before: (2 r + 1)
