@@ -23,37 +23,14 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from edgepeft.backbones._decoder_shapes import (
-    ACTIVATIONS,
-    LAYOUTS,
-    OUTPUT,
-    WORDS,
-    attention_of,
-    neighbours,
-    sites_of,
-    sizes_of,
-    tensors_of,
-)
+from edgepeft.backbones import _decoder_shapes as shapes
+from edgepeft.backbones import text
 from edgepeft.backbones.base import HELPERS, Architecture, Attention, Decoder, Family, Helper, Pooling, Role, Site
 from edgepeft.backbones.checkpoint import Checkpoint
 from edgepeft.backbones.config import checked
 from edgepeft.backbones.emit import Emitter
 from edgepeft.backbones.packing import Packing
 from edgepeft.backbones.positions import frequencies
-from edgepeft.backbones.text import (
-    BEFORE,
-    CACHED,
-    CROSS,
-    CROSS_BIAS,
-    IDS,
-    LOGITS,
-    ORDER,
-    PAST,
-    PRESENT,
-    Steps,
-    TextGraphs,
-    caches,
-)
 from edgepeft.common.errors import UsageError
 
 _Attend = Callable[[int, str, str, str, str], str]  # layer; query, key and value (., . e); output -> (., h e)
@@ -63,7 +40,7 @@ class Llama(Family):
     """Decoders alone, by the whole model's names: ``model.layers.0...`` and ``lm_head``."""
 
     name: ClassVar[str] = "llama"
-    model_types: ClassVar[tuple[str, ...]] = tuple(LAYOUTS)
+    model_types: ClassVar[tuple[str, ...]] = tuple(shapes.LAYOUTS)
     limits: ClassVar[tuple[str, ...]] = (
         "They write text, or a linear layer reads the last token; tags, spans and embeddings are an encoder's.",
         "Where layers see a window, prompt and answer together may be as long as the window.",
@@ -72,10 +49,10 @@ class Llama(Family):
 
     def architecture(self, config: Mapping[str, Any]) -> Architecture:
         """Sizes, tensors and sites from the config."""
-        layout, sizes = LAYOUTS[config["model_type"]], sizes_of(config)
-        tensors, activation = tensors_of(config, sizes), config.get(layout.activation) or "silu"
-        if activation not in ACTIVATIONS:
-            known = ", ".join(ACTIVATIONS)
+        layout, sizes = shapes.LAYOUTS[config["model_type"]], shapes.sizes_of(config)
+        tensors, activation = shapes.tensors_of(config, sizes), config.get(layout.activation) or "silu"
+        if activation not in shapes.ACTIVATIONS:
+            known = ", ".join(shapes.ACTIVATIONS)
             raise UsageError(f"the config's {layout.activation} is {activation!r}; supported: {known}.")
         longest, window = sizes.max_position_embeddings, config.get("sliding_window")
         if window is not None and config.get("use_sliding_window", True):
@@ -93,17 +70,17 @@ class Llama(Family):
             pad_token_id=sizes.pad_token_id,
             layer_norm_eps=sizes.rms_norm_eps,
             activation=activation,
-            sites=tuple(sites_of(layout, sizes)),
+            sites=tuple(shapes.sites_of(layout, sizes)),
             tensors=tensors,
             pooler={},
             norms=tuple(n.removesuffix(".weight") for n, shape in tensors.items() if len(shape) == 1 and "norm" in n),
             inputs=("input_ids", "attention_mask"),
             head="score",
             absent_biases={f"{n}.bias": tensors[f"{n}.weight"][:1] for n in linear if f"{n}.bias" not in tensors},
-            words=WORDS,
+            words=shapes.WORDS,
             decoder=Decoder(None, sizes.eos_token_id, 1.0, 0),
             pooling=Pooling.LAST,
-            attention=attention_of(config, sizes),
+            attention=shapes.attention_of(config, sizes),
             weights_dtype="int8",  # a step's time is that of reading the weights
             reference="sdpa",  # the eager one's softmax is of float32: in float64 padding in front gives no number
         )
@@ -114,12 +91,12 @@ class Llama(Family):
 
     def neighbours(self, architecture: Architecture, site: Site) -> dict[str, str]:
         """What stands beside a site of its layer."""
-        return neighbours(site)
+        return shapes.neighbours(site)
 
     def bindings(self, architecture: Architecture) -> dict[str, str]:
         """As every family's; where no norm stands between, a layer's keys and values are what its products give."""
         products = {Role.VALUE_STATES: Role.VALUE}
-        if not LAYOUTS[architecture.model_type].head_norms:
+        if not shapes.LAYOUTS[architecture.model_type].head_norms:
             products[Role.KEY_STATES] = Role.KEY
         sites = architecture.sites_of(*products)
         return super().bindings(architecture) | {
@@ -130,10 +107,10 @@ class Llama(Family):
         """The packed-token graph; its outputs are last_hidden_state [B, S, d] and pooled values [B, d]."""
         return _Builder(architecture, checkpoint).model()
 
-    def text_graphs(self, architecture: Architecture, checkpoint: Checkpoint) -> TextGraphs:
+    def text_graphs(self, architecture: Architecture, checkpoint: Checkpoint) -> text.TextGraphs:
         """Of a prompt, and a step of what is written."""
         prompt, step = (_Builder(architecture, checkpoint) for _ in range(2))
-        return TextGraphs(prompt.prompt(), step.step())
+        return text.TextGraphs(prompt.prompt(), step.step())
 
     def teaching_graph(self, architecture: Architecture, checkpoint: Checkpoint) -> onnx.ModelProto:
         """A prompt and its target in one pass."""
@@ -150,7 +127,7 @@ class _Builder:
     causal: str  # (B, 1, S, S), what is added to scores: 0, or the lowest number for padding and what comes later
 
     def __init__(self, architecture: Architecture, checkpoint: Checkpoint) -> None:
-        self.arch, self.layout = architecture, LAYOUTS[architecture.model_type]
+        self.arch, self.layout = architecture, shapes.LAYOUTS[architecture.model_type]
         self.emit = Emitter(checkpoint, architecture.tensors)
         rows = {part: architecture.tensors[f"model.layers.0.self_attn.{part}_proj.weight"][0] for part in "qk"}
         self.width = rows["q"] // architecture.n_heads
@@ -168,20 +145,21 @@ class _Builder:
     def teaching(self) -> onnx.ModelProto:
         """(B, S) and what stands before each of n target tokens, (B, n), the first of them no matter -> (B, n, v)."""
         op, ints = self.emit.op, self.emit.ints
-        target = op("Slice", BEFORE, ints(1), ints(np.iinfo(np.int64).max), ints(1))
+        target = op("Slice", text.BEFORE, ints(1), ints(np.iinfo(np.int64).max), ints(1))
         ids = op("Concat", "input_ids", target, axis=1)
         one = self.emit.constant("one_row", [1], np.int64)
         mask = op("Concat", "attention_mask", op("Expand", one, op("Shape", target)), axis=1)
         hidden = self._read(ids, mask, self._attend_at_once)
         real = op("Cast", op("Cast", "attention_mask", to=TensorProto.BOOL), to=TensorProto.INT64)
         first = op("Add", op("ReduceSum", real, ints(1)), op("Unsqueeze", self.packing.starts, ints(1)))  # (B, 1)
-        n = op("Squeeze", op("Shape", BEFORE, start=1))
+        n = op("Squeeze", op("Shape", text.BEFORE, start=1))
         places = op("Range", self.emit.constant("minus_one", -1, np.int64), op("Sub", n, self.packing.one), "one")
-        written = op("Gather", hidden, op("Reshape", op("Add", first, places), ints(-1)))  # (B n, d)
-        op("Reshape", self._logits(written), op("Concat", op("Shape", BEFORE), ints(-1), axis=0), output=LOGITS)
-        before = helper.make_tensor_value_info(BEFORE, TensorProto.INT64, ("batch", "target"))
-        shape = ("batch", "target", self.arch.vocab_size)
-        output = helper.make_tensor_value_info(LOGITS, TensorProto.FLOAT, shape)
+        logits = self._logits(op("Gather", hidden, op("Reshape", op("Add", first, places), ints(-1))))  # (B n, v)
+        shape = op("Concat", op("Shape", text.BEFORE), ints(-1), axis=0)
+        op("Reshape", logits, shape, output=text.LOGITS)
+        before = helper.make_tensor_value_info(text.BEFORE, TensorProto.INT64, ("batch", "target"))
+        targets = ("batch", "target", self.arch.vocab_size)
+        output = helper.make_tensor_value_info(text.LOGITS, TensorProto.FLOAT, targets)
         return self.emit.model(self.arch.model_type, [*self.arch.inputs, before], [output])
 
     def prompt(self) -> onnx.ModelProto:
@@ -189,7 +167,7 @@ class _Builder:
         op, ints = self.emit.op, self.emit.ints
 
         def attend(i: int, query: str, key: str, value: str, output: str) -> str:
-            for known, cache in zip(self._known(key, value), caches(CROSS, i), strict=True):
+            for known, cache in zip(self._known(key, value), text.caches(text.CROSS, i), strict=True):
                 op("Identity", known, output=cache)
             return self._attend_at_once(i, query, key, value, output)
 
@@ -198,27 +176,27 @@ class _Builder:
         last = op("Unsqueeze", op("Gather", packing.column, packing.ends()), ints(1))
         columns = op("Range", packing.zero, packing.length, packing.one)
         bias = op("Where", op("Less", columns, last), "none", "lowest")  # (B, S)
-        op("Add", op("Unsqueeze", bias, ints(1, 2)), packing.mask_bias, output=CROSS_BIAS)
+        op("Add", op("Unsqueeze", bias, ints(1, 2)), packing.mask_bias, output=text.CROSS_BIAS)
         return self.emit.model(self.arch.model_type, self.arch.inputs, self._steps().cross())
 
     def step(self) -> onnx.ModelProto:
         """One token more of each of N texts: their last tokens, and whose caches they go on with, -> (N, v)."""
         op, ints, constant = self.emit.op, self.emit.ints, self.emit.constant
         zero = constant("zero", 0, np.int64)
-        op("Identity", op("Shape", caches(PAST, 0)[0], start=2, end=3), output=CACHED)
-        shown = op("Cast", op("Equal", CROSS_BIAS, constant("nothing", 0, np.float32)), to=TensorProto.INT64)
+        op("Identity", op("Shape", text.caches(text.PAST, 0)[0], start=2, end=3), output=text.CACHED)
+        shown = op("Cast", op("Equal", text.CROSS_BIAS, constant("nothing", 0, np.float32)), to=TensorProto.INT64)
         read = op("ReduceSum", shown, ints(1, 2, 3), keepdims=0)  # (N)
-        places = op("Add", read, CACHED, output=HELPERS[Helper.POSITION])
-        texts = op("Range", zero, op("Squeeze", op("Shape", IDS)), constant("one", 1, np.int64))
+        places = op("Add", read, text.CACHED, output=HELPERS[Helper.POSITION])
+        texts = op("Range", zero, op("Squeeze", op("Shape", text.IDS)), constant("one", 1, np.int64))
         op("Identity", texts, output=HELPERS[Helper.ROW])
         op("Identity", texts, output=HELPERS[Helper.FIRST_TOKEN])
         self._turn(places)
-        logits = self._logits(self._layers(self._embedded(IDS), self._attend_step))
-        op("Identity", logits, output=LOGITS)  # a name of its own, for the site may be adapted
+        logits = self._logits(self._layers(self._embedded(text.IDS), self._attend_step))
+        op("Identity", logits, output=text.LOGITS)  # a name of its own, for the site may be adapted
         return self.emit.model(self.arch.model_type, self._steps().inputs(), self._steps().outputs())
 
-    def _steps(self) -> Steps:
-        return Steps(self.arch.n_layers, self.heads, self.width, self.arch.vocab_size, rows="texts")
+    def _steps(self) -> text.Steps:
+        return text.Steps(self.arch.n_layers, self.heads, self.width, self.arch.vocab_size, rows="texts")
 
     def _read(self, ids: str, mask: str, attend: _Attend) -> str:
         """Rows of tokens -> (T, d), past the last norm."""
@@ -232,7 +210,7 @@ class _Builder:
 
     def _embedded(self, ids: str) -> str:
         op, name = self.emit.op, "word_embeddings"
-        rows = op("Gather", self.emit.weight(WORDS), ids, output="" if self.layout.scaled else name)
+        rows = op("Gather", self.emit.weight(shapes.WORDS), ids, output="" if self.layout.scaled else name)
         if not self.layout.scaled:
             return rows
         factor = self.emit.constant("embeddings_scale", np.float32(self.arch.hidden_size**0.5), np.float32)
@@ -289,7 +267,7 @@ class _Builder:
         return op("Mul", op("Div", value, root), weight, output=output)
 
     def _activated(self, value: str) -> str:
-        operator, attributes = ACTIVATIONS[self.arch.activation]
+        operator, attributes = shapes.ACTIVATIONS[self.arch.activation]
         found = self.emit.op(operator, value, **attributes)
         return self.emit.op("Mul", value, found) if operator == "Sigmoid" else found
 
@@ -335,23 +313,23 @@ class _Builder:
         """Of one token of each text, to its prompt and to what was written: (N, h e)."""
         op, ints = self.emit.op, self.emit.ints
         k, g, e = self.heads, self.groups, self.width
-        known = []
-        for new, past, present in zip((key, value), caches(PAST, i), caches(PRESENT, i), strict=True):
-            kept = op("Gather", past, ORDER)  # (N, k, L, e)
+        known, both = [], zip((key, value), text.caches(text.PAST, i), text.caches(text.PRESENT, i), strict=True)
+        for new, past, present in both:
+            kept = op("Gather", past, text.ORDER)  # (N, k, L, e)
             known.append(op("Concat", kept, op("Reshape", new, ints(-1, k, 1, e)), axis=2, output=present))
         query = op("Reshape", query, ints(-1, k, g, e))
-        keys = (caches(CROSS, i)[0], known[0])
+        keys = (text.caches(text.CROSS, i)[0], known[0])
         of_prompt, of_text = (op("MatMul", query, op("Transpose", each, perm=[0, 1, 3, 2])) for each in keys)
-        scores = op("Concat", op("Add", of_prompt, CROSS_BIAS), of_text, axis=3)
+        scores = op("Concat", op("Add", of_prompt, text.CROSS_BIAS), of_text, axis=3)
         whole = op("Softmax", scores, axis=-1)  # (N, k, g, S + L + 1)
-        length = op("Shape", CROSS_BIAS, start=3, end=4)
+        length = op("Shape", text.CROSS_BIAS, start=3, end=4)
         of_prompt = op("Slice", whole, ints(0), length, ints(3))
         of_text = op("Slice", whole, length, ints(np.iinfo(np.int64).max), ints(3))
-        read = op("MatMul", of_prompt, caches(CROSS, i)[1])
+        read = op("MatMul", of_prompt, text.caches(text.CROSS, i)[1])
         context = op("Add", read, op("MatMul", of_text, known[1]))  # (N, k, g, e)
         return op("Reshape", context, ints(-1, k * g * e), output=output)
 
     def _logits(self, hidden: str) -> str:
         """(., d) -> (., v)."""
-        table = self.emit.weight(OUTPUT if OUTPUT in self.arch.tensors else WORDS)
+        table = self.emit.weight(shapes.OUTPUT if shapes.OUTPUT in self.arch.tensors else shapes.WORDS)
         return self.emit.op("Gemm", hidden, table, transB=1, output=Role.POOLED_LABELS)

@@ -19,25 +19,13 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
+from edgepeft.backbones import text
 from edgepeft.backbones._t5 import ACTIVATIONS, MODEL_TYPES, OUTPUT, architecture_of, neighbours
 from edgepeft.backbones.base import Architecture, Family, Role, Site
 from edgepeft.backbones.checkpoint import Checkpoint
 from edgepeft.backbones.emit import Emitter
 from edgepeft.backbones.packing import Packing
 from edgepeft.backbones.positions import distance_bias
-from edgepeft.backbones.text import (
-    BEFORE,
-    CROSS,
-    CROSS_BIAS,
-    IDS,
-    LOGITS,
-    ORDER,
-    PAST,
-    PRESENT,
-    Steps,
-    TextGraphs,
-    caches,
-)
 from edgepeft.backbones.trie import EDGES, LABEL_VALUES, SEES, TOKENS
 
 
@@ -70,10 +58,10 @@ class T5(Family):
         """
         return Builder(architecture, checkpoint).model()
 
-    def text_graphs(self, architecture: Architecture, checkpoint: Checkpoint) -> TextGraphs:
+    def text_graphs(self, architecture: Architecture, checkpoint: Checkpoint) -> text.TextGraphs:
         """The encoder, and a step of the decoder."""
         encoder, decoder = (Builder(architecture, checkpoint) for _ in range(2))
-        return TextGraphs(encoder.text_encoder(), decoder.text_decoder())
+        return text.TextGraphs(encoder.text_encoder(), decoder.text_decoder())
 
     def teaching_graph(self, architecture: Architecture, checkpoint: Checkpoint) -> onnx.ModelProto:
         """The encoder, and the decoder on all that stands before each target token."""
@@ -107,54 +95,54 @@ class Builder:
     def teaching(self) -> onnx.ModelProto:
         """(B, S) and what stands before each of B n target tokens, (B, n), -> (B, n, v)."""
         encoded, (op, ints) = self._encoder(), (self.emit.op, self.emit.ints)
-        tokens, n = op("Reshape", BEFORE, ints(-1)), op("Shape", BEFORE, start=1)
+        tokens, n = op("Reshape", text.BEFORE, ints(-1)), op("Shape", text.BEFORE, start=1)
         hidden = op("Gather", self.emit.weight("shared.weight"), tokens, output="decoder.embeddings")
         places = op("Range", self.packing.zero, op("Squeeze", n), self.packing.one)
         back = op("Sub", *(op("Unsqueeze", places, ints(axis)) for axis in (1, 0)))  # (n, n)
         later = op("Where", op("Less", back, self.packing.zero), "lowest", "none")
         hidden = self._at_once(hidden, encoded, n, op("Add", self._bias("decoder", back, both_ways=False), later))
         logits = op("Gemm", hidden, self._words(), transB=1, output=Role.POOLED_LABELS)
-        op("Reshape", logits, op("Concat", op("Shape", BEFORE), ints(-1), axis=0), output=LOGITS)
-        before = helper.make_tensor_value_info(BEFORE, TensorProto.INT64, ("batch", "target"))
+        op("Reshape", logits, op("Concat", op("Shape", text.BEFORE), ints(-1), axis=0), output=text.LOGITS)
+        before = helper.make_tensor_value_info(text.BEFORE, TensorProto.INT64, ("batch", "target"))
         shape = ("batch", "target", self.arch.vocab_size)
-        output = helper.make_tensor_value_info(LOGITS, TensorProto.FLOAT, shape)
+        output = helper.make_tensor_value_info(text.LOGITS, TensorProto.FLOAT, shape)
         return self.emit.model(self.arch.model_type, [*self.arch.inputs, before], [output])
 
     def text_encoder(self) -> onnx.ModelProto:
         """(B, S) -> the keys and values of cross-attention in all layers, and what hides padding from it."""
         encoded, op = self._encoder(), self.emit.op
         for i in range(self._depth("decoder")):
-            for value, cache in zip(self._attended(i, encoded), caches(CROSS, i), strict=True):
+            for value, cache in zip(self._attended(i, encoded), text.caches(text.CROSS, i), strict=True):
                 op("Identity", value, output=cache)
-        op("Identity", self.packing.mask_bias, output=CROSS_BIAS)
+        op("Identity", self.packing.mask_bias, output=text.CROSS_BIAS)
         return self.emit.model(self.arch.model_type, self.arch.inputs, self._steps().cross())
 
     def text_decoder(self) -> onnx.ModelProto:
         """One token more of each of N = B n texts: their last tokens, and whose caches they go on with, -> (N, v)."""
         op, ints = self.emit.op, self.emit.ints
-        hidden = op("Gather", self.emit.weight("shared.weight"), IDS, output="decoder.embeddings")
-        beams = op("Div", op("Shape", IDS), op("Shape", CROSS_BIAS, start=0, end=1))  # [1], n
+        hidden = op("Gather", self.emit.weight("shared.weight"), text.IDS, output="decoder.embeddings")
+        beams = op("Div", op("Shape", text.IDS), op("Shape", text.CROSS_BIAS, start=0, end=1))  # [1], n
         minus = self.emit.constant("minus_one", -1, np.int64)
-        length = op("Squeeze", op("Shape", caches(PAST, 0)[0], start=2, end=3))
+        length = op("Squeeze", op("Shape", text.caches(text.PAST, 0)[0], start=2, end=3))
         back = op("Unsqueeze", op("Range", length, minus, minus), ints(0))  # (1, L + 1), from L to 0
         bias = self._bias("decoder", back, both_ways=False)
 
         def attend_itself(i: int, query: str, *new: str, output: str) -> str:
             known = []
-            for value, past, present in zip(new, caches(PAST, i), caches(PRESENT, i), strict=True):
-                kept = op("Gather", past, ORDER)  # (N, h, L, i / h)
+            for value, past, present in zip(new, text.caches(text.PAST, i), text.caches(text.PRESENT, i), strict=True):
+                kept = op("Gather", past, text.ORDER)  # (N, h, L, i / h)
                 known.append(op("Concat", kept, self._heads(value, ints(1)), axis=2, output=present))
             return self._attend(query, [*known, bias], ints(1), output)
 
-        attended = [[*caches(CROSS, i), CROSS_BIAS] for i in range(self._depth("decoder"))]
+        attended = [[*text.caches(text.CROSS, i), text.CROSS_BIAS] for i in range(self._depth("decoder"))]
         hidden = self._decoder(hidden, beams, attend_itself, lambda i: attended[i])
         logits = op("Gemm", hidden, self._words(), transB=1, output=Role.POOLED_LABELS)
-        op("Identity", logits, output=LOGITS)  # a name of its own, for the site may be adapted
+        op("Identity", logits, output=text.LOGITS)  # a name of its own, for the site may be adapted
         return self.emit.model(self.arch.model_type, self._steps().inputs(), self._steps().outputs())
 
-    def _steps(self) -> Steps:
+    def _steps(self) -> text.Steps:
         heads = self.arch.n_heads
-        return Steps(self._depth("decoder"), heads, self.inner // heads, self.arch.vocab_size)
+        return text.Steps(self._depth("decoder"), heads, self.inner // heads, self.arch.vocab_size)
 
     def _encoder(self) -> str:
         """(T, d)."""

@@ -22,20 +22,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
+from edgepeft.backbones import hooks
 from edgepeft.backbones.base import Architecture, Pooling
 from edgepeft.backbones.checkpoint import check_header
-from edgepeft.backbones.hooks import (
-    attached,
-    edge_logits,
-    edges_that_go_on,
-    logits_that_go_on,
-    needs,
-    padded_in_front,
-    pool,
-    prompted,
-    states_that_go_on,
-    tied,
-)
 from edgepeft.backbones.source import Backbone
 from edgepeft.backbones.text import BEFORE
 from edgepeft.backbones.trie import EDGES
@@ -158,29 +147,30 @@ class Delta(nn.Module):
 
             if self.card.writes and self.architecture.goes_on:
                 if self.trie is None or BEFORE in inputs:
-                    return logits_that_go_on(run, inputs)
-                return edges_that_go_on(run, inputs, self.trie)
+                    return hooks.logits_that_go_on(run, inputs)
+                return hooks.edges_that_go_on(run, inputs, self.trie)
             if self.card.writes:
                 pooled = run(**inputs, use_cache=False).logits
                 return pooled
             if self.trie is not None:
-                pooled = edge_logits(run, inputs, self.trie)
+                pooled = hooks.edge_logits(run, inputs, self.trie)
             else:
                 goes_on, mask, skip = self.architecture.goes_on, inputs["attention_mask"], self.card.unpooled
-                hidden = states_that_go_on(model, overrides, inputs) if goes_on else run(**inputs).last_hidden_state
-                pooled = pool(hidden, functional.pad(mask[:, skip:], (skip, 0)), self.card.pooling)
+                go_on = hooks.states_that_go_on
+                hidden = go_on(model, overrides, inputs) if goes_on else run(**inputs).last_hidden_state
+                pooled = hooks.pool(hidden, functional.pad(mask[:, skip:], (skip, 0)), self.card.pooling)
                 pooled = pooled[:, skip:] if self.head.per_token else pooled
         module = self.site_modules.get(self.card.pooling.site)
         if module is None:
             return pooled
-        tokens = {"token": self.edge_tokens(pooled.device)} if "token" in needs(module) else {}
+        tokens = {"token": self.edge_tokens(pooled.device)} if "token" in hooks.needs(module) else {}
         adapted: Tensor = module(pooled, **tokens)
         return adapted
 
     def prompted(self, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """The inputs with room for the prompt in front, ending in the last column where text goes on with them."""
-        inputs = padded_in_front(inputs) if self.architecture.goes_on else inputs
-        return prompted(inputs, self.card.prompt_length, self.architecture.placeholder_token_id)
+        inputs = hooks.padded_in_front(inputs) if self.architecture.goes_on else inputs
+        return hooks.prompted(inputs, self.card.prompt_length, self.architecture.placeholder_token_id)
 
     @contextlib.contextmanager
     def within(self, model: nn.Module, own: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
@@ -191,8 +181,8 @@ class Delta(nn.Module):
         sites = {self.architecture.site(name): module for name, module in self.site_modules.items()}
         if self.card.writes:
             sites = {replace(site, module=site.module or site.reads): module for site, module in sites.items()}
-        with attached(model, {site: module for site, module in sites.items() if site.module}):
-            yield tied(model, {name: own[name] for name in own if name in self.architecture.tensors})
+        with hooks.attached(model, {site: module for site, module in sites.items() if site.module}):
+            yield hooks.tied(model, {name: own[name] for name in own if name in self.architecture.tensors})
 
     def edge_tokens(self, device: torch.device | None = None) -> Tensor:
         """int64 [edges]: the tokens of the labels' edges; where text is written, every token."""

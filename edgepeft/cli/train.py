@@ -9,17 +9,9 @@ import typer
 
 from edgepeft.backbones.base import LINEAR_ROLES, family_of
 from edgepeft.backbones.config import config_of
+from edgepeft.cli import _scores
 from edgepeft.cli._options import command_of
 from edgepeft.cli._output import plain_table, print_json, table_console
-from edgepeft.cli._scores import (
-    SCORES_WIDTH,
-    interruptible,
-    say_temperature,
-    say_unbeaten,
-    say_windows,
-    show_errors,
-    show_headline,
-)
 from edgepeft.common.errors import requiring
 from edgepeft.common.progress import say
 from edgepeft.data.by_class import rounded, titled
@@ -46,7 +38,7 @@ def command(
 
     if options.method is None:
         say(f"note: trains {METHOD}, for no --method was given; `edgepeft methods` lists the others.")
-    with interruptible():
+    with _scores.interruptible():
         result = run(options)
     if result.truncated:
         longest, ends = result.delta.card.max_length, "ends (--max-length, or --long windows)"
@@ -57,9 +49,9 @@ def command(
         say(f"note: {result.cut} targets were longer than {most} tokens (--max-target-length).")
     if result.delta.architecture.goes_on and not result.delta.card.task_kind.writes:
         _say_cost(result.delta)
-    say_windows(result)
-    say_temperature(result)
-    say_unbeaten(result, "another --method")
+    _scores.say_windows(result)
+    _scores.say_temperature(result)
+    _scores.say_unbeaten(result, "another --method")
     if as_json:
         print_json(result.delta.card.model_dump(mode="json"))
     else:
@@ -83,9 +75,9 @@ def _show(result: TrainResult, out: Path) -> None:
     card = result.delta.card
     title = f"{card.task}: {card.method} on {card.backbone.source}, {result.metrics['n_test']:,} test rows"
     typer.echo(title)
-    show_headline(result.metrics["headline"], result.metrics["baselines"])
-    table_console(SCORES_WIDTH).print(_table(result, out))
-    show_errors(result.errors, str(out))
+    _scores.show_headline(result.metrics["headline"], result.metrics["baselines"])
+    table_console(_scores.SCORES_WIDTH).print(_table(result, out))
+    _scores.show_errors(result.errors, str(out))
     if "curve" in result.metrics:
         points = result.metrics["curve"]
         names = list(points[-1]["baselines"])
