@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 import typer
+from typer import Option
 from typer.core import TyperGroup
 
 from edgepeft import __version__
@@ -81,7 +82,7 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def _options(
-    version: bool = typer.Option(False, "--version", callback=_print_version, is_eager=True, help="Print the version."),
+    version: bool = Option(False, "--version", callback=_print_version, is_eager=True, help="Print the version."),
 ) -> None:
     """Many parameter-efficient tasks on one frozen Transformer, on one small board."""
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin
 
-import typer
 from pydantic.fields import FieldInfo
+from typer import Argument, Option
 
 from edgepeft.common.errors import UsageError
 from edgepeft.common.progress import say
@@ -19,18 +19,14 @@ if TYPE_CHECKING:
     from edgepeft.bundle.bundle import Bundle
     from edgepeft.runtime.decoding import Decoding
 
-BundleFolder = Annotated[Path, typer.Argument(help="The bundle's folder.")]
-Variant = Annotated[
-    list[str] | None, typer.Option("--set", help="A variant of the device: memory=2GB.", metavar="NAME=VALUE")
-]
+BundleFolder = Annotated[Path, Argument(help="The bundle's folder.")]
+Variant = Annotated[list[str] | None, Option("--set", help="A device's variant: memory=2GB.", metavar="NAME=VALUE")]
 
 # How text is written.
-Beams = Annotated[int | None, typer.Option(min=1, help="Texts that are followed at once. Default: 1, greedy.")]
-MaxNewTokens = Annotated[int | None, typer.Option(min=1, help="Tokens of a text, at most. Default: 128.")]
-LengthPenalty = Annotated[float | None, typer.Option(help="Above 1 beams favour long texts. Default: 1.")]
-NoRepeatNgram = Annotated[
-    int | None, typer.Option(min=0, metavar="N", help="No N tokens stand twice in a text. Default: 0, any may.")
-]
+Beams = Annotated[int | None, Option(min=1, help="Texts that are followed at once. Default: 1, greedy.")]
+MaxNewTokens = Annotated[int | None, Option(min=1, help="Tokens of a text, at most. Default: 128.")]
+LengthPenalty = Annotated[float | None, Option(help="Above 1 beams favour long texts. Default: 1.")]
+NoRepeatNgram = Annotated[int | None, Option(min=0, metavar="N", help="No N tokens twice in a text. Default: 0, any.")]
 
 
 def note_trainable(trainable: bool) -> None:

@@ -5,24 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, Option
 
 from edgepeft.cli._options import BundleFolder, note_trainable
 from edgepeft.cli._output import print_json
 from edgepeft.common.errors import MissingPackage, UsageError
 from edgepeft.common.progress import say, stages
 from edgepeft.data.rows import verify_columns
-from edgepeft.options.base import (
-    VERIFY_DATA,
-    AcceptError,
-    Coverage,
-    DeltaWeights,
-    LabelColumn,
-    PairColumn,
-    Risk,
-    TextColumn,
-    Trainable,
-)
+from edgepeft.options import base
 
 if TYPE_CHECKING:
     from edgepeft.bundle.manifest import Manifest
@@ -32,21 +22,19 @@ PANEL = "Deploy"
 
 def command(
     bundle: BundleFolder,
-    delta: Annotated[list[Path], typer.Argument(help="Trained deltas, exported <task>.onnx, or a page's tuned tasks.")],
-    verify_data: Annotated[Path | None, VERIFY_DATA] = None,
-    text_column: TextColumn = None,
-    pair_column: PairColumn = None,
-    label_column: LabelColumn = None,
-    backbone: Annotated[
-        str | None, typer.Option(help="The float32 checkpoint, where the bundle holds 8-bit weights only.")
-    ] = None,
-    delta_weights: DeltaWeights = "fp32",
-    accept_error: AcceptError = False,
-    trainable: Trainable = False,
-    coverage: Coverage = None,
-    risk: Risk = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace tasks of the same name.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the manifest as JSON.")] = False,
+    delta: Annotated[list[Path], Argument(help="Trained deltas, exported <task>.onnx, or a page's tuned tasks.")],
+    verify_data: Annotated[Path | None, base.VERIFY_DATA] = None,
+    text_column: base.TextColumn = None,
+    pair_column: base.PairColumn = None,
+    label_column: base.LabelColumn = None,
+    backbone: Annotated[str | None, Option(help="The float32 checkpoint of a bundle of smaller weights.")] = None,
+    delta_weights: base.DeltaWeights = "fp32",
+    accept_error: base.AcceptError = False,
+    trainable: base.Trainable = False,
+    coverage: base.Coverage = None,
+    risk: base.Risk = None,
+    force: Annotated[bool, Option("--force", help="Replace tasks of the same name.")] = False,
+    as_json: Annotated[bool, Option("--json", help="Print the manifest as JSON.")] = False,
 ) -> None:
     """Add tasks to a bundle; the backbone is untouched. Exported tasks and a page's need no PyTorch."""
     from edgepeft.backbones.source import open_backbone

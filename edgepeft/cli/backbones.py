@@ -6,9 +6,9 @@ import inspect
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
 from rich.markup import escape
 from rich.table import Column
+from typer import Argument, Option
 
 from edgepeft.cli._output import plain_table, print_json, table_console
 
@@ -34,11 +34,11 @@ class _Noted(dict[str, Any]):
 def command(
     name: Annotated[
         str | None,
-        typer.Argument(
+        Argument(
             help="A model type, an architecture's name, a folder with a config.json or a GGUF file.", show_default=False
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document instead of tables.")] = False,
+    as_json: Annotated[bool, Option("--json", help="One JSON document instead of tables.")] = False,
 ) -> None:
     """List the backbones, or show what one is read as: sizes, sites, the config's keys, and what is not supported."""
     if name is None:

@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Option
 
 from edgepeft.cli._options import command_of
 from edgepeft.cli._output import INTERRUPTED, result_file, show_bench_result
@@ -27,22 +28,15 @@ _MAX_REGRESSION = "5%"
 def command(
     options: BenchOptions,
     scenario: Annotated[
-        list[str] | None, typer.Option(help="How work arrives, or a TOML file; may repeat. Default: offline.")
+        list[str] | None, Option(help="How work arrives, or a TOML file; may repeat. Default: offline.")
     ] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Keep what an interrupted run wrote to --json, measure the rest.")
-    ] = False,
+    resume: Annotated[bool, Option("--resume", help="Go on with what an interrupted run wrote to --json.")] = False,
     against: Annotated[
-        str | None,
-        typer.Option(help="A git revision, a release, or a folder with edgepeft: measured in the same rounds."),
+        str | None, Option(help="A git revision, a release, or a folder with edgepeft: measured in the same rounds.")
     ] = None,
-    max_regression: Annotated[
-        str | None, typer.Option(help="With --against: the smallest loss that matters. Default: 5%.")
-    ] = None,
-    launches: Annotated[
-        int | None, typer.Option(help="With --against: how often every process is started anew. Default: 2.")
-    ] = None,
-    json: Annotated[str | None, typer.Option(help="Write the result there; - is standard output.")] = None,
+    max_regression: Annotated[str | None, Option(help="With --against: the loss that is let pass. Default 5%.")] = None,
+    launches: Annotated[int | None, Option(help="With --against: times that processes start anew. Default: 2.")] = None,
+    json: Annotated[str | None, Option(help="Write the result there; - is standard output.")] = None,
 ) -> None:
     """Measure inference and fine-tuning throughput, interleaved, in processes under the profile's limits."""
     from edgepeft.device.profiles import SETTABLE, variant_of

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from edgepeft.cli._options import Variant
 from edgepeft.cli._output import plain_table, print_json, table_console
@@ -35,30 +35,22 @@ _SAID = {
     "limits": "texts/min are measured under its cores and memory, at this host's speed; memory is predicted",
     "calibrated": "texts/min are measured at its speed, emulated; memory is predicted",
 }
-_Amount = Annotated[str | None, typer.Option(metavar="SIZE", help="At most so much, such as 500MB.")]
-_SweepFolder = Annotated[
-    Path | None, typer.Argument(help="A sweep's folder. Without one, --data is trained on.", show_default=False)
-]
-_Throughput = Annotated[
-    str | None, typer.Option(metavar="N/min", help="Texts that all tasks must answer: 60/min, or 1/s.")
-]
-_Disk = Annotated[
-    str | None, typer.Option(metavar="SIZE", help="Of the tasks' files together, at most so much, such as 2MB.")
-]
-_Data = Annotated[
-    str | None, typer.Option(help="A data set of the sweep. Default: the mean of all. Without a sweep, rows.")
-]
+_Amount = Annotated[str | None, Option(metavar="SIZE", help="At most so much, such as 500MB.")]
+_SweepFolder = Annotated[Path | None, Argument(help="A sweep's folder; without it, --data trains.", show_default=False)]
+_Throughput = Annotated[str | None, Option(metavar="N/min", help="Texts that all tasks must answer: 60/min, or 1/s.")]
+_Disk = Annotated[str | None, Option(metavar="SIZE", help="All tasks' files together, at most, such as 2MB.")]
+_Data = Annotated[str | None, Option(help="A data set of the sweep. Default: the mean of all. Without a sweep, rows.")]
 
 
 def command(
     sweep: _SweepFolder = None,
     *,
-    profile: Annotated[str, typer.Option(help="A device, or the path of a .toml file.")],
-    tasks: Annotated[int, typer.Option(min=1, help="Tasks of one backbone that answer each text.")] = 1,
+    profile: Annotated[str, Option(help="A device, or the path of a .toml file.")],
+    tasks: Annotated[int, Option(min=1, help="Tasks of one backbone that answer each text.")] = 1,
     throughput: _Throughput = None,
     memory: _Amount = None,
     disk: _Disk = None,
-    length: Annotated[int | None, typer.Option(help="Tokens of a text. Default: 128, or what runs were given.")] = None,
+    length: Annotated[int | None, Option(help="Tokens of a text. Default: 128, or what runs were given.")] = None,
     mode: Mode = "predicted",
     max_seconds: MaxSeconds = None,
     data: _Data = None,
@@ -66,11 +58,11 @@ def command(
     pair_column: PairColumn = None,
     label_column: LabelColumn = None,
     kind: TaskKind = None,
-    backbone: Annotated[str | None, typer.Option(help="One of the sweep's. Without a sweep, a folder or name.")] = None,
-    minutes: Annotated[float | None, typer.Option(help=f"Of training, without a sweep. Default: {_MINUTES:g}.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Where a small sweep is kept; that folder goes on.")] = None,
+    backbone: Annotated[str | None, Option(help="One of the sweep's. Without a sweep, a folder or name.")] = None,
+    minutes: Annotated[float | None, Option(help=f"Of training, without a sweep. Default: {_MINUTES:g}.")] = None,
+    out: Annotated[Path | None, Option(help="Where a small sweep is kept; that folder goes on.")] = None,
     set_: Variant = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document instead of a table.")] = False,
+    as_json: Annotated[bool, Option("--json", help="One JSON document instead of a table.")] = False,
 ) -> None:
     """Name the cheapest method that fits a budget and is not worse than the best beyond chance."""
     with requiring("train", "choosing a method"):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, Option
 
 from edgepeft.cli._output import print_json, table_console
 from edgepeft.common.errors import ThroughputRegression
@@ -23,23 +23,19 @@ PANEL = "Measure"
 
 
 def command(
-    base: Annotated[Path, typer.Argument(help="An earlier result of `edgepeft bench --json`.", metavar="BASE.json")],
-    new: Annotated[Path, typer.Argument(help="The result to judge.", metavar="NEW.json")],
-    max_regression: Annotated[str, typer.Option(help="Loss of throughput that is let pass: 5%, or 0.05.")] = "5%",
+    base: Annotated[Path, Argument(help="An earlier result of `edgepeft bench --json`.", metavar="BASE.json")],
+    new: Annotated[Path, Argument(help="The result to judge.", metavar="NEW.json")],
+    max_regression: Annotated[str, Option(help="Loss of throughput that is let pass: 5%, or 0.05.")] = "5%",
     normalise: Annotated[
-        bool, typer.Option("--normalise", help="Judge per unit of each run's GEMM rate; hosts may then differ.")
+        bool, Option("--normalise", help="Judge per unit of each run's GEMM rate; hosts may then differ.")
     ] = False,
-    partial: Annotated[
-        bool, typer.Option("--partial", help="Judge what both hold, though NEW lacks results of BASE.")
-    ] = False,
-    junit: Annotated[Path | None, typer.Option(help="Write JUnit XML there.")] = None,
-    summary: Annotated[
-        Path | None, typer.Option(help="Append markdown there, for example to $GITHUB_STEP_SUMMARY.")
-    ] = None,
+    partial: Annotated[bool, Option("--partial", help="Judge what both hold, where NEW lacks some of BASE.")] = False,
+    junit: Annotated[Path | None, Option(help="Write JUnit XML there.")] = None,
+    summary: Annotated[Path | None, Option(help="Append markdown there, for example to $GITHUB_STEP_SUMMARY.")] = None,
     benchmark_json: Annotated[
-        Path | None, typer.Option(help="Write NEW's throughput for github-action-benchmark (customBiggerIsBetter).")
+        Path | None, Option(help="Write NEW's throughput for github-action-benchmark (customBiggerIsBetter).")
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")] = False,
+    json: Annotated[bool, Option("--json", help="One JSON document on standard output.")] = False,
 ) -> None:
     """Compare two benchmark results; exit 4 when the new one is slower beyond noise, or does more work."""
     from edgepeft.bench.compare import ResultFile, compare_results

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
 from rich.table import Column
 from rich.text import Text
+from typer import Option
 
 from edgepeft.cli._options import Beams, BundleFolder, MaxNewTokens, decoding_of, written
 from edgepeft.cli._output import plain_table, print_json, table_console
@@ -22,13 +22,13 @@ PANEL = "Measure"
 def command(
     bundle: BundleFolder,
     *,
-    task: Annotated[str | None, typer.Option(help="A task of the bundle. Default: the bare backbone.")] = None,
-    length: Annotated[int | None, typer.Option(help="Tokens of each text, none of them padding. Default: 128.")] = None,
-    batch: Annotated[int, typer.Option(help="Texts in a run.")] = 1,
+    task: Annotated[str | None, Option(help="A task of the bundle. Default: the bare backbone.")] = None,
+    length: Annotated[int | None, Option(help="Tokens of each text, none of them padding. Default: 128.")] = None,
+    batch: Annotated[int, Option(help="Texts in a run.")] = 1,
     beams: Beams = None,
     max_new_tokens: MaxNewTokens = None,
-    nodes: Annotated[bool, typer.Option("--nodes", help="A row for each node instead of each operator.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document, every node in it.")] = False,
+    nodes: Annotated[bool, Option("--nodes", help="A row for each node instead of each operator.")] = False,
+    as_json: Annotated[bool, Option("--json", help="One JSON document, every node in it.")] = False,
 ) -> None:
     """Count what a run costs; no weight is read. docs/cost.md says how each operator counts."""
     from edgepeft.bundle.bundle import Bundle

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Option
 
 from edgepeft.cli._output import plain_table, print_json, table_console
 from edgepeft.common.errors import UsageError, requiring
@@ -20,16 +20,16 @@ PANEL = "Measure"
 
 def command(
     *,
-    backbone: Annotated[str, typer.Option(help="A folder with a config.json, or a named architecture.")],
-    method: Annotated[list[str], typer.Option(help="A PE method; `edgepeft methods` lists them. May repeat.")],
+    backbone: Annotated[str, Option(help="A folder with a config.json, or a named architecture.")],
+    method: Annotated[list[str], Option(help="A PE method; `edgepeft methods` lists them. May repeat.")],
     set_: Annotated[
         list[str] | None,
-        typer.Option("--set", help=f"{SETTINGS_HELP} With several methods: METHOD.NAME=VALUE.", metavar="NAME=VALUE"),
+        Option("--set", help=f"{SETTINGS_HELP} With several methods: METHOD.NAME=VALUE.", metavar="NAME=VALUE"),
     ] = None,
-    tasks: Annotated[int, typer.Option(min=1, help="How many tasks.")] = 1,
-    labels: Annotated[int, typer.Option(min=1, help="Labels of each task; 1 for regression.")] = 2,
-    head: Annotated[str | None, typer.Option(help="Kind of head, or none. Default: the backbone's own.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document instead of a table.")] = False,
+    tasks: Annotated[int, Option(min=1, help="How many tasks.")] = 1,
+    labels: Annotated[int, Option(min=1, help="Labels of each task; 1 for regression.")] = 2,
+    head: Annotated[str | None, Option(help="Kind of head, or none. Default: the backbone's own.")] = None,
+    as_json: Annotated[bool, Option("--json", help="One JSON document instead of a table.")] = False,
 ) -> None:
     """Count trained and total parameters and bytes for N tasks, of one method or of several. No weight is read."""
     with requiring("train", "counting"):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Annotated
 
-import typer
 from rich.text import Text
+from typer import Option
 
 from edgepeft.cli._output import plain_table, print_json, table_console
 from edgepeft.common.errors import EdgepeftError
@@ -18,10 +18,8 @@ _HOLDS = {True: "holds", False: "does not hold", None: "the host was busy: try a
 
 
 def command(
-    try_limits: Annotated[
-        bool, typer.Option("--try-limits", help="Run into each limit: how exact is it? Takes 15 seconds.")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
+    try_limits: Annotated[bool, Option("--try-limits", help="Run into each limit: is it exact? Takes 15 s.")] = False,
+    as_json: Annotated[bool, Option("--json", help="One JSON document.")] = False,
 ) -> None:
     """Look for what is known to go wrong: wheels, rights, limits, threads, cache, memory. Exit 1: something will."""
     from edgepeft.device import doctor

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
+from typer import Option
 
 from edgepeft.cli._options import command_of
 from edgepeft.cli._output import print_json, say_cuts
@@ -17,7 +18,7 @@ PANEL = "Train"
 
 @command_of(EvalOptions, "eval")
 def command(
-    options: EvalOptions, as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False
+    options: EvalOptions, as_json: Annotated[bool, Option("--json", help="Print one JSON document.")] = False
 ) -> None:
     """Score a task of the bundle on labelled data, and show its errors by class and the worst rows."""
     from edgepeft.runtime.evaluate import evaluate

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Argument, Option
 
 from edgepeft.cli._options import command_of, note_trainable
 from edgepeft.cli._output import print_json
@@ -24,8 +25,8 @@ PANEL = "Deploy"
 @command_of(ExportOptions, "export")
 def command(
     options: ExportOptions,
-    more: Annotated[list[Path] | None, typer.Argument(metavar="[DELTA]...", help="Further deltas.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the manifest as JSON.")] = False,
+    more: Annotated[list[Path] | None, Argument(metavar="[DELTA]...", help="Further deltas.")] = None,
+    as_json: Annotated[bool, Option("--json", help="Print the manifest as JSON.")] = False,
 ) -> None:
     """Export the backbone once and each task as a delta graph, verified against PyTorch."""
     if as_json and (options.to_peft or options.to_adapterhub):

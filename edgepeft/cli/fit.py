@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import psutil
-import typer
+from typer import Option
 
 from edgepeft.cli._options import Beams, BundleFolder, MaxNewTokens, Variant, decoding_of, written
 from edgepeft.cli._output import plain_table, print_json, table_console
@@ -26,23 +26,19 @@ _WORKLOADS = ("infer", "finetune")
 def command(
     bundle: BundleFolder,
     *,
-    profile: Annotated[str, typer.Option(help="A device, or the path of a .toml file.")],
-    task: Annotated[str | None, typer.Option(help="A task of the bundle. Default: its first.")] = None,
-    template: Annotated[str | None, typer.Option(help="Fine-tune a new task from this template of the bundle.")] = None,
+    profile: Annotated[str, Option(help="A device, or the path of a .toml file.")],
+    task: Annotated[str | None, Option(help="A task of the bundle. Default: its first.")] = None,
+    template: Annotated[str | None, Option(help="Fine-tune a new task from this template of the bundle.")] = None,
     workload: Annotated[
-        list[str] | None, typer.Option(help="infer or finetune: what must fit; may repeat. Default: what the task can.")
+        list[str] | None, Option(help="infer or finetune: what must fit; may repeat. Default: what the task can.")
     ] = None,
-    batch: Annotated[int, typer.Option(help="Texts of a request, and rows of a step that are computed at once.")] = 16,
-    length: Annotated[
-        int | None, typer.Option(help="Tokens of each text. Default: 128, or the task's longest.")
-    ] = None,
+    batch: Annotated[int, Option(help="Texts of a request, and rows of a step that are computed at once.")] = 16,
+    length: Annotated[int | None, Option(help="Tokens of each text. Default: 128, or the task's longest.")] = None,
     beams: Beams = None,
     max_new_tokens: MaxNewTokens = None,
-    reserve: Annotated[
-        str | None, typer.Option(help="Memory that the system and other programs keep, such as 300MB.")
-    ] = None,
+    reserve: Annotated[str | None, Option(help="Memory that the system and other programs keep: 300MB.")] = None,
     set_: Variant = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document instead of tables.")] = False,
+    as_json: Annotated[bool, Option("--json", help="One JSON document instead of tables.")] = False,
 ) -> None:
     """Predict the peak memory of answering and of fine-tuning, without running anything; exit 5 if it does not fit."""
     from edgepeft.bundle.bundle import Bundle

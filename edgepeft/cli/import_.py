@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from edgepeft.cli._output import print_json, table_console
 from edgepeft.common.errors import requiring
@@ -15,20 +15,17 @@ PANEL = "Train"
 
 
 def command(
-    folder: Annotated[Path, typer.Argument(help="The checkpoint's folder, as its library saved it.")],
-    backbone: Annotated[
-        str, typer.Option(help="Folder in Hugging Face layout, GGUF file or Hub name: what it was trained on.")
-    ],
-    out: Annotated[Path, typer.Option(help="The delta's folder, for `edgepeft export --delta`.")],
-    task: Annotated[str | None, typer.Option(help="The task's name. Default: the folder's.")] = None,
+    folder: Annotated[Path, Argument(help="The checkpoint's folder, as its library saved it.")],
+    backbone: Annotated[str, Option(help="What it was trained on: a Hugging Face folder, GGUF file or Hub name.")],
+    out: Annotated[Path, Option(help="The delta's folder, for `edgepeft export --delta`.")],
+    task: Annotated[str | None, Option(help="The task's name. Default: the folder's.")] = None,
     labels: Annotated[
-        str | None,
-        typer.Option(help="The names of labels or tags, in order: a,b,c. Default: a config's, or LABEL_0, ..."),
+        str | None, Option(help="The names of labels or tags, in order: a,b,c. Default: a config's, or LABEL_0, ...")
     ] = None,
     kind: TaskKind = None,
-    max_length: Annotated[int | None, typer.Option(help="Tokens of a text. Default: what the backbone takes.")] = None,
+    max_length: Annotated[int | None, Option(help="Tokens of a text. Default: what the backbone takes.")] = None,
     force: Replace = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the delta's card as one JSON document.")] = False,
+    as_json: Annotated[bool, Option("--json", help="Print the delta's card as one JSON document.")] = False,
 ) -> None:
     """Turn a checkpoint of PEFT or AdapterHub into a delta; neither library is needed."""
     with requiring("train", "import"):

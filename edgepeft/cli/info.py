@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
 from rich.table import Column
 from rich.text import Text
+from typer import Argument, Option
 
 from edgepeft.cli._output import plain_table, print_json, table_console
 from edgepeft.common.errors import EdgepeftError, MissingPackage, UsageError
@@ -25,8 +25,8 @@ _FACTS = ("method", "hyperparameters", "labels", "pairs", "max_length", "trainab
 
 
 def command(
-    path: Annotated[Path, typer.Argument(metavar="BUNDLE|DELTA", help="A bundle, or a folder that train wrote.")],
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document instead of tables.")] = False,
+    path: Annotated[Path, Argument(metavar="BUNDLE|DELTA", help="A bundle, or a folder that train wrote.")],
+    as_json: Annotated[bool, Option("--json", help="One JSON document instead of tables.")] = False,
 ) -> None:
     """Show tasks, methods, labels, scores and bytes, and whether a task can be fine-tuned on a board."""
     from edgepeft.bundle.bundle import Bundle

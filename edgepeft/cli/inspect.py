@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from edgepeft.cli._output import print_json, table_console
 from edgepeft.common.errors import requiring
@@ -18,22 +19,19 @@ PANEL = "Look"
 
 def command(
     *,
-    delta: Annotated[Path, typer.Argument(help="Folder that `edgepeft train` wrote.")],
-    data: Annotated[Path, typer.Option(help=f"Labelled rows, best those that did not train: {ROWS_HELP}.")],
+    delta: Annotated[Path, Argument(help="Folder that `edgepeft train` wrote.")],
+    data: Annotated[Path, Option(help=f"Labelled rows, best those that did not train: {ROWS_HELP}.")],
     text_column: TextColumn = None,
     pair_column: PairColumn = None,
     label_column: LabelColumn = None,
     label_separator: LabelSeparator = None,
-    out: Annotated[Path, typer.Option(help="The folder for pictures and inspect.json, new.")],
-    backbone: Annotated[
-        str | None,
-        typer.Option(help="Folder in Hugging Face layout, GGUF file or Hub name. Default: the delta's."),
-    ] = None,
-    limit: Annotated[int, typer.Option(min=1, help="At most so many rows, stratified by label.")] = 256,
-    metric: Annotated[str | None, typer.Option(help="Default: the one that the delta was trained by.")] = None,
+    out: Annotated[Path, Option(help="The folder for pictures and inspect.json, new.")],
+    backbone: Annotated[str | None, Option(help="Folder, GGUF file or Hub name. Default: the delta's.")] = None,
+    limit: Annotated[int, Option(min=1, help="At most so many rows, stratified by label.")] = 256,
+    metric: Annotated[str | None, Option(help="Default: the one that the delta was trained by.")] = None,
     threads: TorchThreads = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace an earlier inspection in --out.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print inspect.json instead of tables.")] = False,
+    force: Annotated[bool, Option("--force", help="Replace an earlier inspection in --out.")] = False,
+    as_json: Annotated[bool, Option("--json", help="Print inspect.json instead of tables.")] = False,
 ) -> None:
     """Show the score after removing the modules of every span of layers, and SPARTAN's parent cells by label."""
     with requiring("train", "inspecting"):

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from edgepeft.cli._output import plain_table, print_json, table_console
 from edgepeft.common.messages import printable
@@ -26,18 +27,15 @@ _SHOWN = 60  # characters of a text
 
 
 def command(
-    data: Annotated[Path, typer.Argument(help=f"{ROWS_HELP}.")],
-    backbone: Annotated[
-        str | None,
-        typer.Option(help="A folder, GGUF file or Hub name: texts are counted in its tokens, not in words."),
-    ] = None,
-    max_length: Annotated[int, typer.Option(min=1, help="Tokens that training would keep of a text or pair.")] = 128,
+    data: Annotated[Path, Argument(help=f"{ROWS_HELP}.")],
+    backbone: Annotated[str | None, Option(help="Folder, GGUF file or Hub name: counts its tokens, not words.")] = None,
+    max_length: Annotated[int, Option(min=1, help="Tokens that training would keep of a text or pair.")] = 128,
     text_column: TextColumn = None,
     pair_column: PairColumn = None,
     label_column: LabelColumn = None,
     label_separator: LabelSeparator = None,
     kind: TaskKind = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    as_json: Annotated[bool, Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Look at a file as `edgepeft train` would: its kind, its parts, its labels, its lengths, and what is odd."""
     from edgepeft.data.parts import PARTS, load_data, shape_in

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Option
 
 from edgepeft.cli._options import BundleFolder
 from edgepeft.cli._output import print_json
@@ -17,10 +18,10 @@ PANEL = "Deploy"
 
 def command(
     bundle: BundleFolder,
-    task: Annotated[str, typer.Option(help="The task to merge.")],
-    out: Annotated[Path, typer.Option(help="The folder to write.")],
+    task: Annotated[str, Option(help="The task to merge.")],
+    out: Annotated[Path, Option(help="The folder to write.")],
     force: Replace = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the verification as JSON.")] = False,
+    as_json: Annotated[bool, Option("--json", help="Print the verification as JSON.")] = False,
 ) -> None:
     """Write one task as a plain model for optimum, C++, mobile or web; it holds a backbone of its own."""
     from edgepeft.bundle.bundle import Bundle

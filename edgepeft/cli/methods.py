@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-import typer
 from rich.markup import escape
 from rich.table import Column
+from typer import Argument, Option
 
 from edgepeft.cli._output import plain_table, print_json, table_console
 from edgepeft.common.errors import UnknownName
@@ -15,8 +15,8 @@ PANEL = "Look"
 
 
 def command(
-    name: Annotated[str | None, typer.Argument(help="A method's name.", show_default=False)] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document instead of tables.")] = False,
+    name: Annotated[str | None, Argument(help="A method's name.", show_default=False)] = None,
+    as_json: Annotated[bool, Option("--json", help="One JSON document instead of tables.")] = False,
 ) -> None:
     """List the PE methods, or show one with its equation, paper, fields and defaults."""
     from edgepeft.backbones.config import read_config

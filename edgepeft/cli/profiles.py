@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
+from typer import Argument, Option
 
 from edgepeft.cli._options import Variant
 from edgepeft.cli._output import print_json
@@ -30,19 +31,13 @@ _GRADES = (
 
 
 def command(
-    name: Annotated[
-        str | None, typer.Argument(help="A profile's name, or the path of a .toml file.", show_default=False)
-    ] = None,
-    new_name: Annotated[
-        str | None, typer.Argument(metavar="[NEW]", help="After `new`: the name of the profile to write.")
-    ] = None,
-    measure: Annotated[
-        bool, typer.Option("--measure", help="With `new NAME`: measure the board that this runs on.")
-    ] = False,
-    out: Annotated[Path | None, typer.Option(help="With `new NAME`: the file. Default: NAME.toml.")] = None,
-    force: Annotated[bool, typer.Option("--force", help="With `new NAME`: replace the file.")] = False,
+    name: Annotated[str | None, Argument(help="A profile's name, or a .toml file's path.", show_default=False)] = None,
+    new_name: Annotated[str | None, Argument(metavar="[NEW]", help="After `new`: the new profile's name.")] = None,
+    measure: Annotated[bool, Option("--measure", help="With `new NAME`: measure the board that this runs on.")] = False,
+    out: Annotated[Path | None, Option(help="With `new NAME`: the file. Default: NAME.toml.")] = None,
+    force: Annotated[bool, Option("--force", help="With `new NAME`: replace the file.")] = False,
     set_: Variant = None,
-    json: Annotated[bool, typer.Option("--json", help="One JSON document instead of tables.")] = False,
+    json: Annotated[bool, Option("--json", help="One JSON document instead of tables.")] = False,
 ) -> None:
     """List the device profiles, show every figure of one with its source, or write one: new NAME --measure."""
     from edgepeft.device.profiles import known_profiles, load_profile, with_settings

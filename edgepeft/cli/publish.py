@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from edgepeft.common.errors import UsageError, requiring
 from edgepeft.common.progress import say
@@ -15,24 +15,18 @@ PANEL = "Fleet"
 
 
 def command(
-    folders: Annotated[
-        list[Path], typer.Argument(metavar="[BUNDLE] REPOSITORY", help="The bundle, and the folder to publish it in.")
-    ],
-    keys: Annotated[Path, typer.Option(help="The folder of the private keys, outside of the repository; made if new.")],
-    channel: Annotated[str, typer.Option(help="Which boards it is for.")] = "stable",
-    task: Annotated[list[str] | None, typer.Option(help="A task to publish; may repeat. Default: all.")] = None,
-    withdraw: Annotated[list[str] | None, typer.Option(metavar="TASK", help="Take a task out of the channel.")] = None,
-    refresh: Annotated[bool, typer.Option("--refresh", help="Sign the timestamp anew, before it expires.")] = False,
-    rotate: Annotated[list[str] | None, typer.Option(metavar="ROLE", help="Replace a role's keys by new ones.")] = None,
-    to_hub: Annotated[
-        str | None, typer.Option(metavar="OWNER/NAME", help="Bring the repository to the Hugging Face Hub, too.")
-    ] = None,
-    license_id: Annotated[str | None, typer.Option("--license", help="Of the model card on the Hub.")] = None,
-    days: Annotated[
-        list[str] | None, typer.Option(metavar="ROLE=DAYS", help="Until what is signed now expires. timestamp=7.")
-    ] = None,
+    folders: Annotated[list[Path], Argument(metavar="[BUNDLE] REPOSITORY", help="A bundle, and where to publish it.")],
+    keys: Annotated[Path, Option(help="The folder of the private keys, outside of the repository; made if new.")],
+    channel: Annotated[str, Option(help="Which boards it is for.")] = "stable",
+    task: Annotated[list[str] | None, Option(help="A task to publish; may repeat. Default: all.")] = None,
+    withdraw: Annotated[list[str] | None, Option(metavar="TASK", help="Take a task out of the channel.")] = None,
+    refresh: Annotated[bool, Option("--refresh", help="Sign the timestamp anew, before it expires.")] = False,
+    rotate: Annotated[list[str] | None, Option(metavar="ROLE", help="Replace a role's keys by new ones.")] = None,
+    to_hub: Annotated[str | None, Option(metavar="OWNER/NAME", help="Upload it to the Hugging Face Hub too.")] = None,
+    license_id: Annotated[str | None, Option("--license", help="Of the model card on the Hub.")] = None,
+    days: Annotated[list[str] | None, Option(metavar="ROLE=DAYS", help="Until signatures expire: timestamp=7.")] = None,
     threshold: Annotated[
-        list[str] | None, typer.Option(metavar="ROLE=KEYS", help="Keys that sign a role, in a new repository.")
+        list[str] | None, Option(metavar="ROLE=KEYS", help="Keys that sign a role, in a new repository.")
     ] = None,
 ) -> None:
     """Publish a bundle as static files that boards pull and verify (The Update Framework); or keep that repository."""

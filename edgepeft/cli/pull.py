@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Argument, Option
 
 from edgepeft.cli._output import json_text
 from edgepeft.common.errors import EdgepeftError, UsageError, VerificationFailed, requiring
@@ -18,24 +19,20 @@ PANEL = "Fleet"
 
 
 def command(
-    repository: Annotated[str, typer.Argument(help="The repository's URL or folder.")],
-    bundle: Annotated[Path, typer.Argument(help="The bundle's folder; made if new.")],
-    channel: Annotated[str, typer.Option(help="Which of the repository's channels.")] = "stable",
+    repository: Annotated[str, Argument(help="The repository's URL or folder.")],
+    bundle: Annotated[Path, Argument(help="The bundle's folder; made if new.")],
+    channel: Annotated[str, Option(help="Which of the repository's channels.")] = "stable",
     root: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The publisher's 1.root.json, to be trusted from first use on.")
+        Path | None, Option(metavar="FILE", help="The publisher's 1.root.json, to be trusted from first use on.")
     ] = None,
     from_hub: Annotated[
-        bool,
-        typer.Option("--from-hub", help="REPOSITORY is OWNER/NAME or OWNER/NAME@REVISION on the Hugging Face Hub."),
+        bool, Option("--from-hub", help="REPOSITORY is OWNER/NAME or OWNER/NAME@REVISION on the Hugging Face Hub.")
     ] = False,
-    every: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Go on, at random moments once each 30m, 1h or 1d.")
-    ] = None,
+    every: Annotated[str | None, Option(metavar="TIME", help="Go on, at random moments once in 30m, 1h, 1d.")] = None,
     replace_tuned: Annotated[
-        bool,
-        typer.Option("--replace-tuned/--keep-tuned", help="Replace what this board has tuned, or keep it and say so."),
+        bool, Option("--replace-tuned/--keep-tuned", help="Replace what this board has tuned, or keep it and say so.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print what was done as JSON, a document a line.")] = False,
+    as_json: Annotated[bool, Option("--json", help="Print what was done as JSON, a document a line.")] = False,
 ) -> None:
     """Bring a bundle to what is published: verified, replayed on this processor, put in force in one step."""
     with requiring("fleet", "pulling"):

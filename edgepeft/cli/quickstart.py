@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Option
 
 from edgepeft.cli._output import table_console
 from edgepeft.common.errors import UsageError, requiring
@@ -29,8 +29,8 @@ _SUMMARY = "quickstart.json"
 
 
 def command(
-    out: Annotated[Path, typer.Option(help="The folder to write to.")] = Path("exports/quickstart"),
-    force: Annotated[bool, typer.Option("--force", help="Replace an earlier quickstart there.")] = False,
+    out: Annotated[Path, Option(help="The folder to write to.")] = Path("exports/quickstart"),
+    force: Annotated[bool, Option("--force", help="Replace an earlier quickstart there.")] = False,
 ) -> None:
     """Train two tasks on real text, export them with one backbone, and measure them under the rpi4 profile."""
     _check_folder(out, force)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
+from typer import Argument
 
 from edgepeft.cli._options import BundleFolder
 from edgepeft.common.progress import say
@@ -12,7 +12,7 @@ from edgepeft.common.progress import say
 PANEL = "Deploy"
 
 
-def command(bundle: BundleFolder, task: Annotated[str, typer.Argument(help="The task to take out.")]) -> None:
+def command(bundle: BundleFolder, task: Annotated[str, Argument(help="The task to take out.")]) -> None:
     """Remove a task from a bundle; the backbone is untouched."""
     from edgepeft.deploy.install import remove_task
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from edgepeft.common.progress import say
 
@@ -15,14 +15,14 @@ PANEL = "Measure"
 def command(
     results: Annotated[
         list[Path],
-        typer.Argument(
+        Argument(
             help="Results of bench, its suites, quickstart and eval, and folders of trained deltas and of sweeps.",
             metavar="RESULT.json|DELTA|SWEEP...",
         ),
     ],
     *,
-    out: Annotated[Path, typer.Option(help="The folder to write: index.html, report.md, pictures/.")],
-    force: Annotated[bool, typer.Option("--force", help="Replace the folder.")] = False,
+    out: Annotated[Path, Option(help="The folder to write: index.html, report.md, pictures/.")],
+    force: Annotated[bool, Option("--force", help="Replace the folder.")] = False,
 ) -> None:
     """Write one self-contained HTML page, and markdown with its pictures."""
     from edgepeft.bench.report.build import build_report

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
+from typer import Option
 
 from edgepeft.cli._options import BundleFolder
 from edgepeft.common.progress import say
@@ -13,7 +13,7 @@ PANEL = "Deploy"
 
 
 def command(
-    bundle: BundleFolder, task: Annotated[str, typer.Option(help="The task whose previous version comes back.")]
+    bundle: BundleFolder, task: Annotated[str, Option(help="The task whose previous version comes back.")]
 ) -> None:
     """Put a task's previous version in force; rolling back again undoes it."""
     from edgepeft.deploy.install import roll_back

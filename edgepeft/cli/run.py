@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from edgepeft.cli._options import Beams, BundleFolder, LengthPenalty, MaxNewTokens, NoRepeatNgram, decoding_of
 from edgepeft.cli._output import json_text, print_json, say_cuts
@@ -34,41 +35,39 @@ _SHOWN = 60  # characters of a text beside its answer
 
 def command(
     bundle: BundleFolder,
-    text: Annotated[list[str] | None, typer.Argument(help="Texts to classify; - for lines of standard input.")] = None,
-    task: Annotated[list[str] | None, typer.Option(help="A task; may repeat. Without it: every task.")] = None,
-    second: Annotated[list[str] | None, typer.Option(help="Second sentence of each TEXT, for pair tasks.")] = None,
-    candidate: Annotated[
-        list[str] | None, typer.Option(help="What tasks of --kind choice pick from, for each TEXT; repeats.")
-    ] = None,
+    text: Annotated[list[str] | None, Argument(help="Texts to classify; - for lines of standard input.")] = None,
+    task: Annotated[list[str] | None, Option(help="A task; may repeat. Without it: every task.")] = None,
+    second: Annotated[list[str] | None, Option(help="Second sentence of each TEXT, for pair tasks.")] = None,
+    candidate: Annotated[list[str] | None, Option(help="What tasks of kind choice pick from; may repeat.")] = None,
     input_file: Annotated[
-        Path | None, typer.Option("--input", help=f"{ROWS_HELP}; answers are printed as jsonl, with its other columns.")
+        Path | None, Option("--input", help=f"{ROWS_HELP}; answers are printed as jsonl, with its other columns.")
     ] = None,
     text_column: TextColumn = None,
     pair_column: PairColumn = None,
     task_column: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="The file's column with each row's task; none: the backbone's embedding."),
+        Option(metavar="NAME", help="The file's column with each row's task; none: the backbone's embedding."),
     ] = None,
     skip_unknown: Annotated[
-        bool, typer.Option("--skip-unknown", help="A row of an unknown or damaged task gets an error for its answer.")
+        bool, Option("--skip-unknown", help="A row of an unknown or damaged task gets an error for its answer.")
     ] = False,
-    batch_size: Annotated[int, typer.Option(min=1, help="Rows of the file that run together.")] = 32,
+    batch_size: Annotated[int, Option(min=1, help="Rows of the file that run together.")] = 32,
     beams: Beams = None,
     max_new_tokens: MaxNewTokens = None,
     length_penalty: LengthPenalty = None,
     no_repeat_ngram: NoRepeatNgram = None,
-    stream: Annotated[bool, typer.Option("--stream", help="Print what a task writes as its tokens come.")] = False,
+    stream: Annotated[bool, Option("--stream", help="Print what a task writes as its tokens come.")] = False,
     threads: Threads = None,
     no_cache: NoCache = False,
     out: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             help="A file for the answers of --input: .csv, .tsv, .jsonl or .parquet, with its rows' own columns (- for "
             "standard output); of a task that answers vectors a .npy, float32, a row for each."
         ),
     ] = None,
-    dims: Annotated[int | None, typer.Option(min=1, help="Only the first of a vector, of length 1 again.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    dims: Annotated[int | None, Option(min=1, help="Only the first of a vector, of length 1 again.")] = None,
+    as_json: Annotated[bool, Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Answer texts, pairs or a file with the bundle's tasks; neither torch nor transformers is loaded."""
     from edgepeft.runtime.runtime import Runtime

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Option
 
 from edgepeft.cli._options import BundleFolder
 from edgepeft.common.progress import say
@@ -14,7 +14,7 @@ PANEL = "Deploy"
 
 
 def command(
-    bundle: BundleFolder, key: Annotated[Path, typer.Option(help="Ed25519 private key in PEM, as openssl makes it.")]
+    bundle: BundleFolder, key: Annotated[Path, Option(help="Ed25519 private key in PEM, as openssl makes it.")]
 ) -> None:
     """Verify and sign a bundle; `edgepeft verify --key` and `edgepeft serve --require-signature` check it."""
     from edgepeft.deploy.signature import sign_bundle, uncovered

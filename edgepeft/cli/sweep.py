@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Option
 
 from edgepeft.cli._options import command_of
 from edgepeft.cli._output import INTERRUPTED, plain_table, print_json, table_console
@@ -29,7 +30,7 @@ _DONE, _REST = "done", "the same command goes on with the rest"
 @command_of(SweepOptions, "sweep")
 def command(
     options: SweepOptions,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the table as one JSON document.")] = False,
+    as_json: Annotated[bool, Option("--json", help="Print the table as one JSON document.")] = False,
 ) -> None:
     """Train a plan's grid: methods, rates, data sets, sizes and seeds. What is done is never computed again."""
     from edgepeft.sweep.plan import read_plan

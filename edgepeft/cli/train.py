@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Option
 
 from edgepeft.backbones.base import LINEAR_ROLES, family_of
 from edgepeft.backbones.config import config_of
@@ -30,7 +31,7 @@ _ENCODER = "all-MiniLM-L6-v2"
 @command_of(TrainOptions, "train")
 def command(
     options: TrainOptions,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the delta's card as one JSON document.")] = False,
+    as_json: Annotated[bool, Option("--json", help="Print the delta's card as one JSON document.")] = False,
 ) -> None:
     """Train a task's delta. Rows that train or choose a checkpoint do not report: a --test within them is refused."""
     with requiring("train", "training"):

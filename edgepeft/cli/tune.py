@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Option
 
 from edgepeft.cli._options import command_of
 from edgepeft.cli._output import print_json
@@ -23,7 +24,7 @@ PANEL = "Train"
 @command_of(TuneOptions, "tune")
 def command(
     options: TuneOptions,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON document.")] = False,
+    as_json: Annotated[bool, Option("--json", help="Print the result as one JSON document.")] = False,
 ) -> None:
     """Fine-tune a task on this machine and put the result in force; neither torch nor transformers is loaded.
 

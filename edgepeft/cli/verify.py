@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
 from rich.table import Table
+from typer import Option
 
 from edgepeft.cli._options import BundleFolder
 from edgepeft.cli._output import print_json, table_console
@@ -18,13 +18,9 @@ PANEL = "Deploy"
 
 def command(
     bundle: BundleFolder,
-    key: Annotated[
-        Path | None, typer.Option(metavar="PUBLIC_KEY", help="See that the owner of this Ed25519 key signed it.")
-    ] = None,
-    allow_older: Annotated[
-        bool, typer.Option("--allow-older", help="With --key: take an older signed state than was seen before.")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
+    key: Annotated[Path | None, Option(metavar="PUBLIC_KEY", help="Check the signature by this Ed25519 key.")] = None,
+    allow_older: Annotated[bool, Option("--allow-older", help="With --key: take an older state than known.")] = False,
+    as_json: Annotated[bool, Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
     """Check a bundle's hashes and graphs, and replay each task's check file."""
     from edgepeft.bundle.manifest import Manifest

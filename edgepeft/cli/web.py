@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Option
 
 from edgepeft.cli._options import BundleFolder
 from edgepeft.cli._output import print_json
@@ -17,18 +18,15 @@ PANEL = "Deploy"
 
 def command(
     bundle: BundleFolder,
-    out: Annotated[Path, typer.Option(help="The folder to write.")],
-    task: Annotated[list[str] | None, typer.Option(help="A task of the site; may repeat. Default: all.")] = None,
-    title: Annotated[str, typer.Option(help="What the page is called.")] = "edgepeft",
+    out: Annotated[Path, Option(help="The folder to write.")],
+    task: Annotated[list[str] | None, Option(help="A task of the site; may repeat. Default: all.")] = None,
+    title: Annotated[str, Option(help="What the page is called.")] = "edgepeft",
     libraries: Annotated[
-        Path | None,
-        typer.Option(metavar="NODE_MODULES", help="What `npm ci` made. Default: in the cache, made by npm once."),
+        Path | None, Option(metavar="NODE_MODULES", help="What `npm ci` made. Default: in the cache, made by npm once.")
     ] = None,
-    tunable: Annotated[
-        bool, typer.Option("--tunable", help="With what the page tunes classifications by, on examples typed there.")
-    ] = False,
+    tunable: Annotated[bool, Option("--tunable", help="Let the page tune classifications by typed examples.")] = False,
     force: Replace = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print what was written as JSON.")] = False,
+    as_json: Annotated[bool, Option("--json", help="Print what was written as JSON.")] = False,
 ) -> None:
     """Write a folder for any web server: a page that answers the bundle's tasks, offline after the first visit."""
     from edgepeft.bundle.bundle import Bundle

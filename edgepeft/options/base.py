@@ -1,6 +1,6 @@
 """A verb's options, declared once: of the model come its command line, its function of Python and its JSON schema.
 
-A field is ``name: Annotated[type, typer.Option(help=...)] = default``; aliases here are of options that verbs share.
+A field is ``name: Annotated[type, Option(help=...)] = default``; aliases here are of options that verbs share.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal, ParamSpec, Protocol, Self, TypeVar, cast, overload
 
-import typer
 from pydantic import (
     AfterValidator,
     AliasChoices,
@@ -26,6 +25,7 @@ from pydantic import (
     WithJsonSchema,
     model_validator,
 )
+from typer import Option
 
 from edgepeft.common.errors import UnknownName, UsageError
 from edgepeft.common.messages import in_words
@@ -172,63 +172,51 @@ Folders = Folder | Sequence[Folder]
 Rows = str | os.PathLike[str] | Iterable[Mapping[str, Any]] | _DataFrame
 """A file or a dataset's name; or the rows themselves: dictionaries, a DataFrame, a ``datasets.Dataset``."""
 
-GivenRows = Annotated[Rows, PlainValidator(lambda given: given), WithJsonSchema({"type": "string"})]
+_AS_GIVEN = PlainValidator(lambda given: given)
+GivenRows = Annotated[Rows, _AS_GIVEN, WithJsonSchema({"type": "string"})]
 _FORMATS = "jsonl, json, csv, tsv (each .gz too), parquet, arrow, xlsx, conll, a folder or zip of texts"
 ROWS_HELP = f"{_FORMATS}, - for standard input, or a dataset's name or folder"
 SETTINGS_HELP = "A hyperparameter of the method: name=value; may repeat."
 
-Replace = Annotated[bool, typer.Option("--force", help="Replace an existing folder.")]
-Threads = Annotated[Count, typer.Option(help="At most as many as the host allows.")]
-TorchThreads = Annotated[Count, typer.Option("--threads", help="Default: OMP_NUM_THREADS, or the cores in force.")]
-NoCache = Annotated[
-    bool, typer.Option("--no-cache", help="A private copy of the weights for each task; nothing is kept on disk.")
-]
+Replace = Annotated[bool, Option("--force", help="Replace an existing folder.")]
+Threads = Annotated[Count, Option(help="At most as many as the host allows.")]
+TorchThreads = Annotated[Count, Option("--threads", help="Default: OMP_NUM_THREADS, or the cores in force.")]
+NoCache = Annotated[bool, Option("--no-cache", help="A copy of the weights for each task; nothing is kept on disk.")]
 # What is measured, or predicted.
 Mode = Annotated[
     str,
-    typer.Option(
+    Option(
         help="limits: the device's cores and memory at this host's speed; calibrated: its speed too; "
         "predicted: nothing runs. On the device itself the first two measure."
     ),
 ]
 MaxSeconds = Annotated[
-    float | None, typer.Option(help="For all; what does not fit is left out. Default: 600 of rounds, a workload.")
+    float | None, Option(help="For all; what does not fit is left out. Default: 600 of rounds, a workload.")
 ]
 
 # What goes into a bundle.
-Trainable = Annotated[
-    bool, typer.Option("--trainable", help="Kept for older commands; every task can be tuned without it.")
-]
-DeltaWeights = Annotated[Literal["fp32", "fp16"], typer.Option(help="How the deltas are stored.")]
-AcceptError = Annotated[
-    bool, typer.Option("--accept-error", help="Take tasks however far 8-bit or 4-bit weights move their answers.")
-]
+Trainable = Annotated[bool, Option("--trainable", help="Kept for older commands; every task can be tuned without it.")]
+DeltaWeights = Annotated[Literal["fp32", "fp16"], Option(help="How the deltas are stored.")]
+AcceptError = Annotated[bool, Option("--accept-error", help="Take tasks however far smaller weights move answers.")]
 _SET = "the set of labels that has the true one in this share of rows"
-Coverage = Annotated[
-    float | None, typer.Option(metavar="SHARE", help=f"An answer is unsure unless it stands alone in {_SET}.")
-]
-Risk = Annotated[
-    float | None,
-    typer.Option(metavar="SHARE", help="Of the answers that are not unsure, at most this share is to be wrong."),
-]
+Coverage = Annotated[float | None, Option(metavar="SHARE", help=f"An answer is unsure unless alone in {_SET}.")]
+Risk = Annotated[float | None, Option(metavar="SHARE", help="Of answers that are sure, at most this share is wrong.")]
 
 # What rows are read from.
-VERIFY_DATA = typer.Option("--verify-data", help=f"Texts to verify on: {_FORMATS}.")
-VerifyRows = Annotated[
-    Rows | None, PlainValidator(lambda given: given), WithJsonSchema({"type": ["string", "null"]}), VERIFY_DATA
-]
-TextColumn = Annotated[str | None, typer.Option(help="The column of texts. Default: sentence1.", metavar="NAME")]
-PairColumn = Annotated[str | None, typer.Option(help="That of second texts. Default: sentence2.", metavar="NAME")]
-LabelColumn = Annotated[str | None, typer.Option(help="That of labels. Default: label.", metavar="NAME")]
+VERIFY_DATA = Option("--verify-data", help=f"Texts to verify on: {_FORMATS}.")
+VerifyRows = Annotated[Rows | None, _AS_GIVEN, WithJsonSchema({"type": ["string", "null"]}), VERIFY_DATA]
+TextColumn = Annotated[str | None, Option(help="The column of texts. Default: sentence1.", metavar="NAME")]
+PairColumn = Annotated[str | None, Option(help="That of second texts. Default: sentence2.", metavar="NAME")]
+LabelColumn = Annotated[str | None, Option(help="That of labels. Default: label.", metavar="NAME")]
 LabelSeparator = Annotated[
     str | None,
-    typer.Option(help="What stands between labels, where several are one text, as in a table's cell.", metavar="TEXT"),
+    Option(help="What stands between labels, where several are one text, as in a table's cell.", metavar="TEXT"),
 ]
 
 _KINDS = ", ".join(names_of("edgepeft.tasks"))
-TaskKind = Annotated[str | None, typer.Option("--kind", help=f"The kind of task: {_KINDS}. Default: by what is given.")]
+TaskKind = Annotated[str | None, Option("--kind", help=f"The kind of task: {_KINDS}. Default: by what is given.")]
 MethodSettings = Annotated[
-    Mapping[str, Any], BeforeValidator(settings_of), typer.Option("--set", help=SETTINGS_HELP, metavar="NAME=VALUE")
+    Mapping[str, Any], BeforeValidator(settings_of), Option("--set", help=SETTINGS_HELP, metavar="NAME=VALUE")
 ]
 
 
@@ -241,26 +229,18 @@ class ColumnOptions(Options):
     label_separator: LabelSeparator = None
 
 
-_GivenOrShare = Annotated[
-    Rows | float | None, PlainValidator(lambda given: given), WithJsonSchema({"type": ["string", "number", "null"]})
-]
+_GivenOrShare = Annotated[Rows | float | None, _AS_GIVEN, WithJsonSchema({"type": ["string", "number", "null"]})]
 _SHARE = "a file, or a share of --data to hold out (0.2, 20%)"
 
 
 class LearningOptions(ColumnOptions):
     """The rows that a run learns from."""
 
-    data: Annotated[GivenRows, typer.Option(help=f"Rows to train on: {ROWS_HELP}.")]
-    eval: Annotated[_GivenOrShare, typer.Option(help=f"Rows that choose the checkpoint: {_SHARE}. Default: 10%.")] = (
-        None
-    )
-    test: Annotated[
-        _GivenOrShare, typer.Option(help=f"Rows whose score is reported: {_SHARE}. Default: another 10%.")
-    ] = None
+    data: Annotated[GivenRows, Option(help=f"Rows to train on: {ROWS_HELP}.")]
+    eval: Annotated[_GivenOrShare, Option(help=f"Rows that choose the checkpoint: {_SHARE}. Default: 10%.")] = None
+    test: Annotated[_GivenOrShare, Option(help=f"Rows whose score is reported: {_SHARE}. Default: another 10%.")] = None
     kind: TaskKind = None
-    skip_bad: Annotated[
-        bool, typer.Option("--skip-bad", help="Go on without rows that cannot be used; without it all are named.")
-    ] = False
+    skip_bad: Annotated[bool, Option("--skip-bad", help="Go on without unusable rows; else all are named.")] = False
 
 
 def _positive(value: float | None, info: ValidationInfo) -> float | None:
@@ -292,22 +272,20 @@ class TrainingLoopOptions(Options):
     ``epochs`` and ``steps`` exclude each other; ``warmup`` is the part of the steps in which the rate rises.
     """
 
-    few_shot: Annotated[int | None, typer.Option(help="Train on N rows in all, stratified.")] = None
-    balanced: Annotated[bool, typer.Option("--balanced", help="Weigh rows so that all labels weigh alike.")] = False
-    epochs: Annotated[Count, typer.Option(help="Passes over the rows. Default: 3, or more up to 100 steps.")] = None
+    few_shot: Annotated[int | None, Option(help="Train on N rows in all, stratified.")] = None
+    balanced: Annotated[bool, Option("--balanced", help="Weigh rows so that all labels weigh alike.")] = False
+    epochs: Annotated[Count, Option(help="Passes over the rows. Default: 3, or more up to 100 steps.")] = None
     steps: Annotated[
-        int | None, at_least(0), typer.Option(help="Updates, instead of --epochs; 0 scores what is there, prompted.")
+        int | None, at_least(0), Option(help="Updates, instead of --epochs; 0 scores what is there, prompted.")
     ] = None
-    patience: Annotated[Count, typer.Option(help="Stop after N evaluations without a better score.")] = None
+    patience: Annotated[Count, Option(help="Stop after N evaluations without a better score.")] = None
     metric: Annotated[
-        str | None, typer.Option(help="accuracy, f1, f1:LABEL, matthews; pearson, spearman, pearson_spearman.")
+        str | None, Option(help="accuracy, f1, f1:LABEL, matthews; pearson, spearman, pearson_spearman.")
     ] = None
     lr: LearningRate = None
     head_lr: HeadRate = None
     batch_size: Count = None
-    seed: Annotated[
-        int, at_least(0), typer.Option(help="Of what is new in a delta, the order, the dropout, the few shots.")
-    ] = 0
+    seed: Annotated[int, at_least(0), Option(help="Of what is new in a delta, order, dropout and few shots.")] = 0
     warmup: float = 0.1
     clip_norm: float = 1.0
     save_every: Annotated[int, at_least(1)] = 100

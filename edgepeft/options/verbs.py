@@ -7,42 +7,11 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import typer
 from pydantic import AfterValidator, BeforeValidator, Field
+from typer import Argument, Option
 
 from edgepeft.common.task_name import check_new_name
-from edgepeft.options.base import (
-    ROWS_HELP,
-    AcceptError,
-    ColumnOptions,
-    Count,
-    Coverage,
-    DeltaWeights,
-    Folder,
-    Folders,
-    GivenRows,
-    HeadRate,
-    LabelColumn,
-    LearningOptions,
-    LearningRate,
-    MaxSeconds,
-    MethodSettings,
-    Mode,
-    NoCache,
-    Options,
-    PairColumn,
-    Replace,
-    Risk,
-    TaskKind,
-    TextColumn,
-    Threads,
-    TorchThreads,
-    Trainable,
-    TrainingLoopOptions,
-    VerifyRows,
-    at_least,
-    settings_of,
-)
+from edgepeft.options import base
 
 METHOD = "lora"  # of a task that names none: as good as full fine-tuning in docs/methods.md, and PEFT has it too
 NO_BUNDLE = (
@@ -51,60 +20,53 @@ NO_BUNDLE = (
 _Names = Annotated[tuple[str, ...], AfterValidator(lambda given: tuple(dict.fromkeys(given)))]  # each once
 
 
-class TrainInputs(LearningOptions):
+class TrainInputs(base.LearningOptions):
     """The backbone, the method, and the rows with what is read of them."""
 
-    backbone: Annotated[Folder, typer.Option(help="Folder in Hugging Face layout, bundle, GGUF file or Hub name.")]
+    backbone: Annotated[base.Folder, Option(help="Folder in Hugging Face layout, bundle, GGUF file or Hub name.")]
     format: Annotated[
-        str | None,
-        typer.Option(help="Sources and targets by name: glue:mrpc, superglue:cb, squad, compacter:mrpc, ..."),
+        str | None, Option(help="Sources and targets by name: glue:mrpc, superglue:cb, squad, compacter:mrpc, ...")
     ] = None
-    source: Annotated[
-        str | None, typer.Option(help='What is read of a row: "summarize: {text}".', metavar="PATTERN")
-    ] = None
-    target: Annotated[str | None, typer.Option(help='What is written: "{summary}".', metavar="PATTERN")] = None
+    source: Annotated[str | None, Option(help='What is read of a row: "summarize: {text}".', metavar="PATTERN")] = None
+    target: Annotated[str | None, Option(help='What is written: "{summary}".', metavar="PATTERN")] = None
     json_schema: Annotated[
-        Folder | dict[str, Any] | None, typer.Option(help="A file with the JSON schema that written texts keep to.")
+        base.Folder | dict[str, Any] | None, Option(help="A file with the JSON schema that written texts keep to.")
     ] = None
     field: Annotated[
         Mapping[str, str],
-        BeforeValidator(partial(settings_of, option="--field", example="premise=sentence1")),
-        typer.Option(help="The column of a field: premise=sentence1; may repeat.", metavar="FIELD=COLUMN"),
+        BeforeValidator(partial(base.settings_of, option="--field", example="premise=sentence1")),
+        Option(help="The column of a field: premise=sentence1; may repeat.", metavar="FIELD=COLUMN"),
     ] = Field(default_factory=dict)
-    method: Annotated[
-        str | None, typer.Option(help=f"A PE method; `edgepeft methods` lists them. Default: {METHOD}.")
-    ] = None
-    set: MethodSettings = Field(default_factory=dict)
+    method: Annotated[str | None, Option(help=f"A PE method; `edgepeft methods` lists them. Default: {METHOD}.")] = None
+    set: base.MethodSettings = Field(default_factory=dict)
 
 
-class TrainSettings(TrainingLoopOptions):
+class TrainSettings(base.TrainingLoopOptions):
     """A training loop's numbers, and what a new delta needs; its card keeps them."""
 
-    task: Annotated[str, AfterValidator(partial(check_new_name, beside=())), typer.Option(help="The task's name.")]
-    kind: TaskKind = None
-    lr: Annotated[LearningRate, typer.Option(help="Learning rate of the delta. Default: the method's.")] = None
-    head_lr: Annotated[
-        HeadRate, typer.Option(help="That of the head. Default: 0.02 on a mean of tokens, else as --lr.")
-    ] = None
-    batch_size: Annotated[int, at_least(1), typer.Option(help="Rows of a step.")] = 16
+    task: Annotated[str, AfterValidator(partial(check_new_name, beside=())), Option(help="The task's name.")]
+    kind: base.TaskKind = None
+    lr: Annotated[base.LearningRate, Option(help="Learning rate of the delta. Default: the method's.")] = None
+    head_lr: Annotated[base.HeadRate, Option(help="The head's. Default: 0.02 on a mean of tokens, else --lr.")] = None
+    batch_size: Annotated[int, base.at_least(1), Option(help="Rows of a step.")] = 16
     max_length: Annotated[  # a token between two special ones
-        int | None, at_least(3), typer.Option(help="Tokens kept of a text or pair. Default: 128.")
+        int | None, base.at_least(3), Option(help="Tokens kept of a text or pair. Default: 128.")
     ] = None
     long: Annotated[
         Literal["cut", "windows"] | None,
-        typer.Option(help="Longer texts lose their ends, or are read in windows that overlap. Default: cut."),
+        Option(help="Longer texts lose their ends, or are read in windows that overlap. Default: cut."),
     ] = None
-    stride: Annotated[Count, typer.Option(help="Tokens two windows share. Default: a third of --max-length.")] = None
+    stride: Annotated[base.Count, Option(help="Tokens two windows share. Default: a third of --max-length.")] = None
     max_target_length: Annotated[  # a token and the end
-        int | None, at_least(2), typer.Option(help="Tokens of a written text, its end included. Default: 128.")
+        int | None, base.at_least(2), Option(help="Tokens of a written text, its end included. Default: 128.")
     ] = None
-    regression: Annotated[bool, typer.Option("--regression", help="Short for --kind regression.")] = False
-    head: Annotated[str | None, typer.Option(help="Kind of head. Default: the backbone's own.")] = None
-    curve: Annotated[bool, typer.Option("--curve", help="Train on 10, 20, 40 and 70 % of the rows too.")] = False
+    regression: Annotated[bool, Option("--regression", help="Short for --kind regression.")] = False
+    head: Annotated[str | None, Option(help="Kind of head. Default: the backbone's own.")] = None
+    curve: Annotated[bool, Option("--curve", help="Train on 10, 20, 40 and 70 % of the rows too.")] = False
     device: Annotated[
-        Literal["auto", "cpu", "cuda", "mps"], typer.Option(help="Where to compute; auto: a GPU where there is one.")
+        Literal["auto", "cpu", "cuda", "mps"], Option(help="Where to compute; auto: a GPU where there is one.")
     ] = "auto"
-    bf16: Annotated[bool, typer.Option("--bf16", help="A step's forward in bfloat16; what is trained is not.")] = False
+    bf16: Annotated[bool, Option("--bf16", help="A step's forward in bfloat16; what is trained is not.")] = False
 
     def plain(self) -> dict[str, Any]:
         """As plain values, for the card and for comparing a checkpoint with what is asked, but for what may differ."""
@@ -119,21 +81,21 @@ class TrainRequest(TrainSettings, TrainInputs):
 class TrainOptions(TrainRequest):
     """A run, and where its delta goes."""
 
-    threads: TorchThreads = None
-    out: Annotated[Folder, typer.Option(help="The delta's folder, new.")]
-    resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run in --out.")] = False
-    force: Annotated[bool, typer.Option("--force", help="Replace a delta or an interrupted run in --out.")] = False
+    threads: base.TorchThreads = None
+    out: Annotated[base.Folder, Option(help="The delta's folder, new.")]
+    resume: Annotated[bool, Option("--resume", help="Continue an interrupted run in --out.")] = False
+    force: Annotated[bool, Option("--force", help="Replace a delta or an interrupted run in --out.")] = False
 
 
-class TuneInputs(LearningOptions):
+class TuneInputs(base.LearningOptions):
     """A task of a bundle, or a template to start one from, and rows."""
 
-    bundle: Annotated[Folder, typer.Argument(help="The bundle's folder.")]
-    task: Annotated[str, typer.Option(help="The task to go on with; with --template, the new task's name.")]
-    template: Annotated[str | None, typer.Option(help="Start a new task from this template of the bundle.")] = None
+    bundle: Annotated[base.Folder, Argument(help="The bundle's folder.")]
+    task: Annotated[str, Option(help="The task to go on with; with --template, the new task's name.")]
+    template: Annotated[str | None, Option(help="Start a new task from this template of the bundle.")] = None
 
 
-class TuneSettings(TrainingLoopOptions):
+class TuneSettings(base.TrainingLoopOptions):
     """A training loop's numbers on a board; None means what the task or the metric says.
 
     ``prefix_cache`` and ``micro_batch`` (None: what fits ``memory`` and the ``profile``'s) change how a step is
@@ -141,23 +103,21 @@ class TuneSettings(TrainingLoopOptions):
     classification's answers; None keeps what the task has.
     """
 
-    lr: Annotated[LearningRate, typer.Option(help="Learning rate of the delta. Default: as it was trained.")] = None
-    head_lr: Annotated[HeadRate, typer.Option(help="That of the head. Default: as it was trained.")] = None
-    weight_decay: Annotated[float, at_least(0), typer.Option(help="AdamW's, of every trained tensor.")] = 0.0
-    batch_size: Annotated[Count, typer.Option(help="Rows of a step. Default: 16, or all if fewer.")] = None
-    dropout: Annotated[bool, typer.Option("--dropout/--no-dropout", help="The head's, as it was exported.")] = True
-    coverage: Coverage = None
-    risk: Risk = None
-    micro_batch: Annotated[Count, typer.Option(help="Rows computed at once. Default: what memory allows.")] = None
+    lr: Annotated[base.LearningRate, Option(help="Learning rate of the delta. Default: as it was trained.")] = None
+    head_lr: Annotated[base.HeadRate, Option(help="That of the head. Default: as it was trained.")] = None
+    weight_decay: Annotated[float, base.at_least(0), Option(help="AdamW's, of every trained tensor.")] = 0.0
+    batch_size: Annotated[base.Count, Option(help="Rows of a step. Default: 16, or all if fewer.")] = None
+    dropout: Annotated[bool, Option("--dropout/--no-dropout", help="The head's, as it was exported.")] = True
+    coverage: base.Coverage = None
+    risk: base.Risk = None
+    micro_batch: Annotated[base.Count, Option(help="Rows computed at once. Default: what memory allows.")] = None
     prefix_cache: Annotated[
-        bool, typer.Option("--prefix-cache/--no-prefix-cache", help="Compute what lies below the trained modules once.")
+        bool, Option("--prefix-cache/--no-prefix-cache", help="Compute what lies below the trained modules once.")
     ] = True
-    backward: Annotated[
-        Literal["int8", "fp32"], typer.Option(help="How gradients pass a backbone's 8-bit weights.")
-    ] = "int8"
-    profile: Annotated[str | None, typer.Option(help="A device whose memory the run must fit.")] = None
-    memory: Annotated[str | None, typer.Option(help="Memory the run must fit, such as 800MB or 1.5GiB.")] = None
-    save_every: Annotated[int, at_least(1), typer.Option(help="Steps between checkpoints.")] = 20
+    backward: Annotated[Literal["int8", "fp32"], Option(help="How gradients pass a backbone's 8-bit weights.")] = "int8"
+    profile: Annotated[str | None, Option(help="A device whose memory the run must fit.")] = None
+    memory: Annotated[str | None, Option(help="Memory the run must fit, such as 800MB or 1.5GiB.")] = None
+    save_every: Annotated[int, base.at_least(1), Option(help="Steps between checkpoints.")] = 20
 
     def plain(self) -> dict[str, Any]:
         """As plain values, for the card and for comparing a checkpoint with what is asked."""
@@ -168,161 +128,142 @@ class TuneSettings(TrainingLoopOptions):
 class TuneOptions(TuneSettings, TuneInputs):
     """A run, and what becomes of an interrupted one."""
 
-    threads: Threads = None
-    resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run of the task.")] = False
-    force: Annotated[bool, typer.Option("--force", help="Start anew in place of an interrupted run.")] = False
+    threads: base.Threads = None
+    resume: Annotated[bool, Option("--resume", help="Continue an interrupted run of the task.")] = False
+    force: Annotated[bool, Option("--force", help="Start anew in place of an interrupted run.")] = False
 
 
-class ExportOptions(Options):
+class ExportOptions(base.Options):
     """A backbone, its deltas, and the bundle or another library's folder that is written of them."""
 
-    backbone: Annotated[Folder, typer.Option(help="Folder in Hugging Face layout, GGUF file or Hub name.")]
-    delta: Annotated[Folders, typer.Option(help="Folder that `edgepeft train` wrote; may repeat.")] = ()
-    out: Annotated[Folder | None, typer.Option(help="The bundle's folder.")] = None
-    verify_data: VerifyRows = None
-    text_column: TextColumn = None
-    pair_column: PairColumn = None
-    label_column: LabelColumn = None
-    trainable: Trainable = False
+    backbone: Annotated[base.Folder, Option(help="Folder in Hugging Face layout, GGUF file or Hub name.")]
+    delta: Annotated[base.Folders, Option(help="Folder that `edgepeft train` wrote; may repeat.")] = ()
+    out: Annotated[base.Folder | None, Option(help="The bundle's folder.")] = None
+    verify_data: base.VerifyRows = None
+    text_column: base.TextColumn = None
+    pair_column: base.PairColumn = None
+    label_column: base.LabelColumn = None
+    trainable: base.Trainable = False
     template: Annotated[
         str | Sequence[str],
-        typer.Option(metavar="METHOD[:NAME=VALUE,...]", help="An untrained delta to start tasks from; may repeat."),
+        Option(metavar="METHOD[:NAME=VALUE,...]", help="An untrained delta to start tasks from; may repeat."),
     ] = ()
-    to_peft: Annotated[
-        Folder | None, typer.Option(help="Instead of a bundle, one delta of a method that PEFT has as its folder.")
-    ] = None
+    to_peft: Annotated[base.Folder | None, Option(help="Instead of a bundle, one delta as PEFT's folder.")] = None
     to_adapterhub: Annotated[
-        Folder | None,
-        typer.Option(help="Instead of a bundle, one delta of adapters, LoRA or a prompt as AdapterHub's folder."),
+        base.Folder | None,
+        Option(help="Instead of a bundle, one delta as AdapterHub's folder."),
     ] = None
     weights: Annotated[
         Literal["fp32", "int8", "int4"] | None,
-        typer.Option(help="How the backbone is stored and multiplied. Default: int8 of decoders alone, else fp32."),
+        Option(help="How the backbone is stored and multiplied. Default: int8 of decoders alone, else fp32."),
     ] = None
-    delta_weights: DeltaWeights = "fp32"
-    accept_error: AcceptError = False
-    coverage: Coverage = None
-    risk: Risk = None
-    profile: Annotated[
-        str | None, typer.Option(help="A device that the bundle is for: what smaller weights cost there is said.")
-    ] = None
-    force: Replace = False
+    delta_weights: base.DeltaWeights = "fp32"
+    accept_error: base.AcceptError = False
+    coverage: base.Coverage = None
+    risk: base.Risk = None
+    profile: Annotated[str | None, Option(help="A device it is for: what smaller weights cost there is said.")] = None
+    force: base.Replace = False
 
 
-class EvalOptions(ColumnOptions):
+class EvalOptions(base.ColumnOptions):
     """A task of a bundle, and the labelled rows that it is scored on."""
 
-    bundle: Annotated[Folder, typer.Argument(help="The bundle's folder.")]
-    data: Annotated[GivenRows, typer.Option(help=f"Labelled rows: {ROWS_HELP}.")]
-    task: Annotated[str, typer.Option(help="The task to score.")]
+    bundle: Annotated[base.Folder, Argument(help="The bundle's folder.")]
+    data: Annotated[base.GivenRows, Option(help=f"Labelled rows: {base.ROWS_HELP}.")]
+    task: Annotated[str, Option(help="The task to score.")]
     metric: Annotated[
         str | None,
-        typer.Option(
+        Option(
             help="accuracy, f1, matthews, pearson, ...; of text f1, exact_match, rouge_1, rouge_2, rouge_l, bleu, chrf."
         ),
     ] = None
     by: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME", help="A column: its values' rows are scored each, as MNLI's matched and mismatched."
-        ),
+        Option(metavar="NAME", help="A column: its values' rows are scored each, as MNLI's matched and mismatched."),
     ] = None
     question: Annotated[
         str | None,
-        typer.Option(
+        Option(
             metavar="NAME[,NAME]",
             help="Columns that say which question a row answers: the share of questions whose rows are all right is "
             "shown too. Default: idx, where it numbers paragraph, question and answer (MultiRC).",
         ),
     ] = None
     out: Annotated[
-        Folder | None,
-        typer.Option(help="A folder for the confusion matrix, whole: confusion.csv, and with matplotlib a picture."),
+        base.Folder | None,
+        Option(help="A folder for the confusion matrix, whole: confusion.csv, and with matplotlib a picture."),
     ] = None
-    batch_size: Annotated[int, at_least(1), typer.Option(help="Rows that run together.")] = 32
-    threads: Threads = None
-    no_cache: NoCache = False
+    batch_size: Annotated[int, base.at_least(1), Option(help="Rows that run together.")] = 32
+    threads: base.Threads = None
+    no_cache: base.NoCache = False
 
 
-class BenchOptions(Options):
+class BenchOptions(base.Options):
     """None stands for the scenario's value, an empty tuple for everything there is."""
 
     bundle: Annotated[
-        Path | None, typer.Argument(help="A bundle; without one, random weights of --backbone.", show_default=False)
+        Path | None, Argument(help="A bundle; without one, random weights of --backbone.", show_default=False)
     ] = None
-    profile: Annotated[str, typer.Option(help="The device whose cores and memory are in force.")]
-    mode: Mode = "limits"
-    engines: Annotated[_Names, typer.Option("--engine", help="onnxruntime or pytorch; may repeat. Default: both.")] = ()
-    workloads: Annotated[_Names, typer.Option("--workload", help="infer or finetune; may repeat. Default: both.")] = ()
-    tasks: Annotated[
-        tuple[str, ...], typer.Option("--task", help="A task of the bundle; may repeat. Default: all.")
-    ] = ()
+    profile: Annotated[str, Option(help="The device whose cores and memory are in force.")]
+    mode: base.Mode = "limits"
+    engines: Annotated[_Names, Option("--engine", help="onnxruntime or pytorch; may repeat. Default: both.")] = ()
+    workloads: Annotated[_Names, Option("--workload", help="infer or finetune; may repeat. Default: both.")] = ()
+    tasks: Annotated[tuple[str, ...], Option("--task", help="A task of the bundle; may repeat. Default: all.")] = ()
     methods: Annotated[
-        tuple[str, ...], typer.Option("--method", help="Tasks of that method; without a bundle, a fresh delta of it.")
+        tuple[str, ...], Option("--method", help="Tasks of that method; without a bundle, a fresh delta of it.")
     ] = ()
     settings: Annotated[
         Mapping[str, Any],
-        BeforeValidator(settings_of),
-        typer.Option("--set", help="memory=2GB of the profile, or --method's name=value; may repeat."),
+        BeforeValidator(base.settings_of),
+        Option("--set", help="memory=2GB of the profile, or --method's name=value; may repeat."),
     ] = Field(default_factory=dict)
-    backbone: Annotated[
-        str | None, typer.Option(help="A named architecture, with random weights. Default: roberta-base.")
-    ] = None
-    batch_size: Annotated[Count, typer.Option(help="Texts in a batch. Default: the scenario's 32.")] = None
-    length: Annotated[Count, typer.Option(help="Every text has this many tokens. Default: 128.")] = None
-    new_tokens: Annotated[Count, typer.Option(help="Tokens that tasks write of each text. Default: 32.")] = None
-    lengths: Annotated[
-        str | None, typer.Option(help="Real lengths: sst2, mrpc, rte, or a file (an integer a line, or TOML).")
-    ] = None
-    peers: Annotated[
-        tuple[Path, ...],
-        typer.Option("--peer", help="Another encoder as ONNX, measured in the same rounds; may repeat."),
-    ] = ()
-    rounds: Annotated[Count, typer.Option(help="Samples of each. Default: 30.")] = None
-    max_seconds: MaxSeconds = None
-    seed: Annotated[int, typer.Option(help="Of token ids, weights and the order within rounds.")] = 0
+    backbone: Annotated[str | None, Option(help="An architecture, with random weights. Default: roberta-base.")] = None
+    batch_size: Annotated[base.Count, Option(help="Texts in a batch. Default: the scenario's 32.")] = None
+    length: Annotated[base.Count, Option(help="Every text has this many tokens. Default: 128.")] = None
+    new_tokens: Annotated[base.Count, Option(help="Tokens that tasks write of each text. Default: 32.")] = None
+    lengths: Annotated[str | None, Option(help="Real lengths: sst2, mrpc, rte, a file of integers or TOML.")] = None
+    peers: Annotated[tuple[Path, ...], Option("--peer", help="An ONNX encoder in the same rounds; may repeat.")] = ()
+    rounds: Annotated[base.Count, Option(help="Samples of each. Default: 30.")] = None
+    max_seconds: base.MaxSeconds = None
+    seed: Annotated[int, Option(help="Of token ids, weights and the order within rounds.")] = 0
     scenario: str = "offline"  # the command line may name several
     cache: Annotated[
         bool,
-        typer.Option(
+        Option(
             " /--no-cache",
-            help="A private copy of the weights for each task; nothing is kept on disk.",
+            help="A copy of the weights for each task; nothing is kept on disk.",
             show_default=False,
         ),
     ] = True
     timed: Annotated[
         bool,
-        typer.Option(
+        Option(
             " /--deterministic", help="Count nodes, operations and bytes only; nothing is timed.", show_default=False
         ),
     ] = True
     counted: bool = False  # also the figures that need no clock, as the command line always has them
     instructions: Annotated[
-        bool, typer.Option("--instructions", help="Also count instructions on an emulated Cortex-A72 (needs QEMU).")
+        bool, Option("--instructions", help="Also count instructions on an emulated Cortex-A72 (needs QEMU).")
     ] = False
-    profile_ops: Annotated[
-        bool, typer.Option("--profile-ops", help="Also say where inference's time goes, by operator and layer.")
-    ] = False
+    profile_ops: Annotated[bool, Option("--profile-ops", help="Inference's time by operator and layer, too.")] = False
 
 
-class SweepOptions(Options):
+class SweepOptions(base.Options):
     """A plan, the sweep's folder, and how its runs are computed and kept."""
 
-    plan: Annotated[Path, typer.Argument(help="A plan in TOML; docs/sweeps.md shows one.", metavar="PLAN.toml")]
-    out: Annotated[Path, typer.Option(help="The sweep's folder; one that is there goes on.")]
+    plan: Annotated[Path, Argument(help="A plan in TOML; docs/sweeps.md shows one.", metavar="PLAN.toml")]
+    out: Annotated[Path, Option(help="The sweep's folder; one that is there goes on.")]
     workers: Annotated[
-        Count,
-        typer.Option(help="Runs at once; small models can share a GPU. Default: one a GPU, or as --threads allows."),
+        base.Count,
+        Option(help="Runs at once; small models can share a GPU. Default: one a GPU, or as --threads allows."),
     ] = None
-    threads: Annotated[int, at_least(1), typer.Option(help="Of each run; results are equal to the bit with one.")] = 1
-    halve: Annotated[
-        bool, typer.Option("--halve", help="Drop the worse half of a method's rates after 1/4 and 1/2 of the steps.")
-    ] = False
-    ray: Annotated[
-        str | None, typer.Option(metavar="ADDRESS", help="A cluster of Ray that computes the runs, or auto.")
-    ] = None
+    threads: Annotated[int, base.at_least(1), Option(help="Of each run; results are equal to the bit with one.")] = 1
+    halve: Annotated[bool, Option("--halve", help="Drop the worse half of a method's rates at 1/4 and 1/2.")] = False
+    ray: Annotated[str | None, Option(metavar="ADDRESS", help="A cluster of Ray that computes the runs, or auto.")] = (
+        None
+    )
     keep: Annotated[
         Literal["deltas", "cards", "results"],
-        typer.Option(help="What stays of a run: its delta, its card and answers, or a line of results.jsonl."),
+        Option(help="What stays of a run: its delta, its card and answers, or a line of results.jsonl."),
     ] = "deltas"
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the runs, and compute none.")] = False
+    dry_run: Annotated[bool, Option("--dry-run", help="List the runs, and compute none.")] = False
