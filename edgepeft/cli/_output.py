@@ -51,12 +51,24 @@ def table_console(width: int = _WIDTH) -> Console:
 
 
 def plain_table(
-    *headers: str | Column, numbers: Iterable[str] = (), title: str | None = None, centred: bool = False
+    *headers: str | Column,
+    rows: Iterable[Iterable[Any]] = (),
+    numbers: Iterable[str] = (),
+    title: str | None = None,
+    centred: bool = False,
 ) -> Table:
     """A table with a rule below its head; ``numbers`` name further columns, aligned to the right."""
     columns = [*headers, *(Column(name, justify="right") for name in numbers)]
     shown = None if title is None else Text(title)
-    return _Table(*columns, title=shown, title_justify="center" if centred else "left", box=box.SIMPLE_HEAD)
+    table = _Table(*columns, title=shown, title_justify="center" if centred else "left", box=box.SIMPLE_HEAD)
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def show_table(*headers: str | Column, **how: Any) -> None:
+    """Print a table on standard output; arguments as ``plain_table``."""
+    table_console().print(plain_table(*headers, **how))
 
 
 def print_json(document: Any) -> None:

@@ -73,26 +73,20 @@ def _show_confusion(confusion: Mapping[str, Mapping[str, int]], folder: str | No
         named = sum(max(len(name), 5) + 2 for name in names) + max(map(len, names)) + 12 <= SCORES_WIDTH
         heads = list(names) if named else [str(i) for i in range(1, len(names) + 1)]
         left = list(names) if named else [f"{i} {name}" for i, name in enumerate(names, 1)]
-        table = plain_table(Column("label \\ answer", overflow="ellipsis", no_wrap=True), numbers=heads)
-        for name, row in zip(left, counts, strict=True):
-            table.add_row(Text(name), *(f"{n:,}" for n in row))
-        _print(table)
+        rows = ((Text(name), *(f"{n:,}" for n in row)) for name, row in zip(left, counts, strict=True))
+        first = Column("label \\ answer", overflow="ellipsis", no_wrap=True)
+        _print(plain_table(first, rows=rows, numbers=heads))
         return
     found = by_class.mistakes(confusion)
     where = f"is in {folder}" if folder else "of so many labels is for --out FOLDER: a picture and csv"
-    table = plain_table("label", "most often taken for", numbers=("rows",))
-    for one, other, n in found[:_MOST_MISTAKES]:
-        table.add_row(*map(Text, (one, other, f"{n:,}")))
-    _print(table)
+    mistakes = (map(Text, (one, other, f"{n:,}")) for one, other, n in found[:_MOST_MISTAKES])
+    _print(plain_table("label", "most often taken for", rows=mistakes, numbers=("rows",)))
     _print(Text(f"The confusion matrix, {len(names)} by {len(names)}, {where}.", style="dim"))
 
 
 def _table(found: by_class.Rows) -> Table:
     (first, *numbers), rows = found
-    table = plain_table(first, numbers=numbers)
-    for row in rows:
-        table.add_row(*map(Text, row))
-    return table
+    return plain_table(first, rows=(map(Text, row) for row in rows), numbers=numbers)
 
 
 def _print_rows(title: str, lines: Sequence[tuple[str, str]], *, whole: bool) -> None:

@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Column
 from typer import Argument, Option
 
-from edgepeft.cli._output import plain_table, print_json, table_console
+from edgepeft.cli._output import print_json, show_table, table_console
 
 PANEL = "Look"
 
@@ -107,11 +107,8 @@ def _read(config: dict[str, Any], source: str) -> dict[str, Any]:
 
 def _list(rows: list[dict[str, Any]]) -> None:
     folded = (Column(name, overflow="fold") for name in ("models", "model_type", "known by name"))
-    table = plain_table("family", *folded)
-    for row in rows:
-        cells = (row["models"], ", ".join(row["model_types"]), ", ".join(row["architectures"]))
-        table.add_row(row["family"], *map(escape, cells))
-    table_console().print(table)
+    cells = ((x["family"], x["models"], ", ".join(x["model_types"]), ", ".join(x["architectures"])) for x in rows)
+    show_table("family", *folded, rows=(map(escape, row) for row in cells))
 
 
 def _show(found: dict[str, Any]) -> None:
@@ -124,7 +121,5 @@ def _show(found: dict[str, Any]) -> None:
         console.print(f"{name:<18}{shown}", markup=False, soft_wrap=True)
     for limit in found["limits"]:
         console.print(f"- {limit}", markup=False, soft_wrap=True)
-    table = plain_table("read of the config", Column("there", overflow="fold"))
-    for key, value in found["config"].items():
-        table.add_row(escape(key), escape(str(value)))
-    console.print(table)
+    rows = ((escape(key), escape(str(value))) for key, value in found["config"].items())
+    show_table("read of the config", Column("there", overflow="fold"), rows=rows)

@@ -77,13 +77,12 @@ def _show(bundle: Path, cost: Cost, *, nodes: bool) -> None:
     title = f"{what} of {bundle}, {cost.batch_size} x {cost.length} tokens{written(cost.decoding)}, {cost.precision}"
     numbers = ("MFLOP", "% of all", "read, MB", "written, MB", "weights, MB")
     first = ("node", "operator") if nodes else ("operator", "class", Column("nodes", justify="right"))
-    table = plain_table(*first, numbers=numbers, title=title)
     if nodes:
-        for work in (work for work in cost.works if work.flops or work.n_bytes):
-            table.add_row(Text(work.name), work.op, *_numbers(_node(work), cost.flops))
+        shown = [work for work in cost.works if work.flops or work.n_bytes]
+        rows = [(Text(work.name), work.op, *_numbers(_node(work), cost.flops)) for work in shown]
     else:
-        for row in cost.by_operator():
-            table.add_row(row["op"], row["class"], str(row["n"]), *_numbers(row, cost.flops))
+        rows = [(row["op"], row["class"], str(row["n"]), *_numbers(row, cost.flops)) for row in cost.by_operator()]
+    table = plain_table(*first, rows=rows, numbers=numbers, title=title)
     table.add_section()
     table.add_row("all", *[""] * (len(first) - 1), *_numbers(cost.totals(), cost.flops))
     table_console().print(table)

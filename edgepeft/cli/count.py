@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
-from edgepeft.cli._output import plain_table, print_json, table_console
+from edgepeft.cli._output import print_json, show_table
 from edgepeft.common.errors import UsageError, requiring
 from edgepeft.options.base import SETTINGS_HELP, settings_of
 
@@ -98,7 +98,6 @@ def _show(document: Mapping[str, Any]) -> None:
     trained, sizes, tasks = document["trained_parameters"], document["bytes"], document["tasks"]
     shared = "backbone and " if document["shares_backbone"] else ""
     title = f"{document['method']} on {document['backbone']}, {_heads(document)}"
-    table = plain_table("", numbers=("parameters", "size, fp32"), title=title, centred=True)
     rows = [
         (f"delta, {document['percent_of_backbone']:.3g} % of the backbone", trained["delta"], None),
         ("head", trained["head"], None),
@@ -108,11 +107,12 @@ def _show(document: Mapping[str, Any]) -> None:
         (shared + _plural(tasks, "task"), document["total_parameters"], sizes["total"]),
         (_plural(tasks, "fine-tuned model"), document["full_models_parameters"], sizes["full_models"]),
     ]
-    for name, count, n_bytes in rows:
-        if count == 0 and n_bytes == 0:
-            continue  # most methods leave every backbone tensor shared
-        table.add_row(name, f"{count:,}", "" if n_bytes is None else f"{n_bytes / 1e6:,.2f} MB")
-    table_console().print(table)
+    cells = (
+        (name, f"{count:,}", "" if n_bytes is None else f"{n_bytes / 1e6:,.2f} MB")
+        for name, count, n_bytes in rows
+        if count or n_bytes != 0  # most methods leave every backbone tensor shared
+    )
+    show_table("", rows=cells, numbers=("parameters", "size, fp32"), title=title, centred=True)
 
 
 def _show_several(documents: list[dict[str, Any]]) -> None:
@@ -121,9 +121,8 @@ def _show_several(documents: list[dict[str, Any]]) -> None:
     tasks = _plural(first["tasks"], "task")
     title = f"{tasks} on {first['backbone']} ({first['backbone_parameters']:,} parameters), {_heads(first)}"
     headers = ("a task's delta", "% of backbone", f"{tasks}, million", "GB, fp32", "backbones")
-    table = plain_table("method", numbers=headers, title=title, centred=True)
-    for document in documents:
-        table.add_row(
+    rows = (
+        (
             document["method"],
             f"{document['trained_parameters']['delta']:,}",
             f"{document['percent_of_backbone']:.3g}",
@@ -131,13 +130,14 @@ def _show_several(documents: list[dict[str, Any]]) -> None:
             f"{document['bytes']['total'] / 1e9:,.3f}",
             f"{document['times_the_backbone']:.2f}x",
         )
-    table_console().print(table)
+        for document in documents
+    )
+    show_table("method", rows=rows, numbers=headers, title=title, centred=True)
 
 
 def _heads(document: Mapping[str, Any]) -> str:
-    if document["head"] == "none":
-        return "without a head"
-    return f"{_plural(document['labels'], 'label')}, head {document['head']}"
+    none, labels = document["head"] == "none", _plural(document["labels"], "label")
+    return "without a head" if none else f"{labels}, head {document['head']}"
 
 
 def _plural(number: int, noun: str) -> str:

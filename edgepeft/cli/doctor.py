@@ -8,7 +8,7 @@ from typing import Annotated
 from rich.text import Text
 from typer import Option
 
-from edgepeft.cli._output import plain_table, print_json, table_console
+from edgepeft.cli._output import plain_table, print_json, show_table, table_console
 from edgepeft.common.errors import EdgepeftError
 
 PANEL = "Look"
@@ -30,12 +30,8 @@ def command(
         document = {"findings": [asdict(one) for one in rows]}
         print_json({**document, "limits": [asdict(one) for one in held]} if try_limits else document)
     else:
-        console = table_console()
-        table = plain_table("check", "", "found", "to do")
-        for one in rows:
-            cells = (one.check, one.status, one.found, one.advice)
-            table.add_row(*(Text(cell, _STYLES[one.status] if cell == one.status else "") for cell in cells))
-        console.print(table)
+        cells = ([Text(x.check), Text(x.status, _STYLES[x.status]), Text(x.found), Text(x.advice)] for x in rows)
+        show_table("check", "", "found", "to do", rows=cells)
         if held:
             table = plain_table("limit", "by", "asked", "seen", "error", "")
             for each in held:
@@ -43,7 +39,7 @@ def command(
                 digits = ",.0f" if each.unit == "bytes" else ".3g"
                 numbers = (f"{each.asked:{digits}} {each.unit}", f"{each.seen:{digits}} {each.unit}", error)
                 table.add_row(each.what, each.backend, *numbers, _HOLDS[each.good])
-            console.print(table)
+            table_console().print(table)
     bad = [one.found for one in rows if one.status == "bad"]
     if bad:
         raise EdgepeftError(" ".join(bad))

@@ -11,7 +11,7 @@ from rich.text import Text
 from typer import Argument, Option
 
 from edgepeft.cli._output import plain_table, print_json, table_console
-from edgepeft.common.errors import EdgepeftError, MissingPackage, UsageError
+from edgepeft.common.errors import EdgepeftError, UsageError
 from edgepeft.common.progress import say
 
 if TYPE_CHECKING:
@@ -72,10 +72,8 @@ def _of_task(bundle: Bundle, name: str) -> dict[str, Any]:
 
 
 def _of_delta(folder: Path) -> dict[str, Any]:
-    try:
-        from edgepeft.bundle.card import CARD_FILE, TENSORS_FILE, read_card
-    except ImportError as error:
-        raise MissingPackage("a trained delta is read with PyTorch: pip install 'edgepeft[train]'.") from error
+    from edgepeft.bundle.card import CARD_FILE, TENSORS_FILE, read_card
+
     read = read_card(folder)
     card = read.model_dump(mode="json")
     files = [folder / name for name in (CARD_FILE, TENSORS_FILE)]  # pictures beside them are not the delta

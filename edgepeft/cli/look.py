@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Argument, Option
 
-from edgepeft.cli._output import plain_table, print_json, table_console
+from edgepeft.cli._output import plain_table, print_json, show_table, table_console
 from edgepeft.common.messages import printable
 from edgepeft.options.base import ROWS_HELP, LabelColumn, LabelSeparator, PairColumn, TaskKind, TextColumn
 
@@ -104,17 +104,15 @@ def _train(data: Path, backbone: str | None, columns: Sequence[str | None], kind
 
 def _show(document: dict[str, Any], found: TaskData, rows: Sequence[Row], max_length: int) -> None:
     lengths = document["lengths"]
-    table = plain_table(document["data"], "")
-    table.add_row("kind of task", document["kind"])
-    table.add_row("rows", f"{document['rows']:,}, of which {document['copies']:,} are copies")
-    table.add_row("parts", printable(found.split.replace("; ", "\n")))
     told = f"{lengths['median']} in the median, 95 % up to {lengths['of_95_percent']}, the longest {lengths['longest']}"
-    table.add_row(lengths["unit"], f"{told}; {lengths[f'over_{max_length}']:,} texts have more than {max_length}")
-    table_console().print(table)
+    told += f"; {lengths[f'over_{max_length}']:,} texts have more than {max_length}"
+    copies = f"{document['rows']:,}, of which {document['copies']:,} are copies"
+    facts = {"kind of task": document["kind"], "rows": copies, "parts": printable(found.split.replace("; ", "\n"))}
+    show_table(document["data"], "", rows=(facts | {lengths["unit"]: told}).items())
     if document["labels"]:
-        labels = plain_table("label", "an example", numbers=("rows",))
-        for each in document["labels"][:_MOST_LABELS]:
-            labels.add_row(printable(each["label"]), printable(each["example"][:_SHOWN]), f"{each['rows']:,}")
+        shown = document["labels"][:_MOST_LABELS]
+        rows_of = ((printable(x["label"]), printable(x["example"][:_SHOWN]), f"{x['rows']:,}") for x in shown)
+        labels = plain_table("label", "an example", rows=rows_of, numbers=("rows",))
         if len(document["labels"]) > _MOST_LABELS:
             labels.caption = f"the first {_MOST_LABELS} of {len(document['labels']):,}; all of them: --json"
         table_console().print(labels)

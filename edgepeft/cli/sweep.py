@@ -12,7 +12,7 @@ import typer
 from typer import Option
 
 from edgepeft.cli._options import command_of
-from edgepeft.cli._output import INTERRUPTED, plain_table, print_json, table_console
+from edgepeft.cli._output import INTERRUPTED, print_json, show_table
 from edgepeft.common.errors import EdgepeftError, requiring
 from edgepeft.common.progress import about, bars, say
 from edgepeft.data.by_class import rounded
@@ -151,12 +151,12 @@ def _list(sweep: Sweep, at_once: int) -> None:
     """Every run with its state, how many there are of each, and how long the open ones may take."""
     from edgepeft.sweep.run import estimate
 
-    table = plain_table("run", "data", "method", "backbone", "state", numbers=("rate", "rows", "steps", "seed"))
-    states = [sweep.state(cell) for cell in sweep.cells]
-    for cell, state in zip(sweep.cells, states, strict=True):
-        numbers = f"{cell.rate:g}", f"{cell.rows:,}", f"{cell.steps:,}", str(cell.seed)
-        table.add_row(cell.name, cell.data, cell.method, cell.backbone, state, *numbers)
-    table_console().print(table)
+    states, numbers = [sweep.state(cell) for cell in sweep.cells], ("rate", "rows", "steps", "seed")
+    rows = (
+        (x.name, x.data, x.method, x.backbone, state, f"{x.rate:g}", f"{x.rows:,}", f"{x.steps:,}", str(x.seed))
+        for x, state in zip(sweep.cells, states, strict=True)
+    )
+    show_table("run", "data", "method", "backbone", "state", rows=rows, numbers=numbers)
     counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
     seconds = estimate(sweep, at_once)
     left = about(seconds) or "no run is done that would say how long the open ones take"
@@ -172,10 +172,8 @@ def _show(sweep: Sweep, *, as_json: bool) -> None:
     for (backbone, size), group in grouped(columns(sweep)).items():
         header, rows = entries(group)
         title = f"{backbone}, {size if size.endswith('%') else f'{size} rows'}"
-        table = plain_table(header[0], title=title, numbers=header[1:])
-        for row in rows:
-            table.add_row(*("-" if cell is None else cell if isinstance(cell, str) else f"{cell:,}" for cell in row))
-        table_console().print(table)
+        cells = (["-" if x is None else x if isinstance(x, str) else f"{x:,}" for x in row] for row in rows)
+        show_table(header[0], rows=cells, title=title, numbers=header[1:])
     dropped = [cell for cell in sweep.cells if sweep.state(cell) == "dropped"]
     if dropped:
         taken = sum(found.steps if (found := sweep.outcome(cell)) else 0 for cell in dropped)

@@ -12,7 +12,7 @@ from edgepeft.backbones.base import LINEAR_ROLES, family_of
 from edgepeft.backbones.config import config_of
 from edgepeft.cli import _scores
 from edgepeft.cli._options import command_of
-from edgepeft.cli._output import plain_table, print_json, table_console
+from edgepeft.cli._output import plain_table, print_json, show_table, table_console
 from edgepeft.common.errors import requiring
 from edgepeft.common.progress import say
 from edgepeft.data.by_class import rounded, titled
@@ -82,11 +82,9 @@ def _show(result: TrainResult, out: Path) -> None:
     if "curve" in result.metrics:
         points = result.metrics["curve"]
         names = list(points[-1]["baselines"])
-        table = plain_table(numbers=("training rows", f"{result.metrics['metric']}, test rows", "eval rows", *names))
-        for point in points:
-            scores = [point["test"], point["eval"], *(point["baselines"].get(name) for name in names)]
-            table.add_row(f"{point['rows']:,}", *map(rounded, scores))
-        table_console().print(table)
+        scores = ([x["test"], x["eval"], *(x["baselines"].get(name) for name in names)] for x in points)
+        rows = ((f"{x['rows']:,}", *map(rounded, each)) for x, each in zip(points, scores, strict=True))
+        show_table(rows=rows, numbers=("training rows", f"{result.metrics['metric']}, test rows", "eval rows", *names))
         say(f"drawn in {out / 'curve.svg'} and {out / 'curve.png'}")
 
 
@@ -97,7 +95,6 @@ def _table(result: TrainResult, out: Path) -> Table:
     labels = labels or card.task_kind.listed
     counts = result.delta.n_parameters()
     after = f"after step {training['best_step']} of {training['steps']}"
-    table = plain_table("run", "")
     rows = {
         "eval rows": f"{titled(result.metric)} {rounded(result.metrics['eval'])} {after}",
         "rows": result.metrics["split"],
@@ -106,6 +103,4 @@ def _table(result: TrainResult, out: Path) -> Table:
         "computed on": f"{training['device']}, {training['precision']}",
         "written": str(out),
     }
-    for name, value in rows.items():
-        table.add_row(name, value)
-    return table
+    return plain_table("run", "", rows=rows.items())
