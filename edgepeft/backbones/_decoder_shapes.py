@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from edgepeft.backbones.base import Attention, Role, Site
-from edgepeft.backbones.config import MOST_LAYERS, checked, rope_theta
+from edgepeft.backbones.config import checked, read_sizes, rope_theta
 from edgepeft.backbones.positions import frequencies
 from edgepeft.common.errors import UsageError
 
@@ -98,13 +98,7 @@ def sizes_of(config: Mapping[str, Any]) -> Sizes:
     ends = config.get("eos_token_id")
     given = {**config, "eos_token_id": ends[0] if isinstance(ends, list) and ends else ends}
     silent["pad_token_id"] = given["eos_token_id"] if given["eos_token_id"] is not None else 0
-    values = {}
-    for name, kind in Sizes.__annotations__.items():
-        value = given.get(name)
-        values[name] = checked(name, silent.get(name) if value is None else value, kind)
-    sizes = Sizes(**values)
-    if sizes.num_hidden_layers > MOST_LAYERS:
-        raise UsageError(f"the config's num_hidden_layers is {sizes.num_hidden_layers}; at most {MOST_LAYERS}.")
+    sizes = read_sizes(Sizes, given, silent)
     if sizes.head_dim % 2:
         raise UsageError(f"the config's head_dim is {sizes.head_dim}; rotary positions turn pairs of numbers.")
     if heads % sizes.num_key_value_heads:
@@ -112,11 +106,6 @@ def sizes_of(config: Mapping[str, Any]) -> Sizes:
             f"the config's num_attention_heads is {heads}, and num_key_value_heads {sizes.num_key_value_heads}, which "
             "must divide it."
         )
-    for key in ("eos_token_id", "pad_token_id"):
-        if getattr(sizes, key) >= sizes.vocab_size:
-            raise UsageError(
-                f"the config's {key} is {getattr(sizes, key)}, beyond its vocabulary of {sizes.vocab_size}."
-            )
     scalar = config.get("query_pre_attn_scalar")
     if scalar not in (None, sizes.head_dim):
         raise UsageError(f"the config's query_pre_attn_scalar is {scalar!r}; supported: head_dim, {sizes.head_dim}.")

@@ -11,16 +11,12 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from edgepeft.backbones.base import Architecture, Role, Site
-from edgepeft.backbones.config import MOST_LAYERS, checked
+from edgepeft.backbones.config import MOST_LAYERS, checked, require_known
 from edgepeft.common.errors import UsageError
 
 BUCKETS, FURTHEST = 32, 128  # of distances, in MPNet's code
 # Of positions that are learnt; of no decoder.
-ENCODERS: Mapping[str, Any] = {
-    "position_embedding_type": "absolute",
-    "is_decoder": False,
-    "add_cross_attention": False,
-}
+ENCODERS: Mapping[str, Any] = {"position_embedding_type": "absolute", "is_decoder": False, "add_cross_attention": False}
 # Activation in the config -> (ONNX operator, attributes).
 ACTIVATION_NODES: dict[str, tuple[str, dict[str, Any]]] = {
     "gelu": ("Gelu", {}),
@@ -135,9 +131,7 @@ def sizes_of(config: Mapping[str, Any], layout: ModelLayout) -> Sizes:
             f"the config's pad_token_id is {sizes.pad_token_id}, which lies beyond its vocabulary of "
             f"{sizes.vocab_size} or its {sizes.max_position_embeddings} position embeddings."
         )
-    if sizes.hidden_act not in layout.activations:
-        key, known = layout.keys.get("hidden_act", "activation"), ", ".join(layout.activations)
-        raise UsageError(f"the config's {key} is {sizes.hidden_act!r}; supported: {known}.")
+    require_known(layout.keys.get("hidden_act", "activation"), sizes.hidden_act, layout.activations)
     return sizes
 
 

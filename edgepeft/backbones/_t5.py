@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from edgepeft.backbones.base import Architecture, Decoder, Role, Site
-from edgepeft.backbones.config import MOST_LAYERS, checked
+from edgepeft.backbones.config import read_sizes, require_known
 from edgepeft.common.errors import UsageError
 
 _LINEAR = ("q", "k", "v")
@@ -81,17 +81,8 @@ MODEL_TYPES: dict[str, dict[str, Any]] = {
 def sizes_of(config: Mapping[str, Any]) -> Sizes:
     silent = {**_DEFAULTS, **MODEL_TYPES[config["model_type"]], "num_decoder_layers": config.get("num_layers")}
     silent["decoder_start_token_id"] = config.get("pad_token_id", _DEFAULTS["pad_token_id"])
-    values = {}
-    for name, kind in Sizes.__annotations__.items():
-        value = config.get(name)
-        values[name] = checked(name, silent.get(name) if value is None else value, kind)
-    sizes = Sizes(**values)
-    for key in ("num_layers", "num_decoder_layers"):
-        if getattr(sizes, key) > MOST_LAYERS:
-            raise UsageError(f"the config's {key} is {getattr(sizes, key)}; at most {MOST_LAYERS} are built.")
-    if sizes.feed_forward_proj not in ACTIVATIONS:
-        known = ", ".join(ACTIVATIONS)
-        raise UsageError(f"the config's feed_forward_proj is {sizes.feed_forward_proj!r}; supported: {known}.")
+    sizes = read_sizes(Sizes, config, silent)
+    require_known("feed_forward_proj", sizes.feed_forward_proj, ACTIVATIONS)
     n_buckets, furthest = sizes.relative_attention_num_buckets, sizes.relative_attention_max_distance
     if not n_buckets // 2 < furthest <= _FURTHEST:
         raise UsageError(
@@ -100,11 +91,6 @@ def sizes_of(config: Mapping[str, Any]) -> Sizes:
         )
     if n_buckets > _MOST_BUCKETS:
         raise UsageError(f"the config's relative_attention_num_buckets is {n_buckets}; at most {_MOST_BUCKETS}.")
-    for key in ("pad_token_id", "eos_token_id", "decoder_start_token_id"):
-        if getattr(sizes, key) >= sizes.vocab_size:
-            raise UsageError(
-                f"the config's {key} is {getattr(sizes, key)}, beyond its vocabulary of {sizes.vocab_size}."
-            )
     return sizes
 
 

@@ -29,10 +29,7 @@ LAYOUTS = {
     "camembert": _ROBERTA,
     "data2vec-text": replace(_ROBERTA, prefix="data2vec_text."),
     "electra": ModelLayout(
-        prefix="electra.",
-        projection="embeddings_project",
-        head="electra",
-        defaults={"embedding_size": 128},
+        prefix="electra.", projection="embeddings_project", head="electra", defaults={"embedding_size": 128}
     ),
     "rembert": ModelLayout(
         prefix="rembert.",

@@ -54,7 +54,6 @@ class StoredTensor:
 BYTES = ":uint8"
 
 
-@dataclass(frozen=True)
 class Quantised:
     """How a matrix [out, in] or a table [rows, d] is called once it is integers.
 
@@ -62,37 +61,15 @@ class Quantised:
     bits with a scale a row is stored transposed, [in, out], as ``MatMulInteger`` reads it; all else as it was.
     """
 
-    tensor: str
-
-    @property
-    def scale(self) -> str:
-        """Float32, [out] or [rows]; of groups [out, groups]."""
-        return f"{self.tensor}:scale"
-
-    @property
-    def matrix(self) -> str:
-        """Int8, [in, out]."""
-        return f"{self.tensor}:int8:transposed"
-
-    @property
-    def table(self) -> str:
-        """Int8, [rows, d]."""
-        return f"{self.tensor}:int8"
-
-    @property
-    def packed(self) -> str:
-        """Uint8, [out, in / 2]: two numbers of 4 bits each, the first in the low half; 8 stands for zero."""
-        return f"{self.tensor}:int4"
-
-    @property
-    def bytes(self) -> str:
-        """Uint8, [out, in] or [rows, d], of groups; 128 stands for zero."""
-        return f"{self.tensor}{BYTES}"
-
-    @property
-    def columns(self) -> str:
-        """Float32, [in]: the factors of what the matrix reads, where its step is fixed; columns are divided by them."""
-        return f"{self.tensor}:columns"
+    def __init__(self, tensor: str) -> None:
+        self.tensor = tensor
+        self.scale = f"{tensor}:scale"  # float32, [out] or [rows]; of groups [out, groups]
+        self.matrix = f"{tensor}:int8:transposed"  # int8, [in, out]
+        self.table = f"{tensor}:int8"  # int8, [rows, d]
+        self.packed = f"{tensor}:int4"  # uint8, [out, in / 2]: pairs of 4 bits, the first in the low half; 8 is zero
+        self.bytes = f"{tensor}{BYTES}"  # uint8, [out, in] or [rows, d], of groups; 128 stands for zero
+        # Float32, [in]: factors of what the matrix reads, where its step is fixed; columns are divided by them.
+        self.columns = f"{tensor}:columns"
 
 
 @dataclass(frozen=True)
@@ -242,8 +219,7 @@ def check_header(source: Path | bytes, where: object) -> None:
     if isinstance(source, Path):
         with source.open("rb") as file:
             source = file.read(8)
-    length = int.from_bytes(source[:8], "little")
-    if length > _MAX_HEADER_BYTES:
+    if (length := int.from_bytes(source[:8], "little")) > _MAX_HEADER_BYTES:
         raise BundleError(f"{where} is not a safetensors file: its header claims {length} bytes.")
 
 
@@ -276,10 +252,7 @@ class Layout(NamedTuple):
 
 
 def write_safetensors(
-    path: Path,
-    layout: Mapping[str, Layout],
-    values: Iterable[tuple[str, NDArray[Any]]],
-    metadata: Mapping[str, str],
+    path: Path, layout: Mapping[str, Layout], values: Iterable[tuple[str, NDArray[Any]]], metadata: Mapping[str, str]
 ) -> None:
     """Write the file; ``values`` gives each tensor of ``layout`` once, in any order, and may make it then."""
     header: dict[str, Any] = {"__metadata__": dict(metadata)}

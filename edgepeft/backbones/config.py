@@ -6,14 +6,15 @@ Of architectures known by name the Hugging Face configs are package data; no wei
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from edgepeft.common.bounded import json_at
 from edgepeft.common.errors import BundleError, UnknownName, UsageError
 from edgepeft.common.resources import package_data
 
+T = TypeVar("T")
 MOST_LAYERS = 1000
 _LARGEST = 100_000_000  # no size of a model that exists; a damaged config must not fill the memory
 
@@ -39,6 +40,34 @@ def checked(key: str, value: Any, kind: str) -> Any:
     if wrong or (kind == "int" and not minimum <= value <= _LARGEST) or (kind == "float" and not 0 < value < 1):
         raise UsageError(f"the backbone's config.json needs {key} as a positive {kind}; found {value!r}.")
     return value
+
+
+def read_sizes(sizes: type[T], config: Mapping[str, Any], silent: Mapping[str, Any]) -> T:
+    """Fill the dataclass from a config by its fields' names; ``silent`` has what stands for null and missing keys."""
+    values = {}
+    for name, kind in sizes.__annotations__.items():
+        value = config.get(name)
+        values[name] = checked(name, silent.get(name) if value is None else value, kind)
+    for name, value in values.items():
+        if name.endswith("_layers") and value > MOST_LAYERS:
+            raise UsageError(f"the config's {name} is {value}; at most {MOST_LAYERS} are built.")
+        if name.endswith("_token_id") and value >= values["vocab_size"]:
+            raise UsageError(f"the config's {name} is {value}, beyond its vocabulary of {values['vocab_size']}.")
+    return sizes(**values)
+
+
+def require_known(key: str, value: Any, known: Iterable[str]) -> None:
+    """See that a config's value is one that is supported."""
+    names = list(known)
+    if not isinstance(value, str) or value not in names:
+        raise UsageError(f"the config's {key} is {value!r}; supported: {', '.join(names)}.")
+
+
+def require_switches(config: Mapping[str, Any], *keys: str) -> None:
+    """See that these are true or false, where they are there."""
+    for key in keys:
+        if not isinstance(config.get(key, False), bool):
+            raise UsageError(f"the config's {key} is {config[key]!r}; supported: true and false.")
 
 
 def architecture_names() -> list[str]:

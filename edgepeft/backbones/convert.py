@@ -70,7 +70,9 @@ def plain_folder(folder: Path, names: Callable[[str], tuple[str, ...]] = lambda 
     parts, companions = _parts(origin), [name for name in COMPANIONS if (folder / name).is_file()]
     try:
         made_of = [*parts, *(folder / name for name in companions)]
-        target = private_folder(cache_folder() / "converted") / _key(folder, made_of)
+        # Of all files of a copy: shards of two models may share one index, and models their weights.
+        listing = "\n".join(f"{path.relative_to(folder)} {sha256_of(path)}" for path in made_of)
+        target = private_folder(cache_folder() / "converted") / hashlib.sha256(listing.encode()).hexdigest()
     except OSError as error:
         raise EdgepeftError(f"the converted copy of {folder} cannot be kept: {error.strerror}.") from error
     if not whole(target):
@@ -95,12 +97,6 @@ def plain_folder(folder: Path, names: Callable[[str], tuple[str, ...]] = lambda 
                 _convert_tokenizer(folder, new)
             write_checksums(new)
     return target
-
-
-def _key(folder: Path, made_of: list[Path]) -> str:
-    """Of all files of a copy: shards of two models may share one index, and models their weights."""
-    listing = [f"{path.relative_to(folder)} {sha256_of(path)}" for path in made_of]
-    return hashlib.sha256("\n".join(listing).encode()).hexdigest()
 
 
 def _reads_bytes(folder: Path) -> bool:

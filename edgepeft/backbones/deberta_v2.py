@@ -25,7 +25,7 @@ from onnx import TensorProto
 
 from edgepeft.backbones._layouts import ModelLayout
 from edgepeft.backbones.base import Architecture, Distances, Role, Site
-from edgepeft.backbones.config import checked
+from edgepeft.backbones.config import checked, require_switches
 from edgepeft.backbones.encoder import Encoder, EncoderBuilder
 from edgepeft.backbones.positions import LONGER
 from edgepeft.common.errors import UsageError
@@ -181,9 +181,7 @@ class DebertaV2(Encoder):
                 raise UsageError(
                     f"the config's {key} is {value!r}; supported: {published!r}, as published DeBERTas have."
                 )
-        for key in ("position_biased_input", "share_att_key"):
-            if not isinstance(config.get(key, False), bool):
-                raise UsageError(f"the config's {key} is {config[key]!r}; supported: true and false.")
+        require_switches(config, "position_biased_input", "share_att_key")
         found = super().architecture(config)
         d = found.hidden_size
         for key, expected in {"embedding_size": d, "attention_head_size": d // found.n_heads}.items():

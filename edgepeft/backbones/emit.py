@@ -101,10 +101,7 @@ class Emitter:
         ]
         graph = helper.make_graph(self.nodes, name, rows, outputs, list(self.initializers.values()))
         return helper.make_model(
-            graph,
-            opset_imports=[helper.make_opsetid("", OPSET)],
-            ir_version=IR_VERSION,
-            producer_name="edgepeft",
+            graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION, producer_name="edgepeft"
         )
 
 

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 from tokenizers import Regex, Tokenizer
 from tokenizers.pre_tokenizers import ByteLevel, Digits, PreTokenizer, Sequence, Split
 
@@ -57,13 +56,7 @@ _LLAMA3: tuple[dict[str, Any], ...] = tuple(
 
 
 def folder_of_gguf(path: Path) -> Path:
-    """The file as a folder in Hugging Face layout.
-
-    Raises:
-        UsageError: no GGUF, or of an architecture, quantisation or scaling that is not known here.
-        BundleError: damaged.
-        MissingPackage: ``gguf`` or transformers is not installed.
-    """
+    """The file as a folder in Hugging Face layout."""
     with path.open("rb") as file:
         if file.read(len(_MAGIC)) != _MAGIC:
             raise UsageError(
@@ -156,7 +149,10 @@ def _scaling(path: Path, config: Mapping[str, Any]) -> dict[str, Any] | None:
     for tensor in reader.tensors:
         if tensor.name == _ROPE:
             for known in _LLAMA3:
-                if np.allclose(tensor.data, _divisors({**config, "rope_scaling": known}), rtol=1e-3):
+                scaled = {**config, "rope_scaling": known}
+                attention = family_of(scaled).architecture(scaled).attention[0]
+                w = np.array(attention.frequencies, np.float32)
+                if np.allclose(tensor.data, frequencies(attention.theta, 2 * len(w)) / w, rtol=1e-3):
                     return known
             kind = f"by {_ROPE}"
     if kind in (None, "none"):
@@ -167,13 +163,6 @@ def _scaling(path: Path, config: Mapping[str, Any]) -> dict[str, Any] | None:
         f"{path} scales RoPE {kind}, which is not read from a GGUF file. Give the folder in Hugging Face layout that "
         "it was made of."
     )
-
-
-def _divisors(config: Mapping[str, Any]) -> NDArray[np.float32]:
-    """What each of RoPE's frequencies is divided by."""
-    kind = family_of(config).architecture(config).attention[0]
-    scaled = np.array(kind.frequencies, np.float32)
-    return frequencies(kind.theta, 2 * len(scaled)) / scaled
 
 
 def _split(reader: GGUFReader) -> str | None:

@@ -27,11 +27,10 @@ from edgepeft.backbones import _decoder_shapes as shapes
 from edgepeft.backbones import text
 from edgepeft.backbones.base import HELPERS, Architecture, Attention, Decoder, Family, Helper, Pooling, Role, Site
 from edgepeft.backbones.checkpoint import Checkpoint
-from edgepeft.backbones.config import checked
+from edgepeft.backbones.config import checked, require_known
 from edgepeft.backbones.emit import Emitter
 from edgepeft.backbones.packing import Packing
 from edgepeft.backbones.positions import frequencies
-from edgepeft.common.errors import UsageError
 
 _Attend = Callable[[int, str, str, str, str], str]  # layer; query, key and value (., . e); output -> (., h e)
 
@@ -51,9 +50,7 @@ class Llama(Family):
         """Sizes, tensors and sites from the config."""
         layout, sizes = shapes.LAYOUTS[config["model_type"]], shapes.sizes_of(config)
         tensors, activation = shapes.tensors_of(config, sizes), config.get(layout.activation) or "silu"
-        if activation not in shapes.ACTIVATIONS:
-            known = ", ".join(shapes.ACTIVATIONS)
-            raise UsageError(f"the config's {layout.activation} is {activation!r}; supported: {known}.")
+        require_known(layout.activation, activation, shapes.ACTIVATIONS)
         longest, window = sizes.max_position_embeddings, config.get("sliding_window")
         if window is not None and config.get("use_sliding_window", True):
             longest = min(longest, checked("sliding_window", window, "int"))

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from edgepeft.backbones._layouts import ModelLayout
 from edgepeft.backbones.base import Architecture, Attention, Pooling
-from edgepeft.backbones.config import checked, rope_theta
+from edgepeft.backbones.config import checked, require_known, require_switches, rope_theta
 from edgepeft.backbones.encoder import Encoder
 from edgepeft.common.errors import UsageError
 
@@ -70,17 +70,14 @@ class ModernBert(Encoder):
 
     def layout_of(self, config: Mapping[str, Any]) -> ModelLayout:
         """The row of the table, with what has no bias."""
-        for key in _BIASES:
-            if not isinstance(config.get(key, False), bool):
-                raise UsageError(f"the config's {key} is {config[key]!r}; supported: true and false.")
+        require_switches(config, *_BIASES)
         unbiased = (module for key, modules in _BIASES.items() if not config.get(key, False) for module in modules)
         return replace(super().layout_of(config), unbiased=tuple(unbiased))
 
     def architecture(self, config: Mapping[str, Any]) -> Architecture:
         """As every encoder's; of its tensors matrices come first, then norms' weights and at last biases."""
         found, pooling = super().architecture(config), config.get("classifier_pooling", "cls")
-        if not isinstance(pooling, str) or pooling not in _POOLINGS:
-            raise UsageError(f"the config's classifier_pooling is {pooling!r}; supported: {', '.join(_POOLINGS)}.")
+        require_known("classifier_pooling", pooling, _POOLINGS)
 
         def order(name: str) -> tuple[bool, bool]:  # intrinsic-said numbers tensors, so it stays for ever
             return name.endswith(".bias"), name.rpartition(".")[0] in found.norms
@@ -90,28 +87,20 @@ class ModernBert(Encoder):
 
     def attention_of(self, config: Mapping[str, Any], n_layers: int) -> tuple[Attention, ...]:
         """Global or local."""
-        reach = (
-            checked("local_attention", config.get("local_attention", 128), "int") // 2
-        )  # the window is of both sides
+        width = checked("local_attention", config.get("local_attention", 128), "int")  # of both sides
         theta = rope_theta(config, "global_rope_theta", 160_000.0, _GLOBAL)
         local = rope_theta(config, "local_rope_theta", 10_000.0, _LOCAL, instead=theta)
-        known = {_GLOBAL: Attention(theta, None), _LOCAL: Attention(local, reach)}
-        return tuple(known[kind] for kind in _kinds(config, n_layers))
+        known = {_GLOBAL: Attention(theta, None), _LOCAL: Attention(local, width // 2)}
+        if (kinds := config.get("layer_types")) is None:  # in transformers 4 every n-th is global
+            key = "global_attn_every_n_layers"
+            every = checked(key, config.get(key, 3), "int")
+            kinds = [_LOCAL if i % every else _GLOBAL for i in range(n_layers)]
+        if not isinstance(kinds, list) or len(kinds) != n_layers:
+            raise UsageError(f"the config's layer_types must name the attention of {n_layers} layers; found {kinds!r}.")
+        for kind in kinds:
+            if kind not in (_GLOBAL, _LOCAL):
+                raise UsageError(f"the config's layer_types has {kind!r}; supported: {', '.join(known)}.")
+        return tuple(known[kind] for kind in kinds)
 
 
 FAMILY = ModernBert()
-
-
-def _kinds(config: Mapping[str, Any], n_layers: int) -> list[str]:
-    """Each layer's kind: ``layer_types`` of transformers 5, or every n-th global of transformers 4."""
-    if config.get("layer_types") is None:
-        key = "global_attn_every_n_layers"
-        every = checked(key, config.get(key, 3), "int")
-        return [_LOCAL if i % every else _GLOBAL for i in range(n_layers)]
-    kinds = config["layer_types"]
-    if not isinstance(kinds, list) or len(kinds) != n_layers:
-        raise UsageError(f"the config's layer_types must name the attention of {n_layers} layers; found {kinds!r}.")
-    for kind in kinds:
-        if kind not in (_GLOBAL, _LOCAL):
-            raise UsageError(f"the config's layer_types has {kind!r}; supported: {_GLOBAL}, {_LOCAL}.")
-    return kinds
