@@ -1,13 +1,19 @@
 """``edgepeft.json``: what a bundle holds, checked when it is read.
 
-Paths are never taken from the manifest: a task's files follow from its name, which cannot leave the folder.
+Paths are never taken from the manifest: a task's files follow from its name, which cannot leave the folder.  What may
+lie there is regular files of bounded sizes, and links that stay in it; this is looked at before anything is opened: a
+FIFO keeps its reader waiting, a device has no end, and a file that is larger than its kind can be would be read whole.
 
 The README.md beside it, a model card with the Hub's front matter, is written from the manifest alone.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import os
 import re
+import stat
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
@@ -16,16 +22,22 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from edgepeft.backbones.emit import BUNDLE_MANIFEST, WEIGHTS_FILES
-from edgepeft.bundle.bundle_paths import check_folder
 from edgepeft.common.atomic import write_json
 from edgepeft.common.bounded import bytes_at
 from edgepeft.common.errors import BundleError, UsageError, named
 from edgepeft.common.messages import in_words, markdown_cell
-from edgepeft.common.task_name import check_task_names
+from edgepeft.common.task_name import WEIGHTS, check_task_names
 from edgepeft.data.by_class import rounded
 from edgepeft.tasks.base import TaskType, stated
 
 MANIFEST_FILE = BUNDLE_MANIFEST
+_MIB = 1 << 20
+_TEXT_BYTES = 16 * _MIB  # of a manifest with ten thousand tasks; configs and cards are kilobytes
+_TOKENIZER_BYTES = 128 * _MIB  # the largest vocabularies of today take 35 MB
+_CHECK_BYTES = 64 * _MIB  # of 64 rows' token ids and logits
+_GRAPH_BYTES = 64 * _MIB  # of a graph without weights: a thousand layers
+# A delta replaces each float32 weight at most once; weights of 4 bits and their scales take 5 of its 32 bits.
+_OF_WEIGHTS = 8
 
 
 def _sha256(value: str) -> str:
@@ -284,6 +296,56 @@ class Manifest(_Model):
         except UsageError as error:
             raise BundleError(f"{path}: {error}") from error
         return manifest
+
+
+def check_folder(folder: Path) -> None:
+    """See that all of a bundle's folder can be read without surprise; nothing is opened."""
+    inside = folder.resolve()
+    weights_bytes = sum(path.stat().st_size for name in WEIGHTS_FILES.values() if (path := inside / name).is_file())
+    for path in (Path(parent, name) for parent, folders, files in os.walk(inside) for name in (*folders, *files)):
+        shown = folder / path.relative_to(inside)
+        if path.is_symlink() and not Path(os.path.realpath(path)).is_relative_to(inside):
+            raise BundleError(
+                f"{shown} is a link that leads out of the bundle. A bundle holds its own files; copy it with its links "
+                "followed: cp -rL."
+            )
+        with contextlib.suppress(FileNotFoundError):  # removed meanwhile, or a link to nothing
+            try:
+                status = path.stat()
+            except OSError as error:
+                if error.errno == errno.ELOOP:  # a link to itself: whoever reads it gets this error
+                    continue
+                raise
+            _check(status, shown, _most_bytes(path.name, weights_bytes))
+
+
+def check_file(path: Path, weights: Path) -> None:
+    """See that a task's file from elsewhere is a regular one of a possible size, for a backbone of ``weights``."""
+    _check(path.stat(), path, _most_bytes(path.name, weights.stat().st_size))
+
+
+def _check(status: os.stat_result, shown: Path, most: int | None) -> None:
+    if stat.S_ISDIR(status.st_mode):
+        return
+    if not stat.S_ISREG(status.st_mode):
+        raise BundleError(f"{shown} is no regular file. Do not use what it came with.")
+    if most is not None and status.st_size > most:
+        raise BundleError(
+            f"{shown} has {status.st_size:,} bytes, and such a file has at most {most:,}. Do not use what it came with."
+        )
+
+
+def _most_bytes(name: str, weights_bytes: int) -> int | None:
+    """How large a file of that name can be; None for what is not read whole."""
+    if name.endswith(".check.safetensors"):
+        return _CHECK_BYTES
+    if name.endswith(WEIGHTS):
+        return _GRAPH_BYTES + _OF_WEIGHTS * weights_bytes
+    if name.endswith(".onnx"):
+        return _GRAPH_BYTES + (0 if name == "backbone.onnx" else _OF_WEIGHTS * weights_bytes)
+    if name == "tokenizer.json":
+        return _TOKENIZER_BYTES
+    return _TEXT_BYTES if name.endswith((".json", ".sig")) else None
 
 
 def model_card(manifest: Manifest) -> str:

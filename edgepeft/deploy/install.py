@@ -18,9 +18,16 @@ import onnx
 import onnxruntime as ort
 
 from edgepeft.bundle.bundle import TASKS_FOLDER, Bundle, check_owner, parse_delta
-from edgepeft.bundle.bundle_paths import check_file
 from edgepeft.bundle.card import card_of, entry_of, kind_of, require_agreement
-from edgepeft.bundle.manifest import MANIFEST_FILE, CheckReference, Manifest, TaskEntry, Verification, model_card
+from edgepeft.bundle.manifest import (
+    MANIFEST_FILE,
+    CheckReference,
+    Manifest,
+    TaskEntry,
+    Verification,
+    check_file,
+    model_card,
+)
 from edgepeft.bundle.tolerance import Tolerance, allowed_for
 from edgepeft.bundle.versions import VERSIONS, Content, content_of, drop_versions, hashes, keep, put, settle
 from edgepeft.common.atomic import drop_unfinished, write_atomically
