@@ -15,7 +15,7 @@ from pathlib import Path
 from bench import figures, methods
 from bench.pictures import fleet_picture, floors_picture
 from bench.suites._result import SuiteResult
-from edgepeft.bench.report.quickstart import QuickstartSummary
+from edgepeft.bench.report.tables import QuickstartSummary
 from edgepeft.bench.result.parts import Part
 from edgepeft.bench.result.schema import BenchResult
 from edgepeft.common.atomic import write_atomically

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from edgepeft.bench.report.quickstart import QuickstartSummary, quickstart_table
+from edgepeft.bench.report.tables import QuickstartSummary, quickstart_table
 from edgepeft.bench.result.parts import read_document
 
 

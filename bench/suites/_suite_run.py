@@ -19,8 +19,7 @@ import psutil
 from bench.peers import PEERS
 from bench.suites._random_bundle import Structure, config_in, write_bundle
 from edgepeft.backbones.base import Architecture, family_of
-from edgepeft.bench.measuring.measure import ProgressCallback
-from edgepeft.bench.measuring.process import WorkerProcess
+from edgepeft.bench.measuring.measure import ProgressCallback, WorkerProcess
 from edgepeft.bench.measuring.sampler import Sample, Schedule, Series, sample_rounds
 from edgepeft.bench.planning.job import Batches, Job, batches_of
 from edgepeft.bench.planning.scenario import load_lengths

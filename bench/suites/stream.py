@@ -21,7 +21,7 @@ import numpy as np
 from bench.suites._engines import ENGINES, racers_of
 from bench.suites._row import SuiteRow, Target, ratio_row
 from bench.suites._suite_run import SETS, SuiteRun
-from edgepeft.bench.measuring.process import WorkerProcess
+from edgepeft.bench.measuring.measure import WorkerProcess
 from edgepeft.bench.planning.scenario import load_lengths
 
 TITLE = "A stream with a deadline"

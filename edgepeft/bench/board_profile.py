@@ -17,8 +17,7 @@ import numpy as np
 import psutil
 from pydantic import JsonValue
 
-from edgepeft.bench.measuring.measure import ProgressCallback
-from edgepeft.bench.measuring.process import WorkerProcess
+from edgepeft.bench.measuring.measure import ProgressCallback, WorkerProcess
 from edgepeft.bench.measuring.sampler import Sample, Series, Watched, throttled_samples
 from edgepeft.bench.planning.job import Job
 from edgepeft.bench.workloads.probes import CHAINS, COPIED_BYTES, GEMM_FLOPS, MORE_OPERATORS

@@ -24,8 +24,8 @@ import numpy as np
 
 from edgepeft.bench.measuring.measure import Start
 from edgepeft.bench.planning.job import Job, random_batch
-from edgepeft.bench.planning.plan import BenchedTask, Unit, UnitRole
-from edgepeft.bench.planning.target import BenchSubject
+from edgepeft.bench.planning.plan import Unit, UnitRole
+from edgepeft.bench.planning.target import BenchedTask, BenchSubject
 from edgepeft.bench.result.parts import Number
 from edgepeft.bench.result.schema import CeilingsRecord, MetricsRecord, OperatorRecord, ProfiledPass
 from edgepeft.bench.workloads.probes import COPIED_BYTES, GEMM_FLOPS

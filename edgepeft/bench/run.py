@@ -19,18 +19,11 @@ from edgepeft.bench.measuring.emulation import Setting, StartAt, setting_of
 from edgepeft.bench.measuring.measure import Measured, ProgressCallback, Start, measure_units
 from edgepeft.bench.measuring.sampler import Budget, Schedule, Watched
 from edgepeft.bench.operators import count_metrics, profile_all
+from edgepeft.bench.planning import plan
 from edgepeft.bench.planning.job import Job
-from edgepeft.bench.planning.plan import BenchedTask, Unit, UnitRole, expected_s, gemm_rate
-from edgepeft.bench.planning.plan import in_words as duration_in_words
-from edgepeft.bench.planning.resolve import (
-    ResolvedRequest,
-    check_request,
-    random_options,
-    resolve_request,
-    workloads_of,
-)
+from edgepeft.bench.planning.plan import ResolvedRequest, Unit, UnitRole, workloads_of
 from edgepeft.bench.planning.scenario import SampleKind, Scenario, load_scenario
-from edgepeft.bench.planning.target import BenchSubject, write_random_tokenizer
+from edgepeft.bench.planning.target import BenchedTask, BenchSubject, write_random_tokenizer
 from edgepeft.bench.qemu import Guest, count_instructions, find_guest
 from edgepeft.bench.result import conditions
 from edgepeft.bench.result.parts import GemmRates
@@ -87,13 +80,13 @@ def run_benchmark(
     ``against``: another version of edgepeft, measured in the same rounds.  ``say`` is told beforehand how long it will
     take.  ``request.max_seconds`` bounds all of it but what was begun before.
     """
-    check_request(request)
+    plan.check_request(request)
     budget = Budget.of(request.max_seconds)
     refuse_bad_wheels("onnxruntime")
     profile, scenario = load_profile(request.profile), load_scenario(request.scenario)
     with ExitStack() as stack:
         progress("preparing the model", 0, 1)
-        work = resolve_request(request, profile, scenario, stack)
+        work = plan.resolve_request(request, profile, scenario, stack)
         if request.mode == "predicted":
             return Outcome(_predicted(work), ())
         setting = setting_of(request.mode, profile, start=start_at, root=root, progress=progress)
@@ -112,7 +105,7 @@ def run_benchmark(
         sensors, meter = Sensors(root), Meter(root) if setting.mode == "measured" else None
         if against is not None and request.bundle is None:
             subject = work.subject  # the other version has a graph of its own of the same random model
-            against.make_random(subject.bundle.folder, stack, subject.name, **random_options(request))
+            against.make_random(subject.bundle.folder, stack, subject.name, **plan.random_options(request))
         measured = (against or measure_units)(
             units,
             schedule,
@@ -183,11 +176,11 @@ def _announcement(units: Sequence[Unit], schedule: Schedule, work: ResolvedReque
     rounds = (schedule.min_rounds or schedule.rounds, schedule.rounds)
     warm = len(schedule.warmup_batches)
     most = rounds[1] + warm + schedule.more_warmup
-    ends = expected_s(steps, (rounds[0] + warm, most), gemm_rate(), schedule.max_seconds)
+    ends = plan.expected_s(steps, (rounds[0] + warm, most), plan.gemm_rate(), schedule.max_seconds)
     if work.request.max_seconds is not None:
         ends = (min(ends[0], work.request.max_seconds), min(ends[1], work.request.max_seconds))
     least = "" if rounds[0] == rounds[1] else f"{rounds[0]} to "
-    return f"{len(steps)} processes, {least}{rounds[1]} rounds: {duration_in_words(ends)}"
+    return f"{len(steps)} processes, {least}{rounds[1]} rounds: {plan.in_words(ends)}"
 
 
 def _predicted(work: ResolvedRequest) -> BenchResult:

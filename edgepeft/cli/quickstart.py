@@ -107,7 +107,7 @@ def _measure(out: Path) -> BenchResult:
 
 def _close(out: Path, manifest: Manifest, bench: BenchResult, seconds: dict[str, float]) -> None:
     """The summary as JSON, the table, and what to try next."""
-    from edgepeft.bench.report.quickstart import quickstart_summary, quickstart_table
+    from edgepeft.bench.report.tables import quickstart_summary, quickstart_table
     from edgepeft.common.atomic import write_json
     from edgepeft.training.demo import TASKS
 

@@ -16,7 +16,7 @@ import pytest
 
 import edgepeft
 from edgepeft.bench.against import Revision, SideBySide, open_revision, verdict
-from edgepeft.bench.measuring.measure import HostLoad
+from edgepeft.bench.measuring.measure import HostLoad, WorkerProcess
 from edgepeft.bench.planning.job import Job
 from edgepeft.bench.result.statistics import Ratio
 from edgepeft.bench.run import run_benchmark
@@ -277,7 +277,6 @@ def test_a_version_without_a_worker_is_refused(tmp_path):
 
 
 def test_a_worker_runs_the_version_that_was_asked_for_wherever_it_is_started(tmp_path, monkeypatch):
-    from edgepeft.bench.measuring.process import WorkerProcess
     from edgepeft.common.errors import EdgepeftError
     from edgepeft.device.placement import Limits
 

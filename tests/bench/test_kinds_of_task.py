@@ -16,8 +16,14 @@ from edgepeft.bench.planning.job import Job
 from edgepeft.bench.planning.target import open_subject
 from edgepeft.bench.report.tables import bench_table
 from edgepeft.bench.run import run_benchmark
-from edgepeft.bench.workloads.models import finetune_onnxruntime, finetune_pytorch, write_onnxruntime, write_pytorch
-from edgepeft.bench.workloads.requests import cold_start, requests
+from edgepeft.bench.workloads.models import (
+    cold_start,
+    finetune_onnxruntime,
+    finetune_pytorch,
+    requests,
+    write_onnxruntime,
+    write_pytorch,
+)
 from edgepeft.bundle.delta import new_delta
 from edgepeft.common.errors import UsageError
 from edgepeft.options.verbs import BenchOptions

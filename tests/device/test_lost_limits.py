@@ -84,7 +84,7 @@ def test_a_program_moved_out_of_its_group_has_lost_its_limits_and_the_end_is_cle
 
 
 def test_a_worker_whose_limits_were_lost_says_so(cgroup, monkeypatch):
-    from edgepeft.bench.measuring.process import WorkerProcess
+    from edgepeft.bench.measuring.measure import WorkerProcess
     from edgepeft.bench.planning.job import Job
 
     with WorkerProcess("gemm", Job("gemm", 1), Limits(1, 2000 * MIB)) as worker:

@@ -43,7 +43,7 @@ from bench.suites._table import draw_suite, suite_table
 from edgepeft.bench.measuring.sampler import Sample
 from edgepeft.bench.planning.job import Job
 from edgepeft.bench.planning.target import texts_of
-from edgepeft.bench.workloads.requests import requests
+from edgepeft.bench.workloads.models import requests
 from edgepeft.cli._main import main
 from edgepeft.common.errors import EdgepeftError, UnknownName, UsageError
 from edgepeft.device.placement import Limits

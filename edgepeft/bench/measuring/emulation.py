@@ -20,7 +20,7 @@ from typing import Any, Literal
 from pydantic import ConfigDict, computed_field
 from pydantic.dataclasses import dataclass as document
 
-from edgepeft.bench.measuring.process import WorkerProcess
+from edgepeft.bench.measuring.measure import WorkerProcess
 from edgepeft.bench.planning.job import Job
 from edgepeft.bench.workloads.probes import COPIED_BYTES
 from edgepeft.common.errors import EdgepeftError, UsageError

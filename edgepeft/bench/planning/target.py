@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib.util
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,6 @@ from tokenizers.processors import TemplateProcessing
 from edgepeft.backbones.base import Architecture, family_of
 from edgepeft.backbones.config import config_of, read_config
 from edgepeft.backbones.source import Backbone, open_backbone
-from edgepeft.bench.planning.plan import BenchedTask
 from edgepeft.bundle.bundle import BACKBONE_FILE, TASKS_FOLDER, Bundle
 from edgepeft.bundle.manifest import BackboneEntry, Hashes, Manifest, TaskEntry
 from edgepeft.common.atomic import write_atomically, write_json
@@ -41,6 +40,23 @@ _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 _FIRST, _LAST, _PAD = "<s>", "</s>", "<pad>"
 _SPECIAL = 2  # tokens of a text that are not its words
 _LONGEST = 12  # letters of an entry
+
+
+@dataclass(frozen=True)
+class BenchedTask:
+    """A task as its manifest describes it: name, method, the method's settings, outputs, tokens put before a text.
+
+    ``kind`` is None where its outputs say it (``Job.task_kind``), as other versions know it.
+    ``trains_everything``: its method trains all weights, so it is itself what other tasks are compared with.
+    """
+
+    name: str
+    method: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    n_labels: int = 2
+    prompt_length: int = 0
+    kind: str | None = None
+    trains_everything: bool = False
 
 
 @dataclass(frozen=True)

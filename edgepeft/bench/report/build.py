@@ -23,9 +23,16 @@ from edgepeft.bench.report.evaluation import (
     trainings,
 )
 from edgepeft.bench.report.page import Cell, Section, page, plain_svg
-from edgepeft.bench.report.quickstart import QUICKSTART_SCHEMA, QuickstartSummary
 from edgepeft.bench.report.sweeps import swept
-from edgepeft.bench.report.tables import conditions_of, figure_kind, model_name, of_mode, subject_of, warnings_by_kind
+from edgepeft.bench.report.tables import (
+    QUICKSTART_SCHEMA,
+    QuickstartSummary,
+    conditions_of,
+    model_name,
+    of_mode,
+    subject_of,
+    warnings_by_kind,
+)
 from edgepeft.bench.result.parts import read_document, schema_of
 from edgepeft.bench.result.schema import RESULT_SCHEMA, BenchResult, BenchRow, OperatorRecord, ProfiledPass
 from edgepeft.bench.result.statistics import ratio_of_medians
@@ -145,7 +152,9 @@ def _bars(key: str, name: str, result: BenchResult, workload: str, rows: Sequenc
         ratio = next((str(row.ratio_to[peer]) for peer in peers), "-")
         table.append((label, *map(_rounded, value), _rounded(row.latency_s.p50, 1000), ratio))
     header = ("what", "instances/min", "low", "high", "p50 ms", "x bare, full or other way")
-    title = f"{figure_kind(result)}: {'fine-tuning' if workload == 'finetune' else 'inference'}, {model_name(result)}"
+    title = (
+        f"Throughput{of_mode(result)}: {'fine-tuning' if workload == 'finetune' else 'inference'}, {model_name(result)}"
+    )
     notes = [each[0][0] + (f" [and {len(each) - 1} more]" if each[1:] else "") for each in warnings_by_kind(rows)]
     text, inches = f"{name}. {conditions_of(result)}", (7.0, 1.0 + 0.5 * len(rows))
     return Section(key, title, text, header, table, draw, inches, notes)

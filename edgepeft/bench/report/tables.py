@@ -1,20 +1,23 @@
-"""Benchmark results and comparisons as rich tables, and in words under what their figures came about.
+"""Results, comparisons and the quickstart's summary as rich tables, and in words how their figures came about.
 
 What is printed is the command line's business.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal
 
+from pydantic import Field
 from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
 from edgepeft.bench.compare import Comparison
-from edgepeft.bench.result.parts import ProfileRecord
-from edgepeft.bench.result.schema import BenchResult, BenchRow, PredictionRecord, ProfiledPass
+from edgepeft.bench.result.parts import Part, ProfileRecord
+from edgepeft.bench.result.schema import BenchHost, BenchResult, BenchRow, PredictionRecord, ProfiledPass
+from edgepeft.bundle.manifest import Manifest
 
 _MODES = {
     "limits": "under {}, cores and memory only",
@@ -50,7 +53,7 @@ def bench_table(result: BenchResult) -> RenderableType:
 def _footnotes(result: BenchResult) -> list[Text]:
     """What the figures were measured under and stand for, what makes them doubtful, then the rest: five lines."""
     conditions = _conditions(result)
-    warnings = [  # of each kind the first, and how many others there are; the JSON has them all
+    warnings = [  # of each kind the first; the JSON has them all
         f"{warning} ({_label(row)}{f' and {len(others)} others' if others else ''})"
         for (warning, row), *others in warnings_by_kind(result.results)
     ]
@@ -166,7 +169,11 @@ def _conditions(result: BenchResult) -> list[str]:
         for name in row.ratio_to
         if name.startswith("peer:") and not row.peer
     ]
-    lines += [f"steps: {_step_ratio(row)}" for row in rows if row.engine == "onnxruntime" and _step_ratio(row)]
+    for row in rows:
+        same = row.ratio_to.get("pytorch")  # fine-tuning with ONNX Runtime beside PyTorch's same step
+        if same is not None and (row.workload, row.engine) == ("finetune", "onnxruntime"):
+            peak = f", peak memory {same.peak_rss:.2f} of its" if same.peak_rss else ""
+            lines.append(f"steps: {subject_of(row)} runs at {_paired(row, 'pytorch')} x PyTorch's same step{peak}")
     lines += [f"predicted: {_prediction(subject_of(row), row.predicted)}" for row in rows if row.predicted]
     lines += [
         f"energy: {_label(row)}: {row.energy.joules_per_instance:.3g} J an instance, "
@@ -177,15 +184,6 @@ def _conditions(result: BenchResult) -> list[str]:
     return [*lines, *result.profile.notes[1:]]
 
 
-def _step_ratio(row: BenchRow) -> str:
-    """Fine-tuning with ONNX Runtime beside PyTorch's same step, throughput and memory."""
-    same = row.ratio_to.get("pytorch")
-    if row.workload != "finetune" or same is None:
-        return ""
-    peak = f", peak memory {same.peak_rss:.2f} of its" if same.peak_rss else ""
-    return f"{subject_of(row)} runs at {_paired(row, 'pytorch')} x PyTorch's same step{peak}"
-
-
 def _label(row: BenchRow) -> str:
     return f"{row.workload} {row.engine} {subject_of(row)}"
 
@@ -194,20 +192,16 @@ def _title(result: BenchResult) -> str:
     return f"{model_name(result)} {_MODES[result.mode or 'limits'].format(result.profile.name)}"
 
 
-def _count(number: float) -> str:
-    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
-
-
 def _prediction(what: str, predicted: PredictionRecord) -> str:
     """One row's, with its interval, or why there is none."""
     least = "" if predicted.at_least_s is None else f", at least {1000 * predicted.at_least_s:,.0f} ms at the fp32 peak"
     if predicted.latency_s is None or not predicted.interval_s or not predicted.instances_per_minute_interval:
         return f"{what}: {predicted.calibration}{least}"
-    low, high = predicted.instances_per_minute_interval
-    seconds = [1000 * predicted.latency_s, *(1000 * end for end in predicted.interval_s)]
+    low, high = (f"{n:,.0f}" if n >= 100 else f"{n:.3g}" for n in predicted.instances_per_minute_interval)
+    ms, at_best, at_worst = (f"{1000 * seconds:,.0f}" for seconds in (predicted.latency_s, *predicted.interval_s))
     return (
-        f"{what}: {seconds[0]:,.0f} ms a batch ({seconds[1]:,.0f} to {seconds[2]:,.0f}), {_count(low)} to "
-        f"{_count(high)} instances a minute, {predicted.calibration}{least}"
+        f"{what}: {ms} ms a batch ({at_best} to {at_worst}), {low} to {high} instances a minute, "
+        f"{predicted.calibration}{least}"
     )
 
 
@@ -219,33 +213,26 @@ def comparison_table(comparison: Comparison) -> RenderableType:
         judged = "slower" if verdict.regressed else "faster" if verdict.ratio.low > 1.0 else "no regression"
         cells = (verdict.result.label, verdict.ratio, verdict.per_gemm or "-", judged)
         table.add_row(*(Text(str(cell)) for cell in cells))
+    parts: list[RenderableType] = [table] if comparison.verdicts else []
+    changed = [verdict for verdict in comparison.metrics if verdict.change]
+    same = len(comparison.metrics) - len(changed)
+    if changed:
+        counted = _table("figures that need no clock", "of", "figure", "before", "now", "change", "verdict")
+        for each in changed:
+            numbers = (f"{each.before:,.0f}", f"{each.now:,.0f}", f"{each.change:+.2%}")
+            within = "less: take a new baseline" if each.shrunk else "within its allowance"
+            judged = "grew" if each.grown else within
+            counted.add_row(*map(Text, (each.of, each.name.replace("_", " "), *numbers, judged)))
+        parts += [counted, Text(f"{same} others are as before")]
+    elif same:
+        parts.append(Text(f"{same} figures that need no clock (nodes, operations, bytes, sizes): all as before"))
     lines = [f"missing from the new file: {label}" for label in comparison.missing]
     lines += [f"only in the new file: {label}" for label in comparison.added]
-    parts = [*([table] if comparison.verdicts else []), *([_counted(comparison)] if comparison.metrics else [])]
     return Group(*parts, *_lines([*lines, *comparison.notes], "yellow"))
 
 
-def _counted(comparison: Comparison) -> RenderableType:
-    changed = [verdict for verdict in comparison.metrics if verdict.change]
-    same = len(comparison.metrics) - len(changed)
-    if not changed:
-        return Text(f"{same} figures that need no clock (nodes, operations, bytes, sizes): all as before")
-    table = _table("figures that need no clock", "of", "figure", "before", "now", "change", "verdict")
-    for verdict in changed:
-        numbers = (f"{verdict.before:,.0f}", f"{verdict.now:,.0f}", f"{verdict.change:+.2%}")
-        within = "less: take a new baseline" if verdict.shrunk else "within its allowance"
-        judged = "grew" if verdict.grown else within
-        table.add_row(*map(Text, (verdict.of, verdict.name.replace("_", " "), *numbers, judged)))
-    return Group(table, Text(f"{same} others are as before"))
-
-
-def figure_kind(result: BenchResult) -> str:
-    """What kind of figure a throughput is: a reader must not take one for another."""
-    return f"Throughput{of_mode(result)}"
-
-
 def of_mode(result: BenchResult) -> str:
-    """What follows a figure's name: nothing for limits, whose speed is the host's."""
+    """What tells a figure's kind after its name: nothing for limits, whose speed is the host's."""
     return _OF_MODE.get(str(result.mode), "").format(result.profile.name)
 
 
@@ -265,20 +252,17 @@ def conditions_of(result: BenchResult) -> str:
     """Profile, limits in force and host, in a sentence; how far a figure about a device can be trusted."""
     host, profile = result.host, result.profile
     rate = f", {host.gemm_gflops:.0f} GFLOP/s of GEMM" if host.gemm_gflops else ""
-    return f"Profile {profile.name}, {limits_in_force(profile)}, on {host.cpu}{rate}.{_trust(result)}"
-
-
-def _trust(result: BenchResult) -> str:
+    trust = ""
     if calibration := result.calibration:
-        return (
+        trust = (
             f" Calibrated: {calibration.share:.1%} of the cores' time, at which the reference "
             f"({calibration.reference}) runs at {calibration.error:+.1%} of the device's rate; memory-bound work and "
             "work on one thread are not."
         )
-    if result.mode != "predicted":
-        return ""
-    kinds = {row.predicted.calibration for row in result.results if row.predicted}
-    return f" Predicted, nothing ran: {', '.join(sorted(kinds))}."
+    elif result.mode == "predicted":
+        kinds = {row.predicted.calibration for row in result.results if row.predicted}
+        trust = f" Predicted, nothing ran: {', '.join(sorted(kinds))}."
+    return f"Profile {profile.name}, {limits_in_force(profile)}, on {host.cpu}{rate}.{trust}"
 
 
 def warnings_by_kind(rows: Iterable[BenchRow]) -> list[list[tuple[str, BenchRow]]]:
@@ -293,3 +277,109 @@ def warnings_by_kind(rows: Iterable[BenchRow]) -> list[list[tuple[str, BenchRow]
 def model_name(result: BenchResult) -> str:
     """The model's, and whether its weights are random."""
     return f"{result.model.name}{', random weights' if result.model.random_weights else ''}"
+
+
+QUICKSTART_SCHEMA = "edgepeft.quickstart/1"
+_COLUMNS = ("infer onnxruntime", "infer pytorch", "finetune pytorch")  # workload and engine
+
+
+class QuickstartTask(Part):
+    """A task: its data, its score on held-out rows, its size, and its throughput by "workload engine"."""
+
+    name: str
+    title: str
+    source: str
+    licence: str
+    method: str
+    metric: str
+    score: float
+    test_rows: int
+    delta_bytes: int
+    trainable_parameters: int
+    max_abs_difference: float
+    agreement: float
+    instances_per_minute: dict[str, float | None]
+
+
+class QuickstartSummary(Part):
+    """The whole of ``quickstart.json``; ``seconds``: the time that each step took."""
+
+    schema_name: Literal["edgepeft.quickstart/1"] = Field(default="edgepeft.quickstart/1", alias="schema")
+    backbone: str
+    tasks: tuple[QuickstartTask, ...]
+    bare_backbone: dict[str, float | None]
+    host: BenchHost
+    profile: ProfileRecord
+    measured_on: str
+    seconds: dict[str, float]
+
+
+def quickstart_summary(
+    tasks: Sequence[Mapping[str, str]], manifest: Manifest, bench: BenchResult, seconds: Mapping[str, float]
+) -> QuickstartSummary:
+    """One document from what training, export and bench wrote.
+
+    ``tasks`` have name, title, source and licence; ``manifest`` is the bundle's, ``seconds`` the time that each step
+    took.
+    """
+    row = bench.results[0]
+    assert row.lengths is not None  # a measured row has them
+    described = f"{str(row.lengths.described).partition(';')[0]} lengths (mean {row.lengths.mean:.0f} tokens)"
+    rounds = f"{bench.schedule.rounds} rounds at most"
+    measured = []
+    for task in tasks:
+        entry = manifest.task(task["name"])
+        assert entry.verification is not None  # the export has just written it
+        one = QuickstartTask(
+            **task,
+            method=entry.method,
+            metric=entry.metrics["metric"],
+            score=entry.metrics["test"],
+            test_rows=entry.metrics["n_test"],
+            delta_bytes=entry.n_bytes,
+            trainable_parameters=entry.trainable_parameters,
+            max_abs_difference=entry.verification.max_abs_difference,
+            agreement=entry.verification.agreement,
+            instances_per_minute=_throughput(bench, task["name"]),
+        )
+        measured.append(one)
+    return QuickstartSummary(
+        backbone=manifest.backbone.source,
+        tasks=tuple(measured),
+        bare_backbone=_throughput(bench, None),
+        host=bench.host,
+        profile=bench.profile,
+        measured_on=f"{row.threads} threads, batches of {row.batch_size}, {described}, {rounds}",
+        seconds=dict(seconds),
+    )
+
+
+def quickstart_table(summary: QuickstartSummary) -> RenderableType:
+    """The table, and under it the data, the host and the limits in force."""
+    title = f"Two tasks on one {summary.backbone}, measured under the limits of {summary.profile.name}"
+    numbers = ("accuracy", "delta", "parity", *(f"{column}\ninstances/min" for column in _COLUMNS))
+    columns = (Column(header, justify="right") for header in numbers)
+    table = Table("task", "method", *columns, title=title, title_justify="left")
+    for task in summary.tasks:
+        score, size = f"{task.score:.1%} of {task.test_rows}", f"{task.delta_bytes / 1e6:.2f} MB"
+        own = (task.name, task.method, score, size, f"{task.max_abs_difference:.0e}")
+        table.add_row(*map(Text, (*own, *_rates(task.instances_per_minute))))
+    table.add_row("bare backbone", "-", "-", "-", "-", *_rates(summary.bare_backbone))
+    lines = [f"{task.name}: {task.title}. {task.source}; {task.licence}." for task in summary.tasks]
+    lines.append("accuracy: of held-out texts. parity: largest logit difference to PyTorch on 64 texts.")
+    lines.append(f"measured on: {summary.host.cpu}, {summary.measured_on}.")
+    lines += [f"{limits_in_force(summary.profile)}.", *summary.profile.notes]
+    return Group(table, Text("\n".join(lines)))
+
+
+def _throughput(bench: BenchResult, task: str | None) -> dict[str, float | None]:
+    """``workload engine`` -> instances a minute, None where it was not measured."""
+    return {
+        f"{row.workload} {row.engine}": row.instances_per_minute
+        for row in bench.results
+        if row.task == task and row.peer is None and not (task is None and row.workload == "finetune")
+    }
+
+
+def _rates(rates: Mapping[str, float | None]) -> list[str]:
+    return ["-" if (rate := rates.get(column)) is None else f"{rate:,.0f}" for column in _COLUMNS]

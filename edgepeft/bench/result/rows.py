@@ -16,8 +16,7 @@ from edgepeft.bench.measuring.emulation import Setting
 from edgepeft.bench.measuring.measure import Measured
 from edgepeft.bench.measuring.sampler import Series, throttled_samples
 from edgepeft.bench.planning.job import Job
-from edgepeft.bench.planning.plan import Unit, UnitRole
-from edgepeft.bench.planning.resolve import ResolvedRequest
+from edgepeft.bench.planning.plan import ResolvedRequest, Unit, UnitRole
 from edgepeft.bench.result import statistics
 from edgepeft.bench.result.schema import (
     BenchRow,

@@ -9,10 +9,9 @@ from edgepeft.bench.planning.job import Job, Prepared
 _FILES = {
     "models": (
         *("finetune_onnxruntime", "finetune_pytorch", "infer_onnxruntime", "infer_pytorch", "peer", "profiled"),
-        *("write_onnxruntime", "write_pytorch"),
+        *("write_onnxruntime", "write_pytorch", "cold_start", "requests"),
     ),
     "probes": ("copy", "gemm", "gemm_pytorch", "operators", "reference"),
-    "requests": ("cold_start", "requests"),
 }
 
 

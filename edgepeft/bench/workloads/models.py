@@ -1,12 +1,16 @@
-"""A model's work by both engines, a batch a step: logits, text, a peer's answer, a profiled pass, fine-tuning.
+"""A model's work, a batch a step: logits, text, a peer's answer, a profiled pass, fine-tuning, requests.
 
 A step that writes makes ``new_tokens`` of every row of its batch; no token ends a text.  One of fine-tuning is forward,
-backward and AdamW, of a delta or of everything.
+backward and AdamW, of a delta or of everything.  Requests come as a program makes them: to one open runtime, or each to
+a new process.
 """
 
 from __future__ import annotations
 
+import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +22,7 @@ from numpy.typing import NDArray
 from edgepeft.backbones.base import Architecture
 from edgepeft.backbones.text import BEFORE
 from edgepeft.bench.planning.job import Job, Prepared
-from edgepeft.common.errors import UsageError
+from edgepeft.common.errors import EdgepeftError, UsageError
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -301,3 +305,84 @@ def _everything(job: Job, backbone: Backbone, model: nn.Module) -> tuple[Logits,
         return outputs
 
     return logits, [*model.parameters(), *head.parameters()]
+
+
+_ANSWER = """
+import json, sys
+from edgepeft.runtime.runtime import Runtime
+asked = json.loads(sys.argv[1])
+with Runtime(asked["bundle"], threads=asked["threads"], cache=asked["cache"]) as runtime:
+    if asked["task"] is None:
+        runtime.predict_mixed([None], asked["texts"])
+    else:
+        kind = runtime.bundle.entry(asked["task"]).task_kind
+        runtime.predict(asked["task"], [kind.readable(pairs=False, text=text) for text in asked["texts"]])
+"""
+
+
+def requests(job: Job) -> Prepared:
+    """Open the bundle, no task yet, for a step is request number i of ``settings["requests"]``.
+
+    Each is ``{"how": ..., "tasks": [...], "tokens": [...]}``, texts of so many tokens, which a row of a task's kind is
+    made around, answered so:
+
+    | how | |
+    |---|---|
+    | ``one`` | by the one task |
+    | ``each``, ``mixed`` | an equal block of the texts for each task: task after task, or in one mixed batch |
+    | ``bare_each``, ``bare`` | the same blocks, or all texts at once, by the backbone without a task |
+    | ``each_all``, ``all`` | every text by every task: task after task, or all tasks on one input |
+    """
+    from edgepeft.bench.planning.target import texts_of
+    from edgepeft.runtime.runtime import Runtime
+
+    runtime = Runtime(Path(job.bundle), threads=job.threads, cache=job.cache)
+    asked: list[dict[str, Any]] = job.settings["requests"]
+    made = [texts_of(request["tokens"], seed=job.seed + number) for number, request in enumerate(asked)]
+
+    def read(task: str, texts: Sequence[str]) -> list[Any]:
+        """The texts as the task reads them, beside a word where its rows have more."""
+        kind = runtime.bundle.entry(task).task_kind
+        return [kind.readable(pairs=False, text=text) for text in texts]
+
+    def step(batch: int) -> None:
+        how, tasks, texts = asked[batch]["how"], asked[batch]["tasks"], made[batch]
+        size = len(texts) // len(tasks)
+        blocks = [texts[number * size :][:size] for number in range(len(tasks))]
+        match how:
+            case "one":
+                runtime.predict(tasks[0], read(tasks[0], texts))
+            case "each" | "each_all":
+                for task, block in zip(tasks, blocks, strict=True):
+                    runtime.predict(task, read(task, block if how == "each" else texts))
+            case "mixed":
+                rows = [row for task, block in zip(tasks, blocks, strict=True) for row in read(task, block)]
+                runtime.predict_mixed([task for task in tasks for _ in range(size)], rows)
+            case "bare":
+                runtime.predict_mixed([None] * len(texts), texts)
+            case "bare_each":
+                for block in blocks:
+                    runtime.predict_mixed([None] * size, block)
+            case "all":
+                runtime.predict_all(tasks, texts)
+            case _:
+                raise ValueError(f"no request is put {how!r}")
+
+    return Prepared(step)
+
+
+def cold_start(job: Job) -> Prepared:
+    """A step is a new process that opens the bundle and answers one text; a child, so that limits hold for it too."""
+    from edgepeft.bench.planning.target import texts_of
+
+    texts = texts_of(job.batches[0], seed=job.seed)
+    asked = {"bundle": job.bundle, "task": job.task, "threads": job.threads, "cache": job.cache, "texts": texts}
+    command = [sys.executable, "-P", "-c", _ANSWER, json.dumps(asked)]
+
+    def step(batch: int) -> None:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            last = (done.stderr.strip() or f"status {done.returncode}").splitlines()[-1]
+            raise EdgepeftError(f"the new process failed: {last[:300]}")
+
+    return Prepared(step)

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper, parser
+from onnx import numpy_helper, parser
 
 from edgepeft.bench.planning.job import Job, Prepared
 
@@ -115,7 +115,7 @@ def reference(job: Job) -> Prepared:
 
     model, shape = reference_encoder(**job.settings)
     session = plain_session(model, job.threads)
-    feed = {"x": np.random.default_rng(1).standard_normal(shape, np.float32)}
+    feed = {model.graph.input[0].name: np.random.default_rng(1).standard_normal(shape, np.float32)}
     del model
 
     def step(batch: int) -> None:
@@ -124,65 +124,50 @@ def reference(job: Job) -> Prepared:
     return Prepared(step)
 
 
-class _Graph:
-    """Nodes and random weights; every method returns the name of what it made."""
-
-    def __init__(self) -> None:
-        self.nodes: list[onnx.NodeProto] = []
-        self.weights: list[TensorProto] = []
-        self._source = np.random.default_rng(0)
-
-    def op(self, kind: str, *inputs: str, **attributes: Any) -> str:
-        name = f"v{len(self.nodes)}"
-        self.nodes.append(helper.make_node(kind, inputs, [name], **attributes))
-        return name
-
-    def constant(self, values: Any) -> str:
-        name = f"w{len(self.weights)}"
-        self.weights.append(numpy_helper.from_array(np.asarray(values), name))
-        return name
-
-    def linear(self, x: str, n_in: int, n_out: int) -> str:
-        """x W + b, [t, n_in] -> [t, n_out]."""
-        weight = self._source.standard_normal((n_in, n_out), np.float32) / np.float32(n_in) ** 0.5
-        return self.op("Gemm", x, self.constant(weight), self.constant(np.zeros(n_out, np.float32)))
-
-    def norm(self, x: str, size: int) -> str:
-        one, zero = self.constant(np.ones(size, np.float32)), self.constant(np.zeros(size, np.float32))
-        return self.op("LayerNormalization", x, one, zero, axis=-1, epsilon=1e-12)
-
-    def heads(self, x: str, shape: str, *order: int) -> str:
-        """[t, d] -> [heads, t, d / heads], or as ``order`` says."""
-        return self.op("Transpose", self.op("Reshape", x, shape), perm=list(order))
+# A layer of the encoder, post-norm; n is its number, x{n} its input [t, d].
+_LAYER = """
+q{n}_ = Gemm (x{n}, q{n}_w, q{n}_b)  q{n}s = Reshape (q{n}_, split)  q{n} = Transpose <perm = [1, 0, 2]> (q{n}s)
+v{n}_ = Gemm (x{n}, v{n}_w, v{n}_b)  v{n}s = Reshape (v{n}_, split)  v{n} = Transpose <perm = [1, 0, 2]> (v{n}s)
+k{n}_ = Gemm (x{n}, k{n}_w, k{n}_b)  k{n}s = Reshape (k{n}_, split)  k{n} = Transpose <perm = [1, 2, 0]> (k{n}s)
+scaled{n} = Mul (q{n}, scale)  scores{n} = MatMul (scaled{n}, k{n})  shares{n} = Softmax <axis = -1> (scores{n})
+heads{n} = MatMul (shares{n}, v{n})  mixed{n} = Transpose <perm = [1, 0, 2]> (heads{n})
+joined{n} = Reshape (mixed{n}, whole)  o{n} = Gemm (joined{n}, o{n}_w, o{n}_b)  first{n} = Add (x{n}, o{n})
+middle{n} = LayerNormalization <axis = -1, epsilon = 0.000000000001> (first{n}, norm{n}_w, norm{n}_b)
+inner{n} = Gemm (middle{n}, i{n}_w, i{n}_b)  active{n} = Gelu (inner{n})
+f{n} = Gemm (active{n}, f{n}_w, f{n}_b)  second{n} = Add (middle{n}, f{n})
+x{next} = LayerNormalization <axis = -1, epsilon = 0.000000000001> (second{n}, last{n}_w, last{n}_b)"""
 
 
 def reference_encoder(
     *, n_layers: int, hidden_size: int, intermediate_size: int, n_heads: int, n_tokens: int, patch_values: int = 0
 ) -> tuple[onnx.ModelProto, tuple[int, int]]:
-    """The model, and the shape of its input ``x``: [t, d], or [t - 1, p] where patches come in."""
-    graph, d = _Graph(), hidden_size
-    shape = (n_tokens - 1, patch_values) if patch_values else (n_tokens, d)
-    x = "x"
+    """The model, and the shape of its input: [t, d], or [t - 1, p] where patches come in."""
+    source, d, f = np.random.default_rng(0), hidden_size, intermediate_size
+    weights: dict[str, Any] = {
+        "split": np.array([n_tokens, n_heads, d // n_heads]),
+        "whole": np.array([n_tokens, d]),
+        "scale": np.float32((d // n_heads) ** -0.5),
+    }
+
+    def linear(name: str, n_in: int, n_out: int) -> None:
+        weights[f"{name}_w"] = source.standard_normal((n_in, n_out), np.float32) / np.float32(n_in) ** 0.5
+        weights[f"{name}_b"] = np.zeros(n_out, np.float32)
+
+    shape, x, begin = (n_tokens, d), "x0", ""
     if patch_values:
-        first = graph.constant(np.zeros((1, d), np.float32))
-        x = graph.op("Concat", first, graph.linear("x", patch_values, d), axis=0)
-    split = graph.constant(np.array([n_tokens, n_heads, d // n_heads], np.int64))
-    joined = graph.constant(np.array([n_tokens, d], np.int64))
-    scale = graph.constant(np.float32((d // n_heads) ** -0.5))
-    for _ in range(n_layers):
-        query, value = (graph.heads(graph.linear(x, d, d), split, 1, 0, 2) for _ in range(2))
-        key = graph.heads(graph.linear(x, d, d), split, 1, 2, 0)
-        scores = graph.op("Softmax", graph.op("MatMul", graph.op("Mul", query, scale), key), axis=-1)
-        mixed = graph.op("Transpose", graph.op("MatMul", scores, value), perm=[1, 0, 2])
-        attended = graph.linear(graph.op("Reshape", mixed, joined), d, d)
-        x = graph.norm(graph.op("Add", x, attended), d)
-        inner = graph.op("Gelu", graph.linear(x, d, intermediate_size))
-        x = graph.norm(graph.op("Add", x, graph.linear(inner, intermediate_size, d)), d)
-    made = helper.make_graph(
-        graph.nodes,
-        "reference",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
-        [helper.make_tensor_value_info(x, TensorProto.FLOAT, [n_tokens, d])],
-        graph.weights,
+        shape, x = (n_tokens - 1, patch_values), "patches"
+        begin = "p = Gemm (patches, p_w, p_b)  x0 = Concat <axis = 0> (first, p)"
+        weights["first"] = np.zeros((1, d), np.float32)
+        linear("p", patch_values, d)
+    for n in range(n_layers):
+        for name, n_in, n_out in (("q", d, d), ("v", d, d), ("k", d, d), ("o", d, d), ("i", d, f), ("f", f, d)):
+            linear(f"{name}{n}", n_in, n_out)
+        for name in (f"norm{n}", f"last{n}"):
+            weights |= {f"{name}_w": np.ones(d, np.float32), f"{name}_b": np.zeros(d, np.float32)}
+    layers = "".join(_LAYER.format(n=n, next=n + 1) for n in range(n_layers))
+    model = parser.parse_model(
+        f'<ir_version: 10, opset_import: ["" : 20]> reference (float[{shape[0]}, {shape[1]}] {x}) => '
+        f"(float[{n_tokens}, {d}] x{n_layers}) {{ {begin} {layers} }}"
     )
-    return helper.make_model(made, ir_version=10, opset_imports=[helper.make_opsetid("", 20)]), shape
+    model.graph.initializer.extend(numpy_helper.from_array(np.asarray(value), name) for name, value in weights.items())
+    return model, shape

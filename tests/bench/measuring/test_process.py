@@ -9,7 +9,7 @@ import signal
 
 import pytest
 
-from edgepeft.bench.measuring.process import WorkerProcess
+from edgepeft.bench.measuring.measure import WorkerProcess
 from edgepeft.bench.measuring.worker import peak_rss_bytes, serve
 from edgepeft.bench.planning.job import Job
 from edgepeft.common.errors import DoesNotFit, EdgepeftError, UsageError

@@ -5,14 +5,8 @@ from pathlib import Path
 import pytest
 
 from edgepeft.bench.planning.job import Job
-from edgepeft.bench.planning.plan import (
-    BenchedTask,
-    UnitRole,
-    expected_s,
-    gemm_rate,
-    in_words,
-    plan_units,
-)
+from edgepeft.bench.planning.plan import UnitRole, expected_s, gemm_rate, in_words, plan_units
+from edgepeft.bench.planning.target import BenchedTask
 
 TASKS = (BenchedTask("sst2", "pfeiffer", {"bottleneck": 8}, 2), BenchedTask("rte", "lora"))
 

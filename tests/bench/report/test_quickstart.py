@@ -8,7 +8,7 @@ from io import StringIO
 
 from rich.console import Console
 
-from edgepeft.bench.report.quickstart import quickstart_summary, quickstart_table
+from edgepeft.bench.report.tables import quickstart_summary, quickstart_table
 from edgepeft.bench.result.schema import BenchResult
 from edgepeft.bundle.manifest import Manifest
 
