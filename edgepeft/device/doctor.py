@@ -32,7 +32,6 @@ from edgepeft.device.placement import Limits, Placement, Unavailable
 from edgepeft.device.profiles import profile_of_board
 from edgepeft.device.sensors import Sensors
 
-Severity = Literal["ok", "note", "warning", "bad"]
 _GIB = 2**30
 _LEAST_MEMORY, _LEAST_DISK = 1 * _GIB, 2 * _GIB  # a base-size backbone: 0.5 GB of weights, 0.8 GB packed
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -62,7 +61,7 @@ class Finding:
     """The outcome of one check, and what to do about it."""
 
     check: str
-    status: Severity
+    status: Literal["ok", "note", "warning", "bad"]
     found: str
     advice: str = ""
 
@@ -198,11 +197,8 @@ def _condition(root: Path) -> Iterator[Finding]:
     if not now.known:
         yield Finding("condition", "note", "neither temperature, clock nor throttling can be read here")
         return
-    readings = []
-    if now.temperature_c is not None:
-        readings.append(f"{now.temperature_c:.0f} C")
-    if now.frequency_mhz is not None:
-        readings.append(f"{now.frequency_mhz:.0f} MHz")
+    known = ((now.temperature_c, "C"), (now.frequency_mhz, "MHz"))
+    readings = [f"{value:.0f} {unit}" for value, unit in known if value is not None]
     if now.throttled:
         advice = "Cool the board, or give it a better power supply: it is slower than its profile."
         text = f"{', '.join(readings)}; throttles now: {', '.join(now.throttled)}"
@@ -258,10 +254,8 @@ def try_limits(*, backends: Sequence[Prepare] = BACKENDS) -> list[TrialResult]:
 
 
 def _memory(backends: Sequence[Prepare]) -> TrialResult:
-    program = [sys.executable, "-c", _GROW]
-    limits = Limits(cores=1, memory_bytes=_MEMORY)
-    process = LimitedProcess(program, limits, stderr=subprocess.DEVNULL, backends=backends)
-    with process:
+    program, limits = [sys.executable, "-c", _GROW], Limits(cores=1, memory_bytes=_MEMORY)
+    with LimitedProcess(program, limits, stderr=subprocess.DEVNULL, backends=backends) as process:
         process.popen.wait()
         process.peak_bytes()
     # Killed is what counts: under RLIMIT_AS an allocation is refused, and the resident peak stays well below.

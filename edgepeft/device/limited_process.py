@@ -62,14 +62,8 @@ class Launch:
             self._report, report = self._pipe(theirs, keep="read")
             self._go, go = self._pipe(theirs, keep="write")
             keeper = self._pipe(theirs, keep="write")[1] if placement.keeper else None
-            spec = {
-                "report_fd": report,
-                "go_fd": go,
-                "keeper_fd": keeper,
-                "joins": [str(path) for path in placement.joins],
-                "cpus": placement.cpus,
-                "address_space_bytes": placement.address_space_bytes,
-            }
+            spec: dict[str, Any] = {"report_fd": report, "go_fd": go, "keeper_fd": keeper, "cpus": placement.cpus}
+            spec |= {"joins": [*map(str, placement.joins)], "address_space_bytes": placement.address_space_bytes}
             # -I -S: the launcher must not be slowed down or altered by the work's environment.
             start = [sys.executable, "-I", "-S", launcher.__file__, json.dumps(spec)]
             command = [*placement.wrapper, *start, *argv]
@@ -161,10 +155,9 @@ BACKENDS: tuple[Prepare, ...] = (
 
 
 class LimitedProcess:
-    """A program running under limits; a context manager that leaves nothing behind.
+    """A program running under limits; a context manager that kills it at its end and leaves nothing behind.
 
-    ``in_force`` is what limits it, ``popen`` the running process. Leaving the block kills the
-    program if it still runs, and removes its groups; the counters stay readable afterwards.
+    ``in_force`` is what limits it, ``popen`` the running process; the counters stay readable afterwards.
     """
 
     def __init__(self, argv: Sequence[str], limits: Limits, *, backends: Sequence[Prepare] = BACKENDS, **popen: Any):
@@ -269,10 +262,8 @@ class LimitedProcess:
             raise self._error()
 
     def _error(self) -> DoesNotFit:
-        allowed = self.limits.memory_bytes or 0
-        in_force = getattr(self, "in_force", None)
-        if in_force is not None and in_force.memory_bytes is not None:
-            allowed = in_force.memory_bytes
+        in_force = getattr(self, "in_force", None)  # none where it did not start
+        allowed = (in_force and in_force.memory_bytes) or self.limits.memory_bytes or 0
         return DoesNotFit(
             f"the work does not fit: {allowed} bytes ({allowed / 1e6:.0f} MB) of memory are allowed,"
             " more than that needed. Take a smaller batch or length, or a profile with more memory."
@@ -315,9 +306,16 @@ def judge(
     grades = []
     cores = allowed
     memory = held = placement.memory_in_force() if placement.folders else address_space
-    if limits.cores is not None:
-        cores = _cores(limits.cores, allowed, notes)
-        grades.append(cores == limits.cores)
+    if (asked := limits.cores) is not None:  # what it can keep busy: less what a quota around us takes
+        around = cpu_quota()
+        if around is not None and around < cores:
+            notes.append(f"a control group around this process gives {around:g} cores' time")
+            cores = max(1, int(around))
+        if cores < asked:
+            notes.append(f"the host has {cores} usable cores, the profile {asked}: clamped to {cores}")
+        elif cores > asked:
+            notes.append(f"{asked} cores were asked for, {cores} are in force")
+        grades.append(cores == asked)
     if limits.memory_bytes is not None:
         memory, exact = _memory(limits.memory_bytes, memory, notes)
         grades.append(exact and placement.memory_is_strict)
@@ -335,19 +333,6 @@ def judge(
     anything = any(grades) or fewer or less
     emulation: Emulation = "full" if grades and all(grades) else "partial" if anything else "none"
     return InForce(placement.backend, cores, memory, emulation, tuple(notes), quota)
-
-
-def _cores(asked: int, inside: int, notes: list[str]) -> int:
-    """Cores the child can keep busy: those it may run on, less what a quota around us takes."""
-    around = cpu_quota()
-    if around is not None and around < inside:
-        notes.append(f"a control group around this process gives {around:g} cores' time")
-        inside = max(1, int(around))
-    if inside < asked:
-        notes.append(f"the host has {inside} usable cores, the profile {asked}: clamped to {inside}")
-    elif inside > asked:
-        notes.append(f"{asked} cores were asked for, {inside} are in force")
-    return inside
 
 
 def _memory(asked: int, in_force: int | None, notes: list[str]) -> tuple[int | None, bool]:

@@ -67,12 +67,10 @@ def cpu_quota(proc: Path = cgroups.PROC) -> float | None:
 def usable_cores(proc: Path = cgroups.PROC) -> int:
     """Cores that can be kept busy: the affinity's count, no more than whole cores of the quota, at least 1.
 
-    A quota of 2.5 gives 2: a third thread would be stopped halfway through every period, and the
-    other two would wait for it.
+    A quota of 2.5 gives 2: a third thread would be stopped halfway through every period, with the others waiting.
     """
     allowed = cpu_quota(proc)
-    cores = len(affinity())
-    return cores if allowed is None else max(1, min(cores, int(allowed)))
+    return len(affinity()) if allowed is None else max(1, min(len(affinity()), int(allowed)))
 
 
 def thread_count(profile_cores: int | None = None, proc: Path = cgroups.PROC) -> int:
@@ -82,24 +80,19 @@ def thread_count(profile_cores: int | None = None, proc: Path = cgroups.PROC) ->
 
 
 def pick_cpus(count: int, allowed: Iterable[int] | None = None, cpus: Path = _CPUS) -> tuple[int, ...]:
-    """``count`` processors out of ``allowed`` (default: the affinity), sorted.
+    """``count`` processors out of ``allowed`` (default: the affinity), sorted."""
+    wanted = affinity() if allowed is None else tuple(allowed)
 
-    One thread of every physical core comes first: a board's cores are whole ones, and two
-    hyper-threads of one core are not two of those.
-    """
-    wanted = sorted(affinity() if allowed is None else allowed)
-    return tuple(sorted(sorted(wanted, key=lambda cpu: (_rank(cpu, wanted, cpus), cpu))[:count]))
+    def rank(cpu: int) -> tuple[int, int]:
+        """0 for the first wanted thread of its physical core, 1 for the second: a board's cores are whole ones."""
+        siblings: set[int] = set()
+        text = cgroups.read(cpus / f"cpu{cpu}" / "topology" / "thread_siblings_list") or str(cpu)
+        for part in text.split(","):  # 0-1,8 are 0, 1 and 8
+            first, _, last = part.partition("-")
+            siblings.update(range(int(first), int(last or first) + 1))
+        return sum(other < cpu for other in siblings.intersection(wanted)), cpu
 
-
-def _rank(cpu: int, allowed: Iterable[int], cpus: Path) -> int:
-    """0 for the first allowed thread of its physical core, 1 for the second, ..."""
-    # ``0-1,8`` -> {0, 1, 8}
-    text = cgroups.read(cpus / f"cpu{cpu}" / "topology" / "thread_siblings_list") or str(cpu)
-    siblings: set[int] = set()
-    for part in text.split(","):
-        first, _, last = part.partition("-")
-        siblings.update(range(int(first), int(last or first) + 1))
-    return sum(other < cpu for other in siblings & set(allowed))
+    return tuple(sorted(sorted(wanted, key=rank)[:count]))
 
 
 def _cpuinfo(proc: Path) -> dict[str, str]:
@@ -130,9 +123,9 @@ def cpu_model(proc: Path = cgroups.PROC) -> str:
     return ", ".join(name for name in names if name) or platform.processor() or platform.machine()
 
 
-def cpu_vendor(proc: Path = cgroups.PROC) -> str:
+def cpu_vendor() -> str:
     """What an x86 processor says of its maker, such as AuthenticAMD; empty where the kernel does not tell."""
-    return _cpuinfo(proc).get("vendor_id", "")
+    return _cpuinfo(cgroups.PROC).get("vendor_id", "")
 
 
 def isa_flags(proc: Path = cgroups.PROC) -> tuple[str, ...]:

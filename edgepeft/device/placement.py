@@ -159,41 +159,36 @@ def prepare_v2(limits: Limits, cpus: Sequence[int] | None, proc: Path = cgroups.
         folder = cgroups.make_child(own)
     except OSError as error:
         raise Unavailable(f"the own cgroup v2 group {own} cannot be used ({error.strerror})") from error
+    placement = Placement("cgroup v2", cpus, joins=[folder / "cgroup.procs"], folders={"memory": folder, "cpu": folder})
     try:
-        return _limited(folder, limits, cpus, offered)
+        if limits.memory_bytes is not None:
+            cgroups.write(folder / "memory.max", limits.memory_bytes)
+            if (folder / "memory.swap.max").exists():
+                cgroups.write(folder / "memory.swap.max", 0)
+            else:
+                placement.swap_is_not_limited()
+        if cpus is not None and "cpuset" in offered:
+            # The affinity that the launcher sets limits as well; the cpuset only makes it inescapable.
+            with contextlib.suppress(OSError):
+                _enable(own, "cpuset")
+                cgroups.write(folder / "cpuset.cpus", ",".join(map(str, cpus)))
+        if limits.cpu_quota is not None:
+            if "cpu" not in offered:
+                raise Unavailable("cgroup v2 does not offer its cpu controller, which a quota needs, to this process")
+            _enable(own, "cpu")
+            cgroups.write_quota(folder, cgroups.V2, limits.cpu_quota)
     except BaseException as error:
         cgroups.remove(folder)
         if isinstance(error, OSError):
             raise Unavailable(f"cgroup v2 refuses {error.filename or folder} ({error.strerror})") from error
         raise
+    return placement
 
 
 def _enable(own: Path, controller: str) -> None:
     enabled = cgroups.read(own / "cgroup.subtree_control") or ""
     if controller not in enabled.split():
         cgroups.write(own / "cgroup.subtree_control", f"+{controller}")
-
-
-def _limited(folder: Path, limits: Limits, cpus: Sequence[int] | None, offered: Sequence[str]) -> Placement:
-    both = {"memory": folder, "cpu": folder}
-    placement = Placement("cgroup v2", cpus, joins=[folder / "cgroup.procs"], folders=both)
-    if limits.memory_bytes is not None:
-        cgroups.write(folder / "memory.max", limits.memory_bytes)
-        if (folder / "memory.swap.max").exists():
-            cgroups.write(folder / "memory.swap.max", 0)
-        else:
-            placement.swap_is_not_limited()
-    if cpus is not None and "cpuset" in offered:
-        # The affinity that the launcher sets limits as well; the cpuset only makes it inescapable.
-        with contextlib.suppress(OSError):
-            _enable(folder.parent, "cpuset")
-            cgroups.write(folder / "cpuset.cpus", ",".join(map(str, cpus)))
-    if limits.cpu_quota is not None:
-        if "cpu" not in offered:
-            raise Unavailable("cgroup v2 does not offer its cpu controller, which a quota needs, to this process")
-        _enable(folder.parent, "cpu")
-        cgroups.write_quota(folder, cgroups.V2, limits.cpu_quota)
-    return placement
 
 
 def prepare_v1(limits: Limits, cpus: Sequence[int] | None, proc: Path = cgroups.PROC) -> Placement:

@@ -28,8 +28,6 @@ from edgepeft.device.cgroups import ROOT
 from edgepeft.device.machine import board_name, cpu_model, usable_cores
 from edgepeft.device.placement import Limits
 
-FigureKind = Literal["measured", "spec", "derived", "unsourced"]
-Grade = Literal["A", "B", "C", "D", "E"]
 _BYTES = {"B": 1, "MB": 10**6, "GB": 10**9, "MiB": 2**20, "GiB": 2**30}
 _SMALLEST_MEMORY, _LARGEST_MEMORY = 2**20, 2**50  # outside of these the unit was mistaken
 
@@ -41,7 +39,7 @@ class _Part(BaseModel):
 
 
 class _Sourced(_Part):
-    kind: FigureKind
+    kind: Literal["measured", "spec", "derived", "unsourced"]
     source: str = ""
     note: str = ""
 
@@ -209,23 +207,18 @@ class Profile(_Part):
 
     @model_validator(mode="after")
     def _reference_is_measured(self) -> Self:
-        if self.reference is not None and len(self._reference_rows()) != 1:
-            raise ValueError(
-                f"reference: {len(self._reference_rows())} latencies have its model, runtime, precision and threads; "
-                "one is needed"
-            )
+        if self.reference is not None and (n := sum(map(self.reference.is_of, self.latencies))) != 1:
+            raise ValueError(f"reference: {n} latencies have its model, runtime, precision and threads; one is needed")
         return self
-
-    def _reference_rows(self) -> list[Latency]:
-        return [row for row in self.latencies if self.reference is not None and self.reference.is_of(row)]
 
     @property
     def reference_seconds(self) -> float | None:
         """How long the device takes for its reference; None where no whole encoder was measured on it."""
-        return self._reference_rows()[0].value / 1000 if self.reference is not None else None
+        rows = [] if self.reference is None else [row for row in self.latencies if self.reference.is_of(row)]
+        return rows[0].value / 1000 if rows else None
 
     @property
-    def grade(self) -> Grade:
+    def grade(self) -> Literal["A", "B", "C", "D", "E"]:
         """How much the profile knows of an encoder's speed: from what is in the file, so that the two cannot disagree.
 
         A: ONNX Runtime was measured.  B: a whole encoder was, in fp32, with another runtime.  C: one was, in another
@@ -319,7 +312,7 @@ def toml_of(document: Mapping[str, Any], comment: str = "") -> str:
 
 
 SETTABLE = ("memory",)
-_UNITS = {unit.lower(): unit for unit in ("B", "MB", "GB", "MiB", "GiB")}
+_UNITS = {unit.lower(): unit for unit in _BYTES}
 
 
 def with_settings(profile: Profile, settings: Iterable[str]) -> Profile:
@@ -356,10 +349,7 @@ def _memory(profile: Profile, text: str) -> MemoryFigure:
 
 
 def is_this_board(profile: Profile, root: Path = ROOT) -> bool:
-    """Whether the profile's device is what this runs on.
-
-    A PC has no name of its own: it needs the processor's whole name, which many have, and as many cores.
-    """
+    """Whether the profile's device is what this runs on; a PC needs the processor's whole name, and as many cores."""
     if (name := board_name(root)) is not None:
         return any(name.startswith(board) for board in profile.boards)
     return cpu_model(root / "proc") in profile.boards and usable_cores() == profile.cores.value

@@ -83,7 +83,15 @@ def predict_seconds(
     scale = min(1.0, 1 / lanes)  # wider numbers are slower; narrower ones may be faster, and are not taken to be
     classes = _classes(works, row, speed, scale)
     seconds = row.overhead_ms / 1000 + sum(time.seconds for time in classes.values())
-    factors, own = _interval(row, runtime, min(lanes, 1 / lanes)), (row.runtime, row.precision) == (runtime, precision)
+    if row.runtime != runtime:
+        factors = _OTHER_RUNTIME
+    elif row.error_percent is None or row.samples < 3:
+        factors = _ONE_SAMPLE
+    else:
+        error = _MEAN_ERRORS * row.error_percent / 100
+        factors = 1 / (1 + error), 1 + error
+    narrower = min(lanes, 1 / lanes)  # how much faster the precision might be than what was taken
+    factors, own = (factors[0] * narrower, factors[1]), (row.runtime, row.precision) == (runtime, precision)
     expected, low, high = (max(factor * seconds, at_least or 0.0) for factor in (1, *factors))
     state: CalibrationState = "calibrated" if own else "uncalibrated"
     return Predicted(expected, (low, high), at_least, state, row, classes, tuple(notes))
@@ -174,14 +182,3 @@ def _row(
 def _threads(row: Calibration, profile: Profile) -> int:
     """The number of threads; a runtime takes all cores by default."""
     return row.threads or profile.cores.value
-
-
-def _interval(row: Calibration, runtime: str, narrower: float) -> tuple[float, float]:
-    """Factors on the predicted latency; ``narrower``: how much faster the precision might be than what was taken."""
-    if row.runtime != runtime:
-        low, high = _OTHER_RUNTIME
-    elif row.error_percent is None or row.samples < 3:
-        low, high = _ONE_SAMPLE
-    else:
-        low, high = 1 / (1 + _MEAN_ERRORS * row.error_percent / 100), 1 + _MEAN_ERRORS * row.error_percent / 100
-    return low * narrower, high
