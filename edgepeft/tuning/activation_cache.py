@@ -34,7 +34,6 @@ from edgepeft.runtime.passes import passes
 from edgepeft.runtime.session import failing_as, open_session
 
 _KEPT = ".hidden"
-
 _FLOAT_BYTES = 4
 _PRODUCTS = {"Gemm", "MatMul", "MatMulInteger"}
 _SAME = {"Identity", "Reshape"}
@@ -99,38 +98,33 @@ def training_graph(
         return with_gradients(forward, facts, samples, backward), None
     rows = [sample["attention_mask"].shape[0] for sample in samples]
     shapes = {name: [sample[name].shape for sample in samples] for name in lowest}
-    if any(_several_a_row([s[0] for s in shape], rows) for shape in shapes.values()):
-        return with_gradients(forward, facts, samples), None
+    for shape in shapes.values():
+        times = {divmod(size[0], n) for size, n in zip(shape, rows, strict=True)}  # tokens are not alike in all samples
+        if len(times) == 1 and times != {(1, 0)} and next(iter(times))[1] == 0:
+            return with_gradients(forward, facts, samples), None
     states = tuple(HiddenState(n, [s[0] for s in shapes[n]] == rows, shapes[n][0][-1]) for n in lowest)
     axes = {state.name: state.axes for state in states}
     training = with_gradients(above(forward, axes), facts, samples, backward)
     return training, SplitGraphs(states, below(deployed, *lowest), above(deployed, axes))
 
 
-def _several_a_row(counts: Sequence[int], rows: Sequence[int]) -> bool:
-    """Whether each row has the same number of states, more than one; tokens of samples' rows are no such number."""
-    times = {divmod(count, n) for count, n in zip(counts, rows, strict=True)}
-    return len(times) == 1 and times != {(1, 0)} and next(iter(times))[1] == 0
-
-
 class HiddenStates:
     """Those of some token rows; ``folder`` is where the file lies, None keeps them in memory; ``kept`` is the file that
     is read where it is whole, and written else."""
 
-    def __init__(
-        self, states: Sequence[HiddenState], rows: Encoded, folder: Path | None, kept: Path | None = None
-    ) -> None:
+    def __init__(self, states: Sequence[HiddenState], rows: Encoded, folder: Path | None, kept: Path | None = None):
         self._states, self._lengths = states, rows.token_lengths
         self._starts = [0, *accumulate(self._lengths)]
         counts = [len(self._lengths) if state.by_row else self._starts[-1] for state in states]
         sizes = [count * state.width for count, state in zip(counts, states, strict=True)]
-        there = kept is not None and _whole(kept, _FLOAT_BYTES * sum(sizes))
-        self._there, self._kept = there, None if there else kept  # the latter to be written
-        stored = np.memmap(kept, np.float32, "r", shape=(sum(sizes),)) if there and kept else _room(sum(sizes), folder)
-        self._stored = stored
+        if kept is not None and _whole(kept, _FLOAT_BYTES * sum(sizes)):
+            self._stored: NDArray[np.float32] = np.memmap(kept, np.float32, "r", shape=(sum(sizes),))
+            self._there, self._kept = True, None
+        else:  # ``kept`` is to be written
+            self._stored, self._there, self._kept = _room(sum(sizes), folder), False, kept
         ends = [0, *accumulate(sizes)]
         self._values = [
-            stored[begin:end].reshape(count, state.width)
+            self._stored[begin:end].reshape(count, state.width)
             for begin, end, count, state in zip(ends, ends[1:], counts, states, strict=False)
         ]
 
@@ -177,21 +171,18 @@ def hidden_states(
     """Those of each part's rows, to be filled; in the folder ``kept`` no file stays that is of others."""
     if kept is None:
         return {part: HiddenStates(split.states, rows, folder) for part, rows in parts.items()}
-    files = {part: kept / _kept_name(split.below, weights_sha256, rows) for part, rows in parts.items()}
+    files = {}
+    for part, rows in parts.items():  # named by what the states follow from: the graph, the weights, the rows
+        digest = hashlib.sha256(split.below.SerializeToString(deterministic=True))
+        digest.update(weights_sha256.encode())
+        for name, column in sorted(rows.columns.items()):
+            digest.update(name.encode())
+            for values in column:
+                digest.update(np.asarray(values, "<i8").tobytes() + b"|")
+        files[part] = kept / f"{digest.hexdigest()[:32]}{_KEPT}"
     for old in {*kept.glob(f"*{_KEPT}")} - {*files.values()}:
         old.unlink(missing_ok=True)
     return {part: HiddenStates(split.states, rows, folder, files[part]) for part, rows in parts.items()}
-
-
-def _kept_name(below: onnx.ModelProto, weights_sha256: str, rows: Encoded) -> str:
-    """A file's, of the states that this graph over these weights gives for these rows, and of no other."""
-    digest = hashlib.sha256(below.SerializeToString(deterministic=True))
-    digest.update(weights_sha256.encode())
-    for name, column in sorted(rows.columns.items()):
-        digest.update(name.encode())
-        for values in column:
-            digest.update(np.asarray(values, "<i8").tobytes() + b"|")
-    return f"{digest.hexdigest()[:32]}{_KEPT}"
 
 
 def _whole(kept: Path, n_bytes: int) -> bool:
@@ -221,7 +212,11 @@ def _room(size: int, folder: Path | None) -> NDArray[np.float32]:
 def _frozen_states(graph: onnx.GraphProto, live: Container[str], tensors: Container[str]) -> set[str]:
     """What the backbone's maps and norms give, and maps read, that is not live; ``tensors`` are the checkpoint's."""
     writer = writers(graph)
-    states = {node.output[0] for node in graph.node if _has_bias(node, tensors) and node.output[0] not in live}
+    states = set()
+    for node in (node for node in graph.node if node.output[0] not in live):  # that add a bias of the checkpoint
+        own = node.input if node.op_type == "Add" else node.input[2:3]
+        if node.op_type in ("Add", "Gemm", "LayerNormalization") and any(name in tensors for name in own):
+            states.add(node.output[0])
     for node in graph.node:  # those that multiply by a matrix of the checkpoint, forwards: [in, out]
         by_matrix = node.op_type == "Gemm" and followed(node.input[1], writer, {"Transpose"})[-1] in tensors
         if by_matrix and node.input[0] not in live:
@@ -245,10 +240,3 @@ def _lowest_states(graph: onnx.GraphProto, live: Container[str], states: Contain
         if not any(node.op_type in _PRODUCTS for node in ancestors([value], writer, kept - {value})):
             kept.remove(value)
     return tuple(value for value in order if value in kept)
-
-
-def _has_bias(node: onnx.NodeProto, tensors: Container[str]) -> bool:
-    """Whether it adds a bias of the checkpoint."""
-    if node.op_type in ("Gemm", "LayerNormalization"):
-        return len(node.input) == 3 and node.input[2] in tensors
-    return node.op_type == "Add" and any(name in tensors for name in node.input)

@@ -83,8 +83,7 @@ class OnnxRuntimeEngine(TrainingEngine):
         return_free_memory()  # the lower layers' weights
 
     def step(self, chosen: Sequence[int], factor: float, masks: Masks) -> StepOutcome:
-        """Gradients, clip, AdamW; with ``proximal``, (mu, w_t), gradients have mu (w - w_t) besides, and the loss has
-        not."""
+        """Gradients, clip, AdamW; with ``proximal``, (mu, w_t), gradients, not the loss, have mu (w - w_t) besides."""
         self._given = None
         kind, train = self._target.facts.kind, self._rows["train"]
         read = train.token_rows(chosen)
@@ -110,8 +109,7 @@ class OnnxRuntimeEngine(TrainingEngine):
         return StepOutcome(result.loss, norm, tuple(row for row, ok in zip(chosen, finite, strict=True) if not ok))
 
     def gradients(self, chosen: Sequence[int], masks: Sequence[NDArray[np.float32]]) -> StepResult:
-        """Mean loss and its gradients over these training rows; ``masks`` [token rows, (length,) width], one for each
-        dropout."""
+        """Mean loss of training rows, and its gradients; ``masks`` [token rows, (length,) width], one a dropout."""
         self.prepare()
         back = partial(self._expansion.gradients, self.trained)
         return self._step(self._expansion.inputs(self.trained), self._step_rows(chosen, masks), back=back)

@@ -79,10 +79,7 @@ class Products:
 
 
 def average_products(boards: Sequence[Arrays], weights: Sequence[float]) -> Products:
-    """The factors A [r, in] and B [out, r] of each pair in the boards' tensors, which have the same names and shapes.
-
-    ``weights`` are the boards', such as their numbers of rows.
-    """
+    """The factors A [r, in] and B [out, r] of each pair in the boards' tensors; ``weights``, such as rows."""
     shares = np.asarray(weights, np.float64) / np.sum(weights)
     own = {a: f"{a.removesuffix(_A)}{_B}" for a in boards[0] if a.endswith(_A)}
     shapes = {name: tensor.shape for name, tensor in boards[0].items()}

@@ -17,7 +17,6 @@ from safetensors import SafetensorError, safe_open
 
 from edgepeft.backbones.checkpoint import check_header
 from edgepeft.bundle.bundle import Bundle
-from edgepeft.bundle.manifest import TaskEntry
 from edgepeft.common.errors import BundleError, DataError, UsageError
 from edgepeft.common.messages import in_words
 from edgepeft.deploy.install import PreparedTask, prepare_task
@@ -92,7 +91,9 @@ def prepare_tuned(bundle: Bundle, path: Path, *, replace: bool = False) -> Prepa
             "bundle that the page was made of."
         )
     entry, task = bundle.entry(facts.task), facts.task
-    if facts.task_sha256 not in (entry.sha256, *_before(entry)):
+    before = entry.previous
+    same = before is not None and all(getattr(entry, name) == getattr(before, name) for name in _SAME)
+    if facts.task_sha256 not in (entry.sha256, before.sha256 if same and before else None):
         raise DataError(
             f"{path} was tuned from another version of task {task} than this bundle holds; make the site anew with: "
             "edgepeft web --tunable; and tune there."
@@ -113,20 +114,17 @@ def prepare_tuned(bundle: Bundle, path: Path, *, replace: bool = False) -> Prepa
     tensors = _tensors(path, sum(tensor.nbytes for tensor in expected.values()))
     given = checked_tensors(tensors, expected, f"the tensors of {path}")
     stored = {n: rounded(n, t).astype(np.float32) if n in half else t for n, t in given.items()}
-    graph = retold(delta, stored, half, **_told(account))
+    parts = {"train": account.metrics.n_train, "eval": account.metrics.n_eval, "test": account.metrics.n_test}
+    split = "; ".join(f"{part}: {n} rows typed in a page" for part, n in parts.items())
+    told: dict[str, Any] = {"metrics": {**account.metrics.model_dump(), "split": split}}
+    told["training"] = {**account.training.model_dump(), "dropout": False}
+    # Temperature and guarantee were those of the version before.
+    graph = retold(delta, stored, half, **told, chosen={})
     deployed = deployed_graph(delta, trained, bundle.family, bundle.architecture, bundle.checkpoint)
     inputs, _ = read_check(*bundle.check(task))
     logits = TrainingStep(deployed, trained, bundle.folder).logits(stored, inputs, _ROWS)
     content = graph.SerializeToString(deterministic=True)
     return prepare_task(bundle, content, pack_check(inputs, logits), path, reference="training graph")
-
-
-def _before(entry: TaskEntry) -> tuple[str, ...]:
-    """The hash of the version before, where only tensors have changed since."""
-    before = entry.previous
-    if before is None or any(getattr(entry, name) != getattr(before, name) for name in _SAME):
-        return ()
-    return (before.sha256,)
 
 
 def _read(path: Path) -> tuple[_Facts, _Account]:
@@ -156,12 +154,3 @@ def _tensors(path: Path, n_bytes: int) -> dict[str, NDArray[np.float32]]:
         if odd is not None:
             raise DataError(f"{path}: {odd:.40} is of type {file.get_slice(odd).get_dtype()}; a page writes F32.")
         return {name: file.get_tensor(name) for name in names}
-
-
-def _told(account: _Account) -> dict[str, Any]:
-    """What the card says anew; temperature and guarantee were those of the version before."""
-    counts = account.metrics
-    parts = {"train": counts.n_train, "eval": counts.n_eval, "test": counts.n_test}
-    split = "; ".join(f"{part}: {n} rows typed in a page" for part, n in parts.items())
-    training = {**account.training.model_dump(), "dropout": False}
-    return {"metrics": {**counts.model_dump(), "split": split}, "training": training, "chosen": {}}

@@ -116,13 +116,10 @@ class Demand:
 
 
 def most_within(need: Callable[[int], int], limit: int, at_most: int) -> int:
-    """The most rows, up to ``at_most``, whose ``need`` in bytes stays within a limit; 0 if not even one's does.
-
-    Memory grows with the rows, nearly along a line: what the line says is tried before the search.
-    """
+    """The most rows, up to ``at_most``, whose ``need`` in bytes stays within a limit; 0 if not even one's does."""
     if need(at_most) <= limit:
         return at_most
-    one, two = need(1), need(2)
+    one, two = need(1), need(2)  # nearly along a line: what that says is tried before the search
     guess = min(at_most - 1, 1 + (limit - one) // (two - one)) if one <= limit and two > one else 0
     if guess and need(guess) <= limit < need(guess + 1):
         return guess
@@ -171,7 +168,17 @@ def lay_out(
     micro_batch = demand.most_rows(allowed.n_bytes, states, most * each) // each
     least = 1 if asked is None else most
     if micro_batch < least:
-        raise DoesNotFit(_refusal(demand.n_bytes(least * each, states), least, micro_batch, longest, allowed))
+        needed = _megabytes(demand.n_bytes(least * each, states))
+        given = f"takes about {needed}; {_megabytes(allowed.n_bytes)} are allowed by {allowed.by}"
+        if micro_batch:
+            raise DoesNotFit(
+                f"a step of {least} rows of {longest} tokens at once {given}. --micro-batch {micro_batch} fits, and "
+                "gives the same result."
+            )
+        raise DoesNotFit(
+            f"even one row of {longest} tokens {given}. No batch size fits. Allow more memory, or tune a method that "
+            "leaves the lower layers alone (skip_layers, top-k), whose weights are then not needed."
+        )
     if micro_batch < most:
         notes.append(
             f"a step of {batch_size} rows is computed {micro_batch} at a time, to fit {_megabytes(allowed.n_bytes)}."
@@ -190,20 +197,6 @@ def _written(bundle: Bundle, target: TuningTarget, writing: Writing, longest: in
     caches = sum(written_bytes(TextGraphs(*graphs), inputs, target.prompt_length, decoding).values())
     logits = _LOGITS * _FLOAT_BYTES * targets_at_once(target_tokens, writing.words) * target_tokens * writing.words
     return sum(packed_bytes(graph.graph) + _SESSION for graph in graphs) + caches + logits
-
-
-def _refusal(n_bytes: int, asked: int, fits: int, longest: int, allowed: MemoryBudget) -> str:
-    needed = _megabytes(n_bytes)
-    given = f"{_megabytes(allowed.n_bytes)} are allowed by {allowed.by}"
-    if fits:
-        return (
-            f"a step of {asked} rows of {longest} tokens at once takes about {needed}; {given}. "
-            f"--micro-batch {fits} fits, and gives the same result."
-        )
-    return (
-        f"even one row of {longest} tokens takes about {needed}; {given}. No batch size fits. Allow more memory, or "
-        "tune a method that leaves the lower layers alone (skip_layers, top-k), whose weights are then not needed."
-    )
 
 
 def _megabytes(n_bytes: int) -> str:

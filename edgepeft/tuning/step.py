@@ -61,8 +61,7 @@ def targets_at_once(longest: int, words: int) -> int:
 
 
 def _parts(lengths: Sequence[int], most_rows: int, counts: Sequence[int]) -> Iterator[list[int]]:
-    """Rows that are computed at once, of so many token rows each, the longest of ``lengths``: all, or those of like
-    length."""
+    """Rows that are computed at once: all, or those of like length; ``counts`` are the token rows of each."""
     order = list(range(len(lengths)))
     if len(order) > most_rows or sum(counts) > rows_at_once(max(lengths)):
         order.sort(key=lambda i: lengths[i])
@@ -98,9 +97,7 @@ class StepRows:
         return np.ones(len(self.labels), np.int64) if self.per_row is None else self.per_row
 
     def parts(self, told: Told) -> Iterator[tuple[list[int], dict[str, Any]]]:
-        """The token rows of each part, and what the graph takes of it; tokens no further than they go.
-
-        ``told`` makes of (mask, what is by row) what the graph takes."""
+        """The token rows of each part, and what the graph takes of it: ``told`` makes that of (mask, by row)."""
         n = len(self.labels)
         shares = np.full(n, 1 / n, np.float32) if self.shares is None else self.shares
         of_rows = {LABELS: self.labels, SHARES: shares} | ({} if self.read is None else {PLACES: self.read})
@@ -171,8 +168,7 @@ class TrainingStep:
     def logits(
         self, tensors: Mapping[str, Any], inputs: Mapping[str, NDArray[np.int64]], most_rows: int
     ) -> NDArray[np.float32]:
-        """As a step computes them, of a graph that starts from token ids: [rows, (length,) outputs], so many rows at
-        once."""
+        """Logits [rows, (length,) outputs] as a step computes them from token ids, ``most_rows`` at once."""
 
         def group(given: Mapping[str, NDArray[np.int64]]) -> NDArray[np.float32]:
             starts = range(0, len(given["input_ids"]), most_rows)

@@ -286,10 +286,7 @@ class TuningRun:
         )
 
     def finish(self) -> TrainingLoopResult:
-        """Every step that is left; the best tensors, and their score on rows that chose nothing.
-
-        Where a task of the bundle was tuned, the metric ``before`` is its own score on those rows.
-        """
+        """Take the steps left; ``before`` is the score of the bundle's task on the rows that chose nothing."""
         result = self.loop.run()
         training = {
             **self.options.plain(),

@@ -70,9 +70,7 @@ def _reason(bundle: Bundle, task: str, places: bool) -> str:
 
 
 def write_task(bundle: Bundle, task: str, out: Path, *, tunable: bool = False) -> dict[str, Any]:
-    """Write a task's graph, values and check file into the site, and what tunes it where that is asked for; returns its
-    entry in ``site.json``.
-    """
+    """Write a task's graph, values and check file, and what tunes it; returns its entry in ``site.json``."""
     entry = bundle.entry(task)
     model = bundle.graph(task)
     parted = Weights(bundle, cache=False, threads=1).parted(model)
@@ -151,10 +149,7 @@ def _write_tuning(bundle: Bundle, task: str, model: onnx.ModelProto, fed: Collec
 
 
 def share_layers(bundle: Bundle, out: Path, entries: dict[str, dict[str, Any]]) -> None:
-    """Divide the structures that share layers, so that these are in memory once, and run once for a text.
-
-    Each entry's ``lower`` names the graphs to be run before its own.
-    """
+    """Divide structures that share layers, to be in memory once; an entry's ``lower`` names the graphs to run first."""
     backbone, sites = bundle.backbone_graph, bundle.manifest.backbone.sites
     # The widths of the words' rows, of what the first layer reads, and of each layer's output.
     roles = (Role.WORD_EMBEDDINGS, Role.EMBEDDINGS, Role.LAYER_OUTPUT)
@@ -163,7 +158,11 @@ def share_layers(bundle: Bundle, out: Path, entries: dict[str, dict[str, Any]]) 
     structures = {entry["structure"] for entry in entries.values() if entry["values"]}
     graphs = {name: onnx.load(out / name, load_external_data=False) for name in sorted(structures)}
     depths = {name: _depth(graph, backbone, list(values)) for name, graph in graphs.items()}
-    cuts = _cuts(depths, Counter(entry["structure"] for entry in entries.values()))
+    tasks, cuts = Counter(entry["structure"] for entry in entries.values()), []
+    for cut in sorted({*depths.values()} - {0}):  # where layers below would be in memory twice, or run twice for a text
+        sharing = [name for name, depth in depths.items() if depth >= cut]
+        if len(sharing) > 1 or (cut > _EMBEDDINGS and sum(tasks[name] for name in sharing) > 1):
+            cuts.append(cut)
     axes: list[Axes] = [{}, *({value: ("tokens", width)} for value, width in values.items())]
     parts = [
         _write_graph(below(above(backbone, axes[low]), *axes[high]), out)
@@ -180,8 +179,7 @@ def share_layers(bundle: Bundle, out: Path, entries: dict[str, dict[str, Any]]) 
 
 
 def _depth(graph: onnx.ModelProto, backbone: onnx.ModelProto, values: list[str]) -> int:
-    """How many of ``values``, from below, are computed as the backbone computes them: by the same nodes from the same
-    tensors."""
+    """How many of ``values``, from below, the same nodes compute from the same tensors as in the backbone."""
     for depth, value in enumerate(values):
         try:
             same = _content(below(graph, value)) == _content(below(backbone, value))
@@ -195,16 +193,6 @@ def _depth(graph: onnx.ModelProto, backbone: onnx.ModelProto, values: list[str])
 def _content(model: onnx.ModelProto) -> set[bytes]:
     parts = (*model.graph.node, *model.graph.initializer)
     return {part.SerializeToString(deterministic=True) for part in parts}
-
-
-def _cuts(depths: dict[str, int], tasks: Counter[str]) -> list[int]:
-    """Depths to be cut at: where the layers below would be in memory twice, or be run twice for a text."""
-    found = []
-    for cut in sorted({*depths.values()} - {0}):
-        sharing = [name for name, depth in depths.items() if depth >= cut]
-        if len(sharing) > 1 or (cut > _EMBEDDINGS and sum(tasks[name] for name in sharing) > 1):
-            found.append(cut)
-    return found
 
 
 def _write_graph(graph: onnx.ModelProto, out: Path) -> str:
