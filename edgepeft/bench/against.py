@@ -65,14 +65,11 @@ def verdict(ratio: Ratio, max_regression: float) -> Literal["slower", "same", "f
 
 @dataclass
 class SideBySide:
-    """What takes the place of ``measure`` in a run: it measures both versions, and remembers the other one's samples.
-
-    ``bundles``: where the other version's own bundle lies, by this one's.
-    """
+    """Takes the place of ``measure_units`` in a run: measures both versions, and keeps the other one's samples."""
 
     revision: Revision
     launches: int = LAUNCHES
-    bundles: dict[str, str] = field(default_factory=dict)
+    bundles: dict[str, str] = field(default_factory=dict)  # the other version's own, by this one's
     base: dict[str, Measured] = field(default_factory=dict)
 
     @classmethod
@@ -107,13 +104,8 @@ class SideBySide:
         launches = min(self.launches, schedule.rounds)
         for launch in range(launches):
             share = schedule.rounds // launches + (launch < schedule.rounds % launches)
-            part = replace(
-                schedule,
-                rounds=share,
-                max_seconds=schedule.max_seconds / launches,
-                seed=schedule.seed + launch,
-                probe_every=_PROBE_EVERY,
-            )
+            seconds, seed = schedule.max_seconds / launches, schedule.seed + launch
+            part = replace(schedule, rounds=share, max_seconds=seconds, seed=seed, probe_every=_PROBE_EVERY)
             bases = []
             for unit in units:
                 if unit.job:
@@ -178,9 +170,8 @@ class SideBySide:
             max_regression=max_regression,
             confidence=CONFIDENCE,
         )
-        slower = [
-            each.unit.label for each, one in zip(measured, judged, strict=True) if one and one.verdict == "slower"
-        ]
+        both = zip(measured, judged, strict=True)
+        slower = [each.unit.label for each, one in both if one and one.verdict == "slower"]
         return result.model_copy(update={"results": rows, "against": record}), slower
 
     def _judged(self, one: Measured, max_regression: float) -> AgainstRatio | None:
@@ -229,9 +220,8 @@ def _found(asked: str, work: Path) -> tuple[Path, str]:
         if commit is not None:
             done = _git(place, "archive", "--format=tar", commit)
             if done is None or done.returncode:
-                raise EdgepeftError(
-                    f"git cannot unpack {commit}: {done.stderr.decode().strip() if done else 'no git'}."
-                )
+                said = done.stderr.decode().strip() if done else "no git"
+                raise EdgepeftError(f"git cannot unpack {commit}: {said}.")
             with tarfile.open(fileobj=io.BytesIO(done.stdout)) as archive:
                 if hasattr(tarfile, "data_filter"):
                     archive.extractall(work, filter="data")

@@ -73,16 +73,13 @@ class ResultFile:
 
 @dataclass(frozen=True)
 class Verdict:
-    """One row of both files; ``per_gemm`` is the ratio per unit of the host's GEMM rate, if known.
-
-    ``too_few``: with so few samples nothing counts as slower.
-    """
+    """One row of both files; ``per_gemm`` is the ratio per unit of the host's GEMM rate, if known."""
 
     result: BenchRow
     ratio: Ratio
     per_gemm: Ratio | None
     regressed: bool
-    too_few: bool = False
+    too_few: bool = False  # samples: nothing counts as slower
 
 
 @dataclass(frozen=True)
@@ -155,7 +152,14 @@ def compare_results(
     _refuse_other_work(base, new, (*missing, *lacking), added, any_common=bool(common or metrics), partial=partial)
     notes = _conditions(base, new, normalise) if common else []
     verdicts = tuple(_verdict(old[key], fresh[key], base, new, max_regression, normalise=normalise) for key in common)
-    return Comparison(verdicts, tuple(metrics), (*missing, *lacking), added, (*notes, *_notes(base, new, verdicts)))
+    notes += [f"{v.result.label}: too few samples to judge; measure more rounds" for v in verdicts if v.too_few]
+    for workload in dict.fromkeys(verdict.result.workload for verdict in verdicts):
+        speeds = base.gemm_gflops(workload), new.gemm_gflops(workload)
+        if not all(speeds):
+            notes.append(f"{workload}: no GEMM rate in both files; a slower host would look like slower code")
+        elif abs((host := 1.0 / ratio_of_medians((1.0,), (1.0,), *speeds).value) - 1.0) > _HOST_MOVED:
+            notes.append(f"{workload}: the host's GEMM rate was {host - 1.0:+.1%} against the base run")
+    return Comparison(verdicts, tuple(metrics), (*missing, *lacking), added, tuple(notes))
 
 
 def _refuse_other_work(
@@ -204,19 +208,6 @@ def _verdict(
     n_old, n_fresh = len(old.samples_s), len(fresh.samples_s)
     too_few = 1 / comb(n_old + n_fresh, n_old) > 1 - CONFIDENCE + 1e-9
     return Verdict(fresh, ratio, per_gemm, slower and not too_few, too_few)
-
-
-def _notes(base: ResultFile, new: ResultFile, verdicts: Sequence[Verdict]) -> list[str]:
-    notes = [f"{v.result.label}: too few samples to judge; measure more rounds" for v in verdicts if v.too_few]
-    for workload in dict.fromkeys(verdict.result.workload for verdict in verdicts):
-        speeds = base.gemm_gflops(workload), new.gemm_gflops(workload)
-        if not all(speeds):
-            notes.append(f"{workload}: no GEMM rate in both files; a slower host would look like slower code")
-            continue
-        host = 1.0 / ratio_of_medians((1.0,), (1.0,), *speeds).value
-        if abs(host - 1.0) > _HOST_MOVED:
-            notes.append(f"{workload}: the host's GEMM rate was {host - 1.0:+.1%} against the base run")
-    return notes
 
 
 def _conditions(base: ResultFile, new: ResultFile, normalise: bool) -> list[str]:

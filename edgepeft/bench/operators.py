@@ -42,15 +42,8 @@ _KERNEL = "_kernel_time"
 _TYPES = {"float": 4, "float16": 2, "double": 8, "int64": 8, "int32": 4, "int8": 1, "uint8": 1, "bool": 1}
 _LAYER = re.compile(r"\blayer\.(\d+)\b")
 _VIEWS = {"Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"}
-_PRODUCTS = {
-    "Gemm",
-    "FusedGemm",
-    "MatMul",
-    "FusedMatMul",
-    "MatMulInteger",
-    "MatMulIntegerToFloat",
-    "DynamicQuantizeMatMul",
-}
+_PRODUCTS = {"Gemm", "FusedGemm", "MatMul", "FusedMatMul"}
+_PRODUCTS |= {"MatMulInteger", "MatMulIntegerToFloat", "DynamicQuantizeMatMul"}
 
 
 def count_metrics(subject: BenchSubject, lengths: Sequence[int], *, seed: int = 0) -> list[MetricsRecord]:
@@ -61,10 +54,8 @@ def count_metrics(subject: BenchSubject, lengths: Sequence[int], *, seed: int = 
         "backbone_graph_bytes": (bundle.folder / BACKBONE_FILE).stat().st_size,
         "weights_bytes": bundle.weights.stat().st_size,
     }
-    return [
-        MetricsRecord(of="bundle", values=sizes),
-        *(_of_graph(subject, task, lengths, seed) for task in (None, *subject.tasks)),
-    ]
+    graphs = (_of_graph(subject, task, lengths, seed) for task in (None, *subject.tasks))
+    return [MetricsRecord(of="bundle", values=sizes), *graphs]
 
 
 def _of_graph(subject: BenchSubject, task: BenchedTask | None, lengths: Sequence[int], seed: int) -> MetricsRecord:
@@ -92,22 +83,32 @@ def profile_all(units: Sequence[Unit], start: Start) -> tuple[ProfiledPass, ...]
     jobs = [unit.job for unit in units if unit.job and unit.job.workload == "infer_onnxruntime" and unit.role in own]
     if not jobs:
         raise UsageError("--profile-ops looks into inference with ONNX Runtime, which these options leave out.")
-    ceilings = measure_ceilings(jobs[0].threads, start)
+    best = {}  # of a few steps of each probe: a ceiling is what was reached once
+    for name, work in (("gemm", GEMM_FLOPS), ("copy", 2 * COPIED_BYTES)):  # a copy reads and writes
+        with start(f"{name} probe", Job(name, jobs[0].threads)) as worker:
+            worker.ready()
+            best[name] = work / min(worker.step(0).seconds for _ in range(_PROBES))
+    ceilings = CeilingsRecord(flops_per_s=best["gemm"], bytes_per_s=best["copy"])
     return tuple(profile_operators(job, start, ceilings) for job in jobs)
 
 
 def profile_operators(job: Job, start: Start, ceilings: CeilingsRecord) -> ProfiledPass:
     """One entry, for the first batch of ``job``."""
+    runs = _WARMUP + _RUNS
     with tempfile.TemporaryDirectory(prefix="edgepeft-profile-") as work:
         target = Path(work) / "trace.json"
         traced = replace(job, workload="profiled", batches=job.batches[:1], settings={"trace": str(target)})
         with start("profile", traced) as worker:
             worker.ready()
-            seconds = [worker.step(0).seconds for _ in range(_WARMUP + _RUNS)][_WARMUP:]
+            seconds = [worker.step(0).seconds for _ in range(runs)][_WARMUP:]
             worker.step(1)
         executed = read_trace(target)
-    runs = _WARMUP + _RUNS
-    types, layers = by_type(executed, ceilings, runs), by_layer(executed, ceilings, runs)
+    by_type, by_layer, layer = dict[str, list[Executed]](), dict[str, list[Executed]](), "embeddings"
+    for one in executed:  # a fused operator has no layer in its name and counts to the one before it
+        layer = f"layer {int(match[1])}" if (match := _LAYER.search(one.name)) else layer
+        by_type.setdefault(one.op_type, []).append(one)
+        by_layer.setdefault(layer, []).append(one)
+    types = sorted(_totals(by_type, ceilings, runs), key=lambda one: -one.seconds)
     return ProfiledPass(
         of=f"task {job.task}" if job.task else "backbone",
         rows=len(job.batches[0]),
@@ -117,37 +118,8 @@ def profile_operators(job: Job, start: Start, ceilings: CeilingsRecord) -> Profi
         # What no operator accounts for: Python, the session's own work, the profiler's.
         outside_s=float(np.median(seconds)) - sum(one.seconds for one in types),
         by_type=tuple(types),
-        by_layer=tuple(layers),
+        by_layer=tuple(_totals(by_layer, ceilings, runs)),
     )
-
-
-def measure_ceilings(threads: int, start: Start) -> CeilingsRecord:
-    """The best of a few steps of each probe: a ceiling is what was reached once."""
-    best = {}
-    for name, work in (("gemm", GEMM_FLOPS), ("copy", 2 * COPIED_BYTES)):  # a copy reads and writes
-        with start(f"{name} probe", Job(name, threads)) as worker:
-            worker.ready()
-            best[name] = work / min(worker.step(0).seconds for _ in range(_PROBES))
-    return CeilingsRecord(flops_per_s=best["gemm"], bytes_per_s=best["copy"])
-
-
-def by_type(executed: Sequence[Executed], ceilings: CeilingsRecord, runs: int) -> list[OperatorRecord]:
-    """By operator, the one that takes most first."""
-    groups: dict[str, list[Executed]] = {}
-    for one in executed:
-        groups.setdefault(one.op_type, []).append(one)
-    return sorted(_totals(groups, ceilings, runs), key=lambda one: -one.seconds)
-
-
-def by_layer(executed: Sequence[Executed], ceilings: CeilingsRecord, runs: int) -> list[OperatorRecord]:
-    """By layer, in order; a fused operator has no layer in its name and counts to the one before it."""
-    groups: dict[str, list[Executed]] = {}
-    layer = "embeddings"
-    for one in executed:
-        if one.layer is not None:
-            layer = f"layer {one.layer}"
-        groups.setdefault(layer, []).append(one)
-    return list(_totals(groups, ceilings, runs))
 
 
 def _totals(groups: dict[str, list[Executed]], ceilings: CeilingsRecord, runs: int) -> Iterable[OperatorRecord]:
@@ -212,12 +184,6 @@ class Executed:
             width = 4 if self.inputs[0].kind == "float" and "Quantize" not in self.op_type else 1
             read += width * self.inputs[0].shape[-1] * self.outputs[0].shape[-1]
         return read + written
-
-    @property
-    def layer(self) -> int | None:
-        """The layer in its name."""
-        match = _LAYER.search(self.name)
-        return int(match.group(1)) if match else None
 
 
 def read_trace(path: Path) -> list[Executed]:

@@ -174,11 +174,7 @@ def count_instructions(
 
 
 def instructions_of(guest: Guest, model: onnx.ModelProto, weights: Path, inputs: Mapping[str, NDArray[Any]]) -> float:
-    """Instructions of one run of a graph, whose weights lie in that file.
-
-    Raises:
-        EdgepeftError: the emulator fails.
-    """
+    """Instructions of one run of a graph, whose weights lie in that file."""
     with tempfile.TemporaryDirectory(prefix="edgepeft-instructions-") as work:
         folder = Path(work)
         guest.prepare(folder)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -20,21 +21,14 @@ from edgepeft.bench.measuring.measure import Measured, ProgressCallback, Start, 
 from edgepeft.bench.measuring.sampler import Budget, Schedule, Watched
 from edgepeft.bench.operators import count_metrics, profile_all
 from edgepeft.bench.planning import plan
-from edgepeft.bench.planning.job import Job
+from edgepeft.bench.planning.job import random_batch
 from edgepeft.bench.planning.plan import ResolvedRequest, Unit, UnitRole, workloads_of
 from edgepeft.bench.planning.scenario import SampleKind, Scenario, load_scenario
 from edgepeft.bench.planning.target import BenchedTask, BenchSubject, write_random_tokenizer
 from edgepeft.bench.qemu import Guest, count_instructions, find_guest
 from edgepeft.bench.result import conditions
-from edgepeft.bench.result.parts import GemmRates
 from edgepeft.bench.result.rows import energy_from_power, flops_per_instance, result_rows, row_of
-from edgepeft.bench.result.schema import (
-    BenchResult,
-    BenchRow,
-    MetricsRecord,
-    PredictionRecord,
-    ScheduleRecord,
-)
+from edgepeft.bench.result.schema import BenchResult, BenchRow, MetricsRecord, PredictionRecord, ScheduleRecord
 from edgepeft.bench.result.statistics import summarised
 from edgepeft.common.errors import DataError, DoesNotFit, UsageError
 from edgepeft.device.cgroups import ROOT
@@ -158,10 +152,9 @@ def _result(
 
 def _made(work: ResolvedRequest, **own: Any) -> BenchResult:
     """A result of what was asked, made now."""
-    now, commit = conditions.utc_now(), conditions.commit_under_test()
-    return BenchResult(
-        model=conditions.model_of(work.subject), measured_at=now, commit=commit, flops_counted=_COUNTED, **own
-    )
+    model, now, commit = conditions.model_of(work.subject), datetime.now(UTC), conditions.commit_under_test()
+    at = now.isoformat(timespec="seconds")
+    return BenchResult(model=model, measured_at=at, commit=commit, flops_counted=_COUNTED, **own)
 
 
 def _announcement(units: Sequence[Unit], schedule: Schedule, work: ResolvedRequest) -> str:
@@ -184,10 +177,7 @@ def _announcement(units: Sequence[Unit], schedule: Schedule, work: ResolvedReque
 
 
 def _predicted(work: ResolvedRequest) -> BenchResult:
-    """The result of ``--mode predicted``, where nothing runs: a row for each task and for the bare backbone.
-
-    Times follow from the graphs' operations and the profile's roofline.
-    """
+    """The result of ``--mode predicted``, by operations and the profile's roofline: tasks, then the bare backbone."""
     if work.scenario.kind is not SampleKind.BATCHES:
         raise UsageError(f"scenario {work.scenario.name} is not of batches; --mode predicted predicts those only.")
     made = [(task, _predictions(work, task)) for task in (*work.subject.tasks, None)]
@@ -201,7 +191,7 @@ def _predicted(work: ResolvedRequest) -> BenchResult:
 def _predicted_row(work: ResolvedRequest, task: BenchedTask | None, predictions: Sequence[Predicted]) -> BenchRow:
     prompt, profile = task.prompt_length if task else 0, work.profile
     known = [one.seconds for one in predictions if one.seconds is not None]
-    instances, seconds = sum(map(len, work.batches)), sum(known) if len(known) == len(predictions) else None
+    instances, seconds = sum(map(len, work.batches)), sum(known) if known else None
     role = UnitRole.TASK if task else UnitRole.BACKBONE
     return row_of(
         work,
@@ -225,31 +215,30 @@ def _predictions(work: ResolvedRequest, task: BenchedTask | None) -> list[Predic
     subject = work.subject
     graph = subject.bundle.graph(task.name if task else None)
     precision = subject.bundle.manifest.backbone.weights_dtype
+    vocab_size, pad_id = subject.architecture.vocab_size, subject.architecture.pad_token_id
     known: dict[tuple[int, ...], Predicted] = {}
     for rows in dict.fromkeys(work.batches):  # the graph puts a task's prompt in front by itself
-        vocab_size, pad_id = subject.architecture.vocab_size, subject.architecture.pad_token_id
-        inputs = Job("infer", 1, (rows,), vocab_size=vocab_size, pad_id=pad_id).batch(0)
+        inputs = random_batch(rows, vocab_size=vocab_size, pad_id=pad_id, seed=0)
         known[rows] = predict_seconds(count_run(graph, inputs).works, work.profile, precision=precision)
     return [known[rows] for rows in work.batches]
 
 
 def _prediction(predictions: Sequence[Predicted], instances: int) -> PredictionRecord:
     """Means over the batches, the interval as throughput, and what the first batch's classes took."""
-    first, n = predictions[0], len(predictions)
+    first, n = predictions[0], len(predictions)  # of one graph: all are known, or none
     intervals = [one.interval for one in predictions if one.interval is not None]
-    whole = len(intervals) == n
     at_least = [one.at_least for one in predictions if one.at_least is not None]
     low, high = (sum(interval[end] for interval in intervals) for end in (0, 1))
     seconds = [one.seconds for one in predictions if one.seconds is not None]
     return PredictionRecord(
-        latency_s=sum(seconds) / n if whole else None,
-        interval_s=(low / n, high / n) if whole else None,
-        at_least_s=sum(at_least) / n if len(at_least) == n else None,
+        latency_s=sum(seconds) / n if seconds else None,
+        interval_s=(low / n, high / n) if intervals else None,
+        at_least_s=sum(at_least) / n if at_least else None,
         calibration=first.calibration,
         row=None if first.row is None else first.row.model_dump(mode="json"),
         classes={kind.value: time for kind, time in first.classes.items()},
         notes=first.notes,
-        instances_per_minute_interval=(60 * instances / high, 60 * instances / low) if whole else None,
+        instances_per_minute_interval=(60 * instances / high, 60 * instances / low) if intervals else None,
     )
 
 
@@ -304,7 +293,9 @@ class BenchSession:
         kept = [row for row in old.results if row.scenario != name or row.workload not in workloads]
         done = ((scenario, workload) for workload in workloads if workload not in interrupted)
         rates: dict[str, object] = {n: getattr(new.host, n) or getattr(old.host, n) for n in _RATES}
-        rates |= {name: _both(getattr(old.host, name), getattr(new.host, name)) for name in _SAMPLES}
+        for samples in _SAMPLES:
+            before, now = getattr(old.host, samples), getattr(new.host, samples)
+            rates[samples] = {name: (*before.get(name, ()), *now.get(name, ())) for name in {**before, **now}}
         self.result = new.model_copy(
             update={
                 "host": new.host.model_copy(update=rates),
@@ -315,10 +306,6 @@ class BenchSession:
                 "schedules": (*(old.schedules or ()), schedule),
             }
         )
-
-
-def _both(before: GemmRates, now: GemmRates) -> GemmRates:
-    return {name: (*before.get(name, ()), *now.get(name, ())) for name in {**before, **now}}
 
 
 def run_scenarios(
@@ -338,7 +325,13 @@ def run_scenarios(
     # Scenarios may be added later, and the time that each may take does not matter.
     asked: dict[str, JsonValue] = request.model_dump(mode="json", exclude={"scenario", "max_seconds"})
     if earlier is not None:
-        _refuse_other_request(earlier, asked)
+        if (before := earlier.request) is None:
+            raise UsageError("--resume: the file does not record what was asked; measure anew without --resume.")
+        if other := sorted(name for name in {**before, **asked} if before.get(name) != asked.get(name)):
+            changes = ", ".join(f"{name} was {before.get(name)} and is {asked.get(name)}" for name in other)
+            raise UsageError(
+                f"--resume continues what was asked before: {changes}. Give the same options, or another --json."
+            )
     session = BenchSession(earlier or BenchResult(results=()))
     budget, names = Budget.of(request.max_seconds), list(dict.fromkeys(scenarios))
     for number, scenario in enumerate(names):
@@ -355,17 +348,6 @@ def run_scenarios(
         if session.interrupted:
             break
     return session
-
-
-def _refuse_other_request(earlier: BenchResult, asked: dict[str, JsonValue]) -> None:
-    before = earlier.request
-    if before is None:
-        raise UsageError("--resume: the file does not record what was asked; measure anew without --resume.")
-    if other := sorted(name for name in {**before, **asked} if before.get(name) != asked.get(name)):
-        changes = ", ".join(f"{name} was {before.get(name)} and is {asked.get(name)}" for name in other)
-        raise UsageError(
-            f"--resume continues what was asked before: {changes}. Give the same options, or another --json."
-        )
 
 
 def earlier_result(path: Path) -> BenchResult | None:

@@ -51,16 +51,6 @@ class Setting:
     calibrated: Calibrated | None = None
 
     @property
-    def percentiles(self) -> bool:
-        """Whether the latency of a single step means anything."""
-        return self.calibrated is None or self.calibrated.percentiles
-
-    @property
-    def times_are_the_devices(self) -> bool:
-        """Whether seconds may be multiplied with the device's power."""
-        return self.mode != "limits"
-
-    @property
     def probe(self) -> Job | None:
         """The reference, to be run in the same rounds, so that the calibration is seen to hold."""
         reference = self.profile.reference

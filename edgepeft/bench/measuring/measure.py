@@ -38,15 +38,11 @@ _RAISED_AGAIN = {"UsageError": UsageError, "UnknownName": UsageError, "DoesNotFi
 class WorkerProcess:
     """One unit in a process of its own; between calls it waits and uses no processor.
 
-    Raises (every method): ``DoesNotFit`` when the memory limit was hit, ``EdgepeftError`` with the
-    worker's last words when it ended otherwise.
+    Every method raises DoesNotFit at the memory limit, and EdgepeftError with the worker's last words when it ended.
     """
 
     def __init__(self, label: str, job: Job, limits: Limits, *, throttled: bool = True, python: str = ""):
-        """``throttled``: a quota holds from the start; else it waits for ``throttle``, as loading is not measured.
-
-        ``python``: the interpreter, where it is not ours.
-        """
+        """``throttled``: a quota holds from the start, else from ``throttle`` on; ``python``: another interpreter."""
         self.label = label
         self._limits = limits
         # Its standard error, in a file: a full pipe without a reader would block it.

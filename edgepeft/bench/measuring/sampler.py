@@ -146,10 +146,7 @@ class Series:
 def round_orders(
     names: Sequence[str], rounds: int, seed: int, seldom: Collection[str] = (), every: int = 1
 ) -> Iterator[list[str]]:
-    """Yield a permutation of ``names`` per round, the same for the same seed; none begins with the last one's end.
-
-    Names in ``seldom`` take part in the first of ``every`` rounds.
-    """
+    """Yield an order of ``names`` per round, ``seldom`` in one of ``every``; none begins with the last one's end."""
     source = random.Random(seed)
     last = None
     for index in range(rounds):

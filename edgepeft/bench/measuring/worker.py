@@ -1,9 +1,8 @@
 """The child process of one unit: ``python -m edgepeft.bench.measuring.worker``.
 
-JSON lines on standard input and output: a job, then ``{"step": i}`` any number of times, then
-``{"close": true}``.  Under a CPU quota ``{"step": i, "span_s": s}`` repeats the step for s seconds.
-Between lines it waits in ``read``, so it takes no core from the worker whose
-turn it is.  What libraries print goes to standard error.
+JSON lines on standard input and output: a job, then ``{"step": i}`` any number of times, then ``{"close": true}``.
+Under a CPU quota ``{"step": i, "span_s": s}`` repeats the step for s seconds.  Between lines it waits in ``read``, so
+it takes no core from the worker whose turn it is.  What libraries print goes to standard error.
 """
 
 from __future__ import annotations
@@ -77,23 +76,19 @@ def _replies(requests: IO[str]) -> Iterator[Mapping[str, object]]:
         if "close" in request:
             yield {"peak_rss_bytes": peak_rss_bytes()}
             return
-        batch, span = int(request["step"]), request.get("span_s")
-        yield _spanned(prepared.step, batch, float(span)) if span else _timed(prepared.step, batch)
+        batch = int(request["step"])
+        if span := request.get("span_s"):
+            yield _spanned(prepared.step, batch, float(span))
+        else:
+            cpu, wall = time.process_time(), time.perf_counter()
+            prepared.step(batch)
+            yield {"seconds": time.perf_counter() - wall, "cpu_seconds": time.process_time() - cpu}
         gc.collect()
 
 
-def _timed(step: Callable[[int], None], batch: int) -> dict[str, float]:
-    cpu, wall = time.process_time(), time.perf_counter()
-    step(batch)
-    return {"seconds": time.perf_counter() - wall, "cpu_seconds": time.process_time() - cpu}
-
-
 def _spanned(step: Callable[[int], None], batch: int, span: float) -> dict[str, object]:
-    """Repeat the step for ``span`` seconds, as under a quota that holds all the time; the mean of the steps.
-
-    A worker that has waited has a whole period's quota left, and a short step would be over before it is used up:
-    that time is spun away first.
-    """
+    """Repeat the step for ``span`` seconds, as under a quota that holds all the time; the mean of the steps."""
+    # A worker that has waited has a whole period's quota left, and a short step would be over before it is used up.
     spun = time.perf_counter() + _PERIOD_S
     while time.perf_counter() < spun:
         pass

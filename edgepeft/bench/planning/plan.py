@@ -117,15 +117,13 @@ def plan_units(
 def _subjects(
     workload: str, engine: str, tasks: Sequence[BenchedTask]
 ) -> list[tuple[UnitRole, BenchedTask | None, int]]:
-    """Tasks, and what they are compared with: the bare backbone (on rows as long as theirs), or training everything.
-
-    Without a task, training everything is PyTorch's only: ONNX Runtime trains the tensors of a task.
-    """
+    """Tasks, and what they are compared with: the bare backbone (on rows as long as theirs), or training everything."""
     other = UnitRole.BACKBONE if workload == "infer" else UnitRole.FULL
     own: list[tuple[UnitRole, BenchedTask | None, int]] = []
     for task in tasks:
         role = UnitRole.FULL if workload == "finetune" and task.trains_everything else UnitRole.TASK
         own.append((role, task, task.prompt_length))
+    # Without a task, training everything is PyTorch's only: ONNX Runtime trains the tensors of a task.
     if any(role is other for role, _, _ in own) or (workload, engine) == ("finetune", "onnxruntime"):
         return own
     prompts = sorted({prompt for _, _, prompt in own if prompt}) if workload == "infer" else []
@@ -218,10 +216,7 @@ def check_request(request: BenchOptions) -> None:
 
 @dataclass(frozen=True)
 class ResolvedRequest:
-    """What a request stands for: ``rows`` in a batch, the batches, ``notes`` on them.
-
-    ``new_tokens`` are written of each text; 0 where none is.
-    """
+    """What a request stands for: ``rows`` in a batch, the batches, ``notes`` on them."""
 
     request: BenchOptions
     profile: Profile
@@ -231,7 +226,7 @@ class ResolvedRequest:
     rows: int
     batches: Batches
     notes: tuple[str, ...]
-    new_tokens: int = 0
+    new_tokens: int = 0  # that are written of each text
 
     def units(self, threads: int) -> list[Unit]:
         """What is timed; nothing where only counts were asked for."""

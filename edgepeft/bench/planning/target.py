@@ -86,10 +86,7 @@ def torch_installed() -> bool:
 
 
 def open_subject(folder: Path, *, tasks: Sequence[str] = (), methods: Sequence[str] = ()) -> BenchSubject:
-    """Open a bundle on disk; where tasks or methods are named, with these only.
-
-    Tasks that write text are left out beside others, unless they are named.
-    """
+    """Open a bundle on disk with the named tasks or methods; unnamed tasks that write are left out beside others."""
     bundle = Bundle(folder)
     chosen = {name: bundle.entry(name) for name in (tasks or bundle.manifest.tasks)}
     known = {entry.method for entry in chosen.values()}
@@ -116,12 +113,9 @@ def random_subject(
     methods: Sequence[str] = (),
     settings: Mapping[str, str] | None = None,
     seed: int = 0,
-    trainable: bool = False,
+    trainable: bool = False,  # asked for other versions, which need files for that; here every task can be tuned
 ) -> BenchSubject:
-    """Make a bundle in ``folder`` (which exists and is empty): random backbone, one fresh task per method.
-
-    ``trainable`` is what other versions ask for, which need files for that; here every task can be fine-tuned.
-    """
+    """Make a bundle in ``folder`` (which exists and is empty): random backbone, one fresh task per method."""
     if settings and not methods:
         raise UsageError("--set sets a method's hyperparameters; name the method with --method.")
     write_random_checkpoint(config_of(name), folder, seed=seed)

@@ -14,25 +14,9 @@ from textwrap import fill
 from typing import TYPE_CHECKING
 
 from edgepeft.bench.compare import ResultFile
-from edgepeft.bench.report.evaluation import (
-    EVAL_SCHEMA,
-    EvalSummary,
-    TrainingCard,
-    evaluation_of,
-    evaluations,
-    trainings,
-)
+from edgepeft.bench.report import evaluation, tables
 from edgepeft.bench.report.page import Cell, Section, page, plain_svg
 from edgepeft.bench.report.sweeps import swept
-from edgepeft.bench.report.tables import (
-    QUICKSTART_SCHEMA,
-    QuickstartSummary,
-    conditions_of,
-    model_name,
-    of_mode,
-    subject_of,
-    warnings_by_kind,
-)
 from edgepeft.bench.result.parts import read_document, schema_of
 from edgepeft.bench.result.schema import RESULT_SCHEMA, BenchResult, BenchRow, OperatorRecord, ProfiledPass
 from edgepeft.bench.result.statistics import ratio_of_medians
@@ -94,11 +78,12 @@ def _row(cells: Sequence[Cell]) -> str:
 
 def sections(inputs: ReportInputs) -> list[Section]:
     """All sections that these inputs have something for; of equal titles, each names its file."""
-    of_cards = ((name, evaluation_of(card)) for name, card in inputs.cards)
+    of_cards = ((name, evaluation.evaluation_of(card)) for name, card in inputs.cards)
+    evaluated = [*inputs.evaluations, *((name, found) for name, found in of_cards if found is not None)]
     made = [
         *swept(inputs.sweeps),
-        *trainings(inputs.cards),
-        *evaluations([*inputs.evaluations, *((name, found) for name, found in of_cards if found is not None)]),
+        *evaluation.trainings(inputs.cards),
+        *evaluation.evaluations(evaluated),
         *_throughput(inputs),
         *_storage(inputs.tasks()),
         *_parameters(inputs.tasks()),
@@ -152,11 +137,11 @@ def _bars(key: str, name: str, result: BenchResult, workload: str, rows: Sequenc
         ratio = next((str(row.ratio_to[peer]) for peer in peers), "-")
         table.append((label, *map(_rounded, value), _rounded(row.latency_s.p50, 1000), ratio))
     header = ("what", "instances/min", "low", "high", "p50 ms", "x bare, full or other way")
-    title = (
-        f"Throughput{of_mode(result)}: {'fine-tuning' if workload == 'finetune' else 'inference'}, {model_name(result)}"
-    )
-    notes = [each[0][0] + (f" [and {len(each) - 1} more]" if each[1:] else "") for each in warnings_by_kind(rows)]
-    text, inches = f"{name}. {conditions_of(result)}", (7.0, 1.0 + 0.5 * len(rows))
+    does = "fine-tuning" if workload == "finetune" else "inference"
+    title = f"Throughput{tables.of_mode(result)}: {does}, {tables.model_name(result)}"
+    kinds = tables.warnings_by_kind(rows)
+    notes = [first + (f" [and {len(others)} more]" if others else "") for (first, _), *others in kinds]
+    text, inches = f"{name}. {tables.conditions_of(result)}", (7.0, 1.0 + 0.5 * len(rows))
     return Section(key, title, text, header, table, draw, inches, notes)
 
 
@@ -265,7 +250,7 @@ def _history(inputs: ReportInputs) -> Iterator[Section]:
         for row in result.results:
             if row.instances_per_minute:
                 what = f"{row.workload} {row.engine} {row_name(row)}, {row.batch_size} x {row.sequence_length}"
-                lines.setdefault(what + of_mode(result), {})[place] = row.instances_per_minute
+                lines.setdefault(what + tables.of_mode(result), {})[place] = row.instances_per_minute
     several = {what: line for what, line in lines.items() if len(line) > 1}
     if not several:
         return
@@ -309,9 +294,9 @@ class ReportInputs:
     """The documents, by kind, with their files' names."""
 
     bench: list[tuple[str, BenchResult]] = field(default_factory=list)
-    quickstarts: list[tuple[str, QuickstartSummary]] = field(default_factory=list)
-    evaluations: list[tuple[str, EvalSummary]] = field(default_factory=list)
-    cards: list[tuple[str, TrainingCard]] = field(default_factory=list)
+    quickstarts: list[tuple[str, tables.QuickstartSummary]] = field(default_factory=list)
+    evaluations: list[tuple[str, evaluation.EvalSummary]] = field(default_factory=list)
+    cards: list[tuple[str, evaluation.TrainingCard]] = field(default_factory=list)
     sweeps: list[tuple[str, Sweep]] = field(default_factory=list)
 
     @property
@@ -344,7 +329,7 @@ class ReportInputs:
 
 def row_name(row: BenchRow) -> str:
     """What a row of a result is about, within its workload and engine."""
-    return f"{row.task} ({row.method or '-'})" if row.task and not row.variant else subject_of(row)
+    return f"{row.task} ({row.method or '-'})" if row.task and not row.variant else tables.subject_of(row)
 
 
 def read_inputs(paths: Sequence[Path]) -> ReportInputs:
@@ -358,13 +343,13 @@ def read_inputs(paths: Sequence[Path]) -> ReportInputs:
         schema = schema_of(path)
         if schema == RESULT_SCHEMA:
             found.bench.append((path.name, ResultFile.open(path).document))
-        elif schema == QUICKSTART_SCHEMA:
-            found.quickstarts.append((path.name, read_document(path, QuickstartSummary)))
-        elif schema == EVAL_SCHEMA:
-            found.evaluations.append((path.name, read_document(path, EvalSummary)))
+        elif schema == tables.QUICKSTART_SCHEMA:
+            found.quickstarts.append((path.name, read_document(path, tables.QuickstartSummary)))
+        elif schema == evaluation.EVAL_SCHEMA:
+            found.evaluations.append((path.name, read_document(path, evaluation.EvalSummary)))
         elif schema == DELTA_FORMAT:
-            found.cards.append((f"{path.parent.name}/{path.name}", read_document(path, TrainingCard)))
+            found.cards.append((f"{path.parent.name}/{path.name}", read_document(path, evaluation.TrainingCard)))
         else:
-            known = f"{RESULT_SCHEMA}, {QUICKSTART_SCHEMA}, {EVAL_SCHEMA}, {DELTA_FORMAT}"
+            known = f"{RESULT_SCHEMA}, {tables.QUICKSTART_SCHEMA}, {evaluation.EVAL_SCHEMA}, {DELTA_FORMAT}"
             raise DataError(f"{path}: schema {schema!r} is none that a report is made of; known: {known}.")
     return found

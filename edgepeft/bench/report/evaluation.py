@@ -269,19 +269,17 @@ def trainings(cards: Sequence[tuple[str, TrainingCard]]) -> Iterator[Section]:
     """A table of scores for each card, and its learning curve where it has one."""
     for number, (name, card) in enumerate(cards):
         if card.metrics is not None:
-            yield _scores(f"trained-{number}", name, card, card.metrics)
+            found, how = card.metrics, _how(card, card.metrics.metric)
+            rows: list[tuple[Cell, ...]] = [(f"this delta, {found.n_test} test rows", found.test, None)]
+            rows += [(f"{kind}, the same rows", each.test, each.p) for kind, each in found.baselines.items()]
+            rows.append((f"this delta, {found.n_eval} rows that chose its step", found.eval, None))
+            text = f"{name}. {card.method}, {found.metric} ({how}), trained on {found.n_train} rows."
+            even = [kind for kind, each in found.baselines.items() if not each.beaten]
+            notes = [f"not better than the {kind} beyond chance" for kind in even]
+            header = ("what", found.metric, "McNemar's p")
+            yield Section(f"trained-{number}", f"{card.task}: scores", text, header, rows, notes=notes)
             if card.metrics.curve:
                 yield _curve(f"curve-{number}", name, card.task, card.metrics)
-
-
-def _scores(key: str, name: str, card: TrainingCard, found: TrainingMetrics) -> Section:
-    rows: list[tuple[Cell, ...]] = [(f"this delta, {found.n_test} test rows", found.test, None)]
-    rows += [(f"{kind}, the same rows", each.test, each.p) for kind, each in found.baselines.items()]
-    rows.append((f"this delta, {found.n_eval} rows that chose its step", found.eval, None))
-    how = _how(card, found.metric)
-    text = f"{name}. {card.method}, {found.metric} ({how}), trained on {found.n_train} rows."
-    notes = [f"not better than the {kind} beyond chance" for kind, each in found.baselines.items() if not each.beaten]
-    return Section(key, f"{card.task}: scores", text, ("what", found.metric, "McNemar's p"), rows, notes=notes)
 
 
 def _curve(key: str, name: str, task: str, found: TrainingMetrics) -> Section:

@@ -57,9 +57,7 @@ def page(title: str, sections: Sequence[Section], sources: Sequence[str]) -> str
 
 
 def _section(section: Section) -> str:
-    picture = ""
-    if section.draw is not None:
-        picture = f'<div class="picture">{inline_svg(section)}</div>'
+    picture = "" if section.draw is None else f'<div class="picture">{inline_svg(section)}</div>'
     notes = "".join(f"<li>{escape(note)}</li>" for note in section.notes)
     warned = f'<ul class="notes">{notes}</ul>' if notes else ""
     return f"""<section id="{section.key}" aria-labelledby="{section.key}-title">
@@ -73,11 +71,12 @@ def _section(section: Section) -> str:
 
 def _table(section: Section) -> str:
     numeric = [all(not isinstance(row[i], str) for row in section.rows) for i in range(len(section.header))]
+    right = [' class="number"' * each for each in numeric]
     head = "".join(
-        f'<th scope="col"{_right(numeric[i])}><button type="button">{escape(name)}</button></th>'
-        for i, name in enumerate(section.header)
+        f'<th scope="col"{own}><button type="button">{escape(name)}</button></th>'
+        for name, own in zip(section.header, right, strict=True)
     )
-    rows = "".join(f"<tr>{_cells(row, numeric)}</tr>\n" for row in section.rows)
+    rows = "".join(f"<tr>{_cells(row, right)}</tr>\n" for row in section.rows)
     return (
         f'<div class="table" role="region" aria-label="{escape(section.title)}: numbers" tabindex="0"><table>'
         f"<caption>{escape(section.title)}: numbers. A heading sorts by its column.</caption>"
@@ -85,23 +84,14 @@ def _table(section: Section) -> str:
     )
 
 
-def _cells(row: Sequence[Cell], numeric: Sequence[bool]) -> str:
-    first, *others = row
-    cells = [f'<th scope="row"{_value(first)}>{escape(_shown(first))}</th>']
-    cells += [
-        f"<td{_right(right)}{_value(cell)}>{escape(_shown(cell))}</td>"
-        for cell, right in zip(others, numeric[1:], strict=True)
-    ]
+def _cells(row: Sequence[Cell], right: Sequence[str]) -> str:
+    cells = []
+    for place, (cell, own) in enumerate(zip(row, right, strict=True)):
+        name, end = (f"td{own}", "td") if place else ('th scope="row"', "th")
+        # What it is sorted by, where its text is not.
+        value = f' data-value="{cell}"' if isinstance(cell, (int, float)) else ""
+        cells.append(f"<{name}{value}>{escape(_shown(cell))}</{end}>")
     return "".join(cells)
-
-
-def _right(numeric: bool) -> str:
-    return ' class="number"' if numeric else ""
-
-
-def _value(cell: Cell) -> str:
-    """What it is sorted by, where its text is not."""
-    return f' data-value="{cell}"' if isinstance(cell, (int, float)) else ""
 
 
 def _shown(cell: Cell) -> str:

@@ -60,14 +60,11 @@ def _against(key: str, name: str, of: str, group: Sequence[Column], what: str) -
     unit = _UNITS[what]
     names = list(dict.fromkeys(method for column in group for method in column.chosen))
     whole = [column for column in group if set(names) <= set(column.chosen)] or list(group[:1])
-    points = {
-        method: (
-            mean(getattr(column.chosen[method], what) for column in whole),
-            mean(column.chosen[method].score for column in whole),
-        )
-        for method in names
-        if all(method in column.chosen for column in whole)
-    }
+    points = {}
+    for method in names:
+        if all(method in column.chosen for column in whole):
+            arms = [column.chosen[method] for column in whole]
+            points[method] = mean(getattr(arm, what) for arm in arms), mean(arm.score for arm in arms)
 
     def draw(figure: Figure) -> None:
         axes = figure.add_subplot()
@@ -79,11 +76,9 @@ def _against(key: str, name: str, of: str, group: Sequence[Column], what: str) -
         _legend(axes)
 
     sets = ", ".join(column.place[1] for column in whole)
-    text = f"{name}. The mean test score over {sets}, against {unit}."
+    text, header = f"{name}. The mean test score over {sets}, against {unit}.", ("method", unit, "mean score, %")
     rows = [(method, round(size), _rounded(score)) for method, (size, score) in points.items()]
-    return Section(
-        f"{key}-{what}", f"Scores and {unit}: {of}", text, ("method", unit, "mean score, %"), rows, draw, (7.0, 4.5)
-    )
+    return Section(f"{key}-{what}", f"Scores and {unit}: {of}", text, header, rows, draw, (7.0, 4.5))
 
 
 def _sizes(key: str, name: str, found: Sequence[Column]) -> Iterator[Section]:

@@ -317,11 +317,7 @@ class QuickstartSummary(Part):
 def quickstart_summary(
     tasks: Sequence[Mapping[str, str]], manifest: Manifest, bench: BenchResult, seconds: Mapping[str, float]
 ) -> QuickstartSummary:
-    """One document from what training, export and bench wrote.
-
-    ``tasks`` have name, title, source and licence; ``manifest`` is the bundle's, ``seconds`` the time that each step
-    took.
-    """
+    """One document from what training, export and bench wrote; ``seconds``: the time that each step took."""
     row = bench.results[0]
     assert row.lengths is not None  # a measured row has them
     described = f"{str(row.lengths.described).partition(';')[0]} lengths (mean {row.lengths.mean:.0f} tokens)"

@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 import os
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +17,8 @@ from edgepeft.bench.measuring.emulation import CALIBRATION_TOLERANCE, Setting, s
 from edgepeft.bench.measuring.measure import Measured
 from edgepeft.bench.planning.target import BenchSubject
 from edgepeft.bench.result.parts import GemmRates, LimitsInForce, LimitsRequested, ProfileLimits, ProfileRecord
-from edgepeft.bench.result.schema import (
-    BenchHost,
-    CalibrationRecord,
-    ModelRecord,
-    TaskRecord,
-)
+from edgepeft.bench.result.schema import BenchHost, CalibrationRecord, ModelRecord, TaskRecord
 from edgepeft.bench.workloads.probes import GEMM_FLOPS
-from edgepeft.bundle.manifest import TaskEntry
 from edgepeft.device import machine
 from edgepeft.device.machine import bad_wheels, host_facts, versions
 from edgepeft.device.placement import InForce, Limits
@@ -78,11 +71,9 @@ def profile_of(profile: Profile, limits: Limits, in_force: InForce | None, notes
 
 def arithmetic_notes(profile: Profile, subject: BenchSubject) -> list[str]:
     """What the bundle's kinds of weights cost on the profile's processor, and wheels of this host that die there."""
-    manifest = subject.bundle.manifest
+    manifest, processor = subject.bundle.manifest, machine.processor_of_profile(profile)
     fp16 = any(manifest.tasks[task.name].weights_dtype == "fp16" for task in subject.tasks)
-    costs = machine.missing_arithmetic(
-        machine.processor_of_profile(profile), weights=manifest.backbone.weights_dtype, fp16=fp16
-    )
+    costs = machine.missing_arithmetic(processor, weights=manifest.backbone.weights_dtype, fp16=fp16)
     wheels = bad_wheels(versions(), profile.isa.absent)
     return [*costs, *(f"not to be used on the device: {wheel.sentence(profile.name)}" for wheel in wheels)]
 
@@ -104,34 +95,30 @@ def calibration_of(setting: Setting, measured: Sequence[Measured]) -> Calibratio
 
 def model_of(subject: BenchSubject) -> ModelRecord:
     """Its architecture; of a bundle, the tasks that were measured."""
-    tasks = () if subject.random_weights else subject.tasks
+    records = {}
+    for task in () if subject.random_weights else subject.tasks:
+        entry = subject.bundle.entry(task.name)
+        metric, score = entry.metrics.get("metric"), entry.metrics.get("test")
+        records[task.name] = TaskRecord(
+            method=entry.method,
+            trainable_parameters=entry.trainable_parameters,
+            n_bytes=entry.n_bytes,
+            metric=metric if isinstance(metric, str) else None,
+            score=float(score) if isinstance(score, (int, float)) and math.isfinite(score) else None,
+        )
     return ModelRecord(
         name=subject.name,
         random_weights=subject.random_weights,
         family=subject.architecture.family,
         model_type=subject.architecture.model_type,
         n_parameters=subject.architecture.n_parameters,
-        tasks={task.name: _task(subject.bundle.entry(task.name)) for task in tasks},
+        tasks=records,
     )
 
 
-def _task(entry: TaskEntry) -> TaskRecord:
-    metric, score = entry.metrics.get("metric"), entry.metrics.get("test")
-    return TaskRecord(
-        method=entry.method,
-        trainable_parameters=entry.trainable_parameters,
-        n_bytes=entry.n_bytes,
-        metric=metric if isinstance(metric, str) else None,
-        score=float(score) if isinstance(score, (int, float)) and math.isfinite(score) else None,
-    )
-
-
-_CI = ("GITHUB_SHA", "CI_COMMIT_SHA")  # GitHub's and GitLab's names for the commit under test
-
-
-def commit_under_test(environment: Mapping[str, str] = os.environ) -> str | None:
+def commit_under_test() -> str | None:
     """The commit that CI names, else HEAD of the checkout that edgepeft runs from (+: files differ), else None."""
-    if named := next((environment[name] for name in _CI if environment.get(name)), None):
+    if named := os.environ.get("GITHUB_SHA") or os.environ.get("CI_COMMIT_SHA"):  # GitHub's and GitLab's
         return named
     top = Path(edgepeft.__file__).resolve().parent.parent
     if not (top / ".git").exists():
@@ -142,8 +129,3 @@ def commit_under_test(environment: Mapping[str, str] = os.environ) -> str | None
     except (OSError, subprocess.CalledProcessError):
         return None
     return head.stdout.strip() + ("+" if dirty.returncode else "")
-
-
-def utc_now() -> str:
-    """The time in UTC, to the second, as ISO 8601 writes it."""
-    return datetime.now(UTC).isoformat(timespec="seconds")

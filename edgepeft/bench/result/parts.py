@@ -10,17 +10,9 @@ import math
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeVar
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Field,
-    SerializerFunctionWrapHandler,
-    ValidationError,
-    model_serializer,
-)
-from pydantic.types import Strict
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Strict, ValidationError, model_serializer
 from pydantic_core import PydanticKnownError
+from pydantic_core.core_schema import SerializerFunctionWrapHandler
 
 from edgepeft.common.bounded import bytes_at
 from edgepeft.common.errors import DataError, UsageError

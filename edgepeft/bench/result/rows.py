@@ -17,16 +17,7 @@ from edgepeft.bench.measuring.measure import Measured
 from edgepeft.bench.measuring.sampler import Series, throttled_samples
 from edgepeft.bench.planning.job import Job
 from edgepeft.bench.planning.plan import ResolvedRequest, Unit, UnitRole
-from edgepeft.bench.result import statistics
-from edgepeft.bench.result.schema import (
-    BenchRow,
-    BoardRecord,
-    EnergyRecord,
-    LatencyRecord,
-    LengthsRecord,
-    PairedRatio,
-    RatioRecord,
-)
+from edgepeft.bench.result import schema, statistics
 from edgepeft.bench.workloads.probes import GEMM_FLOPS
 from edgepeft.device.profiles import Profile
 from edgepeft.device.sensors import Meter
@@ -34,23 +25,29 @@ from edgepeft.device.sensors import Meter
 
 def result_rows(
     measured: Sequence[Measured], work: ResolvedRequest, setting: Setting, *, meter: Meter | None, rounds: int
-) -> tuple[BenchRow, ...]:
-    """One row per unit, ratios to the others of the same workload included.
-
-    ``meter``: the board's energy sensor; ``rounds``: those that were asked for.
-    """
+) -> tuple[schema.BenchRow, ...]:
+    """One row per unit, ratios to the others of its workload included; ``rounds`` were asked for."""
     rows = (_row(one, work, setting, meter, rounds) for one in measured)
     return tuple(
         row.model_copy(update={"ratio_to": _ratios(one, measured)}) for row, one in zip(rows, measured, strict=True)
     )
 
 
-def _row(one: Measured, work: ResolvedRequest, setting: Setting, meter: Meter | None, rounds: int) -> BenchRow:
+def _row(one: Measured, work: ResolvedRequest, setting: Setting, meter: Meter | None, rounds: int) -> schema.BenchRow:
     unit, series, architecture = one.unit, one.series, work.subject.architecture
     seconds, sizes = series.seconds, [len(unit.job.batches[index]) for index in series.batches] if unit.job else []
     # Of single steps; under a quota a sample is the mean of several.
     single = [step for sample in series.samples for step in sample.each or (sample.seconds,)]
-    latency = {f"p{p}": statistics.percentile(single, p) for p in (50, 90, 99)} if setting.percentiles else {}
+    latency: dict[str, float | None] = {}
+    if setting.calibrated is None or setting.calibrated.percentiles:
+        latency = {f"p{p}": statistics.percentile(single, p) for p in (50, 90, 99)}
+    board, readings = None, [sample.conditions for sample in series.samples]
+    if any(readings):
+        board = schema.BoardRecord(
+            temperature_c=tuple(each.temperature_c if each else None for each in readings),
+            frequency_mhz=tuple(each.frequency_mhz if each else None for each in readings),
+            throttled=tuple(each.throttled if each else None for each in readings),
+        )
     flops = None
     if (job := _counted(one)) is not None:
         rows = [n for batch in job.batches for n in _tokens(one, batch)]
@@ -64,23 +61,23 @@ def _row(one: Measured, work: ResolvedRequest, setting: Setting, meter: Meter | 
         sample_batches=tuple(series.batches),
         instances_per_minute=statistics.instances_per_minute(sizes, seconds) if seconds else None,
         statistics=statistics.summarised(seconds, alike=bool(comparable(one))),
-        latency_s=LatencyRecord(**latency),
+        latency_s=schema.LatencyRecord(**latency),
         peak_rss_bytes=one.peak_rss_bytes,
         cpu_s=sum(sample.cpu_seconds for sample in series.samples) if seconds else None,
         flops_per_instance=flops,
         gemm_fraction=_gemm_fraction(one, architecture),
         warnings=tuple(warnings_of(one, rounds)),
-        conditions=_board_conditions(series),
+        conditions=board,
         throttled=bool(throttled_samples(series)),
-        energy=energy_of(series, sizes, setting.profile if setting.times_are_the_devices else None, meter),
+        energy=energy_of(series, sizes, None if setting.mode == "limits" else setting.profile, meter),
     )
 
 
-def row_of(work: ResolvedRequest, unit: Unit, threads: int, **figures: Any) -> BenchRow:
+def row_of(work: ResolvedRequest, unit: Unit, threads: int, **figures: Any) -> schema.BenchRow:
     """The row of a unit, with these ``figures``."""
     used = [n for batch in work.batches for n in batch]
     padded = sum(len(batch) * max(batch) for batch in work.batches)
-    return BenchRow(
+    return schema.BenchRow(
         scenario=work.scenario.name,
         workload=unit.workload,
         engine=unit.engine,
@@ -92,7 +89,7 @@ def row_of(work: ResolvedRequest, unit: Unit, threads: int, **figures: Any) -> B
         batch_size=len(work.batches[0]),
         sequence_length=work.lengths.values[0] if work.lengths.uniform else round(work.lengths.mean, 2),
         new_tokens=work.new_tokens or None,
-        lengths=LengthsRecord(
+        lengths=schema.LengthsRecord(
             source=work.lengths.source,
             described=work.lengths.described,
             n_batches=len(work.batches),
@@ -102,18 +99,6 @@ def row_of(work: ResolvedRequest, unit: Unit, threads: int, **figures: Any) -> B
         ),
         threads=threads,
         **figures,
-    )
-
-
-def _board_conditions(series: Series) -> BoardRecord | None:
-    """The board at the end of each sample; None where it reports nothing."""
-    readings = [sample.conditions for sample in series.samples]
-    if not any(readings):
-        return None
-    return BoardRecord(
-        temperature_c=tuple(one.temperature_c if one else None for one in readings),
-        frequency_mhz=tuple(one.frequency_mhz if one else None for one in readings),
-        throttled=tuple(one.throttled if one else None for one in readings),
     )
 
 
@@ -145,7 +130,7 @@ def _gemm_fraction(one: Measured, architecture: Architecture) -> float | None:
     return float(np.median(fractions))
 
 
-def _ratios(one: Measured, measured: Sequence[Measured]) -> dict[str, PairedRatio]:
+def _ratios(one: Measured, measured: Sequence[Measured]) -> dict[str, schema.PairedRatio]:
     """Throughput over each peer's, with its interval: the median of paired rounds, and of all rounds' sums."""
     own = one.series.seconds
     if not own or one.series.failure:
@@ -156,9 +141,9 @@ def _ratios(one: Measured, measured: Sequence[Measured]) -> dict[str, PairedRati
         if name is not None and len(other.series.samples) == len(own):
             theirs = other.series.seconds
             peak, peer_peak = one.peak_rss_bytes, other.peak_rss_bytes
-            ratios[name] = PairedRatio(
+            ratios[name] = schema.PairedRatio(
                 **_plain(statistics.paired_ratio(own, theirs)),
-                of_totals=RatioRecord(**_plain(statistics.ratio_of_totals(own, theirs))),
+                of_totals=schema.RatioRecord(**_plain(statistics.ratio_of_totals(own, theirs))),
                 confidence=statistics.CONFIDENCE,
                 peak_rss=peak / peer_peak if peak and peer_peak else None,
             )
@@ -189,7 +174,9 @@ def _peer_name(one: Measured, other: Measured) -> str | None:
 _POWER = "power_load"
 
 
-def energy_of(series: Series, rows: Sequence[int], profile: Profile | None, meter: Meter | None) -> EnergyRecord | None:
+def energy_of(
+    series: Series, rows: Sequence[int], profile: Profile | None, meter: Meter | None
+) -> schema.EnergyRecord | None:
     """Joules an instance; ``rows`` are those of each sample's batch, ``profile`` is None where times are the host's."""
     if not series.samples:
         return None
@@ -197,20 +184,20 @@ def energy_of(series: Series, rows: Sequence[int], profile: Profile | None, mete
     seconds = sum(series.seconds)
     if meter is not None and meter.source and len(joules) == len(series.samples):
         total = sum(joules)
-        return EnergyRecord(
+        return schema.EnergyRecord(
             joules_per_instance=total / sum(rows), watts=total / seconds, kind="sensor", source=meter.source
         )
     return energy_from_power(profile, seconds, sum(rows)) if profile is not None else None
 
 
-def energy_from_power(profile: Profile, seconds: float, instances: int) -> EnergyRecord | None:
+def energy_from_power(profile: Profile, seconds: float, instances: int) -> schema.EnergyRecord | None:
     """The profile's power for so long; None where it states none."""
     if (watts := profile.amount(_POWER, "W")) is None:
         return None
     power = profile.figures[_POWER]
     source = f"{_POWER} of profile {profile.name}: {watts:g} W, {power.title} ({power.source or power.kind})"
     joules = watts * seconds / instances
-    return EnergyRecord(joules_per_instance=joules, watts=watts, kind="estimated", source=source)
+    return schema.EnergyRecord(joules_per_instance=joules, watts=watts, kind="estimated", source=source)
 
 
 _PASSES = {"infer": (1, 1), "finetune": (2, 3), "finetune-full": (3, 3)}  # (matrices, attention)
@@ -219,10 +206,7 @@ _PASSES = {"infer": (1, 1), "finetune": (2, 3), "finetune-full": (3, 3)}  # (mat
 def flops_per_instance(
     architecture: Architecture, lengths: Sequence[int], workload: str = "infer", *, full: bool = False
 ) -> float:
-    """Mean operations of one text (or training row) over ``lengths`` (tokens each).
-
-    ``full``: every weight is trained, so weight gradients are computed as well.
-    """
+    """Mean operations of one text, or training row, of ``lengths`` tokens; ``full``: of training every weight."""
     matrices, attention = _PASSES["finetune-full" if full and workload == "finetune" else workload]
     layers = {f"{site.reads}.weight": site.call[1] for site in architecture.sites}  # that share a tensor
     shapes = {name: shape for name, shape in architecture.tensors.items() if not name.endswith("_embeddings.weight")}

@@ -43,10 +43,7 @@ def instances_per_minute(instances: Sequence[int], seconds: Sequence[float]) -> 
 
 
 def percentile(samples: Sequence[float], p: float) -> float | None:
-    """Nearest-rank percentile (0 < p < 100), or None where no sample can lie above it.
-
-    A 99th percentile of 30 samples would only be their largest: at least 100 / (100 - p) are needed.
-    """
+    """Nearest-rank percentile (0 < p < 100); None of so few samples that it would only be their largest."""
     if not samples or len(samples) * (100.0 - p) < 100.0 - 1e-9:
         return None
     rank = int(np.ceil(len(samples) * p / 100.0 - 1e-9))

@@ -55,10 +55,7 @@ def infer_onnxruntime(job: Job) -> Prepared:
 
 
 def profiled(job: Job) -> Prepared:
-    """One batch through ONNX Runtime's profiler, which begins with the first run.
-
-    Batch 0 is a run; batch 1 ends profiling and leaves the profile at ``settings["trace"]``.
-    """
+    """A batch through ONNX Runtime's profiler: step 0 is a run, step 1 leaves the profile at ``settings["trace"]``."""
     from edgepeft.bundle.bundle import Bundle
     from edgepeft.runtime.passes import passes
     from edgepeft.runtime.session import open_session, session_options
@@ -239,10 +236,7 @@ def finetune_onnxruntime(job: Job) -> Prepared:
 def _targets(
     job: Job, mask: NDArray[np.int64], architecture: Architecture
 ) -> tuple[NDArray[Any], dict[str, NDArray[np.int64]]]:
-    """What a step takes beside the tokens: made targets [rows, ...], and what a decoder reads to write them.
-
-    A text's targets are of ``job.new_tokens`` tokens.
-    """
+    """What a step takes beside the tokens: made targets [rows, ...], and what a decoder reads to write them."""
     if not job.new_tokens:
         return job.task_kind().made_targets(mask), {}
     assert architecture.decoder is not None, "what writes has a decoder"
