@@ -41,7 +41,6 @@ from edgepeft.common.resources import sha256_of
 _CHUNK_BYTES = 64 << 10
 _WINDOW_S, _LEAST_BYTES_S = 30.0, 1000.0  # slower than a modem for half a minute is no download
 HUB = "hub://"  # an address of ours: hub://owner/name@revision
-_HUB_NAME = r"[\w-][\w.-]*/[\w-][\w.-]*"
 _AROUND_BYTES = 64 << 10  # for heads; a body may take twice its bytes, in small chunks
 
 
@@ -59,7 +58,8 @@ def address_of(repository: str) -> str:
 def hub_address(name: str) -> str:
     """The address of ``owner/name`` or ``owner/name@revision``."""
     repository, _, revision = name.partition("@")
-    if not re.fullmatch(_HUB_NAME, repository, re.ASCII) or not re.fullmatch(r"[\w./-]*", revision, re.ASCII):
+    named = re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", repository, re.ASCII)
+    if not named or not re.fullmatch(r"[\w./-]*", revision, re.ASCII):
         raise UsageError(f"{name!r} is no name on the Hub; give OWNER/NAME or OWNER/NAME@REVISION.")
     return f"{HUB}{repository}@{revision or 'main'}"
 
@@ -143,7 +143,8 @@ class Fetcher(FetcherInterface):  # type: ignore[misc,unused-ignore]  # without 
         """As ``_from``; ``more`` are further fields of the request."""
         if self._pool is None:
             self._pool = _pool(url, lambda sock, **how: _Answer(sock, self._pace, **how))
-        headers = {**_HEADERS, **(more or {}), **({"Range": f"bytes={start}-"} if start else {})}
+        headers = {"user-agent": f"edgepeft/{__version__}", "accept-encoding": "identity", **(more or {})}
+        headers |= {"Range": f"bytes={start}-"} if start else {}
         try:
             answer = self._pool.request("GET", url, headers=headers, preload_content=False, decode_content=False)
         except (urllib3.exceptions.HTTPError, OSError) as error:
@@ -271,9 +272,6 @@ class _Answer(http.client.HTTPResponse):
     def _read_and_discard_trailer(self) -> None:
         if self.fp.readline(3) not in (b"\r\n", b"\n", b""):
             raise DownloadError("there are trailers behind the body, which nobody asked for")
-
-
-_HEADERS = {"user-agent": f"edgepeft/{__version__}", "accept-encoding": "identity"}
 
 
 def _pool(url: str, answer: Callable[..., _Answer]) -> Any:

@@ -26,12 +26,11 @@ from edgepeft.common.task_name import CHECK, GRAPH, check_task_names
 
 METADATA, TARGETS = "metadata", "targets"
 _CUSTOM = "edgepeft"
-_CHANNEL = "[a-z0-9][a-z0-9-]{0,31}"
 
 
 def check_channel(name: str) -> str:
     """The name itself, where a channel may have it."""
-    if not re.fullmatch(_CHANNEL, name) or name in TOP_LEVEL_ROLE_NAMES:
+    if not re.fullmatch("[a-z0-9][a-z0-9-]{0,31}", name) or name in TOP_LEVEL_ROLE_NAMES:
         reserved = ", ".join(sorted(TOP_LEVEL_ROLE_NAMES))
         raise UsageError(
             f"{name!r} cannot be a channel's name: small letters, digits and '-', at most 32, and none of {reserved}."

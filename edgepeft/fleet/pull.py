@@ -1,34 +1,42 @@
-"""The board's side: what changed in a channel, verified, replayed on this processor, and put in force in one step."""
+"""The board's side: what changed in a channel, verified, replayed on this processor, and put in force in one step.
+
+Where more than tasks changed, the bundle is replaced as a whole: made beside the old one, checked, exchanged.  What is
+unchanged is linked, not fetched, and tasks that this board tuned come along where they still give what they gave.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import random
 import re
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tuf.api.metadata import TargetFile
 
+from edgepeft.backbones.emit import BUNDLE_FILES
 from edgepeft.bundle.bundle import TASKS_FOLDER, Bundle
-from edgepeft.bundle.manifest import MANIFEST_FILE, Manifest
-from edgepeft.bundle.versions import digest, hashes, read_version
-from edgepeft.common.atomic import disk_errors, drop_leftovers
-from edgepeft.common.errors import EdgepeftError, UsageError
-from edgepeft.common.own_folder import held_folder
+from edgepeft.bundle.manifest import MANIFEST_FILE, Manifest, TaskEntry
+from edgepeft.bundle.versions import Content, content_of, digest, hashes, read_version
+from edgepeft.common.atomic import disk_errors, drop_leftovers, new_folder, refuse_mount_point
+from edgepeft.common.errors import EdgepeftError, UsageError, VerificationFailed
+from edgepeft.common.own_folder import held_folder, locked
+from edgepeft.common.resources import sha256_of
+from edgepeft.common.task_name import CHECK, GRAPH, WEIGHTS
 from edgepeft.data.training_loop.checkpoint import claim
-from edgepeft.deploy.install import PreparedTask, commit_tasks, remove_task
-from edgepeft.fleet.full_update import Replacement, Stage, replayed
-from edgepeft.fleet.layout import same_base
+from edgepeft.deploy.install import PreparedTask, commit_tasks, prepare_task, remove_task
+from edgepeft.fleet.layout import METADATA, places, same_base
 from edgepeft.fleet.remote import Remote, forget, pin, trusted_root
 from edgepeft.fleet.state import WORK, Decision, State, decide
 
+Stage = Callable[[str], AbstractContextManager[object]]
 _SPARE_BYTES = 8 << 20  # manifests, metadata, what else the board writes meanwhile
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _LEAST_S = 10
@@ -102,20 +110,25 @@ class _Pull:
         """Do what is to be done."""
         if not (self.folder / MANIFEST_FILE).is_file():
             pin(self.folder, self.remote.root)
-            taken = self._replacement(None, ()).put(State(under=_here()))
-            return self._pulled(taken=tuple(taken), whole=True)
+            return self._pulled(taken=tuple(self._put_whole(None, (), State(under=_here()))), whole=True)
         here = Manifest.read(self.folder)
-        if not State.exists(self.work):
-            self._check_same_bundle(here)
+        ours, theirs = here.backbone, self.published.manifest.backbone
+        if ours.identity != theirs.identity and not State.exists(self.work):
+            forget(self.work)
+            raise UsageError(
+                f"{self.remote.address} is of another bundle: its backbone is {theirs.source} (weights "
+                f"{theirs.identity[:12]}), that of {self.folder} is {ours.source} ({ours.identity[:12]}). Pull into "
+                "another folder."
+            )
         pin(self.folder, self.remote.root)
         state = State.read(self.work, _digests(here))
         before = state.model_copy(deep=True)
         state.judge_anew_elsewhere(_here())
-        decision = self._decision(here, state)
+        decision = decide(self.offered, _digests(here), state, replace=self.replace)
         if not same_base(here, self.published.manifest):
             stay = [task for task in here.tasks if task in decision.keep or task not in self.offered]
-            own = [task for task in stay if task not in decision.remove]
-            taken = [task for task in self._replacement(here, own).put(state) if task in decision.take]
+            own = tuple(task for task in stay if task not in decision.remove)
+            taken = [task for task in self._put_whole(here, own, state) if task in decision.take]
             return self._pulled(taken=tuple(taken), removed=decision.remove, kept=decision.keep, whole=True)
         return self._tasks(decision, state, before)
 
@@ -123,22 +136,75 @@ class _Pull:
         fetcher = self.remote.fetcher
         return Pulled(**found, requests=fetcher.requests, n_bytes=fetcher.n_bytes)
 
-    def _check_same_bundle(self, here: Manifest) -> None:
-        ours, theirs = here.backbone, self.published.manifest.backbone
-        if ours.identity != theirs.identity:
-            forget(self.work)
-            raise UsageError(
-                f"{self.remote.address} is of another bundle: its backbone is {theirs.source} (weights "
-                f"{theirs.identity[:12]}), that of {self.folder} is {ours.source} ({ours.identity[:12]}). Pull into "
-                "another folder."
-            )
+    def _put_whole(self, here: Manifest | None, own: Sequence[str], state: State) -> list[str]:
+        """The way of a new backbone, config, tokenizer or template: a whole folder in the place of the old one.
 
-    def _decision(self, here: Manifest, state: State) -> Decision:
-        return decide(self.offered, _digests(here), state, replace=self.replace)
+        Tasks in ``own``, of the manifest ``here``, come along.  Gives the published tasks that are in force.
+        """
+        refuse_mount_point(self.folder)
+        with contextlib.ExitStack() as claims, contextlib.ExitStack() as lock:
+            for task in () if here is None else here.tasks:
+                claims.enter_context(claim(self.folder, task))
+            files = self._whole_files(here, own)
+            # Behind a link, which stays as it is, and for the same users.
+            with new_folder(self.folder.resolve(), force=True) as fresh:
+                shutil.copymode(self.folder, fresh)
+                taken = self._fill(fresh, files, here, own)
+                # Trust and state go along, and come into force with the rest.
+                (fresh / WORK).mkdir(mode=0o700)
+                _copy(self.work / METADATA, fresh / WORK / METADATA)
+                sha256s = {task: self.offered[task] for task in taken}
+                state.note(sha256s)
+                state.confirm(sha256s, set())
+                state.write(fresh / WORK)
+                lock.enter_context(locked(self.folder))
+                if here is not None and Manifest.read(self.folder) != here:
+                    raise UsageError(f"{self.folder} was changed meanwhile; repeat. Nothing was changed by this pull.")
+        return taken
 
-    def _replacement(self, here: Manifest | None, own: Iterable[str]) -> Replacement:
-        """The way of a new backbone, config, tokenizer or template: a whole folder in the place of the old one."""
-        return Replacement(self.folder, self.work, self.published, here, tuple(own), self._fetched, self.stage)
+    def _whole_files(self, here: Manifest | None, own: Sequence[str]) -> dict[str, Path]:
+        """Every published file by its SHA-256: those of the bundle, each read to be sure, and the rest fetched."""
+        published = self.published.manifest
+        theirs = {task: entry for task, entry in published.tasks.items() if task not in own}
+        wanted = places(published.model_copy(update={"tasks": theirs}))
+        stated = {} if here is None else places(here)
+        # An older bundle's manifest has no hashes of config and tokenizer.
+        stated |= {name: wanted[name] for name in BUNDLE_FILES if name in wanted and name not in stated}
+        kept = {sha256: self.folder / place for place, sha256 in stated.items() if sha256 in wanted.values()}
+        found = {sha256: path for sha256, path in kept.items() if path.is_file() and sha256_of(path) == sha256}
+        return found | self._fetched(self.published.targets[at] for at, sha256 in wanted.items() if sha256 not in found)
+
+    def _fill(self, fresh: Path, files: Mapping[str, Path], here: Manifest | None, own: Sequence[str]) -> list[str]:
+        """Fill the folder, every task replayed over its backbone; the published tasks in it."""
+        manifest = self.published.manifest
+        for place, sha256 in places(manifest).items():
+            if not place.startswith(f"{TASKS_FOLDER}/"):
+                (fresh / place).parent.mkdir(exist_ok=True)
+                try:
+                    os.link(files[sha256], fresh / place)
+                except OSError:  # a file system without links
+                    shutil.copyfile(files[sha256], fresh / place)
+        manifest.model_copy(update={"tasks": {}}).write(fresh)
+        bundle, taken = Bundle(fresh), {}
+        for task, entry in manifest.tasks.items():
+            if task not in own:
+                with self.stage(f"{task}: replaying its check"):
+                    taken[task] = replayed(bundle, task, entry, read_version(entry, files))
+        along = (self._along(bundle, task, here.tasks[task]) for task in own) if here is not None else ()
+        commit_tasks(bundle, [*taken.values(), *along])
+        return list(taken)
+
+    def _along(self, bundle: Bundle, task: str, entry: TaskEntry) -> PreparedTask:
+        """A task of this board's own, over the new backbone."""
+        with self.stage(f"{task}, of this board: replaying its check"):
+            try:
+                return replayed(bundle, task, entry, content_of(self.folder / TASKS_FOLDER, task, entry))
+            except EdgepeftError as error:
+                raise UsageError(
+                    f"the channel has another backbone, and {task}, which is this board's own, cannot come along: "
+                    f"{error} Nothing was changed. To give it up: --replace-tuned where the channel has a task of that "
+                    "name, edgepeft remove where not."
+                ) from error
 
     def _tasks(self, decision: Decision, state: State, before: State) -> Pulled:
         """The way of everything else: tasks verified one by one, and committed together as the next versions."""
@@ -189,7 +255,7 @@ class _Pull:
                     claims.enter_context(claim(self.folder, task, max(0.0, ends - time.monotonic())))
                 except UsageError:
                     busy[task] = f"it is being tuned on this board, and this pull waited {_PATIENCE_S:g} s"
-            now = self._decision(Manifest.read(self.folder), state)
+            now = decide(self.offered, _digests(Manifest.read(self.folder)), state, replace=self.replace)
             taken = [task for task in now.take if task in prepared and task not in busy]
             gone = [task for task in now.remove if task in before.remove and task not in busy]
             if taken or gone:
@@ -221,6 +287,33 @@ class _Pull:
             with self.stage(f"{target.path} ({target.length:,} bytes)"):
                 found[sha256] = self.remote.fetch(target)
         return found
+
+
+def _copy(source: Path, place: Path) -> None:
+    """A folder with its links; not by ``shutil.copytree``, whose error no longer says that the disk is full."""
+    place.mkdir(parents=True)
+    for path in source.iterdir():
+        if path.is_symlink():
+            (place / path.name).symlink_to(path.readlink())
+        elif path.is_dir():
+            _copy(path, place / path.name)
+        else:
+            shutil.copyfile(path, place / path.name)
+
+
+def replayed(bundle: Bundle, task: str, entry: TaskEntry, content: Mapping[str, Content]) -> PreparedTask:
+    """A task from elsewhere, ``content`` by suffix, held to what its publisher states of it, and replayed here.
+
+    Writes nothing.
+    """
+    graph, check, weights = content[GRAPH], content[CHECK], content.get(WEIGHTS)
+    assert isinstance(graph, bytes) and isinstance(check, bytes) and not isinstance(weights, bytes)
+    prepared = prepare_task(bundle, graph, check, Path(f"{task}{GRAPH}"), weights, stated=entry)
+    if prepared.name != task:
+        raise VerificationFailed(
+            f"what is published as {task} is the task {prepared.name}; it must be published again."
+        )
+    return prepared
 
 
 def _drop_all_but(files: Path, sha256s: Iterable[str]) -> None:

@@ -7,9 +7,8 @@ import pytest
 from edgepeft.bundle.bundle import Bundle
 from edgepeft.bundle.manifest import Manifest
 from edgepeft.common.task_name import CHECK, GRAPH
-from edgepeft.fleet.full_update import replayed
 from edgepeft.fleet.publish import publish
-from edgepeft.fleet.pull import pull
+from edgepeft.fleet.pull import pull, replayed
 from edgepeft.runtime.runtime import Runtime
 
 
