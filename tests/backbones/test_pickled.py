@@ -16,8 +16,7 @@ from edgepeft.backbones.pickled import read_pickled
 from edgepeft.common.errors import BundleError
 from edgepeft.data.training_loop import checkpoint as loop_checkpoint
 from edgepeft.deploy.verify import read_check
-from edgepeft.training.interop import conversion
-from edgepeft.training.interop.conversion import read_state_dict
+from edgepeft.training.interop.base import read_state_dict
 
 
 @pytest.mark.parametrize("archive", [True, False])
@@ -88,7 +87,7 @@ def test_a_safetensors_file_that_is_all_header_is_refused_unparsed(tmp_path, mon
     assert [*Checkpoint.open(path).tensors] == [*read_state_dict(tmp_path, path.name)] == ["w"]
     monkeypatch.setattr(checkpoint, "_MAX_HEADER_BYTES", 50)
     monkeypatch.setattr(json, "loads", lambda _: pytest.fail("it was parsed"))
-    monkeypatch.setattr(conversion, "load_file", lambda _: pytest.fail("it was read"))
+    monkeypatch.setattr("edgepeft.training.interop.base.load_file", lambda _: pytest.fail("it was read"))
     monkeypatch.setattr(loop_checkpoint, "safe_open", lambda *_: pytest.fail("it was read"))
     readers = (
         lambda: Checkpoint.open(path),

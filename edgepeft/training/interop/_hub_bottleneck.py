@@ -39,8 +39,8 @@ from edgepeft.methods.houlsby import Houlsby
 from edgepeft.methods.pfeiffer import Pfeiffer
 from edgepeft.methods.phm import PHM
 from edgepeft.training.interop._hub_config import BnConfig, counted_layers, leading_layers
+from edgepeft.training.interop.base import ConversionPlan, StateDict
 from edgepeft.training.interop.classifier import Classifier
-from edgepeft.training.interop.conversion import ConversionPlan, StateDict
 
 Shapes = dict[str, tuple[int, ...]]
 

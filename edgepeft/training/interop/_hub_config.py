@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 from edgepeft.backbones.base import Architecture, Role, Site
 from edgepeft.common.errors import BundleError
 from edgepeft.methods._adapters import Activation
-from edgepeft.training.interop.conversion import ForeignConfig, left_out
+from edgepeft.training.interop.base import ForeignConfig, left_out
 
 # Theirs (transformers' names, and one more) -> ours.
 ACTIVATION_NAMES: dict[str, Activation] = {

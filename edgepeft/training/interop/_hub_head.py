@@ -18,9 +18,8 @@ from edgepeft.backbones.config import read_config
 from edgepeft.bundle.delta import Delta
 from edgepeft.common.errors import BundleError, UsageError
 from edgepeft.training.interop._hub_config import HubFile
-from edgepeft.training.interop.base import ImportedHead, usual_problem
+from edgepeft.training.interop.base import ImportedHead, check_tensors, parsed, read_state_dict, usual_problem
 from edgepeft.training.interop.classifier import ANSWERS, ENCODERS, SEQUENCES, TOKENS, Classifier, check_head
-from edgepeft.training.interop.conversion import check_tensors, parsed, read_state_dict
 
 HEAD_CONFIG = "head_config.json"
 HEAD_FILES = ("model_head.safetensors", "pytorch_model_head.bin")

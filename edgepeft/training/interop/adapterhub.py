@@ -46,9 +46,16 @@ from edgepeft.training.interop._hub_config import (
     leading_layers,
 )
 from edgepeft.training.interop._hub_head import read_head
-from edgepeft.training.interop.base import Importer, ImportRequest
+from edgepeft.training.interop.base import (
+    ConversionPlan,
+    Importer,
+    ImportRequest,
+    StateDict,
+    check_tensors,
+    parsed,
+    read_state_dict,
+)
 from edgepeft.training.interop.classifier import CAUSAL, SEQUENCES, Classifier
-from edgepeft.training.interop.conversion import ConversionPlan, StateDict, check_tensors, parsed, read_state_dict
 
 SETUP_FILE = "adapter_setup.json"
 FUSION_FILES = ("model_adapter_fusion.safetensors", "pytorch_model_adapter_fusion.bin")

@@ -17,9 +17,15 @@ from edgepeft.backbones.source import Backbone
 from edgepeft.bundle.delta import Delta, write_tensors
 from edgepeft.common.atomic import new_folder, write_json
 from edgepeft.common.errors import BundleError, UsageError
-from edgepeft.training.interop.base import ImportedHead, Importer, ImportRequest
+from edgepeft.training.interop.base import (
+    ConversionPlan,
+    ImportedHead,
+    Importer,
+    ImportRequest,
+    check_tensors,
+    read_state_dict,
+)
 from edgepeft.training.interop.classifier import ANSWERS, Classifier, check_head
-from edgepeft.training.interop.conversion import ConversionPlan, check_tensors, read_state_dict
 from edgepeft.training.interop.peft_methods.base import (
     CONFIG_FILE,
     TENSORS_FILE,

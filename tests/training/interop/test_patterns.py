@@ -5,7 +5,7 @@ import re
 import pytest
 
 from edgepeft.common.errors import BundleError
-from edgepeft.training.interop.conversion import Patterns
+from edgepeft.training.interop.peft_methods.base import Patterns
 
 NAMES = [
     f"bert.encoder.layer.{i}.{m}"

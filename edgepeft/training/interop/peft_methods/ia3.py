@@ -22,8 +22,8 @@ from edgepeft.common.errors import BundleError, UsageError
 from edgepeft.methods.base import crossed
 from edgepeft.methods.ia3 import IA3, ROLES
 from edgepeft.methods.layernorm import LayerNormTuning
+from edgepeft.training.interop.base import ConversionPlan, StateDict
 from edgepeft.training.interop.classifier import Classifier
-from edgepeft.training.interop.conversion import ConversionPlan, StateDict
 from edgepeft.training.interop.peft_methods.base import PeftConfig, WrapConfig
 
 # A linear layer's role -> ours, where its input is scaled.

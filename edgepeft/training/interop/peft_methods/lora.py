@@ -22,8 +22,8 @@ from edgepeft.common.errors import BundleError
 from edgepeft.methods.base import method_named, weight_at
 from edgepeft.methods.dora import DoRA
 from edgepeft.methods.lora import LoRA
+from edgepeft.training.interop.base import ConversionPlan, StateDict
 from edgepeft.training.interop.classifier import Classifier
-from edgepeft.training.interop.conversion import ConversionPlan, StateDict
 from edgepeft.training.interop.peft_methods.base import PeftConfig, RankedConfig
 
 # Starts that leave the base model's weights alone; the others (pissa, olora, loftq, ...) change those too.

@@ -25,8 +25,8 @@ from edgepeft.methods.base import method_named
 from edgepeft.methods.loha import LoHa
 from edgepeft.methods.lokr import LoKr
 from edgepeft.methods.lora import RankedUpdates
+from edgepeft.training.interop.base import ConversionPlan, StateDict
 from edgepeft.training.interop.classifier import Classifier
-from edgepeft.training.interop.conversion import ConversionPlan, StateDict
 from edgepeft.training.interop.peft_methods.base import PeftConfig, RankedConfig
 
 

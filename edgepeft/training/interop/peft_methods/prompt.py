@@ -24,8 +24,8 @@ from edgepeft.common.errors import BundleError, UsageError
 from edgepeft.methods.prefix import PrefixTuning
 from edgepeft.methods.prompt_r import PromptR
 from edgepeft.methods.prompt_t import PromptT
+from edgepeft.training.interop.base import ConversionPlan, StateDict
 from edgepeft.training.interop.classifier import Classifier
-from edgepeft.training.interop.conversion import ConversionPlan, StateDict
 from edgepeft.training.interop.peft_methods.base import PeftConfig
 
 _VECTORS = "prompt_embeddings"

@@ -21,8 +21,8 @@ from edgepeft.common.errors import BundleError
 from edgepeft.common.frozen_random import SEEDS, frozen_matrices
 from edgepeft.methods.base import method_named
 from edgepeft.methods.vera import VeRA
+from edgepeft.training.interop.base import ConversionPlan, StateDict
 from edgepeft.training.interop.classifier import Classifier
-from edgepeft.training.interop.conversion import ConversionPlan, StateDict
 from edgepeft.training.interop.peft_methods.base import LayeredConfig, PeftConfig
 
 _PARTS = {"d": "vera_lambda_d", "b": "vera_lambda_b"}
