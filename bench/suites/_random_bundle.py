@@ -155,7 +155,7 @@ def _written(folder: Path, task: str, model: onnx.ModelProto, entry: TaskEntry) 
 
 def _quantised(backbone: Backbone, graphs: Sequence[onnx.ModelProto]) -> dict[str, str]:
     """Replace the checkpoint with 8-bit weights and have the graphs read them; return the manifest's fields."""
-    from edgepeft.training.exporting.bundle import write_weights
+    from edgepeft.training.exporting.backbone import write_weights
 
     fields = {"weights_dtype": "int8", "checkpoint_sha256": backbone.sha256}
     fields["weights"] = write_weights(graphs, backbone, backbone.folder, "int8")

@@ -12,7 +12,7 @@ A scale for each row and not one for all: a token's activations may be far large
 answer does not depend on its company.  On MiniLM this takes 40 % off the error of logits.  zx is a constant, which past
 an activation leaves no more room than needed for the little that is negative.
 
-Where an export has measured x (``training.exporting.calibrate``), its channels are multiplied by constants and W's
+Where an export has measured x (``training.exporting.backbone``), its channels are multiplied by constants and W's
 columns divided by them, so that a step of 1 serves every row and none is looked for:
 
     x W^T = scale * (round(x v) (W / v)8^T)

@@ -57,7 +57,7 @@ def test_an_added_token_that_has_no_embedding_is_refused_before_anything_is_trai
 def test_a_folder_of_the_hubs_cache_whose_files_are_links_is_a_backbone_and_its_bundle_has_files(folder, tmp_path):
     """As huggingface_hub lays it out: snapshots/REVISION/NAME leads to ../../blobs/HASH."""
     from edgepeft.bundle.bundle import Bundle
-    from edgepeft.training.exporting.bundle import write_backbone
+    from edgepeft.training.exporting.backbone import write_backbone
 
     model = tmp_path / "hub" / "models--someone--bert"
     (snapshot := model / "snapshots" / ("a" * 40)).mkdir(parents=True)

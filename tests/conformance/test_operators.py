@@ -15,7 +15,7 @@ from edgepeft.backbones.source import open_backbone
 from edgepeft.graph.validate import OPERATORS
 from edgepeft.methods._adapters import ACTIVATIONS
 from edgepeft.methods.base import Method, methods
-from edgepeft.training.exporting.bundle import write_backbone
+from edgepeft.training.exporting.backbone import write_backbone
 
 FAMILIES = {  # BERT with as many words as are worth quantising
     "bert": {"vocab_size": 1100},

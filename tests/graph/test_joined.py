@@ -24,7 +24,7 @@ from edgepeft.graph.splice import splice_text
 from edgepeft.runtime.generation import OneStack, TextSession
 from edgepeft.runtime.session import open_session
 from edgepeft.runtime.weights import TaskSession, Weights
-from edgepeft.training.exporting.bundle import write_backbone
+from edgepeft.training.exporting.backbone import write_backbone
 from edgepeft.training.exporting.delta import export_delta
 
 K, WIDTHS, RANKS, FACTORS = 4, {"q": 6, "k": 2, "v": 2}, {"q": 2, "k": 1, "v": 3}, {"q": 0.5, "k": 3.0, "v": 1.0}

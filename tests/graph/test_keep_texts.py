@@ -22,7 +22,7 @@ from edgepeft.graph.in_place import LAST, PLACE, InPlace, in_place, tables
 from edgepeft.graph.protos import copied
 from edgepeft.graph.splice import splice_text
 from edgepeft.runtime.weights import Weights
-from edgepeft.training.exporting.bundle import write_backbone
+from edgepeft.training.exporting.backbone import write_backbone
 from edgepeft.training.exporting.delta import export_delta
 
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16, "num_key_value_heads": 2, "num_hidden_layers": 3}

@@ -27,7 +27,7 @@ from edgepeft.graph.quantise import integer_products
 from edgepeft.graph.splice import splice
 from edgepeft.methods.base import method_named, methods
 from edgepeft.runtime.session import open_session
-from edgepeft.training.exporting.bundle import write_backbone
+from edgepeft.training.exporting.backbone import write_backbone
 
 RELATIVES: dict[str, dict[str, Any]] = {
     **{name: {} for name in ("bert", "roberta", "xlm-roberta", "distilbert")},

@@ -21,8 +21,7 @@ from edgepeft.common.errors import BundleError
 from edgepeft.graph.quantise import quantise, quantised_tensors
 from edgepeft.graph.splice import splice
 from edgepeft.runtime.session import open_session
-from edgepeft.training.exporting import calibrate
-from edgepeft.training.exporting.bundle import write_backbone
+from edgepeft.training.exporting.backbone import column_factors, write_backbone
 
 WORDS = "embeddings.word_embeddings.weight"
 LAYER = "encoder.layer.1."
@@ -165,9 +164,11 @@ def test_factors_are_those_of_the_paper(backbone, monkeypatch):
     rows = np.random.default_rng(1).normal(size=(40, 32)).astype(np.float32) * np.geomspace(
         0.1, 9, 32, dtype=np.float32
     )
-    monkeypatch.setattr(calibrate, "_values", lambda model, backbone, names: dict.fromkeys(names, rows))
-    monkeypatch.setattr(calibrate, "_WORST", np.inf)
-    found = calibrate.column_factors(backbone.family.build_graph(backbone.architecture, backbone.checkpoint), backbone)
+    monkeypatch.setattr(
+        "edgepeft.training.exporting.backbone._values", lambda model, backbone, names: dict.fromkeys(names, rows)
+    )
+    monkeypatch.setattr("edgepeft.training.exporting.backbone._WORST", np.inf)
+    found = column_factors(backbone.family.build_graph(backbone.architecture, backbone.checkpoint), backbone)
     names = [f"{LAYER}attention.self.{part}.weight" for part in ("query", "key", "value")]
     weights = np.abs(np.concatenate([load_file(backbone.weights)[name] for name in names])).max(0)
     largest = np.abs(rows).max(0)
@@ -179,14 +180,16 @@ def test_factors_are_those_of_the_paper(backbone, monkeypatch):
 
 
 def test_where_no_channel_stands_out_or_one_token_does_each_row_keeps_a_step_of_its_own(even, backbone, monkeypatch):
-    assert calibrate.column_factors(even.family.build_graph(even.architecture, even.checkpoint), even) == {}
+    assert column_factors(even.family.build_graph(even.architecture, even.checkpoint), even) == {}
     rows = np.random.default_rng(1).normal(size=(40, 32)).astype(np.float32) * np.geomspace(
         0.1, 9, 32, dtype=np.float32
     )
     rows[3] *= 50
-    monkeypatch.setattr(calibrate, "_values", lambda model, backbone, names: dict.fromkeys(names, rows))
+    monkeypatch.setattr(
+        "edgepeft.training.exporting.backbone._values", lambda model, backbone, names: dict.fromkeys(names, rows)
+    )
     graph = backbone.family.build_graph(backbone.architecture, backbone.checkpoint)
-    assert calibrate.column_factors(graph, backbone) == {}
+    assert column_factors(graph, backbone) == {}
 
 
 def test_layers_that_share_their_weights_have_one_range(tiny):
@@ -200,9 +203,12 @@ def test_layers_that_share_their_weights_have_one_range(tiny):
         for i, (node, width) in enumerate(zip(norms, widths, strict=True))
     }
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(calibrate, "_values", lambda model, backbone, names: {name: rows[name] for name in names})
-        patch.setattr(calibrate, "_WORST", np.inf)
-        found = calibrate.column_factors(graph, shared)
+        patch.setattr(
+            "edgepeft.training.exporting.backbone._values",
+            lambda model, backbone, names: {name: rows[name] for name in names},
+        )
+        patch.setattr("edgepeft.training.exporting.backbone._WORST", np.inf)
+        found = column_factors(graph, shared)
     readers = [(node.input[0], node.input[1]) for node in graph.graph.node if node.op_type == "Gemm"]
     assert found and all(np.abs(rows[x] * found[w]).max() < 127 / 1.5 * 1.01 for x, w in readers if w in found)
 

@@ -14,7 +14,8 @@ from deltas import TEXTS, random_delta, saved
 from edgepeft.backbones.source import open_backbone
 from edgepeft.runtime.runtime import Runtime
 from edgepeft.runtime.session import drop_pages
-from edgepeft.training.exporting.bundle import export_bundle, write_backbone
+from edgepeft.training.exporting.backbone import write_backbone
+from edgepeft.training.exporting.bundle import export_bundle
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="reads Linux's smaps")
 

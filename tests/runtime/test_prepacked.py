@@ -31,7 +31,8 @@ from edgepeft.deploy.verify import audit
 from edgepeft.methods.base import methods
 from edgepeft.runtime.prepacked import CACHE_LIMIT, hold_prepacked, prepacked_key
 from edgepeft.runtime.runtime import Runtime
-from edgepeft.training.exporting.bundle import export_bundle, write_backbone
+from edgepeft.training.exporting.backbone import write_backbone
+from edgepeft.training.exporting.bundle import export_bundle
 
 SIZES = {"distilbert": {"dim": 32}}
 FEW = {"full", "lora", "pfeiffer", "prefix", "prompt-t"}  # of BERT's relatives

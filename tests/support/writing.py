@@ -14,7 +14,8 @@ from edgepeft.backbones.hooks import load_model, padded_in_front
 from edgepeft.backbones.source import open_backbone
 from edgepeft.runtime.decoding import Decoding
 from edgepeft.runtime.runtime import Runtime
-from edgepeft.training.exporting.bundle import export_bundle, write_backbone
+from edgepeft.training.exporting.backbone import write_backbone
+from edgepeft.training.exporting.bundle import export_bundle
 
 MINI = Path(__file__).parents[3] / "shared" / "data" / "backbones" / "t5-mini"
 # As transformers calls what ``Decoding`` has.

@@ -29,7 +29,8 @@ from edgepeft.graph.gradient.training import training_facts
 from edgepeft.methods.base import method_named, method_of
 from edgepeft.options.verbs import TuneSettings
 from edgepeft.runtime.runtime import Runtime
-from edgepeft.training.exporting.bundle import export_bundle, write_backbone
+from edgepeft.training.exporting.backbone import write_backbone
+from edgepeft.training.exporting.bundle import export_bundle
 from edgepeft.training.exporting.delta import export_delta
 from edgepeft.tuning.activation_cache import training_graph
 from edgepeft.tuning.step import Expansion, StepRows, TrainingStep

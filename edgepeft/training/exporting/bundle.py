@@ -1,59 +1,65 @@
-"""``edgepeft.export``: the backbone once, then each task, verified against PyTorch; or another library's folder."""
+"""``edgepeft.export``: the backbone once, then each task, verified against PyTorch; or another library's folder.
+
+A template is an untrained delta with an open number of labels, to start tasks on a board.
+"""
 
 from __future__ import annotations
 
+import itertools
+import json
 import os
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
-from importlib import metadata
 from pathlib import Path
 from types import MappingProxyType
 
 import numpy as np
 import onnx
+import onnxruntime as ort
+import torch
 from numpy.typing import NDArray
 from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file
 from torch import nn
 
-from edgepeft import __version__
-from edgepeft.backbones.checkpoint import Checkpoint, check_header
+from edgepeft.backbones.base import Role
+from edgepeft.backbones.checkpoint import check_header
 from edgepeft.backbones.config import read_config
-from edgepeft.backbones.emit import BUNDLE_FILES, WEIGHTS_FILE, WEIGHTS_FILES
 from edgepeft.backbones.hooks import load_model
 from edgepeft.backbones.source import Backbone, open_backbone
 from edgepeft.backbones.tokens import Text
-from edgepeft.bundle.bundle import BACKBONE_FILE, DECODER_FILE, ENCODER_FILE, Bundle
+from edgepeft.bundle.bundle import TEMPLATES_FOLDER, Bundle
 from edgepeft.bundle.card import EVALUATION_FILE, DeltaCard, read_card
-from edgepeft.bundle.delta import Delta
-from edgepeft.bundle.manifest import BackboneEntry, DeltaDtype, Hashes, Manifest, TextHashes, WeightsDtype
+from edgepeft.bundle.delta import Delta, new_delta
+from edgepeft.bundle.manifest import DeltaDtype, Manifest, TemplateEntry, WeightsDtype
+from edgepeft.bundle.versions import put
 from edgepeft.common.atomic import new_folder
 from edgepeft.common.errors import BundleError, UsageError
 from edgepeft.common.progress import messages, stages
-from edgepeft.common.resources import sha256_of
-from edgepeft.common.task_name import WEIGHTS
+from edgepeft.common.task_name import WEIGHTS, named_after
 from edgepeft.data.readers import Source, source_of
 from edgepeft.data.rows import SENTENCES, Columns, verify_columns
 from edgepeft.deploy.install import PreparedTask, commit_tasks, prepare_exported, prepare_task, require_addable
 from edgepeft.device import machine
 from edgepeft.device.profiles import load_profile
-from edgepeft.graph.quantise import quantise, quantised_tensors
-from edgepeft.graph.validate import check_standard
+from edgepeft.graph.names import adapted
+from edgepeft.graph.splice import splice
+from edgepeft.graph.template import OPEN
+from edgepeft.heads.base import head_named
 from edgepeft.methods.base import Method, method_of
 from edgepeft.options.base import Folder, Rows, function_of, listed
 from edgepeft.options.verbs import NO_BUNDLE, ExportOptions
+from edgepeft.runtime.session import open_session
 from edgepeft.tasks._conformal import Guarantee, guarantee_of
 from edgepeft.tasks.base import TaskType
-from edgepeft.training.exporting.calibrate import column_factors
+from edgepeft.training.exporting.backbone import write_backbone
 from edgepeft.training.exporting.check import CheckTexts, check_content, data_check
 from edgepeft.training.exporting.delta import export_delta
-from edgepeft.training.exporting.template import write_template
+from edgepeft.training.settings import MAX_LENGTH
 
 Stage = Callable[[str], AbstractContextManager[object]]
-_PACKAGES = ("torch", "transformers", "onnx", "onnxruntime")  # whose versions the manifest has
 
 
 def export_bundle(
@@ -171,44 +177,6 @@ def _as_it_is(bundle: Bundle) -> Backbone:
     return Backbone(bundle.manifest.backbone.source, bundle.folder, read_config(bundle.folder / "config.json"))
 
 
-def write_backbone(backbone: Backbone, folder: Path, weights: WeightsDtype = "fp32") -> Manifest:
-    """Graph, weights, tokenizer and config of a backbone, and a manifest without tasks."""
-    if not (backbone.folder / "tokenizer.json").is_file():
-        raise BundleError(f"{backbone.folder} has no tokenizer.json, and no vocabulary to make one of.")
-    graphs = {BACKBONE_FILE: backbone.family.build_graph(backbone.architecture, backbone.checkpoint)}
-    text = backbone.family.text_graphs(backbone.architecture, backbone.checkpoint)
-    graphs |= {ENCODER_FILE: text.encoder, DECODER_FILE: text.decoder} if text else {}
-    sha256 = write_weights([*graphs.values()], backbone, folder, weights)
-    for name, graph in graphs.items():
-        (folder / name).write_bytes(graph.SerializeToString(deterministic=True))
-        check_standard(graph)
-    files = {}
-    for name in BUNDLE_FILES:
-        if (backbone.folder / name).is_file():
-            (folder / name).parent.mkdir(exist_ok=True)
-            shutil.copyfile(backbone.folder / name, folder / name)
-            files[name] = sha256_of(folder / name)
-    sha256_of_graph = {name: sha256_of(folder / name) for name in graphs}
-    manifest = Manifest(
-        backbone=BackboneEntry(
-            family=backbone.family.name,
-            model_type=backbone.architecture.model_type,
-            source=backbone.source,
-            sha256=Hashes(graph=sha256_of_graph[BACKBONE_FILE], weights=sha256),
-            weights_dtype=weights,
-            checkpoint_sha256=None if weights == "fp32" else backbone.sha256,
-            sites=backbone.family.bindings(backbone.architecture),
-            text=TextHashes(encoder=sha256_of_graph[ENCODER_FILE], decoder=sha256_of_graph[DECODER_FILE])
-            if text
-            else None,
-        ),
-        files=files,
-        versions={"edgepeft": __version__, **{name: metadata.version(name) for name in _PACKAGES}},
-    )
-    manifest.write(folder)
-    return manifest
-
-
 @dataclass(frozen=True)
 class _Exporter:
     """Turns deltas into verified tasks; PyTorch's model is loaded once for all of them."""
@@ -251,6 +219,63 @@ class _Exporter:
         return prepare_task(self.bundle, graph, check, path, own, data=data, accept_error=self.accept_error)
 
 
+def write_template(bundle: Bundle, backbone: Backbone, model: nn.Module, method: Method, texts: Sequence[Text]) -> None:
+    """Write ``templates/<method>.onnx`` and its check rows, and list them in the manifest."""
+    name = named_after(method.name)
+    if name in bundle.manifest.templates:
+        raise UsageError(f"--template {method.name} is given twice; a bundle holds one template of a method.")
+    delta, axes = _open_delta(backbone, method, name)
+    graph = export_delta(delta, backbone)
+    for value in (*graph.graph.input, *graph.graph.output):
+        if value.name in (Role.POOLED_LABELS, adapted(Role.POOLED_LABELS)):  # how many edges of how many nodes is open
+            for dim, of in zip(value.type.tensor_type.shape.dim[1:], ("nodes", "edges"), strict=True):
+                dim.dim_param = of
+    graph.metadata_props.add(key=OPEN, value=json.dumps(axes))
+    check = check_content(delta, backbone, model, texts)
+    where = bundle.folder / TEMPLATES_FOLDER / name
+    # An untrained head decides nothing that 8-bit weights could be held to: that the graph is right shows over float32.
+    exact = None if bundle.manifest.backbone.weights_dtype == "fp32" else _over_float32(backbone, graph)
+    prepared = prepare_task(bundle, graph.SerializeToString(deterministic=True), check, where, exact=exact)
+    for suffix, content in prepared.content.items():
+        put(where.with_name(f"{name}{suffix}"), content)
+    templates = {**bundle.manifest.templates, name: TemplateEntry.model_validate(prepared.entry.model_dump())}
+    bundle.manifest = bundle.manifest.model_copy(update={"templates": templates})
+    bundle.manifest.write(bundle.folder)
+
+
+def _over_float32(backbone: Backbone, delta: onnx.ModelProto) -> ort.InferenceSession:
+    family, architecture, file = backbone.family, backbone.architecture, backbone.weights.resolve()
+    checkpoint = family.open_checkpoint(architecture, file)
+    whole = family.build_graph(architecture, checkpoint)
+    return open_session(splice(whole, delta, family.bindings(architecture), checkpoint), file.parent)
+
+
+def _open_delta(backbone: Backbone, method: Method, name: str) -> tuple[Delta, dict[str, int]]:
+    """A fresh delta, and which axis of which of its tensors counts the labels; none does where they are scored."""
+
+    def fresh(*labels: str) -> Delta:
+        longest = backbone.architecture.max_length - method.positions(backbone.architecture)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            return new_delta(backbone, method, name, labels, max_length=min(MAX_LENGTH, longest))
+
+    if head_named(backbone.head).decodes:
+        return fresh("yes", "no"), {}
+    probe = fresh("label 0", "label 1")
+    shapes = [*probe.tensors().values(), *probe.frozen_reads.values()]
+    taken = {extent for tensor in shapes for extent in tensor.shape}
+    taken |= {extent for shape in backbone.architecture.tensors.values() for extent in shape}
+    n = next(size for size in itertools.count(3) if size not in taken)
+    delta, few = fresh(*(f"label {i}" for i in range(n))), probe.tensors()
+    axes = {
+        name: axis
+        for name, tensor in delta.tensors().items()
+        for axis, extent in enumerate(tensor.shape)
+        if few[name].shape[axis] != extent
+    }
+    return delta, axes
+
+
 def cards_with_guarantee(deltas: Sequence[Path], guarantee: Guarantee) -> Mapping[Path, DeltaCard]:
     """The card of each delta with this guarantee and its threshold; none where nothing is guaranteed."""
     return {path: _card_with_guarantee(path, guarantee) for path in deltas} if guarantee else {}
@@ -291,27 +316,6 @@ def _read(path: Path, kind: TaskType) -> tuple[NDArray[np.float32], NDArray[np.i
             f"{path} does not hold logits of {kind.described} and which is right in each row; train it again."
         )
     return logits, targets
-
-
-def write_weights(graphs: Sequence[onnx.ModelProto], backbone: Backbone, folder: Path, dtype: WeightsDtype) -> str:
-    """The weights file, whose SHA-256 is returned; ``graphs``, the backbone's own first, are changed to read it."""
-    if dtype == "fp32":
-        shutil.copyfile(backbone.weights, folder / WEIGHTS_FILE)
-        return backbone.sha256
-    decoder, goes_on = backbone.architecture.decoder, backbone.architecture.goes_on
-    factors = {} if decoder or dtype == "int4" else column_factors(graphs[0], backbone)
-    graph, *others = (each.graph for each in graphs)
-    tensors = quantised_tensors(
-        graph, backbone.checkpoint, factors, others=others, four_bits=dtype == "int4", groups=goes_on
-    )
-    for name in backbone.architecture.pooler:  # no part of the graph, but read by heads
-        if backbone.checkpoint.has(name):
-            tensors[backbone.checkpoint.stored_name(name)] = backbone.checkpoint.read(name)
-    path = folder / WEIGHTS_FILES[dtype]
-    save_file(tensors, path, metadata={"format": f"edgepeft.{dtype}/1"})
-    for graph in graphs:
-        quantise(graph, Checkpoint.open(path))
-    return sha256_of(path)
 
 
 @dataclass(frozen=True)

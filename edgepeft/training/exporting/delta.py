@@ -1,8 +1,15 @@
-"""A delta as an ONNX graph: PE modules and head by ``torch.onnx.export``, overrides by name."""
+"""A delta as an ONNX graph: PE modules and head by ``torch.onnx.export``, overrides by name.
+
+Tensors that one graph cannot hold, for a protobuf ends at 2 GiB, lie beside it.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
+import logging
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,25 +20,25 @@ from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor, nn
 from torch.nn import functional
 
+from edgepeft.backbones import emit
 from edgepeft.backbones.base import Architecture, Helper, Pooling, Role, Site
 from edgepeft.backbones.checkpoint import StoredTensor
-from edgepeft.backbones.emit import OPSET, external_tensor
+from edgepeft.backbones.emit import IR_VERSION, OPSET, external_tensor
 from edgepeft.backbones.hooks import needs
 from edgepeft.backbones.source import Backbone
 from edgepeft.backbones.trie import EDGES
 from edgepeft.bundle.card import ERRORS
 from edgepeft.bundle.delta import Delta
+from edgepeft.common.errors import UsageError
 from edgepeft.common.task_name import WEIGHTS
 from edgepeft.graph import names
-from edgepeft.graph.cut import rename_values
-from edgepeft.graph.external_data import DRAWN, RECIPE
+from edgepeft.graph.cut import rename_values, strip
+from edgepeft.graph.external_data import DRAWN, RECIPE, store_external
 from edgepeft.graph.gradient.training import DROPPED
-from edgepeft.graph.half import store_in_half
-from edgepeft.graph.protos import replace
+from edgepeft.graph.half import STORED, rounded, store_in_half
+from edgepeft.graph.protos import external_tensors, replace
 from edgepeft.graph.validate import check_standard
-from edgepeft.methods.base import Generator
 from edgepeft.methods.vera import FrozenMatrices
-from edgepeft.training.exporting.tracing import external_matrices, mark, number_nodes, traced, write_external
 
 # Two odd sizes, so that neither dimension is taken for a constant or for the other.
 _TOKENS, _BATCH = 7, 3
@@ -52,10 +59,11 @@ def export_delta(
     ``<site>:adapted``, ``override:<tensor>``, ``logits`` [batch, outputs], or [tokens, outputs], but not where text is
     written: there they are the backbone's own.  Labels that a decoder scores are adapted values too, int64 constants.
     """
-    own, beside = external_matrices(delta, weights), f"{delta.card.task}{WEIGHTS}"
+    own, beside = _external_matrices(delta, weights), f"{delta.card.task}{WEIGHTS}"
     delta = delta.eval().folded(backbone)
     parts = _Parts(delta)
-    stored = {name: backbone.checkpoint.stored_name(name) for name in (*parts.borrowed, *_own(delta))}
+    replaced = delta.override_tensors if delta.generator is None else delta.generator.names
+    stored = {name: backbone.checkpoint.stored_name(name) for name in (*parts.borrowed, *replaced)}
     if parts.outputs:
         model = traced(parts, list(parts.inputs.values()), _dims(parts), len(parts.outputs))
     else:  # of overrides alone
@@ -64,7 +72,8 @@ def export_delta(
         )
     rename_values(model.graph, _renamer(parts, stored))
     _name_dims(model.graph, delta.architecture, per_token=delta.head.per_token)
-    number_nodes(model.graph)
+    for index, node in enumerate(model.graph.node):
+        node.name = f"{node.op_type.lower()}_{index}"  # the exporter's names are long
     for name, tensor in delta.override_tensors.items():
         source = f"override/{stored[name]}"
         if name in own:
@@ -77,17 +86,16 @@ def export_delta(
         if names.of_labels(name) not in {tensor.name for tensor in model.graph.initializer}:
             model.graph.initializer.append(numpy_helper.from_array(values, names.of_labels(name)))
         _give(model.graph, names.of_labels(name), names.adapted(name), values.shape, TensorProto.INT64)
-    properties = _properties(delta)
-    if delta.generator is not None:
-        _leave_to_the_loader(model.graph, delta.generator, delta.architecture, stored)
-        tensors = [stored[name] for name in delta.generator.names]
-        properties[RECIPE] = json.dumps({**delta.generator.recipe, "tensors": tensors})
-    mark(model, properties | _leave_drawn_to_the_loader(model.graph, delta))
+    recipes = _leave_to_the_loader(model.graph, delta, stored)
+    _mark(model, delta, recipes | _leave_drawn_to_the_loader(model.graph, delta))
     if half:
         store_in_half(model.graph)
     if own and weights is not None:
         named = {f"override/{stored[name]}": tensor.detach().numpy() for name, tensor in own.items()}
-        write_external(model, named, weights, beside)
+        outside = [*external_tensors(model.graph)]
+        whole = {tensor.name: tensor.name.removesuffix(STORED) for tensor in outside}
+        content = ((at, named[name] if at == name else rounded(name, named[name])) for at, name in whole.items())
+        store_external(outside, content, weights, beside)
     check_standard(model)
     return model
 
@@ -205,21 +213,18 @@ class _Parts(nn.Module):
 
     def _adapt(self, name: str, module: nn.Module, given: dict[str, Tensor]) -> Tensor:
         site = self.delta.architecture.site(name)
+        bias = given.get(names.weight(f"{site.reads}.bias"))
         sources: dict[str, Callable[[], Any]] = {
             "y": lambda: given[name],
             "x": lambda: given[f"{name}.input"],
             "residual": lambda: given[f"{name}.residual"],
             "norm": lambda: self._norm(site, given),
-            "bias": lambda: self._bias(site, given),
+            "bias": lambda: bias if bias is None or site.columns is None else bias[slice(*site.columns)],
             "position": lambda: given[Helper.POSITION],
             "token": lambda: self.tokens,
         }
         adapted: Tensor = module(*(sources[wanted]() for wanted in needs(module)))
         return adapted
-
-    def _bias(self, site: Site, given: dict[str, Tensor]) -> Tensor | None:
-        bias = given.get(names.weight(f"{site.reads}.bias"))
-        return bias if bias is None or site.columns is None else bias[slice(*site.columns)]
 
     def _norm(self, site: Site, given: dict[str, Tensor]) -> Callable[[Tensor], Tensor]:
         if site.norm is None:
@@ -278,16 +283,17 @@ def _renamer(parts: _Parts, stored: dict[str, str]) -> Callable[[str], str]:
     return lambda name: new.get(name, name)
 
 
-def _leave_to_the_loader(
-    graph: onnx.GraphProto, generator: Generator, architecture: Architecture, stored: dict[str, str]
-) -> None:
-    """Add the generator's parameters, and an input for each tensor that the loader makes of them."""
+def _leave_to_the_loader(graph: onnx.GraphProto, delta: Delta, stored: Mapping[str, str]) -> dict[str, str]:
+    """Add the generator's parameters, and an input for each tensor that the loader makes of them; what says how."""
+    if (generator := delta.generator) is None:
+        return {}
     for name, tensor in generator.named_parameters():
         graph.initializer.append(numpy_helper.from_array(tensor.detach().numpy(), names.of_loader(name)))
     for name in generator.names:
-        made, shape = names.generated(stored[name]), architecture.shape_of(name)
+        made, shape = names.generated(stored[name]), delta.architecture.shape_of(name)
         graph.input.append(helper.make_tensor_value_info(made, TensorProto.FLOAT, shape))
         _give(graph, made, names.override(stored[name]), shape)
+    return {RECIPE: json.dumps({**generator.recipe, "tensors": [stored[name] for name in generator.names]})}
 
 
 def _leave_drawn_to_the_loader(graph: onnx.GraphProto, delta: Delta) -> dict[str, str]:
@@ -311,18 +317,15 @@ def _give(
     graph.output.append(helper.make_tensor_value_info(output, kind, list(shape)))
 
 
-def _own(delta: Delta) -> tuple[str, ...]:
-    return tuple(delta.override_tensors) if delta.generator is None else delta.generator.names
-
-
-def _properties(delta: Delta) -> dict[str, str]:
+def _mark(model: onnx.ModelProto, delta: Delta, recipes: Mapping[str, str]) -> None:
+    """Replace what the exporter says of the graph and of itself by our versions, the card and these recipes."""
     card = delta.card
     prompt = {
         names.PROMPT_LENGTH: str(card.prompt_length),
         names.PLACEHOLDER_ID: str(delta.architecture.placeholder_token_id),
     }
     metrics = {name: value for name, value in card.metrics.items() if name != ERRORS}
-    return {
+    properties = {
         "edgepeft.format": "edgepeft.task/1",
         "edgepeft.task": card.task,
         "edgepeft.method": card.method,
@@ -331,4 +334,63 @@ def _properties(delta: Delta) -> dict[str, str]:
         DROPPED: json.dumps([f"head/{name}" for name in type(delta.head).dropped()]),
         "edgepeft.card": card.model_copy(update={"metrics": metrics}).model_dump_json(),
         **(prompt if card.prompt_length else {}),
+        **recipes,
     }
+    del model.graph.value_info[:], model.metadata_props[:]
+    strip(model)
+    model.ir_version, model.producer_name, model.producer_version = IR_VERSION, "edgepeft", ""
+    helper.set_model_props(model, properties)
+
+
+def traced(module: nn.Module, examples: Sequence[Tensor], dynamic_shapes: Any, n_outputs: int) -> onnx.ModelProto:
+    """The module as ONNX; inputs are called ``in_<i>``, outputs ``out_<i>``.
+
+    PyTorch's exporter, which logs its own deprecations, reports errors only.  It makes its table of 500 operators once:
+    that is nearly half of a small export.
+    """
+    with contextlib.ExitStack() as undo:
+        for logger in map(logging.getLogger, ("torch.onnx", "torch.export", "onnxscript")):
+            undo.callback(logger.setLevel, logger.level)
+            logger.setLevel(logging.ERROR)
+        undo.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore")
+        with contextlib.suppress(ImportError, AttributeError, KeyError):  # of another PyTorch, which has that elsewhere
+            from torch.onnx._internal.exporter._registration import ONNXRegistry
+
+            registry: Any = ONNXRegistry
+            undo.callback(setattr, registry, "from_torchlib", vars(registry)["from_torchlib"])
+            registry.from_torchlib = staticmethod(functools.partial(_table, registry.from_torchlib))
+        program = torch.onnx.export(
+            module.eval(),
+            tuple(examples),
+            dynamo=True,
+            optimize=False,  # its folding would copy weights, and lose the parameters' paths
+            opset_version=OPSET,
+            dynamic_shapes=dynamic_shapes,
+            input_names=[f"in_{i}" for i in range(len(examples))],
+            output_names=[f"out_{i}" for i in range(n_outputs)],
+            verbose=False,
+        )
+    assert program is not None
+    return program.model_proto
+
+
+@functools.cache
+def _table(of_exporter: Callable[..., Any], *given: Any, **named: Any) -> Any:
+    return of_exporter(*given, **named)
+
+
+def _external_matrices(delta: Delta, file: Path | None) -> dict[str, Tensor]:
+    """The matrices that go into ``file``, by their name in the HF base model: none where one graph holds them all."""
+    matrices = {name: tensor for name, tensor in delta.override_tensors.items() if tensor.ndim > 1}
+    n_bytes = sum(tensor.nbytes for tensor in delta.tensors().values())
+    if n_bytes < emit.MOST_INLINE_BYTES:
+        return {}
+    rest = n_bytes - sum(tensor.nbytes for tensor in matrices.values())
+    if file is None or rest >= emit.MOST_INLINE_BYTES:
+        raise UsageError(
+            f"the task {delta.card.task} has {n_bytes / 1e9:.1f} GB of tensors of its own ({delta.card.method}), and "
+            f"they must be in one graph here, of {emit.MOST_INLINE_BYTES / 1e9:.1f} GB at most: train fewer, by lora, "
+            "an adapter, or top-k with fewer layers."
+        )
+    return matrices

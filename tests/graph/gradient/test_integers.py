@@ -32,7 +32,7 @@ from edgepeft.graph.quantise import quantise, quantised_tensors
 from edgepeft.graph.shapes import sized
 from edgepeft.methods.base import methods
 from edgepeft.runtime.session import open_session
-from edgepeft.training.exporting.bundle import write_backbone
+from edgepeft.training.exporting.backbone import write_backbone
 from edgepeft.tuning.activation_cache import training_graph
 from edgepeft.tuning.step import StepRows, TrainingStep
 from edgepeft.tuning.target import deployed_graph

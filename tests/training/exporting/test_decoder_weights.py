@@ -23,7 +23,7 @@ from edgepeft.graph import quantise
 from edgepeft.graph.grouped import in_eight_bits, in_four_bits
 from edgepeft.runtime.decoding import Decoding
 from edgepeft.runtime.runtime import Runtime
-from edgepeft.training.exporting.bundle import write_backbone
+from edgepeft.training.exporting.backbone import write_backbone
 
 SIZES = {"hidden_size": 64, "vocab_size": 1100, "intermediate_size": 96}
 

@@ -17,7 +17,8 @@ from edgepeft.bundle.bundle import Bundle
 from edgepeft.graph.cost import packed_bytes
 from edgepeft.runtime.runtime import Runtime
 from edgepeft.runtime.session import open_session, run_session
-from edgepeft.training.exporting.bundle import export_bundle, write_backbone
+from edgepeft.training.exporting.backbone import write_backbone
+from edgepeft.training.exporting.bundle import export_bundle
 
 SIZES = {"vocab_size": 1152, "mean": True}
 # A delta at sites, one that has matrices of its own, one that makes them of the backbone's.

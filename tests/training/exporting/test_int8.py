@@ -24,7 +24,8 @@ from edgepeft.common.resources import sha256_of
 from edgepeft.deploy.verify import audit
 from edgepeft.device.machine import isa_flags
 from edgepeft.runtime.runtime import Runtime
-from edgepeft.training.exporting.bundle import add_deltas, export_bundle, write_backbone
+from edgepeft.training.exporting.backbone import write_backbone
+from edgepeft.training.exporting.bundle import add_deltas, export_bundle
 
 SIZES = {"vocab_size": 1152, "mean": True}
 # A method for each way to join a backbone: sites, inputs, residuals and norms, biases, norms, matrices, generated ones.

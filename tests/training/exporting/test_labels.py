@@ -30,7 +30,8 @@ from edgepeft.graph.template import with_labels
 from edgepeft.methods.base import method_of
 from edgepeft.runtime.runtime import Runtime
 from edgepeft.tasks.classification import Classification
-from edgepeft.training.exporting.bundle import export_bundle, write_backbone
+from edgepeft.training.exporting.backbone import write_backbone
+from edgepeft.training.exporting.bundle import export_bundle
 from edgepeft.training.exporting.delta import export_delta
 
 LABELS = ("yes", "not no", "not yes")

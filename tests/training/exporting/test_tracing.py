@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from edgepeft.training.exporting.tracing import traced
+from edgepeft.training.exporting.delta import traced
 
 
 def test_two_exports_make_the_exporters_table_once_and_are_equal(monkeypatch: pytest.MonkeyPatch):

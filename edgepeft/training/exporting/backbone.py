@@ -1,7 +1,8 @@
-"""Fixed steps for the activations of 8-bit products, measured when a backbone is exported (SmoothQuant).
+"""The backbone of a bundle: graphs, weights, tokenizer, config, and a manifest without tasks.
 
-Channel c of what projections read, x [T, in], is multiplied by v[c] before it is rounded, and their matrices' column c
-is divided by it (Xiao et al., 2022, arXiv:2211.10438, eq. 3 and 4), so that one step of 1 serves every token:
+Activations of 8-bit products have fixed steps, which are measured here (SmoothQuant).  Channel c of what projections
+read, x [T, in], is multiplied by v[c] before it is rounded, and their matrices' column c is divided by it (Xiao et al.,
+2022, arXiv:2211.10438, eq. 3 and 4), so that one step of 1 serves every token:
 
     r[c] = max |x[:, c]|^a / max |W[:, c]|^(1 - a)        v[c] = 127 / (r[c] room max over k of (max |x[:, k]| / r[k]))
 
@@ -13,17 +14,29 @@ factor; a norm gives what it reads one size again.
 
 from __future__ import annotations
 
+import shutil
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from importlib import metadata
+from pathlib import Path
 
 import numpy as np
 import onnx
 from numpy.typing import NDArray
+from safetensors.numpy import save_file
 
+from edgepeft import __version__
+from edgepeft.backbones.checkpoint import Checkpoint
+from edgepeft.backbones.emit import BUNDLE_FILES, WEIGHTS_FILE, WEIGHTS_FILES
 from edgepeft.backbones.source import Backbone
 from edgepeft.backbones.tokens import Text
+from edgepeft.bundle.bundle import BACKBONE_FILE, DECODER_FILE, ENCODER_FILE
+from edgepeft.bundle.manifest import BackboneEntry, Hashes, Manifest, TextHashes, WeightsDtype
+from edgepeft.common.errors import BundleError
+from edgepeft.common.resources import sha256_of
 from edgepeft.graph.protos import copied, floats, replace
-from edgepeft.graph.quantise import projections
+from edgepeft.graph.quantise import projections, quantise, quantised_tensors
+from edgepeft.graph.validate import check_standard
 from edgepeft.runtime.session import open_session
 
 _A = 0.75  # as the paper has it where activations stand out most
@@ -32,6 +45,68 @@ _WORST = 1.1  # the error of products by fixed steps over that by a step a row, 
 _COMPARED = 256  # rows
 _LENGTHS = (1, 4, 16, 40, 40, 40, 40, 120)  # in tokens
 _TEXTS_EACH = 4
+
+
+def write_backbone(backbone: Backbone, folder: Path, weights: WeightsDtype = "fp32") -> Manifest:
+    """Graph, weights, tokenizer and config of a backbone, and a manifest without tasks."""
+    if not (backbone.folder / "tokenizer.json").is_file():
+        raise BundleError(f"{backbone.folder} has no tokenizer.json, and no vocabulary to make one of.")
+    graphs = {BACKBONE_FILE: backbone.family.build_graph(backbone.architecture, backbone.checkpoint)}
+    text = backbone.family.text_graphs(backbone.architecture, backbone.checkpoint)
+    graphs |= {ENCODER_FILE: text.encoder, DECODER_FILE: text.decoder} if text else {}
+    sha256 = write_weights([*graphs.values()], backbone, folder, weights)
+    for name, graph in graphs.items():
+        (folder / name).write_bytes(graph.SerializeToString(deterministic=True))
+        check_standard(graph)
+    files = {}
+    for name in BUNDLE_FILES:
+        if (backbone.folder / name).is_file():
+            (folder / name).parent.mkdir(exist_ok=True)
+            shutil.copyfile(backbone.folder / name, folder / name)
+            files[name] = sha256_of(folder / name)
+    sha256_of_graph = {name: sha256_of(folder / name) for name in graphs}
+    manifest = Manifest(
+        backbone=BackboneEntry(
+            family=backbone.family.name,
+            model_type=backbone.architecture.model_type,
+            source=backbone.source,
+            sha256=Hashes(graph=sha256_of_graph[BACKBONE_FILE], weights=sha256),
+            weights_dtype=weights,
+            checkpoint_sha256=None if weights == "fp32" else backbone.sha256,
+            sites=backbone.family.bindings(backbone.architecture),
+            text=TextHashes(encoder=sha256_of_graph[ENCODER_FILE], decoder=sha256_of_graph[DECODER_FILE])
+            if text
+            else None,
+        ),
+        files=files,
+        versions={
+            "edgepeft": __version__,
+            **{name: metadata.version(name) for name in ("torch", "transformers", "onnx", "onnxruntime")},
+        },
+    )
+    manifest.write(folder)
+    return manifest
+
+
+def write_weights(graphs: Sequence[onnx.ModelProto], backbone: Backbone, folder: Path, dtype: WeightsDtype) -> str:
+    """The weights file, whose SHA-256 is returned; ``graphs``, the backbone's own first, are changed to read it."""
+    if dtype == "fp32":
+        shutil.copyfile(backbone.weights, folder / WEIGHTS_FILE)
+        return backbone.sha256
+    decoder, goes_on = backbone.architecture.decoder, backbone.architecture.goes_on
+    factors = {} if decoder or dtype == "int4" else column_factors(graphs[0], backbone)
+    graph, *others = (each.graph for each in graphs)
+    tensors = quantised_tensors(
+        graph, backbone.checkpoint, factors, others=others, four_bits=dtype == "int4", groups=goes_on
+    )
+    for name in backbone.architecture.pooler:  # no part of the graph, but read by heads
+        if backbone.checkpoint.has(name):
+            tensors[backbone.checkpoint.stored_name(name)] = backbone.checkpoint.read(name)
+    path = folder / WEIGHTS_FILES[dtype]
+    save_file(tensors, path, metadata={"format": f"edgepeft.{dtype}/1"})
+    for graph in graphs:
+        quantise(graph, Checkpoint.open(path))
+    return sha256_of(path)
 
 
 def column_factors(model: onnx.ModelProto, backbone: Backbone) -> dict[str, NDArray[np.float32]]:
