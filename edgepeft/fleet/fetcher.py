@@ -201,11 +201,6 @@ class HubFetcher(Fetcher):
         return self._of_http(place, start, self._hub.utils.build_hf_headers())
 
 
-def fetcher_for(address: str, folder: Path, resumable: str) -> Fetcher:
-    """What fetches from an address."""
-    return (HubFetcher if address.startswith(HUB) else Fetcher)(folder, resumable)
-
-
 def _own_bytes(partial: Path) -> int:
     """How much of a download is there; nothing where that is another name of some file."""
     with contextlib.suppress(FileNotFoundError):

@@ -34,7 +34,7 @@ from edgepeft.data.training_loop.checkpoint import claim
 from edgepeft.deploy.install import PreparedTask, commit_tasks, prepare_task, remove_task
 from edgepeft.fleet.layout import METADATA, places, same_base
 from edgepeft.fleet.remote import Remote, forget, pin, trusted_root
-from edgepeft.fleet.state import WORK, Decision, State, decide
+from edgepeft.fleet.state import STATE_FILE, WORK, Decision, State, decide
 
 Stage = Callable[[str], AbstractContextManager[object]]
 _SPARE_BYTES = 8 << 20  # manifests, metadata, what else the board writes meanwhile
@@ -113,7 +113,7 @@ class _Pull:
             return self._pulled(taken=tuple(self._put_whole(None, (), State(under=_here()))), whole=True)
         here = Manifest.read(self.folder)
         ours, theirs = here.backbone, self.published.manifest.backbone
-        if ours.identity != theirs.identity and not State.exists(self.work):
+        if ours.identity != theirs.identity and not (self.work / STATE_FILE).is_file():  # nothing was taken up
             forget(self.work)
             raise UsageError(
                 f"{self.remote.address} is of another bundle: its backbone is {theirs.source} (weights "
@@ -123,7 +123,8 @@ class _Pull:
         pin(self.folder, self.remote.root)
         state = State.read(self.work, _digests(here))
         before = state.model_copy(deep=True)
-        state.judge_anew_elsewhere(_here())
+        if (circumstances := _here()) != state.under:  # what was refused under others may pass here
+            state.under, state.refused = circumstances, {}
         decision = decide(self.offered, _digests(here), state, replace=self.replace)
         if not same_base(here, self.published.manifest):
             stay = [task for task in here.tasks if task in decision.keep or task not in self.offered]

@@ -25,11 +25,10 @@ from edgepeft.common.atomic import synced, write_atomically
 from edgepeft.common.bounded import bytes_at
 from edgepeft.common.errors import EdgepeftError, UnknownName, UsageError, VerificationFailed
 from edgepeft.common.resources import cache_folder, private_folder
-from edgepeft.fleet.fetcher import address_of, fetcher_for
+from edgepeft.fleet.fetcher import HUB, Fetcher, HubFetcher, address_of
 from edgepeft.fleet.layout import METADATA, TARGETS, Published, check_channel
 from edgepeft.fleet.state import STATE_FILE, WORK
 
-_LIMITS = UpdaterConfig(targets_max_length=16 << 20)  # as a manifest's
 FILES = "files"
 _TIME = "%Y-%m-%d %H:%M UTC"
 _BEHIND = timedelta(days=1)  # a summer time that was set by hand is no attack
@@ -49,7 +48,7 @@ class Remote:
         self._trusted, self.files = work / METADATA, work / FILES
         base = address_of(address).rstrip("/")
         self._first = not (self._trusted / "targets.json").is_file()
-        self.fetcher = fetcher_for(base, self.files, f"{base}/{TARGETS}/")
+        self.fetcher = (HubFetcher if base.startswith(HUB) else Fetcher)(self.files, f"{base}/{TARGETS}/")
         self._trusted.mkdir(parents=True, exist_ok=True)
         with self._said():
             self._updater = Updater(
@@ -58,7 +57,7 @@ class Remote:
                 str(self.files),
                 f"{base}/{TARGETS}/",
                 self.fetcher,
-                _LIMITS,
+                UpdaterConfig(targets_max_length=16 << 20),  # as a manifest's
                 bootstrap=root,
             )
 
@@ -67,7 +66,7 @@ class Remote:
         self._note_clock()
         with self._said():
             self._updater.refresh()
-            for path in (self._trusted / "root_history").iterdir():
+            for path in (self._trusted / _HISTORY).iterdir():
                 synced(path)  # the updater leaves that to the system, and without a root nothing is trusted
             top = Metadata[Targets].from_file(str(self._trusted / "targets.json")).signed
             channels = (top.delegations.roles or {}) if top.delegations is not None else {}

@@ -24,7 +24,6 @@ from edgepeft.deploy.signature import read_private_key
 from edgepeft.fleet.layout import METADATA
 
 ROLES = ("root", "targets", "snapshot", "timestamp")
-RETIRED = "retired"
 
 # Until a role's metadata expires: an attacker can hold back what is new for as long as the timestamp's.
 DAYS: Mapping[str, int] = {"root": 365, "targets": 365, "snapshot": 90, "timestamp": 7}
@@ -209,7 +208,7 @@ class Keys:
 
     def retire(self, paths: Iterable[Path]) -> None:
         """Put keys aside, for good."""
-        aside = private_folder(self.folder / RETIRED)
+        aside = private_folder(self.folder / "retired")
         for path in paths:
             key_id = CryptoSigner(read_private_key(path)).public_key.keyid
             path.rename(aside / f"{path.stem}.{key_id[:12]}.pem")

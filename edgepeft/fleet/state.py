@@ -54,19 +54,9 @@ class State(BaseModel):
         state.confirm(done, {task for task in state.leaving if task not in present})
         return state
 
-    @staticmethod
-    def exists(work: Path) -> bool:
-        """Whether something was taken up here before."""
-        return (work / STATE_FILE).is_file()
-
     def write(self, work: Path) -> None:
         """Replace the file."""
         write_json(work / STATE_FILE, self.model_dump())
-
-    def judge_anew_elsewhere(self, here: str) -> None:
-        """Forget what was refused under other circumstances than those that ``here`` stands for."""
-        if here != self.under:
-            self.under, self.refused = here, {}
 
     def note(self, sha256s: Mapping[str, str], leaving: Iterable[str] = ()) -> None:
         """Versions that are about to be committed, and withdrawn tasks that are about to be removed."""
