@@ -37,30 +37,32 @@ class Ablation(Inspection):
     shows: ClassVar[str] = "the score after removing the modules of every span of layers"
 
     def obstacle(self, delta: Delta) -> str | None:
-        """It needs modules in layers."""
         return None if delta.adapted_layers() else "it has no modules in layers that could be removed"
 
     def passes(self, delta: Delta) -> int:
-        """One a span, and the whole delta."""
         n = len(delta.adapted_layers())
-        return 1 + n * (n + 1) // 2
+        return 1 + n * (n + 1) // 2  # the whole delta, and each span
 
     def look(self, target: InspectionTarget, advance: Advance) -> dict[str, Any]:
         """``spans``: {first, last, score}, both ends left out; ``whole``, ``majority`` to compare them with."""
-        layers = target.delta.adapted_layers()
+        layers, kind, targets = target.delta.adapted_layers(), target.delta.card.task_kind, target.rows.targets
         read = partial(logits_of, target.delta, target.model, target.rows)
 
         def score(removed: Sequence[int]) -> float:
             with target.delta.without_layers(removed):
-                return score_rows(read, target.rows, target.delta.card.task_kind, target.metric, advance).score
+                return score_rows(read, target.rows, kind, target.metric, advance).score
 
+        majority = None
+        if kind.has_labels:  # the score of answering every row with what is best for all
+            most = kind.majority(targets)
+            majority = kind.score(target.metric, targets, np.broadcast_to(most, (len(targets), *most.shape)))
         ends = itertools.combinations_with_replacement(range(len(layers)), 2)
         return {
             "metric": target.metric,
-            "rows": len(target.rows.targets),
+            "rows": len(targets),
             "layers": list(layers),
             "whole": score(()),
-            "majority": _majority(target),
+            "majority": majority,
             "spans": [{"first": layers[i], "last": layers[j], "score": score(layers[i : j + 1])} for i, j in ends],
         }
 
@@ -82,15 +84,6 @@ class Ablation(Inspection):
             spans = ((layer, layer), (layers[0], layer), (layer, layers[-1]))
             table.add_row(str(layer), *(rounded(scores[span]) for span in spans))
         return table
-
-
-def _majority(target: InspectionTarget) -> float | None:
-    """The score of answering every row with what is best for all; None where there are no labels."""
-    kind, targets = target.delta.card.task_kind, target.rows.targets
-    if not kind.has_labels:
-        return None
-    most = kind.majority(targets)
-    return kind.score(target.metric, targets, np.broadcast_to(most, (len(targets), *most.shape)))
 
 
 def _scores(measured: Mapping[str, Any]) -> dict[tuple[int, int], float]:
@@ -143,8 +136,7 @@ def _line(measured: Mapping[str, Any], task: str) -> Figure:
     axes.vlines(places, whole, singles, color=plotting.BLUE, linewidth=1.5)
     axes.plot(places, singles, color=plotting.BLUE, marker="o", linestyle="none", label="without that layer's modules")
     for place, value in zip(places, singles, strict=True):
-        above = value >= whole
-        offset, side = ((0, 6), "bottom") if above else ((0, -6), "top")
+        offset, side = ((0, 6), "bottom") if value >= whole else ((0, -6), "top")
         axes.annotate(
             f"{value:.1f}", (place, value), offset, textcoords="offset points", ha="center", va=side, fontsize=8
         )

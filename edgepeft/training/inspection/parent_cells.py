@@ -47,15 +47,13 @@ class ParentCells(Inspection):
     shows: ClassVar[str] = "which label picks which parent cell of a memory"
 
     def obstacle(self, delta: Delta) -> str | None:
-        """It needs memories and labels."""
         if not _memories(delta):
             return "it has no memory with parent cells"
         kind = delta.card.task_kind
         return None if kind.one_label else f"parent cells are shown by each row's label, and {kind.title} has none"
 
     def passes(self, delta: Delta) -> int:
-        """All layers are seen in one."""
-        return 1
+        return 1  # which sees all layers
 
     def look(self, target: InspectionTarget, advance: Advance) -> dict[str, Any]:
         """Per layer, [L][N]: ``picked``, ``weight`` (means over a label's rows), ``pickers`` (figure 2)."""

@@ -38,7 +38,7 @@ from edgepeft.methods.compacter_plus_plus import CompacterPlusPlus
 from edgepeft.methods.houlsby import Houlsby
 from edgepeft.methods.pfeiffer import Pfeiffer
 from edgepeft.methods.phm import PHM
-from edgepeft.training.interop._hub_config import BnConfig, counted_layers, leading_layers
+from edgepeft.training.interop._hub_config import ACTIVATION_NAMES, BnConfig, counted_layers, leading_layers
 from edgepeft.training.interop.base import ConversionPlan, StateDict
 from edgepeft.training.interop.classifier import Classifier
 
@@ -87,10 +87,6 @@ class PhmWeights:
             left, right = self.pair(state, start, part)
             return left @ right
         return state[f"{start}W"]
-
-    def weight(self, state: StateDict, start: str, part: str) -> Tensor:
-        """H^T, [out, in]."""
-        return kronecker_sum(self.rule(state, start), self.terms(state, start, part))
 
     def _rule_shapes(self, start: str) -> Shapes:
         n = self.config.phm_dim
@@ -167,7 +163,11 @@ def bottleneck_plan(config: BnConfig, places: Places) -> ConversionPlan:
     every = BottleneckAdapter(roles=form["roles"], reads="sublayer", **layers).sites(architecture)
     number = {layer: i for i, layer in enumerate(counted_layers(architecture))}
     widths = {s: config.width(architecture.hidden_size, number[s.name.removesuffix(s.role)]) for s in every}
-    settings = {"bottleneck": max(widths.values()), "activation": config.activation, **layers}
+    settings = {
+        "bottleneck": max(widths.values()),
+        "activation": ACTIVATION_NAMES[config.non_linearity.lower()],
+        **layers,
+    }
     phm = PhmWeights(config, places.shared) if config.phm_layer else None
     readers = [_Reader(config, places.of_adapter(site), site, widths[site], phm) for site in every]
     shapes = dict(phm.shared_shapes(architecture.hidden_size, settings["bottleneck"])) if phm else {}
@@ -175,7 +175,12 @@ def bottleneck_plan(config: BnConfig, places: Places) -> ConversionPlan:
         shapes |= reader.shapes()
     even, placed = len(set(widths.values())) == 1, form["reads"] != "residual" and not config.after_the_layer
     factored = config.phm_layer and _is_plain(form) and placed and config.scaling != "channel" and even
-    method = _factored(config, form, settings) if factored else _dense(form, settings)
+    if factored:
+        method = _factored(config, form, settings)
+    elif named := _NAMED.get((form["roles"], form["reads"])) if _is_plain(form) else None:
+        method = named(**settings)
+    else:
+        method = BottleneckAdapter.from_settings({**settings, **form})
 
     def convert(state: StateDict) -> dict[str, Tensor]:
         tensors: dict[str, Tensor] = {}
@@ -212,11 +217,6 @@ def _form(config: BnConfig) -> dict[str, Any]:
 def _is_plain(form: Mapping[str, Any]) -> bool:
     """Whether it adds to the sub-layer's output, without norms of its own."""
     return form["keeps"] == "sublayer" and not form["norm_before"] and form["norm_after"] == "none"
-
-
-def _dense(form: Mapping[str, Any], settings: Mapping[str, Any]) -> PerLayer:
-    named = _NAMED.get((form["roles"], form["reads"])) if _is_plain(form) else None
-    return named(**settings) if named else BottleneckAdapter.from_settings({**settings, **form})
 
 
 def _factored(config: BnConfig, form: Mapping[str, Any], settings: Mapping[str, Any]) -> PerLayer:
@@ -308,7 +308,9 @@ class _Reader:
 
     def _weight(self, state: StateDict, part: str) -> Tensor:
         start = self._linear(part)
-        return self.phm.weight(state, start, part) if self.phm else state[f"{start}weight"]
+        if self.phm is None:
+            return state[f"{start}weight"]
+        return kronecker_sum(self.phm.rule(state, start), self.phm.terms(state, start, part))  # H^T, [out, in]
 
     def _bias(self, state: StateDict, part: str) -> Tensor:
         start, size = self._linear(part), self.width if part == "down" else self.site.out_features

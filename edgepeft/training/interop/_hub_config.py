@@ -56,11 +56,6 @@ class HubFile(BaseModel):
     version: str | None = None
     label2id: dict[str, int] | None = None
 
-    @property
-    def adapters_version(self) -> str:
-        """The library's version; adapter-transformers, its predecessor, wrote none or a bare one."""
-        return (self.version or "unknown").removeprefix("adapters.")
-
     def check_architecture(self, architecture: Architecture, path: Path) -> None:
         """Check that it is of the backbone's type and width."""
         ours = (architecture.model_type, architecture.hidden_size)
@@ -127,28 +122,23 @@ class BnConfig(MethodConfig):
     factorized_phm_rule: bool = False
 
     @property
-    def activation(self) -> Activation:
-        """By our name; only where ``checks`` allows it."""
-        return ACTIVATION_NAMES[self.non_linearity.lower()]
-
-    @property
     def after_the_layer(self) -> bool:
-        """Whether the adapter stands past the layer's last norm, and nothing follows it."""
+        """Whether the adapter stands past the layer's last norm."""
         return not self.original_ln_after
 
     def width(self, hidden: int, layer: int) -> int:
         """The bottleneck in that layer."""
         factor = self.reduction_factor
         if isinstance(factor, dict):
-            if str(layer) not in factor and "default" not in factor:
+            found = factor.get(str(layer), factor.get("default"))
+            if found is None:
                 raise BundleError(
                     f"reduction_factor = {factor} says nothing of layer {layer} and has no default; add either."
                 )
-            factor = factor.get(str(layer), factor.get("default", 1.0))
+            factor = found
         return max(1, int(hidden // factor))
 
     def checks(self) -> dict[str, bool]:
-        """As its base has them; some combinations have no place in a delta."""
         past_norm = self.original_ln_before and self.residual_before_ln is False and not self.is_parallel
         return {
             "non_linearity": self.non_linearity.lower() in ACTIVATION_NAMES,
@@ -180,7 +170,6 @@ class HubLoraConfig(MethodConfig):
     dtype: str | None = None
 
     def checks(self) -> dict[str, bool]:
-        """As its base has them: not other compositions, VeRA, and half-precision arithmetic."""
         return {
             "composition_mode": self.composition_mode == "add",
             "vera_d": self.vera_d is None,
@@ -203,7 +192,6 @@ class HubPromptConfig(MethodConfig):
     combine: str = "prefix"
 
     def checks(self) -> dict[str, bool]:
-        """As its base has them: not a prompt behind the first token."""
         return {"combine": self.combine == "prefix"}
 
 
@@ -223,7 +211,6 @@ class HubPrefixConfig(MethodConfig):
     use_gating: bool = False
 
     def checks(self) -> dict[str, bool]:
-        """As its base has them: prefixes in every layer, which no gate weighs."""
         return {
             "encoder_prefix": self.encoder_prefix,
             "leave_out": not self.leave_out,

@@ -30,7 +30,7 @@ from edgepeft.methods.prompt_r import PromptR
 from edgepeft.training.interop._hub_bottleneck import Places
 from edgepeft.training.interop._hub_config import ACTIVATION_NAMES
 from edgepeft.training.interop._hub_head import HEAD_CONFIG, HEAD_FILES, written_head
-from edgepeft.training.interop.adapterhub import CONFIG_FILE, TENSORS_FILES, plan_of
+from edgepeft.training.interop.adapterhub import CONFIG_FILE, LORA_MATRICES, TENSORS_FILES, plan_of
 from edgepeft.training.interop.classifier import Classifier
 
 _VERSION = "adapters.1.3.0"  # whose names these are
@@ -44,7 +44,6 @@ _CLASSES = {
     "deberta-v2": "DebertaV2AdapterModel",
 }
 _KEEPS: Mapping[str, Any] = {"sublayer": True, "norm": False, "sum": "post_add"}
-_MATRICES = {"query": "q", "key": "k", "value": "v"}
 _ATTENTION, _FFN = str(Role.ATTENTION_OUTPUT), str(Role.FFN_OUTPUT)
 
 Settings = dict[str, Any]
@@ -64,7 +63,8 @@ def write_adapterhub(delta: Delta, backbone: Backbone, folder: Path, *, force: b
     _, plan = plan_of(settings, Places(Classifier(backbone), name), folder / CONFIG_FILE)
     ours = delta.folded(backbone).tensors()
     adapter, of_method = plan.back(ours), {own for own in ours if own.partition("/")[0] != "head"}
-    if adapter.keys() != plan.shapes.keys() or of_method - plan.held:
+    held = {own for _, own in plan.names}.union(*plan.joined.values())
+    if adapter.keys() != plan.shapes.keys() or of_method - held:
         _refuse(delta, "it has modules where AdapterHub has none, or none where it has some", "Train other roles")
     of_head = {f"heads.{name}.{place}": ours[own] for place, own in places.items()}
     with new_folder(folder, force=force) as new:
@@ -139,7 +139,7 @@ def _products(delta: Delta, method: KroneckerAdapters) -> Settings:
 
 
 def _lora(delta: Delta, method: LoRA) -> Settings:
-    known = {*_MATRICES, "ffn_up", "ffn_output"}
+    known = {*LORA_MATRICES.values(), "ffn_up", "ffn_output"}
     if odd := [role for role in method.roles if role not in known]:
         _refuse(
             delta, f"its LoRA has no matrices at {', '.join(odd)}", f"Roles that can be: {', '.join(sorted(known))}"
@@ -150,8 +150,8 @@ def _lora(delta: Delta, method: LoRA) -> Settings:
         "architecture": "lora",
         "r": method.rank,
         "alpha": method.alpha * (method.rank**0.5 if method.rank_stabilised else 1),  # theirs is divided by r
-        "attn_matrices": [theirs for role, theirs in _MATRICES.items() if role in method.roles],
-        "selfattn_lora": not _MATRICES.keys().isdisjoint(method.roles),
+        "attn_matrices": [theirs for theirs, role in LORA_MATRICES.items() if role in method.roles],
+        "selfattn_lora": not set(method.roles).isdisjoint(LORA_MATRICES.values()),
         "intermediate_lora": "ffn_up" in method.roles,
         "output_lora": "ffn_output" in method.roles,
         "composition_mode": "add",

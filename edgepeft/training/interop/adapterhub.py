@@ -86,27 +86,8 @@ class FusionConfig(MethodConfig):
     temperature: bool = False
 
     def checks(self) -> dict[str, bool]:
-        """As its base has them: a softmax over what Q and K make of the norm's output."""
-        asked = {"query": self.query, "key": self.key}
         odd = ("query_before_ln", "residual_before", "temperature")
-        return asked | {name: not getattr(self, name) for name in odd}
-
-
-def parts_of(folder: Path) -> tuple[list[Path], Path, Path]:
-    """The folders of the adapters in order, of the fusion, and of the head."""
-    path = folder / SETUP_FILE
-    setup = parsed(_Setup, read_config(path), path)
-    children = setup.adapter_setup.get("children") or []
-    single = [each.get("children") for each in children if isinstance(each, dict) and each.get("type") == "single"]
-    names = [name for each in single if isinstance(each, list) for name in each]
-    if setup.adapter_setup.get("type") != "Fuse" or len(names) != len(children) or not all(map(_is_name, names)):
-        kind = setup.adapter_setup.get("type")
-        raise BundleError(
-            f"{path}: a composition of type {kind} with these parts is no delta; what can be is a Fuse of adapters. A "
-            "folder of save_adapter, with one adapter, can be imported too."
-        )
-    head = setup.head_setup
-    return [folder / name for name in names], folder / ",".join(names), folder / head if _is_name(head) else folder
+        return {"query": self.query, "key": self.key} | {name: not getattr(self, name) for name in odd}
 
 
 def _is_name(value: object) -> bool:
@@ -153,7 +134,7 @@ CONFIG_FILE = "adapter_config.json"
 TENSORS_FILES = ("adapter.safetensors", "pytorch_adapter.bin")
 FUSION_CONFIG = "adapter_fusion_config.json"
 
-_LORA_MATRICES = {"q": Role.QUERY, "k": Role.KEY, "v": Role.VALUE}
+LORA_MATRICES = {"q": Role.QUERY, "k": Role.KEY, "v": Role.VALUE}
 
 # Files that say that a folder holds more than one adapter's forward pass.
 _COMPOSITIONS = {
@@ -176,7 +157,7 @@ _LEGACY = {
 def _lora_plan(config: HubLoraConfig, places: Places) -> ConversionPlan:
     """LoRA, y + (alpha / r) B A x: the same method with their settings."""
     architecture = places.classifier.architecture
-    attention = [role for key, role in _LORA_MATRICES.items() if config.selfattn_lora and key in config.attn_matrices]
+    attention = [role for key, role in LORA_MATRICES.items() if config.selfattn_lora and key in config.attn_matrices]
     up = Role.FFN_UP if architecture.sites_of(Role.FFN_UP) else Role.FFN_GATED
     feed_forward = {up: config.intermediate_lora, Role.FFN_OUTPUT: config.output_lora}
     roles = tuple(map(str, (*attention, *(role for role, wanted in feed_forward.items() if wanted))))
@@ -275,7 +256,6 @@ class AdapterHub(Importer):
     needs: ClassVar[str] = f"{CONFIG_FILE} with model_type, {' or '.join(TENSORS_FILES)}, or {SETUP_FILE}"
 
     def recognises(self, folder: Path) -> bool:
-        """By a config without PEFT's ``peft_type``, or a file of a composition."""
         if any((folder / name).is_file() for name in (*_COMPOSITIONS, SETUP_FILE)):
             return True
         path = folder / CONFIG_FILE
@@ -285,7 +265,6 @@ class AdapterHub(Importer):
         return "peft_type" not in document and ("model_type" in document or "config" in document)
 
     def read(self, folder: Path, backbone: Backbone, request: ImportRequest) -> Delta:
-        """As ``Importer.read``."""
         for name, what in _COMPOSITIONS.items():
             if (folder / name).is_file():
                 raise BundleError(
@@ -294,16 +273,15 @@ class AdapterHub(Importer):
                 )
         classifier, of_head = Classifier(backbone, CAUSAL if backbone.architecture.goes_on else SEQUENCES), folder
         if (folder / SETUP_FILE).is_file():
-            file, config, plan, state = _fused(folder, classifier)
-            of_head = parts_of(folder)[2]
+            (file, config, plan, state), of_head = _fused(folder, classifier)
         else:
             file, config, plan, state = _single(folder, classifier)
         check_tensors(state, plan.shapes, folder)
         head, values = read_head(of_head, classifier, request.model), plan.convert(state)
-        origin: dict[str, Any] = {"library": self.library, "versions": {"adapters": file.adapters_version}}
-        settings = {"name": file.name, **config.model_dump(mode="json", exclude_unset=True)}
-        origin["training"] = {"config": settings}
-        return request.delta(backbone, plan.method, head, values, folder=folder, **origin)
+        # adapter-transformers, the predecessor of adapters, wrote no version or a bare one.
+        origin: dict[str, Any] = {"versions": {"adapters": (file.version or "unknown").removeprefix("adapters.")}}
+        origin["training"] = {"config": {"name": file.name, **config.model_dump(mode="json", exclude_unset=True)}}
+        return request.delta(backbone, plan.method, head, values, folder=folder, library=self.library, **origin)
 
 
 IMPORTER = AdapterHub()
@@ -345,21 +323,30 @@ def _single(folder: Path, classifier: Classifier) -> _Read:
     return file, config, plan, state
 
 
-def _fused(folder: Path, classifier: Classifier) -> _Read:
-    """A Fuse of several, which stands as one."""
-    adapters, fusion, _ = parts_of(folder)
+def _fused(folder: Path, classifier: Classifier) -> tuple[_Read, Path]:
+    """A Fuse of several adapters, each in a folder of its own, which stands as one; and the folder of the head."""
+    path = folder / SETUP_FILE
+    setup = parsed(_Setup, read_config(path), path)
+    kind, children = setup.adapter_setup.get("type"), setup.adapter_setup.get("children") or []
+    single = [each.get("children") for each in children if isinstance(each, dict) and each.get("type") == "single"]
+    names = [name for each in single if isinstance(each, list) for name in each]
+    if kind != "Fuse" or len(names) != len(children) or not all(map(_is_name, names)):
+        raise BundleError(
+            f"{path}: a composition of type {kind} with these parts is no delta; what can be is a Fuse of adapters. A "
+            "folder of save_adapter, with one adapter, can be imported too."
+        )
     if classifier.has_decoder:
         raise BundleError(f"{folder}: a fusion in a T5 cannot be imported; import one of its adapters.")
-    path = fusion / FUSION_CONFIG
-    file, places = _file_of(path, classifier)
-    config = FusionConfig.read(file.config or {}, path)
+    fusion, of_head = folder / ",".join(names), folder / (setup.head_setup if _is_name(setup.head_setup) else "")
+    file, places = _file_of(fusion / FUSION_CONFIG, classifier)
+    config = FusionConfig.read(file.config or {}, fusion / FUSION_CONFIG)
     state = read_state_dict(fusion, *FUSION_FILES)
     parts = []
-    for each in adapters:
-        *_, plan, own = _single(each, classifier)
+    for name in names:
+        *_, plan, own = _single(folder / name, classifier)
         parts.append(plan)
         state |= own
-    return file, config, fusion_plan(config, parts, places), state
+    return (file, config, fusion_plan(config, parts, places), state), of_head
 
 
 def plan_of(settings: Mapping[str, Any], places: Places, path: Path) -> tuple[MethodConfig, ConversionPlan]:

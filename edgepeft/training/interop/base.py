@@ -34,7 +34,6 @@ from edgepeft.training.interop.classifier import SEQUENCES
 Config = Mapping[str, Any]
 _Model = TypeVar("_Model", bound=BaseModel)
 StateDict = Mapping[str, Tensor]
-TensorShapes = Mapping[str, tuple[int, ...]]
 Renaming = Mapping[str, tuple[str, tuple[int, ...]]]  # their tensor -> (ours, its shape)
 
 
@@ -47,7 +46,7 @@ class ConversionPlan:
     """
 
     method: Method
-    shapes: TensorShapes
+    shapes: Mapping[str, tuple[int, ...]]
     convert: Callable[[StateDict], dict[str, Tensor]]
     names: tuple[tuple[str, str], ...] = ()
     joined: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -59,11 +58,6 @@ class ConversionPlan:
             if ours.keys() >= set(parts):
                 found[theirs] = torch.cat([ours[own] for own in parts], dim=1).reshape(self.shapes[theirs])
         return found
-
-    @property
-    def held(self) -> set[str]:
-        """What of ours goes ``back``."""
-        return {own for _, own in self.names}.union(*self.joined.values())
 
     @classmethod
     def renaming(cls, method: Method, names: Renaming) -> ConversionPlan:
@@ -143,21 +137,20 @@ def read_state_dict(folder: Path, *names: str) -> dict[str, Tensor]:
     path = next((folder / name for name in names if (folder / name).is_file()), None)
     if path is None:
         raise BundleError(f"{folder} has neither {' nor '.join(names)}; it is not complete: fetch it again.")
-    state = _stored(path) if path.suffix == ".safetensors" else read_pickled(path)
+    if path.suffix == ".safetensors":
+        check_header(path, path)
+        try:
+            state = load_file(path)
+        except (SafetensorError, OSError) as error:
+            raise BundleError(f"{path} is damaged ({error}); fetch it again.") from error
+    else:
+        state = read_pickled(path)
     odd = [name for name, tensor in state.items() if not tensor.is_floating_point()]
     if odd:
         raise BundleError(f"{path} holds what is no floating-point tensor: {', '.join(odd)}. Save it without these.")
     made = {id(tensor): tensor for tensor in state.values()}  # those that are one stay one
     made = {key: tensor.float().contiguous() for key, tensor in made.items()}
     return {name: made[id(tensor)] for name, tensor in state.items()}
-
-
-def _stored(path: Path) -> dict[str, Tensor]:
-    check_header(path, path)
-    try:
-        return load_file(path)
-    except (SafetensorError, OSError) as error:
-        raise BundleError(f"{path} is damaged ({error}); fetch it again.") from error
 
 
 class ImportedHead(NamedTuple):
@@ -210,7 +203,7 @@ class ImportRequest:
         beside = folder / "config.json"
         configs: list[Config] = [*([read_config(beside)] if beside.is_file() else ()), backbone.config]
         kind = self._kind_of(head, configs, folder)
-        prompt, labels = method.prompt_length(backbone.architecture), self._labels_for(head, kind, configs, backbone)
+        labels = self._labels_for(head, kind, configs, backbone)
         longest = self._length_for(backbone, method.positions(backbone.architecture))
         of_task: dict[str, Any] = {"kind": kind and kind.name, "pairs": kind is not None and kind.passages}
         delta = new_delta(backbone, method, self.task, labels, head=head.kind, max_length=longest, **of_task)
@@ -218,13 +211,14 @@ class ImportRequest:
         kept = {name: tensor.detach() for name, tensor in own.items() if name.startswith("override/")}
         # What is shared stands in the delta once, under its first name.
         delta.read({**kept, **{name: values[name] for name in own if name in values}}, str(folder))
-        form = head_named(head.kind)
-        of_text = head.outputs is not None and not form.per_token and not form.bare
         origin: dict[str, Any] = {"versions": {"edgepeft": __version__, **versions}}
         origin["training"] = {"imported_from": library, "folder": folder.resolve().name, **training}
-        where = "last_token" if backbone.architecture.goes_on else "first_position" if prompt else "first_token"
-        reads = {"head_reads": where} if of_text else {}
-        delta.card = delta.card.model_copy(update={**reads, **origin})
+        form = head_named(head.kind)
+        if head.outputs is not None and not form.per_token and not form.bare:  # of a text
+            prompt = method.prompt_length(backbone.architecture)
+            where = "last_token" if backbone.architecture.goes_on else "first_position" if prompt else "first_token"
+            origin["head_reads"] = where
+        delta.card = delta.card.model_copy(update=origin)
         return delta.eval()
 
     def _kind_of(self, head: ImportedHead, configs: Sequence[Config], folder: Path) -> type[TaskType] | None:

@@ -46,12 +46,10 @@ class Peft(Importer):
     needs: ClassVar[str] = f"{CONFIG_FILE} with peft_type, {TENSORS_FILE} or .bin"
 
     def recognises(self, folder: Path) -> bool:
-        """By a config that names a ``peft_type``."""
         path = folder / CONFIG_FILE
         return path.is_file() and "peft_type" in read_config(path)
 
     def read(self, folder: Path, backbone: Backbone, request: ImportRequest) -> Delta:
-        """As ``Importer.read``."""
         types = task_types(backbone)
         config = read_peft_config(folder, types)
         classifier = Classifier(backbone, config.model(types, request.model))
@@ -75,9 +73,10 @@ class Peft(Importer):
         of_head = ConversionPlan.renaming(plan.method, classifier.head_tensors(outputs or 0))
         check_tensors(state, {**plan.shapes, **of_head.shapes}, folder)
         imported = ImportedHead(classifier.head, outputs, of_head.convert(state), model=classifier.model)
-        origin: dict[str, Any] = {"library": self.library, "versions": {"peft": config.peft_version}}
+        origin: dict[str, Any] = {"versions": {"peft": config.peft_version}}
         origin["training"] = {"peft_type": config.peft_type}
-        return request.delta(backbone, plan.method, imported, plan.convert(state), folder=folder, **origin)
+        values = plan.convert(state)
+        return request.delta(backbone, plan.method, imported, values, folder=folder, library=self.library, **origin)
 
 
 IMPORTER = Peft()
@@ -134,8 +133,22 @@ def _outputs(state: Mapping[str, Tensor], classifier: Classifier, folder: Path) 
 
 def write_peft(delta: Delta, backbone: Backbone, folder: Path, *, force: bool = False) -> None:
     """Write a delta as a folder, whole or not at all, that ``PeftModel.from_pretrained`` loads with equal logits."""
-    classifier = Classifier(backbone, _model_of(delta, backbone))
-    config = _config_of(delta, classifier)
+    card, known = delta.card, list(task_types(backbone).values())
+    scored = backbone.architecture.decoder is not None and not (backbone.architecture.goes_on and not card.writes)
+    model = known[0] if scored else card.task_kind.model
+    if model not in known:
+        raise UsageError(
+            f"the task {card.task!r} is {card.task_kind.title}, and PEFT has no task type for it; what can be written "
+            f"for PEFT is what transformers calls {', '.join(f'...{each}' for each in known)}."
+        )
+    classifier = Classifier(backbone, model)
+    written = {ours: config for config in peft_methods().values() for ours in config.ours}
+    if (config := written.get(card.method)) is None:
+        raise UsageError(
+            f"PEFT has no form for {card.method}, of which the task {card.task!r} is a delta; what can be written: "
+            f"{', '.join(sorted(written))}."
+        )
+    check_head(delta, (classifier.head,), "PEFT")
     settings, tensors = config.written(delta, classifier)
     heads = {module.partition(".")[0] for module in classifier.head_modules.values()}
     settings |= {
@@ -151,28 +164,3 @@ def write_peft(delta: Delta, backbone: Backbone, folder: Path, *, force: bool = 
         stored = {config.stored_name(name): tensor.detach().contiguous() for name, tensor in tensors.items()}
         write_tensors(stored, new / TENSORS_FILE)
         write_json(new / CONFIG_FILE, settings)
-
-
-def _model_of(delta: Delta, backbone: Backbone) -> str:
-    """How the name of transformers' class ends that it is written for."""
-    card, known = delta.card, task_types(backbone).values()
-    scored = backbone.architecture.decoder is not None and not (backbone.architecture.goes_on and not card.writes)
-    model = next(iter(known)) if scored else card.task_kind.model
-    if model not in known:
-        raise UsageError(
-            f"the task {card.task!r} is {card.task_kind.title}, and PEFT has no task type for it; what can be written "
-            f"for PEFT is what transformers calls {', '.join(f'...{each}' for each in known)}."
-        )
-    return model
-
-
-def _config_of(delta: Delta, classifier: Classifier) -> type[PeftConfig]:
-    card = delta.card
-    written = {ours: config for config in peft_methods().values() for ours in config.ours}
-    if card.method not in written:
-        raise UsageError(
-            f"PEFT has no form for {card.method}, of which the task {card.task!r} is a delta; what can be written: "
-            f"{', '.join(sorted(written))}."
-        )
-    check_head(delta, (classifier.head,), "PEFT")
-    return written[card.method]

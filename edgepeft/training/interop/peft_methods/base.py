@@ -38,8 +38,6 @@ _TASK_TYPES = {"SEQ_CLS": SEQUENCES, "TOKEN_CLS": TOKENS, "QUESTION_ANS": ANSWER
 
 _Names = str | list[str] | None
 
-_CORE_S = 2  # Python and the library take a tenth of it to start
-_MEMORY_MB = 256
 _MOST_CHARACTERS = 10_000  # the longest that were seen list a hundred modules
 _CHILD = """
 import contextlib, json, sys
@@ -64,10 +62,10 @@ for line in sys.stdin:
 class Patterns:
     """The patterns of one file; the child starts with the first of them and ends with this object.
 
-    ``where`` stands before what is wrong with a pattern.
+    ``where`` stands before what is wrong with a pattern.  Python and the library take a tenth of ``core_s`` to start.
     """
 
-    def __init__(self, where: str = "", *, core_s: int = _CORE_S, memory_mb: int = _MEMORY_MB) -> None:
+    def __init__(self, where: str = "", *, core_s: int = 2, memory_mb: int = 256) -> None:
         self.where = where
         self._limits = f"core_s, memory = {core_s}, {memory_mb << 20}\n"
         self._child: subprocess.Popen[str] | None = None
@@ -253,10 +251,8 @@ class LayeredConfig(WrapConfig):
         names = [self.layers_pattern] if isinstance(self.layers_pattern, str) else self.layers_pattern
         patterns = [rf"(?:^|.*?\.){name}\.(\d+)\." for name in names or ()] or [r".*?\.[^.]*\.(\d+)\."]
         matches = (self._patterns.match(pattern, module) for pattern in patterns)
-        layer = next((matched[1] for matched in matches if matched), None)
-        return (
-            layer is not None and layer.isdecimal() and int(layer) in ([chosen] if isinstance(chosen, int) else chosen)
-        )
+        layer = next((matched[1] for matched in matches if matched), None) or ""
+        return layer.isdecimal() and int(layer) in ([chosen] if isinstance(chosen, int) else chosen)
 
 
 class RankedConfig(LayeredConfig):
@@ -272,15 +268,13 @@ class RankedConfig(LayeredConfig):
         """The scale's numerator where no pattern says another."""
 
     def rank_at(self, module: str) -> int:
-        """r at that module."""
         return self._by_pattern(self.rank_pattern or {}, module, self.r)
 
     def alpha_at(self, module: str) -> float:
-        """The scale's numerator at that module."""
         return self._by_pattern(self.alpha_pattern or {}, module, self.usual_alpha)
 
     def scale_at(self, module: str) -> float:
-        """What the update is multiplied by at that module."""
+        """What the update is multiplied by."""
         return self.alpha_at(module) / self.rank_at(module)
 
     def _by_pattern(self, patterns: Mapping[str, _Value], module: str, default: _Value) -> _Value:

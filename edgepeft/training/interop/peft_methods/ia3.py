@@ -44,7 +44,7 @@ class Ia3Config(WrapConfig):
     feedforward_modules: str | list[str]
 
     def plan(self, classifier: Classifier, folder: Path) -> ConversionPlan:
-        """As ``PeftConfig.plan``; ones where a layer that has modules lacks one of the chosen roles."""
+        """Ones where a layer that has modules lacks one of the chosen roles."""
         targets = self.adapted(classifier, classifier.linear_sites, "linear layer with a site", folder)
         factors: dict[str, list[str]] = defaultdict(list)  # by site
         shapes: dict[str, tuple[int, ...]] = {}
@@ -77,7 +77,6 @@ class Ia3Config(WrapConfig):
 
     @classmethod
     def written(cls, delta: Delta, classifier: Classifier) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """As ``PeftConfig.written``."""
         site_of = delta.architecture.site
         activations = [name for name in delta.site_modules if site_of(name).role is Role.FFN_ACTIVATION]
         readers = {name: name.replace(Role.FFN_ACTIVATION, Role.FFN_OUTPUT) for name in activations}
@@ -116,7 +115,6 @@ class NormConfig(WrapConfig):
     ours: ClassVar[tuple[str, ...]] = (LayerNormTuning.name,)
 
     def plan(self, classifier: Classifier, folder: Path) -> ConversionPlan:
-        """As ``PeftConfig.plan``."""
         targets = self.adapted(classifier, classifier.norms, "LayerNorm", folder)
         tensors = [f"{module}.{part}" for module in targets for part in ("weight", "bias")]
         held = [tensor for tensor in tensors if tensor in classifier.tensors]  # T5's have no bias
@@ -124,7 +122,6 @@ class NormConfig(WrapConfig):
 
     @classmethod
     def written(cls, delta: Delta, classifier: Classifier) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """As ``PeftConfig.written``."""
         own = delta.override_tensors
         held = [theirs.rpartition(".") for theirs, ours in classifier.tensors.items() if ours in own]
         tensors = {

@@ -19,7 +19,7 @@ from torch.nn import functional
 from edgepeft.backbones.base import Site
 from edgepeft.bundle.delta import Delta, pretrained
 from edgepeft.common.errors import BundleError
-from edgepeft.methods.base import method_named, weight_at
+from edgepeft.methods.base import weight_at
 from edgepeft.methods.dora import DoRA
 from edgepeft.methods.lora import LoRA
 from edgepeft.training.interop.base import ConversionPlan, StateDict
@@ -55,7 +55,7 @@ class LoraConfig(RankedConfig):
     init_lora_weights: bool | str | None = True
 
     def plan(self, classifier: Classifier, folder: Path) -> ConversionPlan:
-        """As ``PeftConfig.plan``; zeros where a layer that has modules lacks one of the chosen roles."""
+        """Zeros where a layer that has modules lacks one of the chosen roles."""
         known = {**classifier.linear_sites, **classifier.other_layers}
         targets = self.adapted(classifier, known, "linear layer", folder)
         sites = {module: classifier.linear_sites[module] for module in targets if module in classifier.linear_sites}
@@ -116,23 +116,19 @@ class LoraConfig(RankedConfig):
 
     @property
     def usual_alpha(self) -> float:
-        """PEFT's ``lora_alpha``."""
         return self.lora_alpha
 
     def scale_at(self, module: str) -> float:
-        """What B A x is multiplied by at that module."""
         rank = self.rank_at(module)
         return self.alpha_at(module) / (rank**0.5 if self.use_rslora else rank)
 
     def checks(self) -> dict[str, bool]:
-        """As its base has them: not starts that changed the base model's weights too."""
         return {"init_lora_weights": self.init_lora_weights in _HARMLESS_STARTS}
 
     @classmethod
     def written(cls, delta: Delta, classifier: Classifier) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """As ``PeftConfig.written``; what is trained whole is stored with its module."""
-        method = method_named(delta.card.method).from_settings(delta.card.hyperparameters)
-        assert isinstance(method, LoRA)
+        """What is trained whole is stored with its module."""
+        method = (DoRA if delta.card.method == DoRA.name else LoRA).from_settings(delta.card.hyperparameters)
         modules = classifier.modules_of(delta.site_modules)
         parts = {"A": "lora_A.weight", "B": "lora_B.weight", "magnitude": _MAGNITUDE}
         names = {f"{site}/{ours}": f"{module}.{parts[ours]}" for site, module in modules.items() for ours in parts}

@@ -8,7 +8,6 @@ Source: peft 0.21.2, ``tuners/lycoris_utils.py``, ``tuners/loha/layer.py``, ``tu
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +20,6 @@ from torch.nn import functional
 
 from edgepeft.backbones.base import Site
 from edgepeft.bundle.delta import Delta
-from edgepeft.methods.base import method_named
 from edgepeft.methods.loha import LoHa
 from edgepeft.methods.lokr import LoKr
 from edgepeft.methods.lora import RankedUpdates
@@ -34,6 +32,9 @@ class LycorisConfig(RankedConfig):
     """Tensors that are named as ours are, with ``stem`` in front."""
 
     stem: ClassVar[str]
+    method: ClassVar[type[RankedUpdates]]
+    more: ClassVar[Mapping[str, str]] = {}  # what it has besides rank, alpha and places -> PEFT's name
+    unused: ClassVar[Mapping[str, Any]] = {}  # further fields of PEFT's, as they are written
     ignored: ClassVar[frozenset[str]] = PeftConfig.ignored | {
         "init_weights",
         "module_dropout",
@@ -45,24 +46,15 @@ class LycorisConfig(RankedConfig):
 
     @property
     def usual_alpha(self) -> float:
-        """PEFT's ``alpha``."""
         return self.alpha
 
-    @abstractmethod
-    def method(self, **settings: Any) -> RankedUpdates:
-        """Ours, of a rank, an alpha and places."""
-
-    @classmethod
-    def more_settings(cls, method: RankedUpdates) -> dict[str, Any]:
-        """What the config of a method of ours has besides rank, alpha and places."""
-        return {}
-
     def plan(self, classifier: Classifier, folder: Path) -> ConversionPlan:
-        """As ``PeftConfig.plan``; zeros where a layer that has modules lacks one of the chosen roles."""
+        """Zeros where a layer that has modules lacks one of the chosen roles."""
         targets = self.adapted(classifier, classifier.linear_sites, "linear layer with a site", folder)
         sites = {module: classifier.linear_sites[module] for module in targets}
         rank, alpha = max(map(self.rank_at, sites)), max(map(self.alpha_at, sites), key=abs) or 1.0
-        method = self.method(rank=rank, alpha=alpha, **self.places(sites.values(), classifier))
+        more = {ours: getattr(self, theirs) for ours, theirs in self.more.items()}
+        method = self.method(rank=rank, alpha=alpha, **more, **self.places(sites.values(), classifier))
         theirs = {at: _shapes(replace(method, rank=self.rank_at(at)), site) for at, site in sites.items()}
 
         def convert(state: StateDict) -> dict[str, Tensor]:
@@ -82,9 +74,7 @@ class LycorisConfig(RankedConfig):
 
     @classmethod
     def written(cls, delta: Delta, classifier: Classifier) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """As ``PeftConfig.written``."""
-        method = method_named(delta.card.method).from_settings(delta.card.hyperparameters)
-        assert isinstance(method, RankedUpdates)
+        method = cls.method.from_settings(delta.card.hyperparameters)
         modules = classifier.modules_of(delta.site_modules)
         parts = ((at, *part) for site, at in modules.items() for part in delta.site_modules[site].named_parameters())
         settings = {
@@ -95,7 +85,8 @@ class LycorisConfig(RankedConfig):
             "module_dropout": 0.0,
             "use_effective_conv2d": False,
             "init_weights": True,
-            **cls.more_settings(method),
+            **{theirs: getattr(method, ours) for ours, theirs in cls.more.items()},
+            **cls.unused,
         }
         return settings, {f"{module}.{cls.stem}{part}": tensor for module, part, tensor in parts}
 
@@ -121,10 +112,7 @@ class LohaConfig(LycorisConfig):
     kind: ClassVar[str] = "LOHA"
     ours: ClassVar[tuple[str, ...]] = (LoHa.name,)
     stem: ClassVar[str] = "hada_"
-
-    def method(self, **settings: Any) -> LoHa:
-        """Ours."""
-        return LoHa(**settings)
+    method: ClassVar[type[RankedUpdates]] = LoHa
 
 
 class LokrConfig(LycorisConfig):
@@ -133,17 +121,10 @@ class LokrConfig(LycorisConfig):
     kind: ClassVar[str] = "LOKR"
     ours: ClassVar[tuple[str, ...]] = (LoKr.name,)
     stem: ClassVar[str] = "lokr_"
+    method: ClassVar[type[RankedUpdates]] = LoKr
+    more: ClassVar[Mapping[str, str]] = {"both": "decompose_both", "factor": "decompose_factor"}
+    unused: ClassVar[Mapping[str, Any]] = {"rank_dropout_scale": False}
     ignored: ClassVar[frozenset[str]] = LycorisConfig.ignored | {"rank_dropout_scale"}
 
     decompose_both: bool = False
     decompose_factor: int = Field(-1, ge=-1, strict=True)
-
-    def method(self, **settings: Any) -> LoKr:
-        """Ours."""
-        return LoKr(both=self.decompose_both, factor=self.decompose_factor, **settings)
-
-    @classmethod
-    def more_settings(cls, method: RankedUpdates) -> dict[str, Any]:
-        """What says how widths are parted."""
-        assert isinstance(method, LoKr)
-        return {"decompose_both": method.both, "decompose_factor": method.factor, "rank_dropout_scale": False}

@@ -43,7 +43,6 @@ class VectorsConfig(PeftConfig):
 
     @classmethod
     def stored_name(cls, name: str) -> str:
-        """The vectors' has nothing in front."""
         return name if name == _VECTORS else super().stored_name(name)
 
     def check_sizes(self, architecture: Architecture, folder: Path, width: int) -> None:
@@ -74,7 +73,6 @@ class PromptConfig(VectorsConfig):
     }
 
     def plan(self, classifier: Classifier, folder: Path) -> ConversionPlan:
-        """As ``PeftConfig.plan``."""
         architecture, stacks = classifier.architecture, self.num_transformer_submodules
         self.check_sizes(architecture, folder, architecture.hidden_size)
         method = PromptR(length=self.num_virtual_tokens)
@@ -87,7 +85,6 @@ class PromptConfig(VectorsConfig):
 
     @classmethod
     def written(cls, delta: Delta, classifier: Classifier) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """As ``PeftConfig.written``."""
         architecture = classifier.architecture
         if delta.card.hyperparameters["place"] != "words":
             raise UsageError(
@@ -126,7 +123,6 @@ class PrefixConfig(VectorsConfig):
     }
 
     def plan(self, classifier: Classifier, folder: Path) -> ConversionPlan:
-        """As ``PeftConfig.plan``."""
         method, architecture = PrefixTuning(length=self.num_virtual_tokens, text="follows"), classifier.architecture
         sites = [site for site in method.sites(architecture) if site.layer is not None]
         width = sites[0].out_features
@@ -140,9 +136,11 @@ class PrefixConfig(VectorsConfig):
 
     @classmethod
     def written(cls, delta: Delta, classifier: Classifier) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """As ``PeftConfig.written``."""
+        import transformers
+
         method, architecture = PrefixTuning.from_settings(delta.card.hyperparameters), classifier.architecture
-        if not _takes_keys(architecture.model_type):
+        base: Any = transformers.MODEL_MAPPING[transformers.CONFIG_MAPPING[architecture.model_type]]
+        if "past_key_values" not in inspect.signature(base.forward).parameters:
             raise UsageError(
                 f"PEFT gives a prefix to a model as past_key_values, which transformers' {architecture.model_type} "
                 "does not take: a task with one cannot go there. Train it by lora, or on BERT or its kin."
@@ -181,11 +179,3 @@ def _turned(vectors: Tensor, site: Site, architecture: Architecture, way: int) -
     cosine, sine = angles.cos(), way * angles.sin()
     turned = torch.cat([one * cosine - other * sine, other * cosine + one * sine], dim=-1)
     return turned.view_as(vectors).float()
-
-
-def _takes_keys(model_type: str) -> bool:
-    """Whether transformers' base model of that type takes keys and values from outside."""
-    import transformers
-
-    model: Any = transformers.MODEL_MAPPING[transformers.CONFIG_MAPPING[model_type]]
-    return "past_key_values" in inspect.signature(model.forward).parameters

@@ -19,7 +19,6 @@ from edgepeft.backbones.base import Site
 from edgepeft.bundle.delta import Delta
 from edgepeft.common.errors import BundleError
 from edgepeft.common.frozen_random import SEEDS, frozen_matrices
-from edgepeft.methods.base import method_named
 from edgepeft.methods.vera import VeRA
 from edgepeft.training.interop.base import ConversionPlan, StateDict
 from edgepeft.training.interop.classifier import Classifier
@@ -48,11 +47,10 @@ class VeraConfig(LayeredConfig):
     bias: str = "none"
 
     def checks(self) -> dict[str, bool]:
-        """As its base has them."""
         return {"bias": self.bias == "none"}
 
     def plan(self, classifier: Classifier, folder: Path) -> ConversionPlan:
-        """As ``PeftConfig.plan``; b is zero where a layer that has modules lacks one of the chosen roles."""
+        """b is zero where a layer that has modules lacks one of the chosen roles."""
         targets = self.adapted(classifier, classifier.linear_sites, "linear layer with a site", folder)
         sites = {module: classifier.linear_sites[module] for module in targets}
         method = VeRA(rank=self.r, seed=self.projection_prng_key, **self.places(sites.values(), classifier))
@@ -80,9 +78,8 @@ class VeraConfig(LayeredConfig):
 
     @classmethod
     def written(cls, delta: Delta, classifier: Classifier) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """As ``PeftConfig.written``; with the matrices, as PEFT saves them if it is not told otherwise."""
-        method = method_named(delta.card.method).from_settings(delta.card.hyperparameters)
-        assert isinstance(method, VeRA)
+        """With the matrices, as PEFT saves them if it is not told otherwise."""
+        method = VeRA.from_settings(delta.card.hyperparameters)
         modules, ours = classifier.modules_of(delta.site_modules), delta.tensors()
         shapes = _shapes(map(delta.architecture.site, modules), method.rank)
         tensors = {_MATRICES[name]: torch.from_numpy(m) for name, m in frozen_matrices(method.seed, shapes).items()}
@@ -103,7 +100,6 @@ class VeraConfig(LayeredConfig):
 
     @classmethod
     def stored_name(cls, name: str) -> str:
-        """The matrices' are whole as they are."""
         return name if name in _MATRICES.values() else super().stored_name(name)
 
 
