@@ -26,7 +26,7 @@ from edgepeft.common.errors import DoesNotFit, UsageError
 from edgepeft.data.training_loop.baselines import SIGNIFICANT
 from edgepeft.deploy.cost import checked_length, example_inputs
 from edgepeft.device.profiles import Profile
-from edgepeft.device.roofline import Predicted, predict_seconds
+from edgepeft.device.roofline import predict_seconds
 from edgepeft.graph.cost import count_run
 from edgepeft.graph.cut import below
 from edgepeft.methods.base import method_named
@@ -230,9 +230,13 @@ def _costs(
     memory, disk = need.peak_bytes + (tasks - 1) * need.task_bytes, tasks * entry.n_bytes
     depth, inputs = entry.shared_layers, example_inputs(bundle, task, 1, length)
     alone = predict_seconds(count_run(bundle.graph(task), inputs).works, profile)
-    once = _lower(bundle, depth, length, profile)
+    once = None
+    if depth:  # the layers that the backbone runs once for all tasks
+        last = bundle.architecture.sites_of(Role.LAYER_OUTPUT)[depth - 1].name
+        part = below(bundle.spliced(None), bundle.manifest.backbone.sites[last])
+        once = predict_seconds(count_run(part, example_inputs(bundle, None, 1, length)).works, profile).seconds
     # Of a measured time the lower layers have the share that the prediction gives them.
-    shared = once.seconds / alone.seconds if once and once.seconds and alone.seconds else 0.0
+    shared = once / alone.seconds if once and alone.seconds else 0.0
     if measured is None and alone.seconds is not None:
         measured = Seconds(alone.seconds, alone.interval or (alone.seconds, alone.seconds))
     if measured is None:
@@ -242,13 +246,3 @@ def _costs(
     return MethodCosts(
         60 / (passes * measured.median), (60 / (passes * high), 60 / (passes * low)), memory, disk, depth
     )
-
-
-def _lower(bundle: Bundle, depth: int, length: int, profile: Profile) -> Predicted | None:
-    """The layers that the backbone runs once for all tasks."""
-    if not depth:
-        return None
-    outputs = bundle.architecture.sites_of(Role.LAYER_OUTPUT)
-    value = bundle.manifest.backbone.sites[outputs[depth - 1].name]
-    part = below(bundle.spliced(None), value)
-    return predict_seconds(count_run(part, example_inputs(bundle, None, 1, length)).works, profile)

@@ -90,17 +90,17 @@ class Cluster:
     def _sources(self, options: Mapping[str, Any]) -> list[Any]:
         """What the run reads, as references into the object store: the backbone, then the rows; None is a name."""
         backbone = Path(options["backbone"])
-        named = [self._stored(backbone, _OF_A_BACKBONE) if backbone.is_dir() else None]
+        named = [self._stored(backbone) if backbone.is_dir() else None]
         for option in _ROWS:
             path = options.get(option)
-            known = isinstance(path, str) and Path(path).is_file()
-            named.append(self._stored(Path(str(path)), ()) if known else None)
+            named.append(self._stored(Path(path)) if isinstance(path, str) and Path(path).is_file() else None)
         return named
 
-    def _stored(self, path: Path, patterns: Sequence[str]) -> Any:
+    def _stored(self, path: Path) -> Any:
+        """A backbone's folder, or a file of rows and those beside it."""
         if str(path) not in self._files:
-            of_rows = [path, *files_beside(path)]
-            files = of_rows if path.is_file() else [file for each in patterns for file in sorted(path.glob(each))]
+            of_backbone = (file for each in _OF_A_BACKBONE for file in sorted(path.glob(each)))
+            files = [path, *files_beside(path)] if path.is_file() else [*of_backbone]
             digest = hashlib.sha256("".join(map(sha256_of, files)).encode()).hexdigest()
             root = path if path.is_dir() else path.parent
             content = {str(file.relative_to(root)): file.read_bytes() for file in files}

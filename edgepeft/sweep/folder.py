@@ -239,7 +239,13 @@ class Sweep:
             file = io.BytesIO()
             np.savez(file, allow_pickle=False, targets=answers[0], outputs=answers[1])
             packed = base64.b64encode(zlib.compress(file.getvalue(), 9)).decode()
-        return Result(*run, outcome, _short(self.card(cell)), packed)
+        card = self.card(cell)
+        metrics = {name: card.metrics[name] for name in _SCORES if name in card.metrics}
+        baselines = card.metrics.get("baselines", {})
+        metrics["baselines"] = {name: {"test": found["test"]} for name, found in baselines.items()}
+        chosen = {name: value for name, value in card.chosen.items() if name != "ece"}
+        short = {"metrics": metrics, "chosen": chosen, "training": {}, "versions": {}}  # without what no table needs
+        return Result(*run, outcome, card.model_copy(update=short), packed)
 
     def forget_tensors(self, cell: Cell) -> None:
         """Keep of a run that is done its card and answers alone."""
@@ -282,15 +288,6 @@ class Sweep:
                     f"{name} changed since runs of {self.folder} were computed (sha256 {before[name][:12]} then, "
                     f"{digest[:12]} now). Restore it, or give another --out."
                 )
-
-
-def _short(card: DeltaCard) -> DeltaCard:
-    """The card without what no table needs."""
-    metrics = {name: card.metrics[name] for name in _SCORES if name in card.metrics}
-    baselines = card.metrics.get("baselines", {})
-    metrics["baselines"] = {name: {"test": found["test"]} for name, found in baselines.items()}
-    chosen = {name: value for name, value in card.chosen.items() if name != "ece"}
-    return card.model_copy(update={"metrics": metrics, "chosen": chosen, "training": {}, "versions": {}})
 
 
 def name_of(asked: Mapping[str, Any]) -> str:

@@ -30,13 +30,12 @@ from edgepeft.data.training_loop.checkpoint import Diverged
 from edgepeft.data.training_loop.run import Interrupted, Progress
 from edgepeft.options.verbs import TrainRequest
 from edgepeft.sweep.folder import ANSWERS_FILE, RUNS, Cell, Outcome, Sweep
-from edgepeft.training.loop import TrainResult, prepare_output, train_delta
+from edgepeft.training.loop import prepare_output, train_delta
 from edgepeft.training.settings import resolved
 
 RETRIES = 2  # of a run whose process dies
 _PRELOADED = ["edgepeft.sweep.local", "transformers.models.auto.modeling_auto"]  # the second takes 2 s, and is lazy
 _EVERY_S = 0.5  # between two messages of a run
-_LOADING = Progress("loading", 0, 0)
 _GRACE_S = 120.0  # for a run to write its checkpoint
 _OTHERS_S = 600.0  # what a sweep that was killed left running sees to its end within, or writes a checkpoint
 
@@ -101,7 +100,7 @@ def run_local(jobs: Sequence[Job], workers: int, gpus: int = 0) -> Iterator[Move
         while left or running:
             while left and len(running) < workers:
                 job = left.pop(0)
-                yield Moved(job, _LOADING)
+                yield Moved(job, Progress("loading", 0, 0))
                 running.append(_started(context, replace(job, gpu=free.pop(0)) if gpus else job))
             ready = wait([each.connection for each in running])  # they said something, or their ends are closed
             for each in [each for each in running if each.connection in ready]:
@@ -202,6 +201,7 @@ def compute(job: Job, watch: Callable[[Progress], None], stop: Callable[[], bool
 
 
 def _run(job: Job, watch: Callable[[Progress], None], stop: Callable[[], bool]) -> Outcome | None:
+    """As ``compute``, in a folder that no other process has."""
     sweep, cell, start, first, at = job.sweep, job.cell, time.perf_counter(), -1, 0
 
     def seen(progress: Progress) -> None:
@@ -215,7 +215,12 @@ def _run(job: Job, watch: Callable[[Progress], None], stop: Callable[[], bool]) 
         return stop() or (job.until is not None and job.until <= at < cell.steps)
 
     try:
-        result = _trained(job, seen, due)
+        found = resolved(TrainRequest.model_validate(sweep.options(cell)))
+        resume = sweep.state(cell) == "begun"
+        how: dict[str, Any] = {"resume": resume, "force": not resume}
+        prepare_output(sweep.run(cell), **how)
+        how |= {"watch": seen, "stop": due, "shared": job.shared or sweep.shared}
+        result = train_delta(found.request.backbone, found.method, found.rows(), found.request, sweep.run(cell), **how)
     except Interrupted:
         if stop():
             raise
@@ -235,13 +240,3 @@ def _run(job: Job, watch: Callable[[Progress], None], stop: Callable[[], bool]) 
             sweep.forget_tensors(cell)
     sweep.end(cell, outcome)
     return outcome
-
-
-def _trained(job: Job, watch: Callable[[Progress], None], stop: Callable[[], bool]) -> TrainResult:
-    folder = job.sweep.run(job.cell)
-    found = resolved(TrainRequest.model_validate(job.sweep.options(job.cell)))
-    resume = job.sweep.state(job.cell) == "begun"
-    prepare_output(folder, resume=resume, force=not resume)
-    how: dict[str, Any] = {"resume": resume, "force": not resume, "watch": watch, "stop": stop}
-    how["shared"] = job.shared or job.sweep.shared
-    return train_delta(found.request.backbone, found.method, found.rows(), found.request, folder, **how)
