@@ -33,16 +33,13 @@ def curve_of(
     data: TaskData, seed: int, whole: TrainingLoopResult, run: Callable[[TaskData], TrainingLoopResult | None]
 ) -> list[dict[str, Any]]:
     """Rows and scores of every size, the whole run's last; the scores of a run that diverged at once are None."""
-    runs = [(len(each.train), run(each)) for each in smaller(data, seed)]
-    return [_point(rows, result) for rows, result in [*runs, (len(data.train), whole)]]
-
-
-def _point(rows: int, result: TrainingLoopResult | None) -> dict[str, Any]:
-    if result is None:
-        return {"rows": rows, "eval": None, "test": None, "baselines": {}}
-    metrics = result.metrics
-    baselines = {name: found["test"] for name, found in metrics["baselines"].items()}
-    return {"rows": rows, "eval": metrics["eval"], "test": metrics["test"], "baselines": baselines}
+    points = []
+    for rows, result in [*((len(each.train), run(each)) for each in smaller(data, seed)), (len(data.train), whole)]:
+        metrics = {} if result is None else result.metrics
+        baselines = {name: found["test"] for name, found in metrics.get("baselines", {}).items()}
+        scores = {"eval": metrics.get("eval"), "test": metrics.get("test")}
+        points.append({"rows": rows, **scores, "baselines": baselines})
+    return points
 
 
 def draw_curve(metrics: Mapping[str, Any], title: str, folder: Path) -> None:

@@ -12,7 +12,7 @@ import io
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from importlib.metadata import version
 from itertools import count
@@ -177,34 +177,15 @@ def _at_once(inputs: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
         yield {name: values[start : start + SCORED_ROWS] for name, values in inputs.items()}
 
 
-class _Replaced(nn.Module):
-    """Stands where a dropout stood."""
-
-    def __init__(self, apply: Callable[[Tensor, float], Tensor], probability: float) -> None:
-        super().__init__()
-        self.apply_to, self.probability = apply, probability
-
-    def forward(self, x: Tensor) -> Tensor:
-        """The same shape."""
-        return self.apply_to(x, self.probability)
-
-
 @contextmanager
 def replaced_dropout(delta: Delta, apply: Callable[[Tensor, float], Tensor]) -> Iterator[None]:
     """Within the block, ``apply`` gets what the delta would drop out, and the probability where it is above 0."""
-    before = [
-        (parent, name, child)
-        for parent in delta.modules()
-        for name, child in parent.named_children()
-        if isinstance(child, nn.Dropout) and child.p > 0
-    ]
-    try:
-        for parent, name, child in before:
-            setattr(parent, name, _Replaced(apply, child.p))
+    with ExitStack() as hooks:
+        for module in delta.modules():
+            if isinstance(module, nn.Dropout) and module.p > 0:
+                hook = module.register_forward_hook(lambda dropout, given, _: apply(given[0], dropout.p))
+                hooks.callback(hook.remove)
         yield
-    finally:
-        for parent, name, child in before:
-            setattr(parent, name, child)
 
 
 def torch_batch(rows: Encoded, chosen: Sequence[int], device: torch.device = CPU) -> tuple[dict[str, Tensor], Tensor]:

@@ -208,8 +208,6 @@ def _outcome(loop: TrainingLoop) -> tuple[TrainingLoopResult, Diverged | None]:
 
 
 FOLDER = "checkpoint"
-PICTURES = {"curve.png", "curve.svg", *FILES}  # of a learning curve, and of errors by class
-OURS = {CARD_FILE, TENSORS_FILE, EVALUATION_FILE, FOLDER, *PICTURES}
 
 
 def prepare_output(out: Path, *, resume: bool, force: bool) -> Path | None:
@@ -226,8 +224,9 @@ def prepare_output(out: Path, *, resume: bool, force: bool) -> Path | None:
             holds = "a finished delta" if CARD_FILE in names else "no checkpoint"
             raise UsageError(f"there is nothing to resume: {out} holds {holds}. Leave --resume out to start a run.")
         return checkpoint
-    foreign = [name for name in names if name not in OURS]
-    if foreign:
+    pictures = {"curve.png", "curve.svg", *FILES}  # of a learning curve, and of errors by class
+    ours = {CARD_FILE, TENSORS_FILE, EVALUATION_FILE, FOLDER, *pictures}
+    if foreign := [name for name in names if name not in ours]:
         raise UsageError(f"{out} holds {foreign[0]}, which is no part of a delta; choose another folder.")
     if checkpoint is not None and not force:
         raise UsageError(f"{out} holds an interrupted run. Give --resume to continue it, or --force to start anew.")

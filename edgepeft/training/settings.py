@@ -25,7 +25,6 @@ from edgepeft.tasks.base import TaskType, kind_asked
 from edgepeft.training.devices import device_of
 
 MAX_LENGTH = 128  # tokens of a text where none are given, as in GLUE's usual settings
-_OF_TEXT = ("format", "source", "target")
 
 
 @dataclass(frozen=True)
@@ -58,7 +57,9 @@ def resolved(request: TrainRequest) -> ResolvedRequest:
     """The request with names looked up and numbers checked; no file is read."""
     method = method_named(request.method or METHOD).from_settings(request.set)
     template = text_template(
-        **{name: getattr(request, name) for name in _OF_TEXT},
+        format=request.format,
+        source=request.source,
+        target=request.target,
         kind="regression" if request.regression else request.kind,
         fields=request.field,
         adapters=method.places_adapters,

@@ -60,12 +60,7 @@ class TextEngine(PyTorchEngine):
 
 
 def require_kept(data: TaskData, grammars: Grammars, encoder: TextEncoder) -> None:
-    """See that targets keep to the task's JSON schema, if it has one.
-
-    Raises:
-        DataError: one does not.
-        Unwritable: the schema cannot be met.
-    """
+    """See that targets keep to the task's JSON schema, if it has one, and that it can be met."""
     if data.json_schema is None:
         return
     for row in (row for part in PARTS for row in getattr(data, part)):

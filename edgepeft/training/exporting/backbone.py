@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import shutil
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 
@@ -156,12 +156,9 @@ def _values(model: onnx.ModelProto, backbone: Backbone, names: list[str]) -> dic
     probe = copied(model)
     replace(probe.graph.output, [floats(name, None) for name in names])
     session = open_session(probe, backbone.folder)
-    runs = [session.run(names, inputs) for inputs in _texts(backbone)]
-    return {name: np.concatenate(parts) for name, parts in zip(names, zip(*runs, strict=True), strict=True)}
-
-
-def _texts(backbone: Backbone) -> Iterator[dict[str, NDArray[np.int64]]]:
-    source, encoder = np.random.default_rng(0), backbone.encoder()
+    source, encoder, runs = np.random.default_rng(0), backbone.encoder(), []
     for length in _LENGTHS * _TEXTS_EACH:
         text = encoder.decode(source.integers(backbone.architecture.vocab_size, size=length).tolist())
-        yield encoder.encode([Text(text)], min(128, backbone.architecture.max_length)).inputs
+        inputs = encoder.encode([Text(text)], min(128, backbone.architecture.max_length)).inputs
+        runs.append(session.run(names, inputs))
+    return {name: np.concatenate(parts) for name, parts in zip(names, zip(*runs, strict=True), strict=True)}

@@ -16,8 +16,6 @@ from pathlib import Path
 from types import MappingProxyType
 
 import numpy as np
-import onnx
-import onnxruntime as ort
 import torch
 from numpy.typing import NDArray
 from safetensors import SafetensorError
@@ -234,20 +232,18 @@ def write_template(bundle: Bundle, backbone: Backbone, model: nn.Module, method:
     check = check_content(delta, backbone, model, texts)
     where = bundle.folder / TEMPLATES_FOLDER / name
     # An untrained head decides nothing that 8-bit weights could be held to: that the graph is right shows over float32.
-    exact = None if bundle.manifest.backbone.weights_dtype == "fp32" else _over_float32(backbone, graph)
+    exact = None
+    if bundle.manifest.backbone.weights_dtype != "fp32":
+        family, architecture, file = backbone.family, backbone.architecture, backbone.weights.resolve()
+        stored = family.open_checkpoint(architecture, file)
+        whole = splice(family.build_graph(architecture, stored), graph, family.bindings(architecture), stored)
+        exact = open_session(whole, file.parent)
     prepared = prepare_task(bundle, graph.SerializeToString(deterministic=True), check, where, exact=exact)
     for suffix, content in prepared.content.items():
         put(where.with_name(f"{name}{suffix}"), content)
     templates = {**bundle.manifest.templates, name: TemplateEntry.model_validate(prepared.entry.model_dump())}
     bundle.manifest = bundle.manifest.model_copy(update={"templates": templates})
     bundle.manifest.write(bundle.folder)
-
-
-def _over_float32(backbone: Backbone, delta: onnx.ModelProto) -> ort.InferenceSession:
-    family, architecture, file = backbone.family, backbone.architecture, backbone.weights.resolve()
-    checkpoint = family.open_checkpoint(architecture, file)
-    whole = family.build_graph(architecture, checkpoint)
-    return open_session(splice(whole, delta, family.bindings(architecture), checkpoint), file.parent)
 
 
 def _open_delta(backbone: Backbone, method: Method, name: str) -> tuple[Delta, dict[str, int]]:

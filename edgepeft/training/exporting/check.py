@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from edgepeft.backbones.source import Backbone
-from edgepeft.backbones.tokens import Text, TokenBatch
+from edgepeft.backbones.tokens import Text
 from edgepeft.bundle.delta import Delta
 from edgepeft.common.errors import DataError
 from edgepeft.common.resources import package_data
@@ -35,10 +36,8 @@ def shipped_texts() -> list[Text]:
     return [Text(line) for line in lines if line]
 
 
-def check_texts(source: Source | None, columns: Columns = SENTENCES, kind: TaskType | None = None) -> list[Text]:
-    """64 texts of mixed length from a data file, as that kind of task reads its rows, or the shipped ones."""
-    if source is None:
-        return shipped_texts()
+def check_texts(source: Source, columns: Columns = SENTENCES, kind: TaskType | None = None) -> list[Text]:
+    """64 texts of mixed length from a data file, as that kind of task reads its rows."""
     rows = list(read_rows(source, labels=columns.label is not None, columns=columns))
     texts = [Text(row.sentence1, row.sentence2) for row in rows] if kind is None else kind.read(rows)[0]
     # Spread over all lengths: the shortest and the longest are where padding goes wrong.
@@ -76,19 +75,13 @@ def data_check(
     columns = kind.columns(of_source(columns, delta.card.source, delta.card.step))
     texts, per_row = kind.read(list(read_rows(source, labels=False, columns=columns)))
     batch = tokenized(backbone.encoder(), fitted(texts, delta.card.pairs), delta.card.max_length, kind)
-    targets = _targets(source, columns, kind, batch)
-    grouping = kind.grouping(batch, per_row)
-    return DataCheck(batch.inputs, _logits(delta, model, batch.inputs), targets, kind, grouping)
-
-
-def _targets(source: Source, columns: Columns, kind: TaskType, tokens: TokenBatch) -> NDArray[Any] | None:
-    """A file of texts alone, or one of another task's, gives no metric."""
-    try:
+    targets: NDArray[Any] | None = None
+    with contextlib.suppress(DataError):  # a file of texts alone, or one of another task's, gives no metric
         how: dict[str, Any] = {"label_of": kind.label_text, "optional": kind.optional_labels}
         rows = list(read_rows(source, labels=True, columns=columns, **how))
-        return None if any(kind.strange(row) is not None for row in rows) else kind.encoded(rows, tokens)
-    except DataError:
-        return None
+        targets = None if any(kind.strange(row) is not None for row in rows) else kind.encoded(rows, batch)
+    grouping = kind.grouping(batch, per_row)
+    return DataCheck(batch.inputs, _logits(delta, model, batch.inputs), targets, kind, grouping)
 
 
 def check_content(delta: Delta, backbone: Backbone, model: nn.Module, texts: Sequence[Text]) -> bytes:
@@ -140,10 +133,9 @@ def _likeliest(
 
 def _logits(delta: Delta, model: nn.Module, inputs: Mapping[str, NDArray[np.int64]]) -> NDArray[np.float32]:
     def run(group: Mapping[str, NDArray[np.int64]]) -> NDArray[np.float32]:
+        given = {name: torch.from_numpy(values) for name, values in group.items()}
         with torch.no_grad():
-            logits: NDArray[np.float32] = delta.logits(
-                model, {name: torch.from_numpy(values) for name, values in group.items()}
-            ).numpy()
+            logits: NDArray[np.float32] = delta.logits(model, given).numpy()
         return logits
 
     return run_in_groups(run, inputs)
