@@ -11,7 +11,7 @@ pytest.importorskip("uvicorn", reason="needs pip install edgepeft[serve]")
 
 from attacks import HEAD, connect, send
 
-from edgepeft.serve.protocol import HEALTH_RESERVE, Connections, Limited, address_of
+from edgepeft.serve.server import HEALTH_RESERVE, Connections, Limited, address_of
 from edgepeft.serve.settings import ServiceLimits
 
 from .test_service import raw
