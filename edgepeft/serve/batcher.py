@@ -14,7 +14,8 @@ import logging
 import math
 import threading
 from collections import deque
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from time import monotonic
 from typing import Any, TypeVar
@@ -23,7 +24,6 @@ from edgepeft.common.errors import BundleError, EdgepeftError
 from edgepeft.data.pattern import UnreadableRow
 from edgepeft.runtime.inputs import Readable
 from edgepeft.runtime.prediction import RowResult
-from edgepeft.serve.job import Job, as_exception, deliver, give, settle
 from edgepeft.serve.settings import ServiceLimits
 
 log = logging.getLogger("edgepeft.serve")
@@ -51,16 +51,73 @@ class Closing(Exception):
     """The service is about to stop and takes nothing new."""
 
 
-RunBatch = Callable[[Sequence[str | None], Sequence[Readable]], Sequence[RowResult]]
-WriteBatch = Callable[[Sequence[Job], Callable[[], Sequence[Job]]], None]
-BatchKey = Callable[[str | None], Hashable]  # of a task; rows of one kind share their passes
+@dataclass(eq=False)
+class Job:
+    """One request's rows; compared by identity."""
+
+    tasks: Sequence[str | None]
+    texts: Sequence[Readable]
+    client: Hashable
+    arrived: float
+    future: asyncio.Future[Sequence[RowResult]]
+    tell: Callable[[str], object] | None = None  # has each piece of a text, in the event loop
+    most: int | None = None  # tokens of a text
+    schema: Mapping[str, Any] | None = None  # to which a text keeps
+    told: bool = False  # a piece, so that it can no longer begin anew
+    given: bool = False
+
+    @property
+    def left(self) -> bool:
+        """Whether somebody still waits for it and nothing was given."""
+        return not self.given and not self.future.done()
+
+    def say(self, piece: str) -> None:
+        """Tell a piece, where that is wanted; from any thread."""
+        if self.tell is not None and not self.future.done():
+            self.told = True
+            with contextlib.suppress(RuntimeError):  # the loop is closed, and with it every connection
+                self.future.get_loop().call_soon_threadsafe(self.tell, piece)
+
+    def give(self, result: Sequence[RowResult] | Exception) -> None:
+        """The answers of all rows, or why there are none; from any thread."""
+        give([(self, result)])
+
+
+def give(results: Sequence[tuple[Job, Sequence[RowResult] | Exception]]) -> None:
+    """Give several requests their answers at once."""
+    for job, _ in results:
+        job.given = True
+    if results:
+        deliver(results[0][0].future.get_loop(), [(job.future, result) for job, result in results])
+
+
+def as_exception(error: BaseException) -> Exception:
+    """A panic of the tokenizers library is no Exception, and must not end the thread either."""
+    return error if isinstance(error, Exception) else RuntimeError(repr(error))
+
+
+def deliver(loop: asyncio.AbstractEventLoop, results: Iterable[tuple[asyncio.Future[Any], Any]]) -> None:
+    """Set futures of a loop, from another thread."""
+    with contextlib.suppress(RuntimeError):  # the loop is closed, and with it every connection
+        loop.call_soon_threadsafe(settle, results)
+
+
+def settle(results: Iterable[tuple[asyncio.Future[Any], Any]]) -> None:
+    """Set futures, from the thread of their loop."""
+    for future, result in results:
+        if future.done():  # its deadline passed
+            continue
+        if isinstance(result, Exception):
+            future.set_exception(result)
+        else:
+            future.set_result(result)
 
 
 class Batcher:
     """A bounded queue and the threads that empty it with ``run``; ``observe`` gets each batch's rows and seconds.
 
-    ``kind`` is called by these threads, for every request that waits: it must be quick.  With several ``workers``,
-    ``run`` and ``observe`` are called by as many threads at once.
+    Tasks of one ``kind`` share their passes.  These threads call it for every request that waits: it must be quick.
+    With several ``workers``, as many threads at once call ``run`` and ``observe``.
 
     A batch all of whose tasks ``writes`` says to write text goes to ``write``, with a function that gives the requests
     which may join it: those that are next, so that what waits of another kind is not passed by.
@@ -68,13 +125,13 @@ class Batcher:
 
     def __init__(
         self,
-        run: RunBatch,
+        run: Callable[[Sequence[str | None], Sequence[Readable]], Sequence[RowResult]],
         limits: ServiceLimits,
         observe: Callable[[int, float], object] = lambda *_: None,
-        kind: BatchKey = lambda _: None,
+        kind: Callable[[str | None], Hashable] = lambda _: None,
         workers: int = 1,
         *,
-        write: WriteBatch = lambda *_: None,
+        write: Callable[[Sequence[Job], Callable[[], Sequence[Job]]], None] = lambda *_: None,
         writes: Callable[[str | None], bool] = lambda _: False,
     ) -> None:
         self._run_rows, self.limits, self._observe, self._kind = run, limits, observe, kind
@@ -126,10 +183,7 @@ class Batcher:
         most: int | None = None,
         schema: Mapping[str, Any] | None = None,
     ) -> Sequence[RowResult]:
-        """The answers of ``tasks[i]`` to ``texts[i]``; ``client`` is whose connection they came on.
-
-        Pieces of a text are told while it is written, if ``tell`` is given; ``most`` and ``schema`` are as a job's.
-        """
+        """Answers of ``tasks[i]`` to ``texts[i]``; ``client`` is whose connection they came on, the rest as a job's."""
         limit = self.limits.deadline_s if deadline_s is None else min(deadline_s, self.limits.deadline_s)
         loop = asyncio.get_running_loop()
         job = Job(tasks, texts, client, monotonic(), loop.create_future(), tell, most, schema)
@@ -167,11 +221,10 @@ class Batcher:
 
         def called() -> None:
             try:
-                result = call()
+                result: Any = call()
             except BaseException as error:
-                deliver(loop, [(future, as_exception(error))])
-            else:
-                deliver(loop, [(future, result)])
+                result = as_exception(error)
+            deliver(loop, [(future, result)])
 
         with self._ready:
             if self._closing:
@@ -188,7 +241,8 @@ class Batcher:
                 self._ended(())
             else:
                 begin = monotonic()
-                self._run(batch)
+                if left := self._written(batch) if self._written_alone(batch[0]) else batch:
+                    self._answer(left)
                 rows, seconds = sum(len(job.texts) for job in batch), monotonic() - begin
                 self._ended(batch, rows / max(seconds, 1e-6))
                 self._observe(rows, seconds)
@@ -293,18 +347,11 @@ class Batcher:
             give([(job, as_exception(error)) for job in batch if job.left and (job.told or job.schema is not None)])
         return [job for job in batch if job.left]
 
-    def _run(self, batch: list[Job]) -> None:
-        """One run for all; where it fails, each request alone and then each task, so that no other one fails."""
-        if self._written_alone(batch[0]):
-            batch = self._written(batch)
-        if batch:
-            self._answer(batch)
-
     def _answer(self, batch: list[Job]) -> None:
+        """One run for all; where it fails, each request alone and then each task, so that no other one fails."""
+        tasks, texts = [t for job in batch for t in job.tasks], [t for job in batch for t in job.texts]
         try:
-            rows = iter(
-                self._run_rows([t for job in batch for t in job.tasks], [t for job in batch for t in job.texts])
-            )
+            rows = iter(self._run_rows(tasks, texts))
         except BaseException as error:
             if len(batch) > 1:
                 for job in batch:

@@ -19,7 +19,7 @@ from edgepeft.runtime.inputs import Readable
 from edgepeft.runtime.prediction import RowResult
 from edgepeft.runtime.runtime import Runtime
 from edgepeft.runtime.text_generation import Draft, TextBatch
-from edgepeft.serve.job import Job
+from edgepeft.serve.batcher import Job
 from edgepeft.serve.settings import Settings
 from edgepeft.serve.trial import Trials
 
@@ -27,8 +27,7 @@ log = logging.getLogger("edgepeft.serve")
 
 
 class _Gate:
-    """Many answer at once, each within ``with gate``, or one reads the bundle again: a task's labels and its session
-    are of one version."""
+    """Many answer at once, each within ``with gate``, or one reads the bundle again: labels and sessions stay alike."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -163,11 +162,8 @@ class Service:
     def _problems(self, tasks: Sequence[str | None]) -> dict[str | None, BundleError]:
         if self._trials is None:
             return {}
-        problems = {}
-        for task in dict.fromkeys(tasks):
-            if (problem := self._trials.problem(self.runtime.bundle, task)) is not None:
-                problems[task] = problem
-        return problems
+        found = {task: self._trials.problem(self.runtime.bundle, task) for task in dict.fromkeys(tasks)}
+        return {task: problem for task, problem in found.items() if problem is not None}
 
     def _predict(self, tasks: Sequence[str | None], texts: Sequence[Readable]) -> list[RowResult]:
         """As ``Runtime.predict_mixed``; a task that did not pass its trial is not opened here."""

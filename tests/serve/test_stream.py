@@ -22,8 +22,7 @@ from starlette.responses import StreamingResponse
 from edgepeft.common.errors import BundleError, DoesNotFit
 from edgepeft.runtime.decoding import Decoding
 from edgepeft.runtime.runtime import Runtime
-from edgepeft.serve.batcher import Batcher, DeadlinePassed
-from edgepeft.serve.job import Job
+from edgepeft.serve.batcher import Batcher, DeadlinePassed, Job
 from edgepeft.serve.problems import refusal_of
 from edgepeft.serve.routes import streamed
 from edgepeft.serve.service import Written
