@@ -12,10 +12,11 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import wraps
+from http import HTTPStatus
 from time import time
-from typing import Any
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -26,14 +27,6 @@ from edgepeft.data.answers import Answer, VectorPrediction
 from edgepeft.runtime.decoding import GREEDY
 from edgepeft.runtime.grammar import ANY_OBJECT
 from edgepeft.runtime.prediction import RowResult, TextAnswer
-from edgepeft.serve.openai_bodies import (
-    ChatCompletion,
-    ChatRequest,
-    Completion,
-    CompletionRequest,
-    EmbeddingList,
-    EmbeddingsRequest,
-)
 from edgepeft.serve.problems import EXPECTED, Json, Refused, problem, refusal_of
 from edgepeft.serve.routes import (
     ASKED,
@@ -41,17 +34,185 @@ from edgepeft.serve.routes import (
     Call,
     Endpoint,
     Events,
-    Serving,
     answers_of,
     body_of,
     endpoint,
+    serving_of,
     streamed,
 )
-
-_OVERLOADED = 429
-
+from edgepeft.serve.schemas import Asked, Listed
 
 ENDPOINTS: list[Endpoint] = []
+
+
+class EmbeddingsRequest(Asked):
+    """One text or several; ``dimensions`` keeps the first numbers of each vector, of length 1 again."""
+
+    model: str = Field(description="A task that answers vectors.", examples=["near"])
+    input: str | Annotated[Listed[str], Field(min_length=1)]
+    encoding_format: Literal["float", "base64"] = Field(
+        default="float", description="base64: of float32 numbers, little-endian."
+    )
+    dimensions: int | None = Field(default=None, ge=1)
+    user: str | None = Field(default=None, description="Not looked at.")
+
+    @property
+    def texts(self) -> list[str]:
+        """In order."""
+        return [self.input] if isinstance(self.input, str) else self.input
+
+
+class _Writes(Asked):
+    """What both requests for a text have."""
+
+    model: str = Field(description="A task that writes text.", examples=["summary"])
+    max_tokens: int | None = Field(default=None, ge=1, le=GREEDY.max_new_tokens)
+    stream: bool = False
+    temperature: Literal[0] | None = Field(default=None, description="Texts are written greedily.")
+    n: Literal[1] = 1
+    user: str | None = Field(default=None, description="Not looked at.")
+
+
+class CompletionRequest(_Writes):
+    """One text or several; a stream is of one."""
+
+    prompt: str | Annotated[Listed[str], Field(min_length=1)]
+
+    @property
+    def texts(self) -> list[str]:
+        """In order."""
+        return [self.prompt] if isinstance(self.prompt, str) else self.prompt
+
+
+class TextPart(Asked):
+    """A part of a message."""
+
+    type: Literal["text"]
+    text: str
+
+
+class Message(Asked):
+    """What the user says."""
+
+    role: Literal["user"] = Field(description="A task has its instruction in its template: there is no other.")
+    content: str | Listed[TextPart]
+    name: str | None = None
+
+
+class NamedSchema(Asked):
+    """A JSON schema; what it is called, and how strictly it is meant, is not looked at: answers always keep to it."""
+
+    model_config = ConfigDict(populate_by_name=True)
+
+    name: str
+    schema_: dict[str, Any] = Field(alias="schema", examples=[{"type": "object"}])
+    description: str | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(Asked):
+    """Any text, any JSON object, or what a schema allows."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: NamedSchema | None = Field(default=None, description="Of the type json_schema, and of no other.")
+
+    @model_validator(mode="after")
+    def _one_schema(self) -> Self:
+        if (self.json_schema is None) == (self.type == "json_schema"):
+            raise ValueError("json_schema is given with the type json_schema, and with no other")
+        return self
+
+
+class ChatRequest(_Writes):
+    """A conversation of one message."""
+
+    messages: Annotated[Listed[Message], Field(min_length=1, max_length=1)]
+    max_completion_tokens: int | None = Field(default=None, ge=1, le=GREEDY.max_new_tokens)
+    response_format: ResponseFormat | None = None
+
+    @property
+    def texts(self) -> list[str]:
+        """The one, of all its parts."""
+        contents = [message.content for message in self.messages]
+        return [each if isinstance(each, str) else "".join(part.text for part in each) for each in contents]
+
+
+class TextUsage(BaseModel):
+    """Tokens that were read, and written, the one that ends a text too."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+class _Choice(BaseModel):
+    index: int
+    finish_reason: Literal["stop", "length"]
+
+
+class CompletionChoice(_Choice):
+    """A text, and whether it ended by itself."""
+
+    text: str
+
+
+class Said(BaseModel):
+    """The task's answer."""
+
+    role: Literal["assistant"]
+    content: str
+
+
+class ChatChoice(_Choice):
+    """A message, and whether it ended by itself."""
+
+    message: Said
+
+
+class Completion(BaseModel):
+    """What was written for each prompt, in order."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: TextUsage
+
+
+class ChatCompletion(BaseModel):
+    """What was written."""
+
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: TextUsage
+
+
+class EmbeddingBody(BaseModel):
+    """One text's vector."""
+
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str
+
+
+class Usage(BaseModel):
+    """Tokens that were read, those that begin and end a text among them."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingList(BaseModel):
+    """A vector for each text, in order."""
+
+    object: Literal["list"]
+    data: list[EmbeddingBody]
+    model: str
+    usage: Usage
 
 
 def _refusing(call: Call) -> Call:
@@ -71,10 +232,15 @@ def _refusing(call: Call) -> Call:
 @_refusing
 async def embeddings(request: Request) -> Response:
     """Vectors of one text or several, as OpenAI's clients ask for them; the model is a task that answers vectors."""
-    serving: Serving = request.app.state.serving
+    serving = serving_of(request)
     asked = await body_of(request, EmbeddingsRequest, serving.settings.limits.rows)
-    _check(serving, asked)
-    texts = asked.texts
+    kind, texts = serving.service.manifest.task(asked.model).task_kind, asked.texts
+    if not kind.gives_vectors:
+        raise Refused(400, "no_embedding", f"model: task {asked.model} answers {kind.answers}, not vectors.")
+    if asked.dimensions is not None and asked.dimensions > kind.n_outputs:
+        raise Refused(400, "invalid", f"dimensions: the vectors of {asked.model} have {kind.n_outputs}.")
+    if (empty := next((row for row, text in enumerate(texts) if not text.strip()), None)) is not None:
+        raise Refused(400, "empty_text", f"input: text {empty} is empty.")
     answers = await answers_of(request, [asked.model] * len(texts), texts)
     for answer in answers:
         if isinstance(answer, EdgepeftError):
@@ -83,17 +249,6 @@ async def embeddings(request: Request) -> Response:
     if len(texts) <= FEW_ROWS:
         return _listed(asked, answers, n_tokens)
     return await serving.aside(_listed, asked, answers, n_tokens)
-
-
-def _check(serving: Serving, asked: EmbeddingsRequest) -> None:
-    kind = serving.service.manifest.task(asked.model).task_kind
-    if not kind.gives_vectors:
-        raise Refused(400, "no_embedding", f"model: task {asked.model} answers {kind.answers}, not vectors.")
-    if asked.dimensions is not None and asked.dimensions > kind.n_outputs:
-        raise Refused(400, "invalid", f"dimensions: the vectors of {asked.model} have {kind.n_outputs}.")
-    for row, text in enumerate(asked.texts):
-        if not text.strip():
-            raise Refused(400, "empty_text", f"input: text {row} is empty.")
 
 
 def _listed(asked: EmbeddingsRequest, answers: Sequence[RowResult], n_tokens: int) -> Json:
@@ -115,7 +270,7 @@ def _problem(error: Exception) -> Response:
         param = str(next((part for one in listed_mistakes(error)[:1] for part in one["loc"]), ""))
     kind = "invalid_request_error" if refused.status < 500 else "server_error"
     more: dict[str, Any] = {
-        "type": "rate_limit_error" if refused.status == _OVERLOADED else kind,
+        "type": "rate_limit_error" if refused.status == HTTPStatus.TOO_MANY_REQUESTS else kind,
         "param": param if any(param in each.model_fields for each in _REQUESTS) else None,
     }
     if unknown:
@@ -193,7 +348,7 @@ async def chat(request: Request) -> Response:
 
 
 async def _completions(request: Request, model: type[CompletionRequest | ChatRequest]) -> Response:
-    serving: Serving = request.app.state.serving
+    serving = serving_of(request)
     asked = await body_of(request, model, serving.settings.limits.rows)
     texts, form = asked.texts, _Form.of(asked)
     kind = serving.service.manifest.task(asked.model).task_kind
@@ -201,35 +356,32 @@ async def _completions(request: Request, model: type[CompletionRequest | ChatReq
         raise Refused(400, "no_text", f"model: task {asked.model} answers {kind.answers}, and writes no text.")
     if asked.stream and len(texts) > 1:
         raise Refused(400, "invalid", "prompt: a stream is of one text.")
-    schema = await _schema(serving, asked) if isinstance(asked, ChatRequest) else None
+    schema = await _schema(request, asked) if isinstance(asked, ChatRequest) else None
     limits = (asked.max_tokens, asked.max_completion_tokens if isinstance(asked, ChatRequest) else None)
     most = min((limit for limit in limits if limit is not None), default=None)
+    named, more = [asked.model] * len(texts), {"most": most, "schema": schema}
     if asked.stream:
-        return await streamed(
-            asked.model,
-            lambda tell: answers_of(request, [asked.model], texts, tell=tell, most=most, schema=schema),
-            form,
-        )
-    answers = await answers_of(request, [asked.model] * len(texts), texts, most=most, schema=schema)
+        return await streamed(asked.model, lambda tell: answers_of(request, named, texts, tell=tell, **more), form)
+    answers = await answers_of(request, named, texts, **more)
     for answer in answers:
         if isinstance(answer, EdgepeftError):
             raise answer
     runtime = serving.service.runtime
     n_tokens = await asyncio.to_thread(runtime.n_tokens, asked.model, texts)
-    written = [answer for answer in answers if isinstance(answer, TextAnswer)]
-    return form.whole([_cut(answer, most, runtime.bundle.encoder()) for answer in written], n_tokens)
+    encoder = runtime.bundle.encoder()
+    return form.whole([_cut(each, most, encoder) for each in answers if isinstance(each, TextAnswer)], n_tokens)
 
 
-async def _schema(serving: Serving, asked: ChatRequest) -> Mapping[str, Any] | None:
+async def _schema(request: Request, asked: ChatRequest) -> Mapping[str, Any] | None:
     """What the answer is to keep to, if the request says it; the task's own where any object would do."""
-    form = asked.response_format
+    service, form = serving_of(request).service, asked.response_format
     if form is None or form.type == "text":
         return None
-    own = serving.service.manifest.task(asked.model).json_schema or {}
+    own = service.manifest.task(asked.model).json_schema or {}
     given = ANY_OBJECT if form.json_schema is None else form.json_schema.schema_
     schema = own if form.json_schema is None and own.get("type") == "object" else given
     try:
-        await asyncio.to_thread(serving.service.runtime.generator.guide, asked.model, GREEDY, schema)
+        await asyncio.to_thread(service.runtime.generator.guide, asked.model, GREEDY, schema)
     except Unwritable as error:
         raise Refused(400, "invalid_schema", f"response_format: {error}") from error
     except MissingPackage as error:

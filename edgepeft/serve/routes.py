@@ -111,7 +111,8 @@ def endpoint(table: list[Endpoint], method: str, path: str, *models: Any, **more
     return entered
 
 
-def _serving(request: Request) -> Serving:
+def serving_of(request: Request) -> Serving:
+    """What the routes work on."""
     serving: Serving = request.app.state.serving
     return serving
 
@@ -124,13 +125,13 @@ async def body_of(request: Request, model: type[Body], most_rows: int) -> Body:
     content = request.scope[BODY]
     if len(content) <= _AT_ONCE:
         return parsed_body(content, model, most_rows)
-    return await _serving(request).aside(parsed_body, content, model, most_rows)
+    return await serving_of(request).aside(parsed_body, content, model, most_rows)
 
 
 @endpoint(ROUTES, "GET", "/v1/tasks", schemas.Tasks)
 async def tasks(request: Request) -> Response:
     """All tasks."""
-    serving, manifest = _serving(request), _serving(request).service.manifest
+    serving, manifest = serving_of(request), serving_of(request).service.manifest
     listed = [
         {
             "name": name,
@@ -154,7 +155,7 @@ async def tasks(request: Request) -> Response:
 @endpoint(ROUTES, "POST", "/v1/tasks/{task}:predict", schemas.Predictions, schemas.PredictRequest, refusals=ASKED)
 async def predict(request: Request) -> Response:
     """Answers of one task to a text, a pair, or a list of them."""
-    serving, task = _serving(request), request.path_params["task"]
+    serving, task = serving_of(request), request.path_params["task"]
     serving.service.manifest.task(task)  # before the body is looked at
     asked = await body_of(request, schemas.PredictRequest, serving.settings.limits.rows)
     answers = await answers_of(request, [task] * len(asked.texts), asked.texts)
@@ -167,31 +168,31 @@ async def predict(request: Request) -> Response:
 @endpoint(ROUTES, "POST", "/v1/predict", schemas.Answers, schemas.MixedRequest, refusals=ASKED)
 async def predict_mixed(request: Request) -> Response:
     """Rows of any tasks in one batch; a row without a task gets the backbone's embedding."""
-    asked = await body_of(request, schemas.MixedRequest, _serving(request).settings.limits.rows)
+    asked = await body_of(request, schemas.MixedRequest, serving_of(request).settings.limits.rows)
     named = asked.named
     answers = await answers_of(request, named, asked.texts)
     if len(named) <= FEW_ROWS or None not in named:
         return _mixed_answer(answers, named)
-    return await _serving(request).aside(_mixed_answer, answers, named)
+    return await serving_of(request).aside(_mixed_answer, answers, named)
 
 
 def _mixed_answer(answers: Sequence[RowResult], named: Sequence[str | None]) -> Json:
-    return Json({"answers": [_mixed(answer, task) for answer, task in zip(answers, named, strict=True)]})
-
-
-def _mixed(answer: RowResult, task: str | None) -> dict[str, Any]:
-    if isinstance(answer, EdgepeftError):
-        refused = explain(answer, task)
-        return {"error": fault(refused.code, refused.message)}
-    if isinstance(answer, Answer):
-        return {"prediction": answer.as_json()}
-    return {"embedding": [float(str(number)) for number in answer]}  # the shortest decimals of a float32
+    listed: list[dict[str, Any]] = []
+    for answer, task in zip(answers, named, strict=True):
+        if isinstance(answer, EdgepeftError):
+            refused = explain(answer, task)
+            listed.append({"error": fault(refused.code, refused.message)})
+        elif isinstance(answer, Answer):
+            listed.append({"prediction": answer.as_json()})
+        else:
+            listed.append({"embedding": [float(str(number)) for number in answer]})  # a float32's shortest decimals
+    return Json({"answers": listed})
 
 
 @endpoint(ROUTES, "POST", "/v1/tasks/{task}:stream", body=schemas.TextRow, refusals=ASKED, kind=EVENTS)
 async def stream(request: Request) -> Response:
     """What a task that writes text writes for one text: events `piece` with their text, and `answer` or `error`."""
-    serving, task = _serving(request), request.path_params["task"]
+    serving, task = serving_of(request), request.path_params["task"]
     if not serving.service.manifest.task(task).task_kind.writes:
         raise Refused(422, "invalid", f"task {task} writes no text; ask it with :predict.")
     asked = await body_of(request, schemas.TextRow, 1)
@@ -202,7 +203,7 @@ async def answers_of(
     request: Request, named: Sequence[str | None], texts: Sequence[Readable], **more: Any
 ) -> Sequence[RowResult]:
     """The answer of each row, by the batcher; or an error in its place."""
-    serving = _serving(request)
+    serving = serving_of(request)
     if serving.state == "starting" and not serving.opened.issuperset(named):
         raise Refused(503, "starting", "the service is starting.", {"Retry-After": "1"})
     check_texts(texts, serving.settings.limits)
@@ -259,10 +260,7 @@ async def streamed(
 async def _told(
     first: str | None, pieces: asyncio.Queue[str | None], running: asyncio.Task[Sequence[RowResult]], events: Events
 ) -> AsyncIterator[bytes]:
-    """The queue's pieces, of which None is the end, and how the request ended.
-
-    Where this is closed before, the client is gone: the text is not written on.
-    """
+    """Yield the pieces until None, then how the request ended; closed before, the client is gone: write no more."""
     try:
         piece = first
         while piece is not None:
@@ -293,7 +291,7 @@ def _last(running: asyncio.Task[Sequence[RowResult]], events: Events) -> bytes:
 )
 async def start_tuning(request: Request) -> Response:
     """Fine-tune a task on rows, or start one from a template (needs --allow-tuning)."""
-    serving, task = _serving(request), request.path_params["task"]
+    serving, task = serving_of(request), request.path_params["task"]
     if not serving.settings.allow_tuning:
         raise Refused(403, "tuning_is_off", "tuning is off; the service is started with --allow-tuning to allow it.")
     asked = await body_of(request, schemas.TuneRequest, serving.settings.limits.tuning_rows)
@@ -313,19 +311,19 @@ async def start_tuning(request: Request) -> Response:
 @endpoint(ROUTES, "GET", "/v1/jobs/{job}", schemas.TuningJob, refusals=(404,))
 async def job(request: Request) -> Response:
     """How a fine-tuning run stands."""
-    return Json(_serving(request).jobs.state(request.path_params["job"]))
+    return Json(serving_of(request).jobs.state(request.path_params["job"]))
 
 
 @endpoint(ROUTES, "DELETE", "/v1/jobs/{job}", schemas.TuningJob, status=202, refusals=(404,))
 async def stop_job(request: Request) -> Response:
     """Stop a fine-tuning run."""
-    return Json(_serving(request).jobs.stop(request.path_params["job"]), 202)
+    return Json(serving_of(request).jobs.stop(request.path_params["job"]), 202)
 
 
 @endpoint(ROUTES, "GET", "/v1/status", schemas.Status)
 async def status(request: Request) -> Response:
     """Throughput, latency and memory now."""
-    serving, metrics = _serving(request), _serving(request).metrics
+    serving, metrics = serving_of(request), serving_of(request).metrics
     rate, middle, high = metrics.recent()
     return Json(
         {
@@ -351,7 +349,7 @@ async def healthz(_: Request) -> Response:
 @endpoint(ROUTES, "GET", "/readyz", schemas.Health, refusals=(503,))
 async def readyz(request: Request) -> Response:
     """Whether it is ready to be asked."""
-    serving = _serving(request)
+    serving = serving_of(request)
     document: dict[str, Any] = {"status": serving.state, "unavailable_tasks": len(serving.unavailable)}
     if request.scope.get(AUTHORIZED):  # names are for who sent the token
         document["unavailable"] = sorted(serving.unavailable)
@@ -361,5 +359,5 @@ async def readyz(request: Request) -> Response:
 @endpoint(ROUTES, "GET", "/metrics")
 async def metrics(request: Request) -> Response:
     """Counters for Prometheus, as text."""
-    text = generate_latest(_serving(request).metrics.registry)
+    text = generate_latest(serving_of(request).metrics.registry)
     return Response(text, media_type=None, headers={"Content-Type": CONTENT_TYPE_LATEST})

@@ -20,7 +20,7 @@ from edgepeft.common.messages import listed_mistakes
 from edgepeft.serve import routes
 from edgepeft.serve.guard import BODY, Guard, parsed_body
 from edgepeft.serve.metrics import ServiceMetrics
-from edgepeft.serve.openai_bodies import EmbeddingsRequest
+from edgepeft.serve.openai import EmbeddingsRequest
 from edgepeft.serve.problems import Refused, refusal_of
 from edgepeft.serve.schemas import MixedRequest, PredictRequest, TuneRequest
 from edgepeft.serve.server import PrintableFormatter
