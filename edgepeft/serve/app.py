@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from functools import partial
 from http import HTTPStatus
 from time import monotonic
@@ -59,9 +59,9 @@ def create_app(settings: Settings) -> Starlette:
     ):
         metrics.gauge(name, about, value)
     folder = package_data("serve")
-    document = _openapi_document(_ROUTES, token=settings.token is not None)
+    document = _openapi_document(token=settings.token is not None)
 
-    async def page(_: Request) -> Response:
+    async def page(_: Request) -> Response:  # needs no token, as a health check: it asks for it
         return FileResponse(folder / "page.html")
 
     async def docs(_: Request) -> Response:
@@ -102,7 +102,7 @@ class _Methods:
 
 
 def _route(path: str) -> Route:
-    """One for all methods of a path, so that an answer of 405 names them all."""
+    """One endpoint per path, so that 405 answers list its methods."""
     calls = {e.method: e.call for e in _ROUTES if e.path == path}
     if "GET" in calls:
         calls["HEAD"] = calls["GET"]
@@ -207,16 +207,15 @@ async def _reload(serving: Serving) -> None:
         log.info("read again; changed: %s", ", ".join(changed) or "nothing")
 
 
-def _openapi_document(routes: Iterable[Endpoint], *, token: bool) -> dict[str, Any]:
+def _openapi_document(*, token: bool) -> dict[str, Any]:
     """The OpenAPI 3.1 document, from the table of routes; ``token`` says whether requests need one."""
-    routes = tuple(routes)
-    models = {m for r in routes for m in (r.answer, r.body) if m is not None} | {Problem}
+    models = {m for r in _ROUTES for m in (r.answer, r.body) if m is not None} | {Problem}
     kinds: list[tuple[type[BaseModel], Literal["validation"]]] = [
         (m, "validation") for m in sorted(models, key=lambda m: m.__name__)
     ]
     _, schemas = models_json_schema(kinds, ref_template="#/components/schemas/{model}")
     paths: dict[str, dict[str, Any]] = {}
-    for route in routes:
+    for route in _ROUTES:
         paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, token=token)
     document: dict[str, Any] = {
         "openapi": "3.1.0",

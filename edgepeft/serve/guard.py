@@ -43,10 +43,7 @@ class _ClientGone(Exception):
 
 
 class Guard:
-    """ASGI middleware: host, token, size and time of the body; counts what passes, and answers errors.
-
-    ``open_paths`` need no token: the page asks for it, and a health check has none.
-    """
+    """ASGI middleware: host, token but for ``open_paths``, size and time of the body; counts requests, tells errors."""
 
     def __init__(self, app: ASGIApp, settings: Settings, metrics: ServiceMetrics, open_paths: Iterable[str]) -> None:
         self.app, self.settings, self.metrics = app, settings, metrics
@@ -191,15 +188,12 @@ def _more_tokens_than(count: int) -> re.Pattern[bytes]:
 
 def check_texts(texts: Sequence[Readable], limits: ServiceLimits) -> None:
     """Check what is to be answered."""
-    held = sum(map(_rows_of, texts))
+    held, most = sum(map(_rows_of, texts)), limits.text_characters
     if held > limits.rows:
         raise Refused(413, "too_many_rows", f"a request may hold {limits.rows} rows; this one holds {held}.")
-    for row, text in enumerate(texts):
-        longest = _characters(text)
-        if longest > limits.text_characters:
-            raise Refused(
-                413, "text_too_long", f"row {row}: a text may have {limits.text_characters} characters, not {longest}."
-            )
+    for row, longest in enumerate(map(_characters, texts)):
+        if longest > most:
+            raise Refused(413, "text_too_long", f"row {row}: a text may have {most} characters, not {longest}.")
 
 
 def check_taught(asked: TuneRequest, limits: ServiceLimits) -> None:

@@ -48,7 +48,6 @@ class Refused(Exception):
 
 
 _OF_HTTP = {404: ("not_found", "there is nothing here; see /docs"), 405: ("method_not_allowed", "see /docs")}
-_OTHER = ("refused", "see /docs")
 
 
 def fault(code: str, message: str) -> dict[str, str]:
@@ -101,15 +100,13 @@ def refusal_of(error: Exception) -> Refused:
     return next(_REFUSALS[kind](error) for kind in type(error).__mro__ if kind in _REFUSALS)
 
 
-_STOPPING = Refused(503, "stopping", "the service stops.", {"Retry-After": "5", "Connection": "close"})
-
 _REFUSALS: dict[type, Callable[[Any], Refused]] = {
     Refused: lambda error: error,
-    HTTPException: lambda e: Refused(e.status_code, *_OF_HTTP.get(e.status_code, _OTHER), e.headers),
+    HTTPException: lambda e: Refused(e.status_code, *_OF_HTTP.get(e.status_code, ("refused", "see /docs")), e.headers),
     ValidationError: _invalid,
     QueueFull: lambda e: Refused(429, "queue_full", f"{e}.", {"Retry-After": str(e.retry_after_s)}),
     DeadlinePassed: lambda _: Refused(504, "deadline_passed", "there was no answer within the deadline."),
-    Closing: lambda _: _STOPPING,
+    Closing: lambda _: Refused(503, "stopping", "the service stops.", {"Retry-After": "5", "Connection": "close"}),
     EdgepeftError: lambda error: explain(error, None),
     Exception: lambda _: Refused(500, "internal", "the service failed; its log says why."),
 }

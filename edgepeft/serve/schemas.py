@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, JsonValue, model_validator
 
@@ -73,32 +73,26 @@ class TextRow(Asked):
     words: WordList | None = None
     fields: Fields | None = None
 
+    instead: ClassVar[tuple[str, ...]] = ("words", "fields")  # of a text
+
     @model_validator(mode="after")
-    def _text_or_fields(self) -> TextRow:
-        _require_one(self, self.words, self.fields)
+    def _one_of_them(self) -> Self:
+        """See that there is one of the text and what may stand instead, and nothing of a text beside another."""
+        beside = self.second is not None or self.candidates is not None
+        given = [getattr(self, name) for name in ("text", *self.instead)]
+        if given.count(None) != len(self.instead) or (self.text is None and beside):
+            raise ValueError(f"give text (and second for a pair, or candidates), or {', or '.join(self.instead)}")
         return self
 
     @property
     def given(self) -> Given:
         """What a task reads."""
-        return _given(self)
-
-
-def _require_one(row: TextRow | PredictRequest, *others: object) -> None:
-    """See that there is one of the text and these, and nothing of a text beside another."""
-    beside = row.second is not None or row.candidates is not None
-    if [row.text, *others].count(None) != len(others) or (row.text is None and beside):
-        listed = "words, or fields" if len(others) == 2 else "words, or fields, or rows"
-        raise ValueError(f"give text (and second for a pair, or candidates), or {listed}")
-
-
-def _given(row: TextRow | PredictRequest) -> Given:
-    if row.fields is not None:
-        return row.fields
-    if row.candidates is None:
-        return (row.text or "", row.second) if row.words is None else (Words(row.words), None)
-    pair: Fields = {} if row.second is None else {SENTENCES.names[1]: row.second}
-    return {SENTENCES.names[0]: row.text or "", CANDIDATES: row.candidates, **pair}
+        if self.fields is not None:
+            return self.fields
+        if self.candidates is None:
+            return (self.text or "", self.second) if self.words is None else (Words(self.words), None)
+        pair: Fields = {} if self.second is None else {SENTENCES.names[1]: self.second}
+        return {SENTENCES.names[0]: self.text or "", CANDIDATES: self.candidates, **pair}
 
 
 def _texts(rows: Sequence[str | TextRow]) -> list[Given]:
@@ -111,29 +105,23 @@ _ONE_TEXT_OR_ROWS: list[Any] = [
 ]
 
 
-class PredictRequest(Asked):
+class PredictRequest(TextRow):
     """Either one text (with ``second``: a pair; with ``candidates``: of which one is picked), or its ``words``, or the
     ``fields`` of one row, or ``rows`` of any of these."""
 
-    model_config = ConfigDict(json_schema_extra={"oneOf": _ONE_TEXT_OR_ROWS})  # as the validator below
+    model_config = ConfigDict(json_schema_extra={"oneOf": _ONE_TEXT_OR_ROWS})  # as the validator above
     text: str | None = Field(default=None, examples=["We laughed all evening."])
-    second: str | None = None
     candidates: Candidates | None = Field(default=None, description="Of a task that picks one of them.")
     words: WordList | None = Field(default=None, description="Of a text, as a task that tags words takes them.")
     fields: Fields | None = Field(default=None, description="Of a task that is posed as text: its columns by name.")
     rows: Listed[str | TextRow] | None = Field(default=None, min_length=1)
 
-    @model_validator(mode="after")
-    def _one_of_them(self) -> PredictRequest:
-        _require_one(self, self.words, self.fields, self.rows)
-        return self
+    instead = ("words", "fields", "rows")
 
     @property
     def texts(self) -> list[Given]:
         """What to read, in order."""
-        if self.rows is not None:
-            return _texts(self.rows)
-        return [_given(self)]
+        return [self.given] if self.rows is None else _texts(self.rows)
 
 
 class MixedRow(TextRow):

@@ -120,8 +120,7 @@ class Trials:
         return BundleError(f"{_name(task)} cannot be run: opening it {why}") if why else None
 
     def overdue(self, since: float) -> bool:
-        """Whether whoever asked then, by ``time.monotonic``, has waited for as long as the budget says; the time in
-        which the backbone is opened for the first time does not count."""
+        """Whether the budget has passed since then, by ``time.monotonic``; opening the first backbone is left out."""
         return self._opened_at is not None and time.monotonic() > max(since, self._opened_at) + self._budget_s
 
     def close(self) -> None:
