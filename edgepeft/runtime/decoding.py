@@ -66,29 +66,17 @@ class _Text(NamedTuple):
 
 @dataclass
 class Row:
-    """What is being written of one row: open texts from the best, and ended ones; at most ``most`` tokens.
-
-    A ``guide`` leads the only open text.
-    """
+    """What is being written of a row: open texts from the best, and ended ones; a ``guide`` leads a single open one."""
 
     open: list[_Text]
     ended: list[tuple[np.float32, _Text]] = field(default_factory=list)
-    most: int | None = None
+    most: int | None = None  # tokens
     guide: Guide | None = None
 
     @classmethod
     def starting(cls, token: int, most: int | None = None, guide: Guide | None = None) -> Row:
         """One open text, which is empty."""
         return cls([_Text((token,), np.float32(0))], most=most, guide=guide)
-
-    def restrict(self, logits: Floats) -> None:
-        """Leave, of [v], what the guide lets come next.
-
-        Raises:
-            Unwritable: nothing may.
-        """
-        if self.guide is not None:
-            self.guide.restrict(logits)
 
     def best(self, end: int) -> Written:
         """What has been written."""

@@ -10,18 +10,16 @@ Letters: R rows, S their padded length, n beams, N = R n texts, v vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 from numpy.typing import NDArray
 
 from edgepeft.backbones.base import Architecture, Decoder, Role
 from edgepeft.backbones.text import CROSS, CROSS_BIAS, IDS, LOGITS, ORDER, PAST, PRESENT, caches
-from edgepeft.backbones.tokens import Text, TextEncoder
 from edgepeft.bundle.bundle import Bundle
 from edgepeft.bundle.manifest import TaskEntry
 from edgepeft.common.errors import DoesNotFit, Unwritable, UsageError
@@ -30,11 +28,11 @@ from edgepeft.graph.in_place import in_place
 from edgepeft.graph.prompt import placeholders_in
 from edgepeft.runtime.decoding import Decoding, Row, Written, choose
 from edgepeft.runtime.grammar import Grammars, Guide
-from edgepeft.runtime.inputs import Inputs, check_rows
+from edgepeft.runtime.inputs import Inputs
 from edgepeft.runtime.kv_cache import AT_ONCE, Beginning, Beginnings, KvCache, places
-from edgepeft.runtime.prediction import TextAnswer, no_number, note_of
+from edgepeft.runtime.prediction import no_number
 from edgepeft.runtime.session import failing_as, return_free_memory
-from edgepeft.runtime.weights import Bound, TaskSession
+from edgepeft.runtime.weights import Bound, TaskSession, ort_value
 
 _PASS_TOKENS = 4096  # of a batch, padding counted: the encoder's attention of 8 rows of 512 takes 100 MB
 _PASS_TEXTS = 256
@@ -84,20 +82,18 @@ class TextSession(NamedTuple):
         _, k, _, e = given[caches(PAST, 0)[0]]
         return KvCache(self.layers, (k, e), given[LOGITS][-1], self.stack.frequencies)
 
-    def tokens(self, ids: NDArray[np.int64]) -> list[int]:
+    def tokens(self, ids: Iterable[int]) -> list[int]:
         """A row of one stack: its own after the task's prompt."""
         assert self.stack is not None
-        return [*self.stack.prompt, *ids.tolist()]
+        return [*self.stack.prompt, *map(int, ids)]
 
     def beginning(self, ids: Sequence[int], most: int) -> Beginning | None:
         """Of rows whose own tokens begin with these; empty of two stacks, None if it has more than ``most`` bytes."""
         cache = self.cache()
         if cache is None:
             return Beginning()
-        if cache.beginning_bytes(len(self.tokens(np.array(ids, np.int64)))) > most:
-            return None
         with failing_as(f"stops in the decoder, with a text of {len(ids)} tokens"):
-            return cache.beginning(lambda *_: self.decoder.bound(), self.tokens(np.array(ids, np.int64)))
+            return cache.beginning(lambda *_: self.decoder.bound(), self.tokens(ids), most)
 
 
 class TextState:
@@ -117,23 +113,23 @@ class TextState:
         self._known = [name for i in range(layers) for name in caches(PAST, i)]
         self._made = [name for i in range(layers) for name in caches(PRESENT, i)]
         cross = [CROSS_BIAS, *(name for i in range(layers) for name in caches(CROSS, i))]
-        tokens = {value.name: _value(inputs[value.name]) for value in session.encoder.get_inputs()}
+        tokens = {value.name: ort_value(inputs[value.name]) for value in session.encoder.get_inputs()}
         with failing_as(f"stops in the encoder, with rows of {inputs['input_ids'].shape[1]} tokens"):
             given = session.encoder.run_values(cross, tokens)
         self._cross = dict(zip(cross, given, strict=True))
         taken = next(value.shape[0] for value in session.decoder.get_inputs() if value.name == CROSS_BIAS)
         self._per_text, self._beams = taken == "texts", 1
         rows, (_, heads, _, width) = len(inputs["input_ids"]), self._cross[cross[1]].shape()
-        self._past = [_value(np.zeros((rows, heads, 0, width), np.float32))] * len(self._known)
+        self._past = [ort_value(np.zeros((rows, heads, 0, width), np.float32))] * len(self._known)
 
     def step(self, ids: NDArray[np.int64], order: NDArray[np.int64]) -> NDArray[np.float32]:
         """Logits [N, v] of the tokens that follow ``ids`` [N]; ``order`` [N]: which text of the last step each was."""
         if self._cache is not None:
             return self._step(self._cache, ids, order)
-        tokens, rows = {IDS: _value(ids), ORDER: _value(order)}, self._cross[CROSS_BIAS].shape()[0]
+        tokens, rows = {IDS: ort_value(ids), ORDER: ort_value(order)}, self._cross[CROSS_BIAS].shape()[0]
         if self._per_text and len(ids) > rows:  # beams begin
             self._beams = len(ids) // rows
-            self._cross = {n: _value(np.repeat(v.numpy(), self._beams, 0)) for n, v in self._cross.items()}
+            self._cross = {n: ort_value(np.repeat(v.numpy(), self._beams, 0)) for n, v in self._cross.items()}
         given = {**tokens, **self._cross, **dict(zip(self._known, self._past, strict=True))}
         with failing_as(f"stops in the decoder, with {len(ids)} texts"):
             logits, *self._past = self._decoder.run_values([LOGITS, *self._made], given)
@@ -157,7 +153,7 @@ class TextState:
         if self._cache is not None:  # the next step's order says which stay
             return
         kept = [row * self._beams + i for row in rows for i in range(self._beams)]
-        self._cross = {name: _value(value.numpy()[kept]) for name, value in self._cross.items()}
+        self._cross = {name: ort_value(value.numpy()[kept]) for name, value in self._cross.items()}
 
 
 class Generator:
@@ -189,8 +185,7 @@ class Generator:
         return self._sessions.get(task)
 
     def beginning(self, task: str | None, session: TextSession, taken: int) -> Beginning:
-        """What a task's texts begin with; empty by another session than the task's own, and where it has no room beside
-        rows of ``taken`` bytes."""
+        """What a task's texts begin with; empty by another session than its own, or where ``taken`` leaves no room."""
         if task is None or self._sessions.get(task) is not session:
             return Beginning()
         if (kept := self.beginnings.of(task)) is not None:
@@ -225,17 +220,6 @@ class Generator:
             written.update(zip(rows.tolist(), self._write(task, opened, part, decoding, prompt_length), strict=True))
         return [written[row] for row in range(len(lengths))]
 
-    def answers(
-        self, task: str, texts: Sequence[Text], inputs: Inputs, decoding: Decoding, encoder: TextEncoder
-    ) -> list[TextAnswer]:
-        """What a task writes for each text, of which ``inputs`` are the tokens."""
-        check_rows(inputs["attention_mask"])
-        entry, written = self._bundle.entry(task), self.write(task, inputs, decoding)
-        return [
-            TextAnswer(task, encoder.decode(one.tokens), one.ended, note_of(text, entry), one.tokens)
-            for text, one in zip(texts, written, strict=True)
-        ]
-
     def state(self, task: str | None, inputs: Inputs) -> TextState:
         """A batch before its first step; inputs as of ``write``."""
         return TextState(self.session(task), inputs)
@@ -246,12 +230,7 @@ class Generator:
         return Grammars.of(self._bundle.folder, self._bundle.architecture)
 
     def guide(self, task: str | None, decoding: Decoding, schema: Mapping[str, Any] | None = None) -> Guide | None:
-        """What leads a text of a task by this JSON schema, or by its own; None where there is none.
-
-        Raises:
-            Unwritable: the schema cannot be met.
-            UsageError: several beams are asked for.
-        """
+        """What leads a text of a task by this JSON schema, or by its own; None where there is none."""
         own = None if task is None else self._bundle.entry(task).json_schema
         schema = own if schema is None else schema
         if schema is None or not decoding.ends:  # without ends only time matters
@@ -289,9 +268,9 @@ class Generator:
             logits = state.step(ids, order)
             if not np.isfinite(logits).all():
                 raise no_number(task)
-            if rows[0].guide is not None:
-                for row, of_row in zip(rows, logits, strict=True):
-                    row.restrict(of_row)
+            for row, of_row in zip(rows, logits, strict=False):  # rows of several beams have no guide
+                if row.guide is not None:
+                    row.guide.restrict(of_row)
             going, ids, order = choose(rows, logits, decoding, end)
             if len(going) < len(rows):
                 rows = [rows[i] for i in going]
@@ -300,18 +279,17 @@ class Generator:
 
     def parts(self, lengths: NDArray[np.intp], decoding: Decoding) -> Iterator[NDArray[np.intp]]:
         """Rows that run together."""
-        order = np.argsort(lengths, kind="stable")
-        if len(order):
-            self.check_row(int(lengths.max()), decoding)
-            self.most(int(lengths.max()), decoding.max_new_tokens)
-        begin = 0
+        if not len(lengths):
+            return
+        order, begin = np.argsort(lengths, kind="stable"), 0
+        self.check_row(int(lengths.max()), decoding)
+        self.most(int(lengths.max()), decoding.max_new_tokens)
         for end in range(1, len(order) + 1):
             rows, longest = end - begin, int(lengths[order[end - 1]])
             if rows > 1 and not self.fit(rows, longest, decoding):
                 yield order[begin : end - 1]
                 begin = end - 1
-        if len(order):
-            yield order[begin:]
+        yield order[begin:]
 
     def row_bytes(self, length: int, decoding: Decoding) -> int:
         """As the function of that name."""
@@ -334,14 +312,10 @@ class Generator:
             )
 
     def most(self, length: int, asked: int) -> int:
-        """How many tokens a row of so many may get: where a text goes on with what is read, both share the positions.
-
-        Raises:
-            Unwritable: the row leaves no position.
-        """
-        room = self._bundle.architecture.max_length - length
+        """How many tokens a row of so many may get: where a text goes on with its prompt, both share the positions."""
         if not self._bundle.architecture.goes_on:
             return asked
+        room = self._bundle.architecture.max_length - length
         if room < 1:
             raise Unwritable(
                 f"a text of {length} tokens leaves nothing of the {room + length} positions of this backbone to write "
@@ -385,7 +359,3 @@ def rows_at_once(
     """
     of_memory = (int(_SHARE * memory) - kept) // (row_bytes(bundle.architecture, longest, decoding) + more)
     return min(rows, max(1, min(of_memory, _PASS_TOKENS // max(1, longest), _PASS_TEXTS // decoding.beams)))
-
-
-def _value(array: NDArray[np.generic]) -> ort.OrtValue:
-    return ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array))

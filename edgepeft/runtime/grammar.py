@@ -32,11 +32,7 @@ _SPACED = {"whitespace_flexible": True, "whitespace_pattern": "[ ]", "coerce_one
 
 
 def schema_text(schema: Any) -> str:
-    """A schema as JSON text, by which equal ones are known.
-
-    Raises:
-        Unwritable: it is no object, or too long.
-    """
+    """A schema as JSON text, by which equal ones are known."""
     if not isinstance(schema, Mapping):
         raise Unwritable(f"a JSON schema is an object, such as {json.dumps(ANY_OBJECT)}; found {schema!r:.80}.")
     try:
@@ -51,10 +47,7 @@ def schema_text(schema: Any) -> str:
 
 
 class Grammars:
-    """Those of one backbone's tokenizer, by schema; several threads may use them.
-
-    A text ends with the token ``end``; there are ``n_tokens``.
-    """
+    """Grammars by schema, of a tokenizer of ``n_tokens`` whose texts end with ``end``; several threads may use them."""
 
     @classmethod
     def of(cls, folder: Path, architecture: Architecture) -> Self:
@@ -86,12 +79,7 @@ class Grammars:
             ) from error
 
     def guide(self, schema: Any) -> Guide:
-        """What leads one text, before its first token.
-
-        Raises:
-            Unwritable: the schema cannot be met, or has what the grammar does not know.
-            MissingPackage: llguidance is not installed.
-        """
+        """What leads one text, before its first token; raises Unwritable where the schema cannot be followed."""
         text = schema_text(schema)
         with self._lock:
             if text not in self._begun:
@@ -140,11 +128,7 @@ class Guide:
         return bool(self._matcher.is_stopped() and self._matcher.is_accepting())
 
     def allowed(self, n_tokens: int) -> NDArray[np.bool_]:
-        """[v]: which tokens may come next.
-
-        Raises:
-            Unwritable: none may, or the grammar takes too much.
-        """
+        """[v]: which tokens may come next; raises Unwritable if none may, or the grammar takes too much."""
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
         if self._matcher.is_error() and self._renewed is not None:
             self._matcher, self._renewed = self._renewed(), None

@@ -91,10 +91,7 @@ class Beginnings:
 
 
 class KvCache:
-    """Of texts that begin together; one thread at a time.
-
-    ``heads`` are those of keys and their width, ``frequencies`` a lowered graph's.
-    """
+    """Of texts that begin together, for one thread at a time; ``heads``: how many of keys, and their width."""
 
     def __init__(
         self, layers: int, heads: tuple[int, int], vocabulary: int, frequencies: Sequence[NDArray[np.float32]]
@@ -125,8 +122,8 @@ class KvCache:
         logits = np.empty((len(prompts), self._vocabulary), np.float32)
         for rows in _alike(self._lengths, known):
             first = int(known[rows.start])
-            together = [rows] if self._lengths[rows.start : rows.stop].max() - first <= AT_ONCE else map(_alone, rows)
-            for part in together:
+            at_once = self._lengths[rows.start : rows.stop].max() - first <= AT_ONCE
+            for part in [rows] if at_once else [range(row, row + 1) for row in rows]:
                 logits[part.start : part.stop] = self._read(bind, part, prompts, first)
         return logits
 
@@ -141,12 +138,10 @@ class KvCache:
             logits = run.logits()
         return logits
 
-    def beginning_bytes(self, tokens: int) -> int:
-        """Of the keys and values of so many."""
-        return len(self._layers) * 2 * math.prod(self._heads) * tokens * np.dtype(np.float32).itemsize
-
-    def beginning(self, bind: Bind, tokens: Sequence[int]) -> Beginning:
-        """Of these tokens; empty where they are too few to save anything."""
+    def beginning(self, bind: Bind, tokens: Sequence[int], most: int) -> Beginning | None:
+        """Of these tokens; empty where they are too few to save anything, None if it has more than ``most`` bytes."""
+        if len(self._layers) * 2 * math.prod(self._heads) * len(tokens) * np.dtype(np.float32).itemsize > most:
+            return None
         if len(tokens) <= _PADDING:
             return Beginning()
         self.begin(bind, [tokens])
@@ -229,10 +224,6 @@ class _Run:
 def places(tokens: int) -> int:
     """Of a buffer for so many."""
     return -(-tokens // _ROOM) * _ROOM
-
-
-def _alone(row: int) -> range:
-    return range(row, row + 1)
 
 
 def _alike(lengths: NDArray[np.int32], known: NDArray[np.int32]) -> Iterator[range]:

@@ -9,6 +9,7 @@ Letters: B rows, W branches that run together, v vocabulary.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from threading import RLock
 
@@ -28,17 +29,15 @@ _BRANCHES = 16  # of the trie, from one reading of the prompt: each is a text in
 
 
 def word_scores(generator: Generator, task: str, inputs: Inputs, trie: Trie) -> NDArray[np.float32]:
-    """[rows, labels]: log-probabilities of the labels behind each row of ``inputs``, ids and masks [rows, length].
-
-    Raises:
-        DoesNotFit: a row's keys and values are too large for the memory.
-        Unwritable: a row leaves too few positions for the labels.
-    """
+    """[rows, labels]: log-probabilities of the labels behind each row of ``inputs``, ids and masks [rows, length]."""
     mask = inputs["attention_mask"] != 0
     check_rows(mask)
     branches, decoding = [*in_batches(trie.ways, _BRANCHES)], decoding_of(trie)
     lengths, session = mask.sum(1) + generator.entry(task).prompt_length, generator.session(task)
-    scores, columns = np.zeros((len(mask), len(trie.targets)), np.float32), _columns(trie)
+    scores = np.zeros((len(mask), len(trie.targets)), np.float32)
+    columns = defaultdict[tuple[int, ...], list[int]](list)  # the edges that leave each node
+    for i, (node, _) in enumerate(trie.edges):
+        columns[node].append(i)
     for rows in [*generator.parts(lengths, decoding)]:  # before anything runs: what does not fit is refused
         longest, steps = int(lengths[rows].max()), decoding.max_new_tokens - 1
         if generator.most(longest, steps) < steps:
@@ -67,14 +66,6 @@ def decoding_in(bundle: Bundle, task: str, asked: Decoding) -> Decoding:
     """What a text of a task that is written takes: as ``asked``, but for labels that are words what these take."""
     entry = bundle.entry(task)
     return decoding_of(Tokenizing(bundle, RLock()).trie(entry)) if entry.scores_words else asked
-
-
-def _columns(trie: Trie) -> dict[tuple[int, ...], list[int]]:
-    """The edges that leave each node."""
-    found: dict[tuple[int, ...], list[int]] = {}
-    for i, (node, _) in enumerate(trie.edges):
-        found.setdefault(node, []).append(i)
-    return found
 
 
 def _followed(

@@ -6,8 +6,10 @@ Of tasks that write text a pass is a step (``edgepeft.runtime.text_generation``)
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import starmap
 from threading import RLock
+from typing import NamedTuple
 
 import numpy as np
 import onnx
@@ -15,20 +17,150 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from edgepeft.bundle.bundle import Bundle
-from edgepeft.common.errors import EdgepeftError
+from edgepeft.common.errors import BundleError, EdgepeftError, UsageError
 from edgepeft.graph.in_place import hide_fronts, in_place
-from edgepeft.graph.mix import ROW_COUNTS, TOKEN_COUNTS, mix, mix_text, slotted
+from edgepeft.graph.mix import ROW_COUNTS, TOKEN_COUNTS, may_be_empty, mix, mix_text, slotted
 from edgepeft.graph.names import LOGITS
 from edgepeft.runtime.generation import TextSession
 from edgepeft.runtime.inputs import Inputs, check_rows
 from edgepeft.runtime.passes import in_batches, passes, put, unpacked
 from edgepeft.runtime.prediction import of_width
-from edgepeft.runtime.slots import Slots, TextSlots
-from edgepeft.runtime.weights import TaskSession, Weights
+from edgepeft.runtime.session import failing_as
+from edgepeft.runtime.weights import Bound, TaskSession, Weights, ort_value
 
 Opened = TaskSession | TextSession
+Tasks = Sequence[tuple[str, TaskSession]]  # of one structure, by slot
+GraphOf = Callable[[Bundle, str], onnx.ModelProto]
+Mix = Callable[[onnx.ModelProto, Iterable[str], Mapping[str, str], int], onnx.ModelProto | None]
 
 MOST_TASKS = 16  # in one pass: roberta-base with Pfeiffer adapters opens in 0.3 s for 2 tasks, 0.6 for 8, 1.2 for 16
+
+
+class Slots:
+    """Sessions whose graphs have slots for several tasks of one structure, by structure and number of slots.
+
+    ``graph_of`` gives a task's graph, ``mix`` a structure's with slots; several threads may use them.
+
+    Where tasks leave a batch one by one (``few``), graphs have powers of two of slots, and some are empty if they can
+    be: a session takes longer to open than it runs.
+    """
+
+    def __init__(
+        self, bundle: Bundle, weights: Weights, lock: RLock, graph_of: GraphOf, mix: Mix, *, few: bool = False
+    ) -> None:
+        self._bundle, self._weights, self._lock, self._graph_of, self._mix = bundle, weights, lock, graph_of, mix
+        self._few = few
+        self._exact: set[bytes] = set()  # structures of which no slot may be empty
+        self._structures: dict[bytes, onnx.ModelProto | None] = {}
+        self._feeds: dict[str, dict[str, ort.OrtValue]] = {}  # of tasks whose own session has its values as constants
+        self._sessions: dict[tuple[bytes, int], ort.InferenceSession] = {}
+
+    def close(self) -> None:
+        """Let the sessions go."""
+        self._structures.clear()
+        self._feeds.clear()
+        self._sessions.clear()
+
+    def renew(self, bundle: Bundle, changed: Sequence[str]) -> None:
+        """Take over a manifest that was read again: the values of changed tasks are dropped."""
+        self._bundle = bundle
+        for task in changed:
+            self._feeds.pop(task, None)
+
+    def forget(self, session: object) -> None:
+        """Let one session go; it opens again when it is needed."""
+        self._sessions = {key: each for key, each in self._sessions.items() if each is not session}
+
+    def can_mix(self, tasks: Mapping[str, TaskSession]) -> bool:
+        """Whether rows of these tasks, of one structure, may stand in one pass; their values are ready then."""
+        task, session = next(iter(tasks.items()))
+        key = session.structure or b""
+        try:
+            with self._lock:
+                if key not in self._structures:
+                    parted = self._weights.parted(self._graph_of(self._bundle, task))
+                    sites = self._bundle.manifest.backbone.sites
+                    mixed = None if parted is None else self._mix(parted.structure, parted.feeds, sites, 2)
+                    self._structures[key] = None if parted is None or mixed is None else parted.structure
+                    if mixed is None or not self._few or not may_be_empty(mixed):
+                        self._exact.add(key)
+                if self._structures[key] is None:
+                    return False
+                for each in tasks.items():
+                    self._fed(*each)
+                return True
+        except BundleError:  # a file was replaced since; the tasks' own sessions answer as before
+            return False
+
+    def _fed(self, task: str, session: TaskSession) -> dict[str, ort.OrtValue]:
+        if session.feeds:
+            return session.feeds
+        if task not in self._feeds:
+            parted = self._weights.parted(self._graph_of(self._bundle, task))
+            if parted is None:
+                raise BundleError(f"the delta graph of {task} changed while the bundle was open; open it again.")
+            self._feeds[task] = {name: ort.OrtValue.ortvalue_from_numpy(v) for name, v in parted.feeds.items()}
+        return self._feeds[task]
+
+    def _session(self, key: bytes, n: int, feeds: Mapping[str, ort.OrtValue]) -> ort.InferenceSession:
+        if (key, n) not in self._sessions:
+            structure = self._structures.get(key)
+            sites = self._bundle.manifest.backbone.sites
+            graph = None if structure is None else self._mix(structure, feeds, sites, n)
+            if graph is None:
+                raise UsageError(f"the runtime of {self._bundle.folder} is closed; open another one.")
+            self._sessions[key, n] = self._weights.open_graph(graph)
+        return self._sessions[key, n]
+
+    def run(
+        self,
+        tasks: Tasks,
+        counts: Mapping[str, NDArray[np.integer]],
+        values: Mapping[str, ort.OrtValue],
+        outputs: Sequence[str],
+    ) -> list[ort.OrtValue]:
+        """The named outputs of one run for the rows of several tasks, which stand in the order of the tasks.
+
+        ``counts`` are ROW_COUNTS and TOKEN_COUNTS, how many each task has; ``values`` all that their sessions take.
+        """
+        session, feeds = self._prepared(tasks, counts)
+        self._weights.used(session)
+        with failing_as("stops in a batch of several tasks"):
+            found: list[ort.OrtValue] = session.run_with_ort_values(list(outputs), {**feeds, **values})
+        return found
+
+    def bound(self, tasks: Tasks, counts: Mapping[str, NDArray[np.integer]]) -> Bound:
+        """As ``run``, for runs that share their values."""
+        return Bound(*self._prepared(tasks, counts), self._weights.used)
+
+    def _prepared(
+        self, tasks: Tasks, counts: Mapping[str, NDArray[np.integer]]
+    ) -> tuple[ort.InferenceSession, dict[str, ort.OrtValue]]:
+        with self._lock:
+            key = tasks[0][1].structure or b""
+            n = len(tasks) if key in self._exact else 1 << (len(tasks) - 1).bit_length()
+            fed = [self._fed(*task) for task in tasks]
+            fed += fed[:1] * (n - len(tasks))
+            session = self._session(key, n, fed[0])
+        feeds = {slotted(name, i): value for i, values in enumerate(fed) for name, value in values.items()}
+        given = {
+            name: np.pad(counts[name], (0, n - len(tasks))).astype(np.int64) for name in (ROW_COUNTS, TOKEN_COUNTS)
+        }
+        return session, feeds | {name: ort.OrtValue.ortvalue_from_numpy(each) for name, each in given.items()}
+
+
+class TextSlots(NamedTuple):
+    """Sessions for several tasks of a structure, of both graphs."""
+
+    encoder: Slots
+    decoder: Slots
+
+    def can_mix(self, task: str, session: TextSession) -> bool:
+        """Whether its rows may stand in a step with those of other tasks of its structure, and at other steps."""
+        if session.decoder.by_row:
+            return True
+        pairs = zip(self, (session.encoder, session.decoder), strict=True)
+        return all(slots.can_mix({task: own}) for slots, own in pairs if own is not None)
 
 
 class Mixer:
@@ -37,12 +169,10 @@ class Mixer:
     def __init__(self, bundle: Bundle, weights: Weights, lock: RLock) -> None:
         self._bundle = bundle
         self._slots = Slots(bundle, weights, lock, Bundle.graph, mix)
-        graphs = (
-            lambda bundle, task: bundle.text_graphs_of(task)[0],
-            lambda bundle, task: bundle.text_graphs_of(task)[1],
-        )
-        both = zip(graphs, (mix_text, _mix_decoder), strict=True)
-        self.text = TextSlots(*(Slots(bundle, weights, lock, graph_of, mix, few=True) for graph_of, mix in both))
+        of_text = partial(Slots, bundle, weights, lock, few=True)
+        encoder = of_text(lambda own, task: own.text_graphs_of(task).encoder, mix_text)
+        decoder = of_text(lambda own, task: own.text_graphs_of(task).decoder, _mix_decoder)
+        self.text = TextSlots(encoder, decoder)
 
     def close(self) -> None:
         """Let the sessions go."""
@@ -93,9 +223,7 @@ class Mixer:
     def logits(
         self, tasks: Mapping[str, TaskSession], slots: NDArray[np.intp], inputs: Inputs
     ) -> list[NDArray[np.float32]]:
-        """[its rows, (length,) its outputs] of each task; ``slots`` [batch] holds each row's index into ``tasks``,
-        ascending.
-        """
+        """[its rows, (length,) its outputs] of each task; ``slots`` [batch]: each row's index in ``tasks``, rising."""
         check_rows(inputs["attention_mask"])
         sessions, entries = list(tasks.items()), [self._bundle.entry(task) for task in tasks]
         counts, prompt = np.bincount(slots, minlength=len(tasks)), entries[0].prompt_length
@@ -115,16 +243,12 @@ class Mixer:
     def run(
         self, tasks: Sequence[tuple[str, TaskSession]], slots: NDArray[np.intp], inputs: Inputs, prompt: int
     ) -> list[NDArray[np.float32]]:
-        """Logits [its rows, its outputs] of each task, its rows in their order in the batch.
-
-        ``slots`` [batch] holds each row's index into ``tasks``, which are of one structure; ``inputs`` are all those
-        that their sessions take.
-        """
+        """Logits [its rows, its outputs] of tasks of one structure; ``slots`` [batch]: each row's index in them."""
         n = len(tasks)  # exactly: a slot without rows stops in SPARTAN's nodes, which read their shapes
         order = np.argsort(slots, kind="stable")
         tokens = (inputs["attention_mask"] != 0).sum(1) + prompt
         counts = {ROW_COUNTS: np.bincount(slots, minlength=n), TOKEN_COUNTS: np.bincount(slots, tokens, n)}
-        values = {name: ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(inputs[name][order])) for name in inputs}
+        values = {name: ort_value(rows[order]) for name, rows in inputs.items()}
         logits = self._slots.run(tasks, counts, values, [slotted(LOGITS, i) for i in range(n)])
         return [value.numpy() for value in logits]
 

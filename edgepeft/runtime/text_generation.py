@@ -32,11 +32,10 @@ from edgepeft.runtime.decoding import GREEDY, Decoding, Row, Written, choose
 from edgepeft.runtime.generation import Generator
 from edgepeft.runtime.inputs import Inputs, Readable, Tokenizing, Truncation, check_rows, texts_of
 from edgepeft.runtime.kv_cache import KvCache
-from edgepeft.runtime.mixed import MOST_TASKS, Mixer
+from edgepeft.runtime.mixed import MOST_TASKS, Mixer, TextSlots
 from edgepeft.runtime.prediction import Notes, TextAnswer, no_number, note_of
 from edgepeft.runtime.session import failing_as
-from edgepeft.runtime.slots import TextSlots
-from edgepeft.runtime.weights import Bound
+from edgepeft.runtime.weights import Bound, ort_value
 
 _LOWEST = np.finfo(np.float32).min
 Values = dict[str, ort.OrtValue]
@@ -134,7 +133,10 @@ class TextBatch:
 
     def step(self) -> list[Draft]:
         """Write a token of each row that has joined; those are returned, and the ones that are done have left."""
-        if new := self._admitted():
+        new: list[Draft] = []
+        while self._waiting and self._may_join(self._waiting[0], [*self._going, *new]):  # in their order
+            new.append(self._waiting.popleft())
+        if new:
             self._join(new)
         if not (drafts := self._going):
             return []
@@ -144,9 +146,8 @@ class TextBatch:
         if len(sound):
             chosen = choose([drafts[i].row for i in sound], logits[sound], self.decoding, self._end)
             going = sound[chosen.rows].tolist()
-        kept = set(going)
         for i, draft in enumerate(drafts):
-            draft.done = i not in kept
+            draft.done = i not in going
         self._keep(going)
         return drafts
 
@@ -157,7 +158,8 @@ class TextBatch:
                 draft.error = no_number(draft.task)
                 continue
             try:
-                draft.row.restrict(of_row)
+                if draft.row.guide is not None:
+                    draft.row.guide.restrict(of_row)
             except Unwritable as error:
                 draft.error = error
         return np.flatnonzero([draft.error is None for draft in self._going])
@@ -175,12 +177,7 @@ class TextBatch:
         return piece
 
     def answer(self, draft: Draft) -> TextAnswer:
-        """What has been written, once it is done.
-
-        Raises:
-            BundleError: its task gave no numbers.
-            Unwritable: it could not go on in its JSON schema.
-        """
+        """What has been written, once it is done; raises its error if it has one."""
         if draft.error is not None:
             raise draft.error
         tokens, ended = draft.written
@@ -197,14 +194,8 @@ class TextBatch:
     def _length(self, draft: Draft) -> int:
         return len(draft.ids) + self._generator.entry(draft.task).prompt_length
 
-    def _admitted(self) -> list[Draft]:
-        """The first of those that wait, as many as may run with those that go on."""
-        new: list[Draft] = []
-        while self._waiting and self._may_join(self._waiting[0], [*self._going, *new]):
-            new.append(self._waiting.popleft())
-        return new
-
     def _may_join(self, draft: Draft, others: list[Draft]) -> bool:
+        """Whether it may run with these, which go on or join before it."""
         if not others:
             return True
         longest = max(map(self._length, (draft, *others)))
@@ -230,10 +221,9 @@ class TextBatch:
             cross = self._encoded(new)
         if self._going and cross:
             length = max(map(self._length, together))
-            parts = [
-                {name: _to_length(name, part[name].numpy(), length) for name in part} for part in (self._cross, cross)
-            ]
-            cross = {name: _value(np.concatenate([part[name] for part in parts])[rows]) for name in cross}
+            for name, values in cross.items():
+                parts = [_to_length(name, part.numpy(), length) for part in (self._cross[name], values)]
+                cross[name] = ort_value(np.concatenate(parts)[rows])
         self._cross = cross
         self._order = np.concatenate([self._order, np.zeros(len(new), np.int64)])[rows]
         self._going = [together[i] for i in rows]
@@ -245,7 +235,7 @@ class TextBatch:
         names = [CROSS_BIAS, *(name for i in self._layers for name in caches(CROSS, i))]
         ids = pad_rows([draft.ids.tolist() for draft in new], 0)
         mask = pad_rows([[1] * len(draft.ids) for draft in new], 0)
-        inputs = {"input_ids": _value(ids), "attention_mask": _value(mask)}
+        inputs = {"input_ids": ort_value(ids), "attention_mask": ort_value(mask)}
         tasks = Counter(draft.task for draft in new)
         assert first.encoder is not None, "of two stacks"
         if len(tasks) == 1:
@@ -273,7 +263,7 @@ class TextBatch:
                 return self._cache.step(partial(self._bound, [draft.task for draft in self._going]), ids)
         session = self._generator.session(next(iter(tasks)))
         made = [name for i in self._layers for name in caches(PRESENT, i)]
-        given = {IDS: _value(ids), ORDER: _value(self._order), **self._cross}
+        given = {IDS: ort_value(ids), ORDER: ort_value(self._order), **self._cross}
         known = [name for i in self._layers for name in caches(PAST, i)]
         given |= zip(known, self._known(int(cached.max())), strict=True)
         if len(tasks) == 1 and cached.min() == cached.max():
@@ -284,7 +274,7 @@ class TextBatch:
             hidden = np.where(back > cached[:, None], _LOWEST, np.float32(0))  # (R, L + 1)
             counts = dict.fromkeys((ROW_COUNTS, TOKEN_COUNTS), np.array([*tasks.values()]))
             of_tasks = [(task, self._generator.session(task).decoder) for task in tasks]
-            given[HIDDEN] = _value(hidden[:, None, None])
+            given[HIDDEN] = ort_value(hidden[:, None, None])
             logits, *self._past = self._slots.decoder.run(of_tasks, counts, given, [LOGITS, *made])
         self._order = np.arange(len(cached))
         values: NDArray[np.float32] = logits.numpy()
@@ -321,11 +311,11 @@ class TextBatch:
         if not self._past or not longest:
             name = caches(CROSS, 0)[0]
             _, heads, _, width = self._cross[name].shape()
-            return [_value(np.zeros((1, heads, 0, width), np.float32))] * (len(self._cross) - 1)
+            return [ort_value(np.zeros((1, heads, 0, width), np.float32))] * (len(self._cross) - 1)
         length = self._past[0].shape()[2]
         if length == longest:
             return self._past
-        return [_value(value.numpy()[:, :, length - longest :]) for value in self._past]
+        return [ort_value(value.numpy()[:, :, length - longest :]) for value in self._past]
 
     def _keep(self, rows: list[int]) -> None:
         """Let the others go."""
@@ -337,10 +327,10 @@ class TextBatch:
             self._cross, self._past, self._cache = {}, [], None
         elif self._cache is not None:
             self._cache.take(rows)
-        if self._cache is not None or not rows:
-            return
-        length = max(map(self._length, self._going))
-        self._cross = {name: _value(_to_length(name, each.numpy()[rows], length)) for name, each in self._cross.items()}
+        else:
+            length = max(map(self._length, self._going))
+            for name, values in self._cross.items():
+                self._cross[name] = ort_value(_to_length(name, values.numpy()[rows], length))
 
 
 def _to_length(name: str, values: NDArray[np.float32], length: int) -> NDArray[np.float32]:
@@ -353,15 +343,8 @@ def _to_length(name: str, values: NDArray[np.float32], length: int) -> NDArray[n
     return np.pad(values, widths, constant_values=fill)
 
 
-def _value(array: NDArray[np.generic]) -> ort.OrtValue:
-    return ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array))
-
-
 class TextTasks(ABC):
-    """What a runtime does with tasks that write text: all at once, as a stream, or in a batch that rows join and leave.
-
-    A part of ``Runtime``, which has the rest.
-    """
+    """The part of ``Runtime`` for tasks that write text: all at once, as a stream, or in a batch that rows join."""
 
     bundle: Bundle
     generator: Generator
@@ -377,18 +360,16 @@ class TextTasks(ABC):
     def write(self, task: str, texts: str | Sequence[Readable], decoding: Decoding = GREEDY) -> list[TextAnswer]:
         """What a task writes for each text or pair, in order; longer ones are cut, and counted in ``truncation``."""
         read, inputs = self._read(task, texts)
-        return self._told(self.generator.answers(task, read, inputs, decoding, self._tokenizing.encoder()))
+        check_rows(inputs["attention_mask"])
+        entry, encoder = self.bundle.entry(task), self._tokenizing.encoder()
+        both = zip(read, self.generator.write(task, inputs, decoding), strict=True)
+        told = ((note_of(text, entry), encoder.decode(one.tokens), one) for text, one in both)
+        return self._told([TextAnswer(task, text, one.ended, note, one.tokens) for note, text, one in told])
 
     def writing(self, decoding: Decoding = GREEDY) -> TextBatch:
         """A batch that texts of tasks which write text, of one structure, join and leave while it goes on, greedily."""
-        return TextBatch(
-            self.generator,
-            self._mixer.text,
-            decoding,
-            encoder=self._tokenizing.encoder(),
-            read=self._read,
-            told=self._told,
-        )
+        encoder = self._tokenizing.encoder()
+        return TextBatch(self.generator, self._mixer.text, decoding, encoder=encoder, read=self._read, told=self._told)
 
     def stream(self, task: str, text: Readable, decoding: Decoding = GREEDY) -> Generates[str, None, TextAnswer]:
         """What a task writes for one text, piece by piece as it is written; the answer as a whole is the last value.

@@ -25,6 +25,11 @@ from edgepeft.runtime.prepacked import Prepacked, hold_prepacked
 from edgepeft.runtime.session import SessionLru, most_sessions, open_session
 
 
+def ort_value(array: NDArray[Any]) -> ort.OrtValue:
+    """An array as a value of ONNX Runtime's."""
+    return ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array))
+
+
 class Bound:
     """A session with values that stay where they are from run to run, which ONNX Runtime reads and writes there."""
 
@@ -97,7 +102,7 @@ class TaskSession:
             self._used(self.shared)
             found: list[NDArray[np.float32]] = self.shared.run(list(outputs), inputs)
             return found
-        tokens = {name: ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(v)) for name, v in inputs.items()}
+        tokens = {name: ort_value(values) for name, values in inputs.items()}
         return [value.numpy() for value in self.run_values(outputs, tokens)]
 
     def run_values(self, outputs: Sequence[str], inputs: Mapping[str, ort.OrtValue]) -> list[ort.OrtValue]:
@@ -189,7 +194,12 @@ class Weights:
 
     def parted(self, model: onnx.ModelProto) -> StructuredTask | None:
         """A task's structure and values; None where it changes matrices of the backbone."""
-        return make_inputs(model, _computed(model))
+        values: dict[str, NDArray[Any]] = {}  # what follows from a task's own values alone
+        if (graph := computed_values(model)) is not None:
+            session = open_session(graph, Path(), threads=1)
+            names = [value.name for value in session.get_outputs()]
+            values = dict(zip(names, session.run(names, {}), strict=True))
+        return make_inputs(model, values)
 
     def open_graph(self, model: onnx.ModelProto) -> ort.InferenceSession:
         """A session of its own on a graph over the bundle's weights; the graph is changed in place."""
@@ -235,13 +245,3 @@ class Weights:
         if self._prepacked is not None:
             self._prepacked.close()
             self._prepacked = None
-
-
-def _computed(model: onnx.ModelProto) -> dict[str, NDArray[Any]]:
-    """What follows from a task's own values alone, by name."""
-    graph = computed_values(model)
-    if graph is None:
-        return {}
-    session = open_session(graph, Path(), threads=1)
-    names = [value.name for value in session.get_outputs()]
-    return dict(zip(names, session.run(names, {}), strict=True))
