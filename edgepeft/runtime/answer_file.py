@@ -33,11 +33,7 @@ Write = Callable[[Mapping[str, Any]], None]
 
 
 def _target(out: Path, source: Path) -> str:
-    """The format of ``out``, by its name; that of ``source`` where it is standard output.
-
-    Raises:
-        UsageError: it has none, or cannot be written.
-    """
+    """The format of ``out``, by its name; that of ``source`` where it is standard output."""
     if str(out) == STDIN:
         return source.suffix.lower() if source.suffix.lower() in (".csv", ".tsv") else ".jsonl"
     if out.suffix.lower() not in _ENDS:
@@ -60,10 +56,7 @@ def write_answers(
     decoding: Decoding,
     batch_size: int,
 ) -> tuple[int, int]:
-    """Write each row's own columns and its answers; the number of rows, and of those without an answer.
-
-    A row that cannot be read has empty answers and says why in the column ``error``.
-    """
+    """Write each row's columns and its answers, or its ``error``; the number of rows, and of those without answers."""
     form, n, failed = _target(out, source), 0, 0
     kinds = [runtime.bundle.entry(task).task_kind for task in tasks]
     names, waiting = dict[str, str](), list[tuple[Row | Bad, dict[str, Any]]]()
@@ -113,27 +106,22 @@ def _readable(source: Path, columns: Columns, kinds: Sequence[Any]) -> Iterator[
 
 def flat_answers(by_task: Sequence[Sequence[Any]]) -> list[dict[str, Any]]:
     """Of each row ``TASK.name`` -> value, of the answers of every task."""
-    return [_flat(answers) for answers in zip(*by_task, strict=True)]
-
-
-def _flat(answers: Sequence[Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for answer in answers:
-        told = answer.as_json()
-        task = told.pop("task")
-        told = {"probability" if name == "score" and "label" in told else name: told[name] for name in told}
-        note = told.pop("note", None)
-        found |= {f"{task}.{name}": value for name, value in {**told, "note": note}.items()}
-    return found
+    rows: list[dict[str, Any]] = []
+    for answers in zip(*by_task, strict=True):
+        rows.append({})
+        for answer in answers:
+            told = answer.as_json()
+            task = told.pop("task")
+            told = {"probability" if name == "score" and "label" in told else name: told[name] for name in told}
+            note = told.pop("note", None)
+            rows[-1] |= {f"{task}.{name}": value for name, value in {**told, "note": note}.items()}
+    return rows
 
 
 def answer_columns(
     own: Mapping[str, Any], found: Mapping[str, Any], *, alone: bool, nested: bool = False
 ) -> dict[str, str]:
-    """The columns of answers: without the task's name, where it is one and the rows have no such column.
-
-    Probabilities of all labels are no cell of a table; they are a column where it can be ``nested``.
-    """
+    """Columns of answers: without the task's name if ``alone`` and not a row's own; mappings only if ``nested``."""
     keys = [key for key, value in found.items() if nested or not isinstance(value, Mapping)]
     plain = {key: key.rpartition(".")[2] if alone else key for key in keys}
     return {key: key if name in own or name == _ERROR else name for key, name in plain.items()}
@@ -199,11 +187,7 @@ def is_frame(given: Any) -> bool:
 
 
 def answered_frame(runtime: Runtime, task: str, frame: Frame) -> Frame:
-    """A new frame with the columns of the answers beside its own, which are read as those of a file.
-
-    Raises:
-        DataError: a column is missing, or a row cannot be read.
-    """
+    """A new frame with the columns of the answers beside its own, which are read as those of a file."""
     entry = runtime.bundle.entry(task)
     columns = (
         entry.task_kind.columns(Columns()) if entry.source is None else Columns(fields=pattern(entry.source).fields)

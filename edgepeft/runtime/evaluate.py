@@ -110,7 +110,11 @@ def evaluate(options: EvalOptions) -> EvalResult:
         with shown_steps() as show:
             asked = _Asked(runtime, task, options.metric, decoding, show, groups, right)
             found = (_of_texts if kind.writes else _of_logits)(asked, in_batches(rows, options.batch_size))
-        found |= _stated(entry.metrics)
+        card = entry.metrics  # of its own test rows, which have baselines that take training rows
+        if {"metric", "test", "n_test", "baselines"} <= card.keys():
+            baselines = {name: each["test"] for name, each in card["baselines"].items()}
+            own = {"metric": card["metric"], "score": card["test"], "rows": card["n_test"], "baselines": baselines}
+            found["trained"] = own
         if options.out is not None:
             Path(options.out).mkdir(parents=True, exist_ok=True)
             write_confusion(found["confusion"], task, Path(options.out))
@@ -139,27 +143,13 @@ class _Asked:
         grouped = self.groups.scores(partial(of, metric), whether if self.right else None)
         facts = {"metric": metric, "averaged": kind.averaged(metric), "score": kind.score(metric, targets, outputs)}
         figures = headline(kind, targets, outputs, self.metric)
-        facts |= {"rows": len(targets), "headline": figures}
-        facts |= {"baselines": _majority(kind, metric, targets, outputs, figures)}
+        facts |= {"rows": len(targets), "headline": figures, "baselines": {}}
+        if kind.has_baselines and not kind.gives_vectors:  # what answering all these rows alike would score at best
+            alike = np.broadcast_to(kind.majority(targets), outputs.shape)
+            names = (metric, *(each["metric"] for each in figures))
+            scores = {name: kind.score(name, targets, alike) for name in names}
+            facts["baselines"] = {"majority": {"score": scores[metric], "scores": scores}}
         return {**facts, **grouped, **kind.errors(targets, outputs), "worst": worst}
-
-
-def _stated(metrics: Mapping[str, Any]) -> Found:
-    """What the card has of its own test rows: they have baselines that take training rows."""
-    if not {"metric", "test", "n_test", "baselines"} <= metrics.keys():
-        return {}
-    baselines = {name: each["test"] for name, each in metrics["baselines"].items()}
-    own = {"metric": metrics["metric"], "score": metrics["test"], "rows": metrics["n_test"], "baselines": baselines}
-    return {"trained": own}
-
-
-def _majority(kind: TaskType, metric: str, targets: Any, outputs: Any, figures: Sequence[Found]) -> Found:
-    """What answering all these rows alike would score at best, where that is a rival."""
-    if not kind.has_baselines or kind.gives_vectors:
-        return {}
-    alike = np.broadcast_to(kind.majority(targets), outputs.shape)
-    scores = {name: kind.score(name, targets, alike) for name in (metric, *(each["metric"] for each in figures))}
-    return {"majority": {"score": scores[metric], "scores": scores}}
 
 
 def _of_logits(asked: _Asked, batches: Batches) -> Found:

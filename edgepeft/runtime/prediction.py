@@ -43,7 +43,7 @@ class TextAnswer(Answer):
         return {"text": self.text, "ended": self.ended}
 
 
-def of_width(n_outputs: int, task: str, logits: NDArray[np.float32]) -> NDArray[np.float32]:
+def of_width(n_outputs: int, task: str | None, logits: NDArray[np.float32]) -> NDArray[np.float32]:
     """``logits`` [batch, ..., outputs] as they are, after a check that the manifest's entry has as many outputs."""
     if logits.shape[-1] != n_outputs:
         raise BundleError(f"task {task} gives {logits.shape[-1]} logits; its manifest entry names {n_outputs}.")
@@ -53,24 +53,18 @@ def of_width(n_outputs: int, task: str, logits: NDArray[np.float32]) -> NDArray[
 def predictions(
     task: str, entry: TaskEntry, read: ReadRows, logits: NDArray[np.float32], batch: TokenBatch
 ) -> list[Prediction]:
-    """[token rows, ...] -> one answer for each row, by the task's kind; ``batch`` is what was read.
-
-    Where a row's logits are not all numbers, its answer is not ``in_numbers``.
-    """
+    """[token rows, ...] -> one answer for each row, by the task's kind; not ``in_numbers`` where logits are none."""
     kind, notes = entry.task_kind, [note_of(text, entry) for text in read.first]
     if kind.windows or read.per_row is not None:
         logits = kind.grouping(batch, read.per_row).by_row(logits, kind.pool)
     beside = kind.beside(read.given, read.texts, batch)
-    if math.isfinite(_sum(logits)):  # then each is a number
+    # Of few numbers Python's own sum: NumPy's takes 10 microseconds more between two texts, with cold caches.
+    few = logits.size <= _FEW
+    if math.isfinite(sum(logits.ravel().tolist()) if few else np.add.reduce(logits, None)):  # then each is a number
         return kind.predictions(task, logits, notes, beside)
     numbers = np.isfinite(logits)
     answers = kind.predictions(task, np.where(numbers, logits, np.float32(0)), notes, beside)
     return [a if row.all() else replace(a, score=math.nan) for a, row in zip(answers, numbers, strict=True)]
-
-
-def _sum(values: NDArray[np.float32]) -> float:
-    """Of few numbers in Python's own: NumPy's takes 10 microseconds more between two texts, with cold caches."""
-    return sum(values.ravel().tolist()) if values.size <= _FEW else float(np.add.reduce(values, None))
 
 
 def no_number(task: str | None) -> BundleError:
@@ -89,12 +83,8 @@ def number_or_error(result: RowResult, task: str | None) -> RowResult:
     return result if sound else no_number(task)
 
 
-def in_numbers(answers: list[A]) -> list[A]:
-    """The answers, after a check that every number in them is one.
-
-    Raises:
-        BundleError: one is NaN or infinite.
-    """
+def in_numbers(answers: Sequence[A]) -> Sequence[A]:
+    """The answers; raises BundleError if a number in them is NaN or infinite."""
     for answer in answers:
         if not answer.in_numbers:
             raise no_number(answer.task)

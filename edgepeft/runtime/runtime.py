@@ -201,13 +201,7 @@ class Runtime(TextTasks):
             with self._lock:  # a reload changes both
                 entry, generator = self.bundle.entry(task), self.generator
             return word_scores(generator, task, batch, self._tokenizing.trie(entry))
-        shape = entry.logits_shape(*batch["input_ids"].shape)
-        if (found := self._run_one_row(task, LOGITS, batch)) is not None:
-            return filled(shape, of_width(shape[-1], task, found))
-        logits = np.zeros(shape, np.float32)
-        for rows, part in passes(batch, prompt=entry.prompt_length):
-            put(logits, rows, of_width(shape[-1], task, run_session(self.session(task), LOGITS, part)))
-        return logits
+        return self._output(task, LOGITS, batch, entry.logits_shape(*batch["input_ids"].shape), entry.prompt_length)
 
     def last_hidden_state(self, inputs: Inputs) -> NDArray[np.float32]:
         """[batch, length, hidden size] of the bare backbone, zero where there is no token; inputs as of ``logits``.
@@ -215,19 +209,21 @@ class Runtime(TextTasks):
         Raises:
             DataError, BundleError: as ``logits``.
         """
-        batch, output = checked_inputs(inputs, self.bundle.architecture), "last_hidden_state"
+        batch = checked_inputs(inputs, self.bundle.architecture)
         shape = (*batch["input_ids"].shape, self.bundle.architecture.hidden_size)
-        if (found := self._run_one_row(None, output, batch)) is not None:
-            return filled(shape, found)
-        states = np.zeros(shape, np.float32)
-        for rows, part in passes(batch):
-            put(states, rows, run_session(self.session(None), output, part))
-        return states
+        return self._output(None, "last_hidden_state", batch, shape)
 
-    def _run_one_row(self, task: str | None, output: str, inputs: Inputs) -> NDArray[np.float32] | None:
-        """One output of a batch of one row, without the padding at its end; None for other batches."""
-        whole = one_row(inputs)
-        return None if whole is None else run_session(self._session_of_one_row(task), output, whole)
+    def _output(
+        self, task: str | None, output: str, inputs: Inputs, shape: tuple[int, ...], prompt: int = 0
+    ) -> NDArray[np.float32]:
+        """An output of that shape: a single row runs without the padding at its end, several in passes."""
+        if (whole := one_row(inputs)) is not None:
+            found = run_session(self._session_of_one_row(task), output, whole)
+            return filled(shape, of_width(shape[-1], task, found))
+        values = np.zeros(shape, np.float32)
+        for rows, part in passes(inputs, prompt=prompt):
+            put(values, rows, of_width(shape[-1], task, run_session(self.session(task), output, part)))
+        return values
 
     def _session_of_one_row(self, task: str | None) -> TaskSession:
         """A task's session for a row without padding, by the graph quickest for it."""
@@ -300,8 +296,7 @@ class Runtime(TextTasks):
         forms: dict[tuple[int, str | None, type[TaskType] | None, int | None], list[str]] = {}
         for task, entry in ((task, self.bundle.entry(task)) for task in answers if given):
             if entry.scores_words:
-                scored = in_numbers(self._predictions(task, given))
-                answers[task] = scored
+                answers[task] = in_numbers(self._predictions(task, given))
             elif entry.writes:
                 answers[task] = self.write(task, given, decoding)
             else:
@@ -396,12 +391,11 @@ class Runtime(TextTasks):
             return [answer for task, rows in named.items() for answer in self._predictions(task, rows)]
         if writes:
             return self.writing(decoding).answers(named)
-        kinds = [entry.task_kind for entry in entries]
-        given = zip(kinds, named.values(), entries, strict=True)
-        read = [read_by(kind, rows, entry.source) for kind, rows, entry in given]
+        pairs = zip(named.values(), entries, strict=True)
+        read = [read_by(entry.task_kind, rows, entry.source) for rows, entry in pairs]
         encoded = [
-            self._tokenizing.tokens(rows.texts, entry.max_length, kind=kind)
-            for kind, entry, rows in zip(kinds, entries, read, strict=True)
+            self._tokenizing.tokens(rows.texts, entry.max_length, kind=entry.task_kind)
+            for rows, entry in zip(read, entries, strict=True)
         ]
         inputs = pad_together([batch.inputs for batch in encoded], self.bundle.architecture.pad_token_id)
         sessions = {task: self.session(task) for task in named}
@@ -414,12 +408,8 @@ class Runtime(TextTasks):
         """The bare backbone's embedding [hidden size] of each text."""
         inputs = self._tokenizing.tokens(texts_of(texts), self.bundle.architecture.max_length).inputs
         check_rows(inputs["attention_mask"])
-        if (found := self._run_one_row(None, pooling.embedding, inputs)) is not None:
-            return list(found)
-        pooled = np.empty((len(texts), self.bundle.architecture.hidden_size), np.float32)
-        for rows, part in passes(inputs):
-            pooled[rows] = run_session(self.session(None), pooling.embedding, part)
-        return list(pooled)
+        shape = (len(texts), self.bundle.architecture.hidden_size)
+        return list(self._output(None, pooling.embedding, inputs, shape))
 
     def n_tokens(self, task: str, texts: Sequence[str]) -> int:
         """How many tokens the task reads of these texts: of cut ones as far as it does, of others in all windows.
