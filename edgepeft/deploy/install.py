@@ -133,8 +133,7 @@ def _replay_answers(
     depth = shared_layers(model, bundle.architecture, sites)
     drop_unread_rows(model)
     run = partial(run_session, exact or _opened(bundle, model), LOGITS)
-    inputs, expected = read_check(check, f"the check file of {where}")
-    result = replay(run, inputs, expected, allowed, kind.agreement)
+    result = replay(run, *read_check(check, f"the check file of {where}"), allowed, kind.agreement)
     if data is not None:
         found = data.compare(run, allowed)
         result = result.model_copy(update={"data": found})

@@ -45,13 +45,10 @@ Values = NDArray[Any]
 
 
 def merge_task(bundle: Bundle, task: str, out: Path, *, force: bool = False) -> Verification:
-    """Write ``model.onnx`` with all weights in it, the config with the task's labels, and the tokenizer.
-
-    Weights that are more than a protobuf can hold are in ``model.onnx_data`` beside it.
+    """Write ``model.onnx`` with all weights in it, or beside it if a protobuf cannot hold them, config and tokenizer.
 
     Inputs and outputs are those of transformers' class for the kind of task: ``logits`` alone, but for what
-    ``_form_of`` has.  The task's check file is replayed on the file that was written.  A task that writes text: as
-    ``_write_text_model``.
+    ``_form_of`` has, and ``_write_text_model`` for text.  The task's check file is replayed on what was written.
     """
     entry, config = bundle.entry(task), read_config(bundle.folder / "config.json")
     with new_folder(out, force=force) as folder:
@@ -210,10 +207,8 @@ def _form_of(entry: TaskEntry) -> _Form:
 def _write_text_model(bundle: Bundle, task: str, folder: Path) -> Verification:
     """Write the two graphs, the unchanged weights file that both read, and ``generation_config.json``.
 
-    The task's tensors are in ``<task>.weights.safetensors`` where they are more than a protobuf can hold.
-
-    Greedy decoding is the default there, of as many tokens as ``Runtime.write`` takes.  The task's check file is
-    replayed on the files that were written.
+    The task's tensors are in ``<task>.weights.safetensors`` where they are more than a protobuf can hold.  Greedy
+    decoding is the default there, of as many tokens as ``Runtime.write`` takes.
     """
     architecture, width = bundle.architecture, bundle.architecture.hidden_size
     assert architecture.decoder is not None, "it has a graph"
@@ -224,8 +219,16 @@ def _write_text_model(bundle: Bundle, task: str, folder: Path) -> Verification:
     }
     check = TextCheck.read(*bundle.check(task), architecture.vocab_size)
     if architecture.goes_on:
+        if n := bundle.prompt_length(task):
+            raise UsageError(
+                f"task {task} puts {n} places of its own in front of each text ({bundle.entry(task).method}), which "
+                "users of such a model do not count. Give the trained delta to PEFT instead (edgepeft export "
+                "--to-peft)."
+            )
         write_json(folder / "generation_config.json", {**tokens, **manner})
-        session = _causal_session(bundle, task, folder)
+        path = _stored(bundle, optimum_causal(bundle.text_graphs_of(task).decoder), folder)
+        with failing_as("cannot open the merged model"):
+            session = plain_session(path)
         return check.compare(lambda inputs: _CausalState(session, inputs), architecture.decoder, bundle.allowed(task))
     tokens["decoder_start_token_id"] = architecture.decoder.start_token_id
     encoder, decoder = bundle.text_graphs_of(task)
@@ -266,18 +269,6 @@ class _State:
         self._past, self._begun = dict(zip(self._past, present, strict=True)), True
         found: NDArray[np.float32] = logits[:, 0]
         return found
-
-
-def _causal_session(bundle: Bundle, task: str, folder: Path) -> ort.InferenceSession:
-    """Write a decoder's one graph, and open it."""
-    if n := bundle.prompt_length(task):
-        raise UsageError(
-            f"task {task} puts {n} places of its own in front of each text ({bundle.entry(task).method}), which "
-            "users of such a model do not count. Give the trained delta to PEFT instead (edgepeft export --to-peft)."
-        )
-    path = _stored(bundle, optimum_causal(bundle.text_graphs_of(task).decoder), folder)
-    with failing_as("cannot open the merged model"):
-        return plain_session(path)
 
 
 class _CausalState:

@@ -86,8 +86,7 @@ def in_groups(inputs: Inputs) -> Iterator[tuple[NDArray[np.intp], Inputs]]:
 
 
 def pack_check(inputs: Inputs, logits: NDArray[np.float32]) -> bytes:
-    """The content of a check file: int64 [rows, length] by input name, float32 ``logits`` [rows, outputs], or of tokens
-    [rows, length, outputs]."""
+    """The content of a check file: int64 [rows, length] by input name, float32 ``logits`` [rows, (length,) outputs]."""
     return save({**inputs, "logits": np.ascontiguousarray(logits, np.float32)}, metadata={"format": _FORMAT})
 
 
@@ -362,11 +361,9 @@ def _check_task(runtime: Runtime, task: str) -> Verification:
         generator = runtime.generator
         result = check.replay(generator.session(task), generator.decoder, allowed)
     else:
-        inputs, reference = read_check(content, where)
-        run, agreement = partial(runtime.logits, task), entry.task_kind.agreement
-        result = replay(run, inputs, reference, allowed, agreement)
-    stated = entry.verification
-    if stated is not None:
+        run = partial(runtime.logits, task)
+        result = replay(run, *read_check(content, where), allowed, entry.task_kind.agreement)
+    if (stated := entry.verification) is not None:
         result = result.model_copy(update={"reference": stated.reference})
     require_passed(task, result)
     return result
