@@ -44,9 +44,12 @@ class TextAnswer(Answer):
 
 
 def of_width(n_outputs: int, task: str | None, logits: NDArray[np.float32]) -> NDArray[np.float32]:
-    """``logits`` [batch, ..., outputs] as they are, after a check that the manifest's entry has as many outputs."""
-    if logits.shape[-1] != n_outputs:
-        raise BundleError(f"task {task} gives {logits.shape[-1]} logits; its manifest entry names {n_outputs}.")
+    """``logits`` [batch, ..., outputs] as they are, after a check that the manifest's entry has as many outputs; of the
+    bare backbone (None) hidden states, as wide as its config says."""
+    if (found := logits.shape[-1]) != n_outputs:
+        if task is None:
+            raise BundleError(f"the backbone gives hidden states of {found} numbers; its config names {n_outputs}.")
+        raise BundleError(f"task {task} gives {found} logits; its manifest entry names {n_outputs}.")
     return logits
 
 

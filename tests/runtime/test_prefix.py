@@ -79,6 +79,14 @@ def test_labels_that_do_not_fit_the_graph_are_refused_not_spread_over_it(bundle,
         Runtime(folder).predict_all(["a", "b"], TEXTS[:3])
 
 
+def test_hidden_states_that_the_config_has_otherwise_are_refused_as_the_backbones(bundle, monkeypatch):
+    narrow = np.zeros((1, 5, 31), np.float32)
+    monkeypatch.setattr("edgepeft.runtime.runtime.run_session", lambda *_: narrow)
+    runtime, ids = Runtime(bundle), np.ones((1, 5), np.int64)
+    with pytest.raises(BundleError, match="the backbone gives hidden states of 31 numbers; its config names 32"):
+        runtime.last_hidden_state({"input_ids": ids, "attention_mask": ids, "token_type_ids": 0 * ids})
+
+
 def test_a_task_asked_for_twice_answers_twice_the_same_and_no_text_gets_no_answer(bundle):
     runtime = Runtime(bundle)
     assert runtime.predict_all(["a", "a", "b"], TEXTS[:2])["a"] == runtime.predict_all(["b", "a"], TEXTS[:2])["a"]
