@@ -68,7 +68,7 @@ class Quantised:
         self.table = f"{tensor}:int8"  # int8, [rows, d]
         self.packed = f"{tensor}:int4"  # uint8, [out, in / 2]: pairs of 4 bits, the first in the low half; 8 is zero
         self.bytes = f"{tensor}{BYTES}"  # uint8, [out, in] or [rows, d], of groups; 128 stands for zero
-        # Float32, [in]: factors of what the matrix reads, where its step is fixed; columns are divided by them.
+        # Float32, [in] or [1]: factors of what the matrix reads, where its step is fixed; columns are divided by them.
         self.columns = f"{tensor}:columns"
 
 

@@ -25,6 +25,7 @@ LAST = "row.last"  # each row's last among the packed tokens, where something re
 # How ``Packing.attend`` gets from the merged heads up to its query, by each node's first input: see
 # ``edgepeft.graph.prune_last_layer``.
 ATTENTION = ("Gather", "Reshape", "MatMul", "Softmax", "Add", "MatMul", "Gather", "Reshape")
+MERGED = ("Reshape", *ATTENTION[:3])  # how it gives (T, d) of what each head read
 
 
 class Lookups(NamedTuple):

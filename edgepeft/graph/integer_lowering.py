@@ -7,12 +7,13 @@ and the product is multiplied by it again:
 
 ``QuantizeLinear`` with one step is many times as fast as with one a row, and ``MatMulIntegerToFloat`` needs no fusion.
 Past Gelu, whose least value is -0.17, x8 = round(223 x[t] / m[t]) + 32 with m[t] = max(max x[t], 1.2): a finer step,
-and nothing negative is cut.  Where the step is fixed the bytes are those of the stored graph, and the product adds the
-bias.  A row's result depends on no other row, as before.
+and nothing negative is cut.  Where the step is fixed the bytes are those of the stored graph, one factor of all
+channels as the step, and the product adds the bias.  A row's result depends on no other row, as before.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -21,7 +22,7 @@ from onnx import helper, numpy_helper
 
 from edgepeft.graph.contract import Contract, same_interface, well_formed
 from edgepeft.graph.cut import prune
-from edgepeft.graph.protos import add_constants, either_way, replace, values_read, writers
+from edgepeft.graph.protos import add_constants, constant, either_way, replace, values_read, writers
 from edgepeft.graph.quantise import integer_products
 
 _DOMAIN = "com.microsoft"
@@ -48,6 +49,7 @@ def lower_integers(model: onnx.ModelProto) -> bool:
     biases = _biases(graph)
     for x, matrix, scale, y, rounded in integer_products(graph):
         if rounded is not None:
+            made |= _one_step(graph, x, rounded, writer)
             sum_, bias = biases.get(y, (y, ""))
             inputs = [rounded, matrix, "unit", scale, f"{_ANY.name}.zero", "", bias]
             made[sum_] = [helper.make_node("MatMulIntegerToFloat", inputs, [sum_], domain=_DOMAIN)]
@@ -71,6 +73,19 @@ def lower_integers(model: onnx.ModelProto) -> bool:
     if all(each.domain != _DOMAIN for each in model.opset_import):
         model.opset_import.append(helper.make_opsetid(_DOMAIN, 1))
     return True
+
+
+def _one_step(
+    graph: onnx.GraphProto, x: str, rounded: str, writer: Mapping[str, onnx.NodeProto]
+) -> dict[str, list[onnx.NodeProto]]:
+    """The bytes of what all channels of are multiplied by one factor: its reciprocal is a step."""
+    factor = constant(graph, writer[x].input[1])
+    if factor is None or factor.shape != (1,):
+        return {}
+    step = f"{x}/step"
+    graph.initializer.append(numpy_helper.from_array(1 / factor[0], step))
+    inputs = [writer[x].input[0], step, f"{_ANY.name}.zero"]
+    return {rounded: [helper.make_node("QuantizeLinear", inputs, [rounded])]}
 
 
 def _biases(graph: onnx.GraphProto) -> dict[str, tuple[str, str]]:

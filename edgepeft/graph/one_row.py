@@ -1,8 +1,9 @@
 """Pass: a graph of packed tokens, rewritten for a batch of one row without padding.
 
-All tokens of such a row are real, so nothing has to be looked up: heads are split and merged by transposes, no token is
-left out of the attention, a mean is a mean over all, and the last layer's output is the row's hidden states.  The
-result equals the packed graph's to float32's rounding.
+All tokens of such a row are real, so nothing has to be looked up: heads are split and merged by transposes, positions
+are the first of their table, no token is left out of the attention, a mean is a mean over all, and the last layer's
+output is the row's hidden states.  Biases go into ``Gemm``, which writes them on one thread: of few tokens that takes
+less than a node of its own.  The result equals the packed graph's to float32's rounding.
 
 Letters: T tokens, d hidden, h heads, e = d / h.
 """
@@ -19,9 +20,21 @@ from edgepeft.backbones.packing import COLUMN, INDEX, MERGE, N_HEADS, SPLIT
 from edgepeft.graph.contract import Contract, same_interface, well_formed
 from edgepeft.graph.cut import prune
 from edgepeft.graph.names import STATES
-from edgepeft.graph.protos import add_constants, attributes, constant, matched, read_instead, readers, replace, writers
+from edgepeft.graph.protos import (
+    add_constants,
+    attributes,
+    constant,
+    either_way,
+    followed,
+    matched,
+    read_instead,
+    readers,
+    replace,
+    writers,
+)
 
 _FIRST = "one_row.first"  # [1], where the row begins
+_LENGTH = "one_row.length"  # [1], T
 
 
 @Contract(requires=[well_formed], ensures=[well_formed], keeps=[same_interface], mutates=True)
@@ -46,22 +59,32 @@ class _Rewriter:
         self._graph, self._writer, self._n_heads = graph, writer, n_heads
         self._readers = readers(graph)
         self._outputs = {output.name for output in graph.output}
+        self._stored = {each.name: len(each.dims) for each in graph.initializer}
         self._new: dict[str, list[onnx.NodeProto]] = {}  # by the value that they give
         self._instead: dict[str, str] = {HELPERS[Helper.FIRST_TOKEN]: _FIRST}
         self._shapes: dict[str, list[int]] = {}
         if (row := writer.get(HELPERS[Helper.ROW])) is not None and row.op_type == "Div":
             places = helper.make_node("Range", ["zero", row.input[1], "one"], [INDEX])  # 0 to T
             self._new[INDEX], self._instead[COLUMN] = [places], INDEX
+            if shape := matched(row.input[1], writer, "Gather", "Shape"):
+                length = helper.make_node("Shape", [shape[1].input[0]], [_LENGTH], start=1, end=2)
+                self._new[_LENGTH] = [length]
 
     def take(self, node: onnx.NodeProto) -> None:
         result, writer = node.output[0], self._writer
         if node.op_type == "Gather" and not any(attributes(node).values()):
             if above := matched(node.input[0], writer, "Reshape"):
                 self._gathered(node, *above)
+            elif COLUMN in followed(node.input[1], writer, ["Identity"]) and _LENGTH in self._new:
+                self._new[result] = [helper.make_node("Slice", [node.input[0], _FIRST, _LENGTH, _FIRST], [result])]
         elif node.op_type == "Add" and Role.ATTENTION_BIAS.value in node.input:
             scores = next((name for name in node.input if name != Role.ATTENTION_BIAS.value), "")
             if matched(scores, writer, "MatMul") and self._hides_padding():
                 self._instead[result] = scores
+        elif product := self._product_below(node):
+            gemm, bias = product
+            into = self._new[result] = [helper.make_node("Gemm", [*gemm.input, bias], [result])]
+            into[0].attribute.extend(gemm.attribute)
         elif result == Role.POOLED_MEAN.value:
             if mean := matched(result, writer, "Div", "MatMul"):
                 self._new[result] = [helper.make_node("ReduceMean", [mean[1].input[1], self._shape([0])], [result])]
@@ -95,6 +118,16 @@ class _Rewriter:
         rows = f"{result}/rows"
         reshape = helper.make_node("Reshape", [value, self._shape([-1, 1, self._n_heads, e])], [rows])
         self._new[after[0].output[0] if after else heads] = [reshape, _transposed(rows, heads, perm), *after]
+
+    def _product_below(self, node: onnx.NodeProto) -> tuple[onnx.NodeProto, str] | None:
+        """The product with a stored matrix to which this node adds a vector, and nothing else reads; and the vector."""
+        for value, bias in either_way(node) if node.op_type == "Add" else ():
+            gemm = self._writer.get(value)
+            if gemm is None or gemm.op_type != "Gemm" or len(gemm.input) > 2 or self._stored.get(bias) != 1:
+                continue
+            if gemm.input[1] in self._stored and len(self._readers[value]) == 1 and value not in self._outputs:
+                return gemm, bias
+        return None
 
     def _is_number(self, name: str) -> bool:
         value = constant(self._graph, name)

@@ -12,8 +12,8 @@ A scale for each row and not one for all: a token's activations may be far large
 answer does not depend on its company.  On MiniLM this takes 40 % off the error of logits.  zx is a constant, which past
 an activation leaves no more room than needed for the little that is negative.
 
-Where an export has measured x (``training.exporting.backbone``), its channels are multiplied by constants and W's
-columns divided by them, so that a step of 1 serves every row and none is looked for:
+Where an export has measured x (``training.exporting.backbone``), its channels are multiplied by constants, or all by
+one, and W's columns divided by them, so that a step of 1 serves every row and none is looked for:
 
     x W^T = scale * (round(x v) (W / v)8^T)
 
@@ -22,7 +22,7 @@ The weights file holds ``Quantised`` tensors for these, and every other tensor a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -45,7 +45,7 @@ from edgepeft.graph.contract import (
     well_formed,
 )
 from edgepeft.graph.grouped import OPSET, ZEROS, can_group, in_eight_bits, in_four_bits, rows_of_groups, unpacking
-from edgepeft.graph.protos import copied, external_tensors, matched, replace, values_read, writers
+from edgepeft.graph.protos import ancestors, copied, external_tensors, matched, replace, values_read, writers
 
 _LARGEST = 127  # symmetric: -128 is not used
 # Words have more rows than this; positions and token types, well under one per cent of the weights, stay as they are.
@@ -74,7 +74,7 @@ def quantised_tensors(
     """What the weights file of a quantised backbone holds, by name; ``checkpoint`` has float32 only.
 
     ``others`` are further graphs of this backbone, which may read more of it: a decoder's output matrix, in 8 bits.
-    ``factors`` [in] are those of what a matrix reads, by its name, the same for all that read one value.
+    ``factors`` [in] or [1] are those of what a matrix reads, by its name, the same for all that read one value.
     With ``four_bits`` projections of ``graph`` have 4 where they can; tables have 8.  With ``groups`` what has 8 has a
     scale for each group of a row, where it can.
     """
@@ -172,6 +172,32 @@ def restore(graph: onnx.GraphProto, tensors: Iterable[str]) -> None:
             # Before the factors of its columns, where there are some.
             x = product.x if product.rounded is None else writer[product.x].input[0]
             node.CopyFrom(_NODE("Gemm", [x, originals[product.matrix]], node.output, name=node.name, transB=1))
+
+
+@Contract(requires=[closed, one_writer], ensures=[one_writer], keeps=[same_interface, values_stay], mutates=True)
+def free_steps(graph: onnx.GraphProto, changed: Collection[str]) -> None:
+    """Have rows take steps of their own again past attention that depends on ``changed`` values, a delta's.
+
+    Its step was measured on the backbone's own queries, keys and values; what quantises these again bounds them, so
+    that nothing further up counts.  What has no reader then is left for ``prune``.
+    """
+    stored = {each.name: each for each in graph.initializer}
+    writer = writers(graph)
+    bounded = {name for node in graph.node if node.op_type == "MatMulInteger" for name in node.output}
+    new: list[onnx.NodeProto] = []
+    for x, matrix, _, y, rounded in list(integer_products(graph)):
+        if rounded is None or list(stored[writer[x].input[1]].dims) != [1]:
+            continue
+        seen = set(bounded)
+        every = {name for node in ancestors([x], writer, seen) for name in node.input} | seen
+        if not every.isdisjoint(changed):
+            of_matrix = Quantised(matrix.removesuffix(Quantised("").matrix))
+            new += [*_quantised_rows(x, _MIDDLE), *_product(x, of_matrix, y, _MIDDLE)]
+    if new:
+        gone = {name for node in new for name in node.output}
+        replace(graph.node, [*(node for node in graph.node if gone.isdisjoint(node.output)), *new])
+        read = values_read(graph).keys() - stored.keys()
+        graph.initializer.extend(each for each in _constants() if each.name in read)
 
 
 class IntegerProduct(NamedTuple):

@@ -30,7 +30,7 @@ from edgepeft.graph.external_data import add_generated, drawn_tensors
 from edgepeft.graph.names import LOGITS, STATES, without_prefix
 from edgepeft.graph.prompt import prepend_placeholders, prompt_of
 from edgepeft.graph.protos import attributes, copied, either_way, read_instead, replace, values_read
-from edgepeft.graph.quantise import dequantised, restore
+from edgepeft.graph.quantise import dequantised, free_steps, restore
 
 _AGAIN = "A bundle that was exported before edgepeft had that site must be exported again."
 
@@ -151,6 +151,7 @@ def _joined(
     graph.node.extend(part.graph.node)
     replace(graph.output, outputs)
     share_residual_sums(graph)
+    free_steps(graph, [*changed.values()])
     prune(graph)
     graph.initializer.extend(drawn_tensors(whole, bound))
     if generate:
