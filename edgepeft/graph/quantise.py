@@ -174,7 +174,7 @@ def restore(graph: onnx.GraphProto, tensors: Iterable[str]) -> None:
             node.CopyFrom(_NODE("Gemm", [x, originals[product.matrix]], node.output, name=node.name, transB=1))
 
 
-@Contract(requires=[closed, one_writer], ensures=[one_writer], keeps=[same_interface, values_stay], mutates=True)
+@Contract(requires=[one_writer], ensures=[one_writer], keeps=[same_interface, values_stay], mutates=True)
 def free_steps(graph: onnx.GraphProto, changed: Collection[str]) -> None:
     """Have rows take steps of their own again past attention that depends on ``changed`` values, a delta's.
 

@@ -32,7 +32,7 @@ from typing import Any
 import numpy as np
 import onnx
 import onnxruntime as ort
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 from edgepeft.backbones.base import Role
 from edgepeft.backbones.checkpoint import Checkpoint
@@ -42,17 +42,18 @@ from edgepeft.bundle.store import Held, Store
 from edgepeft.common.atomic import write_json
 from edgepeft.common.errors import EdgepeftError, UsageError, VerificationFailed
 from edgepeft.common.resources import cache_folder, whole, write_checksums
-from edgepeft.device.machine import cpu_model, isa_flags
+from edgepeft.device.machine import cpu_model, isa_flags, saturates_in_8_bits
+from edgepeft.graph.fused_attention import add_operator, fuse_attention, fusible_attention
 from edgepeft.graph.grouped import grouped_name
 from edgepeft.graph.in_place import in_place
-from edgepeft.graph.joined import attended, join_products, names_in
+from edgepeft.graph.joined import attended, join_products, joined_name, names_in
 from edgepeft.graph.one_row import for_one_row
 from edgepeft.graph.protos import ancestors, copied, external_tensors, floats, place_of, writers
 from edgepeft.runtime.session import drop_pages, open_session, session_options
 
 CACHE_LIMIT = "EDGEPEFT_CACHE_GIB"
 _DEFAULT_GIB = 8.0  # ten models of roberta-base's size
-_FORMAT = 7
+_FORMAT = 8
 _PACKED_FILE = "prepacked.bin"
 _PLACES_FILE = "entry.json"  # where each tensor lies in the packed one, as ONNX has external data
 _SEEN_FILE = "seen.json"
@@ -81,11 +82,13 @@ class Prepacked:
         self._held = held
         self.folder = held.folder
         self.tensors: Places = json.loads((held.folder / _PLACES_FILE).read_bytes())
-        self.one_row: bool = json.loads((held.folder / _TRIED_FILE).read_bytes())["one_row"]
+        tried = json.loads((held.folder / _TRIED_FILE).read_bytes())
+        self.one_row: bool = tried["one_row"]
+        self._fused: bool = tried["fused"]
 
     def place(self, model: onnx.ModelProto, bundle: Bundle) -> None:
         """Point a graph's weights into the packed file, in place; tensors that it lacks are copied into the graph."""
-        _place(model, bundle, self.tensors)
+        _place(model, bundle, self.tensors, fuse=self._fused)
 
     def drop_scales(self) -> None:
         """Free the memory of what only opening a session reads: scales of groups, which packed copies have too."""
@@ -202,6 +205,8 @@ def _build(bundle: Bundle, folder: Path) -> None:
         if (lowered := in_place(bundle.text_graphs.decoder)) is not None:
             groups = [*attended(lowered.model.graph)]
             join_products(model.graph, groups, partial(_joined_tensor, bundle, {}))
+    if not saturates_in_8_bits():
+        _with_fused_attention(model, bundle)
     options = session_options()
     quantised = bundle.manifest.backbone.weights_dtype != "fp32"
     options.graph_optimization_level = _FUSED if quantised else ort.GraphOptimizationLevel.ORT_DISABLE_ALL
@@ -231,19 +236,22 @@ def _build(bundle: Bundle, folder: Path) -> None:
 
 
 def _tried(bundle: Bundle, folder: Path, tensors: Places) -> dict[str, Any]:
-    """Whether a row alone runs by the graph that ``for_one_row`` writes, and the times that say so.
+    """Whether a row alone runs by the graph that ``for_one_row`` writes, whether with ``fuse_attention``, and the times
+    that say so.
 
-    That form was chosen on x86: on this processor it is tried against the packed one, on the bare backbone, by turns.
+    These forms were chosen on x86: on this processor they are tried by turns, on the bare backbone.
     """
-    forms = {"packed": copied(bundle.backbone_graph), "one_row": copied(bundle.backbone_graph)}
-    if not for_one_row(forms["one_row"]):
-        return {"one_row": True, "ms": {}}
+    forms = {form: copied(bundle.backbone_graph) for form in ("packed", "one_row", "fused")}
+    changed = {form: form == "packed" or for_one_row(model) for form, model in forms.items()}
+    if not all(changed.values()):
+        return {"one_row": True, "fused": False, "ms": {}}
     sessions = {}
     for form, model in forms.items():
-        _place(model, bundle, tensors)
-        sessions[form] = open_session(model, folder)
+        _place(model, bundle, tensors, fuse=form == "fused")
+        if form != "fused" or any(node.op_type == "QAttention" for node in model.graph.node):
+            sessions[form] = open_session(model, folder)
     n_tokens = min(_TRIAL_TOKENS, bundle.architecture.max_length)
-    times: dict[str, list[float]] = {form: [] for form in forms}
+    times: dict[str, list[float]] = {form: [] for form in sessions}
     until = perf_counter() + _TRIAL_S
     while not times["packed"] or (perf_counter() < until and len(times["packed"]) < _TRIAL_ROUNDS):
         for form, session in sessions.items():
@@ -251,8 +259,10 @@ def _tried(bundle: Bundle, folder: Path, tensors: Places) -> dict[str, Any]:
             _answer(session, n_tokens)
             times[form].append(perf_counter() - begin)
     found = {form: median(of_form) for form, of_form in times.items()}
-    slower = found["packed"] < _CLEARLY * found["one_row"]
-    return {"one_row": not slower, "ms": {form: round(1000 * seconds, 3) for form, seconds in found.items()}}
+    fused = found.get("fused", np.inf) < _CLEARLY * found["one_row"]
+    slower = found["packed"] < _CLEARLY * (found["fused"] if fused else found["one_row"])
+    ms = {form: round(1000 * seconds, 3) for form, seconds in found.items()}
+    return {"one_row": not slower, "fused": fused, "ms": ms}
 
 
 def _lay_out(tensors: dict[str, dict[str, str]], packed: Path) -> None:
@@ -323,7 +333,33 @@ def _with_output(model: onnx.ModelProto, decoder: onnx.ModelProto) -> None:
     model.graph.output.append(floats(Role.POOLED_LABELS, None))
 
 
-def _place(model: onnx.ModelProto, bundle: Bundle, tensors: Places) -> None:
+def _with_fused_attention(model: onnx.ModelProto, bundle: Bundle) -> None:
+    """Add what answers a row alone in 8 bits, with the copies of matrices that it reads."""
+    row = copied(bundle.backbone_graph)
+    stored = {each.name: each for each in model.graph.initializer}
+    found = [*fusible_attention(row.graph)] if for_one_row(row) else []
+    for each in found:
+        names = [product.matrix for product in each.products]
+        parts = [np.frombuffer(_stored_bytes(stored[name], bundle), np.int8) for name in names]
+        whole = np.concatenate([part.reshape(stored[names[0]].dims) for part in parts], axis=1)
+        model.graph.initializer.append(numpy_helper.from_array(whole, joined_name(names)))
+        made = each._replace(context=f"cache/{each.context}")
+        model.graph.node.extend(made.nodes(joined_name(names)))
+        model.graph.output.append(floats(made.context, None))
+    if found:
+        add_operator(model)
+
+
+def _place(model: onnx.ModelProto, bundle: Bundle, tensors: Places, *, fuse: bool = True) -> None:
+    def side_by_side(parts: Sequence[onnx.TensorProto], name: str) -> onnx.TensorProto | None:
+        rows, columns = parts[0].dims
+        whole = TensorProto(name=name, data_type=parts[0].data_type, dims=[rows, columns * len(parts)])
+        return whole if fuse and _point_at(whole, tensors) else None
+
+    fuse_attention(model, side_by_side)
+    for initializer in model.graph.initializer:
+        if initializer.name in tensors and len(names_in(initializer.name)) > 1:
+            _point_at(initializer, tensors)  # one of ``_build``'s own
     names = (name.removesuffix(grouped_name("")) for name in tensors if name.endswith(grouped_name("")))
     groups = [group for name in names if len(group := names_in(name)) > 1]
     join_products(model.graph, groups, partial(_joined_tensor, bundle, tensors))

@@ -21,6 +21,7 @@ import suite
 from deltas import TEXTS, random_delta, saved
 from method_examples import examples
 from once import made_once
+from tiny import ragged, with_outliers
 from tolerance import require_alike
 
 from edgepeft.backbones.source import open_backbone
@@ -28,6 +29,7 @@ from edgepeft.bundle.bundle import Bundle
 from edgepeft.common.errors import BundleError, UsageError
 from edgepeft.common.resources import cache_folder, checksum, file_identity
 from edgepeft.deploy.verify import audit
+from edgepeft.device.machine import saturates_in_8_bits
 from edgepeft.methods.base import methods
 from edgepeft.runtime.prepacked import CACHE_LIMIT, hold_prepacked, prepacked_key
 from edgepeft.runtime.runtime import Runtime
@@ -336,6 +338,42 @@ def test_a_row_alone_runs_by_the_form_that_was_quicker_on_this_processor(exporte
         assert bool(asked) == (costs["packed"] >= 0.97 * costs["one_row"])
         assert got.label == expected[0].label and got.scores == pytest.approx(expected[0].scores, abs=1e-5)
     assert len(sessions) == 6 and len({*map(id, sessions[:2])}) == 2
+
+
+@pytest.mark.skipif(saturates_in_8_bits(), reason="products of uint8 and int8 overflow on this processor")
+@pytest.mark.parametrize("quicker", [True, False])
+def test_in_8_bits_attention_is_one_operator_where_it_was_quicker_on_this_processor(
+    tiny, tmp_path, monkeypatch, quicker
+):
+    from edgepeft.runtime import prepacked, weights
+
+    write_backbone(open_backbone(str(with_outliers(tiny("bert", vocab_size=1100), tmp_path))), tmp_path, "int8")
+    inputs = ragged(1, 9, {"vocab_size": 1100, "pad_token_id": 0})
+    expected = Runtime(tmp_path, cache=False).last_hidden_state(inputs)
+    costs, clock, asked, opened = {"packed": 1, "one_row": 1, "fused": 0.9 if quicker else 0.99}, [0.0], [], []
+    answer, open_session = prepacked._answer, weights.open_session
+
+    def answered(session, *length):
+        if length:  # in the trial, by turns
+            clock[0] += [*costs.values()][len(asked) % 3] / 10
+            asked.append(session)
+        return answer(session, *length)
+
+    def opening(model, *rest, **named):
+        opened.append([node.op_type for node in model.graph.node])
+        return open_session(model, *rest, **named)
+
+    monkeypatch.setattr(prepacked, "_answer", answered)
+    monkeypatch.setattr(prepacked, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(weights, "open_session", opening)
+    with Runtime(tmp_path) as runtime:
+        found = runtime.last_hidden_state(inputs)
+    assert len(asked) == 6 and len({*map(id, asked[:3])}) == 3
+    assert [operators.count("QAttention") for operators in opened] == [2 if quicker else 0]
+    np.testing.assert_allclose(found, expected, rtol=0, atol=0.05 * np.abs(expected).max())  # a byte may turn
+    places = json.loads((entry_of(tmp_path) / "entry.json").read_bytes())
+    packed = [place["prepacked_0"] for name, place in places.items() if "+" in name]
+    assert len(packed) == 2 and all(place.startswith("QAttention") for place in packed)
 
 
 def test_without_the_cache_nothing_is_written(exported):

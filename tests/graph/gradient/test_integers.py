@@ -110,8 +110,9 @@ class Rounded(nn.Module):
         return functional.linear(x + (rounded * scale - x).detach(), self.weight, self.bias)
 
 
-def rounded(model: nn.Module, stored: Checkpoint) -> nn.Module:
+def rounded(model: nn.Module, stored: Checkpoint, method: str) -> nn.Module:
     """BERT with 8-bit projections and words, in float64."""
+    in_attention = method in ("lora", "bitfit")  # which then has a step for each row
     model = copy.deepcopy(model).double()
     for name, module in list(model.encoder.named_modules()):
         if isinstance(module, nn.Linear):
@@ -119,6 +120,9 @@ def rounded(model: nn.Module, stored: Checkpoint) -> nn.Module:
             path, _, last = name.rpartition(".")
             weight, zero = f"encoder.{name}.weight", 16 if after_gelu else 128
             columns = load_file(stored.path).get(f"{weight}:columns")
+            if in_attention and name.endswith("attention.output.dense"):
+                assert columns is not None and columns.shape == (1,)
+                columns = None
             deployed = Rounded(stored.read(weight), module.bias.detach(), zero, columns)
             setattr(model.encoder.get_submodule(path), last, deployed)
     model.embeddings.word_embeddings.weight.data = torch.from_numpy(stored.read(WORDS)).double()
@@ -146,7 +150,7 @@ def gradients(eight: tuple[Any, Bundle], method: str, backward: Any) -> Iterator
     given = {name: tensor.numpy() for name, tensor in rows.items()}
     found = step(facts.tensors(case.graph), StepRows(given, targets.numpy(), masks)).gradients
     delta = copy.deepcopy(case.moved).eval().double()
-    functional.cross_entropy(delta.logits(rounded(case.model, bundle.checkpoint), rows), targets).backward()
+    functional.cross_entropy(delta.logits(rounded(case.model, bundle.checkpoint, method), rows), targets).backward()
     for name, parameter in delta.tensors().items():
         part, _, rest = name.partition("/")
         on_graph = f"override/{bundle.checkpoint.stored_name(rest)}" if part == "override" else name

@@ -1,0 +1,115 @@
+"""Attention of one row as one operator: what it gives by its equations in NumPy, and what stays as it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import suite
+from method_examples import examples
+from onnx import numpy_helper
+from safetensors.numpy import load_file
+from tiny import ragged, with_outliers
+from tolerance import error_of_sums
+
+from edgepeft.backbones.emit import INT8_WEIGHTS_FILE
+from edgepeft.backbones.source import open_backbone
+from edgepeft.bundle.bundle import Bundle
+from edgepeft.device.machine import saturates_in_8_bits
+from edgepeft.graph.fused_attention import fuse_attention
+from edgepeft.graph.one_row import for_one_row
+from edgepeft.graph.protos import floats, place_of
+from edgepeft.graph.splice import splice
+from edgepeft.methods.base import methods
+from edgepeft.runtime.session import open_session
+from edgepeft.training.exporting.backbone import write_backbone
+
+ATTENTION = "encoder.layer.0.attention.self."
+FUSED = "QAttention"
+
+
+@pytest.fixture(scope="module")
+def bundles(tiny, tmp_path_factory: pytest.TempPathFactory):
+    def bundle(family: str) -> Bundle:
+        if family not in made:
+            folder = tmp_path_factory.mktemp(family)
+            write_backbone(open_backbone(str(with_outliers(tiny(family, vocab_size=1100), folder))), folder, "int8")
+            made[family] = Bundle(folder)
+        return made[family]
+
+    made: dict[str, Bundle] = {}
+    return bundle
+
+
+def side_by_side(folder: Path):
+    """Matrices of the bundle's file as one."""
+
+    def made(parts, name):
+        stored = load_file(folder / INT8_WEIGHTS_FILE)
+        assert all(place_of(part)["location"] == INT8_WEIGHTS_FILE for part in parts)
+        return numpy_helper.from_array(np.concatenate([stored[part.name] for part in parts], axis=1), name)
+
+    return made
+
+
+def fused(bundle: Bundle, model: onnx.ModelProto) -> int:
+    """How many layers' attention the pass takes together."""
+    assert for_one_row(model)
+    before = [node.op_type for node in model.graph.node]
+    changed = fuse_attention(model, side_by_side(bundle.folder))
+    found = [node.op_type for node in model.graph.node].count(FUSED)
+    assert changed == bool(found) and (changed or before == [node.op_type for node in model.graph.node])
+    return found
+
+
+@pytest.mark.skipif(saturates_in_8_bits(), reason="products of uint8 and int8 overflow on this processor")
+@pytest.mark.parametrize("length", [1, 2, 9])
+def test_it_is_softmax_of_the_integer_products(bundles, length):
+    bundle = bundles("bert")
+    model = bundle.graph(None)
+    assert fused(bundle, model) == bundle.architecture.n_layers
+    model.graph.output.extend(floats(name, None) for name in ("embeddings", "layer.0.context"))
+    inputs = ragged(1, length, {"vocab_size": 1100, "pad_token_id": 0}, seed=length)
+    x, context = open_session(model, bundle.folder, 1).run(["embeddings", "layer.0.context"], inputs)
+    stored, h = load_file(bundle.folder / INT8_WEIGHTS_FILE), bundle.architecture.n_heads
+    plain = load_file(bundle.folder / "outliers" / "model.safetensors")
+    parts, error = [], 0.0
+    for name in (f"{ATTENTION}{part}" for part in ("query", "key", "value")):
+        x8 = np.rint(x * stored[f"{name}.weight:columns"]).astype(np.int64)
+        rows = (
+            x8
+            @ stored[f"{name}.weight:int8:transposed"].astype(np.int64)
+            * stored[f"{name}.weight:scale"].astype(float)
+        )
+        parts.append((rows + plain[f"{name}.bias"]).reshape(length, h, -1).swapaxes(0, 1))  # (h, T, e)
+        error = max(error, error_of_sums(4, np.abs(rows) + np.abs(plain[f"{name}.bias"])))
+    query, key, value = parts
+    e = query.shape[-1]
+    scores = query @ key.swapaxes(1, 2) / np.sqrt(e)
+    shares = np.exp(scores - scores.max(-1, keepdims=True))
+    shares /= shares.sum(-1, keepdims=True)
+    # A score's error is one of its share, whatever the softmax: of products, and of the operands' own errors.
+    off = error_of_sums(e + 2, np.abs(query) @ np.abs(key).swapaxes(1, 2) / np.sqrt(e))
+    off += error * float((np.abs(query).sum(-1).max() + np.abs(key).sum(-1).max()) / np.sqrt(e))
+    bound = 2 * off * np.abs(value).max() + error_of_sums(length + 8, np.abs(value)) + error
+    np.testing.assert_allclose(context, (shares @ value).swapaxes(0, 1).reshape(length, -1), rtol=0, atol=bound)
+    assert bound < 0.01 * np.abs(context).max()
+
+
+@pytest.mark.parametrize(
+    ("method", "layers"), [("pfeiffer", 2), ("houlsby", 2), ("lora", 0), ("prefix", 0), ("ia3", 0), ("bitfit", 0)]
+)
+def test_tasks_that_leave_attention_alone_have_it(bundles, method, layers):
+    bundle = bundles("bert")
+    backbone = open_backbone(str(bundle.folder / "outliers"))
+    case = suite.Case(examples(methods()[method])[0], backbone)
+    model = splice(bundle.backbone_graph, case.graph, bundle.manifest.backbone.sites, bundle.checkpoint)
+    assert fused(bundle, model) == layers
+
+
+@pytest.mark.parametrize(("family", "layers"), [("roberta", 2), ("mpnet", 0)])
+def test_attention_by_distance_stays_as_it_is(bundles, family, layers):
+    bundle = bundles(family)
+    assert fused(bundle, bundle.graph(None)) == layers
