@@ -26,7 +26,7 @@ from edgepeft.graph.quantise import IntegerProduct, integer_products
 Made = Callable[[Sequence[TensorProto], str], TensorProto | None]
 
 _DOMAIN = "com.microsoft"
-# How ``graph.one_row`` splits and merges heads: (T, 1, h, e) -> (1, h, T, e) or (1, h, e, T), (1, h, T, e) -> (1, T, h, e).
+# How ``graph.one_row`` splits heads, (T, 1, h, e) -> (1, h, T, e) or (1, h, e, T), and merges them, -> (1, T, h, e).
 _SPLIT, _SPLIT_KEYS, _MERGED = [1, 2, 0, 3], [1, 2, 3, 0], [0, 2, 1, 3]
 _CONSTANTS = {"fused.unit": (1, np.float32), "fused.zero": (128, np.uint8), "fused.weights_zero": (0, np.int8)}
 
