@@ -14,12 +14,12 @@ from typing import NamedTuple
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
 from edgepeft.graph.contract import Contract, same_interface, well_formed
 from edgepeft.graph.cut import prune
 from edgepeft.graph.joined import joined_name
-from edgepeft.graph.protos import add_constants, attributes, constant, either_way, matched, replace, writers
+from edgepeft.graph.protos import add_constants, attributes, constant, either_way, floats, matched, replace, writers
 from edgepeft.graph.quantise import IntegerProduct, integer_products
 
 # Three tensors [d, d] side by side, under a name; None where there is no such copy.
@@ -28,10 +28,14 @@ Made = Callable[[Sequence[TensorProto], str], TensorProto | None]
 _DOMAIN = "com.microsoft"
 # How ``graph.one_row`` splits heads, (T, 1, h, e) -> (1, h, T, e) or (1, h, e, T), and merges them, -> (1, T, h, e).
 _SPLIT, _SPLIT_KEYS, _MERGED = [1, 2, 0, 3], [1, 2, 3, 0], [0, 2, 1, 3]
-_CONSTANTS = {"fused.unit": (1, np.float32), "fused.zero": (128, np.uint8), "fused.weights_zero": (0, np.int8)}
+_CONSTANTS: Mapping[str, tuple[int, type[np.generic]]] = {
+    "fused.unit": (1, np.float32),
+    "fused.zero": (128, np.uint8),
+    "fused.weights_zero": (0, np.int8),
+}
 
 
-class Attended(NamedTuple):
+class _Attended(NamedTuple):
     """What attention gives, ``context`` (T, d), of queries, keys and values that are products of the same bytes."""
 
     context: str
@@ -51,7 +55,7 @@ class Attended(NamedTuple):
         yield helper.make_node("Squeeze", [result, "fused.first"], [self.context])
 
 
-def fusible_attention(graph: onnx.GraphProto) -> Iterator[Attended]:
+def _fusible(graph: onnx.GraphProto) -> Iterator[_Attended]:
     """Each attention of a graph of ``for_one_row`` that the operator can take the place of."""
     writer, products = writers(graph), {product.y: product for product in integer_products(graph)}
     vectors = {each.name for each in graph.initializer if len(each.dims) == 1}
@@ -78,32 +82,39 @@ def fusible_attention(graph: onnx.GraphProto) -> Iterator[Attended]:
             continue
         _, _, h, e = parts[0][2]
         if scale.size == 1 and np.isclose(scale.item(), e**-0.5, rtol=1e-6):
-            yield Attended(node.output[0], h, tuple(part[0] for part in parts), tuple(part[1] for part in parts))
+            yield _Attended(node.output[0], h, tuple(part[0] for part in parts), tuple(part[1] for part in parts))
 
 
 @Contract(requires=[well_formed], ensures=[well_formed], keeps=[same_interface], mutates=True)
-def fuse_attention(model: onnx.ModelProto, made: Made) -> bool:
-    """Rewrite attention of a graph of ``for_one_row`` wherever ``made`` has the matrices; returns whether any was."""
-    graph = model.graph
-    stored: Mapping[str, TensorProto] = {each.name: each for each in graph.initializer}
-    new: list[onnx.NodeProto] = []
-    for each in list(fusible_attention(graph)):
-        names = [product.matrix for product in each.products]
-        if (matrix := made([stored[name] for name in names], joined_name(names))) is not None:
-            graph.initializer.append(matrix)
-            new += each.nodes(matrix.name)
-    if new:
-        written = {name for node in new for name in node.output}
-        replace(graph.node, [*(node for node in graph.node if written.isdisjoint(node.output)), *new])
-        add_operator(model)
-        prune(graph)
-    return bool(new)
+def fuse_attention(model: onnx.ModelProto, made: Made) -> None:
+    """Rewrite attention of a graph of ``for_one_row`` wherever ``made`` has the matrices."""
+    new = [*_fused(model, [*_fusible(model.graph)], made)]
+    written = {name for node in new for name in node.output}
+    replace(model.graph.node, [*(node for node in model.graph.node if written.isdisjoint(node.output)), *new])
+    prune(model.graph)
 
 
-def add_operator(model: onnx.ModelProto) -> None:
-    """Add what the operator reads besides, and its domain."""
-    add_constants(model.graph, {"fused.first": [0]})
-    numbers = ((name, np.array(value, dtype)) for name, (value, dtype) in _CONSTANTS.items())
-    model.graph.initializer.extend(numpy_helper.from_array(number, name) for name, number in numbers)
-    if all(each.domain != _DOMAIN for each in model.opset_import):
-        model.opset_import.append(helper.make_opsetid(_DOMAIN, 1))
+@Contract(requires=[well_formed], ensures=[well_formed], mutates=True)
+def add_fused_attention(model: onnx.ModelProto, row: onnx.ModelProto, made: Made) -> None:
+    """Have ``model`` give what that makes of ``row``, a graph of ``for_one_row`` with the same values, as outputs."""
+    found = [each._replace(context=f"cache/{each.context}") for each in _fusible(row.graph)]
+    model.graph.node.extend(_fused(model, found, made))
+    written = {name for node in model.graph.node for name in node.output}
+    model.graph.output.extend(floats(each.context, None) for each in found if each.context in written)
+
+
+def _fused(model: onnx.ModelProto, found: Sequence[_Attended], made: Made) -> Iterator[onnx.NodeProto]:
+    """The operators; the model is given what they read."""
+    stored = {each.name: each for each in model.graph.initializer}
+    names = [[product.matrix for product in each.products] for each in found]
+    matrices = [made([stored[name] for name in of], joined_name(of)) for of in names]
+    for each, matrix in zip(found, matrices, strict=True):
+        if matrix is not None:
+            model.graph.initializer.append(matrix)
+            yield from each.nodes(matrix.name)
+    if any(matrix is not None for matrix in matrices):
+        add_constants(model.graph, {"fused.first": [0]})
+        for name, (value, dtype) in _CONSTANTS.items():
+            add_constants(model.graph, {name: value}, dtype)
+        if all(each.domain != _DOMAIN for each in model.opset_import):
+            model.opset_import.append(helper.make_opsetid(_DOMAIN, 1))

@@ -79,7 +79,7 @@ def _one_step(
     graph: onnx.GraphProto, x: str, rounded: str, writer: Mapping[str, onnx.NodeProto]
 ) -> dict[str, list[onnx.NodeProto]]:
     """The bytes of what all channels of are multiplied by one factor: its reciprocal is a step."""
-    factor = constant(graph, writer[x].input[1])
+    factor = constant(graph, writer[x].input[1]) if x in writer and writer[x].op_type == "Mul" else None
     if factor is None or factor.shape != (1,):
         return {}
     step = f"{x}/step"

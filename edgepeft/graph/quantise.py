@@ -186,7 +186,7 @@ def free_steps(graph: onnx.GraphProto, changed: Collection[str]) -> None:
     bounded = {name for node in graph.node if node.op_type == "MatMulInteger" for name in node.output}
     new: list[onnx.NodeProto] = []
     for x, matrix, _, y, rounded in list(integer_products(graph)):
-        if rounded is None or list(stored[writer[x].input[1]].dims) != [1]:
+        if rounded is None or writer[x].op_type != "Mul" or list(stored[writer[x].input[1]].dims) != [1]:
             continue
         seen = set(bounded)
         every = {name for node in ancestors([x], writer, seen) for name in node.input} | seen

@@ -43,10 +43,10 @@ from edgepeft.common.atomic import write_json
 from edgepeft.common.errors import EdgepeftError, UsageError, VerificationFailed
 from edgepeft.common.resources import cache_folder, whole, write_checksums
 from edgepeft.device.machine import cpu_model, isa_flags, saturates_in_8_bits
-from edgepeft.graph.fused_attention import add_operator, fuse_attention, fusible_attention
+from edgepeft.graph.fused_attention import add_fused_attention, fuse_attention
 from edgepeft.graph.grouped import grouped_name
 from edgepeft.graph.in_place import in_place
-from edgepeft.graph.joined import attended, join_products, joined_name, names_in
+from edgepeft.graph.joined import attended, join_products, names_in
 from edgepeft.graph.one_row import for_one_row
 from edgepeft.graph.protos import ancestors, copied, external_tensors, floats, place_of, writers
 from edgepeft.runtime.session import drop_pages, open_session, session_options
@@ -205,8 +205,9 @@ def _build(bundle: Bundle, folder: Path) -> None:
         if (lowered := in_place(bundle.text_graphs.decoder)) is not None:
             groups = [*attended(lowered.model.graph)]
             join_products(model.graph, groups, partial(_joined_tensor, bundle, {}))
-    if not saturates_in_8_bits():
-        _with_fused_attention(model, bundle)
+    row = copied(bundle.backbone_graph)
+    if not saturates_in_8_bits() and for_one_row(row):
+        add_fused_attention(model, row, partial(_side_by_side, bundle))
     options = session_options()
     quantised = bundle.manifest.backbone.weights_dtype != "fp32"
     options.graph_optimization_level = _FUSED if quantised else ort.GraphOptimizationLevel.ORT_DISABLE_ALL
@@ -241,12 +242,11 @@ def _tried(bundle: Bundle, folder: Path, tensors: Places) -> dict[str, Any]:
 
     These forms were chosen on x86: on this processor they are tried by turns, on the bare backbone.
     """
-    forms = {form: copied(bundle.backbone_graph) for form in ("packed", "one_row", "fused")}
-    changed = {form: form == "packed" or for_one_row(model) for form, model in forms.items()}
-    if not all(changed.values()):
-        return {"one_row": True, "fused": False, "ms": {}}
     sessions = {}
-    for form, model in forms.items():
+    for form in ("packed", "one_row", "fused"):
+        model = copied(bundle.backbone_graph)
+        if form != "packed" and not for_one_row(model):
+            return {"one_row": True, "fused": False, "ms": {}}
         _place(model, bundle, tensors, fuse=form == "fused")
         if form != "fused" or any(node.op_type == "QAttention" for node in model.graph.node):
             sessions[form] = open_session(model, folder)
@@ -261,8 +261,7 @@ def _tried(bundle: Bundle, folder: Path, tensors: Places) -> dict[str, Any]:
     found = {form: median(of_form) for form, of_form in times.items()}
     fused = found.get("fused", np.inf) < _CLEARLY * found["one_row"]
     slower = found["packed"] < _CLEARLY * (found["fused"] if fused else found["one_row"])
-    ms = {form: round(1000 * seconds, 3) for form, seconds in found.items()}
-    return {"one_row": not slower, "fused": fused, "ms": ms}
+    return {"one_row": not slower, "fused": fused, "ms": {form: round(1000 * s, 3) for form, s in found.items()}}
 
 
 def _lay_out(tensors: dict[str, dict[str, str]], packed: Path) -> None:
@@ -333,30 +332,20 @@ def _with_output(model: onnx.ModelProto, decoder: onnx.ModelProto) -> None:
     model.graph.output.append(floats(Role.POOLED_LABELS, None))
 
 
-def _with_fused_attention(model: onnx.ModelProto, bundle: Bundle) -> None:
-    """Add what answers a row alone in 8 bits, with the copies of matrices that it reads."""
-    row = copied(bundle.backbone_graph)
-    stored = {each.name: each for each in model.graph.initializer}
-    found = [*fusible_attention(row.graph)] if for_one_row(row) else []
-    for each in found:
-        names = [product.matrix for product in each.products]
-        parts = [np.frombuffer(_stored_bytes(stored[name], bundle), np.int8) for name in names]
-        whole = np.concatenate([part.reshape(stored[names[0]].dims) for part in parts], axis=1)
-        model.graph.initializer.append(numpy_helper.from_array(whole, joined_name(names)))
-        made = each._replace(context=f"cache/{each.context}")
-        model.graph.node.extend(made.nodes(joined_name(names)))
-        model.graph.output.append(floats(made.context, None))
-    if found:
-        add_operator(model)
+def _side_by_side(bundle: Bundle, parts: Sequence[onnx.TensorProto], name: str) -> onnx.TensorProto:
+    """Matrices of the bundle's weights as one, [d, all columns]."""
+    columns = [np.frombuffer(_stored_bytes(part, bundle), np.int8).reshape(part.dims) for part in parts]
+    return numpy_helper.from_array(np.concatenate(columns, axis=1), name)
 
 
 def _place(model: onnx.ModelProto, bundle: Bundle, tensors: Places, *, fuse: bool = True) -> None:
-    def side_by_side(parts: Sequence[onnx.TensorProto], name: str) -> onnx.TensorProto | None:
+    def joined(parts: Sequence[onnx.TensorProto], name: str) -> onnx.TensorProto | None:
         rows, columns = parts[0].dims
         whole = TensorProto(name=name, data_type=parts[0].data_type, dims=[rows, columns * len(parts)])
-        return whole if fuse and _point_at(whole, tensors) else None
+        return whole if _point_at(whole, tensors) else None
 
-    fuse_attention(model, side_by_side)
+    if fuse:
+        fuse_attention(model, joined)
     for initializer in model.graph.initializer:
         if initializer.name in tensors and len(names_in(initializer.name)) > 1:
             _point_at(initializer, tensors)  # one of ``_build``'s own
