@@ -35,7 +35,6 @@ import onnxruntime as ort
 from onnx import TensorProto, helper, numpy_helper
 
 from edgepeft.backbones.base import Role
-from edgepeft.backbones.checkpoint import Checkpoint
 from edgepeft.backbones.emit import external_tensor
 from edgepeft.bundle.bundle import Bundle
 from edgepeft.bundle.store import Held, Store
@@ -82,13 +81,11 @@ class Prepacked:
         self._held = held
         self.folder = held.folder
         self.tensors: Places = json.loads((held.folder / _PLACES_FILE).read_bytes())
-        tried = json.loads((held.folder / _TRIED_FILE).read_bytes())
-        self.one_row: bool = tried["one_row"]
-        self._fused: bool = tried["fused"]
+        self.one_row: bool = json.loads((held.folder / _TRIED_FILE).read_bytes())["one_row"]
 
     def place(self, model: onnx.ModelProto, bundle: Bundle) -> None:
         """Point a graph's weights into the packed file, in place; tensors that it lacks are copied into the graph."""
-        _place(model, bundle, self.tensors, fuse=self._fused)
+        _place(model, bundle, self.tensors)
 
     def drop_scales(self) -> None:
         """Free the memory of what only opening a session reads: scales of groups, which packed copies have too."""
@@ -197,21 +194,18 @@ def _limit_bytes() -> int:
 
 def _build(bundle: Bundle, folder: Path) -> None:
     """Fill an entry's folder, and check that its session gives what one on the bundle's own file gives."""
-    checkpoint = bundle.checkpoint
     _require_space(folder, bundle.weights)
-    model = _with_pooler(bundle, checkpoint)
+    model = _with_pooler(bundle)
     if bundle.architecture.goes_on and bundle.manifest.backbone.text is not None:
         _with_output(model, bundle.text_graphs.decoder)
         if (lowered := in_place(bundle.text_graphs.decoder)) is not None:
             groups = [*attended(lowered.model.graph)]
             join_products(model.graph, groups, partial(_joined_tensor, bundle, {}))
-    row = copied(bundle.backbone_graph)
-    if not saturates_in_8_bits() and for_one_row(row):
+    row, quantised = copied(bundle.backbone_graph), bundle.manifest.backbone.weights_dtype != "fp32"
+    if quantised and not saturates_in_8_bits() and for_one_row(row):
         add_fused_attention(model, row, partial(_side_by_side, bundle))
-    options = session_options()
-    quantised = bundle.manifest.backbone.weights_dtype != "fp32"
+    options, written = session_options(), folder / "backbone.onnx"
     options.graph_optimization_level = _FUSED if quantised else ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    written = folder / "backbone.onnx"
     options.optimized_model_filepath = str(written)
     for key, value in (
         ("optimized_model_external_initializers_file_name", _PACKED_FILE),
@@ -231,32 +225,31 @@ def _build(bundle: Bundle, folder: Path) -> None:
     _lay_out(tensors, packed)
     _place(model, bundle, tensors)
     _require_equal(expected, _answer(open_session(model, folder)))
+    tried = _tried(bundle, folder, tensors)
+    if not tried["fused"] and (kept := _without_joined(tensors)) != tensors:
+        _lay_out(tensors := kept, packed)
     write_json(folder / _PLACES_FILE, tensors)
-    write_json(folder / _TRIED_FILE, _tried(bundle, folder, tensors))
+    write_json(folder / _TRIED_FILE, tried)
     write_checksums(folder)
 
 
-def _tried(bundle: Bundle, folder: Path, tensors: Places) -> dict[str, Any]:
-    """Whether a row alone runs by the graph that ``for_one_row`` writes, whether with ``fuse_attention``, and the times
-    that say so.
-
-    These forms were chosen on x86: on this processor they are tried by turns, on the bare backbone.
-    """
+def _tried(bundle: Bundle, folder: Path, tensors: dict[str, dict[str, str]]) -> dict[str, Any]:
+    """Whether a row alone is quicker by the graph of ``for_one_row``, and with ``fuse_attention``: on x86 both are, so
+    that this processor tries them by turns, on the bare backbone; and the times."""
     sessions = {}
     for form in ("packed", "one_row", "fused"):
         model = copied(bundle.backbone_graph)
         if form != "packed" and not for_one_row(model):
             return {"one_row": True, "fused": False, "ms": {}}
-        _place(model, bundle, tensors, fuse=form == "fused")
+        _place(model, bundle, tensors if form == "fused" else _without_joined(tensors))
         if form != "fused" or any(node.op_type == "QAttention" for node in model.graph.node):
             sessions[form] = open_session(model, folder)
-    n_tokens = min(_TRIAL_TOKENS, bundle.architecture.max_length)
     times: dict[str, list[float]] = {form: [] for form in sessions}
     until = perf_counter() + _TRIAL_S
     while not times["packed"] or (perf_counter() < until and len(times["packed"]) < _TRIAL_ROUNDS):
         for form, session in sessions.items():
             begin = perf_counter()
-            _answer(session, n_tokens)
+            _answer(session, min(_TRIAL_TOKENS, bundle.architecture.max_length))
             times[form].append(perf_counter() - begin)
     found = {form: median(of_form) for form, of_form in times.items()}
     fused = found.get("fused", np.inf) < _CLEARLY * found["one_row"]
@@ -298,14 +291,14 @@ def _lay_out(tensors: dict[str, dict[str, str]], packed: Path) -> None:
 
 def _require_space(folder: Path, weights: Path) -> None:
     """ONNX Runtime reports no error when the disk is full."""
-    needed = int(4.2 * weights.stat().st_size)  # each tensor, and its packed copy; as written, and as laid out
+    needed = int(5.2 * weights.stat().st_size)  # tensors, packed copies, joined ones; as written, and as laid out
     if shutil.disk_usage(folder).free < needed:
         raise OSError(errno.ENOSPC, f"{needed >> 20} MB are needed")
 
 
-def _with_pooler(bundle: Bundle, checkpoint: Checkpoint) -> onnx.ModelProto:
+def _with_pooler(bundle: Bundle) -> onnx.ModelProto:
     """The backbone with its pooler, which the heads of many tasks read."""
-    model = copied(bundle.backbone_graph)
+    model, checkpoint = copied(bundle.backbone_graph), bundle.checkpoint
     have = {initializer.name for initializer in model.graph.initializer}
     for name, shape in bundle.architecture.pooler.items():
         if not checkpoint.has(name) or checkpoint.find(name).name in have:
@@ -338,19 +331,22 @@ def _side_by_side(bundle: Bundle, parts: Sequence[onnx.TensorProto], name: str) 
     return numpy_helper.from_array(np.concatenate(columns, axis=1), name)
 
 
-def _place(model: onnx.ModelProto, bundle: Bundle, tensors: Places, *, fuse: bool = True) -> None:
+def _without_joined(tensors: dict[str, dict[str, str]]) -> dict[str, dict[str, str]]:
+    """All but what ``fuse_attention`` reads."""
+    return {name: where for name, where in tensors.items() if "QAttention" not in where.get("prepacked_0", "")}
+
+
+def _place(model: onnx.ModelProto, bundle: Bundle, tensors: Places) -> None:
     def joined(parts: Sequence[onnx.TensorProto], name: str) -> onnx.TensorProto | None:
         rows, columns = parts[0].dims
         whole = TensorProto(name=name, data_type=parts[0].data_type, dims=[rows, columns * len(parts)])
         return whole if _point_at(whole, tensors) else None
 
-    if fuse:
-        fuse_attention(model, joined)
-    for initializer in model.graph.initializer:
-        if initializer.name in tensors and len(names_in(initializer.name)) > 1:
-            _point_at(initializer, tensors)  # one of ``_build``'s own
-    names = (name.removesuffix(grouped_name("")) for name in tensors if name.endswith(grouped_name("")))
-    groups = [group for name in names if len(group := names_in(name)) > 1]
+    fuse_attention(model, joined)
+    for initializer in (i for i in model.graph.initializer if len(names_in(i.name)) > 1):
+        _point_at(initializer, tensors)  # of a model that has them already, ``_build``'s
+    grouped = (name.removesuffix(grouped_name("")) for name in tensors if name.endswith(grouped_name("")))
+    groups = [group for name in grouped if len(group := names_in(name)) > 1]
     join_products(model.graph, groups, partial(_joined_tensor, bundle, tensors))
     for initializer in external_tensors(model.graph):
         if place_of(initializer)["location"] == bundle.weights.name and not _point_at(initializer, tensors):
