@@ -216,7 +216,8 @@ def test_rows_wait_where_memory_allows_no_more_and_one_too_large_is_refused(
     runtime: Runtime, expected: Any, monkeypatch: pytest.MonkeyPatch
 ):
     row = runtime.generator.row_bytes(40, DECODING)
-    of_task = runtime.generator.session("lora-0").decoder.values_bytes  # which each row has for itself
+    sessions = [runtime.generator.session(task) for task in ("lora-0", "lora-1", "lora-0")]  # shared from two tasks on
+    of_task = sessions[-1].decoder.values_bytes  # which each row has for itself
     assert of_task > 0
     allowed = 2 * (row + of_task)
     monkeypatch.setattr("edgepeft.runtime.generation.memory_bytes", lambda: 2 * allowed + 2)  # half of it is allowed
