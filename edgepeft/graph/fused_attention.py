@@ -106,15 +106,16 @@ def add_fused_attention(model: onnx.ModelProto, row: onnx.ModelProto, made: Made
 def _fused(model: onnx.ModelProto, found: Sequence[_Attended], made: Made) -> Iterator[onnx.NodeProto]:
     """The operators; the model is given what they read."""
     stored = {each.name: each for each in model.graph.initializer}
-    names = [[product.matrix for product in each.products] for each in found]
-    matrices = [made([stored[name] for name in of], joined_name(of)) for of in names]
-    for each, matrix in zip(found, matrices, strict=True):
-        if matrix is not None:
-            model.graph.initializer.append(matrix)
-            yield from each.nodes(matrix.name)
-    if any(matrix is not None for matrix in matrices):
+    of = {each: tuple(product.matrix for product in each.products) for each in found}
+    joined = {names: made([stored[name] for name in names], joined_name(names)) for names in dict.fromkeys(of.values())}
+    matrices = [matrix for matrix in joined.values() if matrix is not None]  # layers may share theirs
+    if matrices:
+        model.graph.initializer.extend(matrices)
         add_constants(model.graph, {"fused.first": [0]})
         for name, (value, dtype) in _CONSTANTS.items():
             add_constants(model.graph, {name: value}, dtype)
         if all(each.domain != _DOMAIN for each in model.opset_import):
             model.opset_import.append(helper.make_opsetid(_DOMAIN, 1))
+    for each in found:
+        if (matrix := joined[of[each]]) is not None:
+            yield from each.nodes(matrix.name)

@@ -109,7 +109,22 @@ def test_tasks_that_leave_attention_alone_have_it(bundles, method, layers):
     assert fused(bundle, model) == layers
 
 
-@pytest.mark.parametrize(("family", "layers"), [("roberta", 2), ("mpnet", 0)])
-def test_attention_by_distance_stays_as_it_is(bundles, family, layers):
+@pytest.mark.parametrize(
+    ("family", "matrices"), [("roberta", 2), ("distilbert", 2), ("albert", 1), ("mpnet", 0), ("roformer", 0)]
+)
+def test_families_that_share_their_layers_too_answer_as_before(bundles, family, matrices):
+    """ALBERT's layers have one copy; attention by distance, or of turned queries and keys, stays as it is."""
     bundle = bundles(family)
-    assert fused(bundle, bundle.graph(None)) == layers
+    model, plain = bundle.graph(None), bundle.graph(None)
+    assert for_one_row(plain)
+    operators = fused(bundle, model)
+    assert bool(operators) == bool(matrices)
+    assert sum("+" in each.name for each in model.graph.initializer) == matrices
+    inputs = ragged(1, 9, {"vocab_size": 1100, "pad_token_id": 0})
+    found, expected = (
+        open_session(each, bundle.folder, 1).run(
+            ["last_hidden_state"], {i.name: inputs[i.name] for i in each.graph.input}
+        )
+        for each in (model, plain)
+    )
+    np.testing.assert_allclose(found[0], expected[0], rtol=0, atol=0.05 * np.abs(expected[0]).max())  # a byte may turn

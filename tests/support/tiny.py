@@ -208,7 +208,7 @@ def with_outliers(folder: Path, out: Path) -> Path:
     copy = Path(shutil.copytree(folder, out / "outliers"))
     tensors = load_file(copy / "model.safetensors")
     for name, values in tensors.items():
-        if name.endswith("LayerNorm.weight"):
-            values[[5, 20]] *= 9
+        if name.endswith(("LayerNorm.weight", "layer_norm.weight")):
+            values[[5, -12]] *= 9
     save_file(tensors, copy / "model.safetensors", {"format": "pt"})
     return copy
