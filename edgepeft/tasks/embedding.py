@@ -2,12 +2,21 @@
 
 Pairs with a number, as STS-B's, are put in its order (CoSENT) and scored by correlations of cosine and number; those
 without are told from all other rows' second texts (in-batch negatives) and scored by recall@k: how often a row's own
-second text is among the k nearest of all rows' second texts.  ``_pairs`` has the equations.
+second text is among the k nearest of all rows' second texts.  Both losses are sentence-transformers'.
+
+CoSENT (Su, 2022, "CoSENT"; ``CoSENTLoss``), of pairs with a number y, c their cosine and s = 20:
+
+    L = log(1 + sum over i, j with y_i < y_j of exp(s (c_i - c_j)))
+
+In-batch negatives (Henderson et al., 2017, arXiv:1705.00652; ``MultipleNegativesRankingLoss``), where every other row's
+second text, and every row's further ones, are wrong answers to a row's first:
+
+    L = mean over i of -log softmax over j of (s cos(a_i, b_j)) [j = i]
 
 A row of data is two token rows, each text for itself; a deployed task reads a single text.  The rival is what the bare
 backbone gives, pooled alike.
 
-Letters: B rows of a batch, n rows, K texts of a row, d dims.
+Letters: B rows of a batch, n rows, K texts of a row, M = B (K - 1) candidates, d dims.
 """
 
 from __future__ import annotations
@@ -29,12 +38,13 @@ from edgepeft.data.labels import number_of
 from edgepeft.data.row_grouping import LOWEST
 from edgepeft.data.rows import SENTENCES, Row
 from edgepeft.tasks._facts import Agreement, LossGraph, Metric, Nodes, Values, mean
-from edgepeft.tasks._pairs import SCALE, cosent, cosines, negatives, ranks_of_right, row_losses, unit
 from edgepeft.tasks.base import TaskType
 from edgepeft.tasks.regression import CORRELATIONS, ranks
 
 _NEAR = 0.95  # the cosine of a vector and its reference above which 8-bit weights have not changed what it says
 _BATCH = 16  # rows of a batch that knows nothing
+SCALE = 20.0  # of a cosine; sentence-transformers' for both losses
+_BLOCK = 1024  # rows whose pairs with all others are computed at once
 
 
 @dataclass(frozen=True)
@@ -60,7 +70,7 @@ class Embedding(TaskType):
     pools: ClassVar[tuple[str, ...]] = ("direction",)
 
     def __post_init__(self) -> None:
-        """See that what was chosen can be."""
+        """Refuse ``dims`` and ``scored`` that cannot be."""
         dims, scored = self.chosen.get("dims", 1), self.chosen.get("scored", True)
         if not isinstance(dims, int) or isinstance(dims, bool) or dims < 1 or not isinstance(scored, bool):
             raise ValueError(
@@ -72,7 +82,7 @@ class Embedding(TaskType):
         return {"dims": hidden_size}
 
     def seen(self, rows: Sequence[Row]) -> Self:
-        """Whether these have numbers."""
+        """Bind whether these have numbers."""
         return replace(self, chosen={**self.chosen, "scored": rows[0].label is not None})
 
     @property
@@ -81,7 +91,7 @@ class Embedding(TaskType):
 
     @property
     def scored(self) -> bool:
-        """Whether pairs have numbers."""
+        """True if pairs have numbers."""
         return bool(self.chosen.get("scored", True))
 
     @property
@@ -95,7 +105,7 @@ class Embedding(TaskType):
 
     @classmethod
     def labels_of(cls, rows: Sequence[Row]) -> None:
-        """None, after a look at the rows that train."""
+        """Refuse rows that teach nothing, and warn of second texts that stand twice; there are no labels."""
         known = cls().seen(rows)
         for row in rows:
             known.strange(row)
@@ -121,7 +131,7 @@ class Embedding(TaskType):
             )
 
     def check_batch(self, batch_size: int, rows: Sequence[Row]) -> None:
-        """Two pairs at least."""
+        """Refuse a single pair."""
         if batch_size < 2:
             raise UsageError(
                 f"--batch-size {batch_size}: {rows[0].where}, as every pair, would be alone in its batch, and pairs "
@@ -129,7 +139,7 @@ class Embedding(TaskType):
             )
 
     def token_rows(self, given: Any, where: str) -> list[tuple[str, str | None]]:
-        """Each text for itself."""
+        """Read each text by itself."""
         first, second = given if isinstance(given, tuple | list) and len(given) == 2 else (given, None)
         if isinstance(given, Mapping):
             first, second = (given.get(name) for name in SENTENCES.names[:2])
@@ -138,7 +148,7 @@ class Embedding(TaskType):
         return [(text, None) for text in (first, second) if text is not None]
 
     def strange(self, row: Row) -> str | None:
-        """A pair of texts with a number, or without where those before have none."""
+        """Refuse what is no pair of texts, or has a number where those before have none."""
         if row.sentence2 is None:
             raise DataError(f"{row.where}: no second text; an embedding learns from pairs (sentence1, sentence2).")
         for which, text in (("first", row.sentence1), ("second", row.sentence2)):
@@ -159,15 +169,15 @@ class Embedding(TaskType):
         return number
 
     def expected(self, row: Row) -> float | str:
-        """The number, or the text that is to be found."""
+        """Return the number, or the text that is to be found."""
         return self._number(row) if self.scored else row.sentence2 or ""
 
     def targets(self, rows: Sequence[Row]) -> Values:
-        """float32 [n]."""
+        """Return the numbers, float32 [n]."""
         return np.array([self._number(row) if row.label is not None else math.nan for row in rows], np.float32)
 
     def made_targets(self, mask: NDArray[np.int64]) -> Values:
-        """0, 1, 2, ..."""
+        """Return 0, 1, 2, ..."""
         return np.arange(len(self.made_per_row(len(mask)) or ()), dtype=np.float32)
 
     @classmethod
@@ -175,15 +185,15 @@ class Embedding(TaskType):
         return "0", None
 
     def losses(self, logits: NDArray[np.float32], targets: Values) -> NDArray[np.float64]:
-        """[B, K, d] and [B] -> [B]; their mean is the loss of all of them together."""
+        """Return losses [B] of [B, K, d] and [B]; their mean is the loss of all of them together."""
         return row_losses(logits, None if _unscored(targets) else targets)
 
     def slopes(self, logits: NDArray[np.float32], targets: Values) -> tuple[float, NDArray[np.float64]]:
-        """[B, K, d] and [B]."""
+        """Return them of [B, K, d] and [B]."""
         return negatives(logits) if _unscored(targets) else cosent(logits, targets)
 
     def loss(self, logits: Any, targets: Any, weights: Any = None) -> Any:
-        """Of [B, K, d]."""
+        """Return it of [B, K, d]."""
         units = logits / logits.norm(dim=-1, keepdim=True).clamp(min=1e-12)
         if targets.isnan().all():
             others = units[:, 1:].transpose(0, 1).flatten(0, 1)
@@ -193,7 +203,7 @@ class Embedding(TaskType):
         return wrong.clamp(min=0) + (-wrong.abs()).exp().log1p()
 
     def loss_graph(self, logits: str, labels: str) -> LossGraph:
-        """The sum of [B, K, d] times its ``slopes``."""
+        """Sum [B, K, d] times its ``slopes``."""
         nodes: Nodes = [
             ("Mul", [logits, labels], "loss/of_logits", {}),
             ("ReduceSum", ["loss/of_logits", "loss/last"], "loss/of_texts", {"keepdims": 0}),
@@ -202,7 +212,7 @@ class Embedding(TaskType):
         return LossGraph(nodes, integers=False, dims=("batch", "most", self.n_outputs))
 
     def ignorant_loss(self, targets: Values, words: int = 0) -> float:
-        """Of a batch whose vectors are all alike."""
+        """Return the loss of a batch whose vectors are all alike."""
         n = min(_BATCH, len(targets))
         return math.log(n) if _unscored(targets) else math.log1p(n * (n - 1) / 2)
 
@@ -210,7 +220,7 @@ class Embedding(TaskType):
         return logits
 
     def metric_or_default(self, metric: str | None) -> str:
-        """Spearman's correlation, or how often the right text is the nearest."""
+        """Return a metric of these pairs: a correlation, or how often the right text is among the nearest."""
         found = super().metric_or_default(metric or (None if self.scored else "recall@1"))
         if (found in CORRELATIONS) != self.scored:
             has = "numbers, so theirs is a correlation" if self.scored else "no numbers, so theirs is a recall"
@@ -222,41 +232,41 @@ class Embedding(TaskType):
         return [name for name in self.metrics if (name in CORRELATIONS) == self.scored]
 
     def fitting(self, targets: Any) -> tuple[str, ...]:
-        """By ranks, or among the nearest 1, 5 and 10."""
+        """Correlate by ranks, or look among the nearest 1, 5 and 10."""
         return ("spearman",) if self.scored else ("recall@1", "recall@5", "recall@10")
 
     def resampled(self, outputs: Values) -> Values:
-        """Pairs' cosines."""
+        """Return pairs' cosines, which correlations are made of."""
         return cosines(outputs) if self.scored else outputs
 
     def plain(self, outputs: Values) -> list[float]:
-        """Each pair's cosine, or how many texts are at least as near as the right one."""
+        """Return each pair's cosine, or how many texts are at least as near as the right one."""
         found = np.round(cosines(outputs), 6) if self.scored else ranks_of_right(outputs)
         return [float(value) for value in found]
 
     def off(self, targets: Values, outputs: Values) -> Values:
-        """How far a pair's cosine is from its number's place, or the right text from the first."""
+        """Return how far a pair's cosine is from its number's place, or the right text from the first."""
         if _unscored(targets):
             return ranks_of_right(outputs)
         return np.abs(ranks(cosines(outputs)) - ranks(targets))
 
     def errors(self, targets: Any, outputs: Any) -> dict[str, Any]:
-        """``figures``: every metric."""
+        """Return ``figures``: every metric."""
         return {"figures": {name: self.score(name, targets, outputs) for name in self._figures}}
 
     def frozen(self, states: Values) -> Values:
-        """The vectors that the bare backbone's pooled states [n, K, hidden size] are."""
+        """Return the bare backbone's pooled states [n, K, hidden size] as vectors."""
         return unit(states).astype(np.float32)
 
     def judged(self, answers: Sequence[Any], rows: Sequence[Row]) -> tuple[Values, Values]:
-        """[n, 2, d] of the rows' texts."""
+        """Return the vectors of the rows' texts, [n, 2, d], and the numbers."""
         found = np.array([answer.logits for answer in answers], np.float32)
         return found.reshape(len(rows), -1, self.n_outputs), self.targets(rows)
 
     def predictions(
         self, task: str, logits: NDArray[np.float32], notes: Sequence[str], read: Sequence[Any] = ()
     ) -> list[Prediction]:
-        """The vectors; of a pair, which is two token rows, that of its first text."""
+        """Answer the vectors: one of a text, two of a pair, which is two token rows."""
         rows = logits.reshape(len(logits), -1, self.n_outputs)
         own = [row[row[:, 0] > LOWEST].ravel() for row in rows]  # a text alone has no second vector beside pairs
         return [
@@ -265,8 +275,8 @@ class Embedding(TaskType):
         ]
 
     def agreement(self, reference: NDArray[Any], logits: NDArray[Any], tolerance: float | None) -> Agreement:
-        """It decides nothing.  Where its values are held to no tolerance, a vector has changed whose cosine with its
-        reference is below 0.95."""
+        """Agree within the tolerance.  Without one, a vector has changed whose cosine with its reference is below
+        0.95."""
         if tolerance is not None:
             return Agreement(1.0, 0)
         near = (unit(reference) * unit(logits)).sum(-1) >= _NEAR
@@ -275,6 +285,98 @@ class Embedding(TaskType):
 
 def _unscored(targets: Values) -> bool:
     return bool(np.isnan(targets).any())
+
+
+def unit(vectors: Values) -> Values:
+    """Scale [..., d] to length 1, in float64; zeros stay zeros."""
+    exact = vectors.astype(np.float64)
+    return exact / np.maximum(_lengths(exact), 1e-12)
+
+
+def cosines(vectors: Values) -> Values:
+    """Return the cosine of each row's first two vectors, [n, K, d] -> [n]."""
+    first, second = unit(vectors[:, 0]), unit(vectors[:, 1])
+    return (first * second).sum(-1)
+
+
+def cosent(vectors: Values, numbers: Values) -> tuple[float, Values]:
+    """Return the loss of [B, 2, d] and [B], and its derivatives [B, 2, d]."""
+    units, found = unit(vectors[:, :2]), cosines(vectors)
+    terms = np.exp(SCALE * (found[:, None] - found)) * (numbers[:, None] < numbers)
+    total = 1 + terms.sum()
+    slopes = SCALE * (terms.sum(1) - terms.sum(0)) / total  # by the cosines
+    back = np.zeros(vectors.shape)
+    back[:, :2] = _back(slopes[:, None, None] * units[:, ::-1], units, vectors[:, :2])
+    return float(np.log(total)), back
+
+
+def negatives(vectors: Values) -> tuple[float, Values]:
+    """Return the loss of [B, K, d], and its derivatives [B, K, d]."""
+    units = unit(vectors)
+    firsts, others = units[:, 0], _candidates(units)
+    losses, shares = _softmax(SCALE * firsts @ others.T, np.arange(len(units)))
+    shares[np.arange(len(units)), np.arange(len(units))] -= 1
+    shares *= SCALE / len(units)  # by the cosines [B, M]
+    slopes = np.empty_like(units)
+    slopes[:, 0] = shares @ others
+    slopes[:, 1:] = (shares.T @ firsts).reshape(units.shape[1] - 1, len(units), -1).swapaxes(0, 1)
+    return float(losses.mean()), _back(slopes, units, vectors)
+
+
+def row_losses(vectors: Values, numbers: Values | None) -> Values:
+    """Return n times each row's part of the loss of all of them together, [n]: their mean is the loss."""
+    if numbers is None:
+        return np.concatenate([losses for _, losses in _blocks(vectors)])
+    found, parts = cosines(vectors), np.zeros(len(vectors))
+    for start in range(0, len(found), _BLOCK):
+        some = slice(start, start + _BLOCK)
+        terms = np.exp(SCALE * (found[some, None] - found)) * (numbers[some, None] < numbers)
+        parts[some] += terms.sum(1) / 2
+        parts += terms.sum(0) / 2
+    total = parts.sum()
+    shares: Values = parts / max(float(total), 1e-300)
+    return len(parts) * float(np.log1p(total)) * shares
+
+
+def ranks_of_right(vectors: Values) -> Values:
+    """Rank each row's second text among those of all rows by nearness to its first, [n] from 1; of equally near ones
+    the earlier row's comes first."""
+    return np.concatenate([ranks for ranks, _ in _blocks(vectors)])
+
+
+def _blocks(vectors: Values) -> Any:
+    """Yield ranks and losses [rows of a block], of in-batch negatives with all rows as the batch."""
+    units = unit(vectors)
+    others, n = _candidates(units), len(units)
+    for start in range(0, n, _BLOCK):
+        right = np.arange(start, min(start + _BLOCK, n))
+        near = units[right, 0] @ others.T
+        own = near[np.arange(len(right)), right][:, None]
+        before = (near[:, :n] > own) | ((near[:, :n] == own) & (np.arange(n) < right[:, None]))
+        yield 1 + before.sum(1), _softmax(SCALE * near, right)[0]
+
+
+def _candidates(units: Values) -> Values:
+    """List all second texts, then all third ones, and so on: [B, K, d] -> [M, d]."""
+    return units[:, 1:].swapaxes(0, 1).reshape(-1, units.shape[-1])
+
+
+def _softmax(scores: Values, right: Values) -> tuple[Values, Values]:
+    """Return -log softmax of the right ones, [B, M] and [B] -> [B], and the softmax."""
+    shifted = scores - scores.max(1, keepdims=True)
+    exps = np.exp(shifted)
+    sums = exps.sum(1, keepdims=True)
+    return np.log(sums[:, 0]) - shifted[np.arange(len(scores)), right], exps / sums
+
+
+def _back(slopes: Values, units: Values, vectors: Values) -> Values:
+    """Turn slopes by ``units`` into those by vectors [..., d]: what points along a vector changes no cosine."""
+    across: Values = slopes - (slopes * units).sum(-1, keepdims=True) * units
+    return across / np.maximum(_lengths(vectors.astype(np.float64)), 1e-12)
+
+
+def _lengths(vectors: Values) -> Values:
+    return np.linalg.norm(vectors, axis=-1, keepdims=True)
 
 
 def _correlation(name: str, kind: Embedding, targets: Values, outputs: Values) -> float:

@@ -14,7 +14,7 @@ from edgepeft.common.errors import DataError, UsageError
 from edgepeft.data.parts import task_data
 from edgepeft.data.row_grouping import grouped, places_of
 from edgepeft.data.rows import Columns, Row, read_rows
-from edgepeft.tasks import _pairs
+from edgepeft.tasks import embedding
 from edgepeft.tasks.base import stated
 from edgepeft.tasks.embedding import Embedding
 
@@ -80,13 +80,17 @@ def test_many_rows_cost_what_they_cost_at_once(monkeypatch):
     numbers = np.random.default_rng(1).integers(0, 9, 50)
 
     def computed() -> list[np.ndarray]:
-        return [_pairs.row_losses(given, numbers), _pairs.row_losses(given, None), _pairs.ranks_of_right(given)]
+        return [
+            embedding.row_losses(given, numbers),
+            embedding.row_losses(given, None),
+            embedding.ranks_of_right(given),
+        ]
 
     whole = computed()
-    monkeypatch.setattr(_pairs, "_BLOCK", 7)
+    monkeypatch.setattr(embedding, "_BLOCK", 7)
     for one, other in zip(whole, computed(), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-12)
-    assert whole[0].mean() == pytest.approx(_pairs.cosent(given, numbers)[0])
+    assert whole[0].mean() == pytest.approx(embedding.cosent(given, numbers)[0])
 
 
 def test_scores_are_correlations_of_the_cosines_by_scipy():
