@@ -43,7 +43,7 @@ class Writing(NamedTuple):
 
     @classmethod
     def by(cls, architecture: Architecture, longest: int | None) -> Self | None:
-        """By the decoder of that architecture; None where there is none, or no text is written."""
+        """Return what the architecture's decoder writes by; None if it has none, or no text is written."""
         decoder = architecture.decoder
         if decoder is None or longest is None:
             return None
@@ -66,12 +66,12 @@ class Encoded:
     per_row: NDArray[np.int64] | None = None  # [n], the token rows of each row, where it may be several
     several: bool = False
     per_text: tuple[NDArray[np.int64], ...] | None = None  # of each row, the windows of each of its texts
-    windowed: bool = False  # each window has a loss of its own: of passages, or of tokens with ``stitches``
+    passages: bool = False  # token rows are windows of passages
     stitches: tuple[NDArray[np.int64], ...] | None = None  # the window, and the place there, of each token of a text
 
     @property
     def spread(self) -> Spread:
-        """What reading in windows costs; of no texts where nothing is."""
+        """Texts and their windows; of no texts if none is read in windows."""
         return Spread() if self.per_text is None else Spread.of(np.concatenate(self.per_text))
 
     @property
@@ -92,25 +92,30 @@ class Encoded:
         """Token rows of the row that has most, of those that a step computes together."""
         return 1 if self.per_row is None or self.windowed else int(self.per_row.max())
 
+    @property
+    def windowed(self) -> bool:
+        """True if each window has a loss of its own: of passages, or of tokens."""
+        return self.passages or self.stitches is not None
+
     def token_rows(self, chosen: Sequence[int]) -> list[int]:
-        """The places of those rows' token rows in ``columns``."""
+        """Return the places of those rows' token rows in ``columns``."""
         return list(chosen) if self.per_row is None else members(self.per_row, chosen)
 
     def counts(self, chosen: Sequence[int]) -> NDArray[np.int64]:
-        """[batch]: how many token rows each of those rows is."""
+        """Count the token rows of each of those rows, [batch]."""
         return np.ones(len(chosen), np.int64) if self.per_row is None else self.per_row[list(chosen)]
 
     def places(self, chosen: Sequence[int]) -> NDArray[np.int64] | None:
-        """[batch, most]: where the texts of each of those rows stand in their batch, -1 where one has none; None where
-        a row is one text.  Of passages [token rows, length], where each one's tokens stand among all of the batch, -1
-        where no answer can be."""
-        if self.windowed:
-            return None if self.stitches is not None else token_places(self.readable(chosen))
+        """Place the texts of each of those rows in their batch, [batch, most], -1 past its last; None if a row is one
+        text.  Of passages place each one's tokens among the batch's, [token rows, length], -1 where no answer can be.
+        """
+        if self.passages:
+            return token_places(self.readable(chosen))
         return places_of(self.texts(chosen), self._most_texts) if self.several else None
 
     def texts(self, chosen: Sequence[int]) -> NDArray[np.int64]:
-        """[batch]: how many texts each of those rows is."""
-        if self.per_text is None or (self.windowed and self.stitches is None):
+        """Count the texts of each of those rows, [batch]."""
+        if self.per_text is None or self.passages:
             return self.counts(chosen)
         return np.array([len(self.per_text[i]) for i in chosen], np.int64)
 
@@ -119,44 +124,49 @@ class Encoded:
         return int(self.texts(range(len(self.targets))).max())
 
     def windows(self, chosen: Sequence[int]) -> list[NDArray[np.int64]] | None:
-        """Of each of those rows, how many windows each of its texts is, where their logits are pooled."""
+        """Count the windows of each text of each of those rows, if their logits are pooled."""
         return None if self.per_text is None or self.windowed else [self.per_text[i] for i in chosen]
 
     def pooling(self, chosen: Sequence[int]) -> NDArray[np.float32] | None:
-        """[texts, token rows] of those rows, which takes the mean of each text's windows; None where none is taken."""
+        """Return the matrix of the means over each text's windows, [texts, token rows]; None if none is taken."""
         windows = self.windows(chosen)
         return None if windows is None else mean_matrix(np.concatenate(windows))
 
     def readable(self, chosen: Sequence[int]) -> NDArray[np.bool_]:
-        """[token rows, longest]: where the answer of each window of those rows can be."""
+        """Mark where the answer of each window of those rows can be, [token rows, longest]."""
         longest = max(self.token_lengths[i] for i in self.token_rows(chosen))
         return readable([self.targets[i].passage for i in chosen], longest)
 
     def of_texts(self, values: NDArray[Any], chosen: Sequence[int]) -> NDArray[Any]:
-        """[token rows, ...] of those rows -> [texts, ...], windows put together; passages stay in theirs."""
-        if self.per_text is None or (self.windowed and self.stitches is None):
+        """Join the windows of each text of those rows, [token rows, ...] -> [texts, ...]; passages stay in theirs."""
+        if self.per_text is None or self.passages:
             return values
-        stitches = None if self.stitches is None else [self.stitches[i] for i in chosen]
-        return RowGrouping(np.concatenate([self.per_text[i] for i in chosen]), stitches=stitches).by_row(values, "mean")
+        return RowGrouping(self._per_text(chosen), stitches=self._stitches(chosen)).by_row(values, "mean")
 
     def by_row(self, values: NDArray[Any], chosen: Sequence[int], pool: str = "mean") -> NDArray[Any]:
-        """[token rows, ...] of those rows -> [batch, (most,) ...], as ``RowGrouping`` has them."""
-        passages = self.windowed and self.stitches is None
+        """Group [token rows, ...] of those rows, [batch, (most,) ...], as ``RowGrouping`` has them."""
+        several = self.several and not self.passages
         return RowGrouping(
-            None if self.per_text is None else np.concatenate([self.per_text[i] for i in chosen]),
-            self.texts(chosen) if self.several and not passages else None,
-            self._most_texts if self.several and not passages else None,
-            None if self.stitches is None else [self.stitches[i] for i in chosen],
-            self.readable(chosen) if passages else None,
+            self._per_text(chosen),
+            self.texts(chosen) if several else None,
+            self._most_texts if several else None,
+            self._stitches(chosen),
+            self.readable(chosen) if self.passages else None,
         ).by_row(values, pool)
+
+    def _per_text(self, chosen: Sequence[int]) -> NDArray[np.int64] | None:
+        return None if self.per_text is None else np.concatenate([self.per_text[i] for i in chosen])
+
+    def _stitches(self, chosen: Sequence[int]) -> list[NDArray[np.int64]] | None:
+        return None if self.stitches is None else [self.stitches[i] for i in chosen]
 
     @property
     def longest_target(self) -> int:
-        """In tokens; 0 where no text is written."""
+        """Tokens of the longest target; 0 if no text is written."""
         return 0 if self.writing is None else max(map(len, self.targets))
 
     def batch(self, chosen: Sequence[int]) -> tuple[dict[str, NDArray[np.int64]], NDArray[Any]]:
-        """The model's inputs [token rows, longest] and the targets [batch, ...] of those rows."""
+        """Return the model's inputs [token rows, longest] and the targets [batch, ...] of those rows."""
         fill, read = {"input_ids": self.pad_token_id}, self.token_rows(chosen)
         inputs = {
             name: pad_rows([rows[i].tolist() for i in read], fill.get(name, 0)) for name, rows in self.columns.items()
@@ -165,14 +175,14 @@ class Encoded:
             return inputs, pad_rows([self.targets[i].tolist() for i in chosen], NO_TARGET)
         if self.stitches is not None:
             return inputs, self._tags(chosen, inputs["input_ids"].shape)
-        if self.windowed:
+        if self.passages:
             return inputs, np.concatenate([self.targets[i].wanted for i in chosen])
         if self.per_token:
             return inputs, at_tokens(self.targets[list(chosen)], inputs["input_ids"].shape[1])
         return inputs, self.targets[list(chosen)]
 
     def _tags(self, chosen: Sequence[int], shape: Sequence[int]) -> NDArray[np.int64]:
-        """[token rows, longest]: each word's tag in the one window that answers for it."""
+        """Place each word's tag in the one window that answers for it, [token rows, longest]."""
         assert self.stitches is not None
         found, first = np.full(shape, NO_TARGET), 0
         for i, count in zip(chosen, self.counts(chosen), strict=True):
@@ -222,12 +232,12 @@ def encode(
         ends = np.cumsum(np.ones(len(rows), int) if per_row is None else per_row)
         per_text = tuple(np.split(np.array(counts, np.int64), ends[:-1]))
         per_row = np.array([each.sum() for each in per_text], np.int64)
-        more |= {"per_text": per_text, "windowed": kind.per_token, "stitches": tuple(stitches) or None}
+        more |= {"per_text": per_text, "passages": kind.passages, "stitches": tuple(stitches) or None}
     return Encoded(columns, wanted, truncated, pad, per_row=per_row, **more)
 
 
 def _written(rows: Sequence[Row], encoder: TextEncoder, writing: Writing) -> tuple[NDArray[Any], int]:
-    """Each target's tokens with the one that ends it, and how many targets are cut."""
+    """Return each target's tokens with the one that ends it, and how many targets are cut."""
     targets, cut = np.empty(len(rows), object), 0
     for i, row in enumerate(rows):
         tokens = encoder.plain_ids(row.label or "")
@@ -241,12 +251,12 @@ def _written(rows: Sequence[Row], encoder: TextEncoder, writing: Writing) -> tup
 def encode_parts(
     data: TaskData, encoder: TextEncoder, max_length: int, pad: int, *, writing: Writing | None = None
 ) -> dict[str, Encoded]:
-    """The rows of a run by part: train, eval, test."""
+    """Tokenize the rows of a run by part: train, eval, test."""
     return {p: encode(getattr(data, p), data.task_kind, encoder, max_length, pad, writing=writing) for p in PARTS}
 
 
 def epoch_batches(lengths: Sequence[int], batch_size: int, seed: int, epoch: int) -> list[list[int]]:
-    """Every row once; a pure function, so a resumed run needs no more than the number of its step."""
+    """Batch every row once; a pure function, so a resumed run needs no more than the number of its step."""
     order = _shuffled(range(len(lengths)), f"{seed}/{epoch}/row")
     pools = _cut(order, POOL * batch_size)
     batches = [batch for pool in pools for batch in _cut(sorted(pool, key=lambda i: -lengths[i]), batch_size)]
@@ -254,7 +264,7 @@ def epoch_batches(lengths: Sequence[int], batch_size: int, seed: int, epoch: int
 
 
 def sorted_batches(lengths: Sequence[int], batch_size: int) -> list[list[int]]:
-    """Every row once, longest first: for evaluation, where the order changes nothing."""
+    """Batch every row once, longest first: for evaluation, where the order changes nothing."""
     return _cut(sorted(range(len(lengths)), key=lambda i: -lengths[i]), batch_size)
 
 
