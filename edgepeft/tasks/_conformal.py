@@ -42,7 +42,7 @@ Guarantee = Mapping[str, float]
 
 
 def guarantee_of(coverage: float | None, risk: float | None) -> Guarantee:
-    """What is asked for by ``--coverage`` or ``--risk``."""
+    """Return what ``--coverage`` or ``--risk`` asks for."""
     given = {name: value for name, value in (("coverage", coverage), ("risk", risk)) if value is not None}
     if len(given) > 1:
         raise UsageError("--coverage and --risk exclude each other: an answer is unsure by one threshold.")
@@ -65,7 +65,7 @@ class Calibration:
         return {}
 
     def with_guarantee(self, guarantee: Guarantee, n: int) -> Self:
-        """This kind with that to be kept, by ``n`` evaluation rows; nothing, where nothing is guaranteed."""
+        """Bind a guarantee that ``n`` evaluation rows are to keep."""
         if guarantee:
             raise UsageError(
                 f"--{next(iter(guarantee))} is for a classification or a choice, whose answers have probabilities; "
@@ -74,24 +74,24 @@ class Calibration:
         return self
 
     def right_of(self, targets: NDArray[Any], logits: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
-        """int64 [n], which answer of each row is right, and the logits [n, C] of all."""
+        """Return the right answer of each row, int64 [n], and the logits [n, C] of all answers."""
         return targets, logits
 
     def calibrated(self, targets: NDArray[Any], logits: NDArray[Any]) -> Self:
-        """With what these rows, the evaluation rows, say of its probabilities [n, C]."""
+        """Bind what these rows, the evaluation rows, say of its probabilities [n, C]."""
         return self
 
     def calibration(self, targets: NDArray[Any], logits: NDArray[Any]) -> dict[str, Any]:
-        """``calibration`` of these rows: how often what is probable is right; nothing where that is not known."""
+        """Return ``calibration`` of these rows, how often what is probable is right; nothing if that is not known."""
         return {}
 
     def probabilities(self, targets: NDArray[Any], logits: NDArray[Any]) -> list[dict[str, float]]:
-        """``label_probability`` and ``answer_probability`` of each row, where answers have one."""
+        """Return ``label_probability`` and ``answer_probability`` of each row, if answers have one."""
         return [{} for _ in logits]
 
     def doubted(self, targets: NDArray[Any], logits: NDArray[Any]) -> list[tuple[int, dict[str, Any]]]:
-        """The places of rows that are likely mislabelled, the likeliest first: ``label`` and the ``likely`` one, each
-        with its ``_probability``."""
+        """Return the places of rows that are likely mislabelled, the likeliest first, each with its ``label`` and the
+        ``likely`` one, and their ``_probability``."""
         return []
 
 
@@ -112,7 +112,7 @@ class Temperature(NamedTuple):
 
 
 def softmax(logits: Values, temperature: float = 1.0) -> Shares:
-    """[n, C]: softmax(logits / temperature), in float64."""
+    """Return softmax(logits / temperature), [n, C] in float64."""
     with np.errstate(over="ignore", invalid="ignore"):  # by the least temperatures: NaN, which is looked for in answers
         return _in_place(logits.astype(np.float64) / temperature)
 
@@ -125,8 +125,8 @@ def _in_place(logits: Values) -> Values:
 
 
 def _shares_of(row: Sequence[float], temperature: float) -> list[float]:
-    """``softmax`` of one row in Python's own numbers: between two texts, with cold caches, NumPy takes 30 microseconds
-    more for a few labels."""
+    """Return the ``softmax`` of one row in Python's own numbers: between two texts, with cold caches, NumPy takes 30
+    microseconds more for a few labels."""
     scaled = [logit / temperature for logit in row]
     highest = max(scaled)
     raised = [math.exp(each - highest) for each in scaled]
@@ -135,8 +135,8 @@ def _shares_of(row: Sequence[float], temperature: float) -> list[float]:
 
 
 def fitted_temperature(logits: Values, targets: Values) -> Temperature:
-    """The likeliest, by Newton's steps on 1 / T, in which the negative log-likelihood is convex; bisected where one
-    leads out of what is left.
+    """Find the likeliest by Newton's steps on 1 / T, in which the negative log-likelihood is convex; bisect where a
+    step leads out of what is left.
 
     At the lower bound, where every row is right, the rows only say that no probability is too high: it stays 1.
     """
@@ -161,14 +161,14 @@ def fitted_temperature(logits: Values, targets: Values) -> Temperature:
 
 
 def _slopes(exact: Shares, true: Shares, beta: float) -> tuple[float, float]:
-    """First and second derivative of the mean negative log-likelihood by ``beta``."""
+    """Return the first and second derivative of the mean negative log-likelihood by ``beta``."""
     p = softmax(exact, 1 / beta)
     means = (p * exact).sum(1)
     return float((means - true).mean()), float(((p * exact**2).sum(1) - means**2).mean())
 
 
 def binned(confidences: Shares, right: NDArray[np.bool_]) -> list[dict[str, float]]:
-    """Of each bin its ``rows``, and their mean ``confidence`` and ``accuracy``, 0 where there are none; bins are open
+    """Return each bin's ``rows``, and their mean ``confidence`` and ``accuracy``, 0 if there are none; bins are open
     below and closed above."""
     places = np.clip(np.ceil(confidences * BINS).astype(int) - 1, 0, BINS - 1)
     rows = np.bincount(places, minlength=BINS)
@@ -178,31 +178,31 @@ def binned(confidences: Shares, right: NDArray[np.bool_]) -> list[dict[str, floa
 
 
 def calibration_error(bins: list[dict[str, float]]) -> float:
-    """Expected calibration error."""
+    """Return the expected calibration error."""
     n = sum(each["rows"] for each in bins)
     return sum(each["rows"] * abs(each["accuracy"] - each["confidence"]) for each in bins) / n
 
 
 def needed_for_coverage(coverage: float) -> int:
-    """The fewest rows n of which ceil((n + 1) coverage) is at most n."""
+    """Return the fewest rows n of which ceil((n + 1) coverage) is at most n."""
     exact = Fraction(repr(coverage))
     return math.ceil(exact / (1 - exact))
 
 
 def coverage_threshold(true: Shares, coverage: float) -> float:
-    """1 - q, of the n probabilities of true labels: a row's set has the labels of at least this probability."""
+    """Return 1 - q of the n true labels' probabilities: a row's set has the labels of at least this probability."""
     rank = math.ceil((len(true) + 1) * Fraction(repr(coverage)))  # exactly: 0.55 x 100 is 55
     return float(np.sort(true)[len(true) - rank])
 
 
 def needed_for_risk(risk: float) -> int:
-    """m0."""
+    """Return m0."""
     possible = range(2, math.ceil(4 / risk) + 2)
     return possible[bisect_left(possible, True, key=lambda m: _binomial(1, m, risk) <= DOUBT)]
 
 
 def risk_threshold(confidences: Shares, right: NDArray[np.bool_], risk: float) -> float | None:
-    """An answer is sure where its probability is above this; None where the first rows are wrong too often."""
+    """Return the probability above which an answer is sure; None if the first rows are wrong too often."""
     descending, n, found = np.sort(confidences)[::-1], len(confidences), None
     first = needed_for_risk(risk)
     later = {rows for step in range(1, _STEPS_DOWN + 1) if (rows := math.ceil(n * step / _STEPS_DOWN)) > first}
@@ -217,7 +217,7 @@ def risk_threshold(confidences: Shares, right: NDArray[np.bool_], risk: float) -
 
 
 def _binomial(k: int, m: int, p: float) -> float:
-    """P(Binomial(m, p) <= k)."""
+    """Return P(Binomial(m, p) <= k)."""
     odds, log_all = math.log(p) - math.log1p(-p), m * math.log1p(-p) + math.lgamma(m + 1)
     return math.fsum(math.exp(log_all - math.lgamma(j + 1) - math.lgamma(m - j + 1) + j * odds) for j in range(k + 1))
 
@@ -227,7 +227,7 @@ _OWN = ("temperature", "temperature_bound", "ece", "threshold", *_NEEDED)  # of 
 
 
 class OneOfSeveral(Calibration):
-    """Base of kinds of which one answer of several is right, with probabilities that are the logits' softmax.
+    """Base of kinds with one right answer of several, whose probabilities are the logits' softmax.
 
     ``chosen`` has the ``temperature`` (and ``temperature_bound``, where the likelihood is highest at one), ``ece`` of
     the evaluation rows, and ``threshold`` with the ``coverage`` or the ``risk`` that it is for.
@@ -237,7 +237,7 @@ class OneOfSeveral(Calibration):
     chosen: Mapping[str, Any]
 
     def __post_init__(self) -> None:
-        """See that the temperature and a threshold with its one guarantee can be used."""
+        """Refuse a temperature, or a threshold with its one guarantee, that cannot be."""
         names = ("temperature", "threshold", *_NEEDED)
         for name, value in ((name, self.chosen[name]) for name in names if name in self.chosen):
             number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
@@ -248,11 +248,11 @@ class OneOfSeveral(Calibration):
 
     @property
     def guarantee(self) -> Guarantee:
-        """A coverage, or a risk, that sure answers keep."""
+        """The coverage or the risk that sure answers keep."""
         return {name: float(self.chosen[name]) for name in _NEEDED if name in self.chosen}
 
     def with_guarantee(self, guarantee: Guarantee, n: int) -> Self:
-        """With a threshold that is not known yet, after a check that ``n`` rows can keep it, were every one right."""
+        """Bind a guarantee, its threshold not known yet, after a check that ``n`` rows that are all right keep it."""
         for name, value in guarantee.items():
             if n < (least := _NEEDED[name](value)):
                 raise UsageError(
@@ -263,7 +263,7 @@ class OneOfSeveral(Calibration):
         return replace(self, chosen={**others, **guarantee})  # type: ignore[type-var]
 
     def calibrated(self, targets: Values, logits: Values) -> Self:
-        """The temperature, the calibration error before it and with it, and the threshold of what is guaranteed."""
+        """Bind the temperature, the calibration error before it and with it, and the threshold of a guarantee."""
         right, of = self.right_of(targets, logits)
         temperature, bound = fitted_temperature(of, right)
         shares = softmax(of, temperature)
@@ -279,8 +279,8 @@ class OneOfSeveral(Calibration):
         return replace(self, chosen=found)  # type: ignore[type-var]
 
     def calibration(self, targets: Values, logits: Values) -> dict[str, Any]:
-        """``temperature``, ``ece`` and ``bins`` of these rows, both ``before`` it and ``after``; and of a ``promise``
-        what comes out: the share ``unsure``, ``accuracy_of_sure``, the share ``covered``."""
+        """Return ``temperature``, ``ece`` and ``bins`` of these rows, both ``before`` it and ``after``; and of a
+        ``promise`` what comes out: the share ``unsure``, ``accuracy_of_sure``, the share ``covered``."""
         right, of = self.right_of(targets, logits)
         shares, temperature = self.shares(of), self.chosen.get("temperature", 1.0)
         bins = {"before": _bins(right, softmax(of)), "after": _bins(right, softmax(of, temperature))}
@@ -297,13 +297,13 @@ class OneOfSeveral(Calibration):
         return {"calibration": found}
 
     def shares(self, logits: Values) -> Values:
-        """[n, C]; where no temperature is known in the logits' own precision, as before there were any."""
+        """Return probabilities [n, C]; without a temperature, as older tasks are, in the logits' own precision."""
         if "temperature" in self.chosen:
             return softmax(logits, self.chosen["temperature"])
         return _in_place(logits.copy())
 
     def unsure(self, shares: Values) -> Sequence[bool | None]:
-        """[n] of these probabilities; None where there is no threshold."""
+        """Say of each row [n] whether its answer is unsure; None without a threshold."""
         cut = self.chosen.get("threshold")
         if cut is None:
             return [None] * len(shares)
@@ -311,7 +311,7 @@ class OneOfSeveral(Calibration):
         return unsure.tolist()
 
     def likely(self, logits: NDArray[np.float32]) -> tuple[list[list[float]], Sequence[bool | None]]:
-        """``shares`` of each row in float64, and whether it is ``unsure``: None where there is no threshold."""
+        """Return each row's ``shares`` in float64, and whether it is ``unsure``."""
         if "threshold" in self.chosen:  # which was taken from such shares, to the bit
             shares = self.shares(logits)
             return shares.tolist(), self.unsure(shares)
@@ -319,7 +319,7 @@ class OneOfSeveral(Calibration):
         return [_shares_of(row, temperature) for row in logits.tolist()], [None] * len(logits)
 
     def probabilities(self, targets: Values, logits: Values) -> list[dict[str, float]]:
-        """By the softmax."""
+        """Return them by the softmax."""
         right, of = self.right_of(targets, logits)
         shares = self.shares(of)
         pairs = zip(shares[np.arange(len(right)), right].tolist(), shares.max(1).tolist(), strict=True)

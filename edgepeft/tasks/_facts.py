@@ -1,7 +1,7 @@
-"""What every kind of task is described by: a loss as nodes, metrics, facts, and how it reads texts that are too long.
+"""What describes every kind of task: a loss as nodes, metrics, facts, and how it reads long texts.
 
-These are cut, or read in windows that overlap.  Of what is ``chosen`` for a task, ``stride`` is how many tokens two
-windows share; without it texts are cut.  A kind that answers once for a text makes one answer of the logits of all its
+Texts that are too long are cut, or read in windows that overlap.  Of what is ``chosen`` for a task, ``stride`` is how
+many tokens two windows share; without it texts are cut.  A kind that answers once for a text pools the logits of its
 windows: it is taught by their mean (the loss is that of the pooled logits, not of each window), and ``pool`` says what
 was better on the evaluation rows.  One that answers for each token takes each of the window where it has most context.
 """
@@ -21,7 +21,7 @@ from edgepeft.common.errors import UsageError
 from edgepeft.data.row_grouping import RowGrouping, stitches_of
 from edgepeft.data.rows import Row
 
-CLOSE = 1e-4  # of two logits: what one that is held to no tolerance is taken for rounding up to
+CLOSE = 1e-4  # a difference of two logits that counts as rounding, where no tolerance holds them
 
 Values = NDArray[Any]
 Nodes = list[tuple[str, list[str], str, dict[str, Any]]]
@@ -30,11 +30,11 @@ Nodes = list[tuple[str, list[str], str, dict[str, Any]]]
 
 class LossGraph(NamedTuple):
     """A loss as nodes: they read ``logits`` and ``labels``, and the constants of ``graph.gradient.losses``, and give
-    ``loss/of_rows`` [batch], the sum of each row's terms.  ``labels`` are int64 or numbers of these dimensions."""
+    ``loss/of_rows`` [batch], the sum of each row's terms."""
 
     nodes: Nodes
-    integers: bool
-    dims: tuple[str | int, ...] = ("batch",)
+    integers: bool  # ``labels`` are int64, else float32
+    dims: tuple[str | int, ...] = ("batch",)  # of ``labels``
 
 
 class Metric(NamedTuple):
@@ -51,13 +51,13 @@ class Metric(NamedTuple):
     resampled: bool = True
 
     def score(self, *of: Any) -> float:
-        """One number."""
+        """Return the score as one number."""
         found = self.function(*of)
         return float(found) if self.of_sums is None else self.of_sums(np.sum(found, 0), len(found))
 
 
 def mean(sums: Any, n: int) -> float:
-    """``of_sums`` of a metric that is the mean of its rows' values."""
+    """Return the mean of the rows' values, as ``Metric.of_sums``."""
     return float(sums) / n
 
 
@@ -69,28 +69,28 @@ class Agreement(NamedTuple):
 
     @staticmethod
     def decided(reference: Values, tolerance: float | None, axis: int) -> NDArray[np.bool_]:
-        """Where the two largest along an axis are too far apart to change places within the tolerance."""
+        """Mark where the two largest along an axis are too far apart to change places within the tolerance."""
         best = np.sort(reference, axis)
         return best.take(-1, axis) - best.take(-2, axis) > 2 * (tolerance or CLOSE)
 
 
 def same_best(reference: NDArray[Any], logits: NDArray[Any], tolerance: float | None) -> Agreement:
-    """Whether the largest of each row is the same; undecided where the reference's two largest are too near."""
+    """Compare which is the largest of each row; undecided where the reference's two largest are too near."""
     decided = Agreement.decided(reference, tolerance, axis=1)
     equal = reference.argmax(axis=1) == logits.argmax(axis=1)
     return Agreement(float(equal[decided].mean()) if decided.any() else 1.0, int((~decided).sum()))
 
 
 def log_softmax(logits: NDArray[Any], axis: int = -1) -> NDArray[np.float64]:
-    """Of the same shape, in float64."""
+    """Return the logarithm of the softmax along an axis, in float64."""
     exact = logits.astype(np.float64)
     exact -= exact.max(axis, keepdims=True)
     return exact - np.log(np.exp(exact).sum(axis, keepdims=True))
 
 
 def cross_entropy(logits: str, labels: str, axis: int, out: str) -> Nodes:
-    """-log softmax of ``logits`` [..., C] at int64 ``labels`` [...], whose number of dimensions is ``axis``; 0 where
-    these are no column."""
+    """Return nodes for -log softmax of ``logits`` [..., C] at int64 ``labels`` [...], which have ``axis`` dimensions;
+    0 where a label is no column."""
     return [
         ("Shape", [logits], "loss/n_outputs", {"start": axis, "end": axis + 1}),
         ("Squeeze", ["loss/n_outputs"], "loss/n", {}),
@@ -105,13 +105,13 @@ def cross_entropy(logits: str, labels: str, axis: int, out: str) -> Nodes:
 
 
 def rarest(names: Sequence[Sequence[str]]) -> list[str]:
-    """Of the names of each row the one that fewest rows' names are; empty where a row has none."""
+    """Return each row's name that fewest rows have; empty if it has none."""
     counts = Counter(name for of_row in names for name in of_row)
     return [min(of_row, key=lambda name: (counts[name], name), default="") for of_row in names]
 
 
 def listed(labels: Sequence[str]) -> str:
-    """The first of them."""
+    """Name the first labels, and count the others."""
     return ", ".join(labels[:20]) + (f" and {len(labels) - 20} more" if len(labels) > 20 else "")
 
 
@@ -119,7 +119,7 @@ CUT, WINDOWS = "cut", "windows"
 
 
 class Facts:
-    """Base of ``TaskType``: what is true of a kind, and how it reads rows; what has no value here each kind says."""
+    """Base of ``TaskType``: what is true of a kind, and how it reads rows.  A kind sets what has no value here."""
 
     name: ClassVar[str]
     title: ClassVar[str]  # in a sentence: "a classification"
@@ -139,71 +139,71 @@ class Facts:
     picks: ClassVar[bool] = False  # an answer is one of the candidates that the row brings
     several: ClassVar[bool] = False  # a row is read as several token rows: ``logits`` are [B, K, C] then, all over
     passages: ClassVar[bool] = False  # those are windows of its second text, and each has a loss: [B, K, S, C]
-    pools: ClassVar[tuple[str, ...]] = ("mean", "max")  # of ``several.POOLS``: what may be made of a text's windows
+    pools: ClassVar[tuple[str, ...]] = ("mean", "max")  # of ``POOLS``: how a text's windows may be pooled
     whole_batch: ClassVar[bool] = False  # the loss is of a batch's rows together: see ``slopes``
     optional_labels: ClassVar[bool] = False  # rows may have none
     gives_vectors: ClassVar[bool] = False  # an answer is one, and the bare backbone's is its rival: see ``frozen``
     model: ClassVar[str] = "ForSequenceClassification"  # how transformers' class for it ends
     older: ClassVar[Mapping[str, Any]] = {}  # what a manifest's entry says for versions that know no kinds
-    texts_answered: ClassVar[int] = 1  # of a row, where only their number matters
-    texts_taught: ClassVar[int] = 1
+    texts_answered: ClassVar[int] = 1  # of a synthetic row, when it is answered
+    texts_taught: ClassVar[int] = 1  # and when it is learnt from
     chosen: Mapping[str, Any]
 
     @classmethod
     def require_classes(cls) -> None:
-        """See that rows can be weighed by their label."""
+        """Refuse ``--balanced`` where rows cannot be weighed by a label."""
         if not cls.one_label:
             raise UsageError(f"--balanced weighs classes, and {cls.title} has none; leave --balanced out.")
 
     @property
     def windows(self) -> bool:
-        """Whether a long text is read in windows."""
+        """True if a long text is read in windows."""
         return self.passages or "stride" in self.chosen
 
     @property
     def stitches(self) -> bool:
-        """Whether each token's answer is taken of one of the windows that it stands in."""
+        """True if each token's answer is taken of one of the windows that it stands in."""
         return self.windows and self.per_token and not self.passages
 
     @property
     def pooled(self) -> bool:
-        """Whether the logits of a text's windows become one answer."""
+        """True if the logits of a text's windows become one answer."""
         return self.windows and not self.per_token
 
     @property
     def pool(self) -> str:
-        """What is made of a text's windows."""
+        """How a text's windows are pooled."""
         return str(self.chosen.get("pool", self.pools[0]))
 
     def pooling(self) -> tuple[Self, ...]:
-        """This kind with each of the pools that may be better, where there are several."""
+        """Return this kind with each pool to try, or alone where there is nothing to choose."""
         if not self.pooled or len(self.pools) < 2:
             return (self,)
         return tuple(replace(self, chosen={**self.chosen, "pool": pool}) for pool in self.pools)  # type: ignore[type-var]
 
     def in_one_window(self) -> Self:
-        """This kind as of texts that all fit, where only time matters."""
+        """Return this kind for synthetic texts, which all fit."""
         chosen = {name: value for name, value in self.chosen.items() if name not in ("stride", "pool")}
         return replace(self, chosen=chosen)  # type: ignore[type-var]
 
     def overlap(self, max_length: int) -> int:
-        """How many tokens two windows of that length share."""
+        """Return how many tokens two windows of that length share."""
         return int(self.chosen.get("stride", max_length // 3))
 
     def read_as(self, length: int, longest: int, *, taught: bool = False) -> tuple[int, int]:
-        """The token rows that a row of texts of ``length`` tokens is, and the tokens of each, where the task takes
-        ``longest``; ``taught``: while it is learnt from."""
+        """Return how many token rows a row of texts of ``length`` tokens is, and the tokens of each, if the task
+        takes ``longest``; ``taught``: while it is learnt from."""
         texts = self.texts_taught if taught else self.texts_answered
         if not self.windows or length <= longest:
             return texts, length
         return texts * (1 - (longest - length) // (longest - self.overlap(longest))), longest
 
     def token_rows(self, given: Any, where: str) -> list[tuple[str, str | None]]:
-        """What is tokenized for a row, as ``Row.readable`` or a caller gives it, if it is ``several``: texts, pairs."""
+        """Divide a row, as ``Row.readable`` or a caller gives it, into texts and pairs, if it is ``several``."""
         raise UsageError(f"{self.title} reads a row as one text or pair.")
 
     def read(self, rows: Sequence[Row]) -> tuple[list[Text], list[int] | None]:
-        """The token rows of all rows, and how many each row is; None where each is one."""
+        """Return all rows' token rows, and how many each row is; None if each is one."""
         if not self.several:
             return [Text(row.sentence1, row.sentence2) for row in rows], None
         found = [self.token_rows(row.readable, row.where) for row in rows]
@@ -212,19 +212,19 @@ class Facts:
     def tokens(
         self, encoder: TextEncoder, texts: Sequence[Text], max_length: int, names: Sequence[str] = ()
     ) -> TokenBatch:
-        """Token rows cut at the maximal length, or in windows."""
+        """Tokenize texts, cut at the maximal length or in windows."""
         if not self.windows:
             return encoder.encode(texts, max_length)
         return encoder.windows(texts, max_length, self.overlap(max_length), names, second=self.passages)
 
     def grouping(self, tokens: TokenBatch, per_row: Sequence[int] | None) -> RowGrouping:
-        """How token rows make rows, of so many texts each."""
+        """Say how token rows make rows of ``per_row`` texts."""
         if not self.windows:
             return RowGrouping(per_row=per_row)
         return RowGrouping(tokens.per_text, per_row, stitches=stitches_of(tokens) if self.stitches else None)
 
     def require_sound_windows(self) -> None:
-        """See that what a card says of windows can be."""
+        """Refuse what a card cannot say of windows."""
         stride, pool = self.chosen.get("stride", 1), self.chosen.get("pool", self.pools[0])
         if isinstance(stride, bool) or not isinstance(stride, int) or stride < 1:
             raise ValueError(f"the stride of its windows is a whole number from 1; found {stride!r}")
@@ -235,7 +235,7 @@ class Facts:
 
     @classmethod
     def long_asked(cls, long: str | None, stride: int | None) -> str:
-        """How long texts are read, where that is asked for, with so many tokens that windows share."""
+        """Return how long texts are read, ``cut`` or ``windows``, after a check of what is asked."""
         usual = WINDOWS if cls.passages else CUT
         if cls.writes and long == WINDOWS:
             raise UsageError(

@@ -24,12 +24,12 @@ _ENDS = (2.5, 97.5)
 
 
 def headline_metrics(kind: TaskType, targets: Any, asked: str | None) -> list[str]:
-    """The metric that was asked for, if one was, and those that fit."""
+    """Name the metric that was asked for, if any, and those that fit."""
     return list(dict.fromkeys([*([asked] if asked else []), *kind.fitting(targets)]))
 
 
 def headline(kind: TaskType, targets: Any, outputs: Any, asked: str | None) -> list[dict[str, Any]]:
-    """Of each ``metric`` how it is ``averaged``, its ``score``, ``low`` and ``high``, and the ``interval``'s method."""
+    """Return each ``metric``, how it is ``averaged``, its ``score``, ``low``, ``high`` and ``interval``'s method."""
     found = []
     for name in headline_metrics(kind, targets, asked):
         low, high, method = _interval(kind, name, targets, outputs)
@@ -52,7 +52,7 @@ def _interval(kind: TaskType, name: str, targets: Any, outputs: Any) -> Interval
 
 
 def chosen(values: Any, places: Any) -> Any:
-    """Those of targets or outputs, which are lists where they are texts."""
+    """Take some of targets or outputs, which are lists if they are texts."""
     return [values[i] for i in places] if isinstance(values, list) else values[list(places)]
 
 
@@ -65,14 +65,14 @@ class Interval(NamedTuple):
 
 
 def wilson(right: int, n: int) -> Interval:
-    """Of the share ``right / n``."""
+    """Return the interval of the share ``right / n``."""
     middle, half = right + _Z**2 / 2, _Z * math.sqrt(right * (n - right) / n + _Z**2 / 4)
     low, high = ((middle + sign * half) / (n + _Z**2) for sign in (-1, 1))
     return Interval(max(0.0, low), min(1.0, high), "wilson")
 
 
 def bootstrap(score: Callable[[NDArray[np.intp]], float], n: int) -> Interval:
-    """Of ``score``, a function of the places of rows."""
+    """Return the interval of ``score``, a function of the places of rows."""
     if n < LEAST_ROWS:
         return Interval()
     source = np.random.default_rng(0)
@@ -81,7 +81,7 @@ def bootstrap(score: Callable[[NDArray[np.intp]], float], n: int) -> Interval:
 
 
 def bootstrap_of_sums(rows: NDArray[Any], of_sums: Callable[[NDArray[np.float64], int], float]) -> Interval:
-    """The same of a score that the sums over the rows' values [n, ...] give."""
+    """Return the interval of a score that the sums over the rows' values [n, ...] give."""
     n = len(rows)
 
     def score(places: NDArray[np.intp]) -> float:

@@ -1,7 +1,6 @@
-"""Answers in passages: as rows state them, SQuAD's scores of texts, and the search for the best span among windows.
+"""Answers in passages: as rows state them, by SQuAD's scores, and the best span among windows.
 
-A row's ``label`` is canonical JSON: a list of [start, text], empty where the passage has no answer.  The search is for
-an answer, for the tokens to learn, and for the threshold of no answer.
+A row's ``label`` is canonical JSON: a list of [start, text], empty where the passage has no answer.
 
 Letters: B rows, K windows of the row that has most, S tokens.
 """
@@ -28,7 +27,7 @@ _FORMS = '{"text": ["1912"], "answer_start": [17]}, as SQuAD has them, empty lis
 
 
 def answers_label(value: Any, where: str) -> str:
-    """The canonical text of a row's answers."""
+    """Return a row's answers as canonical text."""
     try:
         return json.dumps([_pair(*each) for each in _pairs(value)], ensure_ascii=False, separators=(",", ":"))
     except (TypeError, KeyError, ValueError):
@@ -55,7 +54,7 @@ def _pair(start: Any, text: Any) -> list[Any]:
 
 
 def answers_of(row: Row) -> list[tuple[int, str]]:
-    """Where each answer starts, and its text, checked against the passage."""
+    """Return where each answer starts, and its text, after a check against the passage."""
     passage, found = row.sentence2 or "", [(start, text) for start, text in json.loads(row.label or "[]")]
     for name, text in (("question", row.sentence1), ("passage", passage)):
         if not text.strip():
@@ -82,13 +81,13 @@ def answers_of(row: Row) -> list[tuple[int, str]]:
 
 
 def right_texts(row: Row) -> tuple[str, ...]:
-    """What SQuAD's script compares with: answers that have a word, or the empty text."""
+    """Return what SQuAD's script compares with: answers that have a word, or the empty text."""
     texts = dict.fromkeys(text for _, text in json.loads(row.label or "[]") if not exact_match(text, ""))
     return tuple(texts) or ("",)
 
 
 def best_score(metric: str, given: str, right: Sequence[str]) -> float:
-    """By the best of the right answers."""
+    """Score by the best of the right answers."""
     score = {"exact_match": exact_match, "f1": f1}[metric]
     return max(score(given, text) for text in right)
 
@@ -120,7 +119,7 @@ class SpansPrediction(Prediction):
 
 
 def best_spans(logits: NDArray[Any]) -> Values:
-    """[B, K, S, 2] -> [B, 5]: window, first and last token, the span's score, and that of no answer."""
+    """Search [B, K, S, 2] for window, first and last token, the span's score, and that of no answer, [B, 5]."""
     exact = logits.astype(np.float64)
     starts, ends, n_tokens = exact[..., 0], exact[..., 1], exact.shape[2]
     nothing = starts[:, :, 0] + ends[:, :, 0]
@@ -138,8 +137,8 @@ def best_spans(logits: NDArray[Any]) -> Values:
 
 
 def best_threshold(apart: Values, gains: Values) -> float:
-    """Where to divide rows by ``apart`` [n], midway between two, so that the ``gains`` [n] of those at most there,
-    which are answered, have the greatest sum; of several such places the lowest."""
+    """Return the distance that maximises the summed ``gains`` [n] of the rows at most so far ``apart`` [n], midway
+    between two rows; of several the lowest."""
     order = np.argsort(apart, kind="stable")
     ranked = apart[order]
     cuts = np.concatenate([[ranked[0] - 1], (ranked[:-1] + ranked[1:]) / 2, [ranked[-1] + 1]])
@@ -149,7 +148,7 @@ def best_threshold(apart: Values, gains: Values) -> float:
 
 
 def wanted_of(passage: Passage, answers: Sequence[tuple[int, str]]) -> NDArray[np.int64]:
-    """[windows, 2]: the places of the first answer's first and last token; (0, 0) where a window has not all of it."""
+    """Place the first answer's first and last token, [windows, 2]; (0, 0) if a window has not all of it."""
     found = np.zeros((len(passage.places), 2), np.int64)
     for i, (places, offsets) in enumerate(zip(passage.places, passage.offsets, strict=True)):
         if not answers or not len(places):
@@ -165,5 +164,5 @@ def wanted_of(passage: Passage, answers: Sequence[tuple[int, str]]) -> NDArray[n
 
 
 def windows_of(targets: Values) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-    """Of each window of these rows: the places of its tokens, and of its first and last wanted one."""
+    """Return of each window of these rows the places of its tokens, and of its first and last wanted one."""
     return [pair for target in targets for pair in zip(target.passage.places, target.wanted, strict=True)]

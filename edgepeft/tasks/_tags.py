@@ -1,4 +1,4 @@
-"""Tags of words and the entities that they tell, BIO (IOB2), BILOU, BIOES, IO or names alone; tagged rows; scores.
+"""Tags of words and the entities that they mark: BIO (IOB2), BILOU, BIOES, IO or names alone; tagged rows; scores.
 
 An entity is what seqeval's ``get_entities`` finds (Nakayama, 2018; version 1.2.2, not strict), which is conlleval's
 rule: an I- that follows no entity of its type begins one.  BILOU's L and U are E and S by other names.  A tag without
@@ -48,7 +48,7 @@ class Entity(NamedTuple):
 
 
 def _parts(tag: str) -> tuple[str, str]:
-    """Letter, as BIOES has it, and type."""
+    """Divide a tag into its letter, as BIOES has it, and its type."""
     if tag == OUTSIDE:
         return OUTSIDE, ""
     if tag in _LETTERS and len(tag) == 1:
@@ -59,12 +59,12 @@ def _parts(tag: str) -> tuple[str, str]:
 
 
 def type_of(tag: str) -> str:
-    """The entity's; empty outside of one."""
+    """Return the type of a tag's entity; empty outside of one."""
     return _parts(tag)[1]
 
 
 def entities(tags: Sequence[str]) -> list[Entity]:
-    """Those of a row, in order."""
+    """Return the entities of a row's tags, in order."""
     found, start, before = list[Entity](), 0, (OUTSIDE, "")
     for i, now in enumerate([*map(_parts, tags), (OUTSIDE, "")]):
         (last, kind), (letter, new) = before, now
@@ -77,7 +77,7 @@ def entities(tags: Sequence[str]) -> list[Entity]:
 
 
 def _scheme(tags: Iterable[str]) -> str:
-    """Its letters."""
+    """Return the letters of the scheme that tags are of."""
     tags = [tag for tag in tags if tag != OUTSIDE]
     lettered = [tag for tag in tags if tag[0] in _LETTERS and tag[1:2] in ("", "-")]
     if len(lettered) < len(tags):
@@ -93,7 +93,7 @@ def _scheme(tags: Iterable[str]) -> str:
 
 
 def complete(tags: Iterable[str]) -> tuple[str, ...]:
-    """All tags of the scheme that these are of, sorted: an I- for each B-, and O."""
+    """Complete tags by all others of their scheme, sorted: an I- for each B-, and O."""
     tags = set(tags)
     scheme = _scheme(tags)
     made = tags if scheme == _NAMED else {_tag(letter, type_of(tag)) for tag in tags - {OUTSIDE} for letter in scheme}
@@ -101,7 +101,7 @@ def complete(tags: Iterable[str]) -> tuple[str, ...]:
 
 
 def with_tags(found: Iterable[Entity], n: int, known: Sequence[str] | None = None) -> list[str]:
-    """The tags of ``n`` words, in the scheme of the ``known`` ones, BIO where there are none."""
+    """Tag ``n`` words in the scheme of the ``known`` tags, in BIO without any."""
     scheme = "BI" if known is None else _scheme(known)
     tags = [OUTSIDE] * n
     for entity in found:
@@ -140,12 +140,12 @@ class Tagged(NamedTuple):
     widened: str | None = None
 
     def tags(self, known: Sequence[str] | None) -> list[str]:
-        """Of each word: as they are, or of spans in the scheme of the ``known`` ones."""
+        """Return each word's tag, as given, or of spans in the scheme of the ``known`` ones."""
         return with_tags(self.found, self.n_words, known) if self.given is None else list(self.given)
 
 
 def tagged_label(value: Any, where: str) -> str:
-    """The canonical text of what a row says of its words."""
+    """Return what a row says of its words as canonical text."""
     if isinstance(value, Mapping) and len(value) == 1 and {*value} <= {"tags", "spans"}:
         name, value = next(iter(value.items()))
     else:
@@ -171,9 +171,8 @@ def _spans(values: Sequence[Any], where: str) -> list[tuple[int, int, str]]:
     spans = sorted(_span(value, where) for value in values)
     for one, other in pairwise(spans):
         if other[0] < one[1]:
-            raise DataError(
-                f"{where}: the spans {_said(one)} and {_said(other)} overlap; a word has one tag. Keep one of them."
-            )
+            both = " and ".join(f"{start} to {end} ({label})" for start, end, label in (one, other))
+            raise DataError(f"{where}: the spans {both} overlap; a word has one tag. Keep one of them.")
     return spans
 
 
@@ -195,7 +194,7 @@ def _span(value: Any, where: str) -> tuple[int, int, str]:
 
 
 def tagged_row(row: Row) -> Tagged:
-    """What a row says, checked against its text."""
+    """Check what a row says against its text."""
     if row.sentence2 is not None:
         raise DataError(f"{row.where}: tags are of one text, and this row is a pair; leave the second one out.")
     text, words, read = row.sentence1, words_of(row.sentence1), json.loads(row.label or "null")
@@ -227,16 +226,10 @@ def tagged_row(row: Row) -> Tagged:
     return Tagged(len(words), tuple(found), None, widened)
 
 
-def _said(span: tuple[int, int, str]) -> str:
-    return f"{span[0]} to {span[1]} ({span[2]})"
-
-
 def entity_counts(kind: Any, targets: Values, outputs: Values) -> NDArray[np.int64]:
-    """[n, 3, types]: of each row the entities that are given rightly, are given, and are there."""
-    counts, place = (
-        np.zeros((len(targets), 3, len(kind.types)), np.int64),
-        {name: i for i, name in enumerate(kind.types)},
-    )
+    """Count each row's entities that are given rightly, are given, and are there: [n, 3, types]."""
+    place = {name: i for i, name in enumerate(kind.types)}
+    counts = np.zeros((len(targets), 3, len(place)), np.int64)
     for row, (true, found) in zip(counts, kind.both(targets, outputs), strict=True):
         there, answered = {*entities(true)}, {*entities(found)}
         for count, those in zip(row, (there & answered, answered, there), strict=True):
@@ -249,13 +242,13 @@ def _share(part: float, whole: float) -> float:
 
 
 def _macro(sums: Values, _: int) -> float:
-    """Of the types that stand in either."""
+    """Average over the types that stand in either."""
     right, given, has = sums[:, sums[1:].sum(0) > 0]
     return float((2 * right / (given + has)).mean()) if len(right) else 0.0
 
 
 def _tags_right(kind: Any, targets: Values, outputs: Values) -> Values:
-    """[n, 2]: words whose tag is right, and all."""
+    """Count each row's words whose tag is right, and all: [n, 2]."""
     return np.array([(sum(map(eq, *both)), len(both[0])) for both in kind.both(targets, outputs)])
 
 

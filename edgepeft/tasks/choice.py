@@ -1,4 +1,4 @@
-"""One of several candidates, whose number may differ from row to row: one score for each, a softmax over a row's.
+"""Choice of one of a row's candidates, whose number may differ by row: one score for each, a softmax over a row's.
 
 As transformers' ``ForMultipleChoice`` (and Radford et al., 2018, section 3.3), each candidate is read with the row's
 text as a pair; a second text is the beginning of every candidate, as SWAG's.  The right one is its text, or its index
@@ -77,7 +77,7 @@ class Choice(OneOfSeveral, TaskType):
 
     @classmethod
     def label_text(cls, value: Any, where: str) -> str:
-        """A number, the index, or a text, which may be either; as JSON."""
+        """Return the index, or a text that may be either the candidate or its index, as JSON."""
         label = label_text(value, where)
         if isinstance(value, float) and value.is_integer():
             value = int(value)
@@ -85,7 +85,7 @@ class Choice(OneOfSeveral, TaskType):
         return json.dumps(value if index else label, ensure_ascii=False)
 
     def strange(self, row: Row) -> str | None:
-        """None: each row has candidates of its own, and a label that is none of them is an error."""
+        """Refuse a label that is none of the row's own candidates."""
         _right(row)
         return None
 
@@ -93,11 +93,11 @@ class Choice(OneOfSeveral, TaskType):
         return row.candidates[_right(row)]
 
     def targets(self, rows: Sequence[Row]) -> Values:
-        """int64 [n, 2]."""
+        """Return the index of the right candidate and their number, int64 [n, 2]."""
         return np.array([(_right(row), len(row.candidates)) for row in rows], np.int64)
 
     def token_rows(self, given: Any, where: str) -> list[tuple[str, str | None]]:
-        """The text with each candidate."""
+        """Pair the text with each candidate."""
         text, begin, candidates = _parts(given, where)
         return [(text, f"{begin} {candidate}" if begin else candidate) for candidate in candidates]
 
@@ -105,12 +105,12 @@ class Choice(OneOfSeveral, TaskType):
         return [_parts(row, f"row {i}")[2] for i, row in enumerate(given)]
 
     def made_targets(self, mask: NDArray[np.int64]) -> Values:
-        """The first of them."""
+        """Return the first candidate of each row."""
         return np.array([(0, n) for n in self.made_per_row(len(mask)) or ()], np.int64)
 
     @classmethod
     def readable(cls, *, pairs: bool, text: str = "a") -> Any:
-        """That text with two candidates."""
+        """Return that text with two candidates."""
         return {SENTENCES.names[0]: text, CANDIDATES: ("a", "b")}
 
     @classmethod
@@ -118,14 +118,14 @@ class Choice(OneOfSeveral, TaskType):
         return "0", None
 
     def losses(self, logits: NDArray[np.float32], targets: Values) -> NDArray[np.float64]:
-        """[B, K, 1]: cross entropies over a row's candidates."""
+        """Return the cross entropies over a row's candidates, of [B, K, 1]."""
         return -log_softmax(logits[..., 0])[np.arange(len(targets)), targets[:, 0]]
 
     def loss(self, logits: Any, targets: Any, weights: Any = None) -> Any:
         return -logits.squeeze(-1).log_softmax(-1).gather(-1, targets[:, :1]).mean()
 
     def loss_graph(self, logits: str, labels: str) -> LossGraph:
-        """(B, K, 1) and (B, 2)."""
+        """Read (B, K, 1) and (B, 2)."""
         nodes: Nodes = [
             ("Squeeze", [logits, "loss/last"], "loss/scores", {}),
             ("Gather", [labels, "loss/zero"], "loss/right", {"axis": 1}),
@@ -134,11 +134,11 @@ class Choice(OneOfSeveral, TaskType):
         return LossGraph(nodes, integers=True, dims=("batch", 2))
 
     def ignorant_loss(self, targets: Values, words: int = 0) -> float:
-        """Of equal probabilities for a row's candidates."""
+        """Return the loss of equal probabilities for a row's candidates."""
         return float(np.log(targets[:, 1]).mean())
 
     def outputs(self, logits: NDArray[Any]) -> Values:
-        """[B]: the index of the best."""
+        """Return the index of the best, [B]."""
         return logits[..., 0].argmax(1)
 
     def answered(self, rows: Sequence[Row], targets: Values, outputs: Values) -> list[Any]:
@@ -148,62 +148,61 @@ class Choice(OneOfSeveral, TaskType):
         return (outputs != targets[:, 0]).astype(int)
 
     def errors(self, targets: Any, outputs: Any) -> dict[str, Any]:
-        """``figures``: the accuracy, and what picking any candidate has in the mean."""
+        """Return ``figures``: the accuracy, and the mean accuracy of picking by chance."""
         chance = float((1 / np.asarray(targets)[:, 1]).mean())
         return {"figures": {"accuracy": self.score("accuracy", targets, outputs), "chance": chance}}
 
     def majority(self, targets: Values) -> Values:
-        """The place that is right most often."""
+        """Return the place that is right most often."""
         return np.asarray(np.bincount(targets[:, 0]).argmax())
 
     def regressed(self, targets: Values) -> NDArray[np.float64]:
-        """[token rows, 1]: what the right candidate has more than the mean of its row's: no head tells rows apart."""
+        """Return what the right candidate has above its row's mean, [token rows, 1]: no head tells rows apart."""
         each = [(np.arange(n) == right) - 1 / n for right, n in targets]
         return np.concatenate(each)[:, None]
 
     def read_by_head(self, states: Sequence[Values], targets: Values) -> Values:
-        """[token rows, d]."""
+        """Read each token row, [token rows, d]."""
         return np.concatenate(states)
 
     def of_rows(self, logits: Values, targets: Values) -> Values:
-        """[token rows, 1] -> [n, K, 1]."""
+        """Group [token rows, 1] by row, [n, K, 1]."""
         return grouped(logits, places_of(targets[:, 1]))
 
     def right_of(self, targets: Values, logits: Values) -> tuple[Values, Values]:
-        """Of the rows' candidates."""
+        """Return the right candidate's index, and the candidates' logits [n, K]."""
         return targets[:, 0], logits[..., 0]
 
     def judged(self, answers: Sequence[Any], rows: Sequence[Row]) -> tuple[Values, Values]:
-        """[n, K, 1] of the rows' candidates, and which is right."""
+        """Return the logits of the rows' candidates, [n, K, 1], and which is right."""
         targets, flat = self.targets(rows), [logit for answer in answers for logit in answer.logits]
         return self.of_rows(np.array(flat, np.float32)[:, None], targets), targets
 
     def predictions(
         self, task: str, logits: NDArray[np.float32], notes: Sequence[str], read: Sequence[Any] = ()
     ) -> list[Prediction]:
-        """The best candidate; probabilities are the softmax over its row's, at the temperature.  Candidates that are
-        not ``read`` are called by their indices."""
+        """Answer the best candidate; probabilities are the softmax over its row's, at the temperature.  Candidates
+        that are not ``read`` are called by their indices."""
         answers: list[Prediction] = []
         indices = ([*map(str, range(n))] for n in (logits[..., 0] > LOWEST).sum(1))
-        for candidates, raw, note in zip(read or indices, logits[..., 0], notes, strict=True):
-            own = raw[: len(candidates)]
+        for candidates, row, note in zip(read or indices, logits[..., 0], notes, strict=True):
+            own = row[: len(candidates)]
             shares = self.shares(own[None])
             scores = {text: round(float(p), 6) for text, p in zip(candidates, shares[0], strict=True)}
-            best, (unsure,) = int(own.argmax()), self.unsure(shares)
-            told = (scores[candidates[best]], scores, tuple(map(float, own)), note, None, best)
-            answers.append(ChoicePrediction(task, candidates[best], *told, unsure=unsure))
+            index, (unsure,) = int(own.argmax()), self.unsure(shares)
+            best, raw = candidates[index], tuple(map(float, own))
+            answers.append(ChoicePrediction(task, best, scores[best], scores, raw, note, index=index, unsure=unsure))
         return answers
 
     def agreement(self, reference: NDArray[Any], logits: NDArray[Any], tolerance: float | None) -> Agreement:
-        """Whether the same candidate is best.  Of a check file's token rows, [n, 1], each two that follow each other
-        stand for a row."""
+        """Compare which candidate is best.  Of a check file's token rows, [n, 1], each two in turn stand for a row."""
         if reference.ndim == 2:
             reference, logits = (each[: len(each) // 2 * 2].reshape(-1, 2, 1) for each in (reference, logits))
         return same_best(reference[..., 0], logits[..., 0], tolerance)
 
 
 def _right(row: Row) -> int:
-    """The index of the right candidate."""
+    """Return the index of the right candidate."""
     candidates = row.candidates
     if not candidates:
         raise _no_candidates(row.where)
@@ -222,7 +221,7 @@ def _right(row: Row) -> int:
 
 
 def _parts(given: Any, where: str) -> tuple[str, str, tuple[str, ...]]:
-    """Text, beginning of the candidates, and candidates."""
+    """Return a row's text, the beginning of its candidates, and these."""
     first, second, _ = SENTENCES.names
     if not isinstance(given, Mapping) or CANDIDATES not in given:
         raise _no_candidates(where)

@@ -55,12 +55,12 @@ class Classification(OneOfSeveral, TaskType):
 
     @property
     def described(self) -> str:
-        """How many labels there are, and what is guaranteed."""
+        """The number of labels, and what is guaranteed."""
         return ", ".join([f"{self.n_outputs} labels", *(f"{name} {value:g}" for name, value in self.guarantee.items())])
 
     @classmethod
     def labels_of(cls, rows: Sequence[Row]) -> tuple[str, ...]:
-        """Two at least, of which most stand in more than one row."""
+        """Return the labels: two at least, of which most stand in more than one row."""
         has: dict[str, list[Row]] = {}
         for row in rows:
             has.setdefault(row.label or "", []).append(row)
@@ -74,19 +74,19 @@ class Classification(OneOfSeveral, TaskType):
         return labels
 
     def strange(self, row: Row) -> str | None:
-        """The label, where it is none of these."""
+        """Return the label if it is none of these."""
         return None if self.labels is None or row.label in self.labels else row.label
 
     def strata(self, rows: Sequence[Row]) -> list[str]:
         return [str(row.label) for row in rows]
 
     def targets(self, rows: Sequence[Row]) -> Values:
-        """int64 [n]: the index of each label."""
+        """Return each label's index, int64 [n]."""
         index = {label: i for i, label in enumerate(self.labels or ())}
         return np.array([index[row.label or ""] for row in rows], np.int64)
 
     def made_targets(self, mask: NDArray[np.int64]) -> Values:
-        """The labels in turn."""
+        """Return the labels in turn."""
         return np.arange(len(mask)) % self.n_outputs
 
     @classmethod
@@ -98,36 +98,36 @@ class Classification(OneOfSeveral, TaskType):
         return -log_softmax(logits)[np.arange(len(targets)), targets]
 
     def loss(self, logits: Any, targets: Any, weights: Any = None) -> Any:
-        """Their mean, weighted by each row's label where there are weights."""
+        """Return their mean, weighted by each row's label if there are weights."""
         each = -logits.log_softmax(-1).gather(-1, targets.unsqueeze(-1)).squeeze(-1)
         if weights is None:
             return each.mean()
         return (each * weights[targets]).sum() / weights[targets].sum()
 
     def loss_graph(self, logits: str, labels: str) -> LossGraph:
-        """(B, C) and (B)."""
+        """Read (B, C) and (B)."""
         return LossGraph(cross_entropy(logits, labels, 1, "loss/of_rows"), integers=True)
 
     def ignorant_loss(self, targets: Values, words: int = 0) -> float:
-        """Of equal probabilities for all labels."""
+        """Return the loss of equal probabilities for all labels."""
         return math.log(self.n_outputs)
 
     def fitting(self, targets: Values) -> tuple[str, ...]:
-        """Beside the accuracy the macro F1, where a label is rare."""
+        """Name the accuracy, and the macro F1 too if a label is rare."""
         shares = np.bincount(targets) / len(targets)
         return ("accuracy", "macro_f1") if shares[shares > 0].min() < RARE else ("accuracy",)
 
     def averaged(self, metric: str) -> str:
-        """Whose F1 it is, where it is one."""
-        if metric.partition(":")[0] != "f1" or self.labels is None:
+        """Say whose F1 it is, if it is one."""
+        known, _, positive = metric.partition(":")
+        if known != "f1" or self.labels is None:
             return super().averaged(metric)
-        positive = metric.partition(":")[2]
         if not positive and len(self.labels) > 2:
             return f"macro {super().averaged('macro_f1')}"
         return f"of the label {positive or _positive(sorted(self.labels))!r} alone"
 
     def metric_of(self, name: str) -> Metric:
-        """One label's F1, and correlations of labels that are numbers, too."""
+        """Know one label's F1 too, and correlations if labels are numbers."""
         known, _, positive = name.partition(":")
         if positive and known == "f1":
             if self.labels is not None and positive not in self.labels:
@@ -148,7 +148,7 @@ class Classification(OneOfSeveral, TaskType):
         return (outputs != targets).astype(int)
 
     def errors(self, targets: Any, outputs: Any) -> dict[str, Any]:
-        """``by_class``, ``macro`` (their means) and ``confusion`` (label -> answer -> rows, no zeros)."""
+        """Return ``by_class``, ``macro`` (their means) and ``confusion`` (label -> answer -> rows, no zeros)."""
         names, pairs = self.labels or (), Counter(zip(targets.tolist(), outputs.tolist(), strict=True))
         right = [pairs[i, i] for i in range(len(names))]
         given, has = (np.bincount(values, minlength=len(names)).tolist() for values in (outputs, targets))
@@ -158,8 +158,8 @@ class Classification(OneOfSeveral, TaskType):
         return {**by_class(names, right, given, has), "confusion": confusion}
 
     def doubted(self, targets: Values, logits: NDArray[Any]) -> list[tuple[int, dict[str, Any]]]:
-        """By confident learning (Northcutt et al., 2021, arXiv:1911.00068, section 3.1), of a model that did not learn
-        from these rows.
+        """Doubt labels by confident learning (Northcutt et al., 2021, arXiv:1911.00068, section 3.1), of a model that
+        did not learn from these rows.
 
         A label's threshold is its mean probability over the rows that have it: t_j = mean of p_j over {i : y_i = j}.  A
         row is likely mislabelled where of the labels j with p_j >= t_j the most probable is another than its own, and
@@ -180,25 +180,24 @@ class Classification(OneOfSeveral, TaskType):
         return found
 
     def majority(self, targets: Values) -> Values:
-        """The most frequent label's index."""
+        """Return the most frequent label's index."""
         return np.asarray(np.bincount(targets).argmax())
 
     def regressed(self, targets: Values) -> NDArray[np.float64]:
-        """1 in the label's column."""
+        """Return 1 in the label's column."""
         return np.eye(self.n_outputs)[targets]
 
     def predictions(
         self, task: str, logits: NDArray[np.float32], notes: Sequence[str], read: Sequence[Any] = ()
     ) -> list[Prediction]:
-        """The likeliest label, whose probability is its share of the logits' softmax at the temperature."""
+        """Answer the likeliest label; probabilities are the logits' softmax at the temperature."""
         names, (shares, unsure) = self.labels or (), self.likely(logits)
         answers = []
         for row, raw, note, doubt in zip(shares, logits.tolist(), notes, unsure, strict=True):
             scores = {label: round(p, 6) for label, p in zip(names, row, strict=True)}
             best = names[raw.index(max(raw))]
             mean = None if self.step is None else sum(float(n) * p for n, p in zip(names, row, strict=True))
-            told = (scores[best], scores, tuple(raw), note, mean)
-            answers.append(Prediction(task, best, *told, unsure=doubt))
+            answers.append(Prediction(task, best, scores[best], scores, tuple(raw), note, mean, unsure=doubt))
         return answers
 
 
@@ -207,36 +206,33 @@ _NUMBER = re.compile(r"-?\d+(\.\d+)?", re.ASCII)
 _WHOLE = re.compile(r"(?<=\d)\.0+$")  # 1.0 beside 1
 
 
-def _say(file: str, what: str, labels: Sequence[str], has: Mapping[str, Sequence[Row]]) -> None:
-    shown = "; ".join(f"{_seen(name)} ({_places(has[name])})" for name in labels[:3])
-    more = f" and {len(labels) - 3} more" if len(labels) > 3 else ""
-    warnings.warn(f"{file}: {what}: {shown}{more}.", stacklevel=3)
-
-
 def check_names(has: Mapping[str, Sequence[Row]], file: str) -> None:
-    """See that names, each with the rows that have it, stand more than once; warn of those that may be one, and of very
-    many."""
+    """Refuse names, each with its rows, of which most stand once; warn of rare, of similar and of very many ones."""
     labels, n = sorted(has), sum(map(len, has.values()))
+
+    def say(what: str, found: Sequence[Sequence[str]]) -> None:
+        if not found:
+            return
+        told = [" and ".join(f"{_seen(name)} ({_places(has[name])})" for name in names) for names in found[:3]]
+        more = f" and {len(found) - 3} more" if len(found) > 3 else ""
+        warnings.warn(f"{file}: {what}: {'; '.join(told)}{more}.", stacklevel=3)
+
     if len(labels) > MANY and 2 * len(labels) > n:
         raise DataError(
             f"{file}: {len(labels):,} different labels in {n:,} rows, such as {listed(labels[:3])}; a label stands in "
             "many rows. Is it another column (--label-column NAME), or numbers (edgepeft train --regression)?"
         )
-    if missing := [label for label in labels if label.casefold() in _MISSING]:
-        _say(file, "labels that may stand for a missing one are names like others", missing, has)
-    if n > len(labels) and (rare := [label for label in labels if len(has[label]) == 1]):
-        _say(file, "labels of a single row are too rare to be learnt", rare, has)
+    missing = [[label] for label in labels if label.casefold() in _MISSING]
+    say("labels that may stand for a missing one are names like others", missing)
+    if n > len(labels):
+        rare = [[label] for label in labels if len(has[label]) == 1]
+        say("labels of a single row are too rare to be learnt", rare)
     alike: dict[str, list[str]] = {}
     for label in labels:
         plain = "".join(unicodedata.normalize("NFKC", label.casefold()).split())
         alike.setdefault(_WHOLE.sub("", plain), []).append(label)
-    if same := [each for each in alike.values() if len(each) > 1]:
-        more = f" and {len(same) - 3} more" if len(same) > 3 else ""
-        shown = "; ".join(" and ".join(f"{_seen(name)} ({_places(has[name])})" for name in each) for each in same[:3])
-        warnings.warn(
-            f"{file}: labels that differ in case, blanks, Unicode form or .0 only are different ones: {shown}{more}.",
-            stacklevel=2,
-        )
+    same = [names for names in alike.values() if len(names) > 1]
+    say("labels that differ in case, blanks, Unicode form or .0 only are different ones", same)
     if len(labels) > VERY_MANY:
         warnings.warn(
             f"{file} has {len(labels):,} labels; each needs rows of its own to be learnt. If it is not the column of "
@@ -246,7 +242,7 @@ def check_names(has: Mapping[str, Sequence[Row]], file: str) -> None:
 
 
 def _seen(name: str) -> str:
-    """With escapes where it is not of the usual Unicode form, and may look like another."""
+    """Quote a name, with escapes if it is not of the usual Unicode form and may look like another."""
     return repr(name) if unicodedata.is_normalized("NFKC", name) else ascii(name)
 
 
@@ -256,13 +252,13 @@ def _places(rows: Sequence[Row]) -> str:
 
 
 def _positive(names: Sequence[str]) -> str:
-    """The last of the sorted names that denies nothing: 1, yes, true, spam; equivalent, not not_equivalent."""
+    """Return the last sorted name that denies nothing: 1, yes, true, spam; equivalent, not not_equivalent."""
     affirming = [name for name in names if not re.match(r"(not?|non)[ _-]", name, re.IGNORECASE)]
     return (affirming or list(names))[-1]
 
 
 def _counts(kind: Classification, targets: Values, outputs: Values) -> tuple[Values, Values, Values]:
-    """float64 [C]: rows that are given the label rightly, are given it, and have it."""
+    """Count the rows that are given each label rightly, are given it, and have it: float64 [C]."""
     of = (targets[targets == outputs], outputs, targets)
     right, given, has = (np.bincount(each, minlength=kind.n_outputs).astype(np.float64) for each in of)
     return right, given, has

@@ -65,7 +65,7 @@ class Labels(TaskType):
     problem_type: ClassVar[str] = "multi_label_classification"
 
     def __post_init__(self) -> None:
-        """See that there is a threshold between 0 and 1 for each label, where there are any."""
+        """Refuse thresholds that are not one between 0 and 1 for each label."""
         given = self.chosen.get("thresholds")
         if given is None:
             return
@@ -84,7 +84,7 @@ class Labels(TaskType):
 
     @classmethod
     def label_text(cls, value: Any, where: str) -> str:
-        """A list of names, each once."""
+        """Return a list of names, each once, as JSON."""
         if not isinstance(value, list | tuple):
             raise DataError(
                 f"{where}: the label is a list of names, [] for none; found {shown(value)}. In a table, or a text, "
@@ -98,7 +98,7 @@ class Labels(TaskType):
 
     @classmethod
     def labels_of(cls, rows: Sequence[Row]) -> tuple[str, ...]:
-        """All that some row has."""
+        """Return all labels that some row has."""
         has: dict[str, list[Row]] = {}
         for row in rows:
             for name in _names(row):
@@ -112,14 +112,14 @@ class Labels(TaskType):
         return next((name for name in _names(row) if name not in (self.labels or ())), None)
 
     def strata(self, rows: Sequence[Row]) -> list[str]:
-        """Each row's rarest label, so that the rows of every label are divided; rows with none are of one."""
+        """Divide the rows of every label, by each row's rarest; rows with none are one stratum."""
         return rarest([*map(_names, rows)])
 
     def expected(self, row: Row) -> list[str]:
         return _names(row)
 
     def targets(self, rows: Sequence[Row]) -> Values:
-        """float32 [n, C]: 1 where a row has the label."""
+        """Return 1 where a row has the label, float32 [n, C]."""
         index = {label: i for i, label in enumerate(self.labels or ())}
         targets = np.zeros((len(rows), len(index)), np.float32)
         for target, row in zip(targets, rows, strict=True):
@@ -127,7 +127,7 @@ class Labels(TaskType):
         return targets
 
     def made_targets(self, mask: NDArray[np.int64]) -> Values:
-        """One label of each row, in turn."""
+        """Return one label of each row, in turn."""
         return np.eye(self.n_outputs, dtype=np.float32)[np.arange(len(mask)) % self.n_outputs]
 
     @classmethod
@@ -135,16 +135,16 @@ class Labels(TaskType):
         return "[]", tuple(labels or ("yes", "no"))
 
     def losses(self, logits: NDArray[np.float32], targets: Values) -> NDArray[np.float64]:
-        """Binary cross entropies, their mean over the labels."""
+        """Return the mean of the labels' binary cross entropies."""
         exact = logits.astype(np.float64)
         return (np.logaddexp(0, exact) - exact * targets).mean(1)
 
     def loss(self, logits: Any, targets: Any, weights: Any = None) -> Any:
-        """Their mean, in the form that never overflows."""
+        """Return their mean, in the form that never overflows."""
         return (logits.clamp(min=0) - logits * targets + (-logits.abs()).exp().log1p()).mean()
 
     def loss_graph(self, logits: str, labels: str) -> LossGraph:
-        """(B, C) twice."""
+        """Read (B, C) twice."""
         nodes: Nodes = [
             ("Softplus", [logits], "loss/softplus", {}),
             ("Mul", [logits, labels], "loss/of_those_it_has", {}),
@@ -157,21 +157,21 @@ class Labels(TaskType):
         return np.full(len(targets), float(self.n_outputs))
 
     def ignorant_loss(self, targets: Values, words: int = 0) -> float:
-        """Of a probability of one half for each."""
+        """Return the loss of a probability of one half for each."""
         return math.log(2)
 
     def outputs(self, logits: NDArray[Any]) -> Values:
-        """All logits: thresholds come later."""
+        """Keep all logits: thresholds come later."""
         return logits
 
     def with_chosen(self, targets: Values, outputs: Values) -> Self:
-        """The thresholds of the best F1 of each label on these rows."""
+        """Choose each label's threshold of the best F1 on these rows."""
         shares = _sigmoid(outputs)
         best = [_best_threshold(targets[:, i] > 0, shares[:, i]) for i in range(self.n_outputs)]
         return replace(self, chosen={**self.chosen, "thresholds": best})
 
     def decided(self, logits: Values) -> NDArray[np.bool_]:
-        """[n, C]: which labels hold."""
+        """Say which labels hold, [n, C]."""
         return _sigmoid(logits) > self.thresholds
 
     def plain(self, outputs: Values) -> list[list[str]]:
@@ -179,22 +179,22 @@ class Labels(TaskType):
         return [[names[i] for i in np.flatnonzero(row)] for row in self.decided(outputs)]
 
     def off(self, targets: Values, outputs: Values) -> Values:
-        """How many labels are wrong."""
+        """Count the labels that are wrong."""
         return (self.decided(outputs) != (targets > 0)).sum(1)
 
     def fitting(self, targets: Values) -> tuple[str, ...]:
-        """Of all rows' labels together, and each label alike."""
+        """Average over all rows' labels together, and over the labels."""
         return ("micro_f1", "macro_f1")
 
     def errors(self, targets: Any, outputs: Any) -> dict[str, Any]:
-        """``by_class`` and ``macro``, each label for itself; ``figures``: every metric, and scikit-learn's loss."""
+        """Return ``by_class`` and ``macro``, each label for itself, and ``figures``: every metric, and the loss too."""
         right, given, has = (each.tolist() for each in _counts(self, targets, outputs))
         figures = {name: self.score(name, targets, outputs) for name in self.metrics}
         figures["ranking_loss"] = 1 - figures.pop("ranking")
         return {**by_class(self.labels or (), right, given, has), "figures": figures}
 
     def majority(self, targets: Values) -> Values:
-        """The most frequent labels, as many as have the best micro F1; the most frequent set is often the empty one."""
+        """Return the most frequent labels, as many as have the best micro F1: the most frequent set is often empty."""
         has = (targets > 0).sum(0)
         order = np.argsort(-has, kind="stable")
         f1 = 2 * np.cumsum(has[order]) / (len(targets) * np.arange(1, self.n_outputs + 1) + has.sum())
@@ -203,23 +203,23 @@ class Labels(TaskType):
         return answer
 
     def regressed(self, targets: Values) -> NDArray[np.float64]:
-        """1 for what a row has, else -1."""
+        """Return 1 for what a row has, else -1."""
         return 2.0 * targets - 1.0
 
     def predictions(
         self, task: str, logits: NDArray[np.float32], notes: Sequence[str], read: Sequence[Any] = ()
     ) -> list[Prediction]:
-        """The labels whose probability, the sigmoid of the logit, is above their threshold."""
+        """Answer the labels whose probability, the sigmoid of the logit, is above their threshold."""
         answers: list[Prediction] = []
-        for row, raw, held, note in zip(_sigmoid(logits), logits, self.plain(logits), notes, strict=True):
+        for row, raw, held, note in zip(_sigmoid(logits), logits.tolist(), self.plain(logits), notes, strict=True):
             scores = {label: round(float(p), 6) for label, p in zip(self.labels or (), row, strict=True)}
-            told = (max(scores.values()), scores, tuple(map(float, raw)), note, None, tuple(held))
-            answers.append(LabelsPrediction(task, None, *told))
+            best = max(scores.values())
+            answers.append(LabelsPrediction(task, None, best, scores, tuple(raw), note, labels=tuple(held)))
         return answers
 
     def agreement(self, reference: NDArray[Any], logits: NDArray[Any], tolerance: float | None) -> Agreement:
-        """The share of a row's labels that both answer, of those that either does (Jaccard's index; of none 1), in the
-        mean.  A row is undecided where the reference's logit is too near a label's threshold."""
+        """Return the mean share of a row's labels that both answer, of those that either does (Jaccard's index; of
+        none 1).  A row is undecided where the reference's logit is too near a label's threshold."""
         cut = np.log(self.thresholds) - np.log1p(-self.thresholds)
         decided = (np.abs(reference - cut) > 2 * (tolerance or CLOSE)).all(1)
         one, other = (self.decided(each[decided]) for each in (reference, logits))
@@ -237,7 +237,7 @@ def _sigmoid(logits: Values) -> NDArray[np.float64]:
 
 
 def _best_threshold(has: NDArray[np.bool_], shares: NDArray[np.float64]) -> float:
-    """Between two of these rows' probabilities [n]; of equally good ones the nearest to one half."""
+    """Return the threshold of the best F1, between two rows' probabilities [n]; of equals the nearest to one half."""
     if not has.any():
         return _EVEN
     order = np.argsort(-shares)
@@ -253,7 +253,7 @@ def _best_threshold(has: NDArray[np.bool_], shares: NDArray[np.float64]) -> floa
 def _counts(
     kind: Labels, targets: Values, outputs: Values
 ) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.intp]]:
-    """[C]: rows that are given the label rightly, are given it, and have it."""
+    """Count the rows that are given each label rightly, are given it, and have it: [C]."""
     given, has = kind.decided(outputs), targets > 0
     return (given & has).sum(0), given.sum(0), has.sum(0)
 
@@ -269,8 +269,8 @@ def _macro_f1(kind: Labels, targets: Values, outputs: Values) -> float:
 
 
 def _ranks_right(kind: Labels, targets: Values, outputs: Values) -> Values:
-    """[n]: 1 less the share of pairs, one label that a row has and one that it lacks, whose scores are not in that
-    order (equal ones are not); a row without such a pair has none wrong (Tsoumakas et al., 2010)."""
+    """Return 1 less each row's share of wrong pairs, [n] (Tsoumakas et al., 2010): of a label that it has and one that
+    it lacks, the first must score higher; a row without such a pair has none wrong."""
     losses = []
     for has, scores in zip(targets > 0, outputs, strict=True):
         theirs, others = scores[has], np.sort(scores[~has])

@@ -30,7 +30,7 @@ def _spearman(labels: Values, answers: Values) -> float:
 
 
 def ranks(values: Values) -> Values:
-    """Equal values share the mean of their ranks."""
+    """Rank values from 1; equal ones share the mean of their ranks."""
     _, which, counts = np.unique(values.astype(np.float64), return_inverse=True, return_counts=True)
     return (np.cumsum(counts) - (counts - 1) / 2)[which]
 
@@ -40,7 +40,7 @@ CORRELATIONS = {
     "spearman": Metric(lambda _, labels, answers: _spearman(labels, answers)),
     "pearson_spearman": Metric(lambda _, a, b: (_pearson(a, b) + _spearman(a, b)) / 2),
 }
-"""By name; of numbers [n] and answers [n]."""
+"""Name -> correlation of numbers [n] and answers [n]."""
 
 
 @dataclass(frozen=True)
@@ -74,11 +74,11 @@ class Regression(TaskType):
         return number
 
     def targets(self, rows: Sequence[Row]) -> Values:
-        """float32 [n]."""
+        """Return the numbers, float32 [n]."""
         return np.array([self.expected(row) for row in rows], np.float32)
 
     def made_targets(self, mask: NDArray[np.int64]) -> Values:
-        """0, 1, 2, ..."""
+        """Return 0, 1, 2, ..."""
         return np.arange(len(mask), dtype=np.float32)
 
     @classmethod
@@ -92,7 +92,7 @@ class Regression(TaskType):
         return (logits.squeeze(-1) - targets).square().mean()
 
     def loss_graph(self, logits: str, labels: str) -> LossGraph:
-        """(B, 1) and (B)."""
+        """Read (B, 1) and (B)."""
         nodes: Nodes = [
             ("Squeeze", [logits, "loss/last"], "loss/numbers", {}),
             ("Sub", ["loss/numbers", labels], "loss/difference", {}),
@@ -101,7 +101,7 @@ class Regression(TaskType):
         return LossGraph(nodes, integers=False)
 
     def ignorant_loss(self, targets: Values, words: int = 0) -> float:
-        """Of the mean in place of every number."""
+        """Return the loss of the mean in place of every number."""
         return float(targets.var(dtype=np.float64))
 
     def outputs(self, logits: NDArray[Any]) -> Values:
@@ -111,11 +111,11 @@ class Regression(TaskType):
         return np.abs(outputs - targets)
 
     def fitting(self, targets: Values) -> tuple[str, ...]:
-        """By ranks, and by the numbers."""
+        """Correlate by ranks, and by the numbers."""
         return ("spearman", "pearson")
 
     def errors(self, targets: Any, outputs: Any) -> dict[str, Any]:
-        """``residuals``: of the answers less the labels."""
+        """Return ``residuals``, of the answers less the labels."""
         off = np.asarray(outputs, np.float64) - np.asarray(targets, np.float64)
         size = np.abs(off)
         figures = {"mean": off.mean(), "mean_absolute": size.mean(), "root_mean_square": np.sqrt((off**2).mean())}
@@ -131,12 +131,12 @@ class Regression(TaskType):
     def predictions(
         self, task: str, logits: NDArray[np.float32], notes: Sequence[str], read: Sequence[Any] = ()
     ) -> list[Prediction]:
-        values = [float(row[0]) for row in logits]
+        values = logits[:, 0].tolist()
         return [Prediction(task, None, value, {}, (value,), note) for value, note in zip(values, notes, strict=True)]
 
     def agreement(self, reference: NDArray[Any], logits: NDArray[Any], tolerance: float | None) -> Agreement:
-        """It decides nothing.  Where its values are held to no tolerance, a row has changed that moved by more than a
-        quarter of their standard deviation: noise that moves 2 % of rows so far costs a correlation half a point."""
+        """Agree within the tolerance.  Without one, a row has changed that moved by more than a quarter of the values'
+        standard deviation: noise that moves 2 % of rows so far costs a correlation half a point."""
         if tolerance is not None:
             return Agreement(1.0, 0)
         near = np.abs(reference - logits) <= max(_MOVED * float(reference.std()), CLOSE)

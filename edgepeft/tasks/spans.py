@@ -12,7 +12,7 @@ Letters: W windows of a batch, B rows, n rows, K windows of the row that has mos
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, Self
@@ -59,14 +59,14 @@ class Spans(TaskType):
     model: ClassVar[str] = "ForQuestionAnswering"
 
     def __post_init__(self) -> None:
-        """See that what was chosen can be."""
+        """Refuse a threshold that is no number."""
         threshold = self.chosen.get("threshold", 0.0)
         if isinstance(threshold, bool) or not isinstance(threshold, int | float) or not math.isfinite(threshold):
             raise ValueError(f"the threshold of no answer is a number; found {threshold!r}")
 
     @property
     def n_outputs(self) -> int:
-        """Start and end."""
+        """Two: start and end."""
         return 2
 
     @property
@@ -81,28 +81,28 @@ class Spans(TaskType):
 
     @classmethod
     def columns(cls, given: Columns) -> Columns:
-        """SQuAD's too."""
+        """Read SQuAD's columns too."""
         return given._replace(passages=True)
 
     @classmethod
     def label_text(cls, value: Any, where: str) -> str:
-        """Answers with their places, or none."""
+        """Return answers with their places, or none, as JSON."""
         return answers_label(value, where)
 
     def strange(self, row: Row) -> str | None:
-        """None: an answer that does not stand in the passage is an error."""
+        """Refuse an answer that does not stand in the passage."""
         answers_of(row)
         return None
 
     def strata(self, rows: Sequence[Row]) -> list[str]:
-        """Whether there is an answer."""
+        """Divide rows with an answer and those without."""
         return ["some" if answers_of(row) else "none" for row in rows]
 
     def expected(self, row: Row) -> str:
         return right_texts(row)[0]
 
     def token_rows(self, given: Any, where: str) -> list[tuple[str, str | None]]:
-        """Question and passage, of which the passage is read in windows."""
+        """Return question and passage, of which the passage is read in windows."""
         if isinstance(given, Mapping):
             first, second, _ = SENTENCES.names
             given = given.get(first, given.get("question")), given.get(second, given.get("context"))
@@ -117,7 +117,7 @@ class Spans(TaskType):
 
     @classmethod
     def readable(cls, *, pairs: bool, text: str = "a") -> Any:
-        """A question and that passage."""
+        """Return a question and that passage."""
         return ("a", text)
 
     @classmethod
@@ -125,37 +125,31 @@ class Spans(TaskType):
         return "[]", None
 
     def targets(self, rows: Sequence[Row]) -> Values:
-        """[n] of ``Asked``, in no window."""
-        return self._asked(rows, [()] * len(rows))
+        """Return [n] of ``Asked``, in no window."""
+        return _asked(rows, (passage_of(row.sentence2 or "", ()) for row in rows))
 
     def encoded(self, rows: Sequence[Row], tokens: TokenBatch) -> Values:
-        """[n] of ``Asked``; of each window the places of the first and the last token of the first answer."""
-        return self._asked(rows, tokens.windows)
+        """Return [n] of ``Asked``, with the first answer's first and last token in each window."""
+        pairs = zip(rows, tokens.windows, strict=True)
+        return _asked(rows, (passage_of(row.sentence2 or "", own) for row, own in pairs))
 
     def grouping(self, tokens: TokenBatch, per_row: Sequence[int] | None) -> RowGrouping:
-        """Windows, of which the passage's tokens can be answers."""
+        """Say which windows are a row's, and that the passage's tokens can be answers."""
         passages = [passage_of("", own) for own in tokens.windows]
         return RowGrouping(tokens.per_text, read=readable(passages, max(len(each.ids) for each in tokens.encodings)))
 
     def beside(self, given: Sequence[Any], texts: Sequence[Text], tokens: TokenBatch) -> list[Passage]:
-        """Each text's passage."""
+        """Return each text's passage."""
         return [passage_of(text.second or "", own) for text, own in zip(texts, tokens.windows, strict=True)]
 
-    def _asked(self, rows: Sequence[Row], windows: Sequence[Sequence[Any]]) -> Values:
-        found = np.empty(len(rows), object)
-        for i, (row, own) in enumerate(zip(rows, windows, strict=True)):
-            passage = passage_of(row.sentence2 or "", own)
-            found[i] = Asked(passage, right_texts(row), wanted_of(passage, answers_of(row)))
-        return found
-
     def made_targets(self, mask: NDArray[np.int64]) -> Values:
-        """The first token: [W, 2]."""
+        """Return the first token, [W, 2]."""
         return np.zeros((len(mask), 2), np.int64)
 
     # Losses.
 
     def losses(self, logits: NDArray[np.float32], targets: Values) -> NDArray[np.float64]:
-        """Of windows [W, S, 2], with targets [W, 2]; of rows [B, K, S, 2] the mean over each one's windows."""
+        """Return losses of windows [W, S, 2], with targets [W, 2]; of rows [B, K, S, 2] the means over windows."""
         if targets.dtype == object:
             each = [self.losses(row[: len(t.wanted)], t.wanted).mean() for row, t in zip(logits, targets, strict=True)]
             return np.array(each)
@@ -163,11 +157,11 @@ class Spans(TaskType):
         return -chosen.mean(1)
 
     def loss(self, logits: Any, targets: Any, weights: Any = None) -> Any:
-        """The mean over windows."""
+        """Return the mean over windows."""
         return -logits.log_softmax(1).gather(1, targets.unsqueeze(1)).mean()
 
     def loss_graph(self, logits: str, labels: str) -> LossGraph:
-        """(W, S, 2) and (W, 2)."""
+        """Read (W, S, 2) and (W, 2)."""
         nodes: Nodes = [
             ("Transpose", [logits], "loss/columns_first", {"perm": [0, 2, 1]}),
             *cross_entropy("loss/columns_first", labels, 2, "loss/of_both"),
@@ -176,14 +170,14 @@ class Spans(TaskType):
         return LossGraph(nodes, integers=True, dims=("batch", 2))
 
     def ignorant_loss(self, targets: Values, words: int = 0) -> float:
-        """Of equal logits for all tokens of a window."""
+        """Return the loss of equal logits for all tokens of a window."""
         counts = [1 + len(places) for target in targets for places in target.passage.places]
         return float(np.log(counts).mean())
 
     # Scores.
 
     def outputs(self, logits: NDArray[Any]) -> Values:
-        """[B, K, S, 2] -> [B, 5]: window, first and last token, the span's score, and that of no answer."""
+        """Find the best span of [B, K, S, 2]: window, first and last token, its score, and no answer's, [B, 5]."""
         return best_spans(logits)
 
     def _given(self, target: Asked, output: Values) -> str:
@@ -191,7 +185,7 @@ class Spans(TaskType):
         return target.passage.text[start:end]
 
     def _span(self, passage: Passage, output: Values) -> tuple[int, int]:
-        """Where the answer stands; (0, 0) where there is none."""
+        """Return where the answer stands; (0, 0) if there is none."""
         window, first, last, score, nothing = output.tolist()
         if window < 0:
             return 0, 0 if window == _NONE else len(passage.text)
@@ -204,7 +198,7 @@ class Spans(TaskType):
         return start + len(text) - len(text.lstrip()), end - len(text) + len(text.rstrip())
 
     def with_chosen(self, targets: Values, outputs: Values) -> Self:
-        """The threshold of the highest F1, midway between two rows' differences, where some rows have no answer."""
+        """Choose the threshold of the highest F1, midway between two rows' differences, if some have no answer."""
         bare = replace(self, chosen={k: v for k, v in self.chosen.items() if k != "threshold"})
         if not any(target.answers == ("",) for target in targets):
             return bare
@@ -216,27 +210,27 @@ class Spans(TaskType):
         return replace(self, chosen={**bare.chosen, "threshold": threshold})
 
     def plain(self, outputs: Values) -> list[float]:
-        """How far the best span is above no answer."""
+        """Return how far the best span is above no answer."""
         return np.round(outputs[:, 3] - outputs[:, 4], 6).tolist()
 
     def answered(self, rows: Sequence[Row], targets: Values, outputs: Values) -> list[str]:
         return [self._given(*each) for each in zip(targets, outputs, strict=True)]
 
     def each(self, targets: Values, outputs: Values, metric: str = "f1") -> Values:
-        """[n]: the score of each row."""
+        """Score each row, [n]."""
         given = zip(targets, outputs, strict=True)
         return np.array([best_score(metric, self._given(target, output), target.answers) for target, output in given])
 
     def off(self, targets: Values, outputs: Values) -> Values:
-        """What each row's F1 lacks."""
+        """Return what each row's F1 lacks."""
         return 1 - self.each(targets, outputs)
 
     def fitting(self, targets: Any) -> tuple[str, ...]:
-        """SQuAD's two."""
+        """Name SQuAD's two."""
         return ("f1", "exact_match")
 
     def errors(self, targets: Any, outputs: Any) -> dict[str, Any]:
-        """``figures``: the metrics; where some rows have no answer, also of those and of the others alone."""
+        """Return ``figures``: the metrics; if some rows have no answer, also of those and of the others alone."""
         none = np.array([target.answers == ("",) for target in targets])
         figures = {}
         for metric in self.metrics:
@@ -250,13 +244,13 @@ class Spans(TaskType):
     # Baselines.
 
     def majority(self, targets: Values) -> Values:
-        """No answer, or the whole passage, by their F1."""
+        """Return no answer, or the whole passage, by their F1."""
         kinds = [np.array([window, 0, 0, 0, 0]) for window in (_NONE, _WHOLE)]
         scores = [self.each(targets, np.tile(each, (len(targets), 1))).mean() for each in kinds]
         return kinds[int(np.argmax(scores))]
 
     def regressed(self, targets: Values) -> NDArray[np.float64]:
-        """[tokens that are read, 2]: 1 at the start, and at the end, less their shares of the window's tokens."""
+        """Return 1 at the start, and at the end, less their shares of a window's tokens: [tokens that are read, 2]."""
         found = []
         for places, wanted in windows_of(targets):
             at = np.concatenate([[0], places])[:, None] == wanted
@@ -264,13 +258,13 @@ class Spans(TaskType):
         return np.concatenate(found)
 
     def read_by_head(self, states: Sequence[Values], targets: Values) -> Values:
-        """[tokens that are read, d]."""
+        """Read each window's first token and the passage's, [tokens that are read, d]."""
         windows = (window for row, target in zip(states, targets, strict=True) for window in row[: len(target.wanted)])
         read = zip(windows, windows_of(targets), strict=True)
         return np.concatenate([window[np.concatenate([[0], places])] for window, (places, _) in read])
 
     def of_rows(self, logits: Values, targets: Values) -> Values:
-        """[tokens that are read, 2] -> [n, K, S, 2]."""
+        """Spread [tokens that are read, 2] over windows, [n, K, S, 2]."""
         most = max(len(target.wanted) for target in targets)
         longest = 1 + max(int(places.max(initial=0)) for places, _ in windows_of(targets))
         found, done = np.full((len(targets), most, longest, 2), LOWEST), 0
@@ -286,8 +280,8 @@ class Spans(TaskType):
     def predictions(
         self, task: str, logits: NDArray[np.float32], notes: Sequence[str], read: Sequence[Any] = ()
     ) -> list[Prediction]:
-        """Of [n, K, S, 2] and passages; the score is the product of start's and end's probabilities among the tokens
-        of all windows, of no answer at the first token of the window that says so least."""
+        """Answer [n, K, S, 2] and passages; the score is the product of start's and end's probabilities among the
+        tokens of all windows, of no answer at the first token of the window that says so least."""
         rows = zip(logits, self.outputs(logits), read, notes, strict=True)
         return [self._predicted(task, *row) for row in rows]
 
@@ -307,22 +301,29 @@ class Spans(TaskType):
         return SpansPrediction(task, None, score, {}, (), note, text=passage.text[start:end], of_row=of_row, **places)
 
     def judged(self, answers: Sequence[Any], rows: Sequence[Row]) -> tuple[Values, Values]:
-        """[n, K, S, 2], and what is asked of the rows."""
+        """Return the rows' logits, [n, K, S, 2], and what is asked of them."""
         found = [answer.of_row for answer in answers]
         most, longest = (max(logits.shape[axis] for logits, _ in found) for axis in (0, 1))
-        padded, targets = np.full((len(found), most, longest, 2), LOWEST, np.float32), np.empty(len(found), object)
-        for i, ((logits, passage), row) in enumerate(zip(found, rows, strict=True)):
-            padded[i, : logits.shape[0], : logits.shape[1]] = logits
-            targets[i] = Asked(passage, right_texts(row), wanted_of(passage, answers_of(row)))
-        return padded, targets
+        padded = np.full((len(found), most, longest, 2), LOWEST, np.float32)
+        for row, (logits, _) in zip(padded, found, strict=True):
+            row[: logits.shape[0], : logits.shape[1]] = logits
+        return padded, _asked(rows, (passage for _, passage in found))
 
     def agreement(self, reference: NDArray[Any], logits: NDArray[Any], tolerance: float | None) -> Agreement:
-        """The share of windows' best starts and ends that are the same; a row is undecided where all of its are."""
+        """Return the share of windows' best starts and ends that are the same; a row is undecided if all its are."""
         reference, logits = (each.reshape(len(each), -1, *each.shape[-2:]) for each in (reference, logits))
         decided = Agreement.decided(reference, tolerance, axis=2)  # (n, K, 2)
         same = reference.argmax(2) == logits.argmax(2)
         share = float(same[decided].mean()) if decided.any() else 1.0
         return Agreement(share, int((~decided).all((1, 2)).sum()))
+
+
+def _asked(rows: Sequence[Row], passages: Iterable[Passage]) -> Values:
+    """Return what each row asks about its passage, [n] of ``Asked``."""
+    found = np.empty(len(rows), object)
+    for i, (row, passage) in enumerate(zip(rows, passages, strict=True)):
+        found[i] = Asked(passage, right_texts(row), wanted_of(passage, answers_of(row)))
+    return found
 
 
 Spans.metrics = {

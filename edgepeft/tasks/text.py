@@ -1,7 +1,7 @@
 """Text: words that the model's own decoder writes, by the cross entropy of their tokens (Raffel et al., 2020).
 
-What is large stands where it is done: the head in ``heads.text``, training in ``training.text_engine``, writing in
-``runtime.generation``, its check in ``deploy.verify``.
+The head stands in ``heads.decoder``, training in ``training.text_engine``, writing in ``runtime.generation``, the check
+in ``deploy.verify``.
 
 Metrics are higher the better, 1 at best; a row counts by the best of its references.  exact_match and f1 are SQuAD's
 (Rajpurkar et al., 2016): letters are lowered, punctuation and articles left out; f1 is of the words that answer and
@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 
 from edgepeft.common.errors import UsageError, requiring
 from edgepeft.data.answers import Prediction
+from edgepeft.data.labels import NO_TARGET
 from edgepeft.data.rows import Row
 from edgepeft.tasks._facts import LossGraph, Metric, Values, cross_entropy, mean
 from edgepeft.tasks.base import TaskType
@@ -63,15 +64,15 @@ class Text(TaskType):
         return "a", None
 
     def targets(self, rows: Sequence[Row]) -> NoReturn:
-        """Tokens, which ``data.batches`` makes: they take an encoder."""
+        """Refuse: tokens take an encoder, so ``data.batches`` makes them."""
         raise UsageError("rows whose answer is text are encoded together with it.")
 
     def made_targets(self, mask: NDArray[np.int64]) -> Values:
-        """As many tokens as the row reads: words of any tokenizer, the second and third of a T5's."""
-        return np.where(mask > 0, 3 + np.arange(mask.shape[1]) % 2, -100)
+        """Return as many tokens as the row reads: words of any tokenizer, the second and third of a T5's."""
+        return np.where(mask > 0, 3 + np.arange(mask.shape[1]) % 2, NO_TARGET)
 
     def losses(self, logits: NDArray[np.float32], targets: Values) -> NDArray[np.float64]:
-        """[B, T, v] and [B, T]: the mean over each row's tokens; in float64 a row at a time, for v is large."""
+        """Return the mean over each row's tokens, of [B, T, v] and [B, T]; in float64 row by row, for v is large."""
         losses = np.empty(len(targets))
         for i, (of_row, tokens) in enumerate(zip(logits, targets, strict=True)):
             known = np.flatnonzero(tokens >= 0)
@@ -82,13 +83,13 @@ class Text(TaskType):
         return losses
 
     def loss(self, logits: Any, targets: Any, weights: Any = None) -> Any:
-        """The mean over all rows' tokens."""
+        """Return the mean over all rows' tokens."""
         known = targets >= 0
         each = logits.log_softmax(-1).gather(-1, targets.clamp(min=0).unsqueeze(-1)).squeeze(-1)
         return -(each * known).sum() / known.sum()
 
     def loss_graph(self, logits: str, labels: str) -> LossGraph:
-        """(B, T, v) and (B, T); NO_TARGET is no column."""
+        """Read (B, T, v) and (B, T); NO_TARGET is no column."""
         nodes = cross_entropy(logits, labels, 2, "loss/of_tokens")
         nodes.append(("ReduceSum", ["loss/of_tokens", "loss/last"], "loss/of_rows", {"keepdims": 0}))
         return LossGraph(nodes, integers=True, dims=("batch", "target"))
@@ -97,33 +98,34 @@ class Text(TaskType):
         return (targets >= 0).sum(1)
 
     def ignorant_loss(self, targets: Values, words: int = 0) -> float:
-        """Of equal probabilities for all words."""
+        """Return the loss of equal probabilities for all words."""
         return math.log(words)
 
     def outputs(self, logits: NDArray[Any]) -> NoReturn:
-        """Texts are decoded token by token."""
+        """Refuse: texts are decoded token by token."""
         raise UsageError("text is written token by token.")
 
     def errors(self, targets: Any, outputs: Any) -> dict[str, Any]:
-        """``texts``: the scores by which rows are averaged, and the share of answers without a word."""
-        rows = {name: _rows(score, self, targets, outputs) for name, score in _OF_ROWS.items()}
-        empty = sum(not answer.strip() for answer in outputs)
-        return {"texts": {**{k: sum(v) / len(v) for k, v in rows.items()}, "empty_answers": empty / len(outputs)}}
+        """Return ``texts``: the scores by which rows are averaged, and the share of answers without a word."""
+        n = len(outputs)
+        texts = {name: sum(_rows(score, self, targets, outputs)) / n for name, score in _OF_ROWS.items()}
+        texts["empty_answers"] = sum(not answer.strip() for answer in outputs) / n
+        return {"texts": texts}
 
     def predictions(
         self, task: str, logits: NDArray[np.float32], notes: Sequence[str], read: Sequence[Any] = ()
     ) -> list[Prediction]:
-        """Texts are written by ``Runtime.write``."""
+        """Refuse: texts are written by ``Runtime.write``."""
         raise UsageError(f"task {task} writes text; ask it with write.")
 
 
 def exact_match(answer: str, reference: str) -> float:
-    """1 where both are the same words, else 0."""
+    """Return 1 if both are the same words, else 0."""
     return float(_squad_words(answer) == _squad_words(reference))
 
 
 def f1(answer: str, reference: str) -> float:
-    """Of the words in common, as often as both have them; of two empty texts 1."""
+    """Return F1 of the words in common, as often as both have them; of two empty texts 1."""
     one, other = _squad_words(answer), _squad_words(reference)
     if not one or not other:
         return float(one == other)
@@ -131,7 +133,7 @@ def f1(answer: str, reference: str) -> float:
 
 
 def rouge_l(answer: str, reference: str) -> float:
-    """F1 of the longest common subsequence of words; words are of ASCII's letters and digits, as in Google's rouge."""
+    """Return F1 of the longest common subsequence of words: ASCII's letters and digits, as in Google's rouge."""
     one, other = _rouge_words(answer), _rouge_words(reference)
     row = [0] * (len(other) + 1)
     for word in one:
@@ -142,7 +144,7 @@ def rouge_l(answer: str, reference: str) -> float:
 
 
 def rouge_n(n: int, answer: str, reference: str) -> float:
-    """F1 of runs of ``n`` words, as often as both have them."""
+    """Return F1 of runs of ``n`` words, as often as both have them."""
     words = _rouge_words(answer), _rouge_words(reference)
     one, other = (Counter(tuple(each[i : i + n]) for i in range(len(each) - n + 1)) for each in words)
     return _f1((one & other).total(), one.total(), other.total())
@@ -162,7 +164,7 @@ def _squad_words(text: str) -> list[str]:
 
 
 def _rows(score: Callable[[str, str], float], _: Text, references: References, answers: Sequence[str]) -> list[float]:
-    """Of each row, by its best reference."""
+    """Score each row by its best reference."""
     return [max(score(answer, known) for known in of_row) for answer, of_row in zip(answers, references, strict=True)]
 
 
@@ -181,7 +183,7 @@ _OF_ROWS: Mapping[str, Callable[[str, str], float]] = {
     "rouge_2": partial(rouge_n, 2),
     "rouge_l": rouge_l,
 }
-"""By name those of which a score is the mean over rows; of an answer and a reference."""
+"""Name -> score of an answer and a reference; that of a part is the mean over rows."""
 
 _BEST = "mean over rows, each by its best reference"
 Text.metrics = {

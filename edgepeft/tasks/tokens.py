@@ -1,4 +1,4 @@
-"""Tokens: what stands in a text, a tag for each word, by the cross entropy at its first piece (Devlin et al., 2019).
+"""Tokens: a tag for each word of a text, by the cross entropy at its first piece (Devlin et al., 2019).
 
 Tags tell entities as ``_tags`` says, spans of the text that have a type.  Scores are seqeval's, computed without it: an
 entity is right where its type, its first and its last word are.  A word that is not read, past the longest text, is
@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
@@ -68,12 +68,12 @@ class TokensPrediction(Prediction):
 
     @property
     def value(self) -> list[str]:
-        """Each span in words."""
+        """Each span, as text and label."""
         return [f"{span.text} ({span.label})" for span in self.spans]
 
     @property
     def facts(self) -> dict[str, Any]:
-        """The spans, and what there is of the rest."""
+        """The spans; ``tags`` of given words, and where a cut text was left."""
         found: dict[str, Any] = {"spans": [span._asdict() for span in self.spans]}
         found |= {} if self.tags is None else {"tags": list(self.tags)}
         return found | ({} if self.unread is None else {"unread": self.unread})
@@ -96,7 +96,7 @@ class Tokens(TaskType):
 
     @property
     def types(self) -> tuple[str, ...]:
-        """Of entities, sorted."""
+        """The types of entities, sorted."""
         return tuple(sorted({type_of(tag) for tag in self.labels or ()} - {""}))
 
     @property
@@ -111,7 +111,7 @@ class Tokens(TaskType):
 
     @classmethod
     def labels_of(cls, rows: Sequence[Row]) -> tuple[str, ...]:
-        """The tags of the rows' scheme; spans are tagged as BIO."""
+        """Return the tags of the rows' scheme; spans are tagged as BIO."""
         read, counts = [tagged_row(row) for row in rows], Counter[str]()
         for each in read:
             counts.update(each.tags(None))
@@ -136,20 +136,20 @@ class Tokens(TaskType):
 
     @classmethod
     def check_labels(cls, labels: Sequence[str]) -> None:
-        """All are of one scheme."""
+        """Refuse tags of several schemes."""
         try:
             complete(labels)
         except ValueError as error:
             raise UsageError(f"the head's tags are {', '.join(labels)}, and {error}; name them: --labels.") from error
 
     def strange(self, row: Row) -> str | None:
-        """The first type of a span, or tag, that is none of these; what was trained elsewhere may lack some."""
+        """Return the first type of a span, or tag, that is none of these; a head trained elsewhere may lack some."""
         read, known = tagged_row(row), self.labels or ()
         odd = None if read.given else next((each.label for each in read.found if each.label not in self.types), None)
         return odd or next((tag for tag in read.tags(known) if tag not in known), None)
 
     def strata(self, rows: Sequence[Row]) -> list[str]:
-        """Each row's rarest type; rows without an entity are of one."""
+        """Divide by each row's rarest type; rows without an entity are one stratum."""
         return rarest([*map(self.names_in, rows)])
 
     def expected(self, row: Row) -> list[str]:
@@ -159,22 +159,22 @@ class Tokens(TaskType):
         return [entity.label for entity in tagged_row(row).found]
 
     def targets(self, rows: Sequence[Row]) -> Values:
-        """[n] of [2, w], a word's place being its number: as if each were a token."""
-        return self._targets(rows, [np.arange(len(words_of(row.sentence1))) for row in rows])
+        """Return tags and places, [n] of [2, w], as if each word were a token."""
+        return self._targets(rows, (np.arange(len(words_of(row.sentence1))) for row in rows))
 
     def encoded(self, rows: Sequence[Row], tokens: TokenBatch) -> Values:
-        """[n] of [2, w]."""
-        places = (places_of(words_of(row.sentence1), each) for row, each in zip(rows, tokens.of_texts, strict=True))
-        return self._targets(rows, list(places))
+        """Return tags and places, [n] of [2, w]."""
+        pairs = zip(rows, tokens.of_texts, strict=True)
+        return self._targets(rows, (places_of(words_of(row.sentence1), each) for row, each in pairs))
 
-    def _targets(self, rows: Sequence[Row], places: Sequence[NDArray[np.int64]]) -> Values:
+    def _targets(self, rows: Sequence[Row], places: Iterable[NDArray[np.int64]]) -> Values:
         index, found = {tag: i for i, tag in enumerate(self.labels or ())}, np.empty(len(rows), object)
         for i, (row, place) in enumerate(zip(rows, places, strict=True)):
             found[i] = np.stack([[index[tag] for tag in tagged_row(row).tags(self.labels)], place])
         return found
 
     def made_targets(self, mask: NDArray[np.int64]) -> Values:
-        """The tags in turn, as if each token were a word: [B, S]."""
+        """Return the tags in turn, as if each token were a word: [B, S]."""
         return np.where(mask > 0, np.arange(mask.shape[1]) % self.n_outputs, NO_TARGET)
 
     def beside(self, given: Sequence[Any], texts: Sequence[Text], tokens: TokenBatch) -> list[Read]:
@@ -187,46 +187,46 @@ class Tokens(TaskType):
     # Losses.
 
     def losses(self, logits: NDArray[np.float32], targets: Values) -> NDArray[np.float64]:
-        """[B, S, C]: the mean over each row's words that are read."""
+        """Return the mean over each row's words that are read, of [B, S, C]."""
         at = at_tokens(targets, logits.shape[1]) if targets.dtype == object else targets
         known = at >= 0
         each = np.take_along_axis(log_softmax(logits), np.where(known, at, 0)[..., None], -1)[..., 0]
         return -np.where(known, each, 0.0).sum(1) / np.maximum(known.sum(1), 1)
 
     def loss(self, logits: Any, targets: Any, weights: Any = None) -> Any:
-        """The mean over all rows' words; [B, S, C] and [B, S]."""
+        """Return the mean over all rows' words, of [B, S, C] and [B, S]."""
         known = targets >= 0
         each = logits.log_softmax(-1).gather(-1, targets.clamp(min=0).unsqueeze(-1)).squeeze(-1)
         return -(each * known).sum() / known.sum().clamp(min=1)
 
     def loss_graph(self, logits: str, labels: str) -> LossGraph:
-        """Of packed tokens, (T, C) and (T)."""
+        """Read packed tokens, (T, C) and (T)."""
         return LossGraph(cross_entropy(logits, labels, 1, "loss/of_rows"), integers=True, dims=("tokens",))
 
     def terms(self, targets: Values) -> Values:
         return (targets >= 0).sum(1)
 
     def ignorant_loss(self, targets: Values, words: int = 0) -> float:
-        """Of equal probabilities for all tags."""
+        """Return the loss of equal probabilities for all tags."""
         return math.log(self.n_outputs)
 
     # Scores.
 
     def outputs(self, logits: NDArray[Any]) -> Values:
-        """[B] of [S]."""
+        """Return each row's best tags, [B] of [S]."""
         found = np.empty(len(logits), object)
         for i, best in enumerate(logits.argmax(-1)):
             found[i] = best
         return found
 
     def _given(self, target: Values, output: Any) -> list[str]:
-        """The tags of a row's words; ``output`` may be one tag for all."""
+        """Return the tags given to a row's words; ``output`` may be one tag for all."""
         names, places = self.labels or (), target[1]
         best = np.full(len(places), output) if np.ndim(output) == 0 else np.append(output, 0)[places]
         return [OUTSIDE if place == NOWHERE else names[i] for i, place in zip(best, places, strict=True)]
 
     def both(self, targets: Values, outputs: Values) -> list[tuple[list[str], list[str]]]:
-        """The right tags of each row's words, and those that are given."""
+        """Return the right tags of each row's words, and the given ones."""
         names = self.labels or ()
         return [([names[i] for i in t[0]], self._given(t, output)) for t, output in zip(targets, outputs, strict=True)]
 
@@ -235,12 +235,12 @@ class Tokens(TaskType):
         return [_in_words(row, entities(tags)) for row, tags in zip(rows, given, strict=True)]
 
     def off(self, targets: Values, outputs: Values) -> Values:
-        """1 less each row's own F1, which is 1 where there is no entity and none is found."""
+        """Return 1 less each row's own F1, which is 1 if there is no entity and none is found."""
         sets = [({*entities(has)}, {*entities(given)}) for has, given in self.both(targets, outputs)]
         return np.array([1 - (2 * len(a & b) / (len(a) + len(b)) if a or b else 1.0) for a, b in sets])
 
     def errors(self, targets: Any, outputs: Any) -> dict[str, Any]:
-        """``by_class`` and ``macro``, each type for itself; ``figures``: every metric, and the entities not read."""
+        """Return ``by_class`` and ``macro``, each type for itself; ``figures``: every metric, and entities not read."""
         columns = entity_counts(self, targets, outputs).sum(0).tolist()
         figures = {name: self.score(name, targets, outputs) for name in self.metrics}
         unread = sum(
@@ -257,16 +257,16 @@ class Tokens(TaskType):
         return np.asarray(np.bincount(np.concatenate([target[0] for target in targets])).argmax())
 
     def regressed(self, targets: Values) -> NDArray[np.float64]:
-        """[words that are read, C]: 1 in the tag's column."""
+        """Return 1 in the tag's column, [words that are read, C]."""
         tagged = np.concatenate([tags[places != NOWHERE] for tags, places in targets])
         return np.eye(self.n_outputs)[tagged]
 
     def read_by_head(self, states: Sequence[Values], targets: Values) -> Values:
-        """[words that are read, d], at their first pieces."""
+        """Read words at their first pieces, [words that are read, d]."""
         return np.concatenate([s[places[places != NOWHERE]] for s, (_, places) in zip(states, targets, strict=True)])
 
     def of_rows(self, logits: Values, targets: Values) -> Values:
-        """[words that are read, C] -> [n, S, C]."""
+        """Spread [words that are read, C] over their tokens, [n, S, C]."""
         return spread(logits, [places for _, places in targets])
 
     # Answers of a deployed task.
@@ -274,7 +274,7 @@ class Tokens(TaskType):
     def predictions(
         self, task: str, logits: NDArray[np.float32], notes: Sequence[str], read: Sequence[Read] = ()
     ) -> list[Prediction]:
-        """Entities as spans of characters; probabilities are the softmax of the logits at a word's first piece."""
+        """Answer entities as spans of characters; probabilities are the softmax at a word's first piece."""
         return [self._predicted(task, *of_row) for of_row in zip(logits, read, notes, strict=True)]
 
     def _predicted(self, task: str, logits: NDArray[np.float32], read: Read, note: str) -> TokensPrediction:
@@ -291,20 +291,21 @@ class Tokens(TaskType):
         unread = read.words[after][0] if read.cut and after < len(read.words) else None
         given = tuple(tags) if isinstance(read.text, Words) else None
         least = min((span.score for span in spans), default=0.0)
-        return TokensPrediction(task, None, least, {}, (), note, None, tuple(spans), given, unread, (of_words, known))
+        more: dict[str, Any] = {"tags": given, "unread": unread, "of_words": (of_words, known)}
+        return TokensPrediction(task, None, least, {}, (), note, spans=tuple(spans), **more)
 
     def judged(self, answers: Sequence[Any], rows: Sequence[Row]) -> tuple[Values, Values]:
-        """[n, w, C] of the rows' words, and their tags."""
-        longest = max(len(answer.of_words[1]) for answer in answers)
-        logits, targets = np.zeros((len(rows), longest, self.n_outputs), np.float32), self.targets(rows)
-        for row, target, (found, known) in zip(logits, targets, (answer.of_words for answer in answers), strict=True):
+        """Return the logits of the rows' words, [n, w, C], and their tags."""
+        of_words, targets = [answer.of_words for answer in answers], self.targets(rows)
+        logits = np.zeros((len(rows), max(len(known) for _, known in of_words), self.n_outputs), np.float32)
+        for row, target, (found, known) in zip(logits, targets, of_words, strict=True):
             row[: len(found)] = found
             target[1][~known] = NOWHERE
         return logits, targets
 
     def agreement(self, reference: NDArray[Any], logits: NDArray[Any], tolerance: float | None) -> Agreement:
-        """The share of a row's tokens that have the same best tag, [n, S, C], in the mean over rows; a row is undecided
-        where all of its tokens are.  Padding, 0 throughout, is."""
+        """Return the mean share of a row's tokens that have the same best tag, of [n, S, C]; a row is undecided if all
+        of its tokens are.  Padding, 0 throughout, is."""
         decided = Agreement.decided(reference, tolerance, axis=-1)
         same = decided & (reference.argmax(-1) == logits.argmax(-1))
         counts = decided.sum(1)
