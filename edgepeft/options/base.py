@@ -47,7 +47,7 @@ class Options(BaseModel):
 
     @classmethod
     def of(cls, given: Mapping[str, Any], verb: str) -> Self:
-        """The options by name, with what is wrong in a sentence."""
+        """Make the options by name; say what is wrong in a sentence."""
         known = cls.model_fields
         for name in given:
             if name not in known:
@@ -59,7 +59,7 @@ class Options(BaseModel):
 
     @classmethod
     def model_json_schema(cls, *args: Any, **more: Any) -> dict[str, Any]:
-        """Pydantic's, with each option's help as its description."""
+        """Return pydantic's schema, with each option's help as its description."""
         schema = super().model_json_schema(*args, **more)
         for name, described in schema["properties"].items():
             described["description"] = cls.help_of(name)
@@ -67,7 +67,7 @@ class Options(BaseModel):
 
     @classmethod
     def help_of(cls, name: str) -> str:
-        """What the command line says of an option."""
+        """Return what the command line says of an option."""
         return next((m.help or "" for m in cls.model_fields[name].metadata if hasattr(m, "help")), "")
 
 
@@ -116,7 +116,7 @@ def function_of(options: Callable[P, O]) -> Callable[[Callable[[O], R]], Functio
 
 
 def settings_of(pairs: Any, option: str = "--set", example: str = "rank=8") -> dict[str, Any]:
-    """``["rank=8"]`` -> ``{"rank": "8"}``; a mapping as it is."""
+    """Turn ``["rank=8"]`` into ``{"rank": "8"}``; return a mapping as it is."""
     if pairs is None or isinstance(pairs, Mapping):
         return dict(pairs or {})
     pairs = [pairs] if isinstance(pairs, str) else list(pairs)
@@ -127,12 +127,12 @@ def settings_of(pairs: Any, option: str = "--set", example: str = "rank=8") -> d
 
 
 def listed(given: str | os.PathLike[str] | Sequence[Any]) -> list[Any]:
-    """One text or path, or several of them, as a list."""
+    """Return one text or path, or several of them, as a list."""
     return [given] if isinstance(given, str | os.PathLike) else list(given)
 
 
 def share_of(option: str, text: str) -> float:
-    """A fraction in [0, 1): ``5%`` and ``0.05`` are the same; a bare number of 1 or more is not guessed at."""
+    """Read a fraction in [0, 1): ``5%`` and ``0.05`` are the same; a bare number of 1 or more is not guessed at."""
     try:
         value = float(text.removesuffix("%")) / (100.0 if text.endswith("%") else 1.0)
     except ValueError:
@@ -143,7 +143,7 @@ def share_of(option: str, text: str) -> float:
 
 
 def at_least(least: int) -> AfterValidator:
-    """For a number that must not be smaller."""
+    """Refuse a number that is smaller."""
 
     def check(value: float | None, info: ValidationInfo) -> float | None:
         if value is not None and not least <= value < math.inf:

@@ -1,5 +1,5 @@
-"""What a delta has to beat: the majority, and a linear head on the frozen backbone, on the rows that are reported; or
-where the answer is a vector, those of the frozen backbone itself.
+"""Baselines that a delta has to beat on the rows that are reported: the majority, and a linear head on the frozen
+backbone; or where answers are vectors, those of the frozen backbone itself.
 
 The linear head is regularised least squares (Rifkin et al., 2003; for classes on one-hot labels), solved in closed
 form, its strength chosen on the evaluation rows.  McNemar's exact test (1947) says whether the delta is better beyond
@@ -41,7 +41,7 @@ def compared_with(
     head_alone: bool,
     advance: Callable[[int, int], None],
 ) -> dict[str, dict[str, Any]]:
-    """Each baseline's score on the test rows, and how the delta's answers to these, ``test``, stand to its.
+    """Score each baseline on the test rows, and compare the delta's answers to these, ``test``, with its.
 
     ``scores`` has the metrics ``beside`` too.  With ``head_alone`` the delta itself is a head on the frozen backbone:
     only the majority is another thing.  ``advance`` gets the number of rows whose states are computed, and of all.
@@ -72,7 +72,7 @@ def _states(
     kind: TaskType,
     advance: Callable[[int, int], None],
 ) -> dict[str, Values]:
-    """Of the chosen rows of each part, as ``read_by_head`` has them."""
+    """Compute the states of each part's chosen rows, as ``read_by_head`` has them."""
     states, total, done = {}, sum(map(len, chosen.values())), 0
     for part, places in chosen.items():
         values, lengths = [np.zeros(0, np.float32)] * len(places), rows[part].lengths
@@ -88,14 +88,14 @@ def _states(
 
 
 def _spread(n: int, most: int | None) -> list[int]:
-    """At most so many of ``n`` rows, evenly."""
+    """Take at most so many of ``n`` rows, evenly."""
     return np.linspace(0, n - 1, min(n, most or n)).astype(int).tolist()
 
 
 def linear_head(
     states: Mapping[str, Values], targets: Mapping[str, Values], kind: TaskType, metric: str
 ) -> tuple[TaskType, Values]:
-    """The kind with what is chosen for a linear head, and its outputs for the test rows.
+    """Return the kind with what is chosen for a linear head, and its outputs for the test rows.
 
     ``states`` [n, d] are of the parts train, eval and test, as the kind has them read, ``targets`` [rows, ...] too.
     """
@@ -110,7 +110,7 @@ def linear_head(
 
 
 def _heads(states: Mapping[str, Values], kind: TaskType, targets: Values) -> Iterator[list[Values]]:
-    """Logits for the rows of eval and test, for each strength."""
+    """Yield logits for the rows of eval and test, for each strength."""
     x = states["train"].astype(np.float64)
     mean = x.mean(0)
     x -= mean
@@ -128,14 +128,14 @@ def _heads(states: Mapping[str, Values], kind: TaskType, targets: Values) -> Ite
 
 
 def mcnemar(only_one: int, only_other: int) -> float:
-    """The exact two-sided p-value, from how many rows only one and only the other gets right."""
+    """Return the exact two-sided p-value, from how many rows only one and only the other gets right."""
     n = only_one + only_other
     tail = sum(math.comb(n, k) for k in range(min(only_one, only_other) + 1))
     return min(1.0, 2 * tail / (1 << n))
 
 
 def compared(delta: Values, other: Values) -> dict[str, Any]:
-    """How a delta's answers stand to another's, by how far off they are: rows where one is nearer, and p."""
+    """Compare a delta's answers with another's by how far off they are: rows where one is nearer, and p."""
     wins = np.sign(other - delta)
     won, lost = int((wins > 0).sum()), int((wins < 0).sum())
     p = mcnemar(won, lost)
@@ -143,13 +143,13 @@ def compared(delta: Values, other: Values) -> dict[str, Any]:
 
 
 def undecidable(metrics: Mapping[str, Any]) -> bool:
-    """Whether on so few rows only one of both is right that nothing could follow from them, however they fell."""
+    """True if on so few rows only one of both is right that nothing could follow from them, however they fell."""
     found = [each for each in metrics["baselines"].values() if not each["beaten"]]
     return all(mcnemar(0, each["only_delta"] + each["only_this"]) >= SIGNIFICANT for each in found)
 
 
 def unbeaten(metrics: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Each baseline that the delta is not better than beyond chance, with a sentence that says so."""
+    """Yield each baseline that the delta is not better than beyond chance, with a sentence that says so."""
     for name, found in metrics.get("baselines", {}).items():
         if not found["beaten"]:
             sentence = (

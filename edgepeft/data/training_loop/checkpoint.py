@@ -55,11 +55,11 @@ class Position:
         self.recent_losses = [*self.recent_losses, loss][-RECENT:]
 
     def most_loss(self, ignorant: float) -> float:
-        """What is far above the start."""
+        """Return the loss that is far above the start."""
         return FAR * max(ignorant, median(self.first_losses or [math.inf]))
 
     def risen(self, ignorant: float) -> str | None:
-        """Says how far the losses are above their start, where they are."""
+        """Say how far the losses have risen above their start, if they have."""
         now = median(self.recent_losses or [0.0])
         if len(self.recent_losses) < RECENT or now <= self.most_loss(ignorant):
             return None
@@ -70,7 +70,7 @@ _PLAIN = ("step", "best", "best_step", "history", "first_losses", "recent_losses
 
 
 def latest(folder: Path) -> Path | None:
-    """The newest checkpoint."""
+    """Return the newest checkpoint."""
     steps = (path for path in folder.glob(f"*{_SUFFIX}") if path.stem.isdigit())
     return max(steps, key=lambda path: int(path.stem), default=None)
 
@@ -92,7 +92,7 @@ def save_checkpoint(folder: Path, position: Position, state: Arrays, asked: Mapp
 
 
 def load_checkpoint(path: Path, asked: Mapping[str, Any]) -> tuple[Position, Arrays]:
-    """The position, and the engine's state."""
+    """Return the position, and the engine's state."""
     parts: dict[str, Arrays] = {"state": {}, "best": {}}
     with _opened(path, "start anew with --force") as (file, facts):
         _require_same(path, facts["asked"], json.loads(json.dumps(asked)))
@@ -105,14 +105,14 @@ def load_checkpoint(path: Path, asked: Mapping[str, Any]) -> tuple[Position, Arr
 
 
 def best_score(path: Path) -> float | None:
-    """Of the evaluation rows, up to a checkpoint; None before the first evaluation."""
+    """Return the best score on the evaluation rows up to a checkpoint; None before the first evaluation."""
     with _opened(path, "remove it, and the run starts anew") as (_, facts):
         return facts["best"] and float(facts["best"][0])
 
 
 @contextlib.contextmanager
 def _opened(path: Path, remedy: str) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """Read within the block of a checkpoint's tensors and plain facts."""
+    """Open a checkpoint's tensors and plain facts for the block."""
     try:
         check_header(path, path)
         with safe_open(path, "np") as file:
@@ -127,7 +127,7 @@ def _opened(path: Path, remedy: str) -> Iterator[tuple[Any, dict[str, Any]]]:
 
 
 def _require_same(path: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    # An option that an earlier version did not have was at its default, which is nothing or no.
+    # An option that an earlier version lacked was at its default, which is nothing or no.
     differing = [
         f"{name} (then {_shown(before.get(name))}, now {_shown(now.get(name))})"
         for name in sorted({*before, *now})

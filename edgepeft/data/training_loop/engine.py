@@ -1,4 +1,4 @@
-"""What a training loop is given: its numbers, and an engine; how rows are scored by one, batch by batch.
+"""The engine that a training loop drives, and how rows are scored by one, batch by batch.
 
 PyTorch on a workstation and ONNX Runtime on a board are the two engines.
 """
@@ -28,9 +28,9 @@ class Scored(NamedTuple):
     loss: float  # the mean
     outputs: NDArray[Any]  # what is answered to each row, as the kind has it
     losses: NDArray[np.float64]  # of each row
-    kind: TaskType  # with what was chosen on these rows, where it was to be
-    logits: NDArray[np.float32] | None = None  # [n, C], where the kind is calibrated by them
-    pools: Mapping[str, float] = MappingProxyType({})  # the score by what is made of a text's windows, if it was chosen
+    kind: TaskType  # with what was chosen on these rows, if it was to be
+    logits: NDArray[np.float32] | None = None  # [n, C], if the kind is calibrated by them
+    pools: Mapping[str, float] = MappingProxyType({})  # the score of each way to pool windows, if one was chosen
 
 
 def score_rows(
@@ -44,8 +44,8 @@ def score_rows(
 ) -> Scored:
     """Score ``rows`` by ``logits_of`` [token rows, outputs]; ``advance`` gets the number of rows after each batch.
 
-    With ``choose`` what the kind chooses (thresholds) is chosen on these rows first.  A loss of a whole batch is
-    that of all these.
+    With ``choose`` the kind first chooses on these rows what it does (thresholds).  A loss of a whole batch is that of
+    all these.
     """
     found = [_Answers(each, len(rows.targets)) for each in (kind.pooling() if choose else (kind,))]
     for chosen in sorted_batches(rows.lengths, SCORED_ROWS):
@@ -59,14 +59,14 @@ def score_rows(
 
 
 class _Answers:
-    """Answers and losses of all rows, as a kind makes them of logits."""
+    """A kind's answers and losses of all rows."""
 
     def __init__(self, kind: TaskType, n: int) -> None:
         self.kind, self.losses, self.outputs = kind, np.empty(n), np.empty(0)
         self.logits: NDArray[np.float32] | None = None
 
     def take(self, rows: Encoded, chosen: list[int], logits: NDArray[np.float32]) -> None:
-        """Those of some rows."""
+        """Add those of some rows."""
         found = self.kind.outputs(logits)
         if not self.kind.whole_batch:
             self.losses[chosen] = self.kind.losses(logits, rows.targets[chosen])
@@ -79,7 +79,7 @@ class _Answers:
             self.logits[chosen] = logits
 
     def scored(self, targets: NDArray[Any], metric: str, *, choose: bool) -> Scored:
-        """When all are taken."""
+        """Score the rows, when all are taken."""
         kind, outputs = self.kind, self.outputs
         if kind.whole_batch:
             self.losses = kind.losses(np.asarray(outputs, np.float32), targets)
@@ -98,7 +98,7 @@ class StepOutcome(NamedTuple):
 
     loss: float  # of its rows
     gradient_norm: float  # of all gradients, before clipping
-    odd_rows: tuple[int, ...] = ()  # where one is not finite, those of which that is so alone, if the engine looks
+    odd_rows: tuple[int, ...] = ()  # if one is not finite, the rows that alone cause it, where the engine looks
 
 
 class TrainingEngine(ABC):
@@ -110,31 +110,31 @@ class TrainingEngine(ABC):
 
     @abstractmethod
     def step(self, chosen: Sequence[int], factor: float, masks: Masks) -> StepOutcome:
-        """One update on these training rows, every rate times ``factor``; none where the outcome is not finite."""
+        """Update on these training rows, every rate times ``factor``; not if the outcome is not finite."""
 
     def scored(self, part: str, rows: Encoded, kind: TaskType, metric: str, advance: Callable[[int], None]) -> Scored:
-        """The tensors as they are, on a part's rows, counted by ``advance``; on those of eval the kind chooses."""
+        """Score the tensors as they are on a part's rows, counted by ``advance``; on those of eval the kind chooses."""
         return score_rows(partial(self.logits, part), rows, kind, metric, advance, choose=part == "eval")
 
     @abstractmethod
     def logits(self, part: str, chosen: Sequence[int]) -> NDArray[np.float32]:
-        """[token rows, outputs] of rows of a part, by the tensors as they are and without dropout."""
+        """Return logits [token rows, outputs] of rows of a part, by the tensors as they are and without dropout."""
 
     @abstractmethod
     def states(self, part: str, chosen: Sequence[int]) -> NDArray[np.float32]:
-        """[token rows, d] of rows of a part: what the head would read of the bare backbone."""
+        """Return what the head would read of the bare backbone, [token rows, d], for rows of a part."""
 
     @abstractmethod
     def tensors(self) -> Arrays:
-        """A copy of the trained tensors by name."""
+        """Return a copy of the trained tensors by name."""
 
     @abstractmethod
     def state(self) -> Arrays:
-        """All that steps change, the trained tensors among it, by names of the engine's own; not copied."""
+        """Return all that steps change, the trained tensors among it, by names of the engine's own; not copied."""
 
     @abstractmethod
     def load_state(self, state: Arrays) -> None:
-        """Stand where ``state`` was taken."""
+        """Go on where ``state`` was taken."""
 
     @abstractmethod
     def finish(self, tensors: Mapping[str, NDArray[Any]]) -> None:
@@ -142,7 +142,7 @@ class TrainingEngine(ABC):
 
 
 def dropout_mask(seed: int, step: int, index: int, probability: float, shape: Sequence[int]) -> NDArray[np.float32]:
-    """0 where a feature is dropped, 1 / (1 - p) where it is kept: a function of seed and step, so nothing is saved."""
+    """Return 0 where a feature is dropped, else 1 / (1 - p): a function of seed and step, so nothing is saved."""
     kept = uniform(f"{seed}/{step}/dropout/{index}", shape) >= probability
     return (kept / (1 - probability)).astype(np.float32)
 

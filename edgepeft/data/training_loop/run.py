@@ -35,7 +35,7 @@ class Interrupted(KeyboardInterrupt):
 
 @contextmanager
 def resumable() -> Iterator[None]:
-    """Train or tune within the block, for a function of Python: a stop says how to go on."""
+    """Run a function of Python within the block, so that a stop says how to go on."""
     try:
         yield
     except Interrupted as stopped:
@@ -43,7 +43,7 @@ def resumable() -> Iterator[None]:
 
 
 class Progress(NamedTuple):
-    """Where a run stands; what is None is not known yet."""
+    """Where a run stands; None is not known yet."""
 
     phase: str  # prefix, train, eval, test or baselines; of `edgepeft tune` commit, before its first file is written
     done: int  # of its steps or rows
@@ -55,7 +55,7 @@ class Progress(NamedTuple):
 
 @contextmanager
 def shown_run(task: str) -> Iterator[tuple[Callable[[Progress], None], Callable[[], bool]]]:
-    """A bar with loss and metric; yields what a run reports to, and what says whether to stop."""
+    """Show a bar with loss and metric; yield what a run reports to, and what says whether to stop."""
     columns = TimeRemainingColumn(), TextColumn("{task.fields[state]}", markup=False)
     with bars(*columns) as shown, stopping() as stop:
         bar = shown.add_task(f"{task}: loading", total=None, state="")
@@ -91,12 +91,12 @@ class TrainingLoopResult:
 
     @property
     def score(self) -> float:
-        """Of the rows that neither trained nor chose the step."""
+        """The score on rows that neither trained nor chose the step."""
         return float(self.metrics["test"])
 
     @property
     def baselines(self) -> dict[str, float]:
-        """The same of what takes no training: the majority, a linear head on the frozen backbone."""
+        """The scores of what takes no training: the majority, a linear head on the frozen backbone."""
         return {name: float(of["test"]) for name, of in self.metrics["baselines"].items()}
 
     @property
@@ -106,28 +106,28 @@ class TrainingLoopResult:
 
     @property
     def improved(self) -> bool:
-        """Whether some step beat the start; a start that is not scored is always beaten."""
+        """True if some step beat the start; a start that is not scored is always beaten."""
         return bool(self.training["best_step"])
 
 
 MOST_EVALUATIONS = 20  # a few-shot run has hundreds of short epochs
 
 
-# Linear warm-up, then linear decay to zero (Devlin et al., 2019, appendix A.2; transformers has the same).
 def warmup_steps(total: int, part: float) -> int:
-    """Steps in which the rate rises; none if the run is too short for one."""
+    """Return the steps in which the rate rises; none if the run is too short for one."""
     return int(part * total)
 
 
 def rate_factor(step: int, warmup: int, total: int) -> float:
-    """What the learning rate is multiplied by in step 0, 1, ..., total - 1."""
+    """Return the learning rate's factor in step 0, 1, ..., total - 1: linear warm-up, then linear decay to zero (Devlin
+    et al., 2019, appendix A.2; transformers has the same)."""
     if step < warmup:
         return step / warmup
     return max(0.0, (total - step) / max(1, total - warmup))
 
 
 def evaluation_interval(steps_per_epoch: int, total: int) -> int:
-    """Steps between evaluations: an epoch, or longer where there would be too many."""
+    """Return the steps between evaluations: an epoch, or more if there would be too many."""
     return max(steps_per_epoch, math.ceil(total / MOST_EVALUATIONS))
 
 
@@ -164,12 +164,12 @@ class TrainingLoop:
         self.pools: dict[str, float] = {}
 
     def resume(self, checkpoint: Path) -> None:
-        """Stand where a checkpoint was written."""
+        """Go on where a checkpoint was written."""
         self.position, state = load_checkpoint(checkpoint, self.asked)
         self.engine.load_state(state)
 
     def run(self) -> TrainingLoopResult:
-        """Every step that is left, with its evaluations and checkpoints; then the best tensors' score on test rows."""
+        """Run every step that is left, with its evaluations and checkpoints; then score the best tensors on test."""
         if not self.over:
             self.engine.prepare(self._prepared)
         if not self.position.step:
@@ -181,7 +181,7 @@ class TrainingLoop:
         return self.result()
 
     def batches(self) -> Iterator[list[int]]:
-        """The rows of each step that is left, in order; ``position`` moves between one and the next."""
+        """Yield the rows of each step that is left, in order; ``position`` moves between one and the next."""
         while not self.over:
             epoch, first = divmod(self.position.step, self.per_epoch)
             lengths = self.rows["train"].lengths
@@ -192,13 +192,13 @@ class TrainingLoop:
 
     @property
     def over(self) -> bool:
-        """Whether no step is left, or the last evaluations brought nothing."""
+        """True if no step is left, or the last evaluations brought nothing."""
         later = [entry for entry in self.position.history if entry["step"] > self.position.best_step]
         patience = self.options.patience
         return self.position.step == self.total or (patience is not None and len(later) >= patience)
 
     def step(self, chosen: list[int]) -> None:
-        """One update, and what is due after it."""
+        """Update, and do what is due after it."""
         self.update(chosen)
         position = self.position
         self.report("train", position.step, self.total)
@@ -213,7 +213,7 @@ class TrainingLoop:
             raise self._interrupted()
 
     def update(self, chosen: list[int]) -> None:
-        """Loss, gradients and AdamW on these rows."""
+        """Update by AdamW on these rows; refuse a loss or gradients that diverge."""
         step, seed = self.position.step, self.options.seed
         factor = rate_factor(step, self.warmup, self.total)
         self.loss, norm, odd = self.engine.step(chosen, factor, partial(dropout_mask, seed, step))
@@ -235,7 +235,7 @@ class TrainingLoop:
         self.report("train", position.step, self.total)
 
     def score(self, part: str) -> Scored:
-        """The tensors as they are, on the rows of a part."""
+        """Score the tensors as they are on the rows of a part."""
         done, rows = 0, self.rows[part]
 
         def advance(n: int) -> None:
@@ -270,7 +270,7 @@ class TrainingLoop:
         return Diverged(f"{what} in step {self.position.step + 1}: {why}. {self.remedy}")
 
     def result(self) -> TrainingLoopResult:
-        """The best tensors so far, scored on the test rows; there was an evaluation.  No step can follow."""
+        """Score the best tensors so far on the test rows, after an evaluation.  No step can follow."""
         position, data = self.position, self.data
         assert position.best is not None
         self.engine.finish(position.best_tensors)
@@ -288,13 +288,21 @@ class TrainingLoop:
             "split": data.split,
         }
         training = {"steps": position.step, "best_step": position.best_step, "data": data.sha256, **self._windows()}
-        truncated, cut = (sum(getattr(rows, name) for rows in self.rows.values()) for name in ("truncated", "cut"))
-        more = {"errors": self._errors(test), "cut": cut, "chosen": dict(self.kind.chosen), "evaluation": evaluation}
-        more["tested"] = {"targets": self.rows["test"].targets, "outputs": test.outputs}
-        return TrainingLoopResult(position.best_tensors, metrics, training, position.history, truncated, **more)
+        return TrainingLoopResult(
+            position.best_tensors,
+            metrics,
+            training,
+            position.history,
+            truncated=sum(rows.truncated for rows in self.rows.values()),
+            errors=self._errors(test),
+            cut=sum(rows.cut for rows in self.rows.values()),
+            chosen=dict(self.kind.chosen),
+            evaluation=evaluation,
+            tested={"targets": self.rows["test"].targets, "outputs": test.outputs},
+        )
 
     def _windows(self) -> dict[str, Any]:
-        """What reading in windows cost, and what each way to pool them scores on the evaluation rows."""
+        """Return what reading in windows cost, and what each way to pool them scores on the evaluation rows."""
         spread = Spread()
         for rows in self.rows.values():
             spread = spread.and_of(rows.spread)
@@ -303,7 +311,7 @@ class TrainingLoop:
         return {"windows": {**spread._asdict(), **({"pools": self.pools} if self.pools else {})}}
 
     def _chosen(self) -> Arrays:
-        """Have the kind choose on the evaluation rows what it does, and calibrate; what is kept of these rows."""
+        """Have the kind choose on the evaluation rows, and calibrate; return what is kept of these rows."""
         if not (self.kind.chooses or self.kind.calibrates or len(self.kind.pooling()) > 1):
             return {}
         scored, targets = self.score("eval"), self.rows["eval"].targets
@@ -325,7 +333,7 @@ class TrainingLoop:
         return {**found, **kind.calibration(targets, test.logits), **mislabelled(doubted, shown.__getitem__)}
 
     def _known(self) -> Any:
-        """What the test rows' answers are scored by."""
+        """Return what the test rows' answers are scored by."""
         return self.rows["test"].references or self.rows["test"].targets
 
     def _baselines(self, test: Scored) -> dict[str, Any]:
