@@ -49,7 +49,7 @@ def _rows(batch: Any, room: Room) -> Iterator[dict[str, Any]]:
 
 
 def _unpacked_bytes(message: Any) -> int:
-    """What a message's buffers take once pyarrow has unpacked them: each compressed one begins with its length.
+    """Count what a message's buffers take once pyarrow has unpacked them: each compressed one begins with its length.
 
     The positions are those of Message, DictionaryBatch and RecordBatch in Arrow's Message.fbs.
     """
@@ -75,7 +75,7 @@ def _rows_within(batch: Any, room: Room) -> list[dict[str, Any]]:
 
 
 def _bytes_of(array: Any) -> int:
-    """What the values of an Arrow array take once they are no longer in a dictionary."""
+    """Count what the values of an Arrow array take once they are no longer in a dictionary."""
     from pyarrow import compute, types
 
     kind = array.type
@@ -95,7 +95,7 @@ def _bytes_of(array: Any) -> int:
 
 
 def names_in(schema: Any) -> dict[str, list[str]]:
-    """The names of classes that datasets has put into a file's schema."""
+    """Return the names of classes that datasets has put into a file's schema."""
     try:
         described = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
         return class_names(described["info"]["features"])
@@ -104,7 +104,7 @@ def names_in(schema: Any) -> dict[str, list[str]]:
 
 
 def saved_splits(folder: Path) -> dict[str, Iterator[dict[str, Any]]]:
-    """What ``save_to_disk`` wrote into a folder, by name; a single split is called train."""
+    """Return the splits that ``save_to_disk`` wrote into a folder, by name; a single one is called train."""
     if not (folder / _OF_SPLITS).is_file():
         return {"train": _saved(folder)}
     names = _document(folder / _OF_SPLITS).get("splits")
@@ -114,14 +114,13 @@ def saved_splits(folder: Path) -> dict[str, Iterator[dict[str, Any]]]:
 
 
 def _saved(folder: Path) -> Iterator[dict[str, Any]]:
-    """One split's rows, whose files are opened when they are read."""
+    """Return one split's rows, whose files are opened when they are read."""
     state = _document(folder / _OF_ONE)
     try:
         files = [folder / Path(each["filename"]).name for each in state["_data_files"]]
     except (KeyError, TypeError) as error:
         raise DataError(f"{folder / _OF_ONE} names no files of rows; save the data set again.") from error
-    described = folder / "dataset_info.json"
-    # By the folder's own description, where a file has none.
+    described = folder / "dataset_info.json"  # for a file without a description of its own
     names = class_names(_document(described).get("features")) if described.is_file() else {}
     return named_classes((row for file in files for _, row in read_arrow(file)), names)
 
@@ -157,7 +156,7 @@ def read_parquet(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def named_split(rows: Any) -> Iterator[dict[str, Any]]:
-    """Those of a split of ``datasets``, of labels that are classes the names."""
+    """Return the rows of a split of ``datasets``, with the names of classes."""
     kinds = {column: getattr(kind, "feature", kind) for column, kind in rows.features.items()}  # of lists, their items'
     names = {column: kind.names for column, kind in kinds.items() if hasattr(kind, "int2str")}
     return named_classes(iter(rows), names)

@@ -1,4 +1,4 @@
-"""Where a task goes wrong: precision, recall and F1 of each class and the confusion matrix, or residuals; worst rows.
+"""Where a task goes wrong: each class's precision, recall and F1, the confusion matrix, or residuals; worst rows.
 
 Of a class, precision is the share of right ones among the rows that were given it, recall among those that have it, F1
 their harmonic mean (van Rijsbergen, 1979); what would be 0 / 0 is 0.  A residual is the answer less the label.
@@ -8,7 +8,7 @@ Rows that belong together are scored together: each part of the data for itself,
 which any may be right: SuperGLUE has F1 over all answers (F1a) and the share of questions of which every answer is
 judged rightly (EM; Wang et al., 2019, arXiv:1905.00537, section 3).
 
-The tables and the picture that show all this stand below, for every report.
+The tables and the picture that show all this, in every report, stand below.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _SHOWN = 160  # characters of a text
 
 
 def by_class(names: Sequence[str], right: Sequence[int], given: Sequence[int], has: Sequence[int]) -> dict[str, Any]:
-    """``by_class`` and ``macro`` (their means), of how many rows have a label, are given it, and are so rightly."""
+    """Return ``by_class`` and ``macro`` (their means), of how many rows have a label, are given it, and rightly so."""
     found = {}
     for name, hits, answers, support in zip(names, right, given, has, strict=True):
         found[name] = {
@@ -51,12 +51,12 @@ def by_class(names: Sequence[str], right: Sequence[int], given: Sequence[int], h
 
 
 def worst_of(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Those of the highest ``loss``, the worst first."""
+    """Return the rows of the highest ``loss``, the worst first."""
     return [dict(row) for row in heapq.nlargest(WORST, rows, key=lambda row: row["loss"])]
 
 
 def shown_row(row: Row, label: Any, answer: Any, loss: float, more: Mapping[str, Any]) -> dict[str, Any]:
-    """Where a row stands, how its text begins, what is right and what was answered."""
+    """Show where a row stands, how its text begins, what is right and what was answered."""
     text = " ".join((row.sentence1 + (f" / {row.sentence2}" if row.sentence2 else "")).split())
     return {"row": row.short, "text": text[:_SHOWN], "label": label, "answer": answer, "loss": loss, **more}
 
@@ -64,7 +64,7 @@ def shown_row(row: Row, label: Any, answer: Any, loss: float, more: Mapping[str,
 def mislabelled(
     doubted: Sequence[tuple[int, Mapping[str, Any]]], shown: Callable[[int], Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """``mislabelled`` rows, the likeliest first, and how many there are in all as ``mislabelled_rows``.
+    """Return the likeliest ``mislabelled`` rows, and the number of all as ``mislabelled_rows``.
 
     ``doubted`` has the place of each and what speaks against its label, ``shown`` gives the row of a place.
     """
@@ -74,7 +74,7 @@ def mislabelled(
 
 
 def without_texts(errors: Mapping[str, Any]) -> dict[str, Any]:
-    """For a file that is handed on: rows are named, and what they say is left out."""
+    """Leave out what rows say, for a file that is handed on."""
     lists = ("worst", "mislabelled")
     kept = {name: [{k: v for k, v in row.items() if k != "text"} for row in errors.get(name, ())] for name in lists}
     return {name: kept.get(name, value) for name, value in errors.items()}
@@ -97,11 +97,11 @@ class Groups:
 
     @property
     def asked(self) -> bool:
-        """Whether rows must have columns beside their texts and labels."""
+        """True if rows must have columns beside their texts and labels."""
         return bool(self.by or self.question)
 
     def add(self, rows: Iterable[Row]) -> None:
-        """Take over what they belong to."""
+        """Note what rows belong to."""
         for row in rows:
             if self.by:
                 self._parts.append(str(_value(row, self.by)))
@@ -110,9 +110,9 @@ class Groups:
                 self._questions.append(question)
 
     def scores(self, score: Callable[[Sequence[int]], float], right: Callable[[int], bool] | None) -> dict[str, Any]:
-        """``parts``: name -> score and rows; ``questions``: their exact match and number; what there is of both.
+        """Return what there is of ``parts``, name -> score and rows, and ``questions``, their exact match and number.
 
-        ``score`` is of the rows of these places, ``right`` says whether a row is; None where no row is right or wrong.
+        ``score`` is of the rows of these places, ``right`` says whether a row is; None if no row is right or wrong.
         """
         found: dict[str, Any] = {}
         if self._parts:
@@ -152,22 +152,22 @@ _LEAST = 0.001
 
 
 def rounded(value: float | None) -> str:
-    """Of a score, or a dash."""
+    """Show a score, or a dash."""
     return "-" if value is None else f"{value:.3f}"
 
 
 def p_value(p: float) -> str:
-    """``0.031``, or ``< 0.001``."""
+    """Show a p-value: ``0.031``, or ``< 0.001``."""
     return f"< {_LEAST}" if p < _LEAST else rounded(p)
 
 
 def titled(metric: str) -> str:
-    """A metric in words."""
+    """Show a metric in words."""
     return metric.replace("_", " ").replace("f1", "F1")
 
 
 def headline_rows(found: Sequence[Mapping[str, Any]], baselines: Mapping[str, Mapping[str, Any]]) -> Rows:
-    """Each figure with its interval, beside it the baselines', and the p of those that were compared."""
+    """List each figure with its interval, beside it the baselines', and the p of those that were compared."""
     rows = []
     for each in found:
         between = "-" if each["low"] is None else f"{rounded(each['low'])} to {rounded(each['high'])}"
@@ -179,7 +179,7 @@ def headline_rows(found: Sequence[Mapping[str, Any]], baselines: Mapping[str, Ma
 
 
 def class_rows(errors: Mapping[str, Any]) -> Rows:
-    """The classes that rows have, lowest F1, then most rows, first; or the residuals, or scores of texts."""
+    """List the classes that rows have, lowest F1, then most rows, first; or the residuals, or scores of texts."""
     if "texts" in errors:
         return figure_rows(errors["texts"])
     if "residuals" in errors:
@@ -195,17 +195,17 @@ def class_rows(errors: Mapping[str, Any]) -> Rows:
 
 
 def unseen(errors: Mapping[str, Any]) -> list[str]:
-    """The labels that no row has."""
+    """List the labels that no row has."""
     return [name for name, of in (errors.get("by_class") or {}).items() if not of["support"]]
 
 
 def figure_rows(figures: Mapping[str, float], head: str = "score") -> Rows:
-    """Figures that are not of classes."""
+    """List figures that are not of classes."""
     return [head, ""], [[titled(name), rounded(value)] for name, value in figures.items()]
 
 
 def certainty_figures(calibration: Mapping[str, Any]) -> Rows:
-    """How far probabilities can be believed, and what is guaranteed of the answers that are sure."""
+    """List how far probabilities can be believed, and what is guaranteed of the answers that are sure."""
     error, kept = calibration["ece"], dict(calibration.get("promise") or {})
     figures = {"temperature": calibration["temperature"], "calibration error without it": error["before"]}
     figures |= {"calibration error with it": error["after"]}
@@ -213,8 +213,8 @@ def certainty_figures(calibration: Mapping[str, Any]) -> Rows:
 
 
 def row_lines(found: Sequence[Mapping[str, Any]], other: str = "answer") -> list[tuple[str, str]]:
-    """Of rows that are shown one by one: where each stands with its label and ``other``, each with its probability
-    where that is known, else with the loss; and its text, where that is known."""
+    """Tell rows one by one: where each stands, its label and ``other``, with their probabilities or else the loss; and
+    its text, if that is known."""
     lines = []
     for each in found:
         sides = ", ".join(f"{name} {_with_probability(each, name)}" for name in ("label", other))
@@ -229,7 +229,7 @@ def _with_probability(each: Mapping[str, Any], name: str) -> str:
 
 
 def in_words(value: Any) -> str:
-    """An answer or a label in a cell: several are told one by one."""
+    """Show an answer or a label in a cell; several are told one by one."""
     return (", ".join(map(str, value)) or "-") if isinstance(value, list) else str(value)
 
 
@@ -241,20 +241,20 @@ FILES = ("confusion.csv", "confusion.png", "confusion.svg")
 
 
 def matrix(confusion: Confusion) -> tuple[list[str], list[list[int]]]:
-    """The labels that some row has or is given, and their rows by answer."""
+    """Return the labels that some row has or is given, and their rows by answer."""
     given = {answer for answers in confusion.values() for answer in answers}
     names = [name for name, answers in confusion.items() if answers or name in given]
     return names, [[confusion[one].get(other, 0) for other in names] for one in names]
 
 
 def mistakes(confusion: Confusion) -> list[tuple[str, str, int]]:
-    """(label, answer, rows) of wrong answers, the most frequent first."""
+    """List (label, answer, rows) of wrong answers, the most frequent first."""
     found = [(one, other, n) for one, answers in confusion.items() for other, n in answers.items() if other != one]
     return sorted(found, key=lambda each: -each[2])
 
 
 def write_confusion(confusion: Confusion, title: str, folder: Path) -> list[str]:
-    """Write ``FILES`` into a folder, the csv alone where matplotlib is not installed; what was written."""
+    """Write ``FILES`` into a folder, the csv alone if matplotlib is not installed; return what was written."""
     names, counts = matrix(confusion)
     written = io.StringIO()
     table = csv.writer(written, lineterminator="\n")
@@ -274,7 +274,7 @@ def write_confusion(confusion: Confusion, title: str, folder: Path) -> list[str]
 
 
 def confusion_inches(names: Sequence[str]) -> tuple[float, float]:
-    """A picture's width and height."""
+    """Return a picture's width and height."""
     longest = min(_LONGEST, max(map(len, names)))
     cells = _cell_inches(names) * len(names)
     return cells + 0.085 * longest + 1.9, cells + (0.085 * longest if _upright(names) else 0.2) + 1.1
@@ -289,7 +289,7 @@ def _upright(names: Sequence[str]) -> bool:
 
 
 def plot_confusion(axes: Axes, names: Sequence[str], counts: Sequence[Sequence[int]]) -> None:
-    """Each cell is coloured by its share of the label's rows, and has their number."""
+    """Colour each cell by its share of the label's rows, and write their number into it."""
     from edgepeft.common import plotting
 
     shares = [[n / sum(row) if sum(row) else None for n in row] for row in counts]

@@ -1,4 +1,4 @@
-"""What files hold before rows are told apart: decoded lines, tables and spreadsheets, texts of a folder or zip file.
+"""Read what files hold: decoded lines, tables and spreadsheets, texts of a folder or zip file.
 
 The name of the folder that a text lies in is its label, as the 20 Newsgroups and the IMDb reviews are published.
 """
@@ -6,7 +6,6 @@ The name of the folder that a text lies in is its label, as the 20 Newsgroups an
 from __future__ import annotations
 
 import codecs
-import contextlib
 import csv
 import gzip
 import io
@@ -37,14 +36,14 @@ _SHEET_TIMES = 20  # of a spreadsheet, whose cells are written in XML and take a
 
 
 class Room:
-    """How many bytes a packed file may hold: 32 MiB, and so many times what it has itself."""
+    """The bytes that a packed file may hold: 32 MiB, and so many times its own."""
 
     def __init__(self, path: Path, times: int = _ROOM_TIMES) -> None:
         self._path, self._times = path, times
         self.left = _ROOM_BYTES + times * path.stat().st_size
 
     def require(self, n_bytes: int) -> None:
-        """See that so many are left."""
+        """Refuse a file that holds more than is left."""
         if n_bytes > self.left:
             raise DataError(
                 f"{self._path} holds more than {self._times} times its own bytes and {_ROOM_BYTES >> 20} MiB, as no "
@@ -52,13 +51,13 @@ class Room:
             )
 
     def take(self, n_bytes: int) -> None:
-        """Count so many that are read."""
+        """Count bytes that are read."""
         self.require(n_bytes)
         self.left -= n_bytes
 
 
 class _Unpacked(io.RawIOBase):
-    """A gz file's content as far as there is room: a line of it ends nowhere by itself."""
+    """A gz file's content, as far as there is room: a line in it may never end."""
 
     def __init__(self, path: Path) -> None:
         self._room, self._file = Room(path), gzip.GzipFile(path)
@@ -78,7 +77,7 @@ class _Unpacked(io.RawIOBase):
 
 
 def lines_of(path: Path) -> Lines:
-    """Decoded lines with their numbers; each is decoded alone, so that a bad byte has a line."""
+    """Yield decoded lines with their numbers; each is decoded alone, so that a bad byte has a line."""
     try:
         with (
             sys.stdin.buffer
@@ -99,36 +98,40 @@ _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
 def table_lines(path: Path) -> Iterator[str]:
-    """The lines of a table in UTF-8; or in what spreadsheets write too, UTF-16 or Windows-1252, which is said."""
-    if str(path) == STDIN or path.suffix.lower() == PACKED:
-        return (line for _, line in lines_of(path))
+    """Return a table's lines: in UTF-8, or in what spreadsheets write too, UTF-16 or Windows-1252, which is said."""
+    lines = (line for _, line in lines_of(path))
+    if str(path) == STDIN or path.suffix.lower() == PACKED or _is_utf_8(path):
+        return lines
+    content = path.read_bytes()
+    if content.startswith(_UTF_16):
+        warnings.warn(f"{path}: read as UTF-16, which its first bytes say.", stacklevel=2)
+        try:
+            return _split(content.decode("utf-16"))
+        except UnicodeDecodeError as error:
+            raise DataError(f"{path}: not UTF-16 as it says ({error.reason}); save it as UTF-8.") from error
+    try:
+        text = content.decode("cp1252")
+    except UnicodeDecodeError:
+        return lines  # whose error names the line
+    odd = sum(c > "\x7f" for c in text)
+    if odd > _MOST_ODD * sum(not c.isspace() for c in text):
+        raise DataError(f"{path}: neither UTF-8 nor a Western language in Windows-1252; save the file as UTF-8.")
+    warnings.warn(f"{path}: not UTF-8; read as Windows-1252. Save it as UTF-8 if letters look wrong.", stacklevel=2)
+    return _split(text)
+
+
+def _is_utf_8(path: Path) -> bool:
     with path.open("rb") as file:
-        start = file.read(2)
-        if start in _UTF_16:
-            warnings.warn(f"{path}: read as UTF-16, which its first bytes say.", stacklevel=2)
-            try:
-                return _split(path.read_bytes().decode("utf-16"))
-            except UnicodeDecodeError as error:
-                raise DataError(f"{path}: not UTF-16 as it says ({error.reason}); save it as UTF-8.") from error
-        file.seek(0)
         try:
             for line in file:
                 line.decode("utf-8")
-            return (line for _, line in lines_of(path))
         except UnicodeDecodeError:
-            pass
-    with contextlib.suppress(UnicodeDecodeError):
-        text = path.read_bytes().decode("cp1252")
-        odd = sum(c > "\x7f" for c in text)
-        if odd > _MOST_ODD * sum(not c.isspace() for c in text):
-            raise DataError(f"{path}: neither UTF-8 nor a Western language in Windows-1252; save the file as UTF-8.")
-        warnings.warn(f"{path}: not UTF-8; read as Windows-1252. Save it as UTF-8 if letters look wrong.", stacklevel=2)
-        return _split(text)
-    return (line for _, line in lines_of(path))  # which names the line
+            return False
+    return True
 
 
 def _split(text: str) -> Iterator[str]:
-    """Where a table's lines end, and not where Unicode has a line separator within a cell."""
+    """Divide a table where its lines end, and not where Unicode has a line separator within a cell."""
     return iter(io.StringIO(text, newline=""))
 
 
@@ -139,12 +142,12 @@ def read_folder(path: Path) -> Iterator[Record]:
 
 
 def _is_text(name: PurePath) -> bool:
-    """A .txt, or a file without an ending as 20 Newsgroups has them; nothing that a system hides."""
+    """True for a .txt, or a file without an ending as 20 Newsgroups has them; nothing that a system hides."""
     return name.suffix in (".txt", "") and not any(each.startswith((".", "__MACOSX")) for each in name.parts)
 
 
 def read_zip(path: Path) -> Iterator[Record]:
-    """The same of a zip file, whose outermost folder may be one for all."""
+    """Yield the same of a zip file, whose outermost folder may be one for all."""
     try:
         with _archive(path) as opened:
             held = opened.infolist()
@@ -155,7 +158,7 @@ def read_zip(path: Path) -> Iterator[Record]:
 
 
 def _archive(path: Path, times: int = _ROOM_TIMES) -> zipfile.ZipFile:
-    """A zip file whose members have room, by the sizes that it states: no member is read beyond its own."""
+    """Open a zip file whose members have room, by the sizes that it states: no member is read beyond its own."""
     with path.open("rb") as file:
         end = zipfile._EndRecData(file)  # type: ignore[attr-defined]
     if end and end[zipfile._ECD_SIZE] > _LISTING_BYTES:  # type: ignore[attr-defined]
@@ -216,7 +219,7 @@ def read_xlsx(path: Path) -> Iterator[Record]:
 
 
 def _cell(value: Any) -> Any:
-    """As a csv has it; a whole number without its point."""
+    """Return a cell as a csv has it; a whole number without its point."""
     if isinstance(value, float) and value.is_integer():
         return int(value)
     return value if isinstance(value, str | int | float | bool) else "" if value is None else str(value)
@@ -228,7 +231,7 @@ LONGEST_CELL = 1 << 24  # characters, of four bytes each; csv's own limit of 131
 
 
 def _read_table(path: Path, delimiter: str, **form: Any) -> Iterator[Record]:
-    """Rows under a header.  Cells that are empty throughout are no row: spreadsheets end in such."""
+    """Yield rows under a header.  Cells that are empty throughout are no row: spreadsheets end in such."""
     csv.field_size_limit(max(csv.field_size_limit(), LONGEST_CELL))
     lines, first = _with_first(path)
     if "\0" in first:
@@ -245,8 +248,11 @@ def _read_table(path: Path, delimiter: str, **form: Any) -> Iterator[Record]:
         for cells in reader:
             if cells and not header:
                 header = _distinct(path, line, [name.strip() for name in cells])
+            elif any(cells) and len(cells) != len(header):
+                told = f"{len(cells)} cells, but {len(header)} columns ({', '.join(header)})"
+                yield line, DataError(f"{path}:{line}: {told}.")
             elif any(cells):
-                yield line, _record(path, line, header, cells)
+                yield line, {name: cell for name, cell in zip(header, cells, strict=True) if name}
             line = reader.line_num + 1 + skipped
     except csv.Error as error:
         raise DataError(f"{path}:{line}: not a table ({error}); is a quotation mark missing?") from error
@@ -260,7 +266,7 @@ def _few_cells(path: Path, lines: Iterator[str], delimiter: str) -> Iterator[str
 
 
 def _with_first(path: Path) -> tuple[Iterator[str], str]:
-    """All lines, and the first one without its end; lines may end in a carriage return alone, as of an old Mac."""
+    """Return all lines, and the first one without its end; lines may end in a carriage return alone, as of old Macs."""
     lines = table_lines(path)
     first = next(lines, "")
     if not first.endswith("\n") and "\r" in first.rstrip("\r"):
@@ -270,7 +276,7 @@ def _with_first(path: Path) -> tuple[Iterator[str], str]:
 
 
 def _delimiter(path: Path, header: str, usual: str) -> str:
-    """What a csv's header is divided by, where that is not a comma."""
+    """Return the mark that divides a csv's header, if that is not a comma."""
     found = [mark for mark in ";\t|" if mark in header]
     if usual != "," or "," in header or len(found) != 1:
         return usual
@@ -286,18 +292,12 @@ def _distinct(path: Path, line: int, header: list[str]) -> list[str]:
     return header
 
 
-def _record(path: Path, line: int, header: list[str], cells: list[str]) -> dict[str, Any] | DataError:
-    if len(cells) != len(header):
-        return DataError(f"{path}:{line}: {len(cells)} cells, but {len(header)} columns ({', '.join(header)}).")
-    return {name: cell for name, cell in zip(header, cells, strict=True) if name}
-
-
 read_csv = partial(_read_table, delimiter=",")
 read_tsv = partial(_read_table, delimiter="\t", quoting=csv.QUOTE_NONE)
 
 
 def lone_column(suffix: str, found: Collection[str]) -> str:
-    """What may be wrong with a table that has ``found`` one column, in words; else nothing."""
+    """Say what may be wrong with a table in which one column was ``found``; else nothing."""
     right = {".csv": "commas", ".tsv": "tabs"}.get(suffix.lower())
     if right is None or len(found) != 1:
         return ""

@@ -1,4 +1,4 @@
-"""Names that files give to text, second text, label and candidates, in any case, where they have not the usual ones."""
+"""Other names, in any case, that files give to text, second text, label and candidates."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _LEAST = 2
 
 
 def candidates_in(record: Mapping[str, Any], where: str) -> tuple[str, ...]:
-    """Those of a file's row; none where it has no such column."""
+    """Return the candidates of a file's row; none if it has no such column."""
     if CANDIDATES in record:
         return distinct_candidates(opened(record[CANDIDATES]), where)
     names = _numbered(record)
@@ -44,19 +44,19 @@ def candidates_in(record: Mapping[str, Any], where: str) -> tuple[str, ...]:
 
 
 def _numbered(record: Mapping[str, Any]) -> list[str]:
-    """The columns of candidates, by their numbers."""
-    found = [(int(match[2]), name) for name in record if (match := NUMBERED.fullmatch(name)) is not None]
-    return [name for _, name in sorted(found, key=lambda each: each[0])]
+    """Return the numbered columns, by their numbers."""
+    found = {name: int(match[2]) for name in record if (match := NUMBERED.fullmatch(name)) is not None}
+    return sorted(found, key=found.__getitem__)
 
 
 def chosen_column(record: Mapping[str, Any], label: Any) -> Any:
-    """The place of the candidate whose column the label is called after, as COPA's classes are; else the label."""
+    """Return the place of the candidate whose column the label names, as COPA's classes do; else the label."""
     names = _numbered(record)
     return names.index(label) if isinstance(label, str) and label in names else label
 
 
 def distinct_candidates(value: Any, where: str) -> tuple[str, ...]:
-    """Two texts at least, all different."""
+    """Return a list of candidates after a check: at least two texts, all different."""
     if not isinstance(value, list | tuple):
         raise UnreadableRow(f"{where}: {CANDIDATES} is a list of texts; found {shown(value)}.")
     for place, text in enumerate(value):
@@ -73,7 +73,7 @@ def distinct_candidates(value: Any, where: str) -> tuple[str, ...]:
 def by_convention(
     path: object, record: Mapping[str, Any], text: str | None, pair: str | None, label: str | None, *, labels: bool
 ) -> dict[str, str]:
-    """The file's columns by what they are read as, of those that no option names and whose usual names it has not."""
+    """Return which columns are read as text, pair and label, where no option names them and no usual name is there."""
     if FIRST in record and LABEL in record:
         return {}
     known = {str(name).strip().lower(): name for name in record}
@@ -83,13 +83,15 @@ def by_convention(
         texts = [known[name] for name in TEXTS if name in known and not any(name in names for names in pairs)]
         texts += [known[_TITLE]] if _TITLE in known and not texts and not pairs else []
         one_of(path, [*texts, *(" and ".join(names) for names in pairs)], "the text", "--text-column")
-        found |= {FIRST: known[pairs[0][0]], SECOND: known[pairs[0][1]]} if pairs else {}
-        found |= {FIRST: texts[0]} if texts else {}
+        if pairs:
+            found = {FIRST: known[pairs[0][0]], SECOND: known[pairs[0][1]]}
+        elif texts:
+            found = {FIRST: texts[0]}
     if labels and label is None and LABEL not in record and (found or FIRST in record or text):
         names = [known[name] for name in LABELS if name in known and known[name] not in found.values()]
         names += [known[_ANSWER]] if not names and _ANSWER in known and SECOND in found else []
-        one_of(path, names, "the label", "--label-column")
-        found |= {LABEL: names[0]} if names else {}
+        if (only := one_of(path, names, "the label", "--label-column")) is not None:
+            found[LABEL] = only
     if found:
         told = ", ".join(f"{usual} is the column {name}" for usual, name in found.items())
         warnings.warn(f"{path}: {told}; --text-column, --pair-column and --label-column name others.", stacklevel=2)

@@ -1,4 +1,4 @@
-"""What stands in a cell or as a label: what jsonl has as ``3`` or ``true`` and csv as text is one label.
+"""Read cells and labels: what jsonl has as ``3`` or ``true`` and csv as text is one label.
 
 Lists and mappings in a table's cell are read as JSON or Python writes them.
 
@@ -34,7 +34,7 @@ LabelReader = Callable[[Any, str], str]
 
 
 def label_text(value: Any, where: str, what: str = "label") -> str:
-    """The text of a label, or of another column that is ``what``."""
+    """Return the text of a label, or of another column that is ``what``."""
     if not isinstance(value, str | int | float):
         raise DataError(f"{where}: the {what} must be a text or a number; found {shown(value)}.")
     if isinstance(value, float) and not math.isfinite(value):
@@ -48,13 +48,13 @@ def label_text(value: Any, where: str, what: str = "label") -> str:
 
 
 def shown(value: Any) -> str:
-    """As JSON, cut where it is long."""
+    """Show a value as JSON, cut if it is long."""
     text = json.dumps(value, default=str)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def number_of(value: Any) -> float | None:
-    """The number that a label is; None of a name."""
+    """Return the number that a label is; None for a name."""
     try:
         found = float(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else math.nan
     except ValueError:
@@ -63,7 +63,7 @@ def number_of(value: Any) -> float | None:
 
 
 def require_names(path: object, what: str, labels: Sequence[Any]) -> None:
-    """See that labels are no numbers to learn: many, or with fractions."""
+    """Refuse labels that are numbers to learn: many, or with fractions."""
     values = {number for label in labels if (number := number_of(label)) is not None}
     if len(values) <= _MOST_VALUES and all(value == int(value) for value in values):
         return
@@ -81,7 +81,7 @@ _APART = re.compile(r"""['"]\s+['"]""")  # NumPy's ['a' 'b'], which Python reads
 
 
 def opened(cell: Any) -> Any:
-    """What a cell holds: the list or mapping that it is the text of; anything else as it is."""
+    """Return the list or mapping that a cell is the text of; anything else as it is."""
     text = cell.strip() if isinstance(cell, str) and len(cell) <= _LONGEST else ""
     if (text[:1], text[-1:]) not in (("[", "]"), ("{", "}")):
         return cell
@@ -102,13 +102,13 @@ _UNNAMED = re.compile(r"LABEL_\d+")  # transformers' stand-in for a name
 
 
 class LabelNames(NamedTuple):
-    """By number, and the file that has them."""
+    """Names of labels by number, and the file that has them."""
 
     file: str
     names: Mapping[int, str]
 
     def named(self, value: Any, where: str) -> Any:
-        """The name of a number, or of each in a list; anything else as it is."""
+        """Return the name of a number, or of each in a list; anything else as it is."""
         if isinstance(value, list):
             return [self.named(each, where) for each in value]
         if isinstance(value, Mapping) and "tags" in value:
@@ -122,16 +122,15 @@ class LabelNames(NamedTuple):
             )
         return self.names[number]
 
-    def said_of(self, path: object) -> LabelNames:
-        """Say that they are taken, with the first ones."""
+    def say(self, path: object) -> None:
+        """Say that the names are taken, with the first ones."""
         first = ", ".join(f"{number} is {self.names[number]}" for number in sorted(self.names)[:3])
         more = f", and {len(self.names) - 3} more" if len(self.names) > 3 else ""
         warnings.warn(f"{path}: labels are numbers, whose names {self.file} has: {first}{more}.", stacklevel=2)
-        return self
 
 
 def names_beside(path: object, column: str, values: Sequence[Any]) -> LabelNames | None:
-    """Names of a column's ``values``, from a file beside; None where they are no numbers or none has them."""
+    """Find the names of a column's ``values`` in a file beside; None if they are no numbers or no file has them."""
     plain = [part for value in values for part in _parts(value) if part not in (None, "")]
     if not plain or any(_number(each) is None for each in plain):
         return None
@@ -142,14 +141,14 @@ def names_beside(path: object, column: str, values: Sequence[Any]) -> LabelNames
 
 
 def files_beside(path: object) -> list[Path]:
-    """The files beside a file of rows that may name its labels."""
+    """List the files beside a file of rows that may name its labels."""
     if not isinstance(path, Path) or not path.is_file():
         return []
     return [file for name in _FILES if (file := path.parent / name).is_file() and file != path]
 
 
 def class_names(features: Any) -> dict[str, list[str]]:
-    """The names of each column of a data set's features that is of classes, or of lists of them; of its JSON."""
+    """Return the names of each column of classes, or of lists of them, in the JSON of a data set's features."""
     found = {}
     for column, feature in features.items() if isinstance(features, Mapping) else ():
         inner = feature
@@ -163,7 +162,7 @@ def class_names(features: Any) -> dict[str, list[str]]:
 
 
 def named_classes(rows: Iterator[dict[str, Any]], names: Mapping[str, Sequence[str]]) -> Iterator[dict[str, Any]]:
-    """A data set's rows, with their classes by their names; -1 is none, as GLUE's test rows have it."""
+    """Yield a data set's rows with the names of their classes; -1 is none, as GLUE's test rows have it."""
 
     def named(value: Any, known: Sequence[str]) -> Any:
         if isinstance(value, list):
@@ -226,7 +225,7 @@ def _of_json(document: Any, column: str) -> dict[int, str] | None:
 
 
 def _sound(names: Mapping[int, Any], n: int) -> dict[int, str] | None:
-    """Where they are ``n`` different texts."""
+    """Return the names if they are ``n`` different texts, and not all stand-ins."""
     texts = {number: name for number, name in names.items() if isinstance(name, str) and name.strip()}
     good = n and len(texts) == n == len({*texts.values()})
     return texts if good and not all(map(_UNNAMED.fullmatch, texts.values())) else None

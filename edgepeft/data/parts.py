@@ -1,11 +1,11 @@
 """The rows of one training run: those that train, those that choose a checkpoint, those that are reported.
 
-What no file is given for is held out of the training file, stratified, in the same way for every seed, so
-that runs of several seeds are scored on the same rows.  Files are taken as they are, but the rows reported may not
-all be among those that train or choose; how many rows two parts share is written down with where they are from.
+A part without a file is held out of the training file, stratified, in the same way for every seed, so that runs of
+several seeds are scored on the same rows.  Files are taken as they are, but the rows reported may not all be among
+those that train or choose; how many rows two parts share is written down with where they are from.
 
-Rows of a file that cannot be used are named at once, or left out.  What rows tell where no option does: the kind of
-task, and patterns of text; for each verb that learns from rows.
+Rows of a file that cannot be used are named at once, or left out.  Where no option says the kind of task or the
+patterns of its text, the rows tell them.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class TaskData:
         return kind.seen(self.train).with_guarantee(self.guarantee, len(self.eval))
 
     def of_each_answer(self, *, everywhere: bool) -> TaskData:
-        """A row for each of a row's answers: of those that train, or of all."""
+        """Make a row of each of a row's answers: in the part that trains, or in all."""
         parts = PARTS if everywhere else PARTS[:1]
         rows = {
             name: tuple(row._replace(label=answer) for row in getattr(self, name) for answer in row.references)
@@ -80,24 +80,24 @@ class TaskData:
 
     @property
     def pairs(self) -> bool:
-        """Whether what is read of a row is a pair of texts."""
+        """True if a pair of texts is read of a row."""
         texts, _ = self.task_kind.read(self.train[:1])
         return texts[0].second is not None
 
     @property
     def class_weights(self) -> dict[str, float]:
-        """n / (k n_c) of each of the k labels that train: the rows of every label weigh as much together."""
+        """The weight n / (k n_c) of each of the k labels that train: all rows of a label weigh alike together."""
         counts = Counter(row.label for row in self.train)
         return {label: len(self.train) / (len(counts) * counts[label]) for label in self.labels or () if counts[label]}
 
     def row_weights(self, *, balanced: bool) -> NDArray[np.float64]:
-        """[rows that train]: what each weighs in the loss, all alike or as its label does."""
+        """Return each training row's weight in the loss, all alike or its label's."""
         weights = self.class_weights if balanced else {}
         return np.array([weights.get(row.label or "", 1.0) for row in self.train])
 
     @property
     def sha256(self) -> str:
-        """Of all rows in order, and what their texts keep to: the same digest is the same training."""
+        """Digest of all rows in order, and of the schema of texts: the same digest is the same training."""
         digest = hashlib.sha256()
         for name in PARTS:
             digest.update(name.encode())
@@ -109,9 +109,11 @@ class TaskData:
 
 
 def given_rows(option: str, given: Rows | float | None) -> Given:
-    """What reads as a number or a percentage, and is no file, is a share to hold out."""
-    if given is None or isinstance(given, int | float):
-        return None if given is None else float(given)
+    """Return rows, or a share to hold out: what reads as a number or a percentage, and is no file."""
+    if given is None:
+        return None
+    if isinstance(given, int | float):
+        return float(given)
     text = str(given) if isinstance(given, str | os.PathLike) else ""
     if not text.removesuffix("%").replace(".", "", 1).isdigit() or Path(text).exists():
         return source_of(given)
@@ -132,11 +134,11 @@ def load_data(
     partial: bool = False,
     skip_bad: bool = False,
 ) -> TaskData:
-    """Read the files of a run and part them; a dataset's own splits are the parts that nothing is given for.
+    """Read the files of a run and part them; a dataset's own splits are the parts without a file.
 
-    ``kind`` is of the task, for which ``regression`` is short; ``few_shot`` rows are drawn by ``seed``; ``labels`` are
-    those that a head has already, of which ``partial`` rows may have one alone.  With ``skip_bad`` rows that cannot be
-    used are left out, which is said; else all of them are named.
+    ``regression`` is short for that ``kind`` of task; ``few_shot`` rows are drawn by ``seed``; ``labels`` are those
+    that a head has already, of which ``partial`` rows may lack some.  With ``skip_bad`` rows that cannot be used are
+    left out, which is said; else all of them are named.
     """
     if splits := own_splits(train, columns):
         train = splits.get("train", train)
@@ -172,7 +174,7 @@ def task_data(
     labels: tuple[str, ...] | None = None,
     partial: bool = False,
 ) -> TaskData:
-    """The same from rows in memory; a number is a share of ``train`` to hold out, None a tenth."""
+    """Part rows in memory likewise; a number is a share of ``train`` to hold out, None a tenth."""
     asked = kind_asked(kind)
     seen = labels if partial and labels else asked.labels_of(train)
     known = asked(labels or seen).seen(train)
@@ -194,7 +196,7 @@ def task_data(
 
 
 def _check(rows: Sequence[Row], first: Row, kind: TaskType, *, of_head: bool) -> None:
-    """See that rows are of the first one's form, with labels of the task: its head's, or those that train."""
+    """Refuse rows of another form than the first, or with labels that the head, or the training rows, do not have."""
     for row in rows:
         if (row.sentence2 is None) != (first.sentence2 is None):
             forms = ("a single text", "a pair") if row.sentence2 is None else ("a pair", "a single text")
@@ -226,33 +228,34 @@ def _note_conflicts(rows: Sequence[Row]) -> None:
 
 
 def _first(told: Sequence[str]) -> str:
-    """Three of them, and how many more there are."""
+    """Name three of them, and count the others."""
     return "; ".join([*told[:3], *([f"and {len(told) - 3:,} more"] if len(told) > 3 else [])])
 
 
 def _shared(parts: dict[str, Sequence[Row]], *, note: bool) -> str:
-    """What ``split`` says of rows that stand in two parts, as real data sets have them, and of texts that stand with
-    another label there; a ``note`` names the first rows."""
-    rows = {name: [row_digest(row) for row in part] for name, part in parts.items()}
+    """Say for ``split`` which rows stand in two parts, as real data sets have them, and which texts with another label
+    there; a ``note`` names the first rows."""
+    rows = {name: [(row_digest(row), row) for row in part] for name, part in parts.items()}
     texts = {name: [row_digest(row._replace(label=None)) for row in part] for name, part in parts.items()}
     copies, unlike = list[str](), list[str]()
     for one, other in combinations(parts, 2):
-        n, n_texts = (sum(map({*of[one]}.__contains__, of[other])) for of in (rows, texts))
-        if n:
+        there = dict(rows[one][::-1])  # the first one of equal rows
+        told = [f"{row.short} is {there[digest].short} of {one}" for digest, row in rows[other] if digest in there]
+        if n := len(told):
             copies.append(f"{n} of {other} in {one}")
-            there = dict(zip(rows[one][::-1], parts[one][::-1], strict=True))  # the first one of equal rows
-            pairs = zip(parts[other], rows[other], strict=True)
-            told = [f"{row.short} is {there[digest].short} of {one}" for row, digest in pairs if digest in there]
             if note:
-                stand = "row of {} stands" if n == 1 else "rows of {} stand"
-                warnings.warn(f"{n:,} {stand.format(other)} in {one} too: {_first(told)}.", stacklevel=3)
-        unlike += [f"{n_texts - n} of {other} in {one}"] if n_texts > n else []
+                stand = f"row of {other} stands" if n == 1 else f"rows of {other} stand"
+                warnings.warn(f"{n:,} {stand} in {one} too: {_first(told)}.", stacklevel=3)
+        known = {*texts[one]}
+        n_texts = sum(digest in known for digest in texts[other])
+        if n_texts > n:
+            unlike.append(f"{n_texts - n} of {other} in {one}")
     found = {"rows in both": copies, "texts in both with other labels": unlike}
     return "".join(f"; {what}: {', '.join(counts)}" for what, counts in found.items() if counts)
 
 
 def _require_different(given: dict[str, Source], parts: dict[str, tuple[Row, ...]]) -> None:
-    """The rows that choose a checkpoint or train are never the rows reported, in whatever order they stand."""
+    """Refuse to report rows that train or choose a checkpoint, in whatever order they stand."""
     digests = {option: set(map(row_digest, rows)) for option, rows in parts.items()}
     for one, other in combinations(parts, 2):
         inner, outer = (one, other) if digests[one] <= digests[other] else (other, one)
@@ -301,25 +304,25 @@ class BadRows:
 
     @property
     def left_out(self) -> str:
-        """For ``split``."""
+        """What ``split`` says of them."""
         return f"; left out of {Path(str(self._path)).name}: {self._n} that cannot be used" if self._n else ""
 
 
 def _lines_of(lines: Sequence[int], times: int) -> str:
-    """The first of so many."""
+    """Name the first lines, and count the others."""
     first = ", ".join(map(str, lines))
     more = f" and {times - len(lines)} more" if times > len(lines) else ""
     return f"line{'s' * (times > 1)} {first}{more}"
 
 
-TOLD = ("kind", "source", "target")  # what a shape says, by the names of options
+TOLD = ("kind", "source", "target")  # options that a shape says
 _SAY = (*TOLD, "regression", "format")
 
 O = TypeVar("O", bound=LearningOptions)  # noqa: E741
 
 
 def told(options: O) -> O:
-    """The options with what the shape of their rows tells; as they are where one of them says what the rows are."""
+    """Complete the options by what the shape of their rows tells, if none of them says what the rows are."""
     if any(getattr(options, name, None) for name in _SAY):
         return options
     rows = source_of(options.data)
@@ -329,14 +332,14 @@ def told(options: O) -> O:
 
 
 def shape_in(train: Source, columns: Columns = SENTENCES) -> Shape | None:
-    """What training rows are told by, where no option says it; see ``shapes``.  Standard input is read once, later."""
+    """Tell the shape of training rows by the first ones; standard input is read once, later."""
     if str(train) == STDIN:
         return None
     return told_shape(train, head_of(own_splits(train, columns).get("train", train)), columns[:3])
 
 
 def own_splits(train: Source, columns: Columns) -> dict[str, Path]:
-    """A dataset's, by part; none of a file."""
+    """Return a dataset's splits by part; none of a file."""
     if not isinstance(train, Path) or format_of(train) or not is_dataset(train):
         return {}
     return splits_of(train, columns.names[2] if columns.target is None else columns.target.fields[0])

@@ -21,28 +21,28 @@ _PUNCTUATION = re.compile(f"([{re.escape(string.punctuation)}])")
 
 
 def spaced(text: str) -> str:
-    """Blanks around ASCII's punctuation, and single ones everywhere: T5's SQuAD."""
+    """Put blanks around ASCII's punctuation, and single ones everywhere: T5's SQuAD."""
     return _single(_PUNCTUATION.sub(r" \1 ", text))
 
 
 def spaced_apart(text: str) -> str:
-    """Blanks around all but letters, numbers, accents and underscores: Compacter's SQuAD."""
+    """Put blanks around all but letters, numbers, accents and underscores: Compacter's SQuAD."""
     return _single("".join(c if c == "_" or unicodedata.category(c)[0] in "LNM" else f" {c} " for c in text))
 
 
 def untagged(text: str) -> str:
-    """``<br>`` is a blank, ``<b>`` and ``</b>`` are nothing: MultiRC."""
+    """Make ``<br>`` a blank, ``<b>`` and ``</b>`` nothing: MultiRC."""
     return re.sub("</?b>", "", text.replace("<br>", " "))
 
 
 def in_sentences(text: str) -> str:
-    """Lines after ``@highlight`` go on as sentences: ReCoRD's passages."""
+    """Go on with lines after ``@highlight`` as sentences: ReCoRD's passages."""
     text = re.sub(r"([.?!\"'])\n@highlight\n", r"\1 ", text)
     return text.replace("\n@highlight\n", ". ")
 
 
 def nearest(label: str, step: float, where: str) -> str:
-    """The multiple of ``step`` that is nearest to a number, with one decimal: STS-B's targets."""
+    """Return the multiple of ``step`` that is nearest to a number, with one decimal: STS-B's targets."""
     try:
         return f"{round(float(label) / step) * step:.1f}"
     except (ValueError, OverflowError):
@@ -69,7 +69,7 @@ class UnreadableRow(DataError):
 
 
 class _Part(NamedTuple):
-    """What stands before a field, and the field; none at the end."""
+    """A text and the field after it; the last one may have none."""
 
     literal: str
     field: str | None
@@ -78,7 +78,7 @@ class _Part(NamedTuple):
 
 @dataclass(frozen=True)
 class Pattern:
-    """A parsed one; equal texts are equal patterns."""
+    """A parsed pattern; equal texts are equal patterns."""
 
     text: str
     parts: tuple[_Part, ...]
@@ -89,11 +89,11 @@ class Pattern:
         return tuple(dict.fromkeys(part.field for part in self.parts if part.field is not None))
 
     def filled(self, row: Mapping[str, Any], where: str) -> str:
-        """The text of a row; ``where`` is what an error calls it."""
+        """Fill in a row; ``where`` is what an error calls it."""
         return "".join(part.literal + self._value(part, row, where) for part in self.parts)
 
     def choices(self, row: Mapping[str, Any], where: str) -> tuple[str, ...]:
-        """Every text that it may be: one for each answer where its field is a list (or SQuAD's ``{"text": list}``)."""
+        """Return every text that it may be: one for each answer of a list, or of SQuAD's ``{"text": list}``."""
         field = self.fields[0]
         value = row.get(field)
         value = value.get("text", value) if isinstance(value, Mapping) else value
@@ -105,7 +105,7 @@ class Pattern:
         return tuple(self.filled({field: each}, where) for each in value)
 
     def renamed(self, columns: Mapping[str, str]) -> Pattern:
-        """The same of columns of other names."""
+        """Return the pattern with columns of other names."""
         for field in columns:
             if field not in self.fields:
                 raise UnknownName("field of the source", field, self.fields)
@@ -131,7 +131,7 @@ class Pattern:
 
 @cache
 def pattern(text: str) -> Pattern:
-    """Read one."""
+    """Parse a pattern."""
     try:
         found = list(string.Formatter().parse(text))
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""Files of rows, by extension, and datasets: each record with the number of its line, one at a time.
+"""Read files of rows, by extension, and datasets: each record with the number of its line, one at a time.
 
 jsonl has an object a line, json an array of them, csv is quoted as RFC 4180 says and divided as its header is, tsv has
 no quoting (as GLUE's files: a quotation mark is a character of the text).  conll has a word a line, its tag in the last
@@ -52,7 +52,7 @@ _PARTS = {"train": "train", "validation": "eval", "dev": "eval", "valid": "eval"
 
 
 def is_dataset(path: Path) -> bool:
-    """Whether it is a saved dataset's folder, or no file but possibly a name of the Hub."""
+    """True for a saved dataset's folder, or what is no file but may be a name of the Hub."""
     folder = Path(_parted(path)[0])
     if folder.exists():
         return any((folder / name).is_file() for name in SAVED) or bool(_files_of_splits(folder))
@@ -60,7 +60,7 @@ def is_dataset(path: Path) -> bool:
 
 
 def read_dataset(path: Path) -> Iterator[Record]:
-    """Yield (number, row) of a split; labels that are classes by their names."""
+    """Yield (number, row) of a split, with the names of classes."""
     source, split = _parted(path)
     splits = _opened(source)
     if not split and len(splits) == 1:
@@ -71,7 +71,7 @@ def read_dataset(path: Path) -> Iterator[Record]:
 
 
 def splits_of(path: Path, label: str) -> dict[str, Path]:
-    """A dataset's own splits by part (train, eval, test), those left out that lack the labels which another has."""
+    """Return a dataset's splits by part (train, eval, test), but for those that lack the labels of another."""
     source, split = _parted(path)
     splits = {} if split else {name: rows for name, rows in _opened(source).items() if name in _PARTS}
     found = {n: next((row for row in rows if isinstance(row, dict)), {}) for n, rows in splits.items()}
@@ -108,7 +108,7 @@ def _opened(source: str) -> Mapping[str, Iterator[dict[str, Any] | DataError]]:
 
 
 def _files_of_splits(folder: Path) -> dict[str, Iterator[dict[str, Any] | DataError]]:
-    """By split, a folder's files, or those of ``data`` in it, whose names begin with one; none where none does."""
+    """Return the rows of each split whose name begins files of a folder, or of ``data`` in it."""
     for place in (folder, folder / "data"):
         found: dict[str, list[Path]] = {}
         for file in sorted(place.glob("*")):
@@ -139,7 +139,7 @@ class Records:
             self._rows = list(rows)
 
     def __str__(self) -> str:
-        """In place of a file's name."""
+        """Stand in for a file's name."""
         return "rows"
 
     def read(self, _: object) -> Iterator[Record]:
@@ -155,7 +155,7 @@ Source = Path | Records
 
 
 def source_of(rows: Rows) -> Source:
-    """A path, or the rows themselves."""
+    """Return a path, or the rows themselves."""
     if isinstance(rows, Records):
         return rows
     if isinstance(rows, str | os.PathLike):
@@ -185,7 +185,7 @@ def _object(record: Any, where: str) -> dict[str, Any] | DataError:
 
 
 def _read_json(path: Path) -> Iterator[Record]:
-    """An array of objects; a row's line is its number."""
+    """Yield an array's objects; a row's line is its number."""
     try:
         records = json_rows("".join(line for _, line in lines_of(path)))
     except ValueError as error:
@@ -199,7 +199,7 @@ def _read_json(path: Path) -> Iterator[Record]:
 
 
 def read_stdin(path: Path) -> Iterator[Record]:
-    """jsonl, json, tsv or csv, by how it begins."""
+    """Read jsonl, json, tsv or csv, by how it begins."""
     start = cast("io.BufferedReader", sys.stdin.buffer).peek().decode("utf-8-sig", "replace").lstrip()
     if start[:1] in ("{", "["):
         return _read_jsonl(path) if start[0] == "{" else _read_json(path)
@@ -207,7 +207,7 @@ def read_stdin(path: Path) -> Iterator[Record]:
 
 
 def rows_of(document: Any) -> list[Any]:
-    """Its rows: a list, the list under ``data``, SQuAD's paragraphs, or columns as pandas writes them."""
+    """Return the rows of JSON: a list, the one under ``data``, SQuAD's paragraphs, or columns as pandas writes them."""
     if not isinstance(document, dict):
         return [_of_spacy(row) for row in document] if isinstance(document, list) else [document]
     rows = document.get("data")
@@ -236,26 +236,19 @@ def rows_of(document: Any) -> list[Any]:
 
 
 def _of_spacy(row: Any) -> Any:
-    """A text and a mapping of its entities, in a list of two as spaCy trains on them; anything else as it is."""
+    """Name the parts of a list of two, a text and its entities, as spaCy trains on them; else return the row."""
     if isinstance(row, list) and len(row) == 2 and isinstance(row[0], str) and isinstance(row[1], dict):
         return {"text": row[0], **row[1]}
     return row
 
 
 def read_conll(path: Path) -> Iterator[Record]:
-    """Columns between tabs, or else blanks: the first is the word, the last its tag; -DOCSTART- stands alone.
+    """Read columns between tabs, or else blanks: the first is the word, the last its tag; -DOCSTART- stands alone.
 
     Lines that begin with "# " before a sentence are comments.  Where the first column counts the words, the second one
     has them.
     """
     sentences = _sentences(path)
-    if path.suffix.lower() == ".conllu":  # number, form, lemma, part of speech, ...; 1-2 are two words as one, 1.1 none
-        for start, lines in sentences:
-            words = [cells for cells in lines if cells[0].isdigit()]
-            if len(lines[0]) < 4:
-                raise DataError(f"{path}:{start}: {len(lines[0])} columns, where CoNLL-U has ten; name it .conll.")
-            yield start, {"words": [cells[1] for cells in words], "tags": [cells[3] for cells in words]}
-        return
     first = list[tuple[int, list[list[str]]]]()
     with contextlib.suppress(*(DataError,) * (path.suffix.lower() == ".txt")):  # of texts that are no words with tags
         for sentence in sentences:
@@ -278,12 +271,21 @@ def read_conll(path: Path) -> Iterator[Record]:
         yield start, {"words": [cells[int(counted)] for cells in lines], **tags}
 
 
+def _read_conllu(path: Path) -> Iterator[Record]:
+    """Read number, form, lemma, part of speech and more of each word; 1-2 are two words as one, 1.1 is none."""
+    for start, lines in _sentences(path):
+        if len(lines[0]) < 4:
+            raise DataError(f"{path}:{start}: {len(lines[0])} columns, where CoNLL-U has ten; name it .conll.")
+        words = [cells for cells in lines if cells[0].isdigit()]
+        yield start, {"words": [cells[1] for cells in words], "tags": [cells[3] for cells in words]}
+
+
 _MOST_WORDS = 100_000  # of a row, more than of a book's chapter
 _TAG = re.compile(r"O|[BIESLU]-\S+")
 
 
 def _sentences(path: Path) -> Iterator[tuple[int, list[list[str]]]]:
-    """Each with the number of its first line: the cells of its words."""
+    """Yield the number of each sentence's first line, and the cells of its words."""
     start, words, columns = 0, list[list[str]](), 0
     for number, line in lines_of(path):
         if not words and line.startswith("# "):
@@ -321,25 +323,29 @@ FORMATS: dict[str, Reader] = {
     ".zip": read_zip,
     ".conll": read_conll,
 }
-"""Extension -> reader; before ``.gz`` too: the first five alone."""
+"""Extension -> reader, as errors name them."""
 
-_OF_CONLL = (".conllu", ".bio", ".iob", ".iob2", ".txt")
+_OF_CONLL: dict[str, Reader] = {
+    ".conllu": _read_conllu,
+    **dict.fromkeys((".bio", ".iob", ".iob2", ".txt"), read_conll),
+}
 
 
 def format_of(path: Path) -> Reader | None:
-    """By the file's name; a folder's files, one text each, by the folders that they lie in."""
-    ends = [suffix.lower() for suffix in path.suffixes[-2:]]
-    if ends[-1:] == [PACKED]:
-        return FORMATS.get(ends[0]) if ends[0] in (".jsonl", ".ndjson", ".csv", ".tsv", ".json") else None
-    if ends[-1:] and ends[-1] in _OF_CONLL:
-        return read_conll
-    if path.is_dir() and not FORMATS.keys() & {*ends[-1:]} and not is_dataset(path):
+    """Return the reader by the file's name; a folder of texts is read by ``read_folder``."""
+    end = path.suffix.lower()
+    if end == PACKED:
+        inner = Path(path.stem).suffix.lower()
+        return FORMATS[inner] if inner in (".jsonl", ".ndjson", ".csv", ".tsv", ".json") else None
+    if end in _OF_CONLL:
+        return _OF_CONLL[end]
+    if path.is_dir() and end not in FORMATS and not is_dataset(path):
         return read_folder
-    return FORMATS.get(ends[-1] if ends else "")
+    return FORMATS.get(end)
 
 
 def reader_of(path: Source) -> Callable[[Any], Iterator[Record]]:
-    """What gives a source's records, with the line of each."""
+    """Return what reads a source's records, with the line of each."""
     if isinstance(path, Records):
         return path.read
     if str(path) == STDIN:

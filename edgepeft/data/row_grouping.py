@@ -1,4 +1,4 @@
-"""Rows that are read as several token rows, such as a text with each of its candidates: how these stand together.
+"""Group token rows into rows of data, such as a text with each of its candidates.
 
 A row is one text or several, and a text that is longer than the model is read in one window or several.  Engines
 compute token rows, which are windows, all of a row's in one batch and one after another; a kind of task sees them row
@@ -23,8 +23,8 @@ LOWEST = -1e30  # a logit where a row has no such token row: of probability 0, a
 
 
 def places_of(counts: Sequence[int] | NDArray[Any], most: int | None = None) -> NDArray[np.int64]:
-    """int64 [n, K] from the token rows of each row: the index of each among all, -1 past a row's last one; ``most`` is
-    K where it is not the largest of these."""
+    """Return the index of each row's token rows among all, int64 [n, K], -1 past its last one; ``most`` is K if it is
+    not the largest of ``counts``."""
     sizes = np.asarray(counts, np.int64)[:, None]
     columns = np.arange(int(sizes.max(initial=1)) if most is None else most)
     starts = np.cumsum(sizes, axis=0) - sizes
@@ -32,14 +32,14 @@ def places_of(counts: Sequence[int] | NDArray[Any], most: int | None = None) -> 
 
 
 def grouped(values: NDArray[Any], places: NDArray[np.int64]) -> NDArray[Any]:
-    """[R, ...] -> [n, K, ...], LOWEST where a row has no such token row."""
+    """Group [R, ...] by row, [n, K, ...], LOWEST where a row has no such token row."""
     found: NDArray[Any] = values[places.clip(min=0)]
     found[places < 0] = LOWEST
     return found
 
 
 def joined(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    """[n, C, ...] of all parts, or [n, K, ...] where the largest K is not the same in each."""
+    """Join parts [n, C, ...], or [n, K, ...] padded to the largest K."""
     most = max(part.shape[1] for part in parts)
     rest = [(0, 0)] * (parts[0].ndim - 2)
     return np.concatenate(
@@ -48,7 +48,7 @@ def joined(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
 
 
 def members(counts: NDArray[Any], chosen: Sequence[int]) -> list[int]:
-    """The token rows of the chosen rows, in their order."""
+    """List the token rows of the chosen rows, in their order."""
     ends = np.cumsum(counts)
     return [place for row in chosen for place in range(int(ends[row] - counts[row]), int(ends[row]))]
 
@@ -58,7 +58,7 @@ def _mean(values: NDArray[np.float64], starts: NDArray[np.int64], counts: NDArra
 
 
 def _direction(values: NDArray[np.float64], starts: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[Any]:
-    """A single vector is of length 1 already: as it is."""
+    """Scale means of several vectors to length 1; a single one is of length 1 already."""
     means = _mean(values, starts, counts)
     lengths = np.where(counts > 1, np.linalg.norm(means, axis=1), 1.0)
     return means / np.maximum(lengths, 1e-12)[:, None]
@@ -73,22 +73,22 @@ POOLS: Mapping[str, Callable[..., NDArray[np.float64]]] = {
 
 
 def pooled(values: NDArray[Any], per_text: Sequence[int] | NDArray[Any], pool: str) -> NDArray[Any]:
-    """[R, d] -> [T, d], of so many windows each text."""
+    """Pool the windows of each text, [R, d] -> [T, d]."""
     counts = np.asarray(per_text, np.int64)
     found: NDArray[Any] = POOLS[pool](values.astype(np.float64), np.cumsum(counts) - counts, counts)
     return found.astype(values.dtype)
 
 
 def mean_matrix(per_text: Sequence[int] | NDArray[Any]) -> NDArray[np.float32]:
-    """[T, R]: times logits [R, d], the mean of each text's windows, by which all kinds are taught."""
+    """Return the matrix [T, R] that takes the mean of each text's windows of logits [R, d]; kinds are taught by it."""
     counts = np.asarray(per_text, np.int64)
     own = np.repeat(np.arange(len(counts)), counts) == np.arange(len(counts))[:, None]
     return (own / counts[:, None]).astype(np.float32)
 
 
 def stitched(values: NDArray[Any], stitches: Sequence[NDArray[np.int64]], per_text: Sequence[int]) -> NDArray[Any]:
-    """[R, S of a window, ...] -> [T, S of a text, ...], each token's of the window and the place that ``stitches``
-    [S of this text, 2] say; 0 past a text's last token."""
+    """Take each token's value from the window and the place that ``stitches`` [S of this text, 2] say:
+    [R, S of a window, ...] -> [T, S of a text, ...], 0 past a text's last token."""
     found = np.zeros((len(stitches), max(map(len, stitches)), *values.shape[2:]), values.dtype)
     first = 0
     for row, where, count in zip(found, stitches, per_text, strict=True):
@@ -108,7 +108,7 @@ class RowGrouping:
     read: NDArray[np.bool_] | None = None  # [R, S], which tokens can be answers, in windows of passages
 
     def by_row(self, values: NDArray[Any], pool: str) -> NDArray[Any]:
-        """[R, ...] -> what a kind of task sees of its rows, [n, ...] or [n, K, ...]; ``LOWEST`` where a row has no such
+        """Group [R, ...] as a kind of task sees its rows, [n, ...] or [n, K, ...]; ``LOWEST`` where a row has no such
         token row, or a window no place for an answer."""
         if self.per_text is not None:
             if self.read is not None:
@@ -140,7 +140,7 @@ class Asked:
 
 
 def passage_of(text: str, windows: Sequence[Any]) -> Passage:
-    """From the tokenizer's encodings of the pair, of which the passage is the second part."""
+    """Read a passage from the tokenizer's encodings of a pair, of which it is the second part."""
     places, offsets = [], []
     for window in windows:
         parts = zip(window.sequence_ids, window.offsets, strict=True)
@@ -152,7 +152,7 @@ def passage_of(text: str, windows: Sequence[Any]) -> Passage:
 
 
 def readable(passages: Sequence[Passage], length: int) -> NDArray[np.bool_]:
-    """[R, length]: the first token, which stands for no answer, and those of the passage."""
+    """Mark the first token, which stands for no answer, and those of the passage, [R, length]."""
     every = [places for passage in passages for places in passage.places]
     found = np.zeros((len(every), length), bool)
     found[:, 0] = True
@@ -162,21 +162,21 @@ def readable(passages: Sequence[Passage], length: int) -> NDArray[np.bool_]:
 
 
 def token_places(read: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """[R, S]: where those tokens stand among all, [R S]; -1 where one is not to be read."""
+    """Place the tokens that are ``read`` [R, S] among all [R S], -1 for the others."""
     return np.where(read, np.arange(read.size).reshape(read.shape), -1)
 
 
 def stitches_of(batch: TokenBatch) -> list[NDArray[np.int64]]:
-    """For each text ``most_context``."""
+    """Return ``most_context`` of each text."""
     return [most_context(*each, batch.overlap) for each in zip(batch.whole, batch.windows, strict=True)]
 
 
 def most_context(whole: Any, windows: Sequence[Any], overlap: int) -> NDArray[np.int64]:
-    """int64 [tokens of the whole text, 2]: the window in which each has most context, and its place there.
+    """Find the window in which each token has most context, and its place there: int64 [tokens of the whole text, 2].
 
-    That is the lesser of what stands to its left and to its right, and a hundredth of the window's length, in BERT's
-    own reading of SQuAD (``_check_is_max_context`` of run_squad.py; Devlin et al., 2019); of equals the first.  Special
-    tokens are those of the first window, or after the text of the last.
+    Context is the lesser of what stands to its left and to its right, and a hundredth of the window's length, as in
+    BERT's own reading of SQuAD (``_check_is_max_context`` of run_squad.py; Devlin et al., 2019); of equals the first.
+    Special tokens are those of the first window, or after the text of the last.
     """
     own = [np.flatnonzero([part is not None for part in window.sequence_ids]) for window in (whole, *windows)]
     n_tokens, n_last = len(whole.ids), len(windows[-1].ids)
@@ -206,12 +206,12 @@ class Spread(NamedTuple):
 
     @classmethod
     def of(cls, per_text: Sequence[int] | NDArray[Any]) -> Self:
-        """Of so many windows each text."""
+        """Count texts of so many windows each."""
         counts = np.asarray(per_text, np.int64)
         return cls(len(counts), int(counts.sum()), int(counts.max(initial=0)), int((counts > 1).sum()))
 
     def and_of(self, other: Spread, times: int = 1) -> Spread:
-        """Both together; the other one's as often as tasks read them."""
+        """Add the other's texts, as often as tasks read them."""
         sums = (a + times * b for a, b in zip(self, other, strict=True))
         return Spread(*sums)._replace(most=max(self.most, other.most))
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class Columns(NamedTuple):
-    """What a file calls text, second text and label, and how they are read."""
+    """What a file calls text, second text and label, and how it is read."""
 
     text: str | None = None
     pair: str | None = None  # one that is named has to be there
@@ -52,17 +52,17 @@ class Columns(NamedTuple):
 
     @property
     def names(self) -> tuple[str, str, str]:
-        """Of text, second text and label."""
+        """The names of text, second text and label."""
         return self.text or FIRST, self.pair or SECOND, self.label or LABEL
 
     @classmethod
     def of(cls, options: ColumnOptions) -> Self:
-        """As they are asked for."""
+        """Take the names that options give."""
         named = options.text_column, options.pair_column, options.label_column
         return cls(*named, separator=options.label_separator)
 
     def listed(self, value: Any) -> Any:
-        """What stands in a label's column: the parts of a text, where it has a separator."""
+        """Divide a label that is a text by the separator, if there is one."""
         if self.separator is None or not isinstance(value, str):
             return value
         if isinstance(found := opened(value), list):  # as pandas and JSON write it
@@ -70,7 +70,7 @@ class Columns(NamedTuple):
         return [part.strip() for part in value.split(self.separator)] if value.strip() else []
 
     def needed(self, labels: bool) -> dict[str, str]:
-        """The columns that must be there, each with the option that names another, if there is one."""
+        """Return the columns that must be there, each with the option that names another, if there is one."""
         text, pair, label = self.names
         if self.fields is not None:
             return dict.fromkeys(self.fields, "")
@@ -144,7 +144,7 @@ def read_rows(
 
 
 def head_of(source: Source) -> list[dict[str, Any]]:
-    """The first rows, as they stand there."""
+    """Return the first rows, as they stand there."""
     return [row for _, row in itertools.islice(reader_of(source)(source), HEAD) if isinstance(row, dict)]
 
 
@@ -182,7 +182,7 @@ def _rows(
 
 @dataclass
 class _RowReader:
-    """Makes rows of a file's records, by its shape and by the names that its columns have; asked as ``read_rows``."""
+    """Make rows of a file's records, by its shape and by the names of its columns; asked as ``read_rows``."""
 
     path: Source
     columns: Columns
@@ -198,42 +198,49 @@ class _RowReader:
 
     @property
     def _labels(self) -> bool:
-        """Whether each row must have one."""
+        """True if each row must have a label."""
         return self.label_of is not None and not self.optional
+
+    @property
+    def _by_name(self) -> bool:
+        """True if patterns, or the rows' tasks, name the columns that they read."""
+        return self.columns.source is not None or self.columns.fields is not None
 
     @property
     def expected(self) -> str:
         """The columns, in words."""
         first, second, label = self.columns.names
-        if self.columns.source is not None or self.columns.fields is not None:
+        if self._by_name:
             return ", ".join(self.columns.needed(self._labels))
         return f"{first}, optionally {second}, and {label}" if self._labels else f"{first}, optionally {second}"
 
     def begin(self, head: Sequence[Mapping[str, Any]]) -> None:
         """Settle what the columns are, by the first rows."""
         columns = self.columns
-        if columns.source is not None or columns.fields is not None:  # of patterns, what their columns may lie in
-            self._shape = written_shape(head, {name: name for name in head[0]}, self.path) if head else None
+        if not head:
+            return
+        if self._by_name:  # what the named columns may lie in
+            self._shape = written_shape(head, {name: name for name in head[0]}, self.path)
         elif not any(columns[:3]):  # no option names a column
             self._shape = shape_of(self.path, head)
-        self._of_prodigy = bool(head) and all(found.get("answer") in _ANSWERS for found in head)
-        for found in head[:1]:
-            record = self._usual(found, str(self.path))
-            if columns.source is None and columns.fields is None:
-                self._named = by_convention(self.path, record, *columns[:3], labels=self.label_of is not None)
+        self._of_prodigy = all(found.get("answer") in _ANSWERS for found in head)
+        record = self._usual(head[0], str(self.path))
+        if not self._by_name:
+            self._named = by_convention(self.path, record, *columns[:3], labels=self.label_of is not None)
         if columns.named and self.label_of is not None:
-            self._label_names = self._names_of_labels(head)
+            self._find_label_names(head)
 
-    def _names_of_labels(self, head: Sequence[Mapping[str, Any]]) -> LabelNames | None:
+    def _find_label_names(self, head: Sequence[Mapping[str, Any]]) -> None:
         label, values = self.columns.names[2], list[Any]()
         for found in head if files_beside(self.path) else ():
             with contextlib.suppress(DataError):  # of a row that is refused later
                 values.append(self._record(found, str(self.path)).get(label))
-        found_names = names_beside(self.path, self._named.get(LABEL, label), values)
-        return found_names and found_names.said_of(self.path)
+        self._label_names = names_beside(self.path, self._named.get(LABEL, label), values)
+        if self._label_names is not None:
+            self._label_names.say(self.path)
 
     def _usual(self, found: Mapping[str, Any], where: str) -> dict[str, Any]:
-        """A record by the usual names of its shape's columns; where passages are read, of SQuAD's too."""
+        """Return a record by the usual names of its shape's columns, and of SQuAD's if passages are read."""
         try:
             shaped = dict(found if self._shape is None else self._shape.read(found))
         except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:  # other than the first rows are
@@ -250,7 +257,7 @@ class _RowReader:
         return self._tagged(record, where)
 
     def _tagged(self, record: dict[str, Any], where: str) -> dict[str, Any]:
-        """A row of words, or of a text with spans, by the usual names of its columns."""
+        """Return a row of words, or of a text with spans, by the usual names of its columns."""
         columns = self.columns
         if columns.text is not None and isinstance(record.get(columns.text), list):
             record = {**record, "words": record[columns.text]}
@@ -271,7 +278,7 @@ class _RowReader:
         return {**found, LABEL: {told: record[told]}}
 
     def row(self, line: int, found: Mapping[str, Any]) -> Row:
-        """One record's."""
+        """Make a row of one record."""
         columns, where = self.columns, f"{self.path}:{line}"
         if self._of_prodigy and self.label_of is not None and (answer := found.get("answer")) != "accept":
             raise DataError(f"{where}: Prodigy's answer is {answer}, so the row does not say what is right.")
@@ -281,10 +288,9 @@ class _RowReader:
         self._require_columns(record, found, where)
         row = self._read(line, record, where)
         if self.keep:
-            by_name = columns.source is not None or columns.fields is not None
-            used = (self.task_column,) if by_name else (*columns.names[:2], self.task_column)
+            used = (self.task_column,) if self._by_name else (*columns.names[:2], self.task_column)
             others = {n: v for n, v in record.items() if n not in used} if self.keep is True else dict(found)
-            row = row._replace(others=others, fields=record if by_name else None)
+            row = row._replace(others=others, fields=record if self._by_name else None)
         if self.task_column is not None:
             row = row._replace(sentence2=row.sentence2 or None, task=self._task(record, self.task_column, where))
         elif self._pairs not in (None, row.sentence2 is not None):
@@ -294,7 +300,7 @@ class _RowReader:
         return row
 
     def _read(self, line: int, record: dict[str, Any], where: str) -> Row:
-        """A row of its columns; where it is posed as text, what its source and target make of them."""
+        """Read a row of its columns; if it is posed as text, of what its source and target make of them."""
         columns, path = self.columns, str(self.path)
         text_column, pair_column, label_column = columns.names
         label_of = None if self.optional and record.get(label_column) is None else self.label_of
@@ -302,11 +308,11 @@ class _RowReader:
             return Row("", None, None, path, line)
         if columns.source is not None:
             label, answers = None, tuple[str, ...]()
-            if label_of and columns.target is None:
-                label = label_of(columns.listed(record[label_column]), where)
-            elif label_of and columns.target is not None:
+            if label_of and columns.target is not None:
                 answers = tuple(label_text(answer, where, "target") for answer in columns.target.choices(record, where))
                 label = answers[0]
+            elif label_of:
+                label = label_of(columns.listed(record[label_column]), where)
             label = nearest(label, columns.step, where) if label and columns.step else label
             return Row(columns.source.filled(record, where), None, label, path, line, references=answers)
         first, second = record[text_column], record.get(pair_column)
@@ -320,7 +326,7 @@ class _RowReader:
         return Row(first, second, label, path, line, candidates=candidates)
 
     def _task(self, record: dict[str, Any], column: str, where: str) -> str | None:
-        """A table's header has to have the column; a JSON object may do without."""
+        """Return the row's task; a table's header has to have the column, a JSON object may do without."""
         if column not in record and self.path.suffix.lower() not in (".jsonl", ".ndjson", ".json"):
             raise DataError(f"{where}: no column {column} for the row's task. Found columns: {', '.join(record)}.")
         value = record.get(column)
@@ -329,7 +335,7 @@ class _RowReader:
         return (value or "").strip() or None
 
     def _require_columns(self, record: Collection[str], found: Collection[str], where: str) -> None:
-        """``found`` are the file's own columns, ``record`` has those that are read as others too."""
+        """Refuse a record that lacks columns; ``found`` are the file's own, ``record`` has their other names too."""
         needed = self.columns.needed(self._labels)
         missing = [name for name in needed if name not in record]
         if missing:
@@ -343,7 +349,7 @@ class _RowReader:
 
 
 def verify_columns(data: object, text: str | None, pair: str | None, label: str | None) -> Columns:
-    """What the rows of ``--verify-data`` call their columns."""
+    """Return what the rows of ``--verify-data`` call their columns."""
     columns = Columns(text, pair, label)
     if data is None and columns != SENTENCES:
         raise UsageError("--text-column, --pair-column and --label-column are about --verify-data; give it too.")

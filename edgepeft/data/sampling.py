@@ -1,4 +1,4 @@
-"""Rows drawn from others: held out for a part that has no file, or a few of them to train on.
+"""Draw rows from others: held out for a part that has no file, or a few to train on.
 
 The same on every machine, Python and library version: the order of rows is that of SHA-256 over a salt and the row's
 content, no generator whose stream a release may change.  Equal rows are neighbours in it, so copies of a row hardly
@@ -30,7 +30,7 @@ class Part(NamedTuple):
 def held_out(
     rows: tuple[Row, ...], given: Sequence[Row] | float | None, name: str, n_all: int, kind: TaskType
 ) -> tuple[tuple[Row, ...], Part]:
-    """What is left to train on, and the part called ``name``: as given, or held out, the asked share of all rows."""
+    """Return what is left to train on, and the part called ``name``: as given, or the asked share of all rows."""
     if given is not None and not isinstance(given, float):
         return rows, Part(tuple(given), f"{len(given)} rows of {file_name(given)}")
     if given is not None and not 0 < given < 1:
@@ -52,7 +52,7 @@ def held_out(
 
 
 def few_shot_part(rows: tuple[Row, ...], n: int, seed: int, kind: TaskType) -> Part:
-    """``n`` of the rows that can train, one of every label at least, drawn by the seed."""
+    """Draw ``n`` of the rows that can train by the seed, at least one of every label."""
     strata = kind.strata(rows)
     least = kind.n_outputs if kind.one_label else len(set(strata))
     if n < least:
@@ -64,7 +64,7 @@ def few_shot_part(rows: tuple[Row, ...], n: int, seed: int, kind: TaskType) -> P
 
 
 def file_name(rows: Sequence[Row]) -> str:
-    """Of the file that rows are from."""
+    """Return the name of the file that rows are from."""
     return Path(rows[0].file).name
 
 
@@ -92,7 +92,7 @@ def part(rows: Sequence[Row], n: int, salt: str, *, strata: Sequence[str], least
 
 
 def quotas(sizes: Mapping[str, int], n: int, *, least: int = 0, spare: int = 0) -> dict[str, int]:
-    """``n`` shared in proportion to ``sizes``: one by one to whom most is due; less if there are not so many."""
+    """Share ``n`` in proportion to ``sizes``, one by one to whom most is due; less if there are not so many."""
     total = sum(sizes.values())
     room = {label: max(0, size - spare) for label, size in sizes.items()}
     given = {label: min(least, room[label]) for label in sizes}
@@ -107,6 +107,6 @@ def quotas(sizes: Mapping[str, int], n: int, *, least: int = 0, spare: int = 0) 
 
 
 def row_digest(row: Row, salt: str = "") -> bytes:
-    """SHA-256 of the salt and the row's content, not of where it stands."""
+    """Return SHA-256 of the salt and the row's content, not of where it stands."""
     content = "\0".join((salt, row.sentence1, row.sentence2 or "", row.label or "", *row.candidates))
     return hashlib.sha256(content.encode("utf-8", "surrogatepass")).digest()

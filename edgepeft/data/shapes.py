@@ -1,4 +1,4 @@
-"""Shapes of rows: what the files of other tools call text, label and the rest, told by the columns they have.
+"""Shapes of rows: which columns of other tools' files are text, label and the rest.
 
 ``SHAPES`` is tried in order on a file's first rows, where no option names a column; the first that fits reads all of
 its rows, and says so.  Each shape is of one kind of task, which is taken where none is asked for.
@@ -69,12 +69,15 @@ class Shape(NamedTuple):
 
 
 def shape_of(path: object, head: Head) -> Shape | None:
-    """That of a file's first rows; None where they have the usual columns, or none that is known."""
-    first = {str(name).strip().lower(): name for name in head[0]} if head else {}
+    """Tell the shape by a file's first rows; None if they have the usual columns, or none that is known."""
+    first = _by_lower_name(head)
     nested = [
         name for lower, name in first.items() if lower in _NESTED and _holds_lists([row.get(name) for row in head])
     ]
-    whole: Callable[[Cells], Cells] = lambda row: {**row, **{n: opened(row[n]) for n in nested if n in row}}  # noqa: E731
+
+    def whole(row: Cells) -> Cells:
+        return {**row, **{name: opened(row[name]) for name in nested if name in row}}
+
     rows = [*map(whole, head)] if nested else head
     for known in SHAPES if head else ():
         with contextlib.suppress(AttributeError, IndexError, KeyError, TypeError):  # columns that hold something else
@@ -83,19 +86,24 @@ def shape_of(path: object, head: Head) -> Shape | None:
     return None
 
 
+def _by_lower_name(head: Head) -> dict[str, str]:
+    """Return the first row's columns by their names in lower case."""
+    return {str(name).strip().lower(): name for name in head[0]} if head else {}
+
+
 def _holds_lists(cells: Sequence[Any]) -> bool:
-    """Whether cells of a table are texts of lists or mappings."""
+    """True if cells of a table are texts of lists or mappings."""
     texts = [cell for cell in cells if cell not in (None, "")]
     return bool(texts) and all(isinstance(cell, str) and not isinstance(opened(cell), str) for cell in texts)
 
 
 def told_shape(path: object, head: Head, columns: Sequence[str | None] = ()) -> Shape | None:
-    """That of a file's first rows, which is said; None where they do not tell, or options name the ``columns``."""
+    """Tell the shape by a file's first rows, and say it; None if they do not tell, or options name the ``columns``."""
     shape = None if any(columns) else shape_of(path, head)
     if shape is not None:
         warnings.warn(f"{path}: rows of {shape.told}; --kind {shape.kind} is taken.", stacklevel=2)
         return shape
-    names = {str(name).strip().lower(): name for name in head[0]} if head else {}
+    names = _by_lower_name(head)
     named = next(filter(None, columns[2:]), None)
     label = named or next((names[name] for name in LABELS if name in names), "")
     values = [row.get(label) for row in head]
@@ -105,14 +113,14 @@ def told_shape(path: object, head: Head, columns: Sequence[str | None] = ()) -> 
 
 
 def one_of(path: object, names: Sequence[str], what: str, option: str) -> str | None:
-    """The only one of these columns; None where there is none, an error where there are several."""
+    """Return the only one of these columns; None if there is none; refuse several."""
     if len(names) > 1:
         raise DataError(f"{path}: {', '.join(names)} may each be {what}; say which: {option} NAME.")
     return names[0] if names else None
 
 
 def _renamed(**names: str | None) -> Callable[[Cells], Cells]:
-    """Rows with their columns by these names too, where they are there."""
+    """Return a reader of rows that has their columns by these names too, if they are there."""
     given = {usual: name for usual, name in names.items() if name is not None}
     return lambda row: {**row, **{usual: row[name] for usual, name in given.items() if name in row}}
 
@@ -128,7 +136,7 @@ def _tagged(head: Head, names: Mapping[str, str], path: object) -> Shape | None:
 
 
 def _plain_list(value: Any) -> bool:
-    """A list, though not of Prodigy's tokens, which are objects beside a text."""
+    """True for a list, though not of Prodigy's tokens, which are objects beside a text."""
     return isinstance(value, list) and not any(isinstance(each, Mapping) for each in value)
 
 
@@ -147,11 +155,8 @@ def _marked(head: Head, names: Mapping[str, str], path: object) -> Shape | None:
             def read(row: Cells, column: str = column) -> Cells:  # Prodigy leaves an empty list out
                 found = row.get(column, [] if "answer" in row else None)
                 others = {n: v for n, v in row.items() if n not in (column, "words")}
-                return {
-                    **others,
-                    "text": row[text],
-                    "spans": [*map(_mark, found)] if isinstance(found, list) else found,
-                }
+                spans = [*map(_mark, found)] if isinstance(found, list) else found
+                return {**others, "text": row[text], "spans": spans}
 
             return Shape("tokens", f"{text} and {column}", read)
     return None
@@ -247,7 +252,7 @@ def _chosen(
 
 
 def _place(right: Any, given: Any, *, from_1: bool) -> Any:
-    """The index of a candidate that is called by its letter, or counted from 1; else as it stands there."""
+    """Return the index of a candidate that is called by its letter, or counted from 1; else what stands there."""
     if not isinstance(given, list) or right in given:
         return right
     if isinstance(right, str) and re.fullmatch("[A-Za-z]", right.strip()):
@@ -275,11 +280,8 @@ def _positive(head: Head, names: Mapping[str, str], path: object) -> Shape | Non
 
 def _score(head: Head, names: Mapping[str, str], path: object) -> Shape | None:
     """A number by the name of one."""
-    scores = [
-        names[name]
-        for name in _SCORES
-        if name in names and all(number_of(r.get(names[name])) is not None for r in head)
-    ]
+    there = [names[name] for name in _SCORES if name in names]
+    scores = [name for name in there if all(number_of(row.get(name)) is not None for row in head)]
     if not scores or {*LABELS} & names.keys():
         return None
     label = one_of(path, scores, "the number", "--label-column")
@@ -315,7 +317,7 @@ def _several(head: Head, names: Mapping[str, str], path: object) -> Shape | None
 
 
 def _are_vectors(lists: Sequence[Any]) -> bool:
-    """Lists of one length that hold 0 and 1 alone: as numbers of labels they would be the same in all rows."""
+    """True for lists of one length that hold 0 and 1 alone: as numbers of labels all rows would have the same."""
     bits = all(isinstance(each, list) and all(str(bit).lower() in _BITS for bit in each) for each in lists)
     return bits and len(lists) > 1 and len({*map(len, lists)}) == 1 and len(lists[0]) > 1
 
@@ -326,8 +328,11 @@ def _picked(head: Head, names: Mapping[str, str], path: object) -> Shape | None:
         return None
     text, accept = names["text"], names["accept"]
     one = all(len(row[accept]) == 1 for row in head if row.get("answer", "accept") == "accept")
-    label: Callable[[Cells], Any] = lambda row: row[accept][0] if one and len(row[accept]) == 1 else row[accept]  # noqa: E731
-    read = lambda row: {**row, "sentence1": row[text], "label": label(row)}  # noqa: E731
+
+    def read(row: Cells) -> Cells:
+        accepted = row[accept]
+        return {**row, "sentence1": row[text], "label": accepted[0] if one and len(accepted) == 1 else accepted}
+
     return Shape("classification" if one else "labels", f"{text} and what is in {accept}", read)
 
 
@@ -337,10 +342,11 @@ def _titled(head: Head, names: Mapping[str, str], path: object) -> Shape | None:
     if "title" not in names or len(bodies) != 1 or "sentence1" in names:
         return None
     title, body = names["title"], bodies[0]
-    joined = lambda row: {  # noqa: E731
-        **{name: value for name, value in row.items() if name not in (title, body)},
-        "sentence1": "\n".join(filter(None, (row.get(title), row.get(body)))),
-    }
+
+    def joined(row: Cells) -> Cells:
+        others = {name: value for name, value in row.items() if name not in (title, body)}
+        return {**others, "sentence1": "\n".join(filter(None, (row.get(title), row.get(body))))}
+
     return Shape("classification", f"{title} above {body}", joined)
 
 
@@ -352,9 +358,8 @@ def written_shape(head: Head, names: Mapping[str, str], path: object) -> Shape |
         return Shape("text", "instruction and output", dict, source, target)
     for text, summary in _WRITTEN:
         if {text, summary} <= names.keys():
-            return Shape(
-                "text", f"{text} and {summary}", dict, f"summarize: {{{names[text]}}}", f"{{{names[summary]}}}"
-            )
+            source, target = f"summarize: {{{names[text]}}}", f"{{{names[summary]}}}"
+            return Shape("text", f"{text} and {summary}", dict, source, target)
     pair = head[0].get("translation")
     if isinstance(pair, Mapping) and len(pair) == 2:
         one, two = pair

@@ -18,7 +18,7 @@ _REMEDY = "for a column of another name: --field FIELD=COLUMN"
 
 @dataclasses.dataclass(frozen=True)
 class TextTemplate:
-    """What ``--format``, or ``--source`` and ``--target``, come to; without a source, texts are read as they are."""
+    """What ``--format``, or ``--source`` and ``--target``, mean; without a source, texts are read as they are."""
 
     source: Pattern | None = None
     target: Pattern | None = None  # of text that is written freely
@@ -26,11 +26,11 @@ class TextTemplate:
     format: Format | None = None
 
     def kind(self, asked: str | None) -> str | None:
-        """The kind of task that ``--kind`` means here."""
+        """Return the kind of task that ``--kind`` means here."""
         return asked if self.source is None or asked is None else _OLDER.get(asked, asked)
 
     def columns(self, given: Columns) -> Columns:
-        """The columns of its rows, of which ``given`` are named."""
+        """Return the columns that are read of rows, of which ``given`` are named."""
         if self.source is None:
             return given
         if given.text or given.pair:
@@ -44,7 +44,7 @@ class TextTemplate:
         return given._replace(source=self.source, target=self.target, remedy=_REMEDY, step=step)
 
     def applied(self, data: TaskData, label: str = SENTENCES.names[2]) -> TaskData:
-        """The data with what is written of its labels; where each answer is a row of its own, with these."""
+        """Complete the data by what is written of its labels, or make each answer a row of its own."""
         if data.task_kind.writes:
             each = self.format.each_answer if self.format else "no"
             return data if each == "no" else data.of_each_answer(everywhere=each == "all")
@@ -67,7 +67,7 @@ AS_IT_IS = TextTemplate()
 
 
 def of_source(given: Columns, source: str | None, step: float | None = None, target: str | None = None) -> Columns:
-    """The columns of rows for a task that is there, whose source and target these are, and whose labels' ``step``."""
+    """Return the columns that an existing task of this source, target and ``step`` of labels reads of rows."""
     if source is None:
         return given
     template = TextTemplate(pattern(source), None if target is None else pattern(target))
@@ -83,7 +83,7 @@ def text_template(
     kind: str | None = None,
     adapters: bool = False,
 ) -> TextTemplate:
-    """What the options come to: the ``format`` of that name, or patterns of what is read and of what is written.
+    """Make a template of the options: of the ``format`` of that name, or of patterns that are read and written.
 
     ``fields`` names columns by field.  Without a ``kind`` of task what is given decides whether labels are scored or
     text is written.  Compacter's sources depend on whether the method trains ``adapters``.
@@ -107,16 +107,17 @@ def text_template(
         raise UsageError('--kind text: say what is written too: --target "{summary}".')
     writes = pattern(target) if target is not None else None
     if wanted and wanted.one_label:
-        return dataclasses.replace(_renamed(pattern(source), None, fields, None), written=writes)
-    return _renamed(pattern(source), writes, fields, None)
+        return dataclasses.replace(_renamed(pattern(source), None, fields), written=writes)
+    return _renamed(pattern(source), writes, fields)
 
 
-def _renamed(source: Pattern, target: Pattern | None, fields: Mapping[str, str], format: Format | None) -> TextTemplate:
+def _renamed(
+    source: Pattern, target: Pattern | None, fields: Mapping[str, str], format: Format | None = None
+) -> TextTemplate:
     known = (*source.fields, *(target.fields if target else ()))
-    of_source = {field: column for field, column in fields.items() if field in source.fields or field not in known}
-    of_target = {field: column for field, column in fields.items() if target and field in target.fields}
-    renamed = target.renamed(of_target) if target else None
-    return TextTemplate(source.renamed(of_source), renamed, format=format)
+    read = {field: column for field, column in fields.items() if field in source.fields or field not in known}
+    written = {field: column for field, column in fields.items() if target and field in target.fields}
+    return TextTemplate(source.renamed(read), target.renamed(written) if target else None, format=format)
 
 
 NAMES = {
@@ -134,7 +135,7 @@ NAMES = {
     "multirc": ("False", "True"),
     "wic": ("False", "True"),
 }
-"""Of each task with classes, in the order of the classes' numbers."""
+"""Names of each task's classes, in the order of their numbers."""
 
 # Fields in T5's order, and in Compacter's where that is another one; a ``;`` stands before a field without a colon.
 _GLUE = {
@@ -175,11 +176,11 @@ class Format:
     step: float | None = None  # numbers are rounded to its multiples, which are the names
 
     def source_for(self, *, adapters: bool) -> str:
-        """The source of a task whose method trains adapters, or none."""
+        """Return the source, with the word before it unless the method trains adapters."""
         return f"{self.word} {self.source}" if self.word and not adapters else self.source
 
     def targets_of(self, labels: Sequence[str]) -> tuple[str, ...]:
-        """What is written of each of the data's labels, which are names or numbers of classes."""
+        """Return what is written of each of the data's labels, which are names or numbers of classes."""
         places = [self._place(label) for label in labels]
         if len(set(places)) < len(places):
             raise DataError(
@@ -198,7 +199,7 @@ class Format:
 
 
 def format_named(name: str) -> Format:
-    """The format of that name."""
+    """Return the format of that name."""
     return named("format", name, FORMATS)
 
 

@@ -1,4 +1,4 @@
-"""Where the words of a text stand, and which of its tokens is the first of each.
+"""Find the words of a text, and the first token of each.
 
 Words are given, or they are runs of letters and digits with the marks on them; any other character that is no blank is
 a word of its own, as is each ideograph: as BERT's tokenizer divides texts (Devlin et al., 2019), for any tokenizer.
@@ -32,7 +32,7 @@ _UNSEEN = "\u200b\u200e\u200f\u202a-\u202e\u2060-\u206f\ufeff"  # directions, an
 
 
 class Encoding(Protocol):
-    """Of the tokenizer's answer for a text, what is read here."""
+    """What is read here of the tokenizer's answer for a text."""
 
     offsets: Sequence[Span]
     special_tokens_mask: Sequence[int]
@@ -46,7 +46,7 @@ class Words(str):
     spans: tuple[Span, ...]
 
     def __new__(cls, words: Iterable[str]) -> Self:
-        """Join them."""
+        """Join words, and keep where each stands."""
         parts = list(words)
         text, end, spans = super().__new__(cls, " ".join(parts)), 0, list[Span]()
         for word in parts:
@@ -69,7 +69,7 @@ class Read(NamedTuple):
 
 
 def words_of(text: str) -> tuple[Span, ...]:
-    """Where each word begins and ends."""
+    """Return where each word begins and ends."""
     if isinstance(text, Words):
         return text.spans
     return tuple(match.span() for match in _pattern().finditer(text))
@@ -94,14 +94,14 @@ def _ranges(points: Sequence[int]) -> Iterable[str]:
 
 
 def read_words(text: str, encoding: Encoding) -> Read:
-    """The words of a text and where their tokens are; of a text that is no valid Unicode, as the tokenizer reads it."""
+    """Return a text's words and their tokens' places; invalid Unicode is read as the tokenizer does."""
     text = text if isinstance(text, Words) else cleaned(text)
     words = words_of(text)
     return Read(text, words, places_of(words, encoding), bool(encoding.overflowing))
 
 
 def places_of(words: Sequence[Span], encoding: Encoding) -> NDArray[np.int64]:
-    """[w]: the place of each word's first token; a token that begins in one word is no other's."""
+    """Return the place of each word's first token, [w]; a token that begins in one word is no other's."""
     own = [
         (max(start, 0), end, place)
         for place, ((start, end), special, part) in enumerate(
@@ -120,7 +120,7 @@ def places_of(words: Sequence[Span], encoding: Encoding) -> NDArray[np.int64]:
 
 
 def at_tokens(targets: NDArray[Any], length: int) -> NDArray[np.int64]:
-    """[B, S]: each row's tags [2, w], tag and place, where their tokens are; NO_TARGET elsewhere."""
+    """Put each row's tags [2, w], tag and place, where their tokens are, [B, S]; NO_TARGET elsewhere."""
     found = np.full((len(targets), length), NO_TARGET)
     for row, (tags, places) in zip(found, targets, strict=True):
         row[places[places != NOWHERE]] = tags[places != NOWHERE]
@@ -128,7 +128,7 @@ def at_tokens(targets: NDArray[Any], length: int) -> NDArray[np.int64]:
 
 
 def spread(values: NDArray[Any], places: Sequence[NDArray[np.int64]]) -> NDArray[Any]:
-    """[all words, C] -> [B, S, C], each word's values at its token."""
+    """Put each word's values at its token, [all words, C] -> [B, S, C]."""
     longest = max((int(each.max(initial=NOWHERE)) for each in places), default=NOWHERE) + 1
     found, done = np.zeros((len(places), longest, values.shape[1]), values.dtype), 0
     for row, each in zip(found, places, strict=True):
