@@ -16,7 +16,7 @@ import re
 import unicodedata
 import warnings
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
@@ -61,16 +61,13 @@ class Classification(OneOfSeveral, TaskType):
     @classmethod
     def labels_of(cls, rows: Sequence[Row]) -> tuple[str, ...]:
         """Return the labels: two at least, of which most stand in more than one row."""
-        has: dict[str, list[Row]] = {}
-        for row in rows:
-            has.setdefault(row.label or "", []).append(row)
-        labels = tuple(sorted(has))
+        labels = tuple(sorted({row.label or "" for row in rows}))
         if len(labels) < 2:
             raise DataError(
                 f"{rows[0].file}: every label is {labels[0]!r}; a classification needs two. "
                 "Numbers to predict are for: edgepeft train --regression."
             )
-        check_names(has, rows[0].file)
+        check_names(rows, [[row.label or ""] for row in rows])
         return labels
 
     def strange(self, row: Row) -> str | None:
@@ -206,14 +203,18 @@ _NUMBER = re.compile(r"-?\d+(\.\d+)?", re.ASCII)
 _WHOLE = re.compile(r"(?<=\d)\.0+$")  # 1.0 beside 1
 
 
-def check_names(has: Mapping[str, Sequence[Row]], file: str) -> None:
-    """Refuse names, each with its rows, of which most stand once; warn of rare, of similar and of very many ones."""
-    labels, n = sorted(has), sum(map(len, has.values()))
+def check_names(rows: Sequence[Row], names: Sequence[Sequence[str]]) -> None:
+    """Refuse the ``names`` of each row if most stand once; warn of rare, of similar and of very many ones."""
+    has: dict[str, list[Row]] = {}
+    for row, of_row in zip(rows, names, strict=True):
+        for name in of_row:
+            has.setdefault(name, []).append(row)
+    labels, n, file = sorted(has), sum(map(len, names)), rows[0].file
 
     def say(what: str, found: Sequence[Sequence[str]]) -> None:
         if not found:
             return
-        told = [" and ".join(f"{_seen(name)} ({_places(has[name])})" for name in names) for names in found[:3]]
+        told = [" and ".join(f"{_seen(name)} ({_places(has[name])})" for name in each) for each in found[:3]]
         more = f" and {len(found) - 3} more" if len(found) > 3 else ""
         warnings.warn(f"{file}: {what}: {'; '.join(told)}{more}.", stacklevel=3)
 
@@ -231,7 +232,7 @@ def check_names(has: Mapping[str, Sequence[Row]], file: str) -> None:
     for label in labels:
         plain = "".join(unicodedata.normalize("NFKC", label.casefold()).split())
         alike.setdefault(_WHOLE.sub("", plain), []).append(label)
-    same = [names for names in alike.values() if len(names) > 1]
+    same = [each for each in alike.values() if len(each) > 1]
     say("labels that differ in case, blanks, Unicode form or .0 only are different ones", same)
     if len(labels) > VERY_MANY:
         warnings.warn(

@@ -99,14 +99,12 @@ class Labels(TaskType):
     @classmethod
     def labels_of(cls, rows: Sequence[Row]) -> tuple[str, ...]:
         """Return all labels that some row has."""
-        has: dict[str, list[Row]] = {}
-        for row in rows:
-            for name in _names(row):
-                has.setdefault(name, []).append(row)
-        if not has:
+        names = [_names(row) for row in rows]
+        labels = tuple(sorted({name for of_row in names for name in of_row}))
+        if not labels:
             raise DataError(f"{rows[0].file}: no row has a label: every list is empty. Give rows with labels too.")
-        check_names(has, rows[0].file)
-        return tuple(sorted(has))
+        check_names(rows, names)
+        return labels
 
     def strange(self, row: Row) -> str | None:
         return next((name for name in _names(row) if name not in (self.labels or ())), None)

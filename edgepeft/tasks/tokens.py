@@ -121,11 +121,7 @@ class Tokens(TaskType):
             tags = complete(counts)
         except ValueError as error:
             raise DataError(f"{rows[0].file}: {error}.") from error
-        has: dict[str, list[Row]] = {}
-        for row, each in zip(rows, read, strict=True):
-            for entity in each.found:
-                has.setdefault(entity.label, []).append(row)
-        check_names(has, rows[0].file)
+        check_names(rows, [[entity.label for entity in each.found] for each in read])
         widened = [each.widened for each in read if each.widened]
         if widened:
             warnings.warn(
