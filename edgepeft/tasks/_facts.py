@@ -33,7 +33,7 @@ class LossGraph(NamedTuple):
     ``loss/of_rows`` [batch], the sum of each row's terms."""
 
     nodes: Nodes
-    integers: bool  # ``labels`` are int64, else float32
+    integers: bool  # ``labels`` are int64, else numbers
     dims: tuple[str | int, ...] = ("batch",)  # of ``labels``
 
 
@@ -86,6 +86,13 @@ def log_softmax(logits: NDArray[Any], axis: int = -1) -> NDArray[np.float64]:
     exact = logits.astype(np.float64)
     exact -= exact.max(axis, keepdims=True)
     return exact - np.log(np.exp(exact).sum(axis, keepdims=True))
+
+
+def token_loss(logits: Any, targets: Any) -> Any:
+    """Return the mean -log softmax of PyTorch's ``logits`` [B, S, C] at ``targets`` [B, S], but for NO_TARGET."""
+    known = targets >= 0
+    each = logits.log_softmax(-1).gather(-1, targets.clamp(min=0).unsqueeze(-1)).squeeze(-1)
+    return -(each * known).sum() / known.sum().clamp(min=1)
 
 
 def cross_entropy(logits: str, labels: str, axis: int, out: str) -> Nodes:

@@ -30,7 +30,7 @@ from edgepeft.common.errors import UsageError, requiring
 from edgepeft.data.answers import Prediction
 from edgepeft.data.labels import NO_TARGET
 from edgepeft.data.rows import Row
-from edgepeft.tasks._facts import LossGraph, Metric, Values, cross_entropy, mean
+from edgepeft.tasks._facts import LossGraph, Metric, Values, cross_entropy, mean, token_loss
 from edgepeft.tasks.base import TaskType
 
 References = Sequence[Sequence[str]]  # of each row, one or more
@@ -84,9 +84,7 @@ class Text(TaskType):
 
     def loss(self, logits: Any, targets: Any, weights: Any = None) -> Any:
         """Return the mean over all rows' tokens."""
-        known = targets >= 0
-        each = logits.log_softmax(-1).gather(-1, targets.clamp(min=0).unsqueeze(-1)).squeeze(-1)
-        return -(each * known).sum() / known.sum()
+        return token_loss(logits, targets)
 
     def loss_graph(self, logits: str, labels: str) -> LossGraph:
         """Read (B, T, v) and (B, T); NO_TARGET is no column."""

@@ -30,7 +30,7 @@ from edgepeft.data.labels import NO_TARGET
 from edgepeft.data.rows import Row
 from edgepeft.data.words import NOWHERE, Read, Words, at_tokens, places_of, read_words, spread, words_of
 from edgepeft.tasks._conformal import softmax
-from edgepeft.tasks._facts import Agreement, LossGraph, Metric, Values, cross_entropy, log_softmax, rarest
+from edgepeft.tasks._facts import Agreement, LossGraph, Metric, Values, cross_entropy, log_softmax, rarest, token_loss
 from edgepeft.tasks._tags import (
     ENTITY_SCORES,
     OUTSIDE,
@@ -191,9 +191,7 @@ class Tokens(TaskType):
 
     def loss(self, logits: Any, targets: Any, weights: Any = None) -> Any:
         """Return the mean over all rows' words, of [B, S, C] and [B, S]."""
-        known = targets >= 0
-        each = logits.log_softmax(-1).gather(-1, targets.clamp(min=0).unsqueeze(-1)).squeeze(-1)
-        return -(each * known).sum() / known.sum().clamp(min=1)
+        return token_loss(logits, targets)
 
     def loss_graph(self, logits: str, labels: str) -> LossGraph:
         """Read packed tokens, (T, C) and (T)."""
