@@ -9,7 +9,7 @@ from typing import Any
 from edgepeft.common.errors import DataError
 from edgepeft.data.labels import opened, shown
 from edgepeft.data.pattern import UnreadableRow
-from edgepeft.data.shapes import LABELS, NUMBERED, TEXTS, one_of
+from edgepeft.data.shapes import LABELS, NUMBERED, TEXTS, lower_names, one_of
 
 FIRST, SECOND, LABEL = "sentence1", "sentence2", "label"
 _TITLE = "title"  # the text where there is no other
@@ -76,7 +76,7 @@ def by_convention(
     """Return which columns are read as text, pair and label, where no option names them and no usual name is there."""
     if FIRST in record and LABEL in record:
         return {}
-    known = {str(name).strip().lower(): name for name in record}
+    known = lower_names(record)
     found: dict[str, str] = {}
     if text is None and not {FIRST, "words"} & known.keys() and not {"text", "spans"} <= known.keys():
         pairs = [names for names in _PAIRS if pair is None and {*names} <= known.keys()]

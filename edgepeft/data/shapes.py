@@ -70,7 +70,7 @@ class Shape(NamedTuple):
 
 def shape_of(path: object, head: Head) -> Shape | None:
     """Tell the shape by a file's first rows; None if they have the usual columns, or none that is known."""
-    first = _by_lower_name(head)
+    first = lower_names(head[0] if head else {})
     nested = [
         name for lower, name in first.items() if lower in _NESTED and _holds_lists([row.get(name) for row in head])
     ]
@@ -86,9 +86,9 @@ def shape_of(path: object, head: Head) -> Shape | None:
     return None
 
 
-def _by_lower_name(head: Head) -> dict[str, str]:
-    """Return the first row's columns by their names in lower case."""
-    return {str(name).strip().lower(): name for name in head[0]} if head else {}
+def lower_names(row: Cells) -> dict[str, str]:
+    """Return a row's columns by their names in lower case."""
+    return {str(name).strip().lower(): name for name in row}
 
 
 def _holds_lists(cells: Sequence[Any]) -> bool:
@@ -103,7 +103,7 @@ def told_shape(path: object, head: Head, columns: Sequence[str | None] = ()) -> 
     if shape is not None:
         warnings.warn(f"{path}: rows of {shape.told}; --kind {shape.kind} is taken.", stacklevel=2)
         return shape
-    names = _by_lower_name(head)
+    names = lower_names(head[0] if head else {})
     named = next(filter(None, columns[2:]), None)
     label = named or next((names[name] for name in LABELS if name in names), "")
     values = [row.get(label) for row in head]

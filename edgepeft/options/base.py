@@ -143,7 +143,7 @@ def share_of(option: str, text: str) -> float:
 
 
 def at_least(least: int) -> AfterValidator:
-    """Refuse a number that is smaller."""
+    """Make a check that refuses a smaller number."""
 
     def check(value: float | None, info: ValidationInfo) -> float | None:
         if value is not None and not least <= value < math.inf:

@@ -252,7 +252,7 @@ class OneOfSeveral(Calibration):
         return {name: float(self.chosen[name]) for name in _NEEDED if name in self.chosen}
 
     def with_guarantee(self, guarantee: Guarantee, n: int) -> Self:
-        """Bind a guarantee, its threshold not known yet, after a check that ``n`` rows that are all right keep it."""
+        """Bind a guarantee, its threshold not known yet; refuse what ``n`` rows could not keep, were all right."""
         for name, value in guarantee.items():
             if n < (least := _NEEDED[name](value)):
                 raise UsageError(

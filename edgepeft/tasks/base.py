@@ -49,7 +49,7 @@ class TaskType(Facts, Calibration, ABC):
         return {}
 
     def seen(self, rows: Sequence[Row]) -> Self:
-        """Bind what the form of the training rows says."""
+        """Bind what the form of these rows says, which train or are scored."""
         return self
 
     @classmethod
