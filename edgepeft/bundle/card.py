@@ -23,6 +23,7 @@ from edgepeft.tasks.base import TaskType, stated
 
 ERRORS = "errors"  # of a card's metrics: by class, with rows of the data named; it stays in the delta's folder
 CARD_FILE, TENSORS_FILE = "delta.json", "delta.safetensors"
+CHECKPOINTS = "checkpoint"  # a folder, there until the training ends
 DELTA_FORMAT: Literal["edgepeft.delta/1"] = "edgepeft.delta/1"
 EVALUATION_FILE = "evaluation.safetensors"  # logits and targets of the evaluation rows, by which guarantees are made
 # Of a row with a prompt in front, the first position is the prompt's; first_token and mean leave prompts out.

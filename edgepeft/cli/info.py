@@ -30,6 +30,7 @@ def command(
 ) -> None:
     """Show tasks, methods, labels, scores and bytes, and whether a task can be fine-tuned on a board."""
     from edgepeft.bundle.bundle import Bundle
+    from edgepeft.bundle.card import CARD_FILE
     from edgepeft.bundle.manifest import MANIFEST_FILE
 
     if (path / MANIFEST_FILE).is_file():
@@ -42,10 +43,10 @@ def command(
             "tasks": [_of_task(bundle, name) for name in bundle.manifest.tasks],
             "templates": {name: entry.method for name, entry in bundle.manifest.templates.items()},
         }
-    elif (path / "delta.json").is_file():
+    elif (path / CARD_FILE).is_file():
         document = _of_delta(path)
     else:
-        raise UsageError(f"{path} is neither a bundle ({MANIFEST_FILE}) nor a trained delta (delta.json).")
+        raise UsageError(f"{path} is neither a bundle ({MANIFEST_FILE}) nor a trained delta ({CARD_FILE}).")
     if as_json:
         print_json({"schema": "edgepeft.info/1", "path": str(path), **document})
     else:

@@ -66,9 +66,7 @@ def new_folder(path: Path, *, force: bool = False) -> Iterator[Path]:
     included, removes it and leaves what was at ``path`` as it was; what a killed process left there goes first.
     """
     path = path.absolute()
-    if path.exists() and not path.is_dir():
-        raise UsageError(f"{path} is a file; an output folder is needed. Choose another name.")
-    refuse_mount_point(path)
+    check_replaceable(path)
     check_target(path)
     if path.exists() and any(path.iterdir()) and not force:
         raise UsageError(f"{path} exists already. Give --force to replace it, or choose another folder.")
@@ -105,8 +103,10 @@ def check_target(path: Path) -> None:
         raise EdgepeftError(f"{path} cannot be written: {above} is not this user's to write. Choose another place.")
 
 
-def refuse_mount_point(path: Path) -> None:
-    """Check that a folder can be replaced, before the work that fills it."""
+def check_replaceable(path: Path) -> None:
+    """Check that a folder can take the place of what is at ``path``, before the work that fills it."""
+    if path.exists() and not path.is_dir():
+        raise UsageError(f"{path} is a file; an output folder is needed. Choose another name.")
     if path.is_mount():
         raise UsageError(
             f"{path} is a mount point, which cannot be replaced by a new folder; give one inside it: {path / 'out'}."
@@ -143,7 +143,7 @@ def disk_errors(target: Path) -> Iterator[None]:
                 f"{target} cannot be written ({error.strerror}). Give this user the right to write there, or work on a "
                 "copy."
             ) from error
-        if error.errno == errno.EBUSY:  # a mount within one file system, which `refuse_mount_point` does not see
+        if error.errno == errno.EBUSY:  # a mount within one file system, which `check_replaceable` does not see
             raise EdgepeftError(f"{target} is mounted and cannot be replaced; choose a folder inside it.") from error
         raise
 

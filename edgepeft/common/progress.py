@@ -32,6 +32,9 @@ from rich.segment import Segment
 
 from edgepeft.common.messages import printable
 
+Stage = Callable[[str], AbstractContextManager[object]]
+"""Entered around each step of some work, with the step's name."""
+
 EVERY_S = 10.0  # a line, where no bar is drawn
 _LINES = 5  # bars that it tells of
 
@@ -132,7 +135,7 @@ def bars(*columns: ProgressColumn, console: Console | None = None, **options: An
 
 
 @contextlib.contextmanager
-def stages(total: int | None) -> Iterator[Callable[[str], AbstractContextManager[None]]]:
+def stages(total: int | None) -> Iterator[Stage]:
     """A progress bar over ``total`` named steps, None where nobody knows; yields what is entered around each."""
     with bars(TimeElapsedColumn(), SpinnerColumn()) as progress:
         bar: TaskID = progress.add_task("", total=total)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import metadata
@@ -38,6 +38,7 @@ from edgepeft.bundle.bundle import BACKBONE_FILE, TEMPLATES_FOLDER, expect_hash,
 from edgepeft.bundle.manifest import OnData, Verification
 from edgepeft.bundle.tolerance import EXACT, Tolerance, text_quality
 from edgepeft.common.errors import BundleError, EdgepeftError, VerificationFailed
+from edgepeft.common.progress import Stage
 from edgepeft.common.task_name import CHECK, GRAPH, TRAINING
 from edgepeft.data.row_grouping import RowGrouping
 from edgepeft.device.machine import isa_flags
@@ -303,7 +304,7 @@ class AuditFinding:
     verification: Verification | None = None
 
 
-def audit(folder: Path, stage: Callable[[str], AbstractContextManager[object]] = nullcontext) -> list[AuditFinding]:
+def audit(folder: Path, stage: Stage = nullcontext) -> list[AuditFinding]:
     """Check everything that the bundle claims; ``stage`` is entered around each check with its subject."""
     runtime = Runtime(folder, cache=False)  # parity is of the bundle itself, not of what this machine keeps of it
     templates = runtime.bundle.manifest.templates

@@ -14,7 +14,7 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,9 +25,10 @@ from edgepeft.backbones.emit import BUNDLE_FILES
 from edgepeft.bundle.bundle import TASKS_FOLDER, Bundle
 from edgepeft.bundle.manifest import MANIFEST_FILE, Manifest, TaskEntry
 from edgepeft.bundle.versions import Content, content_of, digest, hashes, read_version
-from edgepeft.common.atomic import disk_errors, drop_leftovers, new_folder, refuse_mount_point
+from edgepeft.common.atomic import check_replaceable, disk_errors, drop_leftovers, new_folder
 from edgepeft.common.errors import EdgepeftError, UsageError, VerificationFailed
 from edgepeft.common.own_folder import held_folder, locked
+from edgepeft.common.progress import Stage
 from edgepeft.common.resources import sha256_of
 from edgepeft.common.task_name import CHECK, GRAPH, WEIGHTS
 from edgepeft.data.training_loop.checkpoint import claim
@@ -36,7 +37,6 @@ from edgepeft.fleet.layout import METADATA, places, same_base
 from edgepeft.fleet.remote import Remote, forget, pin, trusted_root
 from edgepeft.fleet.state import STATE_FILE, WORK, Decision, State, decide
 
-Stage = Callable[[str], AbstractContextManager[object]]
 _SPARE_BYTES = 8 << 20  # manifests, metadata, what else the board writes meanwhile
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _LEAST_S = 10
@@ -142,7 +142,7 @@ class _Pull:
 
         Tasks in ``own``, of the manifest ``here``, come along.  Gives the published tasks that are in force.
         """
-        refuse_mount_point(self.folder)
+        check_replaceable(self.folder)
         with contextlib.ExitStack() as claims, contextlib.ExitStack() as lock:
             for task in () if here is None else here.tasks:
                 claims.enter_context(claim(self.folder, task))

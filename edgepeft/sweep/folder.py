@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, TypeAdapter, ValidationError
 
-from edgepeft.bundle.card import CARD_FILE, EVALUATION_FILE, TENSORS_FILE, DeltaCard, read_card
+from edgepeft.bundle.card import CARD_FILE, CHECKPOINTS, EVALUATION_FILE, TENSORS_FILE, DeltaCard, read_card
 from edgepeft.common.atomic import drop_unfinished, write_atomically, write_json
 from edgepeft.common.bounded import json_at
 from edgepeft.common.errors import BundleError, DataError, UsageError
@@ -42,7 +42,6 @@ SWEEP_FILE, SWEEP_SCHEMA = "sweep.json", "edgepeft.sweep/1"
 RESULTS_FILE = "results.jsonl"
 ANSWERS_FILE = "test.npz"  # beside the card: outputs and targets of the test rows, as the kind of task has them
 RUNS = "runs"
-CHECKPOINTS = "checkpoint"  # as the training names their folder
 State = Literal["open", "begun", "done", "diverged", "dropped"]
 _NAME_LENGTH = 16
 _SWEEP_BYTES = 64 << 20  # of tens of thousands of cells

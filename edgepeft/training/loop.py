@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from edgepeft import __version__
 from edgepeft.backbones.hooks import load_model
 from edgepeft.backbones.source import Backbone, open_backbone
-from edgepeft.bundle.card import CARD_FILE, ERRORS, EVALUATION_FILE, TENSORS_FILE
+from edgepeft.bundle.card import CARD_FILE, CHECKPOINTS, ERRORS, EVALUATION_FILE, TENSORS_FILE
 from edgepeft.bundle.delta import Delta, new_delta, write_tensors
-from edgepeft.common.atomic import new_folder, refuse_mount_point
+from edgepeft.common.atomic import check_replaceable, new_folder
 from edgepeft.common.errors import UsageError
 from edgepeft.data.batches import Writing, encode_parts
 from edgepeft.data.by_class import FILES, MOST_SHOWN, rounded, without_texts, write_confusion
@@ -74,12 +74,12 @@ def train_delta(
         attention = devices.attention_for(by_onednn, options.max_length or 0)
         run = _Run(backbone, method, options, device, attention, start, shared, watch, stop)
         engine = run.engine(data)
-        loop = run.loop(engine, data, out / FOLDER)
+        loop = run.loop(engine, data, out / CHECKPOINTS)
         if checkpoint is not None:
             loop.resume(checkpoint)
         result, diverged = _outcome(loop)
         if options.curve and diverged is None:
-            result = run.with_curve(result, data, engine.model, out / FOLDER, resume=resume)
+            result = run.with_curve(result, data, engine.model, out / CHECKPOINTS, resume=resume)
     result = replace(result, training={**run.account(data), **result.training})
     metrics = {**result.metrics, ERRORS: without_texts(result.errors)}
     update = {"metrics": metrics, "training": result.training, "chosen": {**engine.kind.chosen, **result.chosen}}
@@ -207,30 +207,25 @@ def _outcome(loop: TrainingLoop) -> tuple[TrainingLoopResult, Diverged | None]:
         return replace(result, training={**result.training, "diverged": str(diverged)}), diverged
 
 
-FOLDER = "checkpoint"
-
-
 def prepare_output(out: Path, *, resume: bool, force: bool) -> Path | None:
     """The checkpoint to continue from, or None for a new run; touches nothing."""
     if resume and force:
         raise UsageError("--resume and --force exclude each other: continue what is there, or replace it.")
-    if out.exists() and not out.is_dir():
-        raise UsageError(f"{out} is a file; an output folder is needed. Choose another name.")
-    refuse_mount_point(out)
+    check_replaceable(out)
     names = sorted(path.name for path in out.iterdir() if not path.name.startswith(".")) if out.exists() else []
-    checkpoint = latest(out / FOLDER)
+    checkpoint = latest(out / CHECKPOINTS)
     if resume:
         if checkpoint is None:
             holds = "a finished delta" if CARD_FILE in names else "no checkpoint"
             raise UsageError(f"there is nothing to resume: {out} holds {holds}. Leave --resume out to start a run.")
         return checkpoint
     pictures = {"curve.png", "curve.svg", *FILES}  # of a learning curve, and of errors by class
-    ours = {CARD_FILE, TENSORS_FILE, EVALUATION_FILE, FOLDER, *pictures}
+    ours = {CARD_FILE, TENSORS_FILE, EVALUATION_FILE, CHECKPOINTS, *pictures}
     if foreign := [name for name in names if name not in ours]:
         raise UsageError(f"{out} holds {foreign[0]}, which is no part of a delta; choose another folder.")
     if checkpoint is not None and not force:
         raise UsageError(f"{out} holds an interrupted run. Give --resume to continue it, or --force to start anew.")
-    if set(names) - {FOLDER} and not force:  # an empty one: the disk was full before the first checkpoint
+    if set(names) - {CHECKPOINTS} and not force:  # an empty one: the disk was full before the first checkpoint
         raise UsageError(f"{out} exists already. Give --force to replace it, or choose another folder.")
     return None
 

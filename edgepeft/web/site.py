@@ -17,8 +17,8 @@ import itertools
 import json
 import shutil
 import subprocess
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,6 +29,7 @@ from edgepeft.backbones.tokens import Text
 from edgepeft.bundle.bundle import TASKS_FOLDER, Bundle
 from edgepeft.common.atomic import new_folder, replacing, write_atomically, write_json
 from edgepeft.common.errors import EdgepeftError, UsageError
+from edgepeft.common.progress import Stage
 from edgepeft.common.resources import cache_folder, package_data, sha256_of
 from edgepeft.web.structures import STRUCTURES_FOLDER, require_answerable, share_layers, write_task
 
@@ -67,8 +68,6 @@ _SCRIPTS = {
 _TUNING = {"tune.html": ("answers.js", "client.js", "store.js", "tune.js")}  # of a site that tunes
 _STYLES = ("page.css", "site.css")
 
-Stage = Callable[[str], AbstractContextManager[None]]
-
 
 class Site(NamedTuple):
     """What was written: tasks, structures, and bytes in all, of the weights, and of the values of all tasks.
@@ -95,7 +94,7 @@ def write_site(
     title: str = "edgepeft",
     tunable: bool = False,
     force: bool = False,
-    stage: Stage = lambda _: nullcontext(),
+    stage: Stage = nullcontext,
 ) -> Site:
     """Write a folder that any web server can serve; it appears whole or not at all.
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import itertools
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -35,7 +35,7 @@ from edgepeft.bundle.manifest import DeltaDtype, Manifest, TemplateEntry, Weight
 from edgepeft.bundle.versions import put
 from edgepeft.common.atomic import new_folder
 from edgepeft.common.errors import BundleError, UsageError
-from edgepeft.common.progress import messages, stages
+from edgepeft.common.progress import Stage, messages, stages
 from edgepeft.common.task_name import WEIGHTS, named_after
 from edgepeft.data.readers import Source, source_of
 from edgepeft.data.rows import SENTENCES, Columns, verify_columns
@@ -56,8 +56,6 @@ from edgepeft.training.exporting.backbone import write_backbone
 from edgepeft.training.exporting.check import CheckTexts, check_content, data_check
 from edgepeft.training.exporting.delta import export_delta
 from edgepeft.training.settings import MAX_LENGTH
-
-Stage = Callable[[str], AbstractContextManager[object]]
 
 
 def export_bundle(
