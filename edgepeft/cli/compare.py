@@ -71,11 +71,11 @@ def command(
 _MOST_ROWS = 200  # of a step summary: GitHub cuts it off at 1 MiB
 
 
-def junit_xml(comparison: Comparison, name: str = "edgepeft compare") -> bytes:
+def junit_xml(comparison: Comparison) -> bytes:
     """One test case a row and a figure; a regression is a failure."""
     from xml.etree import ElementTree
 
-    suite = ElementTree.Element("testsuite", name=name)
+    suite = ElementTree.Element("testsuite", name="edgepeft compare")
 
     def case(kind: str, label: str, reason: str = "", *, failed: bool = False) -> ElementTree.Element:
         made = ElementTree.SubElement(suite, "testcase", classname=kind, name=printable(label))

@@ -22,17 +22,9 @@ from edgepeft.common.own_folder import locked
 from edgepeft.common.resources import sha256_of
 from edgepeft.common.task_name import CHECK, GRAPH, SUFFIXES, WEIGHTS
 from edgepeft.deploy.verify import audit
+from edgepeft.fleet import layout
 from edgepeft.fleet.fetcher import hub_address
-from edgepeft.fleet.layout import (
-    METADATA,
-    TARGETS,
-    Published,
-    check_channel,
-    customs,
-    places,
-    same_base,
-    without_training,
-)
+from edgepeft.fleet.layout import Published
 from edgepeft.fleet.repository import DAYS, ROLES, FolderRepository, Keys
 
 _CARD = "README.md"
@@ -63,20 +55,20 @@ def publish(
     A repository that is not there is made, with new keys in the folder ``keys``, which lies outside of it: so many as
     ``thresholds`` says sign a role, else 1.  What is signed now expires after ``days``, by role.
     """
-    check_channel(channel)
+    layout.check_channel(channel)
     if repository.resolve().is_relative_to(folder.resolve()):
         raise UsageError(f"the repository {repository} lies in the bundle {folder}; choose a folder outside of it.")
     offered = _offered(folder, tasks)
-    with _opened(repository, keys, days, new=True, thresholds=thresholds or {}) as (found, made):
+    with _opened(repository, keys, days, new=True, thresholds=thresholds) as (found, made):
         before = _published(found, channel)
         wanted = offered if before is None else _merged(before.manifest, offered, channel)
         bundle, targets = Bundle(folder), {} if before is None else dict(before.targets)
-        for place in places(offered):
+        for place in layout.places(offered):
             path, name = _file(bundle, place), f"{channel}/{place}"
             targets[place] = TargetFile.from_file(name, str(path), ["sha256"])
-            _store(path, repository / TARGETS, name, targets[place].hashes["sha256"])
-        targets = {place: targets[place] for place in places(wanted)}
-        for place, custom in customs(wanted).items():
+            _store(path, repository / layout.TARGETS, name, targets[place].hashes["sha256"])
+        targets = {place: targets[place] for place in layout.places(wanted)}
+        for place, custom in layout.customs(wanted).items():
             targets[place].unrecognized_fields["custom"] = custom
         return _put(found, channel, targets, before, made)
 
@@ -134,9 +126,9 @@ def _opened(
     folder: Path, keys: Path, days: Mapping[str, int], *, new: bool = False, thresholds: Mapping[str, int] | None = None
 ) -> Iterator[tuple[FolderRepository, bool]]:
     """The repository, held against other publishers; and whether its keys were made for it."""
-    if not (folder / METADATA).is_dir() and not new:
+    if not (folder / layout.METADATA).is_dir() and not new:
         raise UsageError(
-            f"{folder} is no repository: it has no {METADATA}. Make one with: edgepeft publish BUNDLE {folder}."
+            f"{folder} is no repository: it has no {layout.METADATA}. Make one with: edgepeft publish BUNDLE {folder}."
         )
     if (folder / MANIFEST_FILE).exists():
         raise UsageError(f"{folder} is a bundle; the repository is another folder, which boards can read.")
@@ -166,13 +158,13 @@ def _offered(folder: Path, tasks: Collection[str] | None) -> Manifest:
         raise VerificationFailed(f"{folder} is not published: {wrong.subject}: {wrong.problem}")
     files = manifest.files or {name: sha256_of(folder / name) for name in BUNDLE_FILES if (folder / name).is_file()}
     chosen = {name: entry for name, entry in manifest.tasks.items() if tasks is None or name in tasks}
-    return without_training(manifest.model_copy(update={"tasks": chosen, "files": files}))
+    return layout.without_training(manifest.model_copy(update={"tasks": chosen, "files": files}))
 
 
 def _merged(before: Manifest, offered: Manifest, channel: str) -> Manifest:
     """The channel's tasks with those offered."""
     stay = [name for name in before.tasks if name not in offered.tasks]
-    if stay and not same_base(before.model_copy(update={"templates": offered.templates}), offered):
+    if stay and not layout.same_base(before.model_copy(update={"templates": offered.templates}), offered):
         raise UsageError(
             f"the channel {channel} has the tasks {', '.join(stay)} on another backbone than this bundle's. Add them "
             f"to the bundle, or take them out first: {' '.join(f'--withdraw {name}' for name in stay)}."

@@ -192,7 +192,7 @@ class Keys:
         """The keys of a role."""
         return [CryptoSigner(read_private_key(path)) for path in self.paths(role)]
 
-    def make(self, role: str, number: int = 1) -> list[CryptoSigner]:
+    def make(self, role: str, number: int) -> list[CryptoSigner]:
         """As many new keys of a role, beside those that are there."""
         private_folder(self.folder)
         made = []

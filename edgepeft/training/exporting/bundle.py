@@ -207,9 +207,9 @@ class _Exporter:
         graph = exported.SerializeToString(deterministic=True)
         check = check_content(delta, self.backbone, self.model, self.checks.of(delta.card.source, delta.card.task_kind))
         quantised = self.bundle.manifest.backbone.weights_dtype != "fp32"
-        compared = quantised and not delta.card.writes  # of a text, the steps of its check
-        rows = (self.checks.data, self.checks.columns) if compared and self.checks.data else None
-        data = data_check(delta, self.backbone, self.model, *rows) if rows else None
+        data = None
+        if self.checks.data and quantised and not delta.card.writes:  # of a text, the steps of its check
+            data = data_check(delta, self.backbone, self.model, self.checks.data, self.checks.columns)
         del delta  # it may be as large as the backbone
         own = weights if weights.is_file() else None
         return prepare_task(self.bundle, graph, check, path, own, data=data, accept_error=self.accept_error)

@@ -67,9 +67,7 @@ class CheckTexts:
         return texts_of(filled, source)
 
 
-def data_check(
-    delta: Delta, backbone: Backbone, model: nn.Module, source: Source, columns: Columns = SENTENCES
-) -> DataCheck:
+def data_check(delta: Delta, backbone: Backbone, model: nn.Module, source: Source, columns: Columns) -> DataCheck:
     """PyTorch's logits for every row of a file, and its labels where all of them are the task's."""
     kind = delta.card.task_kind
     columns = kind.columns(of_source(columns, delta.card.source, delta.card.step))
