@@ -68,14 +68,15 @@ def command(
     with requiring("train", "choosing a method"):
         from edgepeft.sweep.choice import Budget, candidates, choose
         from edgepeft.sweep.folder import open_sweep
-    from edgepeft.device.profiles import load_profile, variant_of, with_settings
+    from edgepeft.device.profiles import load_profile, variant_of
     from edgepeft.tuning.memory import amount_of
 
     if mode not in _SAID:
         raise UnknownName("mode", mode, _SAID)
     if mode == "predicted" and max_seconds is not None:
         raise UsageError("--max-seconds bounds what is measured, and --mode predicted runs nothing; leave one out.")
-    device = with_settings(load_profile(profile), set_ or ())
+    variant = variant_of(profile, set_ or ())
+    device = load_profile(variant)
     budget = Budget(
         None if throughput is None else _rate(throughput),
         None if memory is None else amount_of(memory, "--memory"),
@@ -92,7 +93,6 @@ def command(
         )
     else:
         opened, named = open_sweep(sweep), (data, backbone)
-    variant = variant_of(profile, set_ or ())
     measure = None if mode == "predicted" else partial(_measured, variant, mode, length, max_seconds)
     found = _with_costs(opened, candidates(opened, *(named or ())), device, tasks, length, measure)
     chosen = choose(found, budget)
@@ -234,13 +234,15 @@ def _reason(choice: Choice, tasks: int) -> str:
 
 def _export(sweep: Sweep, choice: Choice) -> str:
     """The command that exports the chosen method's run of each data set, of its seeds the best by evaluation rows."""
+    from edgepeft.bundle.card import TENSORS_FILE
+
     folders, trained = [], []
     for arm in choice.chosen.arms:
         score = {cell.name: card.metrics["eval"] for cell, card in zip(arm.cells, arm.cards, strict=True)}
         best = max(arm.cells, key=lambda cell: score[cell.name])
         folder = sweep.run(best)
         folders.append(f"--delta {folder}")
-        trained += [] if (folder / "delta.safetensors").is_file() else [best.data]
+        trained += [] if (folder / TENSORS_FILE).is_file() else [best.data]
     backbone = sweep.options(choice.chosen.arms[0].cells[0])["backbone"]
     note = f" (the sweep kept the cards of {', '.join(trained)} alone: train these anew first)" if trained else ""
     return f"edgepeft export --backbone {backbone} {' '.join(folders)} --out BUNDLE{note}"

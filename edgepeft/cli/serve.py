@@ -69,9 +69,9 @@ def command(
     log_to_stderr()
     shown = line(str(bundle))
     say(f"opening the tasks of {shown}")
-    run_server(settings, lambda address: _started(shown, address))
 
+    def started(address: str) -> None:
+        no_longer()  # from here on it waits
+        say(f"serving {shown} on {address}")
 
-def _started(bundle: str, address: str) -> None:
-    no_longer()  # from here on it waits
-    say(f"serving {bundle} on {address}")
+    run_server(settings, started)

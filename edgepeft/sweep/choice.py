@@ -195,8 +195,7 @@ def exported(cards: Sequence[DeltaCard], backbone: str, work: Path) -> Bundle:
                 template={name: getattr(card, name) for name in _TEMPLATE},
                 stride=card.chosen.get("stride"),
             )
-        (folder := work / f"delta-{n}").mkdir()
-        delta.write(folder)
+        delta.save(folder := work / f"delta-{n}")
         folders.append(folder)
     # Fresh deltas decide nothing: how far rounded weights move them says nothing either.
     export_bundle(opened, folders, work / "bundle", accept_error=True)

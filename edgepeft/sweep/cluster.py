@@ -120,11 +120,10 @@ class Cluster:
         return Ended(job, outcome)
 
 
-def _remote(here: str, asked: tuple[Job, bytes | None], *sources: Any) -> tuple[Outcome | None, bytes]:
+def _remote(of_sweep: str, asked: tuple[Job, bytes | None], *sources: Any) -> tuple[Outcome | None, bytes]:
     """On a node: the run in a folder of its own; its outcome and what the folder then holds."""
-    there = f"edgepeft {__version__}, Python {platform.python_version()}"
-    if there != here:
-        raise EdgepeftError(f"node {platform.node()} has {there}; the sweep is of {here}. Install the same on all.")
+    if of_sweep != _HERE:
+        raise EdgepeftError(f"node {platform.node()} has {_HERE}; the sweep is of {of_sweep}. Install the same on all.")
     job, begun = asked
     job = replace(job, shared=cache_folder() / "sweep" / "states")  # of this node
     with tempfile.TemporaryDirectory(prefix="edgepeft-run-") as work:

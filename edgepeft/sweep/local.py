@@ -30,7 +30,7 @@ from edgepeft.data.training_loop.checkpoint import Diverged
 from edgepeft.data.training_loop.run import Interrupted, Progress
 from edgepeft.options.verbs import TrainRequest
 from edgepeft.sweep.folder import ANSWERS_FILE, RUNS, Cell, Outcome, Sweep
-from edgepeft.training.loop import prepare_output, train_delta
+from edgepeft.training.loop import train_delta
 from edgepeft.training.settings import resolved
 
 RETRIES = 2  # of a run whose process dies
@@ -217,9 +217,8 @@ def _run(job: Job, watch: Callable[[Progress], None], stop: Callable[[], bool]) 
     try:
         found = resolved(TrainRequest.model_validate(sweep.options(cell)))
         resume = sweep.state(cell) == "begun"
-        how: dict[str, Any] = {"resume": resume, "force": not resume}
-        prepare_output(sweep.run(cell), **how)
-        how |= {"watch": seen, "stop": due, "shared": job.shared or sweep.shared}
+        how: dict[str, Any] = {"resume": resume, "force": not resume, "shared": job.shared or sweep.shared}
+        how |= {"watch": seen, "stop": due}
         result = train_delta(found.request.backbone, found.method, found.rows(), found.request, sweep.run(cell), **how)
     except Interrupted:
         if stop():
