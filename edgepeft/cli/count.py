@@ -86,10 +86,9 @@ def _architecture(backbone: str) -> tuple[Architecture, str]:
         return architecture, architecture.head
     if not (folder / "config.json").is_file():
         raise UsageError(f"{folder} has no config.json; a backbone is a folder in Hugging Face layout.")
-    config = read_config(folder / "config.json")
-    architecture = family_of(config).architecture(config)
-    mean = architecture.decoder is None and Backbone(backbone, folder, config).pooling is Pooling.MEAN
-    return architecture, "linear" if mean else architecture.head
+    opened = Backbone(backbone, folder, read_config(folder / "config.json"))
+    mean = opened.architecture.decoder is None and opened.pooling is Pooling.MEAN
+    return opened.architecture, "linear" if mean else opened.architecture.head
 
 
 def _show(document: Mapping[str, Any]) -> None:

@@ -73,7 +73,7 @@ def require_kept(data: TaskData, grammars: Grammars, encoder: TextEncoder) -> No
             )
 
 
-def greedy(architecture: Architecture, longest: int, *, ends: bool = True) -> dict[str, Any]:
+def greedy(architecture: Architecture, longest: int, *, ends: bool) -> dict[str, Any]:
     """What ``generate`` of transformers takes to write greedily; without ``ends`` no token ends a text."""
     from transformers import DynamicCache, EncoderDecoderCache, GenerationConfig
 

@@ -75,12 +75,6 @@ class Inspection(ABC):
         """The same for a terminal, in short."""
 
 
-def inspections() -> tuple[Inspection, ...]:
-    """One of each kind, by name."""
-    kinds = classes_of("edgepeft.training.inspection", Inspection, "name")  # type: ignore[type-abstract]
-    return tuple(kinds[name]() for name in sorted(kinds))
-
-
 INSPECTION_SCHEMA = "edgepeft.inspect/1"
 DOCUMENT = "inspect.json"
 LIMIT = 256  # rows; 12 layers have 78 spans, so all rows of a large file would take hours
@@ -144,7 +138,8 @@ def inspect_delta(
 
 
 def _fitting(delta: Delta) -> tuple[tuple[Inspection, ...], dict[str, str]]:
-    obstacles = {inspection: inspection.obstacle(delta) for inspection in inspections()}
+    kinds = classes_of("edgepeft.training.inspection", Inspection, "name")  # type: ignore[type-abstract]
+    obstacles = {inspection: inspection.obstacle(delta) for inspection in (kinds[name]() for name in sorted(kinds))}
     fitting = tuple(inspection for inspection, obstacle in obstacles.items() if obstacle is None)
     if not fitting:
         shown = "; ".join(f"{inspection.name}: {inspection.shows}" for inspection in obstacles)

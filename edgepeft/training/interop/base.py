@@ -34,7 +34,6 @@ from edgepeft.training.interop.classifier import SEQUENCES
 Config = Mapping[str, Any]
 _Model = TypeVar("_Model", bound=BaseModel)
 StateDict = Mapping[str, Tensor]
-Renaming = Mapping[str, tuple[str, tuple[int, ...]]]  # their tensor -> (ours, its shape)
 
 
 @dataclass(frozen=True)
@@ -60,8 +59,8 @@ class ConversionPlan:
         return found
 
     @classmethod
-    def renaming(cls, method: Method, names: Renaming) -> ConversionPlan:
-        """Tensors that differ in their names alone."""
+    def renaming(cls, method: Method, names: Mapping[str, tuple[str, tuple[int, ...]]]) -> ConversionPlan:
+        """Tensors that differ in their ``names`` alone: theirs -> (ours, its shape)."""
 
         def convert(state: StateDict) -> dict[str, Tensor]:
             return {ours: state[theirs] for theirs, (ours, _) in names.items()}
@@ -309,16 +308,12 @@ class Importer(ABC):
         """The checkpoint as a delta of that backbone."""
 
 
-def importers() -> tuple[Importer, ...]:
-    """Every importer."""
-    return tuple(module.IMPORTER for module in modules_of("edgepeft.training.interop") if hasattr(module, "IMPORTER"))
-
-
 def importer_of(folder: Path) -> Importer:
     """The importer that recognises this folder."""
     if not folder.is_dir():
         raise UsageError(f"there is no folder {folder}; import reads a checkpoint's folder.")
-    known = importers()
+    modules = modules_of("edgepeft.training.interop")
+    known: list[Importer] = [module.IMPORTER for module in modules if hasattr(module, "IMPORTER")]
     for importer in known:
         if importer.recognises(folder):
             return importer
