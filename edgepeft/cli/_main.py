@@ -26,9 +26,8 @@ from edgepeft.common.messages import printable
 from edgepeft.common.progress import signs_of_life
 from edgepeft.common.registry import modules_of, names_of
 
-_Refused: type[Exception] = typer.BadParameter.__mro__[
-    2
-]  # click's ClickException, which newer versions of typer carry themselves
+# click's ClickException, which newer versions of typer carry themselves.
+_Refused: type[Exception] = typer.BadParameter.__mro__[2]
 _NoArguments = sys.modules[_Refused.__module__].NoArgsIsHelpError
 
 _MOST_SAID = 4000  # characters of an error
