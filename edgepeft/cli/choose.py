@@ -14,7 +14,7 @@ from typer import Argument, Option
 
 from edgepeft.cli._options import Variant
 from edgepeft.cli._output import plain_table, print_json, table_console
-from edgepeft.common.errors import DoesNotFit, UnknownName, UsageError, requiring
+from edgepeft.common.errors import DoesNotFit, UsageError, named, requiring
 from edgepeft.common.progress import say, shown_steps, stages
 from edgepeft.options.base import LabelColumn, MaxSeconds, Mode, PairColumn, TaskKind, TextColumn
 from edgepeft.options.verbs import BenchOptions
@@ -71,8 +71,7 @@ def command(
     from edgepeft.device.profiles import load_profile, variant_of
     from edgepeft.tuning.memory import amount_of
 
-    if mode not in _SAID:
-        raise UnknownName("mode", mode, _SAID)
+    named("mode", mode, _SAID)
     if mode == "predicted" and max_seconds is not None:
         raise UsageError("--max-seconds bounds what is measured, and --mode predicted runs nothing; leave one out.")
     variant = variant_of(profile, set_ or ())
@@ -86,15 +85,16 @@ def command(
     of_rows = {name: value for name, value in of_rows.items() if value is not None}
     small = [n for n, value in {"minutes": minutes, "out": out}.items() if value is not None] + list(of_rows)
     if sweep is None:
-        opened, named = _small_sweep(data, of_rows, backbone, minutes, out), None
+        opened = _small_sweep(data, of_rows, backbone, minutes, out)
+        data = backbone = None  # of which it was made
     elif small:
         raise UsageError(
             f"--{small[0].replace('_', '-')} is of a small sweep, and SWEEP is there already; leave it or SWEEP out."
         )
     else:
-        opened, named = open_sweep(sweep), (data, backbone)
+        opened = open_sweep(sweep)
     measure = None if mode == "predicted" else partial(_measured, variant, mode, length, max_seconds)
-    found = _with_costs(opened, candidates(opened, *(named or ())), device, tasks, length, measure)
+    found = _with_costs(opened, candidates(opened, data, backbone), device, tasks, length, measure)
     chosen = choose(found, budget)
     if as_json:
         print_json(_document(found, chosen, device, tasks, mode))

@@ -9,7 +9,7 @@ from rich.table import Column
 from typer import Argument, Option
 
 from edgepeft.cli._output import plain_table, print_json, table_console
-from edgepeft.common.errors import UnknownName
+from edgepeft.common.errors import named
 
 PANEL = "Look"
 
@@ -37,9 +37,8 @@ def command(
             table.add_row(entry["name"], escape(entry["equation"]), *cells)
         table_console().print(table)
         return
-    if name not in entries:
-        raise UnknownName("PE method", name, entries)
-    print_json(entries[name]) if as_json else _show(entries[name])
+    entry = named("PE method", name, entries)
+    print_json(entry) if as_json else _show(entry)
 
 
 def _show(entry: dict[str, Any]) -> None:

@@ -16,7 +16,7 @@ from edgepeft.backbones.emit import BUNDLE_FILES
 from edgepeft.bundle.bundle import TASKS_FOLDER, Bundle
 from edgepeft.bundle.manifest import MANIFEST_FILE, Manifest, hub_name_of, task_table
 from edgepeft.common.atomic import replacing
-from edgepeft.common.errors import EdgepeftError, UnknownName, UsageError, VerificationFailed, requiring
+from edgepeft.common.errors import EdgepeftError, UnknownName, UsageError, VerificationFailed, named, requiring
 from edgepeft.common.messages import reason
 from edgepeft.common.own_folder import locked
 from edgepeft.common.resources import sha256_of
@@ -80,8 +80,7 @@ def withdraw(
     with _opened(repository, keys, days) as (found, _):
         before = published_in(repository, keys, channel)
         for task in tasks:
-            if task not in before.manifest.tasks:
-                raise UnknownName(f"task of the channel {channel}", task, before.manifest.tasks)
+            named(f"task of the channel {channel}", task, before.manifest.tasks)
         out = {f"{TASKS_FOLDER}/{task}{suffix}" for task in tasks for suffix in SUFFIXES}
         return _put(found, channel, {p: t for p, t in before.targets.items() if p not in out}, before, False)
 

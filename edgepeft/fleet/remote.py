@@ -23,7 +23,7 @@ from tuf.ngclient import Updater, UpdaterConfig
 from edgepeft.bundle.bundle import BACKBONE_FILE
 from edgepeft.common.atomic import synced, write_atomically
 from edgepeft.common.bounded import bytes_at
-from edgepeft.common.errors import EdgepeftError, UnknownName, UsageError, VerificationFailed
+from edgepeft.common.errors import EdgepeftError, UnknownName, UsageError, VerificationFailed, named
 from edgepeft.common.resources import cache_folder, private_folder
 from edgepeft.fleet.fetcher import HUB, Fetcher, HubFetcher, address_of
 from edgepeft.fleet.layout import METADATA, TARGETS, Published, check_channel
@@ -70,8 +70,7 @@ class Remote:
                 synced(path)  # the updater leaves that to the system, and without a root nothing is trusted
             top = Metadata[Targets].from_file(str(self._trusted / "targets.json")).signed
             channels = (top.delegations.roles or {}) if top.delegations is not None else {}
-            if self.channel not in channels:
-                raise UnknownName(f"channel of {self.address}", self.channel, channels)
+            named(f"channel of {self.address}", self.channel, channels)
             self._updater.get_targetinfo(f"{self.channel}/{BACKBONE_FILE}")
             # The updater has just verified the file that it keeps, and lists targets by name only.
             own = Metadata[Targets].from_file(str(self._trusted / f"{self.channel}.json")).signed
