@@ -133,13 +133,13 @@ def _outputs(state: Mapping[str, Tensor], classifier: Classifier, folder: Path) 
 
 def write_peft(delta: Delta, backbone: Backbone, folder: Path, *, force: bool = False) -> None:
     """Write a delta as a folder, whole or not at all, that ``PeftModel.from_pretrained`` loads with equal logits."""
-    card, known = delta.card, list(task_types(backbone).values())
+    card, types = delta.card, task_types(backbone)
     scored = backbone.architecture.decoder is not None and not (backbone.architecture.goes_on and not card.writes)
-    model = known[0] if scored else card.task_kind.model
-    if model not in known:
+    model = next(iter(types.values())) if scored else card.task_kind.model
+    if model not in types.values():
         raise UsageError(
             f"the task {card.task!r} is {card.task_kind.title}, and PEFT has no task type for it; what can be written "
-            f"for PEFT is what transformers calls {', '.join(f'...{each}' for each in known)}."
+            f"for PEFT is what transformers calls {', '.join(f'...{each}' for each in types.values())}."
         )
     classifier = Classifier(backbone, model)
     written = {ours: config for config in peft_methods().values() for ours in config.ours}
@@ -153,13 +153,13 @@ def write_peft(delta: Delta, backbone: Backbone, folder: Path, *, force: bool = 
     heads = {module.partition(".")[0] for module in classifier.head_modules.values()}
     settings |= {
         "peft_type": config.kind,
-        "task_type": next(name for name, model in task_types(backbone).items() if model == classifier.model),
-        "base_model_name_or_path": delta.card.backbone.source,
+        "task_type": next(name for name, known in types.items() if known == model),
+        "base_model_name_or_path": card.backbone.source,
         "modules_to_save": sorted({*heads, *settings.get("modules_to_save", ())}) or None,
         "inference_mode": True,
     }
     ours = delta.tensors()
-    tensors |= {theirs: ours[name] for theirs, (name, _) in classifier.head_tensors(delta.card.n_outputs).items()}
+    tensors |= {theirs: ours[name] for theirs, (name, _) in classifier.head_tensors(card.n_outputs).items()}
     with new_folder(folder, force=force) as new:
         stored = {config.stored_name(name): tensor.detach().contiguous() for name, tensor in tensors.items()}
         write_tensors(stored, new / TENSORS_FILE)
