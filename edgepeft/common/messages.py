@@ -70,7 +70,7 @@ def listed_mistakes(error: ValidationError) -> list[Mapping[str, Any]]:
 
 def mistake(
     one: Mapping[str, Any],
-    whole: str = "the document",
+    whole: str,
     names: Collection[str] | None = None,
     kinds: Collection[Mapping[str, Any]] = (),
 ) -> str:

@@ -59,7 +59,7 @@ def one(width: float, height: float) -> tuple[Figure, Axes]:
     return figure, figure.add_subplot()
 
 
-def cell_inches(n: int, wanted: float, most: float = MOST_INCHES) -> float:
+def cell_inches(n: int, wanted: float, most: float) -> float:
     """The side of a cell, so that ``n`` of them are at most ``most`` inches."""
     return min(wanted, most / max(n, 1))
 

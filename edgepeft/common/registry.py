@@ -16,12 +16,12 @@ def classes_of(package: str, base: type[_Base], attribute: str) -> dict[str, typ
     return {name: kind for module in modules_of(package) for name, kind in _classes_in(module, base, attribute)}
 
 
-def class_named(package: str, base: type[_Base], attribute: str, name: str) -> type[_Base] | None:
+def class_named(package: str, base: type[_Base], name: str) -> type[_Base] | None:
     """That of the module of its name, where classes are called as their modules are; None where there is none."""
     module = name.replace("-", "_").replace("+", "_plus")
     if module not in names_of(package):
         return None
-    return dict(_classes_in(importlib.import_module(f"{package}.{module}"), base, attribute)).get(name)
+    return dict(_classes_in(importlib.import_module(f"{package}.{module}"), base, "name")).get(name)
 
 
 def _classes_in(module: ModuleType, base: type[_Base], attribute: str) -> Iterator[tuple[str, type[_Base]]]:

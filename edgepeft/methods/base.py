@@ -247,7 +247,7 @@ def methods() -> dict[str, type[Method]]:
 
 def method_named(name: str) -> type[Method]:
     """The method of that name."""
-    found = class_named("edgepeft.methods", Method, "name", name)
+    found = class_named("edgepeft.methods", Method, name)
     return named("PE method", name, methods()) if found is None else found
 
 

@@ -193,7 +193,7 @@ def _step(sweep: Sweep, cell: Cell) -> int:
 
 def require_halvable(sweep: Sweep) -> None:
     """See that some method has several runs to choose among, and that they are evaluated before their end."""
-    if all(len(arms) == 1 for arms in _arms(sweep.cells)):
+    if all(len(arms) == 1 for arms in _arms(sweep)):
         raise UsageError(
             "--halve drops a method's worse rates and settings early, and here each method has one of each; leave it "
             'out, or give the plan more: learning_rates = ["1x", "3x", "10x"].'
@@ -204,7 +204,7 @@ def require_halvable(sweep: Sweep) -> None:
         )
 
 
-def _arms(cells: Sequence[Cell]) -> list[list[list[Cell]]]:
+def _arms(sweep: Sweep) -> list[list[list[Cell]]]:
     """Groups of what competes: settings and rates of one method on one data set, each with all its seeds."""
 
     def group(cell: Cell) -> tuple[str, ...]:
@@ -214,14 +214,14 @@ def _arms(cells: Sequence[Cell]) -> list[list[list[Cell]]]:
         return cell.method, cell.rate
 
     found = []
-    for _, members in groupby(sorted(cells, key=group), group):
+    for _, members in groupby(sorted(sweep.cells, key=group), group):
         found.append([list(seeds) for _, seeds in groupby(sorted(members, key=arm), arm)])
     return found
 
 
 def _drop(sweep: Sweep) -> None:
     """Let the worse half of each group go no further, by the mean of the seeds' best evaluation so far."""
-    for arms in _arms(sweep.cells):
+    for arms in _arms(sweep):
         scored = []
         for arm in arms:  # by their checkpoints, where none is over or has no evaluation
             found = [sweep.checkpoint(cell) for cell in arm]

@@ -297,7 +297,7 @@ def _names() -> tuple[str, ...]:
 @cache
 def kind_named(name: str) -> type[TaskType]:
     """Return the kind of that name."""
-    found = class_named("edgepeft.tasks", TaskType, "name", name)  # type: ignore[type-abstract]
+    found = class_named("edgepeft.tasks", TaskType, name)  # type: ignore[type-abstract]
     if found is None:
         raise UnknownName("kind of task", name, _names())
     return found
