@@ -108,7 +108,7 @@ def by_onnx(kind: TaskType, logits: np.ndarray, targets: np.ndarray, shares: np.
     whole = helper.make_tensor_value_info("x", TensorProto.FLOAT, logits.shape)
     same = helper.make_tensor_value_info("logits", TensorProto.FLOAT, logits.shape)
     graph = helper.make_graph([helper.make_node("Identity", ["x"], ["logits"])], "g", [whole], [same])
-    add_loss(graph, TensorProto.FLOAT, kind)
+    add_loss(graph, kind)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
     onnx.checker.check_model(model)
     places = {"places": places_of(per_row(kind))} if kind.several else {}

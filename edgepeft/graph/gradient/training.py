@@ -62,7 +62,7 @@ _OF_ROWS, _OF_TEXTS = "loss/logits", "loss/pooled"
 
 @dataclass(frozen=True)
 class TrainingFacts:
-    """``trained`` tensors in order; ``dropouts`` are (probability, width) of the inputs ``dropout:<i>``.
+    """What of a task is ``trained``, in order; ``dropouts`` are (probability, width) of the inputs ``dropout:<i>``.
 
     ``dropped`` are the weights of the products that read what each dropout leaves; ``generated`` are the inputs that a
     recipe makes of trained tensors; ``kind`` is of the task, whose loss it is.
@@ -76,7 +76,7 @@ class TrainingFacts:
 
     @property
     def leaves(self) -> tuple[str, ...]:
-        """What a training graph takes, and gives gradients of."""
+        """Tensors that a training graph takes, and whose gradients it gives."""
         return tuple(name for name in self.trained if not (self.generated and is_of_loader(name))) + self.generated
 
     def tensors(self, delta: onnx.ModelProto) -> dict[str, NDArray[np.float32]]:
@@ -86,7 +86,7 @@ class TrainingFacts:
 
 
 def training_facts(delta: onnx.ModelProto) -> TrainingFacts:
-    """Those of a task, by its delta graph."""
+    """Read a task's from its delta graph."""
     stored = {tensor.name: tensor for tensor in delta.graph.initializer if tensor.data_type == TensorProto.FLOAT}
     facts = properties(delta)
     try:
@@ -106,7 +106,7 @@ def training_facts(delta: onnx.ModelProto) -> TrainingFacts:
 
 @Contract(requires=[well_formed], ensures=[well_formed, all_used])
 def with_loss(deployed: onnx.ModelProto, facts: TrainingFacts) -> onnx.ModelProto:
-    """The task's graph, whose trained tensors are inputs, with its head's dropout and the loss behind its logits."""
+    """Add the head's dropout and the loss to a task's graph, whose trained tensors are inputs."""
     model = copied(deployed)
     graph = model.graph
     # See that the logits have the columns that the kind of task needs.
@@ -119,7 +119,7 @@ def with_loss(deployed: onnx.ModelProto, facts: TrainingFacts) -> onnx.ModelProt
         )
     for i, (weight, (_, width)) in enumerate(zip(facts.dropped, facts.dropouts, strict=True)):
         _drop(graph, weight, i, ["tokens" if facts.kind.per_token else "batch", width])
-    add_loss(graph, TensorProto.FLOAT, facts.kind)
+    add_loss(graph, facts.kind)
     prune(graph)
     return model
 
@@ -128,7 +128,7 @@ def with_loss(deployed: onnx.ModelProto, facts: TrainingFacts) -> onnx.ModelProt
 def with_gradients(
     forward: onnx.ModelProto, facts: TrainingFacts, samples: Sequence[Mapping[str, Spec]], backward: Backward = "int8"
 ) -> onnx.ModelProto:
-    """What ``with_loss`` gives, whole or cut, and the gradients; ``samples`` hold the spec of each of its values.
+    """Add the gradients to what ``with_loss`` gives, whole or cut; ``samples`` hold the spec of each of its values.
 
     ``backward`` is the arithmetic of the way back through products in integers.
     """
@@ -157,24 +157,24 @@ def _drop(graph: onnx.GraphProto, weight: str, index: int, dims: list[str | int]
 
 
 @Contract(requires=[closed, one_writer], ensures=[closed, one_writer], keeps=[values_stay], mutates=True)
-def add_loss(graph: onnx.GraphProto, element: int, kind: TaskType) -> None:
-    """Append the kind's loss of ``logits``, of that element type, and the inputs ``labels`` and ``shares`` [batch], or
-    [tokens] where the kind's labels are.
+def add_loss(graph: onnx.GraphProto, kind: TaskType) -> None:
+    """Append the kind's loss of ``logits``, and the inputs ``labels`` and ``shares`` [batch], or [tokens] where the
+    kind's labels are.
 
-    Its nodes may read the constants ``loss/zero``, ``loss/one`` and ``loss/last`` (-1), int64, and ``loss/nothing`` (0)
-    of the logits' type.  Where a row has several token rows, an input ``places`` [rows, most] says which are its own,
-    and the loss is of logits [rows, most, outputs]; labels and shares are of rows then.  Where texts are read in
-    windows whose logits are pooled, an input ``pooling`` [texts, batch] of the logits' type takes their means first.
+    Its nodes may read the constants ``loss/zero``, ``loss/one`` and ``loss/last`` (-1), int64, and ``loss/nothing``,
+    0 in float32.  Where a row has several token rows, an input ``places`` [rows, most] says which are its own, and the
+    loss is of logits [rows, most, outputs]; labels and shares are of rows then.  Where texts are read in windows whose
+    logits are pooled, an input ``pooling`` [texts, batch] takes their means first.
     """
     of_texts = _OF_TEXTS if kind.pooled else LOGITS
     loss = kind.loss_graph(_OF_ROWS if kind.several else of_texts, LABELS)
     for name, value in (("loss/zero", 0), ("loss/one", 1)):
         graph.initializer.append(helper.make_tensor(name, TensorProto.INT64, [], [value]))
     graph.initializer.append(helper.make_tensor("loss/last", TensorProto.INT64, [1], [-1]))
-    graph.initializer.append(helper.make_tensor("loss/nothing", element, [], [0.0]))
+    graph.initializer.append(helper.make_tensor("loss/nothing", TensorProto.FLOAT, [], [0.0]))
     steps: Nodes = [
         *([("MatMul", [POOLING, LOGITS], _OF_TEXTS, {})] if kind.pooled else []),
-        *(_grouping(graph, element, of_texts) if kind.several else []),
+        *(_grouping(graph, of_texts) if kind.several else []),
         *loss.nodes,
         ("Mul", ["loss/of_rows", SHARES], "loss/parts", {}),
         ("ReduceSum", ["loss/parts"], LOSS, {"keepdims": 0}),
@@ -182,18 +182,17 @@ def add_loss(graph: onnx.GraphProto, element: int, kind: TaskType) -> None:
     graph.node.extend(nodes(steps))
     rows = "rows" if kind.several or kind.pooled else loss.dims[0]  # or tokens, where each has a loss of its own
     if kind.pooled:
-        texts = "texts" if kind.several else "rows"
-        graph.input.append(helper.make_tensor_value_info(POOLING, element, [texts, "batch"]))
-    of_labels = TensorProto.INT64 if loss.integers else element
+        graph.input.append(floats(POOLING, ["texts" if kind.several else "rows", "batch"]))
+    of_labels = TensorProto.INT64 if loss.integers else TensorProto.FLOAT
     graph.input.append(helper.make_tensor_value_info(LABELS, of_labels, (rows, *loss.dims[1:])))
-    graph.input.append(helper.make_tensor_value_info(SHARES, element, [rows]))
-    graph.output.append(helper.make_tensor_value_info(LOSS, element, []))
+    graph.input.append(floats(SHARES, [rows]))
+    graph.output.append(floats(LOSS, []))
 
 
-def _grouping(graph: onnx.GraphProto, element: int, logits: str) -> Nodes:
+def _grouping(graph: onnx.GraphProto, logits: str) -> Nodes:
     """[token rows, outputs] -> [rows, most, outputs], LOWEST where a row has no such token row."""
     graph.input.append(helper.make_tensor_value_info(PLACES, TensorProto.INT64, ["rows", "most"]))
-    graph.initializer.append(helper.make_tensor("loss/lowest", element, [], [LOWEST]))
+    graph.initializer.append(helper.make_tensor("loss/lowest", TensorProto.FLOAT, [], [LOWEST]))
     return [
         ("Max", [PLACES, "loss/zero"], "loss/places", {}),
         ("Gather", [logits, "loss/places"], "loss/gathered", {"axis": 0}),
