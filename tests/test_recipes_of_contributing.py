@@ -87,7 +87,6 @@ class Stacked(Head):
     """logits = W2 dropout(W1 pooled + b1) + b2."""
 
     kind: ClassVar[str] = "stacked"
-    source: ClassVar[str] = "this test"
     places: ClassVar[Mapping[str, str]] = {"first": "classifier.dense", "second": "classifier.out_proj"}
 
     def __init__(self, hidden: int, outputs: int, dropout: float) -> None:

@@ -18,7 +18,6 @@ class Head(nn.Module):
     """Base of all heads: a subclass takes hidden size, number of outputs (1 for a number) and dropout probability."""
 
     kind: ClassVar[str]  # by which it is found
-    source: ClassVar[str]  # whose head it is
     # Frozen backbone tensors that ``forward`` gets after the pooled value (BERT's pooler); never part of a delta.
     reads: ClassVar[tuple[str, ...]] = ()
     # Module of the head -> transformers' for sequence classification; each reads what dropout leaves, logits come last.

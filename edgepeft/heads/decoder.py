@@ -23,10 +23,9 @@ from edgepeft.heads.base import Head
 
 
 class Labels(Head):
-    """The labels' log-probabilities, from what the decoder gives the edges of their trie."""
+    """The labels' log-probabilities among themselves, from what the decoder gives the edges of their trie."""
 
     kind: ClassVar[str] = "labels"
-    source: ClassVar[str] = "Raffel et al., 2020, whose labels are text; scored among themselves"
     decodes: ClassVar[bool] = True
 
     siblings: Tensor
@@ -55,7 +54,6 @@ class Text(Head):
     """What the decoder gives every word, at each of the tokens that it reads."""
 
     kind: ClassVar[str] = "text"
-    source: ClassVar[str] = "Raffel et al., 2020, whose targets are text"
     decodes: ClassVar[bool] = True
     writes: ClassVar[bool] = True
 

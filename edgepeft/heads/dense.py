@@ -41,38 +41,34 @@ class DenseHead(Head):
 
 
 class Deberta(DenseHead):
-    """logits = W dropout(gelu(W_d pooled + b_d)) + b."""
+    """logits = W dropout(gelu(W_d pooled + b_d)) + b: transformers' DebertaV2ForSequenceClassification."""
 
     kind: ClassVar[str] = "deberta"
-    source: ClassVar[str] = "DebertaV2ForSequenceClassification of transformers"
     places: ClassVar[Mapping[str, str]] = {"dense": "pooler.dense", "out_proj": "classifier"}
     drops_first: ClassVar[bool] = False
     activation = staticmethod(functional.gelu)
 
 
 class DistilBert(DenseHead):
-    """logits = W dropout(relu(W_d pooled + b_d)) + b."""
+    """logits = W dropout(relu(W_d pooled + b_d)) + b: transformers' DistilBertForSequenceClassification."""
 
     kind: ClassVar[str] = "distilbert"
-    source: ClassVar[str] = "DistilBertForSequenceClassification of transformers"
     places: ClassVar[Mapping[str, str]] = {"pre_classifier": "pre_classifier", "classifier": "classifier"}
     drops_first: ClassVar[bool] = False
     activation = staticmethod(functional.relu)
 
 
 class Electra(DenseHead):
-    """logits = W dropout(gelu(W_d dropout(pooled) + b_d)) + b."""
+    """logits = W dropout(gelu(W_d dropout(pooled) + b_d)) + b: transformers' ElectraForSequenceClassification."""
 
     kind: ClassVar[str] = "electra"
-    source: ClassVar[str] = "ElectraForSequenceClassification of transformers"
     places: ClassVar[Mapping[str, str]] = {"dense": "classifier.dense", "out_proj": "classifier.out_proj"}
     activation = staticmethod(functional.gelu)
 
 
 class Roberta(DenseHead):
-    """logits = W dropout(tanh(W_d dropout(pooled) + b_d)) + b."""
+    """logits = W dropout(tanh(W_d dropout(pooled) + b_d)) + b: transformers' RobertaForSequenceClassification."""
 
     kind: ClassVar[str] = "roberta"
-    source: ClassVar[str] = "RobertaForSequenceClassification of transformers"
     places: ClassVar[Mapping[str, str]] = {"dense": "classifier.dense", "out_proj": "classifier.out_proj"}
     activation = staticmethod(torch.tanh)

@@ -14,10 +14,9 @@ from edgepeft.heads.base import Head, fresh_linear
 
 
 class Linear(Head):
-    """logits = W dropout(pooled) + b."""
+    """logits = W dropout(pooled) + b: Devlin et al. without the pooler; sentence-transformers with mean pooling."""
 
     kind: ClassVar[str] = "linear"
-    source: ClassVar[str] = "Devlin et al., 2019, without the pooler; sentence-transformers with mean pooling"
     places: ClassVar[Mapping[str, str]] = {"classifier": "classifier"}
     biased: ClassVar[bool] = True
 
@@ -38,19 +37,17 @@ class Linear(Head):
 
 
 class Score(Linear):
-    """logits = W dropout(pooled), without a bias."""
+    """logits = W dropout(pooled): transformers' LlamaForSequenceClassification, which reads the last token."""
 
     kind: ClassVar[str] = "score"
-    source: ClassVar[str] = "LlamaForSequenceClassification of transformers, which reads the last token"
     places: ClassVar[Mapping[str, str]] = {"score": "score"}
     biased: ClassVar[bool] = False
 
 
 class BertPooler(Linear):
-    """logits = W dropout(tanh(W_p pooled + b_p)) + b; W_p and b_p are the backbone's."""
+    """logits = W dropout(tanh(W_p pooled + b_p)) + b, W_p and b_p the backbone's: BertForSequenceClassification."""
 
     kind: ClassVar[str] = "bert-pooler"
-    source: ClassVar[str] = "BertForSequenceClassification of transformers"
     reads: ClassVar[tuple[str, ...]] = ("pooler.dense.weight", "pooler.dense.bias")
 
     def forward(self, pooled: Tensor, *weights: Tensor) -> Tensor:
@@ -60,16 +57,14 @@ class BertPooler(Linear):
 
 
 class AlbertPooler(BertPooler):
-    """logits = W dropout(tanh(W_p pooled + b_p)) + b; W_p and b_p are the backbone's."""
+    """The same, of AlbertForSequenceClassification."""
 
     kind: ClassVar[str] = "albert-pooler"
-    source: ClassVar[str] = "AlbertForSequenceClassification of transformers"
     reads: ClassVar[tuple[str, ...]] = ("pooler.weight", "pooler.bias")
 
 
 class Tokens(Linear):
-    """logits = W dropout(h) + b for the h of every token, [tokens, d] or [batch, length, d]."""
+    """logits = W dropout(h) + b for the h of every token, [tokens, d] or [batch, length, d]: ForTokenClassification."""
 
     kind: ClassVar[str] = "tokens"
-    source: ClassVar[str] = "Devlin et al., 2019, for named entities; transformers' ForTokenClassification"
     per_token: ClassVar[bool] = True

@@ -10,10 +10,9 @@ from edgepeft.heads.base import Head
 
 
 class Vector(Head):
-    """logits = pooled / |pooled|."""
+    """logits = pooled / |pooled|, as sentence-transformers pools and normalises."""
 
     kind: ClassVar[str] = "vector"
-    source: ClassVar[str] = "sentence-transformers' pooling and normalisation"
     bare: ClassVar[bool] = True
 
     def forward(self, pooled: Tensor, *weights: Tensor) -> Tensor:

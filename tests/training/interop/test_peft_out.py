@@ -231,7 +231,6 @@ class TwoStory(Head):
 
     __module__ = "edgepeft.heads.linear"  # where heads are looked for
     kind = "two-story"
-    source = "this test"
     places: ClassVar = {"narrow": "top.narrow", "out": "top.out"}
 
     def __init__(self, hidden, outputs, dropout):
