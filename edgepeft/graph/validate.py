@@ -79,77 +79,18 @@ def _varint(content: bytes, at: int, end: int) -> tuple[int, int]:
 
 # What the builders of backbones, and the methods' and heads' exports emit.
 OPERATORS = frozenset(
-    [
-        "Add",
-        "And",
-        "Cast",
-        "CastLike",
-        "Clip",
-        "Concat",
-        "Constant",
-        "Cos",
-        "CumSum",
-        "DequantizeLinear",
-        "Div",
-        "Einsum",
-        "Equal",
-        "Exp",
-        "Expand",
-        "Gather",
-        "GatherElements",
-        "GatherND",
-        "Gelu",
-        "Gemm",
-        "Greater",
-        "GreaterOrEqual",
-        "Identity",
-        "LayerNormalization",
-        "LeakyRelu",
-        "Less",
-        "LessOrEqual",
-        "LogSoftmax",
-        "MatMul",
-        "MatMulInteger",
-        "Max",
-        "Mish",
-        "Mod",
-        "Mul",
-        "Neg",
-        "NonZero",
-        "Not",
-        "Pow",
-        "QuantizeLinear",
-        "Range",
-        "ReduceMax",
-        "ReduceMean",
-        "ReduceMin",
-        "ReduceSum",
-        "Relu",
-        "Reshape",
-        "Shape",
-        "Sigmoid",
-        "Sin",
-        "Slice",
-        "Softmax",
-        "Sqrt",
-        "Squeeze",
-        "Sub",
-        "Tanh",
-        "Transpose",
-        "Unsqueeze",
-        "Where",
-    ]
+    (
+        *("Add", "And", "Cast", "CastLike", "Clip", "Concat", "Constant", "Cos", "CumSum", "DequantizeLinear"),
+        *("Div", "Einsum", "Equal", "Exp", "Expand", "Gather", "GatherElements", "GatherND", "Gelu", "Gemm"),
+        *("Greater", "GreaterOrEqual", "Identity", "LayerNormalization", "LeakyRelu", "Less", "LessOrEqual"),
+        *("LogSoftmax", "MatMul", "MatMulInteger", "Max", "Mish", "Mod", "Mul", "Neg", "NonZero", "Not", "Pow"),
+        *("QuantizeLinear", "Range", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum", "Relu", "Reshape"),
+        *("Shape", "Sigmoid", "Sin", "Slice", "Softmax", "Sqrt", "Squeeze", "Sub", "Tanh", "Transpose"),
+        *("Unsqueeze", "Where"),
+    )
 )
 _ATTRIBUTES = frozenset(
-    (
-        AttributeProto.FLOAT,
-        AttributeProto.FLOATS,
-        AttributeProto.INT,
-        AttributeProto.INTS,
-        AttributeProto.STRING,
-        AttributeProto.STRINGS,
-        AttributeProto.TENSOR,
-    )
+    map(AttributeProto.AttributeType.Value, ("FLOAT", "FLOATS", "INT", "INTS", "STRING", "STRINGS", "TENSOR"))
 )
 _EXTERNAL_KEYS = ("length", "location", "offset")
 _NUMBER = re.compile(r"[0-9]{1,15}")
@@ -233,8 +174,9 @@ def _constants(nodes: Iterable[onnx.NodeProto]) -> Iterator[TensorProto]:
 
 
 def _check_external(tensor: TensorProto, weights: str | None, where: object) -> None:
-    """See that an external tensor states each key once, and names the weights file.  Of a key that stands twice ONNX
-    Runtime takes the last one, other readers the first.
+    """See that an external tensor states each key once, and names the weights file.
+
+    Of a key that stands twice ONNX Runtime takes the last one, other readers the first.
     """
     places = [entry.value for entry in tensor.external_data if entry.key == "location"]
     strange = sorted({*places} - {weights}) or ([] if places else [""])
@@ -269,7 +211,7 @@ def _check_size(tensor: TensorProto, where: object) -> None:
 
 
 def _n_bytes(tensor: TensorProto, where: object) -> int:
-    """Of the tensor's shape and type."""
+    """Bytes that the tensor's shape and type ask for."""
     if tensor.data_type not in _ITEM_BITS or min(tensor.dims, default=0) < 0:
         raise BundleError(
             f"{where} is damaged: its tensor {tensor.name!r:.60} cannot be read (type {tensor.data_type}, "
