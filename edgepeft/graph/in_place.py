@@ -29,20 +29,31 @@ from typing import NamedTuple
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
 from edgepeft.backbones.base import HELPERS, Role
 from edgepeft.backbones.text import CACHED, CROSS, CROSS_BIAS, IDS, ORDER, PAST, PRESENT, caches
 from edgepeft.graph.contract import Contract, all_used, standard, values_stay, well_formed
 from edgepeft.graph.cut import prune
 from edgepeft.graph.mix import ROW_COUNTS, TOKEN_COUNTS, slotted
-from edgepeft.graph.protos import attributes, constant, copied, followed, matched, readers, reads, replace, writers
+from edgepeft.graph.protos import (
+    add_constants,
+    attributes,
+    constant,
+    copied,
+    floats,
+    followed,
+    matched,
+    readers,
+    reads,
+    replace,
+    writers,
+)
 
 PLACE, LAST = "known.place", "known.last"  # int32 [N]; int64 [N] into the N S tokens
 TEXTS = "known.texts"  # int64 [1]: N
 HIDDEN = "past.bias"  # float [N, 1, 1, L + 1]
 _TOTAL, _ONE = "known.total", "known.one"
-_KEYS = f"{PAST}.key."
 _DOMAIN = "com.microsoft"
 _WIDTHS = 16  # of a head, a multiple: all that ONNX Runtime's operator turns
 
@@ -59,16 +70,20 @@ def tables(kind: int) -> tuple[str, str]:
     return f"cosines.{kind}", f"sines.{kind}"
 
 
+def n_layers(step: onnx.GraphProto) -> int:
+    """How many layers' keys a step is given."""
+    return sum(value.name.startswith(f"{PAST}.key.") for value in step.input)
+
+
 @Contract(requires=[well_formed], ensures=[well_formed, all_used])
 def in_place(decoder: onnx.ModelProto) -> InPlace | None:
     """Lower a spliced step, with slots or without; None where its attention has another form than ``llama`` writes.
 
     Of the backbone's ``HELPERS`` those alone are inputs that a task's nodes read.
     """
-    pasts = [value for value in decoder.graph.input if value.name.startswith(_KEYS)]
     reader, model = Reader(decoder.graph), copied(decoder)
     try:
-        layers = [reader.attention(i) for i in range(len(pasts))]
+        layers = [reader.attention(i) for i in range(n_layers(decoder.graph))]
         kinds = list(dict.fromkeys(layer.frequencies for layer in layers))
         frequencies = tuple(reader.constant(name).astype(np.float32) for name in kinds)
         hidden = reader.up(Role.POOLED_LABELS, "Gemm").input[0]
@@ -86,7 +101,7 @@ class OtherForm(Exception):
 
 
 class Attention(NamedTuple):
-    """A layer's values of (N, heads e), before they are turned, and what is given of them.
+    """A layer's attention, by the names of its values (N, heads e): what it reads before turning, and its result.
 
     ``turned`` are the scaled query and the key past that, (N, heads, e).
     """
@@ -108,11 +123,7 @@ class Reader:
         self._graph, self._writer, self._readers = graph, writers(graph), readers(graph)
 
     def attention(self, layer: int) -> Attention:
-        """A layer's.
-
-        Raises:
-            OtherForm: it is not what ``llama`` writes.
-        """
+        """A layer's; ``OtherForm`` is raised where it is not what ``llama`` writes."""
         keys, values = caches(PRESENT, layer)
         turned = self.up(self._new(keys), "Reshape").input[0]
         key, frequencies = self._before_turning(turned)
@@ -204,8 +215,8 @@ def _write(graph: onnx.GraphProto, layers: Sequence[Attention], kinds: Sequence[
         merge = helper.make_node("Reshape", [attend.output[0], "known.tokens"], [layer.context], layer.context)
         new += [attend, merge]
     replace(graph.node, [*(node for node in graph.node if gone.isdisjoint(node.output)), *new])
-    graph.initializer.extend(numpy_helper.from_array(np.array(s, np.int64), name) for name, s in shapes.items())
-    graph.initializer.append(numpy_helper.from_array(np.array(1, np.int32), _ONE))
+    add_constants(graph, shapes)
+    add_constants(graph, {_ONE: 1}, np.int32)
     _take_buffers(graph, len(kinds))
     prune(graph)
     if not _of_last_rows(graph, layers[-1].context) and not _of_last_rows(graph, hidden):
@@ -240,7 +251,7 @@ def _of_last_rows(graph: onnx.GraphProto, cut: str) -> bool:
 
 
 def _take_buffers(graph: onnx.GraphProto, n_kinds: int) -> None:
-    """The lowered interface; some of its inputs may be read by nothing."""
+    """Give the graph the lowered interface, inputs that nothing reads included."""
     buffers = [value for value in (*graph.input, *graph.output) if value.name.startswith((f"{PAST}.", f"{PRESENT}."))]
     for value in buffers:
         texts, _, places, width = value.type.tensor_type.shape.dim
@@ -252,20 +263,20 @@ def _take_buffers(graph: onnx.GraphProto, n_kinds: int) -> None:
     inputs += [value for value in buffers if value.name.startswith(f"{PAST}.")]
     for kind in range(n_kinds):
         shape = ("turned_places", width.dim_value // 2)
-        inputs += [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name in tables(kind)]
+        inputs += [floats(name, shape) for name in tables(kind)]
     replace(graph.input, inputs)
 
 
 @Contract(requires=[well_formed, standard], ensures=[well_formed, standard], keeps=[values_stay])
 def hide_fronts(decoder: onnx.ModelProto) -> onnx.ModelProto | None:
-    """The decoder's graph with one input more, ``HIDDEN``; None where its attention is written in no way known here."""
+    """Give a decoder's graph the input ``HIDDEN``; None where its attention has a form that is not known here."""
     model = copied(decoder)
-    writer, layers = writers(model.graph), [value for value in model.graph.input if value.name.startswith(_KEYS)]
+    writer, n = writers(model.graph), n_layers(model.graph)
     pairs = [matched(node.output[0], writer, "Softmax", "Add") for node in model.graph.node]
     sums = [pair[1] for pair in pairs if pair and not pair[1].name.startswith("delta/")]  # its nodes stay as they are
     itself = [node for node in sums if node.input[1] != CROSS_BIAS]
     biases = {node.input[1] for node in itself}
-    if len(sums) != 2 * len(layers) or len(itself) != len(layers) or not biases <= set(writer):
+    if len(sums) != 2 * n or len(itself) != n or not biases <= set(writer):
         return None
     for node in itself:
         node.input[1] = f"{HIDDEN}/{node.input[1]}"
@@ -274,6 +285,5 @@ def hide_fronts(decoder: onnx.ModelProto) -> onnx.ModelProto | None:
         more = [f"{HIDDEN}/{name}" for name in node.output if name in biases]
         nodes += [node, *(helper.make_node("Add", [node.output[0], HIDDEN], [name], name=name) for name in more)]
     replace(model.graph.node, nodes)
-    shape = ("texts", 1, 1, "written_and_one")
-    model.graph.input.append(helper.make_tensor_value_info(HIDDEN, TensorProto.FLOAT, shape))
+    model.graph.input.append(floats(HIDDEN, ("texts", 1, 1, "written_and_one")))
     return model

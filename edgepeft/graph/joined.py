@@ -23,7 +23,19 @@ from edgepeft.graph.contract import Contract, same_interface, well_formed
 from edgepeft.graph.cut import prune
 from edgepeft.graph.in_place import TEXTS
 from edgepeft.graph.parameters import StructuredTask
-from edgepeft.graph.protos import attributes, constant, copied, either_way, read_instead, replace, values_read, writers
+from edgepeft.graph.protos import (
+    add_constants,
+    attributes,
+    constant,
+    copied,
+    either_way,
+    floats,
+    matched,
+    read_instead,
+    replace,
+    values_read,
+    writers,
+)
 
 Feeds = Mapping[str, NDArray[np.float32]]
 # The tensors to join along their first axis, and the name of the result.
@@ -35,7 +47,7 @@ _MOST_ROWS = 48  # of A side by side, three of rank 16: the zeros of B are read 
 
 
 def joined_name(names: Iterable[str]) -> str:
-    """Of tensors that were joined along their first axis."""
+    """The name of tensors that are joined along their first axis."""
     return _SIGN.join(names)
 
 
@@ -74,18 +86,18 @@ class _Attended:
         return found if one and len(found) == 3 else []
 
     def _value(self, rows: str) -> _Value | None:
-        reshape = self._gives(rows, "Reshape")
-        shape = reshape and self._gives(reshape.input[1], "Concat")
-        extents = constant(self._graph, shape.input[-1]) if shape else None
-        if not reshape or extents is None or self._readers[rows] > 1 or self._readers[reshape.input[0]] > 1:
+        reshape = matched(rows, self._writer, "Reshape")
+        shape = matched(reshape[0].input[1], self._writer, "Concat") if reshape else []
+        extents = constant(self._graph, shape[0].input[-1]) if shape else None
+        if extents is None or self._readers[rows] > 1 or self._readers[reshape[0].input[0]] > 1:
             return None
-        width, node = int(extents[-1]), self._writer.get(reshape.input[0])
+        width, node = int(extents[-1]), self._writer.get(reshape[0].input[0])
         if node is not None and _is_product(node):
             return None if node.input[1] in self._feeds else _Value(node, width)
         if node is None or node.op_type != "Add":
             return None
         for whole, part in either_way(node):
-            product, update = self._gives(whole, "Gemm"), self._update(part)
+            product, update = self._writer.get(whole), self._update(part)
             if product and update and _is_product(product) and product.input[1] not in self._feeds:
                 x, update_of = update
                 return _Value(product, width, update_of) if x == product.input[0] else None
@@ -109,10 +121,6 @@ class _Attended:
                 return None
         return None
 
-    def _gives(self, value: str, operator: str) -> onnx.NodeProto | None:
-        node = self._writer.get(value)
-        return node if node is not None and node.op_type == operator else None
-
 
 def _is_product(node: onnx.NodeProto) -> bool:
     """Whether it is x W^T."""
@@ -122,8 +130,7 @@ def _is_product(node: onnx.NodeProto) -> bool:
 
 @Contract(requires=[well_formed], ensures=[well_formed])
 def join_updates(structure: onnx.ModelProto, feeds: Feeds) -> StructuredTask:
-    """The structure with one update for each layer's queries, keys and values, and what it is fed then; as it was
-    where ranks are large.
+    """Give a structure one update for each layer's queries, keys and values; it stays as it was where ranks are large.
 
     A factor goes into A, as ``by_row`` has it: tasks of other factors keep the structure.
     """
@@ -152,7 +159,7 @@ def join_updates(structure: onnx.ModelProto, feeds: Feeds) -> StructuredTask:
     kept = [value for value in graph.input if value.name not in feeds or value.name in values]
     made = [name for name in values if name not in feeds]
     replace(graph.input, kept)
-    graph.input.extend(helper.make_tensor_value_info(n, TensorProto.FLOAT, values[n].shape) for n in made)
+    graph.input.extend(floats(name, values[name].shape) for name in made)
     return StructuredTask(model, values)
 
 
@@ -187,13 +194,14 @@ class _SideBySide:
     def write(self, graph: onnx.GraphProto, nodes: Iterable[onnx.NodeProto]) -> None:
         """Add nodes, and the constants that those of ``take`` read."""
         graph.node.extend(nodes)
-        shapes = self._shapes.items()
-        graph.initializer.extend(numpy_helper.from_array(np.array(shape, np.int64), name) for name, shape in shapes)
+        add_constants(graph, self._shapes)
 
 
 def attended(graph: onnx.GraphProto) -> Iterator[tuple[str, ...]]:
-    """The stored matrices of queries, keys and values of each layer of a bare graph of ``in_place``, whose products
-    attention can read as one."""
+    """Names of each layer's matrices of queries, keys and values, where attention can read their products as one.
+
+    ``graph`` is a bare one of ``in_place``.
+    """
     finder, writer = _Attended(graph, {}), writers(graph)
     for node in graph.node:
         found = finder.values(node) if node.op_type == _ATTENTION else []

@@ -22,8 +22,7 @@ e a head's width, L tokens so far, v vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import onnx
@@ -35,7 +34,7 @@ from edgepeft.backbones.text import CACHED, CROSS, CROSS_BIAS, IDS, LOGITS, ORDE
 from edgepeft.common.errors import BundleError
 from edgepeft.graph.contract import Contract, all_used, standard, weights_outside, well_formed
 from edgepeft.graph.cut import above, below, prune, rename_values
-from edgepeft.graph.in_place import Attention, OtherForm, Reader
+from edgepeft.graph.in_place import Attention, OtherForm, Reader, n_layers
 from edgepeft.graph.names import STATES, adapted
 from edgepeft.graph.protos import (
     Steps,
@@ -58,7 +57,7 @@ _STEP, _ENCODER = "step/", "encoder/"
 
 @Contract(requires=[well_formed, weights_outside], ensures=[well_formed, weights_outside, standard])
 def optimum_encoder(encoder: onnx.ModelProto, width: int) -> onnx.ModelProto:
-    """Of a spliced encoder's graph; ``width`` is d."""
+    """Make optimum's encoder of a spliced one; ``width`` is d."""
     value = _encoded(encoder)
     model = below(encoder, value)
     steps: Steps = [
@@ -80,7 +79,7 @@ def optimum_encoder(encoder: onnx.ModelProto, width: int) -> onnx.ModelProto:
 
 @Contract(requires=[well_formed, weights_outside], ensures=[well_formed, weights_outside, standard])
 def optimum_decoder(encoder: onnx.ModelProto, decoder: onnx.ModelProto, width: int) -> onnx.ModelProto:
-    """Of both spliced graphs; ``width`` is d."""
+    """Make optimum's decoder of both spliced graphs; ``width`` is d."""
     indexed = copied(encoder)
     indexed.graph.output.append(helper.make_tensor_value_info(_INDEX, TensorProto.INT64, ("tokens",)))
     upper = above(indexed, {_encoded(encoder): ("tokens", width)})
@@ -89,7 +88,7 @@ def optimum_decoder(encoder: onnx.ModelProto, decoder: onnx.ModelProto, width: i
     _prefixed(step.graph, _STEP)
     past = next(each for each in decoder.graph.input if each.name == caches(PAST, 0)[0])
     heads, size = (past.type.tensor_type.shape.dim[axis].dim_value for axis in (1, 3))
-    layers = range(sum(each.name.startswith(f"{PAST}.key.") for each in decoder.graph.input))
+    layers = range(n_layers(decoder.graph))
     outside, inside = _parted(upper.graph)
     all_nodes = [*nodes(_read(value(_encoded(encoder)))), *outside, _cross(inside, layers)]
     all_nodes += [*nodes(_steps(layers)), *step.graph.node]
@@ -108,7 +107,7 @@ def _encoded(encoder: onnx.ModelProto) -> str:
     return adapted(_OUTPUT) if adapted(_OUTPUT) in writers(encoder.graph) else _OUTPUT
 
 
-def _prefixed(graph: onnx.GraphProto, prefix: str) -> Any:
+def _prefixed(graph: onnx.GraphProto, prefix: str) -> Callable[[str], str]:
     """Rename all values but weights in a file, whose names are their keys; returns how."""
     stored = {tensor.name for tensor in external_tensors(graph)}
 
@@ -151,7 +150,7 @@ def _cross(inside: Sequence[onnx.NodeProto], layers: range) -> onnx.NodeProto:
 
 
 def _steps(layers: range) -> Steps:
-    """Around the decoder's own step."""
+    """What stands around the decoder's own step."""
     yield ("Squeeze", [INPUT_IDS, "ints/one"], _STEP + IDS, {})  # fails where several tokens are given at once
     yield ("Shape", [INPUT_IDS], "texts", {"start": 0, "end": 1})
     yield ("Squeeze", ["texts"], "texts/number", {})
@@ -199,12 +198,11 @@ def _ints(name: str, *values: int) -> onnx.TensorProto:
 
 @Contract(requires=[well_formed], ensures=[well_formed, all_used, standard])
 def optimum_causal(decoder: onnx.ModelProto) -> onnx.ModelProto:
-    """Of a spliced step; refused where its attention has another form than ``llama`` writes."""
+    """Make optimum's graph of a spliced step; refused where its attention has another form than ``llama`` writes."""
     model, reader = copied(decoder), Reader(decoder.graph)
     graph = model.graph
-    n = sum(value.name.startswith(f"{PAST}.key.") for value in graph.input)
     try:
-        layers = [reader.attention(i) for i in range(n)]
+        layers = [reader.attention(i) for i in range(n_layers(graph))]
     except OtherForm:
         raise BundleError("the bundle's graph of a step has a form that is not known; export it again.") from None
     gone = {name for i, layer in enumerate(layers) for name in (layer.context, *caches(PRESENT, i))}
@@ -222,7 +220,7 @@ def optimum_causal(decoder: onnx.ModelProto) -> onnx.ModelProto:
     graph.initializer.extend(_ints(f"causal/{name}", *values) for name, values in numbers.items())
     add_constants(graph, {"causal/zero": 0, "causal/one": 1})
     add_constants(graph, {"causal/shown": 0, "causal/hidden": np.finfo(np.float32).min}, np.float32)
-    _interface(graph, n, (k, e), vocabulary)
+    _interface(graph, len(layers), (k, e), vocabulary)
     prune(graph)
     return model
 
@@ -262,7 +260,7 @@ def _mask() -> Steps:
 
 
 def _attention(i: int, layer: Attention) -> Steps:
-    """A layer's, in the place of the step's own."""
+    """A layer's attention, in place of the step's own."""
     name = layer.context
     for part, value, past, present in zip(
         ("keys", "values"),
