@@ -44,7 +44,7 @@ _TEXTS = 37  # more than rows, where each is read in windows
 class Tape:
     """A graph that grows.  ``samples`` hold the spec of every value that the graph has now, in each sample batch.
 
-    All methods return the name of a value.
+    Methods that append return the name of a value.
     """
 
     def __init__(self, graph: onnx.GraphProto, samples: Sequence[Mapping[str, Spec]]) -> None:
@@ -89,11 +89,11 @@ class Tape:
         return any(value in node.output for node in self.graph.node)
 
     def kind(self, value: str) -> int:
-        """Its element type, of a forward value."""
+        """A forward value's element type."""
         return self._samples[0][value].kind
 
     def extents(self, value: str) -> tuple[Extent, ...]:
-        """Of each axis of a forward value."""
+        """Extents of a forward value's axes."""
         return tuple(zip(*(sample[value].shape for sample in self._samples), strict=True))
 
     def rank(self, value: str) -> int:
@@ -103,21 +103,21 @@ class Tape:
     def reshaped(self, value: str, like: str) -> str:
         """``value`` in the shape of the forward value ``like``, which has as many numbers."""
         extents = self.extents(like)
-        fixed = [extent[0] if _is_fixed(extent) else -1 for extent in extents]
+        fixed = [extent[0] if is_fixed(extent) else -1 for extent in extents]
         if fixed.count(-1) <= 1 and 0 not in fixed:
             return self.op("Reshape", value, self.ints(*fixed))
         return self.op("Reshape", value, self.shape(*extents, of=like), allowzero=1)
 
     def shape(self, *extents: Extent, of: str = "") -> str:
-        """int64 [rank]; what has to be asked of the forward value ``of`` keeps it alive, so others are asked first."""
-        if all(map(_is_fixed, extents)):
+        """int64 [rank]; to ask the forward value ``of`` for an extent keeps it alive, so others are asked first."""
+        if all(map(is_fixed, extents)):
             return self.constant([extent[0] for extent in extents], TensorProto.INT64)
         parts = [self._size(extent, of, axis) for axis, extent in enumerate(extents)]
         return self.op("Concat", *parts, axis=0) if len(parts) > 1 else parts[0]
 
     def _size(self, extent: Extent, of: str, axis: int) -> str:
-        """int64 [1]."""
-        if _is_fixed(extent):
+        """One extent, int64 [1]."""
+        if is_fixed(extent):
             return self.ints(extent[0])
         for source, (value, at) in self._sources.items():
             times, rest = divmod(extent[0], source[0]) if source[0] else (0, 1)
@@ -132,11 +132,12 @@ class Tape:
         integers = [n for node in self.graph.node for n in node.output if n and self.kind(n) in _COUNTS]
         for name in reversed([*given, *integers]):  # the first one counts
             for axis, extent in enumerate(self.extents(name)):
-                if not _is_fixed(extent):
+                if not is_fixed(extent):
                     yield extent, (name, axis)
 
 
-def _is_fixed(extent: Extent) -> bool:
+def is_fixed(extent: Extent) -> bool:
+    """Whether it is the graph's own, the same in each sample."""
     return len(set(extent)) == 1
 
 
@@ -158,8 +159,10 @@ def measured(model: onnx.ModelProto) -> tuple[dict[str, Spec], ...]:
 def specs_of(
     model: onnx.ModelProto, lengths: tuple[int, ...], target: int = 0, rows: int | None = None, most: int = 1
 ) -> dict[str, Spec]:
-    """The spec of every value for token rows of these lengths and a longest target of so many, in tokens; and where a
-    row is several, for so many rows of at most so many."""
+    """The spec of every value for token rows of these lengths.
+
+    ``target`` is the longest target in tokens; where a row is several token rows, there are ``rows`` of up to ``most``.
+    """
     mask = (np.arange(max(lengths)) < np.array(lengths)[:, None]).astype(np.int64)
     prompt = prompt_in(model.graph)
     tokens = sum(lengths) + prompt * len(lengths)
@@ -224,7 +227,7 @@ def _visit(
 
 
 def _sum(tape: Tape, gradients: Iterable[str]) -> str:
-    """Of all ways that a value takes to the loss."""
+    """Add the gradients of all ways that a value takes to the loss."""
     return reduce(lambda first, other: tape.op("Add", first, other), gradients)
 
 
@@ -272,7 +275,7 @@ class Visit:
 
     @property
     def attributes(self) -> Mapping[str, Any]:
-        """The node's own."""
+        """The node's attributes."""
         return attributes(self.node)
 
     def number(self, value: float) -> str:

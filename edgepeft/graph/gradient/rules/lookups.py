@@ -15,7 +15,7 @@ from onnx import TensorProto, helper
 
 from edgepeft.backbones.packing import MERGE, REAL, SPLIT
 from edgepeft.backbones.positions import Window
-from edgepeft.graph.gradient.rule import Gradients, Visit, rule_of
+from edgepeft.graph.gradient.rule import Gradients, Visit, is_fixed, rule_of
 
 # Rows of a table that are few beside its lookups, such as the distances of all pairs of tokens: the matrix of which row
 # is looked up where is smaller then than that of which two places look up the same.
@@ -121,7 +121,7 @@ def _scattered(at: Visit, index: str, axis: int) -> str:
     whole = tape.extents(at.x)
     others = [*range(axis), *range(axis + 1, len(whole))]
     width = math.prod(whole[other][0] for other in others)
-    if any(len(set(whole[other])) > 1 for other in others):
+    if not all(is_fixed(whole[other]) for other in others):
         raise at.refusal("of rows whose extents follow from the batch")
     rank = tape.rank(at.y) - len(others)  # of the index
     front = list(range(axis, axis + rank))
@@ -131,7 +131,7 @@ def _scattered(at: Visit, index: str, axis: int) -> str:
     count = tape.shape(whole[axis], of=at.x) if axis == 0 else tape.ints(whole[axis][0])
     one_sign = op("Mod", flat, count)  # an index may count from the end
     shape = [whole[axis], *(whole[other] for other in others)]
-    is_small = len(set(whole[axis])) == 1 and whole[axis][0] <= _SMALL
+    is_small = is_fixed(whole[axis]) and whole[axis][0] <= _SMALL
     sums = _few(at, one_sign, rows, whole[axis][0]) if is_small else _many(at, one_sign, rows, (count, width))
     result = op("Reshape", sums, tape.shape(*shape, of=at.x))
     back = [*range(1, axis + 1), 0, *range(axis + 1, len(whole))]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from onnx import TensorProto
 
 from edgepeft.device.machine import saturates_in_8_bits
-from edgepeft.graph.gradient.rule import INTEGER_PRODUCT, Gradients, Visit, rule_of
+from edgepeft.graph.gradient.rule import INTEGER_PRODUCT, Gradients, Visit, is_fixed, rule_of
 
 _MIDDLE, _LARGEST = 128, 127  # of 8 bits
 
@@ -54,7 +54,7 @@ def _tall(at: Visit, value: str, like: str) -> str:
     if at.tape.rank(like) == 2:
         return value
     width = at.tape.extents(like)[-1]
-    if len(set(width)) > 1:
+    if not is_fixed(width):
         raise at.refusal("of stacked rows whose width follows from the batch")
     return at.op("Reshape", value, at.tape.ints(-1, width[0]))
 

@@ -7,7 +7,7 @@ import math
 import numpy as np
 from onnx import TensorProto
 
-from edgepeft.graph.gradient.rule import Gradients, Visit, rule_of
+from edgepeft.graph.gradient.rule import Gradients, Visit, is_fixed, rule_of
 
 
 @rule_of("Identity")
@@ -39,7 +39,7 @@ def _slice(at: Visit) -> Gradients:
         raise at.refusal("by steps")
     computed = any(at.tape.value(bound) is None for bound in at.node.input[1:3])
     axes = at.axes(*(at.asked(3, "axes") or range(1 if computed else len(at.asked(1, "starts") or ()))))
-    if computed or any(len(set(extents[axis])) > 1 for axis in axes):
+    if computed or not all(is_fixed(extents[axis]) for axis in axes):
         yield 0, _padded(at, axes)
         return
     before, after = [0] * len(extents), [0] * len(extents)
@@ -90,7 +90,7 @@ def _reduce_mean(at: Visit) -> Gradients:
     """An equal share to each of as many as the axes have, which must be the graph's own."""
     extents = at.tape.extents(at.x)
     averaged = [extents[axis] for axis in _axes(at)]
-    if any(len(set(extent)) > 1 for extent in averaged):
+    if not all(map(is_fixed, averaged)):
         raise at.refusal("over an axis that follows from the batch")
     share = at.op("Mul", _kept(at, at.dy), at.number(1 / math.prod(extent[0] for extent in averaged)))
     yield 0, at.op("Expand", share, at.tape.shape(*extents, of=at.x))
@@ -109,7 +109,7 @@ def _reduce_max(at: Visit) -> Gradients:
 
 
 def _axes(at: Visit) -> tuple[int, ...]:
-    """What is reduced over; none if it is nothing."""
+    """The axes that are reduced over."""
     asked = at.asked(1, "axes")
     if not asked:
         return () if at.attributes.get("noop_with_empty_axes", 0) else tuple(range(at.tape.rank(at.x)))
