@@ -63,8 +63,8 @@ class _Linear(NamedTuple):
         products, offsets = (tuple((*chain, factor) for chain in chains) for chains in (self.products, self.offsets))
         return _Linear(self.x, products, offsets, self.nodes | {node})
 
-    def plus(self, products: tuple[_Chain, ...], offsets: tuple[_Chain, ...], nodes: frozenset[int]) -> _Linear:
-        return _Linear(self.x, self.products + products, self.offsets + offsets, self.nodes | nodes)
+    def plus(self, offset: _Chain, node: int) -> _Linear:
+        return self._replace(offsets=(*self.offsets, offset), nodes=self.nodes | {node})
 
 
 @Contract(requires=[well_formed], ensures=[well_formed, all_used], keeps=[same_interface], mutates=True)
@@ -130,7 +130,7 @@ class _Folder:
         if len(node.input) < 3:
             return product
         is_vector = self._is_vector(node.input[2]) and how.get("beta", 1) == 1
-        return product.plus((), ((node.input[2],),), frozenset()) if is_vector else None
+        return product.plus((node.input[2],), place) if is_vector else None
 
     def _is_shared_norm(self, value: str, known: _Linear) -> bool:
         """Whether it is scaled alone, and read more than once: an RMSNorm, in which no product can take part."""
@@ -147,17 +147,16 @@ class _Folder:
         for value, other in either_way(node):
             first, second = self._linear.get(value), self._linear.get(other)
             if first is not None and self._is_vector(other):
-                return first.plus((), ((other,),), frozenset({place}))
+                return first.plus((other,), place)
             if first is not None and second is not None and first.x == second.x:
-                return first.plus(second.products, second.offsets, second.nodes | {place})
+                products, offsets = first.products + second.products, first.offsets + second.offsets
+                return _Linear(first.x, products, offsets, first.nodes | second.nodes | {place})
         return None
 
     def _of_difference(self, node: onnx.NodeProto, place: int) -> _Linear | None:
         value, other = node.input
         linear = self._linear.get(value)
-        if linear is None or not self._is_vector(other):
-            return None
-        return linear.plus((), ((other, _MINUS),), frozenset({place}))
+        return linear.plus((other, _MINUS), place) if linear is not None and self._is_vector(other) else None
 
     def _is_vector(self, name: str) -> bool:
         value = self._constant(name)
@@ -171,7 +170,8 @@ class _Folder:
             else:
                 node = self._writer[name]
                 given = {each: value for each in reads(node) if (value := self._constant(each)) is not None}
-                self._values |= _computed(node, given)
+                found = ReferenceEvaluator(node, opsets={"": OPSET}).run(None, given)
+                self._values |= dict(zip(node.output, found, strict=True))
         return self._values.get(name)
 
     def _saves(self, found: _Linear, result: str) -> bool:
@@ -212,12 +212,6 @@ def _times(left: _Values, right: _Values) -> _Values:
     if right.ndim < 2:
         return left * right
     return left @ right if left.ndim == 2 else left[..., None] * right
-
-
-def _computed(node: onnx.NodeProto, given: Mapping[str, _Values]) -> dict[str, _Values]:
-    """What a node of constants gives."""
-    found = ReferenceEvaluator(node, opsets={"": OPSET}).run(None, dict(given))
-    return dict(zip(node.output, found, strict=True))
 
 
 _MASK = "attention_mask"
