@@ -25,7 +25,8 @@ from edgepeft.graph.shapes import Spec, walk
 
 _FLOATS = {onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.DOUBLE, onnx.TensorProto.BFLOAT16}
 _PRODUCTS = {"MatMul", "Gemm", "MatMulInteger", "Conv", "ConvInteger", "Einsum"}
-_VIEWS = {"Constant", "Flatten", "Identity", "Reshape", "Shape", "Size", "Squeeze", "Unsqueeze"}
+_SAME_MEMORY = {"Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"}
+_VIEWS = _SAME_MEMORY | {"Constant", "Shape", "Size"}
 # Read what they give, not the whole of what they pick from.
 _PICKS = {"Gather", "GatherElements", "GatherND", "Slice", "Expand"}
 _MOVES = _PICKS | {
@@ -73,7 +74,7 @@ PER_ELEMENT: Mapping[str, int] = {**_ELEMENTWISE, **_REDUCTIONS, **dict.fromkeys
 
 
 class Costs(NamedTuple):
-    """Of each node in order; ``unknown`` are operators that the table does not have: their FLOPs are not counted."""
+    """Work of each node, in order; FLOPs of ``unknown`` operators, which the table lacks, are not counted."""
 
     works: tuple[Work, ...]
     unknown: tuple[str, ...]
@@ -165,14 +166,14 @@ def _work(
     return Work(name, node.op_type, kind, flops, read, written, own)
 
 
-_SAME_MEMORY = {"Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"}
 _FLOAT_PRODUCTS = {"Gemm", "MatMul"}
+_MATRIX_PRODUCTS = _FLOAT_PRODUCTS | {"MatMulInteger"}
 _IN_PLACE = {"Add", "Cast", "Div", "Erf", "Exp", "Gelu", "LogSoftmax", "Mul", "Neg", "Relu", "Softmax", "Sub", "Tanh"}
-_MATRIX_PRODUCTS, _SAME = {"Gemm", "MatMul", "MatMulInteger"}, {"Identity", "Transpose", "Cast", "DequantizeLinear"}
+_SAME = {"Identity", "Transpose", "Cast", "DequantizeLinear"}  # what makes another form of a stored matrix
 
 
 def peak_bytes(graph: onnx.GraphProto, specs: Mapping[str, Spec], *, in_place: bool = True) -> int:
-    """The most that is alive at once; not ``in_place``: each output has memory of its own."""
+    """Most bytes alive at once; without ``in_place`` each output has memory of its own."""
     run = _Run(graph, specs, _IN_PLACE if in_place else set())
     for node in run.order:
         run.take(node)
@@ -247,24 +248,24 @@ def _depth_first(outputs: list[str], writer: Mapping[str, onnx.NodeProto]) -> li
 
 
 def packed_bytes(graph: onnx.GraphProto) -> int:
-    """Of the matrices of the weights file, once for each product that reads them."""
+    """Bytes of the weights file's matrices, once for each product that reads them."""
     stored = stored_bytes(graph)
     return sum(stored.get(name, 0) for name in matrices_read(graph))
 
 
 def mapped_bytes(graph: onnx.GraphProto) -> int:
-    """Of the matrices of the weights file that some product reads, each once."""
+    """Bytes of the weights file's matrices that products read, each once."""
     stored = stored_bytes(graph)
     return sum(stored.get(name, 0) for name in set(matrices_read(graph)))
 
 
 def stored_bytes(graph: onnx.GraphProto) -> dict[str, int]:
-    """Of each tensor of the weights file that the graph names."""
+    """Bytes of each tensor of the weights file that the graph names."""
     return {tensor.name: Spec(tensor.data_type, tuple(tensor.dims)).n_bytes for tensor in external_tensors(graph)}
 
 
 def matrices_read(graph: onnx.GraphProto) -> Iterator[str]:
-    """What products read, by name: once for each of them, whatever it is transposed by."""
+    """Names of the matrices that products read, once for each product; transposed ones by their own name."""
     writer = writers(graph)
     for node in graph.node:
         if node.op_type in _MATRIX_PRODUCTS:

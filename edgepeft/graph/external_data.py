@@ -65,7 +65,7 @@ class _GeneratedRecipe(BaseModel):
 
 @dataclass(frozen=True)
 class Generator:
-    """A recipe that is followed.  ``vector`` and ``scales`` are names of initializers; ``streams`` are by input."""
+    """A recipe as read: ``vector`` and ``scales`` are names of initializers, ``streams`` are by input."""
 
     seed: int
     vector: str
@@ -73,7 +73,7 @@ class Generator:
     streams: Mapping[str, int]
 
     def tensor(self, name: str, given: Mapping[str, Floats], checkpoint: Checkpoint) -> Floats:
-        """The tensor of an input ``generated:<tensor>``, by ``given`` vector and scales."""
+        """Make the tensor of an input ``generated:<tensor>`` from ``given`` vector and scales."""
         pretrained = checkpoint.values(without_prefix(name)[1])  # mapped: its pages are read and not kept
         projection, scale = self._followed(name, pretrained.size, given)
         update = projection.project(given[self.vector])
@@ -82,7 +82,7 @@ class Generator:
         return update.reshape(pretrained.shape)
 
     def back(self, name: str, gradient: Floats, given: Mapping[str, Floats]) -> dict[str, Floats]:
-        """What a tensor's gradient gives to those of vector and scales, by their names."""
+        """Gradients of vector and scales, by name, from a tensor's gradient."""
         projection, scale = self._followed(name, gradient.size, given)
         vector, scales = given[self.vector], np.zeros_like(given[self.scales])
         back = projection.back(gradient.reshape(-1))
@@ -101,9 +101,7 @@ class Generator:
 def add_generated(
     model: onnx.ModelProto, delta: onnx.ModelProto, checkpoint: Checkpoint, bound: Mapping[str, str]
 ) -> None:
-    """Give a spliced model an initializer for each generated input, called as ``bound`` says; one after the other, for
-    they are large.
-    """
+    """Give a spliced model an initializer for each generated input, named as ``bound`` says."""
     wanted = [name for name in bound if without_prefix(name)[0] == "generated"]
     if not wanted:
         return
@@ -114,11 +112,10 @@ def add_generated(
     if _FLOAT_BYTES * sum(map(math.prod, shapes.values())) >= emit.MOST_INLINE_BYTES:
         for name, shape in shapes.items():
             stored = StoredTensor(bound[name], "F32", shape, 0, _FLOAT_BYTES * math.prod(shape), GENERATED)
-            model.graph.initializer.append(emit.external_tensor(stored))
+            model.graph.initializer.append(external_tensor(stored))
         parameters = json.dumps({name: values.tobytes().hex() for name, values in given.items()})
-        onnx.helper.set_model_props(
-            model, {**properties(model), RECIPE: properties(delta)[RECIPE], _PARAMETERS: parameters}
-        )
+        facts = properties(model) | {RECIPE: properties(delta)[RECIPE], _PARAMETERS: parameters}
+        onnx.helper.set_model_props(model, facts)
         return
 
     def make(name: str) -> onnx.TensorProto:
@@ -127,7 +124,7 @@ def add_generated(
     model.graph.initializer.extend(ahead(make, wanted, thread_count()))  # last: nothing copies them again
 
 
-def made_tensor(model: onnx.ModelProto, name: str, checkpoint: Checkpoint) -> Floats:
+def _made_tensor(model: onnx.ModelProto, name: str, checkpoint: Checkpoint) -> Floats:
     """A tensor that a spliced model has in ``GENERATED``, by the initializer's name."""
     parameters = json.loads(properties(model)[_PARAMETERS])
     given = {name: np.frombuffer(bytes.fromhex(values), np.float32) for name, values in parameters.items()}
@@ -135,7 +132,7 @@ def made_tensor(model: onnx.ModelProto, name: str, checkpoint: Checkpoint) -> Fl
 
 
 def generator_of(delta: onnx.ModelProto) -> Generator:
-    """What a delta graph says of the tensors that it leaves to its loader."""
+    """Read the recipe for tensors that a delta graph leaves to its loader."""
     recipe = _recipe_of(delta, RECIPE, _GeneratedRecipe)
     streams = {generated(name): stream for stream, name in enumerate(recipe.tensors)}
     return Generator(recipe.seed, of_loader(recipe.vector), of_loader(recipe.scales), streams)
@@ -160,7 +157,7 @@ class _DrawnRecipe(BaseModel):
 
 
 def drawn_tensors(delta: onnx.ModelProto, bound: Mapping[str, str]) -> Iterator[onnx.TensorProto]:
-    """One initializer for each drawn input that is ``bound``, called as that says."""
+    """Draw an initializer for each drawn input, named as ``bound`` says."""
     wanted = {without_prefix(name)[1]: name for name in bound if without_prefix(name)[0] == "drawn"}
     if not wanted:
         return
@@ -191,7 +188,7 @@ def external_values(
     for tensor in tensors:
         where = place_of(tensor)
         if where["location"] == GENERATED:
-            yield tensor.name, made_tensor(model, tensor.name, checkpoint)
+            yield tensor.name, _made_tensor(model, tensor.name, checkpoint)
             continue
         path, dtype = checkpoint.path.parent / where["location"], np.dtype(NUMPY_TYPES[DTYPES[tensor.data_type]])
         try:

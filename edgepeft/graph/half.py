@@ -53,23 +53,22 @@ def widen(graph: onnx.GraphProto) -> None:
 
 def halved(graph: onnx.GraphProto) -> frozenset[str]:
     """The initializers that ``store_in_half`` rounds."""
-    return frozenset(initializer.name for initializer in graph.initializer if _is_worth_it(initializer))
+    return frozenset(
+        tensor.name
+        for tensor in graph.initializer
+        if tensor.data_type == TensorProto.FLOAT and not is_of_loader(tensor.name)
+        if len(tensor.dims) > 1 or tensor.name.startswith(_OVERRIDES)
+        if math.prod(tensor.dims) >= _LEAST
+    )
 
 
 def is_half(graph: onnx.GraphProto) -> bool:
-    """Whether any of the graph's values are stored so."""
+    """Whether any of the graph's values are stored in half precision."""
     return any(initializer.data_type == TensorProto.FLOAT16 for initializer in graph.initializer)
 
 
-def _is_worth_it(initializer: TensorProto) -> bool:
-    if initializer.data_type != TensorProto.FLOAT or is_of_loader(initializer.name):
-        return False
-    matrix_or_own = len(initializer.dims) > 1 or initializer.name.startswith(_OVERRIDES)
-    return matrix_or_own and math.prod(initializer.dims) >= _LEAST
-
-
 def rounded(name: str, values: NDArray[np.float32]) -> NDArray[np.float16]:
-    """In half precision."""
+    """The values in half precision; refused where one does not fit."""
     largest = float(np.abs(values).max(initial=0))
     if not largest <= float(np.finfo(np.float16).max):  # a NaN is not, either
         raise UsageError(

@@ -7,12 +7,12 @@ the mask, token type zero.  The new nodes come last; ``prune`` sorts.
 from __future__ import annotations
 
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
 from edgepeft.common.errors import BundleError
 from edgepeft.graph.contract import Contract, closed, one_writer, same_interface, values_stay
 from edgepeft.graph.names import PLACEHOLDER_ID, PROMPT_LENGTH
-from edgepeft.graph.protos import Steps, nodes, properties, read_instead
+from edgepeft.graph.protos import Steps, constant, nodes, properties, read_instead
 
 LENGTH = "prompted/length"  # the constant of that many columns
 
@@ -34,13 +34,14 @@ def prompt_of(delta: onnx.ModelProto) -> tuple[int, int]:
 
 def prompt_in(graph: onnx.GraphProto) -> int:
     """How many columns ``prepend_placeholders`` put in front; 0 of most graphs."""
-    return next((int(numpy_helper.to_array(t)[0]) for t in graph.initializer if t.name == LENGTH), 0)
+    length = constant(graph, LENGTH)
+    return 0 if length is None else int(length[0])
 
 
 def placeholders_in(graph: onnx.GraphProto) -> tuple[int, ...]:
     """The ids that ``prepend_placeholders`` put in front of each row."""
-    found = [numpy_helper.to_array(each) for each in graph.initializer if each.name == _value(_IDS)]
-    return tuple(int(each[0]) for each in found) * prompt_in(graph)
+    token_id = constant(graph, _value(_IDS))
+    return () if token_id is None else (int(token_id[0]),) * prompt_in(graph)
 
 
 @Contract(
@@ -54,18 +55,16 @@ def prepend_placeholders(graph: onnx.GraphProto, length: int, token_id: int) -> 
     read_instead(graph, longer)
     constants = {LENGTH: [length]} | {_value(name): [fill.get(name, 0)] for name in longer}
     graph.initializer.extend(helper.make_tensor(n, TensorProto.INT64, [1], value) for n, value in constants.items())
-    for name, new in longer.items():
-        graph.node.extend(nodes(_lengthened(name, new)))
+    for name, new in longer.items():  # [batch, length] -> [batch, p + length]
+        steps: Steps = [
+            ("Shape", [name], f"{new}/batch", {"start": 0, "end": 1}),
+            ("Concat", [f"{new}/batch", LENGTH], f"{new}/shape", {"axis": 0}),
+            ("Expand", [_value(name), f"{new}/shape"], f"{new}/prompt", {}),
+            ("Concat", [f"{new}/prompt", name], new, {"axis": 1}),
+        ]
+        graph.node.extend(nodes(steps))
 
 
 def _value(name: str) -> str:
     """The constant that stands in front of an input's rows."""
     return f"prompted/{name}/value"
-
-
-def _lengthened(name: str, new: str) -> Steps:
-    """[batch, length] -> [batch, p + length]."""
-    yield ("Shape", [name], f"{new}/batch", {"start": 0, "end": 1})
-    yield ("Concat", [f"{new}/batch", LENGTH], f"{new}/shape", {"axis": 0})
-    yield ("Expand", [_value(name), f"{new}/shape"], f"{new}/prompt", {})
-    yield ("Concat", [f"{new}/prompt", name], new, {"axis": 1})

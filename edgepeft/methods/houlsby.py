@@ -14,8 +14,6 @@ from edgepeft.backbones.base import Role, Site
 from edgepeft.methods._adapters import Activation, BottleneckMethod, OnSubLayer
 from edgepeft.methods.base import option
 
-ROLES = (Role.ATTENTION_OUTPUT, Role.FFN_OUTPUT)
-
 
 class Houlsby(BottleneckMethod):
     """Bottleneck adapters after both sub-layers."""
@@ -34,7 +32,7 @@ class Houlsby(BottleneckMethod):
 
     def attaches_to(self) -> tuple[Role, ...]:
         """Both sub-layers' outputs."""
-        return ROLES
+        return (Role.ATTENTION_OUTPUT, Role.FFN_OUTPUT)
 
     def build_at(self, site: Site) -> nn.Module:
         """One adapter a site."""

@@ -154,12 +154,10 @@ class IntrinsicSAID(Method):
 
     def generator(self, shapes: Shapes) -> Projected:
         """theta and one scale a tensor."""
-        self._check(len(shapes))
-        return Projected(shapes, self.dimension, self.seed)
-
-    def _check(self, n_tensors: int) -> None:
+        n = len(shapes)
         require(
-            self.dimension > n_tensors,
-            f"intrinsic-said's dimension must be at least {n_tensors + 1}: each of the {n_tensors} tensors takes one "
-            f"for its scale; found {self.dimension}.",
+            self.dimension > n,
+            f"intrinsic-said's dimension must be at least {n + 1}: each of the {n} tensors takes one for its scale; "
+            f"found {self.dimension}.",
         )
+        return Projected(shapes, self.dimension, self.seed)

@@ -85,5 +85,6 @@ class VeRA(LinearUpdates):
         most = MOST_ENTRIES // (inputs + outputs)
         require(self.rank <= most, f"vera's rank must be at most {most:,} on this backbone; found {self.rank:,}.")
         projections = FrozenMatrices(self.seed, {"A": (self.rank, inputs), "B": (outputs, self.rank)})
-        made = ((site, VectorBased(site.in_features, site.out_features, projections, self.initial)) for site in sites)
-        return {site.name: module for site, module in made}
+        return {
+            site.name: VectorBased(site.in_features, site.out_features, projections, self.initial) for site in sites
+        }
