@@ -163,7 +163,7 @@ def fresh_rule(n: int, std: float) -> nn.Parameter:
 
 
 class KroneckerAdapters(FactoredAdapters):
-    """Base of those whose weights are sums of Kronecker products (Zhang et al., 2021, arXiv:2102.08597).
+    """Base of methods whose weights are sums of Kronecker products (Zhang et al., 2021, arXiv:2102.08597).
 
     W^T = sum_i kron(A_i, B_i), n terms; A [n, n, n] is the rule, B [n, in/n, out/n].
     """

@@ -127,7 +127,7 @@ class Method(metaclass=_IsADataclass):
         return 0
 
     def positions(self, architecture: Architecture) -> int:
-        """Of the backbone's positions how many it takes from texts."""
+        """How many of the backbone's positions it takes from texts."""
         return self.prompt_length(architecture)
 
     def overrides(self, architecture: Architecture) -> tuple[str, ...]:
@@ -151,7 +151,7 @@ class Method(metaclass=_IsADataclass):
         return cls(**values)
 
     def n_parameters(self, architecture: Architecture, reads: Iterable[str] = ()) -> int:
-        """Trained parameters of modules and backbone tensors; of a pooler's where the head ``reads`` it; no head's."""
+        """Count trained parameters, a pooler's where the head ``reads`` it; the head's own are left out."""
         own = self.own_tensors(architecture, reads)
         with torch.device("meta"):  # sizes alone
             modules = [*self.build(self.sites(architecture)).values()]
@@ -171,7 +171,7 @@ class Method(metaclass=_IsADataclass):
 
 
 class PerLayer(Method):
-    """Base of the methods that put modules into each layer, but for those that two settings leave without.
+    """Base of methods that put modules into each layer, but for those that two settings leave out.
 
     ``skip_layers`` is AdapterDrop's idea (Rücklé et al., 2021, arXiv:2010.11918) for all of them.  In an
     encoder-decoder the lowest layers of both stacks are left.  LayerNorms are not modules: those that a
@@ -209,7 +209,7 @@ class PerLayer(Method):
 
 
 class ChoosesRoles(PerLayer):
-    """Base of those whose ``roles`` say what of a layer they attach to, of ``known_roles``."""
+    """Base of methods whose ``roles``, of ``known_roles``, say what of a layer they attach to."""
 
     known_roles: ClassVar[tuple[Role, ...]]
     roles: tuple[str, ...]
@@ -238,6 +238,24 @@ class TrainsNorms(PerLayer):
     def overrides(self, architecture: Architecture) -> tuple[str, ...]:
         """Every LayerNorm, unless ``norms=false``."""
         return norm_tensors(architecture) if self.norms else ()
+
+
+class CrossAttention(PerLayer):
+    """Base of methods that may adapt a decoder's attention to its encoder too."""
+
+    cross_attention: bool = option(False, "a decoder's attention to its encoder too (AdapterHub's cross_adapter)")
+
+    def attaches_across(self) -> tuple[Role, ...]:
+        """The output of that attention, where asked for."""
+        return (Role.CROSS_ATTENTION_OUTPUT,) if self.cross_attention else ()
+
+    def sites(self, architecture: Architecture) -> tuple[Site, ...]:
+        """Sites as in the base class; refused where attention to an encoder is asked for and there is none."""
+        require(
+            not self.cross_attention or bool(architecture.sites_of(Role.CROSS_ATTENTION_OUTPUT)),
+            f"{self.name}'s cross_attention is a decoder's to its encoder; this {architecture.model_type} has none.",
+        )
+        return super().sites(architecture)
 
 
 def methods() -> dict[str, type[Method]]:
@@ -280,6 +298,11 @@ def norm_tensors(architecture: Architecture) -> tuple[str, ...]:
     return tuple(name for name in named if name in architecture.tensors)
 
 
+def crossed(roles: Iterable[Role]) -> tuple[Role, ...]:
+    """The roles in a decoder's attention to its encoder that are these in self-attention; others are left out."""
+    return tuple(Role(f"cross_{role}") for role in roles if f"cross_{role}" in set(Role))
+
+
 _LARGEST = 2**53  # what JSON readers keep exact; far more than any extent or seed
 
 
@@ -314,29 +337,6 @@ def _scalar(what: str, value: Any, kind: type) -> Any:
         return converted
     except (TypeError, ValueError, OverflowError):
         raise UsageError(f"{what} needs a value of type {kind.__name__}; found {value!r}.") from None
-
-
-class CrossAttention(PerLayer):
-    """Base of those that may adapt it."""
-
-    cross_attention: bool = option(False, "a decoder's attention to its encoder too (AdapterHub's cross_adapter)")
-
-    def attaches_across(self) -> tuple[Role, ...]:
-        """Its output, where it is asked for."""
-        return (Role.CROSS_ATTENTION_OUTPUT,) if self.cross_attention else ()
-
-    def sites(self, architecture: Architecture) -> tuple[Site, ...]:
-        """As its base; refused where attention to an encoder is asked for and there is none."""
-        require(
-            not self.cross_attention or bool(architecture.sites_of(Role.CROSS_ATTENTION_OUTPUT)),
-            f"{self.name}'s cross_attention is a decoder's to its encoder; this {architecture.model_type} has none.",
-        )
-        return super().sites(architecture)
-
-
-def crossed(roles: Iterable[Role]) -> tuple[Role, ...]:
-    """What these of self-attention are called in a decoder's attention to its encoder; the others left out."""
-    return tuple(Role(f"cross_{role}") for role in roles if f"cross_{role}" in set(Role))
 
 
 BYTES = 4  # of a float32

@@ -51,7 +51,7 @@ class BitFit(Method):
     learning_rate_source: ClassVar[str] = "Ben Zaken et al., appendix A (grid 1e-4 to 1e-3)"
 
     def sites(self, architecture: Architecture) -> tuple[Site, ...]:
-        """What a linear layer or a norm without a bias gives; what one reads is a site of the layer too."""
+        """Outputs of linear layers and norms without a bias; sites of what these read are left out."""
         require(
             bool(architecture.absent_biases) or any(name.endswith(".bias") for name in architecture.tensors),
             f"bitfit trains biases, and {architecture.model_type} has none. "

@@ -20,7 +20,7 @@ from edgepeft.methods.bitfit import BitFit
 
 
 class LinearUpdates(CrossAttention, ChoosesRoles):
-    """Base of theirs: ``roles`` of linear layers, which a decoder's attention to its encoder may have too."""
+    """Base of methods that update linear layers, a decoder's attention to its encoder included where asked for."""
 
     known_roles: ClassVar[tuple[Role, ...]] = LINEAR_ROLES
 
@@ -37,7 +37,7 @@ class LinearUpdates(CrossAttention, ChoosesRoles):
 
 
 class RankedUpdates(LinearUpdates):
-    """Base of those of a rank, which are scaled by ``alpha`` / ``rank``."""
+    """Base of updates of a rank, scaled by ``alpha`` / ``rank``."""
 
     rank: int
     alpha: float

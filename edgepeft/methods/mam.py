@@ -47,10 +47,10 @@ class MAM(PrefixTuning):
         return BottleneckAdapter(bottleneck=self.bottleneck, activation=self.activation)
 
     def sites(self, architecture: Architecture) -> tuple[Site, ...]:
-        """Those of both."""
+        """Sites of the prefix and of the adapters."""
         return (*super().sites(architecture), *self.adapter.sites(architecture))
 
     def build(self, sites: Sequence[Site]) -> dict[str, nn.Module]:
-        """What both build at theirs."""
+        """Modules of both."""
         beside = [site for site in sites if site.role is Role.FFN_OUTPUT]
         return super().build([site for site in sites if site not in beside]) | self.adapter.build(beside)

@@ -72,7 +72,7 @@ class _ByMLP(Folding):
 
 
 class Projected(_ByMLP):
-    """A prefix of them."""
+    """A prefix of vectors that an MLP makes."""
 
     plain = Prefix
 
@@ -82,7 +82,7 @@ class Projected(_ByMLP):
 
 
 class ProjectedPlaced(_ByMLP):
-    """Those of the first p tokens."""
+    """Keys or values of the first p tokens, which an MLP makes."""
 
     plain = Placed
 
