@@ -52,8 +52,9 @@ class _Fed(NamedTuple):
 
 @Contract(requires=[well_formed], ensures=[well_formed])
 def by_row(structure: onnx.ModelProto, feeds: Mapping[str, NDArray[np.float32]]) -> StructuredTask | None:
-    """The structure for rows of several tasks, and what this task feeds for each of its rows, [1, ...]; None where a
-    value is read in another way than as a matrix of a product or as a vector.
+    """Rewrite a structure for rows of several tasks; returns it with what this task feeds for each row, [1, ...].
+
+    None where a value is read otherwise than as a matrix of a product or as a vector.
     """
     model = copied(structure)
     rewriter = _ByRow(model.graph, {name: values.shape for name, values in feeds.items()})
@@ -77,7 +78,7 @@ def _row(values: NDArray[np.float32], fed: _Fed) -> NDArray[np.float32]:
 
 
 class _Forms:
-    """Goes through a sorted graph once, and knows in which forms values of tokens are given."""
+    """Tracks in which forms values of tokens are given, in one pass over a sorted graph."""
 
     def __init__(self) -> None:
         self.nodes: list[onnx.NodeProto] = []
@@ -105,7 +106,7 @@ class _Forms:
 
 
 class _ByRow(_Forms):
-    """Values of a task are [N, S, .] until something else reads them."""
+    """Keeps a task's values [N, S, .] until something else reads them."""
 
     def __init__(self, graph: onnx.GraphProto, shapes: Mapping[str, tuple[int, ...]]) -> None:
         super().__init__()
@@ -169,7 +170,7 @@ class _ByRow(_Forms):
             self.on_wide(node, [self._wide.get(name, name) for name in others], _BY_ROW)
 
     def _scaled(self, node: onnx.NodeProto) -> bool:
-        """Whether it is a factor behind a product that nothing else reads: the matrix takes it."""
+        """Move a factor behind a product that nothing else reads into its matrix; returns whether it was one."""
         scalars = [name for name in node.input if name in self._scalars]
         products = [name for name in node.input if name in self._products and self._readers[name] == 1]
         if node.op_type != "Mul" or len(scalars) != 1 or len(products) != 1:
@@ -216,7 +217,7 @@ def keep_texts(graph: onnx.GraphProto) -> None:
 
 
 class _KeptTexts(_Forms):
-    """Values of tokens are [N, S, .] wherever that can be."""
+    """Keeps values of tokens [N, S, .] wherever that can be."""
 
     def __init__(self, graph: onnx.GraphProto) -> None:
         super().__init__()

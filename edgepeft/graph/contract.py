@@ -138,8 +138,10 @@ def standard(graph: onnx.GraphProto) -> Iterator[str]:
 
 
 def weights_outside(graph: onnx.GraphProto) -> Iterator[str]:
-    """What lies in another file lies in the bundle's weights, or is a task's, as ``edgepeft.graph.external_data`` says:
-    in the bundle by its name, in a file on its way there by its whole path."""
+    """External tensors lie in the bundle's weights, or are a task's, as ``edgepeft.graph.external_data`` says.
+
+    A task's file stands by its name in a bundle, on the way there by its whole path.
+    """
     for tensor in external_tensors(graph):
         where = place_of(tensor).get("location", "")
         known = where in (*WEIGHTS_FILES.values(), GENERATED) or where.endswith(WEIGHTS) or Path(where).is_absolute()

@@ -77,7 +77,7 @@ def untouched_values(graph: onnx.GraphProto, values: Sequence[str]) -> int:
 
 @Contract(requires=[closed, one_writer], ensures=[well_formed, all_used])
 def below(model: onnx.ModelProto, *values: str) -> onnx.ModelProto:
-    """What computes ``values``, float32, from the inputs; they are its only outputs."""
+    """Keep what computes ``values``, float32, from the inputs; they become the only outputs."""
     copy = copied(model)
     for value in values:
         _writer(copy.graph, value)
@@ -88,7 +88,7 @@ def below(model: onnx.ModelProto, *values: str) -> onnx.ModelProto:
 
 @Contract(requires=[closed, one_writer], ensures=[well_formed, all_used])
 def above(model: onnx.ModelProto, values: Mapping[str, Sequence[str | int]]) -> onnx.ModelProto:
-    """What computes the outputs from ``values``, which become inputs of these shapes."""
+    """Keep what computes the outputs from ``values``, which become inputs of these shapes."""
     copy = copied(model)
     for value, shape in values.items():
         node = _writer(copy.graph, value)

@@ -169,7 +169,7 @@ class _Mixer:
         return self._for_each_slot(node, read)
 
     def _once(self, node: onnx.NodeProto, parted: list[str]) -> bool:
-        """As it stands, on values that are whole again."""
+        """Write a node as it stands, on values that are whole again."""
         if not all(map(self.join, parted)):
             return False
         self.nodes.append(node)
@@ -201,7 +201,7 @@ class _Mixer:
         return True
 
     def _axis_of_result(self, node: onnx.NodeProto) -> _Axis | None:
-        """Of a node that stands once."""
+        """What the first axis of the result counts, of a node that stands once."""
         op, given = node.op_type, attributes(node)
         if op in _PICKS:
             return None if given.get("axis") or given.get("batch_dims") else self._of(node.input[1])
@@ -223,7 +223,7 @@ class _Mixer:
         return axes.pop() if len(axes) == 1 else None
 
     def _remember_constant(self, name: str, tensor: onnx.TensorProto) -> None:
-        """What the rules for axes have to know of it."""
+        """Keep what the rules for axes have to know of a constant."""
         self._constant.add(name)
         if len(tensor.dims) < 2:
             self._vectors.add(name)

@@ -77,8 +77,10 @@ def make_inputs(model: onnx.ModelProto, computed: Values) -> StructuredTask | No
 
 @Contract(requires=[well_formed], ensures=[well_formed, all_used])
 def feeds_graph(model: onnx.ModelProto, fed: Collection[str], trained: Sequence[str]) -> onnx.ModelProto:
-    """A small graph from a task's trained tensors, by their names in its delta graph, to what it feeds (``fed``): for
-    whoever trains on, and answers by a structure."""
+    """A small graph from a task's trained tensors, named as in its delta graph, to what it feeds (``fed``).
+
+    For whoever trains on, and answers by a structure.
+    """
     own, nodes, _ = _own(model.graph)
     stored = {tensor.name: tensor for tensor in model.graph.initializer if tensor.name in own}
     names = {f"delta/{name}": name for name in trained}

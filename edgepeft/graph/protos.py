@@ -109,8 +109,7 @@ def values_read(graph: onnx.GraphProto) -> Counter[str]:
 
 
 def matched(value: str, writer: Mapping[str, onnx.NodeProto], *operators: str) -> list[onnx.NodeProto]:
-    """The nodes of these operators that give a value, each the first input of the one before; none where another stands
-    among them."""
+    """Nodes of these operators that give a value, each the first input of the one before; [] where one differs."""
     found: list[onnx.NodeProto] = []
     for operator in operators:
         node = writer.get(value)

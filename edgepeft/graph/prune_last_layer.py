@@ -222,7 +222,7 @@ def _renamed(node: onnx.NodeProto, inputs: Mapping[str, str], output: str) -> on
 
 
 def _extents(model: onnx.ModelProto) -> dict[str, Extents]:
-    """Of every value whose rank ONNX can tell.  No weight is copied."""
+    """Extents of every value whose rank ONNX can tell; no weight is copied."""
     graph = model.graph
     small = {t.name: t for t in graph.initializer if t.data_type == TensorProto.INT64 and math.prod(t.dims) <= _SMALL}
     others = [t for t in graph.initializer if t.name not in small]

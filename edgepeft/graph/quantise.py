@@ -235,8 +235,7 @@ def _integer_product(y: str, writer: Mapping[str, onnx.NodeProto]) -> IntegerPro
 
 
 def dequantised(tensor: str, checkpoint: Checkpoint, written: set[str]) -> Iterator[onnx.NodeProto]:
-    """Nodes that make a quantised tensor's float32 values, under its own name, for a delta that reads them; values that
-    the graph has ``written`` are not made again."""
+    """Nodes that make a quantised tensor's float32 values, under its own name; what is ``written`` is left out."""
     stored, whole, scale = Quantised(tensor), f"{tensor}:float", f"{tensor}:column"
     if checkpoint.tensors.keys() & {stored.packed, stored.bytes}:
         yield from unpacking(stored, checkpoint, written)

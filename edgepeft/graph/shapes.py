@@ -33,7 +33,7 @@ class Spec(NamedTuple):
 
     @property
     def n_bytes(self) -> int:
-        """Of its values."""
+        """Bytes of its values."""
         n_bytes = helper.tensor_dtype_to_np_dtype(self.kind).itemsize * math.prod(self.shape)
         return -(-n_bytes // 2) if self.kind == onnx.TensorProto.UINT4 else n_bytes  # NumPy has no half bytes
 
@@ -84,7 +84,7 @@ class _Walker:
                 self._know({tensor.name: numpy_helper.to_array(tensor)})
 
     def take(self, node: onnx.NodeProto) -> None:
-        """One node: computed where all that it reads is known, otherwise its outputs' specs."""
+        """Compute a node where all that it reads is known; else infer its outputs' specs."""
         given = [name for name in node.input if name]
         if node.op_type == "Shape":
             part = slice(*(attributes(node).get(end) for end in ("start", "end")))

@@ -44,11 +44,10 @@ def splice(
     *,
     generate: bool = True,
 ) -> onnx.ModelProto:
-    """The task's whole model: token ids and mask in, ``logits`` [batch, outputs] out, the delta's or, of text that is
-    taught, the backbone's own.
+    """Join them to the task's whole model: token ids and mask in, ``logits`` [batch, outputs] out.
 
-    Tensors that the delta leaves to its loader are computed, or inputs called ``delta/generated:<tensor>`` if not
-    ``generate``.
+    The logits are the delta's or, of text that is taught, the backbone's own.  Tensors that the delta leaves to its
+    loader are computed, or inputs called ``delta/generated:<tensor>`` if not ``generate``.
 
     ``bindings`` maps each site, ``<site>.input``, ``<site>.residual`` and ``Helper`` to a value of the backbone.
     """
@@ -163,15 +162,15 @@ def _joined(
 
 
 def _replacements(part: onnx.GraphProto, bindings: Mapping[str, str]) -> dict[str, str]:
-    """Backbone value or tensor -> the delta's output that takes its place."""
+    """Replacements: name of a backbone value or tensor to name of a delta output."""
     changed: dict[str, str] = {}
     for output in part.output:
         kind, name = without_prefix(output.name)
         if output.name == LOGITS:
             continue
-        target = _value_of(name, bindings) if kind == "adapted" else name
         if kind not in ("adapted", "override"):
             raise BundleError(f"the delta graph has an output {output.name!r} that is no site, override or logits.")
+        target = _value_of(name, bindings) if kind == "adapted" else name
         if target in changed:
             raise BundleError(
                 f"{output.name} and {changed[target]} would replace one value, {target}; one at most can."
