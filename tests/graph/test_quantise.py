@@ -349,28 +349,26 @@ def test_a_delta_reads_a_quantised_tensor_as_float32_numbers(folder, module):
     np.testing.assert_allclose(found, pooled @ matrix + (words @ matrix).sum(), rtol=1e-4, atol=1e-3)
 
 
+def with_values(model: Path, folder: Path, name: str, row: int | tuple[int, int], value: float) -> Backbone:
+    """A copy whose tensor has that value in a row, or at a place."""
+    stored = {key: np.array(tensor) for key, tensor in load_file(model / "model.safetensors").items()}
+    stored[name][row] = value
+    folder.mkdir()
+    for file in ("config.json", "tokenizer.json"):
+        (folder / file).write_bytes((model / file).read_bytes())
+    save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
+    return open_backbone(str(folder))
+
+
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_weights_that_are_not_finite_are_refused_by_name(tiny, tmp_path, value):
     name = f"{LAYER}output.dense.weight"
-    stored = {key: np.array(tensor) for key, tensor in load_file(tiny("bert", **SIZES) / "model.safetensors").items()}
-    stored[name][3, 3] = value
-    broken = tmp_path / "broken"
-    broken.mkdir()
-    for file in ("config.json", "tokenizer.json"):
-        (broken / file).write_bytes((tiny("bert", **SIZES) / file).read_bytes())
-    save_file(stored, broken / "model.safetensors", metadata={"format": "pt"})
+    broken = with_values(tiny("bert", **SIZES), tmp_path / "broken", name, (3, 3), value)
     with pytest.raises(BundleError, match=name):
-        write_backbone(open_backbone(str(broken)), tmp_path, "int8")
+        write_backbone(broken, tmp_path, "int8")
 
 
 def test_a_row_of_zeros_stays_zeros(tiny, tmp_path):
     name = f"{LAYER}output.dense.weight"
-    stored = {key: np.array(tensor) for key, tensor in load_file(tiny("bert", **SIZES) / "model.safetensors").items()}
-    stored[name][3] = 0
-    plain = tmp_path / "plain"
-    plain.mkdir()
-    for file in ("config.json", "tokenizer.json"):
-        (plain / file).write_bytes((tiny("bert", **SIZES) / file).read_bytes())
-    save_file(stored, plain / "model.safetensors", metadata={"format": "pt"})
-    write_backbone(open_backbone(str(plain)), tmp_path, "int8")
+    write_backbone(with_values(tiny("bert", **SIZES), tmp_path / "plain", name, 3, 0), tmp_path, "int8")
     assert (Bundle(tmp_path).checkpoint.read(name)[3] == 0).all()

@@ -55,6 +55,20 @@ def classifier(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[
     return made
 
 
+def require_like(theirs: Any, delta: Delta, backbone: Backbone, shape: tuple[int, ...]) -> None:
+    """The head with their weights gives their logits, of that shape."""
+    for own, place in delta.head.places.items():
+        getattr(delta.head, own).load_state_dict(theirs.get_submodule(place).state_dict())
+    found = ragged(5, 9, SIZES[backbone.architecture.model_type])
+    rows = {name: torch.from_numpy(found[name]) for name in backbone.architecture.inputs}
+    theirs.double()
+    with torch.no_grad():
+        expected = exactly(lambda: {"logits": theirs(**rows).logits})["logits"]
+        ours = delta.logits(load_model(backbone, attention="eager"), rows)
+    assert expected.value.shape == shape
+    expected.require(ours.numpy())
+
+
 @pytest.mark.parametrize("labels", [3, 1], ids=["three classes", "regression"])
 @pytest.mark.parametrize("model_type", HEADS)
 def test_logits_equal_transformers_model_with_the_same_head(classifier: Any, model_type: str, labels: int):
@@ -63,16 +77,7 @@ def test_logits_equal_transformers_model_with_the_same_head(classifier: Any, mod
     delta = new_delta(backbone, LoRA(), "t", None if labels == 1 else tuple("abc")[:labels]).eval()
     assert delta.card.head == kind  # the kind that the backbone gets when nothing is said
     assert head_named(kind).places == places
-    for own, place in places.items():
-        getattr(delta.head, own).load_state_dict(theirs.get_submodule(place).state_dict())
-    found = ragged(5, 9, SIZES[model_type])
-    rows = {name: torch.from_numpy(found[name]) for name in backbone.architecture.inputs}
-    theirs.double()
-    with torch.no_grad():
-        expected = exactly(lambda: {"logits": theirs(**rows).logits})["logits"]
-        ours = delta.logits(load_model(backbone, attention="eager"), rows)
-    assert expected.value.shape == (5, labels)
-    expected.require(ours.numpy())
+    require_like(theirs, delta, backbone, (5, labels))
 
 
 class WithHead(suite.Case):
@@ -95,16 +100,7 @@ def test_logits_of_tokens_equal_transformers_model_for_token_classification(tmp_
     randomise(theirs).save_pretrained(tmp_path)
     backbone = open_backbone(str(tmp_path))
     delta = new_delta(backbone, LoRA(), "t", ("B-X", "I-X", "O"), kind="tokens").eval()
-    for own, place in head_named("tokens").places.items():
-        getattr(delta.head, own).load_state_dict(theirs.get_submodule(place).state_dict())
-    found = ragged(5, 9, SIZES[model_type])
-    rows = {name: torch.from_numpy(found[name]) for name in backbone.architecture.inputs}
-    theirs.double()
-    with torch.no_grad():
-        expected = exactly(lambda: {"logits": theirs(**rows).logits})["logits"]
-        ours = delta.logits(load_model(backbone, attention="eager"), rows)
-    assert expected.value.shape == (5, 9, 3)
-    expected.require(ours.numpy())
+    require_like(theirs, delta, backbone, (5, 9, 3))
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if not head_named(kind).per_token])

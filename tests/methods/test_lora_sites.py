@@ -36,6 +36,15 @@ def test_every_role_is_tested_below():
     assert set(MODULES) | OF_T5 == set(map(str, LINEAR_ROLES))
 
 
+def require_merged(case: suite.Case, merged: torch.nn.Module) -> None:
+    """The bare head on the model with merged weights answers as the delta does."""
+    rows, bare = case.rows(5, 9), copy.deepcopy(case.moved)
+    bare.modules_by_site = torch.nn.ModuleDict()
+    with torch.no_grad():
+        expected = bare.logits(merged, rows).numpy()
+    np.testing.assert_allclose(case.logits(case.moved, rows), expected, rtol=0, atol=2 * case.exact(rows).error)
+
+
 @pytest.mark.parametrize("role", MODULES)
 @pytest.mark.parametrize("model_type", OWN_LAYERS)
 def test_a_rank_stabilised_update_is_a_merged_weight(tiny: Callable[..., Path], model_type: str, role: str):
@@ -47,12 +56,8 @@ def test_a_rank_stabilised_update_is_a_merged_weight(tiny: Callable[..., Path], 
         module = case.moved.site_modules[f"layer.{i}.{role}"]
         update = 6 / 4**0.5 * (module.B.detach().numpy().astype(np.float64) @ module.A.detach().numpy())
         linear.weight.data += torch.from_numpy(update).float()
-    rows, bare = case.rows(5, 9), copy.deepcopy(case.moved)
-    bare.modules_by_site = torch.nn.ModuleDict()
-    with torch.no_grad():
-        expected = bare.logits(merged, rows).numpy()
     suite.moves_the_logits(case)
-    np.testing.assert_allclose(case.logits(case.moved, rows), expected, rtol=0, atol=2 * case.exact(rows).error)
+    require_merged(case, merged)
 
 
 @pytest.mark.parametrize("kind", [{}, {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}])
@@ -65,11 +70,7 @@ def test_updates_of_every_linear_layer_of_a_t5_are_merged_weights(tiny: Callable
     for name, module in modules.items():
         update = 3 * (module.B.detach().numpy().astype(np.float64) @ module.A.detach().numpy())
         merged.get_submodule(case.architecture.site(name).reads).weight.data += torch.from_numpy(update).float()
-    rows, bare = case.rows(5, 9), copy.deepcopy(case.moved)
-    bare.modules_by_site = torch.nn.ModuleDict()
-    with torch.no_grad():
-        expected = bare.logits(merged, rows).numpy()
-    np.testing.assert_allclose(case.logits(case.moved, rows), expected, rtol=0, atol=2 * case.exact(rows).error)
+    require_merged(case, merged)
 
 
 @pytest.mark.parametrize("method", ["houlsby", "pfeiffer", "compacter", "bottleneck"])

@@ -50,6 +50,25 @@ def from_embeddings(case: Case, rows: dict[str, torch.Tensor]) -> torch.Tensor:
     return case.model(inputs_embeds=embedded, **more).last_hidden_state
 
 
+def require_logits(case: Case, rows: dict[str, torch.Tensor], pooled: torch.Tensor) -> None:
+    """PyTorch's and ONNX Runtime's answers are what the head makes of ``pooled``."""
+    with torch.no_grad():
+        weights = [torch.from_numpy(case.backbone.checkpoint.read(name).copy()) for name in case.moved.head.reads]
+        expected = case.moved.head(pooled, *weights).numpy()
+    room = 2 * case.exact(rows).error  # what is expected was computed in float32 too
+    np.testing.assert_allclose(case.logits(case.moved, rows), expected, rtol=0, atol=room)
+    feed = {value.name: rows[value.name].numpy() for value in case.session.get_inputs()}
+    np.testing.assert_allclose(case.session.run(["logits"], feed)[0], expected, rtol=0, atol=room)
+
+
+def pooled_of_text(hidden: torch.Tensor, rows: dict[str, torch.Tensor], options: dict[str, object]) -> torch.Tensor:
+    """The first token behind the prompt, or the mean of the text's."""
+    if not options.get("mean"):
+        return hidden[:, P]
+    lengths = rows["attention_mask"].sum(1)
+    return torch.stack([row[P : P + n].mean(0) for row, n in zip(hidden, lengths, strict=True)])
+
+
 @pytest.mark.parametrize(("model_type", "options"), KINDS)
 @pytest.mark.parametrize(("batch", "length"), [(1, 1), (7, 13)])
 def test_a_prompt_is_transformers_on_lengthened_embeddings_read_at_the_text(tiny, model_type, options, batch, length):
@@ -57,18 +76,8 @@ def test_a_prompt_is_transformers_on_lengthened_embeddings_read_at_the_text(tiny
     given = ragged(batch, length, SIZES[model_type], seed=3)
     rows = {name: torch.from_numpy(given[name]) for name in case.architecture.inputs}
     with torch.no_grad():
-        hidden = from_embeddings(case, rows).numpy()
-        lengths = given["attention_mask"].sum(1)
-        if options.get("mean"):
-            pooled = np.stack([row[P : P + n].mean(0) for row, n in zip(hidden, lengths, strict=True)])
-        else:
-            pooled = hidden[:, P]
-        weights = [torch.from_numpy(case.backbone.checkpoint.read(name).copy()) for name in case.moved.head.reads]
-        expected = case.moved.head(torch.from_numpy(pooled), *weights).numpy()
-    room = 2 * case.exact(rows).error  # what is expected was computed in float32 too
-    np.testing.assert_allclose(case.logits(case.moved, rows), expected, rtol=0, atol=room)
-    feed = {value.name: given[value.name] for value in case.session.get_inputs()}
-    np.testing.assert_allclose(case.session.run(["logits"], feed)[0], expected, rtol=0, atol=room)
+        hidden = from_embeddings(case, rows)
+    require_logits(case, rows, pooled_of_text(hidden, rows, options))
 
 
 def test_a_head_of_the_first_position_reads_the_prompts_first_vector(backbone):
@@ -76,12 +85,8 @@ def test_a_head_of_the_first_position_reads_the_prompts_first_vector(backbone):
     case.moved.card = case.moved.card.model_copy(update={"head_reads": "first_position"})
     rows = case.rows(5, 9)
     with torch.no_grad():
-        weights = [torch.from_numpy(backbone.checkpoint.read(name).copy()) for name in case.moved.head.reads]
-        expected = case.moved.head(from_embeddings(case, rows)[:, 0], *weights).numpy()
-    room = 2 * case.exact(rows).error  # what is expected was computed in float32 too
-    np.testing.assert_allclose(case.logits(case.moved, rows), expected, rtol=0, atol=room)
-    feed = {value.name: rows[value.name].numpy() for value in case.session.get_inputs()}
-    np.testing.assert_allclose(case.session.run(["logits"], feed)[0], expected, rtol=0, atol=room)
+        hidden = from_embeddings(case, rows)
+    require_logits(case, rows, hidden[:, 0])
 
 
 @pytest.mark.parametrize(("model_type", "options"), KINDS[:4])
@@ -102,17 +107,8 @@ def test_a_prompt_past_the_layernorm_leaves_the_text_where_it_was(tiny, model_ty
         handle.remove()
         lengthened = torch.cat([vectors.expand(7, -1, -1), seen[0]], 1)
         alone.register_forward_hook(lambda *_: lengthened)
-        hidden = model(**longer).last_hidden_state.numpy()
-        pooled = hidden[:, P]
-        if options.get("mean"):
-            lengths = given["attention_mask"].sum(1)
-            pooled = np.stack([row[P : P + n].mean(0) for row, n in zip(hidden, lengths, strict=True)])
-        weights = [torch.from_numpy(case.backbone.checkpoint.read(name).copy()) for name in case.moved.head.reads]
-        expected = case.moved.head(torch.from_numpy(pooled), *weights).numpy()
-    room = 2 * case.exact(rows).error  # what is expected was computed in float32 too
-    np.testing.assert_allclose(case.logits(case.moved, rows), expected, rtol=0, atol=room)
-    feed = {value.name: given[value.name] for value in case.session.get_inputs()}
-    np.testing.assert_allclose(case.session.run(["logits"], feed)[0], expected, rtol=0, atol=room)
+        hidden = model(**longer).last_hidden_state
+    require_logits(case, rows, pooled_of_text(hidden, rows, options))
 
 
 def test_a_random_prompt_starts_between_minus_and_plus_a_half(backbone):
