@@ -101,7 +101,7 @@ def training_graph(
     for shape in shapes.values():
         times = {divmod(size[0], n) for size, n in zip(shape, rows, strict=True)}  # tokens are not alike in all samples
         if len(times) == 1 and times != {(1, 0)} and next(iter(times))[1] == 0:
-            return with_gradients(forward, facts, samples), None
+            return with_gradients(forward, facts, samples, backward), None
     states = tuple(HiddenState(n, [s[0] for s in shapes[n]] == rows, shapes[n][0][-1]) for n in lowest)
     axes = {state.name: state.axes for state in states}
     training = with_gradients(above(forward, axes), facts, samples, backward)

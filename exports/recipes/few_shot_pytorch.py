@@ -71,7 +71,7 @@ def _start(bundle: Bundle, rows: TaskData, task: str, template: str | None, seed
     if template is None:
         return bundle.delta_graph(task)
     graph = read_graph(bundle.folder / "templates" / f"{template}.onnx")
-    return with_labels(graph, task, rows.labels or (), rows.pairs, seed)
+    return with_labels(graph, task, rows.task_kind, pairs=rows.pairs, seed=seed)
 
 
 def _tensors(graph: ModelProto, delta: Delta, backbone: Backbone) -> dict[str, Tensor]:
