@@ -264,9 +264,9 @@ class Family(ABC):
     def architecture(self, config: Mapping[str, Any]) -> Architecture:
         """Read sizes, tensors and sites from an HF ``config.json``."""
 
-    @abstractmethod
     def checkpoint_prefix(self, architecture: Architecture) -> str:
-        """Prefix of tensor names in a checkpoint with a head, e.g. ``bert.``."""
+        """Prefix of tensor names in a checkpoint with a head, e.g. ``bert.``; empty where it has the same names."""
+        return ""
 
     def modules_of_stored(self, name: str) -> tuple[str, ...]:
         """What files call a tensor -> its names in transformers' modules; several have its rows, in equal parts."""

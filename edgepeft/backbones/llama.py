@@ -82,10 +82,6 @@ class Llama(Family):
             reference="sdpa",  # the eager one's softmax is of float32: in float64 padding in front gives no number
         )
 
-    def checkpoint_prefix(self, architecture: Architecture) -> str:
-        """None: tensors have the whole model's names."""
-        return ""
-
     def neighbours(self, architecture: Architecture, site: Site) -> dict[str, str]:
         """What stands beside a site of its layer."""
         return shapes.neighbours(site)

@@ -48,10 +48,6 @@ class T5(Family):
         """What stands beside a site of its layer."""
         return neighbours(site)
 
-    def checkpoint_prefix(self, architecture: Architecture) -> str:
-        """Nothing: whole models call their parts as the base model does."""
-        return ""
-
     def build_graph(self, architecture: Architecture, checkpoint: Checkpoint) -> onnx.ModelProto:
         """The packed-token graph; its outputs are the encoder's last_hidden_state [B, S, d] and pooled values [B, d],
         and what the decoder gives the edges of the labels, pooled.labels [B, n, e].
