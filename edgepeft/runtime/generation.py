@@ -220,10 +220,6 @@ class Generator:
             written.update(zip(rows.tolist(), self._write(task, opened, part, decoding, prompt_length), strict=True))
         return [written[row] for row in range(len(lengths))]
 
-    def state(self, task: str | None, inputs: Inputs) -> TextState:
-        """A batch before its first step; inputs as of ``write``."""
-        return TextState(self.session(task), inputs)
-
     @cached_property
     def grammars(self) -> Grammars:
         """Of the backbone's tokenizer."""

@@ -22,6 +22,7 @@ from edgepeft.backbones.source import open_backbone
 from edgepeft.backbones.text import BEFORE, LOGITS
 from edgepeft.common.errors import UsageError
 from edgepeft.runtime.decoding import Decoding
+from edgepeft.runtime.generation import TextState
 from edgepeft.runtime.runtime import Runtime
 from edgepeft.training.exporting.bundle import export_bundle
 from edgepeft.training.interop.base import ImportRequest, importer_of
@@ -190,7 +191,7 @@ def test_eight_bits_are_rounded_in_groups_and_a_table_of_words_too(tmp_path: Pat
         assert np.all(np.abs(found - weight) <= 0.5001 * step) and np.abs(found - weight).max() > 0
     bare.model.load_state_dict(rounded, strict=False)  # transformers with what the bundle stands for
     rows = ragged(3, 9, SIZES["llama"])
-    state = bare.runtime.generator.state(None, rows)
+    state = TextState(bare.runtime.generator.session(None), rows)
     decoder = bare.backbone.architecture.decoder
     assert decoder is not None
     found = state.step(decoder.starts(rows["input_ids"], rows["attention_mask"]), np.arange(3))

@@ -22,6 +22,7 @@ from edgepeft.bundle.manifest import Manifest
 from edgepeft.common.errors import BundleError, DoesNotFit, UsageError
 from edgepeft.deploy.verify import audit
 from edgepeft.runtime.decoding import Decoding
+from edgepeft.runtime.generation import TextState
 from edgepeft.runtime.runtime import Runtime
 
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -154,7 +155,7 @@ def test_8_bit_weights_write_what_float32_does_of_one_clear_word(tiny: Callable[
         (tmp_path / weights).mkdir()
     whole, rounded = (Bare(folder, tmp_path / weights, weights).runtime.generator for weights in ("fp32", "int8"))
     ids, order = np.zeros(6, np.int64), np.arange(6)
-    exact, found = (each.state(None, rows).step(ids, order) for each in (whole, rounded))
+    exact, found = (TextState(each.session(None), rows).step(ids, order) for each in (whole, rounded))
     assert 0 < np.abs(exact - found).max() < 0.1 * np.abs(exact).max()
 
 

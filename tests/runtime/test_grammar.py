@@ -18,6 +18,7 @@ from edgepeft.backbones.hooks import load_model
 from edgepeft.backbones.source import open_backbone
 from edgepeft.common.errors import Unwritable, UsageError
 from edgepeft.runtime.decoding import Decoding
+from edgepeft.runtime.generation import TextState
 from edgepeft.runtime.grammar import ANY_OBJECT, Grammars, Guide, schema_text
 from edgepeft.runtime.runtime import Runtime
 
@@ -93,10 +94,8 @@ def test_a_guided_text_is_what_transformers_writes_where_the_same_tokens_may_com
         for prompt in ("where to?", "a", "and then, and then"):
             ids = torch.tensor([tokenizer.encode(prompt).ids])
             guide = runtime.generator.grammars.guide(WORDS)
-            state, found = (
-                runtime.generator.state(None, {"input_ids": ids.numpy(), "attention_mask": np.ones_like(ids)}),
-                [],
-            )
+            rows, found = {"input_ids": ids.numpy(), "attention_mask": np.ones_like(ids)}, []
+            state = TextState(runtime.generator.session(None), rows)
             token = int(ids[0, -1])
             while token != END:
                 logits = state.step(np.array([token]), np.array([0]))[0]

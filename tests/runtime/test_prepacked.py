@@ -31,6 +31,7 @@ from edgepeft.common.resources import cache_folder, checksum, file_identity
 from edgepeft.deploy.verify import audit
 from edgepeft.device.machine import saturates_in_8_bits
 from edgepeft.methods.base import methods
+from edgepeft.runtime.generation import TextState
 from edgepeft.runtime.prepacked import CACHE_LIMIT, hold_prepacked, prepacked_key
 from edgepeft.runtime.runtime import Runtime
 from edgepeft.training.exporting.backbone import write_backbone
@@ -120,7 +121,7 @@ def test_every_product_of_a_decoder_reads_a_packed_copy_of_the_entry(tiny, tmp_p
     assert len(matrices) == 2 * of_layer + 1
     assert all(any(where.key.startswith("prepacked") for where in each.external_data) for each in matrices)
     with Runtime(bundle.folder, cache=False, threads=1) as plain, Runtime(bundle.folder, threads=1) as cached:
-        found, expected = (each.generator.state(None, rows) for each in (cached, plain))
+        found, expected = (TextState(each.generator.session(None), rows) for each in (cached, plain))
         np.testing.assert_array_equal(*(each.step(np.array([9, 14]), np.arange(2)) for each in (found, expected)))
 
 

@@ -26,6 +26,7 @@ from edgepeft.common.errors import BundleError, DoesNotFit, UsageError, Verifica
 from edgepeft.deploy.verify import TextCheck, audit
 from edgepeft.methods.base import method_of
 from edgepeft.runtime.decoding import Decoding
+from edgepeft.runtime.generation import TextState
 from edgepeft.runtime.runtime import Runtime
 from edgepeft.training.exporting.bundle import add_deltas, export_bundle
 
@@ -268,5 +269,5 @@ def test_learnt_weights_with_a_delta_write_what_they_write_in_pytorch(tmp_path: 
     ours = runtime.generator.write("mr", rows, Decoding(6))
     assert [[*one.tokens] for one in ours] == forced_greedily(delta, load_model(backbone, "eager"), rows, 6)
     starts = np.zeros(2, np.int64), np.arange(2)
-    moved, bare = (runtime.generator.state(task, rows).step(*starts) for task in ("mr", None))
+    moved, bare = (TextState(runtime.generator.session(task), rows).step(*starts) for task in ("mr", None))
     assert np.abs(moved - bare).max() > 0.01
