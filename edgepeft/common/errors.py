@@ -16,6 +16,7 @@ A message states the request, what is wrong with it, and what to do.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from difflib import get_close_matches
@@ -102,3 +103,16 @@ class DoesNotFit(EdgepeftError):
     """The work needs more memory than the device has."""
 
     exit_code: ClassVar[int] = 5
+
+
+# What Python, C, C++, NumPy, ONNX Runtime, PyTorch and the loader say when an address-space limit is hit.
+_OUT_OF_MEMORY = re.compile(
+    r"memoryerror|bad_alloc|bad allocation|(failed to|can't|cannot) allocate memory|unable to allocate"
+    r"|failed to map segment|not enough memory|out of memory",
+    re.IGNORECASE,
+)
+
+
+def says_out_of_memory(words: str) -> bool:
+    """Whether an error's message, or a program's last words, are of an allocation that was refused."""
+    return _OUT_OF_MEMORY.search(words) is not None

@@ -24,24 +24,13 @@ from typing import Any, Self
 
 import psutil
 
-from edgepeft.common.errors import DoesNotFit, EdgepeftError, UsageError
+from edgepeft.common.errors import DoesNotFit, EdgepeftError, UsageError, says_out_of_memory
 from edgepeft.device import launcher, placement
 from edgepeft.device.machine import affinity, cpu_quota, pick_cpus, usable_cores
 from edgepeft.device.placement import Emulation, InForce, Limits, Placement, Unavailable
 
 _START_SECONDS = 60.0  # an emulated or heavily loaded board needs a while to start Python
 _LOADS_NOTHING = 32 << 20  # bytes of address space that no Python, let alone a runtime, is loaded in
-# What a program prints when an allocation is refused, as RLIMIT_AS makes it: Python, C++, C, the
-# dynamic linker, ONNX Runtime, torch.
-_OUT_OF_MEMORY = (
-    "memoryerror",
-    "std::bad_alloc",
-    "cannot allocate memory",
-    "failed to map segment",
-    "failed to allocate memory",
-    "can't allocate memory",
-    "out of memory",
-)
 _QUOTA_STEP = 0.0006  # systemd rounds to a tenth of a per cent of a core
 
 
@@ -257,7 +246,7 @@ class LimitedProcess:
         allowed, refused = self._placement.address_space_bytes, False
         if allowed is not None:  # by the program's own words; an exec without room for it ends in a segmentation fault
             unloadable = allowed < _LOADS_NOTHING and self.popen.poll() == -signal.SIGSEGV
-            refused = unloadable or any(phrase in stderr.lower() for phrase in _OUT_OF_MEMORY)
+            refused = unloadable or says_out_of_memory(stderr)
         if refused or self.oom_killed():
             raise self._error()
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import gc
 import json
 import os
-import re
 import resource
 import signal
 import sys
@@ -21,13 +20,6 @@ from typing import IO
 
 _PERIOD_S = 0.1  # of a quota
 _MOST_EACH = 200  # single steps of a span that are reported; the mean is of all
-
-# What the allocators of Python, ONNX Runtime, PyTorch and the loader say when an address-space limit is hit.
-_OUT_OF_MEMORY = re.compile(
-    r"bad_alloc|bad allocation|failed to allocate memory|can't allocate memory|cannot allocate memory"
-    r"|not enough memory|failed to map segment|unable to allocate|memoryerror",
-    re.IGNORECASE,
-)
 
 
 def peak_rss_bytes() -> int:
@@ -48,10 +40,10 @@ def serve(requests: IO[str], replies: IO[str]) -> None:
             replies.write(json.dumps(reply) + "\n")
             replies.flush()
     except Exception as error:
-        from edgepeft.common.errors import EdgepeftError
+        from edgepeft.common.errors import EdgepeftError, says_out_of_memory
 
         kind, message = "crash", f"{type(error).__name__}: {error}"
-        if isinstance(error, MemoryError) or _OUT_OF_MEMORY.search(message):
+        if isinstance(error, MemoryError) or says_out_of_memory(message):
             kind = "memory"
         elif isinstance(error, EdgepeftError):
             kind, message = type(error).__name__, str(error)
