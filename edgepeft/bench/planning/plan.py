@@ -300,9 +300,7 @@ def _beside(prompt: int) -> str:
 
 def random_options(request: BenchOptions) -> dict[str, Any]:
     """What a random model is made by, besides its name, as JSON has it."""
-    trains = request.timed and "finetune" in workloads_of(request) and "onnxruntime" in (request.engines or ENGINES)
-    asked = {"methods": list(request.methods), "settings": dict(request.settings), "seed": request.seed}
-    return {**asked, "trainable": trains}
+    return {"methods": list(request.methods), "settings": dict(request.settings), "seed": request.seed}
 
 
 def _require_measurable(request: BenchOptions, scenario: Scenario, subject: BenchSubject) -> None:
