@@ -259,8 +259,8 @@ def _residuals(profile: Profile, start: StartAt, quota: float) -> Iterator[Resid
         yield Residual("memory-bound work (copies on one thread)", "GB/s", rate, device, source)
     reference = profile.reference
     assert reference is not None  # the caller has looked
-    asked = (reference.model, reference.runtime, reference.precision, 1)
-    rows = [row for row in profile.latencies if (row.model, row.runtime, row.precision, row.threads) == asked]
+    alone = reference.model_copy(update={"threads": 1})
+    rows = [row for row in profile.latencies if alone.is_of(row)]
     if reference.threads == 1 or not rows:
         return
     with start("the reference on one thread", Job("reference", 1, settings=reference.shapes), quota) as worker:
