@@ -18,13 +18,14 @@ from numpy.typing import NDArray
 
 from edgepeft.bundle.bundle import Bundle
 from edgepeft.common.errors import BundleError, EdgepeftError, UsageError
+from edgepeft.data.answers import Prediction
 from edgepeft.graph.in_place import hide_fronts, in_place
 from edgepeft.graph.mix import ROW_COUNTS, TOKEN_COUNTS, may_be_empty, mix, mix_text, slotted
 from edgepeft.graph.names import LOGITS
 from edgepeft.runtime.generation import TextSession
-from edgepeft.runtime.inputs import Inputs, check_rows
+from edgepeft.runtime.inputs import Inputs, Readable, Tokenizing, check_rows, pad_together, read_by
 from edgepeft.runtime.passes import in_batches, passes, put, unpacked
-from edgepeft.runtime.prediction import of_width
+from edgepeft.runtime.prediction import of_width, predictions
 from edgepeft.runtime.session import failing_as
 from edgepeft.runtime.weights import Bound, TaskSession, Weights, ort_value
 
@@ -219,6 +220,22 @@ class Mixer:
         plain = {task: session for task, session in tasks.items() if isinstance(session, TaskSession)}
         written = {task: session for task, session in tasks.items() if isinstance(session, TextSession)}
         return self._slots.can_mix(plain) if plain else all(starmap(self.text.can_mix, written.items()))
+
+    def predictions(
+        self, texts: Mapping[str, Sequence[Readable]], session: Callable[[str], TaskSession], tokenizing: Tokenizing
+    ) -> list[list[Prediction]]:
+        """Each task's answers to its texts; the tasks are of one structure."""
+        entries = [self._bundle.entry(task) for task in texts]
+        pairs = zip(texts.values(), entries, strict=True)
+        read = [read_by(entry.task_kind, rows, entry.source) for rows, entry in pairs]
+        encoded = [
+            tokenizing.tokens(rows.texts, entry.max_length, kind=entry.task_kind)
+            for rows, entry in zip(read, entries, strict=True)
+        ]
+        inputs = pad_together([batch.inputs for batch in encoded], self._bundle.architecture.pad_token_id)
+        slots = np.repeat(np.arange(len(texts)), [len(batch.encodings) for batch in encoded])
+        logits = self.logits({task: session(task) for task in texts}, slots, inputs)
+        return [predictions(*of_task) for of_task in zip(texts, entries, read, logits, encoded, strict=True)]
 
     def logits(
         self, tasks: Mapping[str, TaskSession], slots: NDArray[np.intp], inputs: Inputs

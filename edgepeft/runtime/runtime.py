@@ -22,16 +22,7 @@ from edgepeft.graph.one_row import for_one_row
 from edgepeft.runtime.answer_file import Frame, answered_frame, is_frame
 from edgepeft.runtime.decoding import GREEDY, Decoding
 from edgepeft.runtime.generation import Generator, TextSession
-from edgepeft.runtime.inputs import (
-    Inputs,
-    Readable,
-    Tokenizing,
-    check_rows,
-    checked_inputs,
-    pad_together,
-    read_by,
-    texts_of,
-)
+from edgepeft.runtime.inputs import Inputs, Readable, Tokenizing, check_rows, checked_inputs, read_by, texts_of
 from edgepeft.runtime.label_words import word_scores
 from edgepeft.runtime.mixed import Mixer
 from edgepeft.runtime.passes import filled, one_row, passes, put
@@ -124,9 +115,8 @@ class Runtime(TextTasks):
             UsageError: the runtime was closed.
         """
         with self._lock:
-            self._check_open()
+            self._ready()
             if task not in self._sessions:
-                self._weights.prepare()  # first: it has the identities of weights that were hashed before
                 with opening(task):
                     self._sessions[task] = self._open(self.bundle.graph(task))
             return self._sessions[task]
@@ -143,8 +133,7 @@ class Runtime(TextTasks):
         if task is None or not self.bundle.entry(task).writes:
             return self.session(task)
         with self._lock, opening(task):
-            self._check_open()
-            self._weights.prepare()
+            self._ready()
             return self.generator.session(task)
 
     def structure(self, task: str | None) -> bytes | None:
@@ -173,10 +162,14 @@ class Runtime(TextTasks):
         if self._closed:
             raise UsageError(f"the runtime of {self.bundle.folder} is closed; open another one.")
 
+    def _ready(self) -> None:
+        """Before any graph is read: the prepared weights know which files were hashed before."""
+        self._check_open()
+        self._weights.prepare()
+
     def _open(self, model: onnx.ModelProto) -> TaskSession:
         with self._lock:
-            self._check_open()
-            self._weights.prepare()
+            self._ready()
             session = self._weights.open(model)
             return_free_memory()
             return session
@@ -231,8 +224,7 @@ class Runtime(TextTasks):
         if session is not None:
             return session
         with self._lock:
-            self._check_open()
-            self._weights.prepare()  # first: it has the identities of weights that were hashed before
+            self._ready()
             try:
                 with opening(task):
                     model = self.bundle.graph(task)
@@ -319,8 +311,7 @@ class Runtime(TextTasks):
             return {tasks[0]: self.logits(tasks[0], inputs)}
         check_rows(inputs["attention_mask"])
         with self._lock:
-            self._check_open()
-            self._weights.prepare()
+            self._ready()
             prefix = self._prefix
             plan = prefix.plan(tasks)
         shared = prefix.logits(plan, inputs) if plan.shared else {}
@@ -383,26 +374,15 @@ class Runtime(TextTasks):
         if None in texts:  # alone, as it shares no passes
             return self._embeddings(texts[None], pooling)
         named = {task: rows for task, rows in texts.items() if task is not None}
-        entries = [self.bundle.entry(task) for task in named]
-        writes = entries[0].task_kind.writes
+        writes = self.bundle.entry(next(iter(named))).task_kind.writes
         if writes and (len(named) == 1 or decoding.beams > 1):
             return [answer for task, rows in named.items() for answer in self.write(task, rows, decoding)]
         if len(named) == 1:
             return [answer for task, rows in named.items() for answer in self._predictions(task, rows)]
         if writes:
             return self.writing(decoding).answers(named)
-        pairs = zip(named.values(), entries, strict=True)
-        read = [read_by(entry.task_kind, rows, entry.source) for rows, entry in pairs]
-        encoded = [
-            self._tokenizing.tokens(rows.texts, entry.max_length, kind=entry.task_kind)
-            for rows, entry in zip(read, entries, strict=True)
-        ]
-        inputs = pad_together([batch.inputs for batch in encoded], self.bundle.architecture.pad_token_id)
-        sessions = {task: self.session(task) for task in named}
-        slots = np.repeat(np.arange(len(named)), [len(batch.encodings) for batch in encoded])
-        logits = self._mixer.logits(sessions, slots, inputs)
-        of_tasks = zip(named, entries, read, logits, encoded, strict=True)
-        return [answer for of_task in of_tasks for answer in self._notes.told(predictions(*of_task))]
+        of_tasks = self._mixer.predictions(named, self.session, self._tokenizing)
+        return [answer for of_task in of_tasks for answer in self._notes.told(of_task)]
 
     def _embeddings(self, texts: Sequence[Readable], pooling: Pooling) -> list[NDArray[np.float32]]:
         """The bare backbone's embedding [hidden size] of each text."""
