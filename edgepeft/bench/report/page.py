@@ -116,14 +116,9 @@ class Section:
     notes: Sequence[str] = field(default_factory=tuple)
 
 
-def plain_svg(section: Section) -> bytes:
-    """A file: dark on white, its bytes depending on the content alone."""
-    return _drawn(section, transparent=False)
-
-
 def inline_svg(section: Section) -> str:
     """For a page: as wide as it may be, ink and ground from the page, ids that no other picture has."""
-    text = _drawn(section, transparent=True).decode("utf-8")
+    text = plain_svg(section, transparent=True).decode("utf-8")
     text = text[text.index("<svg") :]
     opening, rest = text.split(">", 1)
     opening = re.sub(r'\s(width|height)="[^"]*"', "", opening)
@@ -133,7 +128,8 @@ def inline_svg(section: Section) -> str:
     return named.replace(_INK, "currentColor").replace("fill: black", "fill: currentColor")
 
 
-def _drawn(section: Section, *, transparent: bool) -> bytes:
+def plain_svg(section: Section, *, transparent: bool = False) -> bytes:
+    """A file: dark, on white unless it is ``transparent``, its bytes depending on the content alone."""
     import matplotlib
     from matplotlib.figure import Figure
 
