@@ -152,11 +152,7 @@ def _packed_copies(tensors: Places) -> Iterator[tuple[int, int]]:
 
 
 def check_prepacked(bundle: Bundle) -> None:
-    """See that the bundle's entry, where there is one, is what was written; else it is made again.
-
-    Raises:
-        VerificationFailed: it was not.
-    """
+    """See that the bundle's entry, where there is one, is what was written; else make it again, and raise."""
     folder = _root() / prepacked_key(bundle)
     if folder.exists() and not whole(folder):
         with warnings.catch_warnings(action="ignore"):
