@@ -168,7 +168,7 @@ class Generator:
         open_model: Callable[[onnx.ModelProto], TaskSession],
         leading: Callable[[TaskEntry], Sequence[int]] = lambda _: (),
     ) -> None:
-        self._bundle, self._open, self.leading = bundle, open_model, leading
+        self.bundle, self._open, self.leading = bundle, open_model, leading
         self.beginnings = Beginnings()
         self._sessions: dict[str | None, TextSession] = {}
 
@@ -176,7 +176,7 @@ class Generator:
         """A task's sessions, or those of the bare backbone for None."""
         session = self._sessions.get(task)  # another thread may close it at any time
         if session is None:
-            session = self._sessions[task] = TextSession.of(self._bundle.text_graphs_of(task), self._open)
+            session = self._sessions[task] = TextSession.of(self.bundle.text_graphs_of(task), self._open)
             return_free_memory()  # of the graphs, which are gone by now
         return session
 
@@ -192,15 +192,15 @@ class Generator:
             return kept
         allowed = int(_SHARE * memory_bytes())
         most = min(int(_OF_BEGINNINGS * allowed), allowed - taken)
-        found = session.beginning(self.leading(self._bundle.entry(task)), most)
+        found = session.beginning(self.leading(self.bundle.entry(task)), most)
         return Beginning() if found is None else self.beginnings.keep(task, found, most)
 
     def write(self, task: str | None, inputs: Inputs, decoding: Decoding) -> list[Written]:
         """What follows each row of ``inputs``, token ids and masks [rows, length]."""
-        architecture = self._bundle.architecture
+        architecture = self.bundle.architecture
         if 2 * decoding.beams > architecture.vocab_size:
             raise UsageError(f"{decoding.beams} beams are too many for {architecture.vocab_size} tokens; give fewer.")
-        return self.written(task, lambda: self.session(task), inputs, decoding, self._bundle.prompt_length(task))
+        return self.written(task, lambda: self.session(task), inputs, decoding, self.bundle.prompt_length(task))
 
     def written(
         self,
@@ -223,11 +223,11 @@ class Generator:
     @cached_property
     def grammars(self) -> Grammars:
         """Of the backbone's tokenizer."""
-        return Grammars.of(self._bundle.folder, self._bundle.architecture)
+        return Grammars.of(self.bundle.folder, self.bundle.architecture)
 
     def guide(self, task: str | None, decoding: Decoding, schema: Mapping[str, Any] | None = None) -> Guide | None:
         """What leads a text of a task by this JSON schema, or by its own; None where there is none."""
-        own = None if task is None else self._bundle.entry(task).json_schema
+        own = None if task is None else self.bundle.entry(task).json_schema
         schema = own if schema is None else schema
         if schema is None or not decoding.ends:  # without ends only time matters
             return None
@@ -289,12 +289,12 @@ class Generator:
 
     def row_bytes(self, length: int, decoding: Decoding) -> int:
         """As the function of that name."""
-        return row_bytes(self._bundle.architecture, length, decoding)
+        return row_bytes(self.bundle.architecture, length, decoding)
 
     def fit(self, rows: int, longest: int, decoding: Decoding, more: int = 0) -> bool:
         """Whether so many rows, the longest of so many tokens, may run together, each with so many bytes ``more``."""
         kept = self.beginnings.n_bytes
-        return rows <= rows_at_once(self._bundle, rows, longest, decoding, memory_bytes(), more=more, kept=kept)
+        return rows <= rows_at_once(self.bundle, rows, longest, decoding, memory_bytes(), more=more, kept=kept)
 
     def check_row(self, length: int, decoding: Decoding) -> None:
         """See that a row of so many tokens may run alone, for which what other texts begin with is let go."""
@@ -309,9 +309,9 @@ class Generator:
 
     def most(self, length: int, asked: int) -> int:
         """How many tokens a row of so many may get: where a text goes on with its prompt, both share the positions."""
-        if not self._bundle.architecture.goes_on:
+        if not self.bundle.architecture.goes_on:
             return asked
-        room = self._bundle.architecture.max_length - length
+        room = self.bundle.architecture.max_length - length
         if room < 1:
             raise Unwritable(
                 f"a text of {length} tokens leaves nothing of the {room + length} positions of this backbone to write "
@@ -319,14 +319,10 @@ class Generator:
             )
         return min(asked, room)
 
-    def entry(self, task: str) -> TaskEntry:
-        """The manifest's entry of a task."""
-        return self._bundle.entry(task)
-
     @property
     def decoder(self) -> Decoder:
         """What the architecture says of its decoder."""
-        decoder = self._bundle.architecture.decoder
+        decoder = self.bundle.architecture.decoder
         assert decoder is not None, "a bundle without a decoder has no graphs that write text"
         return decoder
 

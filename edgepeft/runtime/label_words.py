@@ -33,7 +33,7 @@ def word_scores(generator: Generator, task: str, inputs: Inputs, trie: Trie) -> 
     mask = inputs["attention_mask"] != 0
     check_rows(mask)
     branches, decoding = [*in_batches(trie.ways, _BRANCHES)], decoding_of(trie)
-    lengths, session = mask.sum(1) + generator.entry(task).prompt_length, generator.session(task)
+    lengths, session = mask.sum(1) + generator.bundle.prompt_length(task), generator.session(task)
     scores = np.zeros((len(mask), len(trie.targets)), np.float32)
     columns = defaultdict[tuple[int, ...], list[int]](list)  # the edges that leave each node
     for i, (node, _) in enumerate(trie.edges):

@@ -181,7 +181,7 @@ class TextBatch:
         if draft.error is not None:
             raise draft.error
         tokens, ended = draft.written
-        note = note_of(draft.text, self._generator.entry(draft.task))
+        note = note_of(draft.text, self._generator.bundle.entry(draft.task))
         return self._told([TextAnswer(draft.task, self._encoder.decode(tokens), ended, note, tokens)])[0]
 
     def answers(self, texts: Mapping[str, Sequence[object]]) -> list[TextAnswer]:
@@ -192,7 +192,7 @@ class TextBatch:
         return [self.answer(draft) for draft in drafts]
 
     def _length(self, draft: Draft) -> int:
-        return len(draft.ids) + self._generator.entry(draft.task).prompt_length
+        return len(draft.ids) + self._generator.bundle.prompt_length(draft.task)
 
     def _may_join(self, draft: Draft, others: list[Draft]) -> bool:
         """Whether it may run with these, which go on or join before it."""
