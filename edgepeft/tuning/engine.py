@@ -239,8 +239,7 @@ class OnnxRuntimeEngine(TrainingEngine):
 
     @property
     def _deployed(self) -> onnx.ModelProto:
-        bundle, target = self._bundle, self._target
-        return deployed_graph(target.delta, target.facts, bundle.family, bundle.architecture, bundle.checkpoint)
+        return deployed_graph(self._target.delta, self._target.facts, self._bundle)
 
     @cached_property
     def _step(self) -> TrainingStep:

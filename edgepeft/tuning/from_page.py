@@ -120,7 +120,7 @@ def prepare_tuned(bundle: Bundle, path: Path, *, replace: bool = False) -> Prepa
     told["training"] = {**account.training.model_dump(), "dropout": False}
     # Temperature and guarantee were those of the version before.
     graph = retold(delta, stored, half, **told, chosen={})
-    deployed = deployed_graph(delta, trained, bundle.family, bundle.architecture, bundle.checkpoint)
+    deployed = deployed_graph(delta, trained, bundle)
     inputs, _ = read_check(*bundle.check(task))
     logits = TrainingStep(deployed, trained, bundle.folder).logits(stored, inputs, _ROWS)
     content = graph.SerializeToString(deterministic=True)

@@ -68,13 +68,13 @@ class Demand:
         each: int = 1,
     ) -> None:
         """Build the graphs, and count what does not depend on the number of rows."""
-        checkpoint, facts, writing = bundle.checkpoint, target.facts, target.writing
+        facts, writing = target.facts, target.writing
         if target_tokens is None:
             target_tokens = 0 if writing is None else writing.max_length
-        whole = deployed_graph(target.delta, facts, bundle.family, bundle.architecture, checkpoint)
+        whole = deployed_graph(target.delta, facts, bundle)
         cached = options.prefix_cache and writing is None
         try:
-            found = training_graph(whole, facts, checkpoint, prefix_cache=cached, backward=options.backward)
+            found = training_graph(whole, facts, bundle.checkpoint, prefix_cache=cached, backward=options.backward)
         except BundleError as error:
             raise BundleError(f"task {target.task}, of {target.method}, cannot be tuned: {error}") from error
         self.training, self.split = training, split = found

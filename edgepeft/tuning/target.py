@@ -14,8 +14,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
-from edgepeft.backbones.base import Architecture, Family, Pooling
-from edgepeft.backbones.checkpoint import Checkpoint
+from edgepeft.backbones.base import Pooling
 from edgepeft.backbones.config import read_config
 from edgepeft.backbones.trie import trie_of
 from edgepeft.bundle.bundle import TEMPLATES_FOLDER, Bundle, check_owner, expect_hash, read_graph
@@ -119,14 +118,13 @@ def rates_of(method: str, training: Mapping[str, Any], head_reads: str) -> tuple
     return float(training.get("learning_rate") or usual), float(training.get("head_learning_rate") or head)
 
 
-def deployed_graph(
-    delta: onnx.ModelProto, facts: TrainingFacts, family: Family, architecture: Architecture, checkpoint: Checkpoint
-) -> onnx.ModelProto:
+def deployed_graph(delta: onnx.ModelProto, facts: TrainingFacts, bundle: Bundle) -> onnx.ModelProto:
     """The task's spliced graph, with the trained tensors as inputs, by the names that they have in its delta graph, or
     what a recipe makes of them.
 
     The backbone is built anew: a bundle may be older than the names that gradients go by.
     """
+    family, architecture, checkpoint = bundle.family, bundle.architecture, bundle.checkpoint
     build = family.teaching_graph if facts.kind.writes else family.build_graph
     backbone = build(architecture, checkpoint.as_published)
     if checkpoint.is_quantised:

@@ -130,7 +130,7 @@ def _write_tuning(bundle: Bundle, task: str, model: onnx.ModelProto, fed: Collec
     """Write what tunes a task, of spliced graph ``model``, into the site; returns what ``site.json`` says of it."""
     entry, delta = bundle.entry(task), bundle.delta_graph(task)
     facts = training_facts(delta)
-    deployed = deployed_graph(delta, facts, bundle.family, bundle.architecture, bundle.checkpoint)
+    deployed = deployed_graph(delta, facts, bundle)
     training, split = training_graph(deployed, facts, bundle.checkpoint, prefix_cache=True)
     tensors = f"{TASKS_FOLDER}/{task}.tensors.safetensors"
     write_atomically(out / tensors, save(facts.tensors(delta)))

@@ -65,7 +65,7 @@ class Tuned:
         self.case, self.backbone, self.delta = case, case.backbone, graph or case.graph
         self.facts: TrainingFacts = training_facts(self.delta)
         found = case.backbone
-        deployed = deployed_graph(self.delta, self.facts, found.family, found.architecture, found.checkpoint)
+        deployed = deployed_graph(self.delta, self.facts, found)
         self.model, _ = training_graph(deployed, self.facts, found.checkpoint, prefix_cache=False)
 
     def step(

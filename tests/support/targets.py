@@ -116,7 +116,7 @@ def training(bundle: Path) -> tuple[list[bytes], Target]:
         found = Bundle(bundle)
         delta = found.delta_graph("mood")
         facts = training_facts(delta)
-        deployed = deployed_graph(delta, facts, found.family, found.architecture, found.checkpoint)
+        deployed = deployed_graph(delta, facts, found)
         graph, _ = training_graph(deployed, facts, found.checkpoint, prefix_cache=True)
         TrainingStep(graph, facts, bundle, 1)
 

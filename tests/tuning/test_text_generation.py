@@ -89,7 +89,7 @@ def test_loss_and_gradients_of_a_step_are_pytorchs(
 
     exact = exactly(backward)
     facts = training_facts(graph)
-    deployed = deployed_graph(graph, facts, backbone.family, backbone.architecture, checkpoint)
+    deployed = deployed_graph(graph, facts, Bundle(tmp_path))
     trained, split = training_graph(deployed, facts, checkpoint, prefix_cache=False)
     assert split is None
     step = TrainingStep(trained, facts, tmp_path, 1)

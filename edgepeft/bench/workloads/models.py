@@ -202,7 +202,7 @@ def finetune_onnxruntime(job: Job) -> Prepared:
     widen(delta.graph)
     facts = training_facts(delta)
     facts = replace(facts, kind=facts.kind.in_one_window())
-    deployed = deployed_graph(delta, facts, bundle.family, architecture, bundle.checkpoint)
+    deployed = deployed_graph(delta, facts, bundle)
     graph, _ = training_graph(deployed, facts, bundle.checkpoint, prefix_cache=False)
     training = TrainingStep(graph, facts, bundle.folder, job.threads)
     tensors, expansion = facts.tensors(delta), Expansion(delta, facts, bundle.checkpoint, job.threads)

@@ -143,7 +143,7 @@ def gradients(eight: tuple[Any, Bundle], method: str, backward: Any) -> Iterator
     case = suite.Case(examples(methods()[method])[0], backbone)
     rows, targets = case.rows(5, 9), torch.arange(5) % len(suite.LABELS)
     facts = training_facts(case.graph)
-    whole = deployed_graph(case.graph, facts, bundle.family, bundle.architecture, bundle.checkpoint)
+    whole = deployed_graph(case.graph, facts, bundle)
     graph, _ = training_graph(whole, facts, bundle.checkpoint, prefix_cache=False, backward=backward)
     step = TrainingStep(graph, facts, bundle.folder, 1)
     masks = [np.ones((5, width), np.float32) for _, width in facts.dropouts]
@@ -194,7 +194,7 @@ def test_the_roundings_are_no_path_of_their_own(eight):
     _, bundle = eight
     case = suite.Case(examples(methods()["pfeiffer"])[0], eight[0])
     facts = training_facts(case.graph)
-    whole = deployed_graph(case.graph, facts, bundle.family, bundle.architecture, bundle.checkpoint)
+    whole = deployed_graph(case.graph, facts, bundle)
     graph: onnx.ModelProto = training_graph(whole, facts, bundle.checkpoint, prefix_cache=False)[0]
     back = [node for node in graph.graph.node if node.name.startswith("back/")]
     read = {name for node in back for name in node.input}
