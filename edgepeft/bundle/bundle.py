@@ -214,11 +214,14 @@ class Bundle:
 
     def text_graphs_of(self, task: str | None) -> TextGraphs:
         """The graphs that write a task's text, or the bare backbone's for None; weights stay in their file."""
-        checkpoint, graphs = self.checkpoint, self.text_graphs
+        _, graphs = self.checkpoint, self.text_graphs  # first, as above
         if task is None:
             return TextGraphs(*(copied(graph) for graph in graphs))
-        delta = self.delta_graph(task)
-        return TextGraphs(*splice_text(*graphs, delta, self.manifest.backbone.sites, checkpoint))
+        return self.text_graphs_with(self.delta_graph(task))
+
+    def text_graphs_with(self, delta: onnx.ModelProto) -> TextGraphs:
+        """The same of a delta graph."""
+        return TextGraphs(*splice_text(*self.text_graphs, delta, self.manifest.backbone.sites, self.checkpoint))
 
     def prompt_length(self, task: str | None) -> int:
         """Tokens that a task puts in front of each row; 0 of the bare backbone."""

@@ -39,7 +39,7 @@ from edgepeft.deploy.verify import DataCheck, TextCheck, accepted, read_check, r
 from edgepeft.graph.half import is_half
 from edgepeft.graph.names import LOGITS, without_prefix
 from edgepeft.graph.prune_last_layer import drop_unread_rows
-from edgepeft.graph.splice import splice, splice_text
+from edgepeft.graph.splice import splice
 from edgepeft.runtime.generation import TextSession
 from edgepeft.runtime.prefix import shared_layers
 from edgepeft.runtime.session import open_session, run_session
@@ -149,9 +149,9 @@ def _opened(bundle: Bundle, model: onnx.ModelProto) -> ort.InferenceSession:
 
 def _replay_text(bundle: Bundle, delta: onnx.ModelProto, check: bytes, where: Path, allowed: Tolerance) -> Verification:
     """The check of a task that writes text."""
-    architecture, sites = bundle.architecture, bundle.manifest.backbone.sites
+    architecture = bundle.architecture
     read = TextCheck.read(check, f"the check file of {where}", architecture.vocab_size)
-    graphs = splice_text(*bundle.text_graphs, delta, sites, bundle.checkpoint)
+    graphs = bundle.text_graphs_with(delta)
     session = TextSession.of(graphs, lambda graph: TaskSession(_opened(bundle, graph), {}, None))
     assert architecture.decoder is not None, "there are graphs that write text"
     return read.replay(session, architecture.decoder, allowed)

@@ -18,7 +18,6 @@ import numpy as np
 import onnx
 import psutil
 
-from edgepeft.backbones.text import TextGraphs
 from edgepeft.bundle.bundle import Bundle
 from edgepeft.common.errors import BundleError, DoesNotFit, UsageError
 from edgepeft.data.batches import Encoded, Writing
@@ -27,7 +26,6 @@ from edgepeft.device.machine import memory_bytes, thread_count
 from edgepeft.device.profiles import load_profile
 from edgepeft.graph.cost import mapped_bytes, packed_bytes, peak_bytes
 from edgepeft.graph.gradient.rule import specs_of
-from edgepeft.graph.splice import splice_text
 from edgepeft.options.verbs import TuneSettings
 from edgepeft.runtime.decoding import Decoding
 from edgepeft.runtime.generation import rows_at_once as rows_written
@@ -189,12 +187,12 @@ def lay_out(
 
 def _written(bundle: Bundle, target: TuningTarget, writing: Writing, longest: int, target_tokens: int) -> int:
     """Of an evaluation: both graphs that write and what they take; logits of losses, whose arena keeps them."""
-    graphs = splice_text(*bundle.text_graphs, target.delta, bundle.manifest.backbone.sites, bundle.checkpoint)
+    graphs = bundle.text_graphs_with(target.delta)
     decoding, length = Decoding(max_new_tokens=writing.max_length), longest + target.prompt_length
     rows = rows_written(bundle, WRITTEN_ROWS, length, decoding, memory_bytes())
     tokens = np.ones((rows, longest), np.int64)
     inputs = {"input_ids": tokens, "attention_mask": tokens}
-    caches = sum(written_bytes(TextGraphs(*graphs), inputs, target.prompt_length, decoding).values())
+    caches = sum(written_bytes(graphs, inputs, target.prompt_length, decoding).values())
     logits = _LOGITS * _FLOAT_BYTES * targets_at_once(target_tokens, writing.words) * target_tokens * writing.words
     return sum(packed_bytes(graph.graph) + _SESSION for graph in graphs) + caches + logits
 

@@ -36,7 +36,6 @@ from edgepeft.data.training_loop.run import Progress, TrainingLoop, TrainingLoop
 from edgepeft.deploy.install import commit_tasks, prepare_task
 from edgepeft.deploy.verify import CANDIDATES, STEPS, TextCheck, in_groups
 from edgepeft.graph.names import LOGITS
-from edgepeft.graph.splice import splice_text
 from edgepeft.options.base import Folder, function_of
 from edgepeft.options.verbs import TuneOptions, TuneSettings
 from edgepeft.runtime.decoding import Decoding, log_probabilities
@@ -93,10 +92,8 @@ class WritingEngine(OnnxRuntimeEngine):
 
     def _session(self) -> TextSession:
         """What writes with the tensors as they will be stored."""
-        bundle, target = self._bundle, self._target
-        delta = target.with_tensors(target.as_stored(self.trained))
-        graphs = splice_text(*bundle.text_graphs, delta, bundle.manifest.backbone.sites, bundle.checkpoint)
-        return TextSession.of(graphs, self._open)
+        delta = self._target.with_tensors(self._target.as_stored(self.trained))
+        return TextSession.of(self._bundle.text_graphs_with(delta), self._open)
 
     def _open(self, graph: onnx.ModelProto) -> TaskSession:
         return TaskSession(open_session(graph, self._bundle.folder, self._threads), {}, None)
