@@ -150,10 +150,8 @@ class _Builder:
         logits = self._logits(op("Gather", hidden, op("Reshape", op("Add", first, places), ints(-1))))  # (B n, v)
         shape = op("Concat", op("Shape", text.BEFORE), ints(-1), axis=0)
         op("Reshape", logits, shape, output=text.LOGITS)
-        before = helper.make_tensor_value_info(text.BEFORE, TensorProto.INT64, ("batch", "target"))
-        targets = ("batch", "target", self.arch.vocab_size)
-        output = helper.make_tensor_value_info(text.LOGITS, TensorProto.FLOAT, targets)
-        return self.emit.model(self.arch.model_type, [*self.arch.inputs, before], [output])
+        before, taught = self._steps().teaching()
+        return self.emit.model(self.arch.model_type, [*self.arch.inputs, before], [taught])
 
     def prompt(self) -> onnx.ModelProto:
         """(B, S) -> the keys and values of each layer, and what hides padding and each row's last token."""

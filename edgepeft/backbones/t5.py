@@ -99,10 +99,8 @@ class Builder:
         hidden = self._at_once(hidden, encoded, n, op("Add", self._bias("decoder", back, both_ways=False), later))
         logits = op("Gemm", hidden, self._words(), transB=1, output=Role.POOLED_LABELS)
         op("Reshape", logits, op("Concat", op("Shape", text.BEFORE), ints(-1), axis=0), output=text.LOGITS)
-        before = helper.make_tensor_value_info(text.BEFORE, TensorProto.INT64, ("batch", "target"))
-        shape = ("batch", "target", self.arch.vocab_size)
-        output = helper.make_tensor_value_info(text.LOGITS, TensorProto.FLOAT, shape)
-        return self.emit.model(self.arch.model_type, [*self.arch.inputs, before], [output])
+        before, taught = self._steps().teaching()
+        return self.emit.model(self.arch.model_type, [*self.arch.inputs, before], [taught])
 
     def text_encoder(self) -> onnx.ModelProto:
         """(B, S) -> the keys and values of cross-attention in all layers, and what hides padding from it."""

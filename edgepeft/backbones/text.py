@@ -48,7 +48,7 @@ def caches(kind: str, layer: int) -> tuple[str, str]:
 
 @dataclass(frozen=True)
 class Steps:
-    """The interface of both graphs, for a decoder of these sizes."""
+    """The interface of all three graphs, for a decoder of these sizes."""
 
     layers: int
     heads: int
@@ -70,6 +70,12 @@ class Steps:
         """Of a step of the decoder."""
         logits = helper.make_tensor_value_info(LOGITS, TensorProto.FLOAT, ("texts", self.vocabulary))
         return [logits, *self._caches(PRESENT, "texts", "written_and_one")]
+
+    def teaching(self) -> tuple[onnx.ValueInfoProto, onnx.ValueInfoProto]:
+        """What the graph that teaches takes beside tokens, and what it gives."""
+        before = helper.make_tensor_value_info(BEFORE, TensorProto.INT64, ("batch", "target"))
+        logits = helper.make_tensor_value_info(LOGITS, TensorProto.FLOAT, ("batch", "target", self.vocabulary))
+        return before, logits
 
     def _caches(self, kind: str, texts: str, length: str) -> list[onnx.ValueInfoProto]:
         shape = (texts, self.heads, length, self.width)
