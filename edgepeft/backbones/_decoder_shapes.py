@@ -30,7 +30,7 @@ ACTIVATIONS: Mapping[str, tuple[str, dict[str, Any]]] = {
 
 @dataclass(frozen=True)
 class DecoderLayout:
-    """What a model type has that Llama has not.
+    """How a model type differs from Llama.
 
     ``biased`` are the linear layers with a bias whatever the config says; ``head_norms``: queries and keys are normed
     head by head, in transformers with heads on that axis; ``sandwich``: norms stand past the sub-layers too;
@@ -47,7 +47,7 @@ class DecoderLayout:
 
     @property
     def norms(self) -> dict[str, str]:
-        """What a layer's norms are called: before attention, past it, before the feed-forward, past it."""
+        """Names of a layer's norms: before attention, past it, before the feed-forward, past it."""
         if not self.sandwich:
             return {"attention": "input_layernorm", "ffn": "post_attention_layernorm"}
         return {

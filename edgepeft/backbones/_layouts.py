@@ -211,7 +211,7 @@ def sites_of(layout: ModelLayout, sizes: Sizes) -> tuple[Site, ...]:
 
 
 def _lengthened_sites(layout: ModelLayout, sizes: Sizes, layers: Sequence[str]) -> list[Site]:
-    """What has to know of keys that are no tokens'."""
+    """Sites that must account for keys of no token."""
     if not layout.masked:
         return []
     role, shape, table = Role.ATTENTION_BIAS, ("batch", 1, 1, "places"), "embeddings.position_embeddings"

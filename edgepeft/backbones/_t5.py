@@ -131,7 +131,7 @@ def norms_of(sizes: Sizes) -> Iterator[str]:
 def absent_biases(
     sizes: Sizes, linear: Mapping[str, tuple[int, int]], norms: tuple[str, ...]
 ) -> dict[str, tuple[int, ...]]:
-    """Those that the Compacter paper adds for BitFit: none on the stacks' final norms, one on the output layer."""
+    """Biases that the Compacter paper adds for BitFit: none on the stacks' final norms, one on the output layer."""
     widths = {module: out for module, (out, _) in linear.items()}
     widths |= {norm: sizes.d_model for norm in norms if not norm.endswith("final_layer_norm")}
     return {f"{module}.bias": (width,) for module, width in {**widths, "lm_head": sizes.vocab_size}.items()}

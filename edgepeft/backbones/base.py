@@ -82,7 +82,7 @@ LINEAR_ROLES = (
 
 
 class Helper(StrEnum):
-    """What a delta graph may read besides sites: where the packed tokens stand, int64."""
+    """Values that a delta graph may read besides sites: where the packed tokens stand, int64."""
 
     FIRST_TOKEN = "first_token"  # [batch], each row's first among the packed tokens
     POSITION = "token.position"  # [tokens], each token's place within its row
@@ -166,7 +166,7 @@ class Distances:
 
 @dataclass(frozen=True)
 class Decoder:
-    """What writes text: a second stack of layers, which reads the first one's output, or a model that has but one."""
+    """The part that writes text: a second stack of layers, which reads the first one's output, or the whole model."""
 
     start_token_id: int | None  # after which texts begin; None: after the last token that is read
     end_token_id: int
@@ -269,7 +269,7 @@ class Family(ABC):
         return ""
 
     def modules_of_stored(self, name: str) -> tuple[str, ...]:
-        """What files call a tensor -> its names in transformers' modules; several have its rows, in equal parts."""
+        """Map a tensor's name in files to those in transformers' modules; several have its rows, in equal parts."""
         return (name,)
 
     def open_checkpoint(self, architecture: Architecture, weights: Path) -> Checkpoint:
@@ -283,11 +283,11 @@ class Family(ABC):
         """Emit the packed-token graph whose initializers point into the checkpoint."""
 
     def text_graphs(self, architecture: Architecture, checkpoint: Checkpoint) -> TextGraphs | None:
-        """Those that write text, over the same weights; None where the model has no decoder."""
+        """Build the graphs that write text, over the same weights; None where the model has no decoder."""
         return None
 
     def teaching_graph(self, architecture: Architecture, checkpoint: Checkpoint) -> onnx.ModelProto:
-        """What teaches text: what is read, and what stands before each token of a target -> that token's logits."""
+        """Build the graph that teaches text: a row, and what stands before each target token -> that token's logits."""
         raise BundleError(f"a {architecture.model_type} has no decoder that could be taught to write text.")
 
     @abstractmethod

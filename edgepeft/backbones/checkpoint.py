@@ -105,13 +105,13 @@ class Checkpoint:
         return cls(path, {entry.name: entry for entry in entries})
 
     def with_aliases(self, aliases: Mapping[str, str]) -> Checkpoint:
-        """The same index, in which a tensor that is not stored is the one that it is an alias of."""
+        """Add the aliases whose own tensors are not stored."""
         known = {name: other for name, other in aliases.items() if other in self.tensors and not self.holds(name)}
         new = {name: replace(self.tensors[other], name=name) for name, other in known.items()}
         return replace(self, tensors={**self.tensors, **new})
 
     def with_prefix_for(self, canonical: Iterable[str], prefixes: Iterable[str], model_type: str) -> Checkpoint:
-        """The same index, knowing under which prefix the base model's tensors stand, which is of that type."""
+        """Find the prefix under which the tensors of a base model of that type stand."""
         names = list(canonical)
         fewest: list[str] = names
         for prefix in prefixes:
@@ -152,7 +152,7 @@ class Checkpoint:
         return name in self.tensors or Quantised(name).scale in self.tensors
 
     def parts(self, name: str) -> tuple[str, ...]:
-        """What the file holds for a tensor: itself, or the integers and scales of a quantised one."""
+        """Names in the file of a tensor: its own, or those of the integers and scales of a quantised one."""
         quantised = Quantised(name)
         integers = (quantised.matrix, quantised.packed, quantised.bytes, quantised.table)
         stored = (name, *integers, quantised.scale, quantised.columns)
@@ -247,7 +247,7 @@ class Layout(NamedTuple):
 
     @property
     def n_bytes(self) -> int:
-        """Of the stored values."""
+        """Bytes of the stored values."""
         return math.prod(self.shape) * np.dtype(NUMPY_TYPES[self.dtype]).itemsize
 
 

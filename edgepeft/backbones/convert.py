@@ -237,7 +237,7 @@ def _read(path: Path, stored: StoredTensor) -> NDArray[Any]:
 
 
 def _in_modules(sources: Mapping[str, _Source], names: Callable[[str], tuple[str, ...]]) -> dict[str, _Source]:
-    """By transformers' own names; what is fused in the file is parts of its rows."""
+    """Rename tensors as transformers does; a fused one is divided by rows."""
     found = {}
     for name, one in sources.items():
         parts = names(name)
@@ -289,7 +289,7 @@ def byte_tokenizer() -> Tokenizer:
 
 
 def _characters() -> list[str]:
-    """By byte, as GPT-2 and the library write bytes: those that can be seen as they are, the others from 256 on."""
+    """List the character of each byte, as GPT-2 writes them: visible ones as they are, the others from 256 on."""
     seen = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
     unseen = [byte for byte in range(_BYTES) if byte not in seen]
     return [chr(byte if byte in seen else _BYTES + unseen.index(byte)) for byte in range(_BYTES)]

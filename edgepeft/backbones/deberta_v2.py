@@ -198,7 +198,7 @@ class DebertaV2(Encoder):
         return replace(found, tensors={**found.tensors, **tensors}, norms=(_NORM, *found.norms), distances=distances)
 
     def neighbours(self, architecture: Architecture, site: Site) -> dict[str, str]:
-        """What stands beside a site of its layer."""
+        """Name the values beside a site of its layer."""
         if site.role in _ON_DISTANCES_TOO and _shares(architecture):
             return {"input": f"layer.{site.layer}.attention_reads{LONGER}"}
         return super().neighbours(architecture, site)

@@ -182,7 +182,7 @@ class Encoder(Family):
         return replace(found, attention=self.attention_of(config, found.n_layers))
 
     def neighbours(self, architecture: Architecture, site: Site) -> dict[str, str]:
-        """What stands beside a site of its layer."""
+        """Name the values beside a site of its layer."""
         return neighbours(self.layouts[architecture.model_type], site)
 
     def checkpoint_prefix(self, architecture: Architecture) -> str:

@@ -83,7 +83,7 @@ class Llama(Family):
         )
 
     def neighbours(self, architecture: Architecture, site: Site) -> dict[str, str]:
-        """What stands beside a site of its layer."""
+        """Name the values beside a site of its layer."""
         return shapes.neighbours(site)
 
     def bindings(self, architecture: Architecture) -> dict[str, str]:
@@ -101,7 +101,7 @@ class Llama(Family):
         return _Builder(architecture, checkpoint).model()
 
     def text_graphs(self, architecture: Architecture, checkpoint: Checkpoint) -> text.TextGraphs:
-        """Of a prompt, and a step of what is written."""
+        """The graph of a prompt, and that of a step."""
         prompt, step = (_Builder(architecture, checkpoint) for _ in range(2))
         return text.TextGraphs(prompt.prompt(), step.step())
 
@@ -128,7 +128,7 @@ class _Builder:
         self.turns: dict[Attention, tuple[str, str]] = {}  # cosines and sines of each token, (., 1, e)
 
     def model(self) -> onnx.ModelProto:
-        """Of the bare backbone."""
+        """The bare backbone's graph."""
         hidden, d = self._read("input_ids", "attention_mask", self._attend_at_once), self.arch.hidden_size
         last = self.emit.op("Gather", hidden, self.packing.ends(), output=Role.POOLED_LAST.value)  # (B, d)
         outputs = self.packing.outputs(hidden, d)
@@ -291,7 +291,7 @@ class _Builder:
         return key, value
 
     def _attend_at_once(self, i: int, query: str, key: str, value: str, output: str) -> str:
-        """Of all tokens of each row: (T, h e)."""
+        """Attend from all tokens of each row: (T, h e)."""
         op, ints = self.emit.op, self.emit.ints
         keys, values = (op("Unsqueeze", each, ints(2)) for each in self._known(key, value))  # (B, k, 1, S, e)
         queries = op("Transpose", self._padded(query, self.heads, self.groups), perm=[0, 2, 3, 1, 4])  # (B, k, g, S, e)
@@ -301,7 +301,7 @@ class _Builder:
         return op("Gather", rows, self.packing.index, output=output)
 
     def _attend_step(self, i: int, query: str, key: str, value: str, output: str) -> str:
-        """Of one token of each text, to its prompt and to what was written: (N, h e)."""
+        """Attend from one token of each text to its prompt and to what was written: (N, h e)."""
         op, ints = self.emit.op, self.emit.ints
         k, g, e = self.heads, self.groups, self.width
         known, both = [], zip((key, value), text.caches(text.PAST, i), text.caches(text.PRESENT, i), strict=True)

@@ -58,7 +58,7 @@ class _Counted(io.BufferedReader):
     left = _PICKLE_BYTES
 
     def read(self, size: int | None = -1, /) -> bytes:
-        """As its base, so many times."""
+        """Read as the base does, a limited number of times."""
         self.left -= 1
         if self.left < 0:
             raise ValueError(f"its pickle has more than {_PICKLE_BYTES:,} parts")
@@ -86,7 +86,7 @@ def _refuse_growing(file: io.BufferedReader, path: Path, archive: bool) -> None:
 
 
 def _as_stored(state: dict[str, torch.Tensor], most: int, path: Path) -> dict[str, torch.Tensor]:
-    """The same tensors, in which those that are one (tied weights) are one object; ``most`` bytes together."""
+    """Make tied tensors one object; refuse more than ``most`` bytes together."""
     import torch
 
     known: dict[object, torch.Tensor] = {}

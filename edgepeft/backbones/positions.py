@@ -67,7 +67,7 @@ class Rotary:
         self._query = tuple(op("Mul", table, scale) for table in self._key)
 
     def _of_both(self, one: str, other: str) -> str:
-        """What each half, or neighbour, is multiplied by: (S, e / 2) twice -> (S, e)."""
+        """Join the factors of both halves, or neighbours: (S, e / 2) twice -> (S, e)."""
         op, ints = self.emit.op, self.emit.ints
         if not self._inner:
             return op("Concat", one, other, axis=1)

@@ -48,7 +48,7 @@ class Backbone:
 
     @cached_property
     def sha256(self) -> str:
-        """Of the weights: a delta belongs to exactly these."""
+        """Hash of the weights: a delta belongs to exactly these."""
         return sha256_of(self.weights)
 
     @cached_property
@@ -102,7 +102,7 @@ class Backbone:
 
 
 def _pooling_modes(config: Mapping[str, Any]) -> set[str]:
-    """As sentence-transformers writes them: a name or several, before its version 6 a switch for each."""
+    """Read the modes as sentence-transformers writes them: by name, before its version 6 by a switch for each."""
     given = config.get("pooling_mode")
     if given is not None:
         return {given} if isinstance(given, str) else {str(mode) for mode in given}

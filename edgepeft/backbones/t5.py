@@ -45,7 +45,7 @@ class T5(Family):
         return architecture_of(self.name, config)
 
     def neighbours(self, architecture: Architecture, site: Site) -> dict[str, str]:
-        """What stands beside a site of its layer."""
+        """Name the values beside a site of its layer."""
         return neighbours(site)
 
     def build_graph(self, architecture: Architecture, checkpoint: Checkpoint) -> onnx.ModelProto:
@@ -80,7 +80,7 @@ class Builder:
         self.gated = "encoder.block.0.layer.1.DenseReluDense.wi_0.weight" in architecture.tensors
 
     def model(self) -> onnx.ModelProto:
-        """Of labels."""
+        """The graph that scores labels."""
         encoded = self._encoder()
         outputs = self.packing.outputs(encoded, self.arch.hidden_size)
         self._labels_of(encoded)
@@ -205,7 +205,7 @@ class Builder:
         return [self.packing.split_heads(each, self.inner) for each in of_tokens]
 
     def _labels(self) -> tuple[str, str]:
-        """What the decoder starts from (B n, d), and what is added to its attention to itself (1, h, n, n).
+        """Return what the decoder starts from (B n, d), and what is added to its attention to itself (1, h, n, n).
 
         Without a task there are no labels, and the trie is a single node.
         """

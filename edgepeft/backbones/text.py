@@ -57,7 +57,7 @@ class Steps:
     rows: str = "rows"  # what a step takes of the encoder: a row's once, or again for each of its texts
 
     def cross(self) -> list[onnx.ValueInfoProto]:
-        """What the encoder's graph gives and the decoder's takes."""
+        """Values that the encoder's graph gives and the decoder's takes."""
         bias = helper.make_tensor_value_info(CROSS_BIAS, TensorProto.FLOAT, (self.rows, 1, 1, "length"))
         return [*self._caches(CROSS, self.rows, "length"), bias]
 
@@ -72,7 +72,7 @@ class Steps:
         return [logits, *self._caches(PRESENT, "texts", "written_and_one")]
 
     def teaching(self) -> tuple[onnx.ValueInfoProto, onnx.ValueInfoProto]:
-        """What the graph that teaches takes beside tokens, and what it gives."""
+        """The input, beside tokens, and the output of the graph that teaches."""
         before = helper.make_tensor_value_info(BEFORE, TensorProto.INT64, ("batch", "target"))
         logits = helper.make_tensor_value_info(LOGITS, TensorProto.FLOAT, ("batch", "target", self.vocabulary))
         return before, logits

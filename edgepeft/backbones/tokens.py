@@ -153,7 +153,7 @@ class TextEncoder:
 
 
 def text_encoder(path: Path, architecture: Architecture) -> TextEncoder:
-    """What reads texts for a backbone; one that goes on with them keeps their ends."""
+    """Open the tokenizer of a backbone; one that goes on with its texts keeps their ends."""
     return TextEncoder(path, architecture.inputs, architecture.pad_token_id, keeps_end=architecture.goes_on)
 
 

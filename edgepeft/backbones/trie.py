@@ -66,7 +66,7 @@ class Trie:
 
     @property
     def values(self) -> dict[str, NDArray[np.int64]]:
-        """What the graph reads: tokens [n], which nodes each node sees [n, n], the edges' tokens [e]."""
+        """Values that the graph reads: tokens [n], which nodes each node sees [n, n], the edges' tokens [e]."""
         sees = [[int(node[: len(other)] == other) for other in self.nodes] for node in self.nodes]
         found = {
             TOKENS: [node[-1] if node else self.start for node in self.nodes],
@@ -87,7 +87,7 @@ class Trie:
 
     @property
     def tables(self) -> dict[str, NDArray[np.bool_]]:
-        """What a head reads of it, by name."""
+        """Tables that a head reads, by name."""
         return {"siblings": self.siblings, "paths": self.paths}
 
     @cached_property
@@ -96,7 +96,7 @@ class Trie:
         return tuple(n for n in self.nodes if not any(n != other and n == other[: len(n)] for other in self.nodes))
 
     def side_by_side(self) -> tuple[NDArray[np.int64], NDArray[np.bool_], NDArray[np.int64]]:
-        """The same for a decoder that takes plain sequences: ways from the root, one after the other in one row.
+        """Lay it out for a decoder that takes plain sequences: ways from the root, one after the other in one row.
 
         Their tokens [m], which of these each sees [m, m], and for each node a place where it stands [n].
         """

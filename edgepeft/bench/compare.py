@@ -211,7 +211,7 @@ def _verdict(
 
 
 def _conditions(base: ResultFile, new: ResultFile, normalise: bool) -> list[str]:
-    """What differs around the two runs; refused where times would mean nothing."""
+    """List what differs around the two runs; refuse to compare where times would mean nothing."""
     before, now = _facts(base.document), _facts(new.document)
     names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
     differences = [f"{name} was {before.get(name)} and is {now.get(name)}" for name in names]
@@ -224,7 +224,7 @@ def _conditions(base: ResultFile, new: ResultFile, normalise: bool) -> list[str]
 
 
 def _facts(result: BenchResult) -> dict[str, str]:
-    """What must agree for throughputs to be comparable; edgepeft's own version is what a comparison is about."""
+    """Return what must agree for throughputs to be comparable; edgepeft's own version need not."""
     host, limits = result.host, result.profile.limits
     if result.mode == "calibrated":  # another quota each time, so that the host's speed drops out
         without = {"cpu_quota": None}
@@ -251,7 +251,7 @@ class MetricVerdict:
 
     @property
     def change(self) -> float:
-        """As a share of what it was; from nothing to something is infinite."""
+        """Change as a share of the old figure; infinite from nothing to something."""
         if self.before == 0:
             return 0.0 if self.now == 0 else float("inf")
         return self.now / self.before - 1.0

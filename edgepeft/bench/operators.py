@@ -149,7 +149,7 @@ class Value:
 
     @property
     def n_bytes(self) -> int:
-        """Of its elements."""
+        """Bytes of its elements."""
         return _TYPES.get(self.kind, 4) * math.prod(self.shape)
 
 

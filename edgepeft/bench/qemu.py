@@ -120,7 +120,7 @@ class Guest:
 
 
 def find_guest(environment: Mapping[str, str] = os.environ) -> Guest | str:
-    """What can be emulated here; else, as text, what is missing."""
+    """Find a guest that can be emulated here; else say, as text, what is missing."""
     for program, package in ((_QEMU, "qemu-user"), ("cc", "gcc")):
         if shutil.which(program) is None:
             return f"{program} is not installed (Debian: apt install {package})"

@@ -120,7 +120,7 @@ def run_benchmark(
 
 
 def _count(work: ResolvedRequest, progress: ProgressCallback) -> tuple[tuple[MetricsRecord, ...], str | None]:
-    """What is counted, not timed; and why instructions are not, where they were asked for."""
+    """Count what needs no clock; also say why instructions are not counted, where they were asked for."""
     request, subject, batch = work.request, work.subject, work.batches[0]
     metrics = count_metrics(subject, batch, seed=request.seed) if request.counted else []
     guest = find_guest() if request.instructions else None
@@ -351,7 +351,7 @@ def run_scenarios(
 
 
 def earlier_result(path: Path) -> BenchResult | None:
-    """What a run kept there; None where there is nothing yet."""
+    """Read what a run kept there; None where there is nothing yet."""
     if not path.exists():
         return None
     result = ResultFile.open(path).document

@@ -47,12 +47,12 @@ class Cost:
 
     @property
     def flops(self) -> int:
-        """Of all operators."""
+        """Operations of all operators."""
         return sum(work.flops for work in self.works)
 
     @property
     def product_flops(self) -> int:
-        """Of matrix products and convolutions."""
+        """Operations of matrix products and convolutions."""
         return product_flops(self.works)
 
     def by_operator(self) -> list[dict[str, Any]]:
@@ -66,7 +66,7 @@ class Cost:
         return sorted(rows, key=lambda row: (-row["flops"], -row["read_bytes"], row["op"]))
 
     def totals(self) -> dict[str, int]:
-        """Of the whole run."""
+        """Sums over the whole run."""
         return _sums(self.works)
 
 
@@ -152,7 +152,7 @@ def _count_answer(graphs: TextGraphs, inputs: Inputs, prompt: int, decoding: Dec
 
 
 def written_bytes(graphs: TextGraphs, inputs: Inputs, prompt: int, decoding: Decoding) -> dict[str, int]:
-    """What texts that are written at once take: caches, and a pass of the decoder, or of the encoder beyond them."""
+    """Bytes of texts that are written at once: caches, and a pass of the decoder, or of the encoder beyond them."""
     rows, length = inputs["input_ids"].shape
     last = _step(graphs.decoder, rows, rows * decoding.beams, length + prompt, decoding.max_new_tokens - 1)
     # Keys and values that are kept between the last steps, by whose tokens they are; ``length`` has a prompt in it.

@@ -144,7 +144,7 @@ class _Form:
         return rows
 
     def logits(self, outputs: Mapping[str, Values], rows: Inputs, entry: TaskEntry) -> Values:
-        """What the check holds, of the model's outputs."""
+        """Make of the model's outputs what the check holds."""
         return outputs[LOGITS]
 
 
@@ -200,7 +200,7 @@ _FORMS: Mapping[str, _Form] = {"ForQuestionAnswering": _Answers(), "ForMultipleC
 
 
 def _form_of(entry: TaskEntry) -> _Form:
-    """That of the class that transformers has for the task's kind."""
+    """The form of the class that transformers has for the task's kind."""
     return _FORMS.get(entry.task_kind.model, _Form())
 
 
@@ -246,7 +246,7 @@ def _write_text_model(bundle: Bundle, task: str, folder: Path) -> Verification:
 
 
 class _State:
-    """What optimum keeps of a batch between two steps."""
+    """A batch between two steps, as optimum keeps it."""
 
     def __init__(self, encoder: ort.InferenceSession, decoder: ort.InferenceSession, inputs: Inputs) -> None:
         self._decoder, self._mask = decoder, inputs["attention_mask"]
@@ -272,7 +272,7 @@ class _State:
 
 
 class _CausalState:
-    """What optimum keeps of a batch of a decoder's between two steps: rows that end together."""
+    """A decoder's batch between two steps, as optimum keeps it: rows that end together."""
 
     def __init__(self, session: ort.InferenceSession, inputs: Inputs) -> None:
         self._session, real = session, inputs[MASK] != 0

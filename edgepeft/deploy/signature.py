@@ -40,7 +40,7 @@ _NEW_KEY = "openssl genpkey -algorithm ed25519 -out key.pem; openssl pkey -in ke
 
 
 class _Signature(BaseModel):
-    """What ``edgepeft.sig`` holds."""
+    """The content of ``edgepeft.sig``."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -51,7 +51,7 @@ class _Signature(BaseModel):
 
     @property
     def signed_bytes(self) -> bytes:
-        """What the signature is of."""
+        """The bytes that are signed."""
         document: dict[str, object] = {"format": self.format, "files": self.files}
         if self.version:
             document["version"] = self.version
@@ -134,7 +134,7 @@ def _refuse_older(folder: Path, public_key: Path, version: int, allow_older: boo
 
 
 def _stated(folder: Path) -> _Signature:
-    """What ``edgepeft.sig`` states, by whomever."""
+    """Read ``edgepeft.sig``, whoever made it."""
     path = folder / SIGNATURE_FILE
     try:
         return _Signature.model_validate_json(path.read_bytes())
@@ -145,7 +145,7 @@ def _stated(folder: Path) -> _Signature:
 
 
 def _hashes(folder: Path) -> dict[str, str]:
-    """Of the files that are there; the manifest always is."""
+    """Hash the signed files that are there; the manifest always is."""
     return {name: sha256_of(folder / name) for name in SIGNED_FILES if (folder / name).is_file()}
 
 

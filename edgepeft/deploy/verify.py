@@ -179,7 +179,7 @@ def require_passed(task: str, result: Verification) -> None:
 
 
 def accepted(result: Verification) -> Verification:
-    """The same, allowed to be as far from its reference as it is; logits that are held to a tolerance stay so."""
+    """Allow a result to be as far from its reference as it is; logits that are held to a tolerance stay so."""
     if result.tolerance is not None:
         return result
     changed = 1 - min(result.agreement, (result.data or result).agreement)
@@ -201,7 +201,7 @@ class DataCheck:
     grouping: RowGrouping = field(default_factory=RowGrouping)
 
     def compare(self, run: RunRows, allowed: Tolerance) -> OnData:
-        """What ``run`` gives for these rows."""
+        """Run these rows, and compare decisions and scores."""
         logits = run_in_groups(run, self.inputs)
         _require_one_shape(self.reference, logits)
         reference, logits = (self.grouping.by_row(each, self.kind.pool) for each in (self.reference, logits))
@@ -239,7 +239,7 @@ class TextCheck:
 
     @classmethod
     def read(cls, content: bytes, where: str, vocabulary: int) -> TextCheck:
-        """What ``pack`` made, for a backbone of so many tokens."""
+        """Read what ``pack`` made, for a backbone of so many tokens."""
         try:
             check_header(content, where)
             found = load(content)
@@ -267,7 +267,7 @@ class TextCheck:
         return all(values.dtype == np.int64 for values in numbers) and 0 <= named.min() <= named.max() < vocabulary
 
     def replay(self, session: TextSession, decoder: Decoder, allowed: Tolerance = EXACT) -> Verification:
-        """As ``compare``, with a task's sessions."""
+        """Compare a task's sessions."""
         return self.compare(lambda inputs: TextState(session, inputs), decoder, allowed)
 
     def compare(self, begin: Callable[[Inputs], Steps], decoder: Decoder, allowed: Tolerance = EXACT) -> Verification:
@@ -297,7 +297,7 @@ class TextCheck:
 
 @dataclass(frozen=True)
 class AuditFinding:
-    """What was checked, and what is wrong with it (empty when nothing is)."""
+    """The subject of a check, and what is wrong with it (empty when nothing is)."""
 
     subject: str
     problem: str = ""

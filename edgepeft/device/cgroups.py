@@ -29,7 +29,7 @@ _UNLIMITED = 1 << 62  # v1 writes "no limit" as the largest multiple of a page b
 
 @dataclass(frozen=True)
 class MemoryFiles:
-    """What the two versions call the same three things."""
+    """Names that the two versions have for the same three files."""
 
     limit: str
     peak: str

@@ -132,7 +132,7 @@ def _control_groups(root: Path) -> Iterator[Finding]:
 
 
 def _limits_in_force(root: Path) -> Iterator[Finding]:
-    """What holds this process already: every profile's limits lie within these."""
+    """Tell what holds this process already: every profile's limits lie within these."""
     cores, quota = len(machine.affinity()), machine.cpu_quota(root / "proc")
     memory, allowed = psutil.virtual_memory().total, memory_bytes(root / "proc")
     soft, _ = resource.getrlimit(resource.RLIMIT_AS)

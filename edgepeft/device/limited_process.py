@@ -73,7 +73,7 @@ class Launch:
         return ours, other
 
     def report(self) -> dict[str, Any]:
-        """What the launcher sees inside the limits: ``pid``, ``cpus``, ``address_space_bytes``; then it waits."""
+        """Read what the launcher sees inside the limits: ``pid``, ``cpus``, ``address_space_bytes``; then it waits."""
         seen = self._next()
         if seen is None:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -213,7 +213,7 @@ class LimitedProcess:
         return self._placement.throttled()
 
     def lost(self) -> str | None:
-        """What of the limits no longer holds on the running program; None where all is as it was at the start."""
+        """Say which limit no longer holds on the running program; None where all is as it was at the start."""
         if self._final is not None or self.popen.poll() is not None:
             return None
         if not self._placement.holds(self.popen.pid):
@@ -290,7 +290,7 @@ def _resident_peak(pid: int) -> int | None:
 def judge(
     limits: Limits, placement: Placement, allowed: int, address_space: int | None, refused: Sequence[str] = ()
 ) -> InForce:
-    """What is in force on a child in ``placement``, on ``allowed`` processors; ``refused`` are other backends."""
+    """Tell what is in force on a child in ``placement``, on ``allowed`` processors; ``refused`` are other backends."""
     notes = [*placement.notes]
     grades = []
     cores = allowed

@@ -106,7 +106,7 @@ def _cpuinfo(proc: Path) -> dict[str, str]:
 
 
 def board_name(root: Path = ROOT) -> str | None:
-    """What the kernel calls the board: the device tree's model, else /proc/cpuinfo's; None on a PC."""
+    """The kernel's name of the board: the device tree's model, else /proc/cpuinfo's; None on a PC."""
     for name in ("proc/device-tree/model", "sys/firmware/devicetree/base/model"):
         if text := (cgroups.read(root / name) or "").strip("\0 \n"):
             return text
@@ -124,7 +124,7 @@ def cpu_model(proc: Path = cgroups.PROC) -> str:
 
 
 def cpu_vendor() -> str:
-    """What an x86 processor says of its maker, such as AuthenticAMD; empty where the kernel does not tell."""
+    """The maker of an x86 processor, such as AuthenticAMD; empty where the kernel does not tell."""
     return _cpuinfo(cgroups.PROC).get("vendor_id", "")
 
 
@@ -208,7 +208,7 @@ KNOWN_BAD = (
 
 
 def bad_wheels(installed: Mapping[str, str], missing: Collection[str]) -> list[BadWheel]:
-    """Those of ``installed`` (package -> version) that need one of the ``missing`` instructions."""
+    """Wheels of ``installed`` (package -> version) that need one of the ``missing`` instructions."""
     return [
         wheel
         for wheel in KNOWN_BAD
@@ -277,7 +277,7 @@ def missing_arithmetic(processor: Processor, *, weights: str, fp16: bool) -> lis
 
 
 def _published(profile: Profile | None) -> str:
-    """What int8 gained on the device: with ONNX Runtime, and where nothing is known of that with any other."""
+    """Say what int8 gained on the device: with ONNX Runtime, or where nothing is known of that with any other."""
     latencies = () if profile is None else profile.latencies
     pairs = [
         (slow, fast)

@@ -46,7 +46,7 @@ _SMALLEST_MEMORY = 1 << 20  # below this no process starts at all: a unit was mi
 
 @dataclass(frozen=True)
 class Limits:
-    """What a child process may use; None leaves that resource as the host has it."""
+    """Limits of a child process; None leaves that resource as the host has it."""
 
     cores: int | None = None  # processors that it may run on
     memory_bytes: int | None = None  # swap excluded
@@ -280,7 +280,7 @@ def _command(program: str, unit: str) -> list[str]:
 
 
 def _percent(cores: float) -> str:
-    """Of one core, to the tenth, which is systemd's precision (systemd.resource-control(5))."""
+    """Per cent of one core, to the tenth, which is systemd's precision (systemd.resource-control(5))."""
     return f"{100 * cores:.1f}%".replace(".0%", "%")
 
 

@@ -134,7 +134,7 @@ class ReferenceEncoder(_Part):
 
     @property
     def shapes(self) -> dict[str, int]:
-        """What the encoder is made from."""
+        """Sizes that the encoder is made from."""
         names = ("n_layers", "hidden_size", "intermediate_size", "n_heads", "n_tokens", "patch_values")
         return {name: int(getattr(self, name)) for name in names}
 
@@ -329,7 +329,7 @@ def with_settings(profile: Profile, settings: Iterable[str]) -> Profile:
 
 
 def _memory(profile: Profile, text: str) -> MemoryFigure:
-    """One of the variants, where the profile names them; a maker's GB is then the profile's GiB."""
+    """Read an amount: one of the variants, where the profile names them; a maker's GB is then the profile's GiB."""
     own = profile.memory
     match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-z]*)\s*", text, re.IGNORECASE | re.ASCII)
     unit = own.unit if match is None or not match[2] else _UNITS.get(match[2].lower())

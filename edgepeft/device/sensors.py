@@ -72,7 +72,7 @@ def number(path: Path) -> float | None:
 
 
 def firmware_says(vcgencmd: str | None, command: str) -> str | None:
-    """What the Raspberry Pi's program prints; None without it, without permission (group video), or where it hangs."""
+    """Ask the Raspberry Pi's program; None without it, without permission (group video), or where it hangs."""
     if vcgencmd is None:
         return None
     try:

@@ -105,7 +105,7 @@ def _readable(source: Path, columns: Columns, kinds: Sequence[Any]) -> Iterator[
 
 
 def flat_answers(by_task: Sequence[Sequence[Any]]) -> list[dict[str, Any]]:
-    """Of each row ``TASK.name`` -> value, of the answers of every task."""
+    """Flatten the answers of every task: of each row, ``TASK.name`` -> value."""
     rows: list[dict[str, Any]] = []
     for answers in zip(*by_task, strict=True):
         rows.append({})
@@ -171,7 +171,7 @@ def _cell(value: Any, form: str) -> Any:
 
 
 class DataFrame(Protocol):
-    """Of pandas or polars."""
+    """A table of pandas or polars."""
 
     @property
     def columns(self) -> Any:

@@ -66,7 +66,7 @@ class _Text(NamedTuple):
 
 @dataclass
 class Row:
-    """What is being written of a row: open texts from the best, and ended ones; a ``guide`` leads a single open one."""
+    """A row's texts while they are written: open ones, best first, and ended ones; a ``guide`` leads a single one."""
 
     open: list[_Text]
     ended: list[tuple[np.float32, _Text]] = field(default_factory=list)
@@ -79,7 +79,7 @@ class Row:
         return cls([_Text((token,), np.float32(0))], most=most, guide=guide)
 
     def best(self, end: int) -> Written:
-        """What has been written."""
+        """The best text that was written."""
         tokens = self.ended[0][1].tokens[1:]
         ended = tokens[-1] == end
         return Written(tokens[:-1] if ended else tokens, ended)
@@ -104,7 +104,7 @@ class Row:
 
 
 class Choice(NamedTuple):
-    """What the next step reads: the rows that go on, each text's last token, and which of this step it continues."""
+    """Input of the next step: the rows that go on, each text's last token, and which of this step it continues."""
 
     rows: list[int]
     ids: NDArray[np.int64]
@@ -130,7 +130,7 @@ def choose(rows: Sequence[Row], logits: Floats, decoding: Decoding, end: int) ->
 
 
 def _candidates(rows: Sequence[Row], values: Floats, beams: int) -> Iterator[list[_Text]]:
-    """Of each row the best continuations from the best down: one, or two a beam, so that enough are left open."""
+    """Yield the best continuations of each row, the best first: one, or two a beam, so that enough are left open."""
     if beams == 1:
         for row, token in zip(rows, values.argmax(1).tolist(), strict=True):
             yield [_Text((*row.open[0].tokens, token), np.float32(0))]
@@ -151,7 +151,7 @@ def log_probabilities(logits: Floats) -> Floats:
 
 
 def _repeating(tokens: Sequence[int], n: int) -> Iterator[int]:
-    """What would make the last ``n`` tokens stand twice; nothing for 0."""
+    """Yield the tokens that would make the last ``n`` stand twice; none for 0."""
     if n:
         last = tokens[len(tokens) + 1 - n :]
         yield from (tokens[i + n - 1] for i in range(len(tokens) - n + 1) if tokens[i : i + n - 1] == last)

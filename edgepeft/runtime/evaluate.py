@@ -52,7 +52,7 @@ class EvalResult:
 
     @property
     def score(self) -> float:
-        """Of all rows."""
+        """The score of all rows."""
         return float(self.found["score"])
 
     @property
@@ -132,7 +132,7 @@ class _Asked:
     right: str | None  # a metric that says of one row whether it is right
 
     def scores(self, kind: TaskType, metric: str, targets: Any, outputs: Any, worst: list[dict[str, Any]]) -> Found:
-        """Of all rows, of each part, and of questions."""
+        """Score all rows, each part, and questions."""
 
         def of(metric: str, places: Sequence[int]) -> float:
             return kind.score(metric, *(chosen(values, places) for values in (targets, outputs)))
@@ -153,7 +153,7 @@ class _Asked:
 
 
 def _of_logits(asked: _Asked, batches: Batches) -> Found:
-    """What the kind of the task makes of its logits."""
+    """Score a task by its logits."""
     task, kind, worst = asked.task, asked.runtime.bundle.entry(asked.task).task_kind, list[dict[str, Any]]()
     kind.metric_of(asked.metric or kind.default_metric)
     targets, outputs, kept, together, done = list[Any](), list[Any](), list[Any](), list[Row](), 0
@@ -191,7 +191,7 @@ def _of_logits(asked: _Asked, batches: Batches) -> Found:
 
 
 def _of_texts(asked: _Asked, batches: Batches) -> Found:
-    """What was written; the loss of a row is what its F1 lacks."""
+    """Score what was written; the loss of a row is what its F1 lacks."""
     kind, worst = asked.runtime.bundle.entry(asked.task).task_kind, list[dict[str, Any]]()
     name = kind.metric_or_default(asked.metric)
     written, references = list[str](), list[Sequence[str]]()

@@ -42,7 +42,7 @@ _FLOAT_BYTES = 4
 
 
 class OneStack(NamedTuple):
-    """What a lowered graph needs besides a session: see ``in_place``; a task's prompt stands before each row."""
+    """Inputs of a lowered graph besides a session's (``in_place``); a task's prompt stands before each row."""
 
     frequencies: tuple[NDArray[np.float32], ...]
     prompt: tuple[int, ...]
@@ -57,7 +57,7 @@ class TextSession(NamedTuple):
 
     @classmethod
     def of(cls, graphs: Sequence[onnx.ModelProto], opened: Callable[[onnx.ModelProto], TaskSession]) -> TextSession:
-        """On both graphs of a task."""
+        """Open both graphs of a task."""
         encoder, decoder = graphs
         if (lowered := in_place(decoder)) is None:
             return cls(opened(encoder), opened(decoder))
@@ -65,7 +65,7 @@ class TextSession(NamedTuple):
 
     @property
     def layers(self) -> int:
-        """Of the decoder."""
+        """Layers of the decoder."""
         return sum(value.name.startswith(f"{PAST}.key.") for value in self.decoder.get_inputs())
 
     @property
@@ -88,7 +88,7 @@ class TextSession(NamedTuple):
         return [*self.stack.prompt, *map(int, ids)]
 
     def beginning(self, ids: Sequence[int], most: int) -> Beginning | None:
-        """Of rows whose own tokens begin with these; empty of two stacks, None if it has more than ``most`` bytes."""
+        """Compute what rows share that begin with these tokens; empty of two stacks, None beyond ``most`` bytes."""
         cache = self.cache()
         if cache is None:
             return Beginning()
@@ -97,7 +97,7 @@ class TextSession(NamedTuple):
 
 
 class TextState:
-    """What the decoder knows of a batch: the encoder's keys and values of each row, its own of each text.
+    """A batch between steps: the encoder's keys and values of each row, the decoder's own of each text.
 
     Of one stack, rows start from what they share with ``beginning``.
     """
@@ -181,11 +181,11 @@ class Generator:
         return session
 
     def opened(self, task: str | None) -> TextSession | None:
-        """As ``session``, where they are open."""
+        """A task's sessions, where they are open."""
         return self._sessions.get(task)
 
     def beginning(self, task: str | None, session: TextSession, taken: int) -> Beginning:
-        """What a task's texts begin with; empty by another session than its own, or where ``taken`` leaves no room."""
+        """Find what a task's texts begin with; empty for a session not its own, or where ``taken`` leaves no room."""
         if task is None or self._sessions.get(task) is not session:
             return Beginning()
         if (kept := self.beginnings.of(task)) is not None:
@@ -196,7 +196,7 @@ class Generator:
         return Beginning() if found is None else self.beginnings.keep(task, found, most)
 
     def write(self, task: str | None, inputs: Inputs, decoding: Decoding) -> list[Written]:
-        """What follows each row of ``inputs``, token ids and masks [rows, length]."""
+        """Write what follows each row of ``inputs``, token ids and masks [rows, length]."""
         architecture = self.bundle.architecture
         if 2 * decoding.beams > architecture.vocab_size:
             raise UsageError(f"{decoding.beams} beams are too many for {architecture.vocab_size} tokens; give fewer.")
@@ -210,7 +210,7 @@ class Generator:
         decoding: Decoding,
         prompt_length: int,
     ) -> list[Written]:
-        """The same by any session, which is opened when it is known that the rows fit, and has so long a prompt."""
+        """Write by any session with a prompt of that length; it is opened once the rows are known to fit."""
         lengths = (inputs["attention_mask"] != 0).sum(1) + prompt_length
         parts = [*self.parts(lengths, decoding)]  # before anything runs: what does not fit is refused
         opened, written = session(), dict[int, Written]()
@@ -222,11 +222,11 @@ class Generator:
 
     @cached_property
     def grammars(self) -> Grammars:
-        """Of the backbone's tokenizer."""
+        """Grammars of the backbone's tokenizer."""
         return Grammars.of(self.bundle.folder, self.bundle.architecture)
 
     def guide(self, task: str | None, decoding: Decoding, schema: Mapping[str, Any] | None = None) -> Guide | None:
-        """What leads a text of a task by this JSON schema, or by its own; None where there is none."""
+        """Make what leads a text of a task by this JSON schema, or by its own; None where there is none."""
         own = None if task is None else self.bundle.entry(task).json_schema
         schema = own if schema is None else schema
         if schema is None or not decoding.ends:  # without ends only time matters
@@ -288,7 +288,7 @@ class Generator:
         yield order[begin:]
 
     def row_bytes(self, length: int, decoding: Decoding) -> int:
-        """As the function of that name."""
+        """Bytes of a row, by the function of that name."""
         return row_bytes(self.bundle.architecture, length, decoding)
 
     def fit(self, rows: int, longest: int, decoding: Decoding, more: int = 0) -> bool:
@@ -321,7 +321,7 @@ class Generator:
 
     @property
     def decoder(self) -> Decoder:
-        """What the architecture says of its decoder."""
+        """The architecture's decoder."""
         decoder = self.bundle.architecture.decoder
         assert decoder is not None, "a bundle without a decoder has no graphs that write text"
         return decoder

@@ -51,7 +51,7 @@ class Grammars:
 
     @classmethod
     def of(cls, folder: Path, architecture: Architecture) -> Self:
-        """Those of a backbone, or a bundle, in that folder."""
+        """Grammars of the backbone, or the bundle, in that folder."""
         decoder = architecture.decoder
         assert decoder is not None, "what writes text has one"
         return cls(folder / "tokenizer.json", decoder.end_token_id, architecture.vocab_size)
@@ -79,7 +79,7 @@ class Grammars:
             ) from error
 
     def guide(self, schema: Any) -> Guide:
-        """What leads one text, before its first token; raises Unwritable where the schema cannot be followed."""
+        """Make what leads one text, before its first token; raises Unwritable where the schema cannot be followed."""
         text = schema_text(schema)
         with self._lock:
             if text not in self._begun:

@@ -38,7 +38,7 @@ class Truncation:
 
 
 def checked_inputs(inputs: Inputs, architecture: Architecture) -> dict[str, NDArray[np.int64]]:
-    """Those of ``inputs`` that the backbone reads."""
+    """Check and return those of ``inputs`` that the backbone reads."""
     names = architecture.inputs
     if missing := [name for name in names if name not in inputs]:
         raise DataError(f"the batch has no {' and no '.join(missing)}; this backbone reads {', '.join(names)}.")
@@ -81,7 +81,7 @@ class ReadRows(NamedTuple):
 
 
 def read_by(kind: TaskType, texts: object, source: str | None = None) -> ReadRows:
-    """What callers give as rows, as ``texts_of`` has it, or as the kind of task reads them."""
+    """Read rows as callers give them: as ``texts_of`` does, or as the kind of task asks."""
     given = _listed(texts)
     if not kind.several:
         return ReadRows(given, texts_of(given, source))
@@ -96,7 +96,7 @@ def _listed(texts: object) -> list[Any]:
 
 
 def texts_of(texts: object, source: str | None = None) -> list[Text]:
-    """What callers give as texts; one text is a list of one, and the second of a pair may be None.
+    """Read texts as callers give them; one text is a list of one, and the second of a pair may be None.
 
     With ``source``, a task's pattern, each is what the row's columns make of it; a text alone is the one column.
     """
@@ -140,7 +140,7 @@ class Tokenizing:
     def tokens(
         self, texts: Sequence[Text], max_length: int, answers: int = 1, *, kind: TaskType | None = None
     ) -> TokenBatch:
-        """What a task of a kind reads of texts, for so many ``answers`` each; None cuts at the maximal length."""
+        """Tokenize texts for a kind of task, with so many ``answers`` each; None cuts at the maximal length."""
         with self._lock:
             encoder = self.encoder()
             batch = encoder.encode(texts, max_length) if kind is None else tokenized(encoder, texts, max_length, kind)

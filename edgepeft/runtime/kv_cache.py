@@ -42,7 +42,7 @@ class Beginning(NamedTuple):
 
     @property
     def n_bytes(self) -> int:
-        """Of the keys and values."""
+        """Bytes of the keys and values."""
         return sum(each.nbytes for each in self.values)
 
     def shared(self, ids: Sequence[int]) -> int:
@@ -53,7 +53,7 @@ class Beginning(NamedTuple):
 
 
 class Beginnings:
-    """What the texts of each task begin with, its instruction, computed once; several threads may use them.
+    """The beginnings of tasks' texts, their instructions, each computed once; several threads may use them.
 
     A text starts from as many of these tokens as are its own too, so it does not matter where a tokenizer joins the
     instruction's end to what follows.  The least recently used are let go where memory is short.
@@ -65,7 +65,7 @@ class Beginnings:
 
     @property
     def n_bytes(self) -> int:
-        """Of all that are kept."""
+        """Bytes of all that are kept."""
         with self._lock:
             return sum(each.n_bytes for each in self._kept.values())
 
@@ -91,7 +91,7 @@ class Beginnings:
 
 
 class KvCache:
-    """Of texts that begin together, for one thread at a time; ``heads``: how many of keys, and their width."""
+    """Keys and values of texts that begin together, for one thread; ``heads``: how many of keys, and their width."""
 
     def __init__(
         self, layers: int, heads: tuple[int, int], vocabulary: int, frequencies: Sequence[NDArray[np.float32]]
@@ -139,7 +139,7 @@ class KvCache:
         return logits
 
     def beginning(self, bind: Bind, tokens: Sequence[int], most: int) -> Beginning | None:
-        """Of these tokens; empty where they are too few to save anything, None if it has more than ``most`` bytes."""
+        """Compute the beginning of these tokens; empty if too few to save anything, None beyond ``most`` bytes."""
         if len(self._layers) * 2 * math.prod(self._heads) * len(tokens) * np.dtype(np.float32).itemsize > most:
             return None
         if len(tokens) <= _PADDING:
@@ -222,7 +222,7 @@ class _Run:
 
 
 def places(tokens: int) -> int:
-    """Of a buffer for so many."""
+    """Places of a buffer for so many tokens."""
     return -(-tokens // _ROOM) * _ROOM
 
 

@@ -58,12 +58,12 @@ def word_scores(generator: Generator, task: str, inputs: Inputs, trie: Trie) -> 
 
 
 def decoding_of(trie: Trie) -> Decoding:
-    """What a text takes whose labels these are, as that of one that is written: a token a step, branches as beams."""
+    """Decoding that takes as much as scoring these labels: a token a step, branches as beams."""
     return Decoding(1 + max(map(len, trie.ways)), beams=min(len(trie.ways), _BRANCHES))
 
 
 def decoding_in(bundle: Bundle, task: str, asked: Decoding) -> Decoding:
-    """What a text of a task that is written takes: as ``asked``, but for labels that are words what these take."""
+    """Decoding by which a task's memory is counted: as ``asked``, or what its labels take where they are words."""
     entry = bundle.entry(task)
     return decoding_of(Tokenizing(bundle, RLock()).trie(entry)) if entry.scores_words else asked
 

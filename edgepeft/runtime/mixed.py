@@ -131,7 +131,7 @@ class Slots:
         return found
 
     def bound(self, tasks: Tasks, counts: Mapping[str, NDArray[np.integer]]) -> Bound:
-        """As ``run``, for runs that share their values."""
+        """Bind what ``run`` would run, for runs that share their values."""
         return Bound(*self._prepared(tasks, counts), self._weights.used)
 
     def _prepared(

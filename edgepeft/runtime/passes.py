@@ -93,7 +93,7 @@ def packed(values: NDArray[Any], mask: NDArray[Any], prompt: int, fill: float) -
 
 
 def filled(shape: tuple[int, ...], found: NDArray[np.float32]) -> NDArray[np.float32]:
-    """What is ``found`` of all rows, 0 up to that shape where it is of fewer tokens."""
+    """Fill ``found`` with 0 up to that shape, where it is of fewer tokens."""
     if found.shape == shape:
         return found
     into = np.zeros(shape, np.float32)

@@ -71,7 +71,7 @@ def predictions(
 
 
 def no_number(task: str | None) -> BundleError:
-    """What is said where a task gives NaN or an infinite number."""
+    """Make the error of a task that gives NaN or an infinite number."""
     name = "the bare backbone" if task is None else f"task {task}"
     return BundleError(
         f"{name} gives NaN or an infinite number for this text; its values are damaged. Export it again."
@@ -95,7 +95,7 @@ def in_numbers(answers: Sequence[A]) -> Sequence[A]:
 
 
 class Notes:
-    """What was said of each task's texts, once."""
+    """Says each note on a task's texts once."""
 
     def __init__(self) -> None:
         self._said: set[tuple[str, str]] = set()
@@ -110,7 +110,7 @@ class Notes:
 
 
 def note_of(text: Text, entry: TaskEntry) -> str:
-    """What speaks against an answer: a text of another kind than those that the task was trained on."""
+    """Say what speaks against an answer: a text of another kind than those that the task was trained on."""
     if not text.first.strip() and not (text.second or "").strip():
         return "the text is empty"
     if entry.pairs and text.second is None:

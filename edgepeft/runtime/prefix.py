@@ -38,7 +38,7 @@ class Prefix:
         self._sessions: dict[tuple[int, str | None], TaskSession] = {}
 
     def plan(self, tasks: Sequence[str]) -> PrefixPlan:
-        """What these tasks share; tasks with a prompt share nothing."""
+        """Plan what these tasks share; tasks with a prompt share nothing."""
         for task in tasks:
             if task not in self._depths:
                 architecture, sites = self._bundle.architecture, self._bundle.manifest.backbone.sites

@@ -359,7 +359,7 @@ class Runtime(TextTasks):
     def _of_each(
         self, texts: Mapping[str | None, list[Readable]], pooling: Pooling, decoding: Decoding
     ) -> Sequence[RowResult]:
-        """As ``_answers``; where tasks fail together each alone, so that one that fails is an error of its own."""
+        """Answer as ``_answers`` does; where that fails, task by task, so that the failure of one is its own."""
         try:
             return self._answers(texts, pooling, decoding)
         except BundleError as error:

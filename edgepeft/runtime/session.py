@@ -142,7 +142,7 @@ def failing_as(what: str) -> Iterator[None]:
 
 
 def _failed(what: str, error: Exception) -> BundleError:
-    """Of any exception: ONNX Runtime's share no base but Exception."""
+    """Wrap any exception: ONNX Runtime's share no base but Exception."""
     return BundleError(f"ONNX Runtime {what}: {reason(error)}")
 
 
@@ -172,7 +172,7 @@ def run_session(session: Session, output: str, inputs: Mapping[str, NDArray[Any]
 
 
 class _Signature(NamedTuple):
-    """What a session takes, and whether its logits are of packed tokens."""
+    """Inputs of a session, and whether its logits are of packed tokens."""
 
     inputs: tuple[str, ...]
     packed_logits: bool

@@ -61,12 +61,12 @@ class Draft:
 
     @property
     def tokens(self) -> tuple[int, ...]:
-        """What stands so far."""
+        """Tokens that were written so far."""
         return self.written.tokens if self.done and not self.error else self.row.open[0].tokens[1:]
 
     @property
     def written(self) -> Written:
-        """What stands in the end."""
+        """The text in the end."""
         return self.row.best(self.end)
 
 
@@ -165,7 +165,7 @@ class TextBatch:
         return np.flatnonzero([draft.error is None for draft in self._going])
 
     def piece(self, draft: Draft) -> str:
-        """What has been added to a text since this was asked last, in whole characters.
+        """Return what was added to a text since the last call, in whole characters.
 
         All pieces are the text, but where a tokenizer changes what it has said already.
         """
@@ -177,7 +177,7 @@ class TextBatch:
         return piece
 
     def answer(self, draft: Draft) -> TextAnswer:
-        """What has been written, once it is done; raises its error if it has one."""
+        """Return a text once it is done; raise its error if it has one."""
         if draft.error is not None:
             raise draft.error
         tokens, ended = draft.written
@@ -384,7 +384,7 @@ class TextTasks(ABC):
         return batch.answer(draft)
 
     def _read(self, task: str, texts: object) -> tuple[list[Text], Inputs]:
-        """What a task that writes text reads, and its tokens; opens the task."""
+        """Read and tokenize texts for a task that writes text, and open the task."""
         entry = self.bundle.entry(task)
         if not entry.task_kind.writes:
             raise UsageError(f"task {task} writes no text; ask it with predict.")

@@ -60,7 +60,7 @@ class Bound:
         return {value.name for value in self._session.get_inputs()}
 
     def run(self) -> None:
-        """Once, from what lies there to what lies there then."""
+        """Run once on the values that are bound."""
         self._used(self._session)
         self._session.run_with_iobinding(self._binding)
 
@@ -85,7 +85,7 @@ class TaskSession:
 
     @property
     def values_bytes(self) -> int:
-        """Of what is fed."""
+        """Bytes of what is fed."""
         return sum(value.tensor_size_in_bytes() for value in self.feeds.values())
 
     def get_inputs(self) -> list[Any]:
@@ -106,13 +106,13 @@ class TaskSession:
         return [value.numpy() for value in self.run_values(outputs, tokens)]
 
     def run_values(self, outputs: Sequence[str], inputs: Mapping[str, ort.OrtValue]) -> list[ort.OrtValue]:
-        """As ``run``, with values that stay where ONNX Runtime has them."""
+        """Run with values that stay where ONNX Runtime has them."""
         self._used(self.shared)
         values: list[ort.OrtValue] = self.shared.run_with_ort_values(list(outputs), {**self.feeds, **inputs})
         return values
 
     def bound(self, rows: Sequence[TaskSession] = ()) -> Bound:
-        """For runs that share their values; ``rows``: the session of each row's task, where several share this one."""
+        """Bind values that runs share; ``rows``: the session of each row's task, where several share this one."""
         feeds = self.feeds
         if any(row is not rows[0] for row in rows):
             values = {name: [row.feeds[name].numpy() for row in rows] for name in feeds}

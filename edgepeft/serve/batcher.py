@@ -215,7 +215,7 @@ class Batcher:
                 self._ready.notify()
 
     async def between(self, call: Callable[[], T]) -> T:
-        """What ``call`` gives, run by a thread of the batches while none runs."""
+        """Run ``call`` in a thread of the batches while none runs, and return its result."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
 

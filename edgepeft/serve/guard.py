@@ -156,7 +156,7 @@ def _host(value: str) -> str:
 
 
 async def while_there(request: Request, answers: Coroutine[Any, Any, T]) -> T:
-    """What ``answers`` gives; cancelled where the client leaves before, so that its text is not written on."""
+    """Await ``answers``; cancel them where the client leaves before, so that its text is not written on."""
 
     async def gone() -> None:
         while (await request.receive())["type"] != "http.disconnect":
@@ -174,7 +174,7 @@ async def while_there(request: Request, answers: Coroutine[Any, Any, T]) -> T:
 
 
 def parsed_body(content: bytes, model: type[Body], most_rows: int) -> Body:
-    """What a body holds, once a search that ends at one too many has counted its strings and members."""
+    """Parse a body, after a search that ends at one too many has counted its strings and members."""
     most = _TOKENS_OF_A_ROW * most_rows + _TOKENS_BESIDE
     if _more_tokens_than(most).match(content):
         raise Refused(413, "too_many_rows", f"a request may hold {most_rows} rows; this one holds more than they need.")
@@ -224,7 +224,7 @@ def _rows_of(text: Readable) -> int:
 
 
 def _characters(text: Readable) -> int:
-    """Of its longest part."""
+    """Characters of its longest part."""
     if isinstance(text, str):
         return len(text)
     return max((len(str(part or "")) for part in (text.values() if isinstance(text, Mapping) else text)), default=0)

@@ -263,7 +263,7 @@ def _listed(asked: EmbeddingsRequest, answers: Sequence[RowResult], n_tokens: in
 
 
 def _problem(error: Exception) -> Response:
-    """As OpenAI's clients read it: ``type`` and ``param`` beside message and code."""
+    """Answer an error as OpenAI's clients read it: ``type`` and ``param`` beside message and code."""
     refused, unknown = refusal_of(error), isinstance(error, UnknownName)
     param = "model" if unknown else refused.message.partition(":")[0]
     if isinstance(error, ValidationError):
@@ -317,7 +317,7 @@ class _Form(Events):
         return self._chunk({"delta": {}} if self.chat else {"text": ""}, _reason(answer)) + b"data: [DONE]\n\n"
 
     def error(self, refused: Refused) -> bytes:
-        """As the client reads it: an exception."""
+        """An error as the client reads it: an exception."""
         return b"data: %b\n\n" % bytes(problem(refused, {"type": "server_error", "param": None}).body)
 
     def _chunk(self, said: dict[str, Any], reason: str | None) -> bytes:
@@ -373,7 +373,7 @@ async def _completions(request: Request, model: type[CompletionRequest | ChatReq
 
 
 async def _schema(request: Request, asked: ChatRequest) -> Mapping[str, Any] | None:
-    """What the answer is to keep to, if the request says it; the task's own where any object would do."""
+    """Find what the answer is to keep to, if the request says it; the task's own where any object would do."""
     service, form = serving_of(request).service, asked.response_format
     if form is None or form.type == "text":
         return None

@@ -70,7 +70,7 @@ _SHOWN: dict[type[EdgepeftError], tuple[int, str]] = {
 
 
 def explain(error: EdgepeftError, task: str | None) -> Refused:
-    """What a client may know of an error; the rest goes to the log, since messages name files."""
+    """Say what a client may know of an error; the rest goes to the log, since messages name files."""
     for kind, (status, code) in _SHOWN.items():
         if isinstance(error, kind):
             return Refused(status, code, str(error))
@@ -96,7 +96,7 @@ def _invalid(error: ValidationError) -> Refused:
 
 
 def refusal_of(error: Exception) -> Refused:
-    """What its client is sent."""
+    """Make of an error what its client is sent."""
     return next(_REFUSALS[kind](error) for kind in type(error).__mro__ if kind in _REFUSALS)
 
 

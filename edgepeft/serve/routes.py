@@ -59,7 +59,7 @@ class Serving:
     alone: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def aside(self, call: Callable[..., T], *arguments: Any) -> T:
-        """What ``call`` gives, by a thread, for work of milliseconds; one at a time, and half of the time at most.
+        """Run ``call`` in a thread, for work of milliseconds; one at a time, and half of the time at most.
 
         The libraries that read a body keep the interpreter to themselves meanwhile, and health checks need it too.
         """
@@ -118,7 +118,7 @@ def serving_of(request: Request) -> Serving:
 
 
 async def body_of(request: Request, model: type[Body], most_rows: int) -> Body:
-    """What was asked, read by a thread where it is long; what is no JSON, a page of another site could send unasked."""
+    """Parse what was asked, in a thread where it is long; other types a page of another site could send unasked."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise Refused(415, "not_json", "send Content-Type: application/json.")

@@ -58,7 +58,7 @@ class _Stop(Exception):
 
 
 class Connections:
-    """Those that are open; at most ``limits.connections`` and ``HEALTH_RESERVE``, and ``per_address`` of one address.
+    """Open connections: at most ``limits.connections`` and ``HEALTH_RESERVE``, and ``per_address`` of one address.
 
     One more takes the place of the one that has waited longest for its client, of the address that has most; it is
     closed where all are at work.
@@ -117,7 +117,7 @@ class Connections:
 
 @lru_cache(1024)
 def address_of(host: str) -> str:
-    """Whom a connection counts for: an IPv4 address or an IPv6 /64; empty for this machine: a proxy speaks for all."""
+    """Name whom connections count for: an IPv4 address or IPv6 /64; empty for this machine: a proxy speaks for all."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
@@ -230,7 +230,7 @@ class Limited(HttpToolsProtocol):
         super().on_response_complete()
 
     def send_400_response(self, msg: str) -> None:
-        """What the parser cannot read; or has been stopped at, which was answered."""
+        """Refuse what the parser cannot read; where it was stopped, that was answered."""
         self._refuse(*_NO_HTTP)
 
     def _stop(self, *why: Any) -> None:

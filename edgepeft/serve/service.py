@@ -86,7 +86,7 @@ class Service:
 
     @property
     def manifest(self) -> Manifest:
-        """What is served now."""
+        """The manifest of what is served now."""
         return self.runtime.bundle.manifest
 
     @property
@@ -166,7 +166,7 @@ class Service:
         return {task: problem for task, problem in found.items() if problem is not None}
 
     def _predict(self, tasks: Sequence[str | None], texts: Sequence[Readable]) -> list[RowResult]:
-        """As ``Runtime.predict_mixed``; a task that did not pass its trial is not opened here."""
+        """Answer as ``Runtime.predict_mixed`` does; a task that did not pass its trial is not opened here."""
         problems = self._problems(tasks)
         if not problems:
             return self.runtime.predict_mixed(tasks, texts, strict=False)

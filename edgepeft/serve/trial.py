@@ -265,7 +265,7 @@ def _name(task: str | None) -> str:
 
 
 def _key(bundle: Bundle, task: str | None) -> str:
-    """Of all that is run for the task, and of what runs it."""
+    """Hash all that is run for the task, and what runs it."""
     backbone = bundle.manifest.backbone
     parts = [metadata.version("onnxruntime"), backbone.sha256.graph, backbone.sha256.weights]
     parts += [bundle.manifest.files.get("tokenizer.json", ""), bundle.manifest.files.get("config.json", "")]
@@ -314,7 +314,7 @@ def _main() -> None:
 
 
 def _limit(seconds: float) -> None:
-    """What the next task may take; SIGXCPU ends the process, wherever it is."""
+    """Limit what the next task may take; SIGXCPU ends the process, wherever it is."""
     import resource
 
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

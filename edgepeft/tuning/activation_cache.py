@@ -63,7 +63,7 @@ class SplitGraphs:
     deployed: onnx.ModelProto
 
     def n_bytes(self, rows: Encoded) -> int:
-        """What the states of these rows take."""
+        """Bytes of the states of these rows."""
         lengths = rows.token_lengths
         counts = {False: sum(lengths), True: len(lengths)}
         return sum(_FLOAT_BYTES * state.width * counts[state.by_row] for state in self.states)
@@ -77,7 +77,7 @@ def training_graph(
     prefix_cache: bool,
     backward: Backward = "int8",
 ) -> tuple[onnx.ModelProto, SplitGraphs | None]:
-    """What steps run, and where it and the deployed graph, whose trained tensors are inputs, are cut.
+    """Make what steps run, and cut it and the deployed graph, whose trained tensors are inputs.
 
     The cut is None where the embeddings, or what follows them at once, are trained or adapted: there is nothing to
     compute once; and where a decoder has several states for a row, one for each node of its labels.
@@ -168,7 +168,7 @@ class HiddenStates:
 def hidden_states(
     split: SplitGraphs, parts: Mapping[str, Encoded], weights_sha256: str, *, folder: Path | None, kept: Path | None
 ) -> dict[str, HiddenStates]:
-    """Those of each part's rows, to be filled; in the folder ``kept`` no file stays that is of others."""
+    """Make the hidden states of each part's rows, to be filled; in the folder ``kept`` no file of others stays."""
     if kept is None:
         return {part: HiddenStates(split.states, rows, folder) for part, rows in parts.items()}
     files = {}
@@ -210,7 +210,7 @@ def _room(size: int, folder: Path | None) -> NDArray[np.float32]:
 
 
 def _frozen_states(graph: onnx.GraphProto, live: Container[str], tensors: Container[str]) -> set[str]:
-    """What the backbone's maps and norms give, and maps read, that is not live; ``tensors`` are the checkpoint's."""
+    """Outputs of the backbone's maps and norms, inputs of maps, that are not live; ``tensors`` are the checkpoint's."""
     writer = writers(graph)
     states = set()
     for node in (node for node in graph.node if node.output[0] not in live):  # that add a bias of the checkpoint
@@ -225,7 +225,7 @@ def _frozen_states(graph: onnx.GraphProto, live: Container[str], tensors: Contai
 
 
 def _lowest_states(graph: onnx.GraphProto, live: Container[str], states: Container[str]) -> tuple[str, ...]:
-    """Those of ``states`` from which everything live follows without a product below it being computed again.
+    """Choose of ``states`` those from which everything live follows without a product below it being computed again.
 
     None where nothing but the embeddings stands below what is live.  Needs a graph without unused nodes.
     """

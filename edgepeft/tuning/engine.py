@@ -134,7 +134,7 @@ class OnnxRuntimeEngine(TrainingEngine):
         return replace(rows, per_row=per_row, windows=train.windows(chosen))
 
     def _beside(self, chosen: Sequence[int], labels: NDArray[Any]) -> Mapping[str, NDArray[Any]]:
-        """What a step takes of training rows besides their tokens and labels: hidden states, where they are kept."""
+        """Inputs of a step besides tokens and labels: hidden states, where they are kept."""
         return self._hidden["train"].packed(self._rows["train"].token_rows(chosen)) if self._hidden else {}
 
     def _check(self, chosen: Sequence[int], masks: Sequence[NDArray[np.float32]], found: StepResult) -> None:
@@ -186,7 +186,7 @@ class OnnxRuntimeEngine(TrainingEngine):
 
     @property
     def trained(self) -> Arrays:
-        """In float32, by name."""
+        """The trained tensors in float32, by name."""
         return self._trained
 
     @trained.setter
@@ -195,7 +195,7 @@ class OnnxRuntimeEngine(TrainingEngine):
 
     @property
     def given(self) -> Arrays:
-        """What graphs take where answers are scored: of what the task's file will hold, in half precision or not."""
+        """Inputs of graphs where answers are scored, from the tensors as the task's file will hold them."""
         if self._given is None:
             self._given = self._expansion.inputs(self._target.as_stored(self.trained))
         return self._given

@@ -117,7 +117,7 @@ _DELTA = "delta:"  # of the trained tensors' names in an engine's state
 
 @dataclass(frozen=True)
 class LocalSteps:
-    """What some steps gave."""
+    """The result of some steps."""
 
     tensors: Arrays  # by name
     n_rows: int  # that train here

@@ -128,7 +128,7 @@ def prepare_tuned(bundle: Bundle, path: Path, *, replace: bool = False) -> Prepa
 
 
 def _read(path: Path) -> tuple[_Facts, _Account]:
-    """What the file says of its tensors, which are not looked at."""
+    """Read what the file says of its tensors, which are not looked at."""
     try:
         check_header(path, path)
         with safe_open(path, "np") as file:

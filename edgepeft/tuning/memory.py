@@ -136,7 +136,7 @@ class StepLayout:
     notes: tuple[str, ...]  # for people
 
     def plain(self) -> dict[str, Any]:
-        """What a resumed run must have too, for its last digits to be the same."""
+        """Facts that a resumed run must share, for its last digits to be the same."""
         return {"micro_batch": self.micro_batch, "prefix_cache": self.split is not None}
 
 
@@ -186,7 +186,7 @@ def lay_out(
 
 
 def _written(bundle: Bundle, target: TuningTarget, writing: Writing, longest: int, target_tokens: int) -> int:
-    """Of an evaluation: both graphs that write and what they take; logits of losses, whose arena keeps them."""
+    """Bytes of an evaluation: both graphs that write and what they take; logits of losses, which the arena keeps."""
     graphs = bundle.text_graphs_with(target.delta)
     decoding, length = Decoding(max_new_tokens=writing.max_length), longest + target.prompt_length
     rows = rows_written(bundle, WRITTEN_ROWS, length, decoding, memory_bytes())

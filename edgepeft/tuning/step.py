@@ -160,7 +160,7 @@ class TrainingStep:
         return StepResult(loss if whole is None else whole, total)
 
     def loss(self, tensors: Mapping[str, Any], rows: StepRows) -> float:
-        """That of ``__call__`` without the way back."""
+        """The loss of ``__call__``, without the way back."""
         if self.facts.kind.whole_batch:
             return self._slopes(tensors, rows)[0]
         return sum(float(self.run([LOSS], tensors, given)[0]) for _, given in rows.parts(self._told))
@@ -192,7 +192,7 @@ class TrainingStep:
         return loss, replace(rows, labels=slopes.astype(np.float32), shares=ones)
 
     def _told(self, mask: NDArray[Any], by_row: dict[str, Any]) -> dict[str, Any]:
-        """As it is, or of each packed token where the task answers for these."""
+        """Give ``by_row`` as it is, or for each packed token where the task answers for these."""
         if not self.facts.kind.per_token:
             return by_row
         shape, found = mask.shape, dict[str, Any]()
@@ -233,7 +233,7 @@ class Expansion:
         self._facts, self._checkpoint, self._threads = facts, checkpoint, thread_count(threads)
 
     def inputs(self, trained: Arrays) -> Arrays:
-        """What graphs take, by ``facts.leaves``."""
+        """Make the inputs of graphs, by ``facts.leaves``."""
         generator, checkpoint = self._generator, self._checkpoint
         if generator is None:
             return trained
@@ -242,7 +242,7 @@ class Expansion:
         return {**trained, **dict(zip(names, made, strict=True))}
 
     def gradients(self, trained: Arrays, found: Arrays) -> Arrays:
-        """Those of what is trained, from those of what graphs took, which are taken out of ``found``."""
+        """Gradients of what is trained, from those of the graphs' inputs, which are taken out of ``found``."""
         generator = self._generator
         if generator is None:
             return found

@@ -66,18 +66,18 @@ class TuningTarget:
 
     @property
     def card(self) -> dict[str, Any]:
-        """What the delta graph says of the task: its method, its scores and more."""
+        """The task's card in the delta graph: its method, its scores and more."""
         return {"metrics": {}, **json.loads(properties(self.delta).get("edgepeft.card", "{}"))}
 
     @property
     def pooling(self) -> Pooling:
-        """What of the backbone a linear head in place of the task's would read."""
+        """The pooling that a linear head in place of the task's would read."""
         known = {"mean": Pooling.MEAN, "tokens": Pooling.TOKENS, "last_token": Pooling.LAST}
         return known.get(self.card.get("head_reads", ""), Pooling.FIRST)
 
     @property
     def rates(self) -> tuple[float, float]:
-        """As ``rates_of`` the delta."""
+        """Learning rates of delta and head to start from."""
         return rates_of(self.method, self.card.get("training", {}), self.card.get("head_reads", ""))
 
     def tensors(self) -> Arrays:
@@ -89,7 +89,7 @@ class TuningTarget:
         return {n: rounded(n, t).astype(np.float32) if n in self.half else t for n, t in tensors.items()}
 
     def with_tensors(self, tensors: Arrays, **account: dict[str, Any]) -> onnx.ModelProto:
-        """As ``retold`` the delta."""
+        """The delta graph with these values, and this account of them in its card."""
         return retold(self.delta, tensors, self.half, **account)
 
 

@@ -56,7 +56,7 @@ class WritingEngine(OnnxRuntimeEngine):
     """A step's graph reads what stands before each token of a target; the tokens are its labels."""
 
     def scored(self, part: str, rows: Encoded, kind: TaskType, metric: str, advance: Callable[[int], None]) -> Scored:
-        """What greedy decoding writes, and of each row the mean loss of its target's tokens."""
+        """Score what greedy decoding writes; a row's loss is the mean over its target's tokens."""
         texts, losses = np.empty(len(rows.targets), object), np.empty(len(rows.targets))
         decode, decoding = self._bundle.encoder().decode, Decoding(max_new_tokens=self._writing.max_length)
         generator, session = Generator(self._bundle, self._open), self._session()
@@ -70,7 +70,7 @@ class WritingEngine(OnnxRuntimeEngine):
         return Scored(kind.score(metric, rows.references, texts.tolist()), float(losses.mean()), texts, losses, kind)
 
     def check(self) -> bytes:
-        """What the training graph goes on with greedily, and its likeliest tokens at each step."""
+        """Record what the training graph goes on with greedily, and its likeliest tokens at each step."""
         self.finish(self.trained)
         inputs = self._target.check
         words = min(CANDIDATES, self._writing.words)
@@ -91,7 +91,7 @@ class WritingEngine(OnnxRuntimeEngine):
         return self._target.writing
 
     def _session(self) -> TextSession:
-        """What writes with the tensors as they will be stored."""
+        """Open what writes with the tensors as they will be stored."""
         delta = self._target.with_tensors(self._target.as_stored(self.trained))
         return TextSession.of(self._bundle.text_graphs_with(delta), self._open)
 
@@ -99,7 +99,7 @@ class WritingEngine(OnnxRuntimeEngine):
         return TaskSession(open_session(graph, self._bundle.folder, self._threads), {}, None)
 
     def _beside(self, chosen: Sequence[int], labels: NDArray[Any]) -> Mapping[str, NDArray[Any]]:
-        """What stands before each token of the targets."""
+        """Inputs of a step besides tokens and labels: what stands before each token of the targets."""
         return {BEFORE: self._before(labels)}
 
     def _before(self, targets: NDArray[np.int64]) -> NDArray[np.int64]:

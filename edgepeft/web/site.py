@@ -70,7 +70,7 @@ _STYLES = ("page.css", "site.css")
 
 
 class Site(NamedTuple):
-    """What was written: tasks, structures, and bytes in all, of the weights, and of the values of all tasks.
+    """The site that was written: tasks, structures, and bytes in all, of the weights, and of the values of all tasks.
 
     ``exact_tokens`` is whether the page's tokenizer is ours, whose tokens are Python's, and not the npm library's.
     ``untunable`` says of tasks that a tunable site has, and cannot tune, why.
@@ -145,7 +145,7 @@ def write_site(
 
 
 def _is_word_piece(tokenizer: dict[str, Any]) -> bool:
-    """As ``isWordPiece`` of ``module/wordpiece.js``, which a test compares."""
+    """Whether it is a WordPiece, as ``isWordPiece`` of ``module/wordpiece.js`` says, which a test compares."""
     parts = (tokenizer.get(part) or {} for part in ("model", "normalizer", "pre_tokenizer"))
     known = ["WordPiece", "BertNormalizer", "BertPreTokenizer"]
     added = tokenizer.get("added_tokens") or []
@@ -235,7 +235,7 @@ class LibraryFile(NamedTuple):
 
 
 def library_files(packages: Sequence[str]) -> list[LibraryFile]:
-    """What a site needs of these packages."""
+    """List the files that a site needs of these packages."""
     known: dict[str, dict[str, Any]] = json.loads(package_data("web/libraries.json").read_text(encoding="utf-8"))
     return [
         LibraryFile(package, known[package]["version"], file["path"], file["as"], file["sha256"])

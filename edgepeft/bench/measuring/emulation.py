@@ -41,7 +41,7 @@ StartAt = Callable[[str, Job, float], AbstractContextManager[WorkerProcess]]  # 
 
 @dataclass(frozen=True)
 class Setting:
-    """What is put around the workers, and what their times then stand for."""
+    """The limits around the workers, and what their times stand for under these."""
 
     mode: Literal["limits", "calibrated", "measured"]
     profile: Profile
@@ -114,7 +114,7 @@ class Trial:
 
 @document(frozen=True, config=_STRICT)
 class Residual:
-    """What calibration leaves wrong: a kind of work, and its rate here over the device's."""
+    """A kind of work that calibration leaves wrong: its rate here, and on the device."""
 
     work: str
     unit: str
@@ -167,7 +167,7 @@ class Calibrated:
         return self.share >= LEAST_SHARE
 
     def notes(self, profile: Profile) -> tuple[str, ...]:
-        """What a reader of the figures must know of it."""
+        """Sentences that a reader of the figures must know."""
         notes = [
             f"calibrated: under a quota of {self.quota_cores:.3f} cores ({self.share:.1%} of {self.cores}) this host "
             f"takes {self.achieved_s:.3g} s for {self.reference}, the device {self.device_s:.3g} s "

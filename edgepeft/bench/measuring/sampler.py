@@ -31,7 +31,7 @@ _STEADY = 0.05  # between the last warm-up step and the best of those before
 
 @dataclass(frozen=True)
 class Budget:
-    """What ``--max-seconds`` leaves of a run: time until a moment of the clock; without one there is no end."""
+    """The time left of ``--max-seconds``: until a moment of the clock, or without end."""
 
     until: float = math.inf
     clock: Callable[[], float] = time.monotonic
@@ -98,7 +98,7 @@ class Series:
 
     @property
     def seconds(self) -> list[float]:
-        """Of each sample."""
+        """Seconds of each sample."""
         return [sample.seconds for sample in self.samples]
 
     @property

@@ -38,7 +38,7 @@ _LEAST = 3  # tokens of a text: two special ones and a word
 
 
 class UnitRole(StrEnum):
-    """What a unit is to the others: ratios are taken to backbones, peers and full fine-tuning."""
+    """A unit's part in comparisons: ratios are taken to backbones, peers and full fine-tuning."""
 
     TASK = "task"
     BACKBONE = "backbone"
@@ -72,7 +72,7 @@ class Unit:
 
     @property
     def label(self) -> str:
-        """For progress and messages, unique within a plan."""
+        """Name for progress and messages, unique within a plan."""
         what = {
             UnitRole.TASK: f"task {self.task.name}" if self.task else "",
             UnitRole.PEER: f"peer {self.peer}",
@@ -216,7 +216,7 @@ def check_request(request: BenchOptions) -> None:
 
 @dataclass(frozen=True)
 class ResolvedRequest:
-    """What a request stands for: ``rows`` in a batch, the batches, ``notes`` on them."""
+    """A request with its model, lengths and batches; ``rows`` is the batch size, ``notes`` are for people."""
 
     request: BenchOptions
     profile: Profile
@@ -229,7 +229,7 @@ class ResolvedRequest:
     new_tokens: int = 0  # that are written of each text
 
     def units(self, threads: int) -> list[Unit]:
-        """What is timed; nothing where only counts were asked for."""
+        """List what is timed: nothing where only counts were asked for."""
         request, subject, batched = self.request, self.subject, self.scenario.kind is SampleKind.BATCHES
         if not request.timed:
             return []
@@ -299,7 +299,7 @@ def _beside(prompt: int) -> str:
 
 
 def random_options(request: BenchOptions) -> dict[str, Any]:
-    """What a random model is made by, besides its name, as JSON has it."""
+    """Options of ``random_subject`` besides the name, as plain JSON."""
     return {"methods": list(request.methods), "settings": dict(request.settings), "seed": request.seed}
 
 

@@ -105,7 +105,7 @@ class Lengths:
         return len(set(self.values)) == 1
 
     def clamped(self, max_length: int) -> Lengths:
-        """The same with longer texts cut to ``max_length``, as ``edgepeft run`` would."""
+        """Cut longer texts to ``max_length``, as ``edgepeft run`` would."""
         return Lengths(tuple(min(n, max_length) for n in self.values), self.source, self.described)
 
 

@@ -328,7 +328,7 @@ class ReportInputs:
 
 
 def row_name(row: BenchRow) -> str:
-    """What a row of a result is about, within its workload and engine."""
+    """Name the subject of a row, within its workload and engine."""
     return f"{row.task} ({row.method or '-'})" if row.task and not row.variant else tables.subject_of(row)
 
 

@@ -40,7 +40,7 @@ class BeforeAfter(Part, Generic[_Value]):
 
 
 class Kept(Part):
-    """What a promise came to on these rows."""
+    """The outcome of a promised coverage or risk on these rows."""
 
     coverage: float | None = None
     risk: float | None = None
@@ -92,7 +92,7 @@ def reliability(key: str, name: str, task: str, found: Calibration) -> Iterator[
 
 
 class ClassFigures(Part):
-    """Of one label; ``support`` is how many rows have it."""
+    """Figures of one label; ``support`` is how many rows have it."""
 
     precision: float
     recall: float
@@ -203,7 +203,7 @@ def _confusion(key: str, name: str, found: EvalSummary) -> Section:
 
 
 class Baseline(Part):
-    """What the delta has to beat; ``p`` is McNemar's."""
+    """A score that the delta has to beat; ``p`` is McNemar's."""
 
     test: float
     p: float
@@ -211,7 +211,7 @@ class Baseline(Part):
 
 
 class CurvePoint(Part):
-    """Of a learning curve; scores are None where a run diverged."""
+    """A point of a learning curve; scores are None where a run diverged."""
 
     rows: int
     eval: float | None

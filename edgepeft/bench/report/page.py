@@ -117,7 +117,7 @@ class Section:
 
 
 def inline_svg(section: Section) -> str:
-    """For a page: as wide as it may be, ink and ground from the page, ids that no other picture has."""
+    """A picture within a page: of any width, in the page's ink, with ids that no other picture has."""
     text = plain_svg(section, transparent=True).decode("utf-8")
     text = text[text.index("<svg") :]
     opening, rest = text.split(">", 1)

@@ -51,7 +51,7 @@ def bench_table(result: BenchResult) -> RenderableType:
 
 
 def _footnotes(result: BenchResult) -> list[Text]:
-    """What the figures were measured under and stand for, what makes them doubtful, then the rest: five lines."""
+    """Make five lines: conditions and what the figures stand for, then warnings, then the rest."""
     conditions = _conditions(result)
     warnings = [  # of each kind the first; the JSON has them all
         f"{warning} ({_label(row)}{f' and {len(others)} others' if others else ''})"
@@ -130,7 +130,7 @@ def _cells(row: BenchRow) -> list[str]:
 
 
 def subject_of(row: BenchRow) -> str:
-    """What a row is about, within its workload and engine."""
+    """Name the subject of a row, within its workload and engine."""
     if row.peer:
         return f"peer {row.peer}"
     if row.variant:
@@ -232,7 +232,7 @@ def comparison_table(comparison: Comparison) -> RenderableType:
 
 
 def of_mode(result: BenchResult) -> str:
-    """What tells a figure's kind after its name: nothing for limits, whose speed is the host's."""
+    """End of a title that tells the kind of figure; empty for limits, whose speed is the host's."""
     return _OF_MODE.get(str(result.mode), "").format(result.profile.name)
 
 

@@ -50,7 +50,7 @@ def _median(rates: GemmRates) -> float | None:
 
 
 def in_force_of(measured: Sequence[Measured]) -> InForce | None:
-    """Of the first worker, or of the first that lost some of its limits while it ran."""
+    """Limits of the first worker, or of the first that lost some of them while it ran."""
     limits = [one.in_force for one in measured if one.in_force]
     return min(limits, key=lambda one: _GRADES.index(one.emulation), default=None)
 
@@ -70,7 +70,7 @@ def profile_of(profile: Profile, limits: Limits, in_force: InForce | None, notes
 
 
 def arithmetic_notes(profile: Profile, subject: BenchSubject) -> list[str]:
-    """What the bundle's kinds of weights cost on the profile's processor, and wheels of this host that die there."""
+    """Say what the bundle's weights cost on the profile's processor, and which wheels of this host die there."""
     manifest, processor = subject.bundle.manifest, machine.processor_of_profile(profile)
     fp16 = any(manifest.tasks[task.name].weights_dtype == "fp16" for task in subject.tasks)
     costs = machine.missing_arithmetic(processor, weights=manifest.backbone.weights_dtype, fp16=fp16)

@@ -81,7 +81,7 @@ class HostRecord(Part):
 
 
 class LimitsRequested(Part):
-    """What the profile asks for; None leaves that resource as the host has it."""
+    """Limits that the profile asks for; None leaves that resource as the host has it."""
 
     cores: int | None = None
     memory_bytes: int | None = None
@@ -89,7 +89,7 @@ class LimitsRequested(Part):
 
 
 class LimitsInForce(LimitsRequested):
-    """What the kernel reports, by the way of limiting that was taken; None where nothing limits that resource."""
+    """Limits that the kernel reports, and what set them; None where nothing limits that resource."""
 
     backend: str | None = None
 

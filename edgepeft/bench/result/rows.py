@@ -155,7 +155,7 @@ def _plain(ratio: statistics.Ratio) -> dict[str, Any]:
 
 
 def _peer_name(one: Measured, other: Measured) -> str | None:
-    """What ``other`` is to ``one``; None where a ratio would mean nothing."""
+    """Name what ``other`` is to ``one``; None where a ratio would mean nothing."""
     mine, theirs = one.unit, other.unit
     if one is other or mine.workload != theirs.workload:
         return None
@@ -254,7 +254,7 @@ def warnings_of(one: Measured, rounds: int) -> list[str]:
 
 
 def _of_rounds(one: Measured, rounds: int) -> Iterator[tuple[str, str]]:
-    """What could not be measured, or not as often as was asked."""
+    """Warn of what could not be measured, or not as often as was asked."""
     done = len(one.series.samples)
     if one.unit.unavailable:
         yield "not available", one.unit.unavailable
@@ -271,7 +271,7 @@ def _of_rounds(one: Measured, rounds: int) -> Iterator[tuple[str, str]]:
 
 
 def _of_samples(one: Measured) -> Iterator[tuple[str, str]]:
-    """What is odd about the samples themselves."""
+    """Warn of what is odd about the samples themselves."""
     taken, seconds = one.series.seconds, comparable(one)
     if not any(sample.each for sample in one.series.samples):  # else more steps than samples, or no percentiles at all
         lacking = [f"p{p}" for p in (50, 90, 99) if taken and statistics.percentile(taken, p) is None]
@@ -287,7 +287,7 @@ def _of_samples(one: Measured) -> Iterator[tuple[str, str]]:
 
 
 def _of_host(one: Measured) -> Iterator[tuple[str, str]]:
-    """What the host did meanwhile; that it throttled, by the board's sensors, else by the processor's counters."""
+    """Warn of what the host did meanwhile; the board's sensors tell of throttling, else the processor's counters."""
     job, kept, load, samples = one.unit.job, one.in_force, one.load, one.series.samples
     if throttled := throttled_samples(one.series):
         reasons = ", ".join(dict.fromkeys(reason for sample in throttled for reason in sample))

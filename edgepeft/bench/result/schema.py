@@ -113,7 +113,7 @@ class PredictionRecord(Part):
 
 
 class BenchRow(Part):
-    """What was measured or predicted of one subject; a figure is None where there is none."""
+    """Figures of one subject, measured or predicted; None where there is none."""
 
     SOMETIMES: ClassVar[frozenset[str]] = frozenset({"predicted", "against", "new_tokens"})
 
@@ -149,7 +149,7 @@ class BenchRow(Part):
     against: AgainstRatio | None = None
 
     def key(self, *, with_threads: bool = True) -> RowKey:
-        """What the row measured; rows of two files with equal keys can be compared."""
+        """Tell what the row measured: rows of two files with equal keys can be compared."""
         names = (*_IDENTITY, *_SHAPE[: None if with_threads else -1])
         return (*(getattr(self, name) for name in names), str(self.lengths.source if self.lengths else None))
 
@@ -172,7 +172,7 @@ class MetricsRecord(Part):
 
 
 class CeilingsRecord(Part):
-    """What the host does at most, measured in the same run."""
+    """The host's highest rates, measured in the same run."""
 
     flops_per_s: float
     bytes_per_s: float

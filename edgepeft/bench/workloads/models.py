@@ -236,7 +236,7 @@ def finetune_onnxruntime(job: Job) -> Prepared:
 def _targets(
     job: Job, mask: NDArray[np.int64], architecture: Architecture
 ) -> tuple[NDArray[Any], dict[str, NDArray[np.int64]]]:
-    """What a step takes beside the tokens: made targets [rows, ...], and what a decoder reads to write them."""
+    """Make a step's targets [rows, ...], and what a decoder reads to write them."""
     if not job.new_tokens:
         return job.task_kind().made_targets(mask), {}
     assert architecture.decoder is not None, "what writes has a decoder"
