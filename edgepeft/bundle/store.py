@@ -76,28 +76,19 @@ class Store:
         return held
 
     def _evict(self) -> None:
-        """Remove entries, the least recently used first, until the rest is within the limit."""
+        """Remove entries that no process uses, the least recently used first, until the rest is within the limit."""
+        import fcntl
+
         entries = [path for path in self.root.iterdir() if (path / _IN_USE).is_file() and path.name[0] != "."]
         sizes = {entry: sum(path.stat().st_size for path in entry.iterdir()) for entry in entries}
         total = sum(sizes.values())
         for entry in sorted(sizes, key=lambda entry: (entry / _IN_USE).stat().st_mtime_ns):
             if total <= self.limit_bytes:
                 return
-            if _remove(entry):
+            with (entry / _IN_USE).open() as file, contextlib.suppress(BlockingIOError):
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(entry.rename(entry.with_name(f".{entry.name}.old")), ignore_errors=True)
                 total -= sizes[entry]
-
-
-def _remove(entry: Path) -> bool:
-    """Remove an entry unless a process uses it; whether it was removed."""
-    import fcntl
-
-    with (entry / _IN_USE).open() as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        shutil.rmtree(entry.rename(entry.with_name(f".{entry.name}.old")), ignore_errors=True)
-    return True
 
 
 def _shared(path: Path) -> int | None:
