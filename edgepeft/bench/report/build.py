@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from edgepeft.bench.compare import ResultFile
 from edgepeft.bench.report import evaluation, tables
-from edgepeft.bench.report.page import Cell, Section, page, plain_svg
+from edgepeft.bench.report.page import BLUE, GREEN, GREY, ORANGE, Cell, Section, page, plain_svg
 from edgepeft.bench.report.sweeps import swept
 from edgepeft.bench.result.parts import read_document, schema_of
 from edgepeft.bench.result.schema import RESULT_SCHEMA, BenchResult, BenchRow, OperatorRecord, ProfiledPass
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _TITLE = "edgepeft: what was measured"
-BLUE, ORANGE, GREEN, GREY = "#0072b2", "#d55e00", "#009e73", "#888888"  # of Okabe and Ito's palette
 _SERIES = (BLUE, ORANGE, GREEN, "#cc79a7", "#e69f00", "#56b4e9")
 _WRAPPED = 34  # characters of a bar's name in a line
 _MOST_OPERATORS = 10

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from pydantic import AliasChoices, Field, field_validator
 
-from edgepeft.bench.report.page import Cell, Section
+from edgepeft.bench.report.page import BLUE, GREY, Cell, Section
 from edgepeft.bench.result.parts import Part
 from edgepeft.data import by_class
 from edgepeft.tasks.base import stated
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 EVAL_SCHEMA = "edgepeft.eval/1"
-_BLUE, _GREY = "#0072b2", "#888888"
 _WITH = {"before": "without temperature", "after": "with temperature"}
 _Value = TypeVar("_Value")
 
@@ -64,8 +63,8 @@ def reliability(key: str, name: str, task: str, found: Calibration) -> Iterator[
 
     def draw(figure: Figure) -> None:
         axis = figure.add_subplot()
-        axis.plot([0, 1], [0, 1], color=_GREY, linewidth=1, linestyle=":", label="as probable as it is right")
-        for which, colour, marker in (("before", _GREY, "s--"), ("after", _BLUE, "o-")):
+        axis.plot([0, 1], [0, 1], color=GREY, linewidth=1, linestyle=":", label="as probable as it is right")
+        for which, colour, marker in (("before", GREY, "s--"), ("after", BLUE, "o-")):
             bins = [each for each in getattr(found.bins, which) if each.rows]
             places = [each.confidence for each in bins], [each.accuracy for each in bins]
             error = getattr(found.ece, which)

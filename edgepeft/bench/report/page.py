@@ -21,6 +21,7 @@ _POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 )
 _INK = "#000000"
+BLUE, ORANGE, GREEN, GREY = "#0072b2", "#d55e00", "#009e73", "#888888"  # of Okabe and Ito's palette
 Cell = str | float | int | None
 
 
