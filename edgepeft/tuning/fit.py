@@ -20,7 +20,7 @@ from edgepeft.common.errors import BundleError, UsageError
 from edgepeft.common.task_name import GRAPH, WEIGHTS
 from edgepeft.data.parts import TaskData
 from edgepeft.data.rows import Row
-from edgepeft.deploy.cost import checked_length, example_inputs, read_as, written_bytes
+from edgepeft.deploy.cost import ARENA, checked_length, example_inputs, read_as, written_bytes
 from edgepeft.device.profiles import Profile
 from edgepeft.graph.cost import matrices_read, packed_bytes, peak_bytes, stored_bytes
 from edgepeft.graph.shapes import walk
@@ -30,12 +30,10 @@ from edgepeft.runtime.generation import row_bytes, rows_at_once
 from edgepeft.runtime.label_words import decoding_in
 from edgepeft.runtime.passes import PASS_TOKENS
 from edgepeft.tasks.base import TaskType
-from edgepeft.tuning.memory import Demand, most_within
+from edgepeft.tuning.memory import SESSION, Demand, most_within
 from edgepeft.tuning.target import Files, TuningTarget, from_task, from_template
 
 # Measured on MiniLM and roberta-base, 1 x 16 to 8 x 128 and 2 x 512 tokens.
-_ARENA = 1.4  # pieces of powers of two, and holes: 1.1 to 1.7 of what is alive
-_SESSION = 16_000_000
 _COPIES = 3  # of a delta: its file, its tensors, its packed matrices
 _TOKENIZER = 20  # of tokenizer.json's bytes: hash tables of every token and merge
 _INPUTS = 6 * 8  # ids, mask and types of a token, and a copy of each
@@ -149,7 +147,7 @@ def _inference(
         "process": base,
         "packed weights": packed,
         "embeddings and vectors": sum(size for name, size in stored.items() if name not in read),
-        "session": len(graphs) * _SESSION + _COPIES * delta + private,
+        "session": len(graphs) * SESSION + _COPIES * delta + private,
         "tokenizer": _TOKENIZER * tokenizer.stat().st_size if tokenizer.is_file() else 0,
     }
 
@@ -157,7 +155,7 @@ def _inference(
 
     def parts(rows: int) -> dict[str, int]:
         outputs = 0 if entry is None or decoding is not None else prod(entry.logits_shape(rows * each, length))
-        second = {"session for a text alone": _SESSION} if rows > 1 and decoding is None else {}
+        second = {"session for a text alone": SESSION} if rows > 1 and decoding is None else {}
         more = {"inputs": _INPUTS * rows * each * length, "logits": _LOGITS * outputs}
         return {**fixed, **second, **working(rows * each), **more}
 
@@ -167,10 +165,10 @@ def _inference(
     # A runtime refuses what takes more than half of the memory.
     least = 0 if decoding is None else 2 * row_bytes(bundle.architecture, length, decoding)
     # Packing reads every weight once and writes its packed copy to the cache's file.
-    first = base + bundle.weights.stat().st_size + _SESSION
+    first = base + bundle.weights.stat().st_size + SESSION
     most = most_within(peak, allowed, _MOST_ROWS)
     needed = peak(batch_size)
-    further = delta + (private + _SESSION + (_COPIES - 1) * delta if private else 0)
+    further = delta + (private + SESSION + (_COPIES - 1) * delta if private else 0)
     tasks = 0 if needed > allowed or task is None else 1 + (allowed - needed) // max(1, further)
     return Inference(needed, parts(batch_size), needed <= allowed, most, most == _MOST_ROWS, tasks, further, first)
 
@@ -182,7 +180,7 @@ def _labelled(bundle: Bundle, task: str | None, length: int) -> Callable[[int], 
     @functools.cache
     def alive(rows: int) -> int:
         specs = walk(graph, example_inputs(bundle, task, rows, length)).specs
-        return int(_ARENA * peak_bytes(graph.graph, specs, in_place=False))
+        return int(ARENA * peak_bytes(graph.graph, specs, in_place=False))
 
     return lambda rows: {"a pass": alive(-(-rows // max(1, round(rows * length / PASS_TOKENS))))}
 

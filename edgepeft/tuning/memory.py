@@ -37,7 +37,7 @@ from edgepeft.tuning.target import TuningTarget, deployed_graph
 # Measured on roberta-base, 1 x 64 to 16 x 128: the arena's rounding and holes take 6 to 12 % of what is alive, and an
 # open session 10 to 20 MB besides weights.
 _ARENA = 1.1
-_SESSION = 16_000_000
+SESSION = 16_000_000
 _FLOAT_BYTES = 4
 # A task whose tensors are generated is opened when it is put in force: in the model, in its bytes, and in the session.
 # (MiniLM's shape, 86 MiB of tensors: 355 MiB.)
@@ -89,14 +89,14 @@ class Demand:
         width, scores = 2 * sizes.intermediate_size + 4 * sizes.hidden_size, 2 * sizes.n_heads * min(longest, tokens)
         pass_bytes = int(_ARENA * _FLOAT_BYTES * tokens * (width + scores))
         deployed = split.deployed if split else whole
-        self._step = mapped_bytes(training.graph) + packed_bytes(deployed.graph) + pass_bytes + 2 * _SESSION + written
+        self._step = mapped_bytes(training.graph) + packed_bytes(deployed.graph) + pass_bytes + 2 * SESSION + written
         # Made, and gone through backwards, in as many numbers as the next power of two.
         sized = {value.name: value.type.tensor_type.shape.dim for value in whole.graph.input}
         generated = [prod(dim.dim_value for dim in sized[name]) for name in target.facts.generated]
         transforms = sorted(_FLOAT_BYTES << (size - 1).bit_length() for size in generated)
         self._step += sum(transforms[-thread_count() :])
         others = [packed_bytes(graph.graph) for graph in ([split.below, whole] if split else [whole])]
-        self._others: int = max(*others, _GENERATED_COPIES * _FLOAT_BYTES * sum(generated)) + pass_bytes + _SESSION
+        self._others: int = max(*others, _GENERATED_COPIES * _FLOAT_BYTES * sum(generated)) + pass_bytes + SESSION
         self._alive: dict[int, int] = {}
 
     def n_bytes(self, rows: int, states: int) -> int:
@@ -194,7 +194,7 @@ def _written(bundle: Bundle, target: TuningTarget, writing: Writing, longest: in
     inputs = {"input_ids": tokens, "attention_mask": tokens}
     caches = sum(written_bytes(graphs, inputs, target.prompt_length, decoding).values())
     logits = _LOGITS * _FLOAT_BYTES * targets_at_once(target_tokens, writing.words) * target_tokens * writing.words
-    return sum(packed_bytes(graph.graph) + _SESSION for graph in graphs) + caches + logits
+    return sum(packed_bytes(graph.graph) + SESSION for graph in graphs) + caches + logits
 
 
 def _megabytes(n_bytes: int) -> str:
