@@ -1,7 +1,7 @@
 """Pass: queries, keys, values and attention of one row, in 8 bits, as one operator: ONNX Runtime's ``QAttention``.
 
 Its threads share all heads' products at once, where three products and the steps between them each wait for all
-threads: a short text takes 4 to 10 % less time on two of them (MiniLM), and as much as before on one.  It has the three
+threads: a short text takes 6 to 8 % less time on two of them (MiniLM), and up to 7 % on one.  It has the three
 matrices side by side, a copy of their own.  The bytes, scales and sums are those of the separate products.
 
 Letters: T tokens, d hidden, h heads, e = d / h.

@@ -18,7 +18,7 @@ from edgepeft.data.parts import TaskData, load_data
 from edgepeft.graph.template import with_labels
 from edgepeft.methods.base import method_named
 from edgepeft.options.verbs import TrainSettings
-from edgepeft.training.loop import train
+from edgepeft.training.loop import train_delta
 from edgepeft.training.settings import MAX_LENGTH
 
 
@@ -61,7 +61,7 @@ def train_from(
     )
     shutil.rmtree(work, ignore_errors=True)
     probe = new_delta(backbone, method, task, rows.labels, head=card.head, max_length=card.max_length)
-    result = train(backbone, method, rows, options, work, start=_tensors(graph, probe, backbone))
+    result = train_delta(backbone, method, rows, options, work, start=_tensors(graph, probe, backbone))
     shutil.rmtree(work)
     return {name: result.metrics[name] for name in ("metric", "eval", "test", "n_test")}
 
