@@ -300,7 +300,9 @@ def _beside(prompt: int) -> str:
 
 def random_options(request: BenchOptions) -> dict[str, Any]:
     """Options of ``random_subject`` besides the name, as plain JSON."""
-    return {"methods": list(request.methods), "settings": dict(request.settings), "seed": request.seed}
+    trains = request.timed and "finetune" in workloads_of(request) and "onnxruntime" in (request.engines or ENGINES)
+    asked = {"methods": list(request.methods), "settings": dict(request.settings), "seed": request.seed}
+    return {**asked, "trainable": trains}
 
 
 def _require_measurable(request: BenchOptions, scenario: Scenario, subject: BenchSubject) -> None:

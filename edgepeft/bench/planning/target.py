@@ -113,6 +113,7 @@ def random_subject(
     methods: Sequence[str] = (),
     settings: Mapping[str, str] | None = None,
     seed: int = 0,
+    trainable: bool = False,  # asked for other versions, which need files for that; here every task can be tuned
 ) -> BenchSubject:
     """Make a bundle in ``folder`` (which exists and is empty): random backbone, one fresh task per method."""
     if settings and not methods:
