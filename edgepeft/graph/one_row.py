@@ -2,8 +2,7 @@
 
 All tokens of such a row are real, so nothing has to be looked up: heads are split and merged by transposes, positions
 are the first of their table, no token is left out of the attention, a mean is a mean over all, and the last layer's
-output is the row's hidden states.  Biases go into ``Gemm``, which writes them on one thread: of few tokens that takes
-less than a node of its own.  The result equals the packed graph's to float32's rounding.
+output is the row's hidden states.  The result equals the packed graph's to float32's rounding.
 
 Letters: T tokens, d hidden, h heads, e = d / h.
 """
@@ -24,7 +23,6 @@ from edgepeft.graph.protos import (
     add_constants,
     attributes,
     constant,
-    either_way,
     followed,
     matched,
     read_instead,
@@ -59,7 +57,6 @@ class _Rewriter:
         self._graph, self._writer, self._n_heads = graph, writer, n_heads
         self._readers = readers(graph)
         self._outputs = {output.name for output in graph.output}
-        self._stored = {each.name: len(each.dims) for each in graph.initializer}
         self._new: dict[str, list[onnx.NodeProto]] = {}  # by the value that they give
         self._instead: dict[str, str] = {HELPERS[Helper.FIRST_TOKEN]: _FIRST}
         self._shapes: dict[str, list[int]] = {}
@@ -81,10 +78,6 @@ class _Rewriter:
             scores = next((name for name in node.input if name != Role.ATTENTION_BIAS.value), "")
             if matched(scores, writer, "MatMul") and self._hides_padding():
                 self._instead[result] = scores
-        elif product := self._product_below(node):
-            gemm, bias = product
-            into = self._new[result] = [helper.make_node("Gemm", [*gemm.input, bias], [result])]
-            into[0].attribute.extend(gemm.attribute)
         elif result == Role.POOLED_MEAN.value:
             if mean := matched(result, writer, "Div", "MatMul"):
                 self._new[result] = [helper.make_node("ReduceMean", [mean[1].input[1], self._shape([0])], [result])]
@@ -118,16 +111,6 @@ class _Rewriter:
         rows = f"{result}/rows"
         reshape = helper.make_node("Reshape", [value, self._shape([-1, 1, self._n_heads, e])], [rows])
         self._new[after[0].output[0] if after else heads] = [reshape, _transposed(rows, heads, perm), *after]
-
-    def _product_below(self, node: onnx.NodeProto) -> tuple[onnx.NodeProto, str] | None:
-        """The product with a stored matrix to which this node adds a vector, and nothing else reads; and the vector."""
-        for value, bias in either_way(node) if node.op_type == "Add" else ():
-            gemm = self._writer.get(value)
-            if gemm is None or gemm.op_type != "Gemm" or len(gemm.input) > 2 or self._stored.get(bias) != 1:
-                continue
-            if gemm.input[1] in self._stored and len(self._readers[value]) == 1 and value not in self._outputs:
-                return gemm, bias
-        return None
 
     def _is_number(self, name: str) -> bool:
         value = constant(self._graph, name)
