@@ -190,7 +190,7 @@ def _limit_bytes() -> int:
 
 def _build(bundle: Bundle, folder: Path) -> None:
     """Fill an entry's folder, and check that its session gives what one on the bundle's own file gives."""
-    _require_space(folder, bundle.weights)
+    _require_space(folder, bundle)
     model = _with_pooler(bundle)
     if bundle.architecture.goes_on and bundle.manifest.backbone.text is not None:
         _with_output(model, bundle.text_graphs.decoder)
@@ -285,9 +285,11 @@ def _lay_out(tensors: dict[str, dict[str, str]], packed: Path) -> None:
     laid_out.replace(packed)
 
 
-def _require_space(folder: Path, weights: Path) -> None:
+def _require_space(folder: Path, bundle: Bundle) -> None:
     """ONNX Runtime reports no error when the disk is full."""
-    needed = int(5.2 * weights.stat().st_size)  # tensors, packed copies, joined ones; as written, and as laid out
+    joined = bundle.manifest.backbone.weights_dtype == "int8"  # a quarter, and its packed copy
+    # Each tensor, and its packed copy; as written, and as laid out.
+    needed = int((5.2 if joined else 4.2) * bundle.weights.stat().st_size)
     if shutil.disk_usage(folder).free < needed:
         raise OSError(errno.ENOSPC, f"{needed >> 20} MB are needed")
 
