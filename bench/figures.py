@@ -1,6 +1,6 @@
-"""README's table of speed and those of docs/figures.md, from the raw results in docs/benchmarks/peers.
+"""README's table of speed and those of docs/figures.md and docs/tuning.md, from raw results of suites.
 
-python -m bench.figures RUN RESULT.json...     # keeps results of suites as docs/benchmarks/peers/RUN.jsonl, a line each
+python -m bench.figures RUN RESULT.json...     # keeps them in docs/benchmarks, a line each: {peers,suites}/RUN.jsonl
 python -m bench.generated                      # writes the tables
 """
 
@@ -15,22 +15,31 @@ from pathlib import Path
 from bench.methods import with_block
 from bench.suites._engines import ENGINES, OWN_INT8
 from bench.suites._result import SuiteResult
-from bench.suites._row import SuiteRow
+from bench.suites._row import SuiteRow, SuiteVerdict
 from bench.suites._suite_run import SETS
+from bench.suites._table import figure_of
 from edgepeft.bench.report.tables import limits_in_force
 from edgepeft.common.atomic import write_atomically
 from edgepeft.common.errors import UsageError
 
 RESULTS = Path("docs", "benchmarks", "peers")
+SUITES = Path("docs", "benchmarks", "suites")
+_FORMS_OF_REQUEST = ("single", "batches", "stream")  # suites whose rows are forms of request, by engine
+_OF_PEERS = (*_FORMS_OF_REQUEST, "speed")  # what README's table reads
 _REPOSITORY = Path(__file__).resolve().parents[1]
 _PAGES = ((Path("README.md"), "speed"), (Path("docs", "figures.md"), "figures"))
+# A block named suite-SUITE, in the page that stands here, has the suite's rows.
+_SUITE_PAGES = {"tuning": Path("docs", "tuning.md")}
 _MEAN, _OF_ONE_SET = ", geometric mean of ", ", lengths of "
 _Forms = dict[str, dict[str, SuiteRow]]  # by form of request, then by peer
 
 
 def generated_files(root: Path) -> dict[Path, str]:
-    """What README and the page should hold, where they are."""
-    runs = {file.stem: _read(file) for file in sorted((root / RESULTS).glob("*.jsonl"), key=lambda file: file.stem)}
+    """What README and the pages should hold, where they are."""
+    runs, others = (
+        {file.stem: _read(file) for file in sorted((root / folder).glob("*.jsonl"), key=lambda file: file.stem)}
+        for folder in (RESULTS, SUITES)
+    )
     newest = {(one.host.cpu, _model(one), one.suite): name for name, results in runs.items() for one in results}
     shown = {
         name: [one for one in results if newest[one.host.cpu, _model(one), one.suite] == name]
@@ -38,10 +47,16 @@ def generated_files(root: Path) -> dict[Path, str]:
     }
     whole = [_details(name, shown[name]) for name in reversed(runs) if shown[name]]
     tables = {"speed": _summary(runs), "figures": "\n\n".join([*whole, *_differences(runs)])}
-    pages = [(root / page, block) for page, block in _PAGES if runs and (root / page).is_file()]
-    return {
-        page: with_block(page.read_text(encoding="utf-8"), block, tables[block], str(page)) for page, block in pages
-    }
+    blocks = [(root / page, block, tables[block]) for page, block in _PAGES if runs]
+    every = [result for results in (*others.values(), *runs.values()) for result in results]
+    for suite in dict.fromkeys(result.suite for result in every if result.suite not in _FORMS_OF_REQUEST):
+        page = root / _SUITE_PAGES.get(suite, Path("docs", "figures.md"))
+        blocks.append((page, f"suite-{suite}", _suite([result for result in every if result.suite == suite])))
+    pages = {page: page.read_text(encoding="utf-8") for page, *_ in blocks if page.is_file()}
+    for page, block, table in blocks:
+        if page in pages:
+            pages[page] = with_block(pages[page], block, table, str(page))
+    return pages
 
 
 def _read(file: Path) -> list[SuiteResult]:
@@ -140,6 +155,33 @@ def _differences(runs: dict[str, list[SuiteResult]]) -> list[str]:
     return ["### Where runs differ", said, *["\n".join(lines)] * bool(lines)]
 
 
+def _suite(results: Sequence[SuiteResult]) -> str:
+    """A suite's rows with what is promised, a table a model: a column for the latest run on each processor."""
+    parts = []
+    for model in dict.fromkeys(map(_model, results)):
+        own = sorted((result for result in results if _model(result) == model), key=lambda result: result.date or "")
+        newest = [*{result.host.cpu: result for result in own}.values()][::-1]
+        found = [{(row.what, row.peer): row for row in result.rows if row.value is not None} for result in newest]
+        every = dict.fromkeys(key for rows in found for key in rows if _OF_ONE_SET not in key[0])
+        lines = []
+        for key in every:
+            target = next((each.target for rows in found if (each := rows.get(key)) and each.target), None)
+            promised = "-" if target is None else f"{'at least' if target.at_least else 'at most'} {target.value:g}"
+            lines.append([key[0], key[1] or "-", promised, *(_judged(rows.get(key)) for rows in found)])
+        heads = [f"{result.host.cpu}, {result.date}" for result in newest]
+        parts.append("\n".join(f"- {model}: {_conditions(result)}" for result in newest))
+        parts.append(_table(["", "beside", "promised", *heads], lines))
+    return "\n\n".join(parts)
+
+
+def _judged(row: SuiteRow | None) -> str:
+    """The figure, in bold where what is promised is missed."""
+    if row is None:
+        return "-"
+    shown = figure_of(row).removesuffix(" x")
+    return f"**{shown}**" if row.verdict == SuiteVerdict.MISSED else shown
+
+
 def _conditions(result: SuiteResult) -> str:
     host = result.host
     peers = ", ".join(dict.fromkeys(each for one in result.peers.values() for each in one.split(", ")))
@@ -172,16 +214,17 @@ def main(arguments: Sequence[str]) -> int:
         print(__doc__, file=sys.stderr)
         return 2
     run, *files = arguments
-    lines = []
+    lines: dict[Path, list[str]] = {}
     for file in files:
         try:
             text = Path(file).read_bytes()
-            SuiteResult.model_validate_json(text)
+            suite = SuiteResult.model_validate_json(text).suite
         except (OSError, ValueError) as error:
             print(f"{file} is no result of a suite: {str(error).splitlines()[0]}", file=sys.stderr)
             return 1
-        lines.append(json.dumps(json.loads(text)))
-    write_atomically(_REPOSITORY / RESULTS / f"{run}.jsonl", ("\n".join(lines) + "\n").encode())
+        lines.setdefault(RESULTS if suite in _OF_PEERS else SUITES, []).append(json.dumps(json.loads(text)))
+    for folder, kept in lines.items():
+        write_atomically(_REPOSITORY / folder / f"{run}.jsonl", ("\n".join(kept) + "\n").encode())
     return 0
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from bench import figures
 from bench.suites._result import SuiteHost, SuiteModel, SuiteResult
-from bench.suites._row import SuiteRow
+from bench.suites._row import SuiteRow, Target
 from edgepeft.bench.result.parts import ProfileRecord
 from edgepeft.common.errors import UsageError
 
@@ -112,14 +112,45 @@ def test_where_two_runs_differ_in_who_is_ahead_beyond_both_intervals_is_named(ro
     assert said[2] == f"- {name}: 1.25x [1.20, 1.30] (2026-01-01-evening), **0.90x** [0.80, 0.95] (2026-01-03)"
 
 
+def test_a_suite_has_a_column_for_the_newest_run_on_each_processor(root):
+    """And bold where what is promised is missed; neither what was not measured nor one set of lengths."""
+    least, most = Target(1.0), Target(2.0, at_least=False)
+
+    def run(ratio, seconds, date, cpu="A CPU"):
+        rows = [
+            SuiteRow("a ratio", "optimum", ratio, (ratio, ratio), target=least),
+            SuiteRow("a ratio, lengths of sst2", "optimum", 5.0, (5.0, 5.0)),
+            SuiteRow("seconds", None, seconds, None, "s", most),
+            SuiteRow("a peer that is absent", "openvino", note="is not installed"),
+        ]
+        one = result(rows, suite="sharing", date=date)
+        return json.dumps(one.model_copy(update={"host": one.host.model_copy(update={"cpu": cpu})}).to_json()) + "\n"
+
+    (root / figures.SUITES).mkdir(parents=True)
+    (root / figures.SUITES / "b.jsonl").write_text(run(0.9, 1.0, "2026-01-02") + run(7.0, 7.0, "2026-01-01"))
+    (root / figures.SUITES / "a.jsonl").write_text(run(1.5, 3.0, "2026-01-03", "B CPU"))
+    page = root / "docs" / "figures.md"
+    with pytest.raises(UsageError, match="suite-sharing"):
+        figures.generated_files(root)
+    page.write_text(page.read_text() + "<!-- suite-sharing:begin -->\n<!-- suite-sharing:end -->\n")
+    assert [line for line in figures.generated_files(root)[page].splitlines() if line.startswith("| ")][-4:] == [
+        "|  | beside | promised | B CPU, 2026-01-03 | A CPU, 2026-01-02 |",
+        "| --- | --- | --- | --- | --- |",
+        "| a ratio | optimum | at least 1 | 1.500 [1.500, 1.500] | **0.900 [0.900, 0.900]** |",
+        "| seconds | - | at most 2 | **3.000 s** | 1.000 s |",
+    ]
+
+
 def test_a_run_is_kept_as_a_line_a_result_and_what_is_none_is_refused(root, monkeypatch, capsys):
     monkeypatch.setattr(figures, "_REPOSITORY", root)
     good, bad = root / "good.json", root / "bad.json"
     good.write_text(json.dumps(result([]).to_json(), indent=2))
     bad.write_text("{}")
-    assert figures.main(["today", str(good), str(good)]) == 0
-    kept = (root / figures.RESULTS / "today.jsonl").read_text().splitlines()
-    assert [json.loads(line)["schema"] for line in kept] == ["edgepeft.suite/1"] * 2
+    calls = root / "calls.json"
+    calls.write_text(json.dumps(result([], suite="calls").to_json()))
+    assert figures.main(["today", str(good), str(calls), str(good)]) == 0
+    kept = [(root / each / "today.jsonl").read_text().splitlines() for each in (figures.RESULTS, figures.SUITES)]
+    assert [[json.loads(line)["suite"] for line in lines] for lines in kept] == [["batches"] * 2, ["calls"]]
     assert figures.main(["other", str(good), str(bad)]) == 1 and "bad.json is no result" in capsys.readouterr().err
     assert not (root / figures.RESULTS / "other.jsonl").exists()
     assert figures.main([str(good)]) == 2
