@@ -94,24 +94,36 @@ class Prepacked:
             parts = [(int(place["offset"]), int(place["length"])) for place in places]
             drop_pages((self.folder / _PACKED_FILE).resolve(), parts)
 
-    def seen(self) -> frozenset[str]:
-        """Identities of files whose hash was checked before: they hold these weights."""
-        try:
-            return frozenset(json.loads((self.folder / _SEEN_FILE).read_bytes()))
-        except (OSError, ValueError, TypeError):
-            return frozenset()
-
     def remember(self, identities: frozenset[str]) -> None:
-        """Keep such identities for the next process."""
-        write_json(self.folder / _SEEN_FILE, [*sorted(self.seen() - identities), *sorted(identities)][-_MOST_SEEN:])
+        """Keep the identities of files that hold these weights, for the next process not to hash them."""
+        seen = _seen(self.folder)
+        if not identities <= seen:
+            write_json(self.folder / _SEEN_FILE, [*sorted(seen - identities), *sorted(identities)][-_MOST_SEEN:])
 
     def close(self) -> None:
         """Let the entry go; sessions that are open keep their mapping."""
         self._held.release()
 
 
-def hold_prepacked(bundle: Bundle) -> Prepacked:
-    """The bundle's entry in the user's cache, built first where there is none or no sound one."""
+def seen_weights(bundle: Bundle) -> frozenset[str]:
+    """Identities of files that were hashed before and hold the bundle's weights."""
+    return _seen(_root() / prepacked_key(bundle))
+
+
+def _seen(folder: Path) -> frozenset[str]:
+    try:
+        return frozenset(json.loads((folder / _SEEN_FILE).read_bytes()))
+    except (OSError, ValueError, TypeError):
+        return frozenset()
+
+
+def existing_prepacked(bundle: Bundle) -> Held | None:
+    """The bundle's entry in the user's cache, after all of it was read, if there is a sound one."""
+    return Store(_root(), _limit_bytes()).existing(prepacked_key(bundle), _read_whole)
+
+
+def hold_prepacked(bundle: Bundle, found: Held | None = None) -> Prepacked:
+    """The same, built first where there is none; ``found`` is what ``existing_prepacked`` gave."""
     store, key = Store(_root(), _limit_bytes()), prepacked_key(bundle)
 
     def build(folder: Path) -> None:
@@ -124,7 +136,7 @@ def hold_prepacked(bundle: Bundle) -> Prepacked:
             )
         _build(bundle, folder)
 
-    return Prepacked(store.hold(key, build, _read_whole))
+    return Prepacked(store.hold(key, build, _read_whole, found))
 
 
 def _read_whole(folder: Path) -> bool:
