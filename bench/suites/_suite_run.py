@@ -277,4 +277,5 @@ def _offline() -> dict[str, str]:
         "HF_HUB_OFFLINE": "1",
         "ORT_DISABLE_TELEMETRY": "1",
         "TOKENIZERS_PARALLELISM": "false",
+        "PYTHONDONTWRITEBYTECODE": "",  # set, it has every start compile edgepeft anew, which no installation does
     }
