@@ -215,19 +215,22 @@ def _found(asked: str, work: Path) -> tuple[Path, str]:
     if asked and (folder / "edgepeft" / "__init__.py").is_file():
         return folder.resolve(), f"the package in {asked}"
     repository = Path(edgepeft.__file__).resolve().parent.parent
-    for place in (repository, Path.cwd()):
-        commit = _commit(asked, place) if asked else None
-        if commit is not None:
-            done = _git(place, "archive", "--format=tar", commit)
-            if done is None or done.returncode:
-                said = done.stderr.decode().strip() if done else "no git"
-                raise EdgepeftError(f"git cannot unpack {commit}: {said}.")
-            with tarfile.open(fileobj=io.BytesIO(done.stdout)) as archive:
-                if hasattr(tarfile, "data_filter"):
-                    archive.extractall(work, filter="data")
-                else:  # Python 3.11 before 3.11.4 knows no filters; git gives names inside the checkout only
-                    archive.extractall(work)
-            return work, f"commit {commit[:12]}"
+    for place in (repository, Path.cwd()) if asked else ():
+        # --end-of-options: a name that begins with a dash must not become one.
+        named = _git(place, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{asked}^{{commit}}")
+        commit = named.stdout.decode().strip()
+        # Another project's folder has revisions too.
+        if named.returncode or _git(place, "cat-file", "-e", f"{commit}:edgepeft/__init__.py").returncode:
+            continue
+        done = _git(place, "archive", "--format=tar", commit)
+        if done.returncode:
+            raise EdgepeftError(f"git cannot unpack {commit}: {done.stderr.decode().strip()}.")
+        with tarfile.open(fileobj=io.BytesIO(done.stdout)) as archive:
+            if hasattr(tarfile, "data_filter"):
+                archive.extractall(work, filter="data")
+            else:  # Python 3.11 before 3.11.4 knows no filters; git gives names inside the checkout only
+                archive.extractall(work)
+        return work, f"commit {commit[:12]}"
     if _RELEASE.fullmatch(asked):
         # That release alone; what it needs is here already.
         command = ["-m", "pip", "install", "--quiet", "--no-deps", "--target", str(work), f"edgepeft=={asked}"]
@@ -239,22 +242,11 @@ def _found(asked: str, work: Path) -> tuple[Path, str]:
     )
 
 
-def _git(place: Path, *arguments: str) -> subprocess.CompletedProcess[bytes] | None:
+def _git(place: Path, *arguments: str) -> subprocess.CompletedProcess[bytes]:
     try:
         return subprocess.run(["git", "-C", str(place), *arguments], capture_output=True, check=False)
     except OSError:  # no git here
-        return None
-
-
-def _commit(asked: str, place: Path) -> str | None:
-    # --end-of-options: a name that begins with a dash must not become one.
-    done = _git(place, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{asked}^{{commit}}")
-    if done is None or done.returncode:
-        return None
-    commit = done.stdout.decode().strip()
-    # Another project's folder has revisions too.
-    holds = _git(place, "cat-file", "-e", f"{commit}:edgepeft/__init__.py")
-    return commit if holds is not None and holds.returncode == 0 else None
+        return subprocess.CompletedProcess(arguments, 127, b"", b"no git")
 
 
 def _run(path: Path, asked: str, arguments: list[str]) -> str:
