@@ -25,7 +25,7 @@ import numpy as np
 from edgepeft.bench.measuring.measure import Start
 from edgepeft.bench.planning.job import Job, random_batch
 from edgepeft.bench.planning.plan import Unit, UnitRole
-from edgepeft.bench.planning.target import BenchedTask, BenchSubject
+from edgepeft.bench.planning.target import BenchSubject
 from edgepeft.bench.result.parts import Number
 from edgepeft.bench.result.schema import CeilingsRecord, MetricsRecord, OperatorRecord, ProfiledPass
 from edgepeft.bench.workloads.probes import COPIED_BYTES, GEMM_FLOPS
@@ -48,33 +48,31 @@ _PRODUCTS |= {"MatMulInteger", "MatMulIntegerToFloat", "DynamicQuantizeMatMul"}
 
 def count_metrics(subject: BenchSubject, lengths: Sequence[int], *, seed: int = 0) -> list[MetricsRecord]:
     """Entries for the result's ``metrics``: the bundle, the bare backbone, and every task on rows of these lengths."""
-    lengths, bundle = lengths[:_MOST_ROWS], subject.bundle
+    lengths, bundle, architecture = lengths[:_MOST_ROWS], subject.bundle, subject.architecture
     sizes: dict[str, Number] = {
         "bundle_bytes": sum(path.stat().st_size for path in bundle.folder.rglob("*") if path.is_file()),
         "backbone_graph_bytes": (bundle.folder / BACKBONE_FILE).stat().st_size,
         "weights_bytes": bundle.weights.stat().st_size,
     }
-    graphs = (_of_graph(subject, task, lengths, seed) for task in (None, *subject.tasks))
-    return [MetricsRecord(of="bundle", values=sizes), *graphs]
-
-
-def _of_graph(subject: BenchSubject, task: BenchedTask | None, lengths: Sequence[int], seed: int) -> MetricsRecord:
-    bundle, architecture = subject.bundle, subject.architecture
-    what = f"task {task.name} ({task.method})" if task else "backbone"
-    own: dict[str, Number] = {"delta_bytes": bundle.current(task.name, GRAPH).stat().st_size} if task else {}
-    if task is not None and bundle.entry(task.name).writes:
-        return MetricsRecord(of=what, values=own)  # two graphs, the second as often as there are tokens
-    graph = bundle.graph(task.name if task else None)
+    entries = [MetricsRecord(of="bundle", values=sizes)]
     inputs = random_batch(lengths, vocab_size=architecture.vocab_size, pad_id=architecture.pad_token_id, seed=seed)
-    works = count_run(graph, inputs).works
-    values: dict[str, Number] = {
-        "nodes": len(graph.graph.node),
-        "flops": product_flops(works),  # of everything else memory is the bound, and its arithmetic is not counted
-        "bytes_moved": sum(work.n_bytes for work in works),
-        "peak_activation_bytes": peak_bytes(graph.graph, walk(graph, inputs).specs),
-    }
     longest = f"{lengths[0]}" if len(set(lengths)) == 1 else f"up to {max(lengths)}"
-    return MetricsRecord(of=f"{what}, {len(lengths)} x {longest} tokens", values={**values, **own})
+    for task in (None, *subject.tasks):
+        what = f"task {task.name} ({task.method})" if task else "backbone"
+        own: dict[str, Number] = {"delta_bytes": bundle.current(task.name, GRAPH).stat().st_size} if task else {}
+        if task is not None and bundle.entry(task.name).writes:  # two graphs, the second as often as there are tokens
+            entries.append(MetricsRecord(of=what, values=own))
+            continue
+        graph = bundle.graph(task.name if task else None)
+        works = count_run(graph, inputs).works
+        values: dict[str, Number] = {
+            "nodes": len(graph.graph.node),
+            "flops": product_flops(works),  # of everything else memory is the bound, and its arithmetic is not counted
+            "bytes_moved": sum(work.n_bytes for work in works),
+            "peak_activation_bytes": peak_bytes(graph.graph, walk(graph, inputs).specs),
+        }
+        entries.append(MetricsRecord(of=f"{what}, {len(lengths)} x {longest} tokens", values={**values, **own}))
+    return entries
 
 
 def profile_all(units: Sequence[Unit], start: Start) -> tuple[ProfiledPass, ...]:
