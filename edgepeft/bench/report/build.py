@@ -79,21 +79,17 @@ def sections(inputs: ReportInputs) -> list[Section]:
     """All sections that these inputs have something for; of equal titles, each names its file."""
     of_cards = ((name, evaluation.evaluation_of(card)) for name, card in inputs.cards)
     evaluated = [*inputs.evaluations, *((name, found) for name, found in of_cards if found is not None)]
-    made = [
-        *swept(inputs.sweeps),
-        *evaluation.trainings(inputs.cards),
-        *evaluation.evaluations(evaluated),
-        *_throughput(inputs),
-        *_storage(inputs.tasks()),
-        *_parameters(inputs.tasks()),
-        *(
-            _times(f"operators-{number}-{place}-{kind}", name, entry, groups, kind)
-            for number, (name, result) in enumerate(inputs.bench)
-            for place, entry in enumerate(result.operators)
-            for kind, groups in (("operator", entry.by_type), ("layer", entry.by_layer))
-        ),
-        *_history(inputs),
-    ]
+    made = [*swept(inputs.sweeps), *evaluation.trainings(inputs.cards), *evaluation.evaluations(evaluated)]
+    for number, (name, result) in enumerate(inputs.bench):
+        for workload in dict.fromkeys(row.workload for row in result.results):
+            if rows := [row for row in result.results if row.workload == workload and row.instances_per_minute]:
+                made.append(_bars(f"throughput-{number}-{workload}", name, result, workload, rows))
+    made += [*_storage(inputs.tasks()), *_parameters(inputs.tasks())]
+    for number, (name, result) in enumerate(inputs.bench):
+        for place, entry in enumerate(result.operators):
+            for kind, groups in (("operator", entry.by_type), ("layer", entry.by_layer)):
+                made.append(_times(f"operators-{number}-{place}-{kind}", name, entry, groups, kind))
+    made += _history(inputs)
     titles = [one.title for one in made]
     several = {title for title in titles if titles.count(title) > 1}
     return [
@@ -102,16 +98,8 @@ def sections(inputs: ReportInputs) -> list[Section]:
     ]
 
 
-def _throughput(inputs: ReportInputs) -> Iterator[Section]:
-    """Bars with intervals, one picture a workload of a file."""
-    for number, (name, result) in enumerate(inputs.bench):
-        for workload in dict.fromkeys(row.workload for row in result.results):
-            rows = [row for row in result.results if row.workload == workload and row.instances_per_minute]
-            if rows:
-                yield _bars(f"throughput-{number}-{workload}", name, result, workload, rows)
-
-
 def _bars(key: str, name: str, result: BenchResult, workload: str, rows: Sequence[BenchRow]) -> Section:
+    """A workload of one file, with intervals."""
     scenarios = len({row.scenario for row in rows}) > 1
     labels = [f"{row_name(row)}, {row.engine}" + (f", {row.scenario}" if scenarios else "") for row in rows]
     values = [(row.instances_per_minute or 0.0, *_ends(row)) for row in rows]

@@ -61,16 +61,6 @@ def _section(section: Section) -> str:
     picture = "" if section.draw is None else f'<div class="picture">{inline_svg(section)}</div>'
     notes = "".join(f"<li>{escape(note)}</li>" for note in section.notes)
     warned = f'<ul class="notes">{notes}</ul>' if notes else ""
-    return f"""<section id="{section.key}" aria-labelledby="{section.key}-title">
-<h2 id="{section.key}-title">{escape(section.title)}</h2>
-<p>{escape(section.text)}</p>
-{picture}
-{warned}
-{_table(section)}
-</section>"""
-
-
-def _table(section: Section) -> str:
     numeric = [all(not isinstance(row[i], str) for row in section.rows) for i in range(len(section.header))]
     right = [' class="number"' * each for each in numeric]
     head = "".join(
@@ -78,29 +68,29 @@ def _table(section: Section) -> str:
         for name, own in zip(section.header, right, strict=True)
     )
     rows = "".join(f"<tr>{_cells(row, right)}</tr>\n" for row in section.rows)
-    return (
-        f'<div class="table" role="region" aria-label="{escape(section.title)}: numbers" tabindex="0"><table>'
-        f"<caption>{escape(section.title)}: numbers. A heading sorts by its column.</caption>"
-        f"<thead><tr>{head}</tr></thead>\n<tbody>\n{rows}</tbody></table></div>"
-    )
+    title = escape(section.title)
+    return f"""<section id="{section.key}" aria-labelledby="{section.key}-title">
+<h2 id="{section.key}-title">{title}</h2>
+<p>{escape(section.text)}</p>
+{picture}
+{warned}
+<div class="table" role="region" aria-label="{title}: numbers" tabindex="0"><table>\
+<caption>{title}: numbers. A heading sorts by its column.</caption><thead><tr>{head}</tr></thead>
+<tbody>
+{rows}</tbody></table></div>
+</section>"""
 
 
 def _cells(row: Sequence[Cell], right: Sequence[str]) -> str:
     cells = []
     for place, (cell, own) in enumerate(zip(row, right, strict=True)):
         name, end = (f"td{own}", "td") if place else ('th scope="row"', "th")
-        # What it is sorted by, where its text is not.
-        value = f' data-value="{cell}"' if isinstance(cell, (int, float)) else ""
-        cells.append(f"<{name}{value}>{escape(_shown(cell))}</{end}>")
+        value, shown = "", "-" if cell is None else str(cell)
+        if isinstance(cell, (int, float)):  # what it is sorted by is not its text
+            value = f' data-value="{cell}"'
+            shown = f"{cell:,.3f}".rstrip("0").rstrip(".") if isinstance(cell, float) else f"{cell:,}"
+        cells.append(f"<{name}{value}>{escape(shown)}</{end}>")
     return "".join(cells)
-
-
-def _shown(cell: Cell) -> str:
-    if cell is None:
-        return "-"
-    if isinstance(cell, float):
-        return f"{cell:,.3f}".rstrip("0").rstrip(".")
-    return f"{cell:,}" if isinstance(cell, int) else cell
 
 
 @dataclass(frozen=True)
