@@ -97,7 +97,11 @@ class Fetcher(FetcherInterface):  # type: ignore[misc,unused-ignore]  # without 
 
     def _go_on(self, url: str, max_length: int, partial: Path) -> None:
         """Bring a partial file to its end; from its beginning again where what is there is no beginning of it."""
-        have = _own_bytes(partial)
+        have = 0
+        with contextlib.suppress(FileNotFoundError):
+            status = partial.lstat()
+            if stat.S_ISREG(status.st_mode) and status.st_nlink == 1:  # and no other name of some file
+                have = status.st_size
         if have == max_length and sha256_of(partial) == partial.stem:
             return
         have = have if have < max_length else 0
@@ -199,15 +203,6 @@ class HubFetcher(Fetcher):
         revision = "/".join(filter(None, (revision, parts[1])))
         place = self._hub.hf_hub_url(f"{owner}/{name}", parts[2], revision=revision)
         return self._of_http(place, start, self._hub.utils.build_hf_headers())
-
-
-def _own_bytes(partial: Path) -> int:
-    """How much of a download is there; nothing where that is another name of some file."""
-    with contextlib.suppress(FileNotFoundError):
-        status = partial.lstat()
-        if stat.S_ISREG(status.st_mode) and status.st_nlink == 1:
-            return status.st_size
-    return 0
 
 
 class _Pace:

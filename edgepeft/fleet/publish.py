@@ -15,12 +15,13 @@ from tuf.api.metadata import TargetFile
 from edgepeft.backbones.emit import BUNDLE_FILES
 from edgepeft.bundle.bundle import TASKS_FOLDER, Bundle
 from edgepeft.bundle.manifest import MANIFEST_FILE, Manifest, hub_name_of, task_table
+from edgepeft.bundle.versions import hashes
 from edgepeft.common.atomic import replacing
 from edgepeft.common.errors import EdgepeftError, UnknownName, UsageError, VerificationFailed, named, requiring
 from edgepeft.common.messages import reason
 from edgepeft.common.own_folder import locked
 from edgepeft.common.resources import sha256_of
-from edgepeft.common.task_name import CHECK, GRAPH, SUFFIXES, WEIGHTS
+from edgepeft.common.task_name import SUFFIXES
 from edgepeft.deploy.verify import audit
 from edgepeft.fleet import layout
 from edgepeft.fleet.fetcher import hub_address
@@ -63,8 +64,13 @@ def publish(
         before = _published(found, channel)
         wanted = offered if before is None else _merged(before.manifest, offered, channel)
         bundle, targets = Bundle(folder), {} if before is None else dict(before.targets)
+        kept = {  # a task's file may lie beside its usual place
+            f"{TASKS_FOLDER}/{task}{suffix}": bundle.current(task, suffix)
+            for task, entry in offered.tasks.items()
+            for suffix in hashes(entry)
+        }
         for place in layout.places(offered):
-            path, name = _file(bundle, place), f"{channel}/{place}"
+            path, name = kept.get(place, folder / place), f"{channel}/{place}"
             targets[place] = TargetFile.from_file(name, str(path), ["sha256"])
             _store(path, repository / layout.TARGETS, name, targets[place].hashes["sha256"])
         targets = {place: targets[place] for place in layout.places(wanted)}
@@ -169,15 +175,6 @@ def _merged(before: Manifest, offered: Manifest, channel: str) -> Manifest:
             f"to the bundle, or take them out first: {' '.join(f'--withdraw {name}' for name in stay)}."
         )
     return offered.model_copy(update={"tasks": {**before.tasks, **offered.tasks}})
-
-
-def _file(bundle: Bundle, place: str) -> Path:
-    """Where a published file lies in the bundle; a task's may lie beside its usual place."""
-    folder, _, name = place.rpartition("/")
-    if folder != TASKS_FOLDER:
-        return bundle.folder / place
-    suffix = next(each for each in (CHECK, WEIGHTS, GRAPH) if name.endswith(each))
-    return bundle.current(name.removesuffix(suffix), suffix)
 
 
 def _store(path: Path, targets: Path, name: str, sha256: str) -> None:
