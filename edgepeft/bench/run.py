@@ -5,6 +5,7 @@ Several scenarios run one after the other into one document: what an interrupted
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
@@ -160,20 +161,18 @@ def _made(work: ResolvedRequest, **own: Any) -> BenchResult:
 def _announcement(units: Sequence[Unit], schedule: Schedule, work: ResolvedRequest) -> str:
     """How many processes and rounds there will be, and how long that takes on this host, roughly."""
     architecture, steps = work.subject.architecture, []
-    for unit in (unit for unit in units if unit.job):
-        assert unit.job is not None
-        full, texts = unit.role is UnitRole.FULL, sum(map(len, unit.job.batches))
-        rows = [tokens + work.new_tokens for batch in unit.job.batches for tokens in batch]
-        a_text = flops_per_instance(architecture, rows, unit.workload, full=full)
-        steps.append((unit.workload, a_text * texts / len(unit.job.batches)))
+    for unit in units:
+        if unit.job is not None:
+            rows = [tokens + work.new_tokens for batch in unit.job.batches for tokens in batch]
+            a_text = flops_per_instance(architecture, rows, unit.workload, full=unit.role is UnitRole.FULL)
+            steps.append((unit.workload, a_text * len(rows) / len(unit.job.batches)))
     rounds = (schedule.min_rounds or schedule.rounds, schedule.rounds)
     warm = len(schedule.warmup_batches)
     most = rounds[1] + warm + schedule.more_warmup
-    ends = plan.expected_s(steps, (rounds[0] + warm, most), plan.gemm_rate(), schedule.max_seconds)
-    if work.request.max_seconds is not None:
-        ends = (min(ends[0], work.request.max_seconds), min(ends[1], work.request.max_seconds))
+    low, high = plan.expected_s(steps, (rounds[0] + warm, most), plan.gemm_rate(), schedule.max_seconds)
+    bound = math.inf if work.request.max_seconds is None else work.request.max_seconds
     least = "" if rounds[0] == rounds[1] else f"{rounds[0]} to "
-    return f"{len(steps)} processes, {least}{rounds[1]} rounds: {plan.in_words(ends)}"
+    return f"{len(steps)} processes, {least}{rounds[1]} rounds: {plan.in_words((min(low, bound), min(high, bound)))}"
 
 
 def _predicted(work: ResolvedRequest) -> BenchResult:
