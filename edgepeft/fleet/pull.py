@@ -13,7 +13,7 @@ import random
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -110,7 +110,7 @@ class _Pull:
         """Do what is to be done."""
         if not (self.folder / MANIFEST_FILE).is_file():
             pin(self.folder, self.remote.root)
-            return self._pulled(taken=tuple(self._put_whole(None, (), State(under=_here()))), whole=True)
+            return self._pulled(taken=tuple(self._put_whole(None, {}, State(under=_here()))), whole=True)
         here = Manifest.read(self.folder)
         ours, theirs = here.backbone, self.published.manifest.backbone
         if ours.identity != theirs.identity and not (self.work / STATE_FILE).is_file():  # nothing was taken up
@@ -128,7 +128,7 @@ class _Pull:
         decision = decide(self.offered, _digests(here), state, replace=self.replace)
         if not same_base(here, self.published.manifest):
             stay = [task for task in here.tasks if task in decision.keep or task not in self.offered]
-            own = tuple(task for task in stay if task not in decision.remove)
+            own = {task: here.tasks[task] for task in stay if task not in decision.remove}
             taken = [task for task in self._put_whole(here, own, state) if task in decision.take]
             return self._pulled(taken=tuple(taken), removed=decision.remove, kept=decision.keep, whole=True)
         return self._tasks(decision, state, before)
@@ -137,10 +137,10 @@ class _Pull:
         fetcher = self.remote.fetcher
         return Pulled(**found, requests=fetcher.requests, n_bytes=fetcher.n_bytes)
 
-    def _put_whole(self, here: Manifest | None, own: Sequence[str], state: State) -> list[str]:
+    def _put_whole(self, here: Manifest | None, own: Mapping[str, TaskEntry], state: State) -> list[str]:
         """The way of a new backbone, config, tokenizer or template: a whole folder in the place of the old one.
 
-        Tasks in ``own``, of the manifest ``here``, come along.  Gives the published tasks that are in force.
+        Tasks in ``own``, of this board, come along.  Gives the published tasks that are in force.
         """
         check_replaceable(self.folder)
         with contextlib.ExitStack() as claims, contextlib.ExitStack() as lock:
@@ -150,7 +150,7 @@ class _Pull:
             # Behind a link, which stays as it is, and for the same users.
             with new_folder(self.folder.resolve(), force=True) as fresh:
                 shutil.copymode(self.folder, fresh)
-                taken = self._fill(fresh, files, here, own)
+                taken = self._fill(fresh, files, own)
                 # Trust and state go along, and come into force with the rest.
                 (fresh / WORK).mkdir(mode=0o700)
                 _copy(self.work / METADATA, fresh / WORK / METADATA)
@@ -163,7 +163,7 @@ class _Pull:
                     raise UsageError(f"{self.folder} was changed meanwhile; repeat. Nothing was changed by this pull.")
         return taken
 
-    def _whole_files(self, here: Manifest | None, own: Sequence[str]) -> dict[str, Path]:
+    def _whole_files(self, here: Manifest | None, own: Collection[str]) -> dict[str, Path]:
         """Every published file by its SHA-256: those of the bundle, each read to be sure, and the rest fetched."""
         published = self.published.manifest
         theirs = {task: entry for task, entry in published.tasks.items() if task not in own}
@@ -175,7 +175,7 @@ class _Pull:
         found = {sha256: path for sha256, path in kept.items() if path.is_file() and sha256_of(path) == sha256}
         return found | self._fetched(self.published.targets[at] for at, sha256 in wanted.items() if sha256 not in found)
 
-    def _fill(self, fresh: Path, files: Mapping[str, Path], here: Manifest | None, own: Sequence[str]) -> list[str]:
+    def _fill(self, fresh: Path, files: Mapping[str, Path], own: Mapping[str, TaskEntry]) -> list[str]:
         """Fill the folder, every task replayed over its backbone; the published tasks in it."""
         manifest = self.published.manifest
         for place, sha256 in places(manifest).items():
@@ -191,8 +191,7 @@ class _Pull:
             if task not in own:
                 with self.stage(f"{task}: replaying its check"):
                     taken[task] = replayed(bundle, task, entry, read_version(entry, files))
-        along = (self._along(bundle, task, here.tasks[task]) for task in own) if here is not None else ()
-        commit_tasks(bundle, [*taken.values(), *along])
+        commit_tasks(bundle, [*taken.values(), *(self._along(bundle, task, entry) for task, entry in own.items())])
         return list(taken)
 
     def _along(self, bundle: Bundle, task: str, entry: TaskEntry) -> PreparedTask:
