@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -96,14 +97,13 @@ def plan_units(
     ``engines`` are "onnxruntime", "pytorch" or both, ``workloads`` "infer", "finetune" or both; ``peers`` are ONNX
     files of other encoders; ``missing`` says of an engine why it cannot be used here.
     """
-    units = []
+    units = list[Unit]()
     for workload in workloads:
         asked = list(engines)
         if workload == "finetune" and "onnxruntime" in asked and "pytorch" not in {*asked, *(missing or {})}:
             asked.append("pytorch")  # beside fine-tuning with ONNX Runtime PyTorch's is measured, where it is installed
         for engine in asked:
-            for role, task, prompt in _subjects(workload, engine, tasks):
-                units.append(_unit(shared, Unit(workload, engine, role, task, prompt_length=prompt), missing or {}))
+            units += [_planned(shared, bare, missing or {}) for bare in _subjects(workload, engine, tasks)]
     if "infer" in workloads:
         stems = [path.stem for path in peers]
         for path in peers:  # by its file's name, with its folder's where two are called alike
@@ -114,23 +114,21 @@ def plan_units(
     return units
 
 
-def _subjects(
-    workload: str, engine: str, tasks: Sequence[BenchedTask]
-) -> list[tuple[UnitRole, BenchedTask | None, int]]:
+def _subjects(workload: str, engine: str, tasks: Sequence[BenchedTask]) -> list[Unit]:
     """Tasks, and what they are compared with: the bare backbone (on rows as long as theirs), or training everything."""
-    other = UnitRole.BACKBONE if workload == "infer" else UnitRole.FULL
-    own: list[tuple[UnitRole, BenchedTask | None, int]] = []
+    unit, other = partial(Unit, workload, engine), UnitRole.BACKBONE if workload == "infer" else UnitRole.FULL
+    own = []
     for task in tasks:
         role = UnitRole.FULL if workload == "finetune" and task.trains_everything else UnitRole.TASK
-        own.append((role, task, task.prompt_length))
+        own.append(unit(role, task, prompt_length=task.prompt_length))
     # Without a task, training everything is PyTorch's only: ONNX Runtime trains the tensors of a task.
-    if any(role is other for role, _, _ in own) or (workload, engine) == ("finetune", "onnxruntime"):
+    if any(one.role is other for one in own) or (workload, engine) == ("finetune", "onnxruntime"):
         return own
-    prompts = sorted({prompt for _, _, prompt in own if prompt}) if workload == "infer" else []
-    return [*own, (other, None, 0), *((UnitRole.LENGTHENED, None, prompt) for prompt in prompts)]
+    prompts = sorted({one.prompt_length for one in own} - {0}) if workload == "infer" else []
+    return [*own, unit(other), *(unit(UnitRole.LENGTHENED, prompt_length=prompt) for prompt in prompts)]
 
 
-def _unit(shared: Job, bare: Unit, missing: Mapping[str, str]) -> Unit:
+def _planned(shared: Job, bare: Unit, missing: Mapping[str, str]) -> Unit:
     """``bare`` with its job, or with the reason why it has none."""
     reason = missing.get(bare.engine)
     if reason:
