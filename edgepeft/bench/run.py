@@ -188,24 +188,36 @@ def _predicted(work: ResolvedRequest) -> BenchResult:
 
 
 def _predicted_row(work: ResolvedRequest, task: BenchedTask | None, predictions: Sequence[Predicted]) -> BenchRow:
+    """Means over the batches, the interval as throughput, and what the first batch's classes took."""
     prompt, profile = task.prompt_length if task else 0, work.profile
+    rows = [tokens + prompt for batch in work.batches for tokens in batch]
+    first, n, instances = predictions[0], len(predictions), len(rows)  # of one graph: all are known, or none
     known = [one.seconds for one in predictions if one.seconds is not None]
-    instances, seconds = sum(map(len, work.batches)), sum(known) if known else None
-    role = UnitRole.TASK if task else UnitRole.BACKBONE
+    at_least = [one.at_least for one in predictions if one.at_least is not None]
+    intervals = [one.interval for one in predictions if one.interval is not None]
+    seconds, (low, high) = sum(known), (sum(interval[end] for interval in intervals) for end in (0, 1))
+    predicted = PredictionRecord(
+        latency_s=seconds / n if known else None,
+        interval_s=(low / n, high / n) if intervals else None,
+        at_least_s=sum(at_least) / n if at_least else None,
+        calibration=first.calibration,
+        row=None if first.row is None else first.row.model_dump(mode="json"),
+        classes={kind.value: time for kind, time in first.classes.items()},
+        notes=first.notes,
+        instances_per_minute_interval=(60 * instances / high, 60 * instances / low) if intervals else None,
+    )
     return row_of(
         work,
-        Unit("infer", "onnxruntime", role, task, prompt_length=prompt),
+        Unit("infer", "onnxruntime", UnitRole.TASK if task else UnitRole.BACKBONE, task, prompt_length=prompt),
         profile.cores.value,
         samples_s=(),
-        instances_per_minute=60 * instances / seconds if seconds is not None else None,
+        instances_per_minute=60 * instances / seconds if known else None,
         statistics=summarised((), alike=True),
-        flops_per_instance=flops_per_instance(
-            work.subject.architecture, [n + prompt for batch in work.batches for n in batch]
-        ),
-        warnings=() if predictions[0].seconds is not None else (f"not predictable: see the notes of {profile.name}",),
-        predicted=_prediction(predictions, instances),
+        flops_per_instance=flops_per_instance(work.subject.architecture, rows),
+        warnings=() if known else (f"not predictable: see the notes of {profile.name}",),
+        predicted=predicted,
         throttled=False,
-        energy=energy_from_power(profile, seconds, instances) if seconds is not None else None,
+        energy=energy_from_power(profile, seconds, instances) if known else None,
     )
 
 
@@ -220,25 +232,6 @@ def _predictions(work: ResolvedRequest, task: BenchedTask | None) -> list[Predic
         inputs = random_batch(rows, vocab_size=vocab_size, pad_id=pad_id, seed=0)
         known[rows] = predict_seconds(count_run(graph, inputs).works, work.profile, precision=precision)
     return [known[rows] for rows in work.batches]
-
-
-def _prediction(predictions: Sequence[Predicted], instances: int) -> PredictionRecord:
-    """Means over the batches, the interval as throughput, and what the first batch's classes took."""
-    first, n = predictions[0], len(predictions)  # of one graph: all are known, or none
-    intervals = [one.interval for one in predictions if one.interval is not None]
-    at_least = [one.at_least for one in predictions if one.at_least is not None]
-    low, high = (sum(interval[end] for interval in intervals) for end in (0, 1))
-    seconds = [one.seconds for one in predictions if one.seconds is not None]
-    return PredictionRecord(
-        latency_s=sum(seconds) / n if seconds else None,
-        interval_s=(low / n, high / n) if intervals else None,
-        at_least_s=sum(at_least) / n if at_least else None,
-        calibration=first.calibration,
-        row=None if first.row is None else first.row.model_dump(mode="json"),
-        classes={kind.value: time for kind, time in first.classes.items()},
-        notes=first.notes,
-        instances_per_minute_interval=(60 * instances / high, 60 * instances / low) if intervals else None,
-    )
 
 
 def _pack(subject: BenchSubject, progress: ProgressCallback) -> None:
