@@ -6,9 +6,8 @@ It is made of results of bench, quickstart and eval, cards of deltas, and sweeps
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING
@@ -155,7 +154,8 @@ def _storage(tasks: Sequence[TaskFigures]) -> Iterator[Section]:
         score = "" if t.score is None else f"\n{t.metric} {t.score:.3f}"
         points.append(((t.n_bytes or 0) / 1e6, t.per_minute or 0.0, f"{t.task}, {t.method}{score}"))
 
-    def scale(axis: Axes) -> None:
+    def draw(figure: Figure) -> None:
+        axis = _scattered(figure, points, BLUE)
         axis.set(xlabel="storage of one more task, MB", ylabel="inference, instances per minute")
         axis.set_xlim(left=0)
         axis.set_ylim(bottom=0)
@@ -165,7 +165,6 @@ def _storage(tasks: Sequence[TaskFigures]) -> Iterator[Section]:
     text = "One point a task: to the left is smaller, up is faster. What SPARTAN's tables 1 and 2 compare."
     rows = [(t.task, t.method, t.n_bytes, _rounded(t.per_minute), t.metric, _rounded(t.score)) for t in known]
     if known:
-        draw = partial(_scatter, points, BLUE, scale)
         yield Section("storage", "Storage against throughput against score", text, header, rows, draw)
 
 
@@ -174,7 +173,8 @@ def _parameters(tasks: Sequence[TaskFigures]) -> Iterator[Section]:
     known = [task for task in tasks if task.parameters and task.score is not None]
     points = [(task.parameters or 0, task.score or 0.0, f"{task.task}, {task.method}") for task in known]
 
-    def scale(axis: Axes) -> None:
+    def draw(figure: Figure) -> None:
+        axis = _scattered(figure, points, ORANGE)
         axis.set(xlabel="parameters trained for one task", ylabel="score", xscale="log")
         axis.xaxis.set_major_formatter("{x:,.0f}")  # matplotlib's own writes mathematics, which stays text here
         axis.xaxis.set_minor_formatter("{x:,.0f}")
@@ -184,19 +184,17 @@ def _parameters(tasks: Sequence[TaskFigures]) -> Iterator[Section]:
     text = "Scores of rows that neither training nor the choice of a checkpoint saw. Houlsby's figure 3."
     rows = [(task.task, task.method, task.parameters, task.metric, _rounded(task.score)) for task in known]
     if known:
-        draw, header = partial(_scatter, points, ORANGE, scale), ("task", "method", "parameters", "metric", "score")
+        header = ("task", "method", "parameters", "metric", "score")
         yield Section("parameters", "Parameters against score", text, header, rows, draw)
 
 
-def _scatter(
-    points: Sequence[tuple[float, float, str]], colour: str, scale: Callable[[Axes], None], figure: Figure
-) -> None:
+def _scattered(figure: Figure, points: Sequence[tuple[float, float, str]], colour: str) -> Axes:
     """A point each, with its name beside it."""
     axis = figure.add_subplot()
     for x, y, name in points:
         axis.scatter(x, y, s=60, color=colour)
         axis.annotate(name, (x, y), (6, 6), textcoords="offset points")
-    scale(axis)
+    return axis
 
 
 def _times(key: str, name: str, entry: ProfiledPass, groups: Sequence[OperatorRecord], kind: str) -> Section:
