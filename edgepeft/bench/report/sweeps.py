@@ -29,8 +29,8 @@ def swept(sweeps: Sequence[tuple[str, Sweep]]) -> Iterator[Section]:
         for place, ((backbone, size), group) in enumerate(grouped(found).items()):
             key, of = f"sweep-{number}-{place}", f"{backbone}, {size if size.endswith('%') else f'{size} rows'}"
             yield _table(key, name, of, sweep, group)
-            yield _against(key, name, of, group, "parameters")
-            yield _against(key, name, of, group, "bytes")
+            for what in _UNITS:
+                yield _against(key, name, of, group, what)
         if len({column.place[2] for column in found}) > 1:
             yield from _sizes(f"sweep-{number}-sizes", name, found)
         yield from _rates(f"sweep-{number}-rates", name, found)
