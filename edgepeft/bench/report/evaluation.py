@@ -86,8 +86,8 @@ def reliability(key: str, name: str, task: str, found: Calibration) -> Iterator[
     head = ("probabilities", "rows", "mean probability", "share right")
     yield Section(key, f"{task}: reliability", text, head, rows, draw, (5.0, 4.5))
     if found.promise is not None:
-        columns, cells = by_class.certainty_figures(found.model_dump(exclude_none=True))
-        yield Section(f"{key}-kept", f"{task}: unsure answers", f"{name}. {n} rows.", tuple(columns), cells)
+        kept = by_class.certainty_figures(found.model_dump(exclude_none=True))
+        yield Section(f"{key}-kept", f"{task}: unsure answers", f"{name}. {n} rows.", *kept)
 
 
 class ClassFigures(Part):
@@ -153,20 +153,19 @@ def evaluations(documents: Sequence[tuple[str, EvalSummary]]) -> Iterator[Sectio
     """Two tables for each document."""
     for number, (name, found) in enumerate(documents):
         text = f"{name}. {found.metric} {by_class.rounded(found.score)} on {found.rows} rows ({found.averaged})."
-        header, rows = by_class.class_rows(found.model_dump(exclude_none=True))
         title = "errors by class" if found.by_class or found.figures is None else "scores"
         if found.headline:
-            columns, figures = by_class.headline_rows([each.model_dump() for each in found.headline], {})
-            what = f"{name}. On {found.rows:,} rows."
-            yield Section(f"headline-{number}", f"{found.task}: figures", what, tuple(columns), figures)
+            figures = by_class.headline_rows([each.model_dump() for each in found.headline], {})
+            yield Section(f"headline-{number}", f"{found.task}: figures", f"{name}. On {found.rows:,} rows.", *figures)
+        classes = by_class.class_rows(found.model_dump(exclude_none=True))
         absent = by_class.unseen(found.model_dump())
         notes = [f"no row has the label {', '.join(absent)}: left out"] if absent else []
-        yield Section(f"classes-{number}", f"{found.task}: {title}", text, tuple(header), rows, notes=notes)
+        yield Section(f"classes-{number}", f"{found.task}: {title}", text, *classes, notes=notes)
         if found.confusion:
             yield _confusion(f"confusion-{number}", name, found)
         if found.figures is not None and found.by_class:
-            columns_of, cells = by_class.figure_rows(found.figures)
-            yield Section(f"figures-{number}", f"{found.task}: scores", f"{name}.", tuple(columns_of), cells)
+            scores = by_class.figure_rows(found.figures)
+            yield Section(f"figures-{number}", f"{found.task}: scores", f"{name}.", *scores)
         if found.calibration is not None:
             yield from reliability(f"reliability-{number}", name, found.task, found.calibration)
         yield from _listed(f"worst-{number}", f"{found.task}: worst rows", f"{name}. By their loss.", found.worst)
@@ -186,7 +185,7 @@ def _listed(key: str, title: str, text: str, found: Sequence[WorstRow]) -> Itera
     shown += [] if p else [("loss", lambda each: by_class.rounded(each.loss))]
     if found:
         rows = [[of(each) for _, of in shown] for each in found]
-        yield Section(key, title, text, tuple(name for name, _ in shown), rows)
+        yield Section(key, title, text, [name for name, _ in shown], rows)
 
 
 def _confusion(key: str, name: str, found: EvalSummary) -> Section:

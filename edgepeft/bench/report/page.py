@@ -100,7 +100,7 @@ class Section:
     key: str
     title: str
     text: str
-    header: tuple[str, ...]
+    header: Sequence[str]
     rows: Sequence[Sequence[Cell]]
     draw: Callable[[Any], None] | None = None
     inches: tuple[float, float] = (7.0, 4.0)

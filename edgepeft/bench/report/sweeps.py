@@ -48,7 +48,7 @@ def _table(key: str, name: str, of: str, sweep: Sweep, group: Sequence[Column]) 
             rows.append([f"{method}, published", *shown, *[None] * (len(header) - 1 - len(names))])
         notes.append(f"published: {published.source}")
     text = f"{name}. {_BY_EVAL}, in percent, with the deviation over so many seeds, and the rate that was chosen."
-    return Section(key, f"Scores: {of}", text, tuple(header), rows, notes=notes)
+    return Section(key, f"Scores: {of}", text, header, rows, notes=notes)
 
 
 def _rounded(score: float | None) -> float | None:
