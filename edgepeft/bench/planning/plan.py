@@ -279,21 +279,17 @@ def resolve_request(request: BenchOptions, profile: Profile, scenario: Scenario,
 
 def _lengths(request: BenchOptions, scenario: Scenario, subject: BenchSubject) -> tuple[Lengths, list[str]]:
     prompt = max((task.prompt_length for task in subject.tasks), default=0)
-    longest = subject.architecture.max_length - prompt
+    longest, beside = subject.architecture.max_length - prompt, f" beside a prompt of {prompt}" if prompt else ""
     source = request.lengths or (scenario.lengths if request.length is None else None)
     if source is None:
         length = request.length or scenario.sequence_length
         if length > longest:
-            raise UsageError(f"--length {length}: {subject.name} takes at most {longest} tokens{_beside(prompt)}.")
+            raise UsageError(f"--length {length}: {subject.name} takes at most {longest} tokens{beside}.")
         return full_length(length, request.batch_size or scenario.batch_size), []
     lengths = load_lengths(source, seed=request.seed)
     cut = sum(n > longest for n in lengths.values)
-    note = f"{cut} texts are longer than {subject.name} takes and were cut to {longest} tokens{_beside(prompt)}"
+    note = f"{cut} texts are longer than {subject.name} takes and were cut to {longest} tokens{beside}"
     return lengths.clamped(longest), [note] if cut else []
-
-
-def _beside(prompt: int) -> str:
-    return f" beside a prompt of {prompt}" if prompt else ""
 
 
 def random_options(request: BenchOptions) -> dict[str, Any]:
