@@ -105,9 +105,11 @@ class Groups:
         for row in rows:
             if self.by:
                 self._parts.append(str(_value(row, self.by)))
-            question = tuple(str(_value(row, column)) for column in self.question) or _numbered(row)
-            if question is not None:
-                self._questions.append(question)
+            index = (row.others or {}).get("idx")
+            if self.question:
+                self._questions.append(tuple(str(_value(row, column)) for column in self.question))
+            elif isinstance(index, Mapping) and {*_OF_QUESTION, "answer"} <= index.keys():
+                self._questions.append(tuple(str(index[name]) for name in _OF_QUESTION))
 
     def scores(self, score: Callable[[Sequence[int]], float], right: Callable[[int], bool] | None) -> dict[str, Any]:
         """Return what there is of ``parts``, name -> score and rows, and ``questions``, their exact match and number.
@@ -129,13 +131,6 @@ def _value(row: Row, column: str) -> Any:
     if column not in others:
         raise DataError(f"{row.where}: there is no column {column}. Found columns: {', '.join(others)}.")
     return others[column]
-
-
-def _numbered(row: Row) -> Hashable | None:
-    index = (row.others or {}).get("idx")
-    if not isinstance(index, Mapping) or not {*_OF_QUESTION, "answer"} <= index.keys():
-        return None
-    return tuple(str(index[name]) for name in _OF_QUESTION)
 
 
 def _places(names: Sequence[Any]) -> dict[Any, list[int]]:
@@ -217,15 +212,14 @@ def row_lines(found: Sequence[Mapping[str, Any]], other: str = "answer") -> list
     its text, if that is known."""
     lines = []
     for each in found:
-        sides = ", ".join(f"{name} {_with_probability(each, name)}" for name in ("label", other))
-        loss = "" if each.get("label_probability") is not None else f", loss {rounded(each['loss'])}"
-        lines.append((f"{each['row']}: {sides}{loss}", each.get("text", "")))
+        sides = []
+        for name in ("label", other):
+            p = each.get(f"{name}_probability")
+            sides.append(f"{name} {in_words(each[name])}" + ("" if p is None else f" (p {p_value(p)})"))
+        if each.get("label_probability") is None:
+            sides.append(f"loss {rounded(each['loss'])}")
+        lines.append((f"{each['row']}: {', '.join(sides)}", each.get("text", "")))
     return lines
-
-
-def _with_probability(each: Mapping[str, Any], name: str) -> str:
-    p = each.get(f"{name}_probability")
-    return in_words(each[name]) + ("" if p is None else f" (p {p_value(p)})")
 
 
 def in_words(value: Any) -> str:

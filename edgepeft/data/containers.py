@@ -6,6 +6,7 @@ The name of the folder that a text lies in is its label, as the 20 Newsgroups an
 from __future__ import annotations
 
 import codecs
+import contextlib
 import csv
 import gzip
 import io
@@ -100,7 +101,11 @@ _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 def table_lines(path: Path) -> Iterator[str]:
     """Return a table's lines: in UTF-8, or in what spreadsheets write too, UTF-16 or Windows-1252, which is said."""
     lines = (line for _, line in lines_of(path))
-    if str(path) == STDIN or path.suffix.lower() == PACKED or _is_utf_8(path):
+    if str(path) == STDIN or path.suffix.lower() == PACKED:
+        return lines
+    with contextlib.suppress(UnicodeDecodeError), path.open("rb") as file:
+        for line in file:
+            line.decode()
         return lines
     content = path.read_bytes()
     if content.startswith(_UTF_16):
@@ -118,16 +123,6 @@ def table_lines(path: Path) -> Iterator[str]:
         raise DataError(f"{path}: neither UTF-8 nor a Western language in Windows-1252; save the file as UTF-8.")
     warnings.warn(f"{path}: not UTF-8; read as Windows-1252. Save it as UTF-8 if letters look wrong.", stacklevel=2)
     return _split(text)
-
-
-def _is_utf_8(path: Path) -> bool:
-    with path.open("rb") as file:
-        try:
-            for line in file:
-                line.decode("utf-8")
-        except UnicodeDecodeError:
-            return False
-    return True
 
 
 def _split(text: str) -> Iterator[str]:

@@ -293,7 +293,11 @@ class BadRows:
         """Say what is left out, or refuse the file with all that is wrong with it; ``some`` rows can be used."""
         if not self._n:
             return
-        told = " ".join(f"{_lines_of(lines, self._times[what])}: {what}" for what, lines in self._lines.items())
+        each = []
+        for what, lines in self._lines.items():
+            more = f" and {self._times[what] - len(lines)} more" if self._times[what] > len(lines) else ""
+            each.append(f"line{'s' * (self._times[what] > 1)} {', '.join(map(str, lines))}{more}: {what}")
+        told = " ".join(each)
         if skip and some:
             warnings.warn(f"{self._path}: {self._n} rows are left out. {told}", stacklevel=2)
         elif self._n == 1 or (not some and len(self._lines) == 1):  # what is true of all rows is told of the first
@@ -306,13 +310,6 @@ class BadRows:
     def left_out(self) -> str:
         """What ``split`` says of them."""
         return f"; left out of {Path(str(self._path)).name}: {self._n} that cannot be used" if self._n else ""
-
-
-def _lines_of(lines: Sequence[int], times: int) -> str:
-    """Name the first lines, and count the others."""
-    first = ", ".join(map(str, lines))
-    more = f" and {times - len(lines)} more" if times > len(lines) else ""
-    return f"line{'s' * (times > 1)} {first}{more}"
 
 
 TOLD = ("kind", "source", "target")  # options that a shape says

@@ -140,7 +140,7 @@ def read_rows(
     """
     wanted = label_of if labels else None
     reader = _RowReader(path, columns, wanted, task_column, keep, optional and columns.label is None)
-    return _rows(path, reader_of(path), reader, bad)
+    return reader.rows(reader_of(path), bad)
 
 
 def head_of(source: Source) -> list[dict[str, Any]]:
@@ -154,30 +154,6 @@ _MOST_BAD = 10_000  # rows before the first that can be used
 
 BadRow = Callable[[int, Mapping[str, Any], DataError], None]
 """(line, columns, why the row cannot be used)"""
-
-
-def _rows(
-    path: Source, read: Callable[[Any], Iterator[Record]], reader: _RowReader, bad: BadRow | None
-) -> Iterator[Row]:
-    records, some, n_bad, good = read(path), False, 0, False
-    head = list(itertools.islice(records, HEAD))
-    reader.begin([row for _, row in head if isinstance(row, dict)])
-    for line, found in itertools.chain(head, records):
-        some = True
-        try:
-            if isinstance(found, DataError):
-                raise found
-            row = reader.row(line, found)
-        except DataError as error:
-            n_bad += 1
-            if bad is None or (n_bad > _MOST_BAD and not good):  # a file of something else
-                raise
-            bad(line, found if isinstance(found, dict) else {}, error)
-        else:
-            good = True
-            yield row
-    if not some:
-        raise DataError(f"{path} has no rows; expected {reader.expected}.")
 
 
 @dataclass
@@ -213,6 +189,27 @@ class _RowReader:
         if self._by_name:
             return ", ".join(self.columns.needed(self._labels))
         return f"{first}, optionally {second}, and {label}" if self._labels else f"{first}, optionally {second}"
+
+    def rows(self, read: Callable[[Any], Iterator[Record]], bad: BadRow | None) -> Iterator[Row]:
+        """Yield the rows that can be used; ``bad`` gets the others."""
+        records, n_bad, good = read(self.path), 0, False
+        head = list(itertools.islice(records, HEAD))
+        if not head:
+            raise DataError(f"{self.path} has no rows; expected {self.expected}.")
+        self.begin([row for _, row in head if isinstance(row, dict)])
+        for line, found in itertools.chain(head, records):
+            try:
+                if isinstance(found, DataError):
+                    raise found
+                row = self.row(line, found)
+            except DataError as error:
+                n_bad += 1
+                if bad is None or (n_bad > _MOST_BAD and not good):  # a file of something else
+                    raise
+                bad(line, found if isinstance(found, dict) else {}, error)
+            else:
+                good = True
+                yield row
 
     def begin(self, head: Sequence[Mapping[str, Any]]) -> None:
         """Settle what the columns are, by the first rows."""

@@ -71,9 +71,11 @@ class Shape(NamedTuple):
 def shape_of(path: object, head: Head) -> Shape | None:
     """Tell the shape by a file's first rows; None if they have the usual columns, or none that is known."""
     first = lower_names(head[0] if head else {})
-    nested = [
-        name for lower, name in first.items() if lower in _NESTED and _holds_lists([row.get(name) for row in head])
-    ]
+    nested = []  # columns of texts that are lists or mappings
+    for name in (name for lower, name in first.items() if lower in _NESTED):
+        texts = [cell for row in head if (cell := row.get(name)) not in (None, "")]
+        if texts and all(isinstance(cell, str) and not isinstance(opened(cell), str) for cell in texts):
+            nested.append(name)
 
     def whole(row: Cells) -> Cells:
         return {**row, **{name: opened(row[name]) for name in nested if name in row}}
@@ -89,12 +91,6 @@ def shape_of(path: object, head: Head) -> Shape | None:
 def lower_names(row: Cells) -> dict[str, str]:
     """Return a row's columns by their names in lower case."""
     return {str(name).strip().lower(): name for name in row}
-
-
-def _holds_lists(cells: Sequence[Any]) -> bool:
-    """True if cells of a table are texts of lists or mappings."""
-    texts = [cell for cell in cells if cell not in (None, "")]
-    return bool(texts) and all(isinstance(cell, str) and not isinstance(opened(cell), str) for cell in texts)
 
 
 def told_shape(path: object, head: Head, columns: Sequence[str | None] = ()) -> Shape | None:
@@ -293,12 +289,14 @@ def _several(head: Head, names: Mapping[str, str], path: object) -> Shape | None
     label = next((names[name] for name in LABELS if name in names), None)
     if label is not None:
         lists = [each for row in head if (each := row.get(label)) is not None]
-        if _are_vectors(lists):
+        bits = all(isinstance(each, list) and all(str(bit).lower() in _BITS for bit in each) for each in lists)
+        # As numbers of labels all rows would have the same.
+        if bits and len(lists) > 1 and len({*map(len, lists)}) == 1 and len(lists[0]) > 1:
             places = range(len(lists[0]))
 
             def held(row: Cells) -> Cells:
-                bits = zip(places, row[label], strict=True)
-                return {**row, "label": [place for place, bit in bits if _BITS[str(bit).lower()]]}
+                own = zip(places, row[label], strict=True)
+                return {**row, "label": [place for place, bit in own if _BITS[str(bit).lower()]]}
 
             return Shape("labels", f"a text and {label}, a 0 or 1 for each label, called by its place", held)
         named = all(isinstance(each, list) and all(type(name) in (str, int) for name in each) for each in lists)
@@ -314,12 +312,6 @@ def _several(head: Head, names: Mapping[str, str], path: object) -> Shape | None
         return {**row, "sentence1": row[text], "label": odd or [name for name, bit in bits.items() if bit]}
 
     return Shape("labels", f"{text} and a column of 0 and 1 for each of {', '.join(others)}", read)
-
-
-def _are_vectors(lists: Sequence[Any]) -> bool:
-    """True for lists of one length that hold 0 and 1 alone: as numbers of labels all rows would have the same."""
-    bits = all(isinstance(each, list) and all(str(bit).lower() in _BITS for bit in each) for each in lists)
-    return bits and len(lists) > 1 and len({*map(len, lists)}) == 1 and len(lists[0]) > 1
 
 
 def _picked(head: Head, names: Mapping[str, str], path: object) -> Shape | None:

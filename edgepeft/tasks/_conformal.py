@@ -275,7 +275,14 @@ class OneOfSeveral(Calibration):
         if "coverage" in found:
             found["threshold"] = coverage_threshold(shares[np.arange(len(shares)), right], found["coverage"])
         if "risk" in found:
-            found["threshold"] = _risk_threshold(shares, right, found["risk"])
+            cut = risk_threshold(shares.max(1), shares.argmax(1) == right, found["risk"])
+            if cut is None:
+                warnings.warn(
+                    f"no threshold keeps a risk of {found['risk']:g} on the {len(shares):,} evaluation rows: too many "
+                    "of their most probable answers are wrong. Every answer is unsure.",
+                    stacklevel=2,
+                )
+            found["threshold"] = 1.0 if cut is None else cut
         return replace(self, chosen=found)  # type: ignore[type-var]
 
     def calibration(self, targets: Values, logits: Values) -> dict[str, Any]:
@@ -328,14 +335,3 @@ class OneOfSeveral(Calibration):
 
 def _bins(targets: Values, shares: Values) -> list[dict[str, float]]:
     return binned(shares.max(1), shares.argmax(1) == targets)
-
-
-def _risk_threshold(shares: Values, targets: Values, risk: float) -> float:
-    found = risk_threshold(shares.max(1), shares.argmax(1) == targets, risk)
-    if found is None:
-        warnings.warn(
-            f"no threshold keeps a risk of {risk:g} on the {len(shares):,} evaluation rows: too many of their most "
-            "probable answers are wrong. Every answer is unsure.",
-            stacklevel=2,
-        )
-    return 1.0 if found is None else found

@@ -29,7 +29,10 @@ _FORMS = '{"text": ["1912"], "answer_start": [17]}, as SQuAD has them, empty lis
 def answers_label(value: Any, where: str) -> str:
     """Return a row's answers as canonical text."""
     try:
-        return json.dumps([_pair(*each) for each in _pairs(value)], ensure_ascii=False, separators=(",", ":"))
+        found = [(start, text) for start, text in _pairs(value)]
+        if any(type(start) is not int or not isinstance(text, str) for start, text in found):
+            raise TypeError
+        return json.dumps(found, ensure_ascii=False, separators=(",", ":"))
     except (TypeError, KeyError, ValueError):
         raise DataError(f"{where}: answers are {_FORMS}; found {shown(value)}.") from None
 
@@ -45,12 +48,6 @@ def _pairs(value: Any) -> list[tuple[Any, Any]]:
             starts, texts = [starts], [texts]
         return list(zip(starts, texts, strict=True))
     return [(each["answer_start"], each["text"]) for each in value]
-
-
-def _pair(start: Any, text: Any) -> list[Any]:
-    if type(start) is not int or not isinstance(text, str):
-        raise TypeError
-    return [start, text]
 
 
 def answers_of(row: Row) -> list[tuple[int, str]]:

@@ -131,7 +131,8 @@ class Classification(OneOfSeveral, TaskType):
                 raise UnknownName("label", positive, self.labels)
             return Metric(partial(_f1, positive=positive))
         if name in CORRELATIONS and self.labels is not None and all(map(_NUMBER.fullmatch, self.labels)):
-            return CORRELATIONS[name]._replace(function=partial(_of_numbers, CORRELATIONS[name]))
+            numbers, metric = np.array([*map(float, self.labels)]), CORRELATIONS[name]
+            return metric._replace(function=lambda kind, *of: metric.function(kind, *(numbers[each] for each in of)))
         return super().metric_of(name)
 
     def outputs(self, logits: NDArray[Any]) -> Values:
@@ -214,7 +215,7 @@ def check_names(rows: Sequence[Row], names: Sequence[Sequence[str]]) -> None:
     def say(what: str, found: Sequence[Sequence[str]]) -> None:
         if not found:
             return
-        told = [" and ".join(f"{_seen(name)} ({_places(has[name])})" for name in each) for each in found[:3]]
+        told = [" and ".join(_told(name, has[name]) for name in each) for each in found[:3]]
         more = f" and {len(found) - 3} more" if len(found) > 3 else ""
         warnings.warn(f"{file}: {what}: {'; '.join(told)}{more}.", stacklevel=3)
 
@@ -242,14 +243,11 @@ def check_names(rows: Sequence[Row], names: Sequence[Sequence[str]]) -> None:
         )
 
 
-def _seen(name: str) -> str:
-    """Quote a name, with escapes if it is not of the usual Unicode form and may look like another."""
-    return repr(name) if unicodedata.is_normalized("NFKC", name) else ascii(name)
-
-
-def _places(rows: Sequence[Row]) -> str:
+def _told(name: str, rows: Sequence[Row]) -> str:
+    """Quote a name, with escapes if it is not of the usual Unicode form and may look like another; say where it is."""
+    seen = repr(name) if unicodedata.is_normalized("NFKC", name) else ascii(name)
     first = ", ".join(row.short for row in rows[:3])
-    return f"{len(rows):,} row{'s' * (len(rows) > 1)}: {first}{', ...' * (len(rows) > 3)}"
+    return f"{seen} ({len(rows):,} row{'s' * (len(rows) > 1)}: {first}{', ...' * (len(rows) > 3)})"
 
 
 def _positive(names: Sequence[str]) -> str:
@@ -285,11 +283,6 @@ def _matthews(kind: Classification, targets: Values, outputs: Values) -> float:
     n = len(targets)
     spread = math.sqrt((n**2 - given @ given) * (n**2 - has @ has))
     return float(right.sum() * n - given @ has) / spread if spread else 0.0
-
-
-def _of_numbers(metric: Metric, kind: Classification, targets: Values, outputs: Values) -> float:
-    numbers = np.array([*map(float, kind.labels or ())])
-    return metric.function(kind, numbers[targets], numbers[outputs])
 
 
 Classification.metrics = {

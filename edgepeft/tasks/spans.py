@@ -202,11 +202,8 @@ class Spans(TaskType):
         bare = replace(self, chosen={k: v for k, v in self.chosen.items() if k != "threshold"})
         if not any(target.answers == ("",) for target in targets):
             return bare
-        if_some = np.array(
-            [best_score("f1", bare._given(*row), row[0].answers) for row in zip(targets, outputs, strict=True)]
-        )
         if_none = np.array([float(target.answers == ("",)) for target in targets])
-        threshold = best_threshold(outputs[:, 4] - outputs[:, 3], if_some - if_none)
+        threshold = best_threshold(outputs[:, 4] - outputs[:, 3], bare.each(targets, outputs) - if_none)
         return replace(self, chosen={**bare.chosen, "threshold": threshold})
 
     def plain(self, outputs: Values) -> list[float]:

@@ -99,32 +99,30 @@ def linear_head(
 
     ``states`` [n, d] are of the parts train, eval and test, as the kind has them read, ``targets`` [rows, ...] too.
     """
-    best: tuple[float, TaskType, Values] | None = None
-    for chosen, tested in _heads(states, kind, targets["train"]):
-        own = kind.with_chosen(targets["eval"], found := kind.outputs(kind.of_rows(chosen, targets["eval"])))
-        score = own.score(metric, targets["eval"], found)
-        if best is None or score > best[0]:
-            best = score, own, kind.outputs(kind.of_rows(tested, targets["test"]))
-    assert best is not None
-    return best[1:]
-
-
-def _heads(states: Mapping[str, Values], kind: TaskType, targets: Values) -> Iterator[list[Values]]:
-    """Yield logits for the rows of eval and test, for each strength."""
     x = states["train"].astype(np.float64)
     mean = x.mean(0)
     x -= mean
     base, products, done = np.zeros(kind.n_outputs), np.zeros((x.shape[1], kind.n_outputs)), 0
-    for start in range(0, len(targets), SCORED_ROWS):  # in groups: very many labels' columns would be gigabytes
-        y = kind.regressed(targets[start : start + SCORED_ROWS])
+    for start in range(0, len(targets["train"]), SCORED_ROWS):  # very many labels' columns would be gigabytes
+        y = kind.regressed(targets["train"][start : start + SCORED_ROWS])
         base += y.sum(0) / len(x)
         products += x[done : done + len(y)].T @ y
         done += len(y)
     values, vectors = np.linalg.eigh(x.T @ x)  # once for all strengths
     rotated = vectors.T @ products
+
+    def outputs(part: str, weights: Values) -> Values:
+        return kind.outputs(kind.of_rows((states[part] - mean) @ weights + base, targets[part]))
+
+    best: tuple[float, TaskType, Values] | None = None
     for strength in _STRENGTHS:
         weights = vectors @ (rotated / (values + strength * values.mean() + np.finfo(float).tiny)[:, None])
-        yield [(states[part] - mean) @ weights + base for part in ("eval", "test")]
+        own = kind.with_chosen(targets["eval"], found := outputs("eval", weights))
+        score = own.score(metric, targets["eval"], found)
+        if best is None or score > best[0]:
+            best = score, own, weights
+    assert best is not None
+    return best[1], outputs("test", best[2])
 
 
 def mcnemar(only_one: int, only_other: int) -> float:
