@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -139,26 +139,21 @@ class Encoded:
 
     def of_texts(self, values: NDArray[Any], chosen: Sequence[int]) -> NDArray[Any]:
         """Join the windows of each text of those rows, [token rows, ...] -> [texts, ...]; passages stay in theirs."""
-        if self.per_text is None or self.passages:
-            return values
-        return RowGrouping(self._per_text(chosen), stitches=self._stitches(chosen)).by_row(values, "mean")
+        return values if self.passages else replace(self._grouping(chosen), per_row=None).by_row(values, "mean")
 
     def by_row(self, values: NDArray[Any], chosen: Sequence[int], pool: str = "mean") -> NDArray[Any]:
         """Group [token rows, ...] of those rows, [batch, (most,) ...], as ``RowGrouping`` has them."""
+        return self._grouping(chosen).by_row(values, pool)
+
+    def _grouping(self, chosen: Sequence[int]) -> RowGrouping:
         several = self.several and not self.passages
         return RowGrouping(
-            self._per_text(chosen),
+            None if self.per_text is None else np.concatenate([self.per_text[i] for i in chosen]),
             self.texts(chosen) if several else None,
             self._most_texts if several else None,
-            self._stitches(chosen),
+            None if self.stitches is None else [self.stitches[i] for i in chosen],
             self.readable(chosen) if self.passages else None,
-        ).by_row(values, pool)
-
-    def _per_text(self, chosen: Sequence[int]) -> NDArray[np.int64] | None:
-        return None if self.per_text is None else np.concatenate([self.per_text[i] for i in chosen])
-
-    def _stitches(self, chosen: Sequence[int]) -> list[NDArray[np.int64]] | None:
-        return None if self.stitches is None else [self.stitches[i] for i in chosen]
+        )
 
     @property
     def longest_target(self) -> int:

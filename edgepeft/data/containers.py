@@ -231,11 +231,13 @@ def _read_table(path: Path, delimiter: str, **form: Any) -> Iterator[Record]:
     lines, first = _with_first(path)
     if "\0" in first:
         raise DataError(f"{path}:1: NUL characters, as of UTF-16 without its mark; save the file as UTF-8.")
+    skipped, others = 0, [mark for mark in ";\t|" if mark in first]
     if first.lower().startswith("sep=") and len(first) == len("sep=;"):  # Excel's own line
         delimiter, skipped = first[-1], 1
         next(lines)
-    else:
-        delimiter, skipped = _delimiter(path, first, delimiter), 0
+    elif delimiter == "," and "," not in first and len(others) == 1:
+        delimiter = others[0]
+        warnings.warn(f"{path}: cells are separated by {delimiter!r}, as the header is.", stacklevel=1)
     reader = csv.reader(_few_cells(path, lines, delimiter), strict=True, delimiter=delimiter, **form)
     header: list[str] = []
     line = 1 + skipped
@@ -268,15 +270,6 @@ def _with_first(path: Path) -> tuple[Iterator[str], str]:
         parts = first.splitlines(keepends=True)
         return itertools.chain(parts, lines), parts[0].rstrip("\r")
     return itertools.chain([first], lines), first.rstrip("\r\n")
-
-
-def _delimiter(path: Path, header: str, usual: str) -> str:
-    """Return the mark that divides a csv's header, if that is not a comma."""
-    found = [mark for mark in ";\t|" if mark in header]
-    if usual != "," or "," in header or len(found) != 1:
-        return usual
-    warnings.warn(f"{path}: cells are separated by {found[0]!r}, as the header is.", stacklevel=2)
-    return found[0]
 
 
 def _distinct(path: Path, line: int, header: list[str]) -> list[str]:

@@ -190,20 +190,19 @@ def _number(value: Any) -> int | None:
 def _read(file: Path, column: str) -> dict[int, str] | None:
     try:
         text = bytes_at(file, _LONGEST_FILE).decode("utf-8-sig")
-        found = _of_lines(text) if file.suffix == ".txt" else _of_json(json.loads(text), column)
+        if file.suffix == ".txt":
+            lines = [line.strip() for line in text.splitlines() if line.strip()]
+            counted = [match for line in lines if (match := _COUNTED.fullmatch(line)) is not None]
+            all_counted = len(counted) == len(lines)
+            names = {int(match[1]): match[2] for match in counted} if all_counted else dict(enumerate(lines))
+            found = _sound(names, len(lines))
+        else:
+            found = _of_json(json.loads(text), column)
     except (OSError, ValueError, RecursionError):
         found = None
     if found is None and file.name in _OF_LABELS:
         raise DataError(f'{file} has no names of labels; it is ["ham", "spam"] or {{"0": "ham", "1": "spam"}}.')
     return found
-
-
-def _of_lines(text: str) -> dict[int, str] | None:
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    counted = [_COUNTED.fullmatch(line) for line in lines]
-    if all(counted):
-        return _sound({int(match[1]): match[2] for match in counted if match}, len(lines))
-    return _sound(dict(enumerate(lines)), len(lines))
 
 
 def _of_json(document: Any, column: str) -> dict[int, str] | None:

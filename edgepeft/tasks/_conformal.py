@@ -280,7 +280,7 @@ class OneOfSeveral(Calibration):
                 warnings.warn(
                     f"no threshold keeps a risk of {found['risk']:g} on the {len(shares):,} evaluation rows: too many "
                     "of their most probable answers are wrong. Every answer is unsure.",
-                    stacklevel=2,
+                    stacklevel=1,
                 )
             found["threshold"] = 1.0 if cut is None else cut
         return replace(self, chosen=found)  # type: ignore[type-var]

@@ -206,10 +206,6 @@ class Spans(TaskType):
         threshold = best_threshold(outputs[:, 4] - outputs[:, 3], bare.each(targets, outputs) - if_none)
         return replace(self, chosen={**bare.chosen, "threshold": threshold})
 
-    def plain(self, outputs: Values) -> list[float]:
-        """Return how far the best span is above no answer."""
-        return np.round(outputs[:, 3] - outputs[:, 4], 6).tolist()
-
     def answered(self, rows: Sequence[Row], targets: Values, outputs: Values) -> list[str]:
         return [self._given(*each) for each in zip(targets, outputs, strict=True)]
 
