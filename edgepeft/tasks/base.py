@@ -100,6 +100,7 @@ class TaskType(Facts, Calibration, ABC):
 
     def strange(self, row: Row) -> str | None:
         """Return the row's first label that the task does not have; refuse what is no label at all."""
+        self.expected(row)
         return None
 
     def check_batch(self, batch_size: int, rows: Sequence[Row]) -> None:
@@ -143,9 +144,9 @@ class TaskType(Facts, Calibration, ABC):
         return (text, "a") if pairs else text
 
     @classmethod
-    @abstractmethod
     def example(cls, labels: Sequence[str] | None) -> tuple[str, tuple[str, ...] | None]:
-        """Return a synthetic row's label, and all labels: ``labels`` if they are known."""
+        """Return a synthetic row's label, and all labels: ``labels`` if they are known, None of numbers."""
+        return "0", None
 
     # Losses: the same in NumPy, PyTorch and ONNX.
 

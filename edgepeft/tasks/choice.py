@@ -84,12 +84,8 @@ class Choice(OneOfSeveral, TaskType):
         index = isinstance(value, int) and not isinstance(value, bool)
         return json.dumps(value if index else label, ensure_ascii=False)
 
-    def strange(self, row: Row) -> str | None:
-        """Refuse a label that is none of the row's own candidates."""
-        _right(row)
-        return None
-
     def expected(self, row: Row) -> str:
+        """Return the right candidate; refuse a label that is none of the row's own."""
         return row.candidates[_right(row)]
 
     def targets(self, rows: Sequence[Row]) -> Values:
@@ -112,10 +108,6 @@ class Choice(OneOfSeveral, TaskType):
     def readable(cls, *, pairs: bool, text: str = "a") -> Any:
         """Return that text with two candidates."""
         return {SENTENCES.names[0]: text, CANDIDATES: ("a", "b")}
-
-    @classmethod
-    def example(cls, labels: Sequence[str] | None) -> tuple[str, None]:
-        return "0", None
 
     def losses(self, logits: NDArray[np.float32], targets: Values) -> NDArray[np.float64]:
         """Return the cross entropies over a row's candidates, of [B, K, 1]."""

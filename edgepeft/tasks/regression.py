@@ -64,11 +64,8 @@ class Regression(TaskType):
     def listed(self) -> str:
         return "numbers"
 
-    def strange(self, row: Row) -> str | None:
-        self.expected(row)
-        return None
-
     def expected(self, row: Row) -> float:
+        """Return the number; refuse what is none."""
         if (number := number_of(row.label)) is None:
             raise DataError(f"{row.where}: the label of a regression is a finite number; found {row.label!r}.")
         return number
@@ -80,10 +77,6 @@ class Regression(TaskType):
     def made_targets(self, mask: NDArray[np.int64]) -> Values:
         """Return 0, 1, 2, ..."""
         return np.arange(len(mask), dtype=np.float32)
-
-    @classmethod
-    def example(cls, labels: Sequence[str] | None) -> tuple[str, None]:
-        return "0", None
 
     def losses(self, logits: NDArray[np.float32], targets: Values) -> NDArray[np.float64]:
         return np.square(logits[:, 0].astype(np.float64) - targets)
