@@ -313,10 +313,9 @@ class Spans(TaskType):
 
 def _asked(rows: Sequence[Row], passages: Iterable[Passage]) -> Values:
     """Return what each row asks about its passage, [n] of ``Asked``."""
-    found = np.empty(len(rows), object)
-    for i, (row, passage) in enumerate(zip(rows, passages, strict=True)):
-        found[i] = Asked(passage, right_texts(row), wanted_of(passage, answers_of(row)))
-    return found
+    pairs = zip(rows, passages, strict=True)
+    found = (Asked(passage, right_texts(row), wanted_of(passage, answers_of(row))) for row, passage in pairs)
+    return np.fromiter(found, object, len(rows))
 
 
 Spans.metrics = {

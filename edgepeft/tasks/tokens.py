@@ -164,10 +164,9 @@ class Tokens(TaskType):
         return self._targets(rows, (places_of(words_of(row.sentence1), each) for row, each in pairs))
 
     def _targets(self, rows: Sequence[Row], places: Iterable[NDArray[np.int64]]) -> Values:
-        index, found = {tag: i for i, tag in enumerate(self.labels or ())}, np.empty(len(rows), object)
-        for i, (row, place) in enumerate(zip(rows, places, strict=True)):
-            found[i] = np.stack([[index[tag] for tag in tagged_row(row).tags(self.labels)], place])
-        return found
+        index = {tag: i for i, tag in enumerate(self.labels or ())}
+        tagged = ([index[tag] for tag in tagged_row(row).tags(self.labels)] for row in rows)
+        return np.fromiter(map(np.stack, zip(tagged, places, strict=True)), object, len(rows))
 
     def made_targets(self, mask: NDArray[np.int64]) -> Values:
         """Return the tags in turn, as if each token were a word: [B, S]."""
@@ -208,10 +207,7 @@ class Tokens(TaskType):
 
     def outputs(self, logits: NDArray[Any]) -> Values:
         """Return each row's best tags, [B] of [S]."""
-        found = np.empty(len(logits), object)
-        for i, best in enumerate(logits.argmax(-1)):
-            found[i] = best
-        return found
+        return np.fromiter(logits.argmax(-1), object, len(logits))
 
     def _given(self, target: Values, output: Any) -> list[str]:
         """Return the tags given to a row's words; ``output`` may be one tag for all."""
