@@ -85,7 +85,10 @@ def mistake(
         return f"{where} is not a key that is known" if names is None else f"{where} has a key that is not known"
     if one["type"] == "value_error":
         return f"{where}: {one['ctx']['error']}"
-    needed = dict.fromkeys(_needed(each) for each in kinds or [one])
+    needed = dict.fromkeys(
+        _NEEDED.get(each["type"], "something else ({msg})").format_map({"msg": each["msg"], **each.get("ctx", {})})
+        for each in kinds or [one]
+    )
     if "a number" in needed:
         needed.pop("a whole number", None)
     found = _shown(one["input"]) if names is None else _kind(one["input"])
@@ -95,11 +98,6 @@ def mistake(
 def _place(one: Mapping[str, Any], names: Collection[str] | None) -> list[str]:
     parts = [str(part) for part in one["loc"] if isinstance(part, int) or names is None or part in names]
     return parts[:-1] if len(parts) > 1 and parts[-1] in _BRANCHES else parts
-
-
-def _needed(one: Mapping[str, Any]) -> str:
-    template = _NEEDED.get(one["type"])
-    return f"something else ({one['msg']})" if template is None else template.format(**one.get("ctx", {}))
 
 
 def _shown(value: object) -> str:

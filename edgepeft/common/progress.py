@@ -23,7 +23,6 @@ from rich.progress import (
     Progress,
     ProgressColumn,
     SpinnerColumn,
-    Task,
     TaskID,
     TextColumn,
     TimeElapsedColumn,
@@ -100,15 +99,13 @@ def no_longer() -> None:
 def _under_way() -> str:
     """The bars that are being filled: what, how many of how many, and their state."""
     filled = next((bars for shown in reversed(_shown) if (bars := [b for b in shown.tasks if not b.finished])), [])
-    more = [f"and {len(filled) - _LINES} more"] if len(filled) > _LINES else []
-    return "; ".join([*map(_told, filled[:_LINES]), *more])
-
-
-def _told(bar: Task) -> str:
-    total = "" if bar.total is None else f" of {bar.total:,.0f}"
-    count = f"{bar.completed:,.0f}{total}" if total or bar.completed else ""
-    left = about(bar.fields.get("left", bar.time_remaining))
-    return ", ".join(part for part in (bar.description, count, bar.fields.get("state", ""), left) if part)
+    told = []
+    for bar in filled[:_LINES]:
+        total = "" if bar.total is None else f" of {bar.total:,.0f}"
+        count = f"{bar.completed:,.0f}{total}" if total or bar.completed else ""
+        left = about(bar.fields.get("left", bar.time_remaining))
+        told.append(", ".join(part for part in (bar.description, count, bar.fields.get("state", ""), left) if part))
+    return "; ".join([*told, f"and {len(filled) - _LINES} more"] if len(filled) > _LINES else told)
 
 
 def about(seconds: float | None) -> str:
