@@ -48,12 +48,19 @@ def merge_task(bundle: Bundle, task: str, out: Path, *, force: bool = False) -> 
     """Write ``model.onnx`` with all weights in it, or beside it if a protobuf cannot hold them, config and tokenizer.
 
     Inputs and outputs are those of transformers' class for the kind of task: ``logits`` alone, but for what
-    ``_form_of`` has, and ``_write_text_model`` for text.  The task's check file is replayed on what was written.
+    ``_FORMS`` has, and ``_write_text_model`` for text.  The task's check file is replayed on what was written.
     """
     entry, config = bundle.entry(task), read_config(bundle.folder / "config.json")
     with new_folder(out, force=force) as folder:
         write_json(folder / "config.json", config if entry.writes else _config(config, entry))
-        write_json(folder / "tokenizer_config.json", _tokenizer_config(bundle, entry))
+        if (path := bundle.folder / "tokenizer_config.json").is_file():
+            known = read_config(path)
+        else:  # what transformers needs beside a tokenizer.json that came alone
+            words = Tokenizer.from_file(str(bundle.folder / "tokenizer.json"))
+            pad = words.id_to_token(bundle.architecture.pad_token_id)
+            known = {"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": pad}
+        # ``truncation=True`` then cuts where the task was trained to.
+        write_json(folder / "tokenizer_config.json", {**known, "model_max_length": entry.max_length})
         for name in _TOKENIZER_FILES:
             if (bundle.folder / name).is_file():
                 shutil.copyfile(bundle.folder / name, folder / name)
@@ -63,13 +70,29 @@ def merge_task(bundle: Bundle, task: str, out: Path, *, force: bool = False) -> 
 
 
 def _write_model(bundle: Bundle, task: str, folder: Path) -> Verification:
+    """Write the model, and replay the task's check on the file, opened by its path alone as users will."""
     entry = bundle.entry(task)
-    form = _form_of(entry)
+    form = _FORMS.get(entry.task_kind.model, _Form())
     model = form.graph(bundle, task)
     for name, content in form.notes(entry, bundle.architecture.hidden_size).items():
         (folder / name).parent.mkdir(exist_ok=True)
         write_json(folder / name, content)
-    return _verified(bundle, task, _stored(bundle, model, folder))
+    session = _opened(_stored(bundle, model, folder))
+    names = [output.name for output in session.get_outputs()]
+
+    def run(rows: Inputs) -> NDArray[np.float32]:
+        given = form.inputs(rows)
+        with failing_as("stops in the merged model"):
+            found = session.run(names, {value.name: given[value.name] for value in session.get_inputs()})
+        logits: NDArray[np.float32] = form.logits(dict(zip(names, found, strict=True)), rows, entry)
+        return logits
+
+    return replay(run, *read_check(*bundle.check(task)), bundle.allowed(task), entry.task_kind.agreement)
+
+
+def _opened(path: Path) -> ort.InferenceSession:
+    with failing_as("cannot open the merged model"):
+        return plain_session(path)
 
 
 def _stored(bundle: Bundle, model: onnx.ModelProto, folder: Path) -> Path:
@@ -98,34 +121,6 @@ def _config(config: dict[str, Any], entry: TaskEntry) -> dict[str, Any]:
         **({"id2label": named, "label2id": numbers} if labels else {}),
         "problem_type": kind.problem_type,
     }
-
-
-def _tokenizer_config(bundle: Bundle, entry: TaskEntry) -> dict[str, Any]:
-    """The tokenizer's, with the length that the task was trained with: ``truncation=True`` then cuts there."""
-    path = bundle.folder / "tokenizer_config.json"
-    if path.is_file():
-        known = read_config(path)
-    else:  # what transformers needs beside a tokenizer.json that came alone
-        pad = Tokenizer.from_file(str(bundle.folder / "tokenizer.json")).id_to_token(bundle.architecture.pad_token_id)
-        known = {"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": pad}
-    return {**known, "model_max_length": entry.max_length}
-
-
-def _verified(bundle: Bundle, task: str, path: Path) -> Verification:
-    """Replay the task's check file on the written file, opened by its path alone as users will."""
-    entry, (inputs, reference) = bundle.entry(task), read_check(*bundle.check(task))
-    with failing_as("cannot open the merged model"):
-        session = plain_session(path)
-    form, names = _form_of(entry), [output.name for output in session.get_outputs()]
-
-    def run(rows: Inputs) -> NDArray[np.float32]:
-        given = form.inputs(rows)
-        with failing_as("stops in the merged model"):
-            found = session.run(names, {value.name: given[value.name] for value in session.get_inputs()})
-        logits: NDArray[np.float32] = form.logits(dict(zip(names, found, strict=True)), rows, entry)
-        return logits
-
-    return replay(run, inputs, reference, bundle.allowed(task), entry.task_kind.agreement)
 
 
 class _Form:
@@ -196,12 +191,8 @@ def _threshold(entry: TaskEntry) -> float:
     return float(entry.chosen.get("threshold", 0.0))
 
 
+# By the end of the name of the class that transformers has for a kind of task.
 _FORMS: Mapping[str, _Form] = {"ForQuestionAnswering": _Answers(), "ForMultipleChoice": _Choices(), "Model": _States()}
-
-
-def _form_of(entry: TaskEntry) -> _Form:
-    """The form of the class that transformers has for the task's kind."""
-    return _FORMS.get(entry.task_kind.model, _Form())
 
 
 def _write_text_model(bundle: Bundle, task: str, folder: Path) -> Verification:
@@ -226,9 +217,7 @@ def _write_text_model(bundle: Bundle, task: str, folder: Path) -> Verification:
                 "--to-peft)."
             )
         write_json(folder / "generation_config.json", {**tokens, **manner})
-        path = _stored(bundle, optimum_causal(bundle.text_graphs_of(task).decoder), folder)
-        with failing_as("cannot open the merged model"):
-            session = plain_session(path)
+        session = _opened(_stored(bundle, optimum_causal(bundle.text_graphs_of(task).decoder), folder))
         return check.compare(lambda inputs: _CausalState(session, inputs), architecture.decoder, bundle.allowed(task))
     tokens["decoder_start_token_id"] = architecture.decoder.start_token_id
     encoder, decoder = bundle.text_graphs_of(task)
@@ -240,8 +229,7 @@ def _write_text_model(bundle: Bundle, task: str, folder: Path) -> Verification:
     onnx.save_model(optimum_encoder(encoder, width), folder / _ENCODER_FILE)
     onnx.save_model(optimum_decoder(encoder, decoder, width), folder / _DECODER_FILE)
     write_json(folder / "generation_config.json", {**tokens, **manner})
-    with failing_as("cannot open the merged model"):
-        first, then = (plain_session(folder / name) for name in (_ENCODER_FILE, _DECODER_FILE))
+    first, then = (_opened(folder / name) for name in (_ENCODER_FILE, _DECODER_FILE))
     return check.compare(lambda inputs: _State(first, then, inputs), architecture.decoder, bundle.allowed(task))
 
 
