@@ -146,9 +146,14 @@ def _count_answer(graphs: TextGraphs, inputs: Inputs, prompt: int, decoding: Dec
     first, texts = counted(rows, 0), rows * decoding.beams
     # From the second step on everything grows by the same with each token: as many means of the first and the last.
     second, last = (counted(texts, at) for at in (1, max(1, steps - 1)))
-    decoder = (_over(steps - 1, *works) for works in zip(first.works, second.works, last.works, strict=True))
     named = [replace(work, name=f"encoder: {work.name}") for work in encoder.works]
-    named += [replace(work, name=f"decoder: {work.name}") for work in decoder]
+    for works in zip(first.works, second.works, last.works, strict=True):
+        sums: dict[str, Any] = {}
+        for size in _SIZES:
+            at_first, at_second, at_last = (getattr(work, size) for work in works)
+            sums[size] = int(at_first + (steps - 1) * (at_second + at_last) // 2)
+        # By the last step's kind: what has nothing to read in the first one does no work there.
+        named.append(replace(works[-1], name=f"decoder: {works[-1].name}", **sums))
     return Costs(tuple(named), tuple(sorted({*encoder.unknown, *first.unknown})))
 
 
@@ -188,14 +193,3 @@ def _step(
         shape = (rows, heads, length, width) if of_texts else (texts, heads, written, width)
         given[value.name] = Spec(onnx.TensorProto.FLOAT, shape)
     return given
-
-
-def _over(more: int, first: Work, second: Work, last: Work) -> Work:
-    """The sum over the first step and ``more`` others."""
-
-    def summed(name: str) -> int:
-        of_first, of_second, of_last = (getattr(work, name) for work in (first, second, last))
-        return int(of_first + more * (of_second + of_last) // 2)
-
-    # By the last step's kind: what has nothing to read in the first one does no work there.
-    return Work(last.name, last.op, last.kind, *map(summed, _SIZES))
