@@ -152,8 +152,7 @@ def write_quota(folder: Path, files: MemoryFiles, cores: float) -> None:
 
 def throttled(folder: Path | None) -> tuple[int, int] | None:
     """Periods and throttled periods of a group, from ``cpu.stat``, which both versions have; None without it."""
-    text = read(folder / "cpu.stat") if folder is not None else None
-    counts = dict(line.split() for line in (text or "").splitlines())
+    counts = {} if folder is None else _counts(folder / "cpu.stat")
     if "nr_periods" not in counts or "nr_throttled" not in counts:
         return None
     return int(counts["nr_periods"]), int(counts["nr_throttled"])
@@ -161,11 +160,11 @@ def throttled(folder: Path | None) -> tuple[int, int] | None:
 
 def oom_kills(folder: Path, files: MemoryFiles) -> int:
     """How often the kernel killed in this group for memory (``failcnt`` counts other things too)."""
-    for line in (read(folder / files.events) or "").splitlines():
-        name, _, count = line.partition(" ")
-        if name == "oom_kill":
-            return int(count)
-    return 0
+    return int(_counts(folder / files.events).get("oom_kill", 0))
+
+
+def _counts(path: Path) -> dict[str, str]:
+    return dict(line.split() for line in (read(path) or "").splitlines())
 
 
 def make_child(own: Path) -> Path:

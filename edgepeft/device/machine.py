@@ -7,6 +7,7 @@ onnxruntime 1.21.0 and torch 2.10.0 execute such instructions without asking whe
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 from collections.abc import Collection, Iterable, Mapping
@@ -159,10 +160,8 @@ def versions() -> dict[str, str]:
     """Version of edgepeft, Python and whatever of the stack is installed; nothing is imported."""
     installed = {"edgepeft": __version__, "python": platform.python_version()}
     for package in _PACKAGES:
-        try:
+        with contextlib.suppress(metadata.PackageNotFoundError):
             installed[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
     return installed
 
 
