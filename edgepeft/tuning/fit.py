@@ -151,7 +151,7 @@ def _inference(
         "tokenizer": _TOKENIZER * tokenizer.stat().st_size if tokenizer.is_file() else 0,
     }
 
-    working = _labelled(bundle, task, length) if decoding is None else _written(bundle, task, length, decoding, allowed)
+    working = _working(bundle, task, length, decoding, allowed)
 
     def parts(rows: int) -> dict[str, int]:
         outputs = 0 if entry is None or decoding is not None else prod(entry.logits_shape(rows * each, length))
@@ -173,22 +173,19 @@ def _inference(
     return Inference(needed, parts(batch_size), needed <= allowed, most, most == _MOST_ROWS, tasks, further, first)
 
 
-def _labelled(bundle: Bundle, task: str | None, length: int) -> Callable[[int], dict[str, int]]:
-    """Rows -> what a pass of them takes."""
-    graph = bundle.graph(task)
-
-    @functools.cache
-    def alive(rows: int) -> int:
-        specs = walk(graph, example_inputs(bundle, task, rows, length)).specs
-        return int(ARENA * peak_bytes(graph.graph, specs, in_place=False))
-
-    return lambda rows: {"a pass": alive(-(-rows // max(1, round(rows * length / PASS_TOKENS))))}
-
-
-def _written(
-    bundle: Bundle, task: str | None, length: int, decoding: Decoding, allowed: int
+def _working(
+    bundle: Bundle, task: str | None, length: int, decoding: Decoding | None, allowed: int
 ) -> Callable[[int], dict[str, int]]:
-    """Rows -> what those that are written at once take: while the encoder runs, or in the decoder's last step."""
+    """Rows -> what those that are computed at once take: in a pass, or while a text is written."""
+    if decoding is None:
+        graph = bundle.graph(task)
+
+        @functools.cache
+        def alive(rows: int) -> int:
+            specs = walk(graph, example_inputs(bundle, task, rows, length)).specs
+            return int(ARENA * peak_bytes(graph.graph, specs, in_place=False))
+
+        return lambda rows: {"a pass": alive(-(-rows // max(1, round(rows * length / PASS_TOKENS))))}
     graphs, prompt = bundle.text_graphs_of(task), bundle.prompt_length(task)
 
     @functools.cache

@@ -59,7 +59,9 @@ class WritingEngine(OnnxRuntimeEngine):
         """Score what greedy decoding writes; a row's loss is the mean over its target's tokens."""
         texts, losses = np.empty(len(rows.targets), object), np.empty(len(rows.targets))
         decode, decoding = self._bundle.encoder().decode, Decoding(max_new_tokens=self._writing.max_length)
-        generator, session = Generator(self._bundle, self._open), self._session()
+        delta = self._target.with_tensors(self._target.as_stored(self.trained))
+        session = TextSession.of(self._bundle.text_graphs_with(delta), self._open)
+        generator = Generator(self._bundle, self._open)
         for chosen in sorted_batches(rows.lengths, WRITTEN_ROWS):
             inputs, targets = rows.batch(chosen)
             losses[chosen] = self._losses(inputs, targets, kind)
@@ -89,11 +91,6 @@ class WritingEngine(OnnxRuntimeEngine):
     def _writing(self) -> Writing:
         assert self._target.writing is not None, "the target writes text"
         return self._target.writing
-
-    def _session(self) -> TextSession:
-        """Open what writes with the tensors as they will be stored."""
-        delta = self._target.with_tensors(self._target.as_stored(self.trained))
-        return TextSession.of(self._bundle.text_graphs_with(delta), self._open)
 
     def _open(self, graph: onnx.ModelProto) -> TaskSession:
         return TaskSession(open_session(graph, self._bundle.folder, self._threads), {}, None)
