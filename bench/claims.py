@@ -9,6 +9,7 @@ What a suite leaves of its part is the next ones'.  Without ``--minutes`` none i
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import signal
@@ -96,11 +97,9 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
     """The first Ctrl-C ends a comparison, whose rows are kept, the next one the suite and its workers."""
     for _ in range(int(_GRACE_S / _AGAIN_S)):
         os.killpg(process.pid, signal.SIGINT)
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(_AGAIN_S)
-        except subprocess.TimeoutExpired:
-            continue
-        return
+            return
     os.killpg(process.pid, signal.SIGKILL)
 
 

@@ -71,11 +71,6 @@ def boards(args: argparse.Namespace) -> Iterator[tuple[Path, list[Path]]]:
         yield work, paths
 
 
-def limits_of(args: argparse.Namespace) -> Limits:
-    """Those of the profile; none without one."""
-    return load_profile(args.profile).limits() if args.profile else Limits()
-
-
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     """One federation, and what it is compared with."""
     with boards(args) as (work, paths):
@@ -91,8 +86,8 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         server = {"task": args.task, "bundle": str(work / "bundle"), "data": str(args.server), "seed": args.seed}
         config = {**server, "rounds": args.rounds, "steps": args.steps, "boards": args.boards - (args.fault == "kill")}
         config |= {"timeout": args.timeout} | tomllib.loads("\n".join(args.config))
-        begun = time.monotonic()
-        with Federation(work, args.flower, nodes, limits_of(args)) as federation:
+        begun, limits = time.monotonic(), load_profile(args.profile).limits() if args.profile else Limits()
+        with Federation(work, args.flower, nodes, limits) as federation:
             printed = federation.rounds(app, config, 0 if args.fault == "kill" else None)
             seconds, accounts = time.monotonic() - begun, [node.account() for node in federation.nodes]
         entry = Bundle(work / "bundle").entry(args.task)

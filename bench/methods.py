@@ -21,12 +21,6 @@ from edgepeft.methods.base import Method, methods
 COUNTED_ON = ("roberta-base", "bert-base-uncased")
 
 
-def _catalogue() -> dict[str, Any]:
-    """Every method's facts, fields and counts, as `edgepeft methods --json` prints them."""
-    architectures = {name: _architecture(name) for name in COUNTED_ON}
-    return {"methods": [_entry(method, architectures) for method in methods().values()]}
-
-
 def _markdown_table(document: dict[str, Any]) -> str:
     """A markdown table, one row a method."""
     name = COUNTED_ON[0]
@@ -52,17 +46,14 @@ def with_block(text: str, name: str, table: str, where: str) -> str:
 
 
 def generated_files(page: Path) -> dict[Path, str]:
-    """What ``methods.json`` and, where there is one, the page should hold."""
-    document = _catalogue()
+    """What ``methods.json``, as `edgepeft methods --json` prints it, and, where there is one, the page should hold."""
+    configs = {name: config_of(name) for name in COUNTED_ON}
+    architectures = {name: family_of(config).architecture(config) for name, config in configs.items()}
+    document = {"methods": [_entry(method, architectures) for method in methods().values()]}
     files = {package_data("methods.json"): json.dumps(document, indent=2, ensure_ascii=False) + "\n"}
     if page.is_file():
         files[page] = with_block(page.read_text(encoding="utf-8"), "methods", _markdown_table(document), str(page))
     return files
-
-
-def _architecture(name: str) -> Architecture:
-    config = config_of(name)
-    return family_of(config).architecture(config)
 
 
 def _entry(method: type[Method], architectures: dict[str, Architecture]) -> dict[str, Any]:

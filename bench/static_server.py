@@ -28,10 +28,6 @@ class Served:
     ranges: bool = True
     headers: dict[str, str] = field(default_factory=dict)  # of every answer
 
-    def clear(self) -> None:
-        """Forget what was asked for."""
-        self.asked.clear()
-
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True

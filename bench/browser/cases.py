@@ -170,7 +170,7 @@ def reload(asked: Asked) -> Iterator[SuiteRow]:
     visits = [["first", path] for path in ("nine/first.html", "bench/first.html")]
     with tempfile.TemporaryDirectory(prefix="edgepeft-chromium-") as profile:
         asked.browser.steps(*visits * 2, profile=Path(profile))
-        asked.browser.served.clear()
+        asked.browser.served.asked.clear()
         found = []
         for number in range(asked.rounds):  # a browser of its own each time, as after it was closed
             turn = 1 if number % 2 else -1
@@ -191,10 +191,10 @@ def wire(asked: Asked) -> Iterator[SuiteRow]:
         write_pages(asked.work, "ten", NINE)
         asked.browser.steps(*[["first", "ten/first.html"]] * 2, *theirs[0], profile=Path(profile))
         write_pages(asked.work, "ten", (*NINE, TENTH))
-        asked.browser.served.clear()
+        asked.browser.served.asked.clear()
         asked.browser.steps(["first", "ten/first.html"], ["wait", _INSTALLED_MS], profile=Path(profile))
         yield _fetched("a tenth task over the wire", None, asked)
-        asked.browser.served.clear()
+        asked.browser.served.asked.clear()
         asked.browser.steps(*theirs[1], profile=Path(profile))
         yield _fetched("another model over the wire", PEER, asked)
 

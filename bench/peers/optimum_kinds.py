@@ -9,6 +9,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,14 +26,6 @@ Values = NDArray[Any]
 Inputs = Mapping[str, Values]
 
 
-def _plain(inputs: Inputs) -> dict[str, Values]:
-    return dict(inputs)
-
-
-def _first(found: list[Values]) -> Values:
-    return found[0]
-
-
 def _unit_first(found: list[Values]) -> Values:
     pooled = found[0][:, 0]
     unit: Values = pooled / np.linalg.norm(pooled, axis=1, keepdims=True)
@@ -47,8 +40,8 @@ class _Theirs:
     model: str
     task: str
     places: Mapping[str, str] = field(default_factory=dict)
-    given: Callable[[Inputs], dict[str, Values]] = _plain
-    values: Callable[[list[Values]], Values] = _first
+    given: Callable[[Inputs], dict[str, Values]] = dict
+    values: Callable[[list[Values]], Values] = itemgetter(0)
 
 
 _BASE = "BASE"

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import importlib
-import pkgutil
 from collections.abc import Iterator
 from typing import Protocol
 
 from bench.suites._row import SuiteRow
 from bench.suites._suite_run import SuiteRun
 from edgepeft.common.errors import UnknownName
+from edgepeft.common.registry import names_of
 
 
 class Suite(Protocol):
@@ -24,7 +24,7 @@ class Suite(Protocol):
 
 def suite_names() -> list[str]:
     """Every suite, by name."""
-    return sorted(module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_"))
+    return list(names_of(__name__))
 
 
 def suite_named(name: str) -> Suite:

@@ -169,8 +169,8 @@ def _deltas(run: SuiteRun) -> Iterator[SuiteRow]:
 
 def _memory(run: SuiteRun) -> Iterator[SuiteRow]:
     nine = run.bundle("nine", [Structure("pfeiffer", _NINE, head="text", labels=None)])
-    one = _resident(run, "one task", [_text_of(run, nine, _NINE[:1])])
-    all_nine = _resident(run, "nine tasks", [_text_of(run, nine, _NINE)])
+    one = _resident(run, "one task", _text_of(run, nine, _NINE[:1]))
+    all_nine = _resident(run, "nine tasks", _text_of(run, nine, _NINE))
     what = "memory of nine resident Pfeiffer tasks that have written 8 rows each, over that of one"
     samples = {"nine": [all_nine / _MB], "one": [one / _MB]}
     yield SuiteRow(what, value=all_nine / one, target=Target(1.15, at_least=False), samples=samples)
@@ -180,7 +180,7 @@ def _memory(run: SuiteRun) -> Iterator[SuiteRow]:
         yield SuiteRow(what, "optimum", note=model)
         return
     peers, _ = _peers(run, _WRITTEN["eight-8"])
-    theirs = _resident(run, "optimum", [peers["optimum"]])
+    theirs = _resident(run, "optimum", peers["optimum"])
     samples = {_OWN: [one / _MB], "optimum": [theirs / _MB]}
     yield SuiteRow(f"{what}, over optimum's", "optimum", one / theirs, samples=samples)
 
@@ -190,9 +190,8 @@ def _text_of(run: SuiteRun, bundle: Path, tasks: Sequence[str]) -> Racer:
     return Racer(run.job(_WRITE, bundle, batches=_EIGHT, settings=settings, new_tokens=8), range(len(tasks)))
 
 
-def _resident(run: SuiteRun, label: str, racers: Sequence[Racer]) -> int:
-    """Proportional bytes after each has done its steps."""
-    racer = racers[0]
+def _resident(run: SuiteRun, label: str, racer: Racer) -> int:
+    """Proportional bytes after its steps."""
     with run.worker(label, racer.job, racer.python) as worker:
         for batch in racer.batches:
             run.progress(f"memory of {label}", batch, len(racer.batches))

@@ -183,7 +183,7 @@ def test_a_delta_for_another_backbone_is_not_taken_up_and_not_fetched_twice(flee
     before = tree(board)
     done = verb("pull", fleet.served.address, board)
     assert isinstance(done.exception, VerificationFailed) and "belongs to the backbone" in str(done.exception)
-    fleet.served.clear()
+    fleet.served.asked.clear()
     assert list(fleet.pull(board).refused) == ["mood"] and tree(board) == before and downloads(board) == []
     assert [path for path, _, _ in fleet.served.asked] == ["/metadata/2.root.json", "/metadata/timestamp.json"]
 

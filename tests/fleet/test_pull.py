@@ -70,7 +70,7 @@ def test_a_broken_download_goes_on_where_it_broke_off(fleet, tmp_path):
     with pytest.raises(EdgepeftError, match=f"broke off after 1000 of {size} bytes"):
         fleet.pull(tmp_path / "new")
     fleet.served.faults.clear()
-    fleet.served.clear()
+    fleet.served.asked.clear()
     fleet.pull(tmp_path / "new")
     assert [(s, n) for path, s, n in fleet.served.asked if path.endswith("model.safetensors")] == [(1000, size - 1000)]
 
@@ -134,7 +134,7 @@ def test_another_backbone_replaces_all_but_not_what_was_tuned_unasked(fleet, boa
     with pytest.raises(UsageError, match="mood, which is this board's own, cannot come along"):
         fleet.pull(board)
     assert tree(board) == before
-    fleet.served.clear()
+    fleet.served.asked.clear()
     board.chmod(0o750)
     link = board.with_name("link")
     link.symlink_to(board)
