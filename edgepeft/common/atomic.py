@@ -71,25 +71,29 @@ def new_folder(path: Path, *, force: bool = False) -> Iterator[Path]:
     if path.exists() and any(path.iterdir()) and not force:
         raise UsageError(f"{path} exists already. Give --force to replace it, or choose another folder.")
     made = [parent for parent in path.parents if not parent.exists()]
-    with disk_errors(path):
+    with disk_errors(path), contextlib.ExitStack() as held:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with _temporary(path) as temporary:
-            mode = temporary.stat().st_mode & 0o666  # what this process gives its files
-            try:
-                yield temporary
-                for file in temporary.rglob("*"):
-                    if file.is_file():
-                        file.chmod(mode)  # safetensors writes private files
-                        synced(file)
-                _swap_in(temporary, path)
-            except BaseException as error:
-                shutil.rmtree(temporary, ignore_errors=True)
-                with contextlib.suppress(OSError):  # not empty: another process has begun to use it
-                    for parent in made:
-                        parent.rmdir()
-                if isinstance(error, EdgepeftError) and str(temporary) in str(error):  # a name that nobody gave
-                    error.args = (str(error).replace(str(temporary), str(path)),)
-                raise
+        drop_leftovers(path)
+        temporary = _beside(path)
+        temporary.mkdir()
+        with contextlib.suppress(OSError):  # a file system without locks: nobody takes it for abandoned there either
+            held.enter_context(_flocked(temporary))
+        mode = temporary.stat().st_mode & 0o666  # what this process gives its files
+        try:
+            yield temporary
+            for file in temporary.rglob("*"):
+                if file.is_file():
+                    file.chmod(mode)  # safetensors writes private files
+                    synced(file)
+            _swap_in(temporary, path)
+        except BaseException as error:
+            shutil.rmtree(temporary, ignore_errors=True)
+            with contextlib.suppress(OSError):  # not empty: another process has begun to use it
+                for parent in made:
+                    parent.rmdir()
+            if isinstance(error, EdgepeftError) and str(temporary) in str(error):  # a name that nobody gave
+                error.args = (str(error).replace(str(temporary), str(path)),)
+            raise
         synced(path.parent)
 
 
@@ -151,18 +155,6 @@ def disk_errors(target: Path) -> Iterator[None]:
 def _beside(path: Path) -> Path:
     """A name for what is to become ``path``: hidden, and not taken."""
     return path.with_name(f".{path.name}.{secrets.token_hex(_TOKEN_BYTES)}")
-
-
-@contextlib.contextmanager
-def _temporary(path: Path) -> Iterator[Path]:
-    """A new folder beside ``path``, locked as long as this process works in it; those that no process locks go."""
-    drop_leftovers(path)
-    temporary = _beside(path)
-    temporary.mkdir()
-    with contextlib.ExitStack() as held:
-        with contextlib.suppress(OSError):  # a file system without locks: nobody takes it for abandoned there either
-            held.enter_context(_flocked(temporary))
-        yield temporary
 
 
 @contextlib.contextmanager

@@ -255,6 +255,7 @@ class Expansion:
 
 
 _TINY = 1e-6  # torch.nn.utils.clip_grad_norm_ adds it to the norm
+_BETAS, _EPS = (0.9, 0.999), 1e-8  # PyTorch's defaults
 
 
 @dataclass
@@ -262,8 +263,6 @@ class AdamW:
     """``rates`` and the moments by tensor; the moments start at zero with a tensor's first gradient."""
 
     rates: Mapping[str, float]
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = 1e-8
     weight_decay: float = 0.0
     steps: int = 0
     first: Arrays = field(default_factory=dict)
@@ -272,7 +271,7 @@ class AdamW:
     def update(self, trained: Arrays, gradients: Arrays, factor: float = 1.0) -> None:
         """One step, in place; ``factor`` multiplies every rate (the schedule)."""
         self.steps += 1
-        b1, b2 = self.betas
+        b1, b2 = _BETAS
         for name, slope in gradients.items():
             rate, tensor = self.rates[name] * factor, trained[name]
             m = self.first.setdefault(name, np.zeros_like(tensor))
@@ -281,7 +280,7 @@ class AdamW:
             m += np.float32(1 - b1) * (slope - m)
             v *= np.float32(b2)
             v += np.float32(1 - b2) * slope * slope
-            denominator = np.sqrt(v) / np.float32(math.sqrt(1 - b2**self.steps)) + np.float32(self.eps)
+            denominator = np.sqrt(v) / np.float32(math.sqrt(1 - b2**self.steps)) + np.float32(_EPS)
             tensor -= np.float32(rate / (1 - b1**self.steps)) * (m / denominator)
 
 
