@@ -104,16 +104,16 @@ def _wheels(root: Path) -> Iterator[Finding]:
 
 def _control_groups(root: Path) -> Iterator[Finding]:
     """Which ways of limiting work, tried with a small limit and no process under it."""
-    ways: dict[str, Callable[[Limits, None], Placement]] = {
-        "cgroup v2": lambda limits, cpus: placement.prepare_v2(limits, cpus, root / "proc"),
-        "cgroup v1": lambda limits, cpus: placement.prepare_v1(limits, cpus, root / "proc"),
+    ways: dict[str, Callable[[Limits, None, Path], Placement]] = {
+        "cgroup v2": placement.prepare_v2,
+        "cgroup v1": placement.prepare_v1,
         "systemd scope": placement.prepare_scope,
     }
     refused = []
     for name, prepare in ways.items():
         for quota in (0.5, None):
             try:
-                prepare(Limits(memory_bytes=_TRIED, cpu_quota=quota), None).remove()
+                prepare(Limits(memory_bytes=_TRIED, cpu_quota=quota), None, root / "proc").remove()
             except Unavailable as reason:
                 refused.append(str(reason) if quota is None else "")
                 continue

@@ -143,7 +143,7 @@ class HiddenStates:
                 with failing_as("stops below the trained layers"):
                     computed = session.run(outputs, {name: given[name] for name in known})
                 for state, values, packed in zip(self._states, self._values, computed, strict=True):
-                    values[np.r_[*(slice(*span) for span in self._spans(state, of))]] = packed
+                    values[self._places(state, of)] = packed
             yield len(chosen)
         if self._kept is not None:
             with replacing(self._kept) as temporary:
@@ -155,14 +155,14 @@ class HiddenStates:
     def packed(self, chosen: Sequence[int]) -> dict[str, NDArray[np.float32]]:
         """[tokens, width], or [token rows, width] of what a token row has one of."""
         return {
-            state.name: values[np.r_[*(slice(*span) for span in self._spans(state, chosen))]]
+            state.name: values[self._places(state, chosen)]
             for state, values in zip(self._states, self._values, strict=True)
         }
 
-    def _spans(self, state: HiddenState, chosen: Sequence[int]) -> list[tuple[int, int]]:
+    def _places(self, state: HiddenState, chosen: Sequence[int]) -> NDArray[np.intp]:
         if state.by_row:
-            return [(i, i + 1) for i in chosen]
-        return [(self._starts[i], self._starts[i + 1]) for i in chosen]
+            return np.array(chosen, np.intp)
+        return np.concatenate([np.arange(self._starts[i], self._starts[i + 1]) for i in chosen])
 
 
 def hidden_states(
