@@ -153,13 +153,12 @@ def _package(folder: Path) -> Path:
 @contextmanager
 def _sleeping(seconds: float) -> Iterator[None]:
     """Workers of the new side sleep that long in every step; those of the base are another package's."""
-    worker = Path(edgepeft.__file__).parent / "bench" / "workloads"
     with tempfile.TemporaryDirectory(prefix="edgepeft-sleep-") as work:
         if not seconds:
             yield
             return
-        copied = _package(Path(work))
-        file = copied / worker.relative_to(Path(edgepeft.__file__).parent.parent) / "models.py"
+        package = _package(Path(work)) / "edgepeft"
+        file = package / "bench" / "workloads" / "models.py"
         code = file.read_text(encoding="utf-8")
         planted = code.replace(
             "    return Prepared(step)\n",
@@ -168,13 +167,10 @@ def _sleeping(seconds: float) -> Iterator[None]:
         )
         if planted == code:
             raise SystemExit("the step of models.py is not where this script looks for it")
-        file.write_text(
-            planted.replace(
-                "from __future__ import annotations\n", "from __future__ import annotations\n\nimport time\n", 1
-            )
-        )
+        first = "from __future__ import annotations\n"
+        file.write_text(planted.replace(first, f"{first}\nimport time\n", 1))
         before = edgepeft.__file__
-        edgepeft.__file__ = str(copied / "edgepeft" / "__init__.py")  # where workers find the package
+        edgepeft.__file__ = str(package / "__init__.py")  # where workers find the package
         try:
             yield
         finally:

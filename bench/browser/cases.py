@@ -45,10 +45,6 @@ class Asked:
         options = {"site": site, "threads": self.threads, "sessions": sessions}
         return [["open", "bench/index.html"], ["do", "call", OWN, "open", options]]
 
-    def both(self) -> list[Step]:
-        """And with theirs."""
-        return [*self.opened(), *self.theirs()[1:]]
-
     def theirs(self) -> list[Step]:
         """Steps that open a page with theirs."""
         return [["open", "bench/index.html"], ["do", "call", PEER, "open", {"threads": self.threads}]]
@@ -79,7 +75,8 @@ def _raced(
     texts = texts_of(asked.work, batches)
     race = {"sides": [OWN, PEER], "requests": [[NINE[0], each] for each in texts], "rounds": rounds, "warmup": 2}
     compared = [["do", "call", side, "scores", NINE[0], texts[0]] for side in (OWN, PEER)]
-    *_, own, peer, seconds = asked.browser.steps(*asked.both(), *compared, ["do", "race", race])
+    opened = [*asked.opened(), *asked.theirs()[1:]]
+    *_, own, peer, seconds = asked.browser.steps(*opened, *compared, ["do", "race", race])
     note = f"scores are {apart(own['result'], peer['result']):.1e} apart at most"
     yield ratio_row(what, seconds, OWN, PEER, Target(target), of_totals=len(batches) > 1, note=note)
 

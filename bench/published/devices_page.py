@@ -203,16 +203,12 @@ def _draw(axis: Any, checked: Sequence[Checked], colours: dict[str, str]) -> Non
         for calibration in ("calibrated", "uncalibrated"):
             own = [one for one in checked if (one.device, one.predicted.calibration) == (device, calibration)]
             if own:
-                _scatter(axis, own, colour, filled=calibration == "calibrated")
+                measured = [1000 * one.point.seconds for one in own]
+                predicted = [1000 * (one.predicted.seconds or 0) for one in own]
+                filled = calibration == "calibrated"
+                look = {"facecolors": colour if filled else "none", "edgecolors": colour, "zorder": 3, "alpha": 0.8}
+                axis.scatter(measured, predicted, s=26, label=device + ("" if filled else ", uncalibrated"), **look)
     axis.set(xscale="log", yscale="log", xlim=ends, ylim=ends, aspect="equal")
     axis.xaxis.set_major_formatter("{x:g}")
     axis.yaxis.set_major_formatter("{x:g}")
     axis.grid(visible=True, color="#777777", alpha=0.2)
-
-
-def _scatter(axis: Any, checked: Sequence[Checked], colour: str, *, filled: bool) -> None:
-    measured = [1000 * one.point.seconds for one in checked]
-    predicted = [1000 * (one.predicted.seconds or 0) for one in checked]
-    label = checked[0].device + ("" if filled else ", uncalibrated")
-    face = colour if filled else "none"
-    axis.scatter(measured, predicted, s=26, facecolors=face, edgecolors=colour, label=label, zorder=3, alpha=0.8)

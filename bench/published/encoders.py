@@ -13,19 +13,16 @@ _HAT_LAYERS, _HAT_ATTENTION, _HAT_TOKENS = 6, 512, 30  # attention is 512 wide w
 
 def vit_b32_384() -> tuple[Work, ...]:
     """12 layers, 768 wide, on 144 patches of 32 x 32 and a class token."""
-    works = [convolution("patches", (3, 768), 12, kernel=32, stride=32)]
-    for i in range(12):
-        works += _layer(f"layer.{i}", tokens=145, width=768, attention=768, heads=12, inner=3072)
-    return (*works, matrix("classifier", 1, 768, 1000))
+    patches = convolution("patches", (3, 768), 12, kernel=32, stride=32)
+    return patches, *encoder(12, 145, 768, 12, 3072), matrix("classifier", 1, 768, 1000)
 
 
 def encoder(n_layers: int, tokens: int, width: int, heads: int, inner: int) -> tuple[Work, ...]:
     """BERT's layers, embeddings and head left out."""
-    layers = (
-        _layer(f"layer.{i}", tokens=tokens, width=width, attention=width, heads=heads, inner=inner)
-        for i in range(n_layers)
-    )
-    return tuple(work for layer in layers for work in layer)
+    works: list[Work] = []
+    for i in range(n_layers):
+        works += _layer(f"layer.{i}", tokens=tokens, width=width, attention=width, heads=heads, inner=inner)
+    return tuple(works)
 
 
 def wmt_encoder(width: int, inner: float) -> tuple[Work, ...]:

@@ -199,7 +199,7 @@ class SuiteRun:
             seconds = {label: _seconds(one) for label, one in series.items()} | slow
             self.again = {label: side.again or [] for label, side in sides.items()}
             if not any(one.interrupted for one in series.values()):  # then one may still be in its step
-                self.peaks = {label: side.finish() for label, side in sides.items()}
+                self.peaks = {label: side.worker.finish() for label, side in sides.items()}
         self.gemm += seconds["gemm"]
         return seconds
 
@@ -228,17 +228,14 @@ class _Side:
     """A worker in a race: batch i of the race is its i-th batch, modulo their number."""
 
     def __init__(self, worker: WorkerProcess, batches: Sequence[int]) -> None:
-        self._worker, self._batches = worker, batches
+        self.worker, self._batches = worker, batches
         self.again: list[float] | None = None
-
-    def finish(self) -> int:
-        return self._worker.finish()
 
     def step(self, batch: int) -> Sample:
         number = self._batches[batch % len(self._batches)]
-        sample = self._worker.step(number)
+        sample = self.worker.step(number)
         if self.again is not None:
-            self.again.append(self._worker.step(number).seconds)
+            self.again.append(self.worker.step(number).seconds)
         return sample
 
 

@@ -45,7 +45,8 @@ def suite_table(result: SuiteResult) -> RenderableType:
     for row in result.rows:
         verdict = Text(row.verdict, _COLOURS[row.verdict])
         table.add_row(*map(Text, (row.what, row.peer or "-", figure_of(row), _promise(row))), verdict)
-    return Group(table, *map(Text, [*suite_conditions(result), *_notes(result)]))
+    notes = [f"{row.what}: {row.note}" for row in result.rows if row.note]
+    return Group(table, *map(Text, [*suite_conditions(result), *notes]))
 
 
 def figure_of(row: SuiteRow) -> str:
@@ -73,10 +74,6 @@ def suite_conditions(result: SuiteResult) -> list[str]:
     if not profile.limits.in_force:
         return [*lines, "no limits were in force: the profile says the threads alone"]
     return [*lines, limits_in_force(profile), *profile.notes]
-
-
-def _notes(result: SuiteResult) -> list[str]:
-    return [f"{row.what}: {row.note}" for row in result.rows if row.note]
 
 
 def check_picture(path: Path) -> None:
