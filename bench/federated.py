@@ -13,27 +13,23 @@ answer so, ``kill`` kills it in round 2, ``late`` has it answer round 2 after --
 from __future__ import annotations
 
 import argparse
-import contextlib
-import json
 import re
 import shutil
 import tempfile
 import time
 import tomllib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from bench.averaging import Boards, parser_of, print_measured, split, write_rows
-from bench.flower import ROOT, Federation
+from bench.averaging import Boards, parser_of, print_measured
+from bench.flower import Federation, prepared
 from edgepeft import Bundle, LocalTuner, TuneSettings
 from edgepeft.deploy.verify import audit
 from edgepeft.device.placement import Limits
 from edgepeft.device.profiles import load_profile
 
-APP = ROOT / "exports" / "flower"
 _FAULTY = '''
 
 _sound = tuner_of
@@ -57,35 +53,20 @@ def tuner_of(run, here):
 '''
 
 
-@contextlib.contextmanager
-def boards(args: argparse.Namespace) -> Iterator[tuple[Path, list[Path]]]:
-    """A folder with a bundle and rows a board, and the server's bundle."""
-    with tempfile.TemporaryDirectory(prefix="federated-") as name:
-        work = Path(name)
-        rows = [json.loads(line) for line in args.data.read_text().splitlines()][: args.rows]
-        paths = []
-        for board, part in enumerate(split(rows, args.boards, args.skew, args.seed)):
-            shutil.copytree(args.bundle, work / f"bundle-{board}")
-            paths.append(write_rows(work / f"rows-{board}.jsonl", part))
-        shutil.copytree(args.bundle, work / "bundle")
-        yield work, paths
-
-
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     """One federation, and what it is compared with."""
-    with boards(args) as (work, paths):
-        nodes: list[dict[str, Any]] = [
-            {"bundle": f"{work}/bundle-{i}", "data": str(path), "work": f"{work}/work-{i}", "threads": 1}
-            for i, path in enumerate(paths)
-        ]
+    with tempfile.TemporaryDirectory(prefix="federated-") as name:
+        paths, app, config = prepared(args, work := Path(name))
+        nodes: list[dict[str, Any]] = []
+        for i, path in enumerate(paths):
+            bundle = shutil.copytree(args.bundle, work / f"bundle-{i}")
+            nodes.append({"bundle": str(bundle), "data": str(path), "work": f"{work}/work-{i}", "threads": 1})
         if args.fault and args.fault != "kill":
             nodes[0]["fault"] = args.fault
-        app = Path(shutil.copytree(APP, work / "app", ignore=shutil.ignore_patterns("__pycache__")))
         with (app / "client_app.py").open("a") as file:
             file.write(_FAULTY)
-        server = {"task": args.task, "bundle": str(work / "bundle"), "data": str(args.server), "seed": args.seed}
-        config = {**server, "rounds": args.rounds, "steps": args.steps, "boards": args.boards - (args.fault == "kill")}
-        config |= {"timeout": args.timeout} | tomllib.loads("\n".join(args.config))
+        config |= {"boards": args.boards - (args.fault == "kill"), "timeout": args.timeout}
+        config |= tomllib.loads("\n".join(args.config))
         begun, limits = time.monotonic(), load_profile(args.profile).limits() if args.profile else Limits()
         with Federation(work, args.flower, nodes, limits) as federation:
             printed = federation.rounds(app, config, 0 if args.fault == "kill" else None)

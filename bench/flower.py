@@ -6,9 +6,11 @@ is counted by a relay between it and the SuperLink: bytes at the wire, TLS, HTTP
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -24,6 +26,7 @@ from typing import Any, Self
 
 import psutil
 
+from bench.averaging import split, write_rows
 from edgepeft.device.limited_process import LimitedProcess
 from edgepeft.device.placement import Limits
 
@@ -31,6 +34,17 @@ _PIECE_BYTES = 64 << 10
 ROOT = Path(__file__).resolve().parent.parent
 _OVER = ("in force now", "the task is as it was", "Traceback")  # what our server says last, or Python does
 _LISTENS_S = 120
+
+
+def prepared(args: argparse.Namespace, work: Path) -> tuple[list[Path], Path, dict[str, Any]]:
+    """Rows a board, the app, and what all runs of it are told; the server's bundle is ``bundle`` in ``work``."""
+    rows = [json.loads(line) for line in args.data.read_text().splitlines()][: args.rows]
+    parts = split(rows, args.boards, args.skew, args.seed)
+    paths = [write_rows(work / f"rows-{board}.jsonl", part) for board, part in enumerate(parts)]
+    bundle = shutil.copytree(args.bundle, work / "bundle")
+    app = shutil.copytree(ROOT / "exports" / "flower", work / "app", ignore=shutil.ignore_patterns("__pycache__"))
+    config = {"task": args.task, "bundle": str(bundle), "data": str(args.server), "seed": args.seed}
+    return paths, Path(app), config | {"rounds": args.rounds, "steps": args.steps}
 
 
 def free_port() -> int:

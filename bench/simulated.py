@@ -11,47 +11,40 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import shutil
 import tempfile
 import time
 import tomllib
 from pathlib import Path
 from typing import Any
 
-from bench.averaging import Boards, parser_of, print_measured, split, write_rows
-from bench.flower import ROOT, SuperLink
+from bench.averaging import Boards, parser_of, print_measured
+from bench.flower import SuperLink, prepared
 from edgepeft import Bundle, LocalTuner, TuneSettings
-
-APP = ROOT / "exports" / "flower"
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     """One run."""
-    rows = [json.loads(line) for line in args.data.read_text().splitlines()][: args.rows]
     with tempfile.TemporaryDirectory(prefix="simulated-") as name:
-        work = Path(name)
-        parts = split(rows, args.boards, args.skew, args.seed)
-        paths = [write_rows(work / f"rows-{board}.jsonl", part) for board, part in enumerate(parts)]
-        bundle = Path(shutil.copytree(args.bundle, work / "bundle"))
-        config = {"task": args.task, "bundle": str(bundle), "data": str(args.server), "seed": args.seed}
-        config |= {"simulated-data": f"{work}/rows-{{}}.jsonl", "rounds": args.rounds, "steps": args.steps}
+        paths, app, config = prepared(args, work := Path(name))
         fractions = {"fraction_train": args.a_round / args.boards, "fraction_evaluate": args.a_round / args.boards}
+        config |= {"simulated-data": f"{work}/rows-{{}}.jsonl"}
         config |= {"boards": args.a_round, "strategy-options": json.dumps(fractions)}
         config |= tomllib.loads("\n".join(args.config))
         many = f"num-supernodes={args.boards} init-args-num-cpus={args.actors} client-resources-num-cpus=1"
         begun = time.monotonic()
         with SuperLink(work, args.flower, ["--insecure", "--simulation"], "insecure = true") as superlink:
-            app = Path(shutil.copytree(APP, work / "app", ignore=shutil.ignore_patterns("__pycache__")))
             printed = superlink.run(app, config, "--federation-config", many)
             seconds = time.monotonic() - begun
             if "[ROUND " not in printed:
                 raise superlink.problem(printed)
         judge = Boards(args.bundle, args.task, paths[:1], test=args.test, rounds=1, options=TuneSettings(steps=1))
         return {
-            "boards": args.boards, "rows": [len(part) for part in parts], "seconds": round(seconds), "config": config,
+            "boards": args.boards, "rows": [len(path.read_text().splitlines()) for path in paths],
+            "seconds": round(seconds), "config": config,
             "answers": re.findall(r"aggregate_train: Received (\d+) results and (\d+) failures", printed),
-            "before": judge.score({}), "after": judge.score(LocalTuner(bundle, args.task, args.server).tensors),
-            "account": Bundle(bundle).entry(args.task).training.get("federated"),
+            "before": judge.score({}),
+            "after": judge.score(LocalTuner(work / "bundle", args.task, args.server).tensors),
+            "account": Bundle(work / "bundle").entry(args.task).training.get("federated"),
         }  # fmt: skip
 
 

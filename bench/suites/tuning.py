@@ -15,6 +15,7 @@ from edgepeft.common.errors import MissingPackage
 TITLE = "A step of fine-tuning"
 
 _OWN, _INT8, _BITFIT, _PYTORCH, _COMPILED, _FULL = "edgepeft", "int8", "bitfit", "pytorch", "torch.compile", "full"
+_OVER = {_OWN: "", _INT8: " over int8 weights"}
 _METHODS = [Structure("pfeiffer", ["pfeiffer"]), Structure("bitfit", ["bitfit"])]
 _NO_PADDING = (8, 64)
 _ROWS = 16  # of a step on real lengths
@@ -38,20 +39,16 @@ def _no_padding(run: SuiteRun) -> Iterator[SuiteRow]:
     racers[_FULL] = Racer(run.job("finetune_pytorch", bundle, batches=batches, method="full"))
     raced = run.race("no padding", racers)
     what = f"{rows} x {tokens} tokens, no padding: pfeiffer"
-    for own, peer, target in (
-        (_OWN, _PYTORCH, 1.0),
-        (_OWN, _COMPILED, None),
-        (_OWN, _FULL, None),
-        (_INT8, _PYTORCH, 2.4),
-    ):
-        name = what if own == _OWN else f"{what} over int8 weights"
-        yield ratio_row(name, raced, own, peer, None if target is None else Target(target))
+    yield ratio_row(what, raced, _OWN, _PYTORCH, Target(1.0))
+    for peer in (_COMPILED, _FULL):
+        yield ratio_row(what, raced, _OWN, peer)
+    yield ratio_row(f"{what}{_OVER[_INT8]}", raced, _INT8, _PYTORCH, Target(2.4))
     yield ratio_row(f"{rows} x {tokens} tokens, no padding: bitfit", raced, _BITFIT, _OWN, Target(1.0))
     for own, most in ((_OWN, 0.6), (_INT8, 0.42)) if run.peaks else ():
         peaks = {side: [run.peaks[side] / 1e6] for side in (own, _PYTORCH)}
         share = run.peaks[own] / run.peaks[_PYTORCH]
-        name = f"peak memory, {what}" + ("" if own == _OWN else " over int8 weights")
-        yield SuiteRow(name, _PYTORCH, share, unit="share", target=Target(most, at_least=False), samples=peaks)
+        name, target = f"peak memory, {what}{_OVER[own]}", Target(most, at_least=False)
+        yield SuiteRow(name, _PYTORCH, share, unit="share", target=target, samples=peaks)
 
 
 def _real_lengths(run: SuiteRun) -> Iterator[SuiteRow]:
@@ -60,12 +57,11 @@ def _real_lengths(run: SuiteRun) -> Iterator[SuiteRow]:
         raced = run.race(f"lengths of {name}", _racers(run, run.real_batches(name, _ROWS)))
         for own, pairs in races.items():
             pairs.append((raced[own], raced[_PYTORCH]))
-            what = f"{_ROWS} rows of {name}'s lengths: pfeiffer" + ("" if own == _OWN else " over int8 weights")
+            what = f"{_ROWS} rows of {name}'s lengths: pfeiffer{_OVER[own]}"
             yield ratio_row(what, raced, own, _PYTORCH, of_totals=True)
-    for own, target in ((_OWN, 1.4), (_INT8, 3.2)):
-        over = "" if own == _OWN else " over int8 weights"
-        what = f"real lengths: pfeiffer{over}, geometric mean of {', '.join(SETS)}"
-        yield mean_row(what, _PYTORCH, races[own], Target(target))
+    for own, least in ((_OWN, 1.4), (_INT8, 3.2)):
+        what = f"real lengths: pfeiffer{_OVER[own]}, geometric mean of {', '.join(SETS)}"
+        yield mean_row(what, _PYTORCH, races[own], Target(least))
 
 
 def _racers(run: SuiteRun, batches: Batches) -> dict[str, Racer]:
