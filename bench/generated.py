@@ -51,16 +51,15 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 when a file is stale")
     parser.add_argument("--root", type=Path, default=_REPOSITORY, help="the repository")
     options = parser.parse_args(arguments)
-    stale = {path: text.encode() for path, text in generated_files(options.root).items() if _content(path) != text}
-    for path, content in stale.items():
+    stale = False
+    for path, text in generated_files(options.root).items():
+        if path.is_file() and path.read_text(encoding="utf-8") == text:
+            continue
+        stale = True
         print(f"{path} is {'stale; run: make generated' if options.check else 'written'}", file=sys.stderr)
         if not options.check:
-            write_atomically(path, content)
-    return 1 if options.check and stale else 0
-
-
-def _content(path: Path) -> str | None:
-    return path.read_text(encoding="utf-8") if path.is_file() else None
+            write_atomically(path, text.encode())
+    return int(options.check and stale)
 
 
 if __name__ == "__main__":

@@ -119,17 +119,14 @@ def _summary(checked: Iterable[Checked]) -> list[str]:
         inside = f"{sum(bool(one.within) for one in group)} of {len(group)}"
         lines.append(f"{head} {error:.1%} | {errors} | {inside} | {group[0].predicted.calibration} |")
     own = [one for one in checked if one.predicted.calibration == "calibrated"]
-    within, close = (sum(map(bool, each)) for each in ([one.within for one in own], map(_is_close, own)))
+    within = sum(bool(one.within) for one in own)
+    close = sum(one.error is not None and abs(one.error) <= _PROMISED for one in own)
     lines += [
         "",
         f"Of {len(checked)} latencies {len(own)} have another row of their runtime: {close} of these are predicted "
         f"within 25 %, and {within} lie in the predicted interval.",
     ]
     return lines
-
-
-def _is_close(one: Checked) -> bool:
-    return one.error is not None and abs(one.error) <= _PROMISED
 
 
 def _rows(checked: dict[LeftOut, list[Checked]]) -> list[str]:

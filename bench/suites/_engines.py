@@ -61,7 +61,10 @@ def racers_of(
     for name in names:
         engine = ENGINES[name]
         python = run.pythons.get(engine.name, "")
-        model = run.peer(engine.name, task=engine.argument) if engine.name else _checkpoint(run)
+        if engine.name:
+            model = run.peer(engine.name, task=engine.argument)
+        else:
+            model = run.plain() if torch_installed() else "torch is not installed (pip install 'edgepeft[train]')"
         if isinstance(model, str):
             missing[name] = model
             continue
@@ -72,7 +75,3 @@ def racers_of(
         job = run.job(engine.workload, folder, batches=batches, settings=settings, **at)
         racers[name] = Racer(job, numbers, python)
     return racers, missing
-
-
-def _checkpoint(run: SuiteRun) -> Path | str:
-    return run.plain() if torch_installed() else "torch is not installed (pip install 'edgepeft[train]')"
