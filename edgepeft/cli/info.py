@@ -30,7 +30,7 @@ def command(
 ) -> None:
     """Show tasks, methods, labels, scores and bytes, and whether a task can be fine-tuned on a board."""
     from edgepeft.bundle.bundle import Bundle
-    from edgepeft.bundle.card import CARD_FILE
+    from edgepeft.bundle.card import CARD_FILE, TENSORS_FILE, read_card
     from edgepeft.bundle.manifest import MANIFEST_FILE
 
     if (path / MANIFEST_FILE).is_file():
@@ -44,7 +44,12 @@ def command(
             "templates": {name: entry.method for name, entry in bundle.manifest.templates.items()},
         }
     elif (path / CARD_FILE).is_file():
-        document = _of_delta(path)
+        card = read_card(path)
+        facts = card.model_dump(mode="json")
+        files = [path / name for name in (CARD_FILE, TENSORS_FILE)]  # pictures beside them are not the delta
+        size = sum(file.stat().st_size for file in files if file.is_file())
+        task = {name: facts[name] for name in ("task", *_FACTS)} | _kind(card) | {"bytes": size}
+        document = {"kind": "delta", "backbone": facts["backbone"], "tasks": [task]}
     else:
         raise UsageError(f"{path} is neither a bundle ({MANIFEST_FILE}) nor a trained delta ({CARD_FILE}).")
     if as_json:
@@ -61,26 +66,8 @@ def _of_task(bundle: Bundle, name: str) -> dict[str, Any]:
         why, problem = entry.untunable, ""
     except EdgepeftError as error:
         why, problem = "its graph is damaged", str(error)
-    return {
-        "task": name,
-        **facts,
-        **_kind(entry),
-        "bytes": entry.n_bytes,
-        "tunable": not why,
-        "untunable": why,
-        "problem": problem,
-    }
-
-
-def _of_delta(folder: Path) -> dict[str, Any]:
-    from edgepeft.bundle.card import CARD_FILE, TENSORS_FILE, read_card
-
-    read = read_card(folder)
-    card = read.model_dump(mode="json")
-    files = [folder / name for name in (CARD_FILE, TENSORS_FILE)]  # pictures beside them are not the delta
-    size = sum(file.stat().st_size for file in files if file.is_file())
-    facts = {name: card[name] for name in ("task", *_FACTS)} | _kind(read) | {"bytes": size}
-    return {"kind": "delta", "backbone": card["backbone"], "tasks": [facts]}
+    tuned = {"tunable": not why, "untunable": why, "problem": problem}
+    return {"task": name, **facts, **_kind(entry), "bytes": entry.n_bytes, **tuned}
 
 
 def _show(path: Path, document: Mapping[str, Any]) -> None:

@@ -19,8 +19,6 @@ from edgepeft.data.by_class import rounded, titled
 from edgepeft.options.verbs import METHOD, TrainOptions
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from edgepeft.bundle.delta import Delta
     from edgepeft.training.loop import TrainResult
 
@@ -73,11 +71,22 @@ def _say_cost(delta: Delta) -> None:
 
 
 def _show(result: TrainResult, out: Path) -> None:
-    card = result.delta.card
-    title = f"{card.task}: {card.method} on {card.backbone.source}, {result.metrics['n_test']:,} test rows"
-    typer.echo(title)
+    card, training = result.delta.card, result.training
+    typer.echo(f"{card.task}: {card.method} on {card.backbone.source}, {result.metrics['n_test']:,} test rows")
     _scores.show_headline(result.metrics["headline"], result.metrics["baselines"])
-    table_console(_scores.SCORES_WIDTH).print(_table(result, out))
+    weights = training.get("class_weights") or {}
+    weighed = ", ".join(f"{label} (weighs {weight:.3g})" for label, weight in weights.items())
+    counts = result.delta.n_parameters()
+    after = f"after step {training['best_step']} of {training['steps']}"
+    facts = {
+        "eval rows": f"{titled(result.metric)} {rounded(result.metrics['eval'])} {after}",
+        "rows": result.metrics["split"],
+        "labels": weighed or card.task_kind.listed,
+        "trained parameters": f"{counts['delta']:,} and {counts['head']:,} of the head",
+        "computed on": f"{training['device']}, {training['precision']}",
+        "written": str(out),
+    }
+    table_console(_scores.SCORES_WIDTH).print(plain_table("run", "", rows=facts.items()))
     _scores.show_errors(result.errors, str(out))
     if "curve" in result.metrics:
         points = result.metrics["curve"]
@@ -86,21 +95,3 @@ def _show(result: TrainResult, out: Path) -> None:
         rows = ((f"{x['rows']:,}", *map(rounded, each)) for x, each in zip(points, scores, strict=True))
         show_table(rows=rows, numbers=("training rows", f"{result.metrics['metric']}, test rows", "eval rows", *names))
         say(f"drawn in {out / 'curve.svg'} and {out / 'curve.png'}")
-
-
-def _table(result: TrainResult, out: Path) -> Table:
-    card, training = result.delta.card, result.training
-    weights = training.get("class_weights")
-    labels = ", ".join(f"{label} (weighs {weight:.3g})" for label, weight in (weights or {}).items())
-    labels = labels or card.task_kind.listed
-    counts = result.delta.n_parameters()
-    after = f"after step {training['best_step']} of {training['steps']}"
-    rows = {
-        "eval rows": f"{titled(result.metric)} {rounded(result.metrics['eval'])} {after}",
-        "rows": result.metrics["split"],
-        "labels": labels,
-        "trained parameters": f"{counts['delta']:,} and {counts['head']:,} of the head",
-        "computed on": f"{training['device']}, {training['precision']}",
-        "written": str(out),
-    }
-    return plain_table("run", "", rows=rows.items())

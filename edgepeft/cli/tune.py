@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from typer import Option
@@ -14,9 +14,6 @@ from edgepeft.cli._scores import interruptible, say_temperature, say_unbeaten, s
 from edgepeft.common.progress import say
 from edgepeft.data.by_class import rounded
 from edgepeft.options.verbs import TuneOptions
-
-if TYPE_CHECKING:
-    from edgepeft.tuning.tune import TuneResult
 
 PANEL = "Train"
 
@@ -30,47 +27,30 @@ def command(
 
     The task keeps its previous version: `edgepeft rollback`. Where no step beats what is there, nothing changes.
     """
+    from edgepeft.bundle.manifest import stated_score
     from edgepeft.tuning.tune import run
 
     with interruptible():
         result = run(options)
-    _show(result, Path(options.bundle), options.task, as_json)
-
-
-def _show(result: TuneResult, bundle: Path, task: str, as_json: bool) -> None:
-    from edgepeft.bundle.manifest import stated_score
-
+    bundle, task = Path(options.bundle), options.task
+    entry, metrics, training = result.entry, result.metrics, result.training
     if result.truncated:
         say(f"note: {result.truncated} texts were longer than the task's maximal length, and were cut.")
     say_windows(result)
     say_temperature(result)
     say_unbeaten(result, "another --template")
     if as_json:
-        kept = None if result.entry is None else result.entry.model_dump(mode="json")
-        print_json(
-            {
-                "bundle": str(bundle),
-                "task": task,
-                "replaced": result.entry is not None,
-                "metrics": result.metrics,
-                "errors": result.errors,
-                "training": result.training,
-                "history": result.history,
-                "entry": kept,
-            }
-        )
+        kept = None if entry is None else entry.model_dump(mode="json")
+        learnt = {name: getattr(result, name) for name in ("metrics", "errors", "training", "history")}
+        print_json({"bundle": str(bundle), "task": task, "replaced": entry is not None, **learnt, "entry": kept})
         return
-    entry, metrics, training = result.entry, result.metrics, result.training
     typer.echo(
         f"{task}: {stated_score(metrics)} on {metrics['n_test']} test rows, {rounded(metrics['eval'])} on "
         f"{metrics['n_eval']} eval rows, after step {training['best_step']} of {training['steps']}"
     )
     if entry is None:
-        started = training["template"] is not None
-        say(
-            "no step beat the untrained start; no task was made."
-            if started
-            else "no step beat what was there; the task is as it was."
-        )
+        new = training["template"] is not None
+        unbeaten = "the untrained start; no task was made" if new else "what was there; the task is as it was"
+        say(f"no step beat {unbeaten}.")
     elif entry.previous is not None:
         say(f"in force now; edgepeft rollback {bundle} --task {task} brings the previous version back.")
