@@ -17,7 +17,7 @@ from edgepeft.options.base import listed
 from edgepeft.options.verbs import NO_BUNDLE, ExportOptions
 
 if TYPE_CHECKING:
-    from edgepeft.bundle.manifest import Manifest, Verification
+    from edgepeft.bundle.manifest import Verification
 
 PANEL = "Deploy"
 
@@ -36,18 +36,13 @@ def command(
         from edgepeft.training.exporting.bundle import export
 
     result = export(options.model_copy(update={"delta": [*listed(options.delta), *(more or [])]}))
-    if as_json and result.manifest:
-        print_json(result.manifest.model_dump(mode="json"))
+    manifest = result.manifest
+    if manifest is None:  # another library's folder
+        typer.echo(result.folder)
         return
-    if result.manifest:
-        _show(result.manifest)
-        if (weights := result.manifest.backbone.weights_dtype) != "fp32":
-            n_bytes = (result.folder / result.manifest.backbone.weights_file).stat().st_size
-            say(f"backbone: {weights}, {n_bytes:,} bytes")
-    typer.echo(result.folder)
-
-
-def _show(manifest: Manifest) -> None:
+    if as_json:
+        print_json(manifest.model_dump(mode="json"))
+        return
     for name, entry in manifest.tasks.items():
         assert entry.verification is not None
         own, verified = entry.private_bytes, _verified(entry.verification, entry.task_kind.compared)
@@ -61,6 +56,9 @@ def _show(manifest: Manifest) -> None:
         )
     for name, made in manifest.templates.items():
         say(f"{name}: a template of {made.method}; on the board: edgepeft tune --template {name}")
+    if (weights := manifest.backbone.weights_dtype) != "fp32":
+        say(f"backbone: {weights}, {(result.folder / manifest.backbone.weights_file).stat().st_size:,} bytes")
+    typer.echo(result.folder)
 
 
 def _verified(result: Verification, compared: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -49,24 +48,22 @@ def command(
         columns = Columns(text_column, pair_column, label_column, separator=label_separator)
         asked: dict[str, Any] = {"columns": columns, "metric": metric, "limit": limit, "force": force}
         done = inspect_delta(delta, opened, data, out, **asked, watch=watch)
+    document = done.document
     if as_json:
-        print_json(done.document)
-    else:
-        console = table_console()
-        for table in done.tables:
-            console.print(table)
-        for line in _notes(done.document):
-            console.print(line, markup=False, soft_wrap=True)
-        typer.echo(out)
-
-
-def _notes(document: dict[str, Any]) -> Iterator[str]:
-    data = document["data"]
-    more = "" if data["rows"] == data["of"] else f", of {data['of']} ({data['sample']}; --limit takes more)"
-    yield f"rows: {data['rows']} of {data['file']}{more}"
-    if data["truncated"]:
-        yield f"note: {data['truncated']} texts were longer than {data['max_length']} tokens and lost their ends."
-    for name, why in document["skipped"].items():
-        yield f"no {name}: {why}"
-    yield f"sharing: {document['shareable']['sentence']}"
-    yield f"pictures: {', '.join(name for name in document['pictures'] if name.endswith('.png'))}; each also as svg"
+        print_json(document)
+        return
+    read, pictures = document["data"], [name for name in document["pictures"] if name.endswith(".png")]
+    more = "" if read["rows"] == read["of"] else f", of {read['of']} ({read['sample']}; --limit takes more)"
+    lines = [f"rows: {read['rows']} of {read['file']}{more}"]
+    if read["truncated"]:
+        lost = f"{read['truncated']} texts were longer than {read['max_length']} tokens and lost their ends."
+        lines.append(f"note: {lost}")
+    lines += [f"no {name}: {why}" for name, why in document["skipped"].items()]
+    lines.append(f"sharing: {document['shareable']['sentence']}")
+    lines.append(f"pictures: {', '.join(pictures)}; each also as svg")
+    console = table_console()
+    for table in done.tables:
+        console.print(table)
+    for line in lines:
+        console.print(line, markup=False, soft_wrap=True)
+    typer.echo(out)
