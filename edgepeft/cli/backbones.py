@@ -46,7 +46,7 @@ def command(
         from edgepeft.backbones.config import architecture_names, config_of
 
         types = {name: config_of(name)["model_type"] for name in architecture_names()}
-        rows = [
+        rows: list[dict[str, Any]] = [
             {
                 "family": family.name,
                 "models": (inspect.getdoc(type(family)) or "").splitlines()[0].rstrip("."),
@@ -56,7 +56,12 @@ def command(
             }
             for family in dict.fromkeys(families().values())
         ]
-        print_json({"schema": "edgepeft.backbones/1", "backbones": rows}) if as_json else _list(rows)
+        if as_json:
+            print_json({"schema": "edgepeft.backbones/1", "backbones": rows})
+            return
+        folded = (Column(name, overflow="fold") for name in ("models", "model_type", "known by name"))
+        cells = ((x["family"], x["models"], ", ".join(x["model_types"]), ", ".join(x["architectures"])) for x in rows)
+        show_table("family", *folded, rows=(map(escape, row) for row in cells))
         return
     found = _read(*_config(name))
     print_json({"schema": "edgepeft.backbone/1", **found}) if as_json else _show(found)
@@ -103,12 +108,6 @@ def _read(config: dict[str, Any], source: str) -> dict[str, Any]:
         "limits": list(family.limits),
         "config": dict(sorted(noted.asked.items())),
     }
-
-
-def _list(rows: list[dict[str, Any]]) -> None:
-    folded = (Column(name, overflow="fold") for name in ("models", "model_type", "known by name"))
-    cells = ((x["family"], x["models"], ", ".join(x["model_types"]), ", ".join(x["architectures"])) for x in rows)
-    show_table("family", *folded, rows=(map(escape, row) for row in cells))
 
 
 def _show(found: dict[str, Any]) -> None:

@@ -70,11 +70,9 @@ def command(
 
 def _judge(device: Profile, fit: Fit, workloads: list[str] | tuple[str, ...]) -> None:
     """Exit 5 unless all that was asked for fits."""
-    needs = {"infer": fit.inference, "finetune": fit.finetune}
     misses = []
-    for name, need in needs.items():
+    for name, what, need in (("infer", "answering", fit.inference), ("finetune", "fine-tuning", fit.finetune)):
         if need and name in workloads and not need.fits:
-            what = "answering" if name == "infer" else "fine-tuning"
             most = f"a batch of {need.largest_batch} fits" if need.largest_batch else "no batch fits"
             misses.append(f"{what} {fit.batch_size} x {fit.length} tokens takes about {_mb(need.peak_bytes)}, {most}")
     if misses:

@@ -41,35 +41,31 @@ def command(
 
     address = hub_address(repository) if from_hub else repository
 
-    def once() -> Pulled:
+    def once() -> None:
+        """Pull, and raise where something that is published was left behind; what stays on purpose was not."""
         with stages(None) as stage:
             done = pull(address, bundle, channel=channel, root=root, replace_tuned=replace_tuned, stage=stage)
         _say(done, bundle, as_json)
-        return done
+        left = "; ".join(f"{task}: {why}" for task, why in {**done.refused, **done.busy}.items())
+        if done.refused:
+            raise VerificationFailed(left)
+        if done.busy:
+            raise EdgepeftError(f"{left}. It is as it was; the next pull takes up what is published.")
 
     if every is None:
-        _require_all(once())
+        once()
         return
     period = seconds_of(every)
     no_longer()
     first = True
     for _ in moments(period, lambda wait: say(f"the next pull is in {wait:.0f} s")):
         try:
-            _require_all(once())
+            once()
         except (EdgepeftError, OSError) as error:  # a service outlives a disk that the system cannot read for a while
             if first and isinstance(error, UsageError):  # the command, not what it met
                 raise
             say(f"error: {error}")
         first = False
-
-
-def _require_all(done: Pulled) -> None:
-    """See that nothing which is published was left behind; what stays on purpose was not."""
-    left = "; ".join(f"{task}: {why}" for task, why in {**done.refused, **done.busy}.items())
-    if done.refused:
-        raise VerificationFailed(left)
-    if done.busy:
-        raise EdgepeftError(f"{left}. It is as it was; the next pull takes up what is published.")
 
 
 def _say(done: Pulled, bundle: Path, as_json: bool) -> None:
@@ -78,8 +74,7 @@ def _say(done: Pulled, bundle: Path, as_json: bool) -> None:
 
         typer.echo(json_text(asdict(done)))
         return
-    lines = {"taken up": done.taken, "withdrawn": done.removed}
-    for what, tasks in lines.items():
+    for what, tasks in (("taken up", done.taken), ("withdrawn", done.removed)):
         if tasks:
             say(f"{what}: {', '.join(tasks)}")
     for task, why in done.kept.items():

@@ -33,7 +33,13 @@ def command(
     force: Annotated[bool, Option("--force", help="Replace an earlier quickstart there.")] = False,
 ) -> None:
     """Train two tasks on real text, export them with one backbone, and measure them under the rpi4 profile."""
-    _check_folder(out, force)
+    if out.exists() and not out.is_dir():
+        raise UsageError(f"{out} is a file; an output folder is needed. Choose another name.")
+    names = {path.name for path in out.iterdir()} if out.exists() else set()
+    if names - {"data", "deltas", "bundle", "bench.json", _SUMMARY}:  # what an earlier run did not write stays
+        raise UsageError(f"{out} holds other files than a quickstart's; choose another folder.")
+    if names and not force:
+        raise UsageError(f"{out} exists already. Give --force to replace it, or choose another folder.")
     with requiring("train", "the quickstart"):
         import_module("edgepeft.training.loop")  # first: it refuses a torch that would die here
         import_module("transformers")
@@ -48,17 +54,6 @@ def command(
     with _timed("bench", seconds):
         bench = _measure(out)
     _close(out, manifest, bench, seconds)
-
-
-def _check_folder(out: Path, force: bool) -> None:
-    """Only what an earlier quickstart wrote is ever replaced."""
-    if out.exists() and not out.is_dir():
-        raise UsageError(f"{out} is a file; an output folder is needed. Choose another name.")
-    names = {path.name for path in out.iterdir()} if out.exists() else set()
-    if names - {"data", "deltas", "bundle", "bench.json", _SUMMARY}:
-        raise UsageError(f"{out} holds other files than a quickstart's; choose another folder.")
-    if names and not force:
-        raise UsageError(f"{out} exists already. Give --force to replace it, or choose another folder.")
 
 
 def _train(out: Path) -> tuple[Path, list[Path]]:
