@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator
 from functools import partial
 from http import HTTPStatus
 from time import monotonic
@@ -19,7 +19,7 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from edgepeft.common.resources import package_data
 from edgepeft.common.task_name import TASK_NAME
@@ -50,14 +50,11 @@ def create_app(settings: Settings) -> Starlette:
     of_text: Any = {"write": service.write, "writes": service.writes}
     batcher = Batcher(service.answer, settings.limits, metrics.batch, service.kind, settings.workers, **of_text)
     serving = Serving(settings, service, batcher, metrics, Jobs(settings.bundle, settings.threads))
-    for name, about, value in (
-        ("edgepeft_queued_rows", "Rows that wait.", lambda: batcher.queued_rows),
-        ("edgepeft_tasks", "Tasks of the bundle.", lambda: len(service.manifest.tasks)),
-        ("edgepeft_truncated_rows", "Answers that read a cut text, so far.", lambda: service.truncated_rows),
-        ("edgepeft_unavailable_tasks", "Tasks that cannot be opened.", lambda: len(serving.unavailable)),
-        ("edgepeft_ready", "Whether it answers.", lambda: serving.state == "ok"),
-    ):
-        metrics.gauge(name, about, value)
+    metrics.gauge("edgepeft_queued_rows", "Rows that wait.", lambda: batcher.queued_rows)
+    metrics.gauge("edgepeft_tasks", "Tasks of the bundle.", lambda: len(service.manifest.tasks))
+    metrics.gauge("edgepeft_truncated_rows", "Answers that read a cut text, so far.", lambda: service.truncated_rows)
+    metrics.gauge("edgepeft_unavailable_tasks", "Tasks that cannot be opened.", lambda: len(serving.unavailable))
+    metrics.gauge("edgepeft_ready", "Whether it answers.", lambda: serving.state == "ok")
     folder = package_data("serve")
     document = _openapi_document(token=settings.token is not None)
 
@@ -70,43 +67,29 @@ def create_app(settings: Settings) -> Starlette:
     async def openapi(_: Request) -> Response:
         return Json(document)
 
-    routes: list[Route | Mount] = [_route(path) for path in dict.fromkeys(e.path for e in _ROUTES)]
+    of_paths = {e.path: _Methods(e.path) for e in _ROUTES}  # one endpoint each, so that 405 answers list its methods
+    routes: list[Route | Mount] = [Route(path, its, methods=list(its.calls)) for path, its in of_paths.items()]
     routes += [Route("/", page), Route("/docs", docs), Route("/openapi.json", openapi)]
     routes.append(Mount("/static", StaticFiles(directory=folder)))
     open_paths = ["/", "/docs", "/healthz", "/readyz", *(f"/static/{name}" for name in _STATIC)]
-    app = _Guarded(routes=routes, lifespan=_lifespan)
-    app.guard = partial(Guard, settings=settings, metrics=metrics, open_paths=open_paths)
+    app = Starlette(routes=routes, lifespan=_lifespan)
+    # It alone, in place of Starlette's two layers that answer errors.
+    app.middleware_stack = Guard(app.router, settings, metrics, open_paths)
     app.state.serving = serving
     return app
-
-
-class _Guarded(Starlette):
-    """The routes behind the guard alone: it answers errors, in place of Starlette's two layers for them."""
-
-    guard: Callable[[ASGIApp], Guard]
-
-    def build_middleware_stack(self) -> ASGIApp:
-        """The guard, with the routes behind it."""
-        return self.guard(self.router)
 
 
 class _Methods:
     """A path's functions by method.  An ASGI application: around a function Starlette puts a layer for errors."""
 
-    def __init__(self, calls: Mapping[str, Callable[[Request], Awaitable[Response]]]) -> None:
-        self._calls = calls
+    def __init__(self, path: str) -> None:
+        self.calls = {e.method: e.call for e in _ROUTES if e.path == path}
+        if "GET" in self.calls:
+            self.calls["HEAD"] = self.calls["GET"]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        response = await self._calls[scope["method"]](Request(scope, receive, send))
+        response = await self.calls[scope["method"]](Request(scope, receive, send))
         await response(scope, receive, send)
-
-
-def _route(path: str) -> Route:
-    """One endpoint per path, so that 405 answers list its methods."""
-    calls = {e.method: e.call for e in _ROUTES if e.path == path}
-    if "GET" in calls:
-        calls["HEAD"] = calls["GET"]
-    return Route(path, _Methods(calls), methods=list(calls))
 
 
 @contextlib.asynccontextmanager
