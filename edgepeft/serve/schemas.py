@@ -170,10 +170,7 @@ class TuneRow(TextRow):
     @property
     def plain_label(self) -> Any:
         """As plain values of JSON."""
-        if isinstance(self.label, AnswersGiven):
-            return self.label.model_dump()
-        parts = self.label if isinstance(self.label, list) else []
-        return [each if isinstance(each, str) else each.model_dump() for each in parts] if parts else self.label
+        return self.model_dump(include={"label"})["label"]
 
 
 class TuneRequest(Asked):

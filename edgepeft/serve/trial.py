@@ -329,19 +329,16 @@ def _limit(seconds: float) -> None:
 def _outcome(runtime: Runtime, task: str | None) -> str:
     if task is not None and task not in runtime.tasks:
         return f"- {_OTHER}"
-    return f"{_key(runtime.bundle, task)} {_tried(runtime, task)}"
-
-
-def _tried(runtime: Runtime, task: str | None) -> str:
+    key, outcome = _key(runtime.bundle, task), _ANSWERED
     try:
         entry = None if task is None else runtime.bundle.entry(task)
         text = "a" if entry is None else entry.task_kind.readable(pairs=entry.pairs)
         runtime.predict_mixed([task], [text], decoding=Decoding(_TOKENS))
     except MemoryError:
-        return _HUNGRY
+        outcome = _HUNGRY
     except Exception as error:  # whatever a file makes of the libraries that read it: the service will see it too
-        return _HUNGRY if _STARVED.search(str(error)) else _REFUSED
-    return _ANSWERED
+        outcome = _HUNGRY if _STARVED.search(str(error)) else _REFUSED
+    return f"{key} {outcome}"
 
 
 if __name__ == "__main__":
