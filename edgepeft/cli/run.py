@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import io
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -182,11 +181,12 @@ def _columns(runtime: Runtime, asked: _Asked) -> Columns:
     """What the file's rows need: where a task is posed as text, the columns that the tasks read, by name."""
     if asked.file is None:
         return asked.columns
-    chosen = [runtime.bundle.entry(name) for name in asked.task or runtime.tasks]
-    asked = replace(asked, columns=functools.reduce(lambda c, e: e.task_kind.columns(c), chosen, asked.columns))
+    chosen, columns = [runtime.bundle.entry(name) for name in asked.task or runtime.tasks], asked.columns
+    for entry in chosen:
+        columns = entry.task_kind.columns(columns)
     if not any(entry.source for entry in chosen):
-        return asked.columns
-    if asked.columns.text or asked.columns.pair:
+        return columns
+    if columns.text or columns.pair:
         raise UsageError("a task here names the columns that it reads; leave --text-column and --pair-column out.")
     if asked.task_column is not None:
         return Columns(fields=())  # each row has its own task's

@@ -216,14 +216,26 @@ class EmbeddingList(BaseModel):
 
 
 def _refusing(call: Call) -> Call:
-    """Errors as OpenAI's clients read them."""
+    """Errors as OpenAI's clients read them: ``type`` and ``param`` beside message and code."""
 
     @wraps(call)
     async def answered(request: Request) -> Response:
         try:
             return await call(request)
         except EXPECTED as error:
-            return _problem(error)
+            refused, unknown = refusal_of(error), isinstance(error, UnknownName)
+            param = "model" if unknown else refused.message.partition(":")[0]
+            if isinstance(error, ValidationError):
+                param = str(next((part for one in listed_mistakes(error)[:1] for part in one["loc"]), ""))
+            requests = (EmbeddingsRequest, CompletionRequest, ChatRequest)
+            kind = "invalid_request_error" if refused.status < 500 else "server_error"
+            more: dict[str, Any] = {
+                "type": "rate_limit_error" if refused.status == HTTPStatus.TOO_MANY_REQUESTS else kind,
+                "param": param if any(param in each.model_fields for each in requests) else None,
+            }
+            if unknown:
+                refused = Refused(refused.status, "model_not_found", refused.message, refused.headers)
+            return problem(refused, more)
 
     return answered
 
@@ -260,25 +272,6 @@ def _listed(asked: EmbeddingsRequest, answers: Sequence[RowResult], n_tokens: in
         data.append({"object": "embedding", "index": index, "embedding": shown})
     usage = {"prompt_tokens": n_tokens, "total_tokens": n_tokens}
     return Json({"object": "list", "data": data, "model": asked.model, "usage": usage})
-
-
-def _problem(error: Exception) -> Response:
-    """Answer an error as OpenAI's clients read it: ``type`` and ``param`` beside message and code."""
-    refused, unknown = refusal_of(error), isinstance(error, UnknownName)
-    param = "model" if unknown else refused.message.partition(":")[0]
-    if isinstance(error, ValidationError):
-        param = str(next((part for one in listed_mistakes(error)[:1] for part in one["loc"]), ""))
-    kind = "invalid_request_error" if refused.status < 500 else "server_error"
-    more: dict[str, Any] = {
-        "type": "rate_limit_error" if refused.status == HTTPStatus.TOO_MANY_REQUESTS else kind,
-        "param": param if any(param in each.model_fields for each in _REQUESTS) else None,
-    }
-    if unknown:
-        refused = Refused(refused.status, "model_not_found", refused.message, refused.headers)
-    return problem(refused, more)
-
-
-_REQUESTS = (EmbeddingsRequest, CompletionRequest, ChatRequest)
 
 
 @dataclass(frozen=True)

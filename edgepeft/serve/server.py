@@ -66,8 +66,7 @@ class Connections:
 
     def __init__(self, limits: ServiceLimits) -> None:
         self.limits = limits
-        self._open: dict[Limited, str] = {}
-        self._counts: Counter[str] = Counter()
+        self._open: dict[Limited, str] = {}  # with its address
 
     def __len__(self) -> int:
         return len(self._open)
@@ -75,28 +74,26 @@ class Connections:
     def admit(self, new: Limited, host: str) -> bool:
         """Whether it may stay; another one is closed for it where need be."""
         address = address_of(host)
-        if address and self._counts[address] >= self.limits.connections_per_address:
-            room = self._make_room(each for each, its in self._open.items() if its == address)
+        of_address = [each for each, its in self._open.items() if its == address]
+        if address and len(of_address) >= self.limits.connections_per_address:
+            room = self._make_room(of_address)
         else:
             full = len(self._open) >= self.limits.connections + HEALTH_RESERVE
             room = not full or self._make_room(self._open)
         if room:
             self._open[new] = address
-            self._counts[address] += 1
         return room
 
     def remove(self, connection: Limited) -> None:
         """It is closed."""
-        if (address := self._open.pop(connection, None)) is not None:
-            self._counts[address] -= 1
-            if not self._counts[address]:
-                del self._counts[address]
+        self._open.pop(connection, None)
 
     def _make_room(self, candidates: Iterable[Limited]) -> bool:
         waiting = [each for each in candidates if each.waits_for_client]
         if not waiting:
             return False
-        last = max(waiting, key=lambda each: (self._counts[self._open[each]], -each.waiting_since))
+        counts = Counter(self._open.values())
+        last = max(waiting, key=lambda each: (counts[self._open[each]], -each.waiting_since))
         self.remove(last)
         last.transport.abort()
         return True
