@@ -194,40 +194,30 @@ def tensors_of(layout: ModelLayout, sizes: Sizes) -> dict[str, tuple[int, ...]]:
     return {**tables, **{f"{module}.{part}": shape for module, both in parts for part, shape in both.items()}}
 
 
-def sites_of(layout: ModelLayout, sizes: Sizes) -> tuple[Site, ...]:
-    d, width, norm = sizes.hidden_size, sizes.embedding_size, layout.last_norm
-    tables = {Role.WORD_EMBEDDINGS: layout.words}
-    tables |= {Role.POSITION_EMBEDDINGS: "embeddings.position_embeddings"} if layout.positions else {}
-    module = projection_of(layout, sizes) or "embeddings"
+def sites_of(layout: ModelLayout, sizes: Sizes) -> Iterator[Site]:
+    d, width, positions = sizes.hidden_size, sizes.embedding_size, "embeddings.position_embeddings"
+    yield Site(Role.WORD_EMBEDDINGS.value, Role.WORD_EMBEDDINGS, None, width, width, layout.words)
+    if layout.positions:
+        yield Site(Role.POSITION_EMBEDDINGS.value, Role.POSITION_EMBEDDINGS, None, width, width, positions)
+    yield Site("embeddings", Role.EMBEDDINGS, None, d, d, projection_of(layout, sizes) or "embeddings")
     layers = layer_paths(layout, sizes)
-    return (
-        *(Site(role.value, role, None, width, width, table) for role, table in tables.items()),
-        Site("embeddings", Role.EMBEDDINGS, None, d, d, module),
-        *_lengthened_sites(layout, sizes, layers),
-        *(site for i in range(len(layers)) for site in _layer_sites(layout, sizes, layers, i)),
-        *([Site(Role.STACK_OUTPUT.value, Role.STACK_OUTPUT, None, d, d, norm, norm)] if norm else []),
-        *(Site(role.value, role, None, d, d) for role in (Role.POOLED_FIRST, Role.POOLED_MEAN)),
-    )
+    if layout.masked:  # those that must account for keys of no token
+        yield Site(Role.POSITION_IDS.value, Role.POSITION_IDS, None, 1, 1, positions, enters=True, shape=("tokens",))
+        role, shape = Role.ATTENTION_BIAS, ("batch", 1, 1, "places")
+        yield Site(role.value, role, None, 1, 1, layout.masked, shape=shape, argument=1)
+        if layout.distances:
+            module, argument = layout.distances_enter
+            first, *others = (layer + module for layer in layers)
+            role, across = Role.DISTANCE_BIAS, (sizes.num_attention_heads, "queries", "places")
+            yield Site(role.value, role, None, 1, 1, first, shape=across, argument=argument, others=tuple(others))
+    for i in range(len(layers)):
+        yield from _layer_sites(layout, sizes, layers, i)
+    if norm := layout.last_norm:
+        yield Site(Role.STACK_OUTPUT.value, Role.STACK_OUTPUT, None, d, d, norm, norm)
+    yield from (Site(role.value, role, None, d, d) for role in (Role.POOLED_FIRST, Role.POOLED_MEAN))
 
 
-def _lengthened_sites(layout: ModelLayout, sizes: Sizes, layers: Sequence[str]) -> list[Site]:
-    """Sites that must account for keys of no token."""
-    if not layout.masked:
-        return []
-    role, shape, table = Role.ATTENTION_BIAS, ("batch", 1, 1, "places"), "embeddings.position_embeddings"
-    sites = [
-        Site(Role.POSITION_IDS.value, Role.POSITION_IDS, None, 1, 1, table, enters=True, shape=("tokens",)),
-        Site(role.value, role, None, 1, 1, layout.masked, shape=shape, argument=1),
-    ]
-    if layout.distances:
-        module, argument = layout.distances_enter
-        first, *others = (layer + module for layer in layers)
-        role, across = Role.DISTANCE_BIAS, (sizes.num_attention_heads, "queries", "places")
-        sites.append(Site(role.value, role, None, 1, 1, first, shape=across, argument=argument, others=tuple(others)))
-    return sites
-
-
-def _layer_sites(layout: ModelLayout, sizes: Sizes, layers: Sequence[str], i: int) -> list[Site]:
+def _layer_sites(layout: ModelLayout, sizes: Sizes, layers: Sequence[str], i: int) -> Iterator[Site]:
     d, f, layer = sizes.hidden_size, sizes.intermediate_size, layers[i]
     call = (layers[:i].count(layer), layers.count(layer))
 
@@ -247,29 +237,23 @@ def _layer_sites(layout: ModelLayout, sizes: Sizes, layers: Sequence[str], i: in
         found: dict[str, Any] = {"residual": ((layer + module).rstrip("."), argument)}
         return found if layout.last_norm else found | {"norm": layer + norm}
 
-    def before(role: Role, norm: str) -> list[Site]:
-        return [at(role, norm, norm)] if layout.last_norm else []
-
     attention = ends(layout.attention_residual, layout.attention_norm)
     split = ("batch", sizes.num_attention_heads, "places", d // sizes.num_attention_heads)
-    heads = {Role.KEY_HEADS: layout.key, Role.VALUE_HEADS: layout.value} if layout.masked else {}
     first = {Role.FFN_GATE: layout.gate, Role.FFN_GATED: layout.up} if layout.gate else {Role.FFN_UP: layout.up}
     enters = bool(layout.gate) and not layout.gated  # what is gated may be no module's output, but what one reads
     activation = layout.gated or (layout.down if enters else layout.activation)
-    return [
-        *(before(Role.ATTENTION_NORM, layout.attention_norm) if i or layout.first_norm else []),
-        *products({Role.QUERY: layout.query, Role.KEY: layout.key, Role.VALUE: layout.value}, d),
-        *(
-            Site(f"layer.{i}.{role}", role, i, d, d, layer + module, shape=split, call=call)
-            for role, module in heads.items()
-        ),
-        at(Role.ATTENTION_OUTPUT, layout.attention_dropout, layout.attention_output, **attention),
-        *before(Role.FFN_NORM, layout.ffn_norm),
-        *products(first, f),
-        at(Role.FFN_ACTIVATION, activation, layout.activation, f, f, enters=enters),
-        at(Role.FFN_OUTPUT, layout.ffn_dropout, layout.down, f, **ends(layout.ffn_residual, layout.ffn_norm)),
-        at(Role.LAYER_OUTPUT, layout.layer_end, layout.layer_end),
-    ]
+    if layout.last_norm and (i or layout.first_norm):
+        yield at(Role.ATTENTION_NORM, layout.attention_norm, layout.attention_norm)
+    yield from products({Role.QUERY: layout.query, Role.KEY: layout.key, Role.VALUE: layout.value}, d)
+    for role, module in ((Role.KEY_HEADS, layout.key), (Role.VALUE_HEADS, layout.value)) if layout.masked else ():
+        yield Site(f"layer.{i}.{role}", role, i, d, d, layer + module, shape=split, call=call)
+    yield at(Role.ATTENTION_OUTPUT, layout.attention_dropout, layout.attention_output, **attention)
+    if layout.last_norm:
+        yield at(Role.FFN_NORM, layout.ffn_norm, layout.ffn_norm)
+    yield from products(first, f)
+    yield at(Role.FFN_ACTIVATION, activation, layout.activation, f, f, enters=enters)
+    yield at(Role.FFN_OUTPUT, layout.ffn_dropout, layout.down, f, **ends(layout.ffn_residual, layout.ffn_norm))
+    yield at(Role.LAYER_OUTPUT, layout.layer_end, layout.layer_end)
 
 
 def architecture_of(family: str, config: Mapping[str, Any], layout: ModelLayout) -> Architecture:
@@ -288,7 +272,7 @@ def architecture_of(family: str, config: Mapping[str, Any], layout: ModelLayout)
         pad_token_id=sizes.pad_token_id,
         layer_norm_eps=sizes.layer_norm_eps,
         activation=sizes.hidden_act,
-        sites=sites_of(layout, sizes),
+        sites=tuple(sites_of(layout, sizes)),
         tensors=tensors_of(layout, sizes),
         pooler={f"{layout.pooler}.weight": (d, d), f"{layout.pooler}.bias": (d,)} if layout.pooler else {},
         norms=tuple(module for module, shape in modules_of(layout, sizes) if len(shape) == 1),
