@@ -6,7 +6,7 @@ import hashlib
 import math
 import shutil
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -89,10 +89,7 @@ def plain_folder(folder: Path, names: Callable[[str], tuple[str, ...]] = lambda 
             if as_is:
                 shutil.copyfile(plain, new / WEIGHTS_FILE)
             else:
-                sources: dict[str, _Source] = {}
-                for part in parts:
-                    sources |= _sources_in(part)
-                _write_float32(_in_modules(sources, names), new / WEIGHTS_FILE)
+                _write_float32(parts, names, new / WEIGHTS_FILE)
             if remade:
                 _convert_tokenizer(folder, new)
             write_checksums(new)
@@ -236,24 +233,19 @@ def _read(path: Path, stored: StoredTensor) -> NDArray[Any]:
     return values.reshape(stored.shape)
 
 
-def _in_modules(sources: Mapping[str, _Source], names: Callable[[str], tuple[str, ...]]) -> dict[str, _Source]:
-    """Rename tensors as transformers does; a fused one is divided by rows."""
-    found = {}
-    for name, one in sources.items():
-        parts = names(name)
-        rows = one.layout.shape[0] // len(parts) if len(parts) > 1 else 0
-        for i, part in enumerate(parts):
-            found[part] = _rows(one, i * rows, (i + 1) * rows) if rows else one
-    return found
-
-
 def _rows(whole: _Source, first: int, end: int) -> _Source:
     dtype, (_, *rest) = whole.layout
     return _Source(Layout(dtype, (end - first, *rest)), lambda: whole.read()[first:end])
 
 
-def _write_float32(sources: Mapping[str, _Source], path: Path) -> None:
-    """One tensor after the other: the whole may be larger than memory."""
+def _write_float32(parts: Sequence[Path], names: Callable[[str], tuple[str, ...]], path: Path) -> None:
+    """Write tensors as transformers names them, one after the other: the whole may be larger than memory."""
+    sources: dict[str, _Source] = {}
+    for name, one in (source for part in parts for source in _sources_in(part).items()):
+        modules = names(name)
+        rows = one.layout.shape[0] // len(modules) if len(modules) > 1 else 0  # a fused one is divided by these
+        for i, module in enumerate(modules):
+            sources[module] = _rows(one, i * rows, (i + 1) * rows) if rows else one
     layout = {name: one.layout for name, one in sources.items()}
     layout |= {name: each._replace(dtype="F32") for name, each in layout.items() if each.dtype in _FLOATS}
     plain = {name: np.dtype(NUMPY_TYPES[dtype]) for name, (dtype, _) in layout.items()}
@@ -275,7 +267,10 @@ def byte_tokenizer() -> Tokenizer:
     """
     first = len(_SPECIAL)
     vocabulary = {token: i for i, token in enumerate(_SPECIAL)}
-    vocabulary |= {character: first + byte for byte, character in enumerate(_characters())}
+    # The character of each byte, as GPT-2 writes them: visible ones as they are, the others from 256 on.
+    seen = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
+    unseen = [byte for byte in range(_BYTES) if byte not in seen]
+    vocabulary |= {chr(byte if byte in seen else _BYTES + unseen.index(byte)): first + byte for byte in range(_BYTES)}
     tokenizer = Tokenizer(models.BPE(vocabulary, [], unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -286,10 +281,3 @@ def byte_tokenizer() -> Tokenizer:
     tokenizer.add_special_tokens([AddedToken(token, lstrip=True, rstrip=True) for token in _SPECIAL])
     tokenizer.add_special_tokens([AddedToken(f"<extra_id_{i}>") for i in range(_EXTRA)])
     return tokenizer
-
-
-def _characters() -> list[str]:
-    """List the character of each byte, as GPT-2 writes them: visible ones as they are, the others from 256 on."""
-    seen = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
-    unseen = [byte for byte in range(_BYTES) if byte not in seen]
-    return [chr(byte if byte in seen else _BYTES + unseen.index(byte)) for byte in range(_BYTES)]
