@@ -62,7 +62,13 @@ class Backbone:
         path = self.folder / "1_Pooling" / "config.json"
         if not path.is_file():
             return self.architecture.pooling
-        modes = _pooling_modes(read_config(path))
+        config = read_config(path)
+        if (given := config.get("pooling_mode")) is not None:
+            modes = {given} if isinstance(given, str) else {str(mode) for mode in given}
+        else:  # before version 6 of sentence-transformers there is a switch for each
+            start, known = "pooling_mode_", {"mean_tokens": "mean", "cls_token": "cls"}
+            on = (name.removeprefix(start) for name in config if name.startswith(start) and config[name] is True)
+            modes = {known.get(name, name) for name in on}
         chosen = Pooling.MEAN if "mean" in modes else self.architecture.pooling
         if not modes <= {"mean", "cls"} or len(modes) > 1:
             warnings.warn(
@@ -99,16 +105,6 @@ class Backbone:
         if decoder is None:
             raise UsageError(f"{self.source} has no decoder to score labels with; leave --head labels out.")
         return trie_of(labels, self.encoder(), decoder)
-
-
-def _pooling_modes(config: Mapping[str, Any]) -> set[str]:
-    """Read the modes as sentence-transformers writes them: by name, before its version 6 by a switch for each."""
-    given = config.get("pooling_mode")
-    if given is not None:
-        return {given} if isinstance(given, str) else {str(mode) for mode in given}
-    switches = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls"}
-    on = {name for name, value in config.items() if name.startswith("pooling_mode_") and value is True}
-    return {switches.get(name, name.removeprefix("pooling_mode_")) for name in on}
 
 
 def open_backbone(source: Backbone | str | os.PathLike[str]) -> Backbone:
