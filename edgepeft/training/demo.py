@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import islice
@@ -92,10 +92,17 @@ def backbone() -> Path:
 def corpus(which: Corpus) -> list[LabelledText]:
     """The rows of ``which`` in a fixed order, each text once (the first of equal ones is kept)."""
     path = _package(which.module) / which.path
-    files = [path] if path.is_file() else sorted(path.rglob("*.txt"))
-    _expect(which.title, which.sha256, _sha256_of_all(files, path), which.module)
-    rows = _tab_separated(path) if path.is_file() else (_document(file) for file in files)
-    return list({" ".join(row.text.split()): row for row in reversed(list(rows))}.values())[::-1]
+    if path.is_file():  # ``label<TAB>text`` a line, no quoting
+        _expect(which.title, which.sha256, sha256_of(path), which.module)
+        lines = (line.partition("\t") for line in path.read_text(encoding="utf-8").splitlines())
+        rows = [LabelledText(text.strip(), label) for label, _, text in lines if text.strip()]
+    else:
+        files, digest = sorted(path.rglob("*.txt")), hashlib.sha256()
+        for file in files:
+            digest.update(file.relative_to(path).as_posix().encode() + b"\0" + bytes.fromhex(sha256_of(file)))
+        _expect(which.title, which.sha256, digest.hexdigest(), which.module)
+        rows = [_document(file) for file in files]
+    return list({" ".join(row.text.split()): row for row in reversed(rows)}.values())[::-1]
 
 
 class DemoSplit(NamedTuple):
@@ -150,16 +157,6 @@ def _expect(what: str, wanted: str, actual: str, module: str) -> None:
         )
 
 
-def _sha256_of_all(files: list[Path], root: Path) -> str:
-    """Of one file its SHA-256; of several that of (relative path, NUL, the file's digest) in order."""
-    if files == [root]:
-        return sha256_of(root)
-    digest = hashlib.sha256()
-    for file in files:
-        digest.update(file.relative_to(root).as_posix().encode() + b"\0" + bytes.fromhex(sha256_of(file)))
-    return digest.hexdigest()
-
-
 def _document(file: Path) -> LabelledText:
     """``<class>/NNN.txt``, UTF-8 but for one file."""
     content = file.read_bytes()
@@ -168,14 +165,6 @@ def _document(file: Path) -> LabelledText:
     except UnicodeDecodeError:
         text = content.decode("cp1252")
     return LabelledText(text.strip(), file.parent.name)
-
-
-def _tab_separated(file: Path) -> Iterator[LabelledText]:
-    """``label<TAB>text`` a line, no quoting."""
-    for line in file.read_text(encoding="utf-8").splitlines():
-        label, _, text = line.partition("\t")
-        if text.strip():
-            yield LabelledText(text.strip(), label)
 
 
 @dataclass(frozen=True)
