@@ -49,30 +49,26 @@ def needs(module: nn.Module) -> tuple[str, ...]:
 @contextlib.contextmanager
 def attached(model: nn.Module, modules: Mapping[Site, nn.Module]) -> Iterator[None]:
     """Within the block, each site's value is its PE module's output; afterwards the model is as before."""
-    handles: list[RemovableHandle] = []
-    try:
+    with contextlib.ExitStack() as hooks:
         for site, module in modules.items():
-            handles += _hook(model, site, module)
+            for handle in _hooked(model, site, module):
+                hooks.enter_context(handle)
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
-def _hook(model: nn.Module, site: Site, module: nn.Module) -> list[RemovableHandle]:
+def _hooked(model: nn.Module, site: Site, module: nn.Module) -> Iterator[RemovableHandle]:
     seen: dict[str, Any] = {"norm": lambda z: z}
     wanted = needs(module)
     calls, (own, of) = itertools.count(), site.call
-    handles = []
     if "norm" in wanted and site.norm is not None:
         norm = model.get_submodule(site.norm)
         assert isinstance(norm, nn.LayerNorm)
         # Its live parameters; calling the module would fire its hooks again.
         seen["norm"] = lambda z: functional.layer_norm(z, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
     if "x" in wanted:
-        handles.append(_remember(model, site.reads, 0, seen, "x"))
+        yield _remember(model, site.reads, 0, seen, "x")
     if "residual" in wanted and site.residual is not None:
-        handles.append(_remember(model, *site.residual, seen, "residual"))
+        yield _remember(model, *site.residual, seen, "residual")
 
     def adapted(values: Any) -> Any:
         if next(calls) % of != own:
@@ -102,14 +98,13 @@ def _hook(model: nn.Module, site: Site, module: nn.Module) -> list[RemovableHand
 
     place = model.get_submodule(site.module)
     if site.argument:
-        places = [place, *map(model.get_submodule, site.others)]
         changed = partial(_argument, site.argument, module)
-        handles += [each.register_forward_pre_hook(changed, with_kwargs=True) for each in places]
+        for each in (place, *map(model.get_submodule, site.others)):
+            yield each.register_forward_pre_hook(changed, with_kwargs=True)
     elif site.enters:
-        handles.append(place.register_forward_pre_hook(lambda _, args: adapted(args)))
+        yield place.register_forward_pre_hook(lambda _, args: adapted(args))
     else:
-        handles.append(place.register_forward_hook(lambda _, __, output: adapted(output)))
-    return handles
+        yield place.register_forward_hook(lambda _, __, output: adapted(output))
 
 
 def _argument(

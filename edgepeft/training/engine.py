@@ -183,8 +183,7 @@ def replaced_dropout(delta: Delta, apply: Callable[[Tensor, float], Tensor]) -> 
     with ExitStack() as hooks:
         for module in delta.modules():
             if isinstance(module, nn.Dropout) and module.p > 0:
-                hook = module.register_forward_hook(lambda dropout, given, _: apply(given[0], dropout.p))
-                hooks.callback(hook.remove)
+                hooks.enter_context(module.register_forward_hook(lambda one, given, _: apply(given[0], one.p)))
         yield
 
 

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -116,11 +117,17 @@ def _sums(
     """[2, L, N] float64 by site: picks and weights at the position that the head reads, summed over a label's rows."""
     delta = target.delta.eval()
     sums = {site: torch.zeros(2, n_labels, len(m.parents), dtype=torch.float64) for site, m in memories.items()}
-    with torch.inference_mode():
+    heard: dict[str, Tensor] = {}  # what each memory read last, by site
+
+    def hear(site: str, _: nn.Module, given: tuple[Tensor, ...]) -> None:
+        heard[site] = given[0]
+
+    with contextlib.ExitStack() as hooks, torch.inference_mode():
+        for site, memory in memories.items():
+            hooks.enter_context(memory.register_forward_pre_hook(partial(hear, site)))
         for chosen in sorted_batches(target.rows.lengths, SCORED_ROWS):
             inputs, targets = torch_batch(target.rows, chosen)
-            with _listening(memories) as heard:
-                delta.logits(target.model, inputs)
+            delta.logits(target.model, inputs)
             for site, memory in memories.items():
                 weights = memory.parent_weights(heard[site])  # [batch, length, N]
                 read = (pool(w, inputs["attention_mask"], delta.card.pooling) for w in ((weights > 0).float(), weights))
@@ -128,22 +135,6 @@ def _sums(
                     total.index_add_(0, targets, of_row.double())
             advance(len(chosen))
     return sums
-
-
-@contextlib.contextmanager
-def _listening(memories: Mapping[str, nn.Module]) -> Iterator[dict[str, Tensor]]:
-    """Within the block, what each memory reads, by site."""
-    heard: dict[str, Tensor] = {}
-
-    def remember(site: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
-        return lambda _, arguments: heard.__setitem__(site, arguments[0])
-
-    handles = [memory.register_forward_pre_hook(remember(site)) for site, memory in memories.items()]
-    try:
-        yield heard
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _plain(values: Tensor) -> Rows:
