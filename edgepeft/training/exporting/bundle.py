@@ -272,27 +272,27 @@ def _open_delta(backbone: Backbone, method: Method, name: str) -> tuple[Delta, d
 
 def cards_with_guarantee(deltas: Sequence[Path], guarantee: Guarantee) -> Mapping[Path, DeltaCard]:
     """The card of each delta with this guarantee and its threshold; none where nothing is guaranteed."""
-    return {path: _card_with_guarantee(path, guarantee) for path in deltas} if guarantee else {}
-
-
-def _card_with_guarantee(folder: Path, guarantee: Guarantee) -> DeltaCard:
-    option = f"--{next(iter(guarantee))}"
-    if folder.suffix == ".onnx":
-        raise UsageError(
-            f"{option} is chosen by evaluation rows, which {folder} does not keep; give the delta's folder."
-        )
-    card = read_card(folder)
-    kind, path = card.task_kind, folder / EVALUATION_FILE
-    if not kind.calibrates:
-        kind.with_guarantee(guarantee, 0)
-    if not path.is_file():
-        raise UsageError(
-            f"{option} is chosen by evaluation rows, and {folder} keeps none: it has no {EVALUATION_FILE}, for it was "
-            "imported, or trained by an earlier version. Train it with this one, or give the option to edgepeft tune."
-        )
-    logits, targets = _read(path, kind)
-    found = kind.with_guarantee(guarantee, len(targets)).calibrated(targets, logits)
-    return card.model_copy(update={"chosen": dict(found.chosen)})
+    cards = {}
+    for folder in deltas if guarantee else ():
+        option = f"--{next(iter(guarantee))}"
+        if folder.suffix == ".onnx":
+            raise UsageError(
+                f"{option} is chosen by evaluation rows, which {folder} does not keep; give the delta's folder."
+            )
+        card = read_card(folder)
+        kind, path = card.task_kind, folder / EVALUATION_FILE
+        if not kind.calibrates:
+            kind.with_guarantee(guarantee, 0)
+        if not path.is_file():
+            raise UsageError(
+                f"{option} is chosen by evaluation rows, and {folder} keeps none: it has no {EVALUATION_FILE}, for it "
+                "was imported, or trained by an earlier version. Train it with this one, or give the option to "
+                "edgepeft tune."
+            )
+        logits, targets = _read(path, kind)
+        found = kind.with_guarantee(guarantee, len(targets)).calibrated(targets, logits)
+        cards[folder] = card.model_copy(update={"chosen": dict(found.chosen)})
+    return cards
 
 
 def _read(path: Path, kind: TaskType) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
