@@ -185,13 +185,13 @@ def tensors_of(layout: ModelLayout, sizes: Sizes) -> dict[str, tuple[int, ...]]:
     rows |= {"embeddings.position_embeddings": sizes.max_position_embeddings} if layout.positions else {}
     rows |= {"embeddings.token_type_embeddings": sizes.type_vocab_size} if layout.token_types else {}
     rows |= {"embeddings.task_type_embeddings": sizes.task_type_vocab_size} if sizes.task_type_vocab_size else {}
-    tables = {f"{module}.weight": (n, sizes.embedding_size) for module, n in rows.items()}
-    tables |= {layout.distances: (BUCKETS, sizes.num_attention_heads)} if layout.distances else {}
-    parts = (
-        (module, {"weight": shape} | ({} if module.endswith(layout.unbiased) else {"bias": shape[:1]}))
-        for module, shape in modules_of(layout, sizes)
-    )
-    return {**tables, **{f"{module}.{part}": shape for module, both in parts for part, shape in both.items()}}
+    tensors: dict[str, tuple[int, ...]] = {f"{table}.weight": (n, sizes.embedding_size) for table, n in rows.items()}
+    tensors |= {layout.distances: (BUCKETS, sizes.num_attention_heads)} if layout.distances else {}
+    for module, shape in modules_of(layout, sizes):
+        tensors[f"{module}.weight"] = shape
+        if not module.endswith(layout.unbiased):
+            tensors[f"{module}.bias"] = shape[:1]
+    return tensors
 
 
 def sites_of(layout: ModelLayout, sizes: Sizes) -> Iterator[Site]:

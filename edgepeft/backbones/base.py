@@ -39,9 +39,7 @@ class Role(StrEnum):
     QUERY = "query"  # outputs of self-attention's projections, bias included, before they are scaled or split
     KEY = "key"
     VALUE = "value"
-    KEY_HEADS = (
-        "key_heads"  # the same split, [batch, heads, places, e]: what is attended to, which a delta may lengthen
-    )
+    KEY_HEADS = "key_heads"  # the same split, [batch, heads, places, e]: what is read, which a delta may lengthen
     VALUE_HEADS = "value_heads"
     KEY_STATES = "key_states"  # a decoder's, [tokens, d]: past the heads' norm, before each is turned by its place
     VALUE_STATES = "value_states"

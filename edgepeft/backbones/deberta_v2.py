@@ -107,13 +107,8 @@ class _Builder(EncoderBuilder):
 
     def _attention(self, i: int, layer: str, name: str, hidden: str) -> str:
         """(T, d) -> (T, d)."""
-        layout, op, linear, packing, width = (
-            self.layout,
-            self.emit.op,
-            self.emit.linear,
-            self.packing,
-            self.arch.hidden_size,
-        )
+        layout, op, linear = self.layout, self.emit.op, self.emit.linear
+        packing, width = self.packing, self.arch.hidden_size
         scale = self.emit.constant("query_scale", (3 * width // self.arch.n_heads) ** -0.5, np.float32)
         shared, end = (True, LONGER) if _shares(self.arch) else (False, "")
         reads = hidden

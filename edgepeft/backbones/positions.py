@@ -147,10 +147,8 @@ def windows(emit: Emitter, packing: Packing, reach: int) -> Lookups:
     """How tokens attend to those at most ``reach`` places away."""
     op, ints, zero, one = emit.op, emit.ints, packing.zero, packing.one
     size = max(reach, _LEAST)
-    block, longest = (
-        emit.constant("window.block", size, np.int64),
-        emit.constant(Window.LONGEST, _SQUARE * size, np.int64),
-    )
+    block = emit.constant("window.block", size, np.int64)
+    longest = emit.constant(Window.LONGEST, _SQUARE * size, np.int64)
     is_short = op("LessOrEqual", packing.length, longest)
     c = op("Where", is_short, packing.length, block, output=Window.SIZE)
     sides = op("Where", is_short, zero, one, output=Window.SIDES)
