@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from edgepeft.backbones.base import Architecture, Role, Site
+from edgepeft.backbones.base import Role, Site
 from edgepeft.backbones.config import MOST_LAYERS, checked, require_known
 from edgepeft.common.errors import UsageError
 
@@ -254,47 +254,3 @@ def _layer_sites(layout: ModelLayout, sizes: Sizes, layers: Sequence[str], i: in
     yield at(Role.FFN_ACTIVATION, activation, layout.activation, f, f, enters=enters)
     yield at(Role.FFN_OUTPUT, layout.ffn_dropout, layout.down, f, **ends(layout.ffn_residual, layout.ffn_norm))
     yield at(Role.LAYER_OUTPUT, layout.layer_end, layout.layer_end)
-
-
-def architecture_of(family: str, config: Mapping[str, Any], layout: ModelLayout) -> Architecture:
-    sizes = sizes_of(config, layout)
-    d, offset = sizes.hidden_size, sizes.pad_token_id + 1 if layout.counted_positions else 0
-    token_types = ("token_type_ids",) if layout.token_types and sizes.type_vocab_size > 1 else ()
-    return Architecture(
-        family=family,
-        model_type=config["model_type"],
-        hidden_size=d,
-        n_layers=sizes.num_hidden_layers,
-        n_heads=sizes.num_attention_heads,
-        intermediate_size=sizes.intermediate_size,
-        vocab_size=sizes.vocab_size,
-        max_length=sizes.max_position_embeddings - offset,
-        pad_token_id=sizes.pad_token_id,
-        layer_norm_eps=sizes.layer_norm_eps,
-        activation=sizes.hidden_act,
-        sites=tuple(sites_of(layout, sizes)),
-        tensors=tensors_of(layout, sizes),
-        pooler={f"{layout.pooler}.weight": (d, d), f"{layout.pooler}.bias": (d,)} if layout.pooler else {},
-        norms=tuple(module for module, shape in modules_of(layout, sizes) if len(shape) == 1),
-        inputs=("input_ids", "attention_mask", *token_types),
-        head=layout.head,
-        words=f"{layout.words}.weight",
-        foreign_head=layout.foreign_head,
-        reference=layout.reference,
-    )
-
-
-def neighbours(layout: ModelLayout, site: Site) -> dict[str, str]:
-    """Suffix of a binding -> value of the graph: what a site's module reads, and what is added to its output."""
-    layer, before = f"layer.{site.layer}.", bool(layout.last_norm)
-    below = f"layer.{site.layer - 1}.layer_output" if site.layer else "embeddings"
-    attends = f"{layer}attention_norm" if before and (site.layer or layout.first_norm) else below
-    feeds, residual = ("ffn_norm", "attention_output.sum") if before else ("attention_norm", "attention_norm")
-    around = {
-        **{role: {"input": attends} for role in (Role.QUERY, Role.KEY, Role.VALUE)},
-        Role.ATTENTION_OUTPUT: {"input": f"{layer}context", "residual": below},
-        **{role: {"input": layer + feeds} for role in (Role.FFN_UP, Role.FFN_GATE, Role.FFN_GATED)},
-        Role.FFN_ACTIVATION: {} if layout.gate else {"input": f"{layer}ffn_up"},  # what is gated has no one before it
-        Role.FFN_OUTPUT: {"input": f"{layer}ffn_activation", "residual": layer + residual},
-    }
-    return around.get(site.role, {})

@@ -9,7 +9,6 @@ Letters: B batch, S padded length, T real tokens, d hidden, h heads, f intermedi
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,7 +16,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
-from edgepeft.backbones._layouts import ACTIVATION_NODES, FURTHEST, SILU, ModelLayout, architecture_of, neighbours
+from edgepeft.backbones import _layouts as shapes
+from edgepeft.backbones._layouts import ModelLayout
 from edgepeft.backbones.base import Architecture, Attention, Family, Role, Site
 from edgepeft.backbones.checkpoint import Checkpoint
 from edgepeft.backbones.emit import Emitter
@@ -96,7 +96,7 @@ class EncoderBuilder:
             return ""
         op, packing = self.emit.op, self.packing
         name = Role.DISTANCE_BIAS.value
-        bias = distance_bias(self.emit, table, packing.distances(), FURTHEST, both_ways=True, output=name)
+        bias = distance_bias(self.emit, table, packing.distances(), shapes.FURTHEST, both_ways=True, output=name)
         return op("Add", bias, packing.mask_bias)
 
     def _layer(self, i: int, hidden: str) -> str:
@@ -144,9 +144,9 @@ class EncoderBuilder:
 
     def _activated(self, value: str, output: str = "") -> str:
         op = self.emit.op
-        if self.arch.activation == SILU:
+        if self.arch.activation == shapes.SILU:
             return op("Mul", value, op("Sigmoid", value), output=output)
-        operator, attributes = ACTIVATION_NODES[self.arch.activation]
+        operator, attributes = shapes.ACTIVATION_NODES[self.arch.activation]
         return op(operator, value, output=output, **attributes)
 
     def _products(
@@ -178,12 +178,50 @@ class Encoder(Family):
 
     def architecture(self, config: Mapping[str, Any]) -> Architecture:
         """Sizes, tensors and sites from the config."""
-        found = architecture_of(self.name, config, self.layout_of(config))
-        return replace(found, attention=self.attention_of(config, found.n_layers))
+        layout = self.layout_of(config)
+        sizes = shapes.sizes_of(config, layout)
+        d, offset = sizes.hidden_size, sizes.pad_token_id + 1 if layout.counted_positions else 0
+        token_types = ("token_type_ids",) if layout.token_types and sizes.type_vocab_size > 1 else ()
+        return Architecture(
+            family=self.name,
+            model_type=config["model_type"],
+            hidden_size=d,
+            n_layers=sizes.num_hidden_layers,
+            n_heads=sizes.num_attention_heads,
+            intermediate_size=sizes.intermediate_size,
+            vocab_size=sizes.vocab_size,
+            max_length=sizes.max_position_embeddings - offset,
+            pad_token_id=sizes.pad_token_id,
+            layer_norm_eps=sizes.layer_norm_eps,
+            activation=sizes.hidden_act,
+            sites=tuple(shapes.sites_of(layout, sizes)),
+            tensors=shapes.tensors_of(layout, sizes),
+            pooler={f"{layout.pooler}.weight": (d, d), f"{layout.pooler}.bias": (d,)} if layout.pooler else {},
+            norms=tuple(module for module, shape in shapes.modules_of(layout, sizes) if len(shape) == 1),
+            inputs=("input_ids", "attention_mask", *token_types),
+            head=layout.head,
+            words=f"{layout.words}.weight",
+            attention=self.attention_of(config, sizes.num_hidden_layers),
+            foreign_head=layout.foreign_head,
+            reference=layout.reference,
+        )
 
     def neighbours(self, architecture: Architecture, site: Site) -> dict[str, str]:
         """Name the values beside a site of its layer."""
-        return neighbours(self.layouts[architecture.model_type], site)
+        layout, layer = self.layouts[architecture.model_type], f"layer.{site.layer}."
+        before = bool(layout.last_norm)
+        below = f"layer.{site.layer - 1}.layer_output" if site.layer else "embeddings"
+        attends = f"{layer}attention_norm" if before and (site.layer or layout.first_norm) else below
+        feeds, residual = ("ffn_norm", "attention_output.sum") if before else ("attention_norm", "attention_norm")
+        around = {
+            **{role: {"input": attends} for role in (Role.QUERY, Role.KEY, Role.VALUE)},
+            Role.ATTENTION_OUTPUT: {"input": f"{layer}context", "residual": below},
+            **{role: {"input": layer + feeds} for role in (Role.FFN_UP, Role.FFN_GATE, Role.FFN_GATED)},
+            # What is gated has no one before it.
+            Role.FFN_ACTIVATION: {} if layout.gate else {"input": f"{layer}ffn_up"},
+            Role.FFN_OUTPUT: {"input": f"{layer}ffn_activation", "residual": layer + residual},
+        }
+        return around.get(site.role, {})
 
     def checkpoint_prefix(self, architecture: Architecture) -> str:
         """``bert.``, and so on."""
