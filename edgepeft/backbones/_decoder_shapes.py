@@ -215,19 +215,3 @@ def sites_of(layout: DecoderLayout, sizes: Sizes) -> Iterator[Site]:
     yield Site(Role.STACK_OUTPUT.value, Role.STACK_OUTPUT, None, d, d, "model.norm", "model.norm")
     yield from (Site(role.value, role, None, d, d) for role in (Role.POOLED_FIRST, Role.POOLED_MEAN, Role.POOLED_LAST))
     yield Site(Role.POOLED_LABELS.value, Role.POOLED_LABELS, None, d, sizes.vocab_size, reads="lm_head")
-
-
-# Role -> the values around its site: what its module reads, and what is added to its output.
-_AROUND = {
-    **{role: {"input": "{layer}attention_norm"} for role in (Role.QUERY, Role.KEY, Role.VALUE)},
-    Role.ATTENTION_OUTPUT: {"input": "{layer}context", "residual": "{below}"},
-    **{role: {"input": "{layer}ffn_norm"} for role in (Role.FFN_GATE, Role.FFN_GATED)},
-    Role.FFN_OUTPUT: {"input": "{layer}ffn_activation", "residual": "{layer}attention_output.sum"},
-}
-
-
-def neighbours(site: Site) -> dict[str, str]:
-    """Suffix of a binding -> value of the graph."""
-    below = f"layer.{site.layer - 1}.layer_output" if site.layer else "word_embeddings"
-    here = {"below": below, "layer": f"layer.{site.layer}."}
-    return {suffix: value.format(**here) for suffix, value in _AROUND.get(site.role, {}).items()}

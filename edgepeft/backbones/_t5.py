@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from edgepeft.backbones.base import Architecture, Decoder, Role, Site
+from edgepeft.backbones.base import Role, Site
 from edgepeft.backbones.config import read_sizes, require_known
 from edgepeft.common.errors import UsageError
 
@@ -186,60 +186,3 @@ def _layer_sites(sizes: Sizes, stack: str, i: int, parts: Mapping[str, str]) -> 
             for role, linear in ((Role.QUERY, "q"), (Role.KEY, "k"), (Role.VALUE, "v")):
                 yield at(Role(cross + role), within + linear, within + linear, (d, inner))
             yield at(Role(cross + Role.ATTENTION_OUTPUT), ends, within + "o", (inner, d), around)
-
-
-def architecture_of(family: str, config: Mapping[str, Any]) -> Architecture:
-    sizes = sizes_of(config)
-    linear, norms, tied = dict(linear_layers(sizes)), tuple(norms_of(sizes)), is_tied(config)
-    scale = sizes.d_model**-0.5 if config.get("scale_decoder_outputs", tied) else 1.0
-    start, end = sizes.decoder_start_token_id, sizes.eos_token_id
-    # The output layer, where transformers 5 says that it is tied and not scaled: the file has both, or one.
-    aliased = config.get("tie_word_embeddings") and not tied
-    return Architecture(
-        family=family,
-        model_type=config["model_type"],
-        hidden_size=sizes.d_model,
-        n_layers=sizes.num_layers + sizes.num_decoder_layers,
-        n_heads=sizes.num_heads,
-        intermediate_size=sizes.d_ff,
-        vocab_size=sizes.vocab_size,
-        max_length=sizes.n_positions,
-        pad_token_id=sizes.pad_token_id,
-        layer_norm_eps=sizes.layer_norm_epsilon,
-        activation=sizes.feed_forward_proj,
-        sites=tuple(sites_of(sizes)),
-        tensors=tensors_of(sizes, linear, norms, tied=tied),
-        pooler={},
-        norms=norms,
-        inputs=("input_ids", "attention_mask"),
-        head="labels",
-        words="shared.weight",
-        absent_biases=absent_biases(sizes, linear, norms),
-        decoder=Decoder(start, end, scale, sizes.relative_attention_max_distance),
-        aliases={OUTPUT: "shared.weight"} if aliased else {},
-    )
-
-
-# Role -> the values around its site: what its module reads, and what is added to its output.
-_AROUND = {
-    **{role: {"input": "{layer}attention_norm"} for role in (Role.QUERY, Role.KEY, Role.VALUE)},
-    Role.ATTENTION_OUTPUT: {"input": "{layer}context", "residual": "{below}"},
-    Role.CROSS_QUERY: {"input": "{layer}cross_attention_norm"},
-    **{role: {"input": "encoder.output"} for role in (Role.CROSS_KEY, Role.CROSS_VALUE)},
-    Role.CROSS_ATTENTION_OUTPUT: {"input": "{layer}cross_context", "residual": "{layer}attention_output.sum"},
-    **{role: {"input": "{layer}ffn_norm"} for role in (Role.FFN_UP, Role.FFN_GATE, Role.FFN_GATED)},
-    Role.FFN_OUTPUT: {"input": "{layer}ffn_activation", "residual": "{layer}{attended}.sum"},
-}
-
-
-def neighbours(site: Site) -> dict[str, str]:
-    """Suffix of a binding -> value of the graph."""
-    stack, layer = site.name.partition(".")[0], site.layer or 0
-    first, attended = {
-        "encoder": ("word_embeddings", "attention_output"),
-        "decoder": ("decoder.embeddings", "cross_attention_output"),
-    }.get(stack, ("", ""))
-    below = f"{stack}.layer.{layer - 1}.layer_output" if layer else first
-    values = _AROUND.get(site.role, {}).items()
-    here = {"below": below, "layer": f"{stack}.layer.{layer}.", "attended": attended}
-    return {suffix: value.format(**here) for suffix, value in values}

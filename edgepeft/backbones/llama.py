@@ -32,6 +32,13 @@ from edgepeft.backbones.emit import Emitter
 from edgepeft.backbones.packing import Packing
 from edgepeft.backbones.positions import frequencies
 
+# Role -> the values around its site: what its module reads, and what is added to its output.
+_AROUND = {
+    **{role: {"input": "{layer}attention_norm"} for role in (Role.QUERY, Role.KEY, Role.VALUE)},
+    Role.ATTENTION_OUTPUT: {"input": "{layer}context", "residual": "{below}"},
+    **{role: {"input": "{layer}ffn_norm"} for role in (Role.FFN_GATE, Role.FFN_GATED)},
+    Role.FFN_OUTPUT: {"input": "{layer}ffn_activation", "residual": "{layer}attention_output.sum"},
+}
 _Attend = Callable[[int, str, str, str, str], str]  # layer; query, key and value (., . e); output -> (., h e)
 
 
@@ -84,7 +91,9 @@ class Llama(Family):
 
     def neighbours(self, architecture: Architecture, site: Site) -> dict[str, str]:
         """Name the values beside a site of its layer."""
-        return shapes.neighbours(site)
+        below = f"layer.{site.layer - 1}.layer_output" if site.layer else "word_embeddings"
+        here = {"below": below, "layer": f"layer.{site.layer}."}
+        return {suffix: value.format(**here) for suffix, value in _AROUND.get(site.role, {}).items()}
 
     def bindings(self, architecture: Architecture) -> dict[str, str]:
         """As every family's; where no norm stands between, a layer's keys and values are what its products give."""

@@ -19,21 +19,32 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
+from edgepeft.backbones import _t5 as shapes
 from edgepeft.backbones import text
-from edgepeft.backbones._t5 import ACTIVATIONS, MODEL_TYPES, OUTPUT, architecture_of, neighbours
-from edgepeft.backbones.base import Architecture, Family, Role, Site
+from edgepeft.backbones.base import Architecture, Decoder, Family, Role, Site
 from edgepeft.backbones.checkpoint import Checkpoint
 from edgepeft.backbones.emit import Emitter
 from edgepeft.backbones.packing import Packing
 from edgepeft.backbones.positions import distance_bias
 from edgepeft.backbones.trie import EDGES, LABEL_VALUES, SEES, TOKENS
 
+# Role -> the values around its site: what its module reads, and what is added to its output.
+_AROUND = {
+    **{role: {"input": "{layer}attention_norm"} for role in (Role.QUERY, Role.KEY, Role.VALUE)},
+    Role.ATTENTION_OUTPUT: {"input": "{layer}context", "residual": "{below}"},
+    Role.CROSS_QUERY: {"input": "{layer}cross_attention_norm"},
+    **{role: {"input": "encoder.output"} for role in (Role.CROSS_KEY, Role.CROSS_VALUE)},
+    Role.CROSS_ATTENTION_OUTPUT: {"input": "{layer}cross_context", "residual": "{layer}attention_output.sum"},
+    **{role: {"input": "{layer}ffn_norm"} for role in (Role.FFN_UP, Role.FFN_GATE, Role.FFN_GATED)},
+    Role.FFN_OUTPUT: {"input": "{layer}ffn_activation", "residual": "{layer}{attended}.sum"},
+}
+
 
 class T5(Family):
     """T5, T5 1.1, Flan-T5, byT5 and mT5."""
 
     name: ClassVar[str] = "t5"
-    model_types: ClassVar[tuple[str, ...]] = tuple(MODEL_TYPES)
+    model_types: ClassVar[tuple[str, ...]] = tuple(shapes.MODEL_TYPES)
     limits: ClassVar[tuple[str, ...]] = (
         "Labels are scored, or text is written; kinds of task with a head on the encoder alone are refused.",
         "The methods linear and top-k are refused; prefix and mam too, for attention tells keys apart by distances.",
@@ -42,11 +53,47 @@ class T5(Family):
 
     def architecture(self, config: Mapping[str, Any]) -> Architecture:
         """Sizes, tensors and sites from the config; of the output layer nothing, where it is the embeddings."""
-        return architecture_of(self.name, config)
+        sizes = shapes.sizes_of(config)
+        linear, norms, tied = dict(shapes.linear_layers(sizes)), tuple(shapes.norms_of(sizes)), shapes.is_tied(config)
+        scale = sizes.d_model**-0.5 if config.get("scale_decoder_outputs", tied) else 1.0
+        start, end = sizes.decoder_start_token_id, sizes.eos_token_id
+        # The output layer, where transformers 5 says that it is tied and not scaled: the file has both, or one.
+        aliased = config.get("tie_word_embeddings") and not tied
+        return Architecture(
+            family=self.name,
+            model_type=config["model_type"],
+            hidden_size=sizes.d_model,
+            n_layers=sizes.num_layers + sizes.num_decoder_layers,
+            n_heads=sizes.num_heads,
+            intermediate_size=sizes.d_ff,
+            vocab_size=sizes.vocab_size,
+            max_length=sizes.n_positions,
+            pad_token_id=sizes.pad_token_id,
+            layer_norm_eps=sizes.layer_norm_epsilon,
+            activation=sizes.feed_forward_proj,
+            sites=tuple(shapes.sites_of(sizes)),
+            tensors=shapes.tensors_of(sizes, linear, norms, tied=tied),
+            pooler={},
+            norms=norms,
+            inputs=("input_ids", "attention_mask"),
+            head="labels",
+            words="shared.weight",
+            absent_biases=shapes.absent_biases(sizes, linear, norms),
+            decoder=Decoder(start, end, scale, sizes.relative_attention_max_distance),
+            aliases={shapes.OUTPUT: "shared.weight"} if aliased else {},
+        )
 
     def neighbours(self, architecture: Architecture, site: Site) -> dict[str, str]:
         """Name the values beside a site of its layer."""
-        return neighbours(site)
+        stack, layer = site.name.partition(".")[0], site.layer or 0
+        first, attended = {
+            "encoder": ("word_embeddings", "attention_output"),
+            "decoder": ("decoder.embeddings", "cross_attention_output"),
+        }.get(stack, ("", ""))
+        below = f"{stack}.layer.{layer - 1}.layer_output" if layer else first
+        values = _AROUND.get(site.role, {}).items()
+        here = {"below": below, "layer": f"{stack}.layer.{layer}.", "attended": attended}
+        return {suffix: value.format(**here) for suffix, value in values}
 
     def build_graph(self, architecture: Architecture, checkpoint: Checkpoint) -> onnx.ModelProto:
         """The packed-token graph; its outputs are the encoder's last_hidden_state [B, S, d] and pooled values [B, d],
@@ -196,7 +243,7 @@ class Builder:
 
     def _words(self) -> str:
         """The table that the output is multiplied by."""
-        return self.emit.weight(OUTPUT if OUTPUT in self.arch.tensors else "shared.weight")
+        return self.emit.weight(shapes.OUTPUT if shapes.OUTPUT in self.arch.tensors else "shared.weight")
 
     def _attended(self, i: int, encoded: str) -> list[str]:
         """(T, d) -> keys and values (B, h, S, i / h) of a decoder layer's attention to the encoder."""
@@ -251,7 +298,7 @@ class Builder:
 
     def _feed_forward(self, place: str, name: str, hidden: str) -> str:
         module = f"{place}.DenseReluDense."
-        operator, attributes = ACTIVATIONS[self.arch.activation]
+        operator, attributes = shapes.ACTIVATIONS[self.arch.activation]
         normed = self._norm(f"{place}.layer_norm", hidden, name + "ffn_norm")
         site = name + "ffn_activation"
         if self.gated:
