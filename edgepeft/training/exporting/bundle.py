@@ -95,9 +95,8 @@ def export_bundle(
         cards = cards_with_guarantee(paths, guarantee)
         with stage("backbone"):
             write_backbone(backbone, new, weights or backbone.architecture.weights_dtype)
-        with ExitStack() as staged:
-            exporter = _Exporter(Bundle(new), backbone, checks, delta_weights, cards, staged, accept_error)
-            commit_tasks(exporter.bundle, exporter.prepare(paths, stage))
+        exporter = _Exporter(Bundle(new), backbone, checks, delta_weights, cards, accept_error)
+        exporter.put(paths, stage)
         for method in methods:
             with stage(method.name):
                 write_template(exporter.bundle, backbone, exporter.model, method, plain)
@@ -131,9 +130,8 @@ def add_deltas(
     cards = cards_with_guarantee(deltas, guarantee)
     trained = any(path.suffix != ".onnx" for path in deltas)
     original = _original(bundle, backbone) if trained else _as_it_is(bundle)
-    with ExitStack() as staged:
-        exporter = _Exporter(bundle, original, checks, delta_weights, cards, staged, accept_error)
-        return commit_tasks(bundle, exporter.prepare(deltas, stage), replace=replace)
+    exporter = _Exporter(bundle, original, checks, delta_weights, cards, accept_error)
+    return exporter.put(deltas, stage, replace=replace)
 
 
 def _names(deltas: Sequence[Path]) -> list[str]:
@@ -182,27 +180,28 @@ class _Exporter:
     checks: CheckTexts
     delta_weights: DeltaDtype
     cards: Mapping[Path, DeltaCard]  # of deltas whose answers guarantee something
-    staged: ExitStack  # removes what is kept in files, for its size, until the tasks are written
     accept_error: bool
 
     @cached_property
     def model(self) -> nn.Module:
         return load_model(self.backbone, self.backbone.architecture.reference)
 
-    def prepare(self, deltas: Sequence[Path], stage: Stage) -> list[PreparedTask]:
+    def put(self, deltas: Sequence[Path], stage: Stage, *, replace: bool = False) -> Manifest:
+        """Verify each, then write all of them into the bundle."""
         prepared = []
-        for path in deltas:
-            with stage(path.name):
-                prepared.append(self._one(path))
-        return prepared
+        with ExitStack() as staged:  # removes what is kept in files, for its size, until the tasks are written
+            for path in deltas:
+                with stage(path.name):
+                    prepared.append(self._one(path, staged))
+            return commit_tasks(self.bundle, prepared, replace=replace)
 
-    def _one(self, path: Path) -> PreparedTask:
+    def _one(self, path: Path, staged: ExitStack) -> PreparedTask:
         if path.suffix == ".onnx":
             return prepare_exported(self.bundle, path, accept_error=self.accept_error)
         delta = Delta.load(path, self.backbone)
         delta.card = self.cards.get(path, delta.card)
         weights = self.bundle.folder / f".{os.getpid()}.{delta.card.task}{WEIGHTS}"
-        self.staged.callback(weights.unlink, missing_ok=True)
+        staged.callback(weights.unlink, missing_ok=True)
         exported = export_delta(delta, self.backbone, weights, half=self.delta_weights == "fp16")
         graph = exported.SerializeToString(deterministic=True)
         check = check_content(delta, self.backbone, self.model, self.checks.of(delta.card.source, delta.card.task_kind))
