@@ -118,9 +118,9 @@ def _convert(path: Path, folder: Path) -> None:
 
     where = {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
     with _damage(path):
-        config = AutoConfig.from_pretrained(**where)
-        config.rope_scaling = _scaling(path, config.to_dict())
-        if width := _value(reader := _reader(path), f"{_value(reader, 'general.architecture')}.attention.key_length"):
+        reader, config = _reader(path), AutoConfig.from_pretrained(**where)
+        config.rope_scaling = _scaling(path, reader, config.to_dict())
+        if width := _value(reader, f"{_value(reader, 'general.architecture')}.attention.key_length"):
             config.head_dim = width  # which transformers reads of Gemma alone
         family_of(config.to_dict()).architecture(config.to_dict())  # what the family refuses, it refuses here
         load: Any = AutoModelForCausalLM.from_pretrained
@@ -135,15 +135,14 @@ def _convert(path: Path, folder: Path) -> None:
             read(**where).save_pretrained(folder)
         finally:
             logging.set_verbosity(shown)
-        if (split := _split(_reader(path))) is not None and split in _SPLITS:
+        if (split := _split(reader)) is not None and split in _SPLITS:
             tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
             tokenizer.pre_tokenizer = Sequence([*_SPLITS[split]])
             tokenizer.save(str(folder / "tokenizer.json"))
 
 
-def _scaling(path: Path, config: Mapping[str, Any]) -> dict[str, Any] | None:
+def _scaling(path: Path, reader: GGUFReader, config: Mapping[str, Any]) -> dict[str, Any] | None:
     """``rope_scaling`` of the config, which transformers does not read."""
-    reader = _reader(path)
     named = _value(reader, "general.architecture")
     kind = _value(reader, f"{named}.rope.scaling.type")
     for tensor in reader.tensors:
