@@ -86,8 +86,14 @@ def _canonical(
     stored: Mapping[str, Tensor], config: PeftConfig, classifier: Classifier, folder: Path
 ) -> dict[str, Tensor]:
     """The tensors by their names in the model without PEFT's wrappers; what the head lacks comes from the backbone."""
-    if isinstance(config, WrapConfig):
-        _check_architecture(stored, config.prefix, classifier, folder)
+    start = config.prefix + classifier.prefix
+    if isinstance(config, WrapConfig) and not any(key.startswith(start) for key in stored):
+        heads = tuple(f"{config.prefix}{module.partition('.')[0]}." for module in classifier.head_modules.values())
+        shown = next((f" (for example {key})" for key in stored if not key.startswith(heads)), "")
+        raise BundleError(
+            f"{folder} belongs to another architecture: the backbone is {classifier.architecture.model_type}, whose "
+            f"tensors PEFT stores as {start}*; the checkpoint has none{shown}. Use the backbone that it was trained on."
+        )
     state, head = classifier.stored_head(), classifier.head_tensors(1)
     # Wrapped copies first, so that the plain name, which is what PEFT reads, has the last word.
     for key in sorted(stored, key=lambda key: _SAVED not in key):
@@ -101,19 +107,6 @@ def _canonical(
             name = f"{module}.{rest}"
         state[name] = stored[key]
     return state
-
-
-def _check_architecture(stored: Mapping[str, Tensor], prefix: str, classifier: Classifier, folder: Path) -> None:
-    if any(key.startswith(prefix + classifier.prefix) for key in stored):
-        return
-    heads = tuple(f"{prefix}{module.partition('.')[0]}." for module in classifier.head_modules.values())
-    encoder = [key for key in stored if not key.startswith(heads)]
-    shown = f" (for example {encoder[0]})" if encoder else ""
-    raise BundleError(
-        f"{folder} belongs to another architecture: the backbone is {classifier.architecture.model_type}, whose "
-        f"tensors PEFT stores as {prefix}{classifier.prefix}*; the checkpoint has none{shown}. Use the "
-        "backbone that it was trained on."
-    )
 
 
 def _outputs(state: Mapping[str, Tensor], classifier: Classifier, folder: Path) -> int | None:
