@@ -20,12 +20,7 @@ from edgepeft.common.errors import UsageError
 WORDS, OUTPUT = "model.embed_tokens.weight", "lm_head.weight"
 _LINEAR = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
 _FEED_FORWARD = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
-# ``hidden_act`` -> (ONNX operator, attributes); SiLU is x sigmoid(x).
-ACTIVATIONS: Mapping[str, tuple[str, dict[str, Any]]] = {
-    "silu": ("Sigmoid", {}),
-    "gelu": ("Gelu", {}),
-    "gelu_pytorch_tanh": ("Gelu", {"approximate": "tanh"}),
-}
+ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh")
 
 
 @dataclass(frozen=True)

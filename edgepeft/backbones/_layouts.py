@@ -17,14 +17,7 @@ from edgepeft.common.errors import UsageError
 BUCKETS, FURTHEST = 32, 128  # of distances, in MPNet's code
 # Of positions that are learnt; of no decoder.
 ENCODERS: Mapping[str, Any] = {"position_embedding_type": "absolute", "is_decoder": False, "add_cross_attention": False}
-# Activation in the config -> (ONNX operator, attributes).
-ACTIVATION_NODES: dict[str, tuple[str, dict[str, Any]]] = {
-    "gelu": ("Gelu", {}),
-    "gelu_new": ("Gelu", {"approximate": "tanh"}),
-    "gelu_pytorch_tanh": ("Gelu", {"approximate": "tanh"}),
-    "relu": ("Relu", {}),
-}
-SILU = "silu"  # x times its sigmoid, which gates alone have
+ACTIVATIONS = ("gelu", "gelu_new", "gelu_pytorch_tanh", "relu")
 
 
 @dataclass(frozen=True)
@@ -70,7 +63,7 @@ class ModelLayout:
     pooler: str = ""
     head: str = "linear"
     foreign_head: str = ""  # what transformers' classifier has where no head of ours does
-    activations: tuple[str, ...] = tuple(ACTIVATION_NODES)
+    activations: tuple[str, ...] = ACTIVATIONS
     defaults: Mapping[str, Any] = field(default_factory=dict)
     keys: Mapping[str, str] = field(default_factory=dict)  # our name -> the config's
     masked: str = "encoder"  # the module whose second argument is the mask; none if keys must be as many as tokens

@@ -18,13 +18,6 @@ _ENCODER = {"SelfAttention": "layer.0", "DenseReluDense": "layer.1"}
 _DECODER = {"SelfAttention": "layer.0", "EncDecAttention": "layer.1", "DenseReluDense": "layer.2"}
 _MOST_BUCKETS, _FURTHEST = 256, 400  # so that a table of distances is a few hundred bytes; all T5 have 32 and 128
 OUTPUT = "lm_head.weight"  # of the logits, where the embeddings are not taken
-# ``feed_forward_proj`` -> (ONNX operator, attributes), of the half that is not the gate.
-ACTIVATIONS: dict[str, tuple[str, dict[str, Any]]] = {
-    "relu": ("Relu", {}),
-    "gelu": ("Gelu", {}),
-    "gated-gelu": ("Gelu", {"approximate": "tanh"}),
-    "gated-relu": ("Relu", {}),
-}
 
 
 @dataclass(frozen=True)
@@ -82,7 +75,7 @@ def sizes_of(config: Mapping[str, Any]) -> Sizes:
     silent = {**_DEFAULTS, **MODEL_TYPES[config["model_type"]], "num_decoder_layers": config.get("num_layers")}
     silent["decoder_start_token_id"] = config.get("pad_token_id", _DEFAULTS["pad_token_id"])
     sizes = read_sizes(Sizes, config, silent)
-    require_known("feed_forward_proj", sizes.feed_forward_proj, ACTIVATIONS)
+    require_known("feed_forward_proj", sizes.feed_forward_proj, ("relu", "gelu", "gated-gelu", "gated-relu"))
     n_buckets, furthest = sizes.relative_attention_num_buckets, sizes.relative_attention_max_distance
     if not n_buckets // 2 < furthest <= _FURTHEST:
         raise UsageError(

@@ -37,6 +37,16 @@ _ONNX_TYPES: Mapping[str, int] = {
 # ONNX's number -> safetensors' name.
 DTYPES = {number: name for name, number in _ONNX_TYPES.items()} | {int(TensorProto.UINT8): "U8"}
 
+# Activation in a config -> (ONNX operator, attributes); "silu" is x times its sigmoid.
+_ACTIVATIONS: Mapping[str, tuple[str, dict[str, Any]]] = {
+    "gelu": ("Gelu", {}),
+    "gelu_new": ("Gelu", {"approximate": "tanh"}),
+    "gelu_pytorch_tanh": ("Gelu", {"approximate": "tanh"}),
+    "relu": ("Relu", {}),
+    "gated-gelu": ("Gelu", {"approximate": "tanh"}),  # T5's
+    "gated-relu": ("Relu", {}),
+}
+
 
 class Emitter:
     """Collects nodes, and initializers of the ``shapes`` that a config asks; methods return the names of values."""
@@ -67,6 +77,13 @@ class Emitter:
         weight, bias = self.weight(f"{module}.weight"), self._bias(module)
         product = self.op("Gemm", value, weight, output="" if bias else output, transB=1)
         return self.op("Add", product, *bias, output=output) if bias else product
+
+    def activated(self, kind: str, value: str, output: str = "") -> str:
+        """An activation, by its name in a config."""
+        if kind == "silu":
+            return self.op("Mul", value, self.op("Sigmoid", value), output=output)
+        operator, attributes = _ACTIVATIONS[kind]
+        return self.op(operator, value, output=output, **attributes)
 
     def norm(self, module: str, value: str, epsilon: float, output: str) -> str:
         """LayerNorm over the last axis."""

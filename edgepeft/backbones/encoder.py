@@ -9,6 +9,7 @@ Letters: B batch, S padded length, T real tokens, d hidden, h heads, f intermedi
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -133,21 +134,14 @@ class EncoderBuilder:
     def _feed_forward(self, layer: str, name: str, hidden: str) -> str:
         """(T, d) -> (T, d)."""
         layout, linear, up = self.layout, self.emit.linear, name + "ffn_activation"
+        activated = partial(self.emit.activated, self.arch.activation)
         if layout.gate:
             sites, modules = [name + role for role in _GATED], (layout.gate, layout.up)
             products = self._products(layer, modules, hidden, self.arch.intermediate_size, sites)
-            opened = self._activated(next(products))
-            up = self.emit.op("Mul", opened, next(products), output=up)
+            up = self.emit.op("Mul", activated(next(products)), next(products), output=up)
         else:
-            up = self._activated(linear(layer + layout.up, hidden, name + "ffn_up"), up)
+            up = activated(linear(layer + layout.up, hidden, name + "ffn_up"), up)
         return linear(layer + layout.down, up, name + "ffn_output")
-
-    def _activated(self, value: str, output: str = "") -> str:
-        op = self.emit.op
-        if self.arch.activation == shapes.SILU:
-            return op("Mul", value, op("Sigmoid", value), output=output)
-        operator, attributes = shapes.ACTIVATION_NODES[self.arch.activation]
-        return op(operator, value, output=output, **attributes)
 
     def _products(
         self, layer: str, modules: Sequence[str], value: str, width: int, outputs: Sequence[str]

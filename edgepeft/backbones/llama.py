@@ -247,9 +247,10 @@ class _Builder:
                 attended = self._norm(module + norms["past_attention"], attended)
             hidden = op("Add", attended, hidden, output=name + "attention_output.sum")
             normed = self._norm(module + norms["ffn"], hidden, name + "ffn_norm")
-            gate = self._activated(linear(f"{module}mlp.gate_proj", normed, name + "ffn_gate"))
+            gate = linear(f"{module}mlp.gate_proj", normed, name + "ffn_gate")
+            opened = self.emit.activated(self.arch.activation, gate)
             gated = linear(f"{module}mlp.up_proj", normed, name + "ffn_gated")
-            up = op("Mul", gate, gated, output=name + "ffn_activation")
+            up = op("Mul", opened, gated, output=name + "ffn_activation")
             down = linear(f"{module}mlp.down_proj", up, name + "ffn_output")
             if self.layout.sandwich:
                 down = self._norm(module + norms["past_ffn"], down)
@@ -265,11 +266,6 @@ class _Builder:
         square = op("ReduceMean", op("Pow", value, constant("two", 2, np.float32)), self.emit.ints(-1))
         root = op("Sqrt", op("Add", square, constant("epsilon", self.arch.layer_norm_eps, np.float32)))
         return op("Mul", op("Div", value, root), weight, output=output)
-
-    def _activated(self, value: str) -> str:
-        operator, attributes = shapes.ACTIVATIONS[self.arch.activation]
-        found = self.emit.op(operator, value, **attributes)
-        return self.emit.op("Mul", value, found) if operator == "Sigmoid" else found
 
     def _turned(self, i: int, value: str, norm: str, heads: int, output: str = "") -> str:
         """(., heads e) -> (., heads, e), normed where they are, and turned by each token's place.

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from edgepeft.backbones._layouts import ACTIVATION_NODES, ENCODERS, SILU, ModelLayout
+from edgepeft.backbones._layouts import ACTIVATIONS, ENCODERS, ModelLayout
 from edgepeft.backbones.base import Architecture, Attention
 from edgepeft.backbones.config import rope_theta
 from edgepeft.backbones.encoder import Encoder
@@ -57,12 +57,12 @@ _GTE = ModelLayout(
     rotary="halves",
     masked="",  # each key is turned by its place
     foreign_head="pooler.dense",
-    activations=(*ACTIVATION_NODES, SILU),
+    activations=(*ACTIVATIONS, "silu"),
     defaults={"pad_token_id": 1, "type_vocab_size": 1},
 )
 _NOMIC = {
     "nomic_bert": replace(
-        _GTE, prefix="nomic_bert.", unbiased=("_proj",), defaults={"hidden_act": SILU, "pad_token_id": 0}
+        _GTE, prefix="nomic_bert.", unbiased=("_proj",), defaults={"hidden_act": "silu", "pad_token_id": 0}
     ),
     "gte": _GTE,
 }

@@ -234,7 +234,7 @@ class Builder:
             context = attend_itself(i, *new, output=name + "context")
             hidden = self._added(block + "layer.0.SelfAttention.o", name, "attention_output", context, hidden)
             normed = self._norm(block + "layer.1.layer_norm", hidden, name + "cross_attention_norm")
-            query = self._linear(block + "layer.1.EncDecAttention.q", normed, name + "cross_query")
+            query = self.emit.linear(block + "layer.1.EncDecAttention.q", normed, name + "cross_query")
             context = self._attend(query, attended(i), n, name + "cross_context")
             hidden = self._added(block + "layer.1.EncDecAttention.o", name, "cross_attention_output", context, hidden)
             hidden = self._feed_forward(block + "layer.2", name, hidden)
@@ -248,7 +248,7 @@ class Builder:
     def _attended(self, i: int, encoded: str) -> list[str]:
         """(T, d) -> keys and values (B, h, S, i / h) of a decoder layer's attention to the encoder."""
         module, name = f"decoder.block.{i}.layer.1.EncDecAttention.", f"decoder.layer.{i}.cross_"
-        of_tokens = [self._linear(module + part[0], encoded, name + part) for part in ("key", "value")]
+        of_tokens = [self.emit.linear(module + part[0], encoded, name + part) for part in ("key", "value")]
         return [self.packing.split_heads(each, self.inner) for each in of_tokens]
 
     def _labels(self) -> tuple[str, str]:
@@ -276,38 +276,33 @@ class Builder:
     def _norm(self, module: str, value: str, output: str) -> str:
         """x / sqrt(mean(x^2) + eps) w, in the operators that ONNX Runtime fuses."""
         op, emit = self.emit.op, self.emit
-        two, epsilon = (
-            emit.constant(name, number, np.float32)
-            for name, number in (("two", 2), ("epsilon", self.arch.layer_norm_eps))
-        )
+        two = emit.constant("two", 2, np.float32)
+        epsilon = emit.constant("epsilon", self.arch.layer_norm_eps, np.float32)
         square = op("Add", op("ReduceMean", op("Pow", value, two), emit.ints(-1)), epsilon)
         return op("Mul", op("Div", value, op("Sqrt", square)), emit.weight(f"{module}.weight"), output=output)
-
-    def _linear(self, module: str, value: str, output: str = "") -> str:
-        return self.emit.op("Gemm", value, self.emit.weight(f"{module}.weight"), transB=1, output=output)
 
     def _projected(self, place: str, name: str, hidden: str) -> list[str]:
         """Self-attention's query, key and value, (., i) each."""
         normed = self._norm(f"{place}.layer_norm", hidden, f"{name}attention_norm")
         roles = {"q": "query", "k": "key", "v": "value"}
-        return [self._linear(f"{place}.SelfAttention.{part}", normed, name + role) for part, role in roles.items()]
+        return [self.emit.linear(f"{place}.SelfAttention.{part}", normed, name + role) for part, role in roles.items()]
 
     def _added(self, module: str, name: str, site: str, value: str, hidden: str) -> str:
         """A sub-layer's last product, on the residual."""
-        return self.emit.op("Add", self._linear(module, value, name + site), hidden, output=f"{name}{site}.sum")
+        return self.emit.op("Add", self.emit.linear(module, value, name + site), hidden, output=f"{name}{site}.sum")
 
     def _feed_forward(self, place: str, name: str, hidden: str) -> str:
         module = f"{place}.DenseReluDense."
-        operator, attributes = shapes.ACTIVATIONS[self.arch.activation]
         normed = self._norm(f"{place}.layer_norm", hidden, name + "ffn_norm")
         site = name + "ffn_activation"
+        kind, op, linear = self.arch.activation, self.emit.op, self.emit.linear
         if self.gated:
-            gate = self.emit.op(operator, self._linear(module + "wi_0", normed, name + "ffn_gate"), **attributes)
-            self.emit.op("Mul", gate, self._linear(module + "wi_1", normed, name + "ffn_gated"), output=site)
+            gate = self.emit.activated(kind, linear(module + "wi_0", normed, name + "ffn_gate"))
+            op("Mul", gate, linear(module + "wi_1", normed, name + "ffn_gated"), output=site)
         else:
-            self.emit.op(operator, self._linear(module + "wi", normed, name + "ffn_up"), output=site, **attributes)
-        down = self._linear(module + "wo", site, name + "ffn_output")
-        return self.emit.op("Add", down, hidden, output=name + "layer_output")
+            self.emit.activated(kind, linear(module + "wi", normed, name + "ffn_up"), site)
+        down = linear(module + "wo", site, name + "ffn_output")
+        return op("Add", down, hidden, output=name + "layer_output")
 
     def _bias(self, stack: str, distances: str, *, both_ways: bool) -> str:
         """int64 (rows, columns) -> (h, rows, columns)."""
