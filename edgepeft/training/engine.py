@@ -131,13 +131,12 @@ class PyTorchEngine(TrainingEngine):
     def states(self, part: str, chosen: Sequence[int]) -> NDArray[np.float32]:
         """[token rows, d], or [token rows, length, d], of the bare backbone."""
         inputs, _ = torch_batch(self.rows[part], chosen, self.device)
-        pooling, found = self.delta.card.pooling, list[NDArray[np.float32]]()
+        pooling = self.delta.card.pooling
 
         def computed() -> NDArray[np.float32]:
             with torch.inference_mode():
-                for few in _at_once(inputs):
-                    found.append(pool(states_of(self.model, few), few["attention_mask"], pooling).cpu().numpy())
-            return np.concatenate(found)
+                states = ((states_of(self.model, few), few["attention_mask"]) for few in _at_once(inputs))
+                return torch.cat([pool(*each, pooling).cpu() for each in states]).numpy()
 
         return computed() if self.shared is None else self.shared.of(inputs, pooling.value, computed)
 
