@@ -6,7 +6,7 @@ import hashlib
 import math
 import shutil
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -173,20 +173,18 @@ def _may_be_overridden(folder: Path) -> bool:
         }
     prefix, asked = said.get("add_prefix_space", False), said.get("add_prefix_space") is not None
     own = {token.get("id"): [token.get(flag) for flag in _FLAGS] for token in document.get("added_tokens") or ()}
-    return (
+    if (
         any(normal.get(name, value) != value for name, value in wanted.items())
         or before.get("add_prefix_space", prefix) != prefix
         or (asked and "add_prefix_space" not in before)  # T5's is then made anew of its vocabulary
-        or any(own.get(i, [])[: len(flags)] != flags for i, flags in _added(folder, said))
-    )
-
-
-def _added(folder: Path, said: Mapping[str, Any]) -> Iterator[tuple[int, list[Any]]]:
-    """The added tokens beside the file: the number of each, what it is and, where that is there, its flags."""
+    ):
+        return True
+    added = list[tuple[int, list[Any]]]()  # beside the file: a number, what it is and, where that is there, its flags
     if isinstance(decoder := said.get("added_tokens_decoder"), Mapping):
-        yield from ((int(i), [token.get(flag) for flag in _FLAGS]) for i, token in decoder.items())
+        added = [(int(i), [token.get(flag) for flag in _FLAGS]) for i, token in decoder.items()]
     elif (old := folder / "added_tokens.json").is_file():
-        yield from ((i, [content]) for content, i in read_config(old).items())
+        added = [(i, [content]) for content, i in read_config(old).items()]
+    return any(own.get(i, [])[: len(flags)] != flags for i, flags in added)
 
 
 def _parts(origin: Path) -> list[Path]:
