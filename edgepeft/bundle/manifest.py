@@ -371,7 +371,13 @@ def task_table(manifest: Manifest) -> list[str]:
     """Markdown's lines: each task with its method, score and size."""
     lines = ["| task | method | kind | score | trained parameters | bytes | largest logit difference to PyTorch |"]
     lines.append("|---|---|---|---|---|---|---|")
-    lines += [_row(name, entry) for name, entry in manifest.tasks.items()]
+    for name, entry in manifest.tasks.items():
+        parity = "-" if entry.verification is None else f"{entry.verification.max_abs_difference:.1e}"
+        if entry.verification is not None and entry.verification.reference != "pytorch":
+            parity += f" (to its {entry.verification.reference})"
+        told = (markdown_cell(entry.method), entry.task_kind.described, markdown_cell(stated_score(entry.metrics)))
+        cells = (name, *told, f"{entry.trainable_parameters:,}", f"{entry.n_bytes:,}", parity)
+        lines.append(f"| {' | '.join(cells)} |")
     return [*lines, "", "Scores are of test rows, which neither trained nor chose a checkpoint."]
 
 
@@ -385,12 +391,3 @@ def stated_score(metrics: Mapping[str, Any]) -> str:
         beside[name] = each.get("test") if isinstance(each, dict) else None
     known = [f"{name} {rounded(value)}" for name, value in beside.items() if isinstance(value, (int, float))]
     return f"{metric} {rounded(score)}" + (f" ({', '.join(known)})" if known else "")
-
-
-def _row(name: str, entry: TaskEntry) -> str:
-    parity = "-" if entry.verification is None else f"{entry.verification.max_abs_difference:.1e}"
-    if entry.verification is not None and entry.verification.reference != "pytorch":
-        parity += f" (to its {entry.verification.reference})"
-    told = (markdown_cell(entry.method), entry.task_kind.described, markdown_cell(stated_score(entry.metrics)))
-    cells = (name, *told, f"{entry.trainable_parameters:,}", f"{entry.n_bytes:,}", parity)
-    return f"| {' | '.join(cells)} |"

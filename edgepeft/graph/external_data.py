@@ -124,13 +124,6 @@ def add_generated(
     model.graph.initializer.extend(ahead(make, wanted, thread_count()))  # last: nothing copies them again
 
 
-def _made_tensor(model: onnx.ModelProto, name: str, checkpoint: Checkpoint) -> Floats:
-    """A tensor that a spliced model has in ``GENERATED``, by the initializer's name."""
-    parameters = json.loads(properties(model)[_PARAMETERS])
-    given = {name: np.frombuffer(bytes.fromhex(values), np.float32) for name, values in parameters.items()}
-    return generator_of(model).tensor(name.removeprefix("delta/"), given, checkpoint)
-
-
 def generator_of(delta: onnx.ModelProto) -> Generator:
     """Read the recipe for tensors that a delta graph leaves to its loader."""
     recipe = _recipe_of(delta, RECIPE, _GeneratedRecipe)
@@ -188,7 +181,9 @@ def external_values(
     for tensor in tensors:
         where = place_of(tensor)
         if where["location"] == GENERATED:
-            yield tensor.name, _made_tensor(model, tensor.name, checkpoint)
+            parameters = json.loads(properties(model)[_PARAMETERS])
+            given = {name: np.frombuffer(bytes.fromhex(values), np.float32) for name, values in parameters.items()}
+            yield tensor.name, generator_of(model).tensor(tensor.name.removeprefix("delta/"), given, checkpoint)
             continue
         path, dtype = checkpoint.path.parent / where["location"], np.dtype(NUMPY_TYPES[DTYPES[tensor.data_type]])
         try:

@@ -75,7 +75,12 @@ def drop_unread_rows(model: onnx.ModelProto) -> None:
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError):
         return
     outputs = {output.name for output in model.graph.output}
-    picks = [node for node in picks if _picks_rows(node, sizes) and node.output[0] not in outputs]
+    picks = [  # those that look along the first axis, not in a batch of indices
+        node
+        for node in picks
+        if not any(attributes(node).values()) and sizes.get(node.input[1]) == _LOOKUPS[node.op_type]
+        if node.output[0] not in outputs
+    ]
     if picks:
         mover = _Mover(model.graph, sizes, picks)
         for node in reversed(model.graph.node):
@@ -95,11 +100,6 @@ def _is_of_its_row(index: str, graph: onnx.GraphProto, writer: Mapping[str, onnx
                 return False
         index = node.input[0]
     return True
-
-
-def _picks_rows(node: onnx.NodeProto, sizes: Mapping[str, Extents]) -> bool:
-    """Whether it looks along the first axis, not in a batch of indices."""
-    return not any(attributes(node).values()) and sizes.get(node.input[1]) == _LOOKUPS[node.op_type]
 
 
 class _Mover:
@@ -291,18 +291,10 @@ def _along_axis(at: _At) -> bool:
     return _spare_rows([attributes(at.node).get("axis", -1)], first) and not any(None in size for size in others)
 
 
-def _joined(at: _At) -> bool:
-    return all(_spare_rows([attributes(at.node)["axis"]], size) for size in at.operands)
-
-
 def _picked(at: _At) -> bool:
     """By indices that are the same for every row."""
     first, index = at.operands
     return _spare_rows([attributes(at.node).get("axis", 0)], first) and not _is_open(index) and None not in index
-
-
-def _turned(at: _At) -> bool:
-    return list(attributes(at.node).get("perm", ())[:1]) == [0]
 
 
 def _along_axes(position: int) -> Callable[[_At], bool]:
@@ -328,8 +320,8 @@ _RULES: Mapping[str, Callable[[_At], bool]] = {
     **dict.fromkeys(("Gemm", "MatMul"), _product),
     **dict.fromkeys(("LayerNormalization", "Softmax"), _along_axis),
     **dict.fromkeys(("ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum", "Squeeze", "Unsqueeze"), _along_axes(1)),
-    "Concat": _joined,
+    "Concat": lambda at: all(_spare_rows([attributes(at.node)["axis"]], size) for size in at.operands),
     "Gather": _picked,
     "Slice": _along_axes(3),
-    "Transpose": _turned,
+    "Transpose": lambda at: list(attributes(at.node).get("perm", ())[:1]) == [0],
 }

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 import onnx
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
@@ -119,7 +119,9 @@ def check_sound(model: onnx.ModelProto, where: object, weights: str | None = Non
             raise BundleError(f"{where} is damaged: it holds the name {value!r:.60}, which is no UTF-8 text.")
     for problem in _structure(model):
         raise BundleError(f"{where} holds {problem}, which edgepeft never writes. Do not use it.")
-    for tensor in (*model.graph.initializer, *_constants(model.graph.node)):
+    given = (each for node in model.graph.node for each in node.attribute)
+    constants = (attribute.t for attribute in given if attribute.type == AttributeProto.TENSOR)
+    for tensor in (*model.graph.initializer, *constants):
         if tensor.data_location == TensorProto.EXTERNAL or tensor.external_data:
             _check_external(tensor, weights, where)
         else:
@@ -166,11 +168,6 @@ def _stray(attribute: AttributeProto) -> bool:
     others = (attribute.graphs, attribute.tensors, attribute.sparse_tensors, attribute.type_protos)
     single = any(attribute.HasField(name) for name in ("g", "sparse_tensor", "tp"))
     return single or any(others) or (attribute.HasField("t") and attribute.type != AttributeProto.TENSOR)
-
-
-def _constants(nodes: Iterable[onnx.NodeProto]) -> Iterator[TensorProto]:
-    for node in nodes:
-        yield from (attribute.t for attribute in node.attribute if attribute.type == AttributeProto.TENSOR)
 
 
 def _check_external(tensor: TensorProto, weights: str | None, where: object) -> None:

@@ -116,9 +116,12 @@ def choose(rows: Sequence[Row], logits: Floats, decoding: Decoding, end: int) ->
     texts = [(text, row.guide) for row in rows for text in row.open]
     # Before anything is banned, for probabilities are of all tokens; a single beam needs none.
     values = logits if decoding.beams == 1 else log_probabilities(logits)
+    n = decoding.no_repeat_ngram
     for (text, guide), of_text in zip(texts, values, strict=True):
-        if guide is None:  # a grammar may ask for what stood there before
-            of_text[[*_repeating(text.tokens, decoding.no_repeat_ngram)]] = -np.inf
+        if n and guide is None:  # a grammar may ask for what stood there before
+            tokens, last = text.tokens, text.tokens[len(text.tokens) + 1 - n :]
+            twice = [tokens[i + n - 1] for i in range(len(tokens) - n + 1) if tokens[i : i + n - 1] == last]
+            of_text[twice] = -np.inf
     k = len(rows[0].open)
     going, ids, order = [], [], []
     for number, (row, candidates) in enumerate(zip(rows, _candidates(rows, values, decoding.beams), strict=True)):
@@ -148,10 +151,3 @@ def log_probabilities(logits: Floats) -> Floats:
     shifted = logits - logits.max(-1, keepdims=True)
     likely: Floats = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
     return likely
-
-
-def _repeating(tokens: Sequence[int], n: int) -> Iterator[int]:
-    """Yield the tokens that would make the last ``n`` stand twice; none for 0."""
-    if n:
-        last = tokens[len(tokens) + 1 - n :]
-        yield from (tokens[i + n - 1] for i in range(len(tokens) - n + 1) if tokens[i : i + n - 1] == last)

@@ -159,18 +159,6 @@ class Session(Protocol):
         """The named outputs for a batch."""
 
 
-def run_session(session: Session, output: str, inputs: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:
-    """One output for a batch; of ``inputs``, those that the model reads.  Logits of packed tokens come as rows,
-    [batch, length, outputs].
-    """
-    signature = _signature(session)
-    try:
-        values: NDArray[np.float32] = session.run([output], {name: inputs[name] for name in signature.inputs})[0]
-    except Exception as error:
-        raise _failed(f"stops in the model, with rows of {inputs['input_ids'].shape[1]} tokens", error) from error
-    return unpacked(values, inputs["attention_mask"]) if output == LOGITS and signature.packed_logits else values
-
-
 class _Signature(NamedTuple):
     """Inputs of a session, and whether its logits are of packed tokens."""
 
@@ -182,11 +170,18 @@ class _Signature(NamedTuple):
 _signatures: weakref.WeakKeyDictionary[Any, _Signature] = weakref.WeakKeyDictionary()
 
 
-def _signature(session: Session) -> _Signature:
-    if (known := _signatures.get(session)) is None:
+def run_session(session: Session, output: str, inputs: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:
+    """One output for a batch; of ``inputs``, those that the model reads.  Logits of packed tokens come as rows,
+    [batch, length, outputs].
+    """
+    if (signature := _signatures.get(session)) is None:
         packed = any(value.name == LOGITS and value.shape[0] == "tokens" for value in session.get_outputs())
-        known = _signatures[session] = _Signature(tuple(value.name for value in session.get_inputs()), packed)
-    return known
+        signature = _signatures[session] = _Signature(tuple(value.name for value in session.get_inputs()), packed)
+    try:
+        values: NDArray[np.float32] = session.run([output], {name: inputs[name] for name in signature.inputs})[0]
+    except Exception as error:
+        raise _failed(f"stops in the model, with rows of {inputs['input_ids'].shape[1]} tokens", error) from error
+    return unpacked(values, inputs["attention_mask"]) if output == LOGITS and signature.packed_logits else values
 
 
 @contextlib.contextmanager

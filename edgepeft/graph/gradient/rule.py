@@ -192,7 +192,10 @@ def differentiate(
     """
     tape, known = Tape(graph, samples), rules()
     nodes = _operators(graph, backward)
-    live = _live(nodes, tensors, samples[0])
+    live = set(tensors)  # the numbers that depend on them; what is counted or compared has no gradient
+    for node in nodes:
+        if not live.isdisjoint(reads(node)):
+            live.update(name for name in node.output if name and samples[0][name].kind in _FLOATS)
     arrived: dict[str, list[str]] = {loss: [tape.number(1, loss)]}
     for node in reversed(nodes):
         if arrived.keys().isdisjoint(node.output):
@@ -238,15 +241,6 @@ def _operators(graph: onnx.GraphProto, backward: Backward) -> list[onnx.NodeProt
         inner.update(name for node in ancestors([y], writer, {x}) for name in node.output)
         whole[y] = helper.make_node(INTEGER_PRODUCT, [x, matrix, scale], [y], name=y, backward=backward)
     return [whole.get(node.output[0], node) for node in graph.node if not inner.intersection(node.output) - set(whole)]
-
-
-def _live(nodes: Iterable[onnx.NodeProto], tensors: Iterable[str], specs: Mapping[str, Spec]) -> set[str]:
-    """The numbers that depend on the tensors; what is counted or compared has no gradient."""
-    live = set(tensors)
-    for node in nodes:
-        if not live.isdisjoint(reads(node)):
-            live.update(name for name in node.output if name and specs[name].kind in _FLOATS)
-    return live
 
 
 @dataclass(frozen=True)

@@ -153,7 +153,9 @@ def _layer_norm(at: Visit) -> Gradients:
     rank = at.tape.rank(at.x)
     first = int(at.attributes.get("axis", -1)) % rank
     own = at.tape.ints(*range(first, rank))
-    mean, r = _statistics(at)
+    at.node.output.extend([""] * (3 - len(at.node.output)))
+    at.node.output[1] = mean = at.node.output[1] or f"{at.y}/mean"
+    at.node.output[2] = r = at.node.output[2] or f"{at.y}/scale"
     n = at.op("Mul", at.op("Sub", at.x, mean), r)
     if 0 in at.wanted:
         g = at.op("Mul", at.dy, weight)
@@ -164,15 +166,6 @@ def _layer_norm(at: Visit) -> Gradients:
         yield 1, at.reduced(at.op("Mul", at.dy, n), 1)
     if 2 in at.wanted:
         yield 2, at.reduced(at.dy, 2)
-
-
-def _statistics(at: Visit) -> list[str]:
-    """The forward node's second and third result, named where they are not yet."""
-    while len(at.node.output) < 3:
-        at.node.output.append("")
-    for place, what in enumerate(("mean", "scale"), 1):
-        at.node.output[place] = at.node.output[place] or f"{at.y}/{what}"
-    return list(at.node.output[1:])
 
 
 @rule_of("Softmax")

@@ -26,9 +26,15 @@ _SMALL = 300
 def _gather(at: Visit) -> Gradients:
     index, (axis,) = at.node.input[1], at.axes(int(at.attributes.get("axis", 0)))
     if index in (SPLIT, Window.SPLIT):
-        yield 0, _from_heads(at, _merge(at) if index == SPLIT else Window.MERGE)
-    elif index in (MERGE, Window.MERGE):
-        yield 0, _to_heads(at, *((SPLIT, REAL) if index == MERGE else (Window.SPLIT, _real_in_blocks(at))))
+        # To packed tokens: what stands at padding has no gradient, for no token attends to it.
+        merge = _merge(at) if index == SPLIT else Window.MERGE
+        yield 0, at.tape.reshaped(at.op("Gather", _rows(at), merge), at.x)
+    elif index == MERGE:
+        yield 0, _to_heads(at, SPLIT, REAL)
+    elif index == Window.MERGE:
+        size = at.op("Unsqueeze", Window.SIZE, at.tape.ints(0))
+        real = at.op("Reshape", Window.REAL, at.op("Concat", at.tape.ints(-1), size, axis=0))  # (B n, c)
+        yield 0, _to_heads(at, Window.SPLIT, real)
     elif index == Window.KEYS:
         yield 0, _from_windows(at)
     elif (order := _order(at, index, axis)) is not None:
@@ -53,23 +59,16 @@ def _gather_nd(at: Visit) -> Gradients:
     yield 0, _scattered(at, at.op("Squeeze", index, at.tape.ints(-1)), 0)
 
 
-def _from_heads(at: Visit, merge: str) -> str:
-    """To packed tokens: what stands at padding has no gradient, for no token attends to it."""
-    rows = at.op("Reshape", at.dy, at.tape.ints(-1, at.tape.extents(at.y)[-1][0]))
-    return at.tape.reshaped(at.op("Gather", rows, merge), at.x)
+def _rows(at: Visit) -> str:
+    """The gradient as a matrix."""
+    return at.op("Reshape", at.dy, at.tape.ints(-1, at.tape.extents(at.y)[-1][0]))
 
 
 def _to_heads(at: Visit, split: str, real: str) -> str:
     """From packed tokens, to nothing where none stands."""
-    rows = at.op("Reshape", at.dy, at.tape.ints(-1, at.tape.extents(at.y)[-1][0]))
+    rows = _rows(at)
     there = at.op("Unsqueeze", at.op("Cast", real, to=at.tape.kind(at.y)), at.tape.ints(1, 3))  # (B, 1, S, 1)
     return at.tape.reshaped(at.op("Mul", at.op("Gather", rows, split), there), at.x)
-
-
-def _real_in_blocks(at: Visit) -> str:
-    """(B n, c)."""
-    size = at.op("Unsqueeze", Window.SIZE, at.tape.ints(0))
-    return at.op("Reshape", Window.REAL, at.op("Concat", at.tape.ints(-1), size, axis=0))
 
 
 def _from_windows(at: Visit) -> str:
@@ -89,7 +88,7 @@ def _from_windows(at: Visit) -> str:
     place = op("Add", op("Mod", column, c), op("Mul", steps, c))  # (T, 2 r + 1)
     k = op("Mul", c, op("Add", op("Add", sides, sides), one))
     index = op("Add", op("Mul", heads, k), op("Unsqueeze", place, ints(1)))  # (T, h, 2 r + 1) into (B n h k)
-    rows = op("Reshape", at.dy, ints(-1, tape.extents(at.y)[-1][0]))
+    rows = _rows(at)
     weights = op("Unsqueeze", op("Cast", there, to=tape.kind(at.y)), ints(1, 3))  # (T, 1, 2 r + 1, 1)
     brought = op("Mul", op("Gather", rows, index), weights)
     return tape.reshaped(op("ReduceSum", brought, ints(2), keepdims=0), at.x)

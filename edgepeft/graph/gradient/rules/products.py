@@ -93,27 +93,18 @@ def _integer_product(at: Visit) -> Gradients:
     g = at.op("Mul", at.dy, scale)
     if at.attributes["backward"] == b"fp32":
         yield 0, at.op("Gemm", g, at.op("Cast", matrix, to=TensorProto.FLOAT), transB=1)
-    else:
-        yield 0, _in_integers(at, g, matrix)
-
-
-def _in_integers(at: Visit, g: str, matrix: str) -> str:
-    """(T, out) -> (T, in)."""
+        return
     op, last = at.op, at.tape.ints(-1)
     largest = op("ReduceMax", op("Abs", g), last, keepdims=0)
     step = op("Max", op("Mul", largest, at.number(1 / _LARGEST)), at.number(1e-30))  # (T); of a row of zeros
     middle = at.tape.constant(_MIDDLE, TensorProto.UINT8)
     rounded = op("QuantizeLinear", g, step, op("Expand", middle, op("Shape", step)), axis=0)
-    factor, zero = _as_it_lies(at, g, matrix), list[str]()
+    # By a shape that is only known in a run: of a constant, ONNX Runtime would keep a transposed copy.
+    nothing = op("Mul", op("Shape", g), at.tape.ints(0, 0))
+    sizes = at.tape.ints(*(extent[0] for extent in at.tape.extents(matrix)))
+    factor, zero = op("Reshape", matrix, op("Add", nothing, sizes)), list[str]()
     if saturates_in_8_bits():  # products of two uint8 are exact there; of constants ONNX Runtime sees to that itself
         shifted = op("Add", op("Cast", factor, to=TensorProto.INT32), at.tape.constant(_MIDDLE, TensorProto.INT32))
         factor, zero = op("Cast", shifted, to=TensorProto.UINT8), [middle]
     product = op("MatMulInteger", rounded, op("Transpose", factor, perm=[1, 0]), middle, *zero)
-    return op("Mul", op("Cast", product, to=TensorProto.FLOAT), op("Unsqueeze", step, last))
-
-
-def _as_it_lies(at: Visit, g: str, matrix: str) -> str:
-    """The matrix by a shape that is only known in a run: of a constant, ONNX Runtime would keep a transposed copy."""
-    sizes = [extent[0] for extent in at.tape.extents(matrix)]
-    nothing = at.op("Mul", at.op("Shape", g), at.tape.ints(0, 0))
-    return at.op("Reshape", matrix, at.op("Add", nothing, at.tape.ints(*sizes)))
+    yield 0, op("Mul", op("Cast", product, to=TensorProto.FLOAT), op("Unsqueeze", step, last))
