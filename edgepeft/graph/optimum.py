@@ -96,7 +96,7 @@ def optimum_decoder(encoder: onnx.ModelProto, decoder: onnx.ModelProto, width: i
     constants = [_ints(f"ints/{name}", number) for name, number in numbers.items()]
     constants += [helper.make_tensor(f"ints/{i}", TensorProto.INT64, [], [i]) for i in (0, 1)]
     weights = {tensor.name: tensor for part in (upper, step) for tensor in part.graph.initializer}
-    inputs, outputs = _inputs(layers, heads, width), _outputs(step, layers, heads, size)
+    inputs, outputs = _inputs_and_outputs(step, layers, (heads, size), width)
     graph = helper.make_graph(all_nodes, "decoder", inputs, outputs, [*weights.values(), *constants])
     prune(graph)
     return helper.make_model(graph, opset_imports=decoder.opset_import, ir_version=decoder.ir_version)
@@ -170,25 +170,21 @@ def _steps(layers: range) -> Steps:
             yield ("Identity", [_STEP + cross], f"present.{i}.encoder.{part}", {})
 
 
-def _inputs(layers: range, heads: int, width: int) -> list[onnx.ValueInfoProto]:
+def _inputs_and_outputs(
+    step: onnx.ModelProto, layers: range, heads: tuple[int, int], width: int
+) -> tuple[list[onnx.ValueInfoProto], list[onnx.ValueInfoProto]]:
     rows: dict[str, tuple[str | int, ...]] = {INPUT_IDS: ("texts", 1), _ENCODER_MASK: ("texts", "source")}
     inputs = [helper.make_tensor_value_info(name, TensorProto.INT64, shape) for name, shape in rows.items()]
     inputs.append(floats(_HIDDEN, ("texts", "length", width)))
-    for i in layers:
-        for stack in ("decoder", "encoder"):
-            shape = ("texts", heads, f"{stack}_past", f"{stack}_size")
-            inputs += [floats(name, shape) for name in _known(f"past_key_values.{i}.{stack}")]
-    return [*inputs, helper.make_tensor_value_info(_CACHED, TensorProto.BOOL, [1])]
-
-
-def _outputs(step: onnx.ModelProto, layers: range, heads: int, size: int) -> list[onnx.ValueInfoProto]:
     logits = next(each for each in step.graph.output if each.name == _STEP + LOGITS)
     outputs = [floats(LOGITS, ("texts", 1, logits.type.tensor_type.shape.dim[1].dim_value))]
     for i in layers:
         for stack in ("decoder", "encoder"):
-            shape = ("texts", heads, f"{stack}_length", size)
-            outputs += [floats(name, shape) for name in _known(f"present.{i}.{stack}")]
-    return outputs
+            past = ("texts", heads[0], f"{stack}_past", f"{stack}_size")
+            inputs += [floats(name, past) for name in _known(f"past_key_values.{i}.{stack}")]
+            present = ("texts", heads[0], f"{stack}_length", heads[1])
+            outputs += [floats(name, present) for name in _known(f"present.{i}.{stack}")]
+    return [*inputs, helper.make_tensor_value_info(_CACHED, TensorProto.BOOL, [1])], outputs
 
 
 def _ints(name: str, *values: int) -> onnx.TensorProto:

@@ -154,14 +154,21 @@ class _Mover:
             self._needs[value].add(need)
 
     def _part(self, node: onnx.NodeProto) -> _Part | None:
-        """What gives the rows of a node's result; None where that is not known."""
+        """What gives the rows of a node's result; None where one may depend on more than its own, or is not known."""
         if node.output[0] in self._rounded:
             return self._in_integers(node.output[0])
         if node.op_type == "Reshape":
             return self._reshaped(node)
         if node.op_type == "Gather" and node.input[1] == MERGE:
             return self._attended(node)
-        operands = _row_operands(node, self.graph, self._sizes)
+        values, rule = [name for name in (*node.input, *node.output) if name], _RULES.get(node.op_type)
+        if rule is None or len(node.output) > 1 or any(name not in self._sizes for name in values):
+            return None
+        sizes = [self._sizes[name] if name else () for name in node.input]
+        at = _At(node, self.graph, sizes, self._sizes[node.output[0]])
+        if not _is_open(at.result) or not rule(at):
+            return None
+        operands = list(dict.fromkeys(name for name in node.input if name and _is_open(self._sizes[name])))
         return _Part([_of_rows(node, operands)], operands) if operands else None
 
     def _reshaped(self, node: onnx.NodeProto) -> _Part | None:
@@ -237,20 +244,6 @@ def _extents(model: onnx.ModelProto) -> dict[str, Extents]:
         if tensor.HasField("shape"):
             sizes[value.name] = tuple(dim.dim_value if dim.HasField("dim_value") else None for dim in tensor.shape.dim)
     return sizes
-
-
-def _row_operands(node: onnx.NodeProto, graph: onnx.GraphProto, sizes: Mapping[str, Extents]) -> list[str] | None:
-    """What a node reads row by row, where the first axis of its result counts rows; ``sizes`` are the ``_extents``.
-
-    None where a row of the result may depend on more than its own.
-    """
-    values, rule = [name for name in (*node.input, *node.output) if name], _RULES.get(node.op_type)
-    if rule is None or len(node.output) > 1 or any(name not in sizes for name in values):
-        return None
-    at = _At(node, graph, [sizes[name] if name else () for name in node.input], sizes[node.output[0]])
-    if not _is_open(at.result) or not rule(at):
-        return None
-    return list(dict.fromkeys(name for name in node.input if name and _is_open(sizes[name])))
 
 
 class _At(NamedTuple):
