@@ -86,10 +86,11 @@ class _Walker:
     def take(self, node: onnx.NodeProto) -> None:
         """Compute a node where all that it reads is known; else infer its outputs' specs."""
         given = [name for name in node.input if name]
+        large = any(math.prod(each.t.dims) > _SMALL for each in node.attribute if each.HasField("t"))  # constants
         if node.op_type == "Shape":
             part = slice(*(attributes(node).get(end) for end in ("start", "end")))
             self._know({node.output[0]: np.array(self.specs[given[0]].shape[part], np.int64)})
-        elif all(name in self.values for name in given) and not _is_large_constant(node):
+        elif all(name in self.values for name in given) and not large:
             evaluator = ReferenceEvaluator(node, opsets=self.versions)
             results = evaluator.run(None, {name: self.values[name] for name in given})
             self._know(dict(zip(node.output, map(np.asarray, results), strict=True)))
@@ -125,9 +126,3 @@ class _Walker:
                     f"the shape of {name} ({node.op_type}) depends on weights or inputs; it cannot be told."
                 )
             self.specs[name] = Spec(tensor.elem_type, tuple(dim.dim_value for dim in tensor.shape.dim))
-
-
-def _is_large_constant(node: onnx.NodeProto) -> bool:
-    return node.op_type == "Constant" and any(
-        attribute.HasField("t") and math.prod(attribute.t.dims) > _SMALL for attribute in node.attribute
-    )
