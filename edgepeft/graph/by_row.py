@@ -66,15 +66,12 @@ def by_row(structure: onnx.ModelProto, feeds: Mapping[str, NDArray[np.float32]])
     if rewriter.fed.keys() != feeds.keys():
         return None
     rewriter.write(model.graph)
-    return StructuredTask(model, {name: _row(values, rewriter.fed[name]) for name, values in feeds.items()})
-
-
-def _row(values: NDArray[np.float32], fed: _Fed) -> NDArray[np.float32]:
-    """[r, K] -> [1, K, r]; [d] -> [1, 1, d]."""
-    if values.ndim == 1:
-        return values[None, None]
-    turned = values.T if fed.transposed else values
-    return np.ascontiguousarray(turned[None] * np.float32(fed.factor))
+    own = {name: values[None, None] for name, values in feeds.items()}  # [1, 1, d]
+    for name, (transposed, factor) in rewriter.fed.items():
+        if feeds[name].ndim > 1:
+            turned = feeds[name].T if transposed else feeds[name]
+            own[name] = np.ascontiguousarray(turned[None] * np.float32(factor))  # [1, K, r]
+    return StructuredTask(model, own)
 
 
 class _Forms:

@@ -114,9 +114,11 @@ def check_sound(model: onnx.ModelProto, where: object, weights: str | None = Non
 
     Changes nothing, opens nothing, and allocates no more than the model's own bytes.
     """
-    for value in _texts(model):
-        if not isinstance(value, str):
-            raise BundleError(f"{where} is damaged: it holds the name {value!r:.60}, which is no UTF-8 text.")
+    fields = (pair for message in submessages(model) for pair in message.ListFields())
+    for value in (value for field, value in fields if field.type == FieldDescriptor.TYPE_STRING):
+        for text in (value,) if isinstance(value, (str, bytes)) else value:
+            if not isinstance(text, str):
+                raise BundleError(f"{where} is damaged: it holds the name {text!r:.60}, which is no UTF-8 text.")
     for problem in _structure(model):
         raise BundleError(f"{where} holds {problem}, which edgepeft never writes. Do not use it.")
     given = (each for node in model.graph.node for each in node.attribute)
@@ -216,10 +218,3 @@ def _n_bytes(tensor: TensorProto, where: object) -> int:
         )
     n_bits: int = math.prod(tensor.dims) * _ITEM_BITS[tensor.data_type]
     return -(-n_bits // 8)
-
-
-def _texts(model: onnx.ModelProto) -> Iterator[object]:
-    """Every value of a text field."""
-    for field, value in (pair for message in submessages(model) for pair in message.ListFields()):
-        if field.type == FieldDescriptor.TYPE_STRING:
-            yield from (value,) if isinstance(value, (str, bytes)) else value

@@ -118,12 +118,12 @@ def _seen(folder: Path) -> frozenset[str]:
 
 def existing_prepacked(bundle: Bundle) -> Held | None:
     """The bundle's entry in the user's cache, after all of it was read, if there is a sound one."""
-    return Store(_root(), _limit_bytes()).existing(prepacked_key(bundle), _read_whole)
+    return _store().existing(prepacked_key(bundle), _read_whole)
 
 
 def hold_prepacked(bundle: Bundle, found: Held | None = None) -> Prepacked:
     """The same, built first where there is none; ``found`` is what ``existing_prepacked`` gave."""
-    store, key = Store(_root(), _limit_bytes()), prepacked_key(bundle)
+    store, key = _store(), prepacked_key(bundle)
 
     def build(folder: Path) -> None:
         if (store.root / key).exists():
@@ -178,6 +178,14 @@ def _root() -> Path:
     return cache_folder() / "prepacked"
 
 
+def _store() -> Store:
+    limit = os.environ.get(CACHE_LIMIT, "") or str(_DEFAULT_GIB)
+    try:
+        return Store(_root(), int(float(limit) * 2**30))
+    except (ValueError, OverflowError):
+        raise UsageError(f"{CACHE_LIMIT} is {limit!r}; a number of GiB was expected, such as 8.") from None
+
+
 def prepacked_key(bundle: Bundle) -> str:
     """The entry's name: everything that the file's bytes depend on."""
     facts = {
@@ -189,14 +197,6 @@ def prepacked_key(bundle: Bundle) -> str:
         "least_external_bytes": _LEAST_EXTERNAL_BYTES,
     }
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
-
-
-def _limit_bytes() -> int:
-    text = os.environ.get(CACHE_LIMIT, "") or str(_DEFAULT_GIB)
-    try:
-        return int(float(text) * 2**30)
-    except (ValueError, OverflowError):
-        raise UsageError(f"{CACHE_LIMIT} is {text!r}; a number of GiB was expected, such as 8.") from None
 
 
 def _build(bundle: Bundle, folder: Path) -> None:
