@@ -68,8 +68,6 @@ _CLEARLY = 0.97  # a form of this share of the other's time is quicker beyond a 
 _FUSED = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
 # What it computes beforehand would lie in the file too, in any size: a T5's table of distances has an odd one.
 _FOLDING = ["ConstantFolding"]
-
-
 Places = Mapping[str, Mapping[str, str]]
 
 
@@ -106,7 +104,7 @@ class Prepacked:
 
 def seen_weights(bundle: Bundle) -> frozenset[str]:
     """Identities of files that were hashed before and hold the bundle's weights."""
-    return _seen(_root() / prepacked_key(bundle))
+    return _seen(_store().root / prepacked_key(bundle))
 
 
 def _seen(folder: Path) -> frozenset[str]:
@@ -164,7 +162,7 @@ def _packed_copies(tensors: Places) -> Iterator[tuple[int, int]]:
 
 def check_prepacked(bundle: Bundle) -> None:
     """See that the bundle's entry, where there is one, is what was written; else make it again, and raise."""
-    folder = _root() / prepacked_key(bundle)
+    folder = _store().root / prepacked_key(bundle)
     if folder.exists() and not whole(folder):
         with warnings.catch_warnings(action="ignore"):
             hold_prepacked(bundle).close()
@@ -174,14 +172,10 @@ def check_prepacked(bundle: Bundle) -> None:
         )
 
 
-def _root() -> Path:
-    return cache_folder() / "prepacked"
-
-
 def _store() -> Store:
     limit = os.environ.get(CACHE_LIMIT, "") or str(_DEFAULT_GIB)
     try:
-        return Store(_root(), int(float(limit) * 2**30))
+        return Store(cache_folder() / "prepacked", int(float(limit) * 2**30))
     except (ValueError, OverflowError):
         raise UsageError(f"{CACHE_LIMIT} is {limit!r}; a number of GiB was expected, such as 8.") from None
 
