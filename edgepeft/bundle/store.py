@@ -39,36 +39,30 @@ class Store:
     def __init__(self, root: Path, limit_bytes: int) -> None:
         self.root, self.limit_bytes = root, limit_bytes
 
-    def hold(
-        self, key: str, build: Callable[[Path], None], sound: Callable[[Path], bool], found: Held | None = None
-    ) -> Held:
-        """The entry of that key, built first unless there is a sound one; several processes build it once.
-
-        ``found`` is what ``existing`` gave before.
-        """
+    def hold(self, key: str, build: Callable[[Path], None], sound: Callable[[Path], bool]) -> Held:
+        """The entry of that key, built first unless there is a sound one; several processes build it once."""
         private_folder(self.root)
-        held = found or self.existing(key, sound)
+        held = self._existing(key, sound)
         if held is not None:
             return held
         import fcntl  # where there is none, what looks for an entry has said so
 
         with (self.root / _LOCK).open("a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            held = self.existing(key, sound)  # another process may have built it while this one waited
+            held = self._existing(key, sound)  # another process may have built it while this one waited
             if held is None:
                 for left in filter(Path.is_dir, self.root.glob(".*")):  # half made by one that was killed
                     shutil.rmtree(left, ignore_errors=True)
                 with new_folder(self.root / key, force=True) as folder:
                     build(folder)
                     (folder / _IN_USE).touch()
-                held = self.existing(key, sound)
+                held = self._existing(key, sound)
                 self._evict()
         if held is None:
             raise OSError(f"{self.root / key} is not what was just written there.")
         return held
 
-    def existing(self, key: str, sound: Callable[[Path], bool]) -> Held | None:
-        """The entry of that key, if there is a sound one."""
+    def _existing(self, key: str, sound: Callable[[Path], bool]) -> Held | None:
         path = self.root / key / _IN_USE
         descriptor = _shared(path)
         if descriptor is None:

@@ -68,6 +68,8 @@ _CLEARLY = 0.97  # a form of this share of the other's time is quicker beyond a 
 _FUSED = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
 # What it computes beforehand would lie in the file too, in any size: a T5's table of distances has an odd one.
 _FOLDING = ["ConstantFolding"]
+
+
 Places = Mapping[str, Mapping[str, str]]
 
 
@@ -91,37 +93,30 @@ class Prepacked:
             parts = [(int(place["offset"]), int(place["length"])) for place in places]
             drop_pages((self.folder / _PACKED_FILE).resolve(), parts)
 
+    def seen(self) -> frozenset[str]:
+        """Identities of files whose hash was checked before: they hold these weights."""
+        try:
+            return frozenset(json.loads((self.folder / _SEEN_FILE).read_bytes()))
+        except (OSError, ValueError, TypeError):
+            return frozenset()
+
     def remember(self, identities: frozenset[str]) -> None:
-        """Keep the identities of files that hold these weights, for the next process not to hash them."""
-        seen = _seen(self.folder)
-        if not identities <= seen:
-            write_json(self.folder / _SEEN_FILE, [*sorted(seen - identities), *sorted(identities)][-_MOST_SEEN:])
+        """Keep such identities for the next process."""
+        write_json(self.folder / _SEEN_FILE, [*sorted(self.seen() - identities), *sorted(identities)][-_MOST_SEEN:])
 
     def close(self) -> None:
         """Let the entry go; sessions that are open keep their mapping."""
         self._held.release()
 
 
-def seen_weights(bundle: Bundle) -> frozenset[str]:
-    """Identities of files that were hashed before and hold the bundle's weights."""
-    return _seen(_store().root / prepacked_key(bundle))
-
-
-def _seen(folder: Path) -> frozenset[str]:
+def hold_prepacked(bundle: Bundle) -> Prepacked:
+    """The bundle's entry in the user's cache, built first where there is none or no sound one."""
+    limit = os.environ.get(CACHE_LIMIT, "") or str(_DEFAULT_GIB)
     try:
-        return frozenset(json.loads((folder / _SEEN_FILE).read_bytes()))
-    except (OSError, ValueError, TypeError):
-        return frozenset()
-
-
-def existing_prepacked(bundle: Bundle) -> Held | None:
-    """The bundle's entry in the user's cache, after all of it was read, if there is a sound one."""
-    return _store().existing(prepacked_key(bundle), _read_whole)
-
-
-def hold_prepacked(bundle: Bundle, found: Held | None = None) -> Prepacked:
-    """The same, built first where there is none; ``found`` is what ``existing_prepacked`` gave."""
-    store, key = _store(), prepacked_key(bundle)
+        limit_bytes = int(float(limit) * 2**30)
+    except (ValueError, OverflowError):
+        raise UsageError(f"{CACHE_LIMIT} is {limit!r}; a number of GiB was expected, such as 8.") from None
+    store, key = Store(_root(), limit_bytes), prepacked_key(bundle)
 
     def build(folder: Path) -> None:
         if (store.root / key).exists():
@@ -133,7 +128,7 @@ def hold_prepacked(bundle: Bundle, found: Held | None = None) -> Prepacked:
             )
         _build(bundle, folder)
 
-    return Prepacked(store.hold(key, build, _read_whole, found))
+    return Prepacked(store.hold(key, build, _read_whole))
 
 
 def _read_whole(folder: Path) -> bool:
@@ -162,7 +157,7 @@ def _packed_copies(tensors: Places) -> Iterator[tuple[int, int]]:
 
 def check_prepacked(bundle: Bundle) -> None:
     """See that the bundle's entry, where there is one, is what was written; else make it again, and raise."""
-    folder = _store().root / prepacked_key(bundle)
+    folder = _root() / prepacked_key(bundle)
     if folder.exists() and not whole(folder):
         with warnings.catch_warnings(action="ignore"):
             hold_prepacked(bundle).close()
@@ -172,12 +167,8 @@ def check_prepacked(bundle: Bundle) -> None:
         )
 
 
-def _store() -> Store:
-    limit = os.environ.get(CACHE_LIMIT, "") or str(_DEFAULT_GIB)
-    try:
-        return Store(cache_folder() / "prepacked", int(float(limit) * 2**30))
-    except (ValueError, OverflowError):
-        raise UsageError(f"{CACHE_LIMIT} is {limit!r}; a number of GiB was expected, such as 8.") from None
+def _root() -> Path:
+    return cache_folder() / "prepacked"
 
 
 def prepacked_key(bundle: Bundle) -> str:

@@ -115,7 +115,7 @@ class Runtime(TextTasks):
             UsageError: the runtime was closed.
         """
         with self._lock:
-            self._check_open()
+            self._ready()
             if task not in self._sessions:
                 with opening(task):
                     self._sessions[task] = self._open(self.bundle.graph(task))
@@ -133,7 +133,7 @@ class Runtime(TextTasks):
         if task is None or not self.bundle.entry(task).writes:
             return self.session(task)
         with self._lock, opening(task):
-            self._check_open()
+            self._ready()
             return self.generator.session(task)
 
     def structure(self, task: str | None) -> bytes | None:
@@ -162,9 +162,14 @@ class Runtime(TextTasks):
         if self._closed:
             raise UsageError(f"the runtime of {self.bundle.folder} is closed; open another one.")
 
+    def _ready(self) -> None:
+        """Before any graph is read: the prepared weights know which files were hashed before."""
+        self._check_open()
+        self._weights.prepare()
+
     def _open(self, model: onnx.ModelProto) -> TaskSession:
         with self._lock:
-            self._check_open()
+            self._ready()
             session = self._weights.open(model)
             return_free_memory()
             return session
@@ -219,7 +224,7 @@ class Runtime(TextTasks):
         if session is not None:
             return session
         with self._lock:
-            self._check_open()
+            self._ready()
             try:
                 with opening(task):
                     model = self.bundle.graph(task)
@@ -306,7 +311,7 @@ class Runtime(TextTasks):
             return {tasks[0]: self.logits(tasks[0], inputs)}
         check_rows(inputs["attention_mask"])
         with self._lock:
-            self._check_open()
+            self._ready()
             prefix = self._prefix
             plan = prefix.plan(tasks)
         shared = prefix.logits(plan, inputs) if plan.shared else {}

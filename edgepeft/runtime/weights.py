@@ -7,7 +7,6 @@ import hashlib
 import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +16,12 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from edgepeft.bundle.bundle import Bundle
-from edgepeft.bundle.store import Held
 from edgepeft.common.errors import BundleError, EdgepeftError, UsageError
 from edgepeft.graph.by_row import by_row
 from edgepeft.graph.in_place import PLACE
 from edgepeft.graph.joined import join_updates
 from edgepeft.graph.parameters import StructuredTask, computed_values, make_inputs
-from edgepeft.runtime.prepacked import Prepacked, existing_prepacked, hold_prepacked, seen_weights
+from edgepeft.runtime.prepacked import Prepacked, hold_prepacked
 from edgepeft.runtime.session import SessionLru, most_sessions, open_session
 
 
@@ -123,10 +121,7 @@ class TaskSession:
 
 
 class Weights:
-    """Opens sessions on a bundle's graphs; the first one opens the cache, which a thread begins to read at once.
-
-    To read it and compare its checksums takes as long as tokenizer and graph do (roberta-base: 0.19 s), and on a memory
-    card seconds.
+    """Opens sessions on a bundle's graphs; the first one opens the cache.
 
     One thread at a time, but for ``used``.  ``forget`` is called with a session to close, where there are too many for
     another to open; ``move`` with the session of a task that shares one from now on: opened again, the task takes its
@@ -147,13 +142,6 @@ class Weights:
         self._resident: SessionLru | None = None
         self._cache = cache
         self._prepacked: Prepacked | None = None
-        self._found: Future[Held | None] | None = None
-        if cache:
-            with contextlib.suppress(OSError, EdgepeftError):  # ``prepare`` says what is wrong
-                bundle.known_weights = seen_weights(bundle)
-            reader = ThreadPoolExecutor(1, "edgepeft-reads-cache")
-            self._found = reader.submit(existing_prepacked, bundle)
-            reader.shutdown(wait=False)
         self._by_structure: dict[bytes, ort.InferenceSession] = {}  # shared ones
         self._alone: dict[bytes, weakref.ref[ort.InferenceSession]] = {}  # of the one task that has a structure so far
 
@@ -161,12 +149,8 @@ class Weights:
         """Find or build the prepacked weights; where that fails, warn once and use the bundle's own."""
         if not self._cache or self._prepacked is not None:
             return
-        found, self._found, held = self._found, None, None
-        if found is not None:
-            with contextlib.suppress(OSError, EdgepeftError):  # which what follows meets as well
-                held = found.result()
         try:
-            self._prepacked = hold_prepacked(self.bundle, held)
+            self._prepacked = hold_prepacked(self.bundle)
         except (BundleError, UsageError):
             raise
         except (OSError, EdgepeftError) as error:
@@ -177,11 +161,12 @@ class Weights:
                 RuntimeWarning,
                 stacklevel=2,
             )
+            return
+        self.bundle.known_weights = self._prepacked.seen()
 
     @property
     def one_row(self) -> bool:
         """Whether a graph of its own is quicker for a row alone, as the cache has it from a trial on this processor."""
-        self.prepare()
         return self._prepacked is None or self._prepacked.one_row
 
     def open(self, model: onnx.ModelProto) -> TaskSession:
@@ -237,7 +222,6 @@ class Weights:
     def _open(self, model: onnx.ModelProto) -> ort.InferenceSession:
         _ = self.bundle.checkpoint  # still the one that is known
         external_data = [*self.bundle.external_data(model)]
-        self.prepare()
         if self._prepacked is None:
             return open_session(model, self.bundle.folder, self.threads, external_data=external_data)
         self._remember(self._prepacked)
@@ -250,14 +234,14 @@ class Weights:
         # What was hashed, not what lies there now: somebody may have replaced it since.
         expected = self.bundle.manifest.backbone.sha256.weights
         hashed = frozenset(identity for identity, sha256 in self.bundle.sound_weights if sha256 == expected)
-        with contextlib.suppress(OSError, EdgepeftError):  # a folder that cannot be written: hashed again next time
-            prepacked.remember(hashed)
+        if new := hashed - prepacked.seen():
+            with contextlib.suppress(OSError, EdgepeftError):  # a folder that cannot be written: hashed again next time
+                prepacked.remember(new)
 
     def close(self) -> None:
         """Let the sessions and the cache's entry go."""
         self._by_structure.clear()
         self._alone.clear()
-        self._found = None
         if self._prepacked is not None:
             self._prepacked.close()
             self._prepacked = None

@@ -6,7 +6,6 @@ from edgepeft.bundle import bundle as bundle_module
 from edgepeft.bundle.bundle import Bundle
 from edgepeft.common.errors import BundleError
 from edgepeft.common.resources import file_identity
-from edgepeft.runtime.prepacked import seen_weights
 from edgepeft.runtime.runtime import Runtime
 from edgepeft.runtime.weights import Weights
 
@@ -46,7 +45,7 @@ def test_only_the_identity_that_was_hashed_is_kept_for_the_next_process(bundle, 
         with pytest.raises(BundleError, match="not the file that the bundle was made with"):  # small tensors are read
             runtime.predict("mood", ["w5"])
         monkeypatch.undo()
-        kept = seen_weights(runtime.bundle)
+        kept = runtime._weights._prepacked.seen()
     assert kept and file_identity(weights) not in kept
     with pytest.raises(BundleError, match="not the file that the bundle was made with"), Runtime(bundle) as again:
         again.predict("mood", ["w5"])

@@ -1,6 +1,5 @@
 """One prepacked file for all sessions: the same answers, one build, and every kind of damage rebuilt."""
 
-import fcntl
 import json
 import mmap
 import os
@@ -9,11 +8,9 @@ import subprocess
 import sys
 import tempfile
 import textwrap
-import threading
-import time
 import warnings
 import zlib
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
@@ -30,7 +27,7 @@ from tolerance import require_alike
 from edgepeft.backbones.source import open_backbone
 from edgepeft.bundle.bundle import Bundle
 from edgepeft.common.errors import BundleError, UsageError
-from edgepeft.common.resources import cache_folder, checksum, file_identity, whole
+from edgepeft.common.resources import cache_folder, checksum, file_identity
 from edgepeft.deploy.verify import audit
 from edgepeft.device.machine import saturates_in_8_bits
 from edgepeft.methods.base import methods
@@ -205,33 +202,6 @@ def test_a_damaged_entry_is_built_again(exported, name, damage):
     with nullcontext() if name == "in-use" else pytest.warns(RuntimeWarning, match="made again"):
         found = Runtime(exported).predict("mood", TEXTS[:2])
     assert found == Runtime(exported, cache=False).predict("mood", TEXTS[:2])
-
-
-def test_an_entry_is_read_once_in_a_thread_that_an_opened_runtime_starts(exported, monkeypatch):
-    Runtime(exported).predict("mood", TEXTS[:2])
-    checked = []
-
-    def noted(folder):
-        checked.append((folder, threading.current_thread() is threading.main_thread()))
-        return whole(folder)
-
-    monkeypatch.setattr("edgepeft.runtime.prepacked.whole", noted)
-    with Runtime(exported) as runtime:
-        runtime.predict("mood", TEXTS[:1])
-        runtime.predict("mood", TEXTS[:2])
-    assert checked == [(entry_of(exported), False)]
-
-
-def test_a_runtime_that_is_closed_before_it_answers_lets_the_entry_go(exported):
-    with Runtime(exported) as runtime:
-        runtime.predict("mood", TEXTS[:2])
-    Runtime(exported).close()
-    with (entry_of(exported) / "in-use").open() as file:
-        for _ in range(100):  # until the thread has read it
-            with suppress(BlockingIOError):
-                return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            time.sleep(0.05)
-    pytest.fail("the entry is still held")
 
 
 @pytest.fixture
