@@ -8,17 +8,25 @@ has no shared lock but an SQLite transaction kept open, hence the standard libra
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import json
+import mmap
 import os
 import shutil
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from edgepeft.common.atomic import new_folder
-from edgepeft.common.resources import private_folder
+import numpy as np
 
-_IN_USE = "in-use"  # locked by those who use the entry; its modification time is the entry's last use
+from edgepeft.common.atomic import new_folder
+from edgepeft.common.resources import file_identity, private_folder
+
+# Locked by those who use the entry; its modification time is the entry's last use, its content the other files as they
+# were found sound, and since which start of the system.
+_IN_USE = "in-use"
 _LOCK = "lock"
+_BOOT = Path("/proc/sys/kernel/random/boot_id")  # Linux's: another one after each start
 
 
 class Held:
@@ -34,7 +42,11 @@ class Held:
 
 
 class Store:
-    """Entries ``root/<key>/`` of at most ``limit_bytes`` together; one in use is never removed for it."""
+    """Entries ``root/<key>/`` of at most ``limit_bytes`` together; one in use is never removed for it.
+
+    One that was found sound is not looked at again while the system holds all of its files in memory: what a disk loses
+    is seen by the process that reads it from there.
+    """
 
     def __init__(self, root: Path, limit_bytes: int) -> None:
         self.root, self.limit_bytes = root, limit_bytes
@@ -68,9 +80,13 @@ class Store:
         if descriptor is None:
             return None
         held = Held(path.parent, descriptor)
-        if not sound(path.parent):
-            held.release()
-            return None
+        if (now := _state(held.folder)) is None or not _was_compared(held.folder, now):
+            if not sound(held.folder):
+                held.release()
+                return None
+            if now is not None:
+                with contextlib.suppress(OSError):  # then it is looked at again
+                    path.write_text(json.dumps(now))
         with contextlib.suppress(OSError):  # a folder that cannot be written is used as it is
             os.utime(path)
         return held
@@ -80,7 +96,9 @@ class Store:
         import fcntl
 
         entries = [path for path in self.root.iterdir() if (path / _IN_USE).is_file() and path.name[0] != "."]
-        sizes = {entry: sum(path.stat().st_size for path in entry.iterdir()) for entry in entries}
+        sizes = {
+            entry: sum(path.stat().st_size for path in entry.iterdir() if path.name != _IN_USE) for entry in entries
+        }
         total = sum(sizes.values())
         for entry in sorted(sizes, key=lambda entry: (entry / _IN_USE).stat().st_mtime_ns):
             if total <= self.limit_bytes:
@@ -89,6 +107,36 @@ class Store:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(entry.rename(entry.with_name(f".{entry.name}.old")), ignore_errors=True)
                 total -= sizes[entry]
+
+
+def _state(folder: Path) -> dict[str, str] | None:
+    """The identity of each file, and the start of the system; None where that has no name."""
+    try:
+        files = [path for path in folder.iterdir() if path.name != _IN_USE]
+        return {"boot": _BOOT.read_text().strip(), **{path.name: file_identity(path) for path in files}}
+    except OSError:
+        return None
+
+
+def _was_compared(folder: Path, now: Mapping[str, str]) -> bool:
+    """Whether these very files were found sound since the system started, and lie in memory throughout."""
+    try:
+        if json.loads((folder / _IN_USE).read_bytes()) != now:
+            return False
+        return all(_in_memory(folder / name) for name in now if name != "boot")
+    except (OSError, ValueError, AttributeError):
+        return False
+
+
+def _in_memory(path: Path) -> bool:
+    """Whether the system holds every page of a file in memory, as mincore(2) says."""
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
+        content = np.frombuffer(mapped, np.uint8)
+        pages = np.zeros(-(-content.size // mmap.PAGESIZE), np.uint8)
+        begin, n_bytes, found = content.ctypes.data, content.size, pages.ctypes.data
+        del content  # the mapping closes only when nobody looks into it
+        failed = ctypes.CDLL(None).mincore(ctypes.c_void_p(begin), ctypes.c_size_t(n_bytes), ctypes.c_void_p(found))
+        return not failed and bool((pages & 1).all())
 
 
 def _shared(path: Path) -> int | None:

@@ -7,8 +7,8 @@ off, so its initializers keep the names of ``backbone.onnx``: a task is spliced 
 initializers point into this file instead of the bundle's.  It belongs to one processor, one build of
 ONNX Runtime and one set of weights: a cache, never part of a bundle.
 
-Every process that maps the file reads it once before, and compares it with the checksum of what was written: a copy
-that a disk or a memory card has altered is made again.
+A process that maps the file reads it once before, unless another one did and all of it is in memory since, and compares
+it with the checksum of what was written: a copy that a disk or a memory card has altered is made again.
 """
 
 from __future__ import annotations

@@ -43,6 +43,72 @@ def test_an_entry_that_is_not_sound_is_built_again(tmp_path):
     assert sound(store.hold("a", writing(), sound).folder)
 
 
+@pytest.fixture
+def asked(tmp_path, monkeypatch):
+    """Hold an entry of two pages and a half again; returns how often it was asked whether it is sound."""
+    boot = tmp_path / "boot_id"
+    boot.write_text("first\n")
+    monkeypatch.setattr("edgepeft.bundle.store._BOOT", boot)
+    store, calls = Store(tmp_path / "store", 1 << 20), []
+
+    def hold():
+        calls.clear()
+        store.hold("a", writing(10_000), lambda folder: not calls.append(folder)).release()
+        return len(calls)
+
+    hold()
+    return hold, tmp_path / "store" / "a" / "content", boot
+
+
+def test_an_entry_that_was_found_sound_and_lies_in_memory_since_is_not_asked_again(asked):
+    hold, content, _ = asked
+    assert [hold(), hold()] == [0, 0]
+    content.write_bytes(content.read_bytes())  # the same, and yet another one
+    assert [hold(), hold()] == [1, 0]
+
+
+def test_it_is_asked_again_after_the_system_was_started_anew_or_where_that_has_no_name(asked):
+    hold, _, boot = asked
+    boot.write_text("second\n")
+    assert [hold(), hold()] == [1, 0]
+    boot.unlink()
+    assert [hold(), hold()] == [1, 1]
+
+
+def dropped(path):
+    """A descriptor of a file that the system is told to hold in memory no longer."""
+    file = os.open(path, os.O_RDONLY)
+    os.fsync(file)
+    os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+    return file
+
+
+def test_what_is_read_from_the_disk_is_asked_again(asked, tmp_path):
+    hold, content, _ = asked
+    (tmp_path / "other").write_bytes(content.read_bytes())
+    file = dropped(tmp_path / "other")
+    try:
+        os.preadv(file, [bytearray(1)], 0, os.RWF_NOWAIT)  # which has the system begin to read it
+        pytest.skip("this file system keeps its files in memory")
+    except BlockingIOError:
+        pass
+    except OSError as error:
+        pytest.skip(f"this file system does not say what lies in memory: {error}")
+    finally:
+        os.close(file)
+    os.close(dropped(content))
+    assert hold() == 1
+    content.read_bytes()
+    assert hold() == 0
+
+
+@pytest.mark.parametrize("note", ["", "{", "[]", '{"boot": "first"}'])
+def test_a_damaged_note_is_none(asked, note):
+    hold, content, _ = asked
+    (content.parent / "in-use").write_text(note)
+    assert [hold(), hold()] == [1, 0]
+
+
 def test_a_foreign_folder_in_its_place_is_replaced(tmp_path):
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "theirs").write_text("?")
