@@ -224,7 +224,8 @@ def _fusible(graph: onnx.GraphProto) -> Iterator[_Attended]:
 @Contract(requires=[well_formed], ensures=[well_formed], keeps=[same_interface], mutates=True)
 def fuse_attention(model: onnx.ModelProto, made: Made) -> None:
     """Rewrite attention of a graph of ``for_one_row`` wherever ``made`` has the matrices."""
-    new = [*_fused(model, [*_fusible(model.graph)], made)]
+    if not (new := [*_fused(model, [*_fusible(model.graph)], made)]):
+        return
     written = {name for node in new for name in node.output}
     replace(model.graph.node, [*(node for node in model.graph.node if written.isdisjoint(node.output)), *new])
     prune(model.graph)

@@ -26,7 +26,7 @@ from edgepeft.backbones.base import HELPERS, Helper
 from edgepeft.backbones.packing import ATTENTION, LAST, MERGE, SPLIT
 from edgepeft.graph.contract import Contract, same_interface, well_formed
 from edgepeft.graph.cut import prune
-from edgepeft.graph.prompt import LENGTH
+from edgepeft.graph.prompt import prompt_in
 from edgepeft.graph.protos import ancestors, attributes, constant, copied, matched, read_instead, reads, writers
 from edgepeft.graph.quantise import integer_products
 
@@ -66,8 +66,10 @@ def drop_unread_rows(model: onnx.ModelProto) -> None:
     ONNX's rules, which ONNX Runtime refuses in its own words.
     """
     picks = [node for node in model.graph.node if node.op_type in _LOOKUPS and len(node.input) == 2]
-    writer = writers(model.graph)
-    picks = [node for node in picks if node.input[0] in writer and _is_of_its_row(node.input[1], model.graph, writer)]
+    writer, prompt = writers(model.graph), prompt_in(model.graph)
+    picks = [
+        node for node in picks if node.input[0] in writer and _is_of_its_row(node.input[1], model.graph, writer, prompt)
+    ]
     if not picks:
         return
     try:
@@ -88,15 +90,15 @@ def drop_unread_rows(model: onnx.ModelProto) -> None:
         mover.write()
 
 
-def _is_of_its_row(index: str, graph: onnx.GraphProto, writer: Mapping[str, onnx.NodeProto]) -> bool:
-    """Whether it is each row's first token, or the first one behind a prompt's placeholders, or the last."""
+def _is_of_its_row(index: str, graph: onnx.GraphProto, writer: Mapping[str, onnx.NodeProto], prompt: int) -> bool:
+    """Whether it is each row's first token, or the first one behind so many placeholders of a prompt, or the last."""
     while index not in (HELPERS[Helper.FIRST_TOKEN], LAST):
         node = writer.get(index)
         if node is None or not 0 < len(node.input) <= _AROUND_AN_INDEX.get(node.op_type, 0):
             return False
         if node.op_type == "Add":
-            skipped, prompt = (constant(graph, name) for name in (node.input[-1], LENGTH))
-            if skipped is None or prompt is None or skipped.ravel().tolist() != prompt.tolist():
+            skipped = constant(graph, node.input[-1]) if prompt else None
+            if skipped is None or skipped.ravel().tolist() != [prompt]:
                 return False
         index = node.input[0]
     return True
