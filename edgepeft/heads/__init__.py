@@ -1,1 +1,1 @@
-"""Heads, found by discovery; each reads one pooled value."""
+"""Heads: one file per kind, found by discovery; each reads one pooled value."""

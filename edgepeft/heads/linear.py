@@ -1,4 +1,4 @@
-"""Heads on what an encoder gives: one linear layer, a dense layer before it as transformers has them, or none."""
+"""One linear layer on what dropout leaves (Devlin et al., 2019): of a pooled value, a pooler's or each token's."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from edgepeft.heads.base import Head, fresh_linear
 
 
 class Linear(Head):
-    """logits = W dropout(pooled) + b: Devlin et al. (2019) without the pooler, or sentence-transformers on a mean."""
+    """logits = W dropout(pooled) + b: Devlin et al. without the pooler; sentence-transformers with mean pooling."""
 
     kind: ClassVar[str] = "linear"
     places: ClassVar[Mapping[str, str]] = {"classifier": "classifier"}
@@ -68,75 +68,3 @@ class Tokens(Linear):
 
     kind: ClassVar[str] = "tokens"
     per_token: ClassVar[bool] = True
-
-
-class DenseHead(Head):
-    """logits = W dropout(act(W_d z + b_d)) + b: the two layers are called as ``places`` has them.
-
-    z is the pooled value, past the dropout where ``drops_first``.
-    """
-
-    activation: ClassVar[staticmethod[..., Tensor]]  # act, of one tensor
-
-    def __init__(self, hidden: int, outputs: int, dropout: float) -> None:
-        super().__init__(hidden, outputs, dropout)
-        for name, width in zip(self.places, (hidden, outputs), strict=True):
-            self.add_module(name, fresh_linear(hidden, width))
-
-    def forward(self, pooled: Tensor, *weights: Tensor) -> Tensor:
-        """[batch, d] -> [batch, outputs]."""
-        dense, out = (self.get_submodule(name) for name in self.places)
-        features = self.activation(dense(self.dropout(pooled) if self.drops_first else pooled))
-        logits: Tensor = out(self.dropout(features))
-        return logits
-
-    @classmethod
-    def n_parameters(cls, architecture: Architecture, outputs: int) -> int:
-        """d d + d + d C + C."""
-        d = architecture.hidden_size
-        return d * d + d + d * outputs + outputs
-
-
-class Deberta(DenseHead):
-    """logits = W dropout(gelu(W_d pooled + b_d)) + b: transformers' DebertaV2ForSequenceClassification."""
-
-    kind: ClassVar[str] = "deberta"
-    places: ClassVar[Mapping[str, str]] = {"dense": "pooler.dense", "out_proj": "classifier"}
-    drops_first: ClassVar[bool] = False
-    activation = staticmethod(functional.gelu)
-
-
-class DistilBert(DenseHead):
-    """logits = W dropout(relu(W_d pooled + b_d)) + b: transformers' DistilBertForSequenceClassification."""
-
-    kind: ClassVar[str] = "distilbert"
-    places: ClassVar[Mapping[str, str]] = {"pre_classifier": "pre_classifier", "classifier": "classifier"}
-    drops_first: ClassVar[bool] = False
-    activation = staticmethod(functional.relu)
-
-
-class Electra(DenseHead):
-    """logits = W dropout(gelu(W_d dropout(pooled) + b_d)) + b: transformers' ElectraForSequenceClassification."""
-
-    kind: ClassVar[str] = "electra"
-    places: ClassVar[Mapping[str, str]] = {"dense": "classifier.dense", "out_proj": "classifier.out_proj"}
-    activation = staticmethod(functional.gelu)
-
-
-class Roberta(DenseHead):
-    """logits = W dropout(tanh(W_d dropout(pooled) + b_d)) + b: transformers' RobertaForSequenceClassification."""
-
-    kind: ClassVar[str] = "roberta"
-    places: ClassVar[Mapping[str, str]] = {"dense": "classifier.dense", "out_proj": "classifier.out_proj"}
-    activation = staticmethod(torch.tanh)
-
-
-class Vector(Head):
-    """logits = pooled / |pooled|, as sentence-transformers has it (Reimers and Gurevych, 2019, arXiv:1908.10084)."""
-
-    kind: ClassVar[str] = "vector"
-    bare: ClassVar[bool] = True
-
-    def forward(self, pooled: Tensor, *weights: Tensor) -> Tensor:
-        """[batch, d] as it is, but for its length."""
-        return pooled / ((pooled * pooled).sum(-1, keepdim=True) + 1e-24).sqrt()  # of no length it stays zeros

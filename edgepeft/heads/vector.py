@@ -1,0 +1,20 @@
+"""The pooled value itself, of length 1 (Reimers and Gurevych, 2019, arXiv:1908.10084): nothing to train."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from torch import Tensor
+
+from edgepeft.heads.base import Head
+
+
+class Vector(Head):
+    """logits = pooled / |pooled|, as sentence-transformers pools and normalises."""
+
+    kind: ClassVar[str] = "vector"
+    bare: ClassVar[bool] = True
+
+    def forward(self, pooled: Tensor, *weights: Tensor) -> Tensor:
+        """[batch, d] as it is, but for its length."""
+        return pooled / ((pooled * pooled).sum(-1, keepdim=True) + 1e-24).sqrt()  # of no length it stays zeros
