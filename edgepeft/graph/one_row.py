@@ -1,38 +1,28 @@
-"""Passes: a graph of packed tokens, rewritten for a batch of one row without padding; its attention as one operator.
+"""Pass: a graph of packed tokens, rewritten for a batch of one row without padding.
 
-``for_one_row``: all tokens of such a row are real, so nothing has to be looked up: heads are split and merged by
-transposes, positions are the first of their table, no token is left out of the attention, a mean is a mean over all,
-and the last layer's output is the row's hidden states.  The result equals the packed graph's to float32's rounding.
-
-``fuse_attention``: in 8 bits, queries, keys, values and attention become ONNX Runtime's ``QAttention``.  Its threads
-share all heads' products at once, where three products and the steps between them each wait for all threads: a short
-text takes 6 to 8 % less time on two of them (MiniLM), and up to 7 % on one.  It has the three matrices side by side, a
-copy of their own.  The bytes, scales and sums are those of the separate products.
+All tokens of such a row are real, so nothing has to be looked up: heads are split and merged by transposes, positions
+are the first of their table, no token is left out of the attention, a mean is a mean over all, and the last layer's
+output is the row's hidden states.  The result equals the packed graph's to float32's rounding.
 
 Letters: T tokens, d hidden, h heads, e = d / h.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Mapping
 
-import numpy as np
 import onnx
-from onnx import TensorProto, helper
+from onnx import helper
 
 from edgepeft.backbones.base import HELPERS, Helper, Role
 from edgepeft.backbones.packing import COLUMN, INDEX, MERGE, N_HEADS, SPLIT
 from edgepeft.graph.contract import Contract, same_interface, well_formed
 from edgepeft.graph.cut import prune
-from edgepeft.graph.joined import joined_name
 from edgepeft.graph.names import STATES
 from edgepeft.graph.protos import (
     add_constants,
     attributes,
     constant,
-    either_way,
-    floats,
     followed,
     matched,
     read_instead,
@@ -40,21 +30,9 @@ from edgepeft.graph.protos import (
     replace,
     writers,
 )
-from edgepeft.graph.quantise import IntegerProduct, integer_products
 
 _FIRST = "one_row.first"  # [1], where the row begins
 _LENGTH = "one_row.length"  # [1], T
-# Three tensors [d, d] side by side, under a name; None where there is no such copy.
-Made = Callable[[Sequence[TensorProto], str], TensorProto | None]
-
-_DOMAIN = "com.microsoft"
-# How heads are split, (T, 1, h, e) -> (1, h, T, e) or (1, h, e, T), and merged, (1, h, T, e) -> (1, T, h, e).
-_SPLIT, _SPLIT_KEYS, _MERGED = [1, 2, 0, 3], [1, 2, 3, 0], [0, 2, 1, 3]
-_CONSTANTS: Mapping[str, tuple[int, type[np.generic]]] = {
-    "fused.unit": (1, np.float32),
-    "fused.zero": (128, np.uint8),
-    "fused.weights_zero": (0, np.int8),
-}
 
 
 @Contract(requires=[well_formed], ensures=[well_formed], keeps=[same_interface], mutates=True)
@@ -115,7 +93,7 @@ class _Rewriter:
         elif places == SPLIT and len(shape) == 2 and shape[0] == -1:
             self._split(value, result, shape[1])
         elif places == MERGE and len(shape) == 2 and self._is_flattened(result):
-            self._new[result] = [_transposed(value, result, _MERGED)]
+            self._new[result] = [_transposed(value, result, (0, 2, 1, 3))]  # (1, h, T, e) -> (1, T, h, e)
 
     def _split(self, value: str, result: str, e: int) -> None:
         """(T, d) -> (T, 1, h, e) -> (1, h, T, e), or at once (1, h, e, T), where only that is read.
@@ -124,9 +102,9 @@ class _Rewriter:
         """
         readers, scale = self._readers.get(result, []), self._writer.get(value)
         keys = readers[0] if len(readers) == 1 and result not in self._outputs else None
-        heads, perm, after = result, _SPLIT, []
+        heads, perm, after = result, (1, 2, 0, 3), []
         if keys is not None and keys.op_type == "Transpose" and attributes(keys).get("perm") == [0, 1, 3, 2]:
-            heads, perm = keys.output[0], _SPLIT_KEYS
+            heads, perm = keys.output[0], (1, 2, 3, 0)
         elif scale is not None and scale.op_type == "Mul" and self._is_number(scale.input[1]):
             value, heads = scale.input[0], f"{result}/heads"
             after = [helper.make_node("Mul", [heads, scale.input[1]], [result])]
@@ -167,92 +145,5 @@ class _Rewriter:
         return changed
 
 
-def _transposed(value: str, output: str, perm: Sequence[int]) -> onnx.NodeProto:
+def _transposed(value: str, output: str, perm: tuple[int, ...]) -> onnx.NodeProto:
     return helper.make_node("Transpose", [value], [output], perm=perm)
-
-
-class _Attended(NamedTuple):
-    """What attention gives, ``context`` (T, d), of queries, keys and values that are products of the same bytes."""
-
-    context: str
-    n_heads: int
-    products: tuple[IntegerProduct, ...]
-    biases: tuple[str, ...]
-
-    def nodes(self, matrix: str) -> Iterator[onnx.NodeProto]:
-        """The operator, with the joined ``matrix`` [d, 3 d]."""
-        rows, scales, bias, result = (f"{self.context}/{part}" for part in ("rows", "scales", "bias", "fused"))
-        yield helper.make_node("Unsqueeze", [str(self.products[0].rounded), "fused.first"], [rows])
-        # Of stored vectors: ONNX Runtime joins them once, when a session opens.
-        yield helper.make_node("Concat", [product.scale for product in self.products], [scales], axis=0)
-        yield helper.make_node("Concat", self.biases, [bias], axis=0)
-        inputs = [rows, matrix, bias, "fused.unit", scales, "", "fused.zero", "fused.weights_zero"]
-        yield helper.make_node("QAttention", inputs, [result], domain=_DOMAIN, num_heads=self.n_heads)
-        yield helper.make_node("Squeeze", [result, "fused.first"], [self.context])
-
-
-def _fusible(graph: onnx.GraphProto) -> Iterator[_Attended]:
-    """Each attention of a graph of ``for_one_row`` that the operator can take the place of."""
-    writer, products = writers(graph), {product.y: product for product in integer_products(graph)}
-    vectors = {each.name for each in graph.initializer if len(each.dims) == 1}
-
-    def product_of(value: str, perm: Sequence[int]) -> tuple[IntegerProduct, str, list[int]] | None:
-        """The product whose sum with a stored bias is split so, the bias, and the shape of the split heads."""
-        split = matched(value, writer, "Transpose", "Reshape", "Add")
-        if not split or list(attributes(split[0])["perm"]) != list(perm):
-            return None
-        target = constant(graph, split[1].input[1])
-        shape = [] if target is None else target.ravel().tolist()
-        found = [(products[y], b, shape) for y, b in either_way(split[2]) if y in products and b in vectors]
-        return found[0] if found and len(shape) == 4 and found[0][0].rounded is not None else None
-
-    for node in graph.node:
-        chain = matched(node.output[0], writer, "Reshape", "Transpose", "MatMul", "Softmax", "MatMul", "Mul")
-        if not chain or list(attributes(chain[1])["perm"]) != _MERGED or attributes(chain[3]).get("axis", -1) != -1:
-            continue
-        _, _, weighted, _, scores, scaled = chain
-        found = [product_of(scaled.input[0], _SPLIT), product_of(scores.input[1], _SPLIT_KEYS)]
-        parts = [part for part in (*found, product_of(weighted.input[1], _SPLIT)) if part is not None]
-        scale = constant(graph, scaled.input[1])
-        if len(parts) < 3 or len({(product.rounded, *shape) for product, _, shape in parts}) > 1 or scale is None:
-            continue
-        _, _, h, e = parts[0][2]
-        if scale.size == 1 and np.isclose(scale.item(), e**-0.5, rtol=1e-6):
-            yield _Attended(node.output[0], h, tuple(part[0] for part in parts), tuple(part[1] for part in parts))
-
-
-@Contract(requires=[well_formed], ensures=[well_formed], keeps=[same_interface], mutates=True)
-def fuse_attention(model: onnx.ModelProto, made: Made) -> None:
-    """Rewrite attention of a graph of ``for_one_row`` wherever ``made`` has the matrices."""
-    if not (new := [*_fused(model, [*_fusible(model.graph)], made)]):
-        return
-    written = {name for node in new for name in node.output}
-    replace(model.graph.node, [*(node for node in model.graph.node if written.isdisjoint(node.output)), *new])
-    prune(model.graph)
-
-
-@Contract(requires=[well_formed], ensures=[well_formed], mutates=True)
-def add_fused_attention(model: onnx.ModelProto, row: onnx.ModelProto, made: Made) -> None:
-    """Have ``model`` give what that makes of ``row``, a graph of ``for_one_row`` with the same values, as outputs."""
-    found = [each._replace(context=f"cache/{each.context}") for each in _fusible(row.graph)]
-    model.graph.node.extend(_fused(model, found, made))
-    written = {name for node in model.graph.node for name in node.output}
-    model.graph.output.extend(floats(each.context, None) for each in found if each.context in written)
-
-
-def _fused(model: onnx.ModelProto, found: Sequence[_Attended], made: Made) -> Iterator[onnx.NodeProto]:
-    """The operators; the model is given what they read."""
-    stored = {each.name: each for each in model.graph.initializer}
-    of = {each: tuple(product.matrix for product in each.products) for each in found}
-    joined = {names: made([stored[name] for name in names], joined_name(names)) for names in dict.fromkeys(of.values())}
-    matrices = [matrix for matrix in joined.values() if matrix is not None]  # layers may share theirs
-    if matrices:
-        model.graph.initializer.extend(matrices)
-        add_constants(model.graph, {"fused.first": [0]})
-        for name, (value, dtype) in _CONSTANTS.items():
-            add_constants(model.graph, {name: value}, dtype)
-        if all(each.domain != _DOMAIN for each in model.opset_import):
-            model.opset_import.append(helper.make_opsetid(_DOMAIN, 1))
-    for each in found:
-        if (matrix := joined[of[each]]) is not None:
-            yield from each.nodes(matrix.name)
