@@ -144,9 +144,9 @@ class TaskType(Facts, Calibration, ABC):
         return (text, "a") if pairs else text
 
     @classmethod
+    @abstractmethod
     def example(cls, labels: Sequence[str] | None) -> tuple[str, tuple[str, ...] | None]:
-        """Return a synthetic row's label, and all labels: ``labels`` if they are known, None of numbers."""
-        return "0", None
+        """Return a synthetic row's label, and all labels: ``labels`` if they are known."""
 
     # Losses: the same in NumPy, PyTorch and ONNX.
 

@@ -109,6 +109,10 @@ class Choice(OneOfSeveral, TaskType):
         """Return that text with two candidates."""
         return {SENTENCES.names[0]: text, CANDIDATES: ("a", "b")}
 
+    @classmethod
+    def example(cls, labels: Sequence[str] | None) -> tuple[str, None]:
+        return "0", None
+
     def losses(self, logits: NDArray[np.float32], targets: Values) -> NDArray[np.float64]:
         """Return the cross entropies over a row's candidates, of [B, K, 1]."""
         return -log_softmax(logits[..., 0])[np.arange(len(targets)), targets[:, 0]]

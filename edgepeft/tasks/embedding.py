@@ -180,6 +180,10 @@ class Embedding(TaskType):
         """Return 0, 1, 2, ..."""
         return np.arange(len(self.made_per_row(len(mask)) or ()), dtype=np.float32)
 
+    @classmethod
+    def example(cls, labels: Sequence[str] | None) -> tuple[str, None]:
+        return "0", None
+
     def losses(self, logits: NDArray[np.float32], targets: Values) -> NDArray[np.float64]:
         """Return losses [B] of [B, K, d] and [B]; their mean is the loss of all of them together."""
         return row_losses(logits, None if _unscored(targets) else targets)

@@ -78,6 +78,10 @@ class Regression(TaskType):
         """Return 0, 1, 2, ..."""
         return np.arange(len(mask), dtype=np.float32)
 
+    @classmethod
+    def example(cls, labels: Sequence[str] | None) -> tuple[str, None]:
+        return "0", None
+
     def losses(self, logits: NDArray[np.float32], targets: Values) -> NDArray[np.float64]:
         return np.square(logits[:, 0].astype(np.float64) - targets)
 
