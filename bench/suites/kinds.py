@@ -38,6 +38,7 @@ def measure(run: SuiteRun) -> Iterator[SuiteRow]:
         if isinstance(model, str):
             yield SuiteRow(kind, _PEER, note=model)
             continue
+        run.note_versions(_PEER, ("optimum-onnx",))
         apart, races = _apart(run, kind, model), Races()
         of_set = [run.real_batches(name, _BATCH) for name in SETS]
         # Round k has the k-th batch of each set.

@@ -127,15 +127,17 @@ def _peers(run: SuiteRun, case: _Case) -> tuple[dict[str, Racer], dict[str, str]
         racers[label] = Racer(job, python=python)
 
     if torch_installed():
+        run.note_versions("pytorch", ("torch", "transformers"))
         add("pytorch", "pytorch", run.plain())
     else:
         missing["pytorch"] = "PyTorch is not installed (pip install 'edgepeft[train]')"
-    for name in ("optimum", "openvino", "ctranslate2"):
+    for name, packages in _PACKAGES.items():
         model = run.peer(f"text_{name}")
         if isinstance(model, str):
             missing[name] = model
             continue
         python = run.pythons.get(f"text_{name}", "")
+        run.note_versions(name, packages, python)
         if name != "ctranslate2":
             add(name, name, model, python)
             continue
@@ -147,6 +149,11 @@ def _peers(run: SuiteRun, case: _Case) -> tuple[dict[str, Racer], dict[str, str]
     return racers, missing
 
 
+_PACKAGES = {
+    "optimum": ("optimum-onnx",),
+    "openvino": ("openvino", "optimum-intel"),
+    "ctranslate2": ("ctranslate2",),
+}
 _CTRANSLATE2 = (
     ("ctranslate2", "float32", 0),
     ("ctranslate2, MKL", "float32", 1),
