@@ -167,7 +167,7 @@ def _archive(path: Path, times: int = _ROOM_TIMES) -> zipfile.ZipFile:
     return opened
 
 
-_PARTS = {"train", "test", "dev", "valid", "validation"}
+_PARTS = {"train", "test", "dev", "val", "valid", "validation"}
 
 
 def _labelled(path: Path, files: Iterable[tuple[PurePath, bytes]]) -> Iterator[Record]:

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
     from edgepeft.options.base import Rows
 
-_PARTS = {"train": "train", "validation": "eval", "dev": "eval", "valid": "eval", "test": "test"}
+_PARTS = {"train": "train", "validation": "eval", "dev": "eval", "valid": "eval", "val": "eval", "test": "test"}
 
 
 def is_dataset(path: Path) -> bool:

@@ -260,12 +260,12 @@ def test_a_folder_of_files_that_are_called_by_their_splits_is_a_dataset(tmp_path
 
 
 def test_splits_of_words_and_tags_have_no_column_of_labels_and_a_bad_row_is_named_by_its_file(tmp_path):
-    for name in ("train", "dev"):
+    for name in ("train", "val"):
         row = json.dumps({"tokens": ["Ada", "came"], "ner_tags": ["B-PER", "O"]})
-        (tmp_path / f"{name}.ndjson").write_text(f"{row}\n" * 3 + ("{\n" if name == "dev" else ""))
-    assert splits_of(tmp_path, "label") == {"train": Path(f"{tmp_path}#train"), "eval": Path(f"{tmp_path}#dev")}
-    with pytest.raises(DataError, match=r"dev\.ndjson:4: not JSON"):
-        list(read_rows(Path(f"{tmp_path}#dev"), labels=False))
+        (tmp_path / f"{name}.ndjson").write_text(f"{row}\n" * 3 + ("{\n" if name == "val" else ""))
+    assert splits_of(tmp_path, "label") == {"train": Path(f"{tmp_path}#train"), "eval": Path(f"{tmp_path}#val")}
+    with pytest.raises(DataError, match=r"val\.ndjson:4: not JSON"):
+        list(read_rows(Path(f"{tmp_path}#val"), labels=False))
 
 
 @pytest.mark.parametrize(("name", "package"), [("rows.parquet", "pyarrow"), ("somebody/something", "datasets")])

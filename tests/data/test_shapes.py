@@ -549,12 +549,12 @@ def test_other_documents_of_json_have_the_same_rows(tmp_path, name, document):
 
 
 def test_parts_of_a_data_set_are_not_read_as_one_and_files_need_no_ending(tmp_path):
-    for name in ("news/a/1", "news/b/2", "both/train/a/1.txt", "both/test/a/1.txt"):
+    for name in ("news/a/1", "news/b/2", "both/train/a/1.txt", "both/val/a/1.txt"):
         (path := tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         path.write_text(name)
     (tmp_path / "news" / "a" / ".hidden").write_text("x")
     assert [row["text"] for row in head_of(tmp_path / "news")] == ["news/a/1", "news/b/2"]
-    with pytest.raises(DataError, match="folders test and train"):
+    with pytest.raises(DataError, match="folders train and val"):
         head_of(tmp_path / "both")
 
 
