@@ -246,7 +246,7 @@ def read_conll(path: Path) -> Iterator[Record]:
     """Read columns between tabs, or else blanks: the first is the word, the last its tag; -DOCSTART- stands alone.
 
     Lines that begin with "# " before a sentence are comments.  Where the first column counts the words, the second one
-    has them.
+    has them; where it has the tags, as MIT's movies and restaurants do, the last one.
     """
     sentences = _sentences(path)
     first = list[tuple[int, list[list[str]]]]()
@@ -256,7 +256,9 @@ def read_conll(path: Path) -> Iterator[Record]:
             if len(sentence[1]) > 1:  # one word alone may be a number
                 break
     lines = first[-1][1] if first else []
-    if path.suffix.lower() == ".txt" and not (lines and all(_TAG.fullmatch(cells[-1]) for cells in lines)):
+    last = bool(lines) and all(_TAG.fullmatch(cells[-1]) for cells in lines)
+    turned = not last and len(lines) > 1 and all(_TAG.fullmatch(cells[0]) for cells in lines)
+    if path.suffix.lower() == ".txt" and not (last or turned):
         raise UsageError(
             f"{path} has no words with tags (O, B-PER, ...), as a .txt of rows has; other texts: csv, jsonl."
         )
@@ -266,9 +268,12 @@ def read_conll(path: Path) -> Iterator[Record]:
     )
     if counted:
         warnings.warn(f"{path}: the first column counts the words; the second one is read as the words.", stacklevel=2)
+    word, tag = (-1, 0) if turned else (int(counted), -1)
+    if turned:
+        warnings.warn(f"{path}: the first column has the tags; the last one is read as the words.", stacklevel=2)
     for start, lines in itertools.chain(first, sentences):
-        tags = {"tags": [cells[-1] for cells in lines]} if len(lines[0]) > 1 else {}
-        yield start, {"words": [cells[int(counted)] for cells in lines], **tags}
+        tags = {"tags": [cells[tag] for cells in lines]} if len(lines[0]) > 1 else {}
+        yield start, {"words": [cells[word] for cells in lines], **tags}
 
 
 def _read_conllu(path: Path) -> Iterator[Record]:

@@ -352,6 +352,18 @@ def test_conll_has_comments_counts_and_words_with_blanks(tmp_path, content, expe
     assert [last.sentence1[start:end] for start, end in last.sentence1.spans] == expected
 
 
+@pytest.mark.parametrize("name", ["rows.bio", "rows.txt"])
+def test_tags_before_their_words_are_no_words(tmp_path, name):
+    """As MIT's movies have them."""
+    (path := tmp_path / name).write_text("O\thi\n\nO\tby\nB-ACTOR\tBruce\nI-ACTOR\tWillis\n")
+    with pytest.warns(UserWarning, match="the first column has the tags"):
+        _, row = read_rows(path, labels=True, label_of=Tokens.label_text)
+    assert row.sentence1 == "by Bruce Willis" and json.loads(row.label) == {"tags": ["O", "B-ACTOR", "I-ACTOR"]}
+    path.write_text("B-52\tB-PLANE\nE-mail\tO\n")
+    (row,) = read_rows(path, labels=True, label_of=Tokens.label_text)
+    assert row.sentence1 == "B-52 E-mail"
+
+
 @pytest.mark.filterwarnings("ignore:.*name others")
 @pytest.mark.parametrize(
     ("columns", "record"),
