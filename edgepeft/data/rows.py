@@ -272,6 +272,8 @@ class _RowReader:
         told = next((name for name in ("tags", "spans") if name in record), None)
         if told is None or not self._labels or columns.label is not None:
             return found
+        if of_text and isinstance(record["text"], str):
+            _require_texts(record["text"], record["spans"], where)
         return {**found, LABEL: {told: record[told]}}
 
     def row(self, line: int, found: Mapping[str, Any]) -> Row:
@@ -342,6 +344,25 @@ class _RowReader:
                 f"{where}: no column {' and no column '.join(missing)}. "
                 f"Found columns: {', '.join(map(str, found)) or 'none'}. Expected: {self.expected}"
                 f"{''.join(f'; {words}' for words in remedies if words)}." + lone_column(self.path.suffix, found)
+            )
+
+
+def _require_texts(text: str, spans: Any, where: str) -> None:
+    """Refuse a span that has another text than it says: some tools count an emoji, or a line's end, as two characters.
+
+    Blanks are not compared, nor line ends as Label Studio writes them.
+    """
+    for span in spans if isinstance(spans, list) else ():
+        start, end, said = (span.get(n) if isinstance(span, Mapping) else None for n in ("start", "end", "text"))
+        if not (isinstance(start, int) and isinstance(end, int) and isinstance(said, str)):
+            continue
+        there, wanted = ("".join(each.replace("\\n", "").split()) for each in (text[start:end], said))
+        if there != wanted:
+            at = text.find(said)
+            raise DataError(
+                f"{where}: the span {start} to {end} says {shown(said)}, and {shown(text[start:end])} stands there; "
+                f"{f'that stands at {at}' if at >= 0 else 'that stands nowhere in the text'}. Places count Python's "
+                "characters, of which an emoji is one: correct them."
             )
 
 

@@ -149,6 +149,22 @@ def test_marks_in_a_text_are_spans_whatever_tool_exports_them(tmp_path, record):
     assert (first, second) == ([], [[0, 3, "PER"]])
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_span_that_says_another_text_than_stands_there_is_refused(tmp_path):
+    """Label Studio has counted an emoji as two characters, and writes a line's end as two."""
+    path, mark = tmp_path / "rows.json", {"start": 2, "end": 10, "text": "Ada\\nLove", "labels": ["PER"]}
+    path.write_text(json.dumps([{"text": "\U0001f600 Ada\nLove came.", "label": [mark]}]))
+    (row,) = of_kind(path, "tokens")
+    assert json.loads(row.label) == {"spans": [[2, 10, "PER"]]}
+    path.write_text(
+        json.dumps([{"text": "\U0001f600 Ada came.", "label": [{**mark, "start": 3, "end": 6, "text": "Ada"}]}])
+    )
+    with pytest.raises(
+        DataError, match=r'rows.json:1: the span 3 to 6 says "Ada", and "da " stands there; that stands at 2'
+    ):
+        of_kind(path, "tokens")
+
+
 def test_squad_as_it_is_published_has_a_row_for_each_question(tmp_path):
     (path := tmp_path / "squad.json").write_text(FILES["squad.json"][1])
     rows = of_kind(path, "spans")
