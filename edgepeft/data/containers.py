@@ -228,12 +228,12 @@ LONGEST_CELL = 1 << 24  # characters, of four bytes each; csv's own limit of 131
 def _read_table(path: Path, delimiter: str, **form: Any) -> Iterator[Record]:
     """Yield rows under a header.  Cells that are empty throughout are no row: spreadsheets end in such."""
     csv.field_size_limit(max(csv.field_size_limit(), LONGEST_CELL))
-    lines, first = _with_first(path)
+    lines, first, skipped = _with_first(path)
     if "\0" in first:
         raise DataError(f"{path}:1: NUL characters, as of UTF-16 without its mark; save the file as UTF-8.")
-    skipped, others = 0, [mark for mark in ";\t|" if mark in first]
+    others = [mark for mark in ";\t|" if mark in first]
     if first.lower().startswith("sep=") and len(first) == len("sep=;"):  # Excel's own line
-        delimiter, skipped = first[-1], 1
+        delimiter, skipped = first[-1], skipped + 1
         next(lines)
     elif delimiter == "," and "," not in first and len(others) == 1:
         delimiter = others[0]
@@ -262,14 +262,17 @@ def _few_cells(path: Path, lines: Iterator[str], delimiter: str) -> Iterator[str
         yield line
 
 
-def _with_first(path: Path) -> tuple[Iterator[str], str]:
-    """Return all lines, and the first one without its end; lines may end in a carriage return alone, as of old Macs."""
-    lines = table_lines(path)
+def _with_first(path: Path) -> tuple[Iterator[str], str, int]:
+    """Return the lines from the first that has a name in it, this one without its end, and how many were before it;
+    lines may end in a carriage return alone, as of old Macs."""
+    lines, skipped = table_lines(path), 0
     first = next(lines, "")
     if not first.endswith("\n") and "\r" in first.rstrip("\r"):
-        parts = first.splitlines(keepends=True)
-        return itertools.chain(parts, lines), parts[0].rstrip("\r")
-    return itertools.chain([first], lines), first.rstrip("\r\n")
+        lines = itertools.chain(_split(first), lines)
+        first = next(lines)
+    while first and not first.strip(",;|\t\r\n "):  # a spreadsheet's empty rows above its table
+        first, skipped = next(lines, ""), skipped + 1
+    return itertools.chain([first], lines), first.rstrip("\r\n"), skipped
 
 
 def _distinct(path: Path, line: int, header: list[str]) -> list[str]:

@@ -320,6 +320,8 @@ def test_an_option_goes_before_a_name_that_is_known(tmp_path):
         "sentence1|label\nhi, you|a\n",
         'sentence1,label\r"hi, you",a\r',
         'sentence1,label\n"hi, you",a\n,\n\n,\n',
+        '\n,,\nsentence1,label,\n"hi, you",a,\n',
+        ";\n\nsentence1;label\nhi, you;a\n",
     ],
 )
 @pytest.mark.filterwarnings("ignore:.*cells are separated by")
@@ -327,6 +329,12 @@ def test_a_csv_is_read_as_spreadsheets_write_it(tmp_path, content):
     (tmp_path / "rows.csv").write_bytes(content.encode())
     (row,) = read_rows(tmp_path / "rows.csv", labels=True)
     assert (row.sentence1, row.label) == ("hi, you", "a")
+
+
+def test_the_lines_of_an_old_mac_end_in_cr_and_nowhere_within_a_cell(tmp_path):
+    (path := tmp_path / "rows.csv").write_bytes("sentence1,label\rhi\x0byou\u2028there\x85,a\r".encode())
+    (row,) = read_rows(path, labels=True)
+    assert (row.sentence1, row.label, row.line) == ("hi\x0byou\u2028there\x85", "a", 2)
 
 
 @pytest.mark.parametrize("cell", ["['a', 'b c']", '["a", "b c"]', "a, b c"])
@@ -391,7 +399,7 @@ def test_tags_of_several_kinds_are_refused_with_the_choice(tmp_path):
     [
         ("a.json", "[" + ",".join(["[]"] * 40) + "]", r"more than \d+ lists and objects"),
         ("a.jsonl", '{"more": [' + ",".join(["{}"] * 40) + "]}", r"more than \d+ lists and objects"),
-        ("a.csv", "," * 30, "more than 20 cells in a line"),
+        ("a.csv", "a" + "," * 30, "more than 20 cells in a line"),
         ("a.csv", 'sentence1,label\n"' + "," * 30 + '",a', "more than 20 cells in a line"),
         ("a.conll", "word O\n" * 30, "a row of more than 20 words"),
     ],
