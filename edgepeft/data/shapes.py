@@ -288,7 +288,7 @@ def _several(head: Head, names: Mapping[str, str], path: object) -> Shape | None
     """Several labels: a list of names, or a column of 0 and 1 for each."""
     label = next((names[name] for name in LABELS if name in names), None)
     if label is not None:
-        lists = [each for row in head if (each := row.get(label)) is not None]
+        lists = [each for row in head if (each := row.get(label)) not in (None, "")]
         bits = all(isinstance(each, list) and all(str(bit).lower() in _BITS for bit in each) for each in lists)
         # As numbers of labels all rows would have the same.
         if bits and len(lists) > 1 and len({*map(len, lists)}) == 1 and len(lists[0]) > 1:

@@ -242,6 +242,14 @@ def test_an_array_as_numpy_prints_it_is_no_list_of_one_joined_word():
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
+def test_lists_in_cells_are_no_names_of_classes_where_one_cell_is_empty(tmp_path):
+    (path := tmp_path / "rows.csv").write_text("text,labels\na,\"['x', 'y']\"\nb,\nc,\"['x']\"\n")
+    assert told_shape(path, head_of(path)).kind == "labels"
+    with pytest.raises(DataError, match=r"rows.csv:3: the label is a list of names, \[\] for none"):
+        of_kind(path, "labels")
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
 def test_what_prodigy_rejected_or_ignored_is_not_learnt(tmp_path):
     rows = [
         {"text": f"a{i}", "label": "x", "answer": answer} for i, answer in enumerate(("reject", "accept", "ignore"))
