@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from edgepeft.common.errors import DataError
@@ -216,14 +216,29 @@ def _choice(head: Head, names: Mapping[str, str], path: object) -> Shape | None:
     if endings is None and len(numbered) > 1:  # SWAG and COPA, whose second text stands before each of them
         second = next((names[name] for name in ("sent2", "question") if name in names and names[name] != text), None)
         text, second = (text, second) if about is None else (about, text)
-        read = _renamed(sentence1=text, sentence2=second)
-        return Shape("choice", f"{text}{f', {second}' if second else ''} and {', '.join(numbered)}", read)
+        usual, from_1 = _renamed(sentence1=text, sentence2=second), _from_1((row, numbered) for row in head)
+
+        def labelled(row: Cells) -> Cells:
+            right, texts = _right(row), [row.get(name) for name in numbered]
+            label = {} if right in (None, "") else {"label": _place(right, texts, from_1=from_1)}
+            return {**usual(row), **label}
+
+        told = f"{text}{f', {second}' if second else ''} and {', '.join(numbered)}"
+        return Shape("choice", told + _COUNTED * from_1, labelled)
     if endings is None or not isinstance(head[0][endings], list | Mapping):
         return None
-    counted = [(number_of(_right(row)), len(row[endings])) for row in head if isinstance(row[endings], list)]
-    from_1 = all(number != 0 for number, _ in counted) and any(number == n for number, n in counted)
-    told = f"{f'{about}, ' if about else ''}{text} and {endings}{', which are counted from 1' if from_1 else ''}"
+    from_1 = _from_1((row, row[endings]) for row in head if isinstance(row[endings], list))
+    told = f"{f'{about}, ' if about else ''}{text} and {endings}{_COUNTED * from_1}"
     return Shape("choice", told, lambda row: _chosen(row, row, text, endings, about, from_1=from_1))
+
+
+_COUNTED = ", which are counted from 1"
+
+
+def _from_1(candidates: Iterable[tuple[Cells, Sequence[Any]]]) -> bool:
+    """True if the right one of a row's candidates is the last number once, and never 0."""
+    counted = [(number_of(_right(row)), len(of)) for row, of in candidates]
+    return all(number != 0 for number, _ in counted) and any(number == n for number, n in counted)
 
 
 def _right(row: Cells) -> Any:

@@ -294,6 +294,15 @@ def test_answers_are_counted_from_1_where_one_is_the_last_and_none_is_0(tmp_path
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("keys", ["132", "acb", "ACB", ("x", "z", "y"), ("option1", "option3", "option2")])
+def test_the_answer_beside_numbered_columns_is_a_text_a_letter_or_a_number_too(tmp_path, keys):
+    rows = [{"question": "q", "option1": "x", "option2": "y", "option3": "z", "answer": key} for key in keys]
+    found = of_kind(jsonl(tmp_path / "rows.jsonl", rows), "choice")
+    choice = kind_named("choice")(None)
+    assert [choice.expected(row) for row in found] == ["x", "z", "y"]
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize(
     ("first", "odd"),
     [
