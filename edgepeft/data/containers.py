@@ -216,8 +216,8 @@ def read_xlsx(path: Path) -> Iterator[Record]:
 def _cell(value: Any) -> Any:
     """Return a cell as a csv has it; a whole number without its point."""
     if isinstance(value, float) and value.is_integer():
-        return int(value)
-    return value if isinstance(value, str | int | float | bool) else "" if value is None else str(value)
+        value = int(value)
+    return value if isinstance(value, bool) else "" if value is None else str(value)
 
 
 _MOST_CELLS = 100_000  # of a line

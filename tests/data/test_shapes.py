@@ -372,6 +372,15 @@ def test_a_spreadsheets_columns_without_names_and_texts_in_western_letters_are_r
     assert (row.sentence1, row.label) == ("caf\xe9", "sport")
 
 
+def test_a_number_in_a_spreadsheet_is_a_text_as_in_a_csv(tmp_path):
+    book = pytest.importorskip("openpyxl", reason="pip install edgepeft[data]").Workbook()
+    for cells in [("sentence1", "label"), (2012, 1), ("ten", 2.0), (3.5, 0.25)]:
+        book.active.append(cells)
+    book.save(path := tmp_path / "sheet.xlsx")
+    rows = read_rows(path, labels=True)
+    assert [(row.sentence1, row.label) for row in rows] == [("2012", "1"), ("ten", "2"), ("3.5", "0.25")]
+
+
 def test_a_cell_may_hold_unicodes_own_line_separator(tmp_path):
     text = "first\u2028second\x0bthird \u00e9"
     for encoding in ("utf-8", "utf-16"):
