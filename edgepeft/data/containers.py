@@ -203,7 +203,7 @@ def read_xlsx(path: Path) -> Iterator[Record]:
             (line, cells) for line, cells in enumerate(rows, start=1) if any(cell is not None for cell in cells)
         )
         first, names = next(numbered, (1, ()))
-        header = _distinct(path, first, [str(cell).strip() if cell is not None else "" for cell in names])
+        header = distinct(path, first, [str(cell).strip() if cell is not None else "" for cell in names])
         for line, cells in numbered:
             named = itertools.zip_longest(header, cells[: len(header)])  # a row ends with its last cell
             yield line, {name: _cell(cell) for name, cell in named if name}
@@ -244,7 +244,7 @@ def _read_table(path: Path, delimiter: str, **form: Any) -> Iterator[Record]:
     try:
         for cells in reader:
             if cells and not header:
-                header = _distinct(path, line, [name.strip() for name in cells])
+                header = distinct(path, line, [name.strip() for name in cells])
             elif any(cells) and len(cells) != len(header):
                 told = f"{len(cells)} cells, but {len(header)} columns ({', '.join(header)})"
                 yield line, DataError(f"{path}:{line}: {told}.")
@@ -275,7 +275,8 @@ def _with_first(path: Path) -> tuple[Iterator[str], str, int]:
     return itertools.chain([first], lines), first.rstrip("\r\n"), skipped
 
 
-def _distinct(path: Path, line: int, header: list[str]) -> list[str]:
+def distinct(path: object, line: int, header: list[str]) -> list[str]:
+    """Return a table's header; refuse a name that stands twice in it."""
     if twice := next((name for name in header if name and header.count(name) > 1), None):  # some go on without names
         raise DataError(
             f"{path}:{line}: {header.count(twice)} columns are called {twice!r}; rename or delete the others."

@@ -33,6 +33,7 @@ from edgepeft.data.containers import (
     PACKED,
     STDIN,
     Record,
+    distinct,
     lines_of,
     read_csv,
     read_folder,
@@ -131,6 +132,7 @@ class Records:
         elif hasattr(rows, "to_dicts"):  # polars
             self._rows = rows.to_dicts()
         elif hasattr(rows, "iterrows"):  # pandas, in which what is missing is NaN
+            distinct(self, 1, [*map(str, rows.columns)])  # of which to_dict takes the last
             records = rows.to_dict("records")
             self._rows = [
                 {n: None if isinstance(v, float) and math.isnan(v) else v for n, v in r.items()} for r in records
@@ -146,9 +148,17 @@ class Records:
         """Yield (number, row)."""
         for number, row in enumerate(self._rows, start=1):
             if isinstance(row, Mapping):
-                yield number, dict(row)
+                yield number, {name: _plain(value) for name, value in row.items()}
             else:
                 yield number, DataError(f"{self}:{number}: expected a dictionary of columns; found {shown(row)}.")
+
+
+def _plain(value: Any) -> Any:
+    """Return a cell as a file's are, lists and numbers of Python: pandas gives NumPy's for a parquet file's lists."""
+    value = value.tolist() if hasattr(value, "tolist") else value
+    if isinstance(value, Mapping):
+        return {name: _plain(each) for name, each in value.items()}
+    return [*map(_plain, value)] if isinstance(value, list) else value
 
 
 Source = Path | Records

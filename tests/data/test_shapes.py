@@ -10,7 +10,9 @@ import re
 import warnings
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from edgepeft.common.errors import DataError, EdgepeftError, UsageError
@@ -233,6 +235,28 @@ def test_lists_in_a_tables_cells_are_read_as_json_and_pandas_write_them(tmp_path
     assert told_shape(path, head_of(path)).kind == kind
     (row,) = of_kind(path, kind)
     assert (str(row.sentence1), json.loads(row.label)) == (text, json.loads(label))
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_arrays_and_numbers_of_numpy_in_memory_are_lists_and_numbers(tmp_path):
+    rows = [
+        {"text": np.str_("a"), "labels": np.array(["x", "y"], object)},
+        {"text": "b", "labels": np.array([], object)},
+    ]
+    assert [row.label for row in of_kind(Records(rows), "labels")] == ['["x","y"]', "[]"]
+    answers = {"text": np.array(["b"], object), "answer_start": np.array([4])}
+    (row,) = of_kind(Records([{"question": "a", "context": "the b", "answers": answers}]), "spans")
+    assert json.loads(row.label) == [[4, "b"]]
+    (row,) = of_kind(Records([{"text": "a", "label": np.int64(1)}]), "classification")
+    assert row.label == "1"
+
+
+def test_a_frame_with_two_columns_of_one_name_is_refused():
+    frame = SimpleNamespace(
+        columns=["text", "label", "label"], iterrows=None, to_dict=lambda _: [{"text": "a", "label": "y"}]
+    )
+    with pytest.raises(DataError, match="2 columns are called 'label'"):
+        Records(frame)
 
 
 def test_an_array_as_numpy_prints_it_is_no_list_of_one_joined_word():
