@@ -8,6 +8,7 @@ import contextlib
 import csv
 import json
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TextIO, TypeVar
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 _ENDS = (".csv", ".tsv", ".jsonl", ".parquet")
 _ROWS = 32  # of a frame that run together
-_ERROR = "error"  # the column that says why a row has no answer
+_ERROR = "error"  # the column that says why a row has no answer; ``edgepeft.error`` where the rows have one
 Bad = tuple[Mapping[str, Any], DataError]
 Write = Callable[[Mapping[str, Any]], None]
 
@@ -59,7 +60,7 @@ def write_answers(
     """Write each row's columns and its answers, or its ``error``; the number of rows, and of those without answers."""
     form, n, failed = _target(out, source), 0, 0
     kinds = [runtime.bundle.entry(task).task_kind for task in tasks]
-    names, waiting = dict[str, str](), list[tuple[Row | Bad, dict[str, Any]]]()
+    names, own, waiting = dict[str, str](), dict[str, Any](), list[tuple[Row | Bad, dict[str, Any]]]()
     with _opened(out, form) as write, shown_steps() as show:
         for batch in in_batches(_readable(source, columns, kinds), batch_size):
             rows = [each for each in batch if isinstance(each, Row)]
@@ -68,19 +69,24 @@ def write_answers(
             waiting += [(each, next(answered) if isinstance(each, Row) else {}) for each in batch]
             if rows and not names:  # the columns of a table are known with the first answer
                 found, alone = next(found for _, found in waiting if found), len(tasks) == 1
-                names = answer_columns(rows[0].others or {}, found, alone=alone, nested=form not in (".csv", ".tsv"))
+                own = dict.fromkeys(rows[0].others or {})
+                names = answer_columns(own, found, alone=alone, nested=form not in (".csv", ".tsv"))
             n, failed = n + len(batch), failed + len(batch) - len(rows)
             if names:
-                _write_all(waiting, names, write)
+                _write_all(waiting, names, own, write)
             show("rows", n, None)
-        _write_all(waiting, names, write)
+        _write_all(waiting, names, own, write)
     return n, failed
 
 
-def _write_all(waiting: list[tuple[Row | Bad, dict[str, Any]]], names: Mapping[str, str], write: Write) -> None:
+def _write_all(
+    waiting: list[tuple[Row | Bad, dict[str, Any]]], names: Mapping[str, str], own: Mapping[str, Any], write: Write
+) -> None:
+    """Write rows with all of the ``own`` columns, which a row that cannot be read may lack."""
+    said_in = f"edgepeft.{_ERROR}" if _ERROR in own else _ERROR
     for each, found in waiting:
-        own, why = (each.others or {}, None) if isinstance(each, Row) else (each[0], str(each[1]))
-        write({**own, **{column: found.get(key) for key, column in names.items()}, _ERROR: why})
+        has, why = (each.others or {}, None) if isinstance(each, Row) else (each[0], str(each[1]))
+        write({**own, **has, **{column: found.get(key) for key, column in names.items()}, said_in: why})
     waiting.clear()
 
 
@@ -139,8 +145,9 @@ def _opened(out: Path, form: str) -> Iterator[Write]:
                 from pyarrow.parquet import write_table
             records = list[Mapping[str, Any]]()
             yield records.append
+            columns = dict.fromkeys(name for row in records for name in row)  # pyarrow takes those of the first row
             try:
-                write_table(pa.Table.from_pylist(records), new)
+                write_table(pa.Table.from_pylist([*({**columns, **row} for row in records[:1]), *records[1:]]), new)
             except pa.ArrowException as error:
                 raise DataError(f"{out}: a column holds values of several types ({error}); take .jsonl.") from error
             return
@@ -152,6 +159,7 @@ def _writer(file: TextIO, form: str) -> Write:
     if form == ".jsonl":
         return lambda row: print(json.dumps(row, ensure_ascii=False, default=str), file=file)
     table: csv.DictWriter[str] | None = None
+    known = set[str]()
 
     def write(row: Mapping[str, Any]) -> None:
         nonlocal table
@@ -160,6 +168,11 @@ def _writer(file: TextIO, form: str) -> Write:
             how = {"lineterminator": "\n", **(plain if form == ".tsv" else {})}
             table = csv.DictWriter(file, list(row), extrasaction="ignore", **how)
             table.writeheader()
+            known.update(row)
+        for name in (name for name in row if name not in known):
+            known.add(name)
+            told = f"the column {name} of a later row is left out: a table's columns are those of the first rows"
+            warnings.warn(f"{told}. Take .jsonl or .parquet, which keep it.", stacklevel=2)
         table.writerow({name: _cell(value, form) for name, value in row.items()})
 
     return write

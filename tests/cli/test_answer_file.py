@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import sys
+import warnings
 
 import pytest
 from deltas import random_delta, saved
@@ -78,6 +79,31 @@ def test_a_row_that_cannot_be_read_has_no_answer_and_says_why(bundle, task, tmp_
     assert [bool(row["label"]) for row in found] == [False, False, True, False]
     assert "must be a text; found 5" in found[0]["error"] and "not JSON" in found[1]["error"]
     assert found[2]["error"] == "" and "must be a text; found null" in found[3]["error"]
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("end", [".csv", ".tsv", ".jsonl", ".parquet"])
+def test_rows_keep_their_columns_after_a_first_one_that_cannot_be_read(bundle, task, tmp_path, end):
+    if end == ".parquet":
+        pytest.importorskip("pyarrow", reason="pip install edgepeft[data]")
+    (rows := tmp_path / "rows.csv").write_text("text,error,id\nw7,w8,E1,0\nw7 w9,E2,1\n")
+    done = run(bundle, task, rows, out := tmp_path / f"answers{end}", batch_size=1)
+    assert done.exit_code == 1, done.output
+    bad, good = read(out)
+    assert "4 cells, but 3 columns" in bad["edgepeft.error"] and not good["edgepeft.error"]
+    assert (good["text"], good["error"], good["id"]) == ("w7 w9", "E2", "1") and good["label"]
+
+
+@pytest.mark.parametrize("end", [".csv", ".parquet"])
+def test_a_column_that_only_a_later_row_has_is_kept_or_said_to_be_left_out(bundle, task, tmp_path, end):
+    if end == ".parquet":
+        pytest.importorskip("pyarrow", reason="pip install edgepeft[data]")
+    (rows := tmp_path / "rows.jsonl").write_text('{"sentence1": "w7"}\n{"sentence1": "w8", "lang": "en"}\n' * 2)
+    with warnings.catch_warnings(record=True) as notes:
+        warnings.simplefilter("always")
+        assert run(bundle, task, rows, out := tmp_path / f"answers{end}").exit_code == 0
+    said = [str(note.message) for note in notes if "the column lang of a later row is left out" in str(note.message)]
+    assert len(said) == (end == ".csv") and [row.get("lang") for row in read(out)][1::2] == [None if said else "en"] * 2
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
