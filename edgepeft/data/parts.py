@@ -151,7 +151,7 @@ def load_data(
     parts = {name: tuple(read_rows(path, labels=True, bad=problems[name], **reads)) for name, path in given.items()}
     for name, bad in problems.items():
         bad.settle(skip=skip_bad, some=bool(parts[name]))
-    if kind is None and of.one_label and not labels and isinstance(train, Path):
+    if kind is None and of.one_label and not labels:
         require_names(train, "label", [row.label for row in parts["--data"]])  # of all rows; shapes see the first ones
     _require_different(given, parts)
     chosen = parts["--eval"] if isinstance(eval, Source) else eval

@@ -34,6 +34,7 @@ class ResolvedRequest:
     request: TrainRequest
     method: Method
     template: TextTemplate
+    kind: str | None  # of task, where something says it
 
     def rows(self) -> TaskData:
         """The rows in parts."""
@@ -44,7 +45,8 @@ class ResolvedRequest:
             source_of(asked.data),
             *held_out,
             template.columns(columns),
-            kind=asked.kind,
+            kind=self.kind,
+            regression=asked.regression,
             few_shot=asked.few_shot,
             seed=asked.seed,
             labels=template.format.names if template.format is not None and template.format.step else None,
@@ -64,7 +66,8 @@ def resolved(request: TrainRequest) -> ResolvedRequest:
         fields=request.field,
         adapters=method.places_adapters,
     )
-    kind = kind_asked(template.kind(request.kind), regression=request.regression, writes=template.target is not None)
+    said_kind = template.kind(request.kind)
+    kind = kind_asked(said_kind, regression=request.regression, writes=template.target is not None)
     found = template.format
     said = {} if found is None else {"metric": found.metric, "max_length": found.max_length}
     said = {name: value for name, value in said.items() if getattr(request, name) is None}
@@ -73,7 +76,7 @@ def resolved(request: TrainRequest) -> ResolvedRequest:
     if request.json_schema is not None and not kind.writes:
         raise UsageError(f"--json-schema is of text that is written, and {kind.title} writes none; leave it out.")
     device_of(request.device)
-    return ResolvedRequest(request.model_copy(update={**said, "kind": kind.name}), method, template)
+    return ResolvedRequest(request.model_copy(update={**said, "kind": kind.name}), method, template, said_kind)
 
 
 def _schema_of(given: Folder | Mapping[str, Any] | None) -> Mapping[str, Any] | None:

@@ -593,6 +593,21 @@ def test_rows_that_hold_anything_are_read_or_refused_and_never_a_traceback(tmp_p
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_training_asks_about_numbers_after_the_first_rows_unless_their_kind_is_said(tmp_path):
+    pytest.importorskip("torch", reason="pip install edgepeft[train]")
+    from edgepeft.options.verbs import TrainOptions
+    from edgepeft.training.settings import resolved
+
+    rows = [{"text": f"w{i}", "label": i % 2 if i < 110 else i % 9 / 2} for i in range(200)]
+    for data in (jsonl(tmp_path / "rows.jsonl", rows), rows):
+        asked = {"backbone": "none", "data": data, "task": "t", "out": tmp_path / "t"}
+        with pytest.raises(UsageError, match="the label holds numbers"):
+            resolved(TrainOptions(**asked)).rows()
+        assert resolved(TrainOptions(**asked, kind="classification")).rows().task_kind.name == "classification"
+        assert resolved(TrainOptions(**asked, regression=True)).rows().task_kind.name == "regression"
+
+
 def test_numbers_to_learn_are_asked_about_even_after_the_first_rows(tmp_path):
     path = jsonl(tmp_path / "rows.jsonl", [{"text": f"t{i}", "label": 5 if i < 120 else i / 8} for i in range(200)])
     assert told_shape(path, head_of(path)) is None  # the first hundred are all 5
