@@ -39,10 +39,12 @@ def command(
 ) -> None:
     """Look at a file as `edgepeft train` would: its kind, its parts, its labels, its lengths, and what is odd."""
     from edgepeft.data.parts import PARTS, load_data, shape_in
+    from edgepeft.data.readers import held
     from edgepeft.data.rows import Columns
 
     columns = Columns(text_column, pair_column, label_column, separator=label_separator)
-    shape = None if kind else shape_in(data, columns)
+    source = held(data)
+    shape = None if kind else shape_in(source, columns)
     if shape is not None and shape.source is not None:
         if as_json:
             patterns = {"kind": shape.kind, "source": shape.source, "target": shape.target}

@@ -26,9 +26,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgepeft.common.errors import DataError, UsageError
-from edgepeft.data.containers import STDIN
 from edgepeft.data.labels import require_names
-from edgepeft.data.readers import Source, format_of, is_dataset, source_of, splits_of
+from edgepeft.data.readers import Source, format_of, held, is_dataset, source_of, splits_of
 from edgepeft.data.rows import SENTENCES, Columns, Row, head_of, read_rows
 from edgepeft.data.sampling import Part, few_shot_part, file_name, held_out, row_digest
 from edgepeft.data.shapes import Shape, told_shape
@@ -322,16 +321,14 @@ def told(options: O) -> O:
     """Complete the options by what the shape of their rows tells, if none of them says what the rows are."""
     if any(getattr(options, name, None) for name in _SAY):
         return options
-    rows = source_of(options.data)
+    rows = held(source_of(options.data))
     shape = shape_in(rows, Columns.of(options))
     known = [name for name in TOLD if shape is not None and name in type(options).model_fields]
     return options.model_copy(update={"data": rows, **{name: getattr(shape, name) for name in known}})
 
 
 def shape_in(train: Source, columns: Columns = SENTENCES) -> Shape | None:
-    """Tell the shape of training rows by the first ones; standard input is read once, later."""
-    if str(train) == STDIN:
-        return None
+    """Tell the shape of training rows by the first ones."""
     return told_shape(train, head_of(own_splits(train, columns).get("train", train)), columns[:3])
 
 

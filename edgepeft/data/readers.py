@@ -161,7 +161,27 @@ def _plain(value: Any) -> Any:
     return [*map(_plain, value)] if isinstance(value, list) else value
 
 
+class _Held(Records):
+    """Standard input's records, which can be read once."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._records = path, list(read_stdin(path))
+
+    def __str__(self) -> str:
+        """Name the file that they are from."""
+        return str(self._path)
+
+    def read(self, _: object) -> Iterator[Record]:
+        """Yield (line, row)."""
+        return iter(self._records)
+
+
 Source = Path | Records
+
+
+def held(source: Source) -> Source:
+    """Return rows that can be read twice: those of standard input in memory."""
+    return _Held(source) if isinstance(source, Path) and str(source) == STDIN else source
 
 
 def source_of(rows: Rows) -> Source:

@@ -37,7 +37,20 @@ def test_labels_lengths_copies_and_bad_rows_are_counted(tmp_path):
 def test_standard_input_is_read_once(monkeypatch):
     rows = "".join(json.dumps({"text": f"w{i}", "label": "ab"[i % 2]}) + "\n" for i in range(20)).encode()
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BufferedReader(io.BytesIO(rows))))
-    assert look("-")[0]["rows"] == 20
+    found, _ = look("-")
+    assert found["rows"] == 20 and found["train"].endswith("--data - --task task --out task")
+
+
+def test_standard_input_is_of_the_kind_that_its_first_rows_tell(monkeypatch):
+    rows = "text,stars\n" + "".join(f"w{i},{i % 5}\n" for i in range(20))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BufferedReader(io.BytesIO(rows.encode()))))
+    found, said = look("-")
+    assert (found["kind"], found["rows"]) == ("regression", 20) and "--kind regression is taken" in said
+
+
+def test_the_command_that_trains_has_a_name_that_a_task_may_have(tmp_path):
+    path = jsonl(tmp_path / "my reviews (1).jsonl", [{"text": f"w{i}", "label": "ab"[i % 2]} for i in range(20)])
+    assert look(path)[0]["train"].endswith(f"--data {shlex.quote(str(path))} --task my-reviews-1 --out my-reviews-1")
 
 
 def test_with_a_backbone_lengths_are_in_its_tokens_and_the_command_trains(tmp_path):
