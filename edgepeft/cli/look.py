@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections import Counter
 from collections.abc import Sequence
@@ -52,7 +53,7 @@ def command(
         else:
             typer.echo(f'{data}: {shape.told}; a T5 reads "{shape.source}" and writes "{shape.target}".')
         return
-    found = load_data(data, columns=columns, kind=kind or (shape.kind if shape else None), skip_bad=True)
+    found = load_data(source, columns=columns, kind=kind or (shape.kind if shape else None), skip_bad=True)
     task_kind, rows = found.task_kind, [row for part in PARTS for row in getattr(found, part)]
     lengths, unit = _lengths(task_kind, rows, backbone)
     ordered, places = sorted(lengths), {"median": 0.5, "of_95_percent": 0.95, "longest": 1.0}
@@ -98,7 +99,8 @@ def _labels(kind: TaskType, rows: Sequence[Row]) -> list[dict[str, Any]]:
 def _train(data: Path, backbone: str | None, columns: Sequence[str | None], kind: str | None) -> str:
     options = ("--text-column", "--pair-column", "--label-column", "--label-separator", "--kind")
     given = [part for option, value in zip(options, (*columns, kind), strict=True) if value for part in (option, value)]
-    name = Path(str(data).partition("#")[0]).name.partition(".")[0] or "task"
+    file = Path(str(data).partition("#")[0]).name.partition(".")[0]
+    name = re.sub("[^A-Za-z0-9_]+", "-", file).strip("-")[:100] or "task"
     return f"edgepeft train --backbone {shlex.quote(backbone or 'BACKBONE')} --data " + shlex.join(
         [str(data), *given, "--task", name, "--out", name]
     )
