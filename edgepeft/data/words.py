@@ -27,7 +27,7 @@ Span = tuple[int, int]
 # Written without blanks between words: BERT's list.
 _IDEOGRAPHS = "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002a6df\U0002a700-\U0002ceaf\U0002f800-\U0002fa1f"
 
-_JOINERS = "\u200c\u200d"  # within a word or an emoji
+_JOINERS = "\u00ad\u200c\u200d"  # within a word or an emoji; a soft hyphen, which BERT does not read
 _UNSEEN = "\u200b\u200e\u200f\u202a-\u202e\u2060-\u206f\ufeff"  # directions, and blanks of no width
 
 

@@ -117,6 +117,7 @@ def test_a_scheme_is_completed():
         ("東京へ 行く", ["東", "京", "へ", "行", "く"]),
         ("😀Ada 𝛽x👍🏽", ["😀", "Ada", "𝛽x", "👍", "🏽"]),
         ("می‌خواهم", ["می‌خواهم"]),  # joined without being joined
+        ("der Bundes\xadtag \xad", ["der", "Bundes\xadtag"]),  # a word that no tag divides
         ("", []),
     ],
 )
