@@ -171,7 +171,7 @@ def _mark(mark: Any) -> Any:
         start, end = mark.get("start", mark.get("start_offset")), mark.get("end", mark.get("end_offset"))
         several = mark.get("labels")  # Label Studio's
         label = several[0] if isinstance(several, list) and len(several) == 1 else mark.get("label")
-        return {"start": start, "end": end, "label": label, "text": mark.get("text")}
+        return {"start": start, "end": end, "label": label} | ({"text": mark["text"]} if "text" in mark else {})
     return dict(zip(("start", "end", "label"), mark, strict=False)) if isinstance(mark, list | tuple) else mark
 
 
