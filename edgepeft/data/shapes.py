@@ -292,7 +292,8 @@ def _positive(head: Head, names: Mapping[str, str], path: object) -> Shape | Non
 def _score(head: Head, names: Mapping[str, str], path: object) -> Shape | None:
     """A number by the name of one."""
     there = [names[name] for name in _SCORES if name in names]
-    scores = [name for name in there if all(number_of(row.get(name)) is not None for row in head)]
+    cells = {name: [cell for row in head if (cell := row.get(name)) not in (None, "")] for name in there}
+    scores = [name for name in there if cells[name] and all(number_of(cell) is not None for cell in cells[name])]
     if not scores or {*LABELS} & names.keys():
         return None
     label = one_of(path, scores, "the number", "--label-column")

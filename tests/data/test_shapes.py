@@ -594,6 +594,26 @@ def test_rows_that_hold_anything_are_read_or_refused_and_never_a_traceback(tmp_p
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.filterwarnings("ignore::UserWarning")
+def test_numbers_with_commas_are_asked_about(tmp_path):
+    (path := tmp_path / "rows.csv").write_text("text;label\n" + "".join(f"w{i};{i % 5},5\n" for i in range(20)))
+    with pytest.raises(UsageError, match="holds numbers with commas \\(0,5; 1,5; 2,5\\)"):
+        told_shape(path, [*head_of(path), {"text": "z", "label": ""}])
+    row, *_ = of_kind(path, "regression")
+    with pytest.raises(DataError, match="found '0,5'; write it with a point"):
+        kind_named("regression")(None).expected(row)
+    path.write_text('text,label\na,x\nb,"1,5"\n')
+    assert told_shape(path, head_of(path)) is None
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_missing_number_is_refused_with_its_line_and_the_others_are_numbers_all_the_same(tmp_path):
+    (path := tmp_path / "rows.csv").write_text("text,rating\na,1.5\nb,\nc,3\n")
+    assert told_shape(path, head_of(path)).kind == "regression"
+    with pytest.raises(DataError, match=r"rows.csv:3: the label is empty"):
+        of_kind(path, "regression")
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
 def test_training_asks_about_numbers_after_the_first_rows_unless_their_kind_is_said(tmp_path):
     pytest.importorskip("torch", reason="pip install edgepeft[train]")
     from edgepeft.options.verbs import TrainOptions
