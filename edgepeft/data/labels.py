@@ -27,6 +27,7 @@ from edgepeft.common.bounded import bytes_at
 from edgepeft.common.errors import DataError, UsageError
 
 NO_TARGET = -100  # past a target's end: PyTorch's and transformers' number for what no loss is of
+_COMMA = re.compile(r"\s*[+-]?\d+,\d+\s*", re.ASCII)
 _MOST_VALUES = 20  # of labels that are numbers and names all the same
 
 LabelReader = Callable[[Any, str], str]
@@ -62,8 +63,19 @@ def number_of(value: Any) -> float | None:
     return found if math.isfinite(found) else None
 
 
+def _has_comma(label: Any) -> bool:
+    return isinstance(label, str) and _COMMA.fullmatch(label) is not None
+
+
 def require_names(path: object, what: str, labels: Sequence[Any]) -> None:
-    """Refuse labels that are numbers to learn: many, or with fractions."""
+    """Refuse labels that are numbers to learn: many, with fractions, or with commas for these."""
+    commas = [label for label in labels if _has_comma(label)]
+    if commas and all(_has_comma(each) or number_of(each) is not None for each in labels if each not in (None, "")):
+        raise UsageError(
+            f"{path}: the {what} holds numbers with commas ({'; '.join(dict.fromkeys(commas[:3]))}). Say what they "
+            "are: --kind regression learns to give a number, once it is written with a point, --kind classification "
+            "takes each for a name, --kind labels --label-separator , for several."
+        )
     values = {number for label in labels if (number := number_of(label)) is not None}
     if len(values) <= _MOST_VALUES and all(value == int(value) for value in values):
         return

@@ -67,7 +67,8 @@ class Regression(TaskType):
     def expected(self, row: Row) -> float:
         """Return the number; refuse what is none."""
         if (number := number_of(row.label)) is None:
-            raise DataError(f"{row.where}: the label of a regression is a finite number; found {row.label!r}.")
+            remedy = "; write it with a point, without commas" if "," in (row.label or "") else ""
+            raise DataError(f"{row.where}: the label of a regression is a finite number; found {row.label!r}{remedy}.")
         return number
 
     def targets(self, rows: Sequence[Row]) -> Values:
