@@ -187,7 +187,10 @@ def _labelled(path: Path, files: Iterable[tuple[PurePath, bytes]]) -> Iterator[R
     if western:
         warnings.warn(f"{path}: {western} files are not UTF-8; they are read as Windows-1252.", stacklevel=2)
     if not number:
-        raise DataError(f"{path} has no texts (.txt files); each is one text, in a folder that has its label as name.")
+        raise DataError(
+            f"{path} has no texts (.txt files); each is one text, in a folder that has its label as name. Of other "
+            "files give one by its name, unpacked, or a folder with train.csv, test.csv or the like."
+        )
 
 
 def read_xlsx(path: Path) -> Iterator[Record]:

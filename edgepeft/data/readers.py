@@ -219,7 +219,9 @@ def _read_json(path: Path) -> Iterator[Record]:
     try:
         records = json_rows("".join(line for _, line in lines_of(path)))
     except ValueError as error:
-        raise DataError(f"{path}: not JSON ({error}); expected an array of objects, or jsonl.") from error
+        raise DataError(
+            f"{path}: not JSON ({error}); expected an array of objects; one an object a line is called .jsonl."
+        ) from error
     try:
         rows = rows_of(records)
     except (AttributeError, TypeError, ValueError) as error:
