@@ -42,14 +42,15 @@ from edgepeft.data.containers import (
     read_zip,
 )
 from edgepeft.data.labels import shown
-from edgepeft.data.shapes import LABELS
+from edgepeft.data.shapes import HEAD, LABELS, TAUGHT
 
 if TYPE_CHECKING:
     import io
 
     from edgepeft.options.base import Rows
 
-_PARTS = {"train": "train", "validation": "eval", "dev": "eval", "valid": "eval", "val": "eval", "test": "test"}
+_PARTS = {"train": "train", "test": "test", **dict.fromkeys(("validation", "dev", "valid", "val", "eval"), "eval")}
+_NO_LABEL = (None, "", -1, "-1")  # as GLUE's and Kaggle's test parts have
 
 
 def is_dataset(path: Path) -> bool:
@@ -75,10 +76,22 @@ def splits_of(path: Path, label: str) -> dict[str, Path]:
     """Return a dataset's splits by part (train, eval, test), but for those that lack the labels of another."""
     source, split = _parted(path)
     splits = {} if split else {name: rows for name, rows in _opened(source).items() if name in _PARTS}
-    found = {n: next((row for row in rows if isinstance(row, dict)), {}) for n, rows in splits.items()}
-    labels = {column for row in found.values() for column in row if str(column).lower() in {label.lower(), *LABELS}}
-    labelled = [n for n, row in found.items() if row and all(row.get(column) not in (None, -1) for column in labels)]
-    return {_PARTS[name]: Path(f"{source}#{name}") for name in labelled}
+    heads = {
+        name: [
+            {str(n).lower(): cell for n, cell in row.items()}
+            for row in itertools.islice(rows, HEAD)
+            if isinstance(row, dict)
+        ]
+        for name, rows in splits.items()
+    }
+    names = {name for rows in heads.values() for row in rows for name in row}
+    labels = {label.lower(), *LABELS} & names
+
+    def taught(rows: list[dict[str, Any]]) -> bool:
+        has = [any(row.get(name) not in _NO_LABEL for row in rows) for name in labels or TAUGHT & names]
+        return bool(rows) and (all(has) if labels or not has else any(has))
+
+    return {_PARTS[name]: Path(f"{source}#{name}") for name, rows in heads.items() if taught(rows)}
 
 
 def _parted(path: Path) -> tuple[str, str]:

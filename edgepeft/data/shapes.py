@@ -35,6 +35,7 @@ LABELS = (
 _TAGS = ("tags", "ner_tags", "pos_tags", "chunk_tags", "labels", "ner")
 _MARKS = ("spans", "entities", "label", "labels")
 _SCORES = ("score", "similarity", "similarity_score", "rating", "stars")
+TAUGHT = {*_TAGS, *_MARKS, *_SCORES}  # what rows say that have no label
 TEXTS = (
     "text",
     "sentence",

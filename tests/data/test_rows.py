@@ -260,12 +260,24 @@ def test_a_folder_of_files_that_are_called_by_their_splits_is_a_dataset(tmp_path
 
 
 def test_splits_of_words_and_tags_have_no_column_of_labels_and_a_bad_row_is_named_by_its_file(tmp_path):
+    (tmp_path / "test.ndjson").write_text('{"tokens": ["Ada"]}\n')  # without tags it is no part
     for name in ("train", "val"):
         row = json.dumps({"tokens": ["Ada", "came"], "ner_tags": ["B-PER", "O"]})
         (tmp_path / f"{name}.ndjson").write_text(f"{row}\n" * 3 + ("{\n" if name == "val" else ""))
     assert splits_of(tmp_path, "label") == {"train": Path(f"{tmp_path}#train"), "eval": Path(f"{tmp_path}#val")}
     with pytest.raises(DataError, match=r"val\.ndjson:4: not JSON"):
         list(read_rows(Path(f"{tmp_path}#val"), labels=False))
+
+
+@pytest.mark.parametrize("column", ["label", "score"])
+def test_a_split_is_without_labels_where_none_of_its_first_rows_has_one(tmp_path, column):
+    for name, values in {"train": [-1, 0, 1], "eval": [None, -1, 1], "test": [-1, -1, None]}.items():
+        rows = "".join(json.dumps({"text": f"{name} {value}", column: value}) + "\n" for value in values)
+        (tmp_path / f"{name}.jsonl").write_text(rows)
+    assert [*splits_of(tmp_path, "label")] == ["eval", "train"]
+    (tmp_path / "test.jsonl").unlink()
+    (tmp_path / "test.csv").write_text(f"text,{column}\na,\nb,-1\n")
+    assert [*splits_of(tmp_path, "label")] == ["eval", "train"]
 
 
 @pytest.mark.parametrize(("name", "package"), [("rows.parquet", "pyarrow"), ("somebody/something", "datasets")])
