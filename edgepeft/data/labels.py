@@ -20,6 +20,7 @@ import math
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,9 +37,9 @@ LabelReader = Callable[[Any, str], str]
 
 def label_text(value: Any, where: str, what: str = "label") -> str:
     """Return the text of a label, or of another column that is ``what``."""
-    if not isinstance(value, str | int | float):
+    if not isinstance(value, str | int | float | Decimal):
         raise DataError(f"{where}: the {what} must be a text or a number; found {shown(value)}.")
-    if isinstance(value, float) and not math.isfinite(value):
+    if isinstance(value, float | Decimal) and not math.isfinite(value):
         raise DataError(
             f"{where}: the {what} is {value}, which stands for a missing one; fill it in or leave the row out."
         )
@@ -57,7 +58,8 @@ def shown(value: Any) -> str:
 def number_of(value: Any) -> float | None:
     """Return the number that a label is; None for a name."""
     try:
-        found = float(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else math.nan
+        number = isinstance(value, str | int | float | Decimal) and not isinstance(value, bool)
+        found = float(value) if number else math.nan
     except ValueError:
         return None
     return found if math.isfinite(found) else None

@@ -9,6 +9,7 @@ import random
 import re
 import warnings
 import zipfile
+from decimal import Decimal
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -249,6 +250,9 @@ def test_arrays_and_numbers_of_numpy_in_memory_are_lists_and_numbers(tmp_path):
     assert json.loads(row.label) == [[4, "b"]]
     (row,) = of_kind(Records([{"text": "a", "label": np.int64(1)}]), "classification")
     assert row.label == "1"
+    scored = Records([{"text": "a", "score": Decimal("4.50")}])  # a database's, as parquet has them
+    assert told_shape(scored, head_of(scored)).kind == "regression"
+    assert [row.label for row in of_kind(scored, "regression")] == ["4.50"]
 
 
 def test_a_frame_with_two_columns_of_one_name_is_refused():
