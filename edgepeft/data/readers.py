@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
-import math
 import os
 import re
 import sys
@@ -33,7 +32,6 @@ from edgepeft.data.containers import (
     PACKED,
     STDIN,
     Record,
-    distinct,
     lines_of,
     read_csv,
     read_folder,
@@ -42,6 +40,7 @@ from edgepeft.data.containers import (
     read_zip,
 )
 from edgepeft.data.labels import shown
+from edgepeft.data.memory import Held, Records
 from edgepeft.data.shapes import HEAD, LABELS, TAUGHT
 
 if TYPE_CHECKING:
@@ -134,67 +133,12 @@ def _files_of_splits(folder: Path) -> dict[str, Iterator[dict[str, Any] | DataEr
     return {}
 
 
-class Records:
-    """Rows in memory, read as a file's are: dictionaries, a DataFrame of pandas or polars, a dataset's split."""
-
-    suffix = ""  # a file's would say its format
-
-    def __init__(self, rows: Any) -> None:
-        if hasattr(rows, "features"):
-            self._rows = list(named_split(rows))
-        elif hasattr(rows, "to_dicts"):  # polars
-            self._rows = rows.to_dicts()
-        elif hasattr(rows, "iterrows"):  # pandas, in which what is missing is NaN
-            distinct(self, 1, [*map(str, rows.columns)])  # of which to_dict takes the last
-            records = rows.to_dict("records")
-            self._rows = [
-                {n: None if isinstance(v, float) and math.isnan(v) else v for n, v in r.items()} for r in records
-            ]
-        else:
-            self._rows = list(rows)
-
-    def __str__(self) -> str:
-        """Stand in for a file's name."""
-        return "rows"
-
-    def read(self, _: object) -> Iterator[Record]:
-        """Yield (number, row)."""
-        for number, row in enumerate(self._rows, start=1):
-            if isinstance(row, Mapping):
-                yield number, {name: _plain(value) for name, value in row.items()}
-            else:
-                yield number, DataError(f"{self}:{number}: expected a dictionary of columns; found {shown(row)}.")
-
-
-def _plain(value: Any) -> Any:
-    """Return a cell as a file's are, lists and numbers of Python: pandas gives NumPy's for a parquet file's lists."""
-    value = value.tolist() if hasattr(value, "tolist") else value
-    if isinstance(value, Mapping):
-        return {name: _plain(each) for name, each in value.items()}
-    return [*map(_plain, value)] if isinstance(value, list) else value
-
-
-class _Held(Records):
-    """Standard input's records, which can be read once."""
-
-    def __init__(self, path: Path) -> None:
-        self._path, self._records = path, list(read_stdin(path))
-
-    def __str__(self) -> str:
-        """Name the file that they are from."""
-        return str(self._path)
-
-    def read(self, _: object) -> Iterator[Record]:
-        """Yield (line, row)."""
-        return iter(self._records)
-
-
 Source = Path | Records
 
 
 def held(source: Source) -> Source:
     """Return rows that can be read twice: those of standard input in memory."""
-    return _Held(source) if isinstance(source, Path) and str(source) == STDIN else source
+    return Held(source, read_stdin(source)) if isinstance(source, Path) and str(source) == STDIN else source
 
 
 def source_of(rows: Rows) -> Source:

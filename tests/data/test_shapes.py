@@ -18,9 +18,9 @@ import pytest
 
 from edgepeft.common.errors import DataError, EdgepeftError, UsageError
 from edgepeft.data.labels import opened
+from edgepeft.data.memory import Records
 from edgepeft.data.parts import load_data
 from edgepeft.data.pattern import pattern
-from edgepeft.data.readers import Records
 from edgepeft.data.rows import Columns, head_of, read_rows
 from edgepeft.data.shapes import told_shape
 from edgepeft.tasks.base import kind_named
