@@ -13,6 +13,7 @@ Scores of entities are seqeval's, without it: what is tuned on a board is scored
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from operator import eq
@@ -90,6 +91,19 @@ def _scheme(tags: Iterable[str]) -> str:
     if not fitting:
         raise ValueError(f"tags begin with {', '.join(sorted(used))}; no scheme (BIO, BILOU, BIOES, IO) has all these")
     return _WHOLE[fitting[0]]
+
+
+_LIKE_LETTERED = re.compile(r"([bieslu])[-_:](\S+)", re.IGNORECASE)
+
+
+def require_told(tags: Iterable[str]) -> None:
+    """Refuse tags such as b-per and i-per, or B_PER and I_PER: each would be the name of a type, and o as well."""
+    first: dict[str, str] = {}
+    for tag in sorted(tags):
+        if (like := _LIKE_LETTERED.fullmatch(tag)) is None or _parts(tag)[1] != tag:
+            continue
+        if (other := first.setdefault(like[2], tag)) != tag:
+            raise ValueError(f"the tags {other!r} and {tag!r} would be types of their own; write O, B-TYPE and I-TYPE")
 
 
 def complete(tags: Iterable[str]) -> tuple[str, ...]:

@@ -38,6 +38,7 @@ from edgepeft.tasks._tags import (
     complete,
     entities,
     entity_counts,
+    require_told,
     tagged_label,
     tagged_row,
     type_of,
@@ -118,6 +119,7 @@ class Tokens(TaskType):
         if not {*counts} - {OUTSIDE}:
             raise DataError(f"{rows[0].file}: no row has an entity: every word is {OUTSIDE}. Give rows with some too.")
         try:
+            require_told(counts)
             tags = complete(counts)
         except ValueError as error:
             raise DataError(f"{rows[0].file}: {error}.") from error

@@ -107,6 +107,25 @@ def test_a_scheme_is_completed():
 
 
 @pytest.mark.parametrize(
+    ("tags", "refused"),
+    [
+        ("b-per i-per o", "the tags 'b-per' and 'i-per' would be types of their own; write O, B-TYPE and I-TYPE"),
+        ("B_PER I_PER O", "the tags 'B_PER' and 'I_PER' would"),
+        ("B-PER I-PER O", None),
+        ("e-mail i-phone O", None),
+        ("NOUN VERB o", None),
+    ],
+)
+def test_tags_that_are_written_otherwise_are_no_names_of_types(tags, refused):
+    row = Row(Words(tags.split()), None, json.dumps({"tags": tags.split()}), "rows.conll", 1)
+    if refused is None:
+        assert {*tags.split()} <= {*Tokens.labels_of([row])}
+        return
+    with pytest.raises(DataError, match=f"rows.conll: {refused}"):
+        Tokens.labels_of([row])
+
+
+@pytest.mark.parametrize(
     ("text", "words"),
     [
         ("Paris, U.S. don't", ["Paris", ",", "U", ".", "S", ".", "don", "'", "t"]),
