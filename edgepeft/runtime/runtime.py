@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 from threading import RLock
 from typing import TYPE_CHECKING, Any, Self, overload
 
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 from edgepeft.backbones.base import Pooling
 from edgepeft.backbones.tokens import TokenBatch
 from edgepeft.bundle.bundle import Bundle
-from edgepeft.bundle.manifest import TaskEntry
+from edgepeft.bundle.manifest import Manifest, TaskEntry
 from edgepeft.common.errors import BundleError, EdgepeftError, UsageError
 from edgepeft.data.answers import Answer, Prediction
 from edgepeft.graph.names import LOGITS
@@ -86,16 +87,17 @@ class Runtime(TextTasks):
         """Read the manifest again and close what changed in it; returns the tasks that are new, replaced or gone.
 
         Raises:
-            UsageError: the runtime was closed, or the folder now holds another backbone.
+            UsageError: the runtime was closed, or the folder now holds another backbone or tokenizer.
         """
         with self._lock:
             self._check_open()
-            before, bundle = self.bundle.manifest, Bundle(self.bundle.folder)
-            now = bundle.manifest
-            if now.backbone != before.backbone:
-                raise UsageError(f"{bundle.folder} now holds another backbone; open the bundle again.")
+            before, folder = self.bundle.manifest, self.bundle.folder
+            now = Manifest.read(folder)
+            if (now.backbone, now.files) != (before.backbone, before.files):
+                raise UsageError(f"{folder} now holds another tokenizer or another backbone; open the bundle again.")
             changed = [n for n in {**before.tasks, **now.tasks} if before.tasks.get(n) != now.tasks.get(n)]
-            bundle.sound_weights, bundle.known_weights = self.bundle.sound_weights, self.bundle.known_weights
+            bundle = copy(self.bundle)  # with what was read of the backbone: the folder may not be there any more
+            bundle.manifest = now
             self.bundle = self._weights.bundle = bundle
             for name in changed:
                 self._sessions.pop(name, None)

@@ -121,7 +121,7 @@ class Service:
         before = self.manifest
         try:
             return self.runtime.reload()
-        except UsageError:  # another backbone
+        except UsageError:  # another backbone or tokenizer
             replaced, self.runtime = self.runtime, self._open()
             self._truncated_before += replaced.truncation.rows
             replaced.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 
@@ -16,6 +17,7 @@ from edgepeft.backbones.source import open_backbone
 from edgepeft.backbones.tokens import Text
 from edgepeft.bundle.bundle import Bundle
 from edgepeft.bundle.delta import new_delta
+from edgepeft.bundle.manifest import Manifest
 from edgepeft.common.errors import UsageError
 from edgepeft.deploy.install import roll_back
 from edgepeft.deploy.verify import audit
@@ -189,3 +191,22 @@ def test_a_folder_that_now_holds_another_backbone_is_not_reloaded(bundle, tiny):
     export_bundle(open_backbone(str(tiny("distilbert"))), [], bundle, texts=TEXTS, force=True)
     with pytest.raises(UsageError, match="another backbone; open the bundle again"):
         runtime.reload()
+
+
+def test_another_tokenizer_is_not_read_past(bundle):
+    runtime = Runtime(bundle, threads=1, cache=False)
+    (tokenizer,) = bundle.glob("tokenizer.json")
+    tokenizer.write_text(tokenizer.read_text().replace('"w7"', '"other"'))
+    manifest = Manifest.read(bundle)
+    files = {**manifest.files, tokenizer.name: hashlib.sha256(tokenizer.read_bytes()).hexdigest()}
+    manifest.model_copy(update={"files": files}).write(bundle)
+    with pytest.raises(UsageError, match="another tokenizer"):
+        runtime.reload()
+
+
+def test_what_was_open_answers_after_a_reload_where_the_folder_is_gone(bundle):
+    runtime = Runtime(bundle, threads=1, cache=False)
+    before = runtime.predict("mood", ["w7 w8", "w9"])
+    assert runtime.reload() == ()
+    bundle.rename(bundle.with_name("elsewhere"))
+    assert runtime.predict("mood", ["w7 w8", "w9"]) == before
