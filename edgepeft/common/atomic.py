@@ -23,6 +23,7 @@ _TOKEN = "[0-9a-f]" * 2 * _TOKEN_BYTES
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Give a temporary path beside ``path`` that the block writes; then it takes the place: fsync, rename."""
+    _check_plain(path)
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = _beside(path)
@@ -65,7 +66,7 @@ def new_folder(path: Path, *, force: bool = False) -> Iterator[Path]:
     Yields a temporary folder beside ``path``, which is renamed into place when the block ends.  Any exception, Ctrl-C
     included, removes it and leaves what was at ``path`` as it was; what a killed process left there goes first.
     """
-    path = path.absolute()
+    path = path.resolve() if path.is_symlink() else path.absolute()  # a link stays one
     check_replaceable(path)
     check_target(path)
     if path.exists() and any(path.iterdir()) and not force:
@@ -99,12 +100,20 @@ def new_folder(path: Path, *, force: bool = False) -> Iterator[Path]:
 
 def check_target(path: Path) -> None:
     """Check that a file or folder can be written at ``path``, before the work that makes it."""
+    _check_plain(path)
     # Not Path.exists, which raises where a folder cannot be entered.
     above = next((parent for parent in path.absolute().parents if os.path.exists(parent)), Path("/"))  # noqa: PTH110
     if not above.is_dir():
         raise UsageError(f"{path} cannot be written: {above} is a file. Choose another place.")
     if not os.access(above, os.W_OK | os.X_OK):
         raise EdgepeftError(f"{path} cannot be written: {above} is not this user's to write. Choose another place.")
+
+
+def _check_plain(path: Path) -> None:
+    """Check that no device or pipe is at ``path``: a file would take its place, root's /dev/null too."""
+    special = os.path.exists(path) and not (path.is_file() or path.is_dir())  # noqa: PTH110
+    if special or path.absolute().parent == Path("/dev"):  # /dev/stdout may lead to a file
+        raise UsageError(f"{path} is a device or a pipe, whose place a file would take; name a file.")
 
 
 def check_replaceable(path: Path) -> None:

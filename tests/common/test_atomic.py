@@ -97,6 +97,29 @@ def test_a_mount_point_is_refused_before_the_work_since_no_folder_can_take_its_p
     assert (volume / "out" / "part").read_text() == "new"
 
 
+@pytest.mark.parametrize("where", ["pipe", "/dev/null", "/dev/stdout"])
+def test_no_file_takes_the_place_of_a_device_or_a_pipe(tmp_path, monkeypatch, where):
+    monkeypatch.setattr("pathlib.Path.replace", lambda *_: pytest.fail("it was replaced"))
+    os.mkfifo(tmp_path / "pipe")
+    for refused in (check_target, lambda path: write_atomically(path, b"new")):
+        with pytest.raises(UsageError, match="a device or a pipe"):
+            refused(tmp_path / where)
+
+
+def test_a_folder_behind_a_link_is_replaced_there_and_the_link_stays(tmp_path):
+    (tmp_path / "disk" / "out").mkdir(parents=True)
+    (tmp_path / "disk" / "out" / "stale").write_text("old")
+    (tmp_path / "link").symlink_to(tmp_path / "disk" / "out")
+    fill(tmp_path / "link", force=True)
+    assert (tmp_path / "link").is_symlink()
+    assert [path.relative_to(tmp_path).as_posix() for path in sorted(tmp_path.rglob("*"))] == [
+        "disk",
+        "disk/out",
+        "disk/out/part",
+        "link",
+    ]
+
+
 def test_a_file_on_the_way_to_a_target_is_refused_before_the_work(tmp_path):
     (tmp_path / "file").write_text("")
     with (
