@@ -74,7 +74,7 @@ def command(
     columns = Columns(text_column, pair_column)
     rows = (text, second, input_file, columns, task_column, skip_unknown, task, tuple(candidate or ()))
     asked = _Asked(*rows, batch_size, stream, out, dims, as_json)
-    if stream or STDIN in (str(input_file), *(text or ())) or sys.stdout.isatty():
+    if stream or STDIN in (str(input_file), *(text or ())) or (sys.stdout and sys.stdout.isatty()):
         no_longer()  # who types is waited for, and answers on the terminal say enough
     runtime = Runtime(bundle, threads=threads, cache=not no_cache)
     _say_costs(runtime, task)

@@ -148,10 +148,12 @@ def _opened(out: Path, form: str) -> Iterator[Write]:
             columns = dict.fromkeys(name for row in records for name in row)  # pyarrow takes those of the first row
             try:
                 write_table(pa.Table.from_pylist([*({**columns, **row} for row in records[:1]), *records[1:]]), new)
-            except pa.ArrowException as error:
-                raise DataError(f"{out}: a column holds values of several types ({error}); take .jsonl.") from error
+            except (pa.ArrowException, UnicodeEncodeError) as error:
+                raise DataError(
+                    f"{out}: a column holds what no type of parquet does ({error}); take .jsonl."
+                ) from error
             return
-        with new.open("x", encoding="utf-8", newline="") as file:
+        with new.open("x", encoding="utf-8", errors="backslashreplace", newline="") as file:  # half a pair of UTF-16
             yield _writer(file, form)
 
 

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from edgepeft.backbones.source import open_backbone
 from edgepeft.cli._main import app
-from edgepeft.common.errors import UsageError
+from edgepeft.common.errors import DataError, UsageError
 from edgepeft.runtime.runtime import Runtime
 from edgepeft.training.exporting.bundle import export_bundle
 
@@ -104,6 +104,20 @@ def test_a_column_that_only_a_later_row_has_is_kept_or_said_to_be_left_out(bundl
         assert run(bundle, task, rows, out := tmp_path / f"answers{end}").exit_code == 0
     said = [str(note.message) for note in notes if "the column lang of a later row is left out" in str(note.message)]
     assert len(said) == (end == ".csv") and [row.get("lang") for row in read(out)][1::2] == [None if said else "en"] * 2
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("end", [".csv", ".tsv", ".jsonl", ".parquet"])
+def test_half_of_a_pair_of_utf_16_is_written_as_its_escape(bundle, task, tmp_path, end):
+    (rows := tmp_path / "rows.jsonl").write_text('{"text": "w7 \\ud83d"}\n')
+    if end == ".parquet":
+        pytest.importorskip("pyarrow", reason="pip install edgepeft[data]")
+    done = run(bundle, task, rows, out := tmp_path / f"answers{end}")
+    if end == ".parquet":
+        assert isinstance(done.exception, DataError) and "take .jsonl" in str(done.exception)
+        return
+    assert done.exit_code == 0, done.output
+    assert "w7 \\ud83d" in out.read_text()
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")

@@ -270,6 +270,12 @@ def test_what_is_wrong_is_said_and_the_exit_code_is_the_contracts(exported, tmp_
     assert not done.stdout
 
 
+def test_a_closed_standard_output_is_no_error(exported):
+    command = [sys.executable, "-m", "edgepeft", "run", exported, "--task", "mood", "--no-cache", "w7"]
+    done = subprocess.run(["sh", "-c", '"$@" >&-', "sh", *command], stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_a_reader_that_leaves_gets_no_traceback(exported, tmp_path):
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"sentence1": "w7"}\n' * 3000)
