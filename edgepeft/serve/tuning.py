@@ -23,7 +23,7 @@ from edgepeft.common.errors import EdgepeftError
 from edgepeft.data.conventions import CANDIDATES
 from edgepeft.data.training_loop.checkpoint import claim, discard
 from edgepeft.serve.problems import Refused, explain, fault
-from edgepeft.serve.schemas import TuneRequest
+from edgepeft.serve.schemas import TuneRequest, TuneRow
 
 if TYPE_CHECKING:
     from edgepeft.data.training_loop.run import Progress
@@ -124,7 +124,7 @@ class Jobs:
         """Start its process and follow it: how it ended, shown when the process is gone and the next may start."""
         data = folder / _ROWS_FILE
         rows = (
-            {**({"sentence1": row.text} if row.fields is None else row.fields), "label": row.plain_label}
+            {**(_read_of(row) if row.fields is None else row.fields), "label": row.plain_label}
             | ({} if row.second is None else {"sentence2": row.second})
             | ({} if row.candidates is None else {CANDIDATES: row.candidates})
             for row in request.rows
@@ -167,6 +167,11 @@ class Jobs:
                 with self._lock:
                     self._states.get(run.job, {}).update(report)
         return None
+
+
+def _read_of(row: TuneRow) -> dict[str, Any]:
+    """A row's text, or its words, as a file has them."""
+    return {"sentence1": row.text} if row.words is None else {"words": row.words}
 
 
 def _cut_off(run: _Run, exitcode: int | None) -> dict[str, Any]:

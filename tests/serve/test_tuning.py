@@ -207,3 +207,10 @@ def test_options_that_exclude_each_other_fail_the_run_with_the_reason(bundle):
     jobs = Jobs(bundle, 1)
     state = ended(jobs, jobs.start("mood", TuneRequest(rows=moods(60), steps=1, epochs=1))["job"])
     assert state["state"] == "failed" and "exclude each other" in state["error"]["message"]
+
+
+def test_a_row_may_be_its_words(bundle):
+    rows = [{"words": row["text"].split(), "label": row["label"]} for row in moods(60)]
+    jobs = Jobs(bundle, 1)
+    state = ended(jobs, jobs.start("mood", TuneRequest(rows=rows, steps=2))["job"])
+    assert state["state"] == "done", state
