@@ -16,7 +16,7 @@ from edgepeft.backbones.emit import BUNDLE_FILES
 from edgepeft.bundle.bundle import TASKS_FOLDER, Bundle
 from edgepeft.bundle.manifest import MANIFEST_FILE, Manifest, hub_name_of, task_table
 from edgepeft.bundle.versions import hashes
-from edgepeft.common.atomic import replacing
+from edgepeft.common.atomic import drop_unfinished, replacing
 from edgepeft.common.errors import EdgepeftError, UnknownName, UsageError, VerificationFailed, named, requiring
 from edgepeft.common.messages import reason
 from edgepeft.common.own_folder import locked
@@ -140,6 +140,8 @@ def _opened(
     held = Keys(keys, folder)
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder):
+        for parent in {left.parent for left in folder.rglob(".*")}:  # of one that was killed, which boards never need
+            drop_unfinished(parent)
         found, made = FolderRepository(folder, held, days), False
         if not found.found("root"):  # the first, of the keys that are there, and of new ones
             with found.edit_root() as root:

@@ -138,3 +138,11 @@ def test_a_wrong_command_says_what_to_do(words, said, fleet, board, tmp_path):
     places = {"bundle": fleet.bundle, "repository": fleet.repository, "keys": fleet.keys, "board": board}
     done = edgepeft("publish", *(word.format(**places, nothing=tmp_path / "nothing") for word in words))
     assert done.returncode == 2 and said in done.stderr and "Traceback" not in done.stderr
+
+
+def test_what_a_killed_publisher_left_goes_with_the_next(fleet):
+    targets = fleet.repository / "targets" / "stable" / "tasks"
+    (targets / f".{'0' * 64}.mood.onnx.0123abcd").write_bytes(b"half")
+    (fleet.repository / "metadata" / ".7.stable.json.0123abcd").write_bytes(b"half")
+    refresh(fleet.repository, fleet.keys)
+    assert not [*fleet.repository.rglob(".*")]
