@@ -60,8 +60,8 @@ def synced(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def new_folder(path: Path, *, force: bool = False) -> Iterator[Path]:
-    """Fill a folder that appears whole or not at all.
+def new_folder(path: Path, *, force: bool = False, read: Path | None = None) -> Iterator[Path]:
+    """Fill a folder that appears whole or not at all; one that is or holds ``read`` is not replaced by it.
 
     Yields a temporary folder beside ``path``, which is renamed into place when the block ends.  Any exception, Ctrl-C
     included, removes it and leaves what was at ``path`` as it was; what a killed process left there goes first.
@@ -69,6 +69,8 @@ def new_folder(path: Path, *, force: bool = False) -> Iterator[Path]:
     path = path.resolve() if path.is_symlink() else path.absolute()  # a link stays one
     check_replaceable(path)
     check_target(path)
+    if read is not None and read.resolve().is_relative_to(path.resolve()):
+        raise UsageError(f"{path} would be replaced, and with it {read}, which is read. Choose another folder.")
     if path.exists() and any(path.iterdir()) and not force:
         raise UsageError(f"{path} exists already. Give --force to replace it, or choose another folder.")
     made = [parent for parent in path.parents if not parent.exists()]

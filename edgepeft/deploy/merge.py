@@ -51,7 +51,7 @@ def merge_task(bundle: Bundle, task: str, out: Path, *, force: bool = False) -> 
     ``_FORMS`` has, and ``_write_text_model`` for text.  The task's check file is replayed on what was written.
     """
     entry, config = bundle.entry(task), read_config(bundle.folder / "config.json")
-    with new_folder(out, force=force) as folder:
+    with new_folder(out, force=force, read=bundle.folder) as folder:
         write_json(folder / "config.json", config if entry.writes else _config(config, entry))
         if (path := bundle.folder / "tokenizer_config.json").is_file():
             known = read_config(path)

@@ -97,6 +97,14 @@ def test_an_unknown_task_and_an_existing_folder_are_refused(exported, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["full"]
 
 
+@pytest.mark.parametrize("out", ["bundle", "."])
+def test_the_bundle_itself_is_not_replaced(exported, tmp_path, out):
+    bundle = Path(shutil.copytree(exported, tmp_path / "bundle"))
+    with pytest.raises(UsageError, match="and with it"):
+        merge_task(Bundle(bundle), "mood", tmp_path / out, force=True)
+    assert Bundle(bundle).entry("mood")
+
+
 def test_a_damaged_bundle_leaves_nothing(bundle, tmp_path):
     with (bundle / "model.safetensors").open("r+b") as file:
         file.seek(-4, 2)
