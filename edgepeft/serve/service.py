@@ -108,11 +108,12 @@ class Service:
         return self._trials is None or self._trials.overdue(since)
 
     def warm(self, task: str) -> None:
-        """Open a task's session before somebody waits for it; nothing where the task is gone."""
+        """Open a task's session and the tokenizer before somebody waits for them; nothing where the task is gone."""
         if task in self.runtime.tasks:
             for error in self._problems([task]).values():
                 raise error
             self.runtime.prepare(task)
+            self.runtime.n_tokens(task, [])
 
     def reload(self) -> tuple[str, ...]:
         """Take over what changed in the folder; the tasks that are new, replaced or gone."""

@@ -51,6 +51,13 @@ def test_a_malformed_task_is_marked_at_the_start_and_later_and_changes_are_still
         assert own.predict("mood", {"text": "w5"})[0] == 200
 
 
+def test_without_its_tokenizer_no_task_counts_as_available(bundle, tmp_path):
+    (bundle / "tokenizer.json").unlink()
+    with serving(bundle, tmp_path, "--no-cache") as own:  # with the cache tasks that answered elsewhere are not tried
+        assert own.get("/readyz")[2]["unavailable"] == ["mood", "pair", "score"]
+        assert "tokenizer.json cannot be read" in own.log
+
+
 def test_a_task_whose_probabilities_are_none_fails_alone_and_the_service_stays_ready(bundle, tmp_path):
     restated(bundle, "mood", chosen={"temperature": 1e-320})
     with serving(bundle, tmp_path, "--no-cache") as own:
