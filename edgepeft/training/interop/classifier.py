@@ -13,7 +13,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from edgepeft.backbones.base import Architecture, Site
+from edgepeft.backbones.base import Architecture, Role, Site
 from edgepeft.backbones.checkpoint import Checkpoint
 from edgepeft.backbones.source import Backbone
 from edgepeft.bundle.delta import Delta
@@ -92,6 +92,15 @@ class Classifier:
         pooler = () if head_named(self.head).per_token or self.model == VECTORS else self.architecture.pooler
         names = (*self.architecture.tensors, *pooler)
         return {self.prefix + name: name for name in names}
+
+    @property
+    def shared_table(self) -> str | None:
+        """Their table of words, where more than the embeddings reads it, which a module's copy of it does not reach."""
+        if self.model not in (GENERATION, CAUSAL):
+            return None
+        (output,) = self.architecture.sites_of(Role.POOLED_LABELS)
+        own = self.model == CAUSAL and f"{output.reads}.weight" in self.architecture.tensors
+        return None if own else self.prefix + self.architecture.words
 
     @cached_property
     def modules(self) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ import pytest
 import torch
 import transformers
 from checkpoints import GOLDEN, TAGS, backbone_of, changed_copy, exact_of, exact_of_golden, golden, imported, logits_of
+from deltas import random_delta
 from safetensors.torch import load_file, save_file
 from tiny import ragged
 from tolerance import exactly
@@ -21,6 +22,7 @@ from edgepeft.backbones.hooks import load_model
 from edgepeft.backbones.source import open_backbone
 from edgepeft.bundle.delta import Delta
 from edgepeft.common.errors import BundleError, EdgepeftError, UsageError
+from edgepeft.training.interop.peft import write_peft
 
 NAMES = sorted(path.parent.name for path in GOLDEN.glob("*-*/adapter_config.json"))
 TENSORS = "adapter_model.safetensors"
@@ -337,6 +339,25 @@ def test_an_imported_prompt_is_read_at_the_first_position_and_leaves_room_for_it
     assert (card.head_reads, card.prompt_length, card.max_length) == ("first_position", 5, 32 - 5)
     with pytest.raises(UsageError, match="3 to 27, the backbone's positions beside a prompt of 5; found 28"):
         imported(GOLDEN / "bert-prompt", backbone_of("bert"), max_length=28)
+
+
+def test_words_that_a_decoders_output_reads_too_neither_come_nor_go_as_a_copy(tiny, tmp_path):
+    """PEFT's output layer goes on with the table that was pretrained."""
+    backbone, table = open_backbone(str(tiny("qwen2", tie_word_embeddings=True))), "model.embed_tokens.weight"
+    template = {"source": "{text}", "target": "{text}", "max_target_length": 8}
+    of_text = {"labels": None, "kind": "text", "template": template}
+    write_peft(random_delta(backbone, "lora", "task", **of_text), backbone, tmp_path / "peft")
+    folder = changed_copy(tmp_path / "peft", tmp_path / "copy", modules_to_save=["embed_tokens"])
+    with pytest.raises(BundleError, match=r"modules_to_save has model\.embed_tokens\.weight, .* in other places too"):
+        imported(folder, backbone)
+    delta = random_delta(backbone, "lora", "task", settings={"whole": (table,)}, **of_text)
+    with pytest.raises(UsageError, match=r"replaces model\.embed_tokens\.weight wherever the model reads it"):
+        write_peft(delta, backbone, tmp_path / "refused")
+    untied = open_backbone(str(tiny("qwen2", tie_word_embeddings=False)))
+    delta = random_delta(untied, "lora", "task", settings={"whole": (table,)}, **of_text)
+    write_peft(delta, untied, tmp_path / "untied")
+    again = imported(tmp_path / "untied", untied)
+    assert torch.equal(again.tensors()[f"override/{table}"], delta.tensors()[f"override/{table}"])
 
 
 def test_layernorm_tuning_of_another_module_is_refused_by_name(copy):

@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from edgepeft.backbones.base import Site
 from edgepeft.bundle.delta import Delta, pretrained
-from edgepeft.common.errors import BundleError
+from edgepeft.common.errors import BundleError, UsageError
 from edgepeft.methods.base import weight_at
 from edgepeft.methods.dora import DoRA
 from edgepeft.methods.lora import LoRA
@@ -66,6 +66,11 @@ class LoraConfig(RankedConfig):
             )
         merged = [module for module in targets if module not in sites]
         kept = {name for name in classifier.tensors if self.saves(name.rpartition(".")[0])}
+        if classifier.shared_table in kept:
+            raise BundleError(
+                f"{folder}: modules_to_save has {classifier.shared_table}, which the model reads in other places too: "
+                "there PEFT leaves it as it was, and a delta replaces it everywhere. Train it without."
+            )
         every = {name for name in classifier.tensors if name.endswith(".bias")}
         trained = {"none": set(), "lora_only": {f"{module}.bias" for module in targets}, "all": every}[self.bias]
         stored = classifier.overrides(name for name in classifier.tensors if name in trained | kept)  # T5 has no biases
@@ -139,6 +144,11 @@ class LoraConfig(RankedConfig):
             names[f"override/{ours}"] = f"{module}.base_layer.{part}" if module in modules.values() else theirs
             if ours.rpartition(".")[0] in saved:
                 tensors[theirs] = torch.from_numpy(classifier.backbone.checkpoint.read(ours).copy())
+        if classifier.shared_table in tensors:
+            raise UsageError(
+                f"the task {delta.card.task!r} replaces {classifier.shared_table} wherever the model reads it; PEFT "
+                "would replace it as embeddings alone. Train it without --set whole of this one."
+            )
         settings = {
             "r": method.rank,
             "lora_alpha": int(method.alpha) if method.alpha.is_integer() else method.alpha,
