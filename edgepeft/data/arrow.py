@@ -157,6 +157,8 @@ def read_parquet(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 def named_split(rows: Any) -> Iterator[dict[str, Any]]:
     """Return the rows of a split of ``datasets``, with the names of classes."""
-    kinds = {column: getattr(kind, "feature", kind) for column, kind in rows.features.items()}  # of lists, their items'
+    rows = rows.with_format(None)  # in Python's values, and all columns
+    features = rows.features or {}  # a stream may have none
+    kinds = {column: getattr(kind, "feature", kind) for column, kind in features.items()}  # of lists, their items'
     names = {column: kind.names for column, kind in kinds.items() if hasattr(kind, "int2str")}
     return named_classes(iter(rows), names)

@@ -6,10 +6,11 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from edgepeft.common.errors import DataError, UsageError
-from edgepeft.data.readers import format_of, read_dataset, splits_of
+from edgepeft.data.readers import Records, format_of, read_dataset, splits_of
 from edgepeft.data.rows import Columns, read_rows
 from edgepeft.tasks.base import kind_named
 
@@ -33,6 +34,9 @@ def test_classes_of_a_dataset_are_read_by_their_names_in_lists_too(monkeypatch):
     class Rows(list):
         column_names = ("tokens", "ner_tags", "label")
 
+        def with_format(self, _):
+            return self
+
     rows = Rows([{"tokens": ["Ada"], "ner_tags": [1, 0], "label": -1}, {"tokens": [], "ner_tags": [], "label": 1}])
     rows.features = {
         "tokens": SimpleNamespace(feature=SimpleNamespace()),
@@ -43,6 +47,39 @@ def test_classes_of_a_dataset_are_read_by_their_names_in_lists_too(monkeypatch):
     (_, first), (_, second) = read_dataset(Path("a"))
     assert first == {"tokens": ["Ada"], "ner_tags": ["B-PER", "O"], "label": None}
     assert second["label"] == "yes" and second["ner_tags"] == []
+
+
+def test_a_split_is_read_whatever_its_format_and_without_a_description_of_its_columns():
+    class Split:
+        """As ``from_generator`` makes a stream, after ``set_format("pandas")``."""
+
+        features = None
+
+        def __init__(self, rows=(None,)):
+            self.rows = rows
+
+        def with_format(self, form):
+            assert form is None
+            return Split([{"text": "a", "label": "x"}])
+
+        def __iter__(self):
+            return iter(self.rows)
+
+    assert list(Records(Split()).read(None)) == [(1, {"text": "a", "label": "x"})]
+
+
+def test_numpys_values_in_memory_are_those_of_python():
+    numbers = [{"text": np.str_("a"), "label": np.int64(1)}, {"text": "b", "label": np.bool_(False)}]
+    assert [(row.sentence1, row.label) for row in read_rows(Records(numbers), labels=True)] == [
+        ("a", "1"),
+        ("b", "false"),
+    ]
+    squad = {"text": np.array(["Oslo"], object), "answer_start": np.array([0], np.int32)}
+    ((_, row),) = Records([{"answers": squad, "tags": np.array([0, 1]), "words": list(np.array(["a", "b"]))}]).read(
+        None
+    )
+    assert row == {"answers": {"text": ["Oslo"], "answer_start": [0]}, "tags": [0, 1], "words": ["a", "b"]}
+    assert {type(tag) for tag in row["tags"]} == {int}
 
 
 FEATURES = {
