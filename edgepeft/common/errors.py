@@ -43,7 +43,7 @@ class UnknownName(UsageError):
 
     def __init__(self, kind: str, asked: str, known: Iterable[str]):
         names = sorted(known)
-        close = get_close_matches(asked, names, n=1, cutoff=0.5)
+        close = get_close_matches(str(asked), names, n=1, cutoff=0.5)
         hint = f" Did you mean {close[0]!r}?" if close else ""
         shown = names[:_MOST_NAMES]
         rest = f" and {len(names) - len(shown)} more" if len(names) > len(shown) else ""

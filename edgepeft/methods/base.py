@@ -314,7 +314,7 @@ def _converted(what: str, value: Any, hint: Any) -> Any:
             raise UsageError(f"{what} is one of {', '.join(map(str, choices))}; found {value!r}.")
         return value
     if origin is tuple:
-        items = value.split(",") if isinstance(value, str) else value
+        items = value.split(",") if isinstance(value, str) else value if isinstance(value, Iterable) else [value]
         return tuple(_converted(what, item, typing.get_args(hint)[0]) for item in items)
     return _scalar(what, value, hint)
 

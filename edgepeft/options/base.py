@@ -119,9 +119,9 @@ def settings_of(pairs: Any, option: str = "--set", example: str = "rank=8") -> d
     """Turn ``["rank=8"]`` into ``{"rank": "8"}``; return a mapping as it is."""
     if pairs is None or isinstance(pairs, Mapping):
         return dict(pairs or {})
-    pairs = [pairs] if isinstance(pairs, str) else list(pairs)
+    pairs = list(pairs) if isinstance(pairs, Iterable) and not isinstance(pairs, str) else [pairs]
     for pair in pairs:
-        if "=" not in pair:
+        if not isinstance(pair, str) or "=" not in pair:
             raise UsageError(f"{option} {pair}: name=value is needed, for example {option} {example}.")
     return dict(pair.split("=", 1) for pair in pairs)
 

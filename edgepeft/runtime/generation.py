@@ -323,7 +323,8 @@ class Generator:
     def decoder(self) -> Decoder:
         """The architecture's decoder."""
         decoder = self.bundle.architecture.decoder
-        assert decoder is not None, "a bundle without a decoder has no graphs that write text"
+        if decoder is None:
+            raise UsageError(f"{self.bundle.folder} has no decoder, so no task of it writes text; ask it with predict.")
         return decoder
 
 

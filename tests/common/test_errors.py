@@ -12,6 +12,10 @@ def test_the_nearest_name_is_offered_and_a_long_list_is_cut():
     assert "Did you mean 't77" in said and "and 960 more." in said and len(said) < 500
 
 
+def test_what_is_no_text_is_an_unknown_name_too():
+    assert str(UnknownName("task", None, ["mood"])) == "no task is called None. Known: mood."  # type: ignore[arg-type]
+
+
 def test_a_short_list_is_whole():
     assert str(UnknownName("task", "moot", ["pair", "mood"])).endswith("Known: mood, pair.")
 

@@ -19,6 +19,10 @@ def test_texts_become_the_fields_types():
     assert LoRA.from_settings(texts) == LoRA(rank=4, alpha=8.0, roles=("query", "key"), rank_stabilised=True)
 
 
+def test_one_value_of_several_needs_no_list():
+    assert LoRA.from_settings({"leave_out": 1}) == LoRA(leave_out=(1,))
+
+
 @pytest.mark.parametrize("text", ["true", "True", "1", "yes"])
 def test_truths_have_several_spellings(text: str):
     assert Pfeiffer.from_settings({"norms": text}).norms is True
@@ -35,6 +39,7 @@ def test_truths_have_several_spellings(text: str):
         ("lora", {"alpha": "nan"}, "lora's alpha needs a value of type float; found 'nan'"),
         ("lora", {"roles": "query,vaule"}, "Did you mean 'value'"),
         ("lora", {"roles": ""}, "Known: attention_output, ffn_gate"),
+        ("lora", {"leave_out": None}, "lora's leave_out needs a value of type int; found None"),
         ("lora", {"roles": "query,query"}, "names 'query' twice"),
         ("lora", {"rnk": "1"}, "no hyperparameter of lora is called 'rnk'. Did you mean 'rank'?"),
         ("pfeiffer", {"placement": "fnn"}, "pfeiffer's placement is one of ffn, attention; found 'fnn'"),

@@ -123,6 +123,13 @@ def test_an_unknown_task_is_named(exported):
         Runtime(exported).predict("moood", TEXTS[:1])
 
 
+def test_an_encoders_task_writes_no_text(exported):
+    with Runtime(exported) as runtime:
+        for asked in (runtime.write, lambda *given: next(runtime.stream(*given))):
+            with pytest.raises(UsageError, match="writes? no text; ask it with predict|no decoder, .* ask it with predict"):
+                asked(runtime.tasks[0], "w5")
+
+
 def test_an_exported_task_moves_between_bundles_without_torch(bundle, exported):
     code = f"""
 import sys
