@@ -199,17 +199,25 @@ def recorded(plan: Plan, folder: Path) -> Plan:
 
 def _with_paths(plan: Plan, path: Callable[[str], str], backbone: Callable[[str], str]) -> Plan:
     """The plan with its files' paths and its backbones each made anew."""
-    data = {
-        name: {key: path(value) if key in PATHS and isinstance(value, str) else value for key, value in each.items()}
-        for name, each in plan.data.items()
-    }
-    return plan.model_copy(update={"data": data, "backbones": list(map(backbone, plan.backbones))})
+
+    def with_paths(options: Mapping[str, Any]) -> dict[str, Any]:
+        return {key: path(value) if _is_path(key, value) else value for key, value in options.items()}
+
+    data = {name: with_paths(each) for name, each in plan.data.items()}
+    made = {"data": data, "train": with_paths(plan.train), "backbones": list(map(backbone, plan.backbones))}
+    return plan.model_copy(update=made)
+
+
+def _is_path(option: str, value: Any) -> bool:
+    """Whether it is a file's path, and no share of rows such as ``20%``."""
+    share = option in ("eval", "test") and str(value).removesuffix("%").replace(".", "", 1).isdigit()
+    return option in PATHS and isinstance(value, str) and not share
 
 
 def placed(options: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Options of ``edgepeft train`` that a sweep in ``folder`` wrote down, with paths that can be opened here."""
     found = dict(options)
-    for name in (name for name in ("backbone", *PATHS) if isinstance(options.get(name), str)):
+    for name in (name for name, value in options.items() if name == "backbone" or _is_path(name, value)):
         text = _expanded(options[name])
         path = os.path.normpath(Path(os.path.realpath(folder)) / text)  # a sweep that is not there yet has no ".."
         found[name] = path if name != "backbone" or Path(path).exists() else text

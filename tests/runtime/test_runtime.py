@@ -126,7 +126,9 @@ def test_an_unknown_task_is_named(exported):
 def test_an_encoders_task_writes_no_text(exported):
     with Runtime(exported) as runtime:
         for asked in (runtime.write, lambda *given: next(runtime.stream(*given))):
-            with pytest.raises(UsageError, match="writes? no text; ask it with predict|no decoder, .* ask it with predict"):
+            with pytest.raises(
+                UsageError, match=r"writes? no text; ask it with predict|no decoder, .* ask it with predict"
+            ):
                 asked(runtime.tasks[0], "w5")
 
 

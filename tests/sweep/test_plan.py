@@ -129,6 +129,16 @@ def test_paths_are_relative_to_the_plan_and_take_variables(plan, monkeypatch, tm
     assert found.data["tone"]["test"] == os.path.relpath(tmp_path / "test.jsonl")
 
 
+def test_files_of_all_runs_are_relative_to_the_plan_too_and_a_share_is_no_file(plan, tmp_path):
+    found = read_plan(
+        plan(train='test = "test.jsonl"\neval = "20%"', data="[data.other]\ndata = 'tone.jsonl'\ntest = '5%'")
+    )
+    written = recorded(found, tmp_path / "new" / "sweep")
+    assert (written.train["test"], written.train["eval"]) == ("../../test.jsonl", "20%")
+    there = placed({**written.train, **written.data["other"]}, tmp_path / "new" / "sweep")
+    assert (there["data"], there["eval"], there["test"]) == (str(tmp_path / "tone.jsonl"), "20%", "5%")
+
+
 def test_a_plan_need_not_say_what_the_shape_of_its_rows_tells(swept, tmp_path):
     rows = [{"text1": f"w{5 + i % 40} w{6 + i % 11}", "text2": f"w{7 + i % 13}", "score": i % 7 / 2} for i in range(60)]
     (tmp_path / "near.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -126,7 +126,11 @@ def test_labels_are_asked_for_and_must_be_told_apart():
     [
         ("t5-peft-lora", {"task_type": "SEQ_CLS"}, "task type SEQ_CLS .* what can: SEQ_2_SEQ_LM"),
         ("t5-peft-lora", {"target_modules": ["shared"]}, "no linear layer .*: shared"),
-        ("t5-peft-lora", {"modules_to_save": ["shared"]}, r"modules_to_save has shared\.weight, .* reads in other places"),
+        (
+            "t5-peft-lora",
+            {"modules_to_save": ["shared"]},
+            r"modules_to_save has shared\.weight, .* reads in other places",
+        ),
         ("flan-peft-lora", {"modules_to_save": ["shared"]}, r"modules_to_save has shared\.weight, .* in other places"),
         ("flan-peft-lora", {"target_modules": ["q", "lm_head"]}, "no linear layer .*: lm_head"),
         ("t5-peft-prompt", {"num_layers": 5}, "5 layers; the backbone's are 16 and 2"),
