@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from copy import copy
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -88,6 +89,12 @@ class Bundle:
         if file_identity(self.weights) not in self.known_weights:
             self.hash_weights()
         return self._index
+
+    def with_manifest(self, manifest: Manifest) -> Bundle:
+        """The bundle with other tasks, and what was read of the backbone: its folder may not be there any more."""
+        bundle = copy(self)
+        bundle.manifest = manifest
+        return bundle
 
     def hash_weights(self) -> None:
         """See that this process has hashed the weights, before it reads of them: times show no bit that a disk lost."""

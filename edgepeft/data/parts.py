@@ -19,7 +19,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import combinations
-from numbers import Real
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -112,7 +111,7 @@ def given_rows(option: str, given: Rows | float | None) -> Given:
     """Return rows, or a share to hold out: what reads as a number or a percentage, and is no file."""
     if given is None:
         return None
-    if isinstance(given, Real):
+    if isinstance(given, int | float | np.number):
         return float(given)
     text = str(given) if isinstance(given, str | os.PathLike) else ""
     if not text.removesuffix("%").replace(".", "", 1).isdigit() or Path(text).exists():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Mapping, Sequence
-from copy import copy
 from threading import RLock
 from typing import TYPE_CHECKING, Any, Self, overload
 
@@ -91,14 +90,13 @@ class Runtime(TextTasks):
         """
         with self._lock:
             self._check_open()
-            before, folder = self.bundle.manifest, self.bundle.folder
-            now = Manifest.read(folder)
+            before, now = self.bundle.manifest, Manifest.read(self.bundle.folder)
             if (now.backbone, now.files) != (before.backbone, before.files):
-                raise UsageError(f"{folder} now holds another tokenizer or another backbone; open the bundle again.")
+                raise UsageError(
+                    f"{self.bundle.folder} holds another backbone or tokenizer now; open the bundle again."
+                )
             changed = [n for n in {**before.tasks, **now.tasks} if before.tasks.get(n) != now.tasks.get(n)]
-            bundle = copy(self.bundle)  # with what was read of the backbone: the folder may not be there any more
-            bundle.manifest = now
-            self.bundle = self._weights.bundle = bundle
+            self.bundle = self._weights.bundle = bundle = self.bundle.with_manifest(now)
             for name in changed:
                 self._sessions.pop(name, None)
                 self._one_row.pop(name, None)
