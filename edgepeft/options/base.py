@@ -179,8 +179,8 @@ ROWS_HELP = f"{_FORMATS}, - for standard input, or a dataset's name or folder"
 SETTINGS_HELP = "A hyperparameter of the method: name=value; may repeat."
 
 Replace = Annotated[bool, Option("--force", help="Replace an existing folder.")]
-Threads = Annotated[Count, Option(help="At most as many as the host allows.")]
-TorchThreads = Annotated[Count, Option("--threads", help="Default: OMP_NUM_THREADS, or the cores in force.")]
+Threads = Annotated[Count, Option(min=1, help="At most as many as the host allows.")]
+TorchThreads = Annotated[Count, Option("--threads", min=1, help="Default: OMP_NUM_THREADS, or the cores in force.")]
 NoCache = Annotated[bool, Option("--no-cache", help="A copy of the weights for each task; nothing is kept on disk.")]
 # What is measured, or predicted.
 Mode = Annotated[

@@ -240,6 +240,8 @@ def test_remove_and_add_an_exported_task(bundle, exported):
         (("run", "BUNDLE", "--input", "LABELS", "--task-column", "task"), 2, "Found columns: sentence1, label;"),
         (("run", "nowhere", "w7"), 2, "not a bundle"),
         (("run", "BUNDLE", "w7", "--batch-size", "0"), 2, "batch-size"),
+        (("run", "BUNDLE", "w7", "--threads", "0"), 2, "--threads"),
+        (("serve", "BUNDLE", "--threads", "-1"), 2, "--threads"),
         (("remove", "BUNDLE", "nothing"), 2, "Known: mood, pair, score"),
         (("verify", "nowhere"), 2, "not a bundle"),
         (("add", "BUNDLE", "nowhere.onnx"), 2, "nowhere.onnx"),
