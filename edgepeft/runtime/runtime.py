@@ -92,9 +92,8 @@ class Runtime(TextTasks):
             self._check_open()
             before, now = self.bundle.manifest, Manifest.read(self.bundle.folder)
             if (now.backbone, now.files) != (before.backbone, before.files):
-                raise UsageError(
-                    f"{self.bundle.folder} holds another backbone or tokenizer now; open the bundle again."
-                )
+                told = "now holds another tokenizer or another backbone; open the bundle again."
+                raise UsageError(f"{self.bundle.folder} {told}")
             changed = [n for n in {**before.tasks, **now.tasks} if before.tasks.get(n) != now.tasks.get(n)]
             self.bundle = self._weights.bundle = bundle = self.bundle.with_manifest(now)
             for name in changed:
