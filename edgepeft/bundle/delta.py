@@ -347,6 +347,7 @@ def _require_fitting(backbone: Backbone, head: type[Head], kind: TaskType) -> No
         )
     if backbone.architecture.decoder is not None and not (head.decodes or backbone.architecture.goes_on):
         raise UsageError(f"{backbone.source} scores labels with its decoder, by the head 'labels', not {head.kind!r}.")
+    head.check_reads(backbone.architecture)
     if head.bare != kind.gives_vectors:
         raise UsageError(f"the head {head.kind!r} is of another kind of task than {kind.title}; leave --head out.")
     if head.per_token != kind.per_token:

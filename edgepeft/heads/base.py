@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from edgepeft.backbones.base import Architecture
 from edgepeft.backbones.trie import Trie
-from edgepeft.common.errors import named
+from edgepeft.common.errors import UsageError, named
 from edgepeft.common.registry import classes_of
 
 
@@ -41,6 +41,15 @@ class Head(nn.Module):
     def dropped(cls) -> tuple[str, ...]:
         """The weights of the modules that read what dropout leaves, in the order of the forward pass."""
         return tuple(f"{module}.weight" for module in cls.places)[0 if cls.drops_first else 1 :]
+
+    @classmethod
+    def check_reads(cls, architecture: Architecture) -> None:
+        """See that the backbone has what ``forward`` gets of it."""
+        known = {**architecture.tensors, **architecture.pooler}
+        if absent := [name for name in cls.reads if name not in known]:
+            raise UsageError(
+                f"the head {cls.kind!r} reads {absent[0]}, which {architecture.model_type} does not have; leave it out."
+            )
 
     @abstractmethod
     def forward(self, pooled: Tensor, *weights: Tensor) -> Tensor:

@@ -350,8 +350,8 @@ def count(architecture: Architecture, method: Method, head: str, *, tasks: int =
     """
     kind = None if head == NO_HEAD else head_named(head)
     reads = kind.reads if kind else ()
-    if absent := [name for name in reads if name not in {**architecture.tensors, **architecture.pooler}]:
-        raise UsageError(f"the head {head!r} reads {absent[0]}, which {architecture.model_type} does not have.")
+    if kind:
+        kind.check_reads(architecture)
     pooler = sum(math.prod(architecture.shape_of(name)) for name in reads if name in architecture.pooler)
     backbone, delta = architecture.n_parameters + pooler, method.n_parameters(architecture, reads)
     of_head = kind.n_parameters(architecture, labels) if kind else 0
