@@ -288,7 +288,7 @@ def test_norms_and_prompts_come_back_tensor_by_tensor(name, tmp_path):
 
 
 @pytest.mark.numerical
-@pytest.mark.parametrize("model_type", ["bert", "distilbert"])
+@pytest.mark.parametrize("model_type", ["bert", "distilbert", "rembert"])
 @pytest.mark.parametrize(
     ("method", "settings"), [("layernorm", {}), ("prompt-r", {"length": 4}), ("prompt-t", {"length": 3})]
 )
@@ -310,6 +310,8 @@ def test_peft_loads_norms_and_prompts_with_equal_logits(model_type, method, sett
     with torch.no_grad():
         ours = delta.logits(load_model(backbone, "eager"), inputs)[rows].numpy()
         exactly(lambda: {"logits": theirs(**inputs).logits[:, -9:][rows]})["logits"].require(ours)
+    again = imported(tmp_path / "out", backbone, labels=labels).tensors()
+    assert all(torch.equal(again[name], tensor) for name, tensor in delta.tensors().items())
 
 
 def test_other_methods_and_other_heads_are_refused_by_name(tiny, tmp_path):

@@ -112,7 +112,7 @@ def test_ours_gives_its_logits_in_peft_and_comes_back(backbone: Backbone, tmp_pa
 def test_vectors_of_another_width_are_refused(tiny: Callable[..., Path], tmp_path: Path):
     wide = open_backbone(str(tiny("llama", num_key_value_heads=4)))
     theirs(wide, tmp_path / "theirs", transformers.AutoModelForCausalLM, "CAUSAL_LM")
-    with pytest.raises(BundleError, match="keys of width 32 and 2 layers; the backbone's are 16 and 2"):
+    with pytest.raises(BundleError, match="vectors of width 32 and 2 layers; the backbone's are 16 and 2"):
         importer_of(tmp_path / "theirs").read(
             tmp_path / "theirs", open_backbone(str(tiny("llama"))), ImportRequest("t")
         )

@@ -50,7 +50,7 @@ class VectorsConfig(PeftConfig):
         stacks = self.num_transformer_submodules
         if stacks == 2 and architecture.decoder is None:
             raise BundleError(f"{folder}: num_transformer_submodules = 2 is of a model with a decoder; use such a one.")
-        what = "hidden size" if width == architecture.hidden_size else "keys of width"
+        what = "hidden size" if width == architecture.hidden_size else "vectors of width"
         sizes = (width, _layers(architecture))
         if (self.token_dim, self.num_layers) != sizes:
             raise BundleError(
@@ -74,9 +74,9 @@ class PromptConfig(VectorsConfig):
 
     def plan(self, classifier: Classifier, folder: Path) -> ConversionPlan:
         architecture, stacks = classifier.architecture, self.num_transformer_submodules
-        self.check_sizes(architecture, folder, architecture.hidden_size)
         method = PromptR(length=self.num_virtual_tokens)
         (site,) = method.sites(architecture)
+        self.check_sizes(architecture, folder, site.out_features)
 
         def convert(state: StateDict) -> dict[str, Tensor]:
             return {f"{site.name}/vectors": state[_VECTORS][: method.length]}
