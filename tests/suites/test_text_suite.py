@@ -72,6 +72,8 @@ def test_targets_are_those_of_the_fastest_peers(run, monkeypatch):
     monkeypatch.setattr(SuiteRun, "peer", lambda self, name: present.get(name, f"{name} is not installed"))
     monkeypatch.setattr(SuiteRun, "race", lambda self, what, racers, **_: raced(racers))
     monkeypatch.setattr(text, "isa_flags", lambda: ("avx512_vnni",))
+    noted = {}  # whose versions are kept
+    monkeypatch.setattr(SuiteRun, "note_versions", lambda self, name, packages, *_: noted.update({name: packages}))
     rows = {(row.what, row.peer): row for row in text.measure(run)}
     fp32, int8 = "fp32, one row, 8 tokens greedy", "int8, one row, 8 tokens greedy"
     assert rows[fp32, "ctranslate2, MKL"].value == pytest.approx(1.1)
@@ -79,10 +81,16 @@ def test_targets_are_those_of_the_fastest_peers(run, monkeypatch):
     assert [key for key, row in rows.items() if row.target] == [(fp32, "ctranslate2, MKL"), (int8, "ctranslate2 int8")]
     assert rows[int8, "ctranslate2 int8"].verdict is SuiteVerdict.MET
     assert rows["one row, 8 tokens greedy", "openvino"].note == "text_openvino is not installed"
+    assert noted == {
+        "pytorch": ("torch", "transformers"),
+        "optimum": ("optimum-onnx",),
+        "ctranslate2": ("ctranslate2",),
+    }
 
 
 def test_labels_are_scored_beside_what_peers_write_and_score(run, monkeypatch):
     monkeypatch.setattr(SuiteRun, "peer", lambda self, name: Path("model.bin"))
+    monkeypatch.setattr(SuiteRun, "note_versions", lambda *_: None)
     racers, missing = text._peers(run, text._WRITTEN["eight-labels"])
     assert not missing and racers["pytorch"].job.new_tokens == 3
     assert racers["ctranslate2 int8, MKL, scored"].job.settings["labels"] == text._LABEL_IDS
