@@ -233,7 +233,7 @@ class _Side:
 
     def step(self, batch: int) -> Sample:
         number = self._batches[batch % len(self._batches)]
-        sample = self.worker.step(number)
+        sample = self.worker.step(number, rest=self.again is None)
         if self.again is not None:
             self.again.append(self.worker.step(number).seconds)
         return sample

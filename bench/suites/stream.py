@@ -65,9 +65,10 @@ def measure(run: SuiteRun) -> Iterator[SuiteRow]:
 
                 @cache  # one by one, batches are the same at every rate
                 def step(first: int, rows: int, worker: WorkerProcess = workers[label], place: int = place) -> float:
-                    return worker.step((place * _TEXTS + first % _TEXTS) * widest + rows - 1).seconds
+                    return worker.step((place * _TEXTS + first % _TEXTS) * widest + rows - 1, rest=False).seconds
 
                 gaps[label].append(min(least_gap(step, arrivals, most, deadline_s) for most in _MOST_ROWS))
+                workers[label].rest()
     for name in (name for name in _PEERS if name not in missing):
         own = ENGINES[name].own_side
         what = f"{own}, a stream with {1e3 * deadline_s:.0f} ms for an answer"

@@ -32,7 +32,6 @@ from edgepeft.graph.protos import copied
 from edgepeft.runtime.passes import unpacked
 
 _ERRORS_ONLY = 3
-_SPIN_MICROSECONDS = "50"
 MOST_SESSIONS = 128  # tasks of one structure share one or two of them; each holds 8 to 20 MB and its threads
 _LIMIT = Path("/proc/sys/vm/max_map_count")
 # This one moves a bias from Add into Gemm, which writes it on one thread before the product; an Add runs on all
@@ -47,15 +46,28 @@ def session_options(threads: int | None = None) -> ort.SessionOptions:
     options.inter_op_num_threads = 1
     options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
     options.log_severity_level = _ERRORS_ONLY
-    # A spinning thread that has been throttled by a quota holds up all others (measured: 2x to 6x).
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0" if cpu_quota() is not None else "1")
-    # Others may keep the cores busy without any quota; a millisecond of spinning, the default, then costs a third more
-    # than this does, and an idle host answers as fast (roberta-base, 1 x 16 to 8 x 64 tokens, 2 cores).
-    options.add_session_config_entry("session.intra_op.spin_duration_us", _SPIN_MICROSECONDS)
-    options.add_session_config_entry("session.force_spinning_stop", "1")
+    if cpu_quota() is not None:
+        # A spinning thread that has been throttled by a quota holds up all others (measured: 2x to 6x).
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    elif options.intra_op_num_threads > 1:
+        options.use_per_session_threads = not _share_threads(options.intra_op_num_threads)
     if saturates_in_8_bits():  # this takes a slower, exact kernel where the matrix is a constant
         options.add_session_config_entry("session.x64quantprecision", "1")
     return options
+
+
+@cache
+def _share_threads(number: int) -> bool:
+    """Have one pool of threads for all sessions of the process; False where there is one of another size.
+
+    A pool's threads spin for work long after a run (38 ms on an EPYC).  Those of a task's own pool would keep the cores
+    from the next task's; asleep, they would have to be woken for it, which takes longer than a short text.
+    """
+    try:
+        ort.set_global_thread_pool_sizes(number, 1)
+    except _binding.Fail:
+        return False
+    return True
 
 
 @cache

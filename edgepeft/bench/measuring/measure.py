@@ -26,11 +26,13 @@ from edgepeft.bench.measuring.sampler import NO_BOUND, Budget, Sample, Schedule,
 from edgepeft.bench.planning.job import Job
 from edgepeft.bench.planning.plan import Unit, UnitRole
 from edgepeft.common.errors import DoesNotFit, EdgepeftError, UsageError
+from edgepeft.device import cgroups
 from edgepeft.device.limited_process import LimitedProcess
 from edgepeft.device.placement import InForce, Limits
 from edgepeft.device.sensors import number
 
 ProgressCallback = Callable[[str, int, int], None]  # what is being done, rounds done, rounds in all
+_REST_S = 0.5  # OpenMP's threads spin for 0.2 s
 _SPAN_S = 3.0  # 30 periods of the quota: what its first and last one distort is under 2 %
 _RAISED_AGAIN = {"UsageError": UsageError, "UnknownName": UsageError, "DoesNotFit": DoesNotFit}
 
@@ -84,12 +86,23 @@ class WorkerProcess:
         """Set another quota; return the one in force."""
         return self._process.change_quota(cores)
 
-    def step(self, batch: int) -> Sample:
-        """Do one unit of work on batch number ``batch``."""
+    def step(self, batch: int, *, rest: bool = True) -> Sample:
+        """Do one unit of work on batch number ``batch``, and ``rest`` before another worker's step."""
         self._ask(json.dumps({"step": batch, "span_s": self._span}))
         answer = self._answer()
+        if rest:
+            self.rest()
         each = tuple(map(float, answer.get("each", ())))
         return Sample(float(answer["seconds"]), float(answer["cpu_seconds"]), each, int(answer.get("repeats", 1)))
+
+    def rest(self) -> None:
+        """Wait until none of its threads runs: pools spin for work after a run, on cores that the next worker needs."""
+        until, tasks = time.monotonic() + _REST_S, cgroups.PROC / str(self.pid) / "task"
+        while time.monotonic() < until:
+            states = (cgroups.read(task / "stat") or "" for task in tasks.glob("*"))
+            if not any(state.rpartition(")")[2].split()[:1] == ["R"] for state in states):
+                return
+            time.sleep(0.001)
 
     def finish(self) -> int:
         """End the worker in good order; return its peak resident size in bytes."""
