@@ -2,8 +2,7 @@
 
 A decoder of one stack (``edgepeft.graph.in_place``) reads its prompts itself.
 
-Rows of like length run together, as many as their caches allow.  Each session has threads of its own, which sleep
-as soon as its run ends (``session.force_spinning_stop``), so the encoder's never wait where the decoder's work.
+Rows of like length run together, as many as their caches allow.
 
 Letters: R rows, S their padded length, n beams, N = R n texts, v vocabulary.
 """

@@ -1,4 +1,4 @@
-"""ONNX Runtime sessions: threads as the profile and the host allow, no spinning beyond them; a limit on open ones."""
+"""ONNX Runtime sessions: one pool of threads, as the profile and the host allow; a limit on open ones."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ from edgepeft.graph.protos import copied
 from edgepeft.runtime.passes import unpacked
 
 _ERRORS_ONLY = 3
+_pool: list[int] = []  # how many threads all sessions share, where they do
 MOST_SESSIONS = 128  # tasks of one structure share one or two of them; each holds 8 to 20 MB and its threads
 _LIMIT = Path("/proc/sys/vm/max_map_count")
 # This one moves a bias from Add into Gemm, which writes it on one thread before the product; an Add runs on all
@@ -42,32 +43,30 @@ _SLOWER = ["GemmSumFusion"]
 def session_options(threads: int | None = None) -> ort.SessionOptions:
     """Options for ``threads`` intra-op threads; None takes what affinity and quota allow."""
     options = ort.SessionOptions()
-    options.intra_op_num_threads = thread_count(threads)
-    options.inter_op_num_threads = 1
     options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
     options.log_severity_level = _ERRORS_ONLY
-    if cpu_quota() is not None:
-        # A spinning thread that has been throttled by a quota holds up all others (measured: 2x to 6x).
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    elif options.intra_op_num_threads > 1:
-        options.use_per_session_threads = not _share_threads(options.intra_op_num_threads)
+    if _pool:
+        options.use_per_session_threads = False
+    else:
+        options.intra_op_num_threads, options.inter_op_num_threads = thread_count(threads), 1
+    # Threads spin for work after a run, 38 ms on an EPYC: to wake them takes longer than a short text.  One that has
+    # been throttled by a quota holds up all others (measured: 2x to 6x).
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0" if cpu_quota() is not None else "1")
     if saturates_in_8_bits():  # this takes a slower, exact kernel where the matrix is a constant
         options.add_session_config_entry("session.x64quantprecision", "1")
     return options
 
 
-@cache
-def _share_threads(number: int) -> bool:
-    """Have one pool of threads for all sessions of the process; False where there is one of another size.
+def share_threads(number: int | None = None) -> None:
+    """Have one pool of threads for all sessions that this process opens from now on; not under a quota.
 
-    A pool's threads spin for work long after a run (38 ms on an EPYC).  Those of a task's own pool would keep the cores
-    from the next task's; asleep, they would have to be woken for it, which takes longer than a short text.
+    A task's own threads, which spin after its run, keep the cores from the next task's.  ONNX Runtime then refuses
+    sessions that ask for threads of their own, as those of others do: for a process whose sessions are all edgepeft's.
     """
-    try:
+    number = thread_count(number)
+    if number > 1 and not _pool and cpu_quota() is None:
         ort.set_global_thread_pool_sizes(number, 1)
-    except _binding.Fail:
-        return False
-    return True
+        _pool.append(number)
 
 
 @cache

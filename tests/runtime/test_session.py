@@ -1,12 +1,15 @@
-"""Sessions: threads that the host can keep busy, none that spins under a quota; bounded in number.
+"""Sessions: threads that the host can keep busy, in one pool on demand, none that spins under a quota; bounded in number.
 
 The least recently used goes, and comes back with the next request to it.
 """
 
 import gc
+import subprocess
+import sys
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
+from pathlib import Path
 
 import pytest
 from deltas import TEXTS, random_delta, saved
@@ -35,26 +38,49 @@ TASKS = [(name, name, asdict(examples(methods()[name])[0])) for name in METHODS]
 
 
 @pytest.mark.parametrize(
-    ("profile", "allowed", "quota", "threads", "spins"),
+    ("profile", "allowed", "quota", "threads"),
     [
-        (None, (0, 1, 2, 3), None, 4, "1"),
-        (2, (0, 1, 2, 3), None, 2, "1"),
-        (8, (0, 1, 2, 3), None, 4, "1"),
-        (None, (5,), None, 1, "1"),
-        (None, (0, 1, 2, 3), 2.5, 2, "0"),
-        (4, (0, 1, 2, 3), 0.5, 1, "0"),
-        (1, (0, 1, 2, 3), 3.0, 1, "0"),
+        (None, (0, 1, 2, 3), None, 4),
+        (2, (0, 1, 2, 3), None, 2),
+        (8, (0, 1, 2, 3), None, 4),
+        (None, (5,), None, 1),
+        (None, (0, 1, 2, 3), 2.5, 2),
+        (4, (0, 1, 2, 3), 0.5, 1),
+        (1, (0, 1, 2, 3), 3.0, 1),
     ],
 )
-def test_threads_are_the_least_of_profile_affinity_and_quota(monkeypatch, profile, allowed, quota, threads, spins):
+def test_threads_are_the_least_of_profile_affinity_and_quota(monkeypatch, profile, allowed, quota, threads):
     monkeypatch.setattr(machine, "affinity", lambda: allowed)
     for module in (machine, session_module):
         monkeypatch.setattr(module, "cpu_quota", lambda *_: quota)
     options = session_options(profile)
     assert (options.intra_op_num_threads, options.inter_op_num_threads) == (threads, 1)
+    spins = "1" if quota is None else "0"
     assert options.get_session_config_entry("session.intra_op.allow_spinning") == spins
-    assert options.get_session_config_entry("session.intra_op.spin_duration_us") == "50"  # not long, others may work
-    assert options.get_session_config_entry("session.force_spinning_stop") == "1"  # nothing spins between requests
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="counts threads in /proc")
+@pytest.mark.parametrize(("quota", "more"), [(None, [2, 0, 0]), (2.5, [1, 1, 1])])
+def test_sessions_share_one_pool_where_they_shall_and_no_quota_holds(quota, more):
+    code = f"""
+import os, numpy as np
+from onnx import TensorProto, helper
+from edgepeft.device import machine
+from edgepeft.runtime import session
+machine.affinity, machine.cpu_quota, session.cpu_quota = lambda: (0, 1, 2), lambda *_: {quota}, lambda: {quota}
+x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [4, 4]) for name in "xy")
+model = helper.make_graph([helper.make_node("MatMul", ["x", "x"], ["y"])], "squared", [x], [y])
+model = helper.make_model(model, ir_version=8, opset_imports=[helper.make_opsetid("", 17)])
+kept, n = [], len(os.listdir("/proc/self/task"))
+session.share_threads()
+for _ in range(3):
+    kept.append(session.plain_session(model))
+    assert (kept[-1].run(None, {{"x": np.ones((4, 4), np.float32)}})[0] == 4).all()
+    print(len(os.listdir("/proc/self/task")) - n)
+    n = len(os.listdir("/proc/self/task"))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert [*map(int, done.stdout.split())] == more, done.stderr
 
 
 class Session:
