@@ -32,20 +32,21 @@ def export_fused(folder: Path, out: Path) -> None:
         optimizer.optimize(save_dir=out, optimization_config=AutoOptimizationConfig.O3())
 
 
-def export_int8(folder: Path, out: Path, per: str = "tensor") -> None:
-    """Write ``out/model.onnx``: ONNX Runtime's dynamic quantisation of the fused export.
+def export_int8(folder: Path, out: Path, form: str = "fused") -> None:
+    """Write ``out/model.onnx``: ONNX Runtime's dynamic quantisation of the fused or the plain export.
 
-    A scale is ``per`` matrix ("tensor") or column of one ("channel"); activations are rounded in each run.
+    A scale is a matrix's, in the ``form`` "channel" (fused too) a column's; activations are rounded in each run.
     """
     from onnx import TensorProto
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     out.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory() as fused:
-        export_fused(folder, Path(fused))
+    with TemporaryDirectory() as made:
+        (export if form == "plain" else export_fused)(folder, Path(made))
+        exact = Path(made, "model.onnx" if form == "plain" else FUSED)
         # ONNX's shape inference stops at the fused nodes.
         more = {"weight_type": QuantType.QInt8, "extra_options": {"DefaultTensorType": TensorProto.FLOAT}}
-        quantize_dynamic(Path(fused, FUSED), out / "model.onnx", per_channel=per == "channel", **more)
+        quantize_dynamic(exact, out / "model.onnx", per_channel=form == "channel", **more)
 
 
 def export_text(folder: Path, out: Path) -> None:

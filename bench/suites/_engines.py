@@ -42,9 +42,12 @@ ENGINES = {
     "torch.compile": Engine("", ("torch", "transformers"), "bench.peers.pytorch.infer_compiled"),
     "dynamic int8": Engine("dynamic_int8", ("optimum-onnx",), int8=True),
     "dynamic int8 by channel": Engine("dynamic_int8", ("optimum-onnx",), argument="channel", int8=True),
+    "dynamic int8, plain": Engine("dynamic_int8", ("optimum-onnx",), argument="plain", int8=True),
     "openvino int8": Engine("openvino_int8", ("openvino", "nncf"), _OPENVINO, int8=True),
     "ctranslate2 int8": Engine("encoder_ctranslate2", ("ctranslate2",), _CTRANSLATE2, int8=True, compute_type="int8"),
 }
+
+FOR_ONE_TEXT = ("dynamic int8 by channel", "dynamic int8, plain")  # in batches about as fast as dynamic int8
 
 
 def racers_of(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from bench.suites._engines import ENGINES, OWN, racers_of
+from bench.suites._engines import ENGINES, FOR_ONE_TEXT, OWN, racers_of
 from bench.suites._random_bundle import Structure
 from bench.suites._row import SuiteRow, Target, ratio_row
 from bench.suites._suite_run import Racer, SuiteRun, installed
@@ -15,7 +15,7 @@ from edgepeft.bench.workloads.probes import GEMM_FLOPS
 
 TITLE = "The speed of one model"
 
-_PEERS = tuple(name for name in ENGINES if name != "dynamic int8 by channel")
+_PEERS = tuple(name for name in ENGINES if name not in FOR_ONE_TEXT)
 _GOALS = {"optimum": Target(1.0), "openvino": Target(0.92)}
 _BATCH, _LENGTH = 32, 128
 _RANK = 8

@@ -18,7 +18,7 @@ from itertools import product
 
 import numpy as np
 
-from bench.suites._engines import ENGINES, racers_of
+from bench.suites._engines import ENGINES, FOR_ONE_TEXT, racers_of
 from bench.suites._row import SuiteRow, Target, ratio_row
 from bench.suites._suite_run import SETS, SuiteRun
 from edgepeft.bench.measuring.measure import WorkerProcess
@@ -36,8 +36,8 @@ _TEXTS = 100  # then from the first again
 _MOST_ROWS = (1, 16)  # of a batch
 _FINER, _COARSE = 1.04, 8  # a rate over the next one; steps of the first search
 _LEAST_RATE = 0.1  # texts a deadline; whoever is late then is late without a queue
-# torch.compile writes code for each shape; the two dynamic quantisations are as fast as each other.
-_PEERS = tuple(name for name in ENGINES if name not in ("torch.compile", "dynamic int8 by channel"))
+# torch.compile writes code for each shape.
+_PEERS = tuple(name for name in ENGINES if name not in ("torch.compile", *FOR_ONE_TEXT))
 Step = Callable[[int, int], float]  # runs a batch of so many rows, from that text on; its seconds
 
 

@@ -188,7 +188,7 @@ def test_a_side_out_of_reach_is_not_in_the_rounds_and_one_that_only_opens_slowly
         @contextmanager
         def worker(self, label, job, python=""):
             seconds = {"opens slowly": chain([9.0], repeat(1.5)), "slow": repeat(5.0)}.get(label, repeat(1.0))
-            yield SimpleNamespace(step=lambda _: Sample(next(seconds), 0.0), finish=lambda: 0)
+            yield SimpleNamespace(step=lambda _, rest: Sample(next(seconds), 0.0), finish=lambda: 0)
 
     own = Timed(tmp_path, "tiny", Limits(), 1, 3, 60.0)
     racers = {name: Racer(Job("", 1)) for name in ("first", "opens slowly", "slow")}

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -41,6 +42,26 @@ def test_a_waiting_worker_uses_no_processor():
         time.sleep(0.6)
         # Two threads that kept spinning would have used about 1.2 s; ticks are 0.01 s.
         assert sum(child.cpu_times()[:2]) - before < 0.2
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="a second thread spins on a second processor")
+def test_no_thread_of_a_worker_runs_when_its_step_is_over():
+    def running(pid):
+        states = (task.joinpath("stat").read_text().rpartition(")")[2].split()[0] for task in threads(pid))
+        return sum(state == "R" for state in states)
+
+    def threads(pid):
+        return Path(f"/proc/{pid}/task").iterdir()
+
+    with WorkerProcess("gemm", Job("gemm", threads=2), Limits()) as worker:
+        worker.ready()
+        seen = []
+        for _ in range(5):
+            worker.step(0, rest=False)
+            seen.append(running(worker.pid))
+            worker.step(0)
+            assert running(worker.pid) == 0
+        assert any(seen)  # it spins for work, which takes a core
 
 
 def test_a_crash_is_an_error_with_the_workers_last_words():
