@@ -52,7 +52,7 @@ from edgepeft.runtime.session import drop_pages, open_session, session_options
 
 CACHE_LIMIT = "EDGEPEFT_CACHE_GIB"
 _DEFAULT_GIB = 8.0  # ten models of roberta-base's size
-_FORMAT = 8
+_FORMAT = 9
 _PACKED_FILE = "prepacked.bin"
 _PLACES_FILE = "entry.json"  # where each tensor lies in the packed one, as ONNX has external data
 _SEEN_FILE = "seen.json"
@@ -236,7 +236,9 @@ def _tried(bundle: Bundle, folder: Path, tensors: dict[str, dict[str, str]]) -> 
             return {"one_row": True, "fused": False, "ms": {}}
         _place(model, bundle, tensors if form == "fused" else _without_joined(tensors))
         if form != "fused" or any(node.op_type == "QAttention" for node in model.graph.node):
-            sessions[form] = open_session(model, folder)
+            options = session_options()  # no form's threads spin for work while another's run
+            options.add_session_config_entry("session.force_spinning_stop", "1")
+            sessions[form] = open_session(model, folder, options=options)
     times: dict[str, list[float]] = {form: [] for form in sessions}
     until = perf_counter() + _TRIAL_S
     while not times["packed"] or (perf_counter() < until and len(times["packed"]) < _TRIAL_ROUNDS):
