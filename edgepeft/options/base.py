@@ -49,8 +49,9 @@ class Options(BaseModel):
     def of(cls, given: Mapping[str, Any], verb: str) -> Self:
         """Make the options by name; say what is wrong in a sentence."""
         known = cls.model_fields
+        also = {name for field in known.values() for name in getattr(field.validation_alias, "choices", ())}
         for name in given:
-            if name not in known:
+            if name not in known and name not in also:
                 raise UnknownName(f"option of {verb}", name, known)
         missing = [name for name, field in known.items() if field.is_required() and name not in given]
         if missing:
@@ -285,9 +286,11 @@ class TrainingLoopOptions(Options):
     lr: LearningRate = None
     head_lr: HeadRate = None
     batch_size: Count = None
-    seed: Annotated[int, at_least(0), Option(help="Of what is new in a delta, order, dropout and few shots.")] = 0
-    warmup: float = 0.1
-    clip_norm: float = 1.0
+    seed: Annotated[
+        int, at_least(0), Field(lt=2**63), Option(help="Of what is new in a delta, order, dropout and few shots.")
+    ] = 0
+    warmup: Annotated[float, Field(ge=0, le=1)] = 0.1
+    clip_norm: Annotated[float, Field(gt=0)] = 1.0
     save_every: Annotated[int, at_least(1)] = 100
 
     @model_validator(mode="after")

@@ -225,7 +225,7 @@ class BenchOptions(base.Options):
     peers: Annotated[tuple[Path, ...], Option("--peer", help="An ONNX encoder in the same rounds; may repeat.")] = ()
     rounds: Annotated[base.Count, Option(help="Samples of each. Default: 30.")] = None
     max_seconds: base.MaxSeconds = None
-    seed: Annotated[int, Option(help="Of token ids, weights and the order within rounds.")] = 0
+    seed: Annotated[int, base.at_least(0), Option(help="Of token ids, weights and the order within rounds.")] = 0
     scenario: str = "offline"  # the command line may name several
     cache: Annotated[
         bool,

@@ -46,6 +46,8 @@ class Runtime(TextTasks):
     """
 
     def __init__(self, folder: Folder, *, threads: int | None = None, cache: bool = True) -> None:
+        if threads is not None and threads < 1:
+            raise UsageError(f"threads is {threads}; 1 is the least that there can be, and None what the host allows.")
         self.bundle = Bundle(folder)
         self.threads = threads
         self._sessions: dict[str | None, TaskSession] = {}

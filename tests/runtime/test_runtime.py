@@ -55,6 +55,11 @@ def test_a_row_does_not_depend_on_its_company(exported):
     require_alike([a.score for a in together], [a.score for a in alone], exported)
 
 
+def test_less_than_one_thread_is_refused(exported):
+    with pytest.raises(UsageError, match="threads is 0; 1 is the least"):
+        Runtime(exported, threads=0)
+
+
 def test_several_tasks_answer_one_input(exported):
     runtime = Runtime(exported)
     answers = runtime.predict_all(["mood", "score"], TEXTS[:2])
