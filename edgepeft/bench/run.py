@@ -314,6 +314,7 @@ def run_scenarios(
 
     ``request.max_seconds`` is for all of them, in equal parts; ``say`` is told how long each will take.
     """
+    plan.check_request(request)  # here too: each scenario is given its part of the time, or the least there can be
     # Scenarios may be added later, and the time that each may take does not matter.
     asked: dict[str, JsonValue] = request.model_dump(mode="json", exclude={"scenario", "max_seconds"})
     if earlier is not None:

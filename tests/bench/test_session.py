@@ -120,6 +120,12 @@ def test_two_scenarios_are_kept_one_by_one_in_one_document(fake_start):
     assert len(session.result.to_json()["host"]["gemm_samples_gflops"]["infer"]) == 8
 
 
+@pytest.mark.parametrize("most_s", [0.0, -1.0, float("nan")])
+def test_no_time_at_all_is_refused_and_not_made_a_little(fake_start, most_s):
+    with pytest.raises(UsageError, match="--max-seconds must be above 0"):
+        run_scenarios(REQUEST.model_copy(update={"max_seconds": most_s}), ["offline"], start=fake_start(0.1))
+
+
 class Stops:
     """Starts workers of which one presses Ctrl-C in its n-th step."""
 

@@ -239,6 +239,7 @@ def test_a_peer_is_a_row_and_a_ratio_of_every_other(tmp_path, fake_start):
         ({"length": 513}, "at most 512"),
         ({"rounds": 0}, "rounds must be at least 1"),
         ({"max_seconds": 0.0}, "--max-seconds"),
+        ({"seed": -1}, "--seed must be at least 0"),
         ({"max_seconds": float("nan")}, "--max-seconds"),
         ({"lengths": "sst2"}, "exclude"),
         ({"tasks": ("sst2",)}, "--task"),
