@@ -222,10 +222,15 @@ class ImportRequest:
 
     def _kind_of(self, head: ImportedHead, configs: Sequence[Config], folder: Path) -> type[TaskType] | None:
         """What is asked for, or what the checkpoint or a config says; None for labels that a decoder scores."""
-        if head.outputs is None and head_named(head.kind).writes:
-            return kind_named("text")
         if head.outputs is None:
-            return None if self.kind is None else kind_named(self.kind)
+            writes, wanted = head_named(head.kind).writes, None if self.kind is None else kind_named(self.kind)
+            if wanted is not None and wanted.writes != writes:
+                found = "text that it writes, --kind text" if writes else "labels that its decoder scores, --labels a,b"
+                raise UsageError(
+                    f"--kind {wanted.name} is {wanted.title}; of {folder}, ...{head.model}, what can be imported "
+                    f"answers by {found}. Import it as that, or train the task here."
+                )
+            return kind_named("text") if writes else wanted
         fitting = {kind.problem_type: kind for kind in kinds().values() if _may_have(kind, head)}
         if not fitting:
             raise BundleError(
@@ -249,23 +254,22 @@ class ImportRequest:
         self, head: ImportedHead, kind: type[TaskType] | None, configs: Sequence[Config], backbone: Backbone
     ) -> tuple[str, ...] | None:
         """One name an output, of the request, the head, a config, or LABEL_0, ...; None where they have none."""
-        if kind is not None and kind.writes and not self.labels:
-            return None
-        if head.outputs is None or kind is None:
-            if not self.labels:
-                raise UsageError(
-                    f"{backbone.source} scores labels with its decoder, and checkpoints do not say which: give them as "
-                    "the words that it was trained to write, --labels a,b,c."
-                )
-            return self.labels
-        outputs, given = head.outputs, self.labels or ()
-        if not kind.has_labels:
+        given = self.labels or ()
+        if kind is not None and not kind.has_labels:
             if given:
                 raise UsageError(
                     f"the checkpoint's head needs no labels, for {kind.title} has none; found {', '.join(given)}. "
                     "Leave --labels out."
                 )
             return None
+        if head.outputs is None or kind is None:
+            if not given:
+                raise UsageError(
+                    f"{backbone.source} scores labels with its decoder, and checkpoints do not say which: give them as "
+                    "the words that it was trained to write, --labels a,b,c."
+                )
+            return given
+        outputs = head.outputs
         if given and (len(given) != outputs or len(set(given)) != outputs or not all(given)):
             raise UsageError(
                 f"the checkpoint's head needs {outputs} different labels, in the order of its outputs; found "

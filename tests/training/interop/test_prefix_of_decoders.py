@@ -16,7 +16,7 @@ from tolerance import exact_logits, exactly
 
 from edgepeft.backbones.hooks import load_model, padded_in_front
 from edgepeft.backbones.source import Backbone, open_backbone
-from edgepeft.common.errors import BundleError
+from edgepeft.common.errors import BundleError, UsageError
 from edgepeft.runtime.decoding import Decoding
 from edgepeft.runtime.runtime import Runtime
 from edgepeft.training.exporting.bundle import export_bundle
@@ -54,6 +54,22 @@ def theirs(backbone: Backbone, folder: Path, of: Any, task: str, **more: Any) ->
 def rows(backbone: Backbone) -> dict[str, np.ndarray]:
     found = ragged(5, 7, SIZES[backbone.architecture.model_type])
     return {name: found[name] for name in ("input_ids", "attention_mask")}
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"labels": ("no", "yes")}, "needs no labels, for text has none; found no, yes. Leave --labels out"),
+        ({"kind": "classification"}, "--kind classification is a classification; .* answers by text that it writes"),
+    ],
+)
+def test_what_writes_text_is_imported_as_nothing_else(
+    tiny: Callable[..., Path], tmp_path: Path, asked: dict[str, Any], message: str
+):
+    backbone, folder = open_backbone(str(tiny("llama"))), tmp_path / "theirs"
+    theirs(backbone, folder, transformers.AutoModelForCausalLM, "CAUSAL_LM")
+    with pytest.raises(UsageError, match=message):
+        importer_of(folder).read(folder, backbone, ImportRequest("t", **asked, max_length=20))
 
 
 def test_what_peft_trained_gives_its_logits_and_its_texts(backbone: Backbone, tmp_path: Path):

@@ -180,6 +180,13 @@ def test_an_output_layer_of_its_own_is_refused(copy: Callable[..., Path]):
         imported(folder, text_backbone("t5"))
 
 
+@pytest.mark.parametrize("labels", [None, LABELS])
+def test_a_task_that_writes_text_is_refused_with_what_can_be_imported(labels: tuple[str, ...] | None):
+    folder, backbone = TEXT / "t5-peft-lora", text_backbone("t5")
+    with pytest.raises(UsageError, match=r"--kind text is text; .* answers by labels that its decoder scores"):
+        importer_of(folder).read(folder, backbone, ImportRequest("task", labels, kind="text"))
+
+
 @pytest.mark.parametrize(
     "name", ["t5-peft-lora", "flan-peft-lora-everywhere", "t5-peft-ia3", "flan-peft-ia3", "t5-peft-ln-tuning"]
 )
