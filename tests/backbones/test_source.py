@@ -7,11 +7,13 @@ import shutil
 import warnings
 
 import pytest
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
 from edgepeft.backbones.base import Pooling
+from edgepeft.backbones.hooks import load_model
 from edgepeft.backbones.source import open_backbone
-from edgepeft.common.errors import UsageError
+from edgepeft.common.errors import BundleError, UsageError
 
 
 @pytest.fixture
@@ -39,6 +41,14 @@ def test_how_sentence_transformers_pools_is_read_in_both_forms(folder, config, e
         warnings.simplefilter("always")
         assert open_backbone(str(folder)).pooling is expected
     assert [said in str(note.message) for note in notes] == ([True] if said else [])
+
+
+def test_weights_that_lack_tensors_are_refused_before_transformers_draws_them(folder):
+    """Names of DataParallel's begin with ``module.``; where a mean is read, nothing else looked for a tensor before."""
+    tensors = load_file(folder / "model.safetensors")
+    save_file({f"module.{name}": tensor for name, tensor in tensors.items()}, folder / "model.safetensors")
+    with pytest.raises(BundleError, match="lacks 37 of the tensors that its"):
+        load_model(open_backbone(str(folder)))
 
 
 def test_an_added_token_that_has_no_embedding_is_refused_before_anything_is_trained(folder):
