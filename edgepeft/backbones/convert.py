@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
 # Vocabularies of slow tokenizers, which tokenizer.json is made of where it is missing.
 _SLOW = ("vocab.txt", "vocab.json", "sentencepiece.bpe.model", "sentencepiece.model", "spiece.model", "spm.model")
-COMPANIONS = (*BUNDLE_FILES, *_SLOW, "merges.txt", "added_tokens.json")
+MODULES_FILE = "modules.json"  # of sentence-transformers
+COMPANIONS = (*BUNDLE_FILES, *_SLOW, "merges.txt", "added_tokens.json", MODULES_FILE)
 PICKLED_FILE = "pytorch_model.bin"
 _FLOATS = {"F64", "F32", "F16", "BF16"}
 _PLAIN_DTYPES = {"F32", "I64", "I32", "U8", "BOOL", "I8", "I16"}

@@ -43,6 +43,29 @@ def test_how_sentence_transformers_pools_is_read_in_both_forms(folder, config, e
     assert [said in str(note.message) for note in notes] == ([True] if said else [])
 
 
+@pytest.mark.parametrize(
+    ("kinds", "said"),
+    [
+        (["Transformer", "Pooling", "Normalize"], ""),
+        (["Transformer", "Pooling", "Dense", "Normalize"], "modules.json has Dense, which is left out here"),
+    ],
+)
+def test_a_dense_layer_of_sentence_transformers_is_not_left_out_in_silence(folder, tmp_path, monkeypatch, kinds, said):
+    monkeypatch.setenv("EDGEPEFT_CACHE", str(tmp_path / "cache"))
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode": "mean"}))
+    listed = [{"idx": i, "path": f"{i}_{kind}", "type": f"a.{kind}"} for i, kind in enumerate(kinds)]
+    (folder / "modules.json").write_text(json.dumps(listed))
+    halved = {name: tensor.half() for name, tensor in load_file(folder / "model.safetensors").items()}
+    for tensors in (None, halved):  # as it is, and converted into the cache
+        if tensors:
+            save_file(tensors, folder / "model.safetensors")
+        with warnings.catch_warnings(record=True) as notes:
+            warnings.simplefilter("always")
+            assert open_backbone(str(folder)).pooling is Pooling.MEAN
+        assert [said in str(note.message) for note in notes] == ([True] if said else [])
+
+
 def test_weights_that_lack_tensors_are_refused_before_transformers_draws_them(folder):
     """Names of DataParallel's begin with ``module.``; where a mean is read, nothing else looked for a tensor before."""
     tensors = load_file(folder / "model.safetensors")
