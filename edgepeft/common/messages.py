@@ -48,7 +48,8 @@ _MOST_MISTAKES = 2000  # of which pydantic makes a list in milliseconds: it has 
 def in_words(error: ValidationError, whole: str = "the document", names: Collection[str] | None = None) -> str:
     """The first mistake, without a full stop; ``whole`` is what was read.  Thousands of them are only counted.
 
-    ``names`` are the only keys that may be told, and no value is: for answers to whoever sent the document.
+    With ``names`` no value is told, and no key but these and one that is not known: for answers to whoever sent the
+    document.
     """
     mistakes = listed_mistakes(error)
     if not mistakes:
@@ -82,7 +83,7 @@ def mistake(
     if one["type"] == "missing":
         return f"{where} is missing"
     if one["type"] == "extra_forbidden":
-        return f"{where} is not a key that is known" if names is None else f"{where} has a key that is not known"
+        return f"{where} is not a key that is known"
     if one["type"] == "value_error":
         return f"{where}: {one['ctx']['error']}"
     needed = dict.fromkeys(
@@ -96,7 +97,8 @@ def mistake(
 
 
 def _place(one: Mapping[str, Any], names: Collection[str] | None) -> list[str]:
-    parts = [str(part) for part in one["loc"] if isinstance(part, int) or names is None or part in names]
+    told = {*(one["loc"] if names is None else names), *(one["loc"][-1:] if one["type"] == "extra_forbidden" else ())}
+    parts = [str(part)[:_SHOWN] for part in one["loc"] if isinstance(part, int) or part in told]
     return parts[:-1] if len(parts) > 1 and parts[-1] in _BRANCHES else parts
 
 

@@ -88,7 +88,7 @@ KEYS = set[str]()  # what requests may have, and an answer may name; each endpoi
 
 
 def _invalid(error: ValidationError) -> Refused:
-    """The first thing that is wrong; what was sent is not repeated."""
+    """The first thing that is wrong; no value that was sent is repeated."""
     said = in_words(error, "the body", KEYS)
     if any(one["type"] == "json_invalid" for one in listed_mistakes(error)[:1]):
         return Refused(400, "not_json", f"{said}.")

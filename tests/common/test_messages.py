@@ -93,13 +93,14 @@ def test_a_mistake_is_told_by_its_place_what_is_needed_and_what_is_there(content
         ({"rows": [{"label": "secret"}]}, "rows.0.text is missing"),
         ({"rows": [{"text": ["secret"]}]}, "rows.0.text must be text, found a list of 1"),
         ({"rows": [3]}, "rows.0 must be text or an object, found a number"),
-        ({"rows": [{"text": "a", "secret": 1}]}, "rows.0 has a key that is not known"),
-        ({"secret": 1}, "the body has a key that is not known"),
+        ({"rows": [{"text": "a", "rows": "secret"}]}, "rows.0.rows is not a key that is known"),
+        ({"texts": "secret"}, "texts is not a key that is known"),
+        ({"x" * 100: "secret"}, f"{'x' * 80} is not a key that is known"),
         ({"rows": "secret"}, "rows must be a list, found text"),
         ("secret", "the body must be an object, found text"),
     ],
 )
-def test_to_a_stranger_nothing_is_told_of_what_was_sent_but_its_kind(content, sentence):
+def test_to_a_stranger_no_value_is_told_but_its_kind_and_no_key_but_one_that_is_not_known(content, sentence):
     told = said(json.dumps(content), whole="the body", names={"rows", "text"})
     assert told == sentence
 

@@ -174,13 +174,13 @@ def test_a_wrong_request_is_refused_by_what_is_wrong_with_it(served, path, body,
             "the body: give text (and second for a pair, or candidates), or words, or fields, or rows;",
         ),
         ("/v1/tasks/mood:predict", {"rows": []}, "rows must be a list of 1 or more, found a list of 0;"),
-        ("/v1/tasks/mood:predict", {"rows": [{"texts": "secret"}]}, "rows.0 has a key that is not known;"),
-        ("/v1/predict", {"rows": [{"text": "w5", "secret": 1}]}, "rows.0 has a key that is not known;"),
+        ("/v1/tasks/mood:predict", {"rows": [{"texts": "secret"}]}, "rows.0.texts is not a key that is known;"),
+        ("/v1/predict", {"rows": [{"text": "w5", "label": "secret"}]}, "rows.0.label is not a key that is known;"),
         ("/v1/predict", {"rows": [5]}, "rows.0 must be an object or text, found a number;"),
         ("/v1/predict", ["secret"], "the body must be an object, found a list of 1;"),
     ],
 )
-def test_what_is_wrong_with_a_body_is_told_by_place_need_and_kind_and_never_repeated(served, path, body, words):
+def test_what_is_wrong_with_a_body_is_told_by_place_need_and_kind_and_no_value_is_repeated(served, path, body, words):
     told = served.post(path, body)[2]["error"]["message"]
     assert told.startswith(words)
     assert "secret" not in told
