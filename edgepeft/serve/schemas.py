@@ -127,7 +127,7 @@ class PredictRequest(TextRow):
 class MixedRow(TextRow):
     """A row with its task; without one it gets the backbone's embedding."""
 
-    task: TaskName | None = None
+    task: str | None = Field(default=None, examples=["mood"])  # of any form: a name of no task is its row's error
 
 
 class MixedRequest(Asked):
