@@ -274,7 +274,8 @@ def listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         if error.errno not in _LOST:
             raise EdgepeftError(f"cannot listen on {host} port {port} ({error.strerror}).") from error
-        raise UsageError(f"cannot listen on {host} port {port} ({error.strerror}). Give another --port.") from error
+        other = "--host" if error.errno == errno.EADDRNOTAVAIL else "--port"
+        raise UsageError(f"cannot listen on {host} port {port} ({error.strerror}). Give another {other}.") from error
     return listening
 
 
