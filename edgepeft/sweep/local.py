@@ -14,6 +14,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
@@ -95,6 +96,7 @@ def run_local(jobs: Sequence[Job], workers: int, gpus: int = 0) -> Iterator[Move
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_PRELOADED)
+    _start_server()
     left, running, free = list(jobs), list[_Running](), [n % gpus for n in range(workers)] if gpus else []
     try:
         while left or running:
@@ -122,6 +124,16 @@ def run_local(jobs: Sequence[Job], workers: int, gpus: int = 0) -> Iterator[Move
                     yield said
     finally:
         _end(running)
+
+
+def _start_server() -> None:
+    """Start what forks processes.  Ctrl-C is the sweep's while they import, too, which takes seconds."""
+    resource_tracker.ensure_running()  # which lets the signal through
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # as what is started has it
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _started(context: multiprocessing.context.ForkServerContext, job: Job, tries: int = 0) -> _Running:

@@ -86,6 +86,24 @@ def test_ctrl_c_leaves_checkpoints_and_the_same_command_goes_on(plan, tmp_path):
     assert listed.returncode == 0 and "begun" in listed.stdout and "1 begun" in listed.stderr
 
 
+def test_ctrl_c_on_a_terminal_which_all_processes_get_is_told_by_the_sweep_alone(plan, tmp_path):
+    running = subprocess.Popen(
+        command(plan(steps=4_000), tmp_path / "out", "--workers", "1"),
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | SURROUNDING,
+        start_new_session=True,
+    )
+    ends, sweep = time.monotonic() + 120, psutil.Process(running.pid)
+    while not any("forkserver" in " ".join(each.cmdline()) for each in sweep.children()) and time.monotonic() < ends:
+        time.sleep(0.02)
+    time.sleep(0.5)  # of the seconds in which it imports PyTorch
+    os.killpg(running.pid, signal.SIGINT)
+    _, errors = running.communicate(timeout=120)
+    assert running.returncode == 130 and "the same command goes on with the rest" in errors
+    assert "Traceback" not in errors
+
+
 def test_what_is_over_at_ctrl_c_is_a_line_of_results(plan, tmp_path):
     path, out = plan(steps=300), tmp_path / "out"
     running = subprocess.Popen(
