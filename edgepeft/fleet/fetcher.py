@@ -159,7 +159,8 @@ class Fetcher(FetcherInterface):  # type: ignore[misc,unused-ignore]  # without 
         if answer.status >= 400:
             answer.close()
             why = f" ({answer.headers['X-Error-Code']:.40})" if "X-Error-Code" in answer.headers else ""  # the Hub's
-            raise DownloadHTTPError(f"{url}: HTTP status {answer.status}{why}", answer.status)
+            said = f"{url}: HTTP status {answer.status}{why}"
+            raise DownloadHTTPError(said, answer.status) if answer.status < 500 else DownloadError(said)
         goes_on = answer.status == 206 and answer.headers.get("Content-Range", "").startswith(f"bytes {start}-")
         if answer.status == 206 and not goes_on:
             answer.close()
@@ -271,7 +272,8 @@ def _pool(url: str, answer: Callable[..., _Answer]) -> Any:
     parts = urlsplit(url)
     options: dict[str, Any] = {
         "timeout": urllib3.Timeout(_WINDOW_S),
-        "retries": urllib3.Retry(2, redirect=3, backoff_factor=0.5),
+        # A server may ask for hours of patience, in which nothing would be said.
+        "retries": urllib3.Retry(2, redirect=3, backoff_factor=0.5, respect_retry_after_header=False),
     }
     proxy = getproxies().get(parts.scheme)
     if proxy is None or proxy_bypass(parts.hostname or ""):

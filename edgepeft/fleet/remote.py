@@ -18,6 +18,7 @@ from pathlib import Path
 
 from tuf.api import exceptions
 from tuf.api.metadata import Metadata, TargetFile, Targets
+from tuf.api.serialization import DeserializationError
 from tuf.ngclient import Updater, UpdaterConfig
 
 from edgepeft.bundle.bundle import BACKBONE_FILE
@@ -135,6 +136,10 @@ _WORDS: dict[type[Exception], str] = {
     ),
     exceptions.BadVersionNumberError: (
         "an older or another state was sent than the one signed or seen here before ({error})."
+    ),
+    DeserializationError: (
+        "what was sent is no metadata ({error}). Is that the address of a repository, and does no login page or proxy "
+        "answer in its place?"
     ),
     exceptions.LengthOrHashMismatchError: "the file is not the one that is signed ({error}).",
     exceptions.DownloadLengthMismatchError: "the file is longer than what is signed ({error}).",

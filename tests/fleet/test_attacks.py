@@ -83,6 +83,11 @@ def endless(fleet, board, retrained):
     fleet.served.faults["mood.onnx"] = lambda body, content: (body.write(content), _endless(body, content))
 
 
+def behind_a_login(fleet, board, retrained):
+    """Whatever is asked for, a page comes."""
+    fleet.served.faults["timestamp.json"] = lambda body, content: body.write(b"<html>log in</html>".ljust(len(content)))
+
+
 def endless_metadata(fleet, board, retrained):
     fleet.served.faults["timestamp.json"] = _endless
 
@@ -135,6 +140,7 @@ def slow(monkeypatch, request):
         (shorter, r"mood.onnx broke off after \d+ of \d+ bytes"),
         (missing, "a file is missing .*404"),
         (endless, "mood.onnx: the file is longer than what is signed"),
+        (behind_a_login, "what was sent is no metadata .* login page"),
         (endless_metadata, "the file is longer than what is signed"),
         (dripping, "it comes too slowly"),
         (revoked, "the signatures are not by the keys that this board trusts"),

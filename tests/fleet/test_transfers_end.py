@@ -8,6 +8,7 @@ import threading
 import time
 
 import pytest
+from tuf.api.exceptions import DownloadError, DownloadHTTPError
 
 from edgepeft.common.errors import EdgepeftError
 from edgepeft.fleet.fetcher import _AROUND_BYTES, Fetcher
@@ -117,6 +118,21 @@ def test_what_has_no_end_ends(what, tmp_path):
         took, _ = fetched(tmp_path, address, "targets")
         assert took < 4 * WINDOW_S and sent[0] < 4 * (2 * MOST + _AROUND_BYTES) + (16 << 20)
     assert sum(path.stat().st_size for path in (tmp_path / "files").glob("*")) <= MOST
+
+
+def test_a_server_that_is_overloaded_is_not_waited_for(tmp_path):
+    with server(lambda: iter([b"HTTP/1.1 503 Later\r\nRetry-After: 9999\r\nContent-Length: 0\r\n\r\n"])) as (
+        address,
+        _,
+    ):
+        took, said = fetched(tmp_path, address, "metadata")
+        assert took < 4 * WINDOW_S and said.endswith("HTTP status 503")
+        with (
+            pytest.raises(DownloadError) as caught,
+            Fetcher(tmp_path, address).download_file(f"{address}/x.json", MOST),
+        ):
+            pass
+    assert not isinstance(caught.value, DownloadHTTPError)  # which is of a file that is not there
 
 
 def test_trailers_are_refused_however_few(tmp_path):
