@@ -185,7 +185,7 @@ def _labelled(path: Path, files: Iterable[tuple[PurePath, bytes]]) -> Iterator[R
             text, western = content.decode("cp1252", "replace"), western + 1
         yield number, {"text": text, "label": name.parts[-2]}
     if western:
-        warnings.warn(f"{path}: {western} files are not UTF-8; they are read as Windows-1252.", stacklevel=2)
+        warnings.warn(f"{path}: {western} files are not UTF-8; they are read as Windows-1252.", stacklevel=1)
     if not number:
         raise DataError(
             f"{path} has no texts (.txt files); each is one text, in a folder that has its label as name. Of other "

@@ -256,10 +256,10 @@ def read_conll(path: Path) -> Iterator[Record]:
         len(lines) > 1 and len(lines[0]) > 2 and numbers in ([*map(str, range(n, n + len(lines)))] for n in (0, 1))
     )
     if counted:
-        warnings.warn(f"{path}: the first column counts the words; the second one is read as the words.", stacklevel=2)
+        warnings.warn(f"{path}: the first column counts the words; the second one is read as the words.", stacklevel=1)
     word, tag = (-1, 0) if turned else (int(counted), -1)
     if turned:
-        warnings.warn(f"{path}: the first column has the tags; the last one is read as the words.", stacklevel=2)
+        warnings.warn(f"{path}: the first column has the tags; the last one is read as the words.", stacklevel=1)
     for start, lines in itertools.chain(first, sentences):
         tags = {"tags": [cells[tag] for cells in lines]} if len(lines[0]) > 1 else {}
         yield start, {"words": [cells[word] for cells in lines], **tags}

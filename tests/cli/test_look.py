@@ -48,6 +48,12 @@ def test_standard_input_is_of_the_kind_that_its_first_rows_tell(monkeypatch):
     assert (found["kind"], found["rows"]) == ("regression", 20) and "--kind regression is taken" in said
 
 
+def test_what_a_file_is_read_as_is_said_once(tmp_path):
+    (path := tmp_path / "movies.bio").write_text("O\thi\nB-ACTOR\tBruce\n\n" * 20)
+    _, said = look(path)
+    assert said.count("the first column has the tags") == 1
+
+
 def test_the_command_that_trains_has_a_name_that_a_task_may_have(tmp_path):
     path = jsonl(tmp_path / "my reviews (1).jsonl", [{"text": f"w{i}", "label": "ab"[i % 2]} for i in range(20)])
     assert look(path)[0]["train"].endswith(f"--data {shlex.quote(str(path))} --task my-reviews-1 --out my-reviews-1")
