@@ -15,7 +15,7 @@ import sys
 import warnings
 import zipfile
 import zlib
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path, PurePath
 from typing import Any
@@ -207,9 +207,12 @@ def read_xlsx(path: Path) -> Iterator[Record]:
         )
         first, names = next(numbered, (1, ()))
         header = distinct(path, first, [str(cell).strip() if cell is not None else "" for cell in names])
-        for line, cells in numbered:
-            named = itertools.zip_longest(header, cells[: len(header)])  # a row ends with its last cell
-            yield line, {name: _cell(cell) for name, cell in named if name}
+        nameless = list[int]()
+        for line, values in numbered:
+            cells = [*map(_cell, values), *[""] * (len(header) - len(values))]  # a row ends with its last cell
+            nameless += [line] if _has_nameless(header, cells) else []
+            yield line, {name: cell for name, cell in zip(header, cells, strict=False) if name}
+        _say_nameless(path, nameless)
     except DataError:
         raise
     except Exception as error:  # of zip, of XML, of what is no number where one is needed
@@ -221,6 +224,20 @@ def _cell(value: Any) -> Any:
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     return value if isinstance(value, bool) else "" if value is None else str(value)
+
+
+def _has_nameless(header: Sequence[str], cells: Sequence[Any]) -> bool:
+    """True if a cell stands in a column without a name, and is no number of the row, as pandas writes them first."""
+    named = enumerate(itertools.zip_longest(header, cells, fillvalue=""))
+    return any(str(cell).strip() and not name and (i or not str(cell).isdigit()) for i, (name, cell) in named)
+
+
+def _say_nameless(path: Path, lines: Sequence[int]) -> None:
+    if lines:
+        where = f"line{'s' * (len(lines) > 1)} {', '.join(map(str, lines[:3]))}{', ...' * (len(lines) > 3)}"
+        told = f"{len(lines):,} row{'s have' if len(lines) > 1 else ' has'} cells in columns without a name ({where})"
+        remedy = "name these columns, or put what is in them where it belongs"
+        warnings.warn(f"{path}: {told}, which are not read; {remedy}.", stacklevel=1)
 
 
 _MOST_CELLS = 100_000  # of a line
@@ -243,19 +260,23 @@ def _read_table(path: Path, delimiter: str, **form: Any) -> Iterator[Record]:
         warnings.warn(f"{path}: cells are separated by {delimiter!r}, as the header is.", stacklevel=1)
     reader = csv.reader(_few_cells(path, lines, delimiter), strict=True, delimiter=delimiter, **form)
     header: list[str] = []
+    whole, nameless = True, list[int]()
     line = 1 + skipped
     try:
         for cells in reader:
             if cells and not header:
                 header = distinct(path, line, [name.strip() for name in cells])
+                whole = all(header)
             elif any(cells) and len(cells) != len(header):
                 told = f"{len(cells)} cells, but {len(header)} columns ({', '.join(header)})"
                 yield line, DataError(f"{path}:{line}: {told}.")
             elif any(cells):
+                nameless += [line] if not whole and _has_nameless(header, cells) else []
                 yield line, {name: cell for name, cell in zip(header, cells, strict=True) if name}
             line = reader.line_num + 1 + skipped
     except csv.Error as error:
         raise DataError(f"{path}:{line}: not a table ({error}); is a quotation mark missing?") from error
+    _say_nameless(path, nameless)
 
 
 def _few_cells(path: Path, lines: Iterator[str], delimiter: str) -> Iterator[str]:

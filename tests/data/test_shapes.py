@@ -400,6 +400,22 @@ def test_a_spreadsheets_columns_without_names_and_texts_in_western_letters_are_r
     assert (row.sentence1, row.label) == ("caf\xe9", "sport")
 
 
+def test_cells_in_columns_without_a_name_are_said_but_for_the_numbers_of_rows(tmp_path):
+    """Kaggle's spam.csv has texts that go on in such columns."""
+    (path := tmp_path / "spam.csv").write_text("label,sentence1,,\nham,a,,\nspam,b, c,\nham,d,,e\n")
+    with pytest.warns(UserWarning, match=r"2 rows have cells in columns without a name \(lines 3, 4\), which are not"):
+        assert [row.sentence1 for row in read_rows(path, labels=True)] == ["a", "b", "d"]
+    path.write_text(",sentence1,label\n0,a,x\n1,b,y\n")
+    with warnings.catch_warnings(action="error"):
+        assert [row.sentence1 for row in read_rows(path, labels=True)] == ["a", "b"]
+    book = pytest.importorskip("openpyxl", reason="pip install edgepeft[data]").Workbook()
+    for cells in [(None, "sentence1", "label"), (0, "a", "x"), (1, "b", "y", None, "sure?")]:
+        book.active.append(cells)
+    book.save(path := tmp_path / "sheet.xlsx")
+    with pytest.warns(UserWarning, match=r"1 row has cells in columns without a name \(line 3\)"):
+        assert [row.label for row in read_rows(path, labels=True)] == ["x", "y"]
+
+
 def test_a_number_in_a_spreadsheet_is_a_text_as_in_a_csv(tmp_path):
     book = pytest.importorskip("openpyxl", reason="pip install edgepeft[data]").Workbook()
     for cells in [("sentence1", "label"), (2012, 1), ("ten", 2.0), (3.5, 0.25)]:
