@@ -40,17 +40,17 @@ class Records:
         """Yield (number, row)."""
         for number, row in enumerate(self._rows, start=1):
             if isinstance(row, Mapping):
-                yield number, {name: _plain(value) for name, value in row.items()}
+                yield number, {str(name): _plain(value) for name, value in row.items()}
             else:
                 yield number, DataError(f"{self}:{number}: expected a dictionary of columns; found {shown(row)}.")
 
 
 def _plain(value: Any) -> Any:
-    """Return a cell as a file's are, lists and numbers of Python: pandas gives NumPy's for a parquet file's lists."""
+    """Return a cell as a file's are, lists and numbers of Python: not NumPy's, which pandas has of parquet's lists."""
     value = value.tolist() if hasattr(value, "tolist") else value
     if isinstance(value, Mapping):
         return {name: _plain(each) for name, each in value.items()}
-    return [*map(_plain, value)] if isinstance(value, list) else value
+    return [*map(_plain, value)] if isinstance(value, list | tuple) else value
 
 
 class Held(Records):

@@ -149,6 +149,11 @@ def source_of(rows: Rows) -> Source:
         return Path(rows)
     if not isinstance(rows, Iterable):
         raise UsageError(f"rows are a file's path, dictionaries or a DataFrame; found {shown(rows)}.")
+    if isinstance(rows, Mapping):
+        raise UsageError(
+            f"rows are a file's path, dictionaries or a DataFrame; found one mapping of {', '.join(map(str, rows))}. "
+            "Give one of these, where each is a part's rows as in a DatasetDict; else a dictionary for each row."
+        )
     return Records(rows)
 
 

@@ -21,6 +21,7 @@ from edgepeft.data.labels import opened
 from edgepeft.data.memory import Records
 from edgepeft.data.parts import load_data
 from edgepeft.data.pattern import pattern
+from edgepeft.data.readers import source_of
 from edgepeft.data.rows import Columns, head_of, read_rows
 from edgepeft.data.shapes import told_shape
 from edgepeft.tasks.base import kind_named
@@ -253,6 +254,19 @@ def test_arrays_and_numbers_of_numpy_in_memory_are_lists_and_numbers(tmp_path):
     scored = Records([{"text": "a", "score": Decimal("4.50")}])  # a database's, as parquet has them
     assert told_shape(scored, head_of(scored)).kind == "regression"
     assert [row.label for row in of_kind(scored, "regression")] == ["4.50"]
+
+
+def test_columns_in_memory_may_be_called_by_numbers_and_lists_be_tuples():
+    rows = Records([{0: "a", 1: "x"}])  # as pandas has a table without a header
+    (row,) = read_rows(rows, labels=True, columns=Columns("0", None, "1"))
+    assert (row.sentence1, row.label) == ("a", "x")
+    (row,) = of_kind(Records([{"sentence1": "a", "label": ("x", "y")}]), "labels")
+    assert row.label == '["x","y"]'
+
+
+def test_parts_by_their_names_are_no_rows():
+    with pytest.raises(UsageError, match="found one mapping of train, test"):
+        source_of({"train": [{"text": "a"}], "test": []})
 
 
 def test_a_frame_with_two_columns_of_one_name_is_refused():
