@@ -59,7 +59,7 @@ def number_of(value: Any) -> float | None:
     """Return the number that a label is; None for a name."""
     try:
         number = isinstance(value, str | int | float | Decimal) and not isinstance(value, bool)
-        found = float(value) if number else math.nan
+        found = float(value) if number and "_" not in str(value) else math.nan  # Python's own 1_000
     except ValueError:
         return None
     return found if math.isfinite(found) else None

@@ -640,6 +640,15 @@ def test_numbers_with_commas_are_asked_about(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
+def test_an_underscore_is_of_no_number(tmp_path):
+    (path := tmp_path / "rows.csv").write_text("text,label\n" + "".join(f"w{i},1_{i % 25}\n" for i in range(100)))
+    assert told_shape(path, head_of(path)) is None
+    row, *_ = of_kind(path, "regression")
+    with pytest.raises(DataError, match="found '1_0'"):
+        kind_named("regression")(None).expected(row)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
 def test_a_missing_number_is_refused_with_its_line_and_the_others_are_numbers_all_the_same(tmp_path):
     (path := tmp_path / "rows.csv").write_text("text,rating\na,1.5\nb,\nc,3\n")
     assert told_shape(path, head_of(path)).kind == "regression"
