@@ -167,6 +167,9 @@ def read_plan(path: Path) -> Plan:
         raise UsageError(f"{path} is no plan in TOML: {reason}.") from None
     if not (plan.methods or plan.grid):
         raise UsageError(f'{path} names no method: methods = ["lora"], or a [[grid]].')
+    lists = [("[[grid]]", each) for each in plan.grid] + [("[rates]", plan.rates)]
+    if empty := [f"{where} {name}" for where, each in lists for name, values in each.items() if values == []]:
+        raise UsageError(f"{path}: {empty[0]} = [] has nothing to run; write one value or more, or leave it out.")
     # Runs that it has if each method has the usual rates, counted and not listed.
     grids = (math.prod(len(value) for value in grid.values() if isinstance(value, list)) for grid in plan.grid)
     cells = (len(plan.methods) + sum(grids)) * math.prod(

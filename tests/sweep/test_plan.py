@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -77,6 +78,17 @@ def test_what_a_plan_cannot_say_is_refused_before_a_run(swept, more, message):
     with pytest.raises(UsageError) as refused:
         swept(**more)
     assert message in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("more", "where"),
+    [("grid = [{method = 'lora', rank = []}]", "[[grid]] rank"), ("rates.linear = []", "[rates] linear")],
+)
+def test_a_list_of_no_value_is_no_sweep_of_no_runs(tmp_path, more, where):
+    path = tmp_path / "plan.toml"
+    path.write_text(f'backbones = ["a"]\nmethods = ["linear"]\n{more}\n[data.mood]\ndata = "x.csv"\n')
+    with pytest.raises(UsageError, match=re.escape(f"{where} = [] has nothing to run; write one value or more")):
+        read_plan(path)
 
 
 @pytest.mark.parametrize(
