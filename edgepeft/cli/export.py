@@ -32,10 +32,13 @@ def command(
     if as_json and (options.to_peft or options.to_adapterhub):
         raise UsageError(NO_BUNDLE)
     note_trainable(options.trainable)
+    options = options.model_copy(update={"delta": [*listed(options.delta), *(more or [])]})
+    if options.to_peft is None and options.to_adapterhub is None:
+        options.require_bundle()  # before imports that take seconds
     with requiring("train", "export"):
         from edgepeft.training.exporting.bundle import export
 
-    result = export(options.model_copy(update={"delta": [*listed(options.delta), *(more or [])]}))
+    result = export(options)
     manifest = result.manifest
     if manifest is None:  # another library's folder
         typer.echo(result.folder)

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field
 from typer import Argument, Option
 
+from edgepeft.common.errors import UsageError
 from edgepeft.common.task_name import check_new_name
 from edgepeft.options import base
 
@@ -163,6 +164,16 @@ class ExportOptions(base.Options):
     risk: base.Risk = None
     profile: Annotated[str | None, Option(help="A device it is for: what smaller weights cost there is said.")] = None
     force: base.Replace = False
+
+    def require_bundle(self) -> base.Folder:
+        """Return the bundle's folder; refuse options that name none, or nothing to put into it."""
+        if self.out is None:
+            raise UsageError("give --out, the bundle's folder, or --to-peft or --to-adapterhub, a folder for these.")
+        if not self.delta and not self.template:
+            raise UsageError(
+                "give --delta, a folder that `edgepeft train` wrote, or --template, a method to start from."
+            )
+        return self.out
 
 
 class EvalOptions(base.ColumnOptions):

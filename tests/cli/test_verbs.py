@@ -151,6 +151,13 @@ def test_run_refuses_a_file_with_an_unknown_task_or_answers_the_other_rows(bundl
     assert found[0]["predictions"][0]["task"] == "mood" and found[3]["predictions"][0]["task"] == "score"
 
 
+def test_an_export_of_nothing_is_refused_before_imports_that_take_seconds(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "edgepeft.training.exporting.bundle", None)
+    for more, said in ((("--out", tmp_path / "out"), "give --delta"), (("--delta", tmp_path), "give --out")):
+        done = edgepeft("export", "--backbone", tmp_path, *more)
+        assert done.returncode == 2 and said in done.stderr
+
+
 def test_run_imports_neither_torch_nor_transformers(exported):
     code = (
         "import sys, atexit\n"

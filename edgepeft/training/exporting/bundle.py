@@ -341,17 +341,14 @@ def export(options: ExportOptions) -> ExportResult:
         folder, source = Path(getattr(options, library)), open_backbone(options.backbone)
         _LIBRARIES[library](Delta.load(Path(deltas[0]), source), source, folder, options.force)
         return ExportResult(folder)
-    if options.out is None:
-        raise UsageError("give --out, the bundle's folder, or --to-peft or --to-adapterhub, a folder for these.")
-    if not deltas and not templates:
-        raise UsageError("give --delta, a folder that `edgepeft train` wrote, or --template, a method to start from.")
+    out = options.require_bundle()
     profile = options.profile
     processor = machine.processor_of_host() if profile is None else machine.processor_of_profile(load_profile(profile))
     with stages(1 + len(deltas) + len(templates)) as stage:
         manifest = export_bundle(
             options.backbone,
             deltas,
-            options.out,
+            out,
             templates=templates,
             weights=options.weights,
             delta_weights=options.delta_weights,
@@ -365,7 +362,7 @@ def export(options: ExportOptions) -> ExportResult:
     fp16 = options.delta_weights == "fp16"
     for cost in machine.missing_arithmetic(processor, weights=manifest.backbone.weights_dtype, fp16=fp16):
         messages().print(f"note: {cost}", markup=False)
-    return ExportResult(Path(options.out), manifest)
+    return ExportResult(Path(out), manifest)
 
 
 def _to_peft(loaded: Delta, source: Backbone, folder: Path, force: bool) -> None:
