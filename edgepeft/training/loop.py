@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from importlib.metadata import version
@@ -33,6 +34,8 @@ from edgepeft.training.curve import CURVE, curve_of, draw_curve
 from edgepeft.training.engine import PyTorchEngine, SharedStates
 from edgepeft.training.settings import asked, resolved, settled
 from edgepeft.training.text_engine import TextEngine, require_kept
+
+_ALONE = threading.Lock()  # what a run sets is the process's: PyTorch's generator, threads and way to multiply
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -237,14 +240,15 @@ def run(options: TrainOptions) -> TrainResult:
     prepare_output(out, resume=resume, force=force)
     found = resolved(told(options))
     rows = found.rows()
-    threads = torch.get_num_threads()
-    try:
-        devices.use_threads(options.threads)
-        with shown_run(options.task) as (watch, stop):
-            how: dict[str, Any] = {"resume": resume, "force": force, "watch": watch, "stop": stop}
-            return train_delta(options.backbone, found.method, rows, found.request, out, **how)
-    finally:
-        torch.set_num_threads(threads)
+    with _ALONE:
+        threads = torch.get_num_threads()
+        try:
+            devices.use_threads(options.threads)
+            with shown_run(options.task) as (watch, stop):
+                how: dict[str, Any] = {"resume": resume, "force": force, "watch": watch, "stop": stop}
+                return train_delta(options.backbone, found.method, rows, found.request, out, **how)
+        finally:
+            torch.set_num_threads(threads)
 
 
 @function_of(TrainOptions)

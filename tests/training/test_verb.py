@@ -2,15 +2,18 @@
 
 import json
 import signal
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 from typer.testing import CliRunner
 
+from edgepeft import train
 from edgepeft.bundle.delta import Delta
 from edgepeft.cli._main import app
 from edgepeft.common.errors import DataError, UnknownName, UsageError
 from edgepeft.data.training_loop.run import rate_factor
+from edgepeft.training import loop
 from edgepeft.training.exporting.delta import export_delta
 
 
@@ -128,6 +131,28 @@ def test_ctrl_c_says_how_to_resume_and_the_resumed_run_ends_as_an_uninterrupted_
     assert call("--epochs", "1", "--resume").exit_code == 0
     for name in ("delta.json", "delta.safetensors"):
         assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+def test_trainings_in_threads_take_turns_and_end_as_one_alone(backbone_folder, data_file, tmp_path, monkeypatch):
+    under_way, most, trained = list[str](), list[int](), loop.train_delta
+
+    def watched(*given, **more):
+        under_way.append("a run")
+        most.append(len(under_way))
+        try:
+            return trained(*given, **more)
+        finally:
+            under_way.pop()
+
+    def run(name):
+        return train(backbone=backbone_folder, data=data_file, task="mood", out=tmp_path / name, steps=2, threads=1)
+
+    monkeypatch.setattr(loop, "train_delta", watched)
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(run, ("one", "two")))
+    assert "array" not in repr(run("alone"))  # which a notebook shows
+    assert most == [1, 1, 1]
+    assert len({(tmp_path / name / "delta.safetensors").read_bytes() for name in ("one", "two", "alone")}) == 1
 
 
 def test_what_a_delta_has_to_beat_stands_beside_its_score_and_is_said_where_it_is_not_beaten(call, tmp_path):

@@ -73,16 +73,16 @@ def shown_run(task: str) -> Iterator[tuple[Callable[[Progress], None], Callable[
 class TrainingLoopResult:
     """The best tensors, their scores and how they came about as a card has them."""
 
-    tensors: Arrays
+    tensors: Arrays = field(repr=False)
     metrics: dict[str, Any]
     training: dict[str, Any]
     history: list[dict[str, float]]
     truncated: int  # texts that lost tokens
-    errors: dict[str, Any]  # where answers to the test rows are wrong, by class
+    errors: dict[str, Any] = field(repr=False)  # where answers to the test rows are wrong, by class
     cut: int = 0  # targets that lost tokens
     chosen: dict[str, Any] = field(default_factory=dict)  # by the kind of task, on the evaluation rows
-    evaluation: Arrays = field(default_factory=dict)  # ``logits`` and ``targets`` of these, where it calibrates
-    tested: Arrays = field(default_factory=dict)  # ``targets`` and ``outputs`` of the test rows
+    evaluation: Arrays = field(default_factory=dict, repr=False)  # ``logits`` and ``targets``, where it calibrates
+    tested: Arrays = field(default_factory=dict, repr=False)  # ``targets`` and ``outputs`` of the test rows
 
     @property
     def metric(self) -> str:
