@@ -50,7 +50,8 @@ TEXTS = (
     "headline",
 )
 _COUNTERS = {"id", "idx", "index", "unnamed: 0", ""}
-_NESTED = {*LABELS, *_TAGS, *_MARKS, "tokens", "words", "endings", "choices", "options", "answers", "translation"}
+_LISTS = ("tokens", "words", "endings", "choices", "options", "answers", "candidates", "translation")
+_NESTED = {*LABELS, *_TAGS, *_MARKS, *_LISTS}
 _BITS = {"0": 0, "1": 1, "0.0": 0, "1.0": 1, "false": 0, "true": 1}
 _PASSAGES = ("article", "passage", "context")  # that a question is about
 _QUESTIONS = ("ctx", "premise", "sent1", "startphrase", "question", "question_stem")
@@ -211,6 +212,8 @@ def _choice(head: Head, names: Mapping[str, str], path: object) -> Shape | None:
     text = next((names[name] for name in _QUESTIONS if name in names), None)
     about = next((names[n] for n in _PASSAGES if n in names), None) if text == names.get("question") else None
     endings = next((names[n] for n in ("endings", "choices", "options") if n in names), None)
+    if {"sentence1", "candidates"} <= {*head[0]} and isinstance(head[0]["candidates"], list):  # our own names
+        return Shape("choice", "sentence1 and candidates", dict)
     if text is None or "sentence1" in names:
         return None
     numbered = [name for name in head[0] if NUMBERED.fullmatch(name)]

@@ -292,6 +292,16 @@ def test_lists_in_cells_are_no_names_of_classes_where_one_cell_is_empty(tmp_path
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
+def test_candidates_by_their_own_name_are_of_a_choice(tmp_path):
+    path = jsonl(tmp_path / "rows.jsonl", [{"sentence1": "a", "candidates": ["b", "c"], "label": 1}])
+    (table := tmp_path / "rows.csv").write_text('sentence1,candidates,label\na,"[""b"", ""c""]",1\n')
+    for each in (path, table):
+        assert told_shape(each, head_of(each)).kind == "choice"
+        (row,) = of_kind(each, "choice")
+        assert row.candidates == ("b", "c")
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
 def test_what_prodigy_rejected_or_ignored_is_not_learnt(tmp_path):
     rows = [
         {"text": f"a{i}", "label": "x", "answer": answer} for i, answer in enumerate(("reject", "accept", "ignore"))
