@@ -84,6 +84,15 @@ def test_the_images_install_what_the_constraints_pin_and_nothing_without_a_hash(
     assert {canonicalize_name(r.name) for r in wanted} <= set(locked)
 
 
+@pytest.mark.parametrize("name", ["runtime", "train"])
+def test_dockerignore_lets_in_what_a_dockerfile_copies(name):
+    kept = [line[1:] for line in read(".dockerignore").splitlines() if line.startswith("!")]
+    copied = re.findall(r"^COPY (?!--from)(.*) \S+$", read(f"docker/{name}.Dockerfile"), re.MULTILINE)
+    sources = [source.rstrip("*") for line in copied for source in line.split()]
+    assert f"docker/{name}.lock" in sources
+    assert [source for source in sources if source not in kept] == []
+
+
 def test_what_we_ask_others_to_run_is_pinned():
     """Base images by digest, packages by lock, other actions by revision, and edgepeft by no index's name."""
     bases = [
