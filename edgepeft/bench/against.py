@@ -222,7 +222,8 @@ def _found(asked: str, work: Path) -> tuple[Path, str]:
         # Another project's folder has revisions too.
         if named.returncode or _git(place, "cat-file", "-e", f"{commit}:edgepeft/__init__.py").returncode:
             continue
-        done = _git(place, "archive", "--format=tar", commit)
+        top = _git(place, "rev-parse", "--show-toplevel").stdout.decode().rstrip("\n")  # else git packs a folder
+        done = _git(Path(top), "archive", "--format=tar", commit)
         if done.returncode:
             raise EdgepeftError(f"git cannot unpack {commit}: {done.stderr.decode().strip()}.")
         with tarfile.open(fileobj=io.BytesIO(done.stdout)) as archive:

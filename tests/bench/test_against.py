@@ -249,14 +249,16 @@ def test_a_folder_is_measured_as_it_is(tmp_path):
     assert "0.0.7" in found.described
 
 
-def test_a_git_revision_is_unpacked_and_the_checkout_left_alone(tmp_path, monkeypatch):
+@pytest.mark.parametrize("inside", ["", "edgepeft", ".venv"])
+def test_a_git_revision_is_unpacked_and_the_checkout_left_alone(tmp_path, monkeypatch, inside):
     work, place = tmp_path / "work", package(tmp_path / "repository", "0.0.8")
     work.mkdir()
     git = ["git", "-C", str(place), "-c", "user.name=n", "-c", "user.email=e@x"]
     for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "one"], ["tag", "then"]):
         subprocess.run([*git, *command], check=True)
     (place / "edgepeft" / "__init__.py").write_text('__version__ = "0.0.9"\n')
-    monkeypatch.chdir(place)
+    (place / inside).mkdir(exist_ok=True)
+    monkeypatch.chdir(place / inside)
     found = open_revision("then", work)
     assert "0.0.8" in found.described
     assert found.path == work
