@@ -20,7 +20,7 @@ from edgepeft.bundle.delta import new_delta
 from edgepeft.bundle.manifest import Manifest
 from edgepeft.common.errors import UsageError
 from edgepeft.deploy.install import roll_back
-from edgepeft.deploy.verify import audit
+from edgepeft.deploy.verify import audit, pack_check
 from edgepeft.methods.base import method_named
 from edgepeft.options.verbs import TuneSettings
 from edgepeft.runtime.runtime import Runtime
@@ -128,6 +128,18 @@ def test_tasks_are_tuned_over_8_bit_weights(bundle, eight, moods, tmp_path, back
         assert said["replaced"] and min(losses) < 0.8 * losses[0] and said["metrics"]["test"] >= 0.8
         assert said["training"]["backward"] == backward
     assert sound(other)
+
+
+def test_rows_of_the_check_that_8_bit_weights_turn_are_stated_and_undo_no_run(eight, moods, tmp_path, monkeypatch):
+    def turned(inputs, logits):
+        return pack_check(inputs, np.concatenate([-logits[:4], logits[4:]]))
+
+    monkeypatch.setattr("edgepeft.tuning.engine.pack_check", turned)
+    bundle = shutil.copytree(eight, tmp_path / "bundle")
+    result = quick(bundle, "mine", moods, "lora")
+    stated = Bundle(bundle).entry("mine").verification
+    assert result.improved and stated.changed_tolerance >= 1 - stated.agreement >= 4 / 64
+    assert sound(bundle)
 
 
 @pytest.mark.parametrize("backward", ["int8", "fp32"])
