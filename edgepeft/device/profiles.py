@@ -79,7 +79,7 @@ class MemoryFigure(Figure):
 
     @model_validator(mode="after")
     def _is_plausible(self) -> Self:
-        if not _SMALLEST_MEMORY <= self.size_bytes <= _LARGEST_MEMORY:
+        if not _SMALLEST_MEMORY <= self.value * _BYTES[self.unit] <= _LARGEST_MEMORY:  # a product may be infinite
             raise ValueError(f"{self.value} {self.unit} is no device's memory; is the unit right?")
         if self.variants and self.value not in self.variants:
             raise ValueError(f"{self.value} {self.unit} is none of the variants {', '.join(map(str, self.variants))}")

@@ -111,6 +111,7 @@ def test_a_folder_named_like_a_profile_is_a_usage_error(tmp_path):
         ("value = 512\n", "value = nan\n", "memory.value"),
         ("value = 512\n", "value = inf\n", "memory.value"),
         ("value = 512\n", "value = 1e300\n", "is the unit right?"),
+        ("value = 512\n", "value = 1e308\n", "is the unit right?"),  # in bytes more than a float holds
         ('unit = "MB"', 'unit = "B"', "512 B is no device's memory"),
         ('unit = "MB"', 'unit = "Mb"', "memory.unit"),
         ('kind = "unsourced"\n[figures', 'kind = "guessed"\n[figures', "isa.kind"),
