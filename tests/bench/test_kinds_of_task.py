@@ -25,6 +25,7 @@ from edgepeft.bench.workloads.models import (
     write_pytorch,
 )
 from edgepeft.bundle.delta import new_delta
+from edgepeft.bundle.manifest import TaskEntry
 from edgepeft.common.errors import UsageError
 from edgepeft.options.verbs import BenchOptions
 from edgepeft.runtime.decoding import Decoding
@@ -192,3 +193,13 @@ def test_a_row_says_how_much_is_written_and_counts_no_operations(folder, fake_st
     with console.capture() as captured:
         console.print(bench_table(result))
     assert "5 written of each text" in captured.get()
+
+
+def test_a_task_that_a_board_cannot_tune_is_measured_but_for_that(encoder, fake_start, monkeypatch):
+    monkeypatch.setattr(TaskEntry, "untunable", property(lambda entry: "it is too large" * (entry.kind == "tokens")))
+    request = BenchOptions(profile="rpi4", bundle=encoder, tasks=("tokens", "labels"), length=6, batch_size=2)
+    rows = run_benchmark(request, start=fake_start(), say=lambda _: None).result.results
+    ours = [row for row in rows if row.engine == "onnxruntime" and row.task]
+    measured = {(row.workload, row.task): bool(row.samples_s) for row in ours}
+    assert [asked for asked, done in measured.items() if not done] == [("finetune", "tokens")]
+    assert [row.warnings for row in ours if not row.samples_s] == [("not available: it is too large",)]

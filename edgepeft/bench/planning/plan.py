@@ -131,6 +131,8 @@ def _subjects(workload: str, engine: str, tasks: Sequence[BenchedTask]) -> list[
 def _planned(shared: Job, bare: Unit, missing: Mapping[str, str]) -> Unit:
     """``bare`` with its job, or with the reason why it has none."""
     reason = missing.get(bare.engine)
+    if bare.task and (bare.workload, bare.engine) == ("finetune", "onnxruntime"):
+        reason = reason or bare.task.untunable
     if reason:
         return replace(bare, unavailable=reason)
     does = "write" if shared.new_tokens and bare.workload == "infer" else bare.workload

@@ -48,6 +48,7 @@ class BenchedTask:
 
     ``kind`` is None where its outputs say it (``Job.task_kind``), as other versions know it.
     ``trains_everything``: its method trains all weights, so it is itself what other tasks are compared with.
+    ``untunable`` says why a board cannot tune it; empty where it can.
     """
 
     name: str
@@ -57,6 +58,7 @@ class BenchedTask:
     prompt_length: int = 0
     kind: str | None = None
     trains_everything: bool = False
+    untunable: str = ""
 
 
 @dataclass(frozen=True)
@@ -144,6 +146,7 @@ def _task(bundle: Bundle, name: str) -> BenchedTask:
         entry.prompt_length,
         None if entry.task_kind.name == told else entry.task_kind.name,
         any(one["name"] == entry.method and one["trains_everything"] for one in methods),
+        entry.untunable,
     )
 
 
