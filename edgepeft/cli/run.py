@@ -18,7 +18,7 @@ from edgepeft.common.errors import EdgepeftError, UnknownName, UsageError
 from edgepeft.common.messages import printable
 from edgepeft.common.progress import no_longer, say
 from edgepeft.data.answers import Answer, VectorPrediction
-from edgepeft.data.containers import STDIN
+from edgepeft.data.containers import STDIN, lines_of
 from edgepeft.data.pattern import pattern
 from edgepeft.data.rows import Columns, Row, read_rows
 from edgepeft.options.base import ROWS_HELP, NoCache, PairColumn, TextColumn, Threads
@@ -167,7 +167,7 @@ class _Asked:
             given = {"columns": self.columns, "task_column": self.task_column}
             return read_rows(self.file, labels=False, keep=True, **given)  # type: ignore[arg-type]
         if self.text == [STDIN] and not self.second:
-            lines = enumerate(sys.stdin, start=1)
+            lines = lines_of(Path(STDIN))
             return (Row(line.rstrip("\r\n"), None, None, STDIN, i, candidates=self.candidates) for i, line in lines)
         firsts = self.text or []
         if self.second and len(self.second) != len(firsts):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import sys
 import warnings
@@ -154,6 +155,13 @@ def test_standard_input_is_answered_on_standard_output(bundle, task, answers, tm
     assert ended.value.code == 0
     found = [json.loads(line) for line in (tmp_path / "out").read_text().splitlines()]
     assert [row[f"{task}.label"] for row in found] == [answer.label for answer in answers]
+
+
+def test_lines_of_standard_input_that_are_no_utf_8_are_refused_by_their_number(bundle, task, monkeypatch):
+    given = io.BytesIO(b"\xef\xbb\xbfw1 w2\nw3 gr\xfcn\n")
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(given, errors="surrogateescape"))  # as in the locale C
+    with pytest.raises(DataError, match="-:2: not UTF-8"):
+        app(["run", str(bundle), "--task", task, "-"], standalone_mode=False)
 
 
 def test_a_file_that_cannot_be_written_is_refused_before_anything_runs(bundle, task, rows, tmp_path):
