@@ -221,6 +221,10 @@ class Weights:
 
     def _open(self, model: onnx.ModelProto) -> ort.InferenceSession:
         _ = self.bundle.checkpoint  # still the one that is known
+        if self._prepacked is not None and not self._prepacked.folder.exists():  # someone has emptied the cache
+            self._prepacked.close()
+            self._prepacked = None
+            self.prepare()
         external_data = [*self.bundle.external_data(model)]
         if self._prepacked is None:
             return open_session(model, self.bundle.folder, self.threads, external_data=external_data)

@@ -447,6 +447,14 @@ def as_nobody():
         os.seteuid(0)
 
 
+def test_a_cache_that_is_emptied_while_a_program_runs_is_filled_again(exported):
+    with Runtime(exported, cache=False) as plain, Runtime(exported) as runtime:
+        runtime.session(None)
+        shutil.rmtree(entry_of(exported).parent)
+        assert runtime.predict("mood", TEXTS[:2]) == plain.predict("mood", TEXTS[:2])
+    assert (entry_of(exported) / "prepacked.bin").is_file()
+
+
 @pytest.fixture
 def read_only_cache(exported, monkeypatch):
     """A function that makes the cache (and a copy of the bundle beside it) readable and no more, to anybody."""
