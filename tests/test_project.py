@@ -184,6 +184,12 @@ def test_every_file_that_the_architecture_names_is_there():
     assert len(named) > 20 and [name for name in named if not (ROOT / "edgepeft" / name).exists()] == []
 
 
+def test_every_file_that_contributing_names_is_there():
+    named = re.findall(r"`([a-z0-9_/]+(?:\.py|/))`", read("CONTRIBUTING.md"))
+    package = ROOT / "edgepeft"
+    assert [name for name in named if not (ROOT / name).exists() and not any(package.rglob(name))] == []
+
+
 def test_the_front_door_stays_small():
     assert len(read("README.md").splitlines()) <= 150
     navigation = re.findall(r"^ +- (\S+\.md)$", read("mkdocs.yml"), re.MULTILINE)
