@@ -23,12 +23,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from edgepeft.backbones import hooks
-from edgepeft.backbones.base import Architecture, Pooling
+from edgepeft.backbones.base import Architecture
 from edgepeft.backbones.checkpoint import check_header
 from edgepeft.backbones.source import Backbone
 from edgepeft.backbones.text import BEFORE
 from edgepeft.backbones.trie import EDGES
-from edgepeft.bundle.card import CARD_FILE, TENSORS_FILE, BackboneCard, DeltaCard, read_card
+from edgepeft.bundle.card import CARD_FILE, READS, TENSORS_FILE, BackboneCard, DeltaCard, read_card
 from edgepeft.common.atomic import new_folder, write_json
 from edgepeft.common.errors import BundleError, EdgepeftError, UsageError
 from edgepeft.heads.base import Head, head_named
@@ -326,7 +326,7 @@ def _reads(head: type[Head], backbone: Backbone) -> Any:
         return "text" if head.writes or backbone.architecture.goes_on else "labels"
     if head.per_token:
         return "tokens"
-    return {Pooling.MEAN: "mean", Pooling.LAST: "last_token"}.get(backbone.pooling, "first_token")
+    return next(name for name, pooling in READS.items() if pooling is backbone.pooling)
 
 
 def _require_fitting(backbone: Backbone, head: type[Head], kind: TaskType) -> None:

@@ -18,6 +18,7 @@ from edgepeft.backbones.base import Pooling
 from edgepeft.backbones.config import read_config
 from edgepeft.backbones.trie import trie_of
 from edgepeft.bundle.bundle import TEMPLATES_FOLDER, Bundle, check_owner, expect_hash, read_graph
+from edgepeft.bundle.card import READS
 from edgepeft.common.errors import DataError, UsageError
 from edgepeft.common.resources import package_data
 from edgepeft.common.task_name import CHECK, GRAPH, check_new_name
@@ -72,8 +73,8 @@ class TuningTarget:
     @property
     def pooling(self) -> Pooling:
         """The pooling that a linear head in place of the task's would read."""
-        known = {"mean": Pooling.MEAN, "tokens": Pooling.TOKENS, "last_token": Pooling.LAST}
-        return known.get(self.card.get("head_reads", ""), Pooling.FIRST)
+        pooling = READS.get(self.card.get("head_reads", ""), Pooling.FIRST)
+        return Pooling.FIRST if pooling is Pooling.LABELS else pooling
 
     @property
     def rates(self) -> tuple[float, float]:
