@@ -33,9 +33,9 @@ _SMALL = 50_000_000
 _SPAN = 15  # deadlines of arrivals
 _ARRIVALS = 4000  # in that time at most
 _TEXTS = 100  # then from the first again
-_MOST_ROWS = (1, 16)  # of a batch
+_MAX_ROWS = (1, 16)  # of a batch
 _FINER, _COARSE = 1.04, 8  # a rate over the next one; steps of the first search
-_LEAST_RATE = 0.1  # texts a deadline; whoever is late then is late without a queue
+_MIN_RATE = 0.1  # texts a deadline; whoever is late then is late without a queue
 # torch.compile writes code for each shape.
 _PEERS = tuple(name for name in ENGINES if name not in ("torch.compile", *FOR_ONE_TEXT))
 Step = Callable[[int, int], float]  # runs a batch of so many rows, from that text on; its seconds
@@ -43,7 +43,7 @@ Step = Callable[[int, int], float]  # runs a batch of so many rows, from that te
 
 def measure(run: SuiteRun) -> Iterator[SuiteRow]:
     """The rate beside each peer's, the sets of lengths in turn."""
-    sets, widest = tuple(run.cases or SETS), max(_MOST_ROWS)
+    sets, widest = tuple(run.cases or SETS), max(_MAX_ROWS)
     batches = tuple(batch for data in sets for batch in _batches(run, data, widest))
     racers, missing = racers_of(run, _PEERS, batches)
     for name, reason in missing.items():
@@ -67,7 +67,7 @@ def measure(run: SuiteRun) -> Iterator[SuiteRow]:
                 def step(first: int, rows: int, worker: WorkerProcess = workers[label], place: int = place) -> float:
                     return worker.step((place * _TEXTS + first % _TEXTS) * widest + rows - 1, rest=False).seconds
 
-                gaps[label].append(min(least_gap(step, arrivals, most, deadline_s) for most in _MOST_ROWS))
+                gaps[label].append(min(least_gap(step, arrivals, most, deadline_s) for most in _MAX_ROWS))
                 workers[label].rest()
     for name in (name for name in _PEERS if name not in missing):
         own = ENGINES[name].own_side
@@ -96,7 +96,7 @@ def least_gap(step: Step, arrivals: Sequence[float], most: int, deadline_s: floa
     start = sum(step(text, 1) for text in range(0, _TEXTS, 20)) / (_TEXTS / 20)
     known, tried = None, 0  # steps up from the time of one text alone
     while not in_time(step, arrivals, start * _FINER**tried, most, deadline_s):
-        if start * _FINER**tried > deadline_s / _LEAST_RATE:
+        if start * _FINER**tried > deadline_s / _MIN_RATE:
             return math.inf
         known, tried = tried, tried + _COARSE
     while known is None:

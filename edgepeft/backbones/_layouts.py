@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from edgepeft.backbones.base import Role, Site
-from edgepeft.backbones.config import MOST_LAYERS, checked, require_known
+from edgepeft.backbones.config import MAX_LAYERS, checked, require_known
 from edgepeft.common.errors import UsageError
 
 BUCKETS, FURTHEST = 32, 128  # of distances, in MPNet's code
@@ -111,8 +111,8 @@ def sizes_of(config: Mapping[str, Any], layout: ModelLayout) -> Sizes:
         )
     if d % heads:
         raise UsageError(f"the config's hidden_size is {d}, not a multiple of its {heads} num_attention_heads.")
-    if sizes.num_hidden_layers > MOST_LAYERS:
-        raise UsageError(f"the config asks for {sizes.num_hidden_layers} layers; at most {MOST_LAYERS} are built.")
+    if sizes.num_hidden_layers > MAX_LAYERS:
+        raise UsageError(f"the config asks for {sizes.num_hidden_layers} layers; at most {MAX_LAYERS} are built.")
     if sizes.num_hidden_groups > sizes.num_hidden_layers:
         raise UsageError(
             f"the config's num_hidden_groups is {sizes.num_hidden_groups}, more than its {sizes.num_hidden_layers} "

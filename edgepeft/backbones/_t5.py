@@ -16,7 +16,7 @@ from edgepeft.common.errors import UsageError
 _LINEAR = ("q", "k", "v")
 _ENCODER = {"SelfAttention": "layer.0", "DenseReluDense": "layer.1"}
 _DECODER = {"SelfAttention": "layer.0", "EncDecAttention": "layer.1", "DenseReluDense": "layer.2"}
-_MOST_BUCKETS, _FURTHEST = 256, 400  # so that a table of distances is a few hundred bytes; all T5 have 32 and 128
+_MAX_BUCKETS, _FURTHEST = 256, 400  # so that a table of distances is a few hundred bytes; all T5 have 32 and 128
 OUTPUT = "lm_head.weight"  # of the logits, where the embeddings are not taken
 
 
@@ -82,8 +82,8 @@ def sizes_of(config: Mapping[str, Any]) -> Sizes:
             f"the config's relative_attention_max_distance is {furthest}; supported with its {n_buckets} "
             f"relative_attention_num_buckets: more than {n_buckets // 2}, which fill these, and at most {_FURTHEST}."
         )
-    if n_buckets > _MOST_BUCKETS:
-        raise UsageError(f"the config's relative_attention_num_buckets is {n_buckets}; at most {_MOST_BUCKETS}.")
+    if n_buckets > _MAX_BUCKETS:
+        raise UsageError(f"the config's relative_attention_num_buckets is {n_buckets}; at most {_MAX_BUCKETS}.")
     return sizes
 
 

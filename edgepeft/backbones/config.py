@@ -15,7 +15,7 @@ from edgepeft.common.errors import BundleError, UnknownName, UsageError
 from edgepeft.common.resources import package_data
 
 T = TypeVar("T")
-MOST_LAYERS = 1000
+MAX_LAYERS = 1000
 _LARGEST = 100_000_000  # no size of a model that exists; a damaged config must not fill the memory
 
 
@@ -49,8 +49,8 @@ def read_sizes(sizes: type[T], config: Mapping[str, Any], silent: Mapping[str, A
         value = config.get(name)
         values[name] = checked(name, silent.get(name) if value is None else value, kind)
     for name, value in values.items():
-        if name.endswith("_layers") and value > MOST_LAYERS:
-            raise UsageError(f"the config's {name} is {value}; at most {MOST_LAYERS} are built.")
+        if name.endswith("_layers") and value > MAX_LAYERS:
+            raise UsageError(f"the config's {name} is {value}; at most {MAX_LAYERS} are built.")
         if name.endswith("_token_id") and value >= values["vocab_size"]:
             raise UsageError(f"the config's {name} is {value}, beyond its vocabulary of {values['vocab_size']}.")
     return sizes(**values)

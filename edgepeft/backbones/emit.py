@@ -14,7 +14,7 @@ from edgepeft.common.errors import BundleError
 
 OPSET = 20
 IR_VERSION = 10  # onnx 1.23 would write 14, which ONNX Runtime 1.31 refuses
-MOST_INLINE_BYTES = 1_900_000_000  # of a graph's own tensors: a protobuf ends at 2 GiB
+MAX_INLINE_BYTES = 1_900_000_000  # of a graph's own tensors: a protobuf ends at 2 GiB
 WEIGHTS_FILE, INT8_WEIGHTS_FILE = "model.safetensors", "model.int8.safetensors"
 INT4_WEIGHTS_FILE = "model.int4.safetensors"
 WEIGHTS_FILES = {"fp32": WEIGHTS_FILE, "int8": INT8_WEIGHTS_FILE, "int4": INT4_WEIGHTS_FILE}  # by a backbone's form

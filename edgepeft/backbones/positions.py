@@ -139,14 +139,14 @@ class Window(StrEnum):
     LONGEST = "window.longest"  # the longest row that is one block
 
 
-_LEAST = 32  # places of a block: products of smaller ones are slow
+_MIN = 32  # places of a block: products of smaller ones are slow
 _SQUARE = 4  # blocks: c S k is then 3/4 of S^2, and neighbours are copied thrice
 
 
 def windows(emit: Emitter, packing: Packing, reach: int) -> Lookups:
     """How tokens attend to those at most ``reach`` places away."""
     op, ints, zero, one = emit.op, emit.ints, packing.zero, packing.one
-    size = max(reach, _LEAST)
+    size = max(reach, _MIN)
     block = emit.constant("window.block", size, np.int64)
     longest = emit.constant(Window.LONGEST, _SQUARE * size, np.int64)
     is_short = op("LessOrEqual", packing.length, longest)

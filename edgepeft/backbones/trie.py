@@ -26,7 +26,7 @@ TOKENS, SEES, EDGES = "label.tokens", "label.sees", "label.edges"
 LABEL_VALUES = (TOKENS, SEES, EDGES)
 
 # Of two tables of edges in a task's graph, by nodes and by labels, a byte each: a thousand labels of some words each.
-MOST_CELLS = 2**24
+MAX_CELLS = 2**24
 _Prefix = tuple[int, ...]
 
 
@@ -123,9 +123,9 @@ def trie_of(labels: Sequence[str], encoder: TextEncoder, decoder: Decoder) -> Tr
             )
         known[target] = label
     trie = Trie(tuple(known), decoder.start_token_id or 0)
-    if trie.n_cells > MOST_CELLS:
+    if trie.n_cells > MAX_CELLS:
         raise UsageError(
             f"{len(labels)} labels of {len(trie.nodes)} different beginnings are too many to be scored at once: "
-            f"{trie.n_cells:,} cells of {MOST_CELLS:,} at most. Give fewer or shorter ones, or use an encoder."
+            f"{trie.n_cells:,} cells of {MAX_CELLS:,} at most. Give fewer or shorter ones, or use an encoder."
         )
     return trie

@@ -36,7 +36,7 @@ from edgepeft.common.task_name import GRAPH
 from edgepeft.graph.cost import count_run, peak_bytes
 from edgepeft.graph.shapes import walk
 
-_MOST_ROWS = 4  # more of them only repeat what these do
+_MAX_ROWS = 4  # more of them only repeat what these do
 _WARMUP, _RUNS, _PROBES = 2, 10, 5
 _KERNEL = "_kernel_time"
 _TYPES = {"float": 4, "float16": 2, "double": 8, "int64": 8, "int32": 4, "int8": 1, "uint8": 1, "bool": 1}
@@ -48,7 +48,7 @@ _PRODUCTS |= {"MatMulInteger", "MatMulIntegerToFloat", "DynamicQuantizeMatMul"}
 
 def count_metrics(subject: BenchSubject, lengths: Sequence[int], *, seed: int = 0) -> list[MetricsRecord]:
     """Entries for the result's ``metrics``: the bundle, the bare backbone, and every task on rows of these lengths."""
-    lengths, bundle, architecture = lengths[:_MOST_ROWS], subject.bundle, subject.architecture
+    lengths, bundle, architecture = lengths[:_MAX_ROWS], subject.bundle, subject.architecture
     sizes: dict[str, Number] = {
         "bundle_bytes": sum(path.stat().st_size for path in bundle.folder.rglob("*") if path.is_file()),
         "backbone_graph_bytes": (bundle.folder / BACKBONE_FILE).stat().st_size,

@@ -48,7 +48,7 @@ _COUNTED = (
 )
 _NOTHING_RAN = "predicted from the graph's operators and the profile's rates: nothing ran, and this is no measurement"
 _RATES, _SAMPLES = ("gemm_gflops", "pytorch_gemm_gflops"), ("gemm_samples_gflops", "pytorch_gemm_samples_gflops")
-_LEAST_S = 1e-3  # a bound is above 0; nothing fits into it
+_MIN_S = 1e-3  # a bound is above 0; nothing fits into it
 
 
 @dataclass(frozen=True)
@@ -332,7 +332,7 @@ def run_scenarios(
         left = tuple(workload for workload in wanted if (scenario, workload) not in session.completed)
         if request.timed and not left:
             continue
-        most_s = None if request.max_seconds is None else max(budget.part(len(names) - number).left_s, _LEAST_S)
+        most_s = None if request.max_seconds is None else max(budget.part(len(names) - number).left_s, _MIN_S)
         asked_now = request.model_copy(update={"scenario": scenario, "workloads": left, "max_seconds": most_s})
         outcome = run_benchmark(asked_now, progress=progress, start=start, say=say)
         session.add(outcome, scenario, left)

@@ -30,7 +30,7 @@ from edgepeft.graph.names import GENERATED
 from edgepeft.graph.protos import copied, external_tensors, place_of, properties
 from edgepeft.graph.prune_last_layer import drop_unread_rows
 from edgepeft.graph.splice import splice, splice_text
-from edgepeft.graph.validate import MOST_PARTS, check_sound, more_parts_than
+from edgepeft.graph.validate import MAX_PARTS, check_sound, more_parts_than
 
 BACKBONE_FILE = "backbone.onnx"
 ENCODER_FILE, DECODER_FILE = "encoder.onnx", "decoder.onnx"
@@ -285,9 +285,9 @@ def parse_delta(content: bytes, where: Path, weights: Path | None) -> onnx.Model
 
 
 def _parsed(content: bytes, where: Path) -> onnx.ModelProto:
-    if more_parts_than(MOST_PARTS, content, onnx.ModelProto.DESCRIPTOR):
+    if more_parts_than(MAX_PARTS, content, onnx.ModelProto.DESCRIPTOR):
         raise BundleError(
-            f"{where} has more than {MOST_PARTS:,} nodes, names, numbers and other parts, which no model needs. Do not "
+            f"{where} has more than {MAX_PARTS:,} nodes, names, numbers and other parts, which no model needs. Do not "
             "use it."
         )
     try:

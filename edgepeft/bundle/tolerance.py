@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from edgepeft.bundle.manifest import OnText, Verification
 
 LOGIT_TOLERANCE = 1e-4  # largest absolute difference of a logit
-_MOST = 1 - 1e-6  # of the candidates' probabilities in sum, beyond which float32 tells nothing of the others
+_MAX = 1 - 1e-6  # of the candidates' probabilities in sum, beyond which float32 tells nothing of the others
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Tolerance:
 EXACT = Tolerance(LOGIT_TOLERANCE)
 _ROUNDED = Tolerance(2e-2)  # half precision keeps 11 bits of a weight: each product is off by up to 5e-4 of itself
 _QUANTISED = {"int8": Tolerance(None, 0.02), "int4": Tolerance(None, 0.05)}
-_MOST_KL = 0.05  # two tasks of SmolLM2-135M have 0.005 and 0.012 in 8 bits, 0.58 and 0.87 in 4 (docs/decoders.md)
+_MAX_KL = 0.05  # two tasks of SmolLM2-135M have 0.005 and 0.012 in 8 bits, 0.58 and 0.87 in 4 (docs/decoders.md)
 
 
 def allowed_for(backbone: str, delta: str, *, goes_on: bool = False) -> Tolerance:
@@ -46,7 +46,7 @@ def allowed_for(backbone: str, delta: str, *, goes_on: bool = False) -> Toleranc
     to its divergence, not to decisions.
     """
     if backbone in _QUANTISED:
-        return replace(_QUANTISED[backbone], kl=_MOST_KL) if goes_on else _QUANTISED[backbone]
+        return replace(_QUANTISED[backbone], kl=_MAX_KL) if goes_on else _QUANTISED[backbone]
     return _ROUNDED if delta == "fp16" else EXACT
 
 
@@ -59,7 +59,7 @@ def text_quality(reference: NDArray[np.float32], found: NDArray[np.float32], end
 
     def with_others(likely: NDArray[np.float64]) -> NDArray[np.float64]:
         """(n, k) -> (n, k + 1): the logarithm of what is left for all other tokens."""
-        known = np.exp(likely).sum(axis=1, keepdims=True).clip(max=_MOST)
+        known = np.exp(likely).sum(axis=1, keepdims=True).clip(max=_MAX)
         return np.concatenate([likely, np.log1p(-known)], axis=1)
 
     p, q = (with_others(values[written].astype(np.float64)) for values in (reference, found))

@@ -30,7 +30,7 @@ from edgepeft.common.registry import modules_of, names_of
 _Refused: type[Exception] = typer.BadParameter.__mro__[2]
 _NoArguments = sys.modules[_Refused.__module__].NoArgsIsHelpError
 
-_MOST_SAID = 4000  # characters of an error
+_MAX_SAID = 4000  # characters of an error
 
 _PANELS = ("Train", "Deploy", "Measure", "Fleet", "Look")  # by what a user does; each verb names its own
 
@@ -113,8 +113,8 @@ def main(command: typer.Typer = app) -> None:
 
 
 def _fail(message: str, code: int) -> NoReturn:
-    if len(message) > _MOST_SAID:  # a file's names may be millions; what to do stands at the end
-        message = f"{message[: _MOST_SAID * 3 // 4]} [...] {message[-_MOST_SAID // 4 :]}"
+    if len(message) > _MAX_SAID:  # a file's names may be millions; what to do stands at the end
+        message = f"{message[: _MAX_SAID * 3 // 4]} [...] {message[-_MAX_SAID // 4 :]}"
     print(f"error: {printable(message)}", file=sys.stderr)
     sys.exit(code)
 

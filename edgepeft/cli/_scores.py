@@ -22,8 +22,8 @@ from edgepeft.data import by_class
 if TYPE_CHECKING:
     from edgepeft.data.training_loop.run import TrainingLoopResult
 
-_MOST_CLASSES = 30  # in a table on the terminal: ten thousand would scroll the score out of sight
-_MOST_MISTAKES = 10
+_MAX_CLASSES = 30  # in a table on the terminal: ten thousand would scroll the score out of sight
+_MAX_MISTAKES = 10
 SCORES_WIDTH = 80  # where standard output is a file
 _DOUBTED = (
     "By confident learning: the answer is another, and a label other than theirs is at least as probable as it is, in "
@@ -44,12 +44,12 @@ def show_headline(found: Sequence[Mapping[str, Any]], baselines: Mapping[str, Ma
 def show_errors(errors: Mapping[str, Any], folder: str | None = None) -> None:
     """Print where answers are wrong; ``folder`` is where a confusion matrix that is too large lies."""
     header, rows = by_class.class_rows(errors)
-    _print(_table((header, rows[:_MOST_CLASSES])))
-    if len(rows) > _MOST_CLASSES:
+    _print(_table((header, rows[:_MAX_CLASSES])))
+    if len(rows) > _MAX_CLASSES:
         _print(Text(f"The worst of {len(rows):,}; all of them: --json, or edgepeft report.", style="dim"))
     if absent := by_class.unseen(errors):
-        more = f" and {len(absent) - _MOST_CLASSES} more" if len(absent) > _MOST_CLASSES else ""
-        _print(Text(f"No row has the label {', '.join(absent[:_MOST_CLASSES])}{more}: left out.", style="dim"))
+        more = f" and {len(absent) - _MAX_CLASSES} more" if len(absent) > _MAX_CLASSES else ""
+        _print(Text(f"No row has the label {', '.join(absent[:_MAX_CLASSES])}{more}: left out.", style="dim"))
     confusion = errors.get("confusion") or {}
     if confusion:
         _show_confusion(confusion, folder)
@@ -69,7 +69,7 @@ def show_errors(errors: Mapping[str, Any], folder: str | None = None) -> None:
 def _show_confusion(confusion: Mapping[str, Mapping[str, int]], folder: str | None) -> None:
     """Answers across, by names, or by numbers where names are too long; of many labels, those that are mixed up."""
     names, counts = by_class.matrix(confusion)
-    if len(names) <= by_class.MOST_SHOWN:
+    if len(names) <= by_class.MAX_SHOWN:
         named = sum(max(len(name), 5) + 2 for name in names) + max(map(len, names)) + 12 <= SCORES_WIDTH
         heads = list(names) if named else [str(i) for i in range(1, len(names) + 1)]
         left = list(names) if named else [f"{i} {name}" for i, name in enumerate(names, 1)]
@@ -79,7 +79,7 @@ def _show_confusion(confusion: Mapping[str, Mapping[str, int]], folder: str | No
         return
     found = by_class.mistakes(confusion)
     where = f"is in {folder}" if folder else "of so many labels is for --out FOLDER: a picture and csv"
-    mistakes = (map(Text, (one, other, f"{n:,}")) for one, other, n in found[:_MOST_MISTAKES])
+    mistakes = (map(Text, (one, other, f"{n:,}")) for one, other, n in found[:_MAX_MISTAKES])
     _print(plain_table("label", "most often taken for", rows=mistakes, numbers=("rows",)))
     _print(Text(f"The confusion matrix, {len(names)} by {len(names)}, {where}.", style="dim"))
 

@@ -68,7 +68,7 @@ def command(
         raise ThroughputRegression(". ".join(sentences) + ".")
 
 
-_MOST_ROWS = 200  # of a step summary: GitHub cuts it off at 1 MiB
+_MAX_ROWS = 200  # of a step summary: GitHub cuts it off at 1 MiB
 
 
 def junit_xml(comparison: Comparison) -> bytes:
@@ -108,16 +108,16 @@ def step_summary(comparison: Comparison, max_regression: float) -> str:
     if comparison.verdicts:
         lines += ["| | result | new over base (95 %) | per host GEMM |", "|---|---|---|---|"]
         rows = sorted(comparison.verdicts, key=lambda verdict: (not verdict.regressed, verdict.ratio.value))
-        for verdict in rows[:_MOST_ROWS]:
+        for verdict in rows[:_MAX_ROWS]:
             mark = "slower" if verdict.regressed else "faster" if verdict.ratio.low > 1.0 else "ok"
             lines.append(
                 f"| {mark} | {markdown_cell(verdict.result.label)} | {verdict.ratio} | {verdict.per_gemm or '-'} |"
             )
-        lines += ["", *([f"{len(rows) - _MOST_ROWS} more rows."] if len(rows) > _MOST_ROWS else [])]
+        lines += ["", *([f"{len(rows) - _MAX_ROWS} more rows."] if len(rows) > _MAX_ROWS else [])]
     changed = [metric for metric in comparison.metrics if metric.change]
     if changed:
         lines += ["| | figure | before | now | change |", "|---|---|---|---|---|"]
-        for metric in changed[:_MOST_ROWS]:
+        for metric in changed[:_MAX_ROWS]:
             cells = ("grew" if metric.grown else "ok", markdown_cell(f"{metric.name} of {metric.of}"))
             lines.append(f"| {' | '.join(cells)} | {metric.before:,.0f} | {metric.now:,.0f} | {metric.change:+.2%} |")
     elif comparison.metrics:

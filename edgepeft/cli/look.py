@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 PANEL = "Train"
 
-_MOST_LABELS = 30
+_MAX_LABELS = 30
 _SHOWN = 60  # characters of a text
 
 
@@ -114,11 +114,11 @@ def _show(document: dict[str, Any], found: TaskData, rows: Sequence[Row], max_le
     facts = {"kind of task": document["kind"], "rows": copies, "parts": printable(found.split.replace("; ", "\n"))}
     show_table(document["data"], "", rows=(facts | {lengths["unit"]: told}).items())
     if document["labels"]:
-        shown = document["labels"][:_MOST_LABELS]
+        shown = document["labels"][:_MAX_LABELS]
         rows_of = ((printable(x["label"]), printable(x["example"][:_SHOWN]), f"{x['rows']:,}") for x in shown)
         labels = plain_table("label", "an example", rows=rows_of, numbers=("rows",))
-        if len(document["labels"]) > _MOST_LABELS:
-            labels.caption = f"the first {_MOST_LABELS} of {len(document['labels']):,}; all of them: --json"
+        if len(document["labels"]) > _MAX_LABELS:
+            labels.caption = f"the first {_MAX_LABELS} of {len(document['labels']):,}; all of them: --json"
         table_console().print(labels)
     else:
         first = rows[0]

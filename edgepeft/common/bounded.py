@@ -17,8 +17,8 @@ from typing import Any
 
 from edgepeft.common.errors import DataError
 
-_MOST_BYTES = 16 << 20  # of JSON: a manifest with ten thousand tasks
-_MOST_PARTS = 1_000_000  # lists, objects and their members, which take a hundred bytes each
+_MAX_BYTES = 16 << 20  # of JSON: a manifest with ten thousand tasks
+_MAX_PARTS = 1_000_000  # lists, objects and their members, which take a hundred bytes each
 _CHARACTERS_OF_A_PART = 16  # of rows
 _TOML_BYTES = 512 << 10  # a second of tomllib, which is written in Python
 _TOML_KEY = 32  # parts of a key; the time they take is their number's square
@@ -27,7 +27,7 @@ _PART = r"""(?:"[^"\n]*+"|'[^'\n]*+'|(?<![\w-])[\w-]++)"""
 _LONG_KEY = re.compile(rf"(?:{_PART}[ \t]*+\.[ \t]*+){{{_TOML_KEY}}}")
 
 
-def bytes_at(path: Path, most: int = _MOST_BYTES) -> bytes:
+def bytes_at(path: Path, most: int = _MAX_BYTES) -> bytes:
     """A regular file's bytes, of which as many may begin a part of JSON."""
     # Without waiting: a FIFO would keep its reader.
     with open(path, "rb", opener=lambda name, flags: os.open(name, flags | getattr(os, "O_NONBLOCK", 0))) as file:
@@ -36,12 +36,12 @@ def bytes_at(path: Path, most: int = _MOST_BYTES) -> bytes:
         content = file.read(most + 1)
     if len(content) > most:
         raise _too_much(path, f"has more than {most:,} bytes")
-    if len(content) > _MOST_PARTS and sum(map(content.count, (b",", b"[", b"{"))) > _MOST_PARTS:
-        raise _too_much(path, f"has more than {_MOST_PARTS:,} lists, objects and members")
+    if len(content) > _MAX_PARTS and sum(map(content.count, (b",", b"[", b"{"))) > _MAX_PARTS:
+        raise _too_much(path, f"has more than {_MAX_PARTS:,} lists, objects and members")
     return content
 
 
-def json_at(path: Path, most: int = _MOST_BYTES, *, names_files: bool = False) -> Any:
+def json_at(path: Path, most: int = _MAX_BYTES, *, names_files: bool = False) -> Any:
     """The JSON document in a file; one that ``names_files`` has no NUL in its texts."""
     content = bytes_at(path, most)
     if names_files and rb"\u0000" in content:
@@ -51,7 +51,7 @@ def json_at(path: Path, most: int = _MOST_BYTES, *, names_files: bool = False) -
 
 def json_rows(text: str) -> Any:
     """The JSON document in a text of rows, which may have more lists and objects the longer it is."""
-    found, most = text.count("[") + text.count("{"), _MOST_PARTS + len(text) // _CHARACTERS_OF_A_PART
+    found, most = text.count("[") + text.count("{"), _MAX_PARTS + len(text) // _CHARACTERS_OF_A_PART
     if found > most:
         raise ValueError(f"it has more than {most:,} lists and objects")
     return _parsed(text)

@@ -23,7 +23,7 @@ from difflib import get_close_matches
 from typing import Any, ClassVar, TypeVar
 
 T = TypeVar("T")
-_MOST_NAMES = 40  # a bundle may hold a thousand tasks
+_MAX_NAMES = 40  # a bundle may hold a thousand tasks
 
 
 class EdgepeftError(Exception):
@@ -45,7 +45,7 @@ class UnknownName(UsageError):
         names = sorted(known)
         close = get_close_matches(str(asked), names, n=1, cutoff=0.5)
         hint = f" Did you mean {close[0]!r}?" if close else ""
-        shown = names[:_MOST_NAMES]
+        shown = names[:_MAX_NAMES]
         rest = f" and {len(names) - len(shown)} more" if len(names) > len(shown) else ""
         known_text = ", ".join(shown) + rest if names else "none"
         super().__init__(f"no {kind} is called {asked!r}.{hint} Known: {known_text}.")

@@ -222,7 +222,7 @@ def _square_sum(values: Floats) -> float:
 
 MERSENNE_TWISTER = "mt19937/1"
 SEEDS = 2**32
-MOST_ENTRIES = 2**28  # entries in all, 1 GiB: what a file can ask a board for
+MAX_ENTRIES = 2**28  # entries in all, 1 GiB: what a file can ask a board for
 
 
 def frozen_matrices(seed: int, shapes: Mapping[str, tuple[int, int]]) -> dict[str, NDArray[np.float32]]:

@@ -42,7 +42,7 @@ _NEEDED = {
 _BRANCHES = {"int", "float", "str", "bool"}  # of a value that may be of several kinds, as the last part of its place
 _KINDS = {str: "text", bool: "true or false", dict: "an object", type(None): "null", int: "a number", float: "a number"}
 _SHOWN = 80  # characters of what was found
-_MOST_MISTAKES = 2000  # of which pydantic makes a list in milliseconds: it has each mistake's place, value and words
+_MAX_MISTAKES = 2000  # of which pydantic makes a list in milliseconds: it has each mistake's place, value and words
 
 
 def in_words(error: ValidationError, whole: str = "the document", names: Collection[str] | None = None) -> str:
@@ -64,7 +64,7 @@ def in_words(error: ValidationError, whole: str = "the document", names: Collect
 
 def listed_mistakes(error: ValidationError) -> list[Mapping[str, Any]]:
     """What pydantic found; nothing where it is thousands of mistakes, a list of which takes seconds and gigabytes."""
-    if error.error_count() > _MOST_MISTAKES:
+    if error.error_count() > _MAX_MISTAKES:
         return []
     return [dict(each) for each in error.errors(include_url=False)]
 

@@ -28,7 +28,7 @@ COLOURS = "viridis"  # sequential, and the same order of brightness for every ki
 BLUE, RED = "#0072b2", "#d55e00"  # of Okabe and Ito's palette
 MISSING = "0.88"
 LONGEST_NAME = 28
-MOST_INCHES = 24.0  # of a picture's side, margins apart: thousands of labels still make a file that opens
+MAX_INCHES = 24.0  # of a picture's side, margins apart: thousands of labels still make a file that opens
 
 _STYLE: dict[str, Any] = {
     "axes.spines.right": False,

@@ -20,7 +20,7 @@ from edgepeft.data.labels import class_names, named_classes
 
 SAVED = _OF_SPLITS, _OF_ONE = "dataset_dict.json", "state.json"  # what `save_to_disk` writes of several splits, of one
 _MAGIC = b"ARROW1\0\0"
-_MOST_TEXTS = 1_000_000  # names and sizes in the file's own description
+_MAX_TEXTS = 1_000_000  # names and sizes in the file's own description
 _AT_ONCE = 1024  # rows as Python's values
 
 
@@ -140,7 +140,7 @@ def read_parquet(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         from pyarrow.parquet import ParquetFile
     try:
         room = Room(path)
-        limits = {"thrift_string_size_limit": _MOST_TEXTS, "thrift_container_size_limit": _MOST_TEXTS}
+        limits = {"thrift_string_size_limit": _MAX_TEXTS, "thrift_container_size_limit": _MAX_TEXTS}
         with ParquetFile(path, **limits) as file:
             about = file.metadata
             groups = [about.row_group(i) for i in range(about.num_row_groups)]

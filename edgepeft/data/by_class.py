@@ -143,7 +143,7 @@ def _places(names: Sequence[Any]) -> dict[Any, list[int]]:
 Rows = tuple[list[str], list[list[str]]]
 """Head and rows of a table."""
 
-_LEAST = 0.001
+_MIN = 0.001
 
 
 def rounded(value: float | None) -> str:
@@ -153,7 +153,7 @@ def rounded(value: float | None) -> str:
 
 def p_value(p: float) -> str:
     """Show a p-value: ``0.031``, or ``< 0.001``."""
-    return f"< {_LEAST}" if p < _LEAST else rounded(p)
+    return f"< {_MIN}" if p < _MIN else rounded(p)
 
 
 def titled(metric: str) -> str:
@@ -229,8 +229,8 @@ def in_words(value: Any) -> str:
 
 Confusion = Mapping[str, Mapping[str, int]]
 
-MOST_SHOWN = 10  # labels of a matrix in 80 columns
-_MOST_INCHES, _LONGEST = 20.0, 28  # of a picture's cells, and the characters of a name in it
+MAX_SHOWN = 10  # labels of a matrix in 80 columns
+_MAX_INCHES, _LONGEST = 20.0, 28  # of a picture's cells, and the characters of a name in it
 FILES = ("confusion.csv", "confusion.png", "confusion.svg")
 
 
@@ -275,7 +275,7 @@ def confusion_inches(names: Sequence[str]) -> tuple[float, float]:
 
 
 def _cell_inches(names: Sequence[str]) -> float:
-    return min(0.6, _MOST_INCHES / len(names))
+    return min(0.6, _MAX_INCHES / len(names))
 
 
 def _upright(names: Sequence[str]) -> bool:

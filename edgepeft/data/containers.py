@@ -94,7 +94,7 @@ def lines_of(path: Path) -> Lines:
         raise DataError(f"{path} is no gz file that can be read ({error}).") from error
 
 
-_MOST_ODD = 0.3  # letters that no Western language has; of Cyrillic and Japanese most would be
+_MAX_ODD = 0.3  # letters that no Western language has; of Cyrillic and Japanese most would be
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
@@ -119,7 +119,7 @@ def table_lines(path: Path) -> Iterator[str]:
     except UnicodeDecodeError:
         return lines  # whose error names the line
     odd = sum(c > "\x7f" for c in text)
-    if odd > _MOST_ODD * sum(not c.isspace() for c in text):
+    if odd > _MAX_ODD * sum(not c.isspace() for c in text):
         raise DataError(f"{path}: neither UTF-8 nor a Western language in Windows-1252; save the file as UTF-8.")
     warnings.warn(f"{path}: not UTF-8; read as Windows-1252. Save it as UTF-8 if letters look wrong.", stacklevel=2)
     return _split(text)
@@ -240,7 +240,7 @@ def _say_nameless(path: Path, lines: Sequence[int]) -> None:
         warnings.warn(f"{path}: {told}, which are not read; {remedy}.", stacklevel=1)
 
 
-_MOST_CELLS = 100_000  # of a line
+_MAX_CELLS = 100_000  # of a line
 
 LONGEST_CELL = 1 << 24  # characters, of four bytes each; csv's own limit of 131,072 is below a long document
 
@@ -281,8 +281,8 @@ def _read_table(path: Path, delimiter: str, **form: Any) -> Iterator[Record]:
 
 def _few_cells(path: Path, lines: Iterator[str], delimiter: str) -> Iterator[str]:
     for number, line in enumerate(lines, start=1):
-        if len(line) > _MOST_CELLS and line.count(delimiter) > _MOST_CELLS:
-            raise DataError(f"{path}:{number}: more than {_MOST_CELLS:,} cells in a line; a table of texts has a few.")
+        if len(line) > _MAX_CELLS and line.count(delimiter) > _MAX_CELLS:
+            raise DataError(f"{path}:{number}: more than {_MAX_CELLS:,} cells in a line; a table of texts has a few.")
         yield line
 
 

@@ -26,7 +26,7 @@ _PAIRS = (
 )
 _ANSWER = "answer"  # of a question and a passage, as BoolQ has it
 CANDIDATES = "candidates"
-_LEAST = 2
+_MIN = 2
 
 
 def candidates_in(record: Mapping[str, Any], where: str) -> tuple[str, ...]:
@@ -64,7 +64,7 @@ def distinct_candidates(value: Any, where: str) -> tuple[str, ...]:
             raise UnreadableRow(f"{where}: candidate {place} must be a text that is not empty; found {shown(text)}.")
         if text.strip() in (other.strip() for other in value[:place]):
             raise UnreadableRow(f"{where}: the candidate {shown(text)} stands there twice; give each once.")
-    if len(value) < _LEAST:
+    if len(value) < _MIN:
         held = "one candidate" if value else "no candidate"
         raise UnreadableRow(f"{where}: the row has {held}, and one is picked of two or more.")
     return tuple(value)

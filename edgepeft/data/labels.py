@@ -29,7 +29,7 @@ from edgepeft.common.errors import DataError, UsageError
 
 NO_TARGET = -100  # past a target's end: PyTorch's and transformers' number for what no loss is of
 _COMMA = re.compile(r"\s*[+-]?\d+,\d+\s*", re.ASCII)
-_MOST_VALUES = 20  # of labels that are numbers and names all the same
+_MAX_VALUES = 20  # of labels that are numbers and names all the same
 
 LabelReader = Callable[[Any, str], str]
 """(the column's value, ``file:line``) -> the row's label as text; raises DataError."""
@@ -79,7 +79,7 @@ def require_names(path: object, what: str, labels: Sequence[Any]) -> None:
             "takes each for a name, --kind labels --label-separator , for several."
         )
     values = {number for label in labels if (number := number_of(label)) is not None}
-    if len(values) <= _MOST_VALUES and all(value == int(value) for value in values):
+    if len(values) <= _MAX_VALUES and all(value == int(value) for value in values):
         return
     if all(number_of(label) is not None for label in labels):
         few = ", ".join(f"{value:g}" for value in sorted(values)[:3])

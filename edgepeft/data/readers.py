@@ -279,7 +279,7 @@ def _read_conllu(path: Path) -> Iterator[Record]:
         yield start, {"words": [cells[1] for cells in words], "tags": [cells[3] for cells in words]}
 
 
-_MOST_WORDS = 100_000  # of a row, more than of a book's chapter
+_MAX_WORDS = 100_000  # of a row, more than of a book's chapter
 _TAG = re.compile(r"O|[BIESLU]-\S+")
 
 
@@ -304,8 +304,8 @@ def _sentences(path: Path) -> Iterator[tuple[int, list[list[str]]]]:
                 f"{path}:{number}: {len(cells)} columns, where lines before have {columns}: {line.strip()!r:.80}."
             )
         words.append(cells)
-        if len(words) > _MOST_WORDS:
-            raise DataError(f"{path}:{start}: a row of more than {_MOST_WORDS:,} words; an empty line ends a row.")
+        if len(words) > _MAX_WORDS:
+            raise DataError(f"{path}:{start}: a row of more than {_MAX_WORDS:,} words; an empty line ends a row.")
     if words:
         yield start, words
 

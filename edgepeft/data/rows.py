@@ -149,7 +149,7 @@ def head_of(source: Source) -> list[dict[str, Any]]:
 
 
 _ANSWERS = ("accept", "reject", "ignore")  # as Prodigy writes them
-_MOST_BAD = 10_000  # rows before the first that can be used
+_MAX_BAD = 10_000  # rows before the first that can be used
 
 
 BadRow = Callable[[int, Mapping[str, Any], DataError], None]
@@ -204,7 +204,7 @@ class _RowReader:
                 row = self.row(line, found)
             except DataError as error:
                 n_bad += 1
-                if bad is None or (n_bad > _MOST_BAD and not good):  # a file of something else
+                if bad is None or (n_bad > _MAX_BAD and not good):  # a file of something else
                     raise
                 bad(line, found if isinstance(found, dict) else {}, error)
             else:

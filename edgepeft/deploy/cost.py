@@ -28,7 +28,7 @@ _LONGEST_READ = 1 << 20  # tokens of a passage in windows
 # Pieces of powers of two, and holes: measured on MiniLM and roberta-base, 1 x 16 to 8 x 128 and 2 x 512 tokens.
 ARENA = 1.4  # of what is alive; 1.1 to 1.7
 _FLOAT_BYTES = 4
-_MOST_TOKENS = 1 << 20  # the distances to all of them are computed
+_MAX_TOKENS = 1 << 20  # the distances to all of them are computed
 _SIZES = ("flops", "read_bytes", "written_bytes", "weight_bytes")  # of an operator's work
 Inputs = Mapping[str, NDArray[np.int64]]
 
@@ -177,8 +177,8 @@ def _step(
     decoder: onnx.ModelProto, rows: int, texts: int, length: int, written: int
 ) -> dict[str, NDArray[np.int64] | Spec]:
     """The inputs of a step that continues as many texts."""
-    if written > _MOST_TOKENS:
-        raise UsageError(f"{written + 1} tokens are too many to be counted; at most {_MOST_TOKENS:,} are.")
+    if written > _MAX_TOKENS:
+        raise UsageError(f"{written + 1} tokens are too many to be counted; at most {_MAX_TOKENS:,} are.")
     taken = next(value for value in decoder.graph.input if value.name == CROSS_BIAS).type.tensor_type.shape.dim[0]
     rows = texts if taken.dim_param == "texts" else rows
     given: dict[str, NDArray[np.int64] | Spec] = {

@@ -100,7 +100,7 @@ def _stored(bundle: Bundle, model: onnx.ModelProto, folder: Path) -> Path:
     tensors, path = [*external_tensors(model.graph)], folder / _MODEL_FILE
     values = external_values(model, tensors, bundle.checkpoint)
     sizes = (Spec(tensor.data_type, tuple(tensor.dims)).n_bytes for tensor in model.graph.initializer)
-    if sum(sizes) >= emit.MOST_INLINE_BYTES:
+    if sum(sizes) >= emit.MAX_INLINE_BYTES:
         store_external(tensors, values, folder / f"{_MODEL_FILE}_data")
     else:
         load_external(model, values)

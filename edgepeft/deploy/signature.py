@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 SIGNATURE_FILE = "edgepeft.sig"
 SIGNED_FILES = (MANIFEST_FILE, *BUNDLE_FILES)
-_MOST_KEY_BYTES = 64 << 10
+_MAX_KEY_BYTES = 64 << 10
 _NEW_KEY = "openssl genpkey -algorithm ed25519 -out key.pem; openssl pkey -in key.pem -pubout -out key.pub"
 
 
@@ -189,7 +189,7 @@ def _read_key(path: Path, kind: str) -> bytes:
         raise MissingPackage("signatures need the package cryptography: pip install 'edgepeft[serve]'.") from error
     try:
         with path.open("rb") as file:
-            return file.read(_MOST_KEY_BYTES)
+            return file.read(_MAX_KEY_BYTES)
     except OSError as error:
         raise UsageError(
             f"the {kind} key {path} cannot be read ({error.strerror}). Make one with: {_NEW_KEY}"

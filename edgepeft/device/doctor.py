@@ -33,7 +33,7 @@ from edgepeft.device.profiles import profile_of_board
 from edgepeft.device.sensors import Sensors
 
 _GIB = 2**30
-_LEAST_MEMORY, _LEAST_DISK = 1 * _GIB, 2 * _GIB  # a base-size backbone: 0.5 GB of weights, 0.8 GB packed
+_MIN_MEMORY, _MIN_DISK = 1 * _GIB, 2 * _GIB  # a base-size backbone: 0.5 GB of weights, 0.8 GB packed
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _RAYON = ("RAYON_NUM_THREADS", "RAYON_RS_NUM_CPUS")
 _TRIED = 64 << 20  # bytes of a limit that is only tried, without a process under it
@@ -181,14 +181,14 @@ def _cache(root: Path) -> Iterator[Finding]:
 
 def _memory_and_disk(root: Path) -> Iterator[Finding]:
     free = min(psutil.virtual_memory().available, memory_bytes(root / "proc"))
-    advice = "" if free >= _LEAST_MEMORY else "A base-size model needs about 1 GiB; take MiniLM, or --weights int8."
+    advice = "" if free >= _MIN_MEMORY else "A base-size model needs about 1 GiB; take MiniLM, or --weights int8."
     yield Finding("memory", "ok" if not advice else "warning", f"{free:,} bytes are free", advice)
     swap = psutil.swap_memory()
     if swap.total and swap.used > swap.total // 2:
         yield Finding("memory", "warning", f"{swap.used:,} of {swap.total:,} bytes of swap are in use", "")
     folder = next(path for path in (cache_folder(), *cache_folder().parents) if path.exists())
     disk = shutil.disk_usage(folder).free
-    advice = "" if disk >= _LEAST_DISK else "Weights packed for this processor need 1.7 times the model's size there."
+    advice = "" if disk >= _MIN_DISK else "Weights packed for this processor need 1.7 times the model's size there."
     yield Finding("disk", "ok" if not advice else "warning", f"{disk:,} bytes are free at {folder}", advice)
 
 

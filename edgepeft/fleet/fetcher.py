@@ -39,7 +39,7 @@ from edgepeft.common.errors import UsageError, requiring
 from edgepeft.common.resources import sha256_of
 
 _CHUNK_BYTES = 64 << 10
-_WINDOW_S, _LEAST_BYTES_S = 30.0, 1000.0  # slower than a modem for half a minute is no download
+_WINDOW_S, _MIN_BYTES_S = 30.0, 1000.0  # slower than a modem for half a minute is no download
 HUB = "hub://"  # an address of ours: hub://owner/name@revision
 _AROUND_BYTES = 64 << 10  # for heads; a body may take twice its bytes, in small chunks
 
@@ -218,7 +218,7 @@ class _Pace:
         """Seconds until more must be there."""
         past = self._clock() - self._began
         if past >= _WINDOW_S:
-            if self._in_window < _WINDOW_S * _LEAST_BYTES_S:
+            if self._in_window < _WINDOW_S * _MIN_BYTES_S:
                 raise SlowRetrievalError(f"{self._url}: {self._in_window} bytes came in {_WINDOW_S:g} s")
             self._began, self._in_window, past = self._clock(), 0, 0.0
         return _WINDOW_S - past

@@ -39,7 +39,7 @@ from edgepeft.fleet.state import STATE_FILE, WORK, Decision, State, decide
 
 _SPARE_BYTES = 8 << 20  # manifests, metadata, what else the board writes meanwhile
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
-_LEAST_S = 10
+_MIN_S = 10
 _PATIENCE_S = 5.0  # for all tasks that others hold: a commit is over by then, a tuning is not
 
 
@@ -341,8 +341,8 @@ def seconds_of(text: str) -> int:
     """``30m``, ``1h`` or ``1d`` in seconds."""
     found = re.fullmatch(r"(\d{1,6})([smhd])", text)
     seconds = int(found[1]) * _UNITS_S[found[2]] if found else 0
-    if seconds < _LEAST_S:
-        raise UsageError(f"--every is a time such as 30m, 1h or 1d, of at least {_LEAST_S} s; found {text!r}.")
+    if seconds < _MIN_S:
+        raise UsageError(f"--every is a time such as 30m, 1h or 1d, of at least {_MIN_S} s; found {text!r}.")
     return seconds
 
 

@@ -33,7 +33,7 @@ from edgepeft.fleet.state import STATE_FILE, WORK
 FILES = "files"
 _TIME = "%Y-%m-%d %H:%M UTC"
 _BEHIND = timedelta(days=1)  # a summer time that was set by hand is no attack
-_MOST_ROOT_BYTES = 512_000  # as tuf's
+_MAX_ROOT_BYTES = 512_000  # as tuf's
 _NO_ROOT = (OSError, ValueError, KeyError, TypeError)
 _HISTORY = "root_history"  # as tuf names it, in the folder of metadata
 
@@ -209,7 +209,7 @@ def _is_of(metadata: Path, root: bytes) -> bool:
 
 def _root_at(path: Path) -> bytes:
     """A root's bytes; one of ``_NO_ROOT`` where the file cannot be read or is none."""
-    content = bytes_at(path, _MOST_ROOT_BYTES)
+    content = bytes_at(path, _MAX_ROOT_BYTES)
     _version(content)
     return content
 

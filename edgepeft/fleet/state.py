@@ -20,7 +20,7 @@ from edgepeft.common.errors import BundleError
 
 WORK = ".fleet"  # in the bundle's folder: trusted metadata, this state, downloads
 STATE_FILE = "state.json"
-_MOST_KNOWN = 50  # versions of a task: an older one counts as the board's own
+_MAX_KNOWN = 50  # versions of a task: an older one counts as the board's own
 
 
 class State(BaseModel):
@@ -73,7 +73,7 @@ class State(BaseModel):
     def _know(self, sha256s: Mapping[str, str]) -> None:
         for task, sha256 in sha256s.items():
             known = self.known.get(task, [])
-            self.known[task] = known if sha256 in known else [*known, sha256][-_MOST_KNOWN:]
+            self.known[task] = known if sha256 in known else [*known, sha256][-_MAX_KNOWN:]
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ from edgepeft.backbones import emit
 from edgepeft.backbones.checkpoint import NUMPY_TYPES, Checkpoint, Layout, StoredTensor, write_safetensors
 from edgepeft.backbones.emit import DTYPES, external_tensor
 from edgepeft.common.errors import BundleError
-from edgepeft.common.frozen_random import MOST_ENTRIES, SEEDS, Fastfood, ahead, frozen_matrices
+from edgepeft.common.frozen_random import MAX_ENTRIES, SEEDS, Fastfood, ahead, frozen_matrices
 from edgepeft.common.messages import in_words
 from edgepeft.device.machine import thread_count
 from edgepeft.graph.contract import Contract, same_interface, same_operators, weights_outside, well_formed
@@ -49,7 +49,7 @@ _PARAMETERS = "edgepeft.generated.parameters"  # of a spliced model: float32 in 
 _FLOAT_BYTES = 4
 Floats = NDArray[np.float32]
 DRAWN = "edgepeft.drawn"
-_Extent = Annotated[int, Field(ge=1, le=MOST_ENTRIES)]
+_Extent = Annotated[int, Field(ge=1, le=MAX_ENTRIES)]
 _AnyRecipe = TypeVar("_AnyRecipe", bound=BaseModel)
 
 
@@ -109,7 +109,7 @@ def add_generated(
     given = {name: _parameter(delta, name) for name in (generator.vector, generator.scales)}
     published = checkpoint.as_published.tensors
     shapes = {name: published[without_prefix(name)[1]].shape for name in wanted}
-    if _FLOAT_BYTES * sum(map(math.prod, shapes.values())) >= emit.MOST_INLINE_BYTES:
+    if _FLOAT_BYTES * sum(map(math.prod, shapes.values())) >= emit.MAX_INLINE_BYTES:
         for name, shape in shapes.items():
             stored = StoredTensor(bound[name], "F32", shape, 0, _FLOAT_BYTES * math.prod(shape), GENERATED)
             model.graph.initializer.append(external_tensor(stored))
@@ -157,8 +157,8 @@ def drawn_tensors(delta: onnx.ModelProto, bound: Mapping[str, str]) -> Iterator[
     recipe = _recipe_of(delta, DRAWN, _DrawnRecipe)
     read = {i.name: tuple(d.dim_value for d in i.type.tensor_type.shape.dim) for i in delta.graph.input}
     odd = [name for name, value in wanted.items() if recipe.shapes.get(name) != read[value]]
-    if odd or sum(map(math.prod, recipe.shapes.values())) > MOST_ENTRIES:
-        said = f"{odd[0]} [{', '.join(map(str, read[wanted[odd[0]]]))}]" if odd else f"{MOST_ENTRIES:,} numbers at most"
+    if odd or sum(map(math.prod, recipe.shapes.values())) > MAX_ENTRIES:
+        said = f"{odd[0]} [{', '.join(map(str, read[wanted[odd[0]]]))}]" if odd else f"{MAX_ENTRIES:,} numbers at most"
         raise BundleError(f"the delta graph reads {said}, and its {DRAWN} says otherwise; export the task again.")
     made = frozen_matrices(recipe.seed, recipe.shapes)
     yield from (numpy_helper.from_array(made[name], bound[value]) for name, value in wanted.items())

@@ -18,7 +18,7 @@ from edgepeft.graph.names import is_of_loader
 from edgepeft.graph.protos import values_read
 
 STORED = ":fp16"
-_LEAST = 128  # a Cast node and its names take about 200 bytes
+_MIN = 128  # a Cast node and its names take about 200 bytes
 _OVERRIDES = "override/"  # a task of own biases and LayerNorms has nothing but vectors
 
 
@@ -58,7 +58,7 @@ def halved(graph: onnx.GraphProto) -> frozenset[str]:
         for tensor in graph.initializer
         if tensor.data_type == TensorProto.FLOAT and not is_of_loader(tensor.name)
         if len(tensor.dims) > 1 or tensor.name.startswith(_OVERRIDES)
-        if math.prod(tensor.dims) >= _LEAST
+        if math.prod(tensor.dims) >= _MIN
     )
 
 

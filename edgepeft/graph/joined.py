@@ -43,7 +43,7 @@ Made = Callable[[Sequence[TensorProto], str], TensorProto]
 
 _SIGN = "+"
 _ATTENTION = "GroupQueryAttention"
-_MOST_ROWS = 48  # of A side by side, three of rank 16: the zeros of B are read too, and grow with the rank
+_MAX_ROWS = 48  # of A side by side, three of rank 16: the zeros of B are read too, and grow with the rank
 
 
 def joined_name(names: Iterable[str]) -> str:
@@ -139,7 +139,7 @@ def join_updates(structure: onnx.ModelProto, feeds: Feeds) -> StructuredTask:
     finder = _Attended(structure.graph, feeds)
     for node in graph.node:
         found = finder.values(node) if node.op_type == _ATTENTION else []
-        if not 0 < sum(len(feeds[value.update.a]) for value in found if value.update) <= _MOST_ROWS:
+        if not 0 < sum(len(feeds[value.update.a]) for value in found if value.update) <= _MAX_ROWS:
             continue
         a, b, whole, update = (f"delta/{node.output[0]}/{part}" for part in ("A", "B", "whole", "update"))
         values[a], values[b] = _matrices(found, feeds)

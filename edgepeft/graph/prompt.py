@@ -16,8 +16,8 @@ from edgepeft.graph.protos import Steps, constant, nodes, properties, read_inste
 
 LENGTH = "prompted/length"  # the constant of that many columns
 
-_MOST = 100_000  # more tokens than any position table has
-_MOST_DIGITS = 9  # of either count: any vocabulary is smaller, and more do not fit into an int64
+_MAX = 100_000  # more tokens than any position table has
+_MAX_DIGITS = 9  # of either count: any vocabulary is smaller, and more do not fit into an int64
 _IDS, _MASK = "input_ids", "attention_mask"
 
 
@@ -25,7 +25,7 @@ def prompt_of(delta: onnx.ModelProto) -> tuple[int, int]:
     """(how many, which id) of the placeholders that a delta graph asks for; 0 of them for most."""
     facts = properties(delta)
     length, token = (facts.get(key, "0") for key in (PROMPT_LENGTH, PLACEHOLDER_ID))
-    if not all(text.isdecimal() and len(text) <= _MOST_DIGITS for text in (length, token)) or int(length) > _MOST:
+    if not all(text.isdecimal() and len(text) <= _MAX_DIGITS for text in (length, token)) or int(length) > _MAX:
         raise BundleError(
             f"the delta graph's prompt is of length {length!r:.60} and token {token!r:.60}; two counts are due."
         )

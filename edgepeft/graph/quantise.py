@@ -49,7 +49,7 @@ from edgepeft.graph.protos import ancestors, copied, external_tensors, matched, 
 
 _LARGEST = 127  # symmetric: -128 is not used
 # Words have more rows than this; positions and token types, well under one per cent of the weights, stay as they are.
-_LEAST_TABLE_ROWS = 1024
+_MIN_TABLE_ROWS = 1024
 # zx, of 255: below it what is negative, above it what is positive.  Gelu's least value is -0.17.
 _MIDDLE, _PAST_ACTIVATION = 128, 16
 _ACTIVATIONS = {"Gelu", "Relu"}
@@ -83,7 +83,7 @@ def quantised_tensors(
     four_bit = {node.input[1] for node in projections(graph)} if four_bits else set()
     looked_up = {node.input[0] for each in graphs for node in each.node if node.op_type == "Gather"}
     looked_up &= checkpoint.tensors.keys()
-    tables = {name for name in looked_up if checkpoint.tensors[name].shape[0] >= _LEAST_TABLE_ROWS}
+    tables = {name for name in looked_up if checkpoint.tensors[name].shape[0] >= _MIN_TABLE_ROWS}
     matrices -= looked_up - tables  # a small table stays as it is, whatever multiplies by it too
     stored_tensors: dict[str, NDArray[np.generic]] = {}
     for name in dict.fromkeys(tensor.name for each in graphs for tensor in external_tensors(each)):

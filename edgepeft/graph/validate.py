@@ -24,7 +24,7 @@ from edgepeft.common.errors import BundleError
 from edgepeft.graph.contract import Contract
 from edgepeft.graph.protos import copied, place_of, submessages
 
-MOST_PARTS = 250_000  # fields of all messages; the largest backbones that are known have a tenth
+MAX_PARTS = 250_000  # fields of all messages; the largest backbones that are known have a tenth
 _VALUES_OF_A_PART = 16  # packed integers, of which a byte becomes 8
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _STORED = (FieldDescriptor.CPPTYPE_STRING, FieldDescriptor.CPPTYPE_FLOAT, FieldDescriptor.CPPTYPE_DOUBLE)  # as they are

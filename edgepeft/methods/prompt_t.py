@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from edgepeft.backbones.base import Architecture, Role, Site
 from edgepeft.methods.base import Method, option, require
 
-_LEAST_TEXT = 3  # a token between two special ones
+_MIN_TEXT = 3  # a token between two special ones
 
 
 class Prompt(nn.Module):
@@ -38,7 +38,7 @@ def first_replaced(y: Tensor, position: Tensor, vectors: Tensor) -> Tensor:
 
 def require_room(method: str, length: int, architecture: Architecture) -> None:
     """See that so many placeholders leave positions for a text."""
-    longest = architecture.max_length - _LEAST_TEXT
+    longest = architecture.max_length - _MIN_TEXT
     require(
         length <= longest,
         f"{method}'s length must be at most {longest}: this {architecture.model_type} has "

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from edgepeft.backbones.base import LINEAR_ROLES, Site
-from edgepeft.common.frozen_random import MERSENNE_TWISTER, MOST_ENTRIES, SEEDS, frozen_matrices
+from edgepeft.common.frozen_random import MAX_ENTRIES, MERSENNE_TWISTER, SEEDS, frozen_matrices
 from edgepeft.methods.base import option, require
 from edgepeft.methods.lora import LinearUpdates
 
@@ -82,7 +82,7 @@ class VeRA(LinearUpdates):
     def build(self, sites: Sequence[Site]) -> dict[str, nn.Module]:
         """Two vectors a site, around one pair of matrices."""
         inputs, outputs = max(site.in_features for site in sites), max(site.out_features for site in sites)
-        most = MOST_ENTRIES // (inputs + outputs)
+        most = MAX_ENTRIES // (inputs + outputs)
         require(self.rank <= most, f"vera's rank must be at most {most:,} on this backbone; found {self.rank:,}.")
         projections = FrozenMatrices(self.seed, {"A": (self.rank, inputs), "B": (outputs, self.rank)})
         return {

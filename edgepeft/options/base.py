@@ -264,7 +264,7 @@ HeadRate = Annotated[
 EPOCHS = 3  # BERT's fine-tuning (Devlin et al., 2019, appendix A.3) and SPARTAN's large tasks
 # Where neither is given. 64 rows, MiniLM, lora, test accuracy after 3 passes (12 steps) and 100 steps: SMS 88.0 (the
 # majority has 87.7) and 96.0 %, SST-2 67.7 and 72.5 %; pfeiffer: 88.2 and 94.5, 67.0 and 70.5, airline 69.3 and 71.0 %.
-LEAST_STEPS = 100
+MIN_STEPS = 100
 
 
 class TrainingLoopOptions(Options):
@@ -303,4 +303,4 @@ class TrainingLoopOptions(Options):
         """Updates of the whole run."""
         if self.steps is not None:
             return self.steps
-        return max(per_epoch * EPOCHS, LEAST_STEPS) if self.epochs is None else per_epoch * self.epochs
+        return max(per_epoch * EPOCHS, MIN_STEPS) if self.epochs is None else per_epoch * self.epochs

@@ -24,7 +24,7 @@ from edgepeft.backbones.base import Architecture
 from edgepeft.common.errors import Unwritable, requiring
 
 ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
-_MOST_CHARACTERS = 65_536  # of a schema; clients send them
+_MAX_CHARACTERS = 65_536  # of a schema; clients send them
 _KEPT = 32  # grammars, of a few hundred kilobytes each
 # Of a grammar and of a step, so that no schema takes long or much memory: a state is 1 to 2 kB, 14,000 of fuel a ms.
 _LIMITS: Mapping[str, Any] = {"max_lexer_states": 20_000, "max_grammar_size": 100_000, "step_lexer_fuel": 200_000}
@@ -41,8 +41,8 @@ def schema_text(schema: Any) -> str:
         raise Unwritable("the JSON schema's parts lie too deep in each other; give a flatter one.") from None
     except (TypeError, ValueError) as error:
         raise Unwritable(f"the JSON schema is no JSON ({error}).") from None
-    if len(text) > _MOST_CHARACTERS:
-        raise Unwritable(f"the JSON schema has {len(text):,} characters; at most {_MOST_CHARACTERS:,} are read.")
+    if len(text) > _MAX_CHARACTERS:
+        raise Unwritable(f"the JSON schema has {len(text):,} characters; at most {_MAX_CHARACTERS:,} are read.")
     return text
 
 

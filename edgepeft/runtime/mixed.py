@@ -34,7 +34,7 @@ Tasks = Sequence[tuple[str, TaskSession]]  # of one structure, by slot
 GraphOf = Callable[[Bundle, str], onnx.ModelProto]
 Mix = Callable[[onnx.ModelProto, Iterable[str], Mapping[str, str], int], onnx.ModelProto | None]
 
-MOST_TASKS = 16  # in one pass: roberta-base with Pfeiffer adapters opens in 0.3 s for 2 tasks, 0.6 for 8, 1.2 for 16
+MAX_TASKS = 16  # in one pass: roberta-base with Pfeiffer adapters opens in 0.3 s for 2 tasks, 0.6 for 8, 1.2 for 16
 
 
 class Slots:
@@ -212,7 +212,7 @@ class Mixer:
                 alike.setdefault(session.structure, {})[task] = session
         for members in alike.values():
             mixed = len(members) > 1 and self.can_mix(members)
-            groups += in_batches(members, MOST_TASKS) if mixed else [[task] for task in members]
+            groups += in_batches(members, MAX_TASKS) if mixed else [[task] for task in members]
         return groups, refused
 
     def can_mix(self, tasks: Mapping[str, Opened]) -> bool:

@@ -57,9 +57,9 @@ _PACKED_FILE = "prepacked.bin"
 _PLACES_FILE = "entry.json"  # where each tensor lies in the packed one, as ONNX has external data
 _SEEN_FILE = "seen.json"
 _TRIED_FILE = "tried.json"  # how quick the forms of a graph were here
-_MOST_SEEN = 64
+_MAX_SEEN = 64
 # Smaller tensors stay in the graph, where folding and fusing see them; as external data they would not be seen.
-_LEAST_EXTERNAL_BYTES = 1024
+_MIN_EXTERNAL_BYTES = 1024
 _ALIGNED = 64  # bytes, of a line of the cache: the widest vector
 _HUGE_PAGE = 2 << 20  # bytes, of Linux on x86-64, and on ARM64 with pages of 4 KiB
 _POPULATE_READ = 22  # MADV_POPULATE_READ of Linux 5.14: reads pages as an access would, and fails where that would kill
@@ -103,7 +103,7 @@ class Prepacked:
 
     def remember(self, identities: frozenset[str]) -> None:
         """Keep such identities for the next process."""
-        write_json(self.folder / _SEEN_FILE, [*sorted(self.seen() - identities), *sorted(identities)][-_MOST_SEEN:])
+        write_json(self.folder / _SEEN_FILE, [*sorted(self.seen() - identities), *sorted(identities)][-_MAX_SEEN:])
 
     def close(self) -> None:
         """Let the entry go; sessions that are open keep their mapping."""
@@ -180,7 +180,7 @@ def prepacked_key(bundle: Bundle) -> str:
         "graph": bundle.manifest.backbone.sha256.graph,
         "cpu": [platform.machine(), cpu_model(), *isa_flags()],
         "onnxruntime": [ort.__version__, ort.get_build_info()],
-        "least_external_bytes": _LEAST_EXTERNAL_BYTES,
+        "least_external_bytes": _MIN_EXTERNAL_BYTES,
     }
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
 
@@ -202,7 +202,7 @@ def _build(bundle: Bundle, folder: Path) -> None:
     options.optimized_model_filepath = str(written)
     for key, value in (
         ("optimized_model_external_initializers_file_name", _PACKED_FILE),
-        ("optimized_model_external_initializers_min_size_in_bytes", str(_LEAST_EXTERNAL_BYTES)),
+        ("optimized_model_external_initializers_min_size_in_bytes", str(_MIN_EXTERNAL_BYTES)),
         ("save_external_prepacked_constant_initializers", "1"),
     ):
         options.add_session_config_entry(f"session.{key}", value)

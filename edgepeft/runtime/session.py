@@ -33,7 +33,7 @@ from edgepeft.runtime.passes import unpacked
 
 _ERRORS_ONLY = 3
 _pool: list[int] = []  # how many threads all sessions share, where they do
-MOST_SESSIONS = 128  # tasks of one structure share one or two of them; each holds 8 to 20 MB and its threads
+MAX_SESSIONS = 128  # tasks of one structure share one or two of them; each holds 8 to 20 MB and its threads
 _LIMIT = Path("/proc/sys/vm/max_map_count")
 # This one moves a bias from Add into Gemm, which writes it on one thread before the product; an Add runs on all
 # threads and fuses with Gelu (roberta-base, 32 rows of 128 tokens, 2 threads: 1.04 times the throughput).
@@ -242,8 +242,8 @@ def most_sessions(n_tensors: int, limit: Path = _LIMIT) -> int:
     try:
         allowed = int(limit.read_text())
     except (OSError, ValueError):  # not Linux
-        return MOST_SESSIONS
-    return max(4, min(MOST_SESSIONS, allowed // 2 // max(1, n_tensors)))
+        return MAX_SESSIONS
+    return max(4, min(MAX_SESSIONS, allowed // 2 // max(1, n_tensors)))
 
 
 class SessionLru:

@@ -32,7 +32,7 @@ from edgepeft.runtime.decoding import GREEDY, Decoding, Row, Written, choose
 from edgepeft.runtime.generation import Generator
 from edgepeft.runtime.inputs import Inputs, Readable, Tokenizing, Truncation, check_rows, texts_of
 from edgepeft.runtime.kv_cache import KvCache
-from edgepeft.runtime.mixed import MOST_TASKS, Mixer, TextSlots
+from edgepeft.runtime.mixed import MAX_TASKS, Mixer, TextSlots
 from edgepeft.runtime.prediction import Notes, TextAnswer, no_number, note_of
 from edgepeft.runtime.session import failing_as
 from edgepeft.runtime.weights import Bound, ort_value
@@ -201,7 +201,7 @@ class TextBatch:
         longest = max(map(self._length, (draft, *others)))
         tasks, session = {each.task for each in (draft, *others)}, self._generator.session(draft.task)
         of_task = session.decoder.values_bytes if len(tasks) > 1 else 0  # each row then has its own
-        if not self._generator.fit(len(others) + 1, longest, self.decoding, of_task) or len(tasks) > MOST_TASKS:
+        if not self._generator.fit(len(others) + 1, longest, self.decoding, of_task) or len(tasks) > MAX_TASKS:
             return False
         alone = len(tasks) == 1 and not self._going  # they begin together: the task's own sessions run
         known = session.structure is not None and session.structure == self._generator.session(others[0].task).structure

@@ -23,7 +23,7 @@ from starlette.types import Receive, Scope, Send
 
 from edgepeft.common.resources import package_data
 from edgepeft.common.task_name import TASK_NAME
-from edgepeft.runtime.session import MOST_SESSIONS
+from edgepeft.runtime.session import MAX_SESSIONS
 from edgepeft.serve.batcher import Batcher, Closing
 from edgepeft.serve.guard import DEADLINE_HEADER, Guard
 from edgepeft.serve.metrics import ServiceMetrics
@@ -142,7 +142,7 @@ async def _open_tasks(serving: Serving) -> None:
 async def _open_as_tried(serving: Serving, waited: asyncio.Event) -> None:
     """Open tasks, each between two batches, and mark those that cannot be; ``waited`` is set when that takes long."""
     service, since = serving.service, monotonic()
-    left = list(service.runtime.tasks[:MOST_SESSIONS])  # whose sessions may all be open at once
+    left = list(service.runtime.tasks[:MAX_SESSIONS])  # whose sessions may all be open at once
     serving.unavailable &= set(left)
     while left:
         for task in [task for task in left if not service.untried(task)]:

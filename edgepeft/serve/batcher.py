@@ -31,7 +31,7 @@ log = logging.getLogger("edgepeft.serve")
 T = TypeVar("T")
 
 _ACTIVE_S = 1.0  # after its last request a client is expected to send another
-_MOST_RETRY_S = 60
+_MAX_RETRY_S = 60
 _SMOOTHING = 0.2  # of the measured rate: the last ten batches or so count
 
 
@@ -192,7 +192,7 @@ class Batcher:
                 raise Closing
             if self._rows + len(texts) > self.limits.queued_rows:
                 seconds = self._rows / (self._rate * len(self._threads)) if self._rate else 1.0
-                raise QueueFull(min(_MOST_RETRY_S, max(1, math.ceil(seconds))))
+                raise QueueFull(min(_MAX_RETRY_S, max(1, math.ceil(seconds))))
             self._clients[client] = job.arrived
             self._jobs.append(job)
             if not (self._gathering and self._others_expected()):  # a thread would only go back to sleep

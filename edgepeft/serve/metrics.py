@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 _SECONDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
 _ROWS = (1, 2, 4, 8, 16, 32, 64)
 _RECENT_S = 10.0
-_MOST_RECENT = 10_000
+_MAX_RECENT = 10_000
 
 
 class ServiceMetrics:
@@ -34,7 +34,7 @@ class ServiceMetrics:
         self.reloads = Counter("edgepeft_reloads", "Bundle read again.", ["result"], registry=self.registry)
         self.started = monotonic()
         self.total_rows = 0
-        self._recent: deque[tuple[float, int, float]] = deque(maxlen=_MOST_RECENT)  # when, rows, seconds
+        self._recent: deque[tuple[float, int, float]] = deque(maxlen=_MAX_RECENT)  # when, rows, seconds
 
     def gauge(self, name: str, about: str, value: Callable[[], float]) -> None:
         """A value that is asked for when the metrics are."""

@@ -36,7 +36,7 @@ Body = TypeVar("Body", bound=BaseModel)
 T = TypeVar("T")
 
 _AT_ONCE = 64 << 10  # bytes of a body that the event loop can read, in a millisecond
-_MOST_PAUSE_S = 0.1
+_MAX_PAUSE_S = 0.1
 _TRIAL_S, _POLL_S = 5.0, 0.05
 FEW_ROWS = 4  # whose embeddings the event loop can write, in a millisecond
 EVENTS = "text/event-stream"
@@ -68,7 +68,7 @@ class Serving:
             try:
                 return await asyncio.to_thread(call, *arguments)
             finally:
-                await asyncio.sleep(min(monotonic() - begin, _MOST_PAUSE_S))
+                await asyncio.sleep(min(monotonic() - begin, _MAX_PAUSE_S))
 
     tasks: set[asyncio.Task[Any]] = field(default_factory=set)
 

@@ -22,8 +22,8 @@ class Asked(BaseModel):
 
 
 T = TypeVar("T")
-_MOST_COLUMNS = 1000
-_MOST_OF_LABEL = 5000  # names, spans and their fields: a text has 20,000 characters at most
+_MAX_COLUMNS = 1000
+_MAX_OF_LABEL = 5000  # names, spans and their fields: a text has 20,000 characters at most
 
 
 class _FirstMistake(FailFast):
@@ -33,8 +33,8 @@ class _FirstMistake(FailFast):
 
 
 def _few(columns: Any) -> Any:
-    if isinstance(columns, dict) and len(columns) > _MOST_COLUMNS:
-        raise ValueError(f"give {_MOST_COLUMNS:,} columns at most, found {len(columns):,}")
+    if isinstance(columns, dict) and len(columns) > _MAX_COLUMNS:
+        raise ValueError(f"give {_MAX_COLUMNS:,} columns at most, found {len(columns):,}")
     return columns
 
 
@@ -42,8 +42,8 @@ def _short(label: Any) -> Any:
     """Counted before it is tried as each kind of label: thousands of mistakes take seconds in all."""
     inner = label.values() if isinstance(label, dict) else label if isinstance(label, list) else ()
     parts = len(inner) + sum(len(each) for each in inner if isinstance(each, list | dict))
-    if parts > _MOST_OF_LABEL:
-        raise ValueError(f"give {_MOST_OF_LABEL:,} names, spans and fields at most, found {parts:,}")
+    if parts > _MAX_OF_LABEL:
+        raise ValueError(f"give {_MAX_OF_LABEL:,} names, spans and fields at most, found {parts:,}")
     return label
 
 

@@ -39,16 +39,16 @@ _LOST = (errno.EADDRINUSE, errno.EACCES, errno.EADDRNOTAVAIL)
 _KEEP_ALIVE_S = 30
 _BACKLOG = 512
 _END_S = 3  # after the last answer: what is left then does not end by itself
-_MOST = 4000  # characters of a log line
+_MAX = 4000  # characters of a log line
 HEALTH_RESERVE = 16  # connections beyond the limit, so that a health check is answered where all others are at work
-_MOST_FIELDS = 100  # of a head
-_MOST_CHUNKS = 256  # of a body, that are smaller than 1 KiB: each costs the event loop two calls, whatever its size
-_MOST_QUEUED = 8  # requests of one connection that wait for the one before; browsers send none
+_MAX_FIELDS = 100  # of a head
+_MAX_CHUNKS = 256  # of a body, that are smaller than 1 KiB: each costs the event loop two calls, whatever its size
+_MAX_QUEUED = 8  # requests of one connection that wait for the one before; browsers send none
 _SWEEP_S = 1.0
 
 _TOO_LARGE = (431, "Request Header Fields Too Large", "headers_too_large", "too many headers.")
 _NO_TRAILERS = (400, "Bad Request", "trailers", "trailers are not read here.")
-_TOO_FINE = (413, "Content Too Large", "too_many_chunks", f"a body may have {_MOST_CHUNKS} chunks of less than 1 KiB.")
+_TOO_FINE = (413, "Content Too Large", "too_many_chunks", f"a body may have {_MAX_CHUNKS} chunks of less than 1 KiB.")
 _TOO_MANY = (429, "Too Many Requests", "too_many_requests", "wait for the answers to earlier requests.")
 _NO_HTTP = (400, "Bad Request", "not_http", "this is no HTTP request.")
 
@@ -183,7 +183,7 @@ class Limited(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         """Begin a request; close where too many wait."""
-        if len(self.pipeline) >= _MOST_QUEUED:
+        if len(self.pipeline) >= _MAX_QUEUED:
             self._stop(*_TOO_MANY)
         super().on_message_begin()
 
@@ -191,7 +191,7 @@ class Limited(HttpToolsProtocol):
         """Keep a field of the head; a trailer ends the request."""
         if not self._in_head:
             self._stop(*_NO_TRAILERS)
-        if len(self.headers) >= _MOST_FIELDS:
+        if len(self.headers) >= _MAX_FIELDS:
             self._stop(*_TOO_LARGE)
         super().on_header(name, value)
 
@@ -207,7 +207,7 @@ class Limited(HttpToolsProtocol):
         """A chunk of a body begins."""
         self._barren = 0
         self._chunks += 1
-        if self._chunks > _MOST_CHUNKS:
+        if self._chunks > _MAX_CHUNKS:
             self._stop(*_TOO_FINE)
 
     def on_body(self, body: bytes) -> None:
@@ -346,8 +346,8 @@ def _handle_signals(server: uvicorn.Server, serving: Serving, most_s: int) -> No
 
 def line(text: str) -> str:
     """One line: what is not printable, or turns the direction of writing, is escaped; what is very long is cut."""
-    shown = printable(text[:_MOST], keep="")
-    return shown if len(text) <= _MOST else f"{shown}..."
+    shown = printable(text[:_MAX], keep="")
+    return shown if len(text) <= _MAX else f"{shown}..."
 
 
 class PrintableFormatter(logging.Formatter):

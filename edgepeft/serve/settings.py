@@ -15,8 +15,8 @@ from edgepeft.device.machine import thread_count
 
 log = logging.getLogger("edgepeft.serve")
 
-_LEAST_TOKEN = 16  # characters: 64 bits even where they are hexadecimal
-_MOST_TOKEN = 4096
+_MIN_TOKEN = 16  # characters: 64 bits even where they are hexadecimal
+_MAX_TOKEN = 4096
 
 
 @dataclass(frozen=True)
@@ -108,14 +108,14 @@ def read_token(path: Path) -> str:
         with path.open("rb") as file:
             if stat.S_IMODE(os.fstat(file.fileno()).st_mode) & 0o077:
                 log.warning("%s can be read by other users of this machine; chmod 400 it.", path)
-            token = file.read(_MOST_TOKEN + 2).decode("ascii").strip()
+            token = file.read(_MAX_TOKEN + 2).decode("ascii").strip()
     except OSError as error:
         raise UsageError(f"the token file {path} cannot be read ({error.strerror}).") from error
     except UnicodeDecodeError:
         token = ""
-    if not (_LEAST_TOKEN <= len(token) <= _MOST_TOKEN and all("!" <= c <= "~" for c in token)):
+    if not (_MIN_TOKEN <= len(token) <= _MAX_TOKEN and all("!" <= c <= "~" for c in token)):
         raise UsageError(
-            f"{path} holds no token: one word of {_LEAST_TOKEN} to {_MOST_TOKEN} printable ASCII characters is needed. "
+            f"{path} holds no token: one word of {_MIN_TOKEN} to {_MAX_TOKEN} printable ASCII characters is needed. "
             f"Make one with: openssl rand -hex 32 > {path}"
         )
     return token

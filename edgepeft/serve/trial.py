@@ -45,7 +45,7 @@ _TURNS = ((0.2, 3), (1.0, 10))  # shares of the budget, and times the backbone's
 _MEMORY = 0.5  # of what there is, for all that are tried at once
 _HANGS_S, _BACKBONE_S = 120.0, 600.0  # on the clock: what sleeps takes no processor time; a board packs for a minute
 _TOKENS = 4  # of a text that is written: the first steps are like all others
-_MOST_KEPT = 4096
+_MAX_KEPT = 4096
 _ANSWERED, _REFUSED, _HUNGRY, _SLOW, _OTHER = "answered", "refused", "hungry", "slow", "another version"
 _STARVED = re.compile("alloc|new thread|Resource temporarily")  # of what ONNX Runtime and Python say without memory
 _PR_SET_PDEATHSIG = 1
@@ -180,7 +180,7 @@ class Trials:
             if outcome != _ANSWERED:
                 self._other[tried.other] = self._why(outcome)
                 return
-            kept = [*sorted(_read() - self._answered), *sorted(self._answered | {tried.key})][-_MOST_KEPT:]
+            kept = [*sorted(_read() - self._answered), *sorted(self._answered | {tried.key})][-_MAX_KEPT:]
             with contextlib.suppress(OSError, EdgepeftError):
                 write_json(_kept(), kept)
             self._answered.add(tried.key)  # once it is remembered: who sees it may be a next service's start

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("edgepeft.serve")
 
 _NICE = 10  # the service's own threads come first
-_MOST_KEPT = 32  # finished runs that can still be asked about
+_MAX_KEPT = 32  # finished runs that can still be asked about
 _STOP_S = 10.0
 _ROWS_FILE = "rows.jsonl"
 
@@ -74,7 +74,7 @@ class Jobs:
             self._running = run
             state = {"job": run.job, "task": task, "state": "running", "phase": "starting", "done": 0, "total": 0}
             self._states[run.job] = state
-            while len(self._states) > _MOST_KEPT:
+            while len(self._states) > _MAX_KEPT:
                 self._states.popitem(last=False)
             return dict(state)
 

@@ -47,7 +47,7 @@ from edgepeft.common.errors import UsageError
 from edgepeft.common.messages import in_words
 from edgepeft.common.task_name import check_new_name
 
-_MOST_CELLS = 100_000  # of which a table is made: a second
+_MAX_CELLS = 100_000  # of which a table is made: a second
 _TIMES = re.compile(r"(\d+(?:\.\d+)?)x")
 PATHS = ("data", "eval", "test", "json_schema")
 _VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
@@ -175,8 +175,8 @@ def read_plan(path: Path) -> Plan:
     cells = (len(plan.methods) + sum(grids)) * math.prod(
         map(len, (plan.backbones, plan.data, plan.sizes, plan.learning_rates, plan.seeds))
     )
-    if cells > _MOST_CELLS:
-        raise UsageError(f"{path} has {cells:,} runs, and a sweep has at most {_MOST_CELLS:,}; divide it.")
+    if cells > _MAX_CELLS:
+        raise UsageError(f"{path} has {cells:,} runs, and a sweep has at most {_MAX_CELLS:,}; divide it.")
     known = {*plan.all_methods, *(method.partition(":")[0] for method in plan.all_methods)}
     if odd := [name for name in plan.rates if name not in known]:
         raise UsageError(f"{path}: [rates] names {odd[0]}, which is no method of the plan: {', '.join(sorted(known))}.")

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from edgepeft.tasks.base import TaskType
 
 DRAWS = 1_000
-LEAST_ROWS = 10  # of a bootstrap: fewer have too few different draws
+MIN_ROWS = 10  # of a bootstrap: fewer have too few different draws
 _Z = NormalDist().inv_cdf(0.975)
 _ENDS = (2.5, 97.5)
 
@@ -73,7 +73,7 @@ def wilson(right: int, n: int) -> Interval:
 
 def bootstrap(score: Callable[[NDArray[np.intp]], float], n: int) -> Interval:
     """Return the interval of ``score``, a function of the places of rows."""
-    if n < LEAST_ROWS:
+    if n < MIN_ROWS:
         return Interval()
     source = np.random.default_rng(0)
     low, high = np.percentile([score(source.integers(n, size=n)) for _ in range(DRAWS)], _ENDS)

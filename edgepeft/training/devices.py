@@ -82,7 +82,7 @@ def use_threads(threads: int | None) -> None:
 
 
 _TERMS = 256  # of each sum of the product that is compared
-_MOST_TOKENS = 128  # up to which attention in separate products is faster
+_MAX_TOKENS = 128  # up to which attention in separate products is faster
 
 
 @contextmanager
@@ -103,7 +103,7 @@ def float32_by_onednn(device: torch.device) -> Iterator[bool]:
 
 def attention_for(by_onednn: bool, max_length: int) -> str | None:
     """The ``attention`` of ``load_model`` for texts of that many tokens."""
-    return "eager" if by_onednn and max_length <= _MOST_TOKENS else None
+    return "eager" if by_onednn and max_length <= _MAX_TOKENS else None
 
 
 def is_float32() -> bool:

@@ -21,7 +21,7 @@ from edgepeft.bundle.delta import Delta, new_delta, write_tensors
 from edgepeft.common.atomic import check_replaceable, new_folder
 from edgepeft.common.errors import UsageError
 from edgepeft.data.batches import Writing, encode_parts
-from edgepeft.data.by_class import FILES, MOST_SHOWN, rounded, without_texts, write_confusion
+from edgepeft.data.by_class import FILES, MAX_SHOWN, rounded, without_texts, write_confusion
 from edgepeft.data.parts import TaskData, load_data, told
 from edgepeft.data.training_loop.checkpoint import Diverged, latest
 from edgepeft.data.training_loop.run import Progress, TrainingLoop, TrainingLoopResult, resumable, shown_run
@@ -96,7 +96,7 @@ def train_delta(
             kept = {name: torch.from_numpy(values) for name, values in result.evaluation.items()}
             write_tensors(kept, new / EVALUATION_FILE)
     confusion = result.errors.get("confusion", {})
-    if len(confusion) > MOST_SHOWN:
+    if len(confusion) > MAX_SHOWN:
         write_confusion(confusion, f"{options.task}: {method.name} on {backbone.source}", out)
     if CURVE in result.metrics:
         draw_curve(result.metrics, f"{options.task}: {method.name} on {backbone.source}", out)

@@ -37,7 +37,7 @@ from edgepeft.options.verbs import TuneSettings
 from edgepeft.tuning.target import Files, TuningTarget, from_task
 from edgepeft.tuning.tune import TuneResult, TuningRun, put_in_force
 
-_MOST_NAMES = 3  # in a message
+_MAX_NAMES = 3  # in a message
 _A, _B = "/A", "/B"
 
 
@@ -65,8 +65,8 @@ def checked_tensors(given: Mapping[str, NDArray[Any]], like: Arrays, who: str) -
 
 
 def _some(names: list[str]) -> str:
-    more = len(names) - _MOST_NAMES
-    return ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
+    more = len(names) - _MAX_NAMES
+    return ", ".join(names[:_MAX_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
 @dataclass(frozen=True)

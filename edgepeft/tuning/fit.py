@@ -38,8 +38,8 @@ _COPIES = 3  # of a delta: its file, its tensors, its packed matrices
 _TOKENIZER = 20  # of tokenizer.json's bytes: hash tables of every token and merge
 _INPUTS = 6 * 8  # ids, mask and types of a token, and a copy of each
 _LOGITS = 4 * 8  # of each: as they come, in their rows, and in float64 while answers are made of them
-_MOST_ROWS = 1 << 20
-_MOST_TUNED = 1024  # rows of a step
+_MAX_ROWS = 1 << 20
+_MAX_TUNED = 1024  # rows of a step
 
 
 @dataclass(frozen=True)
@@ -111,9 +111,9 @@ def bundle_fit(
     if target is not None:  # as `edgepeft tune` predicts it; hidden states are left out: they go to a file if need be
         taught = target.facts.kind.read_as(length, target.max_length, taught=True)
         demand = Demand(bundle, target, taught[1], TuneSettings(), each=taught[0])
-        most = demand.most_rows(allowed, 0, _MOST_TUNED * taught[0]) // taught[0]
+        most = demand.most_rows(allowed, 0, _MAX_TUNED * taught[0]) // taught[0]
         peak = demand.n_bytes(batch_size * taught[0], 0)
-        tuning = Need(peak, {}, peak <= allowed, most, most == _MOST_TUNED)
+        tuning = Need(peak, {}, peak <= allowed, most, most == _MAX_TUNED)
     disk = _disk(bundle)
     return Fit(task, batch_size, length, allowed, disk, inference, tuning, why, written, (each, tokens), taught)
 
@@ -166,11 +166,11 @@ def _inference(
     least = 0 if decoding is None else 2 * row_bytes(bundle.architecture, length, decoding)
     # Packing reads every weight once and writes its packed copy to the cache's file.
     first = base + bundle.weights.stat().st_size + SESSION
-    most = most_within(peak, allowed, _MOST_ROWS)
+    most = most_within(peak, allowed, _MAX_ROWS)
     needed = peak(batch_size)
     further = delta + (private + SESSION + (_COPIES - 1) * delta if private else 0)
     tasks = 0 if needed > allowed or task is None else 1 + (allowed - needed) // max(1, further)
-    return Inference(needed, parts(batch_size), needed <= allowed, most, most == _MOST_ROWS, tasks, further, first)
+    return Inference(needed, parts(batch_size), needed <= allowed, most, most == _MAX_ROWS, tasks, further, first)
 
 
 def _working(

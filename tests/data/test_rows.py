@@ -417,7 +417,7 @@ def test_tags_of_several_kinds_are_refused_with_the_choice(tmp_path):
     ],
 )
 def test_the_parts_of_a_row_are_counted_before_it_is_made(tmp_path, monkeypatch, name, content, refused):
-    for module, bound in ((bounded, "_MOST_PARTS"), (containers, "_MOST_CELLS"), (readers, "_MOST_WORDS")):
+    for module, bound in ((bounded, "_MAX_PARTS"), (containers, "_MAX_CELLS"), (readers, "_MAX_WORDS")):
         monkeypatch.setattr(module, bound, 20)
     (path := tmp_path / name).write_text(content)
     with pytest.raises(DataError, match=refused):
@@ -427,7 +427,7 @@ def test_the_parts_of_a_row_are_counted_before_it_is_made(tmp_path, monkeypatch,
 
 
 def test_a_file_of_something_else_is_not_read_to_its_end(tmp_path, monkeypatch):
-    monkeypatch.setattr(rows_module, "_MOST_BAD", 10)
+    monkeypatch.setattr(rows_module, "_MAX_BAD", 10)
     (path := tmp_path / "a.jsonl").write_text("[]\n" * 30 + '{"sentence1": "a", "label": "b"}\n')
     told = []
     with pytest.raises(DataError, match=":11: expected a JSON object"):

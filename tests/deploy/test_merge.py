@@ -81,7 +81,7 @@ def test_the_tokenizer_cuts_where_the_task_was_trained_to(exported, merged):
 
 
 def test_large_weights_lie_beside_the_graph(exported, tmp_path, monkeypatch):
-    monkeypatch.setattr("edgepeft.backbones.emit.MOST_INLINE_BYTES", 1000)
+    monkeypatch.setattr("edgepeft.backbones.emit.MAX_INLINE_BYTES", 1000)
     merge_task(Bundle(exported), "mood", tmp_path / "out")
     assert (tmp_path / "out" / "model.onnx_data").stat().st_size > (tmp_path / "out" / "model.onnx").stat().st_size
     ort.InferenceSession(tmp_path / "out" / "model.onnx")

@@ -93,7 +93,7 @@ def server(pieces):
 def short(monkeypatch):
     """A window of a part of a second, in which a thousand bytes and more are asked for."""
     monkeypatch.setattr("edgepeft.fleet.fetcher._WINDOW_S", WINDOW_S)
-    monkeypatch.setattr("edgepeft.fleet.fetcher._LEAST_BYTES_S", 3000.0)
+    monkeypatch.setattr("edgepeft.fleet.fetcher._MIN_BYTES_S", 3000.0)
 
 
 def fetched(tmp_path, address, kind):

@@ -54,10 +54,10 @@ def test_empty_messages_are_counted_and_refused_unparsed(name, monkeypatch):
     content = EMPTY[name]
     parsed = onnx.ModelProto.FromString(content)
     assert fields(parsed) >= 100 and len(content) < 210
-    monkeypatch.setattr(bundle, "MOST_PARTS", 102)
+    monkeypatch.setattr(bundle, "MAX_PARTS", 102)
     with contextlib.suppress(BundleError):
         bundle.parse_graph(content, "x.onnx")
-    monkeypatch.setattr(bundle, "MOST_PARTS", 98)
+    monkeypatch.setattr(bundle, "MAX_PARTS", 98)
     monkeypatch.setattr(onnx, "load_model_from_string", lambda _: pytest.fail("it was parsed"))
     with pytest.raises(BundleError, match=r"x\.onnx has more than 98"):
         bundle.parse_graph(content, "x.onnx")

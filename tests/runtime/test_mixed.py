@@ -177,7 +177,7 @@ def test_a_row_without_a_task_gets_the_backbones_embedding(several, pooling):
 
 
 def test_more_tasks_than_one_pass_takes_run_in_several(several, runs, monkeypatch):
-    monkeypatch.setattr(mixed, "MOST_TASKS", 2)
+    monkeypatch.setattr(mixed, "MAX_TASKS", 2)
     with Runtime(several, threads=1) as runtime:
         check(several, runtime, [f"bitfit-{i}" for i in range(5)], TEXTS[:5])
         runs.clear()

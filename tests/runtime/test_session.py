@@ -22,7 +22,7 @@ from edgepeft.methods.base import methods
 from edgepeft.runtime import session as session_module
 from edgepeft.runtime import weights
 from edgepeft.runtime.runtime import Runtime
-from edgepeft.runtime.session import MOST_SESSIONS, SessionLru, most_sessions, session_options
+from edgepeft.runtime.session import MAX_SESSIONS, SessionLru, most_sessions, session_options
 from edgepeft.training.exporting.bundle import export_bundle
 
 METHODS = ["bitfit", "layernorm", "lora", "spartan", "top-k", "prompt-t"]
@@ -141,9 +141,9 @@ def test_a_session_that_nobody_holds_takes_no_place():
 @pytest.mark.parametrize(
     ("allowed", "n_tensors", "expected"),
     [
-        ("65530\n", 211, MOST_SESSIONS),
+        ("65530\n", 211, MAX_SESSIONS),
         ("65530\n", 400, 81),
-        ("65530\n", 0, MOST_SESSIONS),
+        ("65530\n", 0, MAX_SESSIONS),
         ("100", 400, 4),
         ("?", 9, 128),
     ],
@@ -151,7 +151,7 @@ def test_a_session_that_nobody_holds_takes_no_place():
 def test_sessions_take_at_most_half_of_the_mappings_that_the_system_allows(tmp_path, allowed, n_tensors, expected):
     (tmp_path / "max_map_count").write_text(allowed)
     assert most_sessions(n_tensors, tmp_path / "max_map_count") == expected
-    assert most_sessions(n_tensors, tmp_path / "missing") == MOST_SESSIONS
+    assert most_sessions(n_tensors, tmp_path / "missing") == MAX_SESSIONS
 
 
 def test_tasks_beyond_the_bound_answer_as_ever_and_no_more_sessions_stay_open(different, alive):

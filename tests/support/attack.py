@@ -33,9 +33,9 @@ from service import start
 from subject import subject, writer
 from text_attacks import TEXT_ATTACKS
 
-MOST_MB = 500.0
-MOST_P99_MS = 100.0
-MOST_MS = 250.0
+MAX_MB = 500.0
+MAX_P99_MS = 100.0
+MAX_MS = 250.0
 EVERY_S = 0.02
 AGAIN_S = 3.0  # that an attack is repeated
 
@@ -108,10 +108,10 @@ def under(attack: Attack, port: int, process: int) -> dict[str, Any]:
         "tasks_answering": good,
         "tasks": total,
         "held": not n_failed
-        and p99 < MOST_P99_MS
-        and times[-1] < MOST_MS
+        and p99 < MAX_P99_MS
+        and times[-1] < MAX_MS
         and good == total
-        and peak_mb(process) < MOST_MB,
+        and peak_mb(process) < MAX_MB,
     }
 
 
@@ -156,7 +156,7 @@ def main() -> None:
         ):
             rows.append(case)
             print(json.dumps(case), file=sys.stderr)
-    bound = f"{MOST_MB:g} MB, {MOST_P99_MS:g} ms (p99), {MOST_MS:g} ms"
+    bound = f"{MAX_MB:g} MB, {MAX_P99_MS:g} ms (p99), {MAX_MS:g} ms"
     show(rows, {"peak_mb": "MB", "health_p99_ms": "ms", "health_max_ms": "ms"}, bound)
     print(json.dumps({"at_rest_mb": rests_mb, "exit_codes": codes, "attacks": rows}, indent=2))
     sys.exit(0 if all(row["held"] for row in rows) and not any(codes) else 1)

@@ -30,9 +30,9 @@ from typing import Any
 import hostile
 from subject import subject
 
-MOST_S = 2.0  # of one core, beyond what a sound file takes
-MOST_MB = 256.0  # beyond the file's own size
-MOST_SAID = 4000  # characters of all that is printed
+MAX_S = 2.0  # of one core, beyond what a sound file takes
+MAX_MB = 256.0  # beyond the file's own size
+MAX_SAID = 4000  # characters of all that is printed
 PATIENCE_S = 120.0
 MB = 10**6
 GOLDEN = Path(__file__).resolve().parents[1] / "training" / "interop" / "golden"
@@ -518,7 +518,7 @@ def bounded(bundle: Path, folder: Path, size: int, attacks: Sequence[Make] = ATT
         found = cost(arguments, place)
         shutil.rmtree(place)
         core_s, more_mb = found.core_s - usual[kind].core_s, found.peak_mb - usual[kind].peak_mb - own_mb
-        told = found.code in (0, 1, 2) and "Traceback" not in found.said and len(found.said) < MOST_SAID
+        told = found.code in (0, 1, 2) and "Traceback" not in found.said and len(found.said) < MAX_SAID
         yield {
             "attack": make.__name__,
             "file_mb": round(own_mb, 1),
@@ -526,7 +526,7 @@ def bounded(bundle: Path, folder: Path, size: int, attacks: Sequence[Make] = ATT
             "more_mb": round(max(0.0, more_mb), 1),
             "exit_code": found.code,
             "said": found.said.strip().rpartition("\n")[2][:200],
-            "held": core_s < MOST_S and more_mb < MOST_MB and told,
+            "held": core_s < MAX_S and more_mb < MAX_MB and told,
         }
 
 
@@ -561,7 +561,7 @@ def main() -> None:
             print(json.dumps(row), file=sys.stderr, flush=True)
     finally:
         shutil.rmtree(folder)
-    bound = f"{MOST_S:g} s, {MOST_MB:g} MB, one line of words"
+    bound = f"{MAX_S:g} s, {MAX_MB:g} MB, one line of words"
     show(rows, {"core_s": "s", "more_mb": "MB", "file_mb": "MB file"}, bound)
     print(json.dumps({"attacks": rows}, indent=2))
     sys.exit(0 if all(row["held"] for row in rows) else 1)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from edgepeft.tasks._headline import LEAST_ROWS, bootstrap, bootstrap_of_sums, wilson
+from edgepeft.tasks._headline import MIN_ROWS, bootstrap, bootstrap_of_sums, wilson
 
 
 @pytest.mark.parametrize(("right", "n"), [(0, 1), (1, 1), (3, 7), (146, 180), (0, 400), (400, 400), (9_999, 10_000)])
@@ -34,4 +34,4 @@ def test_sums_have_the_interval_of_the_rows_that_they_are_of():
 def test_it_is_the_same_every_time_and_none_of_too_few_rows():
     values = np.arange(30.0)
     assert bootstrap(lambda places: float(values[places].std()), 30) == bootstrap(lambda p: float(values[p].std()), 30)
-    assert bootstrap(lambda places: 1.0, LEAST_ROWS - 1) == (None, None, None)
+    assert bootstrap(lambda places: 1.0, MIN_ROWS - 1) == (None, None, None)

@@ -31,9 +31,9 @@ from edgepeft.device.profiles import Profile, is_this_board
 
 _NO_SPEED = "cores and memory are limited, their speed is the host's: this is no latency of the device"
 CALIBRATION_TOLERANCE = 0.05
-LEAST_SHARE = 0.2  # of the cores: under it a step is mostly waiting for the next period, and percentiles tell of that
+MIN_SHARE = 0.2  # of the cores: under it a step is mostly waiting for the next period, and percentiles tell of that
 _AIM = 0.035  # so that the second look, with its own noise, is still within the tolerance
-_MOST_TRIALS = 15
+_MAX_TRIALS = 15
 _COPY = "copy_one_thread"
 _STRICT = ConfigDict(strict=True, allow_inf_nan=False)  # parts of a result, which is read again
 StartAt = Callable[[str, Job, float], AbstractContextManager[WorkerProcess]]  # label, job, quota in cores
@@ -164,7 +164,7 @@ class Calibrated:
     @property
     def percentiles(self) -> bool:
         """Whether latencies of single steps mean anything."""
-        return self.share >= LEAST_SHARE
+        return self.share >= MIN_SHARE
 
     def notes(self, profile: Profile) -> tuple[str, ...]:
         """Sentences that a reader of the figures must know."""
@@ -179,7 +179,7 @@ class Calibrated:
         if "onnx" not in runtime.lower():
             notes.append(f"uncalibrated for ONNX Runtime: the device's reference was measured with {runtime}")
         if not self.percentiles:
-            notes.append(f"under a quota below {LEAST_SHARE:.0%} a step mostly waits: throughput only, no percentiles")
+            notes.append(f"under a quota below {MIN_SHARE:.0%} a step mostly waits: throughput only, no percentiles")
         notes.append(
             "PyTorch's rows and ratios to them are not to be believed under a quota: its threads wait in a loop"
         )
@@ -197,7 +197,7 @@ def calibrate(
             "calibrate with. --mode limits and --mode predicted need none."
         )
     name = f"{reference.model}, {reference.runtime} {reference.precision}".strip()
-    progress(f"calibrating: {name}", 0, _MOST_TRIALS)
+    progress(f"calibrating: {name}", 0, _MAX_TRIALS)
     with start("the reference", Job("reference", cores, settings=reference.shapes), float(cores)) as worker:
         # The quota is less where a group around this process has less.
         trials = [_trial(worker, worker.change_quota(float(cores)), warm=1)]
@@ -222,8 +222,8 @@ def _search(
     """Trials until two in a row, the second twice as long, are within the tolerance; ``free``: on all cores."""
     target, trials = float(profile.reference_seconds or 0.0), list[Trial]()
     quota = free.quota_cores * free.mean / target
-    for number in range(_MOST_TRIALS):
-        progress(f"calibrating: quota {quota:.3f} cores", number, _MOST_TRIALS)
+    for number in range(_MAX_TRIALS):
+        progress(f"calibrating: quota {quota:.3f} cores", number, _MAX_TRIALS)
         if quota < SMALLEST_QUOTA:
             raise EdgepeftError(
                 f"to be as slow as {profile.name}, this host would need a quota of {quota:.2g} cores, the device's "

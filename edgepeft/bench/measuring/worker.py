@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO
 
 _PERIOD_S = 0.1  # of a quota
-_MOST_EACH = 200  # single steps of a span that are reported; the mean is of all
+_MAX_EACH = 200  # single steps of a span that are reported; the mean is of all
 
 
 def peak_rss_bytes() -> int:
@@ -94,7 +94,7 @@ def _spanned(step: Callable[[int], None], batch: int, span: float) -> dict[str, 
         each.append(ended - before)
     n = len(each)
     used = time.process_time() - cpu
-    reported = each[:: -(-n // _MOST_EACH)]
+    reported = each[:: -(-n // _MAX_EACH)]
     return {"seconds": (ended - began) / n, "cpu_seconds": used / n, "each": reported, "repeats": n}
 
 

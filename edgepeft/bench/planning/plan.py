@@ -35,7 +35,7 @@ MODES = ("limits", "calibrated", "predicted")
 _LOAD_S = 5.0  # a process, its libraries and the model
 _OF_GEMM = 0.5  # of the rate of large matrix products that a Transformer's step gets
 _SIZE = 1024
-_LEAST = 3  # tokens of a text: two special ones and a word
+_MIN = 3  # tokens of a text: two special ones and a word
 
 
 class UnitRole(StrEnum):
@@ -150,7 +150,7 @@ def plan_requests(
     """List the units of a scenario whose kind is not ``batches``."""
     if not Path(shared.bundle, "tokenizer.json").is_file():
         raise UsageError(f"scenario {scenario.name} begins with texts, and {shared.bundle} has no tokenizer.json.")
-    tokens = [max(_LEAST, length) for length in lengths]
+    tokens = [max(_MIN, length) for length in lengths]
     if scenario.kind is SampleKind.COLD_START:  # a process of one task, or of the bare backbone where there is none
         task = tasks[0] if tasks else None
         job = replace(shared, workload="cold_start", batches=_cut(tokens, rows)[:1], task=task.name if task else None)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _TITLE = "edgepeft: what was measured"
 _SERIES = (BLUE, ORANGE, GREEN, "#cc79a7", "#e69f00", "#56b4e9")
 _WRAPPED = 34  # characters of a bar's name in a line
-_MOST_OPERATORS = 10
+_MAX_OPERATORS = 10
 
 
 def build_report(paths: Sequence[Path], out: Path, *, force: bool = False) -> list[Section]:
@@ -198,7 +198,7 @@ def _scattered(figure: Figure, points: Sequence[tuple[float, float, str]], colou
 
 
 def _times(key: str, name: str, entry: ProfiledPass, groups: Sequence[OperatorRecord], kind: str) -> Section:
-    shown = groups[:_MOST_OPERATORS] if kind == "operator" else groups
+    shown = groups[:_MAX_OPERATORS] if kind == "operator" else groups
 
     def draw(figure: Figure) -> None:
         axis = figure.add_subplot()

@@ -25,7 +25,7 @@ _MODES = {
     "measured": "measured on {}",
     "predicted": "predicted for {}",
 }
-_MOST_FOOTNOTES = 5
+_MAX_FOOTNOTES = 5
 _ALWAYS = 2  # host and limits, and what the figures stand for
 _PER = {"infer": "backbone", "finetune": "full"}  # what a workload's last column compares with
 _OF_MODE = {"calibrated": ", calibrated to {}", "measured": ", measured on {}", "predicted": ", predicted for {}"}
@@ -58,13 +58,13 @@ def _footnotes(result: BenchResult) -> list[Text]:
         for (warning, row), *others in warnings_by_kind(result.results)
     ]
     first, rest = _lines(conditions[:_ALWAYS]), _lines(conditions[_ALWAYS:])
-    if len(conditions) + len(warnings) <= _MOST_FOOTNOTES:
+    if len(conditions) + len(warnings) <= _MAX_FOOTNOTES:
         return [*first, *_lines(warnings, "yellow"), *rest]
     kinds = ", ".join(line.partition(":")[0] for line in warnings)
     lines = [*first, *_lines([f"warnings: {kinds}"] if kinds else [], "yellow"), *rest]
-    left = max(0, len(lines) - _MOST_FOOTNOTES + 1)
+    left = max(0, len(lines) - _MAX_FOOTNOTES + 1)
     more = f"and {left} more" if left else "what they say"
-    return [*lines[: _MOST_FOOTNOTES - 1], Text(f"{more}: --json FILE, and edgepeft report FILE")]
+    return [*lines[: _MAX_FOOTNOTES - 1], Text(f"{more}: --json FILE, and edgepeft report FILE")]
 
 
 def operators_table(entry: ProfiledPass) -> RenderableType:

@@ -222,7 +222,7 @@ def flops_per_instance(
 _MIN_SAMPLES = 5  # under it a bootstrap interval is a guess
 _NOISY = 0.15  # spread between the quartiles, of the median
 _DRIFT = 0.10  # from the first sample to the last
-_LEAST_FOR_DRIFT = 15
+_MIN_FOR_DRIFT = 15
 _OUTLIERS = 0.10  # share of samples: fewer are any host's
 _CLOCK = 0.10  # spread between the quartiles of the GEMM rate, of its median
 _LOAD = 0.25  # cores; an idle desktop uses less
@@ -281,7 +281,7 @@ def _of_samples(one: Measured) -> Iterator[tuple[str, str]]:
         yield "noisy", f"half of the samples spread over {spread:.0%} of the median"
     if len(places := statistics.outliers(seconds)) > _OUTLIERS * len(seconds):
         yield "outliers", f"{len(places)} of {len(seconds)} samples lie far from the median"
-    change = statistics.drift(seconds) if len(seconds) >= _LEAST_FOR_DRIFT else None
+    change = statistics.drift(seconds) if len(seconds) >= _MIN_FOR_DRIFT else None
     if change is not None and abs(change) > _DRIFT:
         yield "drift", f"a step took {change:+.0%} at the end against the beginning"
 

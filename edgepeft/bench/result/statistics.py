@@ -19,7 +19,7 @@ _RESAMPLES = 4000  # the interval's ends then move by less than a tenth of its w
 _SEED = 20_240_229  # any constant: the same samples must always give the same interval
 _CUT = 3.5  # of the modified z score: Iglewicz and Hoaglin 1993, "How to detect and handle outliers"
 _NORMAL = 0.6745  # the third quartile of a normal distribution: MAD / 0.6745 estimates its deviation
-_LEAST = 5
+_MIN = 5
 
 _Floats = NDArray[np.float64]
 
@@ -110,7 +110,7 @@ def _interval(statistic: Callable[[np.random.Generator], _Floats]) -> tuple[floa
 def outliers(samples: Sequence[float]) -> list[int]:
     """Places of samples farther from the median than 3.5 deviations, these estimated from the MAD."""
     values = np.asarray(samples, np.float64)
-    if len(values) < _LEAST:
+    if len(values) < _MIN:
         return []
     away = np.abs(values - np.median(values))
     spread = np.median(away)
@@ -123,7 +123,7 @@ def drift(samples: Sequence[float]) -> float | None:
     """How far the time moved from the first sample to the last, as a share of the median: Theil and Sen's slope."""
     values = np.asarray(samples, np.float64)
     n = len(values)
-    if n < _LEAST:
+    if n < _MIN:
         return None
     first, second = np.triu_indices(n, 1)
     slope = np.median((values[second] - values[first]) / (second - first))

@@ -22,7 +22,7 @@ from edgepeft.tasks.base import TaskType
 
 MAJORITY, LINEAR, FROZEN = "majority", "linear head", "frozen backbone"
 # Or tokens, that the linear head learns from, and as many to choose its strength: each costs a forward pass.
-MOST_ROWS = 5_000
+MAX_ROWS = 5_000
 _TOKENS_A_ROW = 5  # of a short text
 SIGNIFICANT = 0.05
 _STRENGTHS = [10.0**power for power in range(-4, 3)]  # times the rows and the mean variance of a feature
@@ -53,7 +53,7 @@ def compared_with(
     else:
         answers = {MAJORITY: (kind, np.broadcast_to(kind.majority(targets["train"]), test.outputs.shape))}
     if not (head_alone or kind.gives_vectors):
-        most = MOST_ROWS // (_TOKENS_A_ROW if kind.per_token else 1)
+        most = MAX_ROWS // (_TOKENS_A_ROW if kind.per_token else 1)
         chosen = {part: _spread(len(values), None if part == "test" else most) for part, values in targets.items()}
         few = {part: targets[part][places] for part, places in chosen.items()}
         answers[LINEAR] = linear_head(_states(engine, rows, chosen, kind, advance), few, kind, metric)

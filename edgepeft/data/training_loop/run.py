@@ -110,7 +110,7 @@ class TrainingLoopResult:
         return bool(self.training["best_step"])
 
 
-MOST_EVALUATIONS = 20  # a few-shot run has hundreds of short epochs
+MAX_EVALUATIONS = 20  # a few-shot run has hundreds of short epochs
 
 
 def warmup_steps(total: int, part: float) -> int:
@@ -128,7 +128,7 @@ def rate_factor(step: int, warmup: int, total: int) -> float:
 
 def evaluation_interval(steps_per_epoch: int, total: int) -> int:
     """Return the steps between evaluations: an epoch, or more if there would be too many."""
-    return max(steps_per_epoch, math.ceil(total / MOST_EVALUATIONS))
+    return max(steps_per_epoch, math.ceil(total / MAX_EVALUATIONS))
 
 
 @dataclass(eq=False)

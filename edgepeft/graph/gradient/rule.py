@@ -37,7 +37,7 @@ _COUNTS = {TensorProto.INT64, TensorProto.INT32, TensorProto.BOOL}
 # (5, 2, 4) beside the other, a prompt of 1 made rows twice as long as there are rows in both.
 _LENGTHS = ((6, 2, 4), (13, 7, 3, 8, 1, 9, 6))
 _TARGETS = (13, 17)  # tokens of the longest target, where text is taught
-_ROWS, _MOST = (19, 23), (29, 31)  # rows, and token rows of one, where a row is several: shapes alone, not whose
+_ROWS, _MAX = (19, 23), (29, 31)  # rows, and token rows of one, where a row is several: shapes alone, not whose
 _TEXTS = 37  # more than rows, where each is read in windows
 
 
@@ -148,7 +148,7 @@ def _key(op_type: str, inputs: Sequence[str], attributes: Mapping[str, Any]) -> 
 
 def measured(model: onnx.ModelProto) -> tuple[dict[str, Spec], ...]:
     """The spec of every value, in each sample."""
-    rows = zip(_LENGTHS, _TARGETS, _ROWS, _MOST, strict=True)
+    rows = zip(_LENGTHS, _TARGETS, _ROWS, _MAX, strict=True)
     samples = [specs_of(model, lengths, *sizes) for lengths, *sizes in rows]
     longest = constant(model.graph, Window.LONGEST)
     if longest is not None:  # else a block of a row would be taken for the row

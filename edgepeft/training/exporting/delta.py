@@ -384,13 +384,13 @@ def _external_matrices(delta: Delta, file: Path | None) -> dict[str, Tensor]:
     """The matrices that go into ``file``, by their name in the HF base model: none where one graph holds them all."""
     matrices = {name: tensor for name, tensor in delta.override_tensors.items() if tensor.ndim > 1}
     n_bytes = sum(tensor.nbytes for tensor in delta.tensors().values())
-    if n_bytes < emit.MOST_INLINE_BYTES:
+    if n_bytes < emit.MAX_INLINE_BYTES:
         return {}
     rest = n_bytes - sum(tensor.nbytes for tensor in matrices.values())
-    if file is None or rest >= emit.MOST_INLINE_BYTES:
+    if file is None or rest >= emit.MAX_INLINE_BYTES:
         raise UsageError(
             f"the task {delta.card.task} has {n_bytes / 1e9:.1f} GB of tensors of its own ({delta.card.method}), and "
-            f"they must be in one graph here, of {emit.MOST_INLINE_BYTES / 1e9:.1f} GB at most: train fewer, by lora, "
+            f"they must be in one graph here, of {emit.MAX_INLINE_BYTES / 1e9:.1f} GB at most: train fewer, by lora, "
             "an adapter, or top-k with fewer layers."
         )
     return matrices

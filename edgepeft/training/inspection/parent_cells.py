@@ -160,8 +160,8 @@ def _panels(measured: Mapping[str, Any], key: str, title: str, legend: str, *, l
     n_rows, n_columns = len(labels), layers[0]["parents"]
     across = min(len(layers), 3 if n_columns <= 10 else 2 if n_columns <= 24 else 1)
     down = -(-len(layers) // across)
-    wide = plotting.cell_inches(n_columns, 0.62 if len(layers) == 1 else 0.42, most=plotting.MOST_INCHES / across)
-    tall = plotting.cell_inches(n_rows, 0.42 if len(layers) == 1 else 0.34, most=plotting.MOST_INCHES / down)
+    wide = plotting.cell_inches(n_columns, 0.62 if len(layers) == 1 else 0.42, most=plotting.MAX_INCHES / across)
+    tall = plotting.cell_inches(n_rows, 0.42 if len(layers) == 1 else 0.34, most=plotting.MAX_INCHES / down)
     names = max(len(plotting.shortened(label)) for label in labels)
     width = max(across * max(wide * n_columns, 1.6) + 0.085 * names + 1.9, 6.8)
     height = down * (max(tall * n_rows, 0.5) + 0.55) + 1.5

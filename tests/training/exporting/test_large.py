@@ -41,7 +41,7 @@ LIMIT = 20_000  # bytes; the tiny model has 200 kB
 
 @pytest.fixture(autouse=True)
 def low_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edgepeft.backbones.emit.MOST_INLINE_BYTES", LIMIT)
+    monkeypatch.setattr("edgepeft.backbones.emit.MAX_INLINE_BYTES", LIMIT)
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ def made(tiny: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) ->
     folder = tmp_path_factory.mktemp("large")
     backbone = open_backbone(str(tiny("roberta")))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("edgepeft.backbones.emit.MOST_INLINE_BYTES", LIMIT)
+        patch.setattr("edgepeft.backbones.emit.MAX_INLINE_BYTES", LIMIT)
         deltas = [
             saved(random_delta(backbone, "full", "whole"), folder / "whole"),
             saved(

@@ -38,7 +38,7 @@ _TASK_TYPES = {"SEQ_CLS": SEQUENCES, "TOKEN_CLS": TOKENS, "QUESTION_ANS": ANSWER
 
 _Names = str | list[str] | None
 
-_MOST_CHARACTERS = 10_000  # the longest that were seen list a hundred modules
+_MAX_CHARACTERS = 10_000  # the longest that were seen list a hundred modules
 _CHILD = """
 import contextlib, json, sys
 import regex
@@ -72,7 +72,7 @@ class Patterns:
 
     def match(self, pattern: str, name: str) -> tuple[str | None, ...] | None:
         """What a pattern finds at a name's start, and its groups; None where it finds nothing."""
-        if len(pattern) > _MOST_CHARACTERS:
+        if len(pattern) > _MAX_CHARACTERS:
             raise BundleError(
                 f"{self.where}the pattern {pattern!r:.80} has {len(pattern):,} characters; list names of modules "
                 "instead."
