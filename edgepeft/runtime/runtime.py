@@ -59,8 +59,7 @@ class Runtime(TextTasks):
         self.generator = Generator(self.bundle, self._open, self._tokenizing.leading)
         self.truncation = self._tokenizing.truncation
         self._mixer = Mixer(self.bundle, self._weights, self._lock)
-        self._closed = False
-        self._notes = Notes()
+        self._closed, self._notes = False, Notes()
 
     def __enter__(self) -> Self:
         return self
