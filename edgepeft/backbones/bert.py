@@ -1,8 +1,7 @@
 """BERT and its relatives: a row for each, in two tables.
 
-Norms stand past the sums (Devlin et al., 2019), or before sub-layers and past the last layer (Xiong et al., 2020,
-arXiv:2002.04745).  MPNet (Song et al., 2020, arXiv:2004.09297) also adds to attention what all layers share for the
-distance between two tokens.
+Post-LN (Devlin et al., 2019), or pre-LN with a final norm (Xiong et al., 2020, arXiv:2002.04745).  MPNet (Song et al.,
+2020, arXiv:2004.09297) also adds a relative position bias to attention, shared by all layers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A ``model.safetensors``: where each tensor lies in it, by the header alone, and one that is written tensor by tensor.
+"""``model.safetensors``: offsets of its tensors, read from the header alone; a writer of one tensor at a time.
 
 Source: the safetensors format, https://huggingface.co/docs/safetensors (8 bytes little-endian header length, JSON
 header, data).  The library hides the offsets, and ONNX external data needs them.  What is written has the bytes of the

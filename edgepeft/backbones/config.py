@@ -1,6 +1,6 @@
-"""JSON files that describe a model; apart from source.py, which may convert with torch and which no board loads.
+"""JSON files that describe a model, without torch (``source.py`` may convert with it, and no board loads that).
 
-Of architectures known by name the Hugging Face configs are package data; no weight comes with them.
+The Hugging Face configs of architectures known by name are package data, without weights.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """DeBERTa, versions 2 and 3 (He et al., 2021, arXiv:2006.03654 and 2111.09543): BERT's layers without positions.
 
-How far tokens stand from each other enters attention instead (equation 4, with the buckets of version 2):
+Attention has relative positions instead (equation 4, with the buckets of version 2):
 
     A_ij = (Q_i K_j + Q_i Kr_b(i - j) + K_j Qr_b(i - j)) / sqrt(3 e)
 
-Kr and Qr are what a layer's own projections make of a table's rows, so that these go through a product with the tokens,
-behind them: what is trained at a query or key is trained of distances too.  Of the table the rows that a batch needs
-take part.  A query's product with each distance becomes one with each key by a shift of row i by i places.
+Kr and Qr are a table's rows through the layer's own projections, in one product with the tokens, behind them: a delta
+at a query or key changes them too.  Only the rows that a batch needs take part.  Shifting row i by i places turns a
+query's products with distances into products with keys.
 
 Letters: B batch, S padded length, T real tokens, R rows of the table that a batch needs, d hidden, h heads, e = d / h,
 D = 2 S distances.

@@ -1,7 +1,7 @@
-"""Encoders of BERT's kind: what a row of a table makes of a config, and one builder of their graphs.
+"""Encoders of BERT's kind: an architecture from a row of ``_layouts`` and a config, and one builder of their graphs.
 
-Norms stand past the sums or before sub-layers; positions are learnt, turn queries and keys, or are left to what a
-subclass does; feed-forwards may be gated.  The graph runs on packed tokens: see ``packing.py``.
+Post-LN or pre-LN; positions are learnt, rotary or a subclass's; feed-forwards may be gated.  The graph runs on packed
+tokens: see ``packing.py``.
 
 Letters: B batch, S padded length, T real tokens, d hidden, h heads, f intermediate.
 """

@@ -1,4 +1,4 @@
-"""How attention learns where tokens stand: rotary positions, a bias for each distance, a window around each token.
+"""Positions in attention: rotary, a bias for each distance, a window around each token.
 
 **Rotary** (Su et al., 2021, arXiv:2104.09864, equation 34) turns pairs of a head's numbers:
 

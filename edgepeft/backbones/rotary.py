@@ -1,8 +1,8 @@
 """BERT with rotary positions in the place of learnt ones: RoFormer, Nomic BERT and GTE.
 
-RoFormer (Su et al., 2021, arXiv:2104.09864) turns pairs of neighbours.  Nomic BERT (Nussbaum et al., 2024,
-arXiv:2402.01613) and GTE (Zhang et al., 2024, arXiv:2407.19669), in transformers from version 5 on, turn halves and
-have gated feed-forwards; norms stand past the sums:
+RoFormer (Su et al., 2021, arXiv:2104.09864) rotates pairs of neighbours.  Nomic BERT (Nussbaum et al., 2024,
+arXiv:2402.01613) and GTE (Zhang et al., 2024, arXiv:2407.19669), in transformers from version 5 on, rotate halves and
+have gated feed-forwards; they are post-LN:
 
     y = LN(z + W2 (act(W_gate z) * W_up z))
 

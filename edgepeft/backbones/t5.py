@@ -1,10 +1,10 @@
 """T5 (Raffel et al., 2020, arXiv:1910.10683): an encoder and a decoder of pre-LN layers, without biases.
 
 Labels that are known are scored, not generated: the graph is the encoder on packed tokens, and one pass of the decoder
-over the trie of the labels' tokens (``trie.py``), which the task puts in.  Where nothing reads the decoder it is left
-out.  Text takes two graphs more (``text.py``): the encoder with the keys and values that the decoder's layers attend
-to, and one step of the decoder, which keeps its own; and one that text is taught by.
-Distances are seen in buckets, the same in all layers of a stack; norms divide by the root of the mean square.
+over the trie of the labels' tokens (``trie.py``), which the task brings.  Where nothing reads the decoder it is left
+out.  Text takes two more graphs (``text.py``): the encoder with the keys and values for cross-attention, and one step
+of the decoder with its own cache; and a third for training.
+Relative positions are in buckets, the same in all layers of a stack; norms are RMSNorm.
 
 Letters: B batch, S padded length, T real tokens, n nodes of the trie, beams of a row or tokens of a target, e edges of
 the trie, d hidden, h heads, i all heads together, f intermediate, v vocabulary, L tokens that were written before.

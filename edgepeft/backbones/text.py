@@ -1,9 +1,9 @@
-"""The two graphs that write text, the one that teaches it, and how their inputs and outputs are called.
+"""The two graphs that generate text, the training graph (teacher forcing), and the names of their inputs and outputs.
 
-The encoder's graph reads what the backbone's own does and gives each decoder layer's keys and values of it, once.  The
-decoder's graph is one step: the texts' last tokens in, logits of the next ones out.  Each text continues one of those
-of the step before (``ORDER``), whose cached keys and values it takes over, so texts can part, change places and leave.
-A text is taught by one graph that has both parts, whose decoder reads all of a target but its last token at once.
+The encoder's graph gives each decoder layer's keys and values for cross-attention, once.  The decoder's graph is one
+step: the texts' last tokens in, logits of the next ones out.  Each text continues one of those of the step before
+(``ORDER``) with its cache, which serves beams, reordering and early ends.
+The training graph has both parts; its decoder reads all of a target but its last token at once.
 
 Letters: B rows, S their padded length, T tokens of the longest target, n beams of a row, N = B n texts, P texts of the
 step before, L tokens that they have, h heads, e a head's width, v vocabulary.
@@ -20,7 +20,7 @@ from onnx import TensorProto, helper
 IDS, ORDER = "decoder.ids", "decoder.order"  # int64 [N]: last tokens; which text of the step before is continued
 CROSS, CROSS_BIAS = "cross", "cross.bias"  # float [B, h, S, e] of each layer; [B, 1, 1, S]: 0, lowest for padding
 PAST, PRESENT = "past", "present"  # float [P, h, L, e] and [N, h, L + 1, e] of each layer
-CACHED = "past.length"  # int64 [1], L, of a decoder that goes on with what was read
+CACHED = "past.length"  # int64 [1], L, of a decoder-only model
 LOGITS = "logits"  # float [N, v]; of targets that are taught, [B, T, v]
 BEFORE = "decoder_input_ids"  # int64 [B, T]: what stands before each token of a target that is taught
 

@@ -1,9 +1,8 @@
-"""The labels of a task as a trie of tokens, which one pass of a decoder scores: a shared beginning is computed once.
+"""The labels of a task as a trie of tokens, scored in one pass of a decoder: shared prefixes are computed once.
 
-A node is a beginning of some labels, and stands for the token that ends it; the root is the token that a decoder starts
-from, the last one read where it goes on with that.  Only where labels part is anything decided, so nodes are those with
-several children, and what lies above them.  An edge leads from such a node to a child.  A label's probability is the
-product over its edges, each among its siblings: exact, and never an answer that is no label.
+A node is a prefix of some labels, and stands for its last token; the root is the decoder's start token, of a
+decoder-only model the last one read.  Only branching nodes and their ancestors are kept.  An edge leads from a
+branching node to a child.  A label's probability is the product over its edges of a softmax among siblings.
 
 Letters: n nodes, e edges.
 """

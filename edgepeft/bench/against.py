@@ -1,7 +1,7 @@
-"""Two versions side by side in one run, the only way to a sure verdict on a host whose speed moves.
+"""Two versions side by side in one run, the only reliable verdict on a host whose speed drifts.
 
-Every unit has a worker of each version; both do the same batch in every round, in an order shuffled anew, so what
-the host does meanwhile hits both alike.  A process keeps the luck of its start (where its pages lie), so rounds are
+Every unit has a worker of each version; both do the same batch in every round, in shuffled order, so the host's drift
+affects both alike.  Speed also depends on a process's memory layout, so rounds are
 split over several launches.  The verdict is of the paired ratios: slower where the whole 95 % interval lies below 1
 and the median is below 1 - max_regression, the smallest loss that matters.
 

@@ -1,1 +1,1 @@
-"""The format of a bundle and of a delta: files, manifest, versions, signature."""
+"""The format of a bundle and of a delta: files, manifest, cards, versions."""

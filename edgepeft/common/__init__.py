@@ -1,1 +1,1 @@
-"""What every room may use: errors, files, locks, names."""
+"""What every package may use: errors, files, locks, names."""

@@ -1,1 +1,1 @@
-"""What a run learns from, without torch: rows in parts, batches in order, the rate of each step."""
+"""Training data without torch (readers, splits, batches), and the training loop of both engines."""

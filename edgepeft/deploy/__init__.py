@@ -1,1 +1,1 @@
-"""What changes or judges a bundle: install, verify, merge, fit, cost, audit."""
+"""What changes or checks a bundle: install, verify, merge, sign, cost."""

@@ -1,1 +1,1 @@
-"""What can be asked of a verb: one model of options each, light enough for every start of the command line."""
+"""The verbs' options: one pydantic model each, cheap enough to import at every start of the command line."""

@@ -1,1 +1,1 @@
-"""What is to be measured: the request, the model, texts' lengths, batches, and one job for each worker."""
+"""The plan of a benchmark: request, model, lengths of texts, batches, and one job for each worker."""

@@ -1,4 +1,4 @@
-"""One worker's order: which workload, on what model, with which batches.  Plain data, sent as JSON."""
+"""One worker's job: which workload, on what model, with which batches.  Plain data, sent as JSON."""
 
 from __future__ import annotations
 

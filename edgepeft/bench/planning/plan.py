@@ -1,8 +1,8 @@
 """What is measured: a request resolved to its model, the lengths of its texts and its batches, then to units.
 
 Units are every workload on every task it applies to, the bare backbone, full fine-tuning, peers.  Where a sample is a
-request to a running program instead of a batch, the scenario's kind says what is planned.  How long a plan will take is
-said before anything is measured, and no more than a guess.
+request to a running program instead of a batch, the plan follows from the scenario's kind.  The duration is estimated
+beforehand.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""What people read: tables of results."""
+"""Reports for people: tables, pages and pictures of results."""

@@ -1,1 +1,1 @@
-"""What a training run is, whatever engine computes it: steps, evaluations, the best checkpoint, resumption."""
+"""The training loop of both engines: steps, evaluations, the best checkpoint, resumption."""

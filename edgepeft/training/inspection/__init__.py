@@ -1,1 +1,1 @@
-"""Looking at a trained delta: what each kind of module shows about itself on labelled rows."""
+"""Inspections of a trained delta on labelled rows, by its kinds of modules."""

@@ -1,7 +1,7 @@
 """A delta as a folder of AdapterHub's: its config, and the tensors by the names that the importer reads them by.
 
-Which tensor goes where is not said twice: the settings below are read as an import reads them, and that plan, whose
-tensors differ in their names alone, is followed backwards.  Source: adapters 1.3.0, ``loading.py``, ``heads/base.py``.
+The importer's conversion plan, in which only names differ, is inverted, so the mapping is written once.
+Source: adapters 1.3.0, ``loading.py``, ``heads/base.py``.
 """
 
 from __future__ import annotations
