@@ -64,7 +64,7 @@ _LORA = {
 
 def measure(run: SuiteRun) -> Iterator[SuiteRow]:
     """Each case that was asked for."""
-    if not run.sizes.goes_on:
+    if not run.sizes.decoder_only:
         raise UsageError(f"the suite decoders needs a decoder alone; {run.architecture} is none.")
     for name in run.cases or CASES:
         if name in _BARE:

@@ -183,7 +183,7 @@ def tensors_of(config: Mapping[str, Any], sizes: Sizes) -> dict[str, tuple[int, 
 def sites_of(layout: DecoderLayout, sizes: Sizes) -> Iterator[Site]:
     d, f, e = sizes.hidden_size, sizes.intermediate_size, sizes.head_dim
     wide, narrow = sizes.num_attention_heads * e, sizes.num_key_value_heads * e
-    yield Site("word_embeddings", Role.WORD_EMBEDDINGS, None, d, d, "model.layers.0", enters=True)
+    yield Site("word_embeddings", Role.WORD_EMBEDDINGS, None, d, d, "model.layers.0", is_input=True)
     for i in range(sizes.num_hidden_layers):
         layer = f"model.layers.{i}"
 
@@ -204,7 +204,7 @@ def sites_of(layout: DecoderLayout, sizes: Sizes) -> Iterator[Site]:
         yield at(Role.FFN_NORM, layout.norms["ffn"], (d, d))
         for role, module in zip((Role.FFN_GATE, Role.FFN_GATED), _FEED_FORWARD, strict=False):
             yield at(role, module, (d, f))
-        yield at(Role.FFN_ACTIVATION, _FEED_FORWARD[2], (f, f), enters=True)
+        yield at(Role.FFN_ACTIVATION, _FEED_FORWARD[2], (f, f), is_input=True)
         yield at(Role.FFN_OUTPUT, _FEED_FORWARD[2], (f, d), layout.norms["ffn"])
         yield at(Role.LAYER_OUTPUT, "", (d, d))
     yield Site(Role.STACK_OUTPUT.value, Role.STACK_OUTPUT, None, d, d, "model.norm", "model.norm")

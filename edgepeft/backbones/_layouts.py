@@ -1,4 +1,4 @@
-"""Where a model type of BERT's kind keeps its parts, and what else differs: a row; by it, sizes, tensors and sites.
+"""A row for each model type of BERT's kind: module paths and other differences; sizes, tensors and sites from it.
 
 Most name their parts as BERT does.  Letters: d hidden, f intermediate.
 """
@@ -195,7 +195,7 @@ def sites_of(layout: ModelLayout, sizes: Sizes) -> Iterator[Site]:
     yield Site("embeddings", Role.EMBEDDINGS, None, d, d, projection_of(layout, sizes) or "embeddings")
     layers = layer_paths(layout, sizes)
     if layout.masked:  # those that must account for keys of no token
-        yield Site(Role.POSITION_IDS.value, Role.POSITION_IDS, None, 1, 1, positions, enters=True, shape=("tokens",))
+        yield Site(Role.POSITION_IDS.value, Role.POSITION_IDS, None, 1, 1, positions, is_input=True, shape=("tokens",))
         role, shape = Role.ATTENTION_BIAS, ("batch", 1, 1, "places")
         yield Site(role.value, role, None, 1, 1, layout.masked, shape=shape, argument=1)
         if layout.distances:
@@ -233,8 +233,8 @@ def _layer_sites(layout: ModelLayout, sizes: Sizes, layers: Sequence[str], i: in
     attention = ends(layout.attention_residual, layout.attention_norm)
     split = ("batch", sizes.num_attention_heads, "places", d // sizes.num_attention_heads)
     first = {Role.FFN_GATE: layout.gate, Role.FFN_GATED: layout.up} if layout.gate else {Role.FFN_UP: layout.up}
-    enters = bool(layout.gate) and not layout.gated  # what is gated may be no module's output, but what one reads
-    activation = layout.gated or (layout.down if enters else layout.activation)
+    is_input = bool(layout.gate) and not layout.gated  # what is gated may be no module's output, but what one reads
+    activation = layout.gated or (layout.down if is_input else layout.activation)
     if layout.last_norm and (i or layout.first_norm):
         yield at(Role.ATTENTION_NORM, layout.attention_norm, layout.attention_norm)
     yield from products({Role.QUERY: layout.query, Role.KEY: layout.key, Role.VALUE: layout.value}, d)
@@ -244,6 +244,6 @@ def _layer_sites(layout: ModelLayout, sizes: Sizes, layers: Sequence[str], i: in
     if layout.last_norm:
         yield at(Role.FFN_NORM, layout.ffn_norm, layout.ffn_norm)
     yield from products(first, f)
-    yield at(Role.FFN_ACTIVATION, activation, layout.activation, f, f, enters=enters)
+    yield at(Role.FFN_ACTIVATION, activation, layout.activation, f, f, is_input=is_input)
     yield at(Role.FFN_OUTPUT, layout.ffn_dropout, layout.down, f, **ends(layout.ffn_residual, layout.ffn_norm))
     yield at(Role.LAYER_OUTPUT, layout.layer_end, layout.layer_end)

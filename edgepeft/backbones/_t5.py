@@ -145,8 +145,8 @@ def tensors_of(
 
 def sites_of(sizes: Sizes) -> Iterator[Site]:
     d = sizes.d_model
-    yield Site("word_embeddings", Role.WORD_EMBEDDINGS, None, d, d, "encoder.block.0", enters=True)
-    yield Site("decoder.embeddings", Role.EMBEDDINGS, None, d, d, "decoder.block.0", enters=True)
+    yield Site("word_embeddings", Role.WORD_EMBEDDINGS, None, d, d, "encoder.block.0", is_input=True)
+    yield Site("decoder.embeddings", Role.EMBEDDINGS, None, d, d, "decoder.block.0", is_input=True)
     for stack, count, parts in sizes.stacks:
         yield from (site for i in range(count) for site in _layer_sites(sizes, stack, i, parts))
         norm = f"{stack}.final_layer_norm"

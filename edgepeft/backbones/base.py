@@ -62,7 +62,7 @@ class Role(StrEnum):
     STACK_OUTPUT = "output"  # past the norm that ends a stack, where norms stand first
     POOLED_FIRST = "pooled.first"  # the first token's last hidden state, [batch, d]
     POOLED_MEAN = "pooled.mean"  # the mean of the tokens' last hidden states, [batch, d]
-    POOLED_LAST = "pooled.last"  # of a model that goes on with its text, the last token's, [batch, d]
+    POOLED_LAST = "pooled.last"  # of a decoder-only model, the last token's, [batch, d]
     POOLED_LABELS = "pooled.labels"  # what a decoder gives the edges of a task's labels: see ``trie``
 
 
@@ -79,7 +79,7 @@ LINEAR_ROLES = (
 """Those of a layer that are a linear layer's output."""
 
 
-class Helper(StrEnum):
+class PackedIndex(StrEnum):
     """Values that a delta graph may read besides sites: where the packed tokens stand, int64."""
 
     FIRST_TOKEN = "first_token"  # [batch], each row's first among the packed tokens
@@ -88,7 +88,11 @@ class Helper(StrEnum):
 
 
 # -> the value that ``Packing`` gives it.
-HELPERS = {Helper.FIRST_TOKEN: "row.start", Helper.POSITION: "token.position", Helper.ROW: "token.row"}
+PACKED_INDICES = {
+    PackedIndex.FIRST_TOKEN: "row.start",
+    PackedIndex.POSITION: "token.position",
+    PackedIndex.ROW: "token.row",
+}
 
 
 class Pooling(StrEnum):
@@ -127,7 +131,7 @@ class Site:
     reads: str = ""  # the module whose first input is ``x``
     residual: tuple[str, int] | None = None  # where the value comes in that will be added to ``y``: module, argument
     norm: str | None = None  # the LayerNorm after that sum
-    enters: bool = False  # the site is what its module reads
+    is_input: bool = False  # the site is what its module reads
     columns: tuple[int, int] | None = None  # of its module's outputs, from and up to, where one layer gives several
     # Where it is not one of tokens or texts [., out_features]; of a module's output [batch, places, d] the split one.
     shape: tuple[int | str, ...] = ()
@@ -219,8 +223,8 @@ class Architecture:
         return 1 if self.pad_token_id == 0 else 0
 
     @property
-    def goes_on(self) -> bool:
-        """Whether it is a decoder alone: a text goes on with what was read, in the same layers."""
+    def decoder_only(self) -> bool:
+        """Whether it is a causal language model without an encoder (Llama, not T5)."""
         return self.decoder is not None and self.decoder.start_token_id is None
 
     @property
@@ -293,8 +297,8 @@ class Family(ABC):
         """``input``, ``residual`` and ``norm`` of a site -> value of the graph, those that it has."""
 
     def bindings(self, architecture: Architecture) -> dict[str, str]:
-        """Site, ``<site>.input``, ``<site>.residual``, ``Helper`` and ``own_values`` -> value of the graph."""
-        values = {helper.value: value for helper, value in HELPERS.items()} | dict(self.own_values)
+        """Site, ``<site>.input``, ``<site>.residual``, ``PackedIndex`` and ``own_values`` -> value of the graph."""
+        values = {helper.value: value for helper, value in PACKED_INDICES.items()} | dict(self.own_values)
         for site in architecture.sites:
             values[site.name], around = site.name, self.neighbours(architecture, site)
             values |= {f"{site.name}.{suffix}": value for suffix, value in around.items()}

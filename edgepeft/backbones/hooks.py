@@ -19,7 +19,7 @@ from edgepeft.backbones.source import Backbone
 from edgepeft.backbones.trie import EDGES, Trie
 from edgepeft.common.errors import BundleError
 
-_GOES_ON = "model"  # of transformers' classes of decoders alone, the module below the output layer
+_INNER = "model"  # of transformers' classes of decoders alone, the module below the output layer
 
 
 def load_model(backbone: Backbone, attention: str | None = None) -> nn.Module:
@@ -36,7 +36,7 @@ def load_model(backbone: Backbone, attention: str | None = None) -> nn.Module:
     transformers.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
         of: Any = transformers.AutoModelForSeq2SeqLM if backbone.architecture.decoder else transformers.AutoModel
-        of = transformers.AutoModelForCausalLM if backbone.architecture.goes_on else of
+        of = transformers.AutoModelForCausalLM if backbone.architecture.decoder_only else of
         model: nn.Module = of.from_pretrained(str(backbone.folder), attn_implementation=attention, dtype=torch.float32)
     except (OSError, ValueError, RuntimeError, KeyError) as error:
         raise BundleError(f"transformers cannot load {backbone.folder}: {error}") from error
@@ -103,7 +103,7 @@ def _hooked(model: nn.Module, site: Site, module: nn.Module) -> Iterator[Removab
         changed = partial(_argument, site.argument, module)
         for each in (place, *map(model.get_submodule, site.others)):
             yield each.register_forward_pre_hook(changed, with_kwargs=True)
-    elif site.enters:
+    elif site.is_input:
         yield place.register_forward_pre_hook(lambda _, args: adapted(args))
     else:
         yield place.register_forward_hook(lambda _, __, output: adapted(output))
@@ -141,10 +141,10 @@ def pool(hidden: Tensor, mask: Tensor, pooling: Pooling) -> Tensor:
     return (hidden * weights).sum(1) / weights.sum(1)
 
 
-def states_that_go_on(model: nn.Module, tensors: Mapping[str, Tensor], inputs: Mapping[str, Tensor]) -> Tensor:
+def causal_states(model: nn.Module, tensors: Mapping[str, Tensor], inputs: Mapping[str, Tensor]) -> Tensor:
     """[batch, length, d]: the last hidden states of a decoder alone whose tensors are replaced by these."""
-    inner = model.get_submodule(_GOES_ON)  # Gemma's ``base_model`` is the whole one
-    own = {name.removeprefix(f"{_GOES_ON}."): t for name, t in tensors.items() if name.startswith(f"{_GOES_ON}.")}
+    inner = model.get_submodule(_INNER)  # Gemma's ``base_model`` is the whole one
+    own = {name.removeprefix(f"{_INNER}."): t for name, t in tensors.items() if name.startswith(f"{_INNER}.")}
     places = (inputs["attention_mask"].cumsum(1) - 1).clamp(min=0)
     given = {**inputs, "position_ids": places, "use_cache": False}
     states: Tensor = torch.func.functional_call(inner, own, (), given, tie_weights=False).last_hidden_state
@@ -157,7 +157,7 @@ def states_of(model: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
     if whole.config.is_encoder_decoder:
         read = whole.encoder
     else:
-        read = whole.get_submodule(_GOES_ON) if hasattr(whole, "lm_head") else whole.base_model
+        read = whole.get_submodule(_INNER) if hasattr(whole, "lm_head") else whole.base_model
     states: Tensor = read(**inputs).last_hidden_state
     return states
 
@@ -197,8 +197,8 @@ def padded_in_front(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: x if name.startswith("decoder_") else x.gather(1, order) for name, x in inputs.items()}
 
 
-def logits_that_go_on(run: Callable[..., Any], inputs: Mapping[str, Tensor]) -> Tensor:
-    """[batch, n, words] of a model that goes on with its rows, which end in the last column.
+def causal_logits(run: Callable[..., Any], inputs: Mapping[str, Tensor]) -> Tensor:
+    """[batch, n, words] of a decoder-only model; rows are padded in front.
 
     ``decoder_input_ids`` [batch, n] are what stands before each token that is asked for; their first is of no account:
     the row's own last token stands there.
@@ -213,13 +213,13 @@ def logits_that_go_on(run: Callable[..., Any], inputs: Mapping[str, Tensor]) -> 
     return logits
 
 
-def edges_that_go_on(run: Callable[..., Any], inputs: Mapping[str, Tensor], trie: Trie) -> Tensor:
-    """As ``edge_logits``, of a model that goes on with its rows, which end in the last column."""
+def causal_edges(run: Callable[..., Any], inputs: Mapping[str, Tensor], trie: Trie) -> Tensor:
+    """As ``edge_logits``, of a decoder-only model; rows are padded in front."""
     ways, longest = trie.ways, max(map(len, trie.ways))
     before = torch.tensor([[trie.start, *way, *[trie.start] * (longest - len(way))] for way in ways])
     device, batch = inputs["input_ids"].device, len(inputs["input_ids"])
     each = {name: rows.repeat_interleave(len(ways), 0) for name, rows in inputs.items()}
-    found = logits_that_go_on(run, {**each, "decoder_input_ids": before.repeat(batch, 1).to(device)})
+    found = causal_logits(run, {**each, "decoder_input_ids": before.repeat(batch, 1).to(device)})
     edges = torch.from_numpy(trie.values[EDGES]).to(device)
     of_edges = found[..., edges].reshape(batch, len(ways), longest + 1, -1)  # (B, ways, longest + 1, e)
     places = [next(i for i, way in enumerate(ways) if way[: len(node)] == node) for node in trie.nodes]

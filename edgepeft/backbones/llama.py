@@ -1,14 +1,14 @@
-"""Decoders of Llama's kind (Touvron et al., 2023, arXiv:2302.13971), which go on with the text that they read.
+"""Decoder-only models of Llama's kind (Touvron et al., 2023, arXiv:2302.13971).
 
 SmolLM2, Llama 3, Mistral, Qwen2.5, Qwen3 and Gemma 3 are rows of a table (``_decoder_shapes.py``): RMSNorm before
 sub-layers, rotary positions, keys and values shared by groups of heads (Ainslie et al., 2023, arXiv:2305.13245), gated
-feed-forwards.  What is read is the "encoder" of ``text.py`` and what is written its "decoder", both of the same layers:
+feed-forwards.  In terms of ``text.py`` the prompt's pass is the "encoder" and a step the "decoder", of the same layers:
 
     encoder   the prompt on packed tokens -> keys and values of each layer
     decoder   the token written last, which attends to the prompt's keys and to its own text's, by one softmax
 
-A text begins after its prompt's last token, so the first step computes that token's keys again and ``CROSS_BIAS`` hides
-the prompt's.  The graph that teaches is one pass over the prompt and its target.
+A text begins with its prompt's last token, so the first step computes that token's keys again and ``CROSS_BIAS`` hides
+the prompt's.  The training graph is one pass over the prompt and its target.
 
 Letters: B rows, S their padded length, T real tokens, N texts, L tokens written, d hidden, h heads, k heads of
 keys, g = h / k, e a head's width, v vocabulary.
@@ -25,7 +25,17 @@ from onnx import TensorProto, helper
 
 from edgepeft.backbones import _decoder_shapes as shapes
 from edgepeft.backbones import text
-from edgepeft.backbones.base import HELPERS, Architecture, Attention, Decoder, Family, Helper, Pooling, Role, Site
+from edgepeft.backbones.base import (
+    PACKED_INDICES,
+    Architecture,
+    Attention,
+    Decoder,
+    Family,
+    PackedIndex,
+    Pooling,
+    Role,
+    Site,
+)
 from edgepeft.backbones.checkpoint import Checkpoint
 from edgepeft.backbones.config import checked, require_known
 from edgepeft.backbones.emit import Emitter
@@ -186,10 +196,10 @@ class _Builder:
         op("Identity", op("Shape", text.caches(text.PAST, 0)[0], start=2, end=3), output=text.CACHED)
         shown = op("Cast", op("Equal", text.CROSS_BIAS, constant("nothing", 0, np.float32)), to=TensorProto.INT64)
         read = op("ReduceSum", shown, ints(1, 2, 3), keepdims=0)  # (N)
-        places = op("Add", read, text.CACHED, output=HELPERS[Helper.POSITION])
+        places = op("Add", read, text.CACHED, output=PACKED_INDICES[PackedIndex.POSITION])
         texts = op("Range", zero, op("Squeeze", op("Shape", text.IDS)), constant("one", 1, np.int64))
-        op("Identity", texts, output=HELPERS[Helper.ROW])
-        op("Identity", texts, output=HELPERS[Helper.FIRST_TOKEN])
+        op("Identity", texts, output=PACKED_INDICES[PackedIndex.ROW])
+        op("Identity", texts, output=PACKED_INDICES[PackedIndex.FIRST_TOKEN])
         self._turn(places)
         logits = self._logits(self._layers(self._embedded(text.IDS), self._attend_step))
         op("Identity", logits, output=text.LOGITS)  # a name of its own, for the site may be adapted
@@ -202,7 +212,7 @@ class _Builder:
         """Rows of tokens -> (T, d), past the last norm."""
         op, ints = self.emit.op, self.emit.ints
         self.packing = packing = Packing(self.emit, self.arch.n_heads, ids, mask)
-        self._turn(HELPERS[Helper.POSITION])
+        self._turn(PACKED_INDICES[PackedIndex.POSITION])
         later = op("Greater", packing.distances(), packing.zero)
         bias = op("Add", op("Where", later, "lowest", "none"), packing.mask_bias)  # (B, 1, S, S)
         self.causal = op("Unsqueeze", bias, ints(1))  # (B, 1, 1, S, S), of the heads of a group

@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from edgepeft.backbones.base import HELPERS, Helper, Role
+from edgepeft.backbones.base import PACKED_INDICES, PackedIndex, Role
 from edgepeft.backbones.emit import Emitter
 
 # Two lookups that undo each other, (T h) -> (B, h, S) and back, and where a token is: see ``edgepeft.graph.gradient``.
@@ -59,14 +59,16 @@ class Packing:
         self.real = op("Cast", mask, to=TensorProto.INT64, output=REAL)  # (B, S) of 0, 1
         flat = op("Reshape", self.real, ints(-1))  # (B S)
         self.index = op("Reshape", op("NonZero", flat), ints(-1), output=INDEX)  # (T) into (B S)
-        self.row = op("Div", self.index, length, output=HELPERS[Helper.ROW])  # (T)
+        self.row = op("Div", self.index, length, output=PACKED_INDICES[PackedIndex.ROW])  # (T)
         self.column = op("Mod", self.index, length, output=COLUMN)  # (T)
         # For each padded place the packed token that stands there; padding borrows a neighbour.
         self.place = op("Max", op("Sub", op("CumSum", flat, zero), one), zero)  # (B S)
         self.counts = op("ReduceSum", self.real, ints(1), keepdims=0)  # (B)
-        self.starts = op("CumSum", self.counts, zero, exclusive=1, output=HELPERS[Helper.FIRST_TOKEN])  # (B)
+        self.starts = op(
+            "CumSum", self.counts, zero, exclusive=1, output=PACKED_INDICES[PackedIndex.FIRST_TOKEN]
+        )  # (B)
         tokens = op("Range", zero, op("Squeeze", op("Shape", self.index)), one)
-        op("Sub", tokens, op("Gather", self.starts, self.row), output=HELPERS[Helper.POSITION])  # (T)
+        op("Sub", tokens, op("Gather", self.starts, self.row), output=PACKED_INDICES[PackedIndex.POSITION])  # (T)
 
         self.split = self.of_heads(op("Reshape", self.place, self.shape), output=SPLIT)  # (B, h, S) into (T h)
         merge = op("Add", op("Unsqueeze", op("Mul", self.row, count), ints(1)), heads)  # (T, h)

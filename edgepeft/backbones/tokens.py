@@ -49,7 +49,7 @@ class TokenBatch:
 class TextEncoder:
     """A ``tokenizer.json`` with the inputs and the padding of one backbone.
 
-    Texts that are too long lose their ends, or with ``keeps_end``, for text that goes on, their beginnings.
+    Texts that are too long lose their ends, or with ``keeps_end``, for decoder-only models, their beginnings.
     """
 
     def __init__(self, path: Path, inputs: Sequence[str], pad_token_id: int, keeps_end: bool = False) -> None:
@@ -153,8 +153,8 @@ class TextEncoder:
 
 
 def text_encoder(path: Path, architecture: Architecture) -> TextEncoder:
-    """Open the tokenizer of a backbone; one that goes on with its texts keeps their ends."""
-    return TextEncoder(path, architecture.inputs, architecture.pad_token_id, keeps_end=architecture.goes_on)
+    """Open the tokenizer of a backbone; a decoder-only one keeps the ends of texts."""
+    return TextEncoder(path, architecture.inputs, architecture.pad_token_id, keeps_end=architecture.decoder_only)
 
 
 def _no_room(name: str, kept: int | None, room: int, of: tuple[int, int], second: bool) -> str:

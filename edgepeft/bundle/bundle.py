@@ -168,8 +168,8 @@ class Bundle:
     def allowed(self, task: str) -> Tolerance:
         """How far the task may be from PyTorch, by how its weights and the backbone's are stored."""
         entry = self.entry(task)
-        goes_on = self.architecture.goes_on
-        allowed = allowed_for(self.manifest.backbone.weights_dtype, entry.weights_dtype, goes_on=goes_on)
+        decoder_only = self.architecture.decoder_only
+        allowed = allowed_for(self.manifest.backbone.weights_dtype, entry.weights_dtype, decoder_only=decoder_only)
         return allowed if entry.verification is None else allowed.at_least(entry.verification)
 
     def delta_graph(self, task: str) -> onnx.ModelProto:

@@ -1,7 +1,7 @@
-"""Cards: of a delta, what its tensors are, as ``delta.json`` says; of a task's graph, its metadata's ``edgepeft.card``.
+"""Cards: a delta's metadata in ``delta.json``; a task graph's in its ``metadata_props``, as ``edgepeft.card``.
 
-The manifest's entry is made of the graph's card and repeats it, for what lists tasks reads no graph.  So the two are
-compared wherever both are at hand: a manifest that was altered gives other answers than the graph was verified with.
+The manifest's entry repeats the graph's card, so that listing tasks needs no graph.  The two are compared wherever both
+are at hand: an altered manifest would give other answers than those that were verified.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class DeltaCard(TaskCard):
         return READS[self.head_reads]
 
     @property
-    def unpooled(self) -> int:
+    def skipped_tokens(self) -> int:
         """Tokens at a row's start that the head leaves out."""
         return self.prompt_length if self.head_reads in ("first_token", "mean", "tokens") else 0
 

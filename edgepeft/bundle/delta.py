@@ -145,19 +145,21 @@ class Delta(nn.Module):
             def run(**given: Any) -> Any:
                 return torch.func.functional_call(model, overrides, (), given, tie_weights=False)
 
-            if self.card.writes and self.architecture.goes_on:
+            if self.card.writes and self.architecture.decoder_only:
                 if self.trie is None or BEFORE in inputs:
-                    return hooks.logits_that_go_on(run, inputs)
-                return hooks.edges_that_go_on(run, inputs, self.trie)
+                    return hooks.causal_logits(run, inputs)
+                return hooks.causal_edges(run, inputs, self.trie)
             if self.card.writes:
                 pooled = run(**inputs, use_cache=False).logits
                 return pooled
             if self.trie is not None:
                 pooled = hooks.edge_logits(run, inputs, self.trie)
             else:
-                goes_on, mask, skip = self.architecture.goes_on, inputs["attention_mask"], self.card.unpooled
-                go_on = hooks.states_that_go_on
-                hidden = go_on(model, overrides, inputs) if goes_on else run(**inputs).last_hidden_state
+                mask, skip = inputs["attention_mask"], self.card.skipped_tokens
+                if self.architecture.decoder_only:
+                    hidden = hooks.causal_states(model, overrides, inputs)
+                else:
+                    hidden = run(**inputs).last_hidden_state
                 pooled = hooks.pool(hidden, functional.pad(mask[:, skip:], (skip, 0)), self.card.pooling)
                 pooled = pooled[:, skip:] if self.head.per_token else pooled
         module = self.site_modules.get(self.card.pooling.site)
@@ -169,7 +171,7 @@ class Delta(nn.Module):
 
     def prompted(self, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """The inputs with room for the prompt in front, ending in the last column where text goes on with them."""
-        inputs = hooks.padded_in_front(inputs) if self.architecture.goes_on else inputs
+        inputs = hooks.padded_in_front(inputs) if self.architecture.decoder_only else inputs
         return hooks.prompted(inputs, self.card.prompt_length, self.architecture.placeholder_token_id)
 
     @contextlib.contextmanager
@@ -323,7 +325,7 @@ def new_delta(
 
 def _reads(head: type[Head], backbone: Backbone) -> Any:
     if head.decodes:
-        return "text" if head.writes or backbone.architecture.goes_on else "labels"
+        return "text" if head.writes or backbone.architecture.decoder_only else "labels"
     if head.per_token:
         return "tokens"
     return next(name for name, pooling in READS.items() if pooling is backbone.pooling)
@@ -340,12 +342,12 @@ def _require_fitting(backbone: Backbone, head: type[Head], kind: TaskType) -> No
         raise UsageError(
             f"{backbone.source} has a decoder, and {kind.title} is an encoder's; use BERT or one of its kin."
         )
-    if backbone.architecture.goes_on and kind.writes:
+    if backbone.architecture.decoder_only and kind.writes:
         raise UsageError(
             f"{backbone.source} has no head {head.kind!r} for {kind.title}: leave --head out, and a linear layer reads "
             "the last token, or give --kind text with --source and --target."
         )
-    if backbone.architecture.decoder is not None and not (head.decodes or backbone.architecture.goes_on):
+    if backbone.architecture.decoder is not None and not (head.decodes or backbone.architecture.decoder_only):
         raise UsageError(f"{backbone.source} scores labels with its decoder, by the head 'labels', not {head.kind!r}.")
     head.check_reads(backbone.architecture)
     if head.bare != kind.gives_vectors:

@@ -108,7 +108,7 @@ class OnData(_Model):
 
 
 class OnText(_Model):
-    """ONNX Runtime against PyTorch on the texts that PyTorch goes on with greedily, up to their ends."""
+    """ONNX Runtime against PyTorch on the texts that PyTorch generates greedily, up to their ends."""
 
     tokens: int
     kl: float  # Kullback-Leibler divergence from PyTorch's distribution, nats a token

@@ -1,4 +1,4 @@
-"""How far a task may be from PyTorch, by how its weights and the backbone's are stored; how far its text is.
+"""Tolerances of a task against PyTorch, by the dtypes of its weights and the backbone's; divergence of its text.
 
     KL = mean over tokens of sum over c of p(c) log(p(c) / q(c))        perplexity = exp(-mean of log q(written))
 
@@ -39,14 +39,14 @@ _QUANTISED = {"int8": Tolerance(None, 0.02), "int4": Tolerance(None, 0.05)}
 _MAX_KL = 0.05  # two tasks of SmolLM2-135M have 0.005 and 0.012 in 8 bits, 0.58 and 0.87 in 4 (docs/decoders.md)
 
 
-def allowed_for(backbone: str, delta: str, *, goes_on: bool = False) -> Tolerance:
-    """What a bundle's ``weights_dtype`` and a task's allow; ``goes_on`` is of a backbone that is a decoder alone.
+def allowed_for(backbone: str, delta: str, *, decoder_only: bool = False) -> Tolerance:
+    """What a bundle's ``weights_dtype`` and a task's allow; ``decoder_only`` is of a backbone that is a decoder alone.
 
     About a tenth of a decoder's tokens are near ties, which rounding turns without making the text worse: so it is held
     to its divergence, not to decisions.
     """
     if backbone in _QUANTISED:
-        return replace(_QUANTISED[backbone], kl=_MAX_KL) if goes_on else _QUANTISED[backbone]
+        return replace(_QUANTISED[backbone], kl=_MAX_KL) if decoder_only else _QUANTISED[backbone]
     return _ROUNDED if delta == "fp16" else EXACT
 
 

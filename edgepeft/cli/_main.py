@@ -23,7 +23,7 @@ from edgepeft import __version__
 from edgepeft.cli._output import INTERRUPTED
 from edgepeft.common.errors import EdgepeftError
 from edgepeft.common.messages import printable
-from edgepeft.common.progress import signs_of_life
+from edgepeft.common.progress import heartbeat
 from edgepeft.common.registry import modules_of, names_of
 
 # click's ClickException, which newer versions of typer carry themselves.
@@ -92,7 +92,7 @@ def main(command: typer.Typer = app) -> None:
         sys.stdout.reconfigure(errors="backslashreplace")  # a text or path that the terminal has no characters for
     warnings.showwarning = lambda message, *_, **__: print(f"note: {printable(str(message))}", file=sys.stderr)
     try:
-        with signs_of_life(" ".join(["edgepeft", *sys.argv[1:2]])):
+        with heartbeat(" ".join(["edgepeft", *sys.argv[1:2]])):
             code = command(standalone_mode=False)
     except EdgepeftError as error:
         _fail(str(error), error.exit_code)

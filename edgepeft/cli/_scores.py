@@ -130,7 +130,7 @@ def say_temperature(result: TrainingLoopResult) -> None:
 
 def say_unbeaten(result: TrainingLoopResult, other: str) -> None:
     """What the delta is not better than beyond chance, and what to try; ``other`` is an option for another method."""
-    from edgepeft.data.training_loop.baselines import LINEAR, MAJORITY, unbeaten, undecidable
+    from edgepeft.data.training_loop.baselines import LINEAR, MAJORITY, too_few_to_tell, unbeaten
 
     found = dict(unbeaten(result.metrics))
     option, key = (
@@ -141,7 +141,7 @@ def say_unbeaten(result: TrainingLoopResult, other: str) -> None:
     rate = result.training[key]
     for sentence in found.values():
         say(f"note: {sentence}.")
-    if found and undecidable(result.metrics):
+    if found and too_few_to_tell(result.metrics):
         say("so few test rows differ that they cannot tell; give more to --test.")
     elif found:
         has_head = any(name.startswith("head/") for name in result.tensors)  # labels that a decoder scores have none

@@ -17,9 +17,9 @@ def command(
     bundle: BundleFolder, key: Annotated[Path, Option(help="Ed25519 private key in PEM, as openssl makes it.")]
 ) -> None:
     """Verify and sign a bundle; `edgepeft verify --key` and `edgepeft serve --require-signature` check it."""
-    from edgepeft.deploy.signature import sign_bundle, uncovered
+    from edgepeft.deploy.signature import sign_bundle, unsigned_files
 
     path = sign_bundle(bundle, key)
     say(f"signed: {path}. Whatever changes the bundle (add, remove, tune) needs it signed again.")
-    if others := uncovered(bundle):
+    if others := unsigned_files(bundle):
         say(f"not covered, and not read for answers: {', '.join(others)}.")

@@ -41,12 +41,12 @@ def command(
         result = run(options)
     if result.truncated:
         longest, ends = result.delta.card.max_length, "ends (--max-length, or --long windows)"
-        lost = "beginnings (--max-length)" if result.delta.architecture.goes_on else ends
+        lost = "beginnings (--max-length)" if result.delta.architecture.decoder_only else ends
         say(f"note: {result.truncated} texts were longer than {longest} tokens and lost their {lost}.")
     if result.cut:
         most = result.delta.card.max_target_length
         say(f"note: {result.cut} targets were longer than {most} tokens (--max-target-length).")
-    if result.delta.architecture.goes_on and not result.delta.card.task_kind.writes:
+    if result.delta.architecture.decoder_only and not result.delta.card.task_kind.writes:
         _say_cost(result.delta)
     _scores.say_windows(result)
     _scores.say_temperature(result)

@@ -59,7 +59,7 @@ def messages() -> Console:
 
 
 @contextlib.contextmanager
-def signs_of_life(what: str) -> Iterator[None]:
+def heartbeat(what: str) -> Iterator[None]:
     """Say every ten seconds on standard error what is under way, unless a terminal's bar does; no bar: ``what``."""
     if _ends:  # a surrounding one says it
         yield
@@ -123,7 +123,7 @@ def bars(*columns: ProgressColumn, console: Console | None = None, **options: An
     # A notebook without what rich draws with gets lines.
     draws = console.is_terminal or (console.is_jupyter and find_spec("ipywidgets") is not None)
     drawn = Progress(*first, *columns, console=console, transient=True, disable=not draws, **options)
-    with signs_of_life("working"), drawn:
+    with heartbeat("working"), drawn:
         _shown.append(drawn)
         try:
             yield drawn

@@ -30,11 +30,11 @@ from edgepeft.data.labels import require_names
 from edgepeft.data.readers import Source, format_of, held, is_dataset, source_of, splits_of
 from edgepeft.data.rows import SENTENCES, Columns, Row, head_of, read_rows
 from edgepeft.data.sampling import Part, few_shot_part, file_name, held_out, row_digest
-from edgepeft.data.shapes import Shape, told_shape
+from edgepeft.data.shapes import Shape, recognised_shape
 from edgepeft.options.base import LearningOptions, Rows, share_of
 from edgepeft.tasks._conformal import Guarantee
 from edgepeft.tasks._facts import listed
-from edgepeft.tasks.base import TaskType, kind_asked, stated
+from edgepeft.tasks.base import TaskType, requested_kind, stated
 
 PARTS = ("train", "eval", "test")
 
@@ -144,7 +144,7 @@ def load_data(
         eval, test = (splits.get(n) if given is None else given for n, given in (("eval", eval), ("test", test)))
     asked = {"--data": train, "--eval": eval, "--test": test}
     given = {name: path for name, path in asked.items() if isinstance(path, Source)}
-    of = kind_asked(kind, regression=regression, writes=columns.target is not None)
+    of = requested_kind(kind, regression=regression, writes=columns.target is not None)
     reads: dict[str, Any] = {"columns": of.columns(columns), "label_of": of.label_text, "optional": of.optional_labels}
     problems = {name: BadRows(path) for name, path in given.items()}
     parts = {name: tuple(read_rows(path, labels=True, bad=problems[name], **reads)) for name, path in given.items()}
@@ -174,7 +174,7 @@ def task_data(
     partial: bool = False,
 ) -> TaskData:
     """Part rows in memory likewise; a number is a share of ``train`` to hold out, None a tenth."""
-    asked = kind_asked(kind)
+    asked = requested_kind(kind)
     seen = labels if partial and labels else asked.labels_of(train)
     known = asked(labels or seen).seen(train)
     given = [rows for rows in (train, eval, test) if rows is not None and not isinstance(rows, float)]
@@ -200,7 +200,7 @@ def _check(rows: Sequence[Row], first: Row, kind: TaskType, *, of_head: bool) ->
         if (row.sentence2 is None) != (first.sentence2 is None):
             forms = ("a single text", "a pair") if row.sentence2 is None else ("a pair", "a single text")
             raise DataError(f"{row.where} is {forms[0]}, but {first.where} is {forms[1]}; give one kind.")
-        if (odd := kind.strange(row)) is not None:
+        if (odd := kind.unknown_label(row)) is not None:
             known = listed(kind.labels or ())
             raise DataError(
                 f"{row.where}: the task's head has no label {odd!r}; it has {known}. Correct the row, or start a task "
@@ -329,7 +329,7 @@ def told(options: O) -> O:
 
 def shape_in(train: Source, columns: Columns = SENTENCES) -> Shape | None:
     """Tell the shape of training rows by the first ones."""
-    return told_shape(train, head_of(own_splits(train, columns).get("train", train)), columns[:3])
+    return recognised_shape(train, head_of(own_splits(train, columns).get("train", train)), columns[:3])
 
 
 def own_splits(train: Source, columns: Columns) -> dict[str, Path]:

@@ -95,7 +95,7 @@ def lower_names(row: Cells) -> dict[str, str]:
     return {str(name).strip().lower(): name for name in row}
 
 
-def told_shape(path: object, head: Head, columns: Sequence[str | None] = ()) -> Shape | None:
+def recognised_shape(path: object, head: Head, columns: Sequence[str | None] = ()) -> Shape | None:
     """Tell the shape by a file's first rows, and say it; None if they do not tell, or options name the ``columns``."""
     shape = None if any(columns) else shape_of(path, head)
     if shape is not None:

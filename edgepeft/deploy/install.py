@@ -83,7 +83,7 @@ def prepare_task(
     name = check_task_name(facts.get("edgepeft.task", ""))
     dtype = "fp16" if is_half(delta.graph) else "fp32"
     backbone_dtype = "fp32" if exact else bundle.manifest.backbone.weights_dtype
-    allowed = allowed_for(backbone_dtype, dtype, goes_on=bundle.architecture.goes_on)
+    allowed = allowed_for(backbone_dtype, dtype, decoder_only=bundle.architecture.decoder_only)
     if stated is not None and stated.verification is not None:
         allowed, reference = allowed.at_least(stated.verification), stated.verification.reference
     card = card_of(facts, where)

@@ -209,7 +209,7 @@ def _write_text_model(bundle: Bundle, task: str, folder: Path) -> Verification:
         "pad_token_id": architecture.pad_token_id,
     }
     check = TextCheck.read(*bundle.check(task), architecture.vocab_size)
-    if architecture.goes_on:
+    if architecture.decoder_only:
         if n := bundle.prompt_length(task):
             raise UsageError(
                 f"task {task} puts {n} places of its own in front of each text ({bundle.entry(task).method}), which "

@@ -73,7 +73,7 @@ def sign_bundle(folder: Path, private_key: Path) -> Path:
     return path
 
 
-def uncovered(folder: Path) -> list[str]:
+def unsigned_files(folder: Path) -> list[str]:
     """Files in the folder that no signature covers, since edgepeft does not read them when it answers."""
     manifest = Manifest.read(folder)
     named = {*SIGNED_FILES, SIGNATURE_FILE, BACKBONE_FILE, manifest.backbone.weights_file}

@@ -31,7 +31,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
-from edgepeft.backbones.base import HELPERS, Role
+from edgepeft.backbones.base import PACKED_INDICES, Role
 from edgepeft.backbones.text import CACHED, CROSS, CROSS_BIAS, IDS, ORDER, PAST, PRESENT, caches
 from edgepeft.graph.contract import Contract, all_used, standard, values_stay, well_formed
 from edgepeft.graph.cut import prune
@@ -79,7 +79,7 @@ def n_layers(step: onnx.GraphProto) -> int:
 def in_place(decoder: onnx.ModelProto) -> InPlace | None:
     """Lower a spliced step, with slots or without; None where its attention has another form than ``llama`` writes.
 
-    Of the backbone's ``HELPERS`` those alone are inputs that a task's nodes read.
+    Of the backbone's ``PACKED_INDICES`` those alone are inputs that a task's nodes read.
     """
     reader, model = Reader(decoder.graph), copied(decoder)
     try:
@@ -183,7 +183,7 @@ def _write(graph: onnx.GraphProto, layers: Sequence[Attention], kinds: Sequence[
     """Put one node in the place of each layer's attention; the output's product reads ``hidden``."""
     presents = [caches(PRESENT, i) for i in range(len(layers))]
     gone = {layer.context for layer in layers} | {name for pair in presents for name in pair}
-    gone |= {CACHED, *HELPERS.values()}
+    gone |= {CACHED, *PACKED_INDICES.values()}
     new = [
         helper.make_node("Shape", [PLACE], [TEXTS]),
         helper.make_node("ReduceMax", [PLACE], ["known.longest"], keepdims=0),
@@ -222,13 +222,13 @@ def _write(graph: onnx.GraphProto, layers: Sequence[Attention], kinds: Sequence[
     if not _of_last_rows(graph, layers[-1].context) and not _of_last_rows(graph, hidden):
         raise OtherForm
     prune(graph)
-    unread = {*HELPERS.values()}.difference(name for node in graph.node for name in reads(node))
+    unread = {*PACKED_INDICES.values()}.difference(name for node in graph.node for name in reads(node))
     replace(graph.input, [value for value in graph.input if value.name not in unread])
 
 
 def _of_last_rows(graph: onnx.GraphProto, cut: str) -> bool:
     """Have all behind a value of tokens run for each text's last one alone; False where the shape of others is read."""
-    of_tokens, shapes, behind = {IDS, *HELPERS.values()}, set[str](), set[str]()
+    of_tokens, shapes, behind = {IDS, *PACKED_INDICES.values()}, set[str](), set[str]()
     last = {cut: f"{cut}/last"}
     reading: list[onnx.NodeProto] = []
     for node in graph.node:
@@ -257,7 +257,7 @@ def _take_buffers(graph: onnx.GraphProto, n_kinds: int) -> None:
         texts, _, places, width = value.type.tensor_type.shape.dim
         texts.dim_param, places.dim_param = "texts", "places"
     inputs = [value for value in graph.input if not value.name.startswith((IDS, ORDER, f"{CROSS}.", f"{PAST}."))]
-    numbers = {IDS: "tokens", LAST: "texts", **dict.fromkeys(HELPERS.values(), "of_helper")}
+    numbers = {IDS: "tokens", LAST: "texts", **dict.fromkeys(PACKED_INDICES.values(), "of_helper")}
     inputs += [helper.make_tensor_value_info(name, TensorProto.INT64, (size,)) for name, size in numbers.items()]
     inputs.append(helper.make_tensor_value_info(PLACE, TensorProto.INT32, ("texts",)))
     inputs += [value for value in buffers if value.name.startswith(f"{PAST}.")]

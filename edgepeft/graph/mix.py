@@ -16,7 +16,7 @@ from enum import StrEnum
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from edgepeft.backbones.base import Helper, Role
+from edgepeft.backbones.base import PackedIndex, Role
 from edgepeft.backbones.positions import LONGER
 from edgepeft.backbones.trie import LABEL_VALUES
 from edgepeft.graph.contract import Contract, all_used, gives_logits, standard, well_formed
@@ -110,7 +110,7 @@ def _is_own(node: onnx.NodeProto) -> bool:
 def _is_of_rows(site: str) -> bool:
     """Whether its first axis counts the batch's rows, and not their tokens."""
     split = site.rpartition(".")[2] in (Role.KEY_HEADS, Role.VALUE_HEADS, Role.ATTENTION_BIAS)
-    return split or site.startswith("pooled.") or site == Helper.FIRST_TOKEN
+    return split or site.startswith("pooled.") or site == PackedIndex.FIRST_TOKEN
 
 
 def _is_of_labels(site: str) -> bool:
@@ -150,7 +150,7 @@ class _Mixer:
         }
         tokens = [value for value, axis in self._axis.items() if axis is _Axis.TOKENS]
         self._axis |= {read_rows(value): _Axis.ROWS for value in tokens}
-        self._absolute = {sites[site] for site in (Helper.ROW, Helper.FIRST_TOKEN) if site in sites}
+        self._absolute = {sites[site] for site in (PackedIndex.ROW, PackedIndex.FIRST_TOKEN) if site in sites}
         self._by_row: set[str] = set()  # of ``parts``, those whose first axis is sure to count the slot's own
         self._split: set[str] = set()
         self._joined: set[str] = set()

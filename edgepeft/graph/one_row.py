@@ -14,7 +14,7 @@ from collections.abc import Mapping
 import onnx
 from onnx import helper
 
-from edgepeft.backbones.base import HELPERS, Helper, Role
+from edgepeft.backbones.base import PACKED_INDICES, PackedIndex, Role
 from edgepeft.backbones.packing import COLUMN, INDEX, MERGE, N_HEADS, SPLIT
 from edgepeft.graph.contract import Contract, same_interface, well_formed
 from edgepeft.graph.cut import prune
@@ -58,9 +58,9 @@ class _Rewriter:
         self._readers = readers(graph)
         self._outputs = {output.name for output in graph.output}
         self._new: dict[str, list[onnx.NodeProto]] = {}  # by the value that they give
-        self._instead: dict[str, str] = {HELPERS[Helper.FIRST_TOKEN]: _FIRST}
+        self._instead: dict[str, str] = {PACKED_INDICES[PackedIndex.FIRST_TOKEN]: _FIRST}
         self._shapes: dict[str, list[int]] = {}
-        if (row := writer.get(HELPERS[Helper.ROW])) is not None and row.op_type == "Div":
+        if (row := writer.get(PACKED_INDICES[PackedIndex.ROW])) is not None and row.op_type == "Div":
             places = helper.make_node("Range", ["zero", row.input[1], "one"], [INDEX])  # 0 to T
             self._new[INDEX], self._instead[COLUMN] = [places], INDEX
             if shape := matched(row.input[1], writer, "Gather", "Shape"):

@@ -28,7 +28,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from edgepeft.backbones.base import HELPERS, Helper
+from edgepeft.backbones.base import PACKED_INDICES, PackedIndex
 from edgepeft.backbones.packing import REAL
 from edgepeft.backbones.text import CACHED, CROSS, CROSS_BIAS, IDS, LOGITS, ORDER, PAST, PRESENT, caches
 from edgepeft.common.errors import BundleError
@@ -202,7 +202,7 @@ def optimum_causal(decoder: onnx.ModelProto) -> onnx.ModelProto:
     except OtherForm:
         raise BundleError("the bundle's graph of a step has a form that is not known; export it again.") from None
     gone = {name for i, layer in enumerate(layers) for name in (layer.context, *caches(PRESENT, i))}
-    gone |= {CACHED, *HELPERS.values()}
+    gone |= {CACHED, *PACKED_INDICES.values()}
     replace(graph.node, [node for node in graph.node if gone.isdisjoint(node.output)])
     set_aside(graph, LOGITS, "causal/logits")
     logits = next(each for each in graph.output if each.name == LOGITS)
@@ -224,14 +224,14 @@ def optimum_causal(decoder: onnx.ModelProto) -> onnx.ModelProto:
 def _of_tokens() -> Steps:
     """The tokens of all rows one behind the other, as a step's texts are, and their logits as rows again."""
     yield ("Reshape", [INPUT_IDS, "causal/flat"], IDS, {})
-    yield ("Reshape", [PLACES, "causal/flat"], HELPERS[Helper.POSITION], {})
+    yield ("Reshape", [PLACES, "causal/flat"], PACKED_INDICES[PackedIndex.POSITION], {})
     yield ("Shape", [INPUT_IDS], "causal/shape", {})
     yield ("Shape", [INPUT_IDS], "causal/length", {"start": 1, "end": 2})
     yield ("Squeeze", ["causal/length"], "causal/S", {})
     yield ("Size", [INPUT_IDS], "causal/T", {})
     yield ("Range", ["causal/zero", "causal/T", "causal/one"], "causal/places", {})
-    yield ("Div", ["causal/places", "causal/S"], HELPERS[Helper.ROW], {})
-    yield ("Range", ["causal/zero", "causal/T", "causal/S"], HELPERS[Helper.FIRST_TOKEN], {})
+    yield ("Div", ["causal/places", "causal/S"], PACKED_INDICES[PackedIndex.ROW], {})
+    yield ("Range", ["causal/zero", "causal/T", "causal/S"], PACKED_INDICES[PackedIndex.FIRST_TOKEN], {})
     for name in ("queries", "keys"):
         yield ("Concat", ["causal/shape", f"causal/{name}"], f"causal/{name}/shape", {"axis": 0})
     yield ("Concat", ["causal/shape", "causal/words"], "causal/logits/shape", {"axis": 0})

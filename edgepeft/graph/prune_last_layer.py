@@ -22,7 +22,7 @@ from typing import NamedTuple
 import onnx
 from onnx import TensorProto, helper, shape_inference
 
-from edgepeft.backbones.base import HELPERS, Helper
+from edgepeft.backbones.base import PACKED_INDICES, PackedIndex
 from edgepeft.backbones.packing import ATTENTION, LAST, MERGE, SPLIT
 from edgepeft.graph.contract import Contract, same_interface, well_formed
 from edgepeft.graph.cut import prune
@@ -92,7 +92,7 @@ def drop_unread_rows(model: onnx.ModelProto) -> None:
 
 def _is_of_its_row(index: str, graph: onnx.GraphProto, writer: Mapping[str, onnx.NodeProto], prompt: int) -> bool:
     """Whether it is each row's first token, or the first one behind so many placeholders of a prompt, or the last."""
-    while index not in (HELPERS[Helper.FIRST_TOKEN], LAST):
+    while index not in (PACKED_INDICES[PackedIndex.FIRST_TOKEN], LAST):
         node = writer.get(index)
         if node is None or not 0 < len(node.input) <= _AROUND_AN_INDEX.get(node.op_type, 0):
             return False

@@ -49,7 +49,7 @@ def splice(
     The logits are the delta's or, of text that is taught, the backbone's own.  Tensors that the delta leaves to its
     loader are computed, or inputs called ``delta/generated:<tensor>`` if not ``generate``.
 
-    ``bindings`` maps each site, ``<site>.input``, ``<site>.residual`` and ``Helper`` to a value of the backbone.
+    ``bindings`` maps each site, ``<site>.input``, ``<site>.residual`` and ``PackedIndex`` to a value of the backbone.
     """
     outputs = [output for model in (delta, backbone) for output in model.graph.output if output.name == LOGITS]
     if not outputs:

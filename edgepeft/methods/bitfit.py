@@ -58,7 +58,7 @@ class BitFit(Method):
             "To train its norms, use the method layernorm.",
         )
         absent = architecture.absent_biases
-        return tuple(site for site in architecture.sites if f"{site.reads}.bias" in absent and not site.enters)
+        return tuple(site for site in architecture.sites if f"{site.reads}.bias" in absent and not site.is_input)
 
     def build_at(self, site: Site) -> nn.Module:
         """One bias a site."""

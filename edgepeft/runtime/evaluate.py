@@ -162,7 +162,7 @@ def _of_logits(asked: _Asked, batches: Batches) -> Found:
         kind = kind if done else kind.seen(batch)
         name = kind.metric_or_default(asked.metric)
         for row in batch:
-            if (odd := kind.strange(row)) is not None:
+            if (odd := kind.unknown_label(row)) is not None:
                 raise DataError(f"{row.where}: task {task} has no label {odd!r}. Known: {kind.listed}.")
         asked.groups.add(batch)
         answers = asked.runtime.predict(task, [row.readable for row in batch])

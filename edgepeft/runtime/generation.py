@@ -31,7 +31,7 @@ from edgepeft.runtime.inputs import Inputs
 from edgepeft.runtime.kv_cache import AT_ONCE, Beginning, Beginnings, KvCache, places
 from edgepeft.runtime.prediction import no_number
 from edgepeft.runtime.session import failing_as, return_free_memory
-from edgepeft.runtime.weights import Bound, TaskSession, ort_value
+from edgepeft.runtime.weights import BoundSession, TaskSession, ort_value
 
 _PASS_TOKENS = 4096  # of a batch, padding counted: the encoder's attention of 8 rows of 512 takes 100 MB
 _PASS_TEXTS = 256
@@ -136,7 +136,7 @@ class TextState:
         return values
 
     def _step(self, cache: KvCache, ids: NDArray[np.int64], order: NDArray[np.int64]) -> NDArray[np.float32]:
-        def bind(rows: range, tokens: int) -> Bound:
+        def bind(rows: range, tokens: int) -> BoundSession:
             return self._decoder.bound()
 
         with failing_as(f"stops in the decoder, with {len(ids)} texts"):
@@ -308,7 +308,7 @@ class Generator:
 
     def most(self, length: int, asked: int) -> int:
         """How many tokens a row of so many may get: where a text goes on with its prompt, both share the positions."""
-        if not self.bundle.architecture.goes_on:
+        if not self.bundle.architecture.decoder_only:
             return asked
         room = self.bundle.architecture.max_length - length
         if room < 1:
@@ -335,7 +335,7 @@ def row_bytes(architecture: Architecture, length: int, decoding: Decoding) -> in
     sites = architecture.sites_of(Role.CROSS_KEY, Role.CROSS_VALUE) or architecture.sites_of(Role.KEY, Role.VALUE)
     widths = sum(site.out_features for site in sites)
     tokens, attended = 2 * length + 3 * decoding.beams * decoding.max_new_tokens, 0
-    if architecture.goes_on:
+    if architecture.decoder_only:
         longest = places(length + decoding.max_new_tokens)
         tokens = max(tokens, 2 * decoding.beams * longest)
         attended = architecture.n_heads * min(places(length), AT_ONCE) * longest

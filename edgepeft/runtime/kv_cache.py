@@ -18,14 +18,14 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from edgepeft.backbones.base import HELPERS, Helper
+from edgepeft.backbones.base import PACKED_INDICES, PackedIndex
 from edgepeft.backbones.text import IDS, LOGITS, PAST, PRESENT, caches
 from edgepeft.backbones.tokens import pad_rows
 from edgepeft.graph.in_place import LAST, PLACE, tables
-from edgepeft.runtime.weights import Bound
+from edgepeft.runtime.weights import BoundSession
 
 # Rows that run, and how many tokens each has -> the session that runs them.
-Bind = Callable[[range, int], Bound]
+Bind = Callable[[range, int], BoundSession]
 
 _ROOM = 64  # places that are added at once: a copy of 64 tokens' keys takes a tenth of a step
 # Tokens of a prompt that are read at once: attention has a number for each head, token of these and place (9 MB for
@@ -183,37 +183,39 @@ class KvCache:
                 self._buffers[i][rows, :, :length] = buffer[:, :, :length]
         self._lengths, self._run = lengths[order], None
 
-    def _bind_buffers(self, bound: Bound, rows: range) -> None:
+    def _bind_buffers(self, bound: BoundSession, rows: range) -> None:
         pairs = [pair for i in self._layers for pair in zip(caches(PAST, i), caches(PRESENT, i), strict=True)]
         for (past, present), buffer in zip(pairs, self._buffers, strict=True):
             value = ort.OrtValue.ortvalue_from_numpy(buffer[rows.start : rows.stop])
-            bound.give(past, value)
-            bound.take(present, value)
+            bound.bind_input(past, value)
+            bound.bind_output(present, value)
         for kind, frequencies in enumerate(self._frequencies):
             angles = np.arange(self._buffers[0].shape[2], dtype=np.float32)[:, None] * frequencies
             for name, table in zip(tables(kind), (np.cos(angles), np.sin(angles)), strict=True):
-                bound.give(name, ort.OrtValue.ortvalue_from_numpy(table))
+                bound.bind_input(name, ort.OrtValue.ortvalue_from_numpy(table))
 
 
 class _Run:
     """A session on a cache's rows, and the arrays that it reads and writes."""
 
     def __init__(
-        self, cache: KvCache, bound: Bound, rows: range, ids: NDArray[np.int64], last: NDArray[np.int64]
+        self, cache: KvCache, bound: BoundSession, rows: range, ids: NDArray[np.int64], last: NDArray[np.int64]
     ) -> None:
         self._bound, self.ids, tokens = bound, ids, len(ids) // len(rows)
         self.places, self.positions = np.empty(len(rows), np.int32), np.empty(len(ids), np.int64)
         self._logits = np.empty((len(rows), cache._vocabulary), np.float32)
         helpers = {
-            Helper.POSITION: self.positions,
-            Helper.ROW: np.repeat(np.arange(len(rows)), tokens),
-            Helper.FIRST_TOKEN: tokens * np.arange(len(rows)),
+            PackedIndex.POSITION: self.positions,
+            PackedIndex.ROW: np.repeat(np.arange(len(rows)), tokens),
+            PackedIndex.FIRST_TOKEN: tokens * np.arange(len(rows)),
         }
         given = {IDS: ids, LAST: last, PLACE: self.places}
-        given |= {HELPERS[name]: values for name, values in helpers.items() if HELPERS[name] in bound.inputs}
+        given |= {
+            PACKED_INDICES[name]: values for name, values in helpers.items() if PACKED_INDICES[name] in bound.inputs
+        }
         for name, values in given.items():
-            bound.give(name, ort.OrtValue.ortvalue_from_numpy(values))
-        bound.take(LOGITS, ort.OrtValue.ortvalue_from_numpy(self._logits))
+            bound.bind_input(name, ort.OrtValue.ortvalue_from_numpy(values))
+        bound.bind_output(LOGITS, ort.OrtValue.ortvalue_from_numpy(self._logits))
         cache._bind_buffers(bound, rows)
 
     def logits(self) -> NDArray[np.float32]:

@@ -27,7 +27,7 @@ from edgepeft.runtime.inputs import Inputs, Readable, Tokenizing, check_rows, pa
 from edgepeft.runtime.passes import in_batches, passes, put, unpacked
 from edgepeft.runtime.prediction import of_width, predictions
 from edgepeft.runtime.session import failing_as
-from edgepeft.runtime.weights import Bound, TaskSession, Weights, ort_value
+from edgepeft.runtime.weights import BoundSession, TaskSession, Weights, ort_value
 
 Opened = TaskSession | TextSession
 Tasks = Sequence[tuple[str, TaskSession]]  # of one structure, by slot
@@ -130,9 +130,9 @@ class Slots:
             found: list[ort.OrtValue] = session.run_with_ort_values(list(outputs), {**feeds, **values})
         return found
 
-    def bound(self, tasks: Tasks, counts: Mapping[str, NDArray[np.integer]]) -> Bound:
+    def bound(self, tasks: Tasks, counts: Mapping[str, NDArray[np.integer]]) -> BoundSession:
         """Bind what ``run`` would run, for runs that share their values."""
-        return Bound(*self._prepared(tasks, counts), self._weights.used)
+        return BoundSession(*self._prepared(tasks, counts), self._weights.used)
 
     def _prepared(
         self, tasks: Tasks, counts: Mapping[str, NDArray[np.integer]]

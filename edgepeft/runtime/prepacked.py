@@ -189,7 +189,7 @@ def _build(bundle: Bundle, folder: Path) -> None:
     """Fill an entry's folder, and check that its session gives what one on the bundle's own file gives."""
     _require_space(folder, bundle)
     model = _with_pooler(bundle)
-    if bundle.architecture.goes_on and bundle.manifest.backbone.text is not None:
+    if bundle.architecture.decoder_only and bundle.manifest.backbone.text is not None:
         _with_output(model, bundle.text_graphs.decoder)
         if (lowered := in_place(bundle.text_graphs.decoder)) is not None:
             groups = [*attended(lowered.model.graph)]

@@ -35,7 +35,7 @@ from edgepeft.runtime.kv_cache import KvCache
 from edgepeft.runtime.mixed import MAX_TASKS, Mixer, TextSlots
 from edgepeft.runtime.prediction import Notes, TextAnswer, no_number, note_of
 from edgepeft.runtime.session import failing_as
-from edgepeft.runtime.weights import Bound, ort_value
+from edgepeft.runtime.weights import BoundSession, ort_value
 
 _LOWEST = np.finfo(np.float32).min
 Values = dict[str, ort.OrtValue]
@@ -296,7 +296,7 @@ class TextBatch:
             self._ready = np.concatenate([self._logits(), logits])[order]
             self._cache.join(cache, order)
 
-    def _bound(self, tasks: Sequence[str], rows: range, tokens: int) -> Bound:
+    def _bound(self, tasks: Sequence[str], rows: range, tokens: int) -> BoundSession:
         """The session that runs rows of these tasks, with so many tokens each."""
         counted = Counter(tasks[row] for row in rows)
         of_tasks = {task: self._generator.session(task).decoder for task in counted}

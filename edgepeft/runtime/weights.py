@@ -30,7 +30,7 @@ def ort_value(array: NDArray[Any]) -> ort.OrtValue:
     return ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array))
 
 
-class Bound:
+class BoundSession:
     """A session with values that stay where they are from run to run, which ONNX Runtime reads and writes there."""
 
     def __init__(
@@ -42,14 +42,14 @@ class Bound:
         self._session, self._used, self._binding = session, used, session.io_binding()
         self._kept: list[ort.OrtValue] = []  # a binding does not keep NumPy's memory
         for name, value in given.items():
-            self.give(name, value)
+            self.bind_input(name, value)
 
-    def give(self, name: str, value: ort.OrtValue) -> None:
+    def bind_input(self, name: str, value: ort.OrtValue) -> None:
         """Have the session read an input there."""
         self._kept.append(value)
         self._binding.bind_ortvalue_input(name, value)
 
-    def take(self, name: str, value: ort.OrtValue) -> None:
+    def bind_output(self, name: str, value: ort.OrtValue) -> None:
         """Have the session write an output there."""
         self._kept.append(value)
         self._binding.bind_ortvalue_output(name, value)
@@ -111,13 +111,13 @@ class TaskSession:
         values: list[ort.OrtValue] = self.shared.run_with_ort_values(list(outputs), {**self.feeds, **inputs})
         return values
 
-    def bound(self, rows: Sequence[TaskSession] = ()) -> Bound:
+    def bound(self, rows: Sequence[TaskSession] = ()) -> BoundSession:
         """Bind values that runs share; ``rows``: the session of each row's task, where several share this one."""
         feeds = self.feeds
         if any(row is not rows[0] for row in rows):
             values = {name: [row.feeds[name].numpy() for row in rows] for name in feeds}
             feeds = {name: ort.OrtValue.ortvalue_from_numpy(np.concatenate(each)) for name, each in values.items()}
-        return Bound(self.shared, feeds, self._used)
+        return BoundSession(self.shared, feeds, self._used)
 
 
 class Weights:

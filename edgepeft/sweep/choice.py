@@ -77,7 +77,7 @@ class Candidate:
         return mean(arm.score for arm in self.arms)
 
     @property
-    def merits(self) -> tuple[float, ...]:
+    def objectives(self) -> tuple[float, ...]:
         """Score and costs, the more the better."""
         assert self.costs is not None
         return self.score, self.costs.per_minute or 0.0, -float(self.costs.memory), -float(self.costs.disk)
@@ -170,9 +170,9 @@ def choose(found: Sequence[Candidate], budget: Budget) -> Choice:
     near = [entry for entry in good if (entry[1].per_minute or 0.0) >= _AS_FAST * fastest]
     chosen, _, p = min(near, key=lambda entry: (entry[1].disk, -entry[0].score))
     # Of the front none is beaten: by another that is as good in score and every cost, and better in one.
-    merits = [each.merits for each in found]
-    beaten = {mine for mine in merits for each in merits if each != mine and all(map(ge, each, mine))}
-    return Choice(chosen, best, p, tuple(each.method for each in found if each.merits not in beaten))
+    objectives = [each.objectives for each in found]
+    beaten = {mine for mine in objectives for each in objectives if each != mine and all(map(ge, each, mine))}
+    return Choice(chosen, best, p, tuple(each.method for each in found if each.objectives not in beaten))
 
 
 def exported(cards: Sequence[DeltaCard], backbone: str, work: Path) -> Bundle:

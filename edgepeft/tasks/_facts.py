@@ -241,7 +241,7 @@ class Facts:
             raise ValueError(f"the pool of its windows is {pool!r}")
 
     @classmethod
-    def long_asked(cls, long: str | None, stride: int | None) -> str:
+    def resolved_long(cls, long: str | None, stride: int | None) -> str:
         """Return how long texts are read, ``cut`` or ``windows``, after a check of what is asked."""
         usual = WINDOWS if cls.passages else CUT
         if cls.writes and long == WINDOWS:

@@ -98,7 +98,7 @@ class TaskType(Facts, Calibration, ABC):
         """Add what this kind reads of a row to the columns that options name."""
         return given._replace(named=cls.has_labels and given.step is None)
 
-    def strange(self, row: Row) -> str | None:
+    def unknown_label(self, row: Row) -> str | None:
         """Return the row's first label that the task does not have; refuse what is no label at all."""
         self.expected(row)
         return None
@@ -135,7 +135,7 @@ class TaskType(Facts, Calibration, ABC):
         return self.targets(rows)
 
     @abstractmethod
-    def made_targets(self, mask: NDArray[np.int64]) -> Values:
+    def synthetic_targets(self, mask: NDArray[np.int64]) -> Values:
         """Return synthetic targets [B, ...] for rows with this mask [B, S], to time a step."""
 
     @classmethod
@@ -177,7 +177,7 @@ class TaskType(Facts, Calibration, ABC):
         return np.ones(len(targets))
 
     @abstractmethod
-    def ignorant_loss(self, targets: Values, words: int = 0) -> float:
+    def constant_loss(self, targets: Values, words: int = 0) -> float:
         """Return the loss of knowing nothing, with these targets; ``words`` are those of a decoder."""
 
     # Scores.
@@ -232,7 +232,7 @@ class TaskType(Facts, Calibration, ABC):
         """Return ``plain`` answers, which some kinds need the rows for."""
         return self.plain(outputs)
 
-    def off(self, targets: Values, outputs: Values) -> Values:
+    def row_errors(self, targets: Values, outputs: Values) -> Values:
         """Return each answer's distance from the right one, [n]; McNemar's test asks whose is nearer."""
         raise UsageError(f"{self.title} has no baseline.")
 
@@ -246,7 +246,7 @@ class TaskType(Facts, Calibration, ABC):
         """Return the one output, [] or [C], that is best for all of these rows."""
         raise UsageError(f"{self.title} has no majority.")
 
-    def regressed(self, targets: Values) -> NDArray[np.float64]:
+    def least_squares_targets(self, targets: Values) -> NDArray[np.float64]:
         """Return what a linear head learns by least squares in place of logits, [n, C]."""
         raise UsageError(f"{self.title} has no linear head for a rival.")
 
@@ -304,7 +304,7 @@ def kind_named(name: str) -> type[TaskType]:
     return found
 
 
-def kind_asked(name: str | None, *, regression: bool = False, writes: bool = False) -> type[TaskType]:
+def requested_kind(name: str | None, *, regression: bool = False, writes: bool = False) -> type[TaskType]:
     """Return the kind that ``--kind`` or one of its short forms asks for; else classification."""
     short = "regression" if regression else None
     if writes:

@@ -100,7 +100,7 @@ class Choice(OneOfSeveral, TaskType):
     def beside(self, given: Sequence[Any], texts: Sequence[Text], tokens: TokenBatch) -> list[tuple[str, ...]]:
         return [_parts(row, f"row {i}")[2] for i, row in enumerate(given)]
 
-    def made_targets(self, mask: NDArray[np.int64]) -> Values:
+    def synthetic_targets(self, mask: NDArray[np.int64]) -> Values:
         """Return the first candidate of each row."""
         return np.array([(0, n) for n in self.made_per_row(len(mask)) or ()], np.int64)
 
@@ -129,7 +129,7 @@ class Choice(OneOfSeveral, TaskType):
         ]
         return LossGraph(nodes, integers=True, dims=("batch", 2))
 
-    def ignorant_loss(self, targets: Values, words: int = 0) -> float:
+    def constant_loss(self, targets: Values, words: int = 0) -> float:
         """Return the loss of equal probabilities for a row's candidates."""
         return float(np.log(targets[:, 1]).mean())
 
@@ -140,7 +140,7 @@ class Choice(OneOfSeveral, TaskType):
     def answered(self, rows: Sequence[Row], targets: Values, outputs: Values) -> list[Any]:
         return [row.candidates[i] for row, i in zip(rows, outputs, strict=True)]
 
-    def off(self, targets: Values, outputs: Values) -> Values:
+    def row_errors(self, targets: Values, outputs: Values) -> Values:
         return (outputs != targets[:, 0]).astype(int)
 
     def errors(self, targets: Any, outputs: Any) -> dict[str, Any]:
@@ -152,7 +152,7 @@ class Choice(OneOfSeveral, TaskType):
         """Return the place that is right most often."""
         return np.asarray(np.bincount(targets[:, 0]).argmax())
 
-    def regressed(self, targets: Values) -> NDArray[np.float64]:
+    def least_squares_targets(self, targets: Values) -> NDArray[np.float64]:
         """Return what the right candidate has above its row's mean, [token rows, 1]: no head tells rows apart."""
         each = [(np.arange(n) == right) - 1 / n for right, n in targets]
         return np.concatenate(each)[:, None]

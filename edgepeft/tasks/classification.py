@@ -70,7 +70,7 @@ class Classification(OneOfSeveral, TaskType):
         check_names(rows, [[row.label or ""] for row in rows])
         return labels
 
-    def strange(self, row: Row) -> str | None:
+    def unknown_label(self, row: Row) -> str | None:
         """Return the label if it is none of these."""
         return None if self.labels is None or row.label in self.labels else row.label
 
@@ -82,7 +82,7 @@ class Classification(OneOfSeveral, TaskType):
         index = {label: i for i, label in enumerate(self.labels or ())}
         return np.array([index[row.label or ""] for row in rows], np.int64)
 
-    def made_targets(self, mask: NDArray[np.int64]) -> Values:
+    def synthetic_targets(self, mask: NDArray[np.int64]) -> Values:
         """Return the labels in turn."""
         return np.arange(len(mask)) % self.n_outputs
 
@@ -105,7 +105,7 @@ class Classification(OneOfSeveral, TaskType):
         """Read (B, C) and (B)."""
         return LossGraph(cross_entropy(logits, labels, 1, "loss/of_rows"), integers=True)
 
-    def ignorant_loss(self, targets: Values, words: int = 0) -> float:
+    def constant_loss(self, targets: Values, words: int = 0) -> float:
         """Return the loss of equal probabilities for all labels."""
         return math.log(self.n_outputs)
 
@@ -142,7 +142,7 @@ class Classification(OneOfSeveral, TaskType):
         labels = self.labels or ()
         return [labels[i] for i in outputs]
 
-    def off(self, targets: Values, outputs: Values) -> Values:
+    def row_errors(self, targets: Values, outputs: Values) -> Values:
         return (outputs != targets).astype(int)
 
     def errors(self, targets: Any, outputs: Any) -> dict[str, Any]:
@@ -181,7 +181,7 @@ class Classification(OneOfSeveral, TaskType):
         """Return the most frequent label's index."""
         return np.asarray(np.bincount(targets).argmax())
 
-    def regressed(self, targets: Values) -> NDArray[np.float64]:
+    def least_squares_targets(self, targets: Values) -> NDArray[np.float64]:
         """Return 1 in the label's column."""
         return np.eye(self.n_outputs)[targets]
 

@@ -108,7 +108,7 @@ class Embedding(TaskType):
         """Refuse rows that teach nothing, and warn of second texts that stand twice; there are no labels."""
         known = cls().seen(rows)
         for row in rows:
-            known.strange(row)
+            known.unknown_label(row)
         if len(rows) < 2:
             raise DataError(
                 f"{rows[0].where} is the only pair that trains; pairs are learnt from each other: give more."
@@ -147,7 +147,7 @@ class Embedding(TaskType):
             raise DataError(f"{where}: a text, or a pair of texts (first, second), is needed; found {given!r:.60}.")
         return [(text, None) for text in (first, second) if text is not None]
 
-    def strange(self, row: Row) -> str | None:
+    def unknown_label(self, row: Row) -> str | None:
         """Refuse what is no pair of texts, or has a number where those before have none."""
         if row.sentence2 is None:
             raise DataError(f"{row.where}: no second text; an embedding learns from pairs (sentence1, sentence2).")
@@ -176,7 +176,7 @@ class Embedding(TaskType):
         """Return the numbers, float32 [n]."""
         return np.array([self._number(row) if row.label is not None else math.nan for row in rows], np.float32)
 
-    def made_targets(self, mask: NDArray[np.int64]) -> Values:
+    def synthetic_targets(self, mask: NDArray[np.int64]) -> Values:
         """Return 0, 1, 2, ..."""
         return np.arange(len(self.made_per_row(len(mask)) or ()), dtype=np.float32)
 
@@ -211,7 +211,7 @@ class Embedding(TaskType):
         ]
         return LossGraph(nodes, integers=False, dims=("batch", "most", self.n_outputs))
 
-    def ignorant_loss(self, targets: Values, words: int = 0) -> float:
+    def constant_loss(self, targets: Values, words: int = 0) -> float:
         """Return the loss of a batch whose vectors are all alike."""
         n = min(_BATCH, len(targets))
         return math.log(n) if _unscored(targets) else math.log1p(n * (n - 1) / 2)
@@ -244,7 +244,7 @@ class Embedding(TaskType):
         found = np.round(cosines(outputs), 6) if self.scored else ranks_of_right(outputs)
         return [float(value) for value in found]
 
-    def off(self, targets: Values, outputs: Values) -> Values:
+    def row_errors(self, targets: Values, outputs: Values) -> Values:
         """Return how far a pair's cosine is from its number's place, or the right text from the first."""
         if _unscored(targets):
             return ranks_of_right(outputs)

@@ -106,7 +106,7 @@ class Labels(TaskType):
         check_names(rows, names)
         return labels
 
-    def strange(self, row: Row) -> str | None:
+    def unknown_label(self, row: Row) -> str | None:
         return next((name for name in _names(row) if name not in (self.labels or ())), None)
 
     def strata(self, rows: Sequence[Row]) -> list[str]:
@@ -124,7 +124,7 @@ class Labels(TaskType):
             target[[index[name] for name in _names(row)]] = 1
         return targets
 
-    def made_targets(self, mask: NDArray[np.int64]) -> Values:
+    def synthetic_targets(self, mask: NDArray[np.int64]) -> Values:
         """Return one label of each row, in turn."""
         return np.eye(self.n_outputs, dtype=np.float32)[np.arange(len(mask)) % self.n_outputs]
 
@@ -154,7 +154,7 @@ class Labels(TaskType):
     def terms(self, targets: Values) -> Values:
         return np.full(len(targets), float(self.n_outputs))
 
-    def ignorant_loss(self, targets: Values, words: int = 0) -> float:
+    def constant_loss(self, targets: Values, words: int = 0) -> float:
         """Return the loss of a probability of one half for each."""
         return math.log(2)
 
@@ -176,7 +176,7 @@ class Labels(TaskType):
         names = self.labels or ()
         return [[names[i] for i in np.flatnonzero(row)] for row in self.decided(outputs)]
 
-    def off(self, targets: Values, outputs: Values) -> Values:
+    def row_errors(self, targets: Values, outputs: Values) -> Values:
         """Count the labels that are wrong."""
         return (self.decided(outputs) != (targets > 0)).sum(1)
 
@@ -200,7 +200,7 @@ class Labels(TaskType):
         answer[order[: f1.argmax() + 1]] = _SURE
         return answer
 
-    def regressed(self, targets: Values) -> NDArray[np.float64]:
+    def least_squares_targets(self, targets: Values) -> NDArray[np.float64]:
         """Return 1 for what a row has, else -1."""
         return 2.0 * targets - 1.0
 

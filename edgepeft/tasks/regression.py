@@ -75,7 +75,7 @@ class Regression(TaskType):
         """Return the numbers, float32 [n]."""
         return np.array([self.expected(row) for row in rows], np.float32)
 
-    def made_targets(self, mask: NDArray[np.int64]) -> Values:
+    def synthetic_targets(self, mask: NDArray[np.int64]) -> Values:
         """Return 0, 1, 2, ..."""
         return np.arange(len(mask), dtype=np.float32)
 
@@ -98,14 +98,14 @@ class Regression(TaskType):
         ]
         return LossGraph(nodes, integers=False)
 
-    def ignorant_loss(self, targets: Values, words: int = 0) -> float:
+    def constant_loss(self, targets: Values, words: int = 0) -> float:
         """Return the loss of the mean in place of every number."""
         return float(targets.var(dtype=np.float64))
 
     def outputs(self, logits: NDArray[Any]) -> Values:
         return logits[:, 0]
 
-    def off(self, targets: Values, outputs: Values) -> Values:
+    def row_errors(self, targets: Values, outputs: Values) -> Values:
         return np.abs(outputs - targets)
 
     def fitting(self, targets: Values) -> tuple[str, ...]:
@@ -123,7 +123,7 @@ class Regression(TaskType):
     def majority(self, targets: Values) -> Values:
         return np.asarray(targets.mean())
 
-    def regressed(self, targets: Values) -> NDArray[np.float64]:
+    def least_squares_targets(self, targets: Values) -> NDArray[np.float64]:
         return targets[:, None].astype(np.float64)
 
     def predictions(

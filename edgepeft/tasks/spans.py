@@ -89,7 +89,7 @@ class Spans(TaskType):
         """Return answers with their places, or none, as JSON."""
         return answers_label(value, where)
 
-    def strange(self, row: Row) -> str | None:
+    def unknown_label(self, row: Row) -> str | None:
         """Refuse an answer that does not stand in the passage."""
         answers_of(row)
         return None
@@ -142,7 +142,7 @@ class Spans(TaskType):
         """Return each text's passage."""
         return [passage_of(text.second or "", own) for text, own in zip(texts, tokens.windows, strict=True)]
 
-    def made_targets(self, mask: NDArray[np.int64]) -> Values:
+    def synthetic_targets(self, mask: NDArray[np.int64]) -> Values:
         """Return the first token, [W, 2]."""
         return np.zeros((len(mask), 2), np.int64)
 
@@ -169,7 +169,7 @@ class Spans(TaskType):
         ]
         return LossGraph(nodes, integers=True, dims=("batch", 2))
 
-    def ignorant_loss(self, targets: Values, words: int = 0) -> float:
+    def constant_loss(self, targets: Values, words: int = 0) -> float:
         """Return the loss of equal logits for all tokens of a window."""
         counts = [1 + len(places) for target in targets for places in target.passage.places]
         return float(np.log(counts).mean())
@@ -214,7 +214,7 @@ class Spans(TaskType):
         given = zip(targets, outputs, strict=True)
         return np.array([best_score(metric, self._given(target, output), target.answers) for target, output in given])
 
-    def off(self, targets: Values, outputs: Values) -> Values:
+    def row_errors(self, targets: Values, outputs: Values) -> Values:
         """Return what each row's F1 lacks."""
         return 1 - self.each(targets, outputs)
 
@@ -242,7 +242,7 @@ class Spans(TaskType):
         scores = [self.each(targets, np.tile(each, (len(targets), 1))).mean() for each in kinds]
         return kinds[int(np.argmax(scores))]
 
-    def regressed(self, targets: Values) -> NDArray[np.float64]:
+    def least_squares_targets(self, targets: Values) -> NDArray[np.float64]:
         """Return 1 at the start, and at the end, less their shares of a window's tokens: [tokens that are read, 2]."""
         found = []
         for places, wanted in windows_of(targets):

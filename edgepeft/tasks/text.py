@@ -67,7 +67,7 @@ class Text(TaskType):
         """Refuse: tokens take an encoder, so ``data.batches`` makes them."""
         raise UsageError("rows whose answer is text are encoded together with it.")
 
-    def made_targets(self, mask: NDArray[np.int64]) -> Values:
+    def synthetic_targets(self, mask: NDArray[np.int64]) -> Values:
         """Return as many tokens as the row reads: words of any tokenizer, the second and third of a T5's."""
         return np.where(mask > 0, 3 + np.arange(mask.shape[1]) % 2, NO_TARGET)
 
@@ -95,7 +95,7 @@ class Text(TaskType):
     def terms(self, targets: Values) -> Values:
         return (targets >= 0).sum(1)
 
-    def ignorant_loss(self, targets: Values, words: int = 0) -> float:
+    def constant_loss(self, targets: Values, words: int = 0) -> float:
         """Return the loss of equal probabilities for all words."""
         return math.log(words)
 

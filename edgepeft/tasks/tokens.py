@@ -140,7 +140,7 @@ class Tokens(TaskType):
         except ValueError as error:
             raise UsageError(f"the head's tags are {', '.join(labels)}, and {error}; name them: --labels.") from error
 
-    def strange(self, row: Row) -> str | None:
+    def unknown_label(self, row: Row) -> str | None:
         """Return the first type of a span, or tag, that is none of these; a head trained elsewhere may lack some."""
         read, known = tagged_row(row), self.labels or ()
         odd = None if read.given else next((each.label for each in read.found if each.label not in self.types), None)
@@ -170,7 +170,7 @@ class Tokens(TaskType):
         tagged = ([index[tag] for tag in tagged_row(row).tags(self.labels)] for row in rows)
         return np.fromiter(map(np.stack, zip(tagged, places, strict=True)), object, len(rows))
 
-    def made_targets(self, mask: NDArray[np.int64]) -> Values:
+    def synthetic_targets(self, mask: NDArray[np.int64]) -> Values:
         """Return the tags in turn, as if each token were a word: [B, S]."""
         return np.where(mask > 0, np.arange(mask.shape[1]) % self.n_outputs, NO_TARGET)
 
@@ -201,7 +201,7 @@ class Tokens(TaskType):
     def terms(self, targets: Values) -> Values:
         return (targets >= 0).sum(1)
 
-    def ignorant_loss(self, targets: Values, words: int = 0) -> float:
+    def constant_loss(self, targets: Values, words: int = 0) -> float:
         """Return the loss of equal probabilities for all tags."""
         return math.log(self.n_outputs)
 
@@ -226,7 +226,7 @@ class Tokens(TaskType):
         given = (self._given(target, output) for target, output in zip(targets, outputs, strict=True))
         return [_in_words(row, entities(tags)) for row, tags in zip(rows, given, strict=True)]
 
-    def off(self, targets: Values, outputs: Values) -> Values:
+    def row_errors(self, targets: Values, outputs: Values) -> Values:
         """Return 1 less each row's own F1, which is 1 if there is no entity and none is found."""
         sets = [({*entities(has)}, {*entities(given)}) for has, given in self.both(targets, outputs)]
         return np.array([1 - (2 * len(a & b) / (len(a) + len(b)) if a or b else 1.0) for a, b in sets])
@@ -248,7 +248,7 @@ class Tokens(TaskType):
     def majority(self, targets: Values) -> Values:
         return np.asarray(np.bincount(np.concatenate([target[0] for target in targets])).argmax())
 
-    def regressed(self, targets: Values) -> NDArray[np.float64]:
+    def least_squares_targets(self, targets: Values) -> NDArray[np.float64]:
         """Return 1 in the tag's column, [words that are read, C]."""
         tagged = np.concatenate([tags[places != NOWHERE] for tags, places in targets])
         return np.eye(self.n_outputs)[tagged]

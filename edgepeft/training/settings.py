@@ -21,7 +21,7 @@ from edgepeft.options.base import Folder
 from edgepeft.options.verbs import METHOD, TrainRequest, TrainSettings
 from edgepeft.runtime.grammar import schema_text
 from edgepeft.tasks._facts import WINDOWS
-from edgepeft.tasks.base import TaskType, kind_asked
+from edgepeft.tasks.base import TaskType, requested_kind
 from edgepeft.training.devices import device_of
 
 MAX_LENGTH = 128  # tokens of a text where none are given, as in GLUE's usual settings
@@ -67,7 +67,7 @@ def resolved(request: TrainRequest) -> ResolvedRequest:
         adapters=method.places_adapters,
     )
     said_kind = template.kind(request.kind)
-    kind = kind_asked(said_kind, regression=request.regression, writes=template.target is not None)
+    kind = requested_kind(said_kind, regression=request.regression, writes=template.target is not None)
     found = template.format
     said = {} if found is None else {"metric": found.metric, "max_length": found.max_length}
     said = {name: value for name, value in said.items() if getattr(request, name) is None}
@@ -112,7 +112,7 @@ def filled(
     options: TrainSettings, backbone: Backbone, method: Method, kind: TaskType, longest_target: int = MAX_LENGTH
 ) -> TrainSettings:
     """The same with every default filled in for this backbone, this method and this kind of task."""
-    named = kind_asked(options.kind, regression=options.regression).name
+    named = requested_kind(options.kind, regression=options.regression).name
     if (options.kind or options.regression) and named != kind.name:
         raise UsageError(f"--kind {named} is asked for, and the data is of {kind.title} (kind {kind.name}).")
     if kind.head is not None and options.head not in (None, kind.head):
@@ -136,14 +136,14 @@ def filled(
     # Heads on the first token follow the papers, which have one rate for all.
     head_rate = MEAN_HEAD_RATE if backbone.pooling is Pooling.MEAN else rate
     of_target = (options.max_target_length or min(MAX_LENGTH, longest_target)) if kind.writes else None
-    shared = (of_target or 0) if backbone.architecture.goes_on else 0  # positions of a text that goes on
+    shared = (of_target or 0) if backbone.architecture.decoder_only else 0  # positions of a text that goes on
     of_text = options.max_length or min(MAX_LENGTH, longest - shared)
     if of_text + shared > longest or of_text < 1:
         raise UsageError(
             f"{longest - shared} of the {longest} positions of {backbone.source} are left to read with, beside "
             f"{shared} tokens that are written; lower --max-length or --max-target-length."
         )
-    long = kind.long_asked(options.long, options.stride)
+    long = kind.resolved_long(options.long, options.stride)
     found = {
         "max_length": of_text,
         "long": long,

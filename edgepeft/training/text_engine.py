@@ -87,7 +87,7 @@ def greedy(architecture: Architecture, longest: int, *, ends: bool) -> dict[str,
         eos_token_id=decoder.end_token_id if ends else -1,  # None would be the model's own
         pad_token_id=architecture.pad_token_id,
     )
-    if architecture.goes_on:
+    if architecture.decoder_only:
         return {"generation_config": config}
     # transformers 4's own cache has as many layers as the encoder, be the decoder deeper.
     return {"generation_config": config, "past_key_values": EncoderDecoderCache(DynamicCache(), DynamicCache())}
@@ -110,7 +110,7 @@ def generated(
         tensors = {f"model.{name}": tensor for name, tensor in overrides.items()}
         given = {**delta.prompted(inputs), **greedy(delta.architecture, longest, ends=ends)}
         read = 1  # the start
-        if delta.architecture.goes_on:
+        if delta.architecture.decoder_only:
             read = given["input_ids"].shape[1]
             given["use_cache"] = not delta.card.prompt_length  # a prompt is told by places, of which a step knows none
         if guides is not None:

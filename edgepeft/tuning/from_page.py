@@ -25,7 +25,7 @@ from edgepeft.graph.gradient.training import training_facts
 from edgepeft.graph.half import halved, rounded, widen
 from edgepeft.tuning.federated import checked_tensors
 from edgepeft.tuning.step import TrainingStep
-from edgepeft.tuning.target import deployed_graph, retold
+from edgepeft.tuning.target import deployed_graph, with_values
 
 FORMAT = "edgepeft.tuned/1"
 _ROWS = 16  # of the check, at once
@@ -119,7 +119,7 @@ def prepare_tuned(bundle: Bundle, path: Path, *, replace: bool = False) -> Prepa
     told: dict[str, Any] = {"metrics": {**account.metrics.model_dump(), "split": split}}
     told["training"] = {**account.training.model_dump(), "dropout": False}
     # Temperature and guarantee were those of the version before.
-    graph = retold(delta, stored, half, **told, chosen={})
+    graph = with_values(delta, stored, half, **told, chosen={})
     deployed = deployed_graph(delta, trained, bundle)
     inputs, _ = read_check(*bundle.check(task))
     logits = TrainingStep(deployed, trained, bundle.folder).logits(stored, inputs, _ROWS)

@@ -1,4 +1,4 @@
-"""What is tuned, and how: a task of the bundle, or a new one from a template, with its data and a run's options."""
+"""The target of a tuning run: a task of the bundle, or a new one from a template, with its data and options."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from edgepeft.graph.template import with_labels
 from edgepeft.options.verbs import TuneSettings
 from edgepeft.runtime.decoding import GREEDY
 from edgepeft.tasks._conformal import Guarantee, guarantee_of
-from edgepeft.tasks.base import TaskType, kind_asked
+from edgepeft.tasks.base import TaskType, requested_kind
 
 _RATE = 1e-3  # of a method that this version does not know
 
@@ -91,10 +91,10 @@ class TuningTarget:
 
     def with_tensors(self, tensors: Arrays, **account: dict[str, Any]) -> onnx.ModelProto:
         """The delta graph with these values, and this account of them in its card."""
-        return retold(self.delta, tensors, self.half, **account)
+        return with_values(self.delta, tensors, self.half, **account)
 
 
-def retold(delta: onnx.ModelProto, tensors: Arrays, half: Collection[str] = (), **account: Any) -> onnx.ModelProto:
+def with_values(delta: onnx.ModelProto, tensors: Arrays, half: Collection[str] = (), **account: Any) -> onnx.ModelProto:
     """The delta graph with these values and this account of how they came about: what its card says anew."""
     model = copied(delta)
     for initializer in model.graph.initializer:
@@ -233,7 +233,7 @@ def from_template(
     paths = {suffix: where / f"{template}{suffix}" for suffix in (GRAPH, CHECK)}
     for path, expected in zip(paths.values(), (entry.sha256, entry.check_sha256), strict=True):
         expect_hash(path, expected)
-    asked, decoder = kind_asked(kind), None if bundle.architecture.goes_on else bundle.architecture.decoder
+    asked, decoder = requested_kind(kind), None if bundle.architecture.decoder_only else bundle.architecture.decoder
     if asked.head is not None or (decoder is not None and not asked.one_label):
         raise UsageError(f"template {template} makes no {asked.name} task; train one with: edgepeft train.")
     data = files.load(None, options, asked)

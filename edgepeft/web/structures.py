@@ -57,9 +57,9 @@ def _reason(bundle: Bundle, task: str, places: bool) -> str:
     kind = entry.task_kind
     if kind.writes:
         return "writes text, which takes a decoder's loop"
-    if bundle.architecture.goes_on or entry.source is not None:
+    if bundle.architecture.decoder_only or entry.source is not None:
         cut = "is read by a decoder, whose long texts lose their beginnings, and in a page their ends"
-        return cut if bundle.architecture.goes_on else "is posed as text of a row's columns"
+        return cut if bundle.architecture.decoder_only else "is posed as text of a row's columns"
     if entry.weights_sha256 is not None:
         return "has more tensors of its own than a graph can hold"
     if bundle.manifest.backbone.weights_dtype == "int4":

@@ -86,7 +86,7 @@ def test_split_keys_and_values_positions_and_the_mask_are_transformers(tiny: Cal
     architecture = both.backbone.architecture
     for site in (site for site in architecture.sites if site.shape):
         module, name = both.model.get_submodule(site.module), site.name
-        if site.enters:
+        if site.is_input:
             module.register_forward_pre_hook(lambda _, args, name=name: seen.update({name: args[0]}))
         elif site.argument:
             module.register_forward_pre_hook(

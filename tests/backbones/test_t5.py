@@ -270,7 +270,7 @@ def test_every_site_its_input_and_residual_are_what_the_modules_see(tiny: Callab
     architecture = both.backbone.architecture
     bindings = both.backbone.family.bindings(architecture)
     for site in architecture.sites:
-        if site.enters:
+        if site.is_input:
             both.model.get_submodule(site.module).register_forward_pre_hook(lambda _, args, n=site.name: keep(n, args))
         elif site.module:
             both.model.get_submodule(site.module).register_forward_hook(lambda _, __, y, n=site.name: keep(n, y))

@@ -120,7 +120,7 @@ def test_every_run_of_a_sweep_that_is_under_way_is_told_and_what_is_left_where_t
 
 
 def test_what_waits_for_others_says_nothing(clocks, capsys):
-    with progress.signs_of_life("edgepeft serve"):
+    with progress.heartbeat("edgepeft serve"):
         clocks[0].tick()
         progress.no_longer()
     assert capsys.readouterr().err == "edgepeft serve, 10 s\n"

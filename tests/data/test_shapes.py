@@ -23,7 +23,7 @@ from edgepeft.data.parts import load_data
 from edgepeft.data.pattern import pattern
 from edgepeft.data.readers import source_of
 from edgepeft.data.rows import Columns, head_of, read_rows
-from edgepeft.data.shapes import told_shape
+from edgepeft.data.shapes import recognised_shape
 from edgepeft.tasks.base import kind_named
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "data.md").read_text(encoding="utf-8")
@@ -59,7 +59,7 @@ def jsonl(path, rows):
 def test_each_file_of_the_page_is_told_as_the_page_says_and_read(tmp_path, name):
     kind, content = FILES[name]
     (path := tmp_path / name).write_text(content)
-    shape = told_shape(path, head_of(path))
+    shape = recognised_shape(path, head_of(path))
     assert (shape.kind if shape else "classification") == kind
     if kind == "text":
         assert shape.source and shape.target
@@ -117,7 +117,7 @@ READ = {
 def test_a_row_is_what_its_columns_say(tmp_path, name):
     record, (first, second, label) = READ[name]
     path = jsonl(tmp_path / "rows.jsonl", [record])
-    shape = told_shape(path, head_of(path))
+    shape = recognised_shape(path, head_of(path))
     (row,) = of_kind(path, shape.kind if shape else "classification")
     assert (row.sentence1, row.sentence2, row.label) == (first, second, label)
 
@@ -147,7 +147,7 @@ def test_marks_in_a_text_are_spans_whatever_tool_exports_them(tmp_path, record):
     empty = {**record, **{name: found for name, found in nothing.items() if name in record}}
     path = tmp_path / "rows.json"
     path.write_text(json.dumps([empty, record]))  # the first row has none
-    shape = told_shape(path, head_of(path))
+    shape = recognised_shape(path, head_of(path))
     assert shape.kind == "tokens"
     first, second = (json.loads(row.label)["spans"] for row in of_kind(path, "tokens"))
     assert (first, second) == ([], [[0, 3, "PER"]])
@@ -186,17 +186,17 @@ def test_squad_as_it_is_published_has_a_row_for_each_question(tmp_path):
 def test_labels_that_are_numbers_are_asked_about_and_a_few_whole_ones_are_names(tmp_path, values, asked):
     path = jsonl(tmp_path / "rows.jsonl", [{"sentence1": "a", "label": value} for value in values])
     if not asked:
-        assert told_shape(path, head_of(path)) is None
+        assert recognised_shape(path, head_of(path)) is None
         return
     with pytest.raises(UsageError, match=r"label holds numbers .* --kind regression .* --kind classification"):
-        told_shape(path, head_of(path))
+        recognised_shape(path, head_of(path))
 
 
 def test_a_column_that_an_option_names_is_asked_about_too(tmp_path):
     path = jsonl(tmp_path / "rows.jsonl", [{"review": "a", "stars": 1.5, "Label": "x"}] * 3)
     with pytest.raises(UsageError, match="stars holds numbers"):
-        told_shape(path, head_of(path), (None, None, "stars"))
-    assert told_shape(path, head_of(path), ("review", None, None)) is None
+        recognised_shape(path, head_of(path), (None, None, "stars"))
+    assert recognised_shape(path, head_of(path), ("review", None, None)) is None
 
 
 def test_two_columns_that_fit_are_refused_with_the_option_that_chooses(tmp_path):
@@ -206,7 +206,7 @@ def test_two_columns_that_fit_are_refused_with_the_option_that_chooses(tmp_path)
     ):
         path = jsonl(tmp_path / "rows.jsonl", [record])
         with pytest.raises(DataError, match=message):
-            told_shape(path, head_of(path))
+            recognised_shape(path, head_of(path))
 
 
 def test_a_column_of_0_and_1_that_later_holds_another_is_refused(tmp_path):
@@ -234,7 +234,7 @@ CELLS = {
 def test_lists_in_a_tables_cells_are_read_as_json_and_pandas_write_them(tmp_path, kind):
     content, text, label = CELLS[kind]
     (path := tmp_path / "rows.csv").write_text(content)
-    assert told_shape(path, head_of(path)).kind == kind
+    assert recognised_shape(path, head_of(path)).kind == kind
     (row,) = of_kind(path, kind)
     assert (str(row.sentence1), json.loads(row.label)) == (text, json.loads(label))
 
@@ -252,7 +252,7 @@ def test_arrays_and_numbers_of_numpy_in_memory_are_lists_and_numbers(tmp_path):
     (row,) = of_kind(Records([{"text": "a", "label": np.int64(1)}]), "classification")
     assert row.label == "1"
     scored = Records([{"text": "a", "score": Decimal("4.50")}])  # a database's, as parquet has them
-    assert told_shape(scored, head_of(scored)).kind == "regression"
+    assert recognised_shape(scored, head_of(scored)).kind == "regression"
     assert [row.label for row in of_kind(scored, "regression")] == ["4.50"]
 
 
@@ -286,7 +286,7 @@ def test_an_array_as_numpy_prints_it_is_no_list_of_one_joined_word():
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_lists_in_cells_are_no_names_of_classes_where_one_cell_is_empty(tmp_path):
     (path := tmp_path / "rows.csv").write_text("text,labels\na,\"['x', 'y']\"\nb,\nc,\"['x']\"\n")
-    assert told_shape(path, head_of(path)).kind == "labels"
+    assert recognised_shape(path, head_of(path)).kind == "labels"
     with pytest.raises(DataError, match=r"rows.csv:3: the label is a list of names, \[\] for none"):
         of_kind(path, "labels")
 
@@ -326,7 +326,7 @@ def test_a_0_or_1_for_each_label_is_no_list_of_two_labels(tmp_path):
     path = jsonl(
         tmp_path / "rows.jsonl", [{"text": "a", "labels": [1, 0, 1]}, {"text": "b", "labels": [0.0, 0.0, 1.0]}]
     )
-    assert told_shape(path, head_of(path)).kind == "labels"
+    assert recognised_shape(path, head_of(path)).kind == "labels"
     assert [row.label for row in of_kind(path, "labels")] == ['["0","2"]', '["2"]']
     (tmp_path / "label_names.json").write_text('["rude", "kind", "odd"]')
     assert [row.label for row in of_kind(path, "labels")] == ['["odd","rude"]', '["odd"]']
@@ -339,7 +339,7 @@ def test_a_0_or_1_for_each_label_is_no_list_of_two_labels(tmp_path):
 def test_answers_are_counted_from_1_where_one_is_the_last_and_none_is_0(tmp_path):
     rows = [{"question": "q", "choices": ["a", "b", "c"], "answerKey": key} for key in ("1", "3", "2")]
     path = jsonl(tmp_path / "rows.jsonl", rows)
-    assert "counted from 1" in told_shape(path, head_of(path)).told
+    assert "counted from 1" in recognised_shape(path, head_of(path)).told
     assert [row.label for row in of_kind(path, "choice")] == ["0", "2", "1"]
     path = jsonl(tmp_path / "rows.jsonl", [{**rows[0], "answerKey": key} for key in ("1", "2", "0")])
     assert [json.loads(row.label) for row in of_kind(path, "choice")] == ["1", "2", "0"]
@@ -367,7 +367,7 @@ def test_the_answer_beside_numbered_columns_is_a_text_a_letter_or_a_number_too(t
 )  # fmt: skip
 def test_a_row_of_another_shape_than_the_first_is_refused_with_its_line(tmp_path, first, odd):
     path = jsonl(tmp_path / "rows.jsonl", [first, odd])
-    kind = told_shape(path, head_of(path)).kind
+    kind = recognised_shape(path, head_of(path)).kind
     with pytest.raises(DataError, match=r"rows\.jsonl:2: "):
         if kind == "text":
             source = pattern("{en}")
@@ -533,7 +533,7 @@ def test_tags_and_lists_of_numbers_have_names_too_and_without_them_tags_are_refu
     for path in (tags, lines):
         assert [json.loads(row.label) for row in of_kind(path, "tokens")] == [{"tags": ["B-PER", "O"]}]
     lists = jsonl(tmp_path / "lists.jsonl", [{"text": "a", "labels": [1, 0]}, {"text": "b", "labels": []}])
-    assert told_shape(lists, head_of(lists)).kind == "labels"
+    assert recognised_shape(lists, head_of(lists)).kind == "labels"
     assert [row.label for row in of_kind(lists, "labels")] == ['["B-PER","O"]', "[]"]
 
 
@@ -541,9 +541,9 @@ def test_tags_and_lists_of_numbers_have_names_too_and_without_them_tags_are_refu
 def test_many_numbers_with_names_are_not_asked_about_and_names_that_are_none_are_refused(tmp_path):
     path = jsonl(tmp_path / "rows.jsonl", [{"text": "a", "label": i} for i in range(40)])
     with pytest.raises(UsageError, match="holds numbers"):
-        told_shape(path, head_of(path))
+        recognised_shape(path, head_of(path))
     (names := tmp_path / "labels.txt").write_text("".join(f"name {i}\n" for i in range(40)))
-    assert told_shape(path, head_of(path)) is None
+    assert recognised_shape(path, head_of(path)) is None
     names.write_text("one\none\n")  # no names, and nobody says that they are
     assert {row.label for row in of_kind(path, "classification")} == {*map(str, range(40))}
     (tmp_path / "config.json").write_text('{"id2label": {"0": "LABEL_0", "1": "LABEL_1"}}')
@@ -632,7 +632,7 @@ def test_rows_that_hold_anything_are_read_or_refused_and_never_a_traceback(tmp_p
         rows = [mutated(row, chance) if chance.random() < 0.5 else row for row in whole]
         with contextlib.suppress(EdgepeftError):
             source = Records([row for row in rows if isinstance(row, dict)])
-            shape = told_shape(source, head_of(source))
+            shape = recognised_shape(source, head_of(source))
             of_kind(source, shape.kind if shape and not shape.source else "classification")
 
 
@@ -641,12 +641,12 @@ def test_rows_that_hold_anything_are_read_or_refused_and_never_a_traceback(tmp_p
 def test_numbers_with_commas_are_asked_about(tmp_path):
     (path := tmp_path / "rows.csv").write_text("text;label\n" + "".join(f"w{i};{i % 5},5\n" for i in range(20)))
     with pytest.raises(UsageError, match="holds numbers with commas \\(0,5; 1,5; 2,5\\)"):
-        told_shape(path, [*head_of(path), {"text": "z", "label": ""}])
+        recognised_shape(path, [*head_of(path), {"text": "z", "label": ""}])
     row, *_ = of_kind(path, "regression")
     with pytest.raises(DataError, match="found '0,5'; write it with a point"):
         kind_named("regression")(None).expected(row)
     path.write_text('text,label\na,x\nb,"1,5"\n')
-    assert told_shape(path, head_of(path)) is None
+    assert recognised_shape(path, head_of(path)) is None
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
@@ -661,7 +661,7 @@ def test_an_underscore_is_of_no_number(tmp_path):
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_a_missing_number_is_refused_with_its_line_and_the_others_are_numbers_all_the_same(tmp_path):
     (path := tmp_path / "rows.csv").write_text("text,rating\na,1.5\nb,\nc,3\n")
-    assert told_shape(path, head_of(path)).kind == "regression"
+    assert recognised_shape(path, head_of(path)).kind == "regression"
     with pytest.raises(DataError, match=r"rows.csv:3: the label is empty"):
         of_kind(path, "regression")
 
@@ -683,7 +683,7 @@ def test_training_asks_about_numbers_after_the_first_rows_unless_their_kind_is_s
 
 def test_numbers_to_learn_are_asked_about_even_after_the_first_rows(tmp_path):
     path = jsonl(tmp_path / "rows.jsonl", [{"text": f"t{i}", "label": 5 if i < 120 else i / 8} for i in range(200)])
-    assert told_shape(path, head_of(path)) is None  # the first hundred are all 5
+    assert recognised_shape(path, head_of(path)) is None  # the first hundred are all 5
     with pytest.raises(UsageError, match="--kind regression"):
         load_data(path)
     assert load_data(path, kind="regression").task_kind.name == "regression"

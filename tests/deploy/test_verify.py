@@ -191,7 +191,7 @@ def test_what_comes_past_the_end_of_a_text_is_not_counted():
 
 @pytest.mark.parametrize(("by", "passes"), [(0.3, True), (2.0, False)])
 def test_a_decoder_in_8_bits_is_held_to_its_divergence_and_not_to_near_ties(by, passes):
-    result, *_ = texts(by, allowed=allowed_for("int8", "fp32", goes_on=True))
+    result, *_ = texts(by, allowed=allowed_for("int8", "fp32", decoder_only=True))
     assert result.agreement < 0.98  # which an encoder would be refused for
     with (
         contextlib.nullcontext() if passes else pytest.raises(VerificationFailed, match=r"Kullback-Leibler.*0\.05 nats")
@@ -201,7 +201,7 @@ def test_a_decoder_in_8_bits_is_held_to_its_divergence_and_not_to_near_ties(by, 
 
 
 def test_what_is_accepted_is_stated_and_holds_from_then_on_and_no_number_is_never_accepted():
-    allowed = allowed_for("int8", "fp32", goes_on=True)
+    allowed = allowed_for("int8", "fp32", decoder_only=True)
     result = accepted(texts(2.0, allowed=allowed)[0])
     require_passed("t", result)
     again, *_ = texts(2.0, allowed=allowed.at_least(result))

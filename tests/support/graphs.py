@@ -126,7 +126,7 @@ def require_sites(both: Both, rows: dict[str, np.ndarray]) -> int:
     bindings = both.backbone.family.bindings(architecture)
     for site in filter(lambda site: site.module and not site.shape, architecture.sites):
         module = both.model.get_submodule(site.module)
-        if site.enters:
+        if site.is_input:
             keep_input(site.module, site.name, site)
         else:
             module.register_forward_hook(lambda _, __, y, s=site: keep(s.name, s, y, s.columns))

@@ -235,7 +235,7 @@ def rows(folder: Path) -> tuple[list[bytes], Target]:
     """A data file in each format, as `edgepeft look` and `train` read it; its name stands before its content."""
     from edgepeft.data.parts import BadRows
     from edgepeft.data.rows import Columns, head_of, read_rows
-    from edgepeft.data.shapes import told_shape
+    from edgepeft.data.shapes import recognised_shape
     from edgepeft.tasks.base import kind_named
 
     folder.mkdir(exist_ok=True)
@@ -250,7 +250,7 @@ def rows(folder: Path) -> tuple[list[bytes], Target]:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                shape = told_shape(path, head_of(path))
+                shape = recognised_shape(path, head_of(path))
                 kind = kind_named(shape.kind if shape else "classification")
                 columns = kind.columns(Columns())
                 if kind.name == "text" and shape is not None:

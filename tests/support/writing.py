@@ -31,7 +31,7 @@ _SETTINGS: dict[str, dict[str, Any]] = {"lora": {"rank": 2}, "prompt-r": {"lengt
 def export_several(backbone: Path, folder: Path) -> None:
     """A bundle of TASKS, and with a T5 of ``mood``, which has labels; its deltas lie beside it."""
     opened = open_backbone(str(backbone))
-    tasks = TASKS | (PREFIXES if opened.architecture.goes_on else {})
+    tasks = TASKS | (PREFIXES if opened.architecture.decoder_only else {})
     deltas = [
         random_delta(opened, method, task, None, head="text", seed=seed, settings=_SETTINGS.get(method, {}))
         for seed, (task, method) in enumerate(tasks.items())

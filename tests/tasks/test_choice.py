@@ -75,12 +75,12 @@ def test_rows_of_different_numbers_stand_together():
 def test_knowing_nothing_costs_the_logarithm_of_how_many_there_are():
     rows = [row(n, i) for n, i in zip(COUNTS, RIGHT, strict=True)]
     encoded = encode(rows, KIND, Words(), 16, 0)  # type: ignore[arg-type]
-    assert KIND.ignorant_loss(encoded.targets) == pytest.approx((math.log(2) + math.log(4) + math.log(3)) / 3)
+    assert KIND.constant_loss(encoded.targets) == pytest.approx((math.log(2) + math.log(4) + math.log(3)) / 3)
     assert KIND.errors(TARGETS, np.array([1, 0, 0]))["figures"] == pytest.approx(
         {"accuracy": 2 / 3, "chance": (1 / 2 + 1 / 4 + 1 / 3) / 3}
     )
     assert KIND.majority(np.array([[1, 2], [0, 3], [1, 4]])) == 1
-    assert KIND.off(TARGETS, np.array([1, 0, 0])).tolist() == [0, 1, 0]
+    assert KIND.row_errors(TARGETS, np.array([1, 0, 0])).tolist() == [0, 1, 0]
 
 
 class Words:

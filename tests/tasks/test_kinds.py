@@ -21,7 +21,7 @@ from edgepeft.common.errors import UnknownName, UsageError
 from edgepeft.common.registry import names_of
 from edgepeft.data.row_grouping import grouped, places_of
 from edgepeft.graph.gradient.training import add_loss
-from edgepeft.tasks.base import TaskType, kind_asked, kind_named, kinds, stated
+from edgepeft.tasks.base import TaskType, kind_named, kinds, requested_kind, stated
 from edgepeft.training.engine import loss_of
 
 PACKAGE = Path(edgepeft.__file__).parent
@@ -178,12 +178,16 @@ def test_what_was_written_before_kinds_had_names_is_understood(labels, head_read
 
 
 def test_the_short_forms_and_the_name_are_one_wish():
-    assert kind_asked(None).name == "classification"
-    assert kind_asked(None, regression=True) is kind_asked("regression", regression=True) is kind_named("regression")
-    assert kind_asked(None, writes=True).writes
+    assert requested_kind(None).name == "classification"
+    assert (
+        requested_kind(None, regression=True)
+        is requested_kind("regression", regression=True)
+        is kind_named("regression")
+    )
+    assert requested_kind(None, writes=True).writes
     with pytest.raises(UsageError, match="--kind classification is another kind of task than regression"):
-        kind_asked("classification", regression=True)
+        requested_kind("classification", regression=True)
     with pytest.raises(UnknownName, match="Did you mean 'regression'"):
-        kind_asked("regresion")
+        requested_kind("regresion")
     with pytest.raises(ValueError, match="has labels"):
         stated("classification", None, "mean")

@@ -105,7 +105,7 @@ def test_the_majority_is_the_constant_answer_of_the_best_micro_f1():
     best = max(metrics.f1_score(targets, answer, average="micro", zero_division=0) for answer in every)
     ours = np.broadcast_to(kind.majority(targets), targets.shape)
     assert kind.score("micro_f1", targets, ours) == pytest.approx(best)
-    assert kind.off(targets[:1], np.zeros((1, 4)) - 1) == targets[:1].sum()
+    assert kind.row_errors(targets[:1], np.zeros((1, 4)) - 1) == targets[:1].sum()
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ def at(start: int, text: str) -> dict[str, Any]:
 )
 def test_what_cannot_be_an_answer_names_its_row(row: Row, words: str):
     with pytest.raises(DataError, match=words):
-        Spans().strange(row)
+        Spans().unknown_label(row)
 
 
 @pytest.mark.parametrize(

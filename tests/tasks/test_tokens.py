@@ -38,12 +38,12 @@ def test_entities_are_seqevals(scheme):
 
 
 def test_tags_that_a_head_from_elsewhere_lacks_are_strange_and_mixed_ones_are_refused():
-    assert Tokens(("B-X", "O")).strange(row("a b", {"spans": [(0, 1, "X")]})) is None
+    assert Tokens(("B-X", "O")).unknown_label(row("a b", {"spans": [(0, 1, "X")]})) is None
     verbs = Tokens(("NOUN", "VERB"))  # no tag for a word outside
-    assert verbs.strange(row("a b", {"spans": [(0, 1, "NOUN")]})) == "O"
-    assert verbs.strange(row("a b", {"tags": ["NOUN", "VERB"]})) is None
-    assert verbs.strange(row("a b", {"tags": ["NOUN", "ADJ"]})) == "ADJ"
-    assert Tokens(("B-X", "O")).strange(row("a b", {"spans": [(0, 3, "X")]})) == "I-X"
+    assert verbs.unknown_label(row("a b", {"spans": [(0, 1, "NOUN")]})) == "O"
+    assert verbs.unknown_label(row("a b", {"tags": ["NOUN", "VERB"]})) is None
+    assert verbs.unknown_label(row("a b", {"tags": ["NOUN", "ADJ"]})) == "ADJ"
+    assert Tokens(("B-X", "O")).unknown_label(row("a b", {"spans": [(0, 3, "X")]})) == "I-X"
     Tokens.check_labels(("NOUN", "VERB"))
     with pytest.raises(UsageError, match="write all of them one way"):
         Tokens.check_labels(("B-X", "Y"))
@@ -331,9 +331,9 @@ def test_a_row_is_as_far_off_as_its_f1_lacks():
     told = [([1, 4, 1], [1, 4, 4]), ([1, 4, 4], [0, 4, 4]), ([4, 4, 4], [4, 4, 4]), ([4, 4, 4], [1, 4, 4])]
     for i, (right, given) in enumerate(told):
         targets[i], outputs[i] = np.array([right, [0, 1, 2]]), np.array(given)
-    assert kind.off(targets, outputs) == pytest.approx([1 / 3, 1, 0, 1])
+    assert kind.row_errors(targets, outputs) == pytest.approx([1 / 3, 1, 0, 1])
     most = np.broadcast_to(kind.majority(targets), outputs.shape)
-    assert kind.off(targets, most).tolist() == [1, 1, 0, 0]  # outside of all entities
+    assert kind.row_errors(targets, most).tolist() == [1, 1, 0, 0]  # outside of all entities
 
 
 def test_two_models_agree_where_the_references_margin_decides():

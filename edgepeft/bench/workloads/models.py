@@ -238,9 +238,9 @@ def _targets(
 ) -> tuple[NDArray[Any], dict[str, NDArray[np.int64]]]:
     """Make a step's targets [rows, ...], and what a decoder reads to write them."""
     if not job.new_tokens:
-        return job.task_kind().made_targets(mask), {}
+        return job.task_kind().synthetic_targets(mask), {}
     assert architecture.decoder is not None, "what writes has a decoder"
-    targets = job.task_kind().made_targets(np.ones((len(mask), job.new_tokens), np.int64))
+    targets = job.task_kind().synthetic_targets(np.ones((len(mask), job.new_tokens), np.int64))
     start = np.full((len(targets), 1), architecture.decoder.start_token_id or 0)
     return targets, {BEFORE: np.concatenate([start, targets[:, :-1]], axis=1)}
 

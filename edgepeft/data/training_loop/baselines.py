@@ -57,11 +57,11 @@ def compared_with(
         chosen = {part: _spread(len(values), None if part == "test" else most) for part, values in targets.items()}
         few = {part: targets[part][places] for part, places in chosen.items()}
         answers[LINEAR] = linear_head(_states(engine, rows, chosen, kind, advance), few, kind, metric)
-    of_test, delta = targets["test"], kind.off(targets["test"], test.outputs)
+    of_test, delta = targets["test"], kind.row_errors(targets["test"], test.outputs)
     found = {}
     for name, (own, values) in answers.items():
         scores = {each: own.score(each, of_test, values) for each in dict.fromkeys([metric, *beside])}
-        found[name] = {"test": scores[metric], "scores": scores, **compared(delta, own.off(of_test, values))}
+        found[name] = {"test": scores[metric], "scores": scores, **compared(delta, own.row_errors(of_test, values))}
     return found
 
 
@@ -104,7 +104,7 @@ def linear_head(
     x -= mean
     base, products, done = np.zeros(kind.n_outputs), np.zeros((x.shape[1], kind.n_outputs)), 0
     for start in range(0, len(targets["train"]), SCORED_ROWS):  # very many labels' columns would be gigabytes
-        y = kind.regressed(targets["train"][start : start + SCORED_ROWS])
+        y = kind.least_squares_targets(targets["train"][start : start + SCORED_ROWS])
         base += y.sum(0) / len(x)
         products += x[done : done + len(y)].T @ y
         done += len(y)
@@ -140,7 +140,7 @@ def compared(delta: Values, other: Values) -> dict[str, Any]:
     return {"only_delta": won, "only_this": lost, "p": p, "beaten": won > lost and p < SIGNIFICANT}
 
 
-def undecidable(metrics: Mapping[str, Any]) -> bool:
+def too_few_to_tell(metrics: Mapping[str, Any]) -> bool:
     """True if on so few rows only one of both is right that nothing could follow from them, however they fell."""
     found = [each for each in metrics["baselines"].values() if not each["beaten"]]
     return all(mcnemar(0, each["only_delta"] + each["only_this"]) >= SIGNIFICANT for each in found)

@@ -154,7 +154,7 @@ class TrainingLoop:
         self.metric = self.kind.metric_or_default(options.metric)
         self.kind.check_batch(batch_size, data.train)
         train = self.rows["train"]
-        self.ignorant = self.kind.ignorant_loss(train.targets, train.writing.words if train.writing else 0)
+        self.ignorant = self.kind.constant_loss(train.targets, train.writing.words if train.writing else 0)
         self.per_epoch = math.ceil(len(data.train) / batch_size)
         self.total = options.total_steps(self.per_epoch)
         self.interval = evaluation_interval(self.per_epoch, self.total)

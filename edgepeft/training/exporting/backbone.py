@@ -99,11 +99,11 @@ def write_weights(graphs: Sequence[onnx.ModelProto], backbone: Backbone, folder:
     if dtype == "fp32":
         shutil.copyfile(backbone.weights, folder / WEIGHTS_FILE)
         return backbone.sha256
-    decoder, goes_on = backbone.architecture.decoder, backbone.architecture.goes_on
+    decoder, decoder_only = backbone.architecture.decoder, backbone.architecture.decoder_only
     factors = {} if decoder or dtype == "int4" else column_factors(graphs[0], backbone)
     graph, *others = (each.graph for each in graphs)
     tensors = quantised_tensors(
-        graph, backbone.checkpoint, factors, others=others, four_bits=dtype == "int4", groups=goes_on
+        graph, backbone.checkpoint, factors, others=others, four_bits=dtype == "int4", groups=decoder_only
     )
     for name in backbone.architecture.pooler:  # no part of the graph, but read by heads
         if backbone.checkpoint.has(name):

@@ -77,7 +77,7 @@ def data_check(delta: Delta, backbone: Backbone, model: nn.Module, source: Sourc
     with contextlib.suppress(DataError):  # a file of texts alone, or one of another task's, gives no metric
         how: dict[str, Any] = {"label_of": kind.label_text, "optional": kind.optional_labels}
         rows = list(read_rows(source, labels=True, columns=columns, **how))
-        targets = None if any(kind.strange(row) is not None for row in rows) else kind.encoded(rows, batch)
+        targets = None if any(kind.unknown_label(row) is not None for row in rows) else kind.encoded(rows, batch)
     grouping = kind.grouping(batch, per_row)
     return DataCheck(batch.inputs, _logits(delta, model, batch.inputs), targets, kind, grouping)
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from edgepeft.backbones import emit
-from edgepeft.backbones.base import Architecture, Helper, Pooling, Role, Site
+from edgepeft.backbones.base import Architecture, PackedIndex, Pooling, Role, Site
 from edgepeft.backbones.checkpoint import StoredTensor
 from edgepeft.backbones.emit import IR_VERSION, OPSET, external_tensor
 from edgepeft.backbones.hooks import needs
@@ -55,7 +55,7 @@ def export_delta(
     precision.
 
     Inputs: ``<site>``, ``<site>.input``, ``<site>.residual`` [tokens, d], ``pooled.*`` [batch, d],
-    ``Helper``, ``weight:<tensor>``, ``generated:<tensor>``, ``drawn:<matrix>``.  Outputs:
+    ``PackedIndex``, ``weight:<tensor>``, ``generated:<tensor>``, ``drawn:<matrix>``.  Outputs:
     ``<site>:adapted``, ``override:<tensor>``, ``logits`` [batch, outputs], or [tokens, outputs], but not where text is
     written: there they are the backbone's own.  Labels that a decoder scores are adapted values too, int64 constants.
     """
@@ -129,16 +129,16 @@ class _Parts(nn.Module):
         if self.delta.card.pooling is Pooling.TOKENS:
             self._read(self.last, torch.zeros(_TOKENS, hidden), self.owners.get(self.last))
             return
-        if self.delta.card.unpooled == 0:
+        if self.delta.card.skipped_tokens == 0:
             trie = self.trie
             width = self.delta.architecture.vocab_size if self.delta.card.writes else hidden
             shape = (width,) if trie is None else trie.siblings.shape
             self._read(self.delta.card.pooling.site, torch.zeros(_BATCH, *shape))
             return
         self._read(self.last, torch.zeros(_TOKENS, hidden))
-        self._read(Helper.FIRST_TOKEN, torch.zeros(_BATCH, dtype=torch.int64))
+        self._read(PackedIndex.FIRST_TOKEN, torch.zeros(_BATCH, dtype=torch.int64))
         if self.delta.card.pooling is Pooling.MEAN:
-            self._read(Helper.ROW, torch.zeros(_TOKENS, dtype=torch.int64), self.last)
+            self._read(PackedIndex.ROW, torch.zeros(_TOKENS, dtype=torch.int64), self.last)
 
     def _read(self, name: str, example: Tensor, owner: str | None = None) -> None:
         """Declare an input with as many rows as ``owner`` has."""
@@ -163,7 +163,7 @@ class _Parts(nn.Module):
             "residual": (".residual", site.out_features),
         }
         # Modules that read the positions have their row count in common; such sites are declared from below.
-        owner = Helper.POSITION if "position" in needs(module) else site.name
+        owner = PackedIndex.POSITION if "position" in needs(module) else site.name
         for wanted in needs(module):
             if wanted == "norm":
                 for part in ("weight", "bias") if site.norm else ():
@@ -175,7 +175,7 @@ class _Parts(nn.Module):
             elif site.role is Role.POOLED_LABELS:
                 self._declare_pooled()
             elif wanted == "position":
-                self._read(Helper.POSITION, torch.zeros(rows, dtype=torch.int64), owner)
+                self._read(PackedIndex.POSITION, torch.zeros(rows, dtype=torch.int64), owner)
             else:
                 suffix, width = widths[wanted]
                 self._read(site.name + suffix, torch.zeros(rows, width), owner)
@@ -197,15 +197,15 @@ class _Parts(nn.Module):
 
     def _pooled(self, given: dict[str, Tensor]) -> Tensor:
         """[batch, d]; of packed tokens, where the prompt's are to be left out.  Or [tokens, d] of them all."""
-        card, skip = self.delta.card, self.delta.card.unpooled
+        card, skip = self.delta.card, self.delta.card.skipped_tokens
         if card.pooling is Pooling.TOKENS:
             return given[self.last]
         if skip == 0:
             return given[card.pooling.site]
-        hidden, first = given[self.last], given[Helper.FIRST_TOKEN]
+        hidden, first = given[self.last], given[PackedIndex.FIRST_TOKEN]
         if card.pooling is Pooling.FIRST:
             return hidden[first + skip]
-        row = given[Helper.ROW]
+        row = given[PackedIndex.ROW]
         text = torch.arange(hidden.shape[0]) - first[row] >= skip
         rows = torch.arange(first.shape[0]).unsqueeze(1)
         members = ((row == rows) & text).to(hidden.dtype)  # (batch, tokens)
@@ -220,7 +220,7 @@ class _Parts(nn.Module):
             "residual": lambda: given[f"{name}.residual"],
             "norm": lambda: self._norm(site, given),
             "bias": lambda: bias if bias is None or site.columns is None else bias[slice(*site.columns)],
-            "position": lambda: given[Helper.POSITION],
+            "position": lambda: given[PackedIndex.POSITION],
             "token": lambda: self.tokens,
         }
         adapted: Tensor = module(*(sources[wanted]() for wanted in needs(module)))
@@ -249,7 +249,7 @@ def _dims(parts: _Parts) -> tuple[tuple[dict[int, Any] | None, ...]]:
 
 
 def _name_dims(graph: onnx.GraphProto, architecture: Architecture, *, per_token: bool) -> None:
-    by_row = {Helper.FIRST_TOKEN} if per_token else {Helper.FIRST_TOKEN, names.LOGITS}
+    by_row = {PackedIndex.FIRST_TOKEN} if per_token else {PackedIndex.FIRST_TOKEN, names.LOGITS}
     shapes = {site.name: site.shape for site in architecture.sites if site.shape}
     for value in (*graph.input, *graph.output):
         if shape := shapes.get(names.without_prefix(value.name)[1]):

@@ -36,7 +36,7 @@ class Ablation(Inspection):
     name: ClassVar[str] = "ablation"
     shows: ClassVar[str] = "the score after removing the modules of every span of layers"
 
-    def obstacle(self, delta: Delta) -> str | None:
+    def why_not(self, delta: Delta) -> str | None:
         return None if delta.adapted_layers() else "it has no modules in layers that could be removed"
 
     def passes(self, delta: Delta) -> int:

@@ -55,7 +55,7 @@ class Inspection(ABC):
     shows: ClassVar[str]
 
     @abstractmethod
-    def obstacle(self, delta: Delta) -> str | None:
+    def why_not(self, delta: Delta) -> str | None:
         """Why this delta has nothing for it; None where it has."""
 
     @abstractmethod
@@ -139,17 +139,17 @@ def inspect_delta(
 
 def _fitting(delta: Delta) -> tuple[tuple[Inspection, ...], dict[str, str]]:
     kinds = classes_of("edgepeft.training.inspection", Inspection, "name")  # type: ignore[type-abstract]
-    obstacles = {inspection: inspection.obstacle(delta) for inspection in (kinds[name]() for name in sorted(kinds))}
-    fitting = tuple(inspection for inspection, obstacle in obstacles.items() if obstacle is None)
+    reasons = {inspection: inspection.why_not(delta) for inspection in (kinds[name]() for name in sorted(kinds))}
+    fitting = tuple(inspection for inspection, why_not in reasons.items() if why_not is None)
     if not fitting:
-        shown = "; ".join(f"{inspection.name}: {inspection.shows}" for inspection in obstacles)
+        shown = "; ".join(f"{inspection.name}: {inspection.shows}" for inspection in reasons)
         known = ", ".join(name for name, method in sorted(methods().items()) if issubclass(method, PerLayer))
         raise UsageError(
             f"{delta.card.task} is a delta of {delta.card.method}, which has no module in a layer, so there is nothing "
             f"to look at. What inspect shows: {shown}. Methods with modules in layers: {known}. "
             f"As to sharing, {untouched_stages(delta).sentence(delta.architecture.n_layers)}."
         )
-    return fitting, {inspection.name: why for inspection, why in obstacles.items() if why is not None}
+    return fitting, {inspection.name: why for inspection, why in reasons.items() if why is not None}
 
 
 def _check(rows: Sequence[Row], card: DeltaCard) -> None:
@@ -158,7 +158,7 @@ def _check(rows: Sequence[Row], card: DeltaCard) -> None:
         kinds = ("pairs", "single texts") if card.pairs else ("single texts", "pairs")
         raise DataError(f"{rows[0].file}: task {card.task} was trained on {kinds[0]}; these rows are {kinds[1]}.")
     for row in rows:
-        if (odd := kind.strange(row)) is not None:
+        if (odd := kind.unknown_label(row)) is not None:
             raise DataError(f"{row.where}: task {card.task} has no label {odd!r}. Known: {kind.listed}.")
 
 

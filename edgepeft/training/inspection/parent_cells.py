@@ -47,7 +47,7 @@ class ParentCells(Inspection):
     name: ClassVar[str] = "parent_cells"
     shows: ClassVar[str] = "which label picks which parent cell of a memory"
 
-    def obstacle(self, delta: Delta) -> str | None:
+    def why_not(self, delta: Delta) -> str | None:
         if not _memories(delta):
             return "it has no memory with parent cells"
         kind = delta.card.task_kind

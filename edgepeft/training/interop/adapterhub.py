@@ -271,7 +271,7 @@ class AdapterHub(Importer):
                     f"{folder} has {name}: {what}, which no delta can represent. A folder of save_adapter, with one "
                     "adapter, can be imported, and one of save_adapter_setup with a Fuse of several."
                 )
-        classifier, of_head = Classifier(backbone, CAUSAL if backbone.architecture.goes_on else SEQUENCES), folder
+        classifier, of_head = Classifier(backbone, CAUSAL if backbone.architecture.decoder_only else SEQUENCES), folder
         if (folder / SETUP_FILE).is_file():
             (file, config, plan, state), of_head = _fused(folder, classifier)
         else:

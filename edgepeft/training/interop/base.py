@@ -1,6 +1,6 @@
-"""What an importer is: it recognises its library's folders and turns one into a delta.
+"""Base of importers: one recognises its library's folders and turns a checkpoint into a delta.
 
-A checkpoint comes in by its config, as one of our methods, the tensors that it must hold, and what they become.
+By its config a checkpoint becomes one of our methods, with the tensors that it must hold and their conversion.
 """
 
 from __future__ import annotations
@@ -215,7 +215,9 @@ class ImportRequest:
         form = head_named(head.kind)
         if head.outputs is not None and not form.per_token and not form.bare:  # of a text
             prompt = method.prompt_length(backbone.architecture)
-            where = "last_token" if backbone.architecture.goes_on else "first_position" if prompt else "first_token"
+            where = (
+                "last_token" if backbone.architecture.decoder_only else "first_position" if prompt else "first_token"
+            )
             origin["head_reads"] = where
         delta.card = delta.card.model_copy(update=origin)
         return delta.eval()

@@ -164,7 +164,7 @@ def check_head(delta: Delta, kinds: Sequence[str], library: str) -> None:
     """See that the delta's head is one of these kinds, which a library's model has, and reads what they read there."""
     card, theirs, prompt = delta.card, head_named(kinds[0]), delta.card.prompt_length
     of_text = "first_position" if prompt else "first_token"
-    if delta.architecture.goes_on and theirs.kind == delta.architecture.head:
+    if delta.architecture.decoder_only and theirs.kind == delta.architecture.head:
         of_text = "last_token"
     if theirs.bare and card.head in kinds:
         return  # what pools stands outside of their model

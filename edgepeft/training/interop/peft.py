@@ -127,7 +127,7 @@ def _outputs(state: Mapping[str, Tensor], classifier: Classifier, folder: Path) 
 def write_peft(delta: Delta, backbone: Backbone, folder: Path, *, force: bool = False) -> None:
     """Write a delta as a folder, whole or not at all, that ``PeftModel.from_pretrained`` loads with equal logits."""
     card, types = delta.card, task_types(backbone)
-    scored = backbone.architecture.decoder is not None and not (backbone.architecture.goes_on and not card.writes)
+    scored = backbone.architecture.decoder is not None and not (backbone.architecture.decoder_only and not card.writes)
     model = next(iter(types.values())) if scored else card.task_kind.model
     if model not in types.values():
         raise UsageError(

@@ -27,7 +27,7 @@ from edgepeft.bundle.manifest import Manifest
 from edgepeft.common.errors import BundleError, UsageError
 from edgepeft.deploy.install import remove_task, roll_back
 from edgepeft.deploy.merge import merge_task
-from edgepeft.deploy.signature import uncovered
+from edgepeft.deploy.signature import unsigned_files
 from edgepeft.deploy.verify import audit
 from edgepeft.device.profiles import load_profile
 from edgepeft.fleet.publish import publish, withdraw
@@ -241,7 +241,7 @@ def test_info_fit_and_signatures_know_the_file(bundle: Path):
     fit = bundle_fit(Bundle(bundle), load_profile("rpi4"), "whole", base=0)
     assert fit.finetune is None and fit.untunable == by_name["whole"]["untunable"]
     assert fit.disk["of it, tasks"] > weights_of(bundle).stat().st_size
-    assert uncovered(bundle) == ["README.md"]
+    assert unsigned_files(bundle) == ["README.md"]
 
 
 def test_a_board_pulls_the_file_too(made: Path, tmp_path: Path) -> None:

@@ -105,6 +105,6 @@ def test_what_no_row_picks_and_labels_without_rows_are_null(tiny):
 
 def test_it_says_why_it_does_not_fit(tiny):
     backbone = open_backbone(str(tiny("bert", num_hidden_layers=LAYERS)))
-    assert ParentCells().obstacle(delta_of(backbone, "spartan", top_k=3, parents=4)) is None
-    assert "no memory" in ParentCells().obstacle(delta_of(backbone, "houlsby"))
-    assert "a regression has none" in ParentCells().obstacle(delta_of(backbone, "spartan", None))
+    assert ParentCells().why_not(delta_of(backbone, "spartan", top_k=3, parents=4)) is None
+    assert "no memory" in ParentCells().why_not(delta_of(backbone, "houlsby"))
+    assert "a regression has none" in ParentCells().why_not(delta_of(backbone, "spartan", None))

@@ -201,8 +201,8 @@ def task_types(backbone: Backbone) -> Mapping[str, str]:
     """What PEFT calls the kinds of models of that backbone -> how transformers' class for it ends; the usual first."""
     if backbone.architecture.decoder is None:
         return _TASK_TYPES
-    goes_on = {"CAUSAL_LM": CAUSAL, "SEQ_CLS": SEQUENCES}
-    return goes_on if backbone.architecture.goes_on else {"SEQ_2_SEQ_LM": GENERATION}
+    decoder_only = {"CAUSAL_LM": CAUSAL, "SEQ_CLS": SEQUENCES}
+    return decoder_only if backbone.architecture.decoder_only else {"SEQ_2_SEQ_LM": GENERATION}
 
 
 def read_peft_config(folder: Path, types: Collection[str]) -> PeftConfig:

@@ -145,7 +145,7 @@ class PrefixConfig(VectorsConfig):
                 f"PEFT gives a prefix to a model as past_key_values, which transformers' {architecture.model_type} "
                 "does not take: a task with one cannot go there. Train it by lora, or on BERT or its kin."
             )
-        if method.text != "follows" and not architecture.goes_on:
+        if method.text != "follows" and not architecture.decoder_only:
             raise UsageError(
                 f"the texts of the task {delta.card.task!r} stay at their positions, and PEFT's begin behind the "
                 "prefix: it would give other logits. A task that is to go there is trained with --set text=follows."
