@@ -296,7 +296,7 @@ def test_candidates_by_their_own_name_are_of_a_choice(tmp_path):
     path = jsonl(tmp_path / "rows.jsonl", [{"sentence1": "a", "candidates": ["b", "c"], "label": 1}])
     (table := tmp_path / "rows.csv").write_text('sentence1,candidates,label\na,"[""b"", ""c""]",1\n')
     for each in (path, table):
-        assert told_shape(each, head_of(each)).kind == "choice"
+        assert recognised_shape(each, head_of(each)).kind == "choice"
         (row,) = of_kind(each, "choice")
         assert row.candidates == ("b", "c")
 
@@ -652,7 +652,7 @@ def test_numbers_with_commas_are_asked_about(tmp_path):
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_an_underscore_is_of_no_number(tmp_path):
     (path := tmp_path / "rows.csv").write_text("text,label\n" + "".join(f"w{i},1_{i % 25}\n" for i in range(100)))
-    assert told_shape(path, head_of(path)) is None
+    assert recognised_shape(path, head_of(path)) is None
     row, *_ = of_kind(path, "regression")
     with pytest.raises(DataError, match="found '1_0'"):
         kind_named("regression")(None).expected(row)
