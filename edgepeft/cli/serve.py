@@ -41,7 +41,6 @@ def command(
 ) -> None:
     """Serve a bundle over HTTP, with a page at / and documentation at /docs, until SIGTERM or Ctrl-C."""
     with requiring("serve", "serving"):
-        from edgepeft.runtime.session import share_threads
         from edgepeft.serve.server import line, log_to_stderr, run_server
         from edgepeft.serve.settings import ServiceLimits, Settings, read_token
     limits = ServiceLimits(
@@ -75,6 +74,4 @@ def command(
         no_longer()  # from here on it waits
         say(f"serving {shown} on {address}")
 
-    if workers == 1:
-        share_threads(threads)
     run_server(settings, started)

@@ -30,6 +30,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from edgepeft.common.errors import EdgepeftError, UsageError
 from edgepeft.common.messages import printable
+from edgepeft.runtime.session import share_threads
 from edgepeft.serve.app import create_app, reload_soon
 from edgepeft.serve.problems import Json, fault
 from edgepeft.serve.routes import Serving
@@ -293,6 +294,8 @@ def run_server(settings: Settings, started: Callable[[str], object] = lambda _: 
     connections, graceful_s = Connections(limits), math.ceil(limits.deadline_s)
     protocol: Any = partial(Limited, limits, connections, app.state.serving.batcher.forget)
     with listen(settings.host, settings.port) as listening:
+        if settings.workers == 1:  # no session is open yet
+            share_threads(settings.threads)
         config = uvicorn.Config(
             app,
             http=protocol,
