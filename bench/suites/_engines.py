@@ -47,7 +47,7 @@ ENGINES = {
     "ctranslate2 int8": Engine("encoder_ctranslate2", ("ctranslate2",), _CTRANSLATE2, int8=True, compute_type="int8"),
 }
 
-FOR_ONE_TEXT = ("dynamic int8 by channel", "dynamic int8, plain")  # in batches about as fast as dynamic int8
+FOR_ONE_TEXT = ("dynamic int8 by channel", "dynamic int8, plain")  # in no other form of request
 
 
 def racers_of(

@@ -1,4 +1,4 @@
-"""ONNX Runtime sessions: one pool of threads, as the profile and the host allow; a limit on open ones."""
+"""ONNX Runtime sessions: threads as the profile and the host allow, in one pool on demand; a limit on open ones."""
 
 from __future__ import annotations
 

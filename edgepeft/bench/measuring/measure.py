@@ -32,7 +32,7 @@ from edgepeft.device.placement import InForce, Limits
 from edgepeft.device.sensors import number
 
 ProgressCallback = Callable[[str, int, int], None]  # what is being done, rounds done, rounds in all
-_REST_S = 0.5  # OpenMP's threads spin for 0.2 s
+_REST_S = 0.5  # Intel's OpenMP spins for 0.2 s by default
 _SPAN_S = 3.0  # 30 periods of the quota: what its first and last one distort is under 2 %
 _RAISED_AGAIN = {"UsageError": UsageError, "UnknownName": UsageError, "DoesNotFit": DoesNotFit}
 

@@ -14,6 +14,7 @@ from edgepeft.bench.measuring.measure import WorkerProcess
 from edgepeft.bench.measuring.worker import peak_rss_bytes, serve
 from edgepeft.bench.planning.job import Job
 from edgepeft.common.errors import DoesNotFit, EdgepeftError, UsageError
+from edgepeft.device.machine import cpu_quota, thread_count
 from edgepeft.device.placement import Limits
 
 GEMM = Job("gemm", threads=1)
@@ -44,7 +45,7 @@ def test_a_waiting_worker_uses_no_processor():
         assert sum(child.cpu_times()[:2]) - before < 0.2
 
 
-@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="a second thread spins on a second processor")
+@pytest.mark.skipif(thread_count() < 2 or cpu_quota() is not None, reason="no second thread, or none that spins")
 def test_no_thread_of_a_worker_runs_when_its_step_is_over():
     def running(pid):
         states = (task.joinpath("stat").read_text().rpartition(")")[2].split()[0] for task in threads(pid))
