@@ -1,18 +1,20 @@
 """What a call costs beside the session: ``Runtime.logits``, ``Runtime.predict``, a request to ``edgepeft serve``.
 
-All answer one text by the same graph, in turn, in a new order each round.  They run outside of the profile's limits.
+All answer one text by the same graph, in turn, in a new order each round, once no thread of the one before runs: a
+call after a pause, as a board's are.  They run outside of the profile's limits.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import random
 import re
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -24,6 +26,7 @@ from bench.suites._random_bundle import Structure
 from bench.suites._row import SuiteRow, Target, require_close
 from bench.suites._suite_run import SuiteRun
 from edgepeft.backbones.tokens import Text
+from edgepeft.bench.measuring.measure import wait_for_rest
 from edgepeft.bench.planning.target import texts_of
 from edgepeft.bench.result.statistics import CONFIDENCE
 from edgepeft.bundle.bundle import Bundle
@@ -56,7 +59,7 @@ def measure(run: SuiteRun) -> Iterator[SuiteRow]:
         graph = weights.bundle.graph(_TASK)
         for_one_row(graph)
         session = weights.open(graph)
-        ask = stack.enter_context(_served(folder, run.threads))
+        server, ask = stack.enter_context(_served(folder, run.threads))
         encoder = weights.bundle.encoder()
         for length, text in zip(_LENGTHS, texts_of(_LENGTHS, seed=run.seed), strict=True):
             inputs = encoder.encode([Text(text)], length).inputs
@@ -68,7 +71,7 @@ def measure(run: SuiteRun) -> Iterator[SuiteRow]:
                 "Runtime.predict": partial(runtime.predict, _TASK, text),
                 _SERVE: partial(ask, text),
             }
-            seconds = _in_turn(run, f"{length} tokens", calls)
+            seconds = _in_turn(run, f"{length} tokens", calls, (os.getpid(), server))
             for name, most in _MAX_MS.items():
                 yield _beyond(f"{name} of {length} tokens, beyond the session", seconds, name, most)
 
@@ -80,8 +83,10 @@ def _require_one_answer(logits: NDArray[np.float32], predicted: Prediction, serv
     require_close("Runtime.predict", _SERVE, max(abs(scores[name] - p) for name, p in predicted.scores.items()))
 
 
-def _in_turn(run: SuiteRun, what: str, calls: Mapping[str, Callable[[], object]]) -> dict[str, list[float]]:
-    """Seconds of each call, by its name."""
+def _in_turn(
+    run: SuiteRun, what: str, calls: Mapping[str, Callable[[], object]], processes: Iterable[int]
+) -> dict[str, list[float]]:
+    """Seconds of each call, by its name; ``processes`` are those that answer."""
     seconds: dict[str, list[float]] = {name: [] for name in calls}
     order, source, until = list(calls), random.Random(run.seed), time.monotonic() + run.max_seconds
     for done in range(rounds := _ROUNDS * run.rounds):
@@ -90,6 +95,8 @@ def _in_turn(run: SuiteRun, what: str, calls: Mapping[str, Callable[[], object]]
         run.progress(what, done, rounds)
         source.shuffle(order)
         for name in order:
+            for pid in processes:
+                wait_for_rest(pid)
             began = time.perf_counter()
             calls[name]()
             seconds[name].append(time.perf_counter() - began)
@@ -109,8 +116,8 @@ def _beyond(what: str, seconds: Mapping[str, Sequence[float]], name: str, most: 
 
 
 @contextmanager
-def _served(bundle: Path, threads: int) -> Iterator[Callable[[str], bytes]]:
-    """A service of the bundle in a process of its own, asked over one connection that is kept."""
+def _served(bundle: Path, threads: int) -> Iterator[tuple[int, Callable[[str], bytes]]]:
+    """A service of the bundle in a process of its own: its number, and how it is asked over one connection."""
     command = [sys.executable, "-m", "edgepeft", "serve", str(bundle), "--port", "0", "--threads", str(threads)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as process:
         try:
@@ -120,7 +127,7 @@ def _served(bundle: Path, threads: int) -> Iterator[Callable[[str], bytes]]:
                 raise EdgepeftError(f"edgepeft serve ended with {process.wait()} before it listened.")
             with socket.create_connection(("127.0.0.1", int(port)), timeout=30) as connection:
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                yield lambda text: _asked(connection, text)
+                yield process.pid, partial(_asked, connection)
         finally:
             process.terminate()
 

@@ -11,6 +11,7 @@ import json
 import os
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
@@ -35,6 +36,20 @@ ProgressCallback = Callable[[str, int, int], None]  # what is being done, rounds
 _REST_S = 0.5  # Intel's OpenMP spins for 0.2 s by default
 _SPAN_S = 3.0  # 30 periods of the quota: what its first and last one distort is under 2 %
 _RAISED_AGAIN = {"UsageError": UsageError, "UnknownName": UsageError, "DoesNotFit": DoesNotFit}
+
+
+def wait_for_rest(pid: int) -> None:
+    """Wait until no thread of a process runs, but the caller's own.
+
+    Pools of threads spin for work after a run, on cores that whoever runs next needs.
+    """
+    until, own = time.monotonic() + _REST_S, str(threading.get_native_id())
+    while time.monotonic() < until:
+        others = (each for each in (cgroups.PROC / str(pid) / "task").glob("*") if each.name != own)
+        states = (cgroups.read(each / "stat") or "" for each in others)
+        if not any(state.rpartition(")")[2].split()[:1] == ["R"] for state in states):
+            return
+        time.sleep(0.001)
 
 
 class WorkerProcess:
@@ -96,13 +111,8 @@ class WorkerProcess:
         return Sample(float(answer["seconds"]), float(answer["cpu_seconds"]), each, int(answer.get("repeats", 1)))
 
     def rest(self) -> None:
-        """Wait until none of its threads runs: pools spin for work after a run, on cores that the next worker needs."""
-        until, tasks = time.monotonic() + _REST_S, cgroups.PROC / str(self.pid) / "task"
-        while time.monotonic() < until:
-            states = (cgroups.read(task / "stat") or "" for task in tasks.glob("*"))
-            if not any(state.rpartition(")")[2].split()[:1] == ["R"] for state in states):
-                return
-            time.sleep(0.001)
+        """Wait until none of its threads runs."""
+        wait_for_rest(self.pid)
 
     def finish(self) -> int:
         """End the worker in good order; return its peak resident size in bytes."""
