@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from itertools import product
 from pathlib import Path
+from textwrap import shorten
 
 from bench.methods import with_block
 from bench.suites._engines import ENGINES, OWN_INT8
@@ -121,7 +122,10 @@ def _details(name: str, results: Sequence[SuiteResult]) -> str:
             lines = [[form, *(_cell(row.get(peer), interval=True) for peer in peers)] for form, row in forms.items()]
             if peers:
                 parts.append(_table([f"{OWN_INT8 if int8 else 'edgepeft'} over", *peers], lines))
-        notes = dict.fromkeys(f"- {row.peer}: {row.note}" for result in own for row in result.rows if row.note)
+        peers_of: dict[str, dict[str, None]] = {}  # by note; an error's text may be long
+        for row in (row for result in own for row in result.rows if row.note):
+            peers_of.setdefault(shorten(row.note, 160, placeholder=" ..."), {})[row.peer or ""] = None
+        notes = [f"- {', '.join(peers)}: {note}" for note, peers in peers_of.items()]
         parts += ["\n".join(notes)] * bool(notes)
     return "\n\n".join(parts)
 

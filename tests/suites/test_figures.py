@@ -40,6 +40,7 @@ def root(tmp_path):
         SuiteRow(f"{what}, geometric mean of sst2, mrpc, rte", "openvino", 0.96, (0.9, 1.1)),
         SuiteRow("edgepeft int8, a text of 8 tokens", "dynamic int8", 1.5, (1.4, 1.6), note="off by 0.1"),
         SuiteRow("a text", "ctranslate2", note="is not installed"),
+        SuiteRow("a text", "ctranslate2 int8", note="is not installed"),
         SuiteRow("achieved FLOP/s", "gemm", 0.9, (0.8, 1.0)),
     ]
     older = [SuiteRow("edgepeft, a text of 8 tokens", "optimum", 3.0, (2.0, 4.0))]
@@ -92,7 +93,7 @@ def test_the_page_has_every_peer_with_its_interval_conditions_and_what_is_missin
     page = figures.generated_files(root)[root / "docs" / "figures.md"]
     assert "| batches of 32 sorted by length | 1.25x [1.20, 1.30] | **0.96x** [0.90, 1.10] |" in page
     assert "A CPU, GEMM 100 GFLOP/s on 2 threads; 3 rounds at most" in page and "onnxruntime 9.9, o 1" in page
-    assert "- ctranslate2: is not installed" in page and "0.10x" not in page
+    assert "- ctranslate2, ctranslate2 int8: is not installed" in page and "0.10x" not in page
     assert page.index("### Run 2026-01-01-evening") < page.index("### Run 2026-01-01\n")
 
 
