@@ -21,26 +21,32 @@ _PROMISED = 0.25  # of a prediction in class
 _OPENING = """\
 # Devices
 
-Written by `make devices`; do not edit. The figures come from `profiles/*.toml`, each with its source there (`edgepeft
-profiles NAME`).
+Written by `make devices`; do not edit. `profiles/*.toml` has the figures and their sources (`edgepeft profiles NAME`).
 
 ## What is known
 
-The grade says how much a profile knows of an encoder's speed. **A**: ONNX Runtime was measured. **B**: a whole encoder
-in fp32, with another runtime. **C**: one in another precision. **D**: other kinds of graphs only. **E**: no latency at
-all. The last columns are roberta-base in fp32 at 128 tokens, batch 1, with ONNX Runtime on all cores, predicted; "at
-most" is what the peak of the arithmetic allows.
+The grade says how much a profile knows of an encoder's speed:
+
+- **A**: ONNX Runtime was measured
+- **B**: a whole encoder in fp32, with another runtime
+- **C**: a whole encoder in another precision
+- **D**: other kinds of graphs only
+- **E**: no latency at all
+
+The last columns predict roberta-base in fp32 at 128 tokens, batch 1, with ONNX Runtime on all cores; "at most" is the
+limit of the arithmetic's peak.
 
 | profile | device | cores | memory | grade | instances a minute | |
 |---|---|---|---|---|---|---|"""
 _METHOD = """
 ## How far predictions are off
 
-Every published latency whose graph is known was predicted by a fit that never received the rows that were left out.
-Errors are predicted over measured, less one. *uncalibrated*: no other row of that runtime or precision, so another's
-rate was taken. *not predictable*: nothing else of that kind of graph was measured on the device; depthwise
-convolutions, 3x3 convolutions (Winograd) and matrix products run at rates that differ up to five-fold, so no number is
-made up.
+Every published latency of a known graph was predicted by a fit that never received the rows that were left out. Errors
+are predicted over measured, less one.
+
+- *uncalibrated*: no other row of that runtime or precision was there, so another's rate was taken.
+- *not predictable*: no other graph of that kind was measured on the device. Depthwise convolutions, 3x3 convolutions
+  (Winograd) and matrix products run at rates that differ up to five-fold, so no number is made up.
 
 ![Predicted against measured latencies, both logarithmic](devices.png)"""
 # Okabe and Ito's palette, its yellow left out.
