@@ -150,13 +150,18 @@ def _differences(runs: dict[str, list[SuiteResult]]) -> list[str]:
     }
     said = (
         f"Of {len(twice)} figures that were measured in more than one run, who is ahead differs in {len(apart)}; in "
-        f"{len(clear)} of them beyond both intervals{':' if clear else '.'}"
+        f"{len(clear)} of them beyond both intervals{': the clearest run of either side and the newest' * bool(clear)}."
     )
-    lines = [
-        f"- {what}: {', '.join(f'{_cell(row, interval=True)} ({name})' for name, row in rows)}"
-        for what, rows in clear.items()
-    ]
+    lines = [f"- {what}, {len(rows)} runs: {_clearest(rows)}" for what, rows in clear.items()]
     return ["### Where runs differ", said, *["\n".join(lines)] * bool(lines)]
+
+
+def _clearest(rows: Sequence[tuple[str, SuiteRow]]) -> str:
+    """Of one figure's runs the clearest below 1, the clearest above and the newest, in the runs' order."""
+    below = min(rows, key=lambda each: (each[1].interval or (1.0, 1.0))[1])
+    above = max(rows, key=lambda each: (each[1].interval or (1.0, 1.0))[0])
+    named = {below[0], above[0], rows[-1][0]}
+    return ", ".join(f"{_cell(row, interval=True)} ({name})" for name, row in rows if name in named)
 
 
 def _suite(results: Sequence[SuiteResult]) -> str:

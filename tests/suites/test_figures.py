@@ -107,10 +107,12 @@ def test_where_two_runs_differ_in_who_is_ahead_beyond_both_intervals_is_named(ro
         SuiteRow("edgepeft int8, a text of 8 tokens", "dynamic int8", 1.4, (1.3, 1.5)),  # ours both times
     ]
     (root / figures.RESULTS / "2026-01-03.jsonl").write_text(json.dumps(result(rows).to_json()) + "\n")
+    wide = [SuiteRow(what, "optimum", 1.3, (0.5, 1.9))]  # higher, and less clear
+    (root / figures.RESULTS / "2026-01-02.jsonl").write_text(json.dumps(result(wide).to_json()) + "\n")
     said = figures.generated_files(root)[page].partition("### Where runs differ\n\n")[2].splitlines()
-    assert said[0].startswith("Of 3 figures") and said[0].endswith("differs in 2; in 1 of them beyond both intervals:")
+    assert said[0].startswith("Of 3 figures") and "differs in 2; in 1 of them beyond both intervals: " in said[0]
     name = "tiny, batches of 32 sorted by length, over optimum"
-    assert said[2] == f"- {name}: 1.25x [1.20, 1.30] (2026-01-01-evening), **0.90x** [0.80, 0.95] (2026-01-03)"
+    assert said[2] == f"- {name}, 3 runs: 1.25x [1.20, 1.30] (2026-01-01-evening), **0.90x** [0.80, 0.95] (2026-01-03)"
 
 
 def test_a_suite_has_a_column_for_the_newest_run_on_each_processor(root):
