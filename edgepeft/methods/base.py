@@ -224,7 +224,6 @@ class ChoosesRoles(PerLayer):
                 raise UnknownName(f"role that {self.name} can attach to", role, map(str, known))
 
     def attaches_to(self) -> tuple[Role, ...]:
-        """The chosen roles."""
         return tuple(Role(role) for role in self.roles)
 
 
@@ -236,7 +235,6 @@ class TrainsNorms(PerLayer):
     norms: bool
 
     def overrides(self, architecture: Architecture) -> tuple[str, ...]:
-        """Every LayerNorm, unless ``norms=false``."""
         return norm_tensors(architecture) if self.norms else ()
 
 

@@ -16,7 +16,7 @@ or on the sum (``sum``).
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import ClassVar, Literal
+from typing import Literal
 
 from torch import Tensor, nn
 
@@ -47,7 +47,6 @@ class InSubLayer(_Placed):
     """Reads and keeps ``sub``."""
 
     def forward(self, y: Tensor) -> Tensor:
-        """[..., d] -> [..., d]."""
         return self.adapt({"sublayer": y})
 
 
@@ -55,7 +54,6 @@ class WithResidual(_Placed):
     """Reads ``res``, or keeps the sum."""
 
     def forward(self, y: Tensor, residual: Tensor) -> Tensor:
-        """All [..., d]."""
         return self.adapt({"sublayer": y, "residual": residual, "sum": y + residual})
 
 
@@ -71,13 +69,13 @@ class WithNorm(_Placed):
 class BottleneckAdapter(BottleneckMethod, ChoosesRoles):
     """One adapter at each chosen place, in any of the forms."""
 
-    name: ClassVar[str] = "bottleneck"
-    title: ClassVar[str] = "Bottleneck adapter (general)"
-    paper: ClassVar[str] = "Poth et al., 2023, arXiv:2311.11077"
-    equation: ClassVar[str] = "LN(k + A(z) + res); k, z of sub, res, sub + res, LN(sub + res)"
-    known_roles: ClassVar[tuple[Role, ...]] = ROLES
-    learning_rate: ClassVar[float] = 3e-4
-    learning_rate_source: ClassVar[str] = "measured, docs/methods.md"
+    name = "bottleneck"
+    title = "Bottleneck adapter (general)"
+    paper = "Poth et al., 2023, arXiv:2311.11077"
+    equation = "LN(k + A(z) + res); k, z of sub, res, sub + res, LN(sub + res)"
+    known_roles = ROLES
+    learning_rate = 3e-4
+    learning_rate_source = "measured, docs/methods.md"
 
     bottleneck: int = option(64, "width m of the adapter", least=1)
     roles: tuple[str, ...] = option(("ffn_output",), f"places, of {', '.join(ROLES)}")
@@ -109,7 +107,6 @@ class BottleneckAdapter(BottleneckMethod, ChoosesRoles):
         return self.keeps == "sublayer" and self.norm_after == "none"
 
     def build_at(self, site: Site) -> nn.Module:
-        """One adapter a site."""
         read = {self.reads, self.keeps}
         form = WithNorm if "norm" in read else WithResidual if read & {"residual", "sum"} else InSubLayer
         return form(site.out_features, self)

@@ -8,7 +8,7 @@ Houlsby's form, LN(sub + A(sub) + res), after self-attention only.
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 from torch import nn
 
@@ -26,12 +26,12 @@ PLACEMENTS: dict[str, tuple[Role, type[Bottleneck]]] = {
 class Pfeiffer(BottleneckMethod):
     """One bottleneck adapter a layer."""
 
-    name: ClassVar[str] = "pfeiffer"
-    title: ClassVar[str] = "Pfeiffer adapter"
-    paper: ClassVar[str] = "Pfeiffer et al., 2021, arXiv:2005.00247"
-    equation: ClassVar[str] = "LN(sub + A(LN(sub + res)) + res)"
-    learning_rate: ClassVar[float] = 9e-4
-    learning_rate_source: ClassVar[str] = "measured, docs/methods.md; Pfeiffer et al. and Deshpande et al.: 1e-4"
+    name = "pfeiffer"
+    title = "Pfeiffer adapter"
+    paper = "Pfeiffer et al., 2021, arXiv:2005.00247"
+    equation = "LN(sub + A(LN(sub + res)) + res)"
+    learning_rate = 9e-4
+    learning_rate_source = "measured, docs/methods.md; Pfeiffer et al. and Deshpande et al.: 1e-4"
 
     bottleneck: int = option(64, "width m of the adapter", least=1)
     placement: Literal["ffn", "attention"] = option(
@@ -42,9 +42,7 @@ class Pfeiffer(BottleneckMethod):
     std: float = option(0.02, "of the normal init", positive=True)
 
     def attaches_to(self) -> tuple[Role, ...]:
-        """One sub-layer's output."""
         return (PLACEMENTS[self.placement][0],)
 
     def build_at(self, site: Site) -> nn.Module:
-        """One adapter a site."""
         return PLACEMENTS[self.placement][1](*self.linears(site.out_features), self.activation)

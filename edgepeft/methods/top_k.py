@@ -6,8 +6,6 @@ feed-forward matrices of k layers are the task's own.
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from edgepeft.backbones.base import Architecture, Role
 from edgepeft.methods.base import Method, option, require
 
@@ -15,12 +13,12 @@ from edgepeft.methods.base import Method, option, require
 class TopK(Method):
     """Own copies of the last layers' tensors, those of a pooler that the head reads included."""
 
-    name: ClassVar[str] = "top-k"
-    title: ClassVar[str] = "Top-k layers"
-    paper: ClassVar[str] = "Houlsby et al., 2019, arXiv:1902.00751, section 3"
-    equation: ClassVar[str] = "W' x + b', all trained in layers L - k to L - 1"
-    learning_rate: ClassVar[float] = 6e-5
-    learning_rate_source: ClassVar[str] = (
+    name = "top-k"
+    title = "Top-k layers"
+    paper = "Houlsby et al., 2019, arXiv:1902.00751, section 3"
+    equation = "W' x + b', all trained in layers L - k to L - 1"
+    learning_rate = 6e-5
+    learning_rate_source = (
         "measured, docs/methods.md; Deshpande et al., 2022, appendix A (full fine-tuning of RoBERTa): 2e-5"
     )
 

@@ -233,7 +233,7 @@ class OneOfSeveral(Calibration):
     the evaluation rows, and ``threshold`` with the ``coverage`` or the ``risk`` that it is for.
     """
 
-    calibrates: ClassVar[bool] = True
+    calibrates = True
     chosen: Mapping[str, Any]
 
     def __post_init__(self) -> None:

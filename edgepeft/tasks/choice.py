@@ -13,7 +13,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,15 +57,15 @@ class ChoicePrediction(Prediction):
 class Choice(OneOfSeveral, TaskType):
     """loss = -log softmax(logits of a row's candidates)[right]; targets are int64 [n, 2]: the index, and how many."""
 
-    name: ClassVar[str] = "choice"
-    title: ClassVar[str] = "a choice among candidates"
-    answers: ClassVar[str] = "candidate"
-    default_metric: ClassVar[str] = "accuracy"
-    model: ClassVar[str] = "ForMultipleChoice"
-    picks: ClassVar[bool] = True
-    several: ClassVar[bool] = True
-    texts_answered: ClassVar[int] = 2  # as COPA's rows have
-    texts_taught: ClassVar[int] = 2
+    name = "choice"
+    title = "a choice among candidates"
+    answers = "candidate"
+    default_metric = "accuracy"
+    model = "ForMultipleChoice"
+    picks = True
+    several = True
+    texts_answered = 2  # as COPA's rows have
+    texts_taught = 2
 
     @property
     def listed(self) -> str:

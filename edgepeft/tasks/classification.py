@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,13 +41,13 @@ MANY, VERY_MANY = 100, 1_000  # labels: refused from the one where most have a s
 class Classification(OneOfSeveral, TaskType):
     """loss = -log softmax(logits)[label]."""
 
-    name: ClassVar[str] = "classification"
-    title: ClassVar[str] = "a classification"
-    answers: ClassVar[str] = "labels"
-    default_metric: ClassVar[str] = "accuracy"
-    has_labels: ClassVar[bool] = True
-    one_label: ClassVar[bool] = True
-    problem_type: ClassVar[str] = "single_label_classification"
+    name = "classification"
+    title = "a classification"
+    answers = "labels"
+    default_metric = "accuracy"
+    has_labels = True
+    one_label = True
+    problem_type = "single_label_classification"
 
     @classmethod
     def is_of(cls, labels: Sequence[str] | None, head_reads: str) -> bool:

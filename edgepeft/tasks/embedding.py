@@ -27,7 +27,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,19 +55,19 @@ class Embedding(TaskType):
     numbers.
     """
 
-    name: ClassVar[str] = "embedding"
-    title: ClassVar[str] = "an embedding"
-    answers: ClassVar[str] = "vector"
-    default_metric: ClassVar[str] = "spearman"
-    compared: ClassVar[str] = "values"
-    head: ClassVar[str] = "vector"
-    model: ClassVar[str] = "Model"
-    several: ClassVar[bool] = True
-    whole_batch: ClassVar[bool] = True
-    optional_labels: ClassVar[bool] = True
-    gives_vectors: ClassVar[bool] = True
-    texts_taught: ClassVar[int] = 2
-    pools: ClassVar[tuple[str, ...]] = ("direction",)
+    name = "embedding"
+    title = "an embedding"
+    answers = "vector"
+    default_metric = "spearman"
+    compared = "values"
+    head = "vector"
+    model = "Model"
+    several = True
+    whole_batch = True
+    optional_labels = True
+    gives_vectors = True
+    texts_taught = 2
+    pools = ("direction",)
 
     def __post_init__(self) -> None:
         """Refuse ``dims`` and ``scored`` that cannot be."""

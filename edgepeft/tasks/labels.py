@@ -16,7 +16,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,14 +55,14 @@ class LabelsPrediction(Prediction):
 class Labels(TaskType):
     """loss = mean over the labels of softplus(logit) - logit [the row has it]; targets are float32 [n, C]."""
 
-    name: ClassVar[str] = "labels"
-    title: ClassVar[str] = "a task of several labels"
-    answers: ClassVar[str] = "several labels"
-    default_metric: ClassVar[str] = "micro_f1"
-    has_labels: ClassVar[bool] = True
-    needs_names: ClassVar[bool] = True
-    chooses: ClassVar[bool] = True
-    problem_type: ClassVar[str] = "multi_label_classification"
+    name = "labels"
+    title = "a task of several labels"
+    answers = "several labels"
+    default_metric = "micro_f1"
+    has_labels = True
+    needs_names = True
+    chooses = True
+    problem_type = "multi_label_classification"
 
     def __post_init__(self) -> None:
         """Refuse thresholds that are not one between 0 and 1 for each label."""

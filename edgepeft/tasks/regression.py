@@ -47,13 +47,13 @@ CORRELATIONS = {
 class Regression(TaskType):
     """loss = (logit - number)^2."""
 
-    name: ClassVar[str] = "regression"
-    title: ClassVar[str] = "a regression"
-    answers: ClassVar[str] = "number"
-    metrics: ClassVar[Mapping[str, Metric]] = CORRELATIONS
-    default_metric: ClassVar[str] = "pearson_spearman"
-    compared: ClassVar[str] = "values"
-    problem_type: ClassVar[str] = "regression"
+    name = "regression"
+    title = "a regression"
+    answers = "number"
+    metrics = CORRELATIONS
+    default_metric = "pearson_spearman"
+    compared = "values"
+    problem_type = "regression"
     older: ClassVar[Mapping[str, Any]] = {"regression": True}
 
     @classmethod

@@ -15,7 +15,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,16 +47,16 @@ class Spans(TaskType):
     """Of ``chosen``, ``threshold`` is what the score of no answer must be above the best span's; without it every
     question has an answer."""
 
-    name: ClassVar[str] = "spans"
-    title: ClassVar[str] = "a search for answers in passages"
-    answers: ClassVar[str] = "span"
-    default_metric: ClassVar[str] = "f1"
-    per_token: ClassVar[bool] = True
-    several: ClassVar[bool] = True
-    passages: ClassVar[bool] = True
-    chooses: ClassVar[bool] = True
-    head: ClassVar[str] = "tokens"
-    model: ClassVar[str] = "ForQuestionAnswering"
+    name = "spans"
+    title = "a search for answers in passages"
+    answers = "span"
+    default_metric = "f1"
+    per_token = True
+    several = True
+    passages = True
+    chooses = True
+    head = "tokens"
+    model = "ForQuestionAnswering"
 
     def __post_init__(self) -> None:
         """Refuse a threshold that is no number."""

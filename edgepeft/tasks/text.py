@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,13 +43,13 @@ class Text(TaskType):
     To be scored, targets are the references of each row, and outputs are texts.
     """
 
-    name: ClassVar[str] = "text"
-    title: ClassVar[str] = "text"
-    answers: ClassVar[str] = "text"
-    default_metric: ClassVar[str] = "f1"
-    has_baselines: ClassVar[bool] = False  # neither a most frequent text nor a linear head on hidden states is a rival
-    writes: ClassVar[bool] = True
-    head: ClassVar[str] = "text"
+    name = "text"
+    title = "text"
+    answers = "text"
+    default_metric = "f1"
+    has_baselines = False  # neither a most frequent text nor a linear head on hidden states is a rival
+    writes = True
+    head = "text"
 
     @classmethod
     def is_of(cls, labels: Sequence[str] | None, head_reads: str) -> bool:

@@ -15,9 +15,9 @@ from __future__ import annotations
 import math
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,7 +30,7 @@ from edgepeft.data.labels import NO_TARGET
 from edgepeft.data.rows import Row
 from edgepeft.data.words import NOWHERE, Read, Words, at_tokens, places_of, read_words, spread, words_of
 from edgepeft.tasks._conformal import softmax
-from edgepeft.tasks._facts import Agreement, LossGraph, Metric, Values, cross_entropy, log_softmax, rarest, token_loss
+from edgepeft.tasks._facts import Agreement, LossGraph, Values, cross_entropy, log_softmax, rarest, token_loss
 from edgepeft.tasks._tags import (
     ENTITY_SCORES,
     OUTSIDE,
@@ -84,16 +84,16 @@ class TokensPrediction(Prediction):
 class Tokens(TaskType):
     """loss = mean over the words of -log softmax(logits at the first piece)[tag]."""
 
-    name: ClassVar[str] = "tokens"
-    title: ClassVar[str] = "a tagging of words"
-    answers: ClassVar[str] = "spans"
-    metrics: ClassVar[Mapping[str, Metric]] = ENTITY_SCORES
-    default_metric: ClassVar[str] = "entity_f1"
-    has_labels: ClassVar[bool] = True
-    needs_names: ClassVar[bool] = True
-    per_token: ClassVar[bool] = True
-    head: ClassVar[str] = "tokens"
-    model: ClassVar[str] = "ForTokenClassification"
+    name = "tokens"
+    title = "a tagging of words"
+    answers = "spans"
+    metrics = ENTITY_SCORES
+    default_metric = "entity_f1"
+    has_labels = True
+    needs_names = True
+    per_token = True
+    head = "tokens"
+    model = "ForTokenClassification"
 
     @property
     def types(self) -> tuple[str, ...]:
