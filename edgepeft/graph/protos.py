@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 M = TypeVar("M", bound=Message)
-Steps = Iterable[tuple[str, list[str], str, dict[str, Any]]]  # operator, inputs, output and attributes of nodes
 
 
 def copied(message: M) -> M:
@@ -22,11 +21,6 @@ def copied(message: M) -> M:
     copy: M = type(message)()
     copy.CopyFrom(message)
     return copy
-
-
-def nodes(steps: Steps) -> list[onnx.NodeProto]:
-    """A node for each step, called as its output."""
-    return [helper.make_node(op, inputs, [out], name=out, **attributes) for op, inputs, out, attributes in steps]
 
 
 def add_constants(graph: onnx.GraphProto, values: Mapping[str, Any], dtype: type[np.generic] = np.int64) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,15 +24,21 @@ from edgepeft.data.rows import Row
 CLOSE = 1e-4  # a difference of two logits that counts as rounding, where no tolerance holds them
 
 Values = NDArray[Any]
-Nodes = list[tuple[str, list[str], str, dict[str, Any]]]
-"""ONNX operators: type, inputs, output, attributes."""
+
+
+class GraphWriter(Protocol):
+    """``backbones.emit.Writer``, which imports onnx: what knows a task need not."""
+
+    def op(self, op_type: str, *inputs: str, output: str = "", **attributes: Any) -> str: ...
+    def ints(self, *values: int) -> str: ...
+    def number(self, value: float, dtype: type[np.generic] = ...) -> str: ...
 
 
 class LossGraph(NamedTuple):
-    """A loss as nodes: they read ``logits`` and ``labels``, and the constants of ``graph.gradient.losses``, and give
-    ``loss/of_rows`` [batch], the sum of each row's terms."""
+    """A loss as nodes of ``logits`` and ``labels``; ``of_rows`` [batch] is the value that has the sum of each row's
+    terms."""
 
-    nodes: Nodes
+    of_rows: str
     integers: bool  # ``labels`` are int64, else numbers
     dims: tuple[str | int, ...] = ("batch",)  # of ``labels``
 
@@ -95,20 +101,15 @@ def token_loss(logits: Any, targets: Any) -> Any:
     return -(each * known).sum() / known.sum().clamp(min=1)
 
 
-def cross_entropy(logits: str, labels: str, axis: int, out: str) -> Nodes:
-    """Return nodes for -log softmax of ``logits`` [..., C] at int64 ``labels`` [...], which have ``axis`` dimensions;
-    0 where a label is no column."""
-    return [
-        ("Shape", [logits], "loss/n_outputs", {"start": axis, "end": axis + 1}),
-        ("Squeeze", ["loss/n_outputs"], "loss/n", {}),
-        ("Range", ["loss/zero", "loss/n", "loss/one"], "loss/columns", {}),
-        ("Unsqueeze", [labels, "loss/last"], "loss/labels", {}),
-        ("Equal", ["loss/labels", "loss/columns"], "loss/chosen", {}),
-        ("LogSoftmax", [logits], "loss/log_shares", {"axis": -1}),
-        ("Where", ["loss/chosen", "loss/log_shares", "loss/nothing"], "loss/of_labels", {}),
-        ("ReduceSum", ["loss/of_labels", "loss/last"], "loss/likelihoods", {"keepdims": 0}),
-        ("Neg", ["loss/likelihoods"], out, {}),
-    ]
+def cross_entropy(graph: GraphWriter, logits: str, labels: str, axis: int) -> str:
+    """Write -log softmax of ``logits`` [..., C] at int64 ``labels`` [...], which have ``axis`` dimensions; 0 where a
+    label is no column."""
+    op, last = graph.op, graph.ints(-1)
+    n = op("Squeeze", op("Shape", logits, start=axis, end=axis + 1))
+    columns = op("Range", graph.number(0), n, graph.number(1))
+    chosen = op("Equal", op("Unsqueeze", labels, last), columns)
+    shares = op("Where", chosen, op("LogSoftmax", logits, axis=-1), graph.number(0, np.float32))
+    return op("Neg", op("ReduceSum", shares, last, keepdims=0))
 
 
 def rarest(names: Sequence[Sequence[str]]) -> list[str]:

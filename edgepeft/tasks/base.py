@@ -27,7 +27,7 @@ from edgepeft.data.answers import Prediction
 from edgepeft.data.labels import label_text
 from edgepeft.data.rows import Columns, Row
 from edgepeft.tasks._conformal import Calibration
-from edgepeft.tasks._facts import Agreement, Facts, LossGraph, Metric, Values, same_best
+from edgepeft.tasks._facts import Agreement, Facts, GraphWriter, LossGraph, Metric, Values, same_best
 
 
 @dataclass(frozen=True)
@@ -160,8 +160,8 @@ class TaskType(Facts, Calibration, ABC):
         their one label."""
 
     @abstractmethod
-    def loss_graph(self, logits: str, labels: str) -> LossGraph:
-        """Return the loss as ONNX nodes on the values of these names; of a whole batch, the sum of ``logits`` times
+    def loss_graph(self, graph: GraphWriter, logits: str, labels: str) -> LossGraph:
+        """Write the loss as ONNX nodes on the values of these names; of a whole batch, the sum of ``logits`` times
         what ``slopes`` gives for ``labels``."""
 
     def slopes(self, logits: NDArray[np.float32], targets: Values) -> tuple[float, NDArray[np.float64]]:

@@ -29,9 +29,9 @@ from edgepeft.data.rows import SENTENCES, Columns, Row
 from edgepeft.tasks._conformal import OneOfSeveral
 from edgepeft.tasks._facts import (
     Agreement,
+    GraphWriter,
     LossGraph,
     Metric,
-    Nodes,
     Values,
     cross_entropy,
     log_softmax,
@@ -120,14 +120,11 @@ class Choice(OneOfSeveral, TaskType):
     def loss(self, logits: Any, targets: Any, weights: Any = None) -> Any:
         return -logits.squeeze(-1).log_softmax(-1).gather(-1, targets[:, :1]).mean()
 
-    def loss_graph(self, logits: str, labels: str) -> LossGraph:
+    def loss_graph(self, graph: GraphWriter, logits: str, labels: str) -> LossGraph:
         """Read (B, K, 1) and (B, 2)."""
-        nodes: Nodes = [
-            ("Squeeze", [logits, "loss/last"], "loss/scores", {}),
-            ("Gather", [labels, "loss/zero"], "loss/right", {"axis": 1}),
-            *cross_entropy("loss/scores", "loss/right", 1, "loss/of_rows"),
-        ]
-        return LossGraph(nodes, integers=True, dims=("batch", 2))
+        scores = graph.op("Squeeze", logits, graph.ints(-1))
+        right = graph.op("Gather", labels, graph.number(0), axis=1)
+        return LossGraph(cross_entropy(graph, scores, right, 1), integers=True, dims=("batch", 2))
 
     def constant_loss(self, targets: Values, words: int = 0) -> float:
         """Return the loss of equal probabilities for a row's candidates."""

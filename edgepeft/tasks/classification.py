@@ -29,7 +29,7 @@ from edgepeft.data.answers import Prediction
 from edgepeft.data.by_class import by_class
 from edgepeft.data.rows import Row
 from edgepeft.tasks._conformal import OneOfSeveral
-from edgepeft.tasks._facts import LossGraph, Metric, Values, cross_entropy, listed, log_softmax, mean
+from edgepeft.tasks._facts import GraphWriter, LossGraph, Metric, Values, cross_entropy, listed, log_softmax, mean
 from edgepeft.tasks.base import TaskType
 from edgepeft.tasks.regression import CORRELATIONS
 
@@ -101,9 +101,9 @@ class Classification(OneOfSeveral, TaskType):
             return each.mean()
         return (each * weights[targets]).sum() / weights[targets].sum()
 
-    def loss_graph(self, logits: str, labels: str) -> LossGraph:
+    def loss_graph(self, graph: GraphWriter, logits: str, labels: str) -> LossGraph:
         """Read (B, C) and (B)."""
-        return LossGraph(cross_entropy(logits, labels, 1, "loss/of_rows"), integers=True)
+        return LossGraph(cross_entropy(graph, logits, labels, 1), integers=True)
 
     def constant_loss(self, targets: Values, words: int = 0) -> float:
         """Return the loss of equal probabilities for all labels."""

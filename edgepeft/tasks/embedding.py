@@ -37,7 +37,7 @@ from edgepeft.data.answers import Prediction, VectorPrediction
 from edgepeft.data.labels import number_of
 from edgepeft.data.row_grouping import LOWEST
 from edgepeft.data.rows import SENTENCES, Row
-from edgepeft.tasks._facts import Agreement, LossGraph, Metric, Nodes, Values, mean
+from edgepeft.tasks._facts import Agreement, GraphWriter, LossGraph, Metric, Values, mean
 from edgepeft.tasks.base import TaskType
 from edgepeft.tasks.regression import CORRELATIONS, ranks
 
@@ -202,14 +202,10 @@ class Embedding(TaskType):
         wrong = (found[:, None] - found).masked_fill(targets[:, None] >= targets, -1e12).flatten().logsumexp(0)
         return wrong.clamp(min=0) + (-wrong.abs()).exp().log1p()
 
-    def loss_graph(self, logits: str, labels: str) -> LossGraph:
+    def loss_graph(self, graph: GraphWriter, logits: str, labels: str) -> LossGraph:
         """Sum [B, K, d] times its ``slopes``."""
-        nodes: Nodes = [
-            ("Mul", [logits, labels], "loss/of_logits", {}),
-            ("ReduceSum", ["loss/of_logits", "loss/last"], "loss/of_texts", {"keepdims": 0}),
-            ("ReduceSum", ["loss/of_texts", "loss/last"], "loss/of_rows", {"keepdims": 0}),
-        ]
-        return LossGraph(nodes, integers=False, dims=("batch", "most", self.n_outputs))
+        of_rows = graph.op("ReduceSum", graph.op("Mul", logits, labels), graph.ints(1, 2), keepdims=0)
+        return LossGraph(of_rows, integers=False, dims=("batch", "most", self.n_outputs))
 
     def constant_loss(self, targets: Values, words: int = 0) -> float:
         """Return the loss of a batch whose vectors are all alike."""

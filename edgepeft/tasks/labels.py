@@ -26,7 +26,7 @@ from edgepeft.data.answers import Prediction
 from edgepeft.data.by_class import by_class
 from edgepeft.data.labels import label_text, shown
 from edgepeft.data.rows import Row
-from edgepeft.tasks._facts import CLOSE, Agreement, LossGraph, Metric, Nodes, Values, mean, rarest
+from edgepeft.tasks._facts import CLOSE, Agreement, GraphWriter, LossGraph, Metric, Values, mean, rarest
 from edgepeft.tasks.base import TaskType
 from edgepeft.tasks.classification import check_names
 
@@ -141,15 +141,11 @@ class Labels(TaskType):
         """Return their mean, in the form that never overflows."""
         return (logits.clamp(min=0) - logits * targets + (-logits.abs()).exp().log1p()).mean()
 
-    def loss_graph(self, logits: str, labels: str) -> LossGraph:
+    def loss_graph(self, graph: GraphWriter, logits: str, labels: str) -> LossGraph:
         """Read (B, C) twice."""
-        nodes: Nodes = [
-            ("Softplus", [logits], "loss/softplus", {}),
-            ("Mul", [logits, labels], "loss/of_those_it_has", {}),
-            ("Sub", ["loss/softplus", "loss/of_those_it_has"], "loss/of_labels", {}),
-            ("ReduceSum", ["loss/of_labels", "loss/last"], "loss/of_rows", {"keepdims": 0}),
-        ]
-        return LossGraph(nodes, integers=False, dims=("batch", self.n_outputs))
+        of_labels = graph.op("Sub", graph.op("Softplus", logits), graph.op("Mul", logits, labels))
+        of_rows = graph.op("ReduceSum", of_labels, graph.ints(-1), keepdims=0)
+        return LossGraph(of_rows, integers=False, dims=("batch", self.n_outputs))
 
     def terms(self, targets: Values) -> Values:
         return np.full(len(targets), float(self.n_outputs))

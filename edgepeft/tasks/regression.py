@@ -13,7 +13,7 @@ from edgepeft.common.errors import DataError
 from edgepeft.data.answers import Prediction
 from edgepeft.data.labels import number_of
 from edgepeft.data.rows import Row
-from edgepeft.tasks._facts import CLOSE, Agreement, LossGraph, Metric, Nodes, Values
+from edgepeft.tasks._facts import CLOSE, Agreement, GraphWriter, LossGraph, Metric, Values
 from edgepeft.tasks.base import TaskType
 
 _MOVED = 0.25  # of the standard deviation of a check's values
@@ -89,14 +89,10 @@ class Regression(TaskType):
     def loss(self, logits: Any, targets: Any, weights: Any = None) -> Any:
         return (logits.squeeze(-1) - targets).square().mean()
 
-    def loss_graph(self, logits: str, labels: str) -> LossGraph:
+    def loss_graph(self, graph: GraphWriter, logits: str, labels: str) -> LossGraph:
         """Read (B, 1) and (B)."""
-        nodes: Nodes = [
-            ("Squeeze", [logits, "loss/last"], "loss/numbers", {}),
-            ("Sub", ["loss/numbers", labels], "loss/difference", {}),
-            ("Mul", ["loss/difference", "loss/difference"], "loss/of_rows", {}),
-        ]
-        return LossGraph(nodes, integers=False)
+        off = graph.op("Sub", graph.op("Squeeze", logits, graph.ints(-1)), labels)
+        return LossGraph(graph.op("Mul", off, off), integers=False)
 
     def constant_loss(self, targets: Values, words: int = 0) -> float:
         """Return the loss of the mean in place of every number."""

@@ -25,7 +25,7 @@ from edgepeft.data.answers import Prediction
 from edgepeft.data.pattern import UnreadableRow
 from edgepeft.data.row_grouping import LOWEST, Asked, Passage, RowGrouping, passage_of, readable
 from edgepeft.data.rows import SENTENCES, Columns, Row
-from edgepeft.tasks._facts import Agreement, LossGraph, Metric, Nodes, Values, cross_entropy, log_softmax, mean
+from edgepeft.tasks._facts import Agreement, GraphWriter, LossGraph, Metric, Values, cross_entropy, log_softmax, mean
 from edgepeft.tasks._span_answers import (
     SpansPrediction,
     answers_label,
@@ -160,14 +160,11 @@ class Spans(TaskType):
         """Return the mean over windows."""
         return -logits.log_softmax(1).gather(1, targets.unsqueeze(1)).mean()
 
-    def loss_graph(self, logits: str, labels: str) -> LossGraph:
+    def loss_graph(self, graph: GraphWriter, logits: str, labels: str) -> LossGraph:
         """Read (W, S, 2) and (W, 2)."""
-        nodes: Nodes = [
-            ("Transpose", [logits], "loss/columns_first", {"perm": [0, 2, 1]}),
-            *cross_entropy("loss/columns_first", labels, 2, "loss/of_both"),
-            ("ReduceMean", ["loss/of_both", "loss/last"], "loss/of_rows", {"keepdims": 0}),
-        ]
-        return LossGraph(nodes, integers=True, dims=("batch", 2))
+        of_both = cross_entropy(graph, graph.op("Transpose", logits, perm=[0, 2, 1]), labels, 2)
+        of_rows = graph.op("ReduceMean", of_both, graph.ints(-1), keepdims=0)
+        return LossGraph(of_rows, integers=True, dims=("batch", 2))
 
     def constant_loss(self, targets: Values, words: int = 0) -> float:
         """Return the loss of equal logits for all tokens of a window."""

@@ -30,7 +30,7 @@ from edgepeft.common.errors import UsageError, requiring
 from edgepeft.data.answers import Prediction
 from edgepeft.data.labels import NO_TARGET
 from edgepeft.data.rows import Row
-from edgepeft.tasks._facts import LossGraph, Metric, Values, cross_entropy, mean, token_loss
+from edgepeft.tasks._facts import GraphWriter, LossGraph, Metric, Values, cross_entropy, mean, token_loss
 from edgepeft.tasks.base import TaskType
 
 References = Sequence[Sequence[str]]  # of each row, one or more
@@ -86,11 +86,10 @@ class Text(TaskType):
         """Return the mean over all rows' tokens."""
         return token_loss(logits, targets)
 
-    def loss_graph(self, logits: str, labels: str) -> LossGraph:
+    def loss_graph(self, graph: GraphWriter, logits: str, labels: str) -> LossGraph:
         """Read (B, T, v) and (B, T); NO_TARGET is no column."""
-        nodes = cross_entropy(logits, labels, 2, "loss/of_tokens")
-        nodes.append(("ReduceSum", ["loss/of_tokens", "loss/last"], "loss/of_rows", {"keepdims": 0}))
-        return LossGraph(nodes, integers=True, dims=("batch", "target"))
+        of_rows = graph.op("ReduceSum", cross_entropy(graph, logits, labels, 2), graph.ints(-1), keepdims=0)
+        return LossGraph(of_rows, integers=True, dims=("batch", "target"))
 
     def terms(self, targets: Values) -> Values:
         return (targets >= 0).sum(1)

@@ -30,7 +30,16 @@ from edgepeft.data.labels import NO_TARGET
 from edgepeft.data.rows import Row
 from edgepeft.data.words import NOWHERE, Read, Words, at_tokens, places_of, read_words, spread, words_of
 from edgepeft.tasks._conformal import softmax
-from edgepeft.tasks._facts import Agreement, LossGraph, Values, cross_entropy, log_softmax, rarest, token_loss
+from edgepeft.tasks._facts import (
+    Agreement,
+    GraphWriter,
+    LossGraph,
+    Values,
+    cross_entropy,
+    log_softmax,
+    rarest,
+    token_loss,
+)
 from edgepeft.tasks._tags import (
     ENTITY_SCORES,
     OUTSIDE,
@@ -194,9 +203,9 @@ class Tokens(TaskType):
         """Return the mean over all rows' words, of [B, S, C] and [B, S]."""
         return token_loss(logits, targets)
 
-    def loss_graph(self, logits: str, labels: str) -> LossGraph:
+    def loss_graph(self, graph: GraphWriter, logits: str, labels: str) -> LossGraph:
         """Read packed tokens, (T, C) and (T)."""
-        return LossGraph(cross_entropy(logits, labels, 1, "loss/of_rows"), integers=True, dims=("tokens",))
+        return LossGraph(cross_entropy(graph, logits, labels, 1), integers=True, dims=("tokens",))
 
     def terms(self, targets: Values) -> Values:
         return (targets >= 0).sum(1)
