@@ -153,6 +153,9 @@ class Facts:
     gives_vectors: ClassVar[bool] = False  # an answer is one, and the bare backbone's is its rival: see ``frozen``
     model: ClassVar[str] = "ForSequenceClassification"  # how transformers' class for it ends
     older: ClassVar[Mapping[str, Any]] = {}  # what a manifest's entry says for versions that know no kinds
+    possible: ClassVar[str] = ""  # the answers, in words, where they are no labels
+    sample_label: ClassVar[str] = "0"  # of a synthetic row
+    sample_labels: ClassVar[tuple[str, ...]] = ("yes", "no")  # of a synthetic task that has labels
     texts_answered: ClassVar[int] = 1  # of a synthetic row, when it is answered
     texts_taught: ClassVar[int] = 1  # and when it is learnt from
     chosen: Mapping[str, Any]

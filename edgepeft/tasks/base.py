@@ -74,7 +74,7 @@ class TaskType(Facts, Calibration, ABC):
     @property
     def listed(self) -> str:
         """The possible answers, as words that follow "labels"."""
-        return ", ".join(self.labels or ())
+        return self.possible or ", ".join(self.labels or ())
 
     # Rows.
 
@@ -96,7 +96,8 @@ class TaskType(Facts, Calibration, ABC):
     @classmethod
     def columns(cls, given: Columns) -> Columns:
         """Add what this kind reads of a row to the columns that options name."""
-        return given._replace(named=cls.has_labels and given.step is None)
+        named = cls.has_labels and given.step is None
+        return given._replace(named=named, candidates=given.candidates or cls.picks, passages=cls.passages)
 
     def unknown_label(self, row: Row) -> str | None:
         """Return the row's first label that the task does not have; refuse what is no label at all."""
@@ -144,9 +145,10 @@ class TaskType(Facts, Calibration, ABC):
         return (text, "a") if pairs else text
 
     @classmethod
-    @abstractmethod
     def example(cls, labels: Sequence[str] | None) -> tuple[str, tuple[str, ...] | None]:
         """Return a synthetic row's label, and all labels: ``labels`` if they are known."""
+        known = tuple(labels or cls.sample_labels) if cls.has_labels else None
+        return (known[0] if known and cls.one_label else cls.sample_label), known
 
     # Losses: the same in NumPy, PyTorch and ONNX.
 
@@ -265,9 +267,7 @@ class TaskType(Facts, Calibration, ABC):
     # Answers of a deployed task.
 
     @abstractmethod
-    def predictions(
-        self, task: str, logits: NDArray[np.float32], notes: Sequence[str], read: Sequence[Any] = ()
-    ) -> list[Prediction]:
+    def predictions(self, task: str, logits: Values, notes: list[str], read: Sequence[Any] = ()) -> list[Prediction]:
         """Make answers of logits [n, C] and of what speaks against each; ``read`` is what ``beside`` gives."""
 
     def judged(self, answers: Sequence[Any], rows: Sequence[Row]) -> tuple[Values, Values]:

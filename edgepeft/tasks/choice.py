@@ -25,7 +25,7 @@ from edgepeft.data.conventions import CANDIDATES, distinct_candidates
 from edgepeft.data.labels import label_text, shown
 from edgepeft.data.pattern import UnreadableRow
 from edgepeft.data.row_grouping import LOWEST, grouped, places_of
-from edgepeft.data.rows import SENTENCES, Columns, Row
+from edgepeft.data.rows import SENTENCES, Row
 from edgepeft.tasks._conformal import OneOfSeveral
 from edgepeft.tasks._facts import (
     Agreement,
@@ -66,14 +66,7 @@ class Choice(OneOfSeveral, TaskType):
     several = True
     texts_answered = 2  # as COPA's rows have
     texts_taught = 2
-
-    @property
-    def listed(self) -> str:
-        return "each row's candidates"
-
-    @classmethod
-    def columns(cls, given: Columns) -> Columns:
-        return given._replace(candidates=True)
+    possible = "each row's candidates"
 
     @classmethod
     def label_text(cls, value: Any, where: str) -> str:
@@ -108,10 +101,6 @@ class Choice(OneOfSeveral, TaskType):
     def readable(cls, *, pairs: bool, text: str = "a") -> Any:
         """Return that text with two candidates."""
         return {SENTENCES.names[0]: text, CANDIDATES: ("a", "b")}
-
-    @classmethod
-    def example(cls, labels: Sequence[str] | None) -> tuple[str, None]:
-        return "0", None
 
     def losses(self, logits: NDArray[np.float32], targets: Values) -> NDArray[np.float64]:
         """Return the cross entropies over a row's candidates, of [B, K, 1]."""
@@ -171,9 +160,7 @@ class Choice(OneOfSeveral, TaskType):
         targets, flat = self.targets(rows), [logit for answer in answers for logit in answer.logits]
         return self.of_rows(np.array(flat, np.float32)[:, None], targets), targets
 
-    def predictions(
-        self, task: str, logits: NDArray[np.float32], notes: Sequence[str], read: Sequence[Any] = ()
-    ) -> list[Prediction]:
+    def predictions(self, task: str, logits: Values, notes: list[str], read: Sequence[Any] = ()) -> list[Prediction]:
         """Answer the best candidate; probabilities are the softmax over its row's, at the temperature.  Candidates
         that are not ``read`` are called by their indices."""
         answers: list[Prediction] = []

@@ -86,11 +86,6 @@ class Classification(OneOfSeveral, TaskType):
         """Return the labels in turn."""
         return np.arange(len(mask)) % self.n_outputs
 
-    @classmethod
-    def example(cls, labels: Sequence[str] | None) -> tuple[str, tuple[str, ...]]:
-        known = tuple(labels or ("yes", "no"))
-        return known[0], known
-
     def losses(self, logits: NDArray[np.float32], targets: Values) -> NDArray[np.float64]:
         return -log_softmax(logits)[np.arange(len(targets)), targets]
 
@@ -185,9 +180,7 @@ class Classification(OneOfSeveral, TaskType):
         """Return 1 in the label's column."""
         return np.eye(self.n_outputs)[targets]
 
-    def predictions(
-        self, task: str, logits: NDArray[np.float32], notes: Sequence[str], read: Sequence[Any] = ()
-    ) -> list[Prediction]:
+    def predictions(self, task: str, logits: Values, notes: list[str], read: Sequence[Any] = ()) -> list[Prediction]:
         """Answer the likeliest label; probabilities are the logits' softmax at the temperature."""
         names, (shares, unsure) = self.labels or (), self.likely(logits)
         answers = []

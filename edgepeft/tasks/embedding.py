@@ -180,10 +180,6 @@ class Embedding(TaskType):
         """Return 0, 1, 2, ..."""
         return np.arange(len(self.made_per_row(len(mask)) or ()), dtype=np.float32)
 
-    @classmethod
-    def example(cls, labels: Sequence[str] | None) -> tuple[str, None]:
-        return "0", None
-
     def losses(self, logits: NDArray[np.float32], targets: Values) -> NDArray[np.float64]:
         """Return losses [B] of [B, K, d] and [B]; their mean is the loss of all of them together."""
         return row_losses(logits, None if _unscored(targets) else targets)
@@ -259,9 +255,7 @@ class Embedding(TaskType):
         found = np.array([answer.logits for answer in answers], np.float32)
         return found.reshape(len(rows), -1, self.n_outputs), self.targets(rows)
 
-    def predictions(
-        self, task: str, logits: NDArray[np.float32], notes: Sequence[str], read: Sequence[Any] = ()
-    ) -> list[Prediction]:
+    def predictions(self, task: str, logits: Values, notes: list[str], read: Sequence[Any] = ()) -> list[Prediction]:
         """Answer the vectors: one of a text, two of a pair, which is two token rows."""
         rows = logits.reshape(len(logits), -1, self.n_outputs)
         own = [row[row[:, 0] > LOWEST].ravel() for row in rows]  # a text alone has no second vector beside pairs

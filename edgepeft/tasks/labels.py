@@ -63,6 +63,7 @@ class Labels(TaskType):
     needs_names = True
     chooses = True
     problem_type = "multi_label_classification"
+    sample_label = "[]"
 
     def __post_init__(self) -> None:
         """Refuse thresholds that are not one between 0 and 1 for each label."""
@@ -127,10 +128,6 @@ class Labels(TaskType):
     def synthetic_targets(self, mask: NDArray[np.int64]) -> Values:
         """Return one label of each row, in turn."""
         return np.eye(self.n_outputs, dtype=np.float32)[np.arange(len(mask)) % self.n_outputs]
-
-    @classmethod
-    def example(cls, labels: Sequence[str] | None) -> tuple[str, tuple[str, ...]]:
-        return "[]", tuple(labels or ("yes", "no"))
 
     def losses(self, logits: NDArray[np.float32], targets: Values) -> NDArray[np.float64]:
         """Return the mean of the labels' binary cross entropies."""
@@ -200,9 +197,7 @@ class Labels(TaskType):
         """Return 1 for what a row has, else -1."""
         return 2.0 * targets - 1.0
 
-    def predictions(
-        self, task: str, logits: NDArray[np.float32], notes: Sequence[str], read: Sequence[Any] = ()
-    ) -> list[Prediction]:
+    def predictions(self, task: str, logits: Values, notes: list[str], read: Sequence[Any] = ()) -> list[Prediction]:
         """Answer the labels whose probability, the sigmoid of the logit, is above their threshold."""
         answers: list[Prediction] = []
         for row, raw, held, note in zip(_sigmoid(logits), logits.tolist(), self.plain(logits), notes, strict=True):

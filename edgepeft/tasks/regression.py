@@ -54,15 +54,12 @@ class Regression(TaskType):
     default_metric = "pearson_spearman"
     compared = "values"
     problem_type = "regression"
+    possible = "numbers"
     older: ClassVar[Mapping[str, Any]] = {"regression": True}
 
     @classmethod
     def is_of(cls, labels: Sequence[str] | None, head_reads: str) -> bool:
         return labels is None and head_reads != "text"
-
-    @property
-    def listed(self) -> str:
-        return "numbers"
 
     def expected(self, row: Row) -> float:
         """Return the number; refuse what is none."""
@@ -78,10 +75,6 @@ class Regression(TaskType):
     def synthetic_targets(self, mask: NDArray[np.int64]) -> Values:
         """Return 0, 1, 2, ..."""
         return np.arange(len(mask), dtype=np.float32)
-
-    @classmethod
-    def example(cls, labels: Sequence[str] | None) -> tuple[str, None]:
-        return "0", None
 
     def losses(self, logits: NDArray[np.float32], targets: Values) -> NDArray[np.float64]:
         return np.square(logits[:, 0].astype(np.float64) - targets)
@@ -122,9 +115,7 @@ class Regression(TaskType):
     def least_squares_targets(self, targets: Values) -> NDArray[np.float64]:
         return targets[:, None].astype(np.float64)
 
-    def predictions(
-        self, task: str, logits: NDArray[np.float32], notes: Sequence[str], read: Sequence[Any] = ()
-    ) -> list[Prediction]:
+    def predictions(self, task: str, logits: Values, notes: list[str], read: Sequence[Any] = ()) -> list[Prediction]:
         values = logits[:, 0].tolist()
         return [Prediction(task, None, value, {}, (value,), note) for value, note in zip(values, notes, strict=True)]
 

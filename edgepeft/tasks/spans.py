@@ -24,7 +24,7 @@ from edgepeft.backbones.tokens import Text, TokenBatch
 from edgepeft.data.answers import Prediction
 from edgepeft.data.pattern import UnreadableRow
 from edgepeft.data.row_grouping import LOWEST, Asked, Passage, RowGrouping, passage_of, readable
-from edgepeft.data.rows import SENTENCES, Columns, Row
+from edgepeft.data.rows import SENTENCES, Row
 from edgepeft.tasks._facts import Agreement, GraphWriter, LossGraph, Metric, Values, cross_entropy, log_softmax, mean
 from edgepeft.tasks._span_answers import (
     SpansPrediction,
@@ -57,6 +57,8 @@ class Spans(TaskType):
     chooses = True
     head = "tokens"
     model = "ForQuestionAnswering"
+    possible = "what stands in each row's passage"
+    sample_label = "[]"
 
     def __post_init__(self) -> None:
         """Refuse a threshold that is no number."""
@@ -73,16 +75,7 @@ class Spans(TaskType):
     def described(self) -> str:
         return "an answer, or none" if "threshold" in self.chosen else "an answer"
 
-    @property
-    def listed(self) -> str:
-        return "what stands in each row's passage"
-
     # Rows.
-
-    @classmethod
-    def columns(cls, given: Columns) -> Columns:
-        """Read SQuAD's columns too."""
-        return given._replace(passages=True)
 
     @classmethod
     def label_text(cls, value: Any, where: str) -> str:
@@ -119,10 +112,6 @@ class Spans(TaskType):
     def readable(cls, *, pairs: bool, text: str = "a") -> Any:
         """Return a question and that passage."""
         return ("a", text)
-
-    @classmethod
-    def example(cls, labels: Sequence[str] | None) -> tuple[str, None]:
-        return "[]", None
 
     def targets(self, rows: Sequence[Row]) -> Values:
         """Return [n] of ``Asked``, in no window."""
@@ -267,9 +256,7 @@ class Spans(TaskType):
 
     # Answers of a deployed task.
 
-    def predictions(
-        self, task: str, logits: NDArray[np.float32], notes: Sequence[str], read: Sequence[Any] = ()
-    ) -> list[Prediction]:
+    def predictions(self, task: str, logits: Values, notes: list[str], read: Sequence[Any] = ()) -> list[Prediction]:
         """Answer [n, K, S, 2] and passages; the score is the product of start's and end's probabilities among the
         tokens of all windows, of no answer at the first token of the window that says so least."""
         rows = zip(logits, self.outputs(logits), read, notes, strict=True)

@@ -50,18 +50,12 @@ class Text(TaskType):
     has_baselines = False  # neither a most frequent text nor a linear head on hidden states is a rival
     writes = True
     head = "text"
+    possible = "text"
+    sample_label = "a"
 
     @classmethod
     def is_of(cls, labels: Sequence[str] | None, head_reads: str) -> bool:
         return head_reads == "text"
-
-    @property
-    def listed(self) -> str:
-        return "text"
-
-    @classmethod
-    def example(cls, labels: Sequence[str] | None) -> tuple[str, None]:
-        return "a", None
 
     def targets(self, rows: Sequence[Row]) -> NoReturn:
         """Refuse: tokens take an encoder, so ``data.batches`` makes them."""
@@ -109,9 +103,7 @@ class Text(TaskType):
         texts["empty_answers"] = sum(not answer.strip() for answer in outputs) / n
         return {"texts": texts}
 
-    def predictions(
-        self, task: str, logits: NDArray[np.float32], notes: Sequence[str], read: Sequence[Any] = ()
-    ) -> list[Prediction]:
+    def predictions(self, task: str, logits: Values, notes: list[str], read: Sequence[Any] = ()) -> list[Prediction]:
         """Refuse: texts are written by ``Runtime.write``."""
         raise UsageError(f"task {task} writes text; ask it with write.")
 

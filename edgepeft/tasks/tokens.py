@@ -103,6 +103,8 @@ class Tokens(TaskType):
     per_token = True
     head = "tokens"
     model = "ForTokenClassification"
+    sample_label = '{"spans":[]}'
+    sample_labels = ("B-X", "I-X", OUTSIDE)
 
     @property
     def types(self) -> tuple[str, ...]:
@@ -186,10 +188,6 @@ class Tokens(TaskType):
     def beside(self, given: Sequence[Any], texts: Sequence[Text], tokens: TokenBatch) -> list[Read]:
         return [read_words(text.first, encoding) for text, encoding in zip(texts, tokens.of_texts, strict=True)]
 
-    @classmethod
-    def example(cls, labels: Sequence[str] | None) -> tuple[str, tuple[str, ...]]:
-        return '{"spans":[]}', tuple(labels or ("B-X", "I-X", OUTSIDE))
-
     # Losses.
 
     def losses(self, logits: NDArray[np.float32], targets: Values) -> NDArray[np.float64]:
@@ -272,9 +270,7 @@ class Tokens(TaskType):
 
     # Answers of a deployed task.
 
-    def predictions(
-        self, task: str, logits: NDArray[np.float32], notes: Sequence[str], read: Sequence[Read] = ()
-    ) -> list[Prediction]:
+    def predictions(self, task: str, logits: Values, notes: list[str], read: Sequence[Read] = ()) -> list[Prediction]:
         """Answer entities as spans of characters; probabilities are the softmax at a word's first piece."""
         return [self._predicted(task, *of_row) for of_row in zip(logits, read, notes, strict=True)]
 
