@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from edgepeft.backbones.base import Architecture
-from edgepeft.methods.base import Folding, weight_at
+from edgepeft.methods.base import Folding, ReadTensor, weight_at
 from edgepeft.methods.lora import Factors, LoRA
 
 
@@ -73,9 +73,7 @@ class DoRA(LoRA):
     learning_rate_source = "as lora, whose variant it is; measured, docs/methods.md"
     module = Decomposed
 
-    def start(
-        self, modules: Mapping[str, nn.Module], architecture: Architecture, read: Callable[[str], Tensor]
-    ) -> None:
+    def start(self, modules: Mapping[str, nn.Module], architecture: Architecture, read: ReadTensor) -> None:
         for name, module in modules.items():
             assert isinstance(module, Decomposed)
             module.magnitude.data.copy_(weight_at(architecture.site(name), read).norm(dim=1))

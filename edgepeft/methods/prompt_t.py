@@ -6,14 +6,14 @@ them before the pretrained weights are loaded, and so starts from random ones.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from edgepeft.backbones.base import Architecture, Role, Site
-from edgepeft.methods.base import Method, option, require
+from edgepeft.methods.base import Method, ReadTensor, option, require
 
 _MIN_TEXT = 3  # a token between two special ones
 
@@ -111,9 +111,7 @@ class PromptT(PromptTuning):
         super().__post_init__()
         require(self.place == "words", "prompt-t starts from word embeddings: its place is words; prompt-r takes both.")
 
-    def start(
-        self, modules: Mapping[str, nn.Module], architecture: Architecture, read: Callable[[str], Tensor]
-    ) -> None:
+    def start(self, modules: Mapping[str, nn.Module], architecture: Architecture, read: ReadTensor) -> None:
         table = read(architecture.words)
         require(
             self.length <= len(table),
