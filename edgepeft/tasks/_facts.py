@@ -87,8 +87,8 @@ def same_best(reference: NDArray[Any], logits: NDArray[Any], tolerance: float | 
     return Agreement(float(equal[decided].mean()) if decided.any() else 1.0, int((~decided).sum()))
 
 
-def log_softmax(logits: NDArray[Any], axis: int = -1) -> NDArray[np.float64]:
-    """Return the logarithm of the softmax along an axis, in float64."""
+def log_softmax(logits: NDArray[Any], axis: int | tuple[int, ...] = -1) -> NDArray[np.float64]:
+    """Return the logarithm of the softmax along an axis or several, in float64."""
     exact = logits.astype(np.float64)
     exact -= exact.max(axis, keepdims=True)
     return exact - np.log(np.exp(exact).sum(axis, keepdims=True))
@@ -134,6 +134,7 @@ class Facts:
     answers: ClassVar[str]  # what an answer is: labels, number, text
     metrics: ClassVar[Mapping[str, Metric]]
     default_metric: ClassVar[str]
+    telling: ClassVar[tuple[str, ...]] = ()  # the metrics that say most, the best first, if not the default one
     has_labels: ClassVar[bool] = False  # the columns of the logits have names
     needs_names: ClassVar[bool] = False  # and what they are called is what is answered: no number stands for a name
     one_label: ClassVar[bool] = False  # and each row has one of these, so that rows can be weighed by it

@@ -199,7 +199,7 @@ class TaskType(Facts, Calibration, ABC):
 
     def fitting(self, targets: Any) -> tuple[str, ...]:
         """Name the metrics that say most of rows with these targets, the best first."""
-        return (self.metric_or_default(None),)
+        return self.telling or (self.metric_or_default(None),)
 
     def resampled(self, outputs: Any) -> Any:
         """Return what a bootstrap draws from: outputs of the same score that are quicker to score."""
@@ -218,9 +218,9 @@ class TaskType(Facts, Calibration, ABC):
             raise UnknownName("metric", name, self.metrics)
         raise UsageError(f"{name} is no metric of {self.title}; those are {', '.join(self.metrics)}.")
 
-    @abstractmethod
     def outputs(self, logits: NDArray[Any]) -> Values:
-        """Keep what is scored of logits [B, C], as [B, ...]."""
+        """Keep what is scored of logits [B, C], as [B, ...]: by default all."""
+        return logits
 
     def with_chosen(self, targets: Values, outputs: Values) -> Self:
         """Choose on these rows, the evaluation rows, what this kind chooses."""

@@ -86,7 +86,6 @@ class Choice(OneOfSeveral, TaskType):
         return np.array([(_right(row), len(row.candidates)) for row in rows], np.int64)
 
     def token_rows(self, given: Any, where: str) -> list[tuple[str, str | None]]:
-        """Pair the text with each candidate."""
         text, begin, candidates = _parts(given, where)
         return [(text, f"{begin} {candidate}" if begin else candidate) for candidate in candidates]
 
@@ -94,12 +93,10 @@ class Choice(OneOfSeveral, TaskType):
         return [_parts(row, f"row {i}")[2] for i, row in enumerate(given)]
 
     def synthetic_targets(self, mask: NDArray[np.int64]) -> Values:
-        """Return the first candidate of each row."""
         return np.array([(0, n) for n in self.made_per_row(len(mask)) or ()], np.int64)
 
     @classmethod
     def readable(cls, *, pairs: bool, text: str = "a") -> Any:
-        """Return that text with two candidates."""
         return {SENTENCES.names[0]: text, CANDIDATES: ("a", "b")}
 
     def losses(self, logits: NDArray[np.float32], targets: Values) -> NDArray[np.float64]:
@@ -120,7 +117,6 @@ class Choice(OneOfSeveral, TaskType):
         return float(np.log(targets[:, 1]).mean())
 
     def outputs(self, logits: NDArray[Any]) -> Values:
-        """Return the index of the best, [B]."""
         return logits[..., 0].argmax(1)
 
     def answered(self, rows: Sequence[Row], targets: Values, outputs: Values) -> list[Any]:
@@ -135,7 +131,6 @@ class Choice(OneOfSeveral, TaskType):
         return {"figures": {"accuracy": self.score("accuracy", targets, outputs), "chance": chance}}
 
     def majority(self, targets: Values) -> Values:
-        """Return the place that is right most often."""
         return np.asarray(np.bincount(targets[:, 0]).argmax())
 
     def least_squares_targets(self, targets: Values) -> NDArray[np.float64]:

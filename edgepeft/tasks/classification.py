@@ -71,19 +71,16 @@ class Classification(OneOfSeveral, TaskType):
         return labels
 
     def unknown_label(self, row: Row) -> str | None:
-        """Return the label if it is none of these."""
         return None if self.labels is None or row.label in self.labels else row.label
 
     def strata(self, rows: Sequence[Row]) -> list[str]:
         return [str(row.label) for row in rows]
 
     def targets(self, rows: Sequence[Row]) -> Values:
-        """Return each label's index, int64 [n]."""
         index = {label: i for i, label in enumerate(self.labels or ())}
         return np.array([index[row.label or ""] for row in rows], np.int64)
 
     def synthetic_targets(self, mask: NDArray[np.int64]) -> Values:
-        """Return the labels in turn."""
         return np.arange(len(mask)) % self.n_outputs
 
     def losses(self, logits: NDArray[np.float32], targets: Values) -> NDArray[np.float64]:
@@ -105,7 +102,6 @@ class Classification(OneOfSeveral, TaskType):
         return math.log(self.n_outputs)
 
     def fitting(self, targets: Values) -> tuple[str, ...]:
-        """Name the accuracy, and the macro F1 too if a label is rare."""
         shares = np.bincount(targets) / len(targets)
         return ("accuracy", "macro_f1") if shares[shares > 0].min() < RARE else ("accuracy",)
 
@@ -173,11 +169,9 @@ class Classification(OneOfSeveral, TaskType):
         return found
 
     def majority(self, targets: Values) -> Values:
-        """Return the most frequent label's index."""
         return np.asarray(np.bincount(targets).argmax())
 
     def least_squares_targets(self, targets: Values) -> NDArray[np.float64]:
-        """Return 1 in the label's column."""
         return np.eye(self.n_outputs)[targets]
 
     def predictions(self, task: str, logits: Values, notes: list[str], read: Sequence[Any] = ()) -> list[Prediction]:

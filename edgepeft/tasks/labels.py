@@ -59,6 +59,7 @@ class Labels(TaskType):
     title = "a task of several labels"
     answers = "several labels"
     default_metric = "micro_f1"
+    telling = ("micro_f1", "macro_f1")
     has_labels = True
     needs_names = True
     chooses = True
@@ -99,7 +100,6 @@ class Labels(TaskType):
 
     @classmethod
     def labels_of(cls, rows: Sequence[Row]) -> tuple[str, ...]:
-        """Return all labels that some row has."""
         names = [_names(row) for row in rows]
         labels = tuple(sorted({name for of_row in names for name in of_row}))
         if not labels:
@@ -118,7 +118,6 @@ class Labels(TaskType):
         return _names(row)
 
     def targets(self, rows: Sequence[Row]) -> Values:
-        """Return 1 where a row has the label, float32 [n, C]."""
         index = {label: i for i, label in enumerate(self.labels or ())}
         targets = np.zeros((len(rows), len(index)), np.float32)
         for target, row in zip(targets, rows, strict=True):
@@ -151,10 +150,6 @@ class Labels(TaskType):
         """Return the loss of a probability of one half for each."""
         return math.log(2)
 
-    def outputs(self, logits: NDArray[Any]) -> Values:
-        """Keep all logits: thresholds come later."""
-        return logits
-
     def with_chosen(self, targets: Values, outputs: Values) -> Self:
         """Choose each label's threshold of the best F1 on these rows."""
         shares = _sigmoid(outputs)
@@ -170,12 +165,7 @@ class Labels(TaskType):
         return [[names[i] for i in np.flatnonzero(row)] for row in self.decided(outputs)]
 
     def row_errors(self, targets: Values, outputs: Values) -> Values:
-        """Count the labels that are wrong."""
         return (self.decided(outputs) != (targets > 0)).sum(1)
-
-    def fitting(self, targets: Values) -> tuple[str, ...]:
-        """Average over all rows' labels together, and over the labels."""
-        return ("micro_f1", "macro_f1")
 
     def errors(self, targets: Any, outputs: Any) -> dict[str, Any]:
         """Return ``by_class`` and ``macro``, each label for itself, and ``figures``: every metric, and the loss too."""
@@ -194,7 +184,6 @@ class Labels(TaskType):
         return answer
 
     def least_squares_targets(self, targets: Values) -> NDArray[np.float64]:
-        """Return 1 for what a row has, else -1."""
         return 2.0 * targets - 1.0
 
     def predictions(self, task: str, logits: Values, notes: list[str], read: Sequence[Any] = ()) -> list[Prediction]:

@@ -52,6 +52,7 @@ class Regression(TaskType):
     answers = "number"
     metrics = CORRELATIONS
     default_metric = "pearson_spearman"
+    telling = ("spearman", "pearson")
     compared = "values"
     problem_type = "regression"
     possible = "numbers"
@@ -62,18 +63,15 @@ class Regression(TaskType):
         return labels is None and head_reads != "text"
 
     def expected(self, row: Row) -> float:
-        """Return the number; refuse what is none."""
         if (number := number_of(row.label)) is None:
             remedy = "; write it with a point, without commas" if "," in (row.label or "") else ""
             raise DataError(f"{row.where}: the label of a regression is a finite number; found {row.label!r}{remedy}.")
         return number
 
     def targets(self, rows: Sequence[Row]) -> Values:
-        """Return the numbers, float32 [n]."""
         return np.array([self.expected(row) for row in rows], np.float32)
 
     def synthetic_targets(self, mask: NDArray[np.int64]) -> Values:
-        """Return 0, 1, 2, ..."""
         return np.arange(len(mask), dtype=np.float32)
 
     def losses(self, logits: NDArray[np.float32], targets: Values) -> NDArray[np.float64]:
@@ -96,10 +94,6 @@ class Regression(TaskType):
 
     def row_errors(self, targets: Values, outputs: Values) -> Values:
         return np.abs(outputs - targets)
-
-    def fitting(self, targets: Values) -> tuple[str, ...]:
-        """Correlate by ranks, and by the numbers."""
-        return ("spearman", "pearson")
 
     def errors(self, targets: Any, outputs: Any) -> dict[str, Any]:
         """Return ``residuals``, of the answers less the labels."""

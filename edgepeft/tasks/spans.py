@@ -51,6 +51,7 @@ class Spans(TaskType):
     title = "a search for answers in passages"
     answers = "span"
     default_metric = "f1"
+    telling = ("f1", "exact_match")
     per_token = True
     several = True
     passages = True
@@ -61,7 +62,6 @@ class Spans(TaskType):
     sample_label = "[]"
 
     def __post_init__(self) -> None:
-        """Refuse a threshold that is no number."""
         threshold = self.chosen.get("threshold", 0.0)
         if isinstance(threshold, bool) or not isinstance(threshold, int | float) or not math.isfinite(threshold):
             raise ValueError(f"the threshold of no answer is a number; found {threshold!r}")
@@ -110,7 +110,6 @@ class Spans(TaskType):
 
     @classmethod
     def readable(cls, *, pairs: bool, text: str = "a") -> Any:
-        """Return a question and that passage."""
         return ("a", text)
 
     def targets(self, rows: Sequence[Row]) -> Values:
@@ -128,7 +127,6 @@ class Spans(TaskType):
         return RowGrouping(tokens.per_text, read=readable(passages, max(len(each.ids) for each in tokens.encodings)))
 
     def beside(self, given: Sequence[Any], texts: Sequence[Text], tokens: TokenBatch) -> list[Passage]:
-        """Return each text's passage."""
         return [passage_of(text.second or "", own) for text, own in zip(texts, tokens.windows, strict=True)]
 
     def synthetic_targets(self, mask: NDArray[np.int64]) -> Values:
@@ -201,12 +199,7 @@ class Spans(TaskType):
         return np.array([best_score(metric, self._given(target, output), target.answers) for target, output in given])
 
     def row_errors(self, targets: Values, outputs: Values) -> Values:
-        """Return what each row's F1 lacks."""
         return 1 - self.each(targets, outputs)
-
-    def fitting(self, targets: Any) -> tuple[str, ...]:
-        """Name SQuAD's two."""
-        return ("f1", "exact_match")
 
     def errors(self, targets: Any, outputs: Any) -> dict[str, Any]:
         """Return ``figures``: the metrics; if some rows have no answer, also of those and of the others alone."""
@@ -266,8 +259,7 @@ class Spans(TaskType):
         self, task: str, logits: NDArray[np.float32], output: Values, passage: Passage, note: str
     ) -> SpansPrediction:
         own = logits[: len(passage.places)].astype(np.float64)
-        shares = np.exp(own - own.max((0, 1)))
-        shares /= shares.sum((0, 1))
+        shares = np.exp(log_softmax(own, (0, 1)))
         start, end = self._span(passage, output)
         window, first, last = output[:3].astype(int)
         if start == end:

@@ -77,7 +77,6 @@ class Text(TaskType):
         return losses
 
     def loss(self, logits: Any, targets: Any, weights: Any = None) -> Any:
-        """Return the mean over all rows' tokens."""
         return token_loss(logits, targets)
 
     def loss_graph(self, graph: GraphWriter, logits: str, labels: str) -> LossGraph:
