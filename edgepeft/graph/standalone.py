@@ -14,7 +14,6 @@ stand in front of each row, and are among T.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
 from functools import reduce
 from typing import Any, NamedTuple
 
@@ -101,14 +100,26 @@ class _Folder:
         prune(self._graph)
 
     def _of(self, node: onnx.NodeProto, place: int) -> _Linear | None:
-        make: Mapping[str, Callable[[onnx.NodeProto, int], _Linear | None]] = {
-            "MatMul": self._of_product,
-            "Gemm": self._of_product,
-            "Mul": self._of_scaled,
-            "Add": self._of_sum,
-            "Sub": self._of_difference,
-        }
-        return make[node.op_type](node, place) if node.op_type in make and not node.domain else None
+        match node.op_type if not node.domain else "":
+            case "MatMul" | "Gemm":
+                return self._of_product(node, place)
+            case "Mul":
+                for value, factor in either_way(node):
+                    if self._is_vector(factor) and value not in self._fixed:
+                        return self._linear.get(value, _Linear(value, ((),))).times(factor, place)
+            case "Add":
+                for value, other in either_way(node):
+                    first, second = self._linear.get(value), self._linear.get(other)
+                    if first is not None and self._is_vector(other):
+                        return first.plus((other,), place)
+                    if first is not None and second is not None and first.x == second.x:
+                        products, offsets = first.products + second.products, first.offsets + second.offsets
+                        return _Linear(first.x, products, offsets, first.nodes | second.nodes | {place})
+            case "Sub":
+                first = self._linear.get(node.input[0])
+                if first is not None and self._is_vector(node.input[1]):
+                    return first.plus((node.input[1], _MINUS), place)
+        return None
 
     def _of_product(self, node: onnx.NodeProto, place: int) -> _Linear | None:
         how = attributes(node)
@@ -133,27 +144,6 @@ class _Folder:
         """Whether it is scaled alone, and read more than once: an RMSNorm, in which no product can take part."""
         matrices = (name for chain in known.products for name in chain if self._values[name].ndim == 2)
         return self._reads[value] > 1 and not any(matrices)
-
-    def _of_scaled(self, node: onnx.NodeProto, place: int) -> _Linear | None:
-        for value, factor in either_way(node):
-            if self._is_vector(factor) and value not in self._fixed:
-                return self._linear.get(value, _Linear(value, ((),))).times(factor, place)
-        return None
-
-    def _of_sum(self, node: onnx.NodeProto, place: int) -> _Linear | None:
-        for value, other in either_way(node):
-            first, second = self._linear.get(value), self._linear.get(other)
-            if first is not None and self._is_vector(other):
-                return first.plus((other,), place)
-            if first is not None and second is not None and first.x == second.x:
-                products, offsets = first.products + second.products, first.offsets + second.offsets
-                return _Linear(first.x, products, offsets, first.nodes | second.nodes | {place})
-        return None
-
-    def _of_difference(self, node: onnx.NodeProto, place: int) -> _Linear | None:
-        value, other = node.input
-        linear = self._linear.get(value)
-        return linear.plus((other, _MINUS), place) if linear is not None and self._is_vector(other) else None
 
     def _is_vector(self, name: str) -> bool:
         value = self._constant(name)

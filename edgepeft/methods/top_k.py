@@ -26,11 +26,6 @@ class TopK(Method):
 
     def overrides(self, architecture: Architecture) -> tuple[str, ...]:
         """Every tensor of those layers, and of what lies above them."""
-        paths = [architecture.layer_path(layer) for layer in self._trained(architecture)]
-        paths += [f"{site.module}." for site in architecture.sites_of(Role.STACK_OUTPUT)]
-        return (*(name for name in architecture.tensors if name.startswith(tuple(paths))), *architecture.pooler)
-
-    def _trained(self, architecture: Architecture) -> range:
         n_layers = architecture.n_layers
         require(
             architecture.decoder is None,
@@ -41,4 +36,6 @@ class TopK(Method):
             f"top-k's layers must be at most {n_layers}, the layers that this backbone has; found {self.layers}. "
             "To train the embeddings too, use the method full.",
         )
-        return range(n_layers - self.layers, n_layers)
+        paths = [architecture.layer_path(layer) for layer in range(n_layers - self.layers, n_layers)]
+        paths += [f"{site.module}." for site in architecture.sites_of(Role.STACK_OUTPUT)]
+        return (*(name for name in architecture.tensors if name.startswith(tuple(paths))), *architecture.pooler)
