@@ -80,9 +80,10 @@ FORMS: Mapping[Form, type[Bottleneck]] = {"sublayer": OnSubLayer, "norm": OnNorm
 class BottleneckMethod(TrainsNorms, CrossAttention):
     """Base of the methods whose modules are bottlenecks of whole linear layers."""
 
-    bottleneck: int
-    activation: Activation
-    std: float
+    bottleneck: int = option(64, "width m of the adapter", least=1)
+    activation: Activation = option("relu", "act")
+    norms: bool = option(False, "train every LayerNorm of the backbone too")
+    std: float = option(0.02, "of the normal init", positive=True)
 
     def fill(self, weight: Tensor) -> None:
         """Give a fresh weight its values: normal ones."""
@@ -116,6 +117,7 @@ class FactoredLinear(nn.Module):
 class FactoredAdapters(TrainsNorms, CrossAttention, ChoosesRoles):
     """Adapters at Houlsby's places, LN(sub + A(sub) + res) (eq. 2); a subclass says what their linear layers are."""
 
+    paper = "Karimi Mahabadi et al., 2021, arXiv:2106.04647"
     known_roles = (Role.ATTENTION_OUTPUT, Role.FFN_OUTPUT)
     learning_rate = 3e-3
     learning_rate_source = "Karimi Mahabadi et al., table 4"

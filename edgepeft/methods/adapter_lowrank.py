@@ -33,7 +33,6 @@ class AdapterLowRank(FactoredAdapters):
 
     name = "adapter-lowrank"
     title = "Adapter-LowRank"
-    paper = "Karimi Mahabadi et al., 2021, arXiv:2106.04647"
     equation = "LN(sub + A(sub) + res), W = u v"
     near_identity = False
 

@@ -21,7 +21,7 @@ from typing import Literal
 from torch import Tensor, nn
 
 from edgepeft.backbones.base import Role, Site
-from edgepeft.methods._adapters import Activation, Bottleneck, BottleneckMethod
+from edgepeft.methods._adapters import Bottleneck, BottleneckMethod
 from edgepeft.methods.base import ChoosesRoles, option, require
 
 ROLES = (Role.ATTENTION_OUTPUT, Role.FFN_OUTPUT, Role.LAYER_OUTPUT)
@@ -77,7 +77,6 @@ class BottleneckAdapter(BottleneckMethod, ChoosesRoles):
     learning_rate = 3e-4
     learning_rate_source = "measured, docs/methods.md"
 
-    bottleneck: int = option(64, "width m of the adapter", least=1)
     roles: tuple[str, ...] = option(("ffn_output",), f"places, of {', '.join(ROLES)}")
     reads: Literal["sublayer", "residual", "norm"] = option(
         "residual", "what A reads: sublayer (sub), residual (res: the parallel adapter), norm (LN(sub + res))"
@@ -85,13 +84,10 @@ class BottleneckAdapter(BottleneckMethod, ChoosesRoles):
     keeps: Literal["sublayer", "sum", "norm"] = option(
         "sublayer", "what A's result is added to: sublayer (sub), sum (sub + res), norm (LN(sub + res))"
     )
-    activation: Activation = option("relu", "act")
     norm_before: bool = option(False, "a LayerNorm of the adapter's own on what it reads")
     norm_after: Literal["none", "change", "sum"] = option(
         "none", "a LayerNorm of the adapter's own on its result (change), or on the sum (sum)"
     )
-    norms: bool = option(False, "train every LayerNorm of the backbone too")
-    std: float = option(0.02, "of the normal init", positive=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -36,7 +36,6 @@ class Compacter(KroneckerAdapters):
 
     name = "compacter"
     title = "Compacter"
-    paper = "Karimi Mahabadi et al., 2021, arXiv:2106.04647"
     equation = "LN(sub + A(sub) + res), W = sum_i kron(A_i, s_i t_i)"
 
     n: int = option(4, "terms of the sum; divides the hidden size and the bottleneck", least=1)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from edgepeft.backbones.base import Role, Site
-from edgepeft.methods._adapters import Activation, Bottleneck, BottleneckMethod
+from edgepeft.methods._adapters import Bottleneck, BottleneckMethod
 from edgepeft.methods.base import option
 
 
@@ -53,9 +53,6 @@ class Fusion(BottleneckMethod):
     adapters: int = option(2, "adapters n that are fused", least=2)
     bottleneck: int = option(64, "width m of each adapter", least=1)
     value: bool = option(True, "a matrix V on what is mixed (AdapterHub's dynamic form)")
-    activation: Activation = option("relu", "act")
-    norms: bool = option(False, "train every LayerNorm of the backbone too")
-    std: float = option(0.02, "of the normal init", positive=True)
 
     def attaches_to(self) -> tuple[Role, ...]:
         return (Role.FFN_OUTPUT,)

@@ -23,7 +23,6 @@ class Houlsby(BottleneckMethod):
     learning_rate = 9e-4
     learning_rate_source = "measured, docs/methods.md; Houlsby et al., section 3.1: 3e-5, 3e-4, 3e-3"
 
-    bottleneck: int = option(64, "width m of the adapter", least=1)
     activation: Activation = option("tanh-gelu", "act (the authors' code)")
     norms: bool = option(True, "train every LayerNorm too")
     std: float = option(1e-3, "of the truncated normal init (authors' code; the paper says 1e-2)", positive=True)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from edgepeft.backbones.base import LINEAR_ROLES, Site
+from edgepeft.backbones.base import Site
 from edgepeft.methods.base import option
 from edgepeft.methods.lora import RankedUpdates
 
@@ -58,7 +58,6 @@ class LoHa(RankedUpdates):
 
     rank: int = option(4, "r of each of the two products", least=1)
     alpha: float = option(4.0, "the update is scaled by alpha / r")
-    roles: tuple[str, ...] = option(("query", "value"), f"linear layers to update, of {', '.join(LINEAR_ROLES)}")
 
     def build_at(self, site: Site) -> nn.Module:
         return HadamardProduct(site.in_features, site.out_features, self.rank, self.scale)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from edgepeft.backbones.base import LINEAR_ROLES, Site
+from edgepeft.backbones.base import Site
 from edgepeft.methods.base import option, require
 from edgepeft.methods.lora import RankedUpdates
 
@@ -58,7 +58,6 @@ class LoKr(RankedUpdates):
 
     rank: int = option(8, "r of W2", least=1)
     alpha: float = option(8.0, "the update is scaled by alpha / r")
-    roles: tuple[str, ...] = option(("query", "value"), f"linear layers to update, of {', '.join(LINEAR_ROLES)}")
     both: bool = option(False, "W1 too is a product of rank r, where that is smaller (PEFT's decompose_both)")
     factor: int = option(
         _NEAR_THE_ROOT,

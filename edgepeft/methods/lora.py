@@ -23,6 +23,7 @@ class LinearUpdates(CrossAttention, ChoosesRoles):
     """Base of methods that update linear layers, a decoder's attention to its encoder included where asked for."""
 
     known_roles = LINEAR_ROLES
+    roles: tuple[str, ...] = option(("query", "value"), f"linear layers to update, of {', '.join(LINEAR_ROLES)}")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -87,7 +88,6 @@ class LoRA(RankedUpdates):
 
     rank: int = option(8, "r", least=1)
     alpha: float = option(16.0, "the update is scaled by alpha / r")
-    roles: tuple[str, ...] = option(("query", "value"), f"linear layers to update, of {', '.join(LINEAR_ROLES)}")
     rank_stabilised: bool = option(False, "scale by alpha / sqrt(r) (Kalajdzievski, 2023)")
     bias: Literal["none", "all", "lora_only"] = option(
         "none", "biases trained besides (the authors' mark_only_lora_as_trainable): all, or the updated layers' own"

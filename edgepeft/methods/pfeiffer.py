@@ -13,7 +13,7 @@ from typing import Literal
 from torch import nn
 
 from edgepeft.backbones.base import Role, Site
-from edgepeft.methods._adapters import Activation, Bottleneck, BottleneckMethod, OnNorm, OnSubLayer
+from edgepeft.methods._adapters import Bottleneck, BottleneckMethod, OnNorm, OnSubLayer
 from edgepeft.methods.base import option
 
 # Where the adapter stands -> the site's role and the module.
@@ -33,13 +33,10 @@ class Pfeiffer(BottleneckMethod):
     learning_rate = 9e-4
     learning_rate_source = "measured, docs/methods.md; Pfeiffer et al. and Deshpande et al.: 1e-4"
 
-    bottleneck: int = option(64, "width m of the adapter", least=1)
     placement: Literal["ffn", "attention"] = option(
         "ffn", "ffn: AdapterHub's form; attention: the Compacter paper's, LN(sub + A(sub) + res)"
     )
-    activation: Activation = option("relu", "act")
     norms: bool = option(False, "train every LayerNorm too (as the Compacter paper does)")
-    std: float = option(0.02, "of the normal init", positive=True)
 
     def attaches_to(self) -> tuple[Role, ...]:
         return (PLACEMENTS[self.placement][0],)

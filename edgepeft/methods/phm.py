@@ -35,7 +35,6 @@ class PHM(KroneckerAdapters):
 
     name = "phm"
     title = "PHM adapter"
-    paper = "Karimi Mahabadi et al., 2021, arXiv:2106.04647"
     equation = "LN(sub + A(sub) + res), W = sum_i kron(A_i, B_i)"
 
     n: int = option(

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from edgepeft.backbones.base import LINEAR_ROLES, Site
+from edgepeft.backbones.base import Site
 from edgepeft.common.frozen_random import MAX_ENTRIES, MERSENNE_TWISTER, SEEDS, frozen_matrices
 from edgepeft.methods.base import option, require
 from edgepeft.methods.lora import LinearUpdates
@@ -69,7 +69,6 @@ class VeRA(LinearUpdates):
     learning_rate_source = "Kopiczko et al., table 8 (RoBERTa-base: 1e-2 on four of six sets)"
 
     rank: int = option(256, "r", least=1)
-    roles: tuple[str, ...] = option(("query", "value"), f"linear layers to update, of {', '.join(LINEAR_ROLES)}")
     seed: int = option(0, "of A and B (PEFT's projection_prng_key)")
     initial: float = option(0.1, "what d starts from")
 
