@@ -31,6 +31,7 @@ from edgepeft.graph.protos import (
     either_way,
     floats,
     matched,
+    put,
     read_instead,
     replace,
     values_read,
@@ -244,8 +245,7 @@ def join_products(graph: onnx.GraphProto, groups: Iterable[Sequence[str]], made:
             helper.make_node("Split", [value, f"{names[0]}/sizes"], parts, f"{value}/parts", axis=-1),
         ]
     if whole:
-        gone = {name for parts in whole for name in parts}
-        replace(graph.node, [*(node for node in graph.node if gone.isdisjoint(node.output)), *new])
+        put(graph, new)
         _read_whole(graph, whole)
         prune(graph)
 

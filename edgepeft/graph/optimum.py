@@ -81,7 +81,11 @@ def optimum_decoder(encoder: onnx.ModelProto, decoder: onnx.ModelProto, width: i
     past = next(each for each in decoder.graph.input if each.name == caches(PAST, 0)[0])
     heads, size = (past.type.tensor_type.shape.dim[axis].dim_value for axis in (1, 3))
     layers = range(n_layers(decoder.graph))
-    outside, inside = _parted(upper.graph)
+    # What each step runs, for what hides padding; all else the first one alone does.
+    hides = ancestors([_ENCODER + CROSS_BIAS, _ENCODER + _INDEX], writers(upper.graph), set[str]())
+    always = {node.output[0] for node in hides}
+    outside = [node for node in upper.graph.node if node.output[0] in always]
+    inside = [node for node in upper.graph.node if node.output[0] not in always]
     add = Writer("optimum/")
     for name in (INPUT_IDS, MASK):  # of the ids the shape alone is read
         add.op("Identity", _ENCODER_MASK, output=_ENCODER + name)
@@ -112,13 +116,6 @@ def _prefixed(graph: onnx.GraphProto, prefix: str) -> Callable[[str], str]:
     for node in graph.node:
         node.name = node.name and prefix + node.name
     return name_of
-
-
-def _parted(graph: onnx.GraphProto) -> tuple[list[onnx.NodeProto], list[onnx.NodeProto]]:
-    """What each step runs, for what hides padding, and what the first one alone does."""
-    writer, seen = writers(graph), set[str]()
-    always = {id(node) for node in ancestors([_ENCODER + CROSS_BIAS, _ENCODER + _INDEX], writer, seen)}
-    return [n for n in graph.node if id(n) in always], [n for n in graph.node if id(n) not in always]
 
 
 def _cross(inside: Sequence[onnx.NodeProto], layers: range) -> onnx.NodeProto:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 M = TypeVar("M", bound=Message)
+CONTRIB = "com.microsoft"  # ONNX Runtime's own operators
 
 
 def copied(message: M) -> M:
@@ -57,6 +58,18 @@ def replace(field: MutableSequence[M], items: Iterable[M]) -> None:
     kept = list(map(copied, items))
     del field[:]
     field.extend(kept)
+
+
+def put(graph: onnx.GraphProto, nodes: Sequence[onnx.NodeProto]) -> None:
+    """Have nodes take the place of those that give the same values."""
+    given = {name for node in nodes for name in node.output}
+    replace(graph.node, [*(node for node in graph.node if given.isdisjoint(node.output)), *nodes])
+
+
+def use_contrib(model: onnx.ModelProto) -> None:
+    """Declare that a model has operators of ``CONTRIB``."""
+    if all(each.domain != CONTRIB for each in model.opset_import):
+        model.opset_import.append(helper.make_opsetid(CONTRIB, 1))
 
 
 def attributes(node: onnx.NodeProto) -> dict[str, Any]:

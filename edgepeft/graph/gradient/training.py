@@ -117,7 +117,14 @@ def with_loss(deployed: onnx.ModelProto, facts: TrainingFacts) -> onnx.ModelProt
             f"[batch, {facts.kind.n_outputs}]."
         )
     for i, (weight, (_, width)) in enumerate(zip(facts.dropped, facts.dropouts, strict=True)):
-        _drop(graph, weight, i, ["tokens" if facts.kind.per_token else "batch", width])
+        writer, kept = writers(graph), f"dropout/{i}"
+        products = (node for node in graph.node if node.op_type in ("Gemm", "MatMul"))
+        product = next((p for p in products if followed(p.input[1], writer, {"Transpose"})[-1] == weight), None)
+        if product is None:
+            raise BundleError(f"the task's head has no product with {weight}, before which features are dropped.")
+        graph.node.append(helper.make_node("Mul", [product.input[0], dropout(i)], [kept], name=kept))
+        graph.input.append(floats(dropout(i), ["tokens" if facts.kind.per_token else "batch", width]))
+        product.input[0] = kept
     add_loss(graph, facts.kind)
     prune(graph)
     return model
@@ -140,19 +147,6 @@ def with_gradients(
         model.graph.output.append(helper.make_tensor_value_info(output, spec.kind, spec.shape))
     prune(model.graph)
     return model
-
-
-def _drop(graph: onnx.GraphProto, weight: str, index: int, dims: list[str | int]) -> None:
-    """Scale what the product with this weight reads by an input."""
-    writer, kept = writers(graph), f"dropout/{index}"
-    products = (node for node in graph.node if node.op_type in ("Gemm", "MatMul"))
-    product = next((p for p in products if followed(p.input[1], writer, {"Transpose"})[-1] == weight), None)
-    if product is None:
-        raise BundleError(f"the task's head has no product with {weight}, before which features are dropped.")
-    value, name = product.input[0], dropout(index)
-    product.input[0] = kept
-    graph.node.append(helper.make_node("Mul", [value, name], [kept], name=kept))
-    graph.input.append(floats(name, dims))
 
 
 @Contract(requires=[closed, one_writer], ensures=[closed, one_writer], keeps=[values_stay], mutates=True)
