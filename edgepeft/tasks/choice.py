@@ -26,7 +26,6 @@ from edgepeft.data.labels import label_text, shown
 from edgepeft.data.pattern import UnreadableRow
 from edgepeft.data.row_grouping import LOWEST, grouped, places_of
 from edgepeft.data.rows import SENTENCES, Row
-from edgepeft.tasks._conformal import OneOfSeveral
 from edgepeft.tasks._facts import (
     Agreement,
     GraphWriter,
@@ -54,13 +53,14 @@ class ChoicePrediction(Prediction):
 
 
 @dataclass(frozen=True)
-class Choice(OneOfSeveral, TaskType):
+class Choice(TaskType):
     """loss = -log softmax(logits of a row's candidates)[right]; targets are int64 [n, 2]: the index, and how many."""
 
     name = "choice"
     title = "a choice among candidates"
     answers = "candidate"
     default_metric = "accuracy"
+    calibrates = True
     model = "ForMultipleChoice"
     picks = True
     several = True

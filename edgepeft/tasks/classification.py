@@ -28,7 +28,6 @@ from edgepeft.common.errors import DataError, UnknownName
 from edgepeft.data.answers import Prediction
 from edgepeft.data.by_class import by_class
 from edgepeft.data.rows import Row
-from edgepeft.tasks._conformal import OneOfSeveral
 from edgepeft.tasks._facts import GraphWriter, LossGraph, Metric, Values, cross_entropy, listed, log_softmax, mean
 from edgepeft.tasks.base import TaskType
 from edgepeft.tasks.regression import CORRELATIONS
@@ -38,13 +37,14 @@ MANY, VERY_MANY = 100, 1_000  # labels: refused from the one where most have a s
 
 
 @dataclass(frozen=True)
-class Classification(OneOfSeveral, TaskType):
+class Classification(TaskType):
     """loss = -log softmax(logits)[label]."""
 
     name = "classification"
     title = "a classification"
     answers = "labels"
     default_metric = "accuracy"
+    calibrates = True
     has_labels = True
     one_label = True
     problem_type = "single_label_classification"
