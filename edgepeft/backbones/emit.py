@@ -48,29 +48,47 @@ _ACTIVATIONS: Mapping[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-class Emitter:
-    """Collects nodes, and initializers of the ``shapes`` that a config asks; methods return the names of values."""
+class Writer:
+    """Collects nodes and small constants of a graph; methods return values' names, which begin with ``prefix``."""
 
-    def __init__(self, checkpoint: Checkpoint, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        self.checkpoint, self.shapes = checkpoint, shapes
+    def __init__(self, prefix: str = "") -> None:
+        self.prefix = prefix
         self.nodes: list[onnx.NodeProto] = []
         self.initializers: dict[str, TensorProto] = {}
 
     def op(self, op_type: str, *inputs: str, output: str = "", **attributes: Any) -> str:
-        """Append a node with one output."""
-        name = output or f"{op_type.lower()}_{len(self.nodes)}"
+        """Append a node with one output, under the whole name that is given."""
+        name = output or f"{self.prefix}{op_type.lower()}_{len(self.nodes)}"
         self.nodes.append(helper.make_node(op_type, inputs, [name], name=name, **attributes))
         return name
 
     def constant(self, name: str, value: Any, dtype: type[np.generic]) -> str:
-        """A small initializer stored in the graph itself."""
+        """A small initializer stored in the graph itself, under this whole name."""
         if name not in self.initializers:
             self.initializers[name] = numpy_helper.from_array(np.asarray(value, dtype), name)
         return name
 
     def ints(self, *values: int) -> str:
         """A one-dimensional int64 constant, such as a shape."""
-        return self.constant("ints_" + "_".join(str(value).replace("-", "m") for value in values), values, np.int64)
+        name = "_".join(str(value).replace("-", "m") for value in values)
+        return self.constant(f"{self.prefix}ints_{name}", values, np.int64)
+
+    def number(self, value: float, dtype: type[np.generic] = np.int64) -> str:
+        """A constant without axes."""
+        return self.constant(f"{self.prefix}{dtype.__name__}_{value}", value, dtype)
+
+    def add_to(self, graph: onnx.GraphProto) -> None:
+        """Append all that was written to a graph."""
+        graph.node.extend(self.nodes)
+        graph.initializer.extend(self.initializers.values())
+
+
+class Emitter(Writer):
+    """Writes a backbone: initializers of the ``shapes`` that a config asks lie in the checkpoint."""
+
+    def __init__(self, checkpoint: Checkpoint, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        super().__init__()
+        self.checkpoint, self.shapes = checkpoint, shapes
 
     def linear(self, module: str, value: str, output: str = "") -> str:
         """x W^T, + b where there is one; by a node of its own, for ``Gemm`` would add it on one thread."""

@@ -116,15 +116,11 @@ def _writer(graph: onnx.GraphProto, value: str) -> onnx.NodeProto:
 @Contract(requires=[closed], ensures=[closed], keeps=[same_operators], mutates=True)
 def rename_values(graph: onnx.GraphProto, new_name: Callable[[str], str]) -> None:
     """Apply ``new_name`` to every value, input, output and initializer; nodes in subgraphs included."""
-    _rename(graph, new_name)
-
-
-def _rename(graph: onnx.GraphProto, new_name: Callable[[str], str]) -> None:
-    for node in graph.node:  # first: a new name may depend on how many were given before
-        node.input[:] = [new_name(name) if name else name for name in node.input]
-        node.output[:] = [new_name(name) if name else name for name in node.output]
-        for subgraph in subgraphs([node]):
-            _rename(subgraph, new_name)
-    for part in (graph.input, graph.output, graph.value_info, graph.initializer):
-        for item in part:
+    parts = [graph]
+    for each in parts:  # which grows
+        for node in each.node:  # first: a new name may depend on how many were given before
+            node.input[:] = [new_name(name) if name else name for name in node.input]
+            node.output[:] = [new_name(name) if name else name for name in node.output]
+        for item in (*each.input, *each.output, *each.value_info, *each.initializer):
             item.name = new_name(item.name)
+        parts += subgraphs(each.node)

@@ -23,7 +23,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -31,7 +30,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, numpy_helper
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from edgepeft.backbones import emit
 from edgepeft.backbones.checkpoint import NUMPY_TYPES, Checkpoint, Layout, StoredTensor, write_safetensors
@@ -41,7 +40,7 @@ from edgepeft.common.frozen_random import MAX_ENTRIES, SEEDS, Fastfood, ahead, f
 from edgepeft.common.messages import in_words
 from edgepeft.device.machine import thread_count
 from edgepeft.graph.contract import Contract, same_interface, same_operators, weights_outside, well_formed
-from edgepeft.graph.names import GENERATED, generated, of_loader, without_prefix
+from edgepeft.graph.names import GENERATED, of_loader, without_prefix
 from edgepeft.graph.protos import external_tensors, place_of, properties
 
 RECIPE = "edgepeft.generated"
@@ -53,48 +52,41 @@ _Extent = Annotated[int, Field(ge=1, le=MAX_ENTRIES)]
 _AnyRecipe = TypeVar("_AnyRecipe", bound=BaseModel)
 
 
-class _GeneratedRecipe(BaseModel):
+class Generator(BaseModel):
+    """A recipe as read: ``vector`` and ``scales`` are names of initializers."""
+
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     generator: Literal["fastfood/1"]
     seed: int = Field(ge=0, lt=2**63)
-    vector: str
-    scales: str
+    vector: Annotated[str, AfterValidator(of_loader)]
+    scales: Annotated[str, AfterValidator(of_loader)]
     tensors: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Generator:
-    """A recipe as read: ``vector`` and ``scales`` are names of initializers, ``streams`` are by input."""
-
-    seed: int
-    vector: str
-    scales: str
-    streams: Mapping[str, int]
 
     def tensor(self, name: str, given: Mapping[str, Floats], checkpoint: Checkpoint) -> Floats:
         """Make the tensor of an input ``generated:<tensor>`` from ``given`` vector and scales."""
         pretrained = checkpoint.values(without_prefix(name)[1])  # mapped: its pages are read and not kept
-        projection, scale = self._followed(name, pretrained.size, given)
+        projection, stream = self._followed(name, pretrained.size, given)
         update = projection.project(given[self.vector])
-        update *= scale
+        update *= given[self.scales][stream]
         update += pretrained.reshape(-1)
         return update.reshape(pretrained.shape)
 
     def back(self, name: str, gradient: Floats, given: Mapping[str, Floats]) -> dict[str, Floats]:
         """Gradients of vector and scales, by name, from a tensor's gradient."""
-        projection, scale = self._followed(name, gradient.size, given)
+        projection, stream = self._followed(name, gradient.size, given)
         vector, scales = given[self.vector], np.zeros_like(given[self.scales])
         back = projection.back(gradient.reshape(-1))
-        scales[self.streams[name]] = np.vdot(back.astype(np.float64), vector)
-        return {self.vector: np.multiply(back, scale, out=back), self.scales: scales}
+        scales[stream] = np.vdot(back.astype(np.float64), vector)
+        return {self.vector: np.multiply(back, given[self.scales][stream], out=back), self.scales: scales}
 
-    def _followed(self, name: str, size: int, given: Mapping[str, Floats]) -> tuple[Fastfood, np.float32]:
-        vector, scales = given[self.vector], given[self.scales]
-        if name not in self.streams or len(scales) != len(self.streams):
+    def _followed(self, name: str, size: int, given: Mapping[str, Floats]) -> tuple[Fastfood, int]:
+        """The projection for an input, and its number."""
+        wanted = without_prefix(name)[1]
+        if wanted not in self.tensors or len(given[self.scales]) != len(self.tensors):
             raise BundleError(f"the delta graph's {RECIPE} does not say how to make {name}; export the task again.")
-        stream = self.streams[name]
-        return Fastfood(self.seed, stream, size, len(vector)), scales[stream]
+        stream = self.tensors.index(wanted)
+        return Fastfood(self.seed, stream, size, len(given[self.vector])), stream
 
 
 @Contract(mutates=True)
@@ -126,9 +118,7 @@ def add_generated(
 
 def generator_of(delta: onnx.ModelProto) -> Generator:
     """Read the recipe for tensors that a delta graph leaves to its loader."""
-    recipe = _recipe_of(delta, RECIPE, _GeneratedRecipe)
-    streams = {generated(name): stream for stream, name in enumerate(recipe.tensors)}
-    return Generator(recipe.seed, of_loader(recipe.vector), of_loader(recipe.scales), streams)
+    return _recipe_of(delta, RECIPE, Generator)
 
 
 def _parameter(delta: onnx.ModelProto, name: str) -> Floats:

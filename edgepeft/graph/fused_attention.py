@@ -19,13 +19,23 @@ from onnx import TensorProto, helper
 from edgepeft.graph.contract import Contract, same_interface, well_formed
 from edgepeft.graph.cut import prune
 from edgepeft.graph.joined import joined_name
-from edgepeft.graph.protos import add_constants, attributes, constant, either_way, floats, matched, replace, writers
+from edgepeft.graph.protos import (
+    CONTRIB,
+    add_constants,
+    attributes,
+    constant,
+    either_way,
+    floats,
+    matched,
+    put,
+    use_contrib,
+    writers,
+)
 from edgepeft.graph.quantise import IntegerProduct, integer_products
 
 # Three tensors [d, d] side by side, under a name; None where there is no such copy.
 Made = Callable[[Sequence[TensorProto], str], TensorProto | None]
 
-_DOMAIN = "com.microsoft"
 # How ``graph.one_row`` splits heads, (T, 1, h, e) -> (1, h, T, e) or (1, h, e, T), and merges them, -> (1, T, h, e).
 _SPLIT, _SPLIT_KEYS, _MERGED = [1, 2, 0, 3], [1, 2, 3, 0], [0, 2, 1, 3]
 _CONSTANTS: Mapping[str, tuple[int, type[np.generic]]] = {
@@ -51,7 +61,7 @@ class _Attended(NamedTuple):
         yield helper.make_node("Concat", [product.scale for product in self.products], [scales], axis=0)
         yield helper.make_node("Concat", self.biases, [bias], axis=0)
         inputs = [rows, matrix, bias, "fused.unit", scales, "", "fused.zero", "fused.weights_zero"]
-        yield helper.make_node("QAttention", inputs, [result], domain=_DOMAIN, num_heads=self.n_heads)
+        yield helper.make_node("QAttention", inputs, [result], domain=CONTRIB, num_heads=self.n_heads)
         yield helper.make_node("Squeeze", [result, "fused.first"], [self.context])
 
 
@@ -90,8 +100,7 @@ def fuse_attention(model: onnx.ModelProto, made: Made) -> None:
     """Rewrite attention of a graph of ``for_one_row`` wherever ``made`` has the matrices."""
     if not (new := [*_fused(model, [*_fusible(model.graph)], made)]):
         return
-    written = {name for node in new for name in node.output}
-    replace(model.graph.node, [*(node for node in model.graph.node if written.isdisjoint(node.output)), *new])
+    put(model.graph, new)
     prune(model.graph)
 
 
@@ -115,8 +124,7 @@ def _fused(model: onnx.ModelProto, found: Sequence[_Attended], made: Made) -> It
         add_constants(model.graph, {"fused.first": [0]})
         for name, (value, dtype) in _CONSTANTS.items():
             add_constants(model.graph, {name: value}, dtype)
-        if all(each.domain != _DOMAIN for each in model.opset_import):
-            model.opset_import.append(helper.make_opsetid(_DOMAIN, 1))
+        use_contrib(model)
     for each in found:
         if (matrix := joined[of[each]]) is not None:
             yield from each.nodes(matrix.name)

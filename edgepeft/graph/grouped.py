@@ -29,7 +29,7 @@ from onnx import TensorProto, helper, numpy_helper
 from edgepeft.backbones.checkpoint import Checkpoint, Quantised
 from edgepeft.graph.contract import Contract, same_interface, well_formed
 from edgepeft.graph.cut import prune
-from edgepeft.graph.protos import attributes, writers
+from edgepeft.graph.protos import CONTRIB, attributes, use_contrib, writers
 
 OPSET = 21  # the first that has 4 bits, and scales of groups
 _MIDDLE, _HIGHEST = 8, 15  # of 4 bits, the number that stands for 0
@@ -41,7 +41,6 @@ ZEROS = tuple(
 )
 _GROUP = 32
 _STEPS = (7.0, 7.5, 8.0, 8.5, 9.0)  # of the largest value that are tried
-_DOMAIN = "com.microsoft"
 
 
 def grouped_name(matrix: str) -> str:
@@ -132,7 +131,7 @@ def lower_groups(model: onnx.ModelProto, accuracy_level: int) -> None:
         out, width = grouped[matrix].dims
         lowered[matrix] = unpacked
         product = helper.make_node(
-            "MatMulNBits", [node.input[0], grouped_name(matrix), scale], node.output, node.name, domain=_DOMAIN
+            "MatMulNBits", [node.input[0], grouped_name(matrix), scale], node.output, node.name, domain=CONTRIB
         )
         sizes = {"K": width, "N": out, "bits": bits[grouped[matrix].data_type], "block_size": _GROUP}
         sizes["accuracy_level"] = accuracy_level
@@ -147,5 +146,4 @@ def lower_groups(model: onnx.ModelProto, accuracy_level: int) -> None:
         in_each = _GROUP * bits[same.data_type] // 8
         same.data_type, same.dims[:] = TensorProto.UINT8, [out, width // _GROUP, in_each]
     prune(graph)
-    if all(each.domain != _DOMAIN for each in model.opset_import):
-        model.opset_import.append(helper.make_opsetid(_DOMAIN, 1))
+    use_contrib(model)

@@ -37,6 +37,7 @@ from edgepeft.graph.contract import Contract, all_used, standard, values_stay, w
 from edgepeft.graph.cut import prune
 from edgepeft.graph.mix import ROW_COUNTS, TOKEN_COUNTS, slotted
 from edgepeft.graph.protos import (
+    CONTRIB,
     add_constants,
     attributes,
     constant,
@@ -47,6 +48,7 @@ from edgepeft.graph.protos import (
     readers,
     reads,
     replace,
+    use_contrib,
     writers,
 )
 
@@ -54,7 +56,6 @@ PLACE, LAST = "known.place", "known.last"  # int32 [N]; int64 [N] into the N S t
 TEXTS = "known.texts"  # int64 [1]: N
 HIDDEN = "past.bias"  # float [N, 1, 1, L + 1]
 _TOTAL, _ONE = "known.total", "known.one"
-_DOMAIN = "com.microsoft"
 _WIDTHS = 16  # of a head, a multiple: all that ONNX Runtime's operator turns
 
 
@@ -92,7 +93,7 @@ def in_place(decoder: onnx.ModelProto) -> InPlace | None:
         _write(model.graph, layers, kinds, hidden)
     except OtherForm:
         return None
-    model.opset_import.append(helper.make_opsetid(_DOMAIN, 1))
+    use_contrib(model)
     return InPlace(model, frequencies)
 
 
@@ -205,7 +206,7 @@ def _write(graph: onnx.GraphProto, layers: Sequence[Attention], kinds: Sequence[
             [*rows, *caches(PAST, i), PLACE, _TOTAL, *tables(kinds.index(layer.frequencies))],
             [f"{layer.context}/rows", *presents[i]],
             f"{layer.context}/rows",
-            domain=_DOMAIN,
+            domain=CONTRIB,
             num_heads=k * g,
             kv_num_heads=k,
             do_rotary=1,

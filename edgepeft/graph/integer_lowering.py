@@ -22,10 +22,17 @@ from onnx import helper, numpy_helper
 
 from edgepeft.graph.contract import Contract, same_interface, well_formed
 from edgepeft.graph.cut import prune
-from edgepeft.graph.protos import add_constants, constant, either_way, replace, values_read, writers
+from edgepeft.graph.protos import (
+    CONTRIB,
+    add_constants,
+    constant,
+    either_way,
+    put,
+    use_contrib,
+    values_read,
+    writers,
+)
 from edgepeft.graph.quantise import integer_products
-
-_DOMAIN = "com.microsoft"
 
 
 class _Bytes(NamedTuple):
@@ -52,26 +59,24 @@ def lower_integers(model: onnx.ModelProto) -> bool:
             made |= _one_step(graph, x, rounded, writer)
             sum_, bias = biases.get(y, (y, ""))
             inputs = [rounded, matrix, "unit", scale, f"{_ANY.name}.zero", "", bias]
-            made[sum_] = [helper.make_node("MatMulIntegerToFloat", inputs, [sum_], domain=_DOMAIN)]
+            made[sum_] = [helper.make_node("MatMulIntegerToFloat", inputs, [sum_], domain=CONTRIB)]
             continue
         how = _PAST_GELU if x in writer and writer[x].op_type == "Gelu" else _ANY
         made.setdefault(f"{x}/bytes", _rows(x, how))
         inputs = [f"{x}/bytes", matrix, f"{how.name}.step", scale, f"{how.name}.zero"]
         made[y] = [
-            helper.make_node("MatMulIntegerToFloat", inputs, [f"{y}/of_unit"], domain=_DOMAIN),
+            helper.make_node("MatMulIntegerToFloat", inputs, [f"{y}/of_unit"], domain=CONTRIB),
             helper.make_node("Mul", [f"{y}/of_unit", f"{x}/largest"], [y]),
         ]
     if not made:
         return False
-    kept = [node for node in graph.node if made.keys().isdisjoint(node.output)]
-    replace(graph.node, [*kept, *(node for nodes in made.values() for node in nodes)])
+    put(graph, [node for nodes in made.values() for node in nodes])
     for name, zero, floor in (_ANY, _PAST_GELU):
         numbers = {"step": np.float32(1 / (255 - zero)), "zero": np.uint8(zero), "floor": np.float32(floor or 0)}
         graph.initializer.extend(numpy_helper.from_array(np.array(v), f"{name}.{n}") for n, v in numbers.items())
     add_constants(graph, {"unit": 1}, np.float32)
     prune(graph)
-    if all(each.domain != _DOMAIN for each in model.opset_import):
-        model.opset_import.append(helper.make_opsetid(_DOMAIN, 1))
+    use_contrib(model)
     return True
 
 

@@ -31,6 +31,7 @@ from edgepeft.graph.protos import (
     either_way,
     floats,
     matched,
+    put,
     read_instead,
     replace,
     values_read,
@@ -232,26 +233,21 @@ def join_products(graph: onnx.GraphProto, groups: Iterable[Sequence[str]], made:
         tensors = [made(each, joined_name(tensor.name for tensor in each)) for each in sources]
         sizes = np.array([tensor.dims[0] for tensor in sources[0]], np.int64)
         graph.initializer.extend([*tensors, numpy_helper.from_array(sizes, f"{tensors[0].name}/sizes")])
-        whole[parts] = joined_name(parts), int(sizes.sum())
-        new += _one_product(unpacked, found, [tensor.name for tensor in tensors], whole[parts][0])
+        value, matrix = joined_name(parts), joined_name(node.output[0] for node in unpacked)
+        whole[parts] = value, int(sizes.sum())
+        zeros, names = f"{tensors[0].name}/zeros", [tensor.name for tensor in tensors]
+        unpack = helper.make_node("DequantizeLinear", [*names, zeros], [matrix], matrix)
+        unpack.attribute.extend(unpacked[0].attribute)
+        new += [
+            helper.make_node("Concat", [node.input[2] for node in unpacked], [zeros], axis=0),
+            unpack,
+            helper.make_node("Gemm", [found[0].input[0], matrix], [value], value, transB=1),
+            helper.make_node("Split", [value, f"{names[0]}/sizes"], parts, f"{value}/parts", axis=-1),
+        ]
     if whole:
-        gone = {name for parts in whole for name in parts}
-        replace(graph.node, [*(node for node in graph.node if gone.isdisjoint(node.output)), *new])
+        put(graph, new)
         _read_whole(graph, whole)
         prune(graph)
-
-
-def _one_product(
-    unpacked: Sequence[onnx.NodeProto], found: Sequence[onnx.NodeProto], tensors: Sequence[str], value: str
-) -> Iterator[onnx.NodeProto]:
-    matrix, zeros = joined_name(node.output[0] for node in unpacked), f"{tensors[0]}/zeros"
-    yield helper.make_node("Concat", [node.input[2] for node in unpacked], [zeros], axis=0)
-    unpack = helper.make_node("DequantizeLinear", [*tensors, zeros], [matrix], matrix)
-    unpack.attribute.extend(unpacked[0].attribute)
-    yield unpack
-    yield helper.make_node("Gemm", [found[0].input[0], matrix], [value], value, transB=1)
-    parts = [node.output[0] for node in found]
-    yield helper.make_node("Split", [value, f"{tensors[0]}/sizes"], parts, f"{value}/parts", axis=-1)
 
 
 def _read_whole(graph: onnx.GraphProto, whole: Mapping[tuple[str, ...], tuple[str, int]]) -> None:

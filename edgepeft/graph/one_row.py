@@ -25,9 +25,9 @@ from edgepeft.graph.protos import (
     constant,
     followed,
     matched,
+    put,
     read_instead,
     readers,
-    replace,
     writers,
 )
 
@@ -135,14 +135,12 @@ class _Rewriter:
         return name
 
     def write(self) -> bool:
-        kept = [node for node in self._graph.node if self._new.keys().isdisjoint(node.output)]
-        changed = bool(self._new)
-        replace(self._graph.node, [*kept, *(node for nodes in self._new.values() for node in nodes)])
+        put(self._graph, [node for nodes in self._new.values() for node in nodes])
         instead = {old: self._instead.get(new, new) for old, new in self._instead.items() if old not in self._outputs}
         read_instead(self._graph, instead)
         add_constants(self._graph, {_FIRST: [0], **self._shapes})
         prune(self._graph)
-        return changed
+        return bool(self._new)
 
 
 def _transposed(value: str, output: str, perm: tuple[int, ...]) -> onnx.NodeProto:

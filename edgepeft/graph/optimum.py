@@ -29,6 +29,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from edgepeft.backbones.base import PACKED_INDICES, PackedIndex
+from edgepeft.backbones.emit import Writer
 from edgepeft.backbones.packing import REAL
 from edgepeft.backbones.text import CACHED, CROSS, CROSS_BIAS, IDS, LOGITS, ORDER, PAST, PRESENT, caches
 from edgepeft.common.errors import BundleError
@@ -37,13 +38,10 @@ from edgepeft.graph.cut import above, below, prune, rename_values
 from edgepeft.graph.in_place import Attention, OtherForm, Reader, n_layers
 from edgepeft.graph.names import STATES, adapted
 from edgepeft.graph.protos import (
-    Steps,
-    add_constants,
     ancestors,
     copied,
     external_tensors,
     floats,
-    nodes,
     replace,
     set_aside,
     writers,
@@ -59,19 +57,13 @@ _STEP, _ENCODER = "step/", "encoder/"
 def optimum_encoder(encoder: onnx.ModelProto, width: int) -> onnx.ModelProto:
     """Make optimum's encoder of a spliced one; ``width`` is d."""
     value = _encoded(encoder)
-    model = below(encoder, value)
-    steps: Steps = [
-        ("Shape", [REAL], "hidden/rows", {}),
-        ("Concat", ["hidden/rows", "hidden/width"], "hidden/shape", {"axis": 0}),
-        ("ReduceProd", ["hidden/rows"], "hidden/places", {"keepdims": 1}),
-        ("Concat", ["hidden/places", "hidden/width"], "hidden/flat", {"axis": 0}),
-        ("ConstantOfShape", ["hidden/flat"], "hidden/none", {}),
-        ("Unsqueeze", [_INDEX, "hidden/one"], "hidden/index", {}),
-        ("ScatterND", ["hidden/none", "hidden/index", value], "hidden/padded", {}),
-        ("Reshape", ["hidden/padded", "hidden/shape"], STATES, {}),
-    ]
-    model.graph.node.extend(nodes(steps))
-    model.graph.initializer.extend([_ints("hidden/width", width), _ints("hidden/one", 1)])
+    model, add = below(encoder, value), Writer("hidden/")
+    rows = add.op("Shape", REAL)
+    flat = add.op("Concat", add.op("ReduceProd", rows, keepdims=1), add.ints(width), axis=0)
+    index = add.op("Unsqueeze", _INDEX, add.ints(1))
+    padded = add.op("ScatterND", add.op("ConstantOfShape", flat), index, value)
+    add.op("Reshape", padded, add.op("Concat", rows, add.ints(width), axis=0), output=STATES)
+    add.add_to(model.graph)
     replace(model.graph.output, [floats(STATES, ("batch", "length", width))])
     prune(model.graph)
     return model
@@ -89,15 +81,21 @@ def optimum_decoder(encoder: onnx.ModelProto, decoder: onnx.ModelProto, width: i
     past = next(each for each in decoder.graph.input if each.name == caches(PAST, 0)[0])
     heads, size = (past.type.tensor_type.shape.dim[axis].dim_value for axis in (1, 3))
     layers = range(n_layers(decoder.graph))
-    outside, inside = _parted(upper.graph)
-    all_nodes = [*nodes(_read(value(_encoded(encoder)))), *outside, _cross(inside, layers)]
-    all_nodes += [*nodes(_steps(layers)), *step.graph.node]
-    numbers = {"width": width, "all": -1, "one": 1, "heads": heads, "size": size}
-    constants = [_ints(f"ints/{name}", number) for name, number in numbers.items()]
-    constants += [helper.make_tensor(f"ints/{i}", TensorProto.INT64, [], [i]) for i in (0, 1)]
+    # What each step runs, for what hides padding; all else the first one alone does.
+    hides = ancestors([_ENCODER + CROSS_BIAS, _ENCODER + _INDEX], writers(upper.graph), set[str]())
+    always = {node.output[0] for node in hides}
+    outside = [node for node in upper.graph.node if node.output[0] in always]
+    inside = [node for node in upper.graph.node if node.output[0] not in always]
+    add = Writer("optimum/")
+    for name in (INPUT_IDS, MASK):  # of the ids the shape alone is read
+        add.op("Identity", _ENCODER_MASK, output=_ENCODER + name)
+    real = add.op("Reshape", _HIDDEN, add.ints(-1, width))  # real tokens, out of the padded rows
+    add.op("Gather", real, _ENCODER + _INDEX, output=value(_encoded(encoder)))
+    _around_the_step(add, layers, heads, size)
+    all_nodes = [*add.nodes, *outside, _cross(inside, layers), *step.graph.node]
     weights = {tensor.name: tensor for part in (upper, step) for tensor in part.graph.initializer}
     inputs, outputs = _inputs_and_outputs(step, layers, (heads, size), width)
-    graph = helper.make_graph(all_nodes, "decoder", inputs, outputs, [*weights.values(), *constants])
+    graph = helper.make_graph(all_nodes, "decoder", inputs, outputs, [*weights.values(), *add.initializers.values()])
     prune(graph)
     return helper.make_model(graph, opset_imports=decoder.opset_import, ir_version=decoder.ir_version)
 
@@ -120,27 +118,12 @@ def _prefixed(graph: onnx.GraphProto, prefix: str) -> Callable[[str], str]:
     return name_of
 
 
-def _parted(graph: onnx.GraphProto) -> tuple[list[onnx.NodeProto], list[onnx.NodeProto]]:
-    """What each step runs, for what hides padding, and what the first one alone does."""
-    writer, seen = writers(graph), set[str]()
-    always = {id(node) for node in ancestors([_ENCODER + CROSS_BIAS, _ENCODER + _INDEX], writer, seen)}
-    return [n for n in graph.node if id(n) in always], [n for n in graph.node if id(n) not in always]
-
-
-def _read(encoded: str) -> Steps:
-    """The encoder's real tokens, out of the padded rows."""
-    yield ("Identity", [_ENCODER_MASK], f"{_ENCODER}{INPUT_IDS}", {})  # of which the shape alone is read
-    yield ("Identity", [_ENCODER_MASK], f"{_ENCODER}{MASK}", {})
-    yield ("Concat", ["ints/all", "ints/width"], "hidden/shape", {"axis": 0})
-    yield ("Reshape", [_HIDDEN, "hidden/shape"], "hidden/flat", {})
-    yield ("Gather", ["hidden/flat", f"{_ENCODER}{_INDEX}"], encoded, {})
-
-
 def _cross(inside: Sequence[onnx.NodeProto], layers: range) -> onnx.NodeProto:
     """Keys and values of the encoder's tokens: those of the past, or new ones."""
     names = [name for i in layers for name in caches(CROSS, i)]
     pasts = [past for i in layers for past in _known(f"past_key_values.{i}.encoder")]
-    known = nodes(("Identity", [past], f"known/{name}", {}) for past, name in zip(pasts, names, strict=True))
+    pairs = zip(pasts, names, strict=True)
+    known = [helper.make_node("Identity", [past], [f"known/{name}"]) for past, name in pairs]
     given, new = ([floats(prefix + name, None) for name in names] for prefix in ("known/", _ENCODER))
     branches = {
         "then_branch": helper.make_graph(known, "cached", [], given),
@@ -149,25 +132,23 @@ def _cross(inside: Sequence[onnx.NodeProto], layers: range) -> onnx.NodeProto:
     return helper.make_node("If", [_CACHED], [_STEP + name for name in names], name="cross", **branches)
 
 
-def _steps(layers: range) -> Steps:
-    """What stands around the decoder's own step."""
-    yield ("Squeeze", [INPUT_IDS, "ints/one"], _STEP + IDS, {})  # fails where several tokens are given at once
-    yield ("Shape", [INPUT_IDS], "texts", {"start": 0, "end": 1})
-    yield ("Squeeze", ["texts"], "texts/number", {})
-    yield ("Range", ["ints/0", "texts/number", "ints/1"], _STEP + ORDER, {})
-    yield ("Identity", [_ENCODER + CROSS_BIAS], _STEP + CROSS_BIAS, {})
-    yield ("Unsqueeze", [_STEP + LOGITS, "ints/one"], LOGITS, {})
+def _around_the_step(add: Writer, layers: range, heads: int, size: int) -> None:
+    add.op("Squeeze", INPUT_IDS, add.ints(1), output=_STEP + IDS)  # fails where several tokens are given at once
+    texts = add.op("Shape", INPUT_IDS, start=0, end=1)
+    add.op("Range", add.number(0), add.op("Squeeze", texts), add.number(1), output=_STEP + ORDER)
+    add.op("Identity", _ENCODER + CROSS_BIAS, output=_STEP + CROSS_BIAS)
+    add.op("Unsqueeze", _STEP + LOGITS, add.ints(1), output=LOGITS)
     for i in layers:
         for part, past, present, cross in zip(
             ("key", "value"), caches(PAST, i), caches(PRESENT, i), caches(CROSS, i), strict=True
         ):
             name = f"past_key_values.{i}.decoder.{part}"
             # In the first step optimum takes e for d / h, which it need not be; there is nothing in it.
-            yield ("Shape", [name], f"{name}/length", {"start": 2, "end": 3})
-            yield ("Concat", ["texts", "ints/heads", f"{name}/length", "ints/size"], f"{name}/shape", {"axis": 0})
-            yield ("Reshape", [name, f"{name}/shape"], _STEP + past, {"allowzero": 1})
-            yield ("Identity", [_STEP + present], f"present.{i}.decoder.{part}", {})
-            yield ("Identity", [_STEP + cross], f"present.{i}.encoder.{part}", {})
+            length = add.op("Shape", name, start=2, end=3)
+            shape = add.op("Concat", texts, add.ints(heads), length, add.ints(size), axis=0)
+            add.op("Reshape", name, shape, output=_STEP + past, allowzero=1)
+            add.op("Identity", _STEP + present, output=f"present.{i}.decoder.{part}")
+            add.op("Identity", _STEP + cross, output=f"present.{i}.encoder.{part}")
 
 
 def _inputs_and_outputs(
@@ -187,11 +168,6 @@ def _inputs_and_outputs(
     return [*inputs, helper.make_tensor_value_info(_CACHED, TensorProto.BOOL, [1])], outputs
 
 
-def _ints(name: str, *values: int) -> onnx.TensorProto:
-    """A constant [n], int64."""
-    return helper.make_tensor(name, TensorProto.INT64, [len(values)], values)
-
-
 @Contract(requires=[well_formed], ensures=[well_formed, all_used, standard])
 def optimum_causal(decoder: onnx.ModelProto) -> onnx.ModelProto:
     """Make optimum's graph of a spliced step; refused where its attention has another form than ``llama`` writes."""
@@ -207,77 +183,56 @@ def optimum_causal(decoder: onnx.ModelProto) -> onnx.ModelProto:
     set_aside(graph, LOGITS, "causal/logits")
     logits = next(each for each in graph.output if each.name == LOGITS)
     vocabulary = logits.type.tensor_type.shape.dim[1].dim_value
-    graph.node.extend(nodes([*_of_tokens(), *_mask()]))
+    add, (k, g, e) = Writer("causal/"), layers[0].heads
+    # The tokens of all rows one behind the other, as a step's texts are, and their logits as rows again.
+    add.op("Reshape", INPUT_IDS, add.ints(-1), output=IDS)
+    add.op("Reshape", PLACES, add.ints(-1), output=PACKED_INDICES[PackedIndex.POSITION])
+    zero, length, n = (
+        add.number(0),
+        add.op("Squeeze", add.op("Shape", INPUT_IDS, start=1, end=2)),
+        add.op("Size", INPUT_IDS),
+    )
+    add.op("Div", add.op("Range", zero, n, add.number(1)), length, output=PACKED_INDICES[PackedIndex.ROW])
+    add.op("Range", zero, n, length, output=PACKED_INDICES[PackedIndex.FIRST_TOKEN])
+    rows = add.op("Shape", INPUT_IDS)
+    queries, keys, words = (
+        add.op("Concat", rows, add.ints(*sizes), axis=0) for sizes in ((k, g, e), (k, e), (vocabulary,))
+    )
+    add.op("Reshape", "causal/logits", words, output=LOGITS)
+    bias = _mask(add)
     for i, layer in enumerate(layers):
-        graph.node.extend(nodes([*_attention(i, layer)]))
-    k, g, e = layers[0].heads
-    sizes = {"queries": (k, g, e), "keys": (k, e), "tokens": (-1, k * g * e)}
-    numbers = {**sizes, "flat": (-1,), "first": (1,), "second": (2,), "both": (1, 2), "words": (vocabulary,)}
-    graph.initializer.extend(_ints(f"causal/{name}", *values) for name, values in numbers.items())
-    add_constants(graph, {"causal/zero": 0, "causal/one": 1})
-    add_constants(graph, {"causal/shown": 0, "causal/hidden": np.finfo(np.float32).min}, np.float32)
+        _attention(add, i, layer, (queries, keys, bias))
+    add.add_to(graph)
     _interface(graph, len(layers), (k, e), vocabulary)
     prune(graph)
     return model
 
 
-def _of_tokens() -> Steps:
-    """The tokens of all rows one behind the other, as a step's texts are, and their logits as rows again."""
-    yield ("Reshape", [INPUT_IDS, "causal/flat"], IDS, {})
-    yield ("Reshape", [PLACES, "causal/flat"], PACKED_INDICES[PackedIndex.POSITION], {})
-    yield ("Shape", [INPUT_IDS], "causal/shape", {})
-    yield ("Shape", [INPUT_IDS], "causal/length", {"start": 1, "end": 2})
-    yield ("Squeeze", ["causal/length"], "causal/S", {})
-    yield ("Size", [INPUT_IDS], "causal/T", {})
-    yield ("Range", ["causal/zero", "causal/T", "causal/one"], "causal/places", {})
-    yield ("Div", ["causal/places", "causal/S"], PACKED_INDICES[PackedIndex.ROW], {})
-    yield ("Range", ["causal/zero", "causal/T", "causal/S"], PACKED_INDICES[PackedIndex.FIRST_TOKEN], {})
-    for name in ("queries", "keys"):
-        yield ("Concat", ["causal/shape", f"causal/{name}"], f"causal/{name}/shape", {"axis": 0})
-    yield ("Concat", ["causal/shape", "causal/words"], "causal/logits/shape", {"axis": 0})
-    yield ("Reshape", ["causal/logits", "causal/logits/shape"], LOGITS, {})
-
-
-def _mask() -> Steps:
+def _mask(add: Writer) -> str:
     """(B, 1, 1, S, L + S): 0, or the lowest number for padding and what comes later."""
-    for name, value in (("causal/before", _known("past_key_values.0")[0]), ("causal/after", _known("present.0")[0])):
-        yield ("Shape", [value], f"{name}/one", {"start": 2, "end": 3})
-        yield ("Squeeze", [f"{name}/one"], name, {})
-    yield ("Range", ["causal/zero", "causal/after", "causal/one"], "causal/columns", {})
-    yield ("Range", ["causal/before", "causal/after", "causal/one"], "causal/rows", {})
-    yield ("Unsqueeze", ["causal/rows", "causal/first"], "causal/rows/each", {})
-    yield ("Greater", ["causal/columns", "causal/rows/each"], "causal/later", {})  # (S, L + S)
-    yield ("Cast", [MASK], "causal/real", {"to": TensorProto.BOOL})
-    yield ("Not", ["causal/real"], "causal/padding", {})
-    yield ("Unsqueeze", ["causal/padding", "causal/first"], "causal/padding/rows", {})  # (B, 1, L + S)
-    yield ("Or", ["causal/later", "causal/padding/rows"], "causal/unseen", {})  # (B, S, L + S)
-    yield ("Where", ["causal/unseen", "causal/hidden", "causal/shown"], "causal/bias/rows", {})
-    yield ("Unsqueeze", ["causal/bias/rows", "causal/both"], "causal/bias", {})
+    values = _known("past_key_values.0")[0], _known("present.0")[0]
+    before, after = (add.op("Squeeze", add.op("Shape", value, start=2, end=3)) for value in values)
+    columns = add.op("Range", add.number(0), after, add.number(1))
+    rows = add.op("Unsqueeze", add.op("Range", before, after, add.number(1)), add.ints(1))
+    later = add.op("Greater", columns, rows)  # (S, L + S)
+    padding = add.op("Not", add.op("Cast", MASK, to=TensorProto.BOOL))
+    unseen = add.op("Or", later, add.op("Unsqueeze", padding, add.ints(1)))  # (B, S, L + S)
+    shown, hidden = add.number(0, np.float32), add.number(float(np.finfo(np.float32).min), np.float32)
+    return add.op("Unsqueeze", add.op("Where", unseen, hidden, shown), add.ints(1, 2))
 
 
-def _attention(i: int, layer: Attention) -> Steps:
-    """A layer's attention, in place of the step's own."""
-    name = layer.context
-    for part, value, past, present in zip(
-        ("keys", "values"),
-        (layer.turned[1], layer.value),
-        _known(f"past_key_values.{i}"),
-        _known(f"present.{i}"),
-        strict=True,
-    ):
-        yield ("Reshape", [value, "causal/keys/shape"], f"{name}/{part}/rows", {})
-        yield ("Transpose", [f"{name}/{part}/rows"], f"{name}/{part}/new", {"perm": [0, 2, 1, 3]})
-        yield ("Concat", [past, f"{name}/{part}/new"], present, {"axis": 2})
-        yield ("Unsqueeze", [present, "causal/second"], f"{name}/{part}", {})  # (B, k, 1, L + S, e)
-    yield ("Transpose", [f"{name}/keys"], f"{name}/keys/turned", {"perm": [0, 1, 2, 4, 3]})
-    yield ("Reshape", [layer.turned[0], "causal/queries/shape"], f"{name}/queries/rows", {})
-    yield ("Transpose", [f"{name}/queries/rows"], f"{name}/queries", {"perm": [0, 2, 3, 1, 4]})  # (B, k, g, S, e)
-    yield ("MatMul", [f"{name}/queries", f"{name}/keys/turned"], f"{name}/scores", {})
-    yield ("Add", [f"{name}/scores", "causal/bias"], f"{name}/seen", {})
-    yield ("Softmax", [f"{name}/seen"], f"{name}/shares", {"axis": -1})
-    yield ("MatMul", [f"{name}/shares", f"{name}/values"], f"{name}/heads", {})
-    yield ("Transpose", [f"{name}/heads"], f"{name}/rows", {"perm": [0, 3, 1, 2, 4]})
-    yield ("Reshape", [f"{name}/rows", "causal/tokens"], name, {})
+def _attention(add: Writer, i: int, layer: Attention, shared: tuple[str, str, str]) -> None:
+    """A layer's attention, in place of the step's own; ``shared`` are shapes of queries and keys, and the mask."""
+    op, (shape_of_queries, shape_of_keys, bias) = add.op, shared
+    (k, g, e), pasts, presents = layer.heads, _known(f"past_key_values.{i}"), _known(f"present.{i}")
+    read = []  # (B, k, 1, L + S, e)
+    for value, past, present in zip((layer.turned[1], layer.value), pasts, presents, strict=True):
+        new = op("Transpose", op("Reshape", value, shape_of_keys), perm=[0, 2, 1, 3])
+        read.append(op("Unsqueeze", op("Concat", past, new, output=present, axis=2), add.ints(2)))
+    queries = op("Transpose", op("Reshape", layer.turned[0], shape_of_queries), perm=[0, 2, 3, 1, 4])  # (B, k, g, S, e)
+    scores = op("MatMul", queries, op("Transpose", read[0], perm=[0, 1, 2, 4, 3]))
+    heads = op("MatMul", op("Softmax", op("Add", scores, bias), axis=-1), read[1])
+    op("Reshape", op("Transpose", heads, perm=[0, 3, 1, 2, 4]), add.ints(-1, k * g * e), output=layer.context)
 
 
 def _known(of: str) -> tuple[str, str]:

@@ -6,13 +6,14 @@ the mask, token type zero.  The new nodes come last; ``prune`` sorts.
 
 from __future__ import annotations
 
+import numpy as np
 import onnx
-from onnx import TensorProto, helper
 
+from edgepeft.backbones.emit import Writer
 from edgepeft.common.errors import BundleError
 from edgepeft.graph.contract import Contract, closed, one_writer, same_interface, values_stay
 from edgepeft.graph.names import PLACEHOLDER_ID, PROMPT_LENGTH
-from edgepeft.graph.protos import Steps, constant, nodes, properties, read_instead
+from edgepeft.graph.protos import constant, properties, read_instead
 
 LENGTH = "prompted/length"  # the constant of that many columns
 
@@ -53,16 +54,13 @@ def prepend_placeholders(graph: onnx.GraphProto, length: int, token_id: int) -> 
     of_tokens = (value.name for value in graph.input if not value.name.startswith("decoder_"))
     longer = {name: f"prompted/{name}" for name in of_tokens}
     read_instead(graph, longer)
-    constants = {LENGTH: [length]} | {_value(name): [fill.get(name, 0)] for name in longer}
-    graph.initializer.extend(helper.make_tensor(n, TensorProto.INT64, [1], value) for n, value in constants.items())
+    add = Writer("prompted/")
+    columns = add.constant(LENGTH, [length], np.int64)
     for name, new in longer.items():  # [batch, length] -> [batch, p + length]
-        steps: Steps = [
-            ("Shape", [name], f"{new}/batch", {"start": 0, "end": 1}),
-            ("Concat", [f"{new}/batch", LENGTH], f"{new}/shape", {"axis": 0}),
-            ("Expand", [_value(name), f"{new}/shape"], f"{new}/prompt", {}),
-            ("Concat", [f"{new}/prompt", name], new, {"axis": 1}),
-        ]
-        graph.node.extend(nodes(steps))
+        shape = add.op("Concat", add.op("Shape", name, start=0, end=1), columns, axis=0)
+        prompt = add.op("Expand", add.constant(_value(name), [fill.get(name, 0)], np.int64), shape)
+        add.op("Concat", prompt, name, output=new, axis=1)
+    add.add_to(graph)
 
 
 def _value(name: str) -> str:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 M = TypeVar("M", bound=Message)
-Steps = Iterable[tuple[str, list[str], str, dict[str, Any]]]  # operator, inputs, output and attributes of nodes
+CONTRIB = "com.microsoft"  # ONNX Runtime's own operators
 
 
 def copied(message: M) -> M:
@@ -22,11 +22,6 @@ def copied(message: M) -> M:
     copy: M = type(message)()
     copy.CopyFrom(message)
     return copy
-
-
-def nodes(steps: Steps) -> list[onnx.NodeProto]:
-    """A node for each step, called as its output."""
-    return [helper.make_node(op, inputs, [out], name=out, **attributes) for op, inputs, out, attributes in steps]
 
 
 def add_constants(graph: onnx.GraphProto, values: Mapping[str, Any], dtype: type[np.generic] = np.int64) -> None:
@@ -63,6 +58,18 @@ def replace(field: MutableSequence[M], items: Iterable[M]) -> None:
     kept = list(map(copied, items))
     del field[:]
     field.extend(kept)
+
+
+def put(graph: onnx.GraphProto, nodes: Sequence[onnx.NodeProto]) -> None:
+    """Have nodes take the place of those that give the same values."""
+    given = {name for node in nodes for name in node.output}
+    replace(graph.node, [*(node for node in graph.node if given.isdisjoint(node.output)), *nodes])
+
+
+def use_contrib(model: onnx.ModelProto) -> None:
+    """Declare that a model has operators of ``CONTRIB``."""
+    if all(each.domain != CONTRIB for each in model.opset_import):
+        model.opset_import.append(helper.make_opsetid(CONTRIB, 1))
 
 
 def attributes(node: onnx.NodeProto) -> dict[str, Any]:

@@ -45,7 +45,7 @@ from edgepeft.graph.contract import (
     well_formed,
 )
 from edgepeft.graph.grouped import OPSET, ZEROS, can_group, in_eight_bits, in_four_bits, rows_of_groups, unpacking
-from edgepeft.graph.protos import ancestors, copied, external_tensors, matched, replace, values_read, writers
+from edgepeft.graph.protos import ancestors, copied, external_tensors, matched, put, replace, values_read, writers
 
 _LARGEST = 127  # symmetric: -128 is not used
 # Words have more rows than this; positions and token types, well under one per cent of the weights, stay as they are.
@@ -194,8 +194,7 @@ def free_steps(graph: onnx.GraphProto, changed: Collection[str]) -> None:
             of_matrix = Quantised(matrix.removesuffix(Quantised("").matrix))
             new += [*_quantised_rows(x, _MIDDLE), *_product(x, of_matrix, y, _MIDDLE)]
     if new:
-        gone = {name for node in new for name in node.output}
-        replace(graph.node, [*(node for node in graph.node if gone.isdisjoint(node.output)), *new])
+        put(graph, new)
         read = values_read(graph).keys() - stored.keys()
         graph.initializer.extend(each for each in _constants() if each.name in read)
 

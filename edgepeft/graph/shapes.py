@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -45,19 +44,17 @@ class Walked(NamedTuple):
     computed: frozenset[str]
 
 
-def sized(
-    model: onnx.ModelProto, sizes: Mapping[str, int], known: Mapping[str, NDArray[Any]] = MappingProxyType({})
-) -> dict[str, Spec]:
+def sized(model: onnx.ModelProto, sizes: Mapping[str, int], known: Mapping[str, NDArray[Any]]) -> dict[str, Spec]:
     """Every value's spec where the inputs' open dimensions have these sizes, by name; ``known`` inputs are given."""
-    given = {v.name: known[v.name] if v.name in known else _sized(v.type.tensor_type, sizes) for v in model.graph.input}
+    given: dict[str, NDArray[Any] | Spec] = {}
+    for value in model.graph.input:
+        tensor = value.type.tensor_type
+        missing = [dim.dim_param for dim in tensor.shape.dim if dim.dim_param and dim.dim_param not in sizes]
+        if missing and value.name not in known:
+            raise BundleError(f"the graph has an open dimension {missing[0]!r} that this version does not know.")
+        shape = tuple(sizes.get(dim.dim_param, dim.dim_value) for dim in tensor.shape.dim)
+        given[value.name] = known.get(value.name, Spec(tensor.elem_type, shape))
     return walk(model, given).specs
-
-
-def _sized(tensor: onnx.TypeProto.Tensor, sizes: Mapping[str, int]) -> Spec:
-    missing = [dim.dim_param for dim in tensor.shape.dim if dim.dim_param and dim.dim_param not in sizes]
-    if missing:
-        raise BundleError(f"the graph has an open dimension {missing[0]!r} that this version does not know.")
-    return Spec(tensor.elem_type, tuple(sizes.get(dim.dim_param, dim.dim_value) for dim in tensor.shape.dim))
 
 
 def walk(model: onnx.ModelProto, inputs: Mapping[str, NDArray[Any] | Spec]) -> Walked:

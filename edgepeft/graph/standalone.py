@@ -14,7 +14,6 @@ stand in front of each row, and are among T.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
 from functools import reduce
 from typing import Any, NamedTuple
 
@@ -24,19 +23,16 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from edgepeft.backbones.emit import OPSET
+from edgepeft.backbones.emit import OPSET, Writer
 from edgepeft.graph.contract import Contract, all_used, gives_logits, same_inputs, same_interface, well_formed
 from edgepeft.graph.cut import prune
 from edgepeft.graph.names import END, LOGITS, START, STATES
 from edgepeft.graph.prompt import LENGTH, prompt_in
 from edgepeft.graph.protos import (
-    Steps,
-    add_constants,
     attributes,
     copied,
     either_way,
     floats,
-    nodes,
     read_instead,
     reads,
     replace,
@@ -104,14 +100,26 @@ class _Folder:
         prune(self._graph)
 
     def _of(self, node: onnx.NodeProto, place: int) -> _Linear | None:
-        make: Mapping[str, Callable[[onnx.NodeProto, int], _Linear | None]] = {
-            "MatMul": self._of_product,
-            "Gemm": self._of_product,
-            "Mul": self._of_scaled,
-            "Add": self._of_sum,
-            "Sub": self._of_difference,
-        }
-        return make[node.op_type](node, place) if node.op_type in make and not node.domain else None
+        match node.op_type if not node.domain else "":
+            case "MatMul" | "Gemm":
+                return self._of_product(node, place)
+            case "Mul":
+                for value, factor in either_way(node):
+                    if self._is_vector(factor) and value not in self._fixed:
+                        return self._linear.get(value, _Linear(value, ((),))).times(factor, place)
+            case "Add":
+                for value, other in either_way(node):
+                    first, second = self._linear.get(value), self._linear.get(other)
+                    if first is not None and self._is_vector(other):
+                        return first.plus((other,), place)
+                    if first is not None and second is not None and first.x == second.x:
+                        products, offsets = first.products + second.products, first.offsets + second.offsets
+                        return _Linear(first.x, products, offsets, first.nodes | second.nodes | {place})
+            case "Sub":
+                first = self._linear.get(node.input[0])
+                if first is not None and self._is_vector(node.input[1]):
+                    return first.plus((node.input[1], _MINUS), place)
+        return None
 
     def _of_product(self, node: onnx.NodeProto, place: int) -> _Linear | None:
         how = attributes(node)
@@ -136,27 +144,6 @@ class _Folder:
         """Whether it is scaled alone, and read more than once: an RMSNorm, in which no product can take part."""
         matrices = (name for chain in known.products for name in chain if self._values[name].ndim == 2)
         return self._reads[value] > 1 and not any(matrices)
-
-    def _of_scaled(self, node: onnx.NodeProto, place: int) -> _Linear | None:
-        for value, factor in either_way(node):
-            if self._is_vector(factor) and value not in self._fixed:
-                return self._linear.get(value, _Linear(value, ((),))).times(factor, place)
-        return None
-
-    def _of_sum(self, node: onnx.NodeProto, place: int) -> _Linear | None:
-        for value, other in either_way(node):
-            first, second = self._linear.get(value), self._linear.get(other)
-            if first is not None and self._is_vector(other):
-                return first.plus((other,), place)
-            if first is not None and second is not None and first.x == second.x:
-                products, offsets = first.products + second.products, first.offsets + second.offsets
-                return _Linear(first.x, products, offsets, first.nodes | second.nodes | {place})
-        return None
-
-    def _of_difference(self, node: onnx.NodeProto, place: int) -> _Linear | None:
-        value, other = node.input
-        linear = self._linear.get(value)
-        return linear.plus((other, _MINUS), place) if linear is not None and self._is_vector(other) else None
 
     def _is_vector(self, name: str) -> bool:
         value = self._constant(name)
@@ -225,22 +212,14 @@ def as_starts_and_ends(model: onnx.ModelProto, threshold: float) -> onnx.ModelPr
     where its score is above the best span's by more than the threshold.
     """
     changed, both = _renamed(model, LOGITS), f"{LOGITS}/both"
-    graph, halves = changed.graph, ["forms/start", "forms/end"]  # (B, S, 1) twice
-    add_constants(graph, {"forms/zero": 0, "forms/one": 1, "forms/last": [2]})
-    add_constants(graph, {"forms/threshold": threshold}, np.float32)
-    graph.node.append(helper.make_node("Split", [both], halves, name=halves[0], axis=2, num_outputs=2))
-    steps: Steps = [
-        ("Squeeze", ["forms/end", "forms/last"], END, {}),
-        ("Squeeze", ["forms/start", "forms/last"], "forms/starts", {}),
-        ("Shape", [both], "forms/length", {"start": 1, "end": 2}),
-        ("Squeeze", ["forms/length"], "forms/n", {}),
-        ("Range", ["forms/zero", "forms/n", "forms/one"], "forms/places", {}),  # (S)
-        ("Equal", ["forms/places", "forms/zero"], "forms/first", {}),
-        ("Cast", ["forms/first"], "forms/share", {"to": TensorProto.FLOAT}),
-        ("Mul", ["forms/share", "forms/threshold"], "forms/less", {}),
-        ("Sub", ["forms/starts", "forms/less"], START, {}),
-    ]
-    graph.node.extend(nodes(steps))
+    graph, add = changed.graph, Writer("forms/")
+    starts = add.op("Gather", both, add.number(0), axis=2)  # (B, S)
+    add.op("Gather", both, add.number(1), output=END, axis=2)
+    n = add.op("Squeeze", add.op("Shape", both, start=1, end=2))
+    places = add.op("Range", add.number(0), n, add.number(1))  # (S)
+    is_first = add.op("Cast", add.op("Equal", places, add.number(0)), to=TensorProto.FLOAT)
+    add.op("Sub", starts, add.op("Mul", is_first, add.number(threshold, np.float32)), output=START)
+    add.add_to(graph)
     replace(graph.output, [floats(name, ["batch", "sequence"]) for name in (START, END)])
     return changed
 
@@ -249,21 +228,18 @@ def as_starts_and_ends(model: onnx.ModelProto, threshold: float) -> onnx.ModelPr
 def as_choices(model: onnx.ModelProto) -> onnx.ModelProto:
     """The same model with inputs (B, K, S) in place of (B K, S), and logits (B, K) in place of (B K, 1)."""
     changed = _renamed(model, LOGITS)
-    graph = changed.graph
+    graph, add = changed.graph, Writer("forms/")
     names = [value.name for value in graph.input]
     read_instead(graph, {name: f"forms/{name}" for name in names})
-    add_constants(graph, {"forms/any": [-1]})
-    first: Steps = [
-        ("Shape", [names[0]], "forms/length", {"start": 2, "end": 3}),
-        ("Concat", ["forms/any", "forms/length"], "forms/flat", {"axis": 0}),
-        ("Shape", [names[0]], "forms/rows", {"start": 0, "end": 2}),
-        *(("Reshape", [name, "forms/flat"], f"forms/{name}", {}) for name in names),
-    ]
-    last: Steps = [("Reshape", [f"{LOGITS}/both", "forms/rows"], LOGITS, {})]
-    replace(graph.node, [*nodes(first), *graph.node, *nodes(last)])
+    flat = add.op("Concat", add.ints(-1), add.op("Shape", names[0], start=2, end=3), axis=0)
+    for name in names:
+        add.op("Reshape", name, flat, output=f"forms/{name}")
+    add.op("Reshape", f"{LOGITS}/both", add.op("Shape", names[0], start=0, end=2), output=LOGITS)
+    add.add_to(graph)
     shape = ["batch", "choices", "sequence"]
     replace(graph.input, [helper.make_tensor_value_info(n, TensorProto.INT64, shape) for n in names])
     replace(graph.output, [floats(LOGITS, shape[:2])])
+    prune(graph)
     return changed
 
 
@@ -272,10 +248,10 @@ def own_states(model: onnx.ModelProto) -> onnx.ModelProto:
     """The same model with ``last_hidden_state`` (B, S, d) of each row's own tokens in place of (B, P + S, d)."""
     if not prompt_in(model.graph):
         return copied(model)
-    changed = _renamed(model, STATES)
-    add_constants(changed.graph, {"forms/end": [np.iinfo(np.int64).max], "forms/axis": [1]})
-    bounds = [LENGTH, "forms/end", "forms/axis"]
-    changed.graph.node.extend(nodes([("Slice", [f"{STATES}/both", *bounds], STATES, {})]))
+    changed, add = _renamed(model, STATES), Writer("forms/")
+    end = add.ints(np.iinfo(np.int64).max)
+    add.op("Slice", f"{STATES}/both", LENGTH, end, add.ints(1), output=STATES)
+    add.add_to(changed.graph)
     return changed
 
 
@@ -293,36 +269,19 @@ def logits_as_rows(model: onnx.ModelProto) -> onnx.ModelProto:
     graph, output = changed.graph, changed.graph.output[0]
     if output.type.tensor_type.shape.dim[0].dim_param != "tokens":
         return changed
-    packed = f"{LOGITS}/packed"
+    packed, add = f"{LOGITS}/packed", Writer("rows/")
     set_aside(graph, LOGITS, packed)
-    numbers = {"zero": 0, "one": 1, "flat": [-1], "axis": [1], "last": [2], "prompt": [prompt_in(graph)]}
-    add_constants(graph, {f"rows/{name}": values for name, values in numbers.items()})
-    graph.node.extend(nodes(_of_rows(packed)))
+    op, zero, one = add.op, add.number(0), add.number(1)
+    # Each place of a row takes the token that stands there; padding borrows a neighbour's, times 0.
+    real = op("Cast", op("Cast", _MASK, to=TensorProto.BOOL), to=TensorProto.INT64)  # (B, S) of 0, 1
+    n = op("Squeeze", op("Shape", _MASK, start=0, end=1))
+    numbers = op("Unsqueeze", op("Range", one, op("Add", n, one), one), add.ints(1))  # (B, 1) from 1
+    prompts = op("Mul", numbers, add.ints(prompt_in(graph)))  # prompts' tokens up to each row
+    counted = op("Reshape", op("CumSum", op("Reshape", real, add.ints(-1)), zero), op("Shape", _MASK))
+    place = op("Max", op("Sub", op("Add", counted, prompts), one), zero)  # (B, S)
+    factor = op("Unsqueeze", op("Cast", real, to=TensorProto.FLOAT), add.ints(2))
+    op("Mul", op("Gather", packed, place), factor, output=LOGITS)  # (B, S, C)
+    add.add_to(graph)
     columns = output.type.tensor_type.shape.dim[-1].dim_value
     replace(graph.output, [floats(LOGITS, ["batch", "sequence", columns])])
     return changed
-
-
-def _of_rows(packed: str) -> Steps:
-    """Each place of a row takes the token that stands there; padding borrows a neighbour's, times 0."""
-    return [
-        ("Cast", [_MASK], "rows/is_real", {"to": TensorProto.BOOL}),
-        ("Cast", ["rows/is_real"], "rows/real", {"to": TensorProto.INT64}),  # (B, S) of 0, 1
-        ("Shape", [_MASK], "rows/shape", {}),
-        ("Shape", [_MASK], "rows/batch", {"start": 0, "end": 1}),
-        ("Squeeze", ["rows/batch"], "rows/n", {}),
-        ("Add", ["rows/n", "rows/one"], "rows/n_and_one", {}),
-        ("Range", ["rows/one", "rows/n_and_one", "rows/one"], "rows/numbers", {}),  # (B) from 1
-        ("Unsqueeze", ["rows/numbers", "rows/axis"], "rows/column", {}),
-        ("Mul", ["rows/column", "rows/prompt"], "rows/prompts", {}),  # (B, 1): prompts' tokens up to each row
-        ("Reshape", ["rows/real", "rows/flat"], "rows/all", {}),
-        ("CumSum", ["rows/all", "rows/zero"], "rows/counted", {}),
-        ("Reshape", ["rows/counted", "rows/shape"], "rows/count", {}),
-        ("Add", ["rows/count", "rows/prompts"], "rows/next", {}),
-        ("Sub", ["rows/next", "rows/one"], "rows/last_real", {}),
-        ("Max", ["rows/last_real", "rows/zero"], "rows/place", {}),  # (B, S)
-        ("Gather", [packed, "rows/place"], "rows/padded", {}),  # (B, S, C)
-        ("Cast", ["rows/real"], "rows/number", {"to": TensorProto.FLOAT}),
-        ("Unsqueeze", ["rows/number", "rows/last"], "rows/factor", {}),
-        ("Mul", ["rows/padded", "rows/factor"], LOGITS, {}),
-    ]

@@ -44,20 +44,16 @@ def with_labels(
         if output.name == LOGITS:
             output.type.tensor_type.shape.dim[1].dim_value = kind.n_outputs
     if trie is not None:
-        _put_in(model.graph, trie)
+        outputs = {output.name: output.type.tensor_type.shape.dim for output in model.graph.output}
+        values = {of_labels(name): value for name, value in {**trie.values, **trie.tables}.items()}
+        for initializer in model.graph.initializer:
+            if initializer.name in values:
+                initializer.CopyFrom(numpy_helper.from_array(values[initializer.name], initializer.name))
+        for name, value in trie.values.items():
+            for dim, extent in zip(outputs[adapted(name)], value.shape, strict=True):
+                dim.dim_value = extent
     card |= {"task": task, "kind": kind.name, "labels": kind.labels, "pairs": pairs, "metrics": {}, "training": {}}
     facts |= {"edgepeft.task": task, "edgepeft.card": json.dumps(card)}
     del facts[OPEN], model.metadata_props[:]
     onnx.helper.set_model_props(model, facts)
     return model
-
-
-def _put_in(graph: onnx.GraphProto, trie: Trie) -> None:
-    outputs = {output.name: output.type.tensor_type.shape.dim for output in graph.output}
-    values = {of_labels(name): value for name, value in {**trie.values, **trie.tables}.items()}
-    for initializer in graph.initializer:
-        if initializer.name in values:
-            initializer.CopyFrom(numpy_helper.from_array(values[initializer.name], initializer.name))
-    for name, value in trie.values.items():
-        for dim, extent in zip(outputs[adapted(name)], value.shape, strict=True):
-            dim.dim_value = extent

@@ -11,7 +11,7 @@ Letters: B rows, n nodes of the trie of the labels' tokens, e its edges, T token
 
 from __future__ import annotations
 
-from typing import ClassVar, Self
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -25,8 +25,8 @@ from edgepeft.heads.base import Head
 class Labels(Head):
     """The labels' log-probabilities among themselves, from what the decoder gives the edges of their trie."""
 
-    kind: ClassVar[str] = "labels"
-    decodes: ClassVar[bool] = True
+    kind = "labels"
+    decodes = True
 
     siblings: Tensor
     paths: Tensor
@@ -39,7 +39,6 @@ class Labels(Head):
 
     @classmethod
     def made_for(cls, hidden: int, outputs: int, dropout: float, trie: Trie | None) -> Self:
-        """One for these labels."""
         assert trie is not None, "a backbone without a decoder has no such head"
         return cls(hidden, outputs, dropout, trie)
 
@@ -53,9 +52,9 @@ class Labels(Head):
 class Text(Head):
     """What the decoder gives every word, at each of the tokens that it reads."""
 
-    kind: ClassVar[str] = "text"
-    decodes: ClassVar[bool] = True
-    writes: ClassVar[bool] = True
+    kind = "text"
+    decodes = True
+    writes = True
 
     def forward(self, pooled: Tensor, *weights: Tensor) -> Tensor:
         """(B, T, v) as they are."""

@@ -27,7 +27,6 @@ class DenseHead(Head):
             self.add_module(name, fresh_linear(hidden, width))
 
     def forward(self, pooled: Tensor, *weights: Tensor) -> Tensor:
-        """[batch, d] -> [batch, outputs]."""
         dense, out = (self.get_submodule(name) for name in self.places)
         features = self.activation(dense(self.dropout(pooled) if self.drops_first else pooled))
         logits: Tensor = out(self.dropout(features))
@@ -35,7 +34,6 @@ class DenseHead(Head):
 
     @classmethod
     def n_parameters(cls, architecture: Architecture, outputs: int) -> int:
-        """d d + d + d C + C."""
         d = architecture.hidden_size
         return d * d + d + d * outputs + outputs
 
@@ -43,25 +41,25 @@ class DenseHead(Head):
 class Deberta(DenseHead):
     """logits = W dropout(gelu(W_d pooled + b_d)) + b: transformers' DebertaV2ForSequenceClassification."""
 
-    kind: ClassVar[str] = "deberta"
+    kind = "deberta"
     places: ClassVar[Mapping[str, str]] = {"dense": "pooler.dense", "out_proj": "classifier"}
-    drops_first: ClassVar[bool] = False
+    drops_first = False
     activation = staticmethod(functional.gelu)
 
 
 class DistilBert(DenseHead):
     """logits = W dropout(relu(W_d pooled + b_d)) + b: transformers' DistilBertForSequenceClassification."""
 
-    kind: ClassVar[str] = "distilbert"
+    kind = "distilbert"
     places: ClassVar[Mapping[str, str]] = {"pre_classifier": "pre_classifier", "classifier": "classifier"}
-    drops_first: ClassVar[bool] = False
+    drops_first = False
     activation = staticmethod(functional.relu)
 
 
 class Electra(DenseHead):
     """logits = W dropout(gelu(W_d dropout(pooled) + b_d)) + b: transformers' ElectraForSequenceClassification."""
 
-    kind: ClassVar[str] = "electra"
+    kind = "electra"
     places: ClassVar[Mapping[str, str]] = {"dense": "classifier.dense", "out_proj": "classifier.out_proj"}
     activation = staticmethod(functional.gelu)
 
@@ -69,6 +67,6 @@ class Electra(DenseHead):
 class Roberta(DenseHead):
     """logits = W dropout(tanh(W_d dropout(pooled) + b_d)) + b: transformers' RobertaForSequenceClassification."""
 
-    kind: ClassVar[str] = "roberta"
+    kind = "roberta"
     places: ClassVar[Mapping[str, str]] = {"dense": "classifier.dense", "out_proj": "classifier.out_proj"}
     activation = staticmethod(torch.tanh)

@@ -16,7 +16,7 @@ from edgepeft.heads.base import Head, fresh_linear
 class Linear(Head):
     """logits = W dropout(pooled) + b: Devlin et al. without the pooler; sentence-transformers with mean pooling."""
 
-    kind: ClassVar[str] = "linear"
+    kind = "linear"
     places: ClassVar[Mapping[str, str]] = {"classifier": "classifier"}
     biased: ClassVar[bool] = True
 
@@ -26,29 +26,27 @@ class Linear(Head):
         self.add_module(self.layer, fresh_linear(hidden, outputs, bias=self.biased))
 
     def forward(self, pooled: Tensor, *weights: Tensor) -> Tensor:
-        """[batch, d] -> [batch, outputs]."""
         logits: Tensor = self.get_submodule(self.layer)(self.dropout(pooled))
         return logits
 
     @classmethod
     def n_parameters(cls, architecture: Architecture, outputs: int) -> int:
-        """d C, and with biases C."""
         return architecture.hidden_size * outputs + outputs * cls.biased
 
 
 class Score(Linear):
     """logits = W dropout(pooled): transformers' LlamaForSequenceClassification, which reads the last token."""
 
-    kind: ClassVar[str] = "score"
+    kind = "score"
     places: ClassVar[Mapping[str, str]] = {"score": "score"}
-    biased: ClassVar[bool] = False
+    biased = False
 
 
 class BertPooler(Linear):
     """logits = W dropout(tanh(W_p pooled + b_p)) + b, W_p and b_p the backbone's: BertForSequenceClassification."""
 
-    kind: ClassVar[str] = "bert-pooler"
-    reads: ClassVar[tuple[str, ...]] = ("pooler.dense.weight", "pooler.dense.bias")
+    kind = "bert-pooler"
+    reads = ("pooler.dense.weight", "pooler.dense.bias")
 
     def forward(self, pooled: Tensor, *weights: Tensor) -> Tensor:
         """[batch, d], pooler's [d, d] and [d] -> [batch, outputs]."""
@@ -59,12 +57,12 @@ class BertPooler(Linear):
 class AlbertPooler(BertPooler):
     """The same, of AlbertForSequenceClassification."""
 
-    kind: ClassVar[str] = "albert-pooler"
-    reads: ClassVar[tuple[str, ...]] = ("pooler.weight", "pooler.bias")
+    kind = "albert-pooler"
+    reads = ("pooler.weight", "pooler.bias")
 
 
 class Tokens(Linear):
     """logits = W dropout(h) + b for the h of every token, [tokens, d] or [batch, length, d]: ForTokenClassification."""
 
-    kind: ClassVar[str] = "tokens"
-    per_token: ClassVar[bool] = True
+    kind = "tokens"
+    per_token = True

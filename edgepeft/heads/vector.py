@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from torch import Tensor
 
 from edgepeft.heads.base import Head
@@ -12,9 +10,8 @@ from edgepeft.heads.base import Head
 class Vector(Head):
     """logits = pooled / |pooled|, as sentence-transformers pools and normalises."""
 
-    kind: ClassVar[str] = "vector"
-    bare: ClassVar[bool] = True
+    kind = "vector"
+    bare = True
 
     def forward(self, pooled: Tensor, *weights: Tensor) -> Tensor:
-        """[batch, d] as it is, but for its length."""
         return pooled / ((pooled * pooled).sum(-1, keepdim=True) + 1e-24).sqrt()  # of no length it stays zeros

@@ -11,7 +11,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -80,9 +80,10 @@ FORMS: Mapping[Form, type[Bottleneck]] = {"sublayer": OnSubLayer, "norm": OnNorm
 class BottleneckMethod(TrainsNorms, CrossAttention):
     """Base of the methods whose modules are bottlenecks of whole linear layers."""
 
-    bottleneck: int
-    activation: Activation
-    std: float
+    bottleneck: int = option(64, "width m of the adapter", least=1)
+    activation: Activation = option("relu", "act")
+    norms: bool = option(False, "train every LayerNorm of the backbone too")
+    std: float = option(0.02, "of the normal init", positive=True)
 
     def fill(self, weight: Tensor) -> None:
         """Give a fresh weight its values: normal ones."""
@@ -110,16 +111,16 @@ class FactoredLinear(nn.Module):
         """W, [out, in]."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """One product, by the weight as a whole."""
         return functional.linear(x, self.weight(), self.bias)
 
 
 class FactoredAdapters(TrainsNorms, CrossAttention, ChoosesRoles):
     """Adapters at Houlsby's places, LN(sub + A(sub) + res) (eq. 2); a subclass says what their linear layers are."""
 
-    known_roles: ClassVar[tuple[Role, ...]] = (Role.ATTENTION_OUTPUT, Role.FFN_OUTPUT)
-    learning_rate: ClassVar[float] = 3e-3
-    learning_rate_source: ClassVar[str] = "Karimi Mahabadi et al., table 4"
+    paper = "Karimi Mahabadi et al., 2021, arXiv:2106.04647"
+    known_roles = (Role.ATTENTION_OUTPUT, Role.FFN_OUTPUT)
+    learning_rate = 3e-3
+    learning_rate_source = "Karimi Mahabadi et al., table 4"
 
     bottleneck: int = option(24, "width m of the adapter", least=1)
     roles: tuple[str, ...] = option(("attention_output", "ffn_output"), "sub-layers whose outputs are adapted")
@@ -134,7 +135,6 @@ class FactoredAdapters(TrainsNorms, CrossAttention, ChoosesRoles):
         """A maker of fresh layers from (in, out); what it makes may share parameters."""
 
     def build(self, sites: Sequence[Site]) -> dict[str, nn.Module]:
-        """One adapter a site."""
         linear, m, form = self.linears(), self.bottleneck, FORMS[self.reads]
         widths = {site.name: site.out_features for site in sites}
         return {name: form(linear(d, m), linear(m, d), self.activation) for name, d in widths.items()}
@@ -182,7 +182,6 @@ class KroneckerAdapters(FactoredAdapters):
             )
 
     def sites(self, architecture: Architecture) -> tuple[Site, ...]:
-        """The sub-layers' outputs."""
         if architecture.hidden_size % self.n:
             nearest = (
                 (fitting, _nearest_multiples(fitting, self.bottleneck)[0])

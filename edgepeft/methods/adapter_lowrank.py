@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -26,18 +25,16 @@ class LowRankLinear(FactoredLinear):
         self.u, self.v = xavier_uniform(inputs, rank), xavier_uniform(rank, outputs)
 
     def weight(self) -> Tensor:
-        """(u v)^T."""
         return (self.u @ self.v).T
 
 
 class AdapterLowRank(FactoredAdapters):
     """Adapters of low-rank weights."""
 
-    name: ClassVar[str] = "adapter-lowrank"
-    title: ClassVar[str] = "Adapter-LowRank"
-    paper: ClassVar[str] = "Karimi Mahabadi et al., 2021, arXiv:2106.04647"
-    equation: ClassVar[str] = "LN(sub + A(sub) + res), W = u v"
-    near_identity: ClassVar[bool] = False
+    name = "adapter-lowrank"
+    title = "Adapter-LowRank"
+    equation = "LN(sub + A(sub) + res), W = u v"
+    near_identity = False
 
     rank: int = option(1, "r of every weight", least=1)
 

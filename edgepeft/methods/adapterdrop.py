@@ -7,8 +7,6 @@ below is then a task's own.  Frozen with ``norms=false`` it is the backbone's, a
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from edgepeft.methods.base import option
 from edgepeft.methods.houlsby import Houlsby
 
@@ -16,11 +14,11 @@ from edgepeft.methods.houlsby import Houlsby
 class AdapterDrop(Houlsby):
     """Houlsby adapters without those of the lowest layers."""
 
-    name: ClassVar[str] = "adapterdrop"
-    title: ClassVar[str] = "AdapterDrop"
-    paper: ClassVar[str] = "Rücklé et al., 2021, arXiv:2010.11918"
-    equation: ClassVar[str] = "LN(sub + A(sub) + res), the lowest layers without A"
-    learning_rate: ClassVar[float] = 3e-4
-    learning_rate_source: ClassVar[str] = "Karimi Mahabadi et al., 2021, arXiv:2106.04647, table 4"
+    name = "adapterdrop"
+    title = "AdapterDrop"
+    paper = "Rücklé et al., 2021, arXiv:2010.11918"
+    equation = "LN(sub + A(sub) + res), the lowest layers without A"
+    learning_rate = 3e-4
+    learning_rate_source = "Karimi Mahabadi et al., 2021, arXiv:2106.04647, table 4"
 
     skip_layers: int = option(5, "lowest layers (of each stack) that get no adapter")

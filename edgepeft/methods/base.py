@@ -17,6 +17,8 @@ from edgepeft.common.errors import UnknownName, UsageError, named
 from edgepeft.common.registry import class_named, classes_of
 from edgepeft.heads.base import head_named
 
+ReadTensor = Callable[[str], Tensor]  # a pretrained tensor by its name
+
 
 def option(default: Any, doc: str, *, least: int | None = None, positive: bool = False) -> Any:
     """A hyperparameter with its default, one line of documentation, and the values that it may have."""
@@ -116,9 +118,7 @@ class Method(metaclass=_IsADataclass):
         """A fresh module, of methods whose modules share nothing."""
         raise NotImplementedError(f"{self.name} attaches to {site.name} and builds nothing there")
 
-    def start(
-        self, modules: Mapping[str, nn.Module], architecture: Architecture, read: Callable[[str], Tensor]
-    ) -> None:
+    def start(self, modules: Mapping[str, nn.Module], architecture: Architecture, read: ReadTensor) -> None:
         """Give fresh modules what they take from pretrained tensors, which ``read`` gives; by default nothing."""
         return
 
@@ -224,7 +224,6 @@ class ChoosesRoles(PerLayer):
                 raise UnknownName(f"role that {self.name} can attach to", role, map(str, known))
 
     def attaches_to(self) -> tuple[Role, ...]:
-        """The chosen roles."""
         return tuple(Role(role) for role in self.roles)
 
 
@@ -236,7 +235,6 @@ class TrainsNorms(PerLayer):
     norms: bool
 
     def overrides(self, architecture: Architecture) -> tuple[str, ...]:
-        """Every LayerNorm, unless ``norms=false``."""
         return norm_tensors(architecture) if self.norms else ()
 
 
@@ -286,7 +284,7 @@ def method_of(method: Method | str) -> Method:
     return method_named(name).from_settings(values)
 
 
-def weight_at(site: Site, read: Callable[[str], Tensor]) -> Tensor:
+def weight_at(site: Site, read: ReadTensor) -> Tensor:
     """[out, in]: the weight of the linear layer whose output a site is."""
     whole = read(f"{site.reads}.weight")
     return whole if site.columns is None else whole[slice(*site.columns)]

@@ -7,8 +7,6 @@ paper says where they would go: it is refused there.
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch
 from torch import Tensor, nn
 
@@ -24,7 +22,6 @@ class AddedBias(nn.Module):
         self.bias = nn.Parameter(torch.zeros(width))  # so that a fresh delta is the identity
 
     def forward(self, y: Tensor) -> Tensor:
-        """[..., d] -> [..., d]."""
         return y + self.bias
 
 
@@ -43,12 +40,12 @@ class OutputBias(nn.Module):
 class BitFit(Method):
     """Own copies of the backbone's biases, those of the LayerNorms and of a pooler that the head reads included."""
 
-    name: ClassVar[str] = "bitfit"
-    title: ClassVar[str] = "BitFit"
-    paper: ClassVar[str] = "Ben Zaken et al., 2022, arXiv:2106.10199"
-    equation: ClassVar[str] = "W x + b', b' trained"
-    learning_rate: ClassVar[float] = 1e-3
-    learning_rate_source: ClassVar[str] = "Ben Zaken et al., appendix A (grid 1e-4 to 1e-3)"
+    name = "bitfit"
+    title = "BitFit"
+    paper = "Ben Zaken et al., 2022, arXiv:2106.10199"
+    equation = "W x + b', b' trained"
+    learning_rate = 1e-3
+    learning_rate_source = "Ben Zaken et al., appendix A (grid 1e-4 to 1e-3)"
 
     def sites(self, architecture: Architecture) -> tuple[Site, ...]:
         """Outputs of linear layers and norms without a bias; sites of what these read are left out."""
@@ -61,9 +58,7 @@ class BitFit(Method):
         return tuple(site for site in architecture.sites if f"{site.reads}.bias" in absent and not site.is_input)
 
     def build_at(self, site: Site) -> nn.Module:
-        """One bias a site."""
         return (OutputBias if site.role is Role.POOLED_LABELS else AddedBias)(site.out_features)
 
     def overrides(self, architecture: Architecture) -> tuple[str, ...]:
-        """Every tensor called bias."""
         return tuple(name for name in (*architecture.tensors, *architecture.pooler) if name.endswith(".bias"))

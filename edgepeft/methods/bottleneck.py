@@ -16,12 +16,12 @@ or on the sum (``sum``).
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import ClassVar, Literal
+from typing import Literal
 
 from torch import Tensor, nn
 
 from edgepeft.backbones.base import Role, Site
-from edgepeft.methods._adapters import Activation, Bottleneck, BottleneckMethod
+from edgepeft.methods._adapters import Bottleneck, BottleneckMethod
 from edgepeft.methods.base import ChoosesRoles, option, require
 
 ROLES = (Role.ATTENTION_OUTPUT, Role.FFN_OUTPUT, Role.LAYER_OUTPUT)
@@ -47,7 +47,6 @@ class InSubLayer(_Placed):
     """Reads and keeps ``sub``."""
 
     def forward(self, y: Tensor) -> Tensor:
-        """[..., d] -> [..., d]."""
         return self.adapt({"sublayer": y})
 
 
@@ -55,7 +54,6 @@ class WithResidual(_Placed):
     """Reads ``res``, or keeps the sum."""
 
     def forward(self, y: Tensor, residual: Tensor) -> Tensor:
-        """All [..., d]."""
         return self.adapt({"sublayer": y, "residual": residual, "sum": y + residual})
 
 
@@ -71,15 +69,14 @@ class WithNorm(_Placed):
 class BottleneckAdapter(BottleneckMethod, ChoosesRoles):
     """One adapter at each chosen place, in any of the forms."""
 
-    name: ClassVar[str] = "bottleneck"
-    title: ClassVar[str] = "Bottleneck adapter (general)"
-    paper: ClassVar[str] = "Poth et al., 2023, arXiv:2311.11077"
-    equation: ClassVar[str] = "LN(k + A(z) + res); k, z of sub, res, sub + res, LN(sub + res)"
-    known_roles: ClassVar[tuple[Role, ...]] = ROLES
-    learning_rate: ClassVar[float] = 3e-4
-    learning_rate_source: ClassVar[str] = "measured, docs/methods.md"
+    name = "bottleneck"
+    title = "Bottleneck adapter (general)"
+    paper = "Poth et al., 2023, arXiv:2311.11077"
+    equation = "LN(k + A(z) + res); k, z of sub, res, sub + res, LN(sub + res)"
+    known_roles = ROLES
+    learning_rate = 3e-4
+    learning_rate_source = "measured, docs/methods.md"
 
-    bottleneck: int = option(64, "width m of the adapter", least=1)
     roles: tuple[str, ...] = option(("ffn_output",), f"places, of {', '.join(ROLES)}")
     reads: Literal["sublayer", "residual", "norm"] = option(
         "residual", "what A reads: sublayer (sub), residual (res: the parallel adapter), norm (LN(sub + res))"
@@ -87,13 +84,10 @@ class BottleneckAdapter(BottleneckMethod, ChoosesRoles):
     keeps: Literal["sublayer", "sum", "norm"] = option(
         "sublayer", "what A's result is added to: sublayer (sub), sum (sub + res), norm (LN(sub + res))"
     )
-    activation: Activation = option("relu", "act")
     norm_before: bool = option(False, "a LayerNorm of the adapter's own on what it reads")
     norm_after: Literal["none", "change", "sum"] = option(
         "none", "a LayerNorm of the adapter's own on its result (change), or on the sum (sum)"
     )
-    norms: bool = option(False, "train every LayerNorm of the backbone too")
-    std: float = option(0.02, "of the normal init", positive=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -109,7 +103,6 @@ class BottleneckAdapter(BottleneckMethod, ChoosesRoles):
         return self.keeps == "sublayer" and self.norm_after == "none"
 
     def build_at(self, site: Site) -> nn.Module:
-        """One adapter a site."""
         read = {self.reads, self.keeps}
         form = WithNorm if "norm" in read else WithResidual if read & {"residual", "sum"} else InSubLayer
         return form(site.out_features, self)

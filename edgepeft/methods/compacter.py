@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import ClassVar
 
 from torch import Tensor, nn
 
@@ -35,10 +34,9 @@ class LPHMLinear(FactoredLinear):
 class Compacter(KroneckerAdapters):
     """Adapters of low-rank hypercomplex layers."""
 
-    name: ClassVar[str] = "compacter"
-    title: ClassVar[str] = "Compacter"
-    paper: ClassVar[str] = "Karimi Mahabadi et al., 2021, arXiv:2106.04647"
-    equation: ClassVar[str] = "LN(sub + A(sub) + res), W = sum_i kron(A_i, s_i t_i)"
+    name = "compacter"
+    title = "Compacter"
+    equation = "LN(sub + A(sub) + res), W = sum_i kron(A_i, s_i t_i)"
 
     n: int = option(4, "terms of the sum; divides the hidden size and the bottleneck", least=1)
     rank: int = option(1, "r of the second factors", least=1)

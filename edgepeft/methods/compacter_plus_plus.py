@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from edgepeft.methods.base import option
 from edgepeft.methods.compacter import Compacter
 
@@ -11,8 +9,8 @@ from edgepeft.methods.compacter import Compacter
 class CompacterPlusPlus(Compacter):
     """Compacter once a layer."""
 
-    name: ClassVar[str] = "compacter++"
-    title: ClassVar[str] = "Compacter++"
-    equation: ClassVar[str] = "LN(sub + A(sub) + res) after the FFN, W = sum_i kron(A_i, s_i t_i)"
+    name = "compacter++"
+    title = "Compacter++"
+    equation = "LN(sub + A(sub) + res) after the FFN, W = sum_i kron(A_i, s_i t_i)"
 
     roles: tuple[str, ...] = option(("ffn_output",), "sub-layers whose outputs are adapted")

@@ -14,13 +14,12 @@ of section 4.3, g's is m's times that norm, and what g is after any step is an m
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from edgepeft.backbones.base import Architecture
-from edgepeft.methods.base import Folding, weight_at
+from edgepeft.methods.base import Folding, ReadTensor, weight_at
 from edgepeft.methods.lora import Factors, LoRA
 
 
@@ -32,7 +31,6 @@ class Scaled(Factors):
         self.factor = nn.Parameter(torch.ones(outputs))
 
     def forward(self, y: Tensor, x: Tensor, bias: Tensor | None) -> Tensor:
-        """[..., out]."""
         return _scaled(self.factor, y, self.update(x), bias)
 
 
@@ -44,7 +42,6 @@ class Decomposed(Factors, Folding):
         self.magnitude = nn.Parameter(torch.ones(outputs))
 
     def forward(self, y: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """[..., out]."""
         return _scaled(self.factor(weight), y, self.update(x), bias)
 
     def factor(self, weight: Tensor) -> Tensor:
@@ -69,17 +66,14 @@ def _scaled(factor: Tensor, y: Tensor, update: Tensor, bias: Tensor | None) -> T
 class DoRA(LoRA):
     """Low-rank updates of directions, and a trained magnitude for each output."""
 
-    name: ClassVar[str] = "dora"
-    title: ClassVar[str] = "DoRA"
-    paper: ClassVar[str] = "Liu et al., 2024, arXiv:2402.09353"
-    equation: ClassVar[str] = "m (W + s B A) / ||W + s B A|| x + b"
-    learning_rate_source: ClassVar[str] = "as lora, whose variant it is; measured, docs/methods.md"
-    module: ClassVar[type[Factors]] = Decomposed
+    name = "dora"
+    title = "DoRA"
+    paper = "Liu et al., 2024, arXiv:2402.09353"
+    equation = "m (W + s B A) / ||W + s B A|| x + b"
+    learning_rate_source = "as lora, whose variant it is; measured, docs/methods.md"
+    module = Decomposed
 
-    def start(
-        self, modules: Mapping[str, nn.Module], architecture: Architecture, read: Callable[[str], Tensor]
-    ) -> None:
-        """Magnitudes of the pretrained weights."""
+    def start(self, modules: Mapping[str, nn.Module], architecture: Architecture, read: ReadTensor) -> None:
         for name, module in modules.items():
             assert isinstance(module, Decomposed)
             module.magnitude.data.copy_(weight_at(architecture.site(name), read).norm(dim=1))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from edgepeft.backbones.base import Architecture
 from edgepeft.methods.base import Method
 
@@ -11,14 +9,13 @@ from edgepeft.methods.base import Method
 class Full(Method):
     """Own copies of all the backbone's tensors, those of a pooler that the head reads included."""
 
-    name: ClassVar[str] = "full"
-    title: ClassVar[str] = "Full fine-tuning"
-    paper: ClassVar[str] = "Devlin et al., 2019, arXiv:1810.04805"
-    equation: ClassVar[str] = "W' x + b', all trained"
-    trains_everything: ClassVar[bool] = True
-    learning_rate: ClassVar[float] = 6e-5
-    learning_rate_source: ClassVar[str] = "measured, docs/methods.md; Deshpande et al., appendix A: 2e-5"
+    name = "full"
+    title = "Full fine-tuning"
+    paper = "Devlin et al., 2019, arXiv:1810.04805"
+    equation = "W' x + b', all trained"
+    trains_everything = True
+    learning_rate = 6e-5
+    learning_rate_source = "measured, docs/methods.md; Deshpande et al., appendix A: 2e-5"
 
     def overrides(self, architecture: Architecture) -> tuple[str, ...]:
-        """Every tensor."""
         return (*architecture.tensors, *architecture.pooler)

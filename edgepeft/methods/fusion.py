@@ -9,13 +9,13 @@ frozen; what is imported from AdapterHub has them all.  Trained here, all are tr
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import ClassVar, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from edgepeft.backbones.base import Role, Site
-from edgepeft.methods._adapters import Activation, Bottleneck, BottleneckMethod
+from edgepeft.methods._adapters import Bottleneck, BottleneckMethod
 from edgepeft.methods.base import option
 
 
@@ -43,24 +43,19 @@ class Fused(nn.Module):
 class Fusion(BottleneckMethod):
     """Several Pfeiffer adapters a layer, weighed for each token."""
 
-    name: ClassVar[str] = "fusion"
-    title: ClassVar[str] = "AdapterFusion"
-    paper: ClassVar[str] = "Pfeiffer et al., 2021, arXiv:2005.00247"
-    equation: ClassVar[str] = "LN(sub + sum_i p_i V A_i(z) + res); p = softmax(Q z . K A_i(z)), z = LN(sub + res)"
-    learning_rate: ClassVar[float] = 5e-5
-    learning_rate_source: ClassVar[str] = "Pfeiffer et al., section 4.2, of the fusion over frozen adapters"
+    name = "fusion"
+    title = "AdapterFusion"
+    paper = "Pfeiffer et al., 2021, arXiv:2005.00247"
+    equation = "LN(sub + sum_i p_i V A_i(z) + res); p = softmax(Q z . K A_i(z)), z = LN(sub + res)"
+    learning_rate = 5e-5
+    learning_rate_source = "Pfeiffer et al., section 4.2, of the fusion over frozen adapters"
 
     adapters: int = option(2, "adapters n that are fused", least=2)
     bottleneck: int = option(64, "width m of each adapter", least=1)
     value: bool = option(True, "a matrix V on what is mixed (AdapterHub's dynamic form)")
-    activation: Activation = option("relu", "act")
-    norms: bool = option(False, "train every LayerNorm of the backbone too")
-    std: float = option(0.02, "of the normal init", positive=True)
 
     def attaches_to(self) -> tuple[Role, ...]:
-        """The feed-forward's projection."""
         return (Role.FFN_OUTPUT,)
 
     def build_at(self, site: Site) -> nn.Module:
-        """One a site."""
         return Fused(site.out_features, self)

@@ -6,8 +6,6 @@ LayerNorm: LN(sub + A(sub) + res).  Every LayerNorm is trained too.
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from torch import Tensor, nn
 
 from edgepeft.backbones.base import Role, Site
@@ -18,26 +16,22 @@ from edgepeft.methods.base import option
 class Houlsby(BottleneckMethod):
     """Bottleneck adapters after both sub-layers."""
 
-    name: ClassVar[str] = "houlsby"
-    title: ClassVar[str] = "Houlsby adapter"
-    paper: ClassVar[str] = "Houlsby et al., 2019, arXiv:1902.00751"
-    equation: ClassVar[str] = "LN(sub + A(sub) + res)"
-    learning_rate: ClassVar[float] = 9e-4
-    learning_rate_source: ClassVar[str] = "measured, docs/methods.md; Houlsby et al., section 3.1: 3e-5, 3e-4, 3e-3"
+    name = "houlsby"
+    title = "Houlsby adapter"
+    paper = "Houlsby et al., 2019, arXiv:1902.00751"
+    equation = "LN(sub + A(sub) + res)"
+    learning_rate = 9e-4
+    learning_rate_source = "measured, docs/methods.md; Houlsby et al., section 3.1: 3e-5, 3e-4, 3e-3"
 
-    bottleneck: int = option(64, "width m of the adapter", least=1)
     activation: Activation = option("tanh-gelu", "act (the authors' code)")
     norms: bool = option(True, "train every LayerNorm too")
     std: float = option(1e-3, "of the truncated normal init (authors' code; the paper says 1e-2)", positive=True)
 
     def attaches_to(self) -> tuple[Role, ...]:
-        """Both sub-layers' outputs."""
         return (Role.ATTENTION_OUTPUT, Role.FFN_OUTPUT)
 
     def build_at(self, site: Site) -> nn.Module:
-        """One adapter a site."""
         return OnSubLayer(*self.linears(site.out_features), self.activation)
 
     def fill(self, weight: Tensor) -> None:
-        """Normal values within two standard deviations."""
         nn.init.trunc_normal_(weight, std=self.std, a=-2 * self.std, b=2 * self.std)

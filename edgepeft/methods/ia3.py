@@ -7,8 +7,6 @@ l is a vector that starts as ones.  In an encoder-decoder the keys and values of
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch
 from torch import Tensor, nn
 
@@ -26,27 +24,24 @@ class Scale(nn.Module):
         self.scale = nn.Parameter(torch.ones(width))  # so that a fresh delta is the identity
 
     def forward(self, y: Tensor) -> Tensor:
-        """[..., d] -> [..., d]."""
         return y * self.scale
 
 
 class IA3(ChoosesRoles):
     """Learned scales of what flows through each layer."""
 
-    name: ClassVar[str] = "ia3"
-    title: ClassVar[str] = "(IA)^3"
-    paper: ClassVar[str] = "Liu et al., 2022, arXiv:2205.05638"
-    equation: ClassVar[str] = "l * y; y of keys, values, act(W1 x)"
-    known_roles: ClassVar[tuple[Role, ...]] = ROLES
-    learning_rate: ClassVar[float] = 9e-3
-    learning_rate_source: ClassVar[str] = "measured, docs/methods.md; Liu et al., the authors' code, on T0: 3e-3"
+    name = "ia3"
+    title = "(IA)^3"
+    paper = "Liu et al., 2022, arXiv:2205.05638"
+    equation = "l * y; y of keys, values, act(W1 x)"
+    known_roles = ROLES
+    learning_rate = 9e-3
+    learning_rate_source = "measured, docs/methods.md; Liu et al., the authors' code, on T0: 3e-3"
 
     roles: tuple[str, ...] = option(("key", "value", "ffn_activation"), f"what is scaled, of {', '.join(ROLES)}")
 
     def attaches_across(self) -> tuple[Role, ...]:
-        """The same as in self-attention."""
         return crossed(self.attaches_to())
 
     def build_at(self, site: Site) -> nn.Module:
-        """One vector a site."""
         return Scale(site.out_features)

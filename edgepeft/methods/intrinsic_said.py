@@ -16,7 +16,7 @@ import contextlib
 import functools
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -52,7 +52,6 @@ class Projected(Generator):
         return {"generator": FASTFOOD, "seed": self.seed, "vector": "theta", "scales": "scales"}
 
     def forward(self, pretrained: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """theta_i of every tensor."""
         if torch.is_grad_enabled():
             if self._tables is None:
                 self._tables = nn.ModuleList(self._made())  # for the next step
@@ -132,12 +131,12 @@ def _hadamard(radix: int, dtype: torch.dtype, device: torch.device) -> Tensor:
 class IntrinsicSAID(Method):
     """One small vector, projected into every tensor of the backbone."""
 
-    name: ClassVar[str] = "intrinsic-said"
-    title: ClassVar[str] = "Intrinsic-SAID"
-    paper: ClassVar[str] = "Aghajanyan et al., 2021, arXiv:2012.13255"
-    equation: ClassVar[str] = "theta_i0 + lambda_i P_i theta, P_i = [H G Pi H B pad(.)][:D] / norm"
-    learning_rate: ClassVar[float] = 3e-3
-    learning_rate_source: ClassVar[str] = (
+    name = "intrinsic-said"
+    title = "Intrinsic-SAID"
+    paper = "Aghajanyan et al., 2021, arXiv:2012.13255"
+    equation = "theta_i0 + lambda_i P_i theta, P_i = [H G Pi H B pad(.)][:D] / norm"
+    learning_rate = 3e-3
+    learning_rate_source = (
         "measured, docs/methods.md; Karimi Mahabadi et al., 2021, arXiv:2106.04647, appendix (T5-base): 3e-2"
     )
 
@@ -153,7 +152,6 @@ class IntrinsicSAID(Method):
         return (*architecture.tensors, *architecture.pooler)
 
     def generator(self, shapes: Shapes) -> Projected:
-        """theta and one scale a tensor."""
         n = len(shapes)
         require(
             self.dimension > n,

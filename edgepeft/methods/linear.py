@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from edgepeft.methods.base import Method
 
 
 class LinearProbe(Method):
     """Nothing beside the head, so all of its tasks answer from one run of the bare backbone."""
 
-    name: ClassVar[str] = "linear"
-    title: ClassVar[str] = "Linear probe"
-    paper: ClassVar[str] = "Peters et al., 2019, arXiv:1903.05987"
-    equation: ClassVar[str] = "W h + b, h of the bare backbone"
-    learning_rate: ClassVar[float] = 1e-3
-    learning_rate_source: ClassVar[str] = "ours, for heads on a first token; on a mean it is --head-lr's default"
+    name = "linear"
+    title = "Linear probe"
+    paper = "Peters et al., 2019, arXiv:1903.05987"
+    equation = "W h + b, h of the bare backbone"
+    learning_rate = 1e-3
+    learning_rate_source = "ours, for heads on a first token; on a mean it is --head-lr's default"

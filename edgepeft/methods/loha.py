@@ -14,13 +14,12 @@ constants alone in a delta graph, and is computed once when it is opened.
 from __future__ import annotations
 
 import math
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from edgepeft.backbones.base import LINEAR_ROLES, Site
+from edgepeft.backbones.base import Site
 from edgepeft.methods.base import option
 from edgepeft.methods.lora import RankedUpdates
 
@@ -38,7 +37,6 @@ class HadamardProduct(nn.Module):
         nn.init.zeros_(self.w2_b)  # so that a fresh delta is the identity
 
     def forward(self, y: Tensor, x: Tensor) -> Tensor:
-        """[..., out]."""
         if not self.as_rows:
             return y + functional.linear(x, self.scale * (self.w1_a @ self.w1_b) * (self.w2_a @ self.w2_b))
         down = (self.w1_b.unsqueeze(1) * self.w2_b).flatten(0, 1)  # (r^2, in)
@@ -49,19 +47,17 @@ class HadamardProduct(nn.Module):
 class LoHa(RankedUpdates):
     """Updates of linear layers by Hadamard products."""
 
-    name: ClassVar[str] = "loha"
-    title: ClassVar[str] = "LoHa"
-    paper: ClassVar[str] = "Hyeon-Woo et al., 2022, arXiv:2108.06098"
-    equation: ClassVar[str] = "y + (alpha / r) (X1 Y1^T) o (X2 Y2^T) x"
-    learning_rate: ClassVar[float] = 4.5e-3
-    learning_rate_source: ClassVar[str] = (
+    name = "loha"
+    title = "LoHa"
+    paper = "Hyeon-Woo et al., 2022, arXiv:2108.06098"
+    equation = "y + (alpha / r) (X1 Y1^T) o (X2 Y2^T) x"
+    learning_rate = 4.5e-3
+    learning_rate_source = (
         "measured, docs/methods.md; PEFT's method_comparison/MetaMathQA has no rate of its own for it"
     )
 
     rank: int = option(4, "r of each of the two products", least=1)
     alpha: float = option(4.0, "the update is scaled by alpha / r")
-    roles: tuple[str, ...] = option(("query", "value"), f"linear layers to update, of {', '.join(LINEAR_ROLES)}")
 
     def build_at(self, site: Site) -> nn.Module:
-        """Four factors a site."""
         return HadamardProduct(site.in_features, site.out_features, self.rank, self.scale)

@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from edgepeft.backbones.base import LINEAR_ROLES, Site
+from edgepeft.backbones.base import Site
 from edgepeft.methods.base import option, require
 from edgepeft.methods.lora import RankedUpdates
 
@@ -38,7 +37,6 @@ class KroneckerProduct(nn.Module):
             nn.init.kaiming_uniform_(other, a=math.sqrt(5))  # as PEFT starts them
 
     def forward(self, y: Tensor, x: Tensor) -> Tensor:
-        """[..., out]."""
         own = dict(self.named_parameters())
         w1, w2 = (own[name] if name in own else own[f"{name}_a"] @ own[f"{name}_b"] for name in ("w1", "w2"))
         rows = functional.linear(x.reshape(*x.shape[:-1], w1.shape[1], w2.shape[1]), w2)  # (..., m, k)
@@ -49,18 +47,17 @@ class KroneckerProduct(nn.Module):
 class LoKr(RankedUpdates):
     """Updates of linear layers by Kronecker products."""
 
-    name: ClassVar[str] = "lokr"
-    title: ClassVar[str] = "LoKr"
-    paper: ClassVar[str] = "Yeh et al., 2024, arXiv:2309.14859"
-    equation: ClassVar[str] = "y + (alpha / r) (W1 (x) W2) x, W2 = W2_a W2_b"
-    learning_rate: ClassVar[float] = 3e-3
-    learning_rate_source: ClassVar[str] = (
+    name = "lokr"
+    title = "LoKr"
+    paper = "Yeh et al., 2024, arXiv:2309.14859"
+    equation = "y + (alpha / r) (W1 (x) W2) x, W2 = W2_a W2_b"
+    learning_rate = 3e-3
+    learning_rate_source = (
         "PEFT's method_comparison/MetaMathQA (lokr, rank 32, factor 4, Llama-3.2-3B); not measured on encoders"
     )
 
     rank: int = option(8, "r of W2", least=1)
     alpha: float = option(8.0, "the update is scaled by alpha / r")
-    roles: tuple[str, ...] = option(("query", "value"), f"linear layers to update, of {', '.join(LINEAR_ROLES)}")
     both: bool = option(False, "W1 too is a product of rank r, where that is smaller (PEFT's decompose_both)")
     factor: int = option(
         _NEAR_THE_ROOT,
@@ -73,7 +70,6 @@ class LoKr(RankedUpdates):
         super().__post_init__()
 
     def build_at(self, site: Site) -> nn.Module:
-        """Two to four matrices a site."""
         (m, n), (h, k) = (_two_sides(width, self.factor) for width in (site.in_features, site.out_features))
         shapes = self._parts("w1", h, m, parted=self.both) | self._parts("w2", k, n, parted=True)
         return KroneckerProduct(shapes, self.scale)

@@ -22,7 +22,8 @@ from edgepeft.methods.bitfit import BitFit
 class LinearUpdates(CrossAttention, ChoosesRoles):
     """Base of methods that update linear layers, a decoder's attention to its encoder included where asked for."""
 
-    known_roles: ClassVar[tuple[Role, ...]] = LINEAR_ROLES
+    known_roles = LINEAR_ROLES
+    roles: tuple[str, ...] = option(("query", "value"), f"linear layers to update, of {', '.join(LINEAR_ROLES)}")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -78,16 +79,15 @@ class LowRank(Factors):
 class LoRA(RankedUpdates):
     """Low-rank updates of linear layers."""
 
-    name: ClassVar[str] = "lora"
-    title: ClassVar[str] = "LoRA"
-    paper: ClassVar[str] = "Hu et al., 2021, arXiv:2106.09685"
-    equation: ClassVar[str] = "y + (alpha / r) B A x"
-    learning_rate: ClassVar[float] = 1.5e-3
-    learning_rate_source: ClassVar[str] = "measured, docs/methods.md; Hu et al., table 9 (RoBERTa-base): 5e-4"
+    name = "lora"
+    title = "LoRA"
+    paper = "Hu et al., 2021, arXiv:2106.09685"
+    equation = "y + (alpha / r) B A x"
+    learning_rate = 1.5e-3
+    learning_rate_source = "measured, docs/methods.md; Hu et al., table 9 (RoBERTa-base): 5e-4"
 
     rank: int = option(8, "r", least=1)
     alpha: float = option(16.0, "the update is scaled by alpha / r")
-    roles: tuple[str, ...] = option(("query", "value"), f"linear layers to update, of {', '.join(LINEAR_ROLES)}")
     rank_stabilised: bool = option(False, "scale by alpha / sqrt(r) (Kalajdzievski, 2023)")
     bias: Literal["none", "all", "lora_only"] = option(
         "none", "biases trained besides (the authors' mark_only_lora_as_trainable): all, or the updated layers' own"
@@ -98,11 +98,9 @@ class LoRA(RankedUpdates):
 
     @property
     def scale(self) -> float:
-        """What B A is multiplied by."""
         return self.alpha / math.sqrt(self.rank) if self.rank_stabilised else super().scale
 
     def build_at(self, site: Site) -> nn.Module:
-        """One pair of factors a site."""
         return self.module(site.in_features, site.out_features, self.rank, self.scale)
 
     def overrides(self, architecture: Architecture) -> tuple[str, ...]:

@@ -9,7 +9,6 @@ itself.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 from torch import nn
 
@@ -23,13 +22,13 @@ from edgepeft.methods.prefix import PrefixTuning
 class MAM(PrefixTuning):
     """Prefix tuning and parallel adapters in one task."""
 
-    name: ClassVar[str] = "mam"
-    title: ClassVar[str] = "MAM (prefix and parallel adapter)"
-    paper: ClassVar[str] = "He et al., 2022, arXiv:2110.04366"
-    equation: ClassVar[str] = "prefix; LN(sub + A(res) + res)"
-    places_adapters: ClassVar[bool] = True
-    learning_rate: ClassVar[float] = 3e-4
-    learning_rate_source: ClassVar[str] = (
+    name = "mam"
+    title = "MAM (prefix and parallel adapter)"
+    paper = "He et al., 2022, arXiv:2110.04366"
+    equation = "prefix; LN(sub + A(res) + res)"
+    places_adapters = True
+    learning_rate = 3e-4
+    learning_rate_source = (
         "measured, docs/methods.md; He et al., the authors' exps_glue/run_glue_trainer.sh (SST-2 on RoBERTa-base): 1e-4"
     )
 
@@ -47,10 +46,8 @@ class MAM(PrefixTuning):
         return BottleneckAdapter(bottleneck=self.bottleneck, activation=self.activation)
 
     def sites(self, architecture: Architecture) -> tuple[Site, ...]:
-        """Sites of the prefix and of the adapters."""
         return (*super().sites(architecture), *self.adapter.sites(architecture))
 
     def build(self, sites: Sequence[Site]) -> dict[str, nn.Module]:
-        """Modules of both."""
         beside = [site for site in sites if site.role is Role.FFN_OUTPUT]
         return super().build([site for site in sites if site not in beside]) | self.adapter.build(beside)

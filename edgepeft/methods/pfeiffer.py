@@ -8,12 +8,12 @@ Houlsby's form, LN(sub + A(sub) + res), after self-attention only.
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 from torch import nn
 
 from edgepeft.backbones.base import Role, Site
-from edgepeft.methods._adapters import Activation, Bottleneck, BottleneckMethod, OnNorm, OnSubLayer
+from edgepeft.methods._adapters import Bottleneck, BottleneckMethod, OnNorm, OnSubLayer
 from edgepeft.methods.base import option
 
 # Where the adapter stands -> the site's role and the module.
@@ -26,25 +26,20 @@ PLACEMENTS: dict[str, tuple[Role, type[Bottleneck]]] = {
 class Pfeiffer(BottleneckMethod):
     """One bottleneck adapter a layer."""
 
-    name: ClassVar[str] = "pfeiffer"
-    title: ClassVar[str] = "Pfeiffer adapter"
-    paper: ClassVar[str] = "Pfeiffer et al., 2021, arXiv:2005.00247"
-    equation: ClassVar[str] = "LN(sub + A(LN(sub + res)) + res)"
-    learning_rate: ClassVar[float] = 9e-4
-    learning_rate_source: ClassVar[str] = "measured, docs/methods.md; Pfeiffer et al. and Deshpande et al.: 1e-4"
+    name = "pfeiffer"
+    title = "Pfeiffer adapter"
+    paper = "Pfeiffer et al., 2021, arXiv:2005.00247"
+    equation = "LN(sub + A(LN(sub + res)) + res)"
+    learning_rate = 9e-4
+    learning_rate_source = "measured, docs/methods.md; Pfeiffer et al. and Deshpande et al.: 1e-4"
 
-    bottleneck: int = option(64, "width m of the adapter", least=1)
     placement: Literal["ffn", "attention"] = option(
         "ffn", "ffn: AdapterHub's form; attention: the Compacter paper's, LN(sub + A(sub) + res)"
     )
-    activation: Activation = option("relu", "act")
     norms: bool = option(False, "train every LayerNorm too (as the Compacter paper does)")
-    std: float = option(0.02, "of the normal init", positive=True)
 
     def attaches_to(self) -> tuple[Role, ...]:
-        """One sub-layer's output."""
         return (PLACEMENTS[self.placement][0],)
 
     def build_at(self, site: Site) -> nn.Module:
-        """One adapter a site."""
         return PLACEMENTS[self.placement][1](*self.linears(site.out_features), self.activation)

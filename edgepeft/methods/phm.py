@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -34,10 +33,9 @@ class PHMLinear(FactoredLinear):
 class PHM(KroneckerAdapters):
     """Adapters of hypercomplex layers."""
 
-    name: ClassVar[str] = "phm"
-    title: ClassVar[str] = "PHM adapter"
-    paper: ClassVar[str] = "Karimi Mahabadi et al., 2021, arXiv:2106.04647"
-    equation: ClassVar[str] = "LN(sub + A(sub) + res), W = sum_i kron(A_i, B_i)"
+    name = "phm"
+    title = "PHM adapter"
+    equation = "LN(sub + A(sub) + res), W = sum_i kron(A_i, B_i)"
 
     n: int = option(
         4, "terms of the sum; divides the hidden size and the bottleneck (the paper tries 4, 8, 12)", least=1

@@ -37,7 +37,6 @@ class Prefix(nn.Module):
         self.vectors = nn.Parameter(torch.randn(length, width))
 
     def forward(self, y: Tensor) -> Tensor:
-        """[batch, h, n + p, e]."""
         return _lengthened(y, self.vectors)
 
 
@@ -77,7 +76,6 @@ class Projected(_ByMLP):
     plain = Prefix
 
     def forward(self, y: Tensor) -> Tensor:
-        """As ``Prefix``."""
         return _lengthened(y, self.vectors())
 
 
@@ -87,7 +85,6 @@ class ProjectedPlaced(_ByMLP):
     plain = Placed
 
     def forward(self, y: Tensor, position: Tensor) -> Tensor:
-        """As ``Placed``."""
         return first_replaced(y, position, self.vectors())
 
 
@@ -112,7 +109,6 @@ class Moved(nn.Module):
         self.length = length
 
     def forward(self, y: Tensor) -> Tensor:
-        """[...]."""
         return y + self.length
 
 
@@ -124,13 +120,13 @@ def _lengthened(y: Tensor, vectors: Tensor) -> Tensor:
 class PrefixTuning(Method):
     """Trained keys and values in every layer."""
 
-    name: ClassVar[str] = "prefix"
-    title: ClassVar[str] = "Prefix tuning"
-    paper: ClassVar[str] = "Li and Liang, 2021, arXiv:2101.00190"
-    equation: ClassVar[str] = "softmax(Q [K; P_k]^T / sqrt(e)) [V; P_v]"
-    near_identity: ClassVar[bool] = False  # a fresh prefix is attended to
-    learning_rate: ClassVar[float] = 5e-3
-    learning_rate_source: ClassVar[str] = "Liu et al., 2022, the authors' script for RTE on RoBERTa"
+    name = "prefix"
+    title = "Prefix tuning"
+    paper = "Li and Liang, 2021, arXiv:2101.00190"
+    equation = "softmax(Q [K; P_k]^T / sqrt(e)) [V; P_v]"
+    near_identity = False  # a fresh prefix is attended to
+    learning_rate = 5e-3
+    learning_rate_source = "Liu et al., 2022, the authors' script for RTE on RoBERTa"
 
     length: int = option(20, "pairs p of a layer", least=1)
     text: Literal["stays", "follows"] = option(

@@ -5,15 +5,13 @@ The Compacter paper's Prompt Tuning-R.
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from edgepeft.methods.prompt_t import PromptTuning
 
 
 class PromptR(PromptTuning):
     """A prompt that starts from random vectors."""
 
-    name: ClassVar[str] = "prompt-r"
-    title: ClassVar[str] = "Prompt tuning, random start"
-    learning_rate: ClassVar[float] = 3e-2
-    learning_rate_source: ClassVar[str] = "Karimi Mahabadi et al., 2021, table 4"
+    name = "prompt-r"
+    title = "Prompt tuning, random start"
+    learning_rate = 3e-2
+    learning_rate_source = "Karimi Mahabadi et al., 2021, table 4"

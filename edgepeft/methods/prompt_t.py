@@ -6,14 +6,14 @@ them before the pretrained weights are loaded, and so starts from random ones.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import ClassVar, Literal
+from collections.abc import Mapping
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from edgepeft.backbones.base import Architecture, Role, Site
-from edgepeft.methods.base import Method, option, require
+from edgepeft.methods.base import Method, ReadTensor, option, require
 
 _MIN_TEXT = 3  # a token between two special ones
 
@@ -68,9 +68,9 @@ class PromptTuning(Method):
     them past both instead, and leaves the text at the positions that it has without a prompt.
     """
 
-    paper: ClassVar[str] = "Lester et al., 2021, arXiv:2104.08691"
-    equation: ClassVar[str] = "[v_1 ... v_p; E] for the word embeddings E"
-    near_identity: ClassVar[bool] = False  # a fresh prompt moves the text and is attended to
+    paper = "Lester et al., 2021, arXiv:2104.08691"
+    equation = "[v_1 ... v_p; E] for the word embeddings E"
+    near_identity = False  # a fresh prompt moves the text and is attended to
 
     length: int = option(100, "vectors p in front of a text", least=1)
     place: Literal["words", "embeddings"] = option(
@@ -78,7 +78,6 @@ class PromptTuning(Method):
     )
 
     def prompt_length(self, architecture: Architecture) -> int:
-        """p."""
         return self.length
 
     def sites(self, architecture: Architecture) -> tuple[Site, ...]:
@@ -103,19 +102,16 @@ class PromptTuning(Method):
 class PromptT(PromptTuning):
     """A prompt that starts as the first tokens of the vocabulary."""
 
-    name: ClassVar[str] = "prompt-t"
-    title: ClassVar[str] = "Prompt tuning, from the vocabulary"
-    learning_rate: ClassVar[float] = 3e-1
-    learning_rate_source: ClassVar[str] = "Karimi Mahabadi et al., 2021, table 4"
+    name = "prompt-t"
+    title = "Prompt tuning, from the vocabulary"
+    learning_rate = 3e-1
+    learning_rate_source = "Karimi Mahabadi et al., 2021, table 4"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require(self.place == "words", "prompt-t starts from word embeddings: its place is words; prompt-r takes both.")
 
-    def start(
-        self, modules: Mapping[str, nn.Module], architecture: Architecture, read: Callable[[str], Tensor]
-    ) -> None:
-        """Copy the first p rows."""
+    def start(self, modules: Mapping[str, nn.Module], architecture: Architecture, read: ReadTensor) -> None:
         table = read(architecture.words)
         require(
             self.length <= len(table),

@@ -14,7 +14,6 @@ Letters: N parents, C children of each, K kept parents, d hidden.
 from __future__ import annotations
 
 import functools
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -70,13 +69,13 @@ class Memory(nn.Module):
 class Spartan(TrainsNorms):
     """Sparse hierarchical memory."""
 
-    name: ClassVar[str] = "spartan"
-    title: ClassVar[str] = "SPARTAN"
-    paper: ClassVar[str] = "Deshpande et al., 2022, arXiv:2211.16634"
-    equation: ClassVar[str] = "h + sum_i g_i C^V_i softmax(C^K_i h / T), g = top-K softmax(P h)"
-    near_identity: ClassVar[bool] = True  # |v_O| is about 1 % of |h|: cells of std 0.02, averaged
-    learning_rate: ClassVar[float] = 3e-3
-    learning_rate_source: ClassVar[str] = "measured, docs/methods.md; Deshpande et al., appendix A: 2e-5, 1e-4, 1e-3"
+    name = "spartan"
+    title = "SPARTAN"
+    paper = "Deshpande et al., 2022, arXiv:2211.16634"
+    equation = "h + sum_i g_i C^V_i softmax(C^K_i h / T), g = top-K softmax(P h)"
+    near_identity = True  # |v_O| is about 1 % of |h|: cells of std 0.02, averaged
+    learning_rate = 3e-3
+    learning_rate_source = "measured, docs/methods.md; Deshpande et al., appendix A: 2e-5, 1e-4, 1e-3"
 
     parents: int = option(16, "parent cells N a layer", least=1)
     children: int = option(3, "child cells C of each parent", least=1)
@@ -93,10 +92,8 @@ class Spartan(TrainsNorms):
         )
 
     def attaches_to(self) -> tuple[Role, ...]:
-        """The layer's output."""
         return (Role.LAYER_OUTPUT,)
 
     def build_at(self, site: Site) -> nn.Module:
-        """One memory a layer."""
         sizes = {"parents": self.parents, "children": self.children, "top_k": self.top_k}
         return Memory(site.out_features, **sizes, temperature=self.temperature, std=self.std)

@@ -6,8 +6,6 @@ feed-forward matrices of k layers are the task's own.
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from edgepeft.backbones.base import Architecture, Role
 from edgepeft.methods.base import Method, option, require
 
@@ -15,12 +13,12 @@ from edgepeft.methods.base import Method, option, require
 class TopK(Method):
     """Own copies of the last layers' tensors, those of a pooler that the head reads included."""
 
-    name: ClassVar[str] = "top-k"
-    title: ClassVar[str] = "Top-k layers"
-    paper: ClassVar[str] = "Houlsby et al., 2019, arXiv:1902.00751, section 3"
-    equation: ClassVar[str] = "W' x + b', all trained in layers L - k to L - 1"
-    learning_rate: ClassVar[float] = 6e-5
-    learning_rate_source: ClassVar[str] = (
+    name = "top-k"
+    title = "Top-k layers"
+    paper = "Houlsby et al., 2019, arXiv:1902.00751, section 3"
+    equation = "W' x + b', all trained in layers L - k to L - 1"
+    learning_rate = 6e-5
+    learning_rate_source = (
         "measured, docs/methods.md; Deshpande et al., 2022, appendix A (full fine-tuning of RoBERTa): 2e-5"
     )
 
@@ -28,11 +26,6 @@ class TopK(Method):
 
     def overrides(self, architecture: Architecture) -> tuple[str, ...]:
         """Every tensor of those layers, and of what lies above them."""
-        paths = [architecture.layer_path(layer) for layer in self._trained(architecture)]
-        paths += [f"{site.module}." for site in architecture.sites_of(Role.STACK_OUTPUT)]
-        return (*(name for name in architecture.tensors if name.startswith(tuple(paths))), *architecture.pooler)
-
-    def _trained(self, architecture: Architecture) -> range:
         n_layers = architecture.n_layers
         require(
             architecture.decoder is None,
@@ -43,4 +36,6 @@ class TopK(Method):
             f"top-k's layers must be at most {n_layers}, the layers that this backbone has; found {self.layers}. "
             "To train the embeddings too, use the method full.",
         )
-        return range(n_layers - self.layers, n_layers)
+        paths = [architecture.layer_path(layer) for layer in range(n_layers - self.layers, n_layers)]
+        paths += [f"{site.module}." for site in architecture.sites_of(Role.STACK_OUTPUT)]
+        return (*(name for name in architecture.tensors if name.startswith(tuple(paths))), *architecture.pooler)

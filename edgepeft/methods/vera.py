@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from edgepeft.backbones.base import LINEAR_ROLES, Site
+from edgepeft.backbones.base import Site
 from edgepeft.common.frozen_random import MAX_ENTRIES, MERSENNE_TWISTER, SEEDS, frozen_matrices
 from edgepeft.methods.base import option, require
 from edgepeft.methods.lora import LinearUpdates
@@ -52,7 +52,6 @@ class VectorBased(nn.Module):
         self.b = nn.Parameter(torch.zeros(outputs))  # zero, so that a fresh delta is the identity
 
     def forward(self, y: Tensor, x: Tensor) -> Tensor:
-        """Eq. 2."""
         down, up = self.projections.A, self.projections.B
         down = down if down.shape[1] == self.inputs else down[:, : self.inputs]
         up = up if len(up) == self.outputs else up[: self.outputs]
@@ -62,15 +61,14 @@ class VectorBased(nn.Module):
 class VeRA(LinearUpdates):
     """Trained vectors between random matrices."""
 
-    name: ClassVar[str] = "vera"
-    title: ClassVar[str] = "VeRA"
-    paper: ClassVar[str] = "Kopiczko et al., 2024, arXiv:2310.11454"
-    equation: ClassVar[str] = "y + Lambda_b B Lambda_d A x, A and B random"
-    learning_rate: ClassVar[float] = 1e-2
-    learning_rate_source: ClassVar[str] = "Kopiczko et al., table 8 (RoBERTa-base: 1e-2 on four of six sets)"
+    name = "vera"
+    title = "VeRA"
+    paper = "Kopiczko et al., 2024, arXiv:2310.11454"
+    equation = "y + Lambda_b B Lambda_d A x, A and B random"
+    learning_rate = 1e-2
+    learning_rate_source = "Kopiczko et al., table 8 (RoBERTa-base: 1e-2 on four of six sets)"
 
     rank: int = option(256, "r", least=1)
-    roles: tuple[str, ...] = option(("query", "value"), f"linear layers to update, of {', '.join(LINEAR_ROLES)}")
     seed: int = option(0, "of A and B (PEFT's projection_prng_key)")
     initial: float = option(0.1, "what d starts from")
 

@@ -53,48 +53,6 @@ def guarantee_of(coverage: float | None, risk: float | None) -> Guarantee:
     return given
 
 
-class Calibration:
-    """Base of kinds: probabilities are as they are, and every answer is sure."""
-
-    title: ClassVar[str]
-    calibrates: ClassVar[bool] = False  # the evaluation rows' logits say how far probabilities can be believed
-
-    @property
-    def guarantee(self) -> Guarantee:
-        """What is guaranteed of the answers that are not ``unsure``."""
-        return {}
-
-    def with_guarantee(self, guarantee: Guarantee, n: int) -> Self:
-        """Bind a guarantee that ``n`` evaluation rows are to keep."""
-        if guarantee:
-            raise UsageError(
-                f"--{next(iter(guarantee))} is for a classification or a choice, whose answers have probabilities; "
-                f"this task is {self.title}. Leave it out."
-            )
-        return self
-
-    def right_of(self, targets: NDArray[Any], logits: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Return the right answer of each row, int64 [n], and the logits [n, C] of all answers."""
-        return targets, logits
-
-    def calibrated(self, targets: NDArray[Any], logits: NDArray[Any]) -> Self:
-        """Bind what these rows, the evaluation rows, say of its probabilities [n, C]."""
-        return self
-
-    def calibration(self, targets: NDArray[Any], logits: NDArray[Any]) -> dict[str, Any]:
-        """Return ``calibration`` of these rows, how often what is probable is right; nothing if that is not known."""
-        return {}
-
-    def probabilities(self, targets: NDArray[Any], logits: NDArray[Any]) -> list[dict[str, float]]:
-        """Return ``label_probability`` and ``answer_probability`` of each row, if answers have one."""
-        return [{} for _ in logits]
-
-    def doubted(self, targets: NDArray[Any], logits: NDArray[Any]) -> list[tuple[int, dict[str, Any]]]:
-        """Return the places of rows that are likely mislabelled, the likeliest first, each with its ``label`` and the
-        ``likely`` one, and their ``_probability``."""
-        return []
-
-
 Shares = NDArray[np.float64]
 
 BINS = 15  # as Guo et al. have it
@@ -226,18 +184,22 @@ _NEEDED = {"coverage": needed_for_coverage, "risk": needed_for_risk}
 _OWN = ("temperature", "temperature_bound", "ece", "threshold", *_NEEDED)  # of what is chosen; others are not its
 
 
-class OneOfSeveral(Calibration):
-    """Base of kinds with one right answer of several, whose probabilities are the logits' softmax.
+class Calibration:
+    """Base of kinds.  Those that calibrate have one right answer of several, whose probabilities are the logits'
+    softmax; every answer of any other is sure.
 
     ``chosen`` has the ``temperature`` (and ``temperature_bound``, where the likelihood is highest at one), ``ece`` of
     the evaluation rows, and ``threshold`` with the ``coverage`` or the ``risk`` that it is for.
     """
 
-    calibrates: ClassVar[bool] = True
+    title: ClassVar[str]
+    calibrates: ClassVar[bool] = False  # the evaluation rows' logits say how far probabilities can be believed
     chosen: Mapping[str, Any]
 
     def __post_init__(self) -> None:
         """Refuse a temperature, or a threshold with its one guarantee, that cannot be."""
+        if not self.calibrates:
+            return
         names = ("temperature", "threshold", *_NEEDED)
         for name, value in ((name, self.chosen[name]) for name in names if name in self.chosen):
             number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
@@ -248,11 +210,19 @@ class OneOfSeveral(Calibration):
 
     @property
     def guarantee(self) -> Guarantee:
-        """The coverage or the risk that sure answers keep."""
-        return {name: float(self.chosen[name]) for name in _NEEDED if name in self.chosen}
+        """The coverage or the risk that answers keep which are not ``unsure``."""
+        return {name: float(self.chosen[name]) for name in _NEEDED if self.calibrates and name in self.chosen}
 
     def with_guarantee(self, guarantee: Guarantee, n: int) -> Self:
-        """Bind a guarantee, its threshold not known yet; refuse what ``n`` rows could not keep, were all right."""
+        """Bind a guarantee, its threshold not known yet; refuse what ``n`` evaluation rows could not keep, were all
+        right."""
+        if not self.calibrates:
+            if guarantee:
+                raise UsageError(
+                    f"--{next(iter(guarantee))} is for a classification or a choice, whose answers have probabilities; "
+                    f"this task is {self.title}. Leave it out."
+                )
+            return self
         for name, value in guarantee.items():
             if n < (least := _NEEDED[name](value)):
                 raise UsageError(
@@ -262,8 +232,15 @@ class OneOfSeveral(Calibration):
         others = {name: value for name, value in self.chosen.items() if name not in ("threshold", *_NEEDED)}
         return replace(self, chosen={**others, **guarantee})  # type: ignore[type-var]
 
+    def right_of(self, targets: Values, logits: Values) -> tuple[Values, Values]:
+        """Return the right answer of each row, int64 [n], and the logits [n, C] of all answers."""
+        return targets, logits
+
     def calibrated(self, targets: Values, logits: Values) -> Self:
-        """Bind the temperature, the calibration error before it and with it, and the threshold of a guarantee."""
+        """Bind what the evaluation rows say: the temperature, the calibration error before it and with it, and the
+        threshold of a guarantee."""
+        if not self.calibrates:
+            return self
         right, of = self.right_of(targets, logits)
         temperature, bound = fitted_temperature(of, right)
         shares = softmax(of, temperature)
@@ -286,8 +263,10 @@ class OneOfSeveral(Calibration):
         return replace(self, chosen=found)  # type: ignore[type-var]
 
     def calibration(self, targets: Values, logits: Values) -> dict[str, Any]:
-        """Return ``temperature``, ``ece`` and ``bins`` of these rows, both ``before`` it and ``after``; and of a
-        ``promise`` what comes out: the share ``unsure``, ``accuracy_of_sure``, the share ``covered``."""
+        """Return ``calibration`` of these rows: ``temperature``, ``ece`` and ``bins``, ``before`` it and ``after``; and
+        of a ``promise`` what comes out: the share ``unsure``, ``accuracy_of_sure``, the share ``covered``."""
+        if not self.calibrates:
+            return {}
         right, of = self.right_of(targets, logits)
         shares, temperature = self.shares(of), self.chosen.get("temperature", 1.0)
         bins = {"before": _bins(right, softmax(of)), "after": _bins(right, softmax(of, temperature))}
@@ -326,11 +305,18 @@ class OneOfSeveral(Calibration):
         return [_shares_of(row, temperature) for row in logits.tolist()], [None] * len(logits)
 
     def probabilities(self, targets: Values, logits: Values) -> list[dict[str, float]]:
-        """Return them by the softmax."""
+        """Return ``label_probability`` and ``answer_probability`` of each row, if answers have one."""
+        if not self.calibrates:
+            return [{} for _ in logits]
         right, of = self.right_of(targets, logits)
         shares = self.shares(of)
         pairs = zip(shares[np.arange(len(right)), right].tolist(), shares.max(1).tolist(), strict=True)
         return [{"label_probability": round(own, 6), "answer_probability": round(best, 6)} for own, best in pairs]
+
+    def doubted(self, targets: Values, logits: Values) -> list[tuple[int, dict[str, Any]]]:
+        """Return the places of rows that are likely mislabelled, the likeliest first, each with its ``label`` and the
+        ``likely`` one, and their ``_probability``."""
+        return []
 
 
 def _bins(targets: Values, shares: Values) -> list[dict[str, float]]:

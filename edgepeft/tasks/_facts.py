@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,15 +24,21 @@ from edgepeft.data.rows import Row
 CLOSE = 1e-4  # a difference of two logits that counts as rounding, where no tolerance holds them
 
 Values = NDArray[Any]
-Nodes = list[tuple[str, list[str], str, dict[str, Any]]]
-"""ONNX operators: type, inputs, output, attributes."""
+
+
+class GraphWriter(Protocol):
+    """``backbones.emit.Writer``, which imports onnx: what knows a task need not."""
+
+    def op(self, op_type: str, *inputs: str, output: str = "", **attributes: Any) -> str: ...
+    def ints(self, *values: int) -> str: ...
+    def number(self, value: float, dtype: type[np.generic] = ...) -> str: ...
 
 
 class LossGraph(NamedTuple):
-    """A loss as nodes: they read ``logits`` and ``labels``, and the constants of ``graph.gradient.losses``, and give
-    ``loss/of_rows`` [batch], the sum of each row's terms."""
+    """A loss as nodes of ``logits`` and ``labels``; ``of_rows`` [batch] is the value that has the sum of each row's
+    terms."""
 
-    nodes: Nodes
+    of_rows: str
     integers: bool  # ``labels`` are int64, else numbers
     dims: tuple[str | int, ...] = ("batch",)  # of ``labels``
 
@@ -81,8 +87,8 @@ def same_best(reference: NDArray[Any], logits: NDArray[Any], tolerance: float | 
     return Agreement(float(equal[decided].mean()) if decided.any() else 1.0, int((~decided).sum()))
 
 
-def log_softmax(logits: NDArray[Any], axis: int = -1) -> NDArray[np.float64]:
-    """Return the logarithm of the softmax along an axis, in float64."""
+def log_softmax(logits: NDArray[Any], axis: int | tuple[int, ...] = -1) -> NDArray[np.float64]:
+    """Return the logarithm of the softmax along an axis or several, in float64."""
     exact = logits.astype(np.float64)
     exact -= exact.max(axis, keepdims=True)
     return exact - np.log(np.exp(exact).sum(axis, keepdims=True))
@@ -95,20 +101,15 @@ def token_loss(logits: Any, targets: Any) -> Any:
     return -(each * known).sum() / known.sum().clamp(min=1)
 
 
-def cross_entropy(logits: str, labels: str, axis: int, out: str) -> Nodes:
-    """Return nodes for -log softmax of ``logits`` [..., C] at int64 ``labels`` [...], which have ``axis`` dimensions;
-    0 where a label is no column."""
-    return [
-        ("Shape", [logits], "loss/n_outputs", {"start": axis, "end": axis + 1}),
-        ("Squeeze", ["loss/n_outputs"], "loss/n", {}),
-        ("Range", ["loss/zero", "loss/n", "loss/one"], "loss/columns", {}),
-        ("Unsqueeze", [labels, "loss/last"], "loss/labels", {}),
-        ("Equal", ["loss/labels", "loss/columns"], "loss/chosen", {}),
-        ("LogSoftmax", [logits], "loss/log_shares", {"axis": -1}),
-        ("Where", ["loss/chosen", "loss/log_shares", "loss/nothing"], "loss/of_labels", {}),
-        ("ReduceSum", ["loss/of_labels", "loss/last"], "loss/likelihoods", {"keepdims": 0}),
-        ("Neg", ["loss/likelihoods"], out, {}),
-    ]
+def cross_entropy(graph: GraphWriter, logits: str, labels: str, axis: int) -> str:
+    """Write -log softmax of ``logits`` [..., C] at int64 ``labels`` [...], which have ``axis`` dimensions; 0 where a
+    label is no column."""
+    op, last = graph.op, graph.ints(-1)
+    n = op("Squeeze", op("Shape", logits, start=axis, end=axis + 1))
+    columns = op("Range", graph.number(0), n, graph.number(1))
+    chosen = op("Equal", op("Unsqueeze", labels, last), columns)
+    shares = op("Where", chosen, op("LogSoftmax", logits, axis=-1), graph.number(0, np.float32))
+    return op("Neg", op("ReduceSum", shares, last, keepdims=0))
 
 
 def rarest(names: Sequence[Sequence[str]]) -> list[str]:
@@ -133,6 +134,7 @@ class Facts:
     answers: ClassVar[str]  # what an answer is: labels, number, text
     metrics: ClassVar[Mapping[str, Metric]]
     default_metric: ClassVar[str]
+    telling: ClassVar[tuple[str, ...]] = ()  # the metrics that say most, the best first, if not the default one
     has_labels: ClassVar[bool] = False  # the columns of the logits have names
     needs_names: ClassVar[bool] = False  # and what they are called is what is answered: no number stands for a name
     one_label: ClassVar[bool] = False  # and each row has one of these, so that rows can be weighed by it
@@ -152,6 +154,9 @@ class Facts:
     gives_vectors: ClassVar[bool] = False  # an answer is one, and the bare backbone's is its rival: see ``frozen``
     model: ClassVar[str] = "ForSequenceClassification"  # how transformers' class for it ends
     older: ClassVar[Mapping[str, Any]] = {}  # what a manifest's entry says for versions that know no kinds
+    possible: ClassVar[str] = ""  # the answers, in words, where they are no labels
+    sample_label: ClassVar[str] = "0"  # of a synthetic row
+    sample_labels: ClassVar[tuple[str, ...]] = ("yes", "no")  # of a synthetic task that has labels
     texts_answered: ClassVar[int] = 1  # of a synthetic row, when it is answered
     texts_taught: ClassVar[int] = 1  # and when it is learnt from
     chosen: Mapping[str, Any]

@@ -27,7 +27,7 @@ from edgepeft.data.answers import Prediction
 from edgepeft.data.labels import label_text
 from edgepeft.data.rows import Columns, Row
 from edgepeft.tasks._conformal import Calibration
-from edgepeft.tasks._facts import Agreement, Facts, LossGraph, Metric, Values, same_best
+from edgepeft.tasks._facts import Agreement, Facts, GraphWriter, LossGraph, Metric, Values, same_best
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class TaskType(Facts, Calibration, ABC):
     @property
     def listed(self) -> str:
         """The possible answers, as words that follow "labels"."""
-        return ", ".join(self.labels or ())
+        return self.possible or ", ".join(self.labels or ())
 
     # Rows.
 
@@ -96,7 +96,8 @@ class TaskType(Facts, Calibration, ABC):
     @classmethod
     def columns(cls, given: Columns) -> Columns:
         """Add what this kind reads of a row to the columns that options name."""
-        return given._replace(named=cls.has_labels and given.step is None)
+        named = cls.has_labels and given.step is None
+        return given._replace(named=named, candidates=given.candidates or cls.picks, passages=cls.passages)
 
     def unknown_label(self, row: Row) -> str | None:
         """Return the row's first label that the task does not have; refuse what is no label at all."""
@@ -144,9 +145,10 @@ class TaskType(Facts, Calibration, ABC):
         return (text, "a") if pairs else text
 
     @classmethod
-    @abstractmethod
     def example(cls, labels: Sequence[str] | None) -> tuple[str, tuple[str, ...] | None]:
         """Return a synthetic row's label, and all labels: ``labels`` if they are known."""
+        known = tuple(labels or cls.sample_labels) if cls.has_labels else None
+        return (known[0] if known and cls.one_label else cls.sample_label), known
 
     # Losses: the same in NumPy, PyTorch and ONNX.
 
@@ -160,8 +162,8 @@ class TaskType(Facts, Calibration, ABC):
         their one label."""
 
     @abstractmethod
-    def loss_graph(self, logits: str, labels: str) -> LossGraph:
-        """Return the loss as ONNX nodes on the values of these names; of a whole batch, the sum of ``logits`` times
+    def loss_graph(self, graph: GraphWriter, logits: str, labels: str) -> LossGraph:
+        """Write the loss as ONNX nodes on the values of these names; of a whole batch, the sum of ``logits`` times
         what ``slopes`` gives for ``labels``."""
 
     def slopes(self, logits: NDArray[np.float32], targets: Values) -> tuple[float, NDArray[np.float64]]:
@@ -197,7 +199,7 @@ class TaskType(Facts, Calibration, ABC):
 
     def fitting(self, targets: Any) -> tuple[str, ...]:
         """Name the metrics that say most of rows with these targets, the best first."""
-        return (self.metric_or_default(None),)
+        return self.telling or (self.metric_or_default(None),)
 
     def resampled(self, outputs: Any) -> Any:
         """Return what a bootstrap draws from: outputs of the same score that are quicker to score."""
@@ -216,9 +218,9 @@ class TaskType(Facts, Calibration, ABC):
             raise UnknownName("metric", name, self.metrics)
         raise UsageError(f"{name} is no metric of {self.title}; those are {', '.join(self.metrics)}.")
 
-    @abstractmethod
     def outputs(self, logits: NDArray[Any]) -> Values:
-        """Keep what is scored of logits [B, C], as [B, ...]."""
+        """Keep what is scored of logits [B, C], as [B, ...]: by default all."""
+        return logits
 
     def with_chosen(self, targets: Values, outputs: Values) -> Self:
         """Choose on these rows, the evaluation rows, what this kind chooses."""
@@ -265,9 +267,7 @@ class TaskType(Facts, Calibration, ABC):
     # Answers of a deployed task.
 
     @abstractmethod
-    def predictions(
-        self, task: str, logits: NDArray[np.float32], notes: Sequence[str], read: Sequence[Any] = ()
-    ) -> list[Prediction]:
+    def predictions(self, task: str, logits: Values, notes: list[str], read: Sequence[Any] = ()) -> list[Prediction]:
         """Make answers of logits [n, C] and of what speaks against each; ``read`` is what ``beside`` gives."""
 
     def judged(self, answers: Sequence[Any], rows: Sequence[Row]) -> tuple[Values, Values]:

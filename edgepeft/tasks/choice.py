@@ -13,7 +13,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,13 +25,12 @@ from edgepeft.data.conventions import CANDIDATES, distinct_candidates
 from edgepeft.data.labels import label_text, shown
 from edgepeft.data.pattern import UnreadableRow
 from edgepeft.data.row_grouping import LOWEST, grouped, places_of
-from edgepeft.data.rows import SENTENCES, Columns, Row
-from edgepeft.tasks._conformal import OneOfSeveral
+from edgepeft.data.rows import SENTENCES, Row
 from edgepeft.tasks._facts import (
     Agreement,
+    GraphWriter,
     LossGraph,
     Metric,
-    Nodes,
     Values,
     cross_entropy,
     log_softmax,
@@ -54,26 +53,20 @@ class ChoicePrediction(Prediction):
 
 
 @dataclass(frozen=True)
-class Choice(OneOfSeveral, TaskType):
+class Choice(TaskType):
     """loss = -log softmax(logits of a row's candidates)[right]; targets are int64 [n, 2]: the index, and how many."""
 
-    name: ClassVar[str] = "choice"
-    title: ClassVar[str] = "a choice among candidates"
-    answers: ClassVar[str] = "candidate"
-    default_metric: ClassVar[str] = "accuracy"
-    model: ClassVar[str] = "ForMultipleChoice"
-    picks: ClassVar[bool] = True
-    several: ClassVar[bool] = True
-    texts_answered: ClassVar[int] = 2  # as COPA's rows have
-    texts_taught: ClassVar[int] = 2
-
-    @property
-    def listed(self) -> str:
-        return "each row's candidates"
-
-    @classmethod
-    def columns(cls, given: Columns) -> Columns:
-        return given._replace(candidates=True)
+    name = "choice"
+    title = "a choice among candidates"
+    answers = "candidate"
+    default_metric = "accuracy"
+    calibrates = True
+    model = "ForMultipleChoice"
+    picks = True
+    several = True
+    texts_answered = 2  # as COPA's rows have
+    texts_taught = 2
+    possible = "each row's candidates"
 
     @classmethod
     def label_text(cls, value: Any, where: str) -> str:
@@ -93,7 +86,6 @@ class Choice(OneOfSeveral, TaskType):
         return np.array([(_right(row), len(row.candidates)) for row in rows], np.int64)
 
     def token_rows(self, given: Any, where: str) -> list[tuple[str, str | None]]:
-        """Pair the text with each candidate."""
         text, begin, candidates = _parts(given, where)
         return [(text, f"{begin} {candidate}" if begin else candidate) for candidate in candidates]
 
@@ -101,17 +93,11 @@ class Choice(OneOfSeveral, TaskType):
         return [_parts(row, f"row {i}")[2] for i, row in enumerate(given)]
 
     def synthetic_targets(self, mask: NDArray[np.int64]) -> Values:
-        """Return the first candidate of each row."""
         return np.array([(0, n) for n in self.made_per_row(len(mask)) or ()], np.int64)
 
     @classmethod
     def readable(cls, *, pairs: bool, text: str = "a") -> Any:
-        """Return that text with two candidates."""
         return {SENTENCES.names[0]: text, CANDIDATES: ("a", "b")}
-
-    @classmethod
-    def example(cls, labels: Sequence[str] | None) -> tuple[str, None]:
-        return "0", None
 
     def losses(self, logits: NDArray[np.float32], targets: Values) -> NDArray[np.float64]:
         """Return the cross entropies over a row's candidates, of [B, K, 1]."""
@@ -120,21 +106,17 @@ class Choice(OneOfSeveral, TaskType):
     def loss(self, logits: Any, targets: Any, weights: Any = None) -> Any:
         return -logits.squeeze(-1).log_softmax(-1).gather(-1, targets[:, :1]).mean()
 
-    def loss_graph(self, logits: str, labels: str) -> LossGraph:
+    def loss_graph(self, graph: GraphWriter, logits: str, labels: str) -> LossGraph:
         """Read (B, K, 1) and (B, 2)."""
-        nodes: Nodes = [
-            ("Squeeze", [logits, "loss/last"], "loss/scores", {}),
-            ("Gather", [labels, "loss/zero"], "loss/right", {"axis": 1}),
-            *cross_entropy("loss/scores", "loss/right", 1, "loss/of_rows"),
-        ]
-        return LossGraph(nodes, integers=True, dims=("batch", 2))
+        scores = graph.op("Squeeze", logits, graph.ints(-1))
+        right = graph.op("Gather", labels, graph.number(0), axis=1)
+        return LossGraph(cross_entropy(graph, scores, right, 1), integers=True, dims=("batch", 2))
 
     def constant_loss(self, targets: Values, words: int = 0) -> float:
         """Return the loss of equal probabilities for a row's candidates."""
         return float(np.log(targets[:, 1]).mean())
 
     def outputs(self, logits: NDArray[Any]) -> Values:
-        """Return the index of the best, [B]."""
         return logits[..., 0].argmax(1)
 
     def answered(self, rows: Sequence[Row], targets: Values, outputs: Values) -> list[Any]:
@@ -149,7 +131,6 @@ class Choice(OneOfSeveral, TaskType):
         return {"figures": {"accuracy": self.score("accuracy", targets, outputs), "chance": chance}}
 
     def majority(self, targets: Values) -> Values:
-        """Return the place that is right most often."""
         return np.asarray(np.bincount(targets[:, 0]).argmax())
 
     def least_squares_targets(self, targets: Values) -> NDArray[np.float64]:
@@ -174,9 +155,7 @@ class Choice(OneOfSeveral, TaskType):
         targets, flat = self.targets(rows), [logit for answer in answers for logit in answer.logits]
         return self.of_rows(np.array(flat, np.float32)[:, None], targets), targets
 
-    def predictions(
-        self, task: str, logits: NDArray[np.float32], notes: Sequence[str], read: Sequence[Any] = ()
-    ) -> list[Prediction]:
+    def predictions(self, task: str, logits: Values, notes: list[str], read: Sequence[Any] = ()) -> list[Prediction]:
         """Answer the best candidate; probabilities are the softmax over its row's, at the temperature.  Candidates
         that are not ``read`` are called by their indices."""
         answers: list[Prediction] = []

@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,8 +28,7 @@ from edgepeft.common.errors import DataError, UnknownName
 from edgepeft.data.answers import Prediction
 from edgepeft.data.by_class import by_class
 from edgepeft.data.rows import Row
-from edgepeft.tasks._conformal import OneOfSeveral
-from edgepeft.tasks._facts import LossGraph, Metric, Values, cross_entropy, listed, log_softmax, mean
+from edgepeft.tasks._facts import GraphWriter, LossGraph, Metric, Values, cross_entropy, listed, log_softmax, mean
 from edgepeft.tasks.base import TaskType
 from edgepeft.tasks.regression import CORRELATIONS
 
@@ -38,16 +37,17 @@ MANY, VERY_MANY = 100, 1_000  # labels: refused from the one where most have a s
 
 
 @dataclass(frozen=True)
-class Classification(OneOfSeveral, TaskType):
+class Classification(TaskType):
     """loss = -log softmax(logits)[label]."""
 
-    name: ClassVar[str] = "classification"
-    title: ClassVar[str] = "a classification"
-    answers: ClassVar[str] = "labels"
-    default_metric: ClassVar[str] = "accuracy"
-    has_labels: ClassVar[bool] = True
-    one_label: ClassVar[bool] = True
-    problem_type: ClassVar[str] = "single_label_classification"
+    name = "classification"
+    title = "a classification"
+    answers = "labels"
+    default_metric = "accuracy"
+    calibrates = True
+    has_labels = True
+    one_label = True
+    problem_type = "single_label_classification"
 
     @classmethod
     def is_of(cls, labels: Sequence[str] | None, head_reads: str) -> bool:
@@ -71,25 +71,17 @@ class Classification(OneOfSeveral, TaskType):
         return labels
 
     def unknown_label(self, row: Row) -> str | None:
-        """Return the label if it is none of these."""
         return None if self.labels is None or row.label in self.labels else row.label
 
     def strata(self, rows: Sequence[Row]) -> list[str]:
         return [str(row.label) for row in rows]
 
     def targets(self, rows: Sequence[Row]) -> Values:
-        """Return each label's index, int64 [n]."""
         index = {label: i for i, label in enumerate(self.labels or ())}
         return np.array([index[row.label or ""] for row in rows], np.int64)
 
     def synthetic_targets(self, mask: NDArray[np.int64]) -> Values:
-        """Return the labels in turn."""
         return np.arange(len(mask)) % self.n_outputs
-
-    @classmethod
-    def example(cls, labels: Sequence[str] | None) -> tuple[str, tuple[str, ...]]:
-        known = tuple(labels or ("yes", "no"))
-        return known[0], known
 
     def losses(self, logits: NDArray[np.float32], targets: Values) -> NDArray[np.float64]:
         return -log_softmax(logits)[np.arange(len(targets)), targets]
@@ -101,16 +93,15 @@ class Classification(OneOfSeveral, TaskType):
             return each.mean()
         return (each * weights[targets]).sum() / weights[targets].sum()
 
-    def loss_graph(self, logits: str, labels: str) -> LossGraph:
+    def loss_graph(self, graph: GraphWriter, logits: str, labels: str) -> LossGraph:
         """Read (B, C) and (B)."""
-        return LossGraph(cross_entropy(logits, labels, 1, "loss/of_rows"), integers=True)
+        return LossGraph(cross_entropy(graph, logits, labels, 1), integers=True)
 
     def constant_loss(self, targets: Values, words: int = 0) -> float:
         """Return the loss of equal probabilities for all labels."""
         return math.log(self.n_outputs)
 
     def fitting(self, targets: Values) -> tuple[str, ...]:
-        """Name the accuracy, and the macro F1 too if a label is rare."""
         shares = np.bincount(targets) / len(targets)
         return ("accuracy", "macro_f1") if shares[shares > 0].min() < RARE else ("accuracy",)
 
@@ -178,16 +169,12 @@ class Classification(OneOfSeveral, TaskType):
         return found
 
     def majority(self, targets: Values) -> Values:
-        """Return the most frequent label's index."""
         return np.asarray(np.bincount(targets).argmax())
 
     def least_squares_targets(self, targets: Values) -> NDArray[np.float64]:
-        """Return 1 in the label's column."""
         return np.eye(self.n_outputs)[targets]
 
-    def predictions(
-        self, task: str, logits: NDArray[np.float32], notes: Sequence[str], read: Sequence[Any] = ()
-    ) -> list[Prediction]:
+    def predictions(self, task: str, logits: Values, notes: list[str], read: Sequence[Any] = ()) -> list[Prediction]:
         """Answer the likeliest label; probabilities are the logits' softmax at the temperature."""
         names, (shares, unsure) = self.labels or (), self.likely(logits)
         answers = []

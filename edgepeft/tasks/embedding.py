@@ -27,7 +27,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,7 +37,7 @@ from edgepeft.data.answers import Prediction, VectorPrediction
 from edgepeft.data.labels import number_of
 from edgepeft.data.row_grouping import LOWEST
 from edgepeft.data.rows import SENTENCES, Row
-from edgepeft.tasks._facts import Agreement, LossGraph, Metric, Nodes, Values, mean
+from edgepeft.tasks._facts import Agreement, GraphWriter, LossGraph, Metric, Values, log_softmax, mean
 from edgepeft.tasks.base import TaskType
 from edgepeft.tasks.regression import CORRELATIONS, ranks
 
@@ -55,19 +55,19 @@ class Embedding(TaskType):
     numbers.
     """
 
-    name: ClassVar[str] = "embedding"
-    title: ClassVar[str] = "an embedding"
-    answers: ClassVar[str] = "vector"
-    default_metric: ClassVar[str] = "spearman"
-    compared: ClassVar[str] = "values"
-    head: ClassVar[str] = "vector"
-    model: ClassVar[str] = "Model"
-    several: ClassVar[bool] = True
-    whole_batch: ClassVar[bool] = True
-    optional_labels: ClassVar[bool] = True
-    gives_vectors: ClassVar[bool] = True
-    texts_taught: ClassVar[int] = 2
-    pools: ClassVar[tuple[str, ...]] = ("direction",)
+    name = "embedding"
+    title = "an embedding"
+    answers = "vector"
+    default_metric = "spearman"
+    compared = "values"
+    head = "vector"
+    model = "Model"
+    several = True
+    whole_batch = True
+    optional_labels = True
+    gives_vectors = True
+    texts_taught = 2
+    pools = ("direction",)
 
     def __post_init__(self) -> None:
         """Refuse ``dims`` and ``scored`` that cannot be."""
@@ -82,7 +82,6 @@ class Embedding(TaskType):
         return {"dims": hidden_size}
 
     def seen(self, rows: Sequence[Row]) -> Self:
-        """Bind whether these have numbers."""
         return replace(self, chosen={**self.chosen, "scored": rows[0].label is not None})
 
     @property
@@ -131,7 +130,6 @@ class Embedding(TaskType):
             )
 
     def check_batch(self, batch_size: int, rows: Sequence[Row]) -> None:
-        """Refuse a single pair."""
         if batch_size < 2:
             raise UsageError(
                 f"--batch-size {batch_size}: {rows[0].where}, as every pair, would be alone in its batch, and pairs "
@@ -139,7 +137,6 @@ class Embedding(TaskType):
             )
 
     def token_rows(self, given: Any, where: str) -> list[tuple[str, str | None]]:
-        """Read each text by itself."""
         first, second = given if isinstance(given, tuple | list) and len(given) == 2 else (given, None)
         if isinstance(given, Mapping):
             first, second = (given.get(name) for name in SENTENCES.names[:2])
@@ -173,16 +170,10 @@ class Embedding(TaskType):
         return self._number(row) if self.scored else row.sentence2 or ""
 
     def targets(self, rows: Sequence[Row]) -> Values:
-        """Return the numbers, float32 [n]."""
         return np.array([self._number(row) if row.label is not None else math.nan for row in rows], np.float32)
 
     def synthetic_targets(self, mask: NDArray[np.int64]) -> Values:
-        """Return 0, 1, 2, ..."""
         return np.arange(len(self.made_per_row(len(mask)) or ()), dtype=np.float32)
-
-    @classmethod
-    def example(cls, labels: Sequence[str] | None) -> tuple[str, None]:
-        return "0", None
 
     def losses(self, logits: NDArray[np.float32], targets: Values) -> NDArray[np.float64]:
         """Return losses [B] of [B, K, d] and [B]; their mean is the loss of all of them together."""
@@ -202,22 +193,15 @@ class Embedding(TaskType):
         wrong = (found[:, None] - found).masked_fill(targets[:, None] >= targets, -1e12).flatten().logsumexp(0)
         return wrong.clamp(min=0) + (-wrong.abs()).exp().log1p()
 
-    def loss_graph(self, logits: str, labels: str) -> LossGraph:
+    def loss_graph(self, graph: GraphWriter, logits: str, labels: str) -> LossGraph:
         """Sum [B, K, d] times its ``slopes``."""
-        nodes: Nodes = [
-            ("Mul", [logits, labels], "loss/of_logits", {}),
-            ("ReduceSum", ["loss/of_logits", "loss/last"], "loss/of_texts", {"keepdims": 0}),
-            ("ReduceSum", ["loss/of_texts", "loss/last"], "loss/of_rows", {"keepdims": 0}),
-        ]
-        return LossGraph(nodes, integers=False, dims=("batch", "most", self.n_outputs))
+        of_rows = graph.op("ReduceSum", graph.op("Mul", logits, labels), graph.ints(1, 2), keepdims=0)
+        return LossGraph(of_rows, integers=False, dims=("batch", "most", self.n_outputs))
 
     def constant_loss(self, targets: Values, words: int = 0) -> float:
         """Return the loss of a batch whose vectors are all alike."""
         n = min(_BATCH, len(targets))
         return math.log(n) if _unscored(targets) else math.log1p(n * (n - 1) / 2)
-
-    def outputs(self, logits: NDArray[Any]) -> Values:
-        return logits
 
     def metric_or_default(self, metric: str | None) -> str:
         """Return a metric of these pairs: a correlation, or how often the right text is among the nearest."""
@@ -251,7 +235,6 @@ class Embedding(TaskType):
         return np.abs(ranks(cosines(outputs)) - ranks(targets))
 
     def errors(self, targets: Any, outputs: Any) -> dict[str, Any]:
-        """Return ``figures``: every metric."""
         return {"figures": {name: self.score(name, targets, outputs) for name in self._figures}}
 
     def frozen(self, states: Values) -> Values:
@@ -263,9 +246,7 @@ class Embedding(TaskType):
         found = np.array([answer.logits for answer in answers], np.float32)
         return found.reshape(len(rows), -1, self.n_outputs), self.targets(rows)
 
-    def predictions(
-        self, task: str, logits: NDArray[np.float32], notes: Sequence[str], read: Sequence[Any] = ()
-    ) -> list[Prediction]:
+    def predictions(self, task: str, logits: Values, notes: list[str], read: Sequence[Any] = ()) -> list[Prediction]:
         """Answer the vectors: one of a text, two of a pair, which is two token rows."""
         rows = logits.reshape(len(logits), -1, self.n_outputs)
         own = [row[row[:, 0] > LOWEST].ravel() for row in rows]  # a text alone has no second vector beside pairs
@@ -314,13 +295,14 @@ def negatives(vectors: Values) -> tuple[float, Values]:
     """Return the loss of [B, K, d], and its derivatives [B, K, d]."""
     units = unit(vectors)
     firsts, others = units[:, 0], _candidates(units)
-    losses, shares = _softmax(SCALE * firsts @ others.T, np.arange(len(units)))
+    logarithms = log_softmax(SCALE * firsts @ others.T)
+    shares = np.exp(logarithms)
     shares[np.arange(len(units)), np.arange(len(units))] -= 1
     shares *= SCALE / len(units)  # by the cosines [B, M]
     slopes = np.empty_like(units)
     slopes[:, 0] = shares @ others
     slopes[:, 1:] = (shares.T @ firsts).reshape(units.shape[1] - 1, len(units), -1).swapaxes(0, 1)
-    return float(losses.mean()), _back(slopes, units, vectors)
+    return -float(logarithms.diagonal().mean()), _back(slopes, units, vectors)
 
 
 def row_losses(vectors: Values, numbers: Values | None) -> Values:
@@ -353,20 +335,12 @@ def _blocks(vectors: Values) -> Any:
         near = units[right, 0] @ others.T
         own = near[np.arange(len(right)), right][:, None]
         before = (near[:, :n] > own) | ((near[:, :n] == own) & (np.arange(n) < right[:, None]))
-        yield 1 + before.sum(1), _softmax(SCALE * near, right)[0]
+        yield 1 + before.sum(1), -log_softmax(SCALE * near)[np.arange(len(right)), right]
 
 
 def _candidates(units: Values) -> Values:
     """List all second texts, then all third ones, and so on: [B, K, d] -> [M, d]."""
     return units[:, 1:].swapaxes(0, 1).reshape(-1, units.shape[-1])
-
-
-def _softmax(scores: Values, right: Values) -> tuple[Values, Values]:
-    """Return -log softmax of the right ones, [B, M] and [B] -> [B], and the softmax."""
-    shifted = scores - scores.max(1, keepdims=True)
-    exps = np.exp(shifted)
-    sums = exps.sum(1, keepdims=True)
-    return np.log(sums[:, 0]) - shifted[np.arange(len(scores)), right], exps / sums
 
 
 def _back(slopes: Values, units: Values, vectors: Values) -> Values:

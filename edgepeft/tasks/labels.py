@@ -16,7 +16,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +26,7 @@ from edgepeft.data.answers import Prediction
 from edgepeft.data.by_class import by_class
 from edgepeft.data.labels import label_text, shown
 from edgepeft.data.rows import Row
-from edgepeft.tasks._facts import CLOSE, Agreement, LossGraph, Metric, Nodes, Values, mean, rarest
+from edgepeft.tasks._facts import CLOSE, Agreement, GraphWriter, LossGraph, Metric, Values, mean, rarest
 from edgepeft.tasks.base import TaskType
 from edgepeft.tasks.classification import check_names
 
@@ -55,14 +55,16 @@ class LabelsPrediction(Prediction):
 class Labels(TaskType):
     """loss = mean over the labels of softplus(logit) - logit [the row has it]; targets are float32 [n, C]."""
 
-    name: ClassVar[str] = "labels"
-    title: ClassVar[str] = "a task of several labels"
-    answers: ClassVar[str] = "several labels"
-    default_metric: ClassVar[str] = "micro_f1"
-    has_labels: ClassVar[bool] = True
-    needs_names: ClassVar[bool] = True
-    chooses: ClassVar[bool] = True
-    problem_type: ClassVar[str] = "multi_label_classification"
+    name = "labels"
+    title = "a task of several labels"
+    answers = "several labels"
+    default_metric = "micro_f1"
+    telling = ("micro_f1", "macro_f1")
+    has_labels = True
+    needs_names = True
+    chooses = True
+    problem_type = "multi_label_classification"
+    sample_label = "[]"
 
     def __post_init__(self) -> None:
         """Refuse thresholds that are not one between 0 and 1 for each label."""
@@ -98,7 +100,6 @@ class Labels(TaskType):
 
     @classmethod
     def labels_of(cls, rows: Sequence[Row]) -> tuple[str, ...]:
-        """Return all labels that some row has."""
         names = [_names(row) for row in rows]
         labels = tuple(sorted({name for of_row in names for name in of_row}))
         if not labels:
@@ -117,7 +118,6 @@ class Labels(TaskType):
         return _names(row)
 
     def targets(self, rows: Sequence[Row]) -> Values:
-        """Return 1 where a row has the label, float32 [n, C]."""
         index = {label: i for i, label in enumerate(self.labels or ())}
         targets = np.zeros((len(rows), len(index)), np.float32)
         for target, row in zip(targets, rows, strict=True):
@@ -128,10 +128,6 @@ class Labels(TaskType):
         """Return one label of each row, in turn."""
         return np.eye(self.n_outputs, dtype=np.float32)[np.arange(len(mask)) % self.n_outputs]
 
-    @classmethod
-    def example(cls, labels: Sequence[str] | None) -> tuple[str, tuple[str, ...]]:
-        return "[]", tuple(labels or ("yes", "no"))
-
     def losses(self, logits: NDArray[np.float32], targets: Values) -> NDArray[np.float64]:
         """Return the mean of the labels' binary cross entropies."""
         exact = logits.astype(np.float64)
@@ -141,15 +137,11 @@ class Labels(TaskType):
         """Return their mean, in the form that never overflows."""
         return (logits.clamp(min=0) - logits * targets + (-logits.abs()).exp().log1p()).mean()
 
-    def loss_graph(self, logits: str, labels: str) -> LossGraph:
+    def loss_graph(self, graph: GraphWriter, logits: str, labels: str) -> LossGraph:
         """Read (B, C) twice."""
-        nodes: Nodes = [
-            ("Softplus", [logits], "loss/softplus", {}),
-            ("Mul", [logits, labels], "loss/of_those_it_has", {}),
-            ("Sub", ["loss/softplus", "loss/of_those_it_has"], "loss/of_labels", {}),
-            ("ReduceSum", ["loss/of_labels", "loss/last"], "loss/of_rows", {"keepdims": 0}),
-        ]
-        return LossGraph(nodes, integers=False, dims=("batch", self.n_outputs))
+        of_labels = graph.op("Sub", graph.op("Softplus", logits), graph.op("Mul", logits, labels))
+        of_rows = graph.op("ReduceSum", of_labels, graph.ints(-1), keepdims=0)
+        return LossGraph(of_rows, integers=False, dims=("batch", self.n_outputs))
 
     def terms(self, targets: Values) -> Values:
         return np.full(len(targets), float(self.n_outputs))
@@ -157,10 +149,6 @@ class Labels(TaskType):
     def constant_loss(self, targets: Values, words: int = 0) -> float:
         """Return the loss of a probability of one half for each."""
         return math.log(2)
-
-    def outputs(self, logits: NDArray[Any]) -> Values:
-        """Keep all logits: thresholds come later."""
-        return logits
 
     def with_chosen(self, targets: Values, outputs: Values) -> Self:
         """Choose each label's threshold of the best F1 on these rows."""
@@ -177,12 +165,7 @@ class Labels(TaskType):
         return [[names[i] for i in np.flatnonzero(row)] for row in self.decided(outputs)]
 
     def row_errors(self, targets: Values, outputs: Values) -> Values:
-        """Count the labels that are wrong."""
         return (self.decided(outputs) != (targets > 0)).sum(1)
-
-    def fitting(self, targets: Values) -> tuple[str, ...]:
-        """Average over all rows' labels together, and over the labels."""
-        return ("micro_f1", "macro_f1")
 
     def errors(self, targets: Any, outputs: Any) -> dict[str, Any]:
         """Return ``by_class`` and ``macro``, each label for itself, and ``figures``: every metric, and the loss too."""
@@ -201,12 +184,9 @@ class Labels(TaskType):
         return answer
 
     def least_squares_targets(self, targets: Values) -> NDArray[np.float64]:
-        """Return 1 for what a row has, else -1."""
         return 2.0 * targets - 1.0
 
-    def predictions(
-        self, task: str, logits: NDArray[np.float32], notes: Sequence[str], read: Sequence[Any] = ()
-    ) -> list[Prediction]:
+    def predictions(self, task: str, logits: Values, notes: list[str], read: Sequence[Any] = ()) -> list[Prediction]:
         """Answer the labels whose probability, the sigmoid of the logit, is above their threshold."""
         answers: list[Prediction] = []
         for row, raw, held, note in zip(_sigmoid(logits), logits.tolist(), self.plain(logits), notes, strict=True):

@@ -13,7 +13,7 @@ from edgepeft.common.errors import DataError
 from edgepeft.data.answers import Prediction
 from edgepeft.data.labels import number_of
 from edgepeft.data.rows import Row
-from edgepeft.tasks._facts import CLOSE, Agreement, LossGraph, Metric, Nodes, Values
+from edgepeft.tasks._facts import CLOSE, Agreement, GraphWriter, LossGraph, Metric, Values
 from edgepeft.tasks.base import TaskType
 
 _MOVED = 0.25  # of the standard deviation of a check's values
@@ -47,41 +47,32 @@ CORRELATIONS = {
 class Regression(TaskType):
     """loss = (logit - number)^2."""
 
-    name: ClassVar[str] = "regression"
-    title: ClassVar[str] = "a regression"
-    answers: ClassVar[str] = "number"
-    metrics: ClassVar[Mapping[str, Metric]] = CORRELATIONS
-    default_metric: ClassVar[str] = "pearson_spearman"
-    compared: ClassVar[str] = "values"
-    problem_type: ClassVar[str] = "regression"
+    name = "regression"
+    title = "a regression"
+    answers = "number"
+    metrics = CORRELATIONS
+    default_metric = "pearson_spearman"
+    telling = ("spearman", "pearson")
+    compared = "values"
+    problem_type = "regression"
+    possible = "numbers"
     older: ClassVar[Mapping[str, Any]] = {"regression": True}
 
     @classmethod
     def is_of(cls, labels: Sequence[str] | None, head_reads: str) -> bool:
         return labels is None and head_reads != "text"
 
-    @property
-    def listed(self) -> str:
-        return "numbers"
-
     def expected(self, row: Row) -> float:
-        """Return the number; refuse what is none."""
         if (number := number_of(row.label)) is None:
             remedy = "; write it with a point, without commas" if "," in (row.label or "") else ""
             raise DataError(f"{row.where}: the label of a regression is a finite number; found {row.label!r}{remedy}.")
         return number
 
     def targets(self, rows: Sequence[Row]) -> Values:
-        """Return the numbers, float32 [n]."""
         return np.array([self.expected(row) for row in rows], np.float32)
 
     def synthetic_targets(self, mask: NDArray[np.int64]) -> Values:
-        """Return 0, 1, 2, ..."""
         return np.arange(len(mask), dtype=np.float32)
-
-    @classmethod
-    def example(cls, labels: Sequence[str] | None) -> tuple[str, None]:
-        return "0", None
 
     def losses(self, logits: NDArray[np.float32], targets: Values) -> NDArray[np.float64]:
         return np.square(logits[:, 0].astype(np.float64) - targets)
@@ -89,14 +80,10 @@ class Regression(TaskType):
     def loss(self, logits: Any, targets: Any, weights: Any = None) -> Any:
         return (logits.squeeze(-1) - targets).square().mean()
 
-    def loss_graph(self, logits: str, labels: str) -> LossGraph:
+    def loss_graph(self, graph: GraphWriter, logits: str, labels: str) -> LossGraph:
         """Read (B, 1) and (B)."""
-        nodes: Nodes = [
-            ("Squeeze", [logits, "loss/last"], "loss/numbers", {}),
-            ("Sub", ["loss/numbers", labels], "loss/difference", {}),
-            ("Mul", ["loss/difference", "loss/difference"], "loss/of_rows", {}),
-        ]
-        return LossGraph(nodes, integers=False)
+        off = graph.op("Sub", graph.op("Squeeze", logits, graph.ints(-1)), labels)
+        return LossGraph(graph.op("Mul", off, off), integers=False)
 
     def constant_loss(self, targets: Values, words: int = 0) -> float:
         """Return the loss of the mean in place of every number."""
@@ -107,10 +94,6 @@ class Regression(TaskType):
 
     def row_errors(self, targets: Values, outputs: Values) -> Values:
         return np.abs(outputs - targets)
-
-    def fitting(self, targets: Values) -> tuple[str, ...]:
-        """Correlate by ranks, and by the numbers."""
-        return ("spearman", "pearson")
 
     def errors(self, targets: Any, outputs: Any) -> dict[str, Any]:
         """Return ``residuals``, of the answers less the labels."""
@@ -126,9 +109,7 @@ class Regression(TaskType):
     def least_squares_targets(self, targets: Values) -> NDArray[np.float64]:
         return targets[:, None].astype(np.float64)
 
-    def predictions(
-        self, task: str, logits: NDArray[np.float32], notes: Sequence[str], read: Sequence[Any] = ()
-    ) -> list[Prediction]:
+    def predictions(self, task: str, logits: Values, notes: list[str], read: Sequence[Any] = ()) -> list[Prediction]:
         values = logits[:, 0].tolist()
         return [Prediction(task, None, value, {}, (value,), note) for value, note in zip(values, notes, strict=True)]
 

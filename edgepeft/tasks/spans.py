@@ -15,7 +15,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,8 +24,8 @@ from edgepeft.backbones.tokens import Text, TokenBatch
 from edgepeft.data.answers import Prediction
 from edgepeft.data.pattern import UnreadableRow
 from edgepeft.data.row_grouping import LOWEST, Asked, Passage, RowGrouping, passage_of, readable
-from edgepeft.data.rows import SENTENCES, Columns, Row
-from edgepeft.tasks._facts import Agreement, LossGraph, Metric, Nodes, Values, cross_entropy, log_softmax, mean
+from edgepeft.data.rows import SENTENCES, Row
+from edgepeft.tasks._facts import Agreement, GraphWriter, LossGraph, Metric, Values, cross_entropy, log_softmax, mean
 from edgepeft.tasks._span_answers import (
     SpansPrediction,
     answers_label,
@@ -47,19 +47,21 @@ class Spans(TaskType):
     """Of ``chosen``, ``threshold`` is what the score of no answer must be above the best span's; without it every
     question has an answer."""
 
-    name: ClassVar[str] = "spans"
-    title: ClassVar[str] = "a search for answers in passages"
-    answers: ClassVar[str] = "span"
-    default_metric: ClassVar[str] = "f1"
-    per_token: ClassVar[bool] = True
-    several: ClassVar[bool] = True
-    passages: ClassVar[bool] = True
-    chooses: ClassVar[bool] = True
-    head: ClassVar[str] = "tokens"
-    model: ClassVar[str] = "ForQuestionAnswering"
+    name = "spans"
+    title = "a search for answers in passages"
+    answers = "span"
+    default_metric = "f1"
+    telling = ("f1", "exact_match")
+    per_token = True
+    several = True
+    passages = True
+    chooses = True
+    head = "tokens"
+    model = "ForQuestionAnswering"
+    possible = "what stands in each row's passage"
+    sample_label = "[]"
 
     def __post_init__(self) -> None:
-        """Refuse a threshold that is no number."""
         threshold = self.chosen.get("threshold", 0.0)
         if isinstance(threshold, bool) or not isinstance(threshold, int | float) or not math.isfinite(threshold):
             raise ValueError(f"the threshold of no answer is a number; found {threshold!r}")
@@ -73,16 +75,7 @@ class Spans(TaskType):
     def described(self) -> str:
         return "an answer, or none" if "threshold" in self.chosen else "an answer"
 
-    @property
-    def listed(self) -> str:
-        return "what stands in each row's passage"
-
     # Rows.
-
-    @classmethod
-    def columns(cls, given: Columns) -> Columns:
-        """Read SQuAD's columns too."""
-        return given._replace(passages=True)
 
     @classmethod
     def label_text(cls, value: Any, where: str) -> str:
@@ -117,12 +110,7 @@ class Spans(TaskType):
 
     @classmethod
     def readable(cls, *, pairs: bool, text: str = "a") -> Any:
-        """Return a question and that passage."""
         return ("a", text)
-
-    @classmethod
-    def example(cls, labels: Sequence[str] | None) -> tuple[str, None]:
-        return "[]", None
 
     def targets(self, rows: Sequence[Row]) -> Values:
         """Return [n] of ``Asked``, in no window."""
@@ -139,7 +127,6 @@ class Spans(TaskType):
         return RowGrouping(tokens.per_text, read=readable(passages, max(len(each.ids) for each in tokens.encodings)))
 
     def beside(self, given: Sequence[Any], texts: Sequence[Text], tokens: TokenBatch) -> list[Passage]:
-        """Return each text's passage."""
         return [passage_of(text.second or "", own) for text, own in zip(texts, tokens.windows, strict=True)]
 
     def synthetic_targets(self, mask: NDArray[np.int64]) -> Values:
@@ -160,14 +147,11 @@ class Spans(TaskType):
         """Return the mean over windows."""
         return -logits.log_softmax(1).gather(1, targets.unsqueeze(1)).mean()
 
-    def loss_graph(self, logits: str, labels: str) -> LossGraph:
+    def loss_graph(self, graph: GraphWriter, logits: str, labels: str) -> LossGraph:
         """Read (W, S, 2) and (W, 2)."""
-        nodes: Nodes = [
-            ("Transpose", [logits], "loss/columns_first", {"perm": [0, 2, 1]}),
-            *cross_entropy("loss/columns_first", labels, 2, "loss/of_both"),
-            ("ReduceMean", ["loss/of_both", "loss/last"], "loss/of_rows", {"keepdims": 0}),
-        ]
-        return LossGraph(nodes, integers=True, dims=("batch", 2))
+        of_both = cross_entropy(graph, graph.op("Transpose", logits, perm=[0, 2, 1]), labels, 2)
+        of_rows = graph.op("ReduceMean", of_both, graph.ints(-1), keepdims=0)
+        return LossGraph(of_rows, integers=True, dims=("batch", 2))
 
     def constant_loss(self, targets: Values, words: int = 0) -> float:
         """Return the loss of equal logits for all tokens of a window."""
@@ -215,12 +199,7 @@ class Spans(TaskType):
         return np.array([best_score(metric, self._given(target, output), target.answers) for target, output in given])
 
     def row_errors(self, targets: Values, outputs: Values) -> Values:
-        """Return what each row's F1 lacks."""
         return 1 - self.each(targets, outputs)
-
-    def fitting(self, targets: Any) -> tuple[str, ...]:
-        """Name SQuAD's two."""
-        return ("f1", "exact_match")
 
     def errors(self, targets: Any, outputs: Any) -> dict[str, Any]:
         """Return ``figures``: the metrics; if some rows have no answer, also of those and of the others alone."""
@@ -270,9 +249,7 @@ class Spans(TaskType):
 
     # Answers of a deployed task.
 
-    def predictions(
-        self, task: str, logits: NDArray[np.float32], notes: Sequence[str], read: Sequence[Any] = ()
-    ) -> list[Prediction]:
+    def predictions(self, task: str, logits: Values, notes: list[str], read: Sequence[Any] = ()) -> list[Prediction]:
         """Answer [n, K, S, 2] and passages; the score is the product of start's and end's probabilities among the
         tokens of all windows, of no answer at the first token of the window that says so least."""
         rows = zip(logits, self.outputs(logits), read, notes, strict=True)
@@ -282,8 +259,7 @@ class Spans(TaskType):
         self, task: str, logits: NDArray[np.float32], output: Values, passage: Passage, note: str
     ) -> SpansPrediction:
         own = logits[: len(passage.places)].astype(np.float64)
-        shares = np.exp(own - own.max((0, 1)))
-        shares /= shares.sum((0, 1))
+        shares = np.exp(log_softmax(own, (0, 1)))
         start, end = self._span(passage, output)
         window, first, last = output[:3].astype(int)
         if start == end:

@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,7 +30,7 @@ from edgepeft.common.errors import UsageError, requiring
 from edgepeft.data.answers import Prediction
 from edgepeft.data.labels import NO_TARGET
 from edgepeft.data.rows import Row
-from edgepeft.tasks._facts import LossGraph, Metric, Values, cross_entropy, mean, token_loss
+from edgepeft.tasks._facts import GraphWriter, LossGraph, Metric, Values, cross_entropy, mean, token_loss
 from edgepeft.tasks.base import TaskType
 
 References = Sequence[Sequence[str]]  # of each row, one or more
@@ -43,25 +43,19 @@ class Text(TaskType):
     To be scored, targets are the references of each row, and outputs are texts.
     """
 
-    name: ClassVar[str] = "text"
-    title: ClassVar[str] = "text"
-    answers: ClassVar[str] = "text"
-    default_metric: ClassVar[str] = "f1"
-    has_baselines: ClassVar[bool] = False  # neither a most frequent text nor a linear head on hidden states is a rival
-    writes: ClassVar[bool] = True
-    head: ClassVar[str] = "text"
+    name = "text"
+    title = "text"
+    answers = "text"
+    default_metric = "f1"
+    has_baselines = False  # neither a most frequent text nor a linear head on hidden states is a rival
+    writes = True
+    head = "text"
+    possible = "text"
+    sample_label = "a"
 
     @classmethod
     def is_of(cls, labels: Sequence[str] | None, head_reads: str) -> bool:
         return head_reads == "text"
-
-    @property
-    def listed(self) -> str:
-        return "text"
-
-    @classmethod
-    def example(cls, labels: Sequence[str] | None) -> tuple[str, None]:
-        return "a", None
 
     def targets(self, rows: Sequence[Row]) -> NoReturn:
         """Refuse: tokens take an encoder, so ``data.batches`` makes them."""
@@ -83,14 +77,12 @@ class Text(TaskType):
         return losses
 
     def loss(self, logits: Any, targets: Any, weights: Any = None) -> Any:
-        """Return the mean over all rows' tokens."""
         return token_loss(logits, targets)
 
-    def loss_graph(self, logits: str, labels: str) -> LossGraph:
+    def loss_graph(self, graph: GraphWriter, logits: str, labels: str) -> LossGraph:
         """Read (B, T, v) and (B, T); NO_TARGET is no column."""
-        nodes = cross_entropy(logits, labels, 2, "loss/of_tokens")
-        nodes.append(("ReduceSum", ["loss/of_tokens", "loss/last"], "loss/of_rows", {"keepdims": 0}))
-        return LossGraph(nodes, integers=True, dims=("batch", "target"))
+        of_rows = graph.op("ReduceSum", cross_entropy(graph, logits, labels, 2), graph.ints(-1), keepdims=0)
+        return LossGraph(of_rows, integers=True, dims=("batch", "target"))
 
     def terms(self, targets: Values) -> Values:
         return (targets >= 0).sum(1)
@@ -110,9 +102,7 @@ class Text(TaskType):
         texts["empty_answers"] = sum(not answer.strip() for answer in outputs) / n
         return {"texts": texts}
 
-    def predictions(
-        self, task: str, logits: NDArray[np.float32], notes: Sequence[str], read: Sequence[Any] = ()
-    ) -> list[Prediction]:
+    def predictions(self, task: str, logits: Values, notes: list[str], read: Sequence[Any] = ()) -> list[Prediction]:
         """Refuse: texts are written by ``Runtime.write``."""
         raise UsageError(f"task {task} writes text; ask it with write.")
 

@@ -15,9 +15,9 @@ from __future__ import annotations
 import math
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,7 +30,16 @@ from edgepeft.data.labels import NO_TARGET
 from edgepeft.data.rows import Row
 from edgepeft.data.words import NOWHERE, Read, Words, at_tokens, places_of, read_words, spread, words_of
 from edgepeft.tasks._conformal import softmax
-from edgepeft.tasks._facts import Agreement, LossGraph, Metric, Values, cross_entropy, log_softmax, rarest, token_loss
+from edgepeft.tasks._facts import (
+    Agreement,
+    GraphWriter,
+    LossGraph,
+    Values,
+    cross_entropy,
+    log_softmax,
+    rarest,
+    token_loss,
+)
 from edgepeft.tasks._tags import (
     ENTITY_SCORES,
     OUTSIDE,
@@ -84,16 +93,18 @@ class TokensPrediction(Prediction):
 class Tokens(TaskType):
     """loss = mean over the words of -log softmax(logits at the first piece)[tag]."""
 
-    name: ClassVar[str] = "tokens"
-    title: ClassVar[str] = "a tagging of words"
-    answers: ClassVar[str] = "spans"
-    metrics: ClassVar[Mapping[str, Metric]] = ENTITY_SCORES
-    default_metric: ClassVar[str] = "entity_f1"
-    has_labels: ClassVar[bool] = True
-    needs_names: ClassVar[bool] = True
-    per_token: ClassVar[bool] = True
-    head: ClassVar[str] = "tokens"
-    model: ClassVar[str] = "ForTokenClassification"
+    name = "tokens"
+    title = "a tagging of words"
+    answers = "spans"
+    metrics = ENTITY_SCORES
+    default_metric = "entity_f1"
+    has_labels = True
+    needs_names = True
+    per_token = True
+    head = "tokens"
+    model = "ForTokenClassification"
+    sample_label = '{"spans":[]}'
+    sample_labels = ("B-X", "I-X", OUTSIDE)
 
     @property
     def types(self) -> tuple[str, ...]:
@@ -177,10 +188,6 @@ class Tokens(TaskType):
     def beside(self, given: Sequence[Any], texts: Sequence[Text], tokens: TokenBatch) -> list[Read]:
         return [read_words(text.first, encoding) for text, encoding in zip(texts, tokens.of_texts, strict=True)]
 
-    @classmethod
-    def example(cls, labels: Sequence[str] | None) -> tuple[str, tuple[str, ...]]:
-        return '{"spans":[]}', tuple(labels or ("B-X", "I-X", OUTSIDE))
-
     # Losses.
 
     def losses(self, logits: NDArray[np.float32], targets: Values) -> NDArray[np.float64]:
@@ -194,9 +201,9 @@ class Tokens(TaskType):
         """Return the mean over all rows' words, of [B, S, C] and [B, S]."""
         return token_loss(logits, targets)
 
-    def loss_graph(self, logits: str, labels: str) -> LossGraph:
+    def loss_graph(self, graph: GraphWriter, logits: str, labels: str) -> LossGraph:
         """Read packed tokens, (T, C) and (T)."""
-        return LossGraph(cross_entropy(logits, labels, 1, "loss/of_rows"), integers=True, dims=("tokens",))
+        return LossGraph(cross_entropy(graph, logits, labels, 1), integers=True, dims=("tokens",))
 
     def terms(self, targets: Values) -> Values:
         return (targets >= 0).sum(1)
@@ -263,9 +270,7 @@ class Tokens(TaskType):
 
     # Answers of a deployed task.
 
-    def predictions(
-        self, task: str, logits: NDArray[np.float32], notes: Sequence[str], read: Sequence[Read] = ()
-    ) -> list[Prediction]:
+    def predictions(self, task: str, logits: Values, notes: list[str], read: Sequence[Read] = ()) -> list[Prediction]:
         """Answer entities as spans of characters; probabilities are the softmax at a word's first piece."""
         return [self._predicted(task, *of_row) for of_row in zip(logits, read, notes, strict=True)]
 

@@ -15,6 +15,7 @@ from onnx.reference import ReferenceEvaluator
 from pydantic import ValidationError
 
 import edgepeft
+from edgepeft.backbones.emit import Writer
 from edgepeft.bundle.card import DeltaCard
 from edgepeft.bundle.manifest import TaskEntry
 from edgepeft.common.errors import UnknownName, UsageError
@@ -47,7 +48,7 @@ def some(kind: TaskType) -> tuple[np.ndarray, np.ndarray]:
         return (9 * source.standard_normal((B, T, C))).astype(np.float32), targets
     if kind.whole_batch:
         return source.standard_normal((2 * B, C)).astype(np.float32), source.standard_normal(B).astype(np.float32)
-    graph = kind.loss_graph("logits", "labels")
+    graph = kind.loss_graph(Writer(), "logits", "labels")
     if kind.several:
         targets = np.stack([source.integers(0, PER_ROW), PER_ROW], axis=1)
         return (9 * source.standard_normal((sum(PER_ROW), kind.n_outputs))).astype(np.float32), targets
@@ -136,7 +137,7 @@ def test_a_kind_is_the_file_of_its_name():
 
 KINDS = "|".join(kinds())
 STAND_INS = re.compile(
-    rf"""\bif (not )?(\w+\.)*regression\b|\blabels is (not )?None|\b(kind|name)\b \S\S? ["']({KINDS})["']"""
+    rf"""\bif (not )?(\w+\.)*regression\b|\blabels is (not )?None|\b(kind|name)\b ([=!]=|is|in) ["']({KINDS})["']"""
 )
 # The verb's short form of `--kind regression`; the labels that an importer is given are not a task's.
 ALLOWED = {"cli/import_.py", "training/settings.py"}

@@ -28,6 +28,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
+from edgepeft.backbones.emit import Writer
 from edgepeft.common.errors import BundleError
 from edgepeft.data.row_grouping import LOWEST
 from edgepeft.graph.contract import Contract, all_used, closed, one_writer, standard, values_stay, well_formed
@@ -45,9 +46,8 @@ from edgepeft.graph.names import (
     is_of_loader,
     without_prefix,
 )
-from edgepeft.graph.protos import copied, floats, followed, nodes, properties, writers
+from edgepeft.graph.protos import copied, floats, followed, properties, writers
 from edgepeft.graph.shapes import Spec
-from edgepeft.tasks._facts import Nodes
 from edgepeft.tasks.base import TaskType, stated
 
 DROPPED = "edgepeft.dropped"  # of a delta graph: the head's weights whose products read what dropout leaves
@@ -57,7 +57,6 @@ _UNDECLARED: Mapping[str, tuple[str, ...]] = {
     "electra": ("head/dense.weight", "head/out_proj.weight"),
 }
 _LAST = ("head/classifier.weight",)
-_OF_ROWS, _OF_TEXTS = "loss/logits", "loss/pooled"
 
 
 @dataclass(frozen=True)
@@ -118,7 +117,14 @@ def with_loss(deployed: onnx.ModelProto, facts: TrainingFacts) -> onnx.ModelProt
             f"[batch, {facts.kind.n_outputs}]."
         )
     for i, (weight, (_, width)) in enumerate(zip(facts.dropped, facts.dropouts, strict=True)):
-        _drop(graph, weight, i, ["tokens" if facts.kind.per_token else "batch", width])
+        writer, kept = writers(graph), f"dropout/{i}"
+        products = (node for node in graph.node if node.op_type in ("Gemm", "MatMul"))
+        product = next((p for p in products if followed(p.input[1], writer, {"Transpose"})[-1] == weight), None)
+        if product is None:
+            raise BundleError(f"the task's head has no product with {weight}, before which features are dropped.")
+        graph.node.append(helper.make_node("Mul", [product.input[0], dropout(i)], [kept], name=kept))
+        graph.input.append(floats(dropout(i), ["tokens" if facts.kind.per_token else "batch", width]))
+        product.input[0] = kept
     add_loss(graph, facts.kind)
     prune(graph)
     return model
@@ -143,60 +149,30 @@ def with_gradients(
     return model
 
 
-def _drop(graph: onnx.GraphProto, weight: str, index: int, dims: list[str | int]) -> None:
-    """Scale what the product with this weight reads by an input."""
-    writer, kept = writers(graph), f"dropout/{index}"
-    products = (node for node in graph.node if node.op_type in ("Gemm", "MatMul"))
-    product = next((p for p in products if followed(p.input[1], writer, {"Transpose"})[-1] == weight), None)
-    if product is None:
-        raise BundleError(f"the task's head has no product with {weight}, before which features are dropped.")
-    value, name = product.input[0], dropout(index)
-    product.input[0] = kept
-    graph.node.append(helper.make_node("Mul", [value, name], [kept], name=kept))
-    graph.input.append(floats(name, dims))
-
-
 @Contract(requires=[closed, one_writer], ensures=[closed, one_writer], keeps=[values_stay], mutates=True)
 def add_loss(graph: onnx.GraphProto, kind: TaskType) -> None:
     """Append the kind's loss of ``logits``, and the inputs ``labels`` and ``shares`` [batch], or [tokens] where the
     kind's labels are.
 
-    Its nodes may read the constants ``loss/zero``, ``loss/one`` and ``loss/last`` (-1), int64, and ``loss/nothing``,
-    0 in float32.  Where a row has several token rows, an input ``places`` [rows, most] says which are its own, and the
-    loss is of logits [rows, most, outputs]; labels and shares are of rows then.  Where texts are read in windows whose
-    logits are pooled, an input ``pooling`` [texts, batch] takes their means first.
+    Where a row has several token rows, an input ``places`` [rows, most] says which are its own, and the loss is of
+    logits [rows, most, outputs], LOWEST where a row has no such token row; labels and shares are of rows then.  Where
+    texts are read in windows whose logits are pooled, an input ``pooling`` [texts, batch] takes their means first.
     """
-    of_texts = _OF_TEXTS if kind.pooled else LOGITS
-    loss = kind.loss_graph(_OF_ROWS if kind.several else of_texts, LABELS)
-    for name, value in (("loss/zero", 0), ("loss/one", 1)):
-        graph.initializer.append(helper.make_tensor(name, TensorProto.INT64, [], [value]))
-    graph.initializer.append(helper.make_tensor("loss/last", TensorProto.INT64, [1], [-1]))
-    graph.initializer.append(helper.make_tensor("loss/nothing", TensorProto.FLOAT, [], [0.0]))
-    steps: Nodes = [
-        *([("MatMul", [POOLING, LOGITS], _OF_TEXTS, {})] if kind.pooled else []),
-        *(_grouping(graph, of_texts) if kind.several else []),
-        *loss.nodes,
-        ("Mul", ["loss/of_rows", SHARES], "loss/parts", {}),
-        ("ReduceSum", ["loss/parts"], LOSS, {"keepdims": 0}),
-    ]
-    graph.node.extend(nodes(steps))
-    rows = "rows" if kind.several or kind.pooled else loss.dims[0]  # or tokens, where each has a loss of its own
+    add, logits = Writer("loss/"), LOGITS
+    op, zero = add.op, add.number(0)
     if kind.pooled:
         graph.input.append(floats(POOLING, ["texts" if kind.several else "rows", "batch"]))
+        logits = op("MatMul", POOLING, logits)
+    if kind.several:
+        graph.input.append(helper.make_tensor_value_info(PLACES, TensorProto.INT64, ["rows", "most"]))
+        missing = op("Less", op("Unsqueeze", PLACES, add.ints(-1)), zero)
+        found = op("Gather", logits, op("Max", PLACES, zero), axis=0)
+        logits = op("Where", missing, add.number(LOWEST, np.float32), found)
+    loss = kind.loss_graph(add, logits, LABELS)
+    op("ReduceSum", op("Mul", loss.of_rows, SHARES), output=LOSS, keepdims=0)
+    add.add_to(graph)
+    rows = "rows" if kind.several or kind.pooled else loss.dims[0]  # or tokens, where each has a loss of its own
     of_labels = TensorProto.INT64 if loss.integers else TensorProto.FLOAT
     graph.input.append(helper.make_tensor_value_info(LABELS, of_labels, (rows, *loss.dims[1:])))
     graph.input.append(floats(SHARES, [rows]))
     graph.output.append(floats(LOSS, []))
-
-
-def _grouping(graph: onnx.GraphProto, logits: str) -> Nodes:
-    """[token rows, outputs] -> [rows, most, outputs], LOWEST where a row has no such token row."""
-    graph.input.append(helper.make_tensor_value_info(PLACES, TensorProto.INT64, ["rows", "most"]))
-    graph.initializer.append(helper.make_tensor("loss/lowest", TensorProto.FLOAT, [], [LOWEST]))
-    return [
-        ("Max", [PLACES, "loss/zero"], "loss/places", {}),
-        ("Gather", [logits, "loss/places"], "loss/gathered", {"axis": 0}),
-        ("Unsqueeze", [PLACES, "loss/last"], "loss/place", {}),
-        ("Less", ["loss/place", "loss/zero"], "loss/missing", {}),
-        ("Where", ["loss/missing", "loss/lowest", "loss/gathered"], _OF_ROWS, {}),
-    ]

@@ -60,12 +60,6 @@ def _pow(at: Visit) -> Gradients:
     yield 0, at.op("Mul", at.dy, at.op("Mul", slope, at.number(p)))
 
 
-@slope_of("Sqrt")
-def _of_sqrt(at: Visit) -> str:
-    """1 / (2 y)."""
-    return at.op("Div", at.number(0.5), at.y)
-
-
 @rule_of("Relu")
 def _relu(at: Visit) -> Gradients:
     zero = at.number(0)
@@ -88,14 +82,10 @@ def _clip(at: Visit) -> Gradients:
     yield 0, gradient
 
 
-@slope_of("Exp")
-def _exp(at: Visit) -> str:
-    return at.y
-
-
-@slope_of("Softplus")
-def _softplus(at: Visit) -> str:
-    return at.op("Sigmoid", at.x)
+slope_of("Exp")(lambda at: at.y)
+slope_of("Sigmoid")(lambda at: at.op("Mul", at.y, at.op("Sub", at.number(1), at.y)))  # y (1 - y)
+slope_of("Softplus")(lambda at: at.op("Sigmoid", at.x))
+slope_of("Sqrt")(lambda at: at.op("Div", at.number(0.5), at.y))  # 1 / (2 y)
 
 
 @slope_of("Tanh")
@@ -103,12 +93,6 @@ def _of_tanh(at: Visit, y: str = "") -> str:
     """1 - y^2."""
     y = y or at.y
     return at.op("Sub", at.number(1), at.op("Mul", y, y))
-
-
-@slope_of("Sigmoid")
-def _of_sigmoid(at: Visit) -> str:
-    """y (1 - y)."""
-    return at.op("Mul", at.y, at.op("Sub", at.number(1), at.y))
 
 
 @slope_of("Mish")
