@@ -37,7 +37,7 @@ class DecoderLayout:
     sandwich: bool = False
     plus_one: bool = False
     scaled: bool = False
-    activation: str = "hidden_act"
+    activation: tuple[str, str] = ("hidden_act", "silu")  # the config's key, and what is taken where that is silent
     local_theta: bool = False  # layers with a window have a base of their own
 
     @property
@@ -59,20 +59,20 @@ LAYOUTS: Mapping[str, DecoderLayout] = {
     "qwen2": DecoderLayout(biased=_LINEAR[:3]),
     "qwen3": DecoderLayout(head_norms=2),
     "gemma3_text": DecoderLayout(
-        head_norms=1, sandwich=True, plus_one=True, scaled=True, activation="hidden_activation", local_theta=True
+        head_norms=1,
+        sandwich=True,
+        plus_one=True,
+        scaled=True,
+        local_theta=True,
+        activation=("hidden_activation", "gelu_pytorch_tanh"),
     ),
 }
-_DEFAULTS = {
-    "rms_norm_eps": 1e-6,
-    "max_position_embeddings": 2048,
-    "hidden_act": "silu",
-    "hidden_activation": "gelu_pytorch_tanh",
-    "eos_token_id": 2,
-}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Sizes:
+    """By the keys of a config, with what transformers takes where one is silent."""
+
     hidden_size: int
     intermediate_size: int
     num_hidden_layers: int
@@ -80,15 +80,15 @@ class Sizes:
     num_key_value_heads: int
     head_dim: int
     vocab_size: int
-    max_position_embeddings: int
-    eos_token_id: int
+    max_position_embeddings: int = 2048
+    eos_token_id: int = 2
     pad_token_id: int
-    rms_norm_eps: float
+    rms_norm_eps: float = 1e-6
 
 
 def sizes_of(config: Mapping[str, Any]) -> Sizes:
     heads = checked("num_attention_heads", config.get("num_attention_heads"), "int")
-    silent = {**_DEFAULTS, "num_key_value_heads": heads}
+    silent = {"num_key_value_heads": heads}
     silent["head_dim"] = checked("hidden_size", config.get("hidden_size"), "int") // heads
     ends = config.get("eos_token_id")
     given = {**config, "eos_token_id": ends[0] if isinstance(ends, list) and ends else ends}

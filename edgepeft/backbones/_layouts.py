@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from edgepeft.backbones.base import Role, Site
-from edgepeft.backbones.config import MAX_LAYERS, checked, require_known
+from edgepeft.backbones.config import read_sizes, require_known
 from edgepeft.common.errors import UsageError
 
 BUCKETS, FURTHEST = 32, 128  # of distances, in MPNet's code
@@ -55,7 +55,7 @@ class ModelLayout:
     rotary: Literal["", "halves", "neighbours"] = ""  # which pairs of a head's numbers positions turn
     distances: str = ""  # the table of what is added to attention for a distance between two tokens
     distances_enter: tuple[str, int] = ("", 0)  # a layer's module, and which of its arguments that is
-    task_types: bool = False  # a table of them, all texts being of the first, where use_task_id says so
+    task_types: bool = False  # a table of them, where the config's use_task_id says so; all texts are of the first
     projection: str = ""  # from the embeddings' own size to the layers', where there is one
     always_projects: bool = False  # of equal sizes too
     last_norm: str = ""  # past the last layer, where norms stand before sub-layers, not after the sums
@@ -71,38 +71,39 @@ class ModelLayout:
     fixed: Mapping[str, Any] = field(default_factory=lambda: ENCODERS)  # of these keys no other value is supported
 
 
-# What transformers takes where a config is silent; sizes have no default here.
-_DEFAULTS: Mapping[str, Any] = {"hidden_act": "gelu", "layer_norm_eps": 1e-12, "type_vocab_size": 2, "pad_token_id": 0}
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Sizes:
+    """By the keys of a config, with what transformers takes where one is silent."""
+
     hidden_size: int
     num_hidden_layers: int
     num_attention_heads: int
     intermediate_size: int
     vocab_size: int
     max_position_embeddings: int
-    type_vocab_size: int
-    pad_token_id: int
+    type_vocab_size: int = 2
+    pad_token_id: int = 0
     embedding_size: int
     num_hidden_groups: int
-    task_type_vocab_size: int
-    hidden_act: str
-    layer_norm_eps: float
+    task_type_vocab_size: int = 3
+    hidden_act: str = "gelu"
+    layer_norm_eps: float = 1e-12
 
 
 def sizes_of(config: Mapping[str, Any], layout: ModelLayout) -> Sizes:
     for name, value in layout.fixed.items():
         if config.get(name) not in (None, value):
             raise UsageError(f"the config's {name} is {config[name]!r}; {config['model_type']} has {value}.")
-    defaults = {**_DEFAULTS, **layout.defaults}
-    values: dict[str, Any] = {}
-    for name, kind in Sizes.__annotations__.items():
-        key = layout.keys.get(name, name)
-        read, otherwise = _read_by_some(config, layout, values).get(name, (True, None))
-        values[name] = checked(key, config.get(key, defaults.get(name)), kind) if read else otherwise
-    sizes = Sizes(**values)
+    read = {
+        "embedding_size": layout.projection,
+        "num_hidden_groups": layout.shares_layers,
+        "type_vocab_size": layout.token_types,
+        "task_type_vocab_size": layout.task_types,
+    }
+    given = {**config, **{name: None for name, wanted in read.items() if not wanted}}  # anything may stand there
+    width, n_layers = (config.get(layout.keys.get(name, name)) for name in ("hidden_size", "num_hidden_layers"))
+    silent = {"embedding_size": width, "num_hidden_groups": n_layers, **layout.defaults}
+    sizes = read_sizes(Sizes, given, silent, layout.keys)
     d, heads = sizes.hidden_size, sizes.num_attention_heads
     if layout.rotary and d % (2 * heads):
         raise UsageError(
@@ -111,35 +112,19 @@ def sizes_of(config: Mapping[str, Any], layout: ModelLayout) -> Sizes:
         )
     if d % heads:
         raise UsageError(f"the config's hidden_size is {d}, not a multiple of its {heads} num_attention_heads.")
-    if sizes.num_hidden_layers > MAX_LAYERS:
-        raise UsageError(f"the config asks for {sizes.num_hidden_layers} layers; at most {MAX_LAYERS} are built.")
     if sizes.num_hidden_groups > sizes.num_hidden_layers:
         raise UsageError(
             f"the config's num_hidden_groups is {sizes.num_hidden_groups}, more than its {sizes.num_hidden_layers} "
             "layers."
         )
     offset = sizes.pad_token_id + 1 if layout.counted_positions else 0
-    if sizes.max_position_embeddings <= offset or sizes.pad_token_id >= sizes.vocab_size:
+    if sizes.max_position_embeddings <= offset:
         raise UsageError(
-            f"the config's pad_token_id is {sizes.pad_token_id}, which lies beyond its vocabulary of "
-            f"{sizes.vocab_size} or its {sizes.max_position_embeddings} position embeddings."
+            f"the config's pad_token_id is {sizes.pad_token_id}, which leaves none of its "
+            f"{sizes.max_position_embeddings} position embeddings."
         )
     require_known(layout.keys.get("hidden_act", "activation"), sizes.hidden_act, layout.activations)
     return sizes
-
-
-def _read_by_some(
-    config: Mapping[str, Any], layout: ModelLayout, values: Mapping[str, Any]
-) -> dict[str, tuple[bool, int | None]]:
-    """Name -> whether the model type's code reads it, and what it is where that does not; others may stand there."""
-    known = layout.defaults.get("embedding_size") or config.get("embedding_size")  # as wide as layers where not said
-    projected = bool(layout.projection and known)
-    return {
-        "embedding_size": (projected, values.get("hidden_size")),
-        "type_vocab_size": (layout.token_types, _DEFAULTS["type_vocab_size"]),
-        "num_hidden_groups": (layout.shares_layers, values.get("num_hidden_layers")),
-        "task_type_vocab_size": (layout.task_types and bool(config.get("use_task_id")), 0),
-    }
 
 
 def layer_paths(layout: ModelLayout, sizes: Sizes) -> list[str]:
@@ -177,7 +162,7 @@ def tensors_of(layout: ModelLayout, sizes: Sizes) -> dict[str, tuple[int, ...]]:
     rows = {layout.words: sizes.vocab_size}
     rows |= {"embeddings.position_embeddings": sizes.max_position_embeddings} if layout.positions else {}
     rows |= {"embeddings.token_type_embeddings": sizes.type_vocab_size} if layout.token_types else {}
-    rows |= {"embeddings.task_type_embeddings": sizes.task_type_vocab_size} if sizes.task_type_vocab_size else {}
+    rows |= {"embeddings.task_type_embeddings": sizes.task_type_vocab_size} if layout.task_types else {}
     tensors: dict[str, tuple[int, ...]] = {f"{table}.weight": (n, sizes.embedding_size) for table, n in rows.items()}
     tensors |= {layout.distances: (BUCKETS, sizes.num_attention_heads)} if layout.distances else {}
     for module, shape in modules_of(layout, sizes):

@@ -20,8 +20,10 @@ _MAX_BUCKETS, _FURTHEST = 256, 400  # so that a table of distances is a few hund
 OUTPUT = "lm_head.weight"  # of the logits, where the embeddings are not taken
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Sizes:
+    """By the keys of a config, with what transformers takes where one is silent."""
+
     d_model: int
     d_kv: int
     d_ff: int
@@ -29,13 +31,13 @@ class Sizes:
     num_heads: int
     vocab_size: int
     num_decoder_layers: int
-    relative_attention_num_buckets: int
-    relative_attention_max_distance: int
-    layer_norm_epsilon: float
-    feed_forward_proj: str
-    n_positions: int
-    pad_token_id: int
-    eos_token_id: int
+    relative_attention_num_buckets: int = 32
+    relative_attention_max_distance: int = 128
+    layer_norm_epsilon: float = 1e-6
+    feed_forward_proj: str = "relu"
+    n_positions: int = 512
+    pad_token_id: int = 0
+    eos_token_id: int = 1
     decoder_start_token_id: int
 
     @property
@@ -54,17 +56,7 @@ class Sizes:
         return ("encoder", self.num_layers, _ENCODER), ("decoder", self.num_decoder_layers, _DECODER)
 
 
-# What transformers takes where a config is silent; sizes have no default here.
-_DEFAULTS = {
-    "relative_attention_num_buckets": 32,
-    "relative_attention_max_distance": 128,
-    "layer_norm_epsilon": 1e-6,
-    "feed_forward_proj": "relu",
-    "n_positions": 512,
-    "pad_token_id": 0,
-    "eos_token_id": 1,
-    "tie_word_embeddings": True,
-}
+# What differs where a config is silent.
 MODEL_TYPES: dict[str, dict[str, Any]] = {
     "t5": {},  # T5 1.1, Flan-T5 and byT5 too
     "mt5": {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
@@ -72,8 +64,8 @@ MODEL_TYPES: dict[str, dict[str, Any]] = {
 
 
 def sizes_of(config: Mapping[str, Any]) -> Sizes:
-    silent = {**_DEFAULTS, **MODEL_TYPES[config["model_type"]], "num_decoder_layers": config.get("num_layers")}
-    silent["decoder_start_token_id"] = config.get("pad_token_id", _DEFAULTS["pad_token_id"])
+    silent = {**MODEL_TYPES[config["model_type"]], "num_decoder_layers": config.get("num_layers")}
+    silent["decoder_start_token_id"] = config.get("pad_token_id", Sizes.pad_token_id)
     sizes = read_sizes(Sizes, config, silent)
     require_known("feed_forward_proj", sizes.feed_forward_proj, ("relu", "gelu", "gated-gelu", "gated-relu"))
     n_buckets, furthest = sizes.relative_attention_num_buckets, sizes.relative_attention_max_distance
@@ -89,7 +81,7 @@ def sizes_of(config: Mapping[str, Any]) -> Sizes:
 
 def is_tied(config: Mapping[str, Any]) -> bool:
     """Whether logits are products with the embeddings; transformers 5 writes other models' as tied, but not scaled."""
-    tied = config.get("tie_word_embeddings", {**_DEFAULTS, **MODEL_TYPES[config["model_type"]]}["tie_word_embeddings"])
+    tied = config.get("tie_word_embeddings", MODEL_TYPES[config["model_type"]].get("tie_word_embeddings", True))
     return bool(tied and config.get("scale_decoder_outputs") is not False)
 
 

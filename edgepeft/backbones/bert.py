@@ -16,13 +16,7 @@ from edgepeft.backbones.encoder import Encoder
 _ROBERTA = ModelLayout(prefix="roberta.", counted_positions=True, head="roberta", defaults={"pad_token_id": 1})
 LAYOUTS = {
     "bert": ModelLayout(prefix="bert.", pooler="pooler.dense", head="bert-pooler"),
-    "ernie": ModelLayout(
-        prefix="ernie.",
-        task_types=True,
-        pooler="pooler.dense",
-        head="bert-pooler",
-        defaults={"task_type_vocab_size": 3},
-    ),
+    "ernie": ModelLayout(prefix="ernie.", task_types=True, pooler="pooler.dense", head="bert-pooler"),
     "roberta": _ROBERTA,
     "xlm-roberta": _ROBERTA,
     "camembert": _ROBERTA,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from edgepeft.common.bounded import json_at
@@ -42,15 +43,24 @@ def checked(key: str, value: Any, kind: str) -> Any:
     return value
 
 
-def read_sizes(sizes: type[T], config: Mapping[str, Any], silent: Mapping[str, Any]) -> T:
-    """Fill the dataclass from a config by its fields' names; ``silent`` has what stands for null and missing keys."""
+def read_sizes(
+    sizes: type[T],
+    config: Mapping[str, Any],
+    silent: Mapping[str, Any],
+    keys: Mapping[str, str] = MappingProxyType({}),
+) -> T:
+    """Fill the dataclass from a config, by its fields' names or other ``keys``.
+
+    ``silent``, before the fields' own defaults, has what stands for null and missing keys.
+    """
     values = {}
     for name, kind in sizes.__annotations__.items():
-        value = config.get(name)
-        values[name] = checked(name, silent.get(name) if value is None else value, kind)
+        value = config.get(keys.get(name, name))
+        value = silent.get(name, getattr(sizes, name, None)) if value is None else value
+        values[name] = checked(keys.get(name, name), value, kind)
     for name, value in values.items():
         if name.endswith("_layers") and value > MAX_LAYERS:
-            raise UsageError(f"the config's {name} is {value}; at most {MAX_LAYERS} are built.")
+            raise UsageError(f"the config's {keys.get(name, name)} is {value}; at most {MAX_LAYERS} layers are built.")
         if name.endswith("_token_id") and value >= values["vocab_size"]:
             raise UsageError(f"the config's {name} is {value}, beyond its vocabulary of {values['vocab_size']}.")
     return sizes(**values)

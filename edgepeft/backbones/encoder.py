@@ -9,6 +9,7 @@ Letters: B batch, S padded length, T real tokens, d hidden, h heads, f intermedi
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -163,8 +164,9 @@ class Encoder(Family):
     builder: ClassVar[type[EncoderBuilder]] = EncoderBuilder
 
     def layout_of(self, config: Mapping[str, Any]) -> ModelLayout:
-        """The row of the table."""
-        return self.layouts[config["model_type"]]
+        """The row of the table, without a table of task types where the config has none."""
+        layout = self.layouts[config["model_type"]]
+        return replace(layout, task_types=layout.task_types and bool(config.get("use_task_id")))
 
     def attention_of(self, config: Mapping[str, Any], n_layers: int) -> tuple[Attention, ...]:
         """Each layer's, where positions turn queries and keys."""

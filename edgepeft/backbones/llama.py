@@ -66,8 +66,8 @@ class Llama(Family):
     def architecture(self, config: Mapping[str, Any]) -> Architecture:
         """Sizes, tensors and sites from the config."""
         layout, sizes = shapes.LAYOUTS[config["model_type"]], shapes.sizes_of(config)
-        tensors, activation = shapes.tensors_of(config, sizes), config.get(layout.activation) or "silu"
-        require_known(layout.activation, activation, shapes.ACTIVATIONS)
+        tensors, (key, usual) = shapes.tensors_of(config, sizes), layout.activation
+        require_known(key, activation := config.get(key) or usual, shapes.ACTIVATIONS)
         longest, window = sizes.max_position_embeddings, config.get("sliding_window")
         if window is not None and config.get("use_sliding_window", True):
             longest = min(longest, checked("sliding_window", window, "int"))
