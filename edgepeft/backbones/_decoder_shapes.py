@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from edgepeft.backbones.base import Attention, Role, Site
+from edgepeft.backbones.base import OUTPUT_LAYER, Attention, Role, Site
 from edgepeft.backbones.config import checked, read_sizes, rope_theta
 from edgepeft.backbones.positions import frequencies
 from edgepeft.common.errors import UsageError
 
-WORDS, OUTPUT = "model.embed_tokens.weight", "lm_head.weight"
+WORDS = "model.embed_tokens.weight"
 _LINEAR = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
 _FEED_FORWARD = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
 ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh")
@@ -167,7 +167,7 @@ def tensors_of(config: Mapping[str, Any], sizes: Sizes) -> dict[str, tuple[int, 
     biased |= {*(_FEED_FORWARD if config.get("mlp_bias") else ())}
     table: tuple[int, ...] = (sizes.vocab_size, d)
     tied = config.get("tie_word_embeddings", layout.scaled)  # transformers' default: Gemma's are, the others' not
-    tensors = {WORDS: table} | ({} if tied else {OUTPUT: table})
+    tensors = {WORDS: table} | ({} if tied else {OUTPUT_LAYER: table})
     for i in range(sizes.num_hidden_layers):
         layer = f"model.layers.{i}."
         for module, shape in shapes.items():

@@ -5,19 +5,18 @@ Letters: d hidden, i all heads together, f intermediate, v vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from edgepeft.backbones.base import Role, Site
+from edgepeft.backbones.base import LINEAR_ROLES, OUTPUT_LAYER, Role, Site
 from edgepeft.backbones.config import read_sizes, require_known
 from edgepeft.common.errors import UsageError
 
-_LINEAR = ("q", "k", "v")
+_CROSS = (Role.CROSS_QUERY, Role.CROSS_KEY, Role.CROSS_VALUE, Role.CROSS_ATTENTION_OUTPUT)
 _ENCODER = {"SelfAttention": "layer.0", "DenseReluDense": "layer.1"}
 _DECODER = {"SelfAttention": "layer.0", "EncDecAttention": "layer.1", "DenseReluDense": "layer.2"}
 _MAX_BUCKETS, _FURTHEST = 256, 400  # so that a table of distances is a few hundred bytes; all T5 have 32 and 128
-OUTPUT = "lm_head.weight"  # of the logits, where the embeddings are not taken
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,32 +84,17 @@ def is_tied(config: Mapping[str, Any]) -> bool:
     return bool(tied and config.get("scale_decoder_outputs") is not False)
 
 
-def _layers(sizes: Sizes) -> Iterator[tuple[str, dict[str, str]]]:
-    """(module path of a layer, its sub-layers), of both stacks."""
-    for stack, count, parts in sizes.stacks:
-        for i in range(count):
-            yield f"{stack}.block.{i}", parts
+def linear_layers(sites: Iterable[Site]) -> dict[str, tuple[int, int]]:
+    """Module path -> weight [out, in]."""
+    return {
+        site.reads: (site.out_features, site.in_features) for site in sites if site.role in (*LINEAR_ROLES, *_CROSS)
+    }
 
 
-def linear_layers(sizes: Sizes) -> Iterator[tuple[str, tuple[int, int]]]:
-    """Module path and weight [out, in]."""
-    d, inner, f = sizes.d_model, sizes.inner, sizes.d_ff
-    for layer, parts in _layers(sizes):
-        for part, place in parts.items():
-            module = f"{layer}.{place}.{part}"
-            if part == "DenseReluDense":
-                yield from ((f"{module}.{up}", (f, d)) for up in sizes.up)
-                yield f"{module}.wo", (d, f)
-            else:
-                yield from ((f"{module}.{name}", (inner, d)) for name in _LINEAR)
-                yield f"{module}.o", (d, inner)
-
-
-def norms_of(sizes: Sizes) -> Iterator[str]:
-    """One before each sub-layer, and one after each stack."""
-    for layer, parts in _layers(sizes):
-        yield from (f"{layer}.{place}.layer_norm" for place in parts.values())
-    yield from (f"{stack}.final_layer_norm" for stack, _, _ in sizes.stacks)
+def norms_of(sites: Iterable[Site]) -> tuple[str, ...]:
+    """One before each sub-layer, and behind these one after each stack."""
+    norms = (site.module for site in sites if site.role.endswith("_norm") or site.role is Role.STACK_OUTPUT)
+    return tuple(sorted(norms, key=lambda norm: norm.endswith("final_layer_norm")))
 
 
 def absent_biases(
@@ -126,7 +110,7 @@ def tensors_of(
     sizes: Sizes, linear: Mapping[str, tuple[int, int]], norms: tuple[str, ...], *, tied: bool
 ) -> dict[str, tuple[int, ...]]:
     table: tuple[int, ...] = (sizes.vocab_size, sizes.d_model)
-    tensors = {"shared.weight": table} | ({} if tied else {OUTPUT: table})
+    tensors = {"shared.weight": table} | ({} if tied else {OUTPUT_LAYER: table})
     tensors |= {f"{module}.weight": shape for module, shape in linear.items()}
     tensors |= {f"{norm}.weight": (sizes.d_model,) for norm in norms}
     for stack, _, parts in sizes.stacks:

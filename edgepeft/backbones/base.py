@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from edgepeft.backbones.text import TextGraphs
 
 NO_HEAD = "none"
+OUTPUT_LAYER = "lm_head.weight"  # what gives a decoder's logits, where the table of words does not
 
 
 class Role(StrEnum):

@@ -21,109 +21,24 @@ from onnx import TensorProto, helper
 
 from edgepeft.backbones import _t5 as shapes
 from edgepeft.backbones import text
-from edgepeft.backbones.base import Architecture, Decoder, Family, Role, Site
+from edgepeft.backbones.base import OUTPUT_LAYER, Architecture, Decoder, Role
 from edgepeft.backbones.checkpoint import Checkpoint
-from edgepeft.backbones.emit import Emitter
 from edgepeft.backbones.packing import Packing
 from edgepeft.backbones.positions import distance_bias
 from edgepeft.backbones.trie import EDGES, LABEL_VALUES, SEES, TOKENS
 
-# Role -> the values around its site: what its module reads, and what is added to its output.
-_AROUND = {
-    **{role: {"input": "{layer}attention_norm"} for role in (Role.QUERY, Role.KEY, Role.VALUE)},
-    Role.ATTENTION_OUTPUT: {"input": "{layer}context", "residual": "{below}"},
-    Role.CROSS_QUERY: {"input": "{layer}cross_attention_norm"},
-    **{role: {"input": "encoder.output"} for role in (Role.CROSS_KEY, Role.CROSS_VALUE)},
-    Role.CROSS_ATTENTION_OUTPUT: {"input": "{layer}cross_context", "residual": "{layer}attention_output.sum"},
-    **{role: {"input": "{layer}ffn_norm"} for role in (Role.FFN_UP, Role.FFN_GATE, Role.FFN_GATED)},
-    Role.FFN_OUTPUT: {"input": "{layer}ffn_activation", "residual": "{layer}{attended}.sum"},
-}
 
-
-class T5(Family):
-    """T5, T5 1.1, Flan-T5, byT5 and mT5."""
-
-    name: ClassVar[str] = "t5"
-    model_types: ClassVar[tuple[str, ...]] = tuple(shapes.MODEL_TYPES)
-    limits: ClassVar[tuple[str, ...]] = (
-        "Labels are scored, or text is written; kinds of task with a head on the encoder alone are refused.",
-        "The methods linear and top-k are refused; prefix and mam too, for attention tells keys apart by distances.",
-    )
-    own_values: ClassVar[Mapping[str, str]] = {name: name for name in LABEL_VALUES}
-
-    def architecture(self, config: Mapping[str, Any]) -> Architecture:
-        """Sizes, tensors and sites from the config; of the output layer nothing, where it is the embeddings."""
-        sizes = shapes.sizes_of(config)
-        linear, norms, tied = dict(shapes.linear_layers(sizes)), tuple(shapes.norms_of(sizes)), shapes.is_tied(config)
-        scale = sizes.d_model**-0.5 if config.get("scale_decoder_outputs", tied) else 1.0
-        start, end = sizes.decoder_start_token_id, sizes.eos_token_id
-        # The output layer, where transformers 5 says that it is tied and not scaled: the file has both, or one.
-        aliased = config.get("tie_word_embeddings") and not tied
-        return Architecture(
-            family=self.name,
-            model_type=config["model_type"],
-            hidden_size=sizes.d_model,
-            n_layers=sizes.num_layers + sizes.num_decoder_layers,
-            n_heads=sizes.num_heads,
-            intermediate_size=sizes.d_ff,
-            vocab_size=sizes.vocab_size,
-            max_length=sizes.n_positions,
-            pad_token_id=sizes.pad_token_id,
-            layer_norm_eps=sizes.layer_norm_epsilon,
-            activation=sizes.feed_forward_proj,
-            sites=tuple(shapes.sites_of(sizes)),
-            tensors=shapes.tensors_of(sizes, linear, norms, tied=tied),
-            pooler={},
-            norms=norms,
-            inputs=("input_ids", "attention_mask"),
-            head="labels",
-            words="shared.weight",
-            absent_biases=shapes.absent_biases(sizes, linear, norms),
-            decoder=Decoder(start, end, scale, sizes.relative_attention_max_distance),
-            aliases={shapes.OUTPUT: "shared.weight"} if aliased else {},
-        )
-
-    def neighbours(self, architecture: Architecture, site: Site) -> dict[str, str]:
-        """Name the values beside a site of its layer."""
-        stack, layer = site.name.partition(".")[0], site.layer or 0
-        first, attended = {
-            "encoder": ("word_embeddings", "attention_output"),
-            "decoder": ("decoder.embeddings", "cross_attention_output"),
-        }.get(stack, ("", ""))
-        below = f"{stack}.layer.{layer - 1}.layer_output" if layer else first
-        values = _AROUND.get(site.role, {}).items()
-        here = {"below": below, "layer": f"{stack}.layer.{layer}.", "attended": attended}
-        return {suffix: value.format(**here) for suffix, value in values}
-
-    def build_graph(self, architecture: Architecture, checkpoint: Checkpoint) -> onnx.ModelProto:
-        """The packed-token graph; its outputs are the encoder's last_hidden_state [B, S, d] and pooled values [B, d],
-        and what the decoder gives the edges of the labels, pooled.labels [B, n, e].
-        """
-        return Builder(architecture, checkpoint).model()
-
-    def text_graphs(self, architecture: Architecture, checkpoint: Checkpoint) -> text.TextGraphs:
-        """The encoder, and a step of the decoder."""
-        encoder, decoder = (Builder(architecture, checkpoint) for _ in range(2))
-        return text.TextGraphs(encoder.text_encoder(), decoder.text_decoder())
-
-    def teaching_graph(self, architecture: Architecture, checkpoint: Checkpoint) -> onnx.ModelProto:
-        """The encoder, and the decoder on all that stands before each target token."""
-        return Builder(architecture, checkpoint).teaching()
-
-
-FAMILY = T5()
-
-
-class Builder:
+class _Builder(text.TextBuilder):
     """Emits one model; the methods follow the data from token ids to the labels' edges, or to the next token."""
 
     packing: Packing  # of the encoder's tokens
 
     def __init__(self, architecture: Architecture, checkpoint: Checkpoint) -> None:
+        super().__init__(architecture, checkpoint)
         assert architecture.decoder is not None
-        self.arch, self.decoder = architecture, architecture.decoder
-        self.emit = Emitter(checkpoint, architecture.tensors)
+        self.written, self.depth, self.heads = architecture.decoder, self._layers("decoder"), architecture.n_heads
         self.inner = architecture.tensors["encoder.block.0.layer.0.SelfAttention.q.weight"][0]
+        self.width = self.inner // self.heads
         self.gated = "encoder.block.0.layer.1.DenseReluDense.wi_0.weight" in architecture.tensors
 
     def model(self) -> onnx.ModelProto:
@@ -144,21 +59,18 @@ class Builder:
         back = op("Sub", *(op("Unsqueeze", places, ints(axis)) for axis in (1, 0)))  # (n, n)
         later = op("Where", op("Less", back, self.packing.zero), "lowest", "none")
         hidden = self._at_once(hidden, encoded, n, op("Add", self._bias("decoder", back, both_ways=False), later))
-        logits = op("Gemm", hidden, self._words(), transB=1, output=Role.POOLED_LABELS)
-        op("Reshape", logits, op("Concat", op("Shape", text.BEFORE), ints(-1), axis=0), output=text.LOGITS)
-        before, taught = self._steps().teaching()
-        return self.emit.model(self.arch.model_type, [*self.arch.inputs, before], [taught])
+        return self._taught(hidden)
 
-    def text_encoder(self) -> onnx.ModelProto:
+    def encoder(self) -> onnx.ModelProto:
         """(B, S) -> the keys and values of cross-attention in all layers, and what hides padding from it."""
         encoded, op = self._encoder(), self.emit.op
-        for i in range(self._depth("decoder")):
+        for i in range(self.depth):
             for value, cache in zip(self._attended(i, encoded), text.caches(text.CROSS, i), strict=True):
                 op("Identity", value, output=cache)
         op("Identity", self.packing.mask_bias, output=text.CROSS_BIAS)
-        return self.emit.model(self.arch.model_type, self.arch.inputs, self._steps().cross())
+        return self._encoded()
 
-    def text_decoder(self) -> onnx.ModelProto:
+    def decoder(self) -> onnx.ModelProto:
         """One token more of each of N = B n texts: their last tokens, and whose caches they go on with, -> (N, v)."""
         op, ints = self.emit.op, self.emit.ints
         hidden = op("Gather", self.emit.weight("shared.weight"), text.IDS, output="decoder.embeddings")
@@ -175,15 +87,8 @@ class Builder:
                 known.append(op("Concat", kept, self._heads(value, ints(1)), axis=2, output=present))
             return self._attend(query, [*known, bias], ints(1), output)
 
-        attended = [[*text.caches(text.CROSS, i), text.CROSS_BIAS] for i in range(self._depth("decoder"))]
-        hidden = self._decoder(hidden, beams, attend_itself, lambda i: attended[i])
-        logits = op("Gemm", hidden, self._words(), transB=1, output=Role.POOLED_LABELS)
-        op("Identity", logits, output=text.LOGITS)  # a name of its own, for the site may be adapted
-        return self.emit.model(self.arch.model_type, self._steps().inputs(), self._steps().outputs())
-
-    def _steps(self) -> text.Steps:
-        heads = self.arch.n_heads
-        return text.Steps(self._depth("decoder"), heads, self.inner // heads, self.arch.vocab_size)
+        attended = [[*text.caches(text.CROSS, i), text.CROSS_BIAS] for i in range(self.depth)]
+        return self._stepped(self._decoder(hidden, beams, attend_itself, lambda i: attended[i]))
 
     def _encoder(self) -> str:
         """(T, d)."""
@@ -191,13 +96,13 @@ class Builder:
         self.packing = packing
         hidden = op("Gather", self.emit.weight("shared.weight"), packing.packed("input_ids"), output="word_embeddings")
         bias = op("Add", self._bias("encoder", packing.distances(), both_ways=True), packing.mask_bias)  # (B, h, S, S)
-        for i in range(self._depth("encoder")):
+        for i in range(self._layers("encoder")):
             block, name = f"encoder.block.{i}.", f"encoder.layer.{i}."
             query, key, value = self._projected(block + "layer.0", name, hidden)
             context = packing.attend(query, key, value, self.inner, name + "context", bias=bias)
             hidden = self._added(block + "layer.0.SelfAttention.o", name, "attention_output", context, hidden)
             hidden = self._feed_forward(block + "layer.1", name, hidden)
-        return self._norm("encoder.final_layer_norm", hidden, "encoder.output")
+        return self.norm("encoder.final_layer_norm", hidden, "encoder.output")
 
     def _labels_of(self, encoded: str) -> None:
         """(T, d) -> pooled.labels (B, n, e)."""
@@ -205,7 +110,7 @@ class Builder:
         hidden, bias = self._labels()
         nodes = op("Shape", TOKENS)  # [1]
         hidden = self._at_once(hidden, encoded, nodes, bias)
-        logits = op("Gemm", hidden, op("Gather", self._words(), EDGES), transB=1)  # (B n, e)
+        logits = op("Gemm", hidden, op("Gather", self.words(), EDGES), transB=1)  # (B n, e)
         shape = op("Concat", ints(-1), nodes, op("Shape", EDGES), axis=0)
         op("Reshape", logits, shape, output=Role.POOLED_LABELS)
 
@@ -228,22 +133,18 @@ class Builder:
         ``attend_itself`` is given a layer's number, query, key and value, (B n, i); ``attended`` gives the keys and
         values (B, h, S, i / h) of a layer's attention to the encoder, and what hides padding.
         """
-        for i in range(self._depth("decoder")):
+        for i in range(self.depth):
             block, name = f"decoder.block.{i}.", f"decoder.layer.{i}."
             new = self._projected(block + "layer.0", name, hidden)
             context = attend_itself(i, *new, output=name + "context")
             hidden = self._added(block + "layer.0.SelfAttention.o", name, "attention_output", context, hidden)
-            normed = self._norm(block + "layer.1.layer_norm", hidden, name + "cross_attention_norm")
+            normed = self.norm(block + "layer.1.layer_norm", hidden, name + "cross_attention_norm")
             query = self.emit.linear(block + "layer.1.EncDecAttention.q", normed, name + "cross_query")
             context = self._attend(query, attended(i), n, name + "cross_context")
             hidden = self._added(block + "layer.1.EncDecAttention.o", name, "cross_attention_output", context, hidden)
             hidden = self._feed_forward(block + "layer.2", name, hidden)
-        scale = self.emit.constant("output_scale", self.decoder.scale, np.float32)
-        return self.emit.op("Mul", self._norm("decoder.final_layer_norm", hidden, "decoder.output"), scale)
-
-    def _words(self) -> str:
-        """The table that the output is multiplied by."""
-        return self.emit.weight(shapes.OUTPUT if shapes.OUTPUT in self.arch.tensors else "shared.weight")
+        scale = self.emit.constant("output_scale", self.written.scale, np.float32)
+        return self.emit.op("Mul", self.norm("decoder.final_layer_norm", hidden, "decoder.output"), scale)
 
     def _attended(self, i: int, encoded: str) -> list[str]:
         """(T, d) -> keys and values (B, h, S, i / h) of a decoder layer's attention to the encoder."""
@@ -257,7 +158,7 @@ class Builder:
         Without a task there are no labels, and the trie is a single node.
         """
         op, ints = self.emit.op, self.emit.ints
-        root = {TOKENS: [self.decoder.start_token_id], SEES: [[1]], EDGES: [self.decoder.end_token_id]}
+        root = {TOKENS: [self.written.start_token_id], SEES: [[1]], EDGES: [self.written.end_token_id]}
         for name, value in root.items():
             op("Identity", self.emit.constant(f"{name}.none", value, np.int64), output=name)
         batch = op("Slice", self.packing.shape, ints(0), ints(1))
@@ -270,20 +171,12 @@ class Builder:
         hidden_from = op("Where", op("Cast", SEES, to=TensorProto.BOOL), "none", "lowest")  # (n, n)
         return hidden, op("Add", bias, hidden_from)
 
-    def _depth(self, stack: str) -> int:
+    def _layers(self, stack: str) -> int:
         return sum(site.name.startswith(stack) for site in self.arch.sites_of(Role.LAYER_OUTPUT))
-
-    def _norm(self, module: str, value: str, output: str) -> str:
-        """x / sqrt(mean(x^2) + eps) w, in the operators that ONNX Runtime fuses."""
-        op, emit = self.emit.op, self.emit
-        two = emit.constant("two", 2, np.float32)
-        epsilon = emit.constant("epsilon", self.arch.layer_norm_eps, np.float32)
-        square = op("Add", op("ReduceMean", op("Pow", value, two), emit.ints(-1)), epsilon)
-        return op("Mul", op("Div", value, op("Sqrt", square)), emit.weight(f"{module}.weight"), output=output)
 
     def _projected(self, place: str, name: str, hidden: str) -> list[str]:
         """Self-attention's query, key and value, (., i) each."""
-        normed = self._norm(f"{place}.layer_norm", hidden, f"{name}attention_norm")
+        normed = self.norm(f"{place}.layer_norm", hidden, f"{name}attention_norm")
         roles = {"q": "query", "k": "key", "v": "value"}
         return [self.emit.linear(f"{place}.SelfAttention.{part}", normed, name + role) for part, role in roles.items()]
 
@@ -293,7 +186,7 @@ class Builder:
 
     def _feed_forward(self, place: str, name: str, hidden: str) -> str:
         module = f"{place}.DenseReluDense."
-        normed = self._norm(f"{place}.layer_norm", hidden, name + "ffn_norm")
+        normed = self.norm(f"{place}.layer_norm", hidden, name + "ffn_norm")
         site = name + "ffn_activation"
         kind, op, linear = self.arch.activation, self.emit.op, self.emit.linear
         if self.gated:
@@ -307,11 +200,11 @@ class Builder:
     def _bias(self, stack: str, distances: str, *, both_ways: bool) -> str:
         """int64 (rows, columns) -> (h, rows, columns)."""
         table = f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
-        return distance_bias(self.emit, table, distances, self.decoder.max_distance, both_ways=both_ways)
+        return distance_bias(self.emit, table, distances, self.written.max_distance, both_ways=both_ways)
 
     def _heads(self, value: str, n: str) -> str:
         """(B n, i) -> (B, h, n, i / h)."""
-        heads, op, width = self.arch.n_heads, self.emit.op, self.inner // self.arch.n_heads
+        heads, op, width = self.heads, self.emit.op, self.width
         if n == self.emit.ints(1):  # a single token changes no places
             return op("Reshape", value, self.emit.ints(-1, heads, 1, width))
         shape = op("Concat", self.emit.ints(-1), n, self.emit.ints(heads, width), axis=0)
@@ -324,3 +217,61 @@ class Builder:
         context = op("MatMul", op("Softmax", op("Add", scores, bias), axis=-1), values)  # (B, h, n, .)
         merged = context if n == self.emit.ints(1) else op("Transpose", context, perm=[0, 2, 1, 3])
         return op("Reshape", merged, self.emit.ints(-1, self.inner), output=output)
+
+
+class T5(text.TextFamily):
+    """T5, T5 1.1, Flan-T5, byT5 and mT5."""
+
+    name: ClassVar[str] = "t5"
+    model_types: ClassVar[tuple[str, ...]] = tuple(shapes.MODEL_TYPES)
+    limits: ClassVar[tuple[str, ...]] = (
+        "Labels are scored, or text is written; kinds of task with a head on the encoder alone are refused.",
+        "The methods linear and top-k are refused; prefix and mam too, for attention tells keys apart by distances.",
+    )
+    builder: ClassVar[type[text.TextBuilder]] = _Builder
+    around: ClassVar[Mapping[Role, Mapping[str, str]]] = {
+        **{role: {"input": "{layer}attention_norm"} for role in (Role.QUERY, Role.KEY, Role.VALUE)},
+        Role.ATTENTION_OUTPUT: {"input": "{layer}context", "residual": "{below}"},
+        Role.CROSS_QUERY: {"input": "{layer}cross_attention_norm"},
+        **{role: {"input": "encoder.output"} for role in (Role.CROSS_KEY, Role.CROSS_VALUE)},
+        Role.CROSS_ATTENTION_OUTPUT: {"input": "{layer}cross_context", "residual": "{layer}attention_output.sum"},
+        **{role: {"input": "{layer}ffn_norm"} for role in (Role.FFN_UP, Role.FFN_GATE, Role.FFN_GATED)},
+        Role.FFN_OUTPUT: {"input": "{layer}ffn_activation", "residual": "{layer}{attended}.sum"},
+    }
+    own_values: ClassVar[Mapping[str, str]] = {name: name for name in LABEL_VALUES}
+
+    def architecture(self, config: Mapping[str, Any]) -> Architecture:
+        """Sizes, tensors and sites from the config; of the output layer nothing, where it is the embeddings."""
+        sizes, tied = shapes.sizes_of(config), shapes.is_tied(config)
+        sites = tuple(shapes.sites_of(sizes))
+        linear, norms = shapes.linear_layers(sites), shapes.norms_of(sites)
+        scale = sizes.d_model**-0.5 if config.get("scale_decoder_outputs", tied) else 1.0
+        start, end = sizes.decoder_start_token_id, sizes.eos_token_id
+        # The output layer, where transformers 5 says that it is tied and not scaled: the file has both, or one.
+        aliased = config.get("tie_word_embeddings") and not tied
+        return Architecture(
+            family=self.name,
+            model_type=config["model_type"],
+            hidden_size=sizes.d_model,
+            n_layers=sizes.num_layers + sizes.num_decoder_layers,
+            n_heads=sizes.num_heads,
+            intermediate_size=sizes.d_ff,
+            vocab_size=sizes.vocab_size,
+            max_length=sizes.n_positions,
+            pad_token_id=sizes.pad_token_id,
+            layer_norm_eps=sizes.layer_norm_epsilon,
+            activation=sizes.feed_forward_proj,
+            sites=sites,
+            tensors=shapes.tensors_of(sizes, linear, norms, tied=tied),
+            pooler={},
+            norms=norms,
+            inputs=("input_ids", "attention_mask"),
+            head="labels",
+            words="shared.weight",
+            absent_biases=shapes.absent_biases(sizes, linear, norms),
+            decoder=Decoder(start, end, scale, sizes.relative_attention_max_distance),
+            aliases={OUTPUT_LAYER: "shared.weight"} if aliased else {},
+        )
+
+
+FAMILY = T5()
