@@ -53,6 +53,7 @@ class ModelLayout:
     token_types: bool = True
     counted_positions: bool = False  # from the count of ids != pad, not from the column
     rotary: Literal["", "halves", "neighbours"] = ""  # which pairs of a head's numbers positions turn
+    theta: float = 0.0  # RoPE's base, where the config says nothing
     distances: str = ""  # the table of what is added to attention for a distance between two tokens
     distances_enter: tuple[str, int] = ("", 0)  # a layer's module, and which of its arguments that is
     task_types: bool = False  # a table of them, where the config's use_task_id says so; all texts are of the first
@@ -112,6 +113,8 @@ def sizes_of(config: Mapping[str, Any], layout: ModelLayout) -> Sizes:
         )
     if d % heads:
         raise UsageError(f"the config's hidden_size is {d}, not a multiple of its {heads} num_attention_heads.")
+    if config.get("head_dim") not in (None, d // heads):
+        raise UsageError(f"the config's head_dim is {config['head_dim']!r}; supported: {d // heads}, a head's share.")
     if sizes.num_hidden_groups > sizes.num_hidden_layers:
         raise UsageError(
             f"the config's num_hidden_groups is {sizes.num_hidden_groups}, more than its {sizes.num_hidden_layers} "

@@ -258,9 +258,9 @@ class Architecture:
 class Family(ABC):
     """Backbones that share one table and one graph builder."""
 
-    name: ClassVar[str]
-    model_types: ClassVar[tuple[str, ...]]
-    limits: ClassVar[tuple[str, ...]]  # what of such models is not supported, as sentences
+    name: str
+    model_types: tuple[str, ...]
+    limits: tuple[str, ...]  # what of such models is not supported, as sentences
     own_values: ClassVar[Mapping[str, str]] = {}  # what else a delta may read -> value of the graph
 
     @abstractmethod

@@ -6,9 +6,7 @@ Post-LN (Devlin et al., 2019), or pre-LN with a final norm (Xiong et al., 2020, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import ClassVar
 
 from edgepeft.backbones._layouts import BUCKETS, ENCODERS, ModelLayout
 from edgepeft.backbones.encoder import Encoder
@@ -128,30 +126,21 @@ _PRE_NORM = {
 }
 
 
-class Bert(Encoder):
-    """BERT, MiniLM, RoBERTa, XLM-R, CamemBERT, data2vec, ERNIE, RemBERT, ALBERT, ELECTRA, DistilBERT and MPNet."""
-
-    name: ClassVar[str] = "bert"
-    model_types: ClassVar[tuple[str, ...]] = tuple(LAYOUTS)
-    layouts: ClassVar[Mapping[str, ModelLayout]] = LAYOUTS
-    limits: ClassVar[tuple[str, ...]] = (
+FAMILY = Encoder(
+    "bert",
+    LAYOUTS,
+    limits=(
         "Positions are learnt and absolute, MPNet's distances too: another position_embedding_type is refused.",
         "Encoders alone: is_decoder and add_cross_attention are refused.",
         "ALBERT: layers of a group are one set of tensors, and trained as one; inner_group_num above 1 is refused.",
         "ERNIE with use_task_id: texts are of its first task type, as in transformers where none is given.",
-    )
-
-
-class PreNorm(Encoder):
-    """XLM-R-XL, RoBERTa-PreLayerNorm and Megatron-BERT."""
-
-    name: ClassVar[str] = "bert-pre-norm"
-    model_types: ClassVar[tuple[str, ...]] = tuple(_PRE_NORM)
-    layouts: ClassVar[Mapping[str, ModelLayout]] = _PRE_NORM
-    limits: ClassVar[tuple[str, ...]] = (
+    ),
+)
+PRE_NORM = Encoder(
+    "bert-pre-norm",
+    _PRE_NORM,
+    limits=(
         "Positions are learnt and absolute: another position_embedding_type is refused.",
         "Encoders alone: is_decoder and add_cross_attention are refused.",
-    )
-
-
-FAMILY, PRE_NORM = Bert(), PreNorm()
+    ),
+)

@@ -22,6 +22,7 @@ from edgepeft.backbones import _layouts as shapes
 from edgepeft.backbones._layouts import ModelLayout
 from edgepeft.backbones.base import Architecture, Attention, Family, Role, Site
 from edgepeft.backbones.checkpoint import Checkpoint
+from edgepeft.backbones.config import rope_theta
 from edgepeft.backbones.emit import Emitter
 from edgepeft.backbones.packing import Lookups, Packing
 from edgepeft.backbones.positions import Rotary, distance_bias, windows
@@ -158,10 +159,12 @@ class EncoderBuilder:
 
 
 class Encoder(Family):
-    """Base of families that are a table, whose rows ``EncoderBuilder`` can emit."""
+    """A family that is a table, whose rows ``EncoderBuilder`` can emit."""
 
-    layouts: ClassVar[Mapping[str, ModelLayout]]
     builder: ClassVar[type[EncoderBuilder]] = EncoderBuilder
+
+    def __init__(self, name: str, layouts: Mapping[str, ModelLayout], limits: tuple[str, ...]) -> None:
+        self.name, self.layouts, self.limits, self.model_types = name, layouts, limits, tuple(layouts)
 
     def layout_of(self, config: Mapping[str, Any]) -> ModelLayout:
         """The row of the table, without a table of task types where the config has none."""
@@ -169,8 +172,9 @@ class Encoder(Family):
         return replace(layout, task_types=layout.task_types and bool(config.get("use_task_id")))
 
     def attention_of(self, config: Mapping[str, Any], n_layers: int) -> tuple[Attention, ...]:
-        """Each layer's, where positions turn queries and keys."""
-        return ()
+        """Each layer's, where positions turn queries and keys: the same everywhere."""
+        layout = self.layouts[config["model_type"]]
+        return (Attention(rope_theta(config, "rope_theta", layout.theta), None),) * n_layers if layout.rotary else ()
 
     def architecture(self, config: Mapping[str, Any]) -> Architecture:
         """Sizes, tensors and sites from the config."""

@@ -234,14 +234,14 @@ class _Builder(text.TextBuilder):
 class Llama(text.TextFamily):
     """Decoders alone, by the whole model's names: ``model.layers.0...`` and ``lm_head``."""
 
-    name: ClassVar[str] = "llama"
-    model_types: ClassVar[tuple[str, ...]] = tuple(shapes.LAYOUTS)
-    limits: ClassVar[tuple[str, ...]] = (
+    name = "llama"
+    model_types = tuple(shapes.LAYOUTS)
+    limits = (
         "They write text, or a linear layer reads the last token; tags, spans and embeddings are an encoder's.",
         "Where layers see a window, prompt and answer together may be as long as the window.",
         "The rope_type is default, linear or llama3; logits that are capped are refused.",
     )
-    builder: ClassVar[type[text.TextBuilder]] = _Builder
+    builder = _Builder
     around: ClassVar[Mapping[Role, Mapping[str, str]]] = {
         **{role: {"input": "{layer}attention_norm"} for role in (Role.QUERY, Role.KEY, Role.VALUE)},
         Role.ATTENTION_OUTPUT: {"input": "{layer}context", "residual": "{below}"},

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 from edgepeft.backbones._layouts import ModelLayout
 from edgepeft.backbones.base import Architecture, Attention, Pooling
@@ -59,15 +59,6 @@ _GLOBAL, _LOCAL = "full_attention", "sliding_attention"
 class ModernBert(Encoder):
     """ModernBERT, of transformers 4 and 5."""
 
-    name: ClassVar[str] = "modernbert"
-    model_types: ClassVar[tuple[str, ...]] = tuple(_LAYOUTS)
-    layouts: ClassVar[Mapping[str, ModelLayout]] = _LAYOUTS
-    limits: ClassVar[tuple[str, ...]] = (
-        "The methods prefix and mam are refused: keys are turned by their places and seen in windows.",
-        "Rotary positions that are not scaled, of all of a head's numbers.",
-        "Deltas neither come from other libraries nor go there: their classifier's head is none of edgepeft's.",
-    )
-
     def layout_of(self, config: Mapping[str, Any]) -> ModelLayout:
         """The row of the table, with what has no bias."""
         require_switches(config, *_BIASES)
@@ -103,4 +94,12 @@ class ModernBert(Encoder):
         return tuple(known[kind] for kind in kinds)
 
 
-FAMILY = ModernBert()
+FAMILY = ModernBert(
+    "modernbert",
+    _LAYOUTS,
+    limits=(
+        "The methods prefix and mam are refused: keys are turned by their places and seen in windows.",
+        "Rotary positions that are not scaled, of all of a head's numbers.",
+        "Deltas neither come from other libraries nor go there: their classifier's head is none of edgepeft's.",
+    ),
+)

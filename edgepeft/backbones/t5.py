@@ -222,13 +222,13 @@ class _Builder(text.TextBuilder):
 class T5(text.TextFamily):
     """T5, T5 1.1, Flan-T5, byT5 and mT5."""
 
-    name: ClassVar[str] = "t5"
-    model_types: ClassVar[tuple[str, ...]] = tuple(shapes.MODEL_TYPES)
-    limits: ClassVar[tuple[str, ...]] = (
+    name = "t5"
+    model_types = tuple(shapes.MODEL_TYPES)
+    limits = (
         "Labels are scored, or text is written; kinds of task with a head on the encoder alone are refused.",
         "The methods linear and top-k are refused; prefix and mam too, for attention tells keys apart by distances.",
     )
-    builder: ClassVar[type[text.TextBuilder]] = _Builder
+    builder = _Builder
     around: ClassVar[Mapping[Role, Mapping[str, str]]] = {
         **{role: {"input": "{layer}attention_norm"} for role in (Role.QUERY, Role.KEY, Role.VALUE)},
         Role.ATTENTION_OUTPUT: {"input": "{layer}context", "residual": "{below}"},
