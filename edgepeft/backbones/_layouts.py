@@ -36,18 +36,13 @@ class ModelLayout:
     key: str = "attention.self.key"
     value: str = "attention.self.value"
     attention_output: str = "attention.output.dense"
-    attention_dropout: str = "attention.output.dropout"
     attention_norm: str = "attention.output.LayerNorm"
-    attention_residual: tuple[str, int] = ("attention.output", 1)
     up: str = "intermediate.dense"
     gate: str = ""  # where there are two first products, the one past which the activation comes; ``up`` is the other
     gated: str = ""  # the module that gives both, multiplied; none where it is what ``down`` reads
     activation: str = "intermediate.intermediate_act_fn"
     down: str = "output.dense"
-    ffn_dropout: str = "output.dropout"
-    ffn_residual: tuple[str, int] = ("output", 1)
     ffn_norm: str = "output.LayerNorm"
-    layer_end: str = "output"
     unbiased: tuple[str, ...] = ()  # how the names of modules without a bias end
     positions: bool = True  # a table of them, added to the words'
     token_types: bool = True
@@ -213,12 +208,11 @@ def _layer_sites(layout: ModelLayout, sizes: Sizes, layers: Sequence[str], i: in
             columns = (first, first + width) if len(roles) > 1 else None
             yield at(role, module, module, outputs=width, columns=columns)
 
-    def ends(residual: tuple[str, int], norm: str) -> dict[str, Any]:
-        module, argument = residual
-        found: dict[str, Any] = {"residual": ((layer + module).rstrip("."), argument)}
-        return found if layout.last_norm else found | {"norm": layer + norm}
+    def ends(role: Role, module: str, inputs: int, residual: str, norm: str) -> Site:
+        """A sub-layer's last product; the module of the residual reads what is added to it."""
+        after = None if layout.last_norm else layer + norm
+        return at(role, module, module, inputs, residual=((layer + residual).rstrip("."), 0), norm=after)
 
-    attention = ends(layout.attention_residual, layout.attention_norm)
     split = ("batch", sizes.num_attention_heads, "places", d // sizes.num_attention_heads)
     first = {Role.FFN_GATE: layout.gate, Role.FFN_GATED: layout.up} if layout.gate else {Role.FFN_UP: layout.up}
     is_input = bool(layout.gate) and not layout.gated  # what is gated may be no module's output, but what one reads
@@ -228,10 +222,11 @@ def _layer_sites(layout: ModelLayout, sizes: Sizes, layers: Sequence[str], i: in
     yield from products({Role.QUERY: layout.query, Role.KEY: layout.key, Role.VALUE: layout.value}, d)
     for role, module in ((Role.KEY_HEADS, layout.key), (Role.VALUE_HEADS, layout.value)) if layout.masked else ():
         yield Site(f"layer.{i}.{role}", role, i, d, d, layer + module, shape=split, call=call)
-    yield at(Role.ATTENTION_OUTPUT, layout.attention_dropout, layout.attention_output, **attention)
+    yield ends(Role.ATTENTION_OUTPUT, layout.attention_output, d, "", layout.attention_norm)
     if layout.last_norm:
         yield at(Role.FFN_NORM, layout.ffn_norm, layout.ffn_norm)
     yield from products(first, f)
     yield at(Role.FFN_ACTIVATION, activation, layout.activation, f, f, is_input=is_input)
-    yield at(Role.FFN_OUTPUT, layout.ffn_dropout, layout.down, f, **ends(layout.ffn_residual, layout.ffn_norm))
-    yield at(Role.LAYER_OUTPUT, layout.layer_end, layout.layer_end)
+    summed = layout.ffn_norm if layout.last_norm else layout.up
+    yield ends(Role.FFN_OUTPUT, layout.down, f, summed, layout.ffn_norm)
+    yield at(Role.LAYER_OUTPUT, "", "")

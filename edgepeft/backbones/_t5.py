@@ -134,24 +134,23 @@ def sites_of(sizes: Sizes) -> Iterator[Site]:
 def _layer_sites(sizes: Sizes, stack: str, i: int, parts: Mapping[str, str]) -> Iterator[Site]:
     d, inner, f = sizes.d_model, sizes.inner, sizes.d_ff
 
-    def at(role: Role, module: str, reads: str, widths: tuple[int, int], residual: str = "") -> Site:
+    def at(role: Role, module: str, widths: tuple[int, int], residual: str = "", reads: str = "") -> Site:
         added = (residual, 0) if residual else None
-        return Site(f"{stack}.layer.{i}.{role}", role, i, *widths, module, reads, added)
+        return Site(f"{stack}.layer.{i}.{role}", role, i, *widths, module, reads or module, added)
 
     for part, place in parts.items():
         around = f"{stack}.block.{i}.{place}"
-        within, ends = f"{around}.{part}.", f"{around}.dropout"
+        within = f"{around}.{part}."
         if part == "DenseReluDense":
-            yield at(Role.FFN_NORM, f"{around}.layer_norm", f"{around}.layer_norm", (d, d))
+            yield at(Role.FFN_NORM, f"{around}.layer_norm", (d, d))
             first = (Role.FFN_UP,) if len(sizes.up) == 1 else (Role.FFN_GATE, Role.FFN_GATED)
-            yield from (at(role, within + up, within + up, (d, f)) for role, up in zip(first, sizes.up, strict=True))
-            yield at(Role.FFN_ACTIVATION, within + "dropout", within + "act", (f, f))
-            yield at(Role.FFN_OUTPUT, ends, within + "wo", (f, d), around)
-            yield at(Role.LAYER_OUTPUT, around, around, (d, d))
+            yield from (at(role, within + up, (d, f)) for role, up in zip(first, sizes.up, strict=True))
+            yield at(Role.FFN_ACTIVATION, within + "dropout", (f, f), reads=within + "act")
+            yield at(Role.FFN_OUTPUT, within + "wo", (f, d), around)
+            yield at(Role.LAYER_OUTPUT, around, (d, d))
         else:
             cross = "cross_" if part == "EncDecAttention" else ""
-            norm = f"{around}.layer_norm"
-            yield at(Role(cross + Role.ATTENTION_NORM), norm, norm, (d, d))
+            yield at(Role(cross + Role.ATTENTION_NORM), f"{around}.layer_norm", (d, d))
             for role, linear in ((Role.QUERY, "q"), (Role.KEY, "k"), (Role.VALUE, "v")):
-                yield at(Role(cross + role), within + linear, within + linear, (d, inner))
-            yield at(Role(cross + Role.ATTENTION_OUTPUT), ends, within + "o", (inner, d), around)
+                yield at(Role(cross + role), within + linear, (d, inner))
+            yield at(Role(cross + Role.ATTENTION_OUTPUT), within + "o", (inner, d), around)

@@ -127,7 +127,7 @@ class Site:
     layer: int | None
     in_features: int
     out_features: int  # of word and position embeddings the width of their tables
-    # The HF module whose output the site is, past the dropout that follows a sub-layer's projection; pooled have none.
+    # The HF module whose output the site is (in eval mode, in which no dropout does anything); pooled have none.
     module: str = ""
     reads: str = ""  # the module whose first input is ``x``
     residual: tuple[str, int] | None = None  # where the value comes in that will be added to ``y``: module, argument
