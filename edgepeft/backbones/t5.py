@@ -105,9 +105,20 @@ class _Builder(text.TextBuilder):
         return self.norm("encoder.final_layer_norm", hidden, "encoder.output")
 
     def _labels_of(self, encoded: str) -> None:
-        """(T, d) -> pooled.labels (B, n, e)."""
+        """(T, d) -> pooled.labels (B, n, e); without a task there are no labels, and the trie is a single node."""
         op, ints = self.emit.op, self.emit.ints
-        hidden, bias = self._labels()
+        root = {TOKENS: [self.written.start_token_id], SEES: [[1]], EDGES: [self.written.end_token_id]}
+        for name, value in root.items():
+            op("Identity", self.emit.constant(f"{name}.none", value, np.int64), output=name)
+        batch = op("Slice", self.packing.shape, ints(0), ints(1))
+        each = op("Concat", batch, op("Shape", TOKENS), axis=0)
+        tokens = op("Reshape", op("Expand", TOKENS, each), ints(-1))  # (B n)
+        hidden = op("Gather", self.emit.weight("shared.weight"), tokens, output="decoder.embeddings")
+        depth = op("ReduceSum", SEES, ints(1), keepdims=0)  # (n), from 1
+        back = op("Sub", *(op("Unsqueeze", depth, ints(axis)) for axis in (1, 0)))
+        bias = self._bias("decoder", back, both_ways=False)
+        hidden_from = op("Where", op("Cast", SEES, to=TensorProto.BOOL), "none", "lowest")  # (n, n)
+        bias = op("Add", bias, hidden_from)  # (1, h, n, n)
         nodes = op("Shape", TOKENS)  # [1]
         hidden = self._at_once(hidden, encoded, nodes, bias)
         logits = op("Gemm", hidden, op("Gather", self.words(), EDGES), transB=1)  # (B n, e)
@@ -151,25 +162,6 @@ class _Builder(text.TextBuilder):
         module, name = f"decoder.block.{i}.layer.1.EncDecAttention.", f"decoder.layer.{i}.cross_"
         of_tokens = [self.emit.linear(module + part[0], encoded, name + part) for part in ("key", "value")]
         return [self.packing.split_heads(each, self.inner) for each in of_tokens]
-
-    def _labels(self) -> tuple[str, str]:
-        """Return what the decoder starts from (B n, d), and what is added to its attention to itself (1, h, n, n).
-
-        Without a task there are no labels, and the trie is a single node.
-        """
-        op, ints = self.emit.op, self.emit.ints
-        root = {TOKENS: [self.written.start_token_id], SEES: [[1]], EDGES: [self.written.end_token_id]}
-        for name, value in root.items():
-            op("Identity", self.emit.constant(f"{name}.none", value, np.int64), output=name)
-        batch = op("Slice", self.packing.shape, ints(0), ints(1))
-        each = op("Concat", batch, op("Shape", TOKENS), axis=0)
-        tokens = op("Reshape", op("Expand", TOKENS, each), ints(-1))  # (B n)
-        hidden = op("Gather", self.emit.weight("shared.weight"), tokens, output="decoder.embeddings")
-        depth = op("ReduceSum", SEES, ints(1), keepdims=0)  # (n), from 1
-        back = op("Sub", *(op("Unsqueeze", depth, ints(axis)) for axis in (1, 0)))
-        bias = self._bias("decoder", back, both_ways=False)
-        hidden_from = op("Where", op("Cast", SEES, to=TensorProto.BOOL), "none", "lowest")  # (n, n)
-        return hidden, op("Add", bias, hidden_from)
 
     def _layers(self, stack: str) -> int:
         return sum(site.name.startswith(stack) for site in self.arch.sites_of(Role.LAYER_OUTPUT))

@@ -73,14 +73,6 @@ class Places:
         holder = holders["attention" if site.role is Role.ATTENTION_OUTPUT else "output"].format(i=site.layer)
         return f"{self.classifier.prefix}{holder}.adapters.{self.adapter}."
 
-    def of_fusion(self, site: Site) -> str:
-        """The start of the names of the attention over several adapters, whose name this is."""
-        return self.of_adapter(site).replace(f"adapters.{self.adapter}.", f"adapter_fusion_layer.{self.adapter}.")
-
-    def of_lora(self, site: Site) -> str:
-        """The start of a LoRA's names."""
-        return f"{self.classifier.prefix}{site.reads}.loras.{self.adapter}."
-
     @property
     def shared(self) -> str:
         """The start of the names of what all adapters share."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
-from pydantic import FiniteFloat
+from pydantic import Field, FiniteFloat
 from torch import Tensor
 from torch.nn import functional
 
@@ -48,7 +48,7 @@ class LoraConfig(RankedConfig):
         "runtime_config",
     }
 
-    lora_alpha: FiniteFloat
+    alpha: FiniteFloat = Field(alias="lora_alpha")
     use_rslora: bool = False
     use_dora: bool = False
     bias: Literal["none", "all", "lora_only"] = "none"
@@ -118,10 +118,6 @@ class LoraConfig(RankedConfig):
             whole=tuple(own for theirs, own in classifier.tensors.items() if theirs in whole),
             **self.places(sites.values(), classifier),
         )
-
-    @property
-    def usual_alpha(self) -> float:
-        return self.lora_alpha
 
     def scale_at(self, module: str) -> float:
         rank = self.rank_at(module)

@@ -51,8 +51,7 @@ class VeraConfig(LayeredConfig):
 
     def plan(self, classifier: Classifier, folder: Path) -> ConversionPlan:
         """b is zero where a layer that has modules lacks one of the chosen roles."""
-        targets = self.adapted(classifier, classifier.linear_sites, "linear layer with a site", folder)
-        sites = {module: classifier.linear_sites[module] for module in targets}
+        sites = self.adapted_sites(classifier, folder)
         method = VeRA(rank=self.r, seed=self.projection_prng_key, **self.places(sites.values(), classifier))
         matrices = _shapes(sites.values(), self.r) if self.save_projection else {}
         shapes: dict[str, tuple[int, ...]] = {_MATRICES[name]: shape for name, shape in matrices.items()}
