@@ -6,13 +6,13 @@ Letters: d hidden, f intermediate, h heads, k heads of keys and values, e a head
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from edgepeft.backbones.base import OUTPUT_LAYER, Attention, Role, Site
+from edgepeft.backbones.base import LINEAR_ROLES, OUTPUT_LAYER, Attention, Role, Site
 from edgepeft.backbones.config import checked, read_sizes, rope_theta
 from edgepeft.backbones.positions import frequencies
 from edgepeft.common.errors import UsageError
@@ -157,12 +157,9 @@ def _number(settings: Mapping[str, Any], name: str) -> float:
     return float(value)
 
 
-def tensors_of(config: Mapping[str, Any], sizes: Sizes) -> dict[str, tuple[int, ...]]:
-    layout = LAYOUTS[config["model_type"]]
-    d, f, e = sizes.hidden_size, sizes.intermediate_size, sizes.head_dim
-    wide, narrow = sizes.num_attention_heads * e, sizes.num_key_value_heads * e
-    shapes = dict(zip(_LINEAR, ((wide, d), (narrow, d), (narrow, d), (d, wide)), strict=True))
-    shapes |= dict(zip(_FEED_FORWARD, ((f, d), (f, d), (d, f)), strict=True))
+def tensors_of(config: Mapping[str, Any], sizes: Sizes, sites: Iterable[Site]) -> dict[str, tuple[int, ...]]:
+    layout, d, e = LAYOUTS[config["model_type"]], sizes.hidden_size, sizes.head_dim
+    linear = [site for site in sites if site.role in LINEAR_ROLES]
     biased = {*layout.biased, *(_LINEAR if config.get("attention_bias") and not layout.biased else ())}
     biased |= {*(_FEED_FORWARD if config.get("mlp_bias") else ())}
     table: tuple[int, ...] = (sizes.vocab_size, d)
@@ -170,10 +167,10 @@ def tensors_of(config: Mapping[str, Any], sizes: Sizes) -> dict[str, tuple[int, 
     tensors = {WORDS: table} | ({} if tied else {OUTPUT_LAYER: table})
     for i in range(sizes.num_hidden_layers):
         layer = f"model.layers.{i}."
-        for module, shape in shapes.items():
-            tensors[f"{layer}{module}.weight"] = shape
-            if module in biased:
-                tensors[f"{layer}{module}.bias"] = shape[:1]
+        for site in (site for site in linear if site.layer == i):
+            tensors[f"{site.module}.weight"] = (site.out_features, site.in_features)
+            if site.module.endswith(tuple(biased)):
+                tensors[f"{site.module}.bias"] = (site.out_features,)
         tensors |= {f"{layer}{norm}.weight": (d,) for norm in layout.norms.values()}
         if layout.head_norms:
             tensors |= {f"{layer}self_attn.{part}_norm.weight": (e,) for part in "qk"}

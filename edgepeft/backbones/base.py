@@ -202,10 +202,11 @@ class Architecture:
     activation: str
     sites: tuple[Site, ...]
     tensors: Mapping[str, tuple[int, ...]]  # shapes of the encoder's parameters, by their names in the HF base model
-    pooler: Mapping[str, tuple[int, ...]]  # likewise of the pooler that some checkpoints carry (a head may read it)
     norms: tuple[str, ...]  # module paths of the LayerNorms
-    inputs: tuple[str, ...]
     head: str  # the kind that a task gets
+    inputs: tuple[str, ...] = ("input_ids", "attention_mask")
+    # Shapes of the pooler's parameters, which some checkpoints carry; a head may read it.
+    pooler: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     # Those that linear layers and norms lack, which BitFit adds as zeros.
     absent_biases: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     words: str = "embeddings.word_embeddings.weight"  # the table of word embeddings

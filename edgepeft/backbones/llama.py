@@ -242,17 +242,12 @@ class Llama(text.TextFamily):
         "The rope_type is default, linear or llama3; logits that are capped are refused.",
     )
     builder = _Builder
-    around: ClassVar[Mapping[Role, Mapping[str, str]]] = {
-        **{role: {"input": "{layer}attention_norm"} for role in (Role.QUERY, Role.KEY, Role.VALUE)},
-        Role.ATTENTION_OUTPUT: {"input": "{layer}context", "residual": "{below}"},
-        **{role: {"input": "{layer}ffn_norm"} for role in (Role.FFN_GATE, Role.FFN_GATED)},
-        Role.FFN_OUTPUT: {"input": "{layer}ffn_activation", "residual": "{layer}attention_output.sum"},
-    }
 
     def architecture(self, config: Mapping[str, Any]) -> Architecture:
         """Sizes, tensors and sites from the config."""
         layout, sizes = shapes.LAYOUTS[config["model_type"]], shapes.sizes_of(config)
-        tensors, (key, usual) = shapes.tensors_of(config, sizes), layout.activation
+        sites, (key, usual) = tuple(shapes.sites_of(layout, sizes)), layout.activation
+        tensors = shapes.tensors_of(config, sizes, sites)
         require_known(key, activation := config.get(key) or usual, shapes.ACTIVATIONS)
         longest, window = sizes.max_position_embeddings, config.get("sliding_window")
         if window is not None and config.get("use_sliding_window", True):
@@ -270,11 +265,9 @@ class Llama(text.TextFamily):
             pad_token_id=sizes.pad_token_id,
             layer_norm_eps=sizes.rms_norm_eps,
             activation=activation,
-            sites=tuple(shapes.sites_of(layout, sizes)),
+            sites=sites,
             tensors=tensors,
-            pooler={},
             norms=tuple(n.removesuffix(".weight") for n, shape in tensors.items() if len(shape) == 1 and "norm" in n),
-            inputs=("input_ids", "attention_mask"),
             head="score",
             absent_biases={f"{n}.bias": tensors[f"{n}.weight"][:1] for n in linear if f"{n}.bias" not in tensors},
             words=shapes.WORDS,

@@ -221,15 +221,6 @@ class T5(text.TextFamily):
         "The methods linear and top-k are refused; prefix and mam too, for attention tells keys apart by distances.",
     )
     builder = _Builder
-    around: ClassVar[Mapping[Role, Mapping[str, str]]] = {
-        **{role: {"input": "{layer}attention_norm"} for role in (Role.QUERY, Role.KEY, Role.VALUE)},
-        Role.ATTENTION_OUTPUT: {"input": "{layer}context", "residual": "{below}"},
-        Role.CROSS_QUERY: {"input": "{layer}cross_attention_norm"},
-        **{role: {"input": "encoder.output"} for role in (Role.CROSS_KEY, Role.CROSS_VALUE)},
-        Role.CROSS_ATTENTION_OUTPUT: {"input": "{layer}cross_context", "residual": "{layer}attention_output.sum"},
-        **{role: {"input": "{layer}ffn_norm"} for role in (Role.FFN_UP, Role.FFN_GATE, Role.FFN_GATED)},
-        Role.FFN_OUTPUT: {"input": "{layer}ffn_activation", "residual": "{layer}{attended}.sum"},
-    }
     own_values: ClassVar[Mapping[str, str]] = {name: name for name in LABEL_VALUES}
 
     def architecture(self, config: Mapping[str, Any]) -> Architecture:
@@ -255,9 +246,7 @@ class T5(text.TextFamily):
             activation=sizes.feed_forward_proj,
             sites=sites,
             tensors=shapes.tensors_of(sizes, linear, norms, tied=tied),
-            pooler={},
             norms=norms,
-            inputs=("input_ids", "attention_mask"),
             head="labels",
             words="shared.weight",
             absent_biases=shapes.absent_biases(sizes, linear, norms),

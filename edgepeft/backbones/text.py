@@ -132,12 +132,22 @@ class TextBuilder:
         return [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name in names]
 
 
+# Role -> the values around its site: what its module reads, and what is added to its output.
+_AROUND: Mapping[Role, Mapping[str, str]] = {
+    **{role: {"input": "{layer}attention_norm"} for role in (Role.QUERY, Role.KEY, Role.VALUE)},
+    Role.ATTENTION_OUTPUT: {"input": "{layer}context", "residual": "{below}"},
+    Role.CROSS_QUERY: {"input": "{layer}cross_attention_norm"},
+    **{role: {"input": "encoder.output"} for role in (Role.CROSS_KEY, Role.CROSS_VALUE)},
+    Role.CROSS_ATTENTION_OUTPUT: {"input": "{layer}cross_context", "residual": "{layer}attention_output.sum"},
+    **{role: {"input": "{layer}ffn_norm"} for role in (Role.FFN_UP, Role.FFN_GATE, Role.FFN_GATED)},
+    Role.FFN_OUTPUT: {"input": "{layer}ffn_activation", "residual": "{layer}{attended}.sum"},
+}
+
+
 class TextFamily(Family):
     """Base of families with a decoder."""
 
     builder: ClassVar[type[TextBuilder]]
-    # Role -> the values around its site: what its module reads, and what is added to its output.
-    around: ClassVar[Mapping[Role, Mapping[str, str]]]
 
     def neighbours(self, architecture: Architecture, site: Site) -> dict[str, str]:
         """Name the values beside a site of its layer."""
@@ -148,7 +158,7 @@ class TextFamily(Family):
             "layer": f"{stack}layer.{site.layer}.",
             "attended": "cross_attention_output" if in_decoder else "attention_output",
         }
-        return {suffix: value.format(**here) for suffix, value in self.around.get(site.role, {}).items()}
+        return {suffix: value.format(**here) for suffix, value in _AROUND.get(site.role, {}).items()}
 
     def build_graph(self, architecture: Architecture, checkpoint: Checkpoint) -> onnx.ModelProto:
         """The packed-token graph; its outputs are last_hidden_state [B, S, d] and pooled values [B, d], or of labels
