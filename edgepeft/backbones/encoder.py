@@ -51,7 +51,11 @@ class EncoderBuilder:
 
     def model(self) -> onnx.ModelProto:
         """The finished graph."""
-        hidden, self.bias = self._embed(), self._distance_bias()
+        hidden, self.bias = self._embed(), ""
+        if table := self.layout.distances:  # otherwise tokens are told apart by position alone
+            name, apart = Role.DISTANCE_BIAS.value, self.packing.distances()
+            bias = distance_bias(self.emit, table, apart, shapes.FURTHEST, both_ways=True, output=name)
+            self.bias = self.emit.op("Add", bias, self.packing.mask_bias)  # (B, h, S, S)
         for i in range(self.arch.n_layers):
             hidden = self._layer(i, hidden)
         if self.layout.last_norm:
@@ -92,15 +96,6 @@ class EncoderBuilder:
         else:
             hidden = op("Identity", hidden, output=output)
         return self.emit.linear(self.layout.projection, hidden, "embeddings") if projects else hidden
-
-    def _distance_bias(self) -> str:
-        """(B, h, S, S), what leaves padding out included; nothing where tokens are told apart by position alone."""
-        if not (table := self.layout.distances):
-            return ""
-        op, packing = self.emit.op, self.packing
-        name = Role.DISTANCE_BIAS.value
-        bias = distance_bias(self.emit, table, packing.distances(), shapes.FURTHEST, both_ways=True, output=name)
-        return op("Add", bias, packing.mask_bias)
 
     def _layer(self, i: int, hidden: str) -> str:
         """(T, d) -> (T, d)."""

@@ -42,12 +42,28 @@ class _Builder(text.TextBuilder):
         self.gated = "encoder.block.0.layer.1.DenseReluDense.wi_0.weight" in architecture.tensors
 
     def model(self) -> onnx.ModelProto:
-        """The graph that scores labels."""
-        encoded = self._encoder()
+        """The graph that scores labels; without a task there are none, and the trie is a single node."""
+        encoded, (op, ints) = self._encoder(), (self.emit.op, self.emit.ints)
         outputs = self.packing.outputs(encoded, self.arch.hidden_size)
-        self._labels_of(encoded)
-        shape = ("batch", "nodes", "edges")
-        outputs.append(helper.make_tensor_value_info(Role.POOLED_LABELS, TensorProto.FLOAT, shape))
+        root = {TOKENS: [self.written.start_token_id], SEES: [[1]], EDGES: [self.written.end_token_id]}
+        for name, value in root.items():
+            op("Identity", self.emit.constant(f"{name}.none", value, np.int64), output=name)
+        batch = op("Slice", self.packing.shape, ints(0), ints(1))
+        each = op("Concat", batch, op("Shape", TOKENS), axis=0)
+        tokens = op("Reshape", op("Expand", TOKENS, each), ints(-1))  # (B n)
+        hidden = op("Gather", self.emit.weight("shared.weight"), tokens, output="decoder.embeddings")
+        depth = op("ReduceSum", SEES, ints(1), keepdims=0)  # (n), from 1
+        back = op("Sub", *(op("Unsqueeze", depth, ints(axis)) for axis in (1, 0)))
+        bias = self._bias("decoder", back, both_ways=False)
+        hidden_from = op("Where", op("Cast", SEES, to=TensorProto.BOOL), "none", "lowest")  # (n, n)
+        bias = op("Add", bias, hidden_from)  # (1, h, n, n)
+        nodes = op("Shape", TOKENS)  # [1]
+        hidden = self._at_once(hidden, encoded, nodes, bias)
+        logits = op("Gemm", hidden, op("Gather", self.words(), EDGES), transB=1)  # (B n, e)
+        shape = op("Concat", ints(-1), nodes, op("Shape", EDGES), axis=0)
+        op("Reshape", logits, shape, output=Role.POOLED_LABELS)
+        whole = ("batch", "nodes", "edges")
+        outputs.append(helper.make_tensor_value_info(Role.POOLED_LABELS, TensorProto.FLOAT, whole))
         return self.emit.model(self.arch.model_type, self.arch.inputs, outputs)
 
     def teaching(self) -> onnx.ModelProto:
@@ -103,27 +119,6 @@ class _Builder(text.TextBuilder):
             hidden = self._added(block + "layer.0.SelfAttention.o", name, "attention_output", context, hidden)
             hidden = self._feed_forward(block + "layer.1", name, hidden)
         return self.norm("encoder.final_layer_norm", hidden, "encoder.output")
-
-    def _labels_of(self, encoded: str) -> None:
-        """(T, d) -> pooled.labels (B, n, e); without a task there are no labels, and the trie is a single node."""
-        op, ints = self.emit.op, self.emit.ints
-        root = {TOKENS: [self.written.start_token_id], SEES: [[1]], EDGES: [self.written.end_token_id]}
-        for name, value in root.items():
-            op("Identity", self.emit.constant(f"{name}.none", value, np.int64), output=name)
-        batch = op("Slice", self.packing.shape, ints(0), ints(1))
-        each = op("Concat", batch, op("Shape", TOKENS), axis=0)
-        tokens = op("Reshape", op("Expand", TOKENS, each), ints(-1))  # (B n)
-        hidden = op("Gather", self.emit.weight("shared.weight"), tokens, output="decoder.embeddings")
-        depth = op("ReduceSum", SEES, ints(1), keepdims=0)  # (n), from 1
-        back = op("Sub", *(op("Unsqueeze", depth, ints(axis)) for axis in (1, 0)))
-        bias = self._bias("decoder", back, both_ways=False)
-        hidden_from = op("Where", op("Cast", SEES, to=TensorProto.BOOL), "none", "lowest")  # (n, n)
-        bias = op("Add", bias, hidden_from)  # (1, h, n, n)
-        nodes = op("Shape", TOKENS)  # [1]
-        hidden = self._at_once(hidden, encoded, nodes, bias)
-        logits = op("Gemm", hidden, op("Gather", self.words(), EDGES), transB=1)  # (B n, e)
-        shape = op("Concat", ints(-1), nodes, op("Shape", EDGES), axis=0)
-        op("Reshape", logits, shape, output=Role.POOLED_LABELS)
 
     def _at_once(self, hidden: str, encoded: str, n: str, bias: str) -> str:
         """(B n, d) through all layers; ``bias`` (., n, n) is added to the decoder's attention to itself."""

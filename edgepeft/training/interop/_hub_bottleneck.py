@@ -48,14 +48,8 @@ Shapes = dict[str, tuple[int, ...]]
 SHARED = "shared_parameters."
 _BOTH = (Role.ATTENTION_OUTPUT, Role.FFN_OUTPUT)
 
-# Model type -> the modules of a layer that hold adapters; BERT's and its relatives' unless named.
-_HOLDERS = {
-    "distilbert": {
-        "attention": "transformer.layer.{i}.attention_adapters",
-        "output": "transformer.layer.{i}.output_adapters",
-    }
-}
-_BERT = {"attention": "encoder.layer.{i}.attention.output", "output": "encoder.layer.{i}.output"}
+# Model type -> the modules of a layer that hold adapters, past attention and at its end; BERT's unless named.
+_HOLDERS = {"distilbert": ("attention_adapters", "output_adapters")}
 
 
 @dataclass(frozen=True)
@@ -69,9 +63,10 @@ class Places:
         """The start of a bottleneck adapter's names."""
         if self.classifier.has_decoder:  # a T5's sub-layers hold them themselves
             return f"{site.residual[0] if site.residual else site.reads}.adapters.{self.adapter}."
-        holders = _HOLDERS.get(self.classifier.architecture.model_type, _BERT)
-        holder = holders["attention" if site.role is Role.ATTENTION_OUTPUT else "output"].format(i=site.layer)
-        return f"{self.classifier.prefix}{holder}.adapters.{self.adapter}."
+        architecture = self.classifier.architecture
+        attention, output = _HOLDERS.get(architecture.model_type, ("attention.output", "output"))
+        holder = attention if site.role is Role.ATTENTION_OUTPUT else output
+        return f"{self.classifier.prefix}{architecture.layer_path(site.layer or 0)}{holder}.adapters.{self.adapter}."
 
     @property
     def shared(self) -> str:
@@ -102,7 +97,7 @@ def bottleneck_plan(config: BnConfig, places: Places) -> ConversionPlan:
     }
     readers = [_Reader(config, places.of_adapter(site), places.shared, site, widths[site]) for site in every]
     shapes = {name: shape for reader in readers for name, shape in reader.shapes().items()}
-    even, placed = len(set(widths.values())) == 1, form["reads"] != "residual" and not config.after_the_layer
+    even, placed = len(set(widths.values())) == 1, form["reads"] != "residual" and config.original_ln_after
     factored = config.phm_layer and _is_plain(form) and placed and config.scaling != "channel" and even
     if factored:
         method = _factored(config, form, settings)
@@ -135,7 +130,7 @@ def _form(config: BnConfig) -> dict[str, Any]:
     after = "sum" if config.adapter_residual_before_ln and not config.is_parallel else "change"
     if config.is_parallel:
         reads = "residual"
-    elif config.after_the_layer:  # z = k = LN(sub + res), which is the layer's output
+    elif not config.original_ln_after:  # z = k = LN(sub + res), which is the layer's output
         roles = (str(Role.LAYER_OUTPUT),)
     elif config.original_ln_before:
         reads, keeps = "norm", {True: "sublayer", False: "norm", "post_add": "sum"}[config.residual_before_ln]

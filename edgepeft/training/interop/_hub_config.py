@@ -105,7 +105,7 @@ class BnConfig(MethodConfig):
     reduction_factor: _Factor | dict[str, _Factor]
     non_linearity: str
     original_ln_before: bool = False
-    original_ln_after: bool = True
+    original_ln_after: bool = True  # without it the adapter stands past the layer's last norm
     ln_before: bool = False
     ln_after: bool = False
     is_parallel: bool = False
@@ -120,11 +120,6 @@ class BnConfig(MethodConfig):
     shared_W_phm: bool = False
     shared_phm_rule: bool = True
     factorized_phm_rule: bool = False
-
-    @property
-    def after_the_layer(self) -> bool:
-        """Whether the adapter stands past the layer's last norm."""
-        return not self.original_ln_after
 
     def width(self, hidden: int, layer: int) -> int:
         """The bottleneck in that layer."""
@@ -149,7 +144,7 @@ class BnConfig(MethodConfig):
             # Without a residual and a norm behind it, an adapter can only stand past the layer's last norm.
             "original_ln_after": self.original_ln_after or (past_norm and not self.mh_adapter),
             "output_adapter": self.mh_adapter or self.output_adapter,
-            "cross_adapter": not (self.cross_adapter and self.after_the_layer),
+            "cross_adapter": self.original_ln_after or not self.cross_adapter,
             # Their code fails there, so that no checkpoint can have both.
             "shared_W_phm": not (self.phm_layer and self.shared_W_phm) or self.factorized_phm_W,
         }

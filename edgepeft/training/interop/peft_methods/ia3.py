@@ -109,7 +109,8 @@ class NormConfig(WrapConfig):
     ours: ClassVar[tuple[str, ...]] = (LayerNormTuning.name,)
 
     def plan(self, classifier: Classifier, folder: Path) -> ConversionPlan:
-        targets = self.adapted(classifier, classifier.norms, "LayerNorm", folder)
+        norms = [classifier.prefix + norm for norm in classifier.architecture.norms]
+        targets = self.adapted(classifier, norms, "LayerNorm", folder)
         tensors = [f"{module}.{part}" for module in targets for part in ("weight", "bias")]
         held = [tensor for tensor in tensors if tensor in classifier.tensors]  # T5's have no bias
         return ConversionPlan.renaming(LayerNormTuning(), classifier.overrides(held))
