@@ -58,7 +58,6 @@ class _Builder(text.TextBuilder):
         self.turns: dict[Attention, tuple[str, str]] = {}  # cosines and sines of each token, (., 1, e)
 
     def model(self) -> onnx.ModelProto:
-        """The bare backbone's graph."""
         hidden, d = self._read("input_ids", "attention_mask", self._attend_at_once), self.arch.hidden_size
         last = self.emit.op("Gather", hidden, self.packing.ends(), output=Role.POOLED_LAST.value)  # (B, d)
         outputs = self.packing.outputs(hidden, d)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 
@@ -155,23 +155,14 @@ class HubLoraConfig(MethodConfig):
 
     r: int = Field(default=8, ge=1)
     alpha: FiniteFloat = 8.0
-    attn_matrices: list[str] = Field(default=["q", "v"])
+    attn_matrices: list[Literal["q", "k", "v"]] = Field(default=["q", "v"])
     selfattn_lora: bool = True
     intermediate_lora: bool = False
     output_lora: bool = False
-    composition_mode: str = "add"
-    vera_d: float | None = None
-    vera_b: float | None = None
-    dtype: str | None = None
-
-    def checks(self) -> dict[str, bool]:
-        return {
-            "composition_mode": self.composition_mode == "add",
-            "vera_d": self.vera_d is None,
-            "vera_b": self.vera_b is None,
-            "dtype": self.dtype in (None, "float32"),
-            "attn_matrices": set(self.attn_matrices) <= {"q", "k", "v"},
-        }
+    composition_mode: Literal["add"] = "add"
+    vera_d: None = None
+    vera_b: None = None
+    dtype: Literal["float32"] | None = None
 
 
 class HubPromptConfig(MethodConfig):
@@ -184,10 +175,7 @@ class HubPromptConfig(MethodConfig):
     }
 
     prompt_length: int = Field(default=10, ge=1)
-    combine: str = "prefix"
-
-    def checks(self) -> dict[str, bool]:
-        return {"combine": self.combine == "prefix"}
+    combine: Literal["prefix"] = "prefix"
 
 
 class HubPrefixConfig(MethodConfig):
@@ -202,16 +190,11 @@ class HubPrefixConfig(MethodConfig):
     flat: bool = False
     bottleneck_size: int = Field(default=512, ge=1)
     non_linearity: str = "tanh"
-    encoder_prefix: bool = True
-    use_gating: bool = False
+    encoder_prefix: Literal[True] = True
+    use_gating: Literal[False] = False
 
     def checks(self) -> dict[str, bool]:
-        return {
-            "encoder_prefix": self.encoder_prefix,
-            "leave_out": not self.leave_out,
-            "non_linearity": self.non_linearity.lower() in ACTIVATION_NAMES,
-            "use_gating": not self.use_gating,
-        }
+        return {"leave_out": not self.leave_out, "non_linearity": self.non_linearity.lower() in ACTIVATION_NAMES}
 
 
 class HubUnionConfig(MethodConfig):

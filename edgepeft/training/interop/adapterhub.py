@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import BaseModel, ConfigDict
@@ -78,16 +78,12 @@ class FusionConfig(MethodConfig):
         "value_initialized",
     }
 
-    query: bool
-    key: bool
+    query: Literal[True]
+    key: Literal[True]
     value: bool
-    query_before_ln: bool = False
-    residual_before: bool = False
-    temperature: bool = False
-
-    def checks(self) -> dict[str, bool]:
-        odd = ("query_before_ln", "residual_before", "temperature")
-        return {"query": self.query, "key": self.key} | {name: not getattr(self, name) for name in odd}
+    query_before_ln: Literal[False] = False
+    residual_before: Literal[False] = False
+    temperature: Literal[False] = False
 
 
 def _is_name(value: object) -> bool:

@@ -26,9 +26,6 @@ from edgepeft.training.interop.base import ConversionPlan, StateDict
 from edgepeft.training.interop.classifier import Classifier
 from edgepeft.training.interop.peft_methods.base import PeftConfig, RankedConfig
 
-# Starts that leave the base model's weights alone; the others (pissa, olora, loftq, ...) change those too.
-_HARMLESS_STARTS = (True, False, None, "gaussian", "eva", "orthogonal")
-
 _MAGNITUDE = "lora_magnitude_vector"  # of DoRA
 
 
@@ -52,7 +49,8 @@ class LoraConfig(RankedConfig):
     use_rslora: bool = False
     use_dora: bool = False
     bias: Literal["none", "all", "lora_only"] = "none"
-    init_lora_weights: bool | str | None = True
+    # Starts that leave the base model's weights alone; the others (pissa, olora, loftq, ...) change those too.
+    init_lora_weights: Literal[True, False, "gaussian", "eva", "orthogonal"] | None = True
 
     def plan(self, classifier: Classifier, folder: Path) -> ConversionPlan:
         """Zeros where a layer that has modules lacks one of the chosen roles."""
@@ -122,9 +120,6 @@ class LoraConfig(RankedConfig):
     def scale_at(self, module: str) -> float:
         rank = self.rank_at(module)
         return self.alpha_at(module) / (rank**0.5 if self.use_rslora else rank)
-
-    def checks(self) -> dict[str, bool]:
-        return {"init_lora_weights": self.init_lora_weights in _HARMLESS_STARTS}
 
     @classmethod
     def written(cls, delta: Delta, classifier: Classifier) -> tuple[dict[str, Any], dict[str, Tensor]]:
