@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from edgepeft.backbones.base import LINEAR_ROLES, OUTPUT_LAYER, Attention, Role, Site
-from edgepeft.backbones.config import checked, read_sizes, rope_theta
+from edgepeft.backbones.config import Sizes, checked, read_sizes, require_known, rope_theta
 from edgepeft.backbones.positions import frequencies
 from edgepeft.common.errors import UsageError
 
@@ -70,30 +70,29 @@ LAYOUTS: Mapping[str, DecoderLayout] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sizes:
-    """By the keys of a config, with what transformers takes where one is silent."""
+class DecoderSizes(Sizes):
+    """Heads of keys and values are as many or fewer."""
 
-    hidden_size: int
-    intermediate_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
+    max_length: int = 2048
+    layer_norm_eps: float = 1e-6
     num_key_value_heads: int
     head_dim: int
-    vocab_size: int
-    max_position_embeddings: int = 2048
     eos_token_id: int = 2
-    pad_token_id: int
-    rms_norm_eps: float = 1e-6
 
 
-def sizes_of(config: Mapping[str, Any]) -> Sizes:
-    heads = checked("num_attention_heads", config.get("num_attention_heads"), "int")
-    silent = {"num_key_value_heads": heads}
+def sizes_of(config: Mapping[str, Any]) -> DecoderSizes:
+    layout, heads = (
+        LAYOUTS[config["model_type"]],
+        checked("num_attention_heads", config.get("num_attention_heads"), "int"),
+    )
+    silent = {"num_key_value_heads": heads, "activation": layout.activation[1]}
+    keys = {"layer_norm_eps": "rms_norm_eps", "activation": layout.activation[0]}
     silent["head_dim"] = checked("hidden_size", config.get("hidden_size"), "int") // heads
     ends = config.get("eos_token_id")
     given = {**config, "eos_token_id": ends[0] if isinstance(ends, list) and ends else ends}
     silent["pad_token_id"] = given["eos_token_id"] if given["eos_token_id"] is not None else 0
-    sizes = read_sizes(Sizes, given, silent)
+    sizes = read_sizes(DecoderSizes, given, silent, keys)
+    require_known(layout.activation[0], sizes.activation, ACTIVATIONS)
     if sizes.head_dim % 2:
         raise UsageError(f"the config's head_dim is {sizes.head_dim}; rotary positions turn pairs of numbers.")
     if heads % sizes.num_key_value_heads:
@@ -110,9 +109,9 @@ def sizes_of(config: Mapping[str, Any]) -> Sizes:
     return sizes
 
 
-def attention_of(config: Mapping[str, Any], sizes: Sizes) -> tuple[Attention, ...]:
+def attention_of(config: Mapping[str, Any], sizes: DecoderSizes) -> tuple[Attention, ...]:
     """Each layer's."""
-    n, layout = sizes.num_hidden_layers, LAYOUTS[config["model_type"]]
+    n, layout = sizes.n_layers, LAYOUTS[config["model_type"]]
     whole = _turning(config, sizes.head_dim, "full_attention" if layout.local_theta else "")
     if not layout.local_theta:
         return (whole,) * n
@@ -157,7 +156,7 @@ def _number(settings: Mapping[str, Any], name: str) -> float:
     return float(value)
 
 
-def tensors_of(config: Mapping[str, Any], sizes: Sizes, sites: Iterable[Site]) -> dict[str, tuple[int, ...]]:
+def tensors_of(config: Mapping[str, Any], sizes: DecoderSizes, sites: Iterable[Site]) -> dict[str, tuple[int, ...]]:
     layout, d, e = LAYOUTS[config["model_type"]], sizes.hidden_size, sizes.head_dim
     linear = [site for site in sites if site.role in LINEAR_ROLES]
     biased = {*layout.biased, *(_LINEAR if config.get("attention_bias") and not layout.biased else ())}
@@ -165,7 +164,7 @@ def tensors_of(config: Mapping[str, Any], sizes: Sizes, sites: Iterable[Site]) -
     table: tuple[int, ...] = (sizes.vocab_size, d)
     tied = config.get("tie_word_embeddings", layout.scaled)  # transformers' default: Gemma's are, the others' not
     tensors = {WORDS: table} | ({} if tied else {OUTPUT_LAYER: table})
-    for i in range(sizes.num_hidden_layers):
+    for i in range(sizes.n_layers):
         layer = f"model.layers.{i}."
         for site in (site for site in linear if site.layer == i):
             tensors[f"{site.module}.weight"] = (site.out_features, site.in_features)
@@ -177,11 +176,11 @@ def tensors_of(config: Mapping[str, Any], sizes: Sizes, sites: Iterable[Site]) -
     return {**tensors, "model.norm.weight": (d,)}
 
 
-def sites_of(layout: DecoderLayout, sizes: Sizes) -> Iterator[Site]:
+def sites_of(layout: DecoderLayout, sizes: DecoderSizes) -> Iterator[Site]:
     d, f, e = sizes.hidden_size, sizes.intermediate_size, sizes.head_dim
-    wide, narrow = sizes.num_attention_heads * e, sizes.num_key_value_heads * e
+    wide, narrow = sizes.n_heads * e, sizes.num_key_value_heads * e
     yield Site("word_embeddings", Role.WORD_EMBEDDINGS, None, d, d, "model.layers.0", is_input=True)
-    for i in range(sizes.num_hidden_layers):
+    for i in range(sizes.n_layers):
         layer = f"model.layers.{i}"
 
         def at(role: Role, module: str, widths: tuple[int, int], residual: str | None = None, **more: Any) -> Site:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from edgepeft.backbones.base import Role, Site
-from edgepeft.backbones.config import read_sizes, require_known
+from edgepeft.backbones.config import KEYS, Sizes, read_sizes, require_known
 from edgepeft.common.errors import UsageError
 
 BUCKETS, FURTHEST = 32, 128  # of distances, in MPNet's code
@@ -68,25 +68,19 @@ class ModelLayout:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sizes:
-    """By the keys of a config, with what transformers takes where one is silent."""
+class EncoderSizes(Sizes):
+    """``max_length`` are the rows of positions, of which a padding token may keep some."""
 
-    hidden_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    intermediate_size: int
-    vocab_size: int
-    max_position_embeddings: int
-    type_vocab_size: int = 2
     pad_token_id: int = 0
+    layer_norm_eps: float = 1e-12
+    activation: str = "gelu"
+    type_vocab_size: int = 2
     embedding_size: int
     num_hidden_groups: int
     task_type_vocab_size: int = 3
-    hidden_act: str = "gelu"
-    layer_norm_eps: float = 1e-12
 
 
-def sizes_of(config: Mapping[str, Any], layout: ModelLayout) -> Sizes:
+def sizes_of(config: Mapping[str, Any], layout: ModelLayout) -> EncoderSizes:
     for name, value in layout.fixed.items():
         if config.get(name) not in (None, value):
             raise UsageError(f"the config's {name} is {config[name]!r}; {config['model_type']} has {value}.")
@@ -97,10 +91,11 @@ def sizes_of(config: Mapping[str, Any], layout: ModelLayout) -> Sizes:
         "task_type_vocab_size": layout.task_types,
     }
     given = {**config, **{name: None for name, wanted in read.items() if not wanted}}  # anything may stand there
-    width, n_layers = (config.get(layout.keys.get(name, name)) for name in ("hidden_size", "num_hidden_layers"))
+    keys = {**KEYS, "activation": "hidden_act", **layout.keys}
+    width, n_layers = (config.get(keys.get(name, name)) for name in ("hidden_size", "n_layers"))
     silent = {"embedding_size": width, "num_hidden_groups": n_layers, **layout.defaults}
-    sizes = read_sizes(Sizes, given, silent, layout.keys)
-    d, heads = sizes.hidden_size, sizes.num_attention_heads
+    sizes = read_sizes(EncoderSizes, given, silent, keys)
+    d, heads = sizes.hidden_size, sizes.n_heads
     if layout.rotary and d % (2 * heads):
         raise UsageError(
             f"the config's num_attention_heads is {heads}, which does not divide its hidden_size {d} into heads of "
@@ -110,33 +105,32 @@ def sizes_of(config: Mapping[str, Any], layout: ModelLayout) -> Sizes:
         raise UsageError(f"the config's hidden_size is {d}, not a multiple of its {heads} num_attention_heads.")
     if config.get("head_dim") not in (None, d // heads):
         raise UsageError(f"the config's head_dim is {config['head_dim']!r}; supported: {d // heads}, a head's share.")
-    if sizes.num_hidden_groups > sizes.num_hidden_layers:
+    if sizes.num_hidden_groups > sizes.n_layers:
         raise UsageError(
-            f"the config's num_hidden_groups is {sizes.num_hidden_groups}, more than its {sizes.num_hidden_layers} "
-            "layers."
+            f"the config's num_hidden_groups is {sizes.num_hidden_groups}, more than its {sizes.n_layers} layers."
         )
     offset = sizes.pad_token_id + 1 if layout.counted_positions else 0
-    if sizes.max_position_embeddings <= offset:
+    if sizes.max_length <= offset:
         raise UsageError(
             f"the config's pad_token_id is {sizes.pad_token_id}, which leaves none of its "
-            f"{sizes.max_position_embeddings} position embeddings."
+            f"{sizes.max_length} position embeddings."
         )
-    require_known(layout.keys.get("hidden_act", "activation"), sizes.hidden_act, layout.activations)
+    require_known(layout.keys.get("activation", "activation"), sizes.activation, layout.activations)
     return sizes
 
 
-def layer_paths(layout: ModelLayout, sizes: Sizes) -> list[str]:
+def layer_paths(layout: ModelLayout, sizes: EncoderSizes) -> list[str]:
     """Each layer's, with its dot: those of a group are in one place (Lan et al., 2020, section 3.1)."""
-    n, groups = sizes.num_hidden_layers, sizes.num_hidden_groups
+    n, groups = sizes.n_layers, sizes.num_hidden_groups
     return [layout.layer.format(i=int(i / (n / groups))) for i in range(n)]  # in floats, as in transformers' code
 
 
-def projection_of(layout: ModelLayout, sizes: Sizes) -> str:
+def projection_of(layout: ModelLayout, sizes: EncoderSizes) -> str:
     """The module between the embeddings and the first layer; nothing where there is none."""
     return layout.projection if layout.always_projects or sizes.embedding_size != sizes.hidden_size else ""
 
 
-def modules_of(layout: ModelLayout, sizes: Sizes) -> Iterator[tuple[str, tuple[int, ...]]]:
+def modules_of(layout: ModelLayout, sizes: EncoderSizes) -> Iterator[tuple[str, tuple[int, ...]]]:
     """(path, shape of its weight): norms are [d], linear layers [out, in]."""
     d, f, width = sizes.hidden_size, sizes.intermediate_size, sizes.embedding_size
     if layout.embeddings_norm:
@@ -156,13 +150,13 @@ def modules_of(layout: ModelLayout, sizes: Sizes) -> Iterator[tuple[str, tuple[i
         yield layout.last_norm, (d,)
 
 
-def tensors_of(layout: ModelLayout, sizes: Sizes) -> dict[str, tuple[int, ...]]:
+def tensors_of(layout: ModelLayout, sizes: EncoderSizes) -> dict[str, tuple[int, ...]]:
     rows = {layout.words: sizes.vocab_size}
-    rows |= {"embeddings.position_embeddings": sizes.max_position_embeddings} if layout.positions else {}
+    rows |= {"embeddings.position_embeddings": sizes.max_length} if layout.positions else {}
     rows |= {"embeddings.token_type_embeddings": sizes.type_vocab_size} if layout.token_types else {}
     rows |= {"embeddings.task_type_embeddings": sizes.task_type_vocab_size} if layout.task_types else {}
     tensors: dict[str, tuple[int, ...]] = {f"{table}.weight": (n, sizes.embedding_size) for table, n in rows.items()}
-    tensors |= {layout.distances: (BUCKETS, sizes.num_attention_heads)} if layout.distances else {}
+    tensors |= {layout.distances: (BUCKETS, sizes.n_heads)} if layout.distances else {}
     for module, shape in modules_of(layout, sizes):
         tensors[f"{module}.weight"] = shape
         if not module.endswith(layout.unbiased):
@@ -170,7 +164,7 @@ def tensors_of(layout: ModelLayout, sizes: Sizes) -> dict[str, tuple[int, ...]]:
     return tensors
 
 
-def sites_of(layout: ModelLayout, sizes: Sizes) -> Iterator[Site]:
+def sites_of(layout: ModelLayout, sizes: EncoderSizes) -> Iterator[Site]:
     d, width, positions = sizes.hidden_size, sizes.embedding_size, "embeddings.position_embeddings"
     yield Site(Role.WORD_EMBEDDINGS.value, Role.WORD_EMBEDDINGS, None, width, width, layout.words)
     if layout.positions:
@@ -184,7 +178,7 @@ def sites_of(layout: ModelLayout, sizes: Sizes) -> Iterator[Site]:
         if layout.distances:
             module, argument = layout.distances_enter
             first, *others = (layer + module for layer in layers)
-            role, across = Role.DISTANCE_BIAS, (sizes.num_attention_heads, "queries", "places")
+            role, across = Role.DISTANCE_BIAS, (sizes.n_heads, "queries", "places")
             yield Site(role.value, role, None, 1, 1, first, shape=across, argument=argument, others=tuple(others))
     for i in range(len(layers)):
         yield from _layer_sites(layout, sizes, layers, i)
@@ -193,7 +187,7 @@ def sites_of(layout: ModelLayout, sizes: Sizes) -> Iterator[Site]:
     yield from (Site(role.value, role, None, d, d) for role in (Role.POOLED_FIRST, Role.POOLED_MEAN))
 
 
-def _layer_sites(layout: ModelLayout, sizes: Sizes, layers: Sequence[str], i: int) -> Iterator[Site]:
+def _layer_sites(layout: ModelLayout, sizes: EncoderSizes, layers: Sequence[str], i: int) -> Iterator[Site]:
     d, f, layer = sizes.hidden_size, sizes.intermediate_size, layers[i]
     call = (layers[:i].count(layer), layers.count(layer))
 
@@ -213,7 +207,7 @@ def _layer_sites(layout: ModelLayout, sizes: Sizes, layers: Sequence[str], i: in
         after = None if layout.last_norm else layer + norm
         return at(role, module, module, inputs, residual=((layer + residual).rstrip("."), 0), norm=after)
 
-    split = ("batch", sizes.num_attention_heads, "places", d // sizes.num_attention_heads)
+    split = ("batch", sizes.n_heads, "places", d // sizes.n_heads)
     first = {Role.FFN_GATE: layout.gate, Role.FFN_GATED: layout.up} if layout.gate else {Role.FFN_UP: layout.up}
     is_input = bool(layout.gate) and not layout.gated  # what is gated may be no module's output, but what one reads
     activation = layout.gated or (layout.down if is_input else layout.activation)

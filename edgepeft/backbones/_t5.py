@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from edgepeft.backbones.base import LINEAR_ROLES, OUTPUT_LAYER, Role, Site
-from edgepeft.backbones.config import read_sizes, require_known
+from edgepeft.backbones.config import Sizes, read_sizes, require_known
 from edgepeft.common.errors import UsageError
 
 _CROSS = (Role.CROSS_QUERY, Role.CROSS_KEY, Role.CROSS_VALUE, Role.CROSS_ATTENTION_OUTPUT)
@@ -19,54 +19,60 @@ _DECODER = {"SelfAttention": "layer.0", "EncDecAttention": "layer.1", "DenseRelu
 _MAX_BUCKETS, _FURTHEST = 256, 400  # so that a table of distances is a few hundred bytes; all T5 have 32 and 128
 
 
-@dataclass(frozen=True, kw_only=True)
-class Sizes:
-    """By the keys of a config, with what transformers takes where one is silent."""
+KEYS = {
+    "hidden_size": "d_model",
+    "n_layers": "num_layers",
+    "n_heads": "num_heads",
+    "intermediate_size": "d_ff",
+    "max_length": "n_positions",
+    "layer_norm_eps": "layer_norm_epsilon",
+    "activation": "feed_forward_proj",
+}
 
-    d_model: int
+
+@dataclass(frozen=True, kw_only=True)
+class T5Sizes(Sizes):
+    """``n_layers`` are the encoder's."""
+
+    max_length: int = 512
+    pad_token_id: int = 0
+    layer_norm_eps: float = 1e-6
+    activation: str = "relu"
     d_kv: int
-    d_ff: int
-    num_layers: int
-    num_heads: int
-    vocab_size: int
     num_decoder_layers: int
     relative_attention_num_buckets: int = 32
     relative_attention_max_distance: int = 128
-    layer_norm_epsilon: float = 1e-6
-    feed_forward_proj: str = "relu"
-    n_positions: int = 512
-    pad_token_id: int = 0
     eos_token_id: int = 1
     decoder_start_token_id: int
 
     @property
     def inner(self) -> int:
         """Width of queries, keys and values."""
-        return self.num_heads * self.d_kv
+        return self.n_heads * self.d_kv
 
     @property
     def up(self) -> tuple[str, ...]:
         """The feed-forward's first linear layers; a gate is a second one."""
-        return ("wi_0", "wi_1") if self.feed_forward_proj.startswith("gated-") else ("wi",)
+        return ("wi_0", "wi_1") if self.activation.startswith("gated-") else ("wi",)
 
     @property
     def stacks(self) -> tuple[tuple[str, int, dict[str, str]], ...]:
         """(module path, layers, sub-layer -> its path in a layer)."""
-        return ("encoder", self.num_layers, _ENCODER), ("decoder", self.num_decoder_layers, _DECODER)
+        return ("encoder", self.n_layers, _ENCODER), ("decoder", self.num_decoder_layers, _DECODER)
 
 
 # What differs where a config is silent.
 MODEL_TYPES: dict[str, dict[str, Any]] = {
     "t5": {},  # T5 1.1, Flan-T5 and byT5 too
-    "mt5": {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
+    "mt5": {"activation": "gated-gelu", "tie_word_embeddings": False},
 }
 
 
-def sizes_of(config: Mapping[str, Any]) -> Sizes:
+def sizes_of(config: Mapping[str, Any]) -> T5Sizes:
     silent = {**MODEL_TYPES[config["model_type"]], "num_decoder_layers": config.get("num_layers")}
-    silent["decoder_start_token_id"] = config.get("pad_token_id", Sizes.pad_token_id)
-    sizes = read_sizes(Sizes, config, silent)
-    require_known("feed_forward_proj", sizes.feed_forward_proj, ("relu", "gelu", "gated-gelu", "gated-relu"))
+    silent["decoder_start_token_id"] = config.get("pad_token_id", T5Sizes.pad_token_id)
+    sizes = read_sizes(T5Sizes, config, silent, KEYS)
+    require_known("feed_forward_proj", sizes.activation, ("relu", "gelu", "gated-gelu", "gated-relu"))
     n_buckets, furthest = sizes.relative_attention_num_buckets, sizes.relative_attention_max_distance
     if not n_buckets // 2 < furthest <= _FURTHEST:
         raise UsageError(
@@ -98,29 +104,29 @@ def norms_of(sites: Iterable[Site]) -> tuple[str, ...]:
 
 
 def absent_biases(
-    sizes: Sizes, linear: Mapping[str, tuple[int, int]], norms: tuple[str, ...]
+    sizes: T5Sizes, linear: Mapping[str, tuple[int, int]], norms: tuple[str, ...]
 ) -> dict[str, tuple[int, ...]]:
     """Biases that the Compacter paper adds for BitFit: none on the stacks' final norms, one on the output layer."""
     widths = {module: out for module, (out, _) in linear.items()}
-    widths |= {norm: sizes.d_model for norm in norms if not norm.endswith("final_layer_norm")}
+    widths |= {norm: sizes.hidden_size for norm in norms if not norm.endswith("final_layer_norm")}
     return {f"{module}.bias": (width,) for module, width in {**widths, "lm_head": sizes.vocab_size}.items()}
 
 
 def tensors_of(
-    sizes: Sizes, linear: Mapping[str, tuple[int, int]], norms: tuple[str, ...], *, tied: bool
+    sizes: T5Sizes, linear: Mapping[str, tuple[int, int]], norms: tuple[str, ...], *, tied: bool
 ) -> dict[str, tuple[int, ...]]:
-    table: tuple[int, ...] = (sizes.vocab_size, sizes.d_model)
+    table: tuple[int, ...] = (sizes.vocab_size, sizes.hidden_size)
     tensors = {"shared.weight": table} | ({} if tied else {OUTPUT_LAYER: table})
     tensors |= {f"{module}.weight": shape for module, shape in linear.items()}
-    tensors |= {f"{norm}.weight": (sizes.d_model,) for norm in norms}
+    tensors |= {f"{norm}.weight": (sizes.hidden_size,) for norm in norms}
     for stack, _, parts in sizes.stacks:
         name = f"{stack}.block.0.{parts['SelfAttention']}.SelfAttention.relative_attention_bias.weight"
-        tensors[name] = (sizes.relative_attention_num_buckets, sizes.num_heads)
+        tensors[name] = (sizes.relative_attention_num_buckets, sizes.n_heads)
     return tensors
 
 
-def sites_of(sizes: Sizes) -> Iterator[Site]:
-    d = sizes.d_model
+def sites_of(sizes: T5Sizes) -> Iterator[Site]:
+    d = sizes.hidden_size
     yield Site("word_embeddings", Role.WORD_EMBEDDINGS, None, d, d, "encoder.block.0", is_input=True)
     yield Site("decoder.embeddings", Role.EMBEDDINGS, None, d, d, "decoder.block.0", is_input=True)
     for stack, count, parts in sizes.stacks:
@@ -131,8 +137,8 @@ def sites_of(sizes: Sizes) -> Iterator[Site]:
     yield Site(Role.POOLED_LABELS.value, Role.POOLED_LABELS, None, d, sizes.vocab_size, reads="lm_head")
 
 
-def _layer_sites(sizes: Sizes, stack: str, i: int, parts: Mapping[str, str]) -> Iterator[Site]:
-    d, inner, f = sizes.d_model, sizes.inner, sizes.d_ff
+def _layer_sites(sizes: T5Sizes, stack: str, i: int, parts: Mapping[str, str]) -> Iterator[Site]:
+    d, inner, f = sizes.hidden_size, sizes.inner, sizes.intermediate_size
 
     def at(role: Role, module: str, widths: tuple[int, int], residual: str = "", reads: str = "") -> Site:
         added = (residual, 0) if residual else None

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgepeft.backbones.checkpoint import Checkpoint
+from edgepeft.backbones.config import Sizes
 from edgepeft.common.errors import BundleError, UnknownName, UsageError, named
 from edgepeft.common.registry import modules_of
 
@@ -185,21 +186,12 @@ class Decoder:
         return starts
 
 
-@dataclass(frozen=True)
-class Architecture:
-    """A backbone's sizes, read from its config alone."""
+@dataclass(frozen=True, kw_only=True)
+class Architecture(Sizes):
+    """A backbone's sizes (layers of all stacks together), tensors and sites, read from its config alone."""
 
     family: str
     model_type: str
-    hidden_size: int
-    n_layers: int  # of all stacks together
-    n_heads: int
-    intermediate_size: int
-    vocab_size: int
-    max_length: int
-    pad_token_id: int
-    layer_norm_eps: float
-    activation: str
     sites: tuple[Site, ...]
     tensors: Mapping[str, tuple[int, ...]]  # shapes of the encoder's parameters, by their names in the HF base model
     norms: tuple[str, ...]  # module paths of the LayerNorms

@@ -48,7 +48,7 @@ LAYOUTS = {
         always_projects=True,
         pooler="pooler",
         head="albert-pooler",
-        defaults={"embedding_size": 128, "hidden_act": "gelu_new", "num_hidden_groups": 1},
+        defaults={"embedding_size": 128, "activation": "gelu_new", "num_hidden_groups": 1},
         fixed={**ENCODERS, "inner_group_num": 1},
     ),
     "mpnet": ModelLayout(
@@ -84,10 +84,10 @@ LAYOUTS = {
         head="distilbert",
         keys={
             "hidden_size": "dim",
-            "num_hidden_layers": "n_layers",
-            "num_attention_heads": "n_heads",
+            "n_layers": "n_layers",
+            "n_heads": "n_heads",
             "intermediate_size": "hidden_dim",
-            "hidden_act": "activation",
+            "activation": "activation",
         },
     ),
 }

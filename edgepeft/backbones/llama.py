@@ -35,7 +35,7 @@ from edgepeft.backbones.base import (
     Role,
 )
 from edgepeft.backbones.checkpoint import Checkpoint
-from edgepeft.backbones.config import checked, require_known
+from edgepeft.backbones.config import checked
 from edgepeft.backbones.packing import Packing
 from edgepeft.backbones.positions import frequencies
 
@@ -245,25 +245,16 @@ class Llama(text.TextFamily):
     def architecture(self, config: Mapping[str, Any]) -> Architecture:
         """Sizes, tensors and sites from the config."""
         layout, sizes = shapes.LAYOUTS[config["model_type"]], shapes.sizes_of(config)
-        sites, (key, usual) = tuple(shapes.sites_of(layout, sizes)), layout.activation
+        sites = tuple(shapes.sites_of(layout, sizes))
         tensors = shapes.tensors_of(config, sizes, sites)
-        require_known(key, activation := config.get(key) or usual, shapes.ACTIVATIONS)
-        longest, window = sizes.max_position_embeddings, config.get("sliding_window")
+        longest, window = sizes.max_length, config.get("sliding_window")
         if window is not None and config.get("use_sliding_window", True):
             longest = min(longest, checked("sliding_window", window, "int"))
         linear = [n.removesuffix(".weight") for n in tensors if n.endswith("_proj.weight")]
         return Architecture(
             family=self.name,
             model_type=config["model_type"],
-            hidden_size=sizes.hidden_size,
-            n_layers=sizes.num_hidden_layers,
-            n_heads=sizes.num_attention_heads,
-            intermediate_size=sizes.intermediate_size,
-            vocab_size=sizes.vocab_size,
-            max_length=longest,
-            pad_token_id=sizes.pad_token_id,
-            layer_norm_eps=sizes.rms_norm_eps,
-            activation=activation,
+            **{**sizes.common, "max_length": longest},
             sites=sites,
             tensors=tensors,
             norms=tuple(n.removesuffix(".weight") for n, shape in tensors.items() if len(shape) == 1 and "norm" in n),

@@ -40,8 +40,8 @@ _LAYOUTS = {
         first_norm=False,  # it reads what is past the embeddings' norm
         masked="",  # keys are turned by their places and seen in windows
         foreign_head="head.dense and head.norm",
-        defaults={"layer_norm_eps": 1e-5, "pad_token_id": 50283, "max_position_embeddings": 8192},
-        keys={"hidden_act": "hidden_activation", "layer_norm_eps": "norm_eps"},
+        defaults={"layer_norm_eps": 1e-5, "pad_token_id": 50283, "max_length": 8192},
+        keys={"activation": "hidden_activation", "layer_norm_eps": "norm_eps"},
         fixed={},
     )
 }

@@ -60,7 +60,7 @@ _NOMIC = {
         prefix="nomic_bert.",
         unbiased=("_proj",),
         theta=1_000.0,
-        defaults={"hidden_act": "silu", "pad_token_id": 0},
+        defaults={"activation": "silu", "pad_token_id": 0},
     ),
     "gte": _GTE,
 }

@@ -223,22 +223,14 @@ class T5(text.TextFamily):
         sizes, tied = shapes.sizes_of(config), shapes.is_tied(config)
         sites = tuple(shapes.sites_of(sizes))
         linear, norms = shapes.linear_layers(sites), shapes.norms_of(sites)
-        scale = sizes.d_model**-0.5 if config.get("scale_decoder_outputs", tied) else 1.0
+        scale = sizes.hidden_size**-0.5 if config.get("scale_decoder_outputs", tied) else 1.0
         start, end = sizes.decoder_start_token_id, sizes.eos_token_id
         # The output layer, where transformers 5 says that it is tied and not scaled: the file has both, or one.
         aliased = config.get("tie_word_embeddings") and not tied
         return Architecture(
             family=self.name,
             model_type=config["model_type"],
-            hidden_size=sizes.d_model,
-            n_layers=sizes.num_layers + sizes.num_decoder_layers,
-            n_heads=sizes.num_heads,
-            intermediate_size=sizes.d_ff,
-            vocab_size=sizes.vocab_size,
-            max_length=sizes.n_positions,
-            pad_token_id=sizes.pad_token_id,
-            layer_norm_eps=sizes.layer_norm_epsilon,
-            activation=sizes.feed_forward_proj,
+            **{**sizes.common, "n_layers": sizes.n_layers + sizes.num_decoder_layers},
             sites=sites,
             tensors=shapes.tensors_of(sizes, linear, norms, tied=tied),
             norms=norms,
