@@ -12,20 +12,130 @@ the trie, d hidden, h heads, i all heads together, f intermediate, v vocabulary,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from edgepeft.backbones import _t5 as shapes
 from edgepeft.backbones import text
-from edgepeft.backbones.base import OUTPUT_LAYER, Architecture, Decoder, Role
+from edgepeft.backbones.base import LINEAR_ROLES, OUTPUT_LAYER, Architecture, Decoder, Role, Site
 from edgepeft.backbones.checkpoint import Checkpoint
+from edgepeft.backbones.config import Sizes, read_sizes, require_known
 from edgepeft.backbones.packing import Packing
 from edgepeft.backbones.positions import distance_bias
 from edgepeft.backbones.trie import EDGES, LABEL_VALUES, SEES, TOKENS
+from edgepeft.common.errors import UsageError
+
+_CROSS = (Role.CROSS_QUERY, Role.CROSS_KEY, Role.CROSS_VALUE, Role.CROSS_ATTENTION_OUTPUT)
+_ENCODER = {"SelfAttention": "layer.0", "DenseReluDense": "layer.1"}
+_DECODER = {"SelfAttention": "layer.0", "EncDecAttention": "layer.1", "DenseReluDense": "layer.2"}
+_DISTANCES = "{}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+_MAX_BUCKETS, _FURTHEST = 256, 400  # so that a table of distances is a few hundred bytes; all T5 have 32 and 128
+
+
+_KEYS = {
+    "hidden_size": "d_model",
+    "n_layers": "num_layers",
+    "n_heads": "num_heads",
+    "intermediate_size": "d_ff",
+    "max_length": "n_positions",
+    "layer_norm_eps": "layer_norm_epsilon",
+    "activation": "feed_forward_proj",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Sizes(Sizes):
+    """``n_layers`` are the encoder's."""
+
+    max_length: int = 512
+    pad_token_id: int = 0
+    layer_norm_eps: float = 1e-6
+    activation: str = "relu"
+    d_kv: int
+    num_decoder_layers: int
+    relative_attention_num_buckets: int = 32
+    relative_attention_max_distance: int = 128
+    eos_token_id: int = 1
+    decoder_start_token_id: int
+
+    @property
+    def inner(self) -> int:
+        """Width of queries, keys and values."""
+        return self.n_heads * self.d_kv
+
+    @property
+    def up(self) -> tuple[str, ...]:
+        """The feed-forward's first linear layers; a gate is a second one."""
+        return ("wi_0", "wi_1") if self.activation.startswith("gated-") else ("wi",)
+
+    @property
+    def stacks(self) -> tuple[tuple[str, int, dict[str, str]], ...]:
+        """(module path, layers, sub-layer -> its path in a layer)."""
+        return ("encoder", self.n_layers, _ENCODER), ("decoder", self.num_decoder_layers, _DECODER)
+
+
+# What differs where a config is silent.
+_MODEL_TYPES: dict[str, dict[str, Any]] = {
+    "t5": {},  # T5 1.1, Flan-T5 and byT5 too
+    "mt5": {"activation": "gated-gelu", "tie_word_embeddings": False},
+}
+
+
+def _sizes_of(config: Mapping[str, Any]) -> _Sizes:
+    silent = {**_MODEL_TYPES[config["model_type"]], "num_decoder_layers": config.get("num_layers")}
+    silent["decoder_start_token_id"] = config.get("pad_token_id", _Sizes.pad_token_id)
+    sizes = read_sizes(_Sizes, config, silent, _KEYS)
+    require_known("feed_forward_proj", sizes.activation, ("relu", "gelu", "gated-gelu", "gated-relu"))
+    n_buckets, furthest = sizes.relative_attention_num_buckets, sizes.relative_attention_max_distance
+    if not n_buckets // 2 < furthest <= _FURTHEST:
+        raise UsageError(
+            f"the config's relative_attention_max_distance is {furthest}; supported with its {n_buckets} "
+            f"relative_attention_num_buckets: more than {n_buckets // 2}, which fill these, and at most {_FURTHEST}."
+        )
+    if n_buckets > _MAX_BUCKETS:
+        raise UsageError(f"the config's relative_attention_num_buckets is {n_buckets}; at most {_MAX_BUCKETS}.")
+    return sizes
+
+
+def _sites_of(sizes: _Sizes) -> Iterator[Site]:
+    d = sizes.hidden_size
+    yield Site("word_embeddings", Role.WORD_EMBEDDINGS, None, d, d, "encoder.block.0", is_input=True)
+    yield Site("decoder.embeddings", Role.EMBEDDINGS, None, d, d, "decoder.block.0", is_input=True)
+    for stack, count, parts in sizes.stacks:
+        yield from (site for i in range(count) for site in _layer_sites(sizes, stack, i, parts))
+        norm = f"{stack}.final_layer_norm"
+        yield Site(f"{stack}.{Role.STACK_OUTPUT}", Role.STACK_OUTPUT, None, d, d, norm, norm)
+    yield from (Site(role.value, role, None, d, d) for role in (Role.POOLED_FIRST, Role.POOLED_MEAN))
+    yield Site(Role.POOLED_LABELS.value, Role.POOLED_LABELS, None, d, sizes.vocab_size, reads="lm_head")
+
+
+def _layer_sites(sizes: _Sizes, stack: str, i: int, parts: Mapping[str, str]) -> Iterator[Site]:
+    d, inner, f = sizes.hidden_size, sizes.inner, sizes.intermediate_size
+
+    def at(role: Role, module: str, widths: tuple[int, int], residual: str = "", reads: str = "") -> Site:
+        added = (residual, 0) if residual else None
+        return Site(f"{stack}.layer.{i}.{role}", role, i, *widths, module, reads or module, added)
+
+    for part, place in parts.items():
+        around = f"{stack}.block.{i}.{place}"
+        within = f"{around}.{part}."
+        if part == "DenseReluDense":
+            yield at(Role.FFN_NORM, f"{around}.layer_norm", (d, d))
+            first = (Role.FFN_UP,) if len(sizes.up) == 1 else (Role.FFN_GATE, Role.FFN_GATED)
+            yield from (at(role, within + up, (d, f)) for role, up in zip(first, sizes.up, strict=True))
+            yield at(Role.FFN_ACTIVATION, within + "dropout", (f, f), reads=within + "act")
+            yield at(Role.FFN_OUTPUT, within + "wo", (f, d), around)
+            yield at(Role.LAYER_OUTPUT, around, (d, d))
+        else:
+            cross = "cross_" if part == "EncDecAttention" else ""
+            yield at(Role(cross + Role.ATTENTION_NORM), f"{around}.layer_norm", (d, d))
+            for role, linear in ((Role.QUERY, "q"), (Role.KEY, "k"), (Role.VALUE, "v")):
+                yield at(Role(cross + role), within + linear, (d, inner))
+            yield at(Role(cross + Role.ATTENTION_OUTPUT), within + "o", (inner, d), around)
 
 
 class _Builder(text.TextBuilder):
@@ -186,7 +296,7 @@ class _Builder(text.TextBuilder):
 
     def _bias(self, stack: str, distances: str, *, both_ways: bool) -> str:
         """int64 (rows, columns) -> (h, rows, columns)."""
-        table = f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+        table = _DISTANCES.format(stack)
         return distance_bias(self.emit, table, distances, self.written.max_distance, both_ways=both_ways)
 
     def _heads(self, value: str, n: str) -> str:
@@ -210,7 +320,7 @@ class T5(text.TextFamily):
     """T5, T5 1.1, Flan-T5, byT5 and mT5."""
 
     name = "t5"
-    model_types = tuple(shapes.MODEL_TYPES)
+    model_types = tuple(_MODEL_TYPES)
     limits = (
         "Labels are scored, or text is written; kinds of task with a head on the encoder alone are refused.",
         "The methods linear and top-k are refused; prefix and mam too, for attention tells keys apart by distances.",
@@ -220,23 +330,37 @@ class T5(text.TextFamily):
 
     def architecture(self, config: Mapping[str, Any]) -> Architecture:
         """Sizes, tensors and sites from the config; of the output layer nothing, where it is the embeddings."""
-        sizes, tied = shapes.sizes_of(config), shapes.is_tied(config)
-        sites = tuple(shapes.sites_of(sizes))
-        linear, norms = shapes.linear_layers(sites), shapes.norms_of(sites)
-        scale = sizes.hidden_size**-0.5 if config.get("scale_decoder_outputs", tied) else 1.0
-        start, end = sizes.decoder_start_token_id, sizes.eos_token_id
+        sizes = _sizes_of(config)
+        sites, d = tuple(_sites_of(sizes)), sizes.hidden_size
+        linear = {s.reads: (s.out_features, s.in_features) for s in sites if s.role in (*LINEAR_ROLES, *_CROSS)}
+        before = [site.module for site in sites if site.role.endswith("_norm")]
+        norms = (*before, *(site.module for site in sites if site.role is Role.STACK_OUTPUT))
+        # Whether logits are products with the embeddings: transformers 5 writes other models' as tied, but not scaled.
+        said = config.get("tie_word_embeddings", _MODEL_TYPES[config["model_type"]].get("tie_word_embeddings", True))
+        tied = bool(said and config.get("scale_decoder_outputs") is not False)
         # The output layer, where transformers 5 says that it is tied and not scaled: the file has both, or one.
         aliased = config.get("tie_word_embeddings") and not tied
+        table: tuple[int, ...] = (sizes.vocab_size, d)
+        tensors = {"shared.weight": table} | ({} if tied else {OUTPUT_LAYER: table})
+        tensors |= {f"{module}.weight": shape for module, shape in linear.items()}
+        tensors |= {f"{norm}.weight": (d,) for norm in norms}
+        buckets = (sizes.relative_attention_num_buckets, sizes.n_heads)
+        tensors |= {_DISTANCES.format(stack): buckets for stack, _, _ in sizes.stacks}
+        # Those that the Compacter paper adds for BitFit: none on the stacks' final norms, one on the output layer.
+        biases = {module: out for module, (out, _) in linear.items()} | dict.fromkeys(before, d)
+        biases["lm_head"] = sizes.vocab_size
+        scale = d**-0.5 if config.get("scale_decoder_outputs", tied) else 1.0
+        start, end = sizes.decoder_start_token_id, sizes.eos_token_id
         return Architecture(
             family=self.name,
             model_type=config["model_type"],
             **{**sizes.common, "n_layers": sizes.n_layers + sizes.num_decoder_layers},
             sites=sites,
-            tensors=shapes.tensors_of(sizes, linear, norms, tied=tied),
+            tensors=tensors,
             norms=norms,
             head="labels",
             words="shared.weight",
-            absent_biases=shapes.absent_biases(sizes, linear, norms),
+            absent_biases={f"{module}.bias": (width,) for module, width in biases.items()},
             decoder=Decoder(start, end, scale, sizes.relative_attention_max_distance),
             aliases={OUTPUT_LAYER: "shared.weight"} if aliased else {},
         )
