@@ -39,8 +39,7 @@ class ModelLayout:
     attention_norm: str = "attention.output.LayerNorm"
     up: str = "intermediate.dense"
     gate: str = ""  # where there are two first products, the one past which the activation comes; ``up`` is the other
-    gated: str = ""  # the module that gives both, multiplied; none where it is what ``down`` reads
-    activation: str = "intermediate.intermediate_act_fn"
+    activation: str = "intermediate.intermediate_act_fn"  # where there is no gate
     down: str = "output.dense"
     ffn_norm: str = "output.LayerNorm"
     unbiased: tuple[str, ...] = ()  # how the names of modules without a bias end
@@ -191,36 +190,35 @@ def _layer_sites(layout: ModelLayout, sizes: EncoderSizes, layers: Sequence[str]
     d, f, layer = sizes.hidden_size, sizes.intermediate_size, layers[i]
     call = (layers[:i].count(layer), layers.count(layer))
 
-    def at(role: Role, module: str, reads: str, inputs: int = d, outputs: int = d, **more: Any) -> Site:
-        place, reader = (layer + module).rstrip("."), (layer + reads).rstrip(".")
-        return Site(f"layer.{i}.{role}", role, i, inputs, outputs, place, reader, call=call, **more)
+    def at(role: Role, module: str, inputs: int = d, outputs: int = d, **more: Any) -> Site:
+        place = (layer + module).rstrip(".")
+        return Site(f"layer.{i}.{role}", role, i, inputs, outputs, place, place, call=call, **more)
 
     def products(modules: Mapping[Role, str], width: int) -> Iterator[Site]:
         for role, module in modules.items():
             roles = [other for other in modules if modules[other] == module]  # whose values one product gives
             first = roles.index(role) * width
             columns = (first, first + width) if len(roles) > 1 else None
-            yield at(role, module, module, outputs=width, columns=columns)
+            yield at(role, module, outputs=width, columns=columns)
 
     def ends(role: Role, module: str, inputs: int, residual: str, norm: str) -> Site:
         """A sub-layer's last product; the module of the residual reads what is added to it."""
         after = None if layout.last_norm else layer + norm
-        return at(role, module, module, inputs, residual=((layer + residual).rstrip("."), 0), norm=after)
+        return at(role, module, inputs, residual=((layer + residual).rstrip("."), 0), norm=after)
 
     split = ("batch", sizes.n_heads, "places", d // sizes.n_heads)
     first = {Role.FFN_GATE: layout.gate, Role.FFN_GATED: layout.up} if layout.gate else {Role.FFN_UP: layout.up}
-    is_input = bool(layout.gate) and not layout.gated  # what is gated may be no module's output, but what one reads
-    activation = layout.gated or (layout.down if is_input else layout.activation)
+    activation = layout.down if layout.gate else layout.activation  # what is gated may be no module's output
     if layout.last_norm and (i or layout.first_norm):
-        yield at(Role.ATTENTION_NORM, layout.attention_norm, layout.attention_norm)
+        yield at(Role.ATTENTION_NORM, layout.attention_norm)
     yield from products({Role.QUERY: layout.query, Role.KEY: layout.key, Role.VALUE: layout.value}, d)
     for role, module in ((Role.KEY_HEADS, layout.key), (Role.VALUE_HEADS, layout.value)) if layout.masked else ():
         yield Site(f"layer.{i}.{role}", role, i, d, d, layer + module, shape=split, call=call)
     yield ends(Role.ATTENTION_OUTPUT, layout.attention_output, d, "", layout.attention_norm)
     if layout.last_norm:
-        yield at(Role.FFN_NORM, layout.ffn_norm, layout.ffn_norm)
+        yield at(Role.FFN_NORM, layout.ffn_norm)
     yield from products(first, f)
-    yield at(Role.FFN_ACTIVATION, activation, layout.activation, f, f, is_input=is_input)
+    yield at(Role.FFN_ACTIVATION, activation, f, f, is_input=bool(layout.gate))
     summed = layout.ffn_norm if layout.last_norm else layout.up
     yield ends(Role.FFN_OUTPUT, layout.down, f, summed, layout.ffn_norm)
-    yield at(Role.LAYER_OUTPUT, "", "")
+    yield at(Role.LAYER_OUTPUT, "")

@@ -52,6 +52,7 @@ class _Builder(text.TextBuilder):
     def __init__(self, architecture: Architecture, checkpoint: Checkpoint) -> None:
         super().__init__(architecture, checkpoint)
         self.layout, self.depth = shapes.LAYOUTS[architecture.model_type], architecture.n_layers
+        self.plus_one = self.layout.plus_one
         rows = {part: architecture.tensors[f"model.layers.0.self_attn.{part}_proj.weight"][0] for part in "qk"}
         self.width = rows["q"] // architecture.n_heads
         self.heads, self.groups = rows["k"] // self.width, rows["q"] // rows["k"]
@@ -145,7 +146,7 @@ class _Builder(text.TextBuilder):
         norms = self.layout.norms
         for i in range(self.arch.n_layers):
             module, name = f"model.layers.{i}.", f"layer.{i}."
-            normed = self._norm(module + norms["attention"], hidden, name + "attention_norm")
+            normed = self.norm(module + norms["attention"], hidden, name + "attention_norm")
             parts = (Role.QUERY, Role.KEY, Role.VALUE)
             query, key, value = (linear(f"{module}self_attn.{part[0]}_proj", normed, name + part) for part in parts)
             query = self._turned(i, query, f"{module}self_attn.q_norm", self.arch.n_heads)
@@ -155,21 +156,18 @@ class _Builder(text.TextBuilder):
             context = attend(i, query, key, value, name + "context")
             attended = linear(f"{module}self_attn.o_proj", context, name + "attention_output")
             if self.layout.sandwich:
-                attended = self._norm(module + norms["past_attention"], attended)
+                attended = self.norm(module + norms["past_attention"], attended)
             hidden = op("Add", attended, hidden, output=name + "attention_output.sum")
-            normed = self._norm(module + norms["ffn"], hidden, name + "ffn_norm")
+            normed = self.norm(module + norms["ffn"], hidden, name + "ffn_norm")
             gate = linear(f"{module}mlp.gate_proj", normed, name + "ffn_gate")
             opened = self.emit.activated(self.arch.activation, gate)
             gated = linear(f"{module}mlp.up_proj", normed, name + "ffn_gated")
             up = op("Mul", opened, gated, output=name + "ffn_activation")
             down = linear(f"{module}mlp.down_proj", up, name + "ffn_output")
             if self.layout.sandwich:
-                down = self._norm(module + norms["past_ffn"], down)
+                down = self.norm(module + norms["past_ffn"], down)
             hidden = op("Add", down, hidden, output=name + "layer_output")
-        return self._norm("model.norm", hidden, Role.STACK_OUTPUT.value)
-
-    def _norm(self, module: str, value: str, output: str = "") -> str:
-        return self.norm(module, value, output, plus_one=self.layout.plus_one)
+        return self.norm("model.norm", hidden, Role.STACK_OUTPUT.value)
 
     def _turned(self, i: int, value: str, norm: str, heads: int, output: str = "") -> str:
         """(., heads e) -> (., heads, e), normed where they are, and turned by each token's place.
@@ -179,7 +177,7 @@ class _Builder(text.TextBuilder):
         op, ints, e = self.emit.op, self.emit.ints, self.width
         value = op("Reshape", value, ints(-1, heads, e))
         if self.layout.head_norms:
-            value = self._norm(norm, value)
+            value = self.norm(norm, value)
         if output:
             value = op("Reshape", op("Reshape", value, ints(-1, heads * e), output=output), ints(-1, heads, e))
         cosine, sine = self.turns[self.arch.attention[i]]

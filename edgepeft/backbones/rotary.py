@@ -42,7 +42,6 @@ _GTE = ModelLayout(
     attention_norm="post_attention_layernorm",
     gate="mlp.gate_proj",
     up="mlp.up_proj",
-    activation="mlp.act_fn",
     down="mlp.down_proj",
     ffn_norm="post_mlp_layernorm",
     unbiased=("mlp.gate_proj", "mlp.up_proj"),

@@ -63,6 +63,7 @@ class TextBuilder:
     heads: int  # of keys and values
     width: int  # of a head
     rows: ClassVar[str] = "rows"
+    plus_one: bool = False  # whether norms multiply by 1 + weight
 
     def __init__(self, architecture: Architecture, checkpoint: Checkpoint) -> None:
         self.arch, self.emit = architecture, Emitter(checkpoint, architecture.tensors)
@@ -83,10 +84,10 @@ class TextBuilder:
     def teaching(self) -> onnx.ModelProto:
         """(B, S) and what stands before each of n target tokens, (B, n), -> (B, n, v), by ``_taught``."""
 
-    def norm(self, module: str, value: str, output: str = "", *, plus_one: bool = False) -> str:
-        """RMSNorm, x / sqrt(mean(x^2) + eps) w, in the operators that ONNX Runtime fuses; or by 1 + w."""
+    def norm(self, module: str, value: str, output: str = "") -> str:
+        """RMSNorm, x / sqrt(mean(x^2) + eps) w, in the operators that ONNX Runtime fuses."""
         op, constant, weight = self.emit.op, self.emit.constant, self.emit.weight(f"{module}.weight")
-        if plus_one:
+        if self.plus_one:
             weight = op("Add", weight, constant("plus_one", 1, np.float32))
         square = op("ReduceMean", op("Pow", value, constant("two", 2, np.float32)), self.emit.ints(-1))
         root = op("Sqrt", op("Add", square, constant("epsilon", self.arch.layer_norm_eps, np.float32)))

@@ -98,10 +98,12 @@ def bottleneck_plan(config: BnConfig, places: Places) -> ConversionPlan:
     readers = [_Reader(config, places.of_adapter(site), places.shared, site, widths[site]) for site in every]
     shapes = {name: shape for reader in readers for name, shape in reader.shapes().items()}
     even, placed = len(set(widths.values())) == 1, form["reads"] != "residual" and config.original_ln_after
-    factored = config.phm_layer and _is_plain(form) and placed and config.scaling != "channel" and even
+    # It adds to the sub-layer's output, without norms of its own.
+    plain = form["keeps"] == "sublayer" and not form["norm_before"] and form["norm_after"] == "none"
+    factored = config.phm_layer and plain and placed and config.scaling != "channel" and even
     if factored:
         method = _factored(config, form, settings)
-    elif named := _NAMED.get((form["roles"], form["reads"])) if _is_plain(form) else None:
+    elif named := _NAMED.get((form["roles"], form["reads"])) if plain else None:
         method = named(**settings)
     else:
         method = BottleneckAdapter.from_settings({**settings, **form})
@@ -136,11 +138,6 @@ def _form(config: BnConfig) -> dict[str, Any]:
         reads, keeps = "norm", {True: "sublayer", False: "norm", "post_add": "sum"}[config.residual_before_ln]
     form = {"roles": roles, "reads": reads, "keeps": keeps, "norm_before": config.ln_before}
     return {**form, "norm_after": after if config.ln_after else "none"}
-
-
-def _is_plain(form: Mapping[str, Any]) -> bool:
-    """Whether it adds to the sub-layer's output, without norms of its own."""
-    return form["keeps"] == "sublayer" and not form["norm_before"] and form["norm_after"] == "none"
 
 
 def _factored(config: BnConfig, form: Mapping[str, Any], settings: Mapping[str, Any]) -> PerLayer:
