@@ -6,18 +6,18 @@ Letters: d hidden, f intermediate, h heads, k heads of keys and values, e a head
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from edgepeft.backbones.base import Attention, Role, Site
-from edgepeft.backbones.config import checked, read_sizes, rope_theta
+from edgepeft.backbones.base import LINEAR_ROLES, OUTPUT_LAYER, Attention, Role, Site
+from edgepeft.backbones.config import Sizes, checked, read_sizes, require_known, rope_theta
 from edgepeft.backbones.positions import frequencies
 from edgepeft.common.errors import UsageError
 
-WORDS, OUTPUT = "model.embed_tokens.weight", "lm_head.weight"
+WORDS = "model.embed_tokens.weight"
 _LINEAR = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
 _FEED_FORWARD = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
 ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh")
@@ -37,7 +37,7 @@ class DecoderLayout:
     sandwich: bool = False
     plus_one: bool = False
     scaled: bool = False
-    activation: str = "hidden_act"
+    activation: tuple[str, str] = ("hidden_act", "silu")  # the config's key, and what is taken where that is silent
     local_theta: bool = False  # layers with a window have a base of their own
 
     @property
@@ -59,41 +59,40 @@ LAYOUTS: Mapping[str, DecoderLayout] = {
     "qwen2": DecoderLayout(biased=_LINEAR[:3]),
     "qwen3": DecoderLayout(head_norms=2),
     "gemma3_text": DecoderLayout(
-        head_norms=1, sandwich=True, plus_one=True, scaled=True, activation="hidden_activation", local_theta=True
+        head_norms=1,
+        sandwich=True,
+        plus_one=True,
+        scaled=True,
+        local_theta=True,
+        activation=("hidden_activation", "gelu_pytorch_tanh"),
     ),
 }
-_DEFAULTS = {
-    "rms_norm_eps": 1e-6,
-    "max_position_embeddings": 2048,
-    "hidden_act": "silu",
-    "hidden_activation": "gelu_pytorch_tanh",
-    "eos_token_id": 2,
-}
 
 
-@dataclass(frozen=True)
-class Sizes:
-    hidden_size: int
-    intermediate_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
+@dataclass(frozen=True, kw_only=True)
+class DecoderSizes(Sizes):
+    """Heads of keys and values are as many or fewer."""
+
+    max_length: int = 2048
+    layer_norm_eps: float = 1e-6
     num_key_value_heads: int
     head_dim: int
-    vocab_size: int
-    max_position_embeddings: int
-    eos_token_id: int
-    pad_token_id: int
-    rms_norm_eps: float
+    eos_token_id: int = 2
 
 
-def sizes_of(config: Mapping[str, Any]) -> Sizes:
-    heads = checked("num_attention_heads", config.get("num_attention_heads"), "int")
-    silent = {**_DEFAULTS, "num_key_value_heads": heads}
+def sizes_of(config: Mapping[str, Any]) -> DecoderSizes:
+    layout, heads = (
+        LAYOUTS[config["model_type"]],
+        checked("num_attention_heads", config.get("num_attention_heads"), "int"),
+    )
+    silent = {"num_key_value_heads": heads, "activation": layout.activation[1]}
+    keys = {"layer_norm_eps": "rms_norm_eps", "activation": layout.activation[0]}
     silent["head_dim"] = checked("hidden_size", config.get("hidden_size"), "int") // heads
     ends = config.get("eos_token_id")
     given = {**config, "eos_token_id": ends[0] if isinstance(ends, list) and ends else ends}
     silent["pad_token_id"] = given["eos_token_id"] if given["eos_token_id"] is not None else 0
-    sizes = read_sizes(Sizes, given, silent)
+    sizes = read_sizes(DecoderSizes, given, silent, keys)
+    require_known(layout.activation[0], sizes.activation, ACTIVATIONS)
     if sizes.head_dim % 2:
         raise UsageError(f"the config's head_dim is {sizes.head_dim}; rotary positions turn pairs of numbers.")
     if heads % sizes.num_key_value_heads:
@@ -110,9 +109,9 @@ def sizes_of(config: Mapping[str, Any]) -> Sizes:
     return sizes
 
 
-def attention_of(config: Mapping[str, Any], sizes: Sizes) -> tuple[Attention, ...]:
+def attention_of(config: Mapping[str, Any], sizes: DecoderSizes) -> tuple[Attention, ...]:
     """Each layer's."""
-    n, layout = sizes.num_hidden_layers, LAYOUTS[config["model_type"]]
+    n, layout = sizes.n_layers, LAYOUTS[config["model_type"]]
     whole = _turning(config, sizes.head_dim, "full_attention" if layout.local_theta else "")
     if not layout.local_theta:
         return (whole,) * n
@@ -157,34 +156,31 @@ def _number(settings: Mapping[str, Any], name: str) -> float:
     return float(value)
 
 
-def tensors_of(config: Mapping[str, Any], sizes: Sizes) -> dict[str, tuple[int, ...]]:
-    layout = LAYOUTS[config["model_type"]]
-    d, f, e = sizes.hidden_size, sizes.intermediate_size, sizes.head_dim
-    wide, narrow = sizes.num_attention_heads * e, sizes.num_key_value_heads * e
-    shapes = dict(zip(_LINEAR, ((wide, d), (narrow, d), (narrow, d), (d, wide)), strict=True))
-    shapes |= dict(zip(_FEED_FORWARD, ((f, d), (f, d), (d, f)), strict=True))
+def tensors_of(config: Mapping[str, Any], sizes: DecoderSizes, sites: Iterable[Site]) -> dict[str, tuple[int, ...]]:
+    layout, d, e = LAYOUTS[config["model_type"]], sizes.hidden_size, sizes.head_dim
+    linear = [site for site in sites if site.role in LINEAR_ROLES]
     biased = {*layout.biased, *(_LINEAR if config.get("attention_bias") and not layout.biased else ())}
     biased |= {*(_FEED_FORWARD if config.get("mlp_bias") else ())}
     table: tuple[int, ...] = (sizes.vocab_size, d)
     tied = config.get("tie_word_embeddings", layout.scaled)  # transformers' default: Gemma's are, the others' not
-    tensors = {WORDS: table} | ({} if tied else {OUTPUT: table})
-    for i in range(sizes.num_hidden_layers):
+    tensors = {WORDS: table} | ({} if tied else {OUTPUT_LAYER: table})
+    for i in range(sizes.n_layers):
         layer = f"model.layers.{i}."
-        for module, shape in shapes.items():
-            tensors[f"{layer}{module}.weight"] = shape
-            if module in biased:
-                tensors[f"{layer}{module}.bias"] = shape[:1]
+        for site in (site for site in linear if site.layer == i):
+            tensors[f"{site.module}.weight"] = (site.out_features, site.in_features)
+            if site.module.endswith(tuple(biased)):
+                tensors[f"{site.module}.bias"] = (site.out_features,)
         tensors |= {f"{layer}{norm}.weight": (d,) for norm in layout.norms.values()}
         if layout.head_norms:
             tensors |= {f"{layer}self_attn.{part}_norm.weight": (e,) for part in "qk"}
     return {**tensors, "model.norm.weight": (d,)}
 
 
-def sites_of(layout: DecoderLayout, sizes: Sizes) -> Iterator[Site]:
+def sites_of(layout: DecoderLayout, sizes: DecoderSizes) -> Iterator[Site]:
     d, f, e = sizes.hidden_size, sizes.intermediate_size, sizes.head_dim
-    wide, narrow = sizes.num_attention_heads * e, sizes.num_key_value_heads * e
+    wide, narrow = sizes.n_heads * e, sizes.num_key_value_heads * e
     yield Site("word_embeddings", Role.WORD_EMBEDDINGS, None, d, d, "model.layers.0", is_input=True)
-    for i in range(sizes.num_hidden_layers):
+    for i in range(sizes.n_layers):
         layer = f"model.layers.{i}"
 
         def at(role: Role, module: str, widths: tuple[int, int], residual: str | None = None, **more: Any) -> Site:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from edgepeft.backbones.base import Role, Site
-from edgepeft.backbones.config import MAX_LAYERS, checked, require_known
+from edgepeft.backbones.config import KEYS, Sizes, read_sizes, require_known
 from edgepeft.common.errors import UsageError
 
 BUCKETS, FURTHEST = 32, 128  # of distances, in MPNet's code
@@ -36,26 +36,21 @@ class ModelLayout:
     key: str = "attention.self.key"
     value: str = "attention.self.value"
     attention_output: str = "attention.output.dense"
-    attention_dropout: str = "attention.output.dropout"
     attention_norm: str = "attention.output.LayerNorm"
-    attention_residual: tuple[str, int] = ("attention.output", 1)
     up: str = "intermediate.dense"
     gate: str = ""  # where there are two first products, the one past which the activation comes; ``up`` is the other
-    gated: str = ""  # the module that gives both, multiplied; none where it is what ``down`` reads
-    activation: str = "intermediate.intermediate_act_fn"
+    activation: str = "intermediate.intermediate_act_fn"  # where there is no gate
     down: str = "output.dense"
-    ffn_dropout: str = "output.dropout"
-    ffn_residual: tuple[str, int] = ("output", 1)
     ffn_norm: str = "output.LayerNorm"
-    layer_end: str = "output"
     unbiased: tuple[str, ...] = ()  # how the names of modules without a bias end
     positions: bool = True  # a table of them, added to the words'
     token_types: bool = True
     counted_positions: bool = False  # from the count of ids != pad, not from the column
     rotary: Literal["", "halves", "neighbours"] = ""  # which pairs of a head's numbers positions turn
+    theta: float = 0.0  # RoPE's base, where the config says nothing
     distances: str = ""  # the table of what is added to attention for a distance between two tokens
     distances_enter: tuple[str, int] = ("", 0)  # a layer's module, and which of its arguments that is
-    task_types: bool = False  # a table of them, all texts being of the first, where use_task_id says so
+    task_types: bool = False  # a table of them, where the config's use_task_id says so; all texts are of the first
     projection: str = ""  # from the embeddings' own size to the layers', where there is one
     always_projects: bool = False  # of equal sizes too
     last_norm: str = ""  # past the last layer, where norms stand before sub-layers, not after the sums
@@ -71,39 +66,35 @@ class ModelLayout:
     fixed: Mapping[str, Any] = field(default_factory=lambda: ENCODERS)  # of these keys no other value is supported
 
 
-# What transformers takes where a config is silent; sizes have no default here.
-_DEFAULTS: Mapping[str, Any] = {"hidden_act": "gelu", "layer_norm_eps": 1e-12, "type_vocab_size": 2, "pad_token_id": 0}
+@dataclass(frozen=True, kw_only=True)
+class EncoderSizes(Sizes):
+    """``max_length`` are the rows of positions, of which a padding token may keep some."""
 
-
-@dataclass(frozen=True)
-class Sizes:
-    hidden_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    intermediate_size: int
-    vocab_size: int
-    max_position_embeddings: int
-    type_vocab_size: int
-    pad_token_id: int
+    pad_token_id: int = 0
+    layer_norm_eps: float = 1e-12
+    activation: str = "gelu"
+    type_vocab_size: int = 2
     embedding_size: int
     num_hidden_groups: int
-    task_type_vocab_size: int
-    hidden_act: str
-    layer_norm_eps: float
+    task_type_vocab_size: int = 3
 
 
-def sizes_of(config: Mapping[str, Any], layout: ModelLayout) -> Sizes:
+def sizes_of(config: Mapping[str, Any], layout: ModelLayout) -> EncoderSizes:
     for name, value in layout.fixed.items():
         if config.get(name) not in (None, value):
             raise UsageError(f"the config's {name} is {config[name]!r}; {config['model_type']} has {value}.")
-    defaults = {**_DEFAULTS, **layout.defaults}
-    values: dict[str, Any] = {}
-    for name, kind in Sizes.__annotations__.items():
-        key = layout.keys.get(name, name)
-        read, otherwise = _read_by_some(config, layout, values).get(name, (True, None))
-        values[name] = checked(key, config.get(key, defaults.get(name)), kind) if read else otherwise
-    sizes = Sizes(**values)
-    d, heads = sizes.hidden_size, sizes.num_attention_heads
+    read = {
+        "embedding_size": layout.projection,
+        "num_hidden_groups": layout.shares_layers,
+        "type_vocab_size": layout.token_types,
+        "task_type_vocab_size": layout.task_types,
+    }
+    given = {**config, **{name: None for name, wanted in read.items() if not wanted}}  # anything may stand there
+    keys = {**KEYS, "activation": "hidden_act", **layout.keys}
+    width, n_layers = (config.get(keys.get(name, name)) for name in ("hidden_size", "n_layers"))
+    silent = {"embedding_size": width, "num_hidden_groups": n_layers, **layout.defaults}
+    sizes = read_sizes(EncoderSizes, given, silent, keys)
+    d, heads = sizes.hidden_size, sizes.n_heads
     if layout.rotary and d % (2 * heads):
         raise UsageError(
             f"the config's num_attention_heads is {heads}, which does not divide its hidden_size {d} into heads of "
@@ -111,49 +102,34 @@ def sizes_of(config: Mapping[str, Any], layout: ModelLayout) -> Sizes:
         )
     if d % heads:
         raise UsageError(f"the config's hidden_size is {d}, not a multiple of its {heads} num_attention_heads.")
-    if sizes.num_hidden_layers > MAX_LAYERS:
-        raise UsageError(f"the config asks for {sizes.num_hidden_layers} layers; at most {MAX_LAYERS} are built.")
-    if sizes.num_hidden_groups > sizes.num_hidden_layers:
+    if config.get("head_dim") not in (None, d // heads):
+        raise UsageError(f"the config's head_dim is {config['head_dim']!r}; supported: {d // heads}, a head's share.")
+    if sizes.num_hidden_groups > sizes.n_layers:
         raise UsageError(
-            f"the config's num_hidden_groups is {sizes.num_hidden_groups}, more than its {sizes.num_hidden_layers} "
-            "layers."
+            f"the config's num_hidden_groups is {sizes.num_hidden_groups}, more than its {sizes.n_layers} layers."
         )
     offset = sizes.pad_token_id + 1 if layout.counted_positions else 0
-    if sizes.max_position_embeddings <= offset or sizes.pad_token_id >= sizes.vocab_size:
+    if sizes.max_length <= offset:
         raise UsageError(
-            f"the config's pad_token_id is {sizes.pad_token_id}, which lies beyond its vocabulary of "
-            f"{sizes.vocab_size} or its {sizes.max_position_embeddings} position embeddings."
+            f"the config's pad_token_id is {sizes.pad_token_id}, which leaves none of its "
+            f"{sizes.max_length} position embeddings."
         )
-    require_known(layout.keys.get("hidden_act", "activation"), sizes.hidden_act, layout.activations)
+    require_known(layout.keys.get("activation", "activation"), sizes.activation, layout.activations)
     return sizes
 
 
-def _read_by_some(
-    config: Mapping[str, Any], layout: ModelLayout, values: Mapping[str, Any]
-) -> dict[str, tuple[bool, int | None]]:
-    """Name -> whether the model type's code reads it, and what it is where that does not; others may stand there."""
-    known = layout.defaults.get("embedding_size") or config.get("embedding_size")  # as wide as layers where not said
-    projected = bool(layout.projection and known)
-    return {
-        "embedding_size": (projected, values.get("hidden_size")),
-        "type_vocab_size": (layout.token_types, _DEFAULTS["type_vocab_size"]),
-        "num_hidden_groups": (layout.shares_layers, values.get("num_hidden_layers")),
-        "task_type_vocab_size": (layout.task_types and bool(config.get("use_task_id")), 0),
-    }
-
-
-def layer_paths(layout: ModelLayout, sizes: Sizes) -> list[str]:
+def layer_paths(layout: ModelLayout, sizes: EncoderSizes) -> list[str]:
     """Each layer's, with its dot: those of a group are in one place (Lan et al., 2020, section 3.1)."""
-    n, groups = sizes.num_hidden_layers, sizes.num_hidden_groups
+    n, groups = sizes.n_layers, sizes.num_hidden_groups
     return [layout.layer.format(i=int(i / (n / groups))) for i in range(n)]  # in floats, as in transformers' code
 
 
-def projection_of(layout: ModelLayout, sizes: Sizes) -> str:
+def projection_of(layout: ModelLayout, sizes: EncoderSizes) -> str:
     """The module between the embeddings and the first layer; nothing where there is none."""
     return layout.projection if layout.always_projects or sizes.embedding_size != sizes.hidden_size else ""
 
 
-def modules_of(layout: ModelLayout, sizes: Sizes) -> Iterator[tuple[str, tuple[int, ...]]]:
+def modules_of(layout: ModelLayout, sizes: EncoderSizes) -> Iterator[tuple[str, tuple[int, ...]]]:
     """(path, shape of its weight): norms are [d], linear layers [out, in]."""
     d, f, width = sizes.hidden_size, sizes.intermediate_size, sizes.embedding_size
     if layout.embeddings_norm:
@@ -173,13 +149,13 @@ def modules_of(layout: ModelLayout, sizes: Sizes) -> Iterator[tuple[str, tuple[i
         yield layout.last_norm, (d,)
 
 
-def tensors_of(layout: ModelLayout, sizes: Sizes) -> dict[str, tuple[int, ...]]:
+def tensors_of(layout: ModelLayout, sizes: EncoderSizes) -> dict[str, tuple[int, ...]]:
     rows = {layout.words: sizes.vocab_size}
-    rows |= {"embeddings.position_embeddings": sizes.max_position_embeddings} if layout.positions else {}
+    rows |= {"embeddings.position_embeddings": sizes.max_length} if layout.positions else {}
     rows |= {"embeddings.token_type_embeddings": sizes.type_vocab_size} if layout.token_types else {}
-    rows |= {"embeddings.task_type_embeddings": sizes.task_type_vocab_size} if sizes.task_type_vocab_size else {}
+    rows |= {"embeddings.task_type_embeddings": sizes.task_type_vocab_size} if layout.task_types else {}
     tensors: dict[str, tuple[int, ...]] = {f"{table}.weight": (n, sizes.embedding_size) for table, n in rows.items()}
-    tensors |= {layout.distances: (BUCKETS, sizes.num_attention_heads)} if layout.distances else {}
+    tensors |= {layout.distances: (BUCKETS, sizes.n_heads)} if layout.distances else {}
     for module, shape in modules_of(layout, sizes):
         tensors[f"{module}.weight"] = shape
         if not module.endswith(layout.unbiased):
@@ -187,7 +163,7 @@ def tensors_of(layout: ModelLayout, sizes: Sizes) -> dict[str, tuple[int, ...]]:
     return tensors
 
 
-def sites_of(layout: ModelLayout, sizes: Sizes) -> Iterator[Site]:
+def sites_of(layout: ModelLayout, sizes: EncoderSizes) -> Iterator[Site]:
     d, width, positions = sizes.hidden_size, sizes.embedding_size, "embeddings.position_embeddings"
     yield Site(Role.WORD_EMBEDDINGS.value, Role.WORD_EMBEDDINGS, None, width, width, layout.words)
     if layout.positions:
@@ -201,7 +177,7 @@ def sites_of(layout: ModelLayout, sizes: Sizes) -> Iterator[Site]:
         if layout.distances:
             module, argument = layout.distances_enter
             first, *others = (layer + module for layer in layers)
-            role, across = Role.DISTANCE_BIAS, (sizes.num_attention_heads, "queries", "places")
+            role, across = Role.DISTANCE_BIAS, (sizes.n_heads, "queries", "places")
             yield Site(role.value, role, None, 1, 1, first, shape=across, argument=argument, others=tuple(others))
     for i in range(len(layers)):
         yield from _layer_sites(layout, sizes, layers, i)
@@ -210,40 +186,39 @@ def sites_of(layout: ModelLayout, sizes: Sizes) -> Iterator[Site]:
     yield from (Site(role.value, role, None, d, d) for role in (Role.POOLED_FIRST, Role.POOLED_MEAN))
 
 
-def _layer_sites(layout: ModelLayout, sizes: Sizes, layers: Sequence[str], i: int) -> Iterator[Site]:
+def _layer_sites(layout: ModelLayout, sizes: EncoderSizes, layers: Sequence[str], i: int) -> Iterator[Site]:
     d, f, layer = sizes.hidden_size, sizes.intermediate_size, layers[i]
     call = (layers[:i].count(layer), layers.count(layer))
 
-    def at(role: Role, module: str, reads: str, inputs: int = d, outputs: int = d, **more: Any) -> Site:
-        place, reader = (layer + module).rstrip("."), (layer + reads).rstrip(".")
-        return Site(f"layer.{i}.{role}", role, i, inputs, outputs, place, reader, call=call, **more)
+    def at(role: Role, module: str, inputs: int = d, outputs: int = d, **more: Any) -> Site:
+        place = (layer + module).rstrip(".")
+        return Site(f"layer.{i}.{role}", role, i, inputs, outputs, place, place, call=call, **more)
 
     def products(modules: Mapping[Role, str], width: int) -> Iterator[Site]:
         for role, module in modules.items():
             roles = [other for other in modules if modules[other] == module]  # whose values one product gives
             first = roles.index(role) * width
             columns = (first, first + width) if len(roles) > 1 else None
-            yield at(role, module, module, outputs=width, columns=columns)
+            yield at(role, module, outputs=width, columns=columns)
 
-    def ends(residual: tuple[str, int], norm: str) -> dict[str, Any]:
-        module, argument = residual
-        found: dict[str, Any] = {"residual": ((layer + module).rstrip("."), argument)}
-        return found if layout.last_norm else found | {"norm": layer + norm}
+    def ends(role: Role, module: str, inputs: int, residual: str, norm: str) -> Site:
+        """A sub-layer's last product; the module of the residual reads what is added to it."""
+        after = None if layout.last_norm else layer + norm
+        return at(role, module, inputs, residual=((layer + residual).rstrip("."), 0), norm=after)
 
-    attention = ends(layout.attention_residual, layout.attention_norm)
-    split = ("batch", sizes.num_attention_heads, "places", d // sizes.num_attention_heads)
+    split = ("batch", sizes.n_heads, "places", d // sizes.n_heads)
     first = {Role.FFN_GATE: layout.gate, Role.FFN_GATED: layout.up} if layout.gate else {Role.FFN_UP: layout.up}
-    is_input = bool(layout.gate) and not layout.gated  # what is gated may be no module's output, but what one reads
-    activation = layout.gated or (layout.down if is_input else layout.activation)
+    activation = layout.down if layout.gate else layout.activation  # what is gated may be no module's output
     if layout.last_norm and (i or layout.first_norm):
-        yield at(Role.ATTENTION_NORM, layout.attention_norm, layout.attention_norm)
+        yield at(Role.ATTENTION_NORM, layout.attention_norm)
     yield from products({Role.QUERY: layout.query, Role.KEY: layout.key, Role.VALUE: layout.value}, d)
     for role, module in ((Role.KEY_HEADS, layout.key), (Role.VALUE_HEADS, layout.value)) if layout.masked else ():
         yield Site(f"layer.{i}.{role}", role, i, d, d, layer + module, shape=split, call=call)
-    yield at(Role.ATTENTION_OUTPUT, layout.attention_dropout, layout.attention_output, **attention)
+    yield ends(Role.ATTENTION_OUTPUT, layout.attention_output, d, "", layout.attention_norm)
     if layout.last_norm:
-        yield at(Role.FFN_NORM, layout.ffn_norm, layout.ffn_norm)
+        yield at(Role.FFN_NORM, layout.ffn_norm)
     yield from products(first, f)
-    yield at(Role.FFN_ACTIVATION, activation, layout.activation, f, f, is_input=is_input)
-    yield at(Role.FFN_OUTPUT, layout.ffn_dropout, layout.down, f, **ends(layout.ffn_residual, layout.ffn_norm))
-    yield at(Role.LAYER_OUTPUT, layout.layer_end, layout.layer_end)
+    yield at(Role.FFN_ACTIVATION, activation, f, f, is_input=bool(layout.gate))
+    summed = layout.ffn_norm if layout.last_norm else layout.up
+    yield ends(Role.FFN_OUTPUT, layout.down, f, summed, layout.ffn_norm)
+    yield at(Role.LAYER_OUTPUT, "")

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgepeft.backbones.checkpoint import Checkpoint
+from edgepeft.backbones.config import Sizes
 from edgepeft.common.errors import BundleError, UnknownName, UsageError, named
 from edgepeft.common.registry import modules_of
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from edgepeft.backbones.text import TextGraphs
 
 NO_HEAD = "none"
+OUTPUT_LAYER = "lm_head.weight"  # what gives a decoder's logits, where the table of words does not
 
 
 class Role(StrEnum):
@@ -126,7 +128,7 @@ class Site:
     layer: int | None
     in_features: int
     out_features: int  # of word and position embeddings the width of their tables
-    # The HF module whose output the site is, past the dropout that follows a sub-layer's projection; pooled have none.
+    # The HF module whose output the site is (in eval mode, in which no dropout does anything); pooled have none.
     module: str = ""
     reads: str = ""  # the module whose first input is ``x``
     residual: tuple[str, int] | None = None  # where the value comes in that will be added to ``y``: module, argument
@@ -184,27 +186,19 @@ class Decoder:
         return starts
 
 
-@dataclass(frozen=True)
-class Architecture:
-    """A backbone's sizes, read from its config alone."""
+@dataclass(frozen=True, kw_only=True)
+class Architecture(Sizes):
+    """A backbone's sizes (layers of all stacks together), tensors and sites, read from its config alone."""
 
     family: str
     model_type: str
-    hidden_size: int
-    n_layers: int  # of all stacks together
-    n_heads: int
-    intermediate_size: int
-    vocab_size: int
-    max_length: int
-    pad_token_id: int
-    layer_norm_eps: float
-    activation: str
     sites: tuple[Site, ...]
     tensors: Mapping[str, tuple[int, ...]]  # shapes of the encoder's parameters, by their names in the HF base model
-    pooler: Mapping[str, tuple[int, ...]]  # likewise of the pooler that some checkpoints carry (a head may read it)
     norms: tuple[str, ...]  # module paths of the LayerNorms
-    inputs: tuple[str, ...]
     head: str  # the kind that a task gets
+    inputs: tuple[str, ...] = ("input_ids", "attention_mask")
+    # Shapes of the pooler's parameters, which some checkpoints carry; a head may read it.
+    pooler: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     # Those that linear layers and norms lack, which BitFit adds as zeros.
     absent_biases: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     words: str = "embeddings.word_embeddings.weight"  # the table of word embeddings
@@ -257,9 +251,9 @@ class Architecture:
 class Family(ABC):
     """Backbones that share one table and one graph builder."""
 
-    name: ClassVar[str]
-    model_types: ClassVar[tuple[str, ...]]
-    limits: ClassVar[tuple[str, ...]]  # what of such models is not supported, as sentences
+    name: str
+    model_types: tuple[str, ...]
+    limits: tuple[str, ...]  # what of such models is not supported, as sentences
     own_values: ClassVar[Mapping[str, str]] = {}  # what else a delta may read -> value of the graph
 
     @abstractmethod

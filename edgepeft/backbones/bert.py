@@ -6,9 +6,7 @@ Post-LN (Devlin et al., 2019), or pre-LN with a final norm (Xiong et al., 2020, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import ClassVar
 
 from edgepeft.backbones._layouts import BUCKETS, ENCODERS, ModelLayout
 from edgepeft.backbones.encoder import Encoder
@@ -16,13 +14,7 @@ from edgepeft.backbones.encoder import Encoder
 _ROBERTA = ModelLayout(prefix="roberta.", counted_positions=True, head="roberta", defaults={"pad_token_id": 1})
 LAYOUTS = {
     "bert": ModelLayout(prefix="bert.", pooler="pooler.dense", head="bert-pooler"),
-    "ernie": ModelLayout(
-        prefix="ernie.",
-        task_types=True,
-        pooler="pooler.dense",
-        head="bert-pooler",
-        defaults={"task_type_vocab_size": 3},
-    ),
+    "ernie": ModelLayout(prefix="ernie.", task_types=True, pooler="pooler.dense", head="bert-pooler"),
     "roberta": _ROBERTA,
     "xlm-roberta": _ROBERTA,
     "camembert": _ROBERTA,
@@ -47,21 +39,16 @@ LAYOUTS = {
         key="attention.key",
         value="attention.value",
         attention_output="attention.dense",
-        attention_dropout="attention.output_dropout",
         attention_norm="attention.LayerNorm",
-        attention_residual=("attention", 0),
         up="ffn",
         activation="activation",
         down="ffn_output",
-        ffn_dropout="ffn_output",  # no dropout follows
-        ffn_residual=("ffn", 0),
         ffn_norm="full_layer_layer_norm",
-        layer_end="full_layer_layer_norm",
         projection="encoder.embedding_hidden_mapping_in",
         always_projects=True,
         pooler="pooler",
         head="albert-pooler",
-        defaults={"embedding_size": 128, "hidden_act": "gelu_new", "num_hidden_groups": 1},
+        defaults={"embedding_size": 128, "activation": "gelu_new", "num_hidden_groups": 1},
         fixed={**ENCODERS, "inner_group_num": 1},
     ),
     "mpnet": ModelLayout(
@@ -70,9 +57,7 @@ LAYOUTS = {
         key="attention.attn.k",
         value="attention.attn.v",
         attention_output="attention.attn.o",
-        attention_dropout="attention.dropout",
         attention_norm="attention.LayerNorm",
-        attention_residual=("attention", 0),
         token_types=False,
         counted_positions=True,
         distances="encoder.relative_attention_bias.weight",
@@ -88,26 +73,21 @@ LAYOUTS = {
         key="attention.k_lin",
         value="attention.v_lin",
         attention_output="attention.out_lin",
-        attention_dropout="attention.out_lin",  # no dropout follows
         attention_norm="sa_layer_norm",
-        attention_residual=("", 0),
         up="ffn.lin1",
         activation="ffn.activation",
         down="ffn.lin2",
-        ffn_dropout="ffn.dropout",
-        ffn_residual=("ffn", 0),
         ffn_norm="output_layer_norm",
-        layer_end="output_layer_norm",
         token_types=False,
         masked="transformer",
         reference="sdpa",  # the eager one has as many keys as tokens, and so no prefix
         head="distilbert",
         keys={
             "hidden_size": "dim",
-            "num_hidden_layers": "n_layers",
-            "num_attention_heads": "n_heads",
+            "n_layers": "n_layers",
+            "n_heads": "n_heads",
             "intermediate_size": "hidden_dim",
-            "hidden_act": "activation",
+            "activation": "activation",
         },
     ),
 }
@@ -115,7 +95,6 @@ _PRE_NORM = {
     "xlm-roberta-xl": replace(
         _ROBERTA,
         attention_norm="attention.self_attn_layer_norm",
-        ffn_dropout="output.dense",  # no dropout follows
         ffn_norm="LayerNorm",
         embeddings_norm="",
         last_norm="encoder.LayerNorm",
@@ -134,30 +113,21 @@ _PRE_NORM = {
 }
 
 
-class Bert(Encoder):
-    """BERT, MiniLM, RoBERTa, XLM-R, CamemBERT, data2vec, ERNIE, RemBERT, ALBERT, ELECTRA, DistilBERT and MPNet."""
-
-    name: ClassVar[str] = "bert"
-    model_types: ClassVar[tuple[str, ...]] = tuple(LAYOUTS)
-    layouts: ClassVar[Mapping[str, ModelLayout]] = LAYOUTS
-    limits: ClassVar[tuple[str, ...]] = (
+FAMILY = Encoder(
+    "bert",
+    LAYOUTS,
+    limits=(
         "Positions are learnt and absolute, MPNet's distances too: another position_embedding_type is refused.",
         "Encoders alone: is_decoder and add_cross_attention are refused.",
         "ALBERT: layers of a group are one set of tensors, and trained as one; inner_group_num above 1 is refused.",
         "ERNIE with use_task_id: texts are of its first task type, as in transformers where none is given.",
-    )
-
-
-class PreNorm(Encoder):
-    """XLM-R-XL, RoBERTa-PreLayerNorm and Megatron-BERT."""
-
-    name: ClassVar[str] = "bert-pre-norm"
-    model_types: ClassVar[tuple[str, ...]] = tuple(_PRE_NORM)
-    layouts: ClassVar[Mapping[str, ModelLayout]] = _PRE_NORM
-    limits: ClassVar[tuple[str, ...]] = (
+    ),
+)
+PRE_NORM = Encoder(
+    "bert-pre-norm",
+    _PRE_NORM,
+    limits=(
         "Positions are learnt and absolute: another position_embedding_type is refused.",
         "Encoders alone: is_decoder and add_cross_attention are refused.",
-    )
-
-
-FAMILY, PRE_NORM = Bert(), PreNorm()
+    ),
+)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,7 +15,6 @@ from edgepeft.common.bounded import json_at
 from edgepeft.common.errors import BundleError, UnknownName, UsageError
 from edgepeft.common.resources import package_data
 
-T = TypeVar("T")
 MAX_LAYERS = 1000
 _LARGEST = 100_000_000  # no size of a model that exists; a damaged config must not fill the memory
 
@@ -42,15 +42,47 @@ def checked(key: str, value: Any, kind: str) -> Any:
     return value
 
 
-def read_sizes(sizes: type[T], config: Mapping[str, Any], silent: Mapping[str, Any]) -> T:
-    """Fill the dataclass from a config by its fields' names; ``silent`` has what stands for null and missing keys."""
-    values = {}
-    for name, kind in sizes.__annotations__.items():
-        value = config.get(name)
-        values[name] = checked(name, silent.get(name) if value is None else value, kind)
+# How most configs call what is not called so there.
+KEYS = {"n_layers": "num_hidden_layers", "n_heads": "num_attention_heads", "max_length": "max_position_embeddings"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """What every config says; a family's own has more, and what transformers takes where one is silent."""
+
+    hidden_size: int
+    n_layers: int
+    n_heads: int
+    intermediate_size: int
+    vocab_size: int
+    max_length: int
+    pad_token_id: int
+    layer_norm_eps: float
+    activation: str
+
+    @property
+    def common(self) -> dict[str, Any]:
+        """Those of every family."""
+        return {each.name: getattr(self, each.name) for each in fields(Sizes)}
+
+
+T = TypeVar("T", bound=Sizes)
+
+
+def read_sizes(sizes: type[T], config: Mapping[str, Any], silent: Mapping[str, Any], keys: Mapping[str, str]) -> T:
+    """Fill the dataclass from a config.
+
+    ``silent``, before the fields' own defaults, has what stands for null and missing keys, ``keys`` how a config calls
+    what it does not call as most do.
+    """
+    keys, values = {**KEYS, **keys}, dict[str, Any]()
+    for name, kind in ((each.name, str(each.type)) for each in fields(sizes)):
+        value = config.get(keys.get(name, name))
+        value = silent.get(name, getattr(sizes, name, None)) if value is None else value
+        values[name] = checked(keys.get(name, name), value, kind)
     for name, value in values.items():
         if name.endswith("_layers") and value > MAX_LAYERS:
-            raise UsageError(f"the config's {name} is {value}; at most {MAX_LAYERS} are built.")
+            raise UsageError(f"the config's {keys.get(name, name)} is {value}; at most {MAX_LAYERS} layers are built.")
         if name.endswith("_token_id") and value >= values["vocab_size"]:
             raise UsageError(f"the config's {name} is {value}, beyond its vocabulary of {values['vocab_size']}.")
     return sizes(**values)

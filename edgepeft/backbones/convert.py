@@ -20,7 +20,7 @@ from edgepeft.backbones.config import read_config
 from edgepeft.backbones.emit import BUNDLE_FILES, BUNDLE_MANIFEST, WEIGHTS_FILE, WEIGHTS_FILES
 from edgepeft.backbones.pickled import read_pickled
 from edgepeft.common.atomic import new_folder
-from edgepeft.common.errors import BundleError, EdgepeftError, MissingPackage, UsageError
+from edgepeft.common.errors import BundleError, EdgepeftError, MissingPackage, UsageError, requiring
 from edgepeft.common.messages import reason
 from edgepeft.common.resources import cache_folder, package_data, private_folder, sha256_of, whole, write_checksums
 
@@ -69,30 +69,38 @@ def plain_folder(folder: Path, names: Callable[[str], tuple[str, ...]] = lambda 
     if as_is and not remade:
         return folder
     parts, companions = _parts(origin), [name for name in COMPANIONS if (folder / name).is_file()]
+
+    def write(new: Path) -> None:
+        for companion in companions:
+            (new / companion).parent.mkdir(exist_ok=True)
+            shutil.copyfile(folder / companion, new / companion)
+        if as_is:
+            shutil.copyfile(plain, new / WEIGHTS_FILE)
+        else:
+            _write_float32(parts, names, new / WEIGHTS_FILE)
+        if remade:
+            _convert_tokenizer(folder, new)
+
+    # Of all files of a copy: shards of two models may share one index, and models their weights.
+    return cached_copy(folder, [*parts, *(folder / name for name in companions)], write)
+
+
+def cached_copy(source: Path, made_of: Sequence[Path], write: Callable[[Path], None]) -> Path:
+    """What ``write`` makes of a folder's files, or of a single one, in the cache: made where it is not there whole."""
     try:
-        made_of = [*parts, *(folder / name for name in companions)]
-        # Of all files of a copy: shards of two models may share one index, and models their weights.
-        listing = "\n".join(f"{path.relative_to(folder)} {sha256_of(path)}" for path in made_of)
+        listing = "\n".join(f"{path.relative_to(source)} {sha256_of(path)}" for path in made_of)
         target = private_folder(cache_folder() / "converted") / hashlib.sha256(listing.encode()).hexdigest()
     except OSError as error:
-        raise EdgepeftError(f"the converted copy of {folder} cannot be kept: {error.strerror}.") from error
+        raise EdgepeftError(f"the converted copy of {source} cannot be kept: {error.strerror}.") from error
     if not whole(target):
         if target.is_dir():
             warnings.warn(
-                f"the converted copy of {folder} in {target} is not what was written there, and is made again.",
+                f"the converted copy of {source} in {target} is not what was written there, and is made again.",
                 RuntimeWarning,
-                stacklevel=2,
+                stacklevel=3,
             )
         with new_folder(target, force=True) as new:
-            for companion in companions:
-                (new / companion).parent.mkdir(exist_ok=True)
-                shutil.copyfile(folder / companion, new / companion)
-            if as_is:
-                shutil.copyfile(plain, new / WEIGHTS_FILE)
-            else:
-                _write_float32(parts, names, new / WEIGHTS_FILE)
-            if remade:
-                _convert_tokenizer(folder, new)
+            write(new)
             write_checksums(new)
     return target
 
@@ -120,12 +128,8 @@ def _convert_tokenizer(folder: Path, target: Path) -> None:
 
 
 def _of_transformers(folder: Path) -> Any:
-    try:
+    with requiring("train", f"converting the tokenizer of {folder}"):
         from transformers import AutoTokenizer
-    except ImportError:
-        raise MissingPackage(
-            f"the tokenizer of {folder} has to be converted, which needs: pip install 'edgepeft[train]'."
-        ) from None
     try:
         return AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)  # type: ignore[no-untyped-call]
     except Exception as error:  # of many kinds: a library is missing, or the vocabulary is damaged

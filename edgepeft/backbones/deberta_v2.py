@@ -153,16 +153,7 @@ class _Builder(EncoderBuilder):
 class DebertaV2(Encoder):
     """DeBERTa-v2, DeBERTa-v3 and mDeBERTa."""
 
-    name: ClassVar[str] = "deberta-v2"
-    model_types: ClassVar[tuple[str, ...]] = tuple(_LAYOUTS)
-    layouts: ClassVar[Mapping[str, ModelLayout]] = _LAYOUTS
     builder: ClassVar[type[EncoderBuilder]] = _Builder
-    limits: ClassVar[tuple[str, ...]] = (
-        "As in published models: content to position and back, a normed table.",
-        "The convolution of v2-xlarge is refused (conv_kernel_size).",
-        "The methods prefix and mam are refused: attention has a product for each distance, and a prefix has none.",
-        "Tasks at queries or keys answer in passes of their own; others share mixed ones.",
-    )
 
     def layout_of(self, config: Mapping[str, Any]) -> ModelLayout:
         """The row of the table, with learnt positions too where the config says so."""
@@ -204,7 +195,16 @@ class DebertaV2(Encoder):
         return super().bindings(architecture) | {site.name: site.name + LONGER for site in sites}
 
 
-FAMILY = DebertaV2()
+FAMILY = DebertaV2(
+    "deberta-v2",
+    _LAYOUTS,
+    limits=(
+        "As in published models: content to position and back, a normed table.",
+        "The convolution of v2-xlarge is refused (conv_kernel_size).",
+        "The methods prefix and mam are refused: attention has a product for each distance, and a prefix has none.",
+        "Tasks at queries or keys answer in passes of their own; others share mixed ones.",
+    ),
+)
 
 
 def _shares(architecture: Architecture) -> bool:

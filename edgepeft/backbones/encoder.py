@@ -9,6 +9,7 @@ Letters: B batch, S padded length, T real tokens, d hidden, h heads, f intermedi
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -21,6 +22,7 @@ from edgepeft.backbones import _layouts as shapes
 from edgepeft.backbones._layouts import ModelLayout
 from edgepeft.backbones.base import Architecture, Attention, Family, Role, Site
 from edgepeft.backbones.checkpoint import Checkpoint
+from edgepeft.backbones.config import rope_theta
 from edgepeft.backbones.emit import Emitter
 from edgepeft.backbones.packing import Lookups, Packing
 from edgepeft.backbones.positions import Rotary, distance_bias, windows
@@ -49,7 +51,11 @@ class EncoderBuilder:
 
     def model(self) -> onnx.ModelProto:
         """The finished graph."""
-        hidden, self.bias = self._embed(), self._distance_bias()
+        hidden, self.bias = self._embed(), ""
+        if table := self.layout.distances:  # otherwise tokens are told apart by position alone
+            name, apart = Role.DISTANCE_BIAS.value, self.packing.distances()
+            bias = distance_bias(self.emit, table, apart, shapes.FURTHEST, both_ways=True, output=name)
+            self.bias = self.emit.op("Add", bias, self.packing.mask_bias)  # (B, h, S, S)
         for i in range(self.arch.n_layers):
             hidden = self._layer(i, hidden)
         if self.layout.last_norm:
@@ -90,15 +96,6 @@ class EncoderBuilder:
         else:
             hidden = op("Identity", hidden, output=output)
         return self.emit.linear(self.layout.projection, hidden, "embeddings") if projects else hidden
-
-    def _distance_bias(self) -> str:
-        """(B, h, S, S), what leaves padding out included; nothing where tokens are told apart by position alone."""
-        if not (table := self.layout.distances):
-            return ""
-        op, packing = self.emit.op, self.packing
-        name = Role.DISTANCE_BIAS.value
-        bias = distance_bias(self.emit, table, packing.distances(), shapes.FURTHEST, both_ways=True, output=name)
-        return op("Add", bias, packing.mask_bias)
 
     def _layer(self, i: int, hidden: str) -> str:
         """(T, d) -> (T, d)."""
@@ -157,18 +154,22 @@ class EncoderBuilder:
 
 
 class Encoder(Family):
-    """Base of families that are a table, whose rows ``EncoderBuilder`` can emit."""
+    """A family that is a table, whose rows ``EncoderBuilder`` can emit."""
 
-    layouts: ClassVar[Mapping[str, ModelLayout]]
     builder: ClassVar[type[EncoderBuilder]] = EncoderBuilder
 
+    def __init__(self, name: str, layouts: Mapping[str, ModelLayout], limits: tuple[str, ...]) -> None:
+        self.name, self.layouts, self.limits, self.model_types = name, layouts, limits, tuple(layouts)
+
     def layout_of(self, config: Mapping[str, Any]) -> ModelLayout:
-        """The row of the table."""
-        return self.layouts[config["model_type"]]
+        """The row of the table, without a table of task types where the config has none."""
+        layout = self.layouts[config["model_type"]]
+        return replace(layout, task_types=layout.task_types and bool(config.get("use_task_id")))
 
     def attention_of(self, config: Mapping[str, Any], n_layers: int) -> tuple[Attention, ...]:
-        """Each layer's, where positions turn queries and keys."""
-        return ()
+        """Each layer's, where positions turn queries and keys: the same everywhere."""
+        layout = self.layouts[config["model_type"]]
+        return (Attention(rope_theta(config, "rope_theta", layout.theta), None),) * n_layers if layout.rotary else ()
 
     def architecture(self, config: Mapping[str, Any]) -> Architecture:
         """Sizes, tensors and sites from the config."""
@@ -179,15 +180,7 @@ class Encoder(Family):
         return Architecture(
             family=self.name,
             model_type=config["model_type"],
-            hidden_size=d,
-            n_layers=sizes.num_hidden_layers,
-            n_heads=sizes.num_attention_heads,
-            intermediate_size=sizes.intermediate_size,
-            vocab_size=sizes.vocab_size,
-            max_length=sizes.max_position_embeddings - offset,
-            pad_token_id=sizes.pad_token_id,
-            layer_norm_eps=sizes.layer_norm_eps,
-            activation=sizes.hidden_act,
+            **{**sizes.common, "max_length": sizes.max_length - offset},
             sites=tuple(shapes.sites_of(layout, sizes)),
             tensors=shapes.tensors_of(layout, sizes),
             pooler={f"{layout.pooler}.weight": (d, d), f"{layout.pooler}.bias": (d,)} if layout.pooler else {},
@@ -195,7 +188,7 @@ class Encoder(Family):
             inputs=("input_ids", "attention_mask", *token_types),
             head=layout.head,
             words=f"{layout.words}.weight",
-            attention=self.attention_of(config, sizes.num_hidden_layers),
+            attention=self.attention_of(config, sizes.n_layers),
             foreign_head=layout.foreign_head,
             reference=layout.reference,
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,11 +18,10 @@ from tokenizers import Regex, Tokenizer
 from tokenizers.pre_tokenizers import ByteLevel, Digits, PreTokenizer, Sequence, Split
 
 from edgepeft.backbones.base import family_of
+from edgepeft.backbones.convert import cached_copy
 from edgepeft.backbones.positions import frequencies
-from edgepeft.common.atomic import new_folder
-from edgepeft.common.errors import BundleError, EdgepeftError, MissingPackage, UsageError
+from edgepeft.common.errors import BundleError, EdgepeftError, UsageError, requiring
 from edgepeft.common.messages import reason
-from edgepeft.common.resources import cache_folder, private_folder, sha256_of, whole, write_checksums
 
 if TYPE_CHECKING:
     from gguf import GGUFReader
@@ -62,25 +62,13 @@ def folder_of_gguf(path: Path) -> Path:
             raise UsageError(
                 f"{path} is no GGUF file; a backbone is a folder in Hugging Face layout, a Hub name or a GGUF file."
             )
-    try:
-        target = private_folder(cache_folder() / "converted") / sha256_of(path)
-    except OSError as error:
-        raise EdgepeftError(f"the converted copy of {path} cannot be kept: {error.strerror}.") from error
-    if not whole(target):
-        _check(path)
-        with new_folder(target, force=True) as new:
-            _convert(path, new)
-            write_checksums(new)
-    return target
+    return cached_copy(path, (path,), partial(_convert, path))
 
 
-def _check(path: Path) -> None:
+def _check(path: Path, reader: GGUFReader) -> None:
     """Before minutes of work, refuse what cannot be converted."""
-    with _damage(path):
-        reader = _reader(path)
-        named = _value(reader, "general.architecture")
-        types = sorted({tensor.tensor_type.name for tensor in reader.tensors})
-        split = _split(reader)
+    named, split = _value(reader, "general.architecture"), _split(reader)
+    types = sorted({tensor.tensor_type.name for tensor in reader.tensors})
     if named not in _MODEL_TYPES:
         raise UsageError(
             f"{path} is of the architecture {named!r}; GGUF files can be {', '.join(_MODEL_TYPES)}. Give the folder "
@@ -99,18 +87,16 @@ def _check(path: Path) -> None:
 
 
 def _reader(path: Path) -> GGUFReader:
-    try:
+    with requiring("gguf", f"converting {path}, a GGUF file,"):
         import torch  # noqa: F401
         import transformers  # noqa: F401
         from gguf import GGUFReader
-    except ImportError:
-        raise MissingPackage(
-            f"{path} is a GGUF file, which has to be converted: pip install 'edgepeft[gguf]'."
-        ) from None
     return GGUFReader(path)
 
 
 def _convert(path: Path, folder: Path) -> None:
+    with _damage(path):
+        _check(path, reader := _reader(path))
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging as transformers_logging
 
@@ -118,7 +104,7 @@ def _convert(path: Path, folder: Path) -> None:
 
     where = {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
     with _damage(path):
-        reader, config = _reader(path), AutoConfig.from_pretrained(**where)
+        config = AutoConfig.from_pretrained(**where)
         config.rope_scaling = _scaling(path, reader, config.to_dict())
         if width := _value(reader, f"{_value(reader, 'general.architecture')}.attention.key_length"):
             config.head_dim = width  # which transformers reads of Gemma alone

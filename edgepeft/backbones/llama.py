@@ -30,124 +30,35 @@ from edgepeft.backbones.base import (
     Architecture,
     Attention,
     Decoder,
-    Family,
     PackedIndex,
     Pooling,
     Role,
-    Site,
 )
 from edgepeft.backbones.checkpoint import Checkpoint
-from edgepeft.backbones.config import checked, require_known
-from edgepeft.backbones.emit import Emitter
+from edgepeft.backbones.config import checked
 from edgepeft.backbones.packing import Packing
 from edgepeft.backbones.positions import frequencies
 
-# Role -> the values around its site: what its module reads, and what is added to its output.
-_AROUND = {
-    **{role: {"input": "{layer}attention_norm"} for role in (Role.QUERY, Role.KEY, Role.VALUE)},
-    Role.ATTENTION_OUTPUT: {"input": "{layer}context", "residual": "{below}"},
-    **{role: {"input": "{layer}ffn_norm"} for role in (Role.FFN_GATE, Role.FFN_GATED)},
-    Role.FFN_OUTPUT: {"input": "{layer}ffn_activation", "residual": "{layer}attention_output.sum"},
-}
 _Attend = Callable[[int, str, str, str, str], str]  # layer; query, key and value (., . e); output -> (., h e)
 
 
-class Llama(Family):
-    """Decoders alone, by the whole model's names: ``model.layers.0...`` and ``lm_head``."""
-
-    name: ClassVar[str] = "llama"
-    model_types: ClassVar[tuple[str, ...]] = tuple(shapes.LAYOUTS)
-    limits: ClassVar[tuple[str, ...]] = (
-        "They write text, or a linear layer reads the last token; tags, spans and embeddings are an encoder's.",
-        "Where layers see a window, prompt and answer together may be as long as the window.",
-        "The rope_type is default, linear or llama3; logits that are capped are refused.",
-    )
-
-    def architecture(self, config: Mapping[str, Any]) -> Architecture:
-        """Sizes, tensors and sites from the config."""
-        layout, sizes = shapes.LAYOUTS[config["model_type"]], shapes.sizes_of(config)
-        tensors, activation = shapes.tensors_of(config, sizes), config.get(layout.activation) or "silu"
-        require_known(layout.activation, activation, shapes.ACTIVATIONS)
-        longest, window = sizes.max_position_embeddings, config.get("sliding_window")
-        if window is not None and config.get("use_sliding_window", True):
-            longest = min(longest, checked("sliding_window", window, "int"))
-        linear = [n.removesuffix(".weight") for n in tensors if n.endswith("_proj.weight")]
-        return Architecture(
-            family=self.name,
-            model_type=config["model_type"],
-            hidden_size=sizes.hidden_size,
-            n_layers=sizes.num_hidden_layers,
-            n_heads=sizes.num_attention_heads,
-            intermediate_size=sizes.intermediate_size,
-            vocab_size=sizes.vocab_size,
-            max_length=longest,
-            pad_token_id=sizes.pad_token_id,
-            layer_norm_eps=sizes.rms_norm_eps,
-            activation=activation,
-            sites=tuple(shapes.sites_of(layout, sizes)),
-            tensors=tensors,
-            pooler={},
-            norms=tuple(n.removesuffix(".weight") for n, shape in tensors.items() if len(shape) == 1 and "norm" in n),
-            inputs=("input_ids", "attention_mask"),
-            head="score",
-            absent_biases={f"{n}.bias": tensors[f"{n}.weight"][:1] for n in linear if f"{n}.bias" not in tensors},
-            words=shapes.WORDS,
-            decoder=Decoder(None, sizes.eos_token_id, 1.0, 0),
-            pooling=Pooling.LAST,
-            attention=shapes.attention_of(config, sizes),
-            weights_dtype="int8",  # a step's time is that of reading the weights
-            reference="sdpa",  # the eager one's softmax is of float32: in float64 padding in front gives no number
-        )
-
-    def neighbours(self, architecture: Architecture, site: Site) -> dict[str, str]:
-        """Name the values beside a site of its layer."""
-        below = f"layer.{site.layer - 1}.layer_output" if site.layer else "word_embeddings"
-        here = {"below": below, "layer": f"layer.{site.layer}."}
-        return {suffix: value.format(**here) for suffix, value in _AROUND.get(site.role, {}).items()}
-
-    def bindings(self, architecture: Architecture) -> dict[str, str]:
-        """As every family's; where no norm stands between, a layer's keys and values are what its products give."""
-        products = {Role.VALUE_STATES: Role.VALUE}
-        if not shapes.LAYOUTS[architecture.model_type].head_norms:
-            products[Role.KEY_STATES] = Role.KEY
-        sites = architecture.sites_of(*products)
-        return super().bindings(architecture) | {
-            site.name: f"layer.{site.layer}.{products[site.role]}" for site in sites
-        }
-
-    def build_graph(self, architecture: Architecture, checkpoint: Checkpoint) -> onnx.ModelProto:
-        """The packed-token graph; its outputs are last_hidden_state [B, S, d] and pooled values [B, d]."""
-        return _Builder(architecture, checkpoint).model()
-
-    def text_graphs(self, architecture: Architecture, checkpoint: Checkpoint) -> text.TextGraphs:
-        """The graph of a prompt, and that of a step."""
-        prompt, step = (_Builder(architecture, checkpoint) for _ in range(2))
-        return text.TextGraphs(prompt.prompt(), step.step())
-
-    def teaching_graph(self, architecture: Architecture, checkpoint: Checkpoint) -> onnx.ModelProto:
-        """A prompt and its target in one pass."""
-        return _Builder(architecture, checkpoint).teaching()
-
-
-FAMILY = Llama()
-
-
-class _Builder:
+class _Builder(text.TextBuilder):
     """Emits one model."""
 
+    rows: ClassVar[str] = "texts"
     packing: Packing
     causal: str  # (B, 1, S, S), what is added to scores: 0, or the lowest number for padding and what comes later
 
     def __init__(self, architecture: Architecture, checkpoint: Checkpoint) -> None:
-        self.arch, self.layout = architecture, shapes.LAYOUTS[architecture.model_type]
-        self.emit = Emitter(checkpoint, architecture.tensors)
+        super().__init__(architecture, checkpoint)
+        self.layout, self.depth = shapes.LAYOUTS[architecture.model_type], architecture.n_layers
+        self.plus_one = self.layout.plus_one
         rows = {part: architecture.tensors[f"model.layers.0.self_attn.{part}_proj.weight"][0] for part in "qk"}
         self.width = rows["q"] // architecture.n_heads
         self.heads, self.groups = rows["k"] // self.width, rows["q"] // rows["k"]
         self.turns: dict[Attention, tuple[str, str]] = {}  # cosines and sines of each token, (., 1, e)
 
     def model(self) -> onnx.ModelProto:
-        """The bare backbone's graph."""
         hidden, d = self._read("input_ids", "attention_mask", self._attend_at_once), self.arch.hidden_size
         last = self.emit.op("Gather", hidden, self.packing.ends(), output=Role.POOLED_LAST.value)  # (B, d)
         outputs = self.packing.outputs(hidden, d)
@@ -166,13 +77,9 @@ class _Builder:
         first = op("Add", op("ReduceSum", real, ints(1)), op("Unsqueeze", self.packing.starts, ints(1)))  # (B, 1)
         n = op("Squeeze", op("Shape", text.BEFORE, start=1))
         places = op("Range", self.emit.constant("minus_one", -1, np.int64), op("Sub", n, self.packing.one), "one")
-        logits = self._logits(op("Gather", hidden, op("Reshape", op("Add", first, places), ints(-1))))  # (B n, v)
-        shape = op("Concat", op("Shape", text.BEFORE), ints(-1), axis=0)
-        op("Reshape", logits, shape, output=text.LOGITS)
-        before, taught = self._steps().teaching()
-        return self.emit.model(self.arch.model_type, [*self.arch.inputs, before], [taught])
+        return self._taught(op("Gather", hidden, op("Reshape", op("Add", first, places), ints(-1))))  # of (B n, d)
 
-    def prompt(self) -> onnx.ModelProto:
+    def encoder(self) -> onnx.ModelProto:
         """(B, S) -> the keys and values of each layer, and what hides padding and each row's last token."""
         op, ints = self.emit.op, self.emit.ints
 
@@ -187,9 +94,9 @@ class _Builder:
         columns = op("Range", packing.zero, packing.length, packing.one)
         bias = op("Where", op("Less", columns, last), "none", "lowest")  # (B, S)
         op("Add", op("Unsqueeze", bias, ints(1, 2)), packing.mask_bias, output=text.CROSS_BIAS)
-        return self.emit.model(self.arch.model_type, self.arch.inputs, self._steps().cross())
+        return self._encoded()
 
-    def step(self) -> onnx.ModelProto:
+    def decoder(self) -> onnx.ModelProto:
         """One token more of each of N texts: their last tokens, and whose caches they go on with, -> (N, v)."""
         op, ints, constant = self.emit.op, self.emit.ints, self.emit.constant
         zero = constant("zero", 0, np.int64)
@@ -201,12 +108,7 @@ class _Builder:
         op("Identity", texts, output=PACKED_INDICES[PackedIndex.ROW])
         op("Identity", texts, output=PACKED_INDICES[PackedIndex.FIRST_TOKEN])
         self._turn(places)
-        logits = self._logits(self._layers(self._embedded(text.IDS), self._attend_step))
-        op("Identity", logits, output=text.LOGITS)  # a name of its own, for the site may be adapted
-        return self.emit.model(self.arch.model_type, self._steps().inputs(), self._steps().outputs())
-
-    def _steps(self) -> text.Steps:
-        return text.Steps(self.arch.n_layers, self.heads, self.width, self.arch.vocab_size, rows="texts")
+        return self._stepped(self._layers(self._embedded(text.IDS), self._attend_step))
 
     def _read(self, ids: str, mask: str, attend: _Attend) -> str:
         """Rows of tokens -> (T, d), past the last norm."""
@@ -244,7 +146,7 @@ class _Builder:
         norms = self.layout.norms
         for i in range(self.arch.n_layers):
             module, name = f"model.layers.{i}.", f"layer.{i}."
-            normed = self._norm(module + norms["attention"], hidden, name + "attention_norm")
+            normed = self.norm(module + norms["attention"], hidden, name + "attention_norm")
             parts = (Role.QUERY, Role.KEY, Role.VALUE)
             query, key, value = (linear(f"{module}self_attn.{part[0]}_proj", normed, name + part) for part in parts)
             query = self._turned(i, query, f"{module}self_attn.q_norm", self.arch.n_heads)
@@ -254,28 +156,18 @@ class _Builder:
             context = attend(i, query, key, value, name + "context")
             attended = linear(f"{module}self_attn.o_proj", context, name + "attention_output")
             if self.layout.sandwich:
-                attended = self._norm(module + norms["past_attention"], attended)
+                attended = self.norm(module + norms["past_attention"], attended)
             hidden = op("Add", attended, hidden, output=name + "attention_output.sum")
-            normed = self._norm(module + norms["ffn"], hidden, name + "ffn_norm")
+            normed = self.norm(module + norms["ffn"], hidden, name + "ffn_norm")
             gate = linear(f"{module}mlp.gate_proj", normed, name + "ffn_gate")
             opened = self.emit.activated(self.arch.activation, gate)
             gated = linear(f"{module}mlp.up_proj", normed, name + "ffn_gated")
             up = op("Mul", opened, gated, output=name + "ffn_activation")
             down = linear(f"{module}mlp.down_proj", up, name + "ffn_output")
             if self.layout.sandwich:
-                down = self._norm(module + norms["past_ffn"], down)
+                down = self.norm(module + norms["past_ffn"], down)
             hidden = op("Add", down, hidden, output=name + "layer_output")
-        return self._norm("model.norm", hidden, Role.STACK_OUTPUT.value)
-
-    def _norm(self, module: str, value: str, output: str = "") -> str:
-        """x / sqrt(mean(x^2) + eps) w, in the operators that ONNX Runtime fuses."""
-        op, constant = self.emit.op, self.emit.constant
-        weight = self.emit.weight(f"{module}.weight")
-        if self.layout.plus_one:
-            weight = op("Add", weight, constant("plus_one", 1, np.float32))
-        square = op("ReduceMean", op("Pow", value, constant("two", 2, np.float32)), self.emit.ints(-1))
-        root = op("Sqrt", op("Add", square, constant("epsilon", self.arch.layer_norm_eps, np.float32)))
-        return op("Mul", op("Div", value, root), weight, output=output)
+        return self.norm("model.norm", hidden, Role.STACK_OUTPUT.value)
 
     def _turned(self, i: int, value: str, norm: str, heads: int, output: str = "") -> str:
         """(., heads e) -> (., heads, e), normed where they are, and turned by each token's place.
@@ -285,7 +177,7 @@ class _Builder:
         op, ints, e = self.emit.op, self.emit.ints, self.width
         value = op("Reshape", value, ints(-1, heads, e))
         if self.layout.head_norms:
-            value = self._norm(norm, value)
+            value = self.norm(norm, value)
         if output:
             value = op("Reshape", op("Reshape", value, ints(-1, heads * e), output=output), ints(-1, heads, e))
         cosine, sine = self.turns[self.arch.attention[i]]
@@ -335,7 +227,54 @@ class _Builder:
         context = op("Add", read, op("MatMul", of_text, known[1]))  # (N, k, g, e)
         return op("Reshape", context, ints(-1, k * g * e), output=output)
 
-    def _logits(self, hidden: str) -> str:
-        """(., d) -> (., v)."""
-        table = self.emit.weight(shapes.OUTPUT if shapes.OUTPUT in self.arch.tensors else shapes.WORDS)
-        return self.emit.op("Gemm", hidden, table, transB=1, output=Role.POOLED_LABELS)
+
+class Llama(text.TextFamily):
+    """Decoders alone, by the whole model's names: ``model.layers.0...`` and ``lm_head``."""
+
+    name = "llama"
+    model_types = tuple(shapes.LAYOUTS)
+    limits = (
+        "They write text, or a linear layer reads the last token; tags, spans and embeddings are an encoder's.",
+        "Where layers see a window, prompt and answer together may be as long as the window.",
+        "The rope_type is default, linear or llama3; logits that are capped are refused.",
+    )
+    builder = _Builder
+
+    def architecture(self, config: Mapping[str, Any]) -> Architecture:
+        """Sizes, tensors and sites from the config."""
+        layout, sizes = shapes.LAYOUTS[config["model_type"]], shapes.sizes_of(config)
+        sites = tuple(shapes.sites_of(layout, sizes))
+        tensors = shapes.tensors_of(config, sizes, sites)
+        longest, window = sizes.max_length, config.get("sliding_window")
+        if window is not None and config.get("use_sliding_window", True):
+            longest = min(longest, checked("sliding_window", window, "int"))
+        linear = [n.removesuffix(".weight") for n in tensors if n.endswith("_proj.weight")]
+        return Architecture(
+            family=self.name,
+            model_type=config["model_type"],
+            **{**sizes.common, "max_length": longest},
+            sites=sites,
+            tensors=tensors,
+            norms=tuple(n.removesuffix(".weight") for n, shape in tensors.items() if len(shape) == 1 and "norm" in n),
+            head="score",
+            absent_biases={f"{n}.bias": tensors[f"{n}.weight"][:1] for n in linear if f"{n}.bias" not in tensors},
+            words=shapes.WORDS,
+            decoder=Decoder(None, sizes.eos_token_id, 1.0, 0),
+            pooling=Pooling.LAST,
+            attention=shapes.attention_of(config, sizes),
+            weights_dtype="int8",  # a step's time is that of reading the weights
+            reference="sdpa",  # the eager one's softmax is of float32: in float64 padding in front gives no number
+        )
+
+    def bindings(self, architecture: Architecture) -> dict[str, str]:
+        """As every family's; where no norm stands between, a layer's keys and values are what its products give."""
+        products = {Role.VALUE_STATES: Role.VALUE}
+        if not shapes.LAYOUTS[architecture.model_type].head_norms:
+            products[Role.KEY_STATES] = Role.KEY
+        sites = architecture.sites_of(*products)
+        return super().bindings(architecture) | {
+            site.name: f"layer.{site.layer}.{products[site.role]}" for site in sites
+        }
+
+
+FAMILY = Llama()

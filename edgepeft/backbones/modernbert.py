@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 from edgepeft.backbones._layouts import ModelLayout
 from edgepeft.backbones.base import Architecture, Attention, Pooling
@@ -26,18 +26,11 @@ _LAYOUTS = {
         key="attn.Wqkv",
         value="attn.Wqkv",
         attention_output="attn.Wo",
-        attention_dropout="attn.out_drop",
         attention_norm="attn_norm",
-        attention_residual=("", 0),
         gate="mlp.Wi",
         up="mlp.Wi",
-        gated="mlp.drop",
-        activation="mlp.act",
         down="mlp.Wo",
-        ffn_dropout="mlp.Wo",  # no dropout follows
-        ffn_residual=("mlp_norm", 0),
         ffn_norm="mlp_norm",
-        layer_end="",
         positions=False,
         token_types=False,
         rotary="halves",
@@ -45,8 +38,8 @@ _LAYOUTS = {
         first_norm=False,  # it reads what is past the embeddings' norm
         masked="",  # keys are turned by their places and seen in windows
         foreign_head="head.dense and head.norm",
-        defaults={"layer_norm_eps": 1e-5, "pad_token_id": 50283, "max_position_embeddings": 8192},
-        keys={"hidden_act": "hidden_activation", "layer_norm_eps": "norm_eps"},
+        defaults={"layer_norm_eps": 1e-5, "pad_token_id": 50283, "max_length": 8192},
+        keys={"activation": "hidden_activation", "layer_norm_eps": "norm_eps"},
         fixed={},
     )
 }
@@ -58,15 +51,6 @@ _GLOBAL, _LOCAL = "full_attention", "sliding_attention"
 
 class ModernBert(Encoder):
     """ModernBERT, of transformers 4 and 5."""
-
-    name: ClassVar[str] = "modernbert"
-    model_types: ClassVar[tuple[str, ...]] = tuple(_LAYOUTS)
-    layouts: ClassVar[Mapping[str, ModelLayout]] = _LAYOUTS
-    limits: ClassVar[tuple[str, ...]] = (
-        "The methods prefix and mam are refused: keys are turned by their places and seen in windows.",
-        "Rotary positions that are not scaled, of all of a head's numbers.",
-        "Deltas neither come from other libraries nor go there: their classifier's head is none of edgepeft's.",
-    )
 
     def layout_of(self, config: Mapping[str, Any]) -> ModelLayout:
         """The row of the table, with what has no bias."""
@@ -103,4 +87,12 @@ class ModernBert(Encoder):
         return tuple(known[kind] for kind in kinds)
 
 
-FAMILY = ModernBert()
+FAMILY = ModernBert(
+    "modernbert",
+    _LAYOUTS,
+    limits=(
+        "The methods prefix and mam are refused: keys are turned by their places and seen in windows.",
+        "Rotary positions that are not scaled, of all of a head's numbers.",
+        "Deltas neither come from other libraries nor go there: their classifier's head is none of edgepeft's.",
+    ),
+)

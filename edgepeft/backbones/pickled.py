@@ -13,7 +13,7 @@ import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edgepeft.common.errors import BundleError, MissingPackage
+from edgepeft.common.errors import BundleError, requiring
 from edgepeft.common.messages import reason
 
 if TYPE_CHECKING:
@@ -25,10 +25,8 @@ _TAR = (257, b"ustar")  # where torch before 0.1.10 has an archive, which torch 
 
 def read_pickled(path: Path) -> dict[str, torch.Tensor]:
     """The tensors by name, each no larger than what is stored of it; equal ones are one."""
-    try:
+    with requiring("train", f"reading {path}, a PyTorch file,"):
         import torch
-    except ImportError:
-        raise MissingPackage(f"{path} is a PyTorch file; reading it needs: pip install 'edgepeft[train]'.") from None
     try:
         with path.open("rb", buffering=0) as raw, _Counted(raw) as file, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of pickle's versions; what cannot be read is an error below

@@ -15,23 +15,21 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 from edgepeft.backbones._layouts import ACTIVATIONS, ENCODERS, ModelLayout
-from edgepeft.backbones.base import Architecture, Attention
-from edgepeft.backbones.config import rope_theta
 from edgepeft.backbones.encoder import Encoder
-from edgepeft.common.errors import UsageError
 
 _ROFORMER = {
     "roformer": ModelLayout(
         prefix="roformer.",
         positions=False,
         rotary="neighbours",
+        theta=10_000.0,
         projection="embeddings_project",
         masked="",  # each key is turned by its place
         head="electra",  # with GELU in both
-        fixed={**ENCODERS, "rotary_value": False, "hidden_act": "gelu"},
+        fixed={**ENCODERS, "rotary_value": False, "hidden_act": "gelu", "rope_theta": 10_000.0},
     )
 }
 _GTE = ModelLayout(
@@ -41,20 +39,15 @@ _GTE = ModelLayout(
     key="self_attn.k_proj",
     value="self_attn.v_proj",
     attention_output="self_attn.o_proj",
-    attention_dropout="post_attention_dropout",
     attention_norm="post_attention_layernorm",
-    attention_residual=("", 0),
     gate="mlp.gate_proj",
     up="mlp.up_proj",
-    activation="mlp.act_fn",
     down="mlp.down_proj",
-    ffn_dropout="post_mlp_dropout",
-    ffn_residual=("mlp", 0),
     ffn_norm="post_mlp_layernorm",
-    layer_end="post_mlp_layernorm",
     unbiased=("mlp.gate_proj", "mlp.up_proj"),
     positions=False,
     rotary="halves",
+    theta=160_000.0,
     masked="",  # each key is turned by its place
     foreign_head="pooler.dense",
     activations=(*ACTIVATIONS, "silu"),
@@ -62,11 +55,14 @@ _GTE = ModelLayout(
 )
 _NOMIC = {
     "nomic_bert": replace(
-        _GTE, prefix="nomic_bert.", unbiased=("_proj",), defaults={"hidden_act": "silu", "pad_token_id": 0}
+        _GTE,
+        prefix="nomic_bert.",
+        unbiased=("_proj",),
+        theta=1_000.0,
+        defaults={"activation": "silu", "pad_token_id": 0},
     ),
     "gte": _GTE,
 }
-_THETAS = {"roformer": 10_000.0, "nomic_bert": 1_000.0, "gte": 160_000.0}  # where a config is silent
 _QKV = tuple(f"self_attn.{part}_proj" for part in "qkv")
 # What files call it -> transformers' modules.
 _STORED: Mapping[str, tuple[str, ...]] = {
@@ -84,54 +80,12 @@ _STORED: Mapping[str, tuple[str, ...]] = {
 }
 
 
-class RoFormer(Encoder):
-    """RoFormer."""
-
-    name: ClassVar[str] = "roformer"
-    model_types: ClassVar[tuple[str, ...]] = tuple(_ROFORMER)
-    layouts: ClassVar[Mapping[str, ModelLayout]] = _ROFORMER
-    limits: ClassVar[tuple[str, ...]] = (
-        "Queries and keys are turned, values not: rotary_value is refused.",
-        "Sines are computed: a checkpoint's table of them (encoder.embed_positions) is not read; nothing trains it.",
-        "The methods prefix and mam are refused: each key is turned by its place, and a prefix has none.",
-        "Encoders alone: is_decoder and add_cross_attention are refused.",
-    )
-
-    def attention_of(self, config: Mapping[str, Any], n_layers: int) -> tuple[Attention, ...]:
-        """The same everywhere; no config says anything of it."""
-        return (Attention(_THETAS["roformer"], None),) * n_layers
-
-
 class NomicBert(Encoder):
     """Nomic BERT and GTE, of transformers 5."""
-
-    name: ClassVar[str] = "nomic-bert"
-    model_types: ClassVar[tuple[str, ...]] = tuple(_NOMIC)
-    layouts: ClassVar[Mapping[str, ModelLayout]] = _NOMIC
-    limits: ClassVar[tuple[str, ...]] = (
-        "Transformers has them from version 5 on: training and export need it, a board does not.",
-        "Rotary positions that are not scaled, of all of a head's numbers.",
-        "The methods prefix and mam are refused: each key is turned by its place, and a prefix has none.",
-        "Encoders alone: is_decoder and add_cross_attention are refused.",
-        "Deltas neither come from other libraries nor go there: their classifier has a pooler, published models none.",
-    )
 
     def layout_of(self, config: Mapping[str, Any]) -> ModelLayout:
         """The row of the table, without token types where the config has none."""
         return replace(super().layout_of(config), token_types=config.get("type_vocab_size") != 0)
-
-    def attention_of(self, config: Mapping[str, Any], n_layers: int) -> tuple[Attention, ...]:
-        """The same everywhere."""
-        theta = rope_theta(config, "rope_theta", _THETAS[config["model_type"]])
-        return (Attention(theta, None),) * n_layers
-
-    def architecture(self, config: Mapping[str, Any]) -> Architecture:
-        """As every encoder's."""
-        found = super().architecture(config)
-        width = found.hidden_size // found.n_heads
-        if config.get("head_dim") not in (None, width):
-            raise UsageError(f"the config's head_dim is {config['head_dim']!r}; supported: {width}, a head's share.")
-        return found
 
     def modules_of_stored(self, name: str) -> tuple[str, ...]:
         """As files of transformers 5 and of these models' authors have them, GTE's base model as ``new``."""
@@ -142,4 +96,24 @@ class NomicBert(Encoder):
         return tuple(names)
 
 
-FAMILY, NOMIC = RoFormer(), NomicBert()
+FAMILY = Encoder(
+    "roformer",
+    _ROFORMER,
+    limits=(
+        "Queries and keys are turned, values not: rotary_value is refused.",
+        "Sines are computed: a checkpoint's table of them (encoder.embed_positions) is not read; nothing trains it.",
+        "The methods prefix and mam are refused: each key is turned by its place, and a prefix has none.",
+        "Encoders alone: is_decoder and add_cross_attention are refused.",
+    ),
+)
+NOMIC = NomicBert(
+    "nomic-bert",
+    _NOMIC,
+    limits=(
+        "Transformers has them from version 5 on: training and export need it, a board does not.",
+        "Rotary positions that are not scaled, of all of a head's numbers.",
+        "The methods prefix and mam are refused: each key is turned by its place, and a prefix has none.",
+        "Encoders alone: is_decoder and add_cross_attention are refused.",
+        "Deltas neither come from other libraries nor go there: their classifier has a pooler, published models none.",
+    ),
+)

@@ -21,7 +21,7 @@ from edgepeft.backbones.gguf_file import folder_of_gguf
 from edgepeft.backbones.tokens import TextEncoder, text_encoder
 from edgepeft.backbones.trie import Trie, trie_of
 from edgepeft.common.bounded import json_at
-from edgepeft.common.errors import MissingPackage, UsageError
+from edgepeft.common.errors import UsageError, requiring
 from edgepeft.common.resources import sha256_of
 
 
@@ -150,12 +150,8 @@ def open_backbone(source: Backbone | str | os.PathLike[str]) -> Backbone:
 def _download(source: str) -> Path:
     if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", source) or source.startswith("."):
         raise UsageError(f"there is no folder {source}, and it cannot be a Hub name; give one of the two.")
-    try:
+    with requiring("train", f"there is no folder {source}; downloading a Hub name"):
         from huggingface_hub import constants, snapshot_download
-    except ImportError:
-        raise MissingPackage(
-            f"there is no folder {source}; to download a Hub name: pip install 'edgepeft[train]'."
-        ) from None
     try:
         folder = Path(snapshot_download(source, allow_patterns=[*COMPANIONS, "model*.safetensors*"]))
         if not any(folder.glob("model*.safetensors")):

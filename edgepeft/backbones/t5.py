@@ -12,127 +12,168 @@ the trie, d hidden, h heads, i all heads together, f intermediate, v vocabulary,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from edgepeft.backbones import _t5 as shapes
 from edgepeft.backbones import text
-from edgepeft.backbones.base import Architecture, Decoder, Family, Role, Site
+from edgepeft.backbones.base import LINEAR_ROLES, OUTPUT_LAYER, Architecture, Decoder, Role, Site
 from edgepeft.backbones.checkpoint import Checkpoint
-from edgepeft.backbones.emit import Emitter
+from edgepeft.backbones.config import Sizes, read_sizes, require_known
 from edgepeft.backbones.packing import Packing
 from edgepeft.backbones.positions import distance_bias
 from edgepeft.backbones.trie import EDGES, LABEL_VALUES, SEES, TOKENS
+from edgepeft.common.errors import UsageError
 
-# Role -> the values around its site: what its module reads, and what is added to its output.
-_AROUND = {
-    **{role: {"input": "{layer}attention_norm"} for role in (Role.QUERY, Role.KEY, Role.VALUE)},
-    Role.ATTENTION_OUTPUT: {"input": "{layer}context", "residual": "{below}"},
-    Role.CROSS_QUERY: {"input": "{layer}cross_attention_norm"},
-    **{role: {"input": "encoder.output"} for role in (Role.CROSS_KEY, Role.CROSS_VALUE)},
-    Role.CROSS_ATTENTION_OUTPUT: {"input": "{layer}cross_context", "residual": "{layer}attention_output.sum"},
-    **{role: {"input": "{layer}ffn_norm"} for role in (Role.FFN_UP, Role.FFN_GATE, Role.FFN_GATED)},
-    Role.FFN_OUTPUT: {"input": "{layer}ffn_activation", "residual": "{layer}{attended}.sum"},
+_CROSS = (Role.CROSS_QUERY, Role.CROSS_KEY, Role.CROSS_VALUE, Role.CROSS_ATTENTION_OUTPUT)
+_ENCODER = {"SelfAttention": "layer.0", "DenseReluDense": "layer.1"}
+_DECODER = {"SelfAttention": "layer.0", "EncDecAttention": "layer.1", "DenseReluDense": "layer.2"}
+_DISTANCES = "{}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+_MAX_BUCKETS, _FURTHEST = 256, 400  # so that a table of distances is a few hundred bytes; all T5 have 32 and 128
+
+
+_KEYS = {
+    "hidden_size": "d_model",
+    "n_layers": "num_layers",
+    "n_heads": "num_heads",
+    "intermediate_size": "d_ff",
+    "max_length": "n_positions",
+    "layer_norm_eps": "layer_norm_epsilon",
+    "activation": "feed_forward_proj",
 }
 
 
-class T5(Family):
-    """T5, T5 1.1, Flan-T5, byT5 and mT5."""
+@dataclass(frozen=True, kw_only=True)
+class _Sizes(Sizes):
+    """``n_layers`` are the encoder's."""
 
-    name: ClassVar[str] = "t5"
-    model_types: ClassVar[tuple[str, ...]] = tuple(shapes.MODEL_TYPES)
-    limits: ClassVar[tuple[str, ...]] = (
-        "Labels are scored, or text is written; kinds of task with a head on the encoder alone are refused.",
-        "The methods linear and top-k are refused; prefix and mam too, for attention tells keys apart by distances.",
-    )
-    own_values: ClassVar[Mapping[str, str]] = {name: name for name in LABEL_VALUES}
+    max_length: int = 512
+    pad_token_id: int = 0
+    layer_norm_eps: float = 1e-6
+    activation: str = "relu"
+    d_kv: int
+    num_decoder_layers: int
+    relative_attention_num_buckets: int = 32
+    relative_attention_max_distance: int = 128
+    eos_token_id: int = 1
+    decoder_start_token_id: int
 
-    def architecture(self, config: Mapping[str, Any]) -> Architecture:
-        """Sizes, tensors and sites from the config; of the output layer nothing, where it is the embeddings."""
-        sizes = shapes.sizes_of(config)
-        linear, norms, tied = dict(shapes.linear_layers(sizes)), tuple(shapes.norms_of(sizes)), shapes.is_tied(config)
-        scale = sizes.d_model**-0.5 if config.get("scale_decoder_outputs", tied) else 1.0
-        start, end = sizes.decoder_start_token_id, sizes.eos_token_id
-        # The output layer, where transformers 5 says that it is tied and not scaled: the file has both, or one.
-        aliased = config.get("tie_word_embeddings") and not tied
-        return Architecture(
-            family=self.name,
-            model_type=config["model_type"],
-            hidden_size=sizes.d_model,
-            n_layers=sizes.num_layers + sizes.num_decoder_layers,
-            n_heads=sizes.num_heads,
-            intermediate_size=sizes.d_ff,
-            vocab_size=sizes.vocab_size,
-            max_length=sizes.n_positions,
-            pad_token_id=sizes.pad_token_id,
-            layer_norm_eps=sizes.layer_norm_epsilon,
-            activation=sizes.feed_forward_proj,
-            sites=tuple(shapes.sites_of(sizes)),
-            tensors=shapes.tensors_of(sizes, linear, norms, tied=tied),
-            pooler={},
-            norms=norms,
-            inputs=("input_ids", "attention_mask"),
-            head="labels",
-            words="shared.weight",
-            absent_biases=shapes.absent_biases(sizes, linear, norms),
-            decoder=Decoder(start, end, scale, sizes.relative_attention_max_distance),
-            aliases={shapes.OUTPUT: "shared.weight"} if aliased else {},
+    @property
+    def inner(self) -> int:
+        """Width of queries, keys and values."""
+        return self.n_heads * self.d_kv
+
+    @property
+    def up(self) -> tuple[str, ...]:
+        """The feed-forward's first linear layers; a gate is a second one."""
+        return ("wi_0", "wi_1") if self.activation.startswith("gated-") else ("wi",)
+
+    @property
+    def stacks(self) -> tuple[tuple[str, int, dict[str, str]], ...]:
+        """(module path, layers, sub-layer -> its path in a layer)."""
+        return ("encoder", self.n_layers, _ENCODER), ("decoder", self.num_decoder_layers, _DECODER)
+
+
+# What differs where a config is silent.
+_MODEL_TYPES: dict[str, dict[str, Any]] = {
+    "t5": {},  # T5 1.1, Flan-T5 and byT5 too
+    "mt5": {"activation": "gated-gelu", "tie_word_embeddings": False},
+}
+
+
+def _sizes_of(config: Mapping[str, Any]) -> _Sizes:
+    silent = {**_MODEL_TYPES[config["model_type"]], "num_decoder_layers": config.get("num_layers")}
+    silent["decoder_start_token_id"] = config.get("pad_token_id", _Sizes.pad_token_id)
+    sizes = read_sizes(_Sizes, config, silent, _KEYS)
+    require_known("feed_forward_proj", sizes.activation, ("relu", "gelu", "gated-gelu", "gated-relu"))
+    n_buckets, furthest = sizes.relative_attention_num_buckets, sizes.relative_attention_max_distance
+    if not n_buckets // 2 < furthest <= _FURTHEST:
+        raise UsageError(
+            f"the config's relative_attention_max_distance is {furthest}; supported with its {n_buckets} "
+            f"relative_attention_num_buckets: more than {n_buckets // 2}, which fill these, and at most {_FURTHEST}."
         )
-
-    def neighbours(self, architecture: Architecture, site: Site) -> dict[str, str]:
-        """Name the values beside a site of its layer."""
-        stack, layer = site.name.partition(".")[0], site.layer or 0
-        first, attended = {
-            "encoder": ("word_embeddings", "attention_output"),
-            "decoder": ("decoder.embeddings", "cross_attention_output"),
-        }.get(stack, ("", ""))
-        below = f"{stack}.layer.{layer - 1}.layer_output" if layer else first
-        values = _AROUND.get(site.role, {}).items()
-        here = {"below": below, "layer": f"{stack}.layer.{layer}.", "attended": attended}
-        return {suffix: value.format(**here) for suffix, value in values}
-
-    def build_graph(self, architecture: Architecture, checkpoint: Checkpoint) -> onnx.ModelProto:
-        """The packed-token graph; its outputs are the encoder's last_hidden_state [B, S, d] and pooled values [B, d],
-        and what the decoder gives the edges of the labels, pooled.labels [B, n, e].
-        """
-        return Builder(architecture, checkpoint).model()
-
-    def text_graphs(self, architecture: Architecture, checkpoint: Checkpoint) -> text.TextGraphs:
-        """The encoder, and a step of the decoder."""
-        encoder, decoder = (Builder(architecture, checkpoint) for _ in range(2))
-        return text.TextGraphs(encoder.text_encoder(), decoder.text_decoder())
-
-    def teaching_graph(self, architecture: Architecture, checkpoint: Checkpoint) -> onnx.ModelProto:
-        """The encoder, and the decoder on all that stands before each target token."""
-        return Builder(architecture, checkpoint).teaching()
+    if n_buckets > _MAX_BUCKETS:
+        raise UsageError(f"the config's relative_attention_num_buckets is {n_buckets}; at most {_MAX_BUCKETS}.")
+    return sizes
 
 
-FAMILY = T5()
+def _sites_of(sizes: _Sizes) -> Iterator[Site]:
+    d = sizes.hidden_size
+    yield Site("word_embeddings", Role.WORD_EMBEDDINGS, None, d, d, "encoder.block.0", is_input=True)
+    yield Site("decoder.embeddings", Role.EMBEDDINGS, None, d, d, "decoder.block.0", is_input=True)
+    for stack, count, parts in sizes.stacks:
+        yield from (site for i in range(count) for site in _layer_sites(sizes, stack, i, parts))
+        norm = f"{stack}.final_layer_norm"
+        yield Site(f"{stack}.{Role.STACK_OUTPUT}", Role.STACK_OUTPUT, None, d, d, norm, norm)
+    yield from (Site(role.value, role, None, d, d) for role in (Role.POOLED_FIRST, Role.POOLED_MEAN))
+    yield Site(Role.POOLED_LABELS.value, Role.POOLED_LABELS, None, d, sizes.vocab_size, reads="lm_head")
 
 
-class Builder:
+def _layer_sites(sizes: _Sizes, stack: str, i: int, parts: Mapping[str, str]) -> Iterator[Site]:
+    d, inner, f = sizes.hidden_size, sizes.inner, sizes.intermediate_size
+
+    def at(role: Role, module: str, widths: tuple[int, int], residual: str = "", reads: str = "") -> Site:
+        added = (residual, 0) if residual else None
+        return Site(f"{stack}.layer.{i}.{role}", role, i, *widths, module, reads or module, added)
+
+    for part, place in parts.items():
+        around = f"{stack}.block.{i}.{place}"
+        within = f"{around}.{part}."
+        if part == "DenseReluDense":
+            yield at(Role.FFN_NORM, f"{around}.layer_norm", (d, d))
+            first = (Role.FFN_UP,) if len(sizes.up) == 1 else (Role.FFN_GATE, Role.FFN_GATED)
+            yield from (at(role, within + up, (d, f)) for role, up in zip(first, sizes.up, strict=True))
+            yield at(Role.FFN_ACTIVATION, within + "dropout", (f, f), reads=within + "act")
+            yield at(Role.FFN_OUTPUT, within + "wo", (f, d), around)
+            yield at(Role.LAYER_OUTPUT, around, (d, d))
+        else:
+            cross = "cross_" if part == "EncDecAttention" else ""
+            yield at(Role(cross + Role.ATTENTION_NORM), f"{around}.layer_norm", (d, d))
+            for role, linear in ((Role.QUERY, "q"), (Role.KEY, "k"), (Role.VALUE, "v")):
+                yield at(Role(cross + role), within + linear, (d, inner))
+            yield at(Role(cross + Role.ATTENTION_OUTPUT), within + "o", (inner, d), around)
+
+
+class _Builder(text.TextBuilder):
     """Emits one model; the methods follow the data from token ids to the labels' edges, or to the next token."""
 
     packing: Packing  # of the encoder's tokens
 
     def __init__(self, architecture: Architecture, checkpoint: Checkpoint) -> None:
+        super().__init__(architecture, checkpoint)
         assert architecture.decoder is not None
-        self.arch, self.decoder = architecture, architecture.decoder
-        self.emit = Emitter(checkpoint, architecture.tensors)
+        self.written, self.depth, self.heads = architecture.decoder, self._layers("decoder"), architecture.n_heads
         self.inner = architecture.tensors["encoder.block.0.layer.0.SelfAttention.q.weight"][0]
+        self.width = self.inner // self.heads
         self.gated = "encoder.block.0.layer.1.DenseReluDense.wi_0.weight" in architecture.tensors
 
     def model(self) -> onnx.ModelProto:
-        """The graph that scores labels."""
-        encoded = self._encoder()
+        """The graph that scores labels; without a task there are none, and the trie is a single node."""
+        encoded, (op, ints) = self._encoder(), (self.emit.op, self.emit.ints)
         outputs = self.packing.outputs(encoded, self.arch.hidden_size)
-        self._labels_of(encoded)
-        shape = ("batch", "nodes", "edges")
-        outputs.append(helper.make_tensor_value_info(Role.POOLED_LABELS, TensorProto.FLOAT, shape))
+        root = {TOKENS: [self.written.start_token_id], SEES: [[1]], EDGES: [self.written.end_token_id]}
+        for name, value in root.items():
+            op("Identity", self.emit.constant(f"{name}.none", value, np.int64), output=name)
+        batch = op("Slice", self.packing.shape, ints(0), ints(1))
+        each = op("Concat", batch, op("Shape", TOKENS), axis=0)
+        tokens = op("Reshape", op("Expand", TOKENS, each), ints(-1))  # (B n)
+        hidden = op("Gather", self.emit.weight("shared.weight"), tokens, output="decoder.embeddings")
+        depth = op("ReduceSum", SEES, ints(1), keepdims=0)  # (n), from 1
+        back = op("Sub", *(op("Unsqueeze", depth, ints(axis)) for axis in (1, 0)))
+        bias = self._bias("decoder", back, both_ways=False)
+        hidden_from = op("Where", op("Cast", SEES, to=TensorProto.BOOL), "none", "lowest")  # (n, n)
+        bias = op("Add", bias, hidden_from)  # (1, h, n, n)
+        nodes = op("Shape", TOKENS)  # [1]
+        hidden = self._at_once(hidden, encoded, nodes, bias)
+        logits = op("Gemm", hidden, op("Gather", self.words(), EDGES), transB=1)  # (B n, e)
+        shape = op("Concat", ints(-1), nodes, op("Shape", EDGES), axis=0)
+        op("Reshape", logits, shape, output=Role.POOLED_LABELS)
+        whole = ("batch", "nodes", "edges")
+        outputs.append(helper.make_tensor_value_info(Role.POOLED_LABELS, TensorProto.FLOAT, whole))
         return self.emit.model(self.arch.model_type, self.arch.inputs, outputs)
 
     def teaching(self) -> onnx.ModelProto:
@@ -144,21 +185,18 @@ class Builder:
         back = op("Sub", *(op("Unsqueeze", places, ints(axis)) for axis in (1, 0)))  # (n, n)
         later = op("Where", op("Less", back, self.packing.zero), "lowest", "none")
         hidden = self._at_once(hidden, encoded, n, op("Add", self._bias("decoder", back, both_ways=False), later))
-        logits = op("Gemm", hidden, self._words(), transB=1, output=Role.POOLED_LABELS)
-        op("Reshape", logits, op("Concat", op("Shape", text.BEFORE), ints(-1), axis=0), output=text.LOGITS)
-        before, taught = self._steps().teaching()
-        return self.emit.model(self.arch.model_type, [*self.arch.inputs, before], [taught])
+        return self._taught(hidden)
 
-    def text_encoder(self) -> onnx.ModelProto:
+    def encoder(self) -> onnx.ModelProto:
         """(B, S) -> the keys and values of cross-attention in all layers, and what hides padding from it."""
         encoded, op = self._encoder(), self.emit.op
-        for i in range(self._depth("decoder")):
+        for i in range(self.depth):
             for value, cache in zip(self._attended(i, encoded), text.caches(text.CROSS, i), strict=True):
                 op("Identity", value, output=cache)
         op("Identity", self.packing.mask_bias, output=text.CROSS_BIAS)
-        return self.emit.model(self.arch.model_type, self.arch.inputs, self._steps().cross())
+        return self._encoded()
 
-    def text_decoder(self) -> onnx.ModelProto:
+    def decoder(self) -> onnx.ModelProto:
         """One token more of each of N = B n texts: their last tokens, and whose caches they go on with, -> (N, v)."""
         op, ints = self.emit.op, self.emit.ints
         hidden = op("Gather", self.emit.weight("shared.weight"), text.IDS, output="decoder.embeddings")
@@ -175,15 +213,8 @@ class Builder:
                 known.append(op("Concat", kept, self._heads(value, ints(1)), axis=2, output=present))
             return self._attend(query, [*known, bias], ints(1), output)
 
-        attended = [[*text.caches(text.CROSS, i), text.CROSS_BIAS] for i in range(self._depth("decoder"))]
-        hidden = self._decoder(hidden, beams, attend_itself, lambda i: attended[i])
-        logits = op("Gemm", hidden, self._words(), transB=1, output=Role.POOLED_LABELS)
-        op("Identity", logits, output=text.LOGITS)  # a name of its own, for the site may be adapted
-        return self.emit.model(self.arch.model_type, self._steps().inputs(), self._steps().outputs())
-
-    def _steps(self) -> text.Steps:
-        heads = self.arch.n_heads
-        return text.Steps(self._depth("decoder"), heads, self.inner // heads, self.arch.vocab_size)
+        attended = [[*text.caches(text.CROSS, i), text.CROSS_BIAS] for i in range(self.depth)]
+        return self._stepped(self._decoder(hidden, beams, attend_itself, lambda i: attended[i]))
 
     def _encoder(self) -> str:
         """(T, d)."""
@@ -191,23 +222,13 @@ class Builder:
         self.packing = packing
         hidden = op("Gather", self.emit.weight("shared.weight"), packing.packed("input_ids"), output="word_embeddings")
         bias = op("Add", self._bias("encoder", packing.distances(), both_ways=True), packing.mask_bias)  # (B, h, S, S)
-        for i in range(self._depth("encoder")):
+        for i in range(self._layers("encoder")):
             block, name = f"encoder.block.{i}.", f"encoder.layer.{i}."
             query, key, value = self._projected(block + "layer.0", name, hidden)
             context = packing.attend(query, key, value, self.inner, name + "context", bias=bias)
             hidden = self._added(block + "layer.0.SelfAttention.o", name, "attention_output", context, hidden)
             hidden = self._feed_forward(block + "layer.1", name, hidden)
-        return self._norm("encoder.final_layer_norm", hidden, "encoder.output")
-
-    def _labels_of(self, encoded: str) -> None:
-        """(T, d) -> pooled.labels (B, n, e)."""
-        op, ints = self.emit.op, self.emit.ints
-        hidden, bias = self._labels()
-        nodes = op("Shape", TOKENS)  # [1]
-        hidden = self._at_once(hidden, encoded, nodes, bias)
-        logits = op("Gemm", hidden, op("Gather", self._words(), EDGES), transB=1)  # (B n, e)
-        shape = op("Concat", ints(-1), nodes, op("Shape", EDGES), axis=0)
-        op("Reshape", logits, shape, output=Role.POOLED_LABELS)
+        return self.norm("encoder.final_layer_norm", hidden, "encoder.output")
 
     def _at_once(self, hidden: str, encoded: str, n: str, bias: str) -> str:
         """(B n, d) through all layers; ``bias`` (., n, n) is added to the decoder's attention to itself."""
@@ -228,22 +249,18 @@ class Builder:
         ``attend_itself`` is given a layer's number, query, key and value, (B n, i); ``attended`` gives the keys and
         values (B, h, S, i / h) of a layer's attention to the encoder, and what hides padding.
         """
-        for i in range(self._depth("decoder")):
+        for i in range(self.depth):
             block, name = f"decoder.block.{i}.", f"decoder.layer.{i}."
             new = self._projected(block + "layer.0", name, hidden)
             context = attend_itself(i, *new, output=name + "context")
             hidden = self._added(block + "layer.0.SelfAttention.o", name, "attention_output", context, hidden)
-            normed = self._norm(block + "layer.1.layer_norm", hidden, name + "cross_attention_norm")
+            normed = self.norm(block + "layer.1.layer_norm", hidden, name + "cross_attention_norm")
             query = self.emit.linear(block + "layer.1.EncDecAttention.q", normed, name + "cross_query")
             context = self._attend(query, attended(i), n, name + "cross_context")
             hidden = self._added(block + "layer.1.EncDecAttention.o", name, "cross_attention_output", context, hidden)
             hidden = self._feed_forward(block + "layer.2", name, hidden)
-        scale = self.emit.constant("output_scale", self.decoder.scale, np.float32)
-        return self.emit.op("Mul", self._norm("decoder.final_layer_norm", hidden, "decoder.output"), scale)
-
-    def _words(self) -> str:
-        """The table that the output is multiplied by."""
-        return self.emit.weight(shapes.OUTPUT if shapes.OUTPUT in self.arch.tensors else "shared.weight")
+        scale = self.emit.constant("output_scale", self.written.scale, np.float32)
+        return self.emit.op("Mul", self.norm("decoder.final_layer_norm", hidden, "decoder.output"), scale)
 
     def _attended(self, i: int, encoded: str) -> list[str]:
         """(T, d) -> keys and values (B, h, S, i / h) of a decoder layer's attention to the encoder."""
@@ -251,39 +268,12 @@ class Builder:
         of_tokens = [self.emit.linear(module + part[0], encoded, name + part) for part in ("key", "value")]
         return [self.packing.split_heads(each, self.inner) for each in of_tokens]
 
-    def _labels(self) -> tuple[str, str]:
-        """Return what the decoder starts from (B n, d), and what is added to its attention to itself (1, h, n, n).
-
-        Without a task there are no labels, and the trie is a single node.
-        """
-        op, ints = self.emit.op, self.emit.ints
-        root = {TOKENS: [self.decoder.start_token_id], SEES: [[1]], EDGES: [self.decoder.end_token_id]}
-        for name, value in root.items():
-            op("Identity", self.emit.constant(f"{name}.none", value, np.int64), output=name)
-        batch = op("Slice", self.packing.shape, ints(0), ints(1))
-        each = op("Concat", batch, op("Shape", TOKENS), axis=0)
-        tokens = op("Reshape", op("Expand", TOKENS, each), ints(-1))  # (B n)
-        hidden = op("Gather", self.emit.weight("shared.weight"), tokens, output="decoder.embeddings")
-        depth = op("ReduceSum", SEES, ints(1), keepdims=0)  # (n), from 1
-        back = op("Sub", *(op("Unsqueeze", depth, ints(axis)) for axis in (1, 0)))
-        bias = self._bias("decoder", back, both_ways=False)
-        hidden_from = op("Where", op("Cast", SEES, to=TensorProto.BOOL), "none", "lowest")  # (n, n)
-        return hidden, op("Add", bias, hidden_from)
-
-    def _depth(self, stack: str) -> int:
+    def _layers(self, stack: str) -> int:
         return sum(site.name.startswith(stack) for site in self.arch.sites_of(Role.LAYER_OUTPUT))
-
-    def _norm(self, module: str, value: str, output: str) -> str:
-        """x / sqrt(mean(x^2) + eps) w, in the operators that ONNX Runtime fuses."""
-        op, emit = self.emit.op, self.emit
-        two = emit.constant("two", 2, np.float32)
-        epsilon = emit.constant("epsilon", self.arch.layer_norm_eps, np.float32)
-        square = op("Add", op("ReduceMean", op("Pow", value, two), emit.ints(-1)), epsilon)
-        return op("Mul", op("Div", value, op("Sqrt", square)), emit.weight(f"{module}.weight"), output=output)
 
     def _projected(self, place: str, name: str, hidden: str) -> list[str]:
         """Self-attention's query, key and value, (., i) each."""
-        normed = self._norm(f"{place}.layer_norm", hidden, f"{name}attention_norm")
+        normed = self.norm(f"{place}.layer_norm", hidden, f"{name}attention_norm")
         roles = {"q": "query", "k": "key", "v": "value"}
         return [self.emit.linear(f"{place}.SelfAttention.{part}", normed, name + role) for part, role in roles.items()]
 
@@ -293,7 +283,7 @@ class Builder:
 
     def _feed_forward(self, place: str, name: str, hidden: str) -> str:
         module = f"{place}.DenseReluDense."
-        normed = self._norm(f"{place}.layer_norm", hidden, name + "ffn_norm")
+        normed = self.norm(f"{place}.layer_norm", hidden, name + "ffn_norm")
         site = name + "ffn_activation"
         kind, op, linear = self.arch.activation, self.emit.op, self.emit.linear
         if self.gated:
@@ -306,12 +296,12 @@ class Builder:
 
     def _bias(self, stack: str, distances: str, *, both_ways: bool) -> str:
         """int64 (rows, columns) -> (h, rows, columns)."""
-        table = f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
-        return distance_bias(self.emit, table, distances, self.decoder.max_distance, both_ways=both_ways)
+        table = _DISTANCES.format(stack)
+        return distance_bias(self.emit, table, distances, self.written.max_distance, both_ways=both_ways)
 
     def _heads(self, value: str, n: str) -> str:
         """(B n, i) -> (B, h, n, i / h)."""
-        heads, op, width = self.arch.n_heads, self.emit.op, self.inner // self.arch.n_heads
+        heads, op, width = self.heads, self.emit.op, self.width
         if n == self.emit.ints(1):  # a single token changes no places
             return op("Reshape", value, self.emit.ints(-1, heads, 1, width))
         shape = op("Concat", self.emit.ints(-1), n, self.emit.ints(heads, width), axis=0)
@@ -324,3 +314,56 @@ class Builder:
         context = op("MatMul", op("Softmax", op("Add", scores, bias), axis=-1), values)  # (B, h, n, .)
         merged = context if n == self.emit.ints(1) else op("Transpose", context, perm=[0, 2, 1, 3])
         return op("Reshape", merged, self.emit.ints(-1, self.inner), output=output)
+
+
+class T5(text.TextFamily):
+    """T5, T5 1.1, Flan-T5, byT5 and mT5."""
+
+    name = "t5"
+    model_types = tuple(_MODEL_TYPES)
+    limits = (
+        "Labels are scored, or text is written; kinds of task with a head on the encoder alone are refused.",
+        "The methods linear and top-k are refused; prefix and mam too, for attention tells keys apart by distances.",
+    )
+    builder = _Builder
+    own_values: ClassVar[Mapping[str, str]] = {name: name for name in LABEL_VALUES}
+
+    def architecture(self, config: Mapping[str, Any]) -> Architecture:
+        """Sizes, tensors and sites from the config; of the output layer nothing, where it is the embeddings."""
+        sizes = _sizes_of(config)
+        sites, d = tuple(_sites_of(sizes)), sizes.hidden_size
+        linear = {s.reads: (s.out_features, s.in_features) for s in sites if s.role in (*LINEAR_ROLES, *_CROSS)}
+        before = [site.module for site in sites if site.role.endswith("_norm")]
+        norms = (*before, *(site.module for site in sites if site.role is Role.STACK_OUTPUT))
+        # Whether logits are products with the embeddings: transformers 5 writes other models' as tied, but not scaled.
+        said = config.get("tie_word_embeddings", _MODEL_TYPES[config["model_type"]].get("tie_word_embeddings", True))
+        tied = bool(said and config.get("scale_decoder_outputs") is not False)
+        # The output layer, where transformers 5 says that it is tied and not scaled: the file has both, or one.
+        aliased = config.get("tie_word_embeddings") and not tied
+        table: tuple[int, ...] = (sizes.vocab_size, d)
+        tensors = {"shared.weight": table} | ({} if tied else {OUTPUT_LAYER: table})
+        tensors |= {f"{module}.weight": shape for module, shape in linear.items()}
+        tensors |= {f"{norm}.weight": (d,) for norm in norms}
+        buckets = (sizes.relative_attention_num_buckets, sizes.n_heads)
+        tensors |= {_DISTANCES.format(stack): buckets for stack, _, _ in sizes.stacks}
+        # Those that the Compacter paper adds for BitFit: none on the stacks' final norms, one on the output layer.
+        biases = {module: out for module, (out, _) in linear.items()} | dict.fromkeys(before, d)
+        biases["lm_head"] = sizes.vocab_size
+        scale = d**-0.5 if config.get("scale_decoder_outputs", tied) else 1.0
+        start, end = sizes.decoder_start_token_id, sizes.eos_token_id
+        return Architecture(
+            family=self.name,
+            model_type=config["model_type"],
+            **{**sizes.common, "n_layers": sizes.n_layers + sizes.num_decoder_layers},
+            sites=sites,
+            tensors=tensors,
+            norms=norms,
+            head="labels",
+            words="shared.weight",
+            absent_biases={f"{module}.bias": (width,) for module, width in biases.items()},
+            decoder=Decoder(start, end, scale, sizes.relative_attention_max_distance),
+            aliases={OUTPUT_LAYER: "shared.weight"} if aliased else {},
+        )
+
+
+FAMILY = T5()

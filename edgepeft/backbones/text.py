@@ -4,6 +4,7 @@ The encoder's graph gives each decoder layer's keys and values for cross-attenti
 step: the texts' last tokens in, logits of the next ones out.  Each text continues one of those of the step before
 (``ORDER``) with its cache, which serves beams, reordering and early ends.
 The training graph has both parts; its decoder reads all of a target but its last token at once.
+A family with a decoder (``TextFamily``) has a builder of these graphs (``TextBuilder``).
 
 Letters: B rows, S their padded length, T tokens of the longest target, n beams of a row, N = B n texts, P texts of the
 step before, L tokens that they have, h heads, e a head's width, v vocabulary.
@@ -11,11 +12,17 @@ step before, L tokens that they have, h heads, e a head's width, v vocabulary.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import NamedTuple
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import ClassVar, NamedTuple
 
+import numpy as np
 import onnx
 from onnx import TensorProto, helper
+
+from edgepeft.backbones.base import OUTPUT_LAYER, Architecture, Family, Role, Site
+from edgepeft.backbones.checkpoint import Checkpoint
+from edgepeft.backbones.emit import Emitter
 
 IDS, ORDER = "decoder.ids", "decoder.order"  # int64 [N]: last tokens; which text of the step before is continued
 CROSS, CROSS_BIAS = "cross", "cross.bias"  # float [B, h, S, e] of each layer; [B, 1, 1, S]: 0, lowest for padding
@@ -46,38 +53,125 @@ def caches(kind: str, layer: int) -> tuple[str, str]:
     return f"{kind}.key.{layer}", f"{kind}.value.{layer}"
 
 
-@dataclass(frozen=True)
-class Steps:
-    """The interface of all three graphs, for a decoder of these sizes."""
+class TextBuilder:
+    """Emits one graph of a model with a decoder of ``depth`` layers; a subclass emits these.
 
-    layers: int
-    heads: int
+    ``rows`` is what a step takes of the encoder: a row's once ("rows"), or again for each of its texts ("texts").
+    """
+
+    depth: int
+    heads: int  # of keys and values
     width: int  # of a head
-    vocabulary: int
-    rows: str = "rows"  # what a step takes of the encoder: a row's once, or again for each of its texts
+    rows: ClassVar[str] = "rows"
+    plus_one: bool = False  # whether norms multiply by 1 + weight
 
-    def cross(self) -> list[onnx.ValueInfoProto]:
+    def __init__(self, architecture: Architecture, checkpoint: Checkpoint) -> None:
+        self.arch, self.emit = architecture, Emitter(checkpoint, architecture.tensors)
+
+    @abstractmethod
+    def model(self) -> onnx.ModelProto:
+        """The bare backbone's graph."""
+
+    @abstractmethod
+    def encoder(self) -> onnx.ModelProto:
+        """(B, S) -> what a step reads of the rows, by ``_encoded``."""
+
+    @abstractmethod
+    def decoder(self) -> onnx.ModelProto:
+        """One token more of each of N texts: their last tokens, and whose caches they go on with; by ``_stepped``."""
+
+    @abstractmethod
+    def teaching(self) -> onnx.ModelProto:
+        """(B, S) and what stands before each of n target tokens, (B, n), -> (B, n, v), by ``_taught``."""
+
+    def norm(self, module: str, value: str, output: str = "") -> str:
+        """RMSNorm, x / sqrt(mean(x^2) + eps) w, in the operators that ONNX Runtime fuses."""
+        op, constant, weight = self.emit.op, self.emit.constant, self.emit.weight(f"{module}.weight")
+        if self.plus_one:
+            weight = op("Add", weight, constant("plus_one", 1, np.float32))
+        square = op("ReduceMean", op("Pow", value, constant("two", 2, np.float32)), self.emit.ints(-1))
+        root = op("Sqrt", op("Add", square, constant("epsilon", self.arch.layer_norm_eps, np.float32)))
+        return op("Mul", op("Div", value, root), weight, output=output)
+
+    def words(self) -> str:
+        """The table that the output is multiplied by."""
+        return self.emit.weight(OUTPUT_LAYER if OUTPUT_LAYER in self.arch.tensors else self.arch.words)
+
+    def _logits(self, hidden: str) -> str:
+        """(., d) -> (., v)."""
+        return self.emit.op("Gemm", hidden, self.words(), transB=1, output=Role.POOLED_LABELS)
+
+    def _encoded(self) -> onnx.ModelProto:
+        return self.emit.model(self.arch.model_type, self.arch.inputs, self._cross())
+
+    def _stepped(self, hidden: str) -> onnx.ModelProto:
+        """(N, d) -> the graph of a step."""
+        self.emit.op("Identity", self._logits(hidden), output=LOGITS)  # a name of its own: the site may be adapted
+        tokens = [helper.make_tensor_value_info(name, TensorProto.INT64, ("texts",)) for name in (IDS, ORDER)]
+        inputs = [*tokens, *self._cross(), *self._caches(PAST, "texts_before", "written")]
+        logits = helper.make_tensor_value_info(LOGITS, TensorProto.FLOAT, ("texts", self.arch.vocab_size))
+        return self.emit.model(
+            self.arch.model_type, inputs, [logits, *self._caches(PRESENT, "texts", "written_and_one")]
+        )
+
+    def _taught(self, hidden: str) -> onnx.ModelProto:
+        """(B n, d) -> the training graph."""
+        op, logits = self.emit.op, self._logits(hidden)
+        op("Reshape", logits, op("Concat", op("Shape", BEFORE), self.emit.ints(-1), axis=0), output=LOGITS)
+        before = helper.make_tensor_value_info(BEFORE, TensorProto.INT64, ("batch", "target"))
+        taught = helper.make_tensor_value_info(LOGITS, TensorProto.FLOAT, ("batch", "target", self.arch.vocab_size))
+        return self.emit.model(self.arch.model_type, [*self.arch.inputs, before], [taught])
+
+    def _cross(self) -> list[onnx.ValueInfoProto]:
         """Values that the encoder's graph gives and the decoder's takes."""
         bias = helper.make_tensor_value_info(CROSS_BIAS, TensorProto.FLOAT, (self.rows, 1, 1, "length"))
         return [*self._caches(CROSS, self.rows, "length"), bias]
 
-    def inputs(self) -> list[onnx.ValueInfoProto]:
-        """Of a step of the decoder."""
-        tokens = [helper.make_tensor_value_info(name, TensorProto.INT64, ("texts",)) for name in (IDS, ORDER)]
-        return [*tokens, *self.cross(), *self._caches(PAST, "texts_before", "written")]
-
-    def outputs(self) -> list[onnx.ValueInfoProto]:
-        """Of a step of the decoder."""
-        logits = helper.make_tensor_value_info(LOGITS, TensorProto.FLOAT, ("texts", self.vocabulary))
-        return [logits, *self._caches(PRESENT, "texts", "written_and_one")]
-
-    def teaching(self) -> tuple[onnx.ValueInfoProto, onnx.ValueInfoProto]:
-        """The input, beside tokens, and the output of the graph that teaches."""
-        before = helper.make_tensor_value_info(BEFORE, TensorProto.INT64, ("batch", "target"))
-        logits = helper.make_tensor_value_info(LOGITS, TensorProto.FLOAT, ("batch", "target", self.vocabulary))
-        return before, logits
-
     def _caches(self, kind: str, texts: str, length: str) -> list[onnx.ValueInfoProto]:
         shape = (texts, self.heads, length, self.width)
-        names = (name for layer in range(self.layers) for name in caches(kind, layer))
+        names = (name for layer in range(self.depth) for name in caches(kind, layer))
         return [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name in names]
+
+
+# Role -> the values around its site: what its module reads, and what is added to its output.
+_AROUND: Mapping[Role, Mapping[str, str]] = {
+    **{role: {"input": "{layer}attention_norm"} for role in (Role.QUERY, Role.KEY, Role.VALUE)},
+    Role.ATTENTION_OUTPUT: {"input": "{layer}context", "residual": "{below}"},
+    Role.CROSS_QUERY: {"input": "{layer}cross_attention_norm"},
+    **{role: {"input": "encoder.output"} for role in (Role.CROSS_KEY, Role.CROSS_VALUE)},
+    Role.CROSS_ATTENTION_OUTPUT: {"input": "{layer}cross_context", "residual": "{layer}attention_output.sum"},
+    **{role: {"input": "{layer}ffn_norm"} for role in (Role.FFN_UP, Role.FFN_GATE, Role.FFN_GATED)},
+    Role.FFN_OUTPUT: {"input": "{layer}ffn_activation", "residual": "{layer}{attended}.sum"},
+}
+
+
+class TextFamily(Family):
+    """Base of families with a decoder."""
+
+    builder: ClassVar[type[TextBuilder]]
+
+    def neighbours(self, architecture: Architecture, site: Site) -> dict[str, str]:
+        """Name the values beside a site of its layer."""
+        stack, in_decoder = site.name.partition("layer.")[0], site.name.startswith("decoder.")
+        below = f"{stack}layer.{site.layer - 1}.layer_output" if site.layer else "word_embeddings"
+        here = {
+            "below": "decoder.embeddings" if in_decoder and not site.layer else below,
+            "layer": f"{stack}layer.{site.layer}.",
+            "attended": "cross_attention_output" if in_decoder else "attention_output",
+        }
+        return {suffix: value.format(**here) for suffix, value in _AROUND.get(site.role, {}).items()}
+
+    def build_graph(self, architecture: Architecture, checkpoint: Checkpoint) -> onnx.ModelProto:
+        """The packed-token graph; its outputs are last_hidden_state [B, S, d] and pooled values [B, d], or of labels
+        that a decoder scores [B, n, e].
+        """
+        return self.builder(architecture, checkpoint).model()
+
+    def text_graphs(self, architecture: Architecture, checkpoint: Checkpoint) -> TextGraphs:
+        """The graph of the rows, and that of a step."""
+        encoder, decoder = (self.builder(architecture, checkpoint) for _ in range(2))
+        return TextGraphs(encoder.encoder(), decoder.decoder())
+
+    def teaching_graph(self, architecture: Architecture, checkpoint: Checkpoint) -> onnx.ModelProto:
+        """A row and its target in one pass."""
+        return self.builder(architecture, checkpoint).teaching()

@@ -256,15 +256,6 @@ class SharedStates:
         self, inputs: Mapping[str, Tensor], pooling: str, compute: Callable[[], NDArray[np.float32]]
     ) -> NDArray[np.float32]:
         """[token rows, d] for these inputs of the model, read where they are there and left there where not."""
-        path = self.folder / f"{self._name(inputs, pooling)}.npy"
-        try:
-            found: NDArray[np.float32] = np.load(path, allow_pickle=False)
-        except (OSError, ValueError, EOFError):  # not there, or damaged
-            np.save(file := io.BytesIO(), found := compute())
-            write_atomically(path, file.getvalue())
-        return found
-
-    def _name(self, inputs: Mapping[str, Tensor], pooling: str) -> str:
         # The last bits follow from the device, the number of threads, the attention and who computes.
         how = [next(iter(inputs.values())).device.type, torch.get_num_threads(), self.attention]
         digest = hashlib.sha256(
@@ -273,4 +264,10 @@ class SharedStates:
         for name, values in sorted(inputs.items()):
             digest.update(json.dumps([name, str(values.dtype), list(values.shape)]).encode())
             digest.update(values.cpu().numpy().tobytes())
-        return digest.hexdigest()
+        path = self.folder / f"{digest.hexdigest()}.npy"
+        try:
+            found: NDArray[np.float32] = np.load(path, allow_pickle=False)
+        except (OSError, ValueError, EOFError):  # not there, or damaged
+            np.save(file := io.BytesIO(), found := compute())
+            write_atomically(path, file.getvalue())
+        return found

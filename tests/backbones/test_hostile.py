@@ -168,7 +168,7 @@ CONFIG = {
         ({"layer_norm_eps": 0}, "layer_norm_eps"),
         ({"layer_norm_eps": "1e-12"}, "layer_norm_eps"),
         ({"pad_token_id": -1}, "pad_token_id"),
-        ({"pad_token_id": 60}, "pad_token_id is 60, which lies beyond its vocabulary of 60"),
+        ({"pad_token_id": 60}, "pad_token_id is 60, beyond its vocabulary of 60"),
         ({"hidden_act": "swiglu"}, "gelu_new"),
         ({"hidden_act": ["gelu"]}, "hidden_act"),
         ({"position_embedding_type": "relative_key"}, "position_embedding_type is 'relative_key'; bert has absolute"),

@@ -167,6 +167,12 @@ def test_a_config_of_another_kind_is_refused_by_name(changes: dict[str, Any], me
         read({"model_type": "llama", **SIZES["llama"], **changes})
 
 
+def test_a_config_that_says_nothing_of_the_activation_has_transformers_default():
+    silent = {name: value for name, value in SIZES["gemma3_text"].items() if "activation" not in name}
+    expected = transformers.AutoConfig.for_model("gemma3_text").hidden_activation
+    assert read({"model_type": "gemma3_text", **silent}).activation == expected == "gelu_pytorch_tanh"
+
+
 def test_a_window_bounds_prompt_and_answer(tiny: Callable[..., Path]):
     assert open_backbone(str(tiny("mistral"))).architecture.max_length == 56
     assert open_backbone(str(tiny("llama"))).architecture.max_length == 64

@@ -42,6 +42,7 @@ from edgepeft.methods.vera import FrozenMatrices
 
 # Two odd sizes, so that neither dimension is taken for a constant or for the other.
 _TOKENS, _BATCH = 7, 3
+_Source = Callable[[Mapping[str, Tensor]], Any]  # how an argument of a module is taken from a graph's inputs
 _SIZES: Mapping[str, Any] = {"tokens": _TOKENS, "batch": _BATCH, "places": 5, "queries": 9}
 
 
@@ -113,8 +114,12 @@ class _Parts(nn.Module):
         # Where text is written, or the steps that write it score labels, of every word.
         self.trie = None if delta.card.writes else delta.trie
         self.tokens: Any = ... if self.trie is None else delta.edge_tokens()
+        self.sources: dict[str, list[_Source]] = {}  # of a site's module, in the order of its arguments
         for name, module in delta.site_modules.items():
-            self._declare(delta.architecture.site(name), module)
+            # Modules that read the positions have their row count in common; such sites are declared from below.
+            owner = PackedIndex.POSITION if "position" in needs(module) else name
+            site = delta.architecture.site(name)
+            self.sources[name] = [self._source(site, wanted, owner) for wanted in needs(module)]
             self.outputs.append(names.adapted(name))
         if delta.card.writes:
             return
@@ -151,43 +156,44 @@ class _Parts(nn.Module):
         of = self.delta.architecture.sites_of
         return (of(Role.STACK_OUTPUT) or of(Role.LAYER_OUTPUT))[-1].name
 
-    def _declare(self, site: Site, module: nn.Module) -> None:
+    def _source(self, site: Site, wanted: str, owner: str) -> _Source:
+        """Declare what a module at the site reads by that name, and say how it is taken from the given values."""
+        architecture, rows = self.delta.architecture, _TOKENS if site.module else _BATCH
+        width = site.in_features if wanted == "x" else site.out_features
+        name = site.name + {"x": ".input", "residual": ".residual"}.get(wanted, "")
+        if wanted == "norm" and site.norm:
+            weight, bias = (self._borrow(f"{site.norm}.{part}", (width,)) for part in ("weight", "bias"))
+            epsilon = architecture.layer_norm_eps
+            return lambda given: lambda z: functional.layer_norm(z, (width,), given[weight], given[bias], epsilon)
+        if wanted == "norm":
+            return lambda _: lambda z: z
+        if wanted == "bias":
+            if (tensor := f"{site.reads}.bias") not in architecture.tensors:
+                return lambda _: None
+            name, columns = self._borrow(tensor, architecture.shape_of(tensor)), site.columns
+            return lambda given: given[name][slice(*columns)] if columns else given[name]
         if site.shape:
             kind = torch.int64 if site.role is Role.POSITION_IDS else torch.float32
-            self._read(site.name, torch.zeros([_SIZES.get(str(extent), extent) for extent in site.shape], dtype=kind))
-            return
-        rows = _TOKENS if site.module else _BATCH
-        widths = {
-            "y": ("", site.out_features),
-            "x": (".input", site.in_features),
-            "residual": (".residual", site.out_features),
-        }
-        # Modules that read the positions have their row count in common; such sites are declared from below.
-        owner = PackedIndex.POSITION if "position" in needs(module) else site.name
-        for wanted in needs(module):
-            if wanted == "norm":
-                for part in ("weight", "bias") if site.norm else ():
-                    self._borrow(f"{site.norm}.{part}", (site.out_features,))
-            elif wanted == "bias":
-                bias = f"{site.reads}.bias"
-                if bias in self.delta.architecture.tensors:
-                    self._borrow(bias, self.delta.architecture.shape_of(bias))
-            elif site.role is Role.POOLED_LABELS:
-                self._declare_pooled()
-            elif wanted == "position":
-                self._read(PackedIndex.POSITION, torch.zeros(rows, dtype=torch.int64), owner)
-            else:
-                suffix, width = widths[wanted]
-                self._read(site.name + suffix, torch.zeros(rows, width), owner)
+            self._read(name, torch.zeros([_SIZES.get(str(extent), extent) for extent in site.shape], dtype=kind))
+        elif site.role is Role.POOLED_LABELS:
+            self._declare_pooled()
+        elif wanted == "position":
+            name = PackedIndex.POSITION
+            self._read(name, torch.zeros(rows, dtype=torch.int64), owner)
+        else:
+            self._read(name, torch.zeros(rows, width), owner)
+        return (lambda _: self.tokens) if wanted == "token" else lambda given: given[name]
 
-    def _borrow(self, tensor: str, shape: tuple[int, ...]) -> None:
+    def _borrow(self, tensor: str, shape: tuple[int, ...]) -> str:
         self.borrowed.append(tensor)
         self.inputs[names.weight(tensor)] = torch.zeros(shape)
+        return names.weight(tensor)
 
     def forward(self, *values: Tensor) -> tuple[Tensor, ...]:
         """Values in the order of ``inputs`` -> values in the order of ``outputs``."""
         given = dict(zip(self.inputs, values, strict=True))
-        adapted = {name: self._adapt(name, module, given) for name, module in self.delta.site_modules.items()}
+        modules = self.delta.site_modules.items()
+        adapted = {name: module(*(read(given) for read in self.sources[name])) for name, module in modules}
         if self.delta.card.writes:
             return tuple(adapted.values())
         site = self.delta.card.pooling.site
@@ -210,28 +216,6 @@ class _Parts(nn.Module):
         rows = torch.arange(first.shape[0]).unsqueeze(1)
         members = ((row == rows) & text).to(hidden.dtype)  # (batch, tokens)
         return members @ hidden / members.sum(1, keepdim=True)
-
-    def _adapt(self, name: str, module: nn.Module, given: dict[str, Tensor]) -> Tensor:
-        site = self.delta.architecture.site(name)
-        bias = given.get(names.weight(f"{site.reads}.bias"))
-        sources: dict[str, Callable[[], Any]] = {
-            "y": lambda: given[name],
-            "x": lambda: given[f"{name}.input"],
-            "residual": lambda: given[f"{name}.residual"],
-            "norm": lambda: self._norm(site, given),
-            "bias": lambda: bias if bias is None or site.columns is None else bias[slice(*site.columns)],
-            "position": lambda: given[PackedIndex.POSITION],
-            "token": lambda: self.tokens,
-        }
-        adapted: Tensor = module(*(sources[wanted]() for wanted in needs(module)))
-        return adapted
-
-    def _norm(self, site: Site, given: dict[str, Tensor]) -> Callable[[Tensor], Tensor]:
-        if site.norm is None:
-            return lambda z: z
-        weight, bias = (given[names.weight(f"{site.norm}.{part}")] for part in ("weight", "bias"))
-        epsilon = self.delta.architecture.layer_norm_eps
-        return lambda z: functional.layer_norm(z, weight.shape, weight, bias, epsilon)
 
 
 def _dims(parts: _Parts) -> tuple[tuple[dict[int, Any] | None, ...]]:

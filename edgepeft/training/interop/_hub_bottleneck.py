@@ -19,9 +19,9 @@ W [n, in/n, out/n].  Source: adapters 1.3.0, ``methods/modeling.py``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 import torch
@@ -45,77 +45,11 @@ from edgepeft.training.interop.classifier import Classifier
 Shapes = dict[str, tuple[int, ...]]
 
 
-@dataclass(frozen=True)
-class PhmWeights:
-    """The names, shapes and values of such layers; ``shared`` opens the names of what all of them share."""
-
-    config: BnConfig
-    shared: str
-
-    def shapes(self, start: str, inputs: int, outputs: int) -> Shapes:
-        """Of one layer's own tensors."""
-        shapes: Shapes = {}
-        if not self.config.shared_phm_rule:
-            shapes |= self._rule_shapes(start)
-        if not self.config.shared_W_phm:
-            shapes |= self._w_shapes(f"{start}W", inputs, outputs)
-        return shapes | ({f"{start}b": (outputs,)} if self.config.phm_bias else {})
-
-    def shared_shapes(self, hidden: int, width: int) -> Shapes:
-        """Of what all layers share."""
-        shapes = self._rule_shapes(self.shared) if self.config.shared_phm_rule else {}
-        if self.config.shared_W_phm:
-            shapes |= self._w_shapes(f"{self.shared}W_down", hidden, width)
-            shapes |= self._w_shapes(f"{self.shared}W_up", width, hidden)
-        return shapes
-
-    def rule(self, state: StateDict, start: str) -> Tensor:
-        """[n, n, n]."""
-        where = self.shared if self.config.shared_phm_rule else start
-        if self.config.factorized_phm_rule:
-            return state[f"{where}phm_rule_left"] @ state[f"{where}phm_rule_right"]
-        return state[f"{where}phm_rule"]
-
-    def pair(self, state: StateDict, start: str, part: str) -> tuple[Tensor, Tensor]:
-        """W's factors, [n, in/n, r] and [n, r, out/n]; ``part`` is down or up."""
-        where = f"{self.shared}W_{part}" if self.config.shared_W_phm else f"{start}W"
-        return state[f"{where}_left"], state[f"{where}_right"]
-
-    def terms(self, state: StateDict, start: str, part: str) -> Tensor:
-        """W, [n, in/n, out/n]."""
-        if self.config.factorized_phm_W:
-            left, right = self.pair(state, start, part)
-            return left @ right
-        return state[f"{start}W"]
-
-    def _rule_shapes(self, start: str) -> Shapes:
-        n = self.config.phm_dim
-        if self.config.factorized_phm_rule:
-            return {f"{start}phm_rule_left": (n, n, 1), f"{start}phm_rule_right": (n, 1, n)}
-        return {f"{start}phm_rule": (n, n, n)}
-
-    def _w_shapes(self, name: str, inputs: int, outputs: int) -> Shapes:
-        n, r = self.config.phm_dim, self.config.phm_rank
-        if inputs % n or outputs % n:
-            raise BundleError(
-                f"phm_dim = {n} does not divide {inputs} and {outputs}, the widths of a layer; fetch the config again."
-            )
-        if self.config.factorized_phm_W:
-            return {f"{name}_left": (n, inputs // n, r), f"{name}_right": (n, r, outputs // n)}
-        return {name: (n, inputs // n, outputs // n)}
-
-
 SHARED = "shared_parameters."
 _BOTH = (Role.ATTENTION_OUTPUT, Role.FFN_OUTPUT)
 
-# Model type -> the modules of a layer that hold adapters; BERT's and its relatives' unless named.
-_HOLDERS = {
-    "distilbert": {
-        "attention": "transformer.layer.{i}.attention_adapters",
-        "output": "transformer.layer.{i}.output_adapters",
-    }
-}
-_BERT = {"attention": "encoder.layer.{i}.attention.output", "output": "encoder.layer.{i}.output"}
+# Model type -> the modules of a layer that hold adapters, past attention and at its end; BERT's unless named.
+_HOLDERS = {"distilbert": ("attention_adapters", "output_adapters")}
 
 
 @dataclass(frozen=True)
@@ -129,17 +63,10 @@ class Places:
         """The start of a bottleneck adapter's names."""
         if self.classifier.has_decoder:  # a T5's sub-layers hold them themselves
             return f"{site.residual[0] if site.residual else site.reads}.adapters.{self.adapter}."
-        holders = _HOLDERS.get(self.classifier.architecture.model_type, _BERT)
-        holder = holders["attention" if site.role is Role.ATTENTION_OUTPUT else "output"].format(i=site.layer)
-        return f"{self.classifier.prefix}{holder}.adapters.{self.adapter}."
-
-    def of_fusion(self, site: Site) -> str:
-        """The start of the names of the attention over several adapters, whose name this is."""
-        return self.of_adapter(site).replace(f"adapters.{self.adapter}.", f"adapter_fusion_layer.{self.adapter}.")
-
-    def of_lora(self, site: Site) -> str:
-        """The start of a LoRA's names."""
-        return f"{self.classifier.prefix}{site.reads}.loras.{self.adapter}."
+        architecture = self.classifier.architecture
+        attention, output = _HOLDERS.get(architecture.model_type, ("attention.output", "output"))
+        holder = attention if site.role is Role.ATTENTION_OUTPUT else output
+        return f"{self.classifier.prefix}{architecture.layer_path(site.layer or 0)}{holder}.adapters.{self.adapter}."
 
     @property
     def shared(self) -> str:
@@ -168,16 +95,15 @@ def bottleneck_plan(config: BnConfig, places: Places) -> ConversionPlan:
         "activation": ACTIVATION_NAMES[config.non_linearity.lower()],
         **layers,
     }
-    phm = PhmWeights(config, places.shared) if config.phm_layer else None
-    readers = [_Reader(config, places.of_adapter(site), site, widths[site], phm) for site in every]
-    shapes = dict(phm.shared_shapes(architecture.hidden_size, settings["bottleneck"])) if phm else {}
-    for reader in readers:
-        shapes |= reader.shapes()
-    even, placed = len(set(widths.values())) == 1, form["reads"] != "residual" and not config.after_the_layer
-    factored = config.phm_layer and _is_plain(form) and placed and config.scaling != "channel" and even
+    readers = [_Reader(config, places.of_adapter(site), places.shared, site, widths[site]) for site in every]
+    shapes = {name: shape for reader in readers for name, shape in reader.shapes().items()}
+    even, placed = len(set(widths.values())) == 1, form["reads"] != "residual" and config.original_ln_after
+    # It adds to the sub-layer's output, without norms of its own.
+    plain = form["keeps"] == "sublayer" and not form["norm_before"] and form["norm_after"] == "none"
+    factored = config.phm_layer and plain and placed and config.scaling != "channel" and even
     if factored:
         method = _factored(config, form, settings)
-    elif named := _NAMED.get((form["roles"], form["reads"])) if _is_plain(form) else None:
+    elif named := _NAMED.get((form["roles"], form["reads"])) if plain else None:
         method = named(**settings)
     else:
         method = BottleneckAdapter.from_settings({**settings, **form})
@@ -193,7 +119,7 @@ def bottleneck_plan(config: BnConfig, places: Places) -> ConversionPlan:
             tensors |= {f"{reader.site.name}/{name}": value for name, value in values.items()}
         return tensors
 
-    as_they_are = config.scaling == 1.0 and even and (factored or phm is None)
+    as_they_are = config.scaling == 1.0 and even and (factored or not config.phm_layer)
     names = (pair for reader in readers for pair in reader.names(low_rank=isinstance(method, Compacter)))
     return ConversionPlan(method, shapes, convert, tuple(names) if as_they_are else ())
 
@@ -206,17 +132,12 @@ def _form(config: BnConfig) -> dict[str, Any]:
     after = "sum" if config.adapter_residual_before_ln and not config.is_parallel else "change"
     if config.is_parallel:
         reads = "residual"
-    elif config.after_the_layer:  # z = k = LN(sub + res), which is the layer's output
+    elif not config.original_ln_after:  # z = k = LN(sub + res), which is the layer's output
         roles = (str(Role.LAYER_OUTPUT),)
     elif config.original_ln_before:
         reads, keeps = "norm", {True: "sublayer", False: "norm", "post_add": "sum"}[config.residual_before_ln]
     form = {"roles": roles, "reads": reads, "keeps": keeps, "norm_before": config.ln_before}
     return {**form, "norm_after": after if config.ln_after else "none"}
-
-
-def _is_plain(form: Mapping[str, Any]) -> bool:
-    """Whether it adds to the sub-layer's output, without norms of its own."""
-    return form["keeps"] == "sublayer" and not form["norm_before"] and form["norm_after"] == "none"
 
 
 def _factored(config: BnConfig, form: Mapping[str, Any], settings: Mapping[str, Any]) -> PerLayer:
@@ -229,29 +150,53 @@ def _factored(config: BnConfig, form: Mapping[str, Any], settings: Mapping[str, 
 
 @dataclass(frozen=True)
 class _Reader:
-    """One adapter of theirs: ``start`` opens its tensors' names, ``width`` is its bottleneck."""
+    """One adapter of theirs: ``start`` opens its tensors' names, ``shared`` those of what all share.
+
+    ``width`` is its bottleneck; ``part`` is down or up.
+    """
 
     config: BnConfig
     start: str
+    shared: str
     site: Site
     width: int
-    phm: PhmWeights | None
 
-    def _linear(self, part: str) -> str:
-        """Where down's or up's names start; a norm before the first linear layer is counted."""
-        return f"{self.start}adapter_{part}." + (f"{int(self.config.ln_before)}." if part == "down" else "")
+    def _linear(self, part: str) -> tuple[str, int, int]:
+        """Where a linear layer's names start, in, out; a norm before the first one is counted."""
+        d, m, start = self.site.out_features, self.width, f"{self.start}adapter_{part}."
+        return (f"{start}{int(self.config.ln_before)}.", d, m) if part == "down" else (start, m, d)
+
+    def _rule(self, part: str) -> Shapes:
+        """Of the rule, or its two factors."""
+        n, where = self.config.phm_dim, self.shared if self.config.shared_phm_rule else self._linear(part)[0]
+        if self.config.factorized_phm_rule:
+            return {f"{where}phm_rule_left": (n, n, 1), f"{where}phm_rule_right": (n, 1, n)}
+        return {f"{where}phm_rule": (n, n, n)}
+
+    def _terms(self, part: str) -> Shapes:
+        """Of W, or its two factors."""
+        n, r, (start, inputs, outputs) = self.config.phm_dim, self.config.phm_rank, self._linear(part)
+        if inputs % n or outputs % n:
+            raise BundleError(
+                f"phm_dim = {n} does not divide {inputs} and {outputs}, the widths of a layer; fetch the config again."
+            )
+        name = f"{self.shared}W_{part}" if self.config.shared_W_phm else f"{start}W"
+        if self.config.factorized_phm_W:
+            return {f"{name}_left": (n, inputs // n, r), f"{name}_right": (n, r, outputs // n)}
+        return {name: (n, inputs // n, outputs // n)}
 
     def shapes(self) -> Shapes:
         """Of the tensors that the file must hold."""
-        d, m = self.site.out_features, self.width
-        down, up = self._linear("down"), self._linear("up")
         shapes: Shapes = {}
-        if self.phm:
-            shapes |= self.phm.shapes(down, d, m) | self.phm.shapes(up, m, d)
-        else:
-            shapes |= {f"{down}weight": (m, d), f"{down}bias": (m,)}
-            shapes |= {f"{up}weight": (d, m), f"{up}bias": (d,)}
-        shapes |= {f"{self.start}{norm}{part}": (d,) for norm, _ in self._norms() for part in ("weight", "bias")}
+        for part in ("down", "up"):
+            start, inputs, outputs = self._linear(part)
+            if self.config.phm_layer:
+                shapes |= self._rule(part) | self._terms(part)
+                shapes |= {f"{start}b": (outputs,)} if self.config.phm_bias else {}
+            else:
+                shapes |= {f"{start}weight": (outputs, inputs), f"{start}bias": (outputs,)}
+        d = self.site.out_features
+        shapes |= {f"{self.start}{norm}{of}": (d,) for norm, _ in self._norms() for of in ("weight", "bias")}
         if isinstance(self.config.scaling, str):
             shapes[f"{self.start}scaling"] = (d,) if self.config.scaling == "channel" else (1,)
         return shapes
@@ -259,18 +204,14 @@ class _Reader:
     def names(self, *, low_rank: bool) -> Iterator[tuple[str, str]]:
         """Their names and ours of what is held as it is, factors too."""
         for part in ("down", "up"):
-            start = self._linear(part)
-            whole, factors = {"weight": "weight", "bias": "bias"}, {"W": "B", "b": "bias"}
-            if low_rank:
-                factors = {"W_left": "s", "W_right": "t", "b": "bias"}
-            for theirs, ours in (factors if self.phm else whole).items():
-                yield f"{start}{theirs}", f"{self.site.name}/{part}.{ours}"
-            if self.phm:
-                where = self.phm.shared if self.config.shared_phm_rule else start
-                yield f"{where}phm_rule", f"{self.site.name}/{part}.A"
+            start = self._linear(part)[0]
+            held = {f"{start}weight": "weight", f"{start}bias": "bias"}
+            if self.config.phm_layer:
+                held = dict(zip(self._terms(part), ("s", "t") if low_rank else ("B",), strict=False))
+                held |= {f"{start}b": "bias", next(iter(self._rule(part))): "A"}
+            yield from ((theirs, f"{self.site.name}/{part}.{ours}") for theirs, ours in held.items())
         for theirs, ours in self._norms():
-            for of in ("weight", "bias"):
-                yield f"{self.start}{theirs}{of}", f"{self.site.name}/{ours}.{of}"
+            yield from ((f"{self.start}{theirs}{of}", f"{self.site.name}/{ours}.{of}") for of in ("weight", "bias"))
 
     def _norms(self) -> list[tuple[str, str]]:
         """Their names and ours; the one before the first linear layer has two."""
@@ -293,31 +234,33 @@ class _Reader:
 
     def factors(self, state: StateDict, *, low_rank: bool) -> dict[str, Tensor]:
         """As a module of factors; the scale goes into the last one of ``up``."""
-        assert self.phm is not None
         tensors: dict[str, Tensor] = {}
         for part, scale in (("down", torch.ones(1)), ("up", self._scale(state))):
-            start = self._linear(part)
-            tensors[f"{part}.A"] = self.phm.rule(state, start)
+            tensors[f"{part}.A"] = _product(state, self._rule(part))
             if low_rank:
-                left, right = self.phm.pair(state, start, part)
+                left, right = (state[name] for name in self._terms(part))
                 tensors |= {f"{part}.s": left, f"{part}.t": right * scale}
             else:
-                tensors[f"{part}.B"] = self.phm.terms(state, start, part) * scale
+                tensors[f"{part}.B"] = _product(state, self._terms(part)) * scale
             tensors[f"{part}.bias"] = self._bias(state, part) * scale
         return tensors
 
     def _weight(self, state: StateDict, part: str) -> Tensor:
-        start = self._linear(part)
-        if self.phm is None:
-            return state[f"{start}weight"]
-        return kronecker_sum(self.phm.rule(state, start), self.phm.terms(state, start, part))  # H^T, [out, in]
+        if not self.config.phm_layer:
+            return state[f"{self._linear(part)[0]}weight"]
+        return kronecker_sum(_product(state, self._rule(part)), _product(state, self._terms(part)))  # H^T, [out, in]
 
     def _bias(self, state: StateDict, part: str) -> Tensor:
-        start, size = self._linear(part), self.width if part == "down" else self.site.out_features
-        if self.phm is None:
+        start, _, size = self._linear(part)
+        if not self.config.phm_layer:
             return state[f"{start}bias"]
         return state[f"{start}b"] if self.config.phm_bias else torch.zeros(size)
 
     def _scale(self, state: StateDict) -> Tensor:
         given = self.config.scaling
         return state[f"{self.start}scaling"] if isinstance(given, str) else torch.tensor([given])
+
+
+def _product(state: StateDict, names: Iterable[str]) -> Tensor:
+    """Of a tensor's factors, or the one that it is."""
+    return reduce(torch.matmul, (state[name] for name in names))

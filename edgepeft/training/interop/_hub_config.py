@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 
@@ -105,7 +105,7 @@ class BnConfig(MethodConfig):
     reduction_factor: _Factor | dict[str, _Factor]
     non_linearity: str
     original_ln_before: bool = False
-    original_ln_after: bool = True
+    original_ln_after: bool = True  # without it the adapter stands past the layer's last norm
     ln_before: bool = False
     ln_after: bool = False
     is_parallel: bool = False
@@ -120,11 +120,6 @@ class BnConfig(MethodConfig):
     shared_W_phm: bool = False
     shared_phm_rule: bool = True
     factorized_phm_rule: bool = False
-
-    @property
-    def after_the_layer(self) -> bool:
-        """Whether the adapter stands past the layer's last norm."""
-        return not self.original_ln_after
 
     def width(self, hidden: int, layer: int) -> int:
         """The bottleneck in that layer."""
@@ -149,7 +144,7 @@ class BnConfig(MethodConfig):
             # Without a residual and a norm behind it, an adapter can only stand past the layer's last norm.
             "original_ln_after": self.original_ln_after or (past_norm and not self.mh_adapter),
             "output_adapter": self.mh_adapter or self.output_adapter,
-            "cross_adapter": not (self.cross_adapter and self.after_the_layer),
+            "cross_adapter": self.original_ln_after or not self.cross_adapter,
             # Their code fails there, so that no checkpoint can have both.
             "shared_W_phm": not (self.phm_layer and self.shared_W_phm) or self.factorized_phm_W,
         }
@@ -160,23 +155,14 @@ class HubLoraConfig(MethodConfig):
 
     r: int = Field(default=8, ge=1)
     alpha: FiniteFloat = 8.0
-    attn_matrices: list[str] = Field(default=["q", "v"])
+    attn_matrices: list[Literal["q", "k", "v"]] = Field(default=["q", "v"])
     selfattn_lora: bool = True
     intermediate_lora: bool = False
     output_lora: bool = False
-    composition_mode: str = "add"
-    vera_d: float | None = None
-    vera_b: float | None = None
-    dtype: str | None = None
-
-    def checks(self) -> dict[str, bool]:
-        return {
-            "composition_mode": self.composition_mode == "add",
-            "vera_d": self.vera_d is None,
-            "vera_b": self.vera_b is None,
-            "dtype": self.dtype in (None, "float32"),
-            "attn_matrices": set(self.attn_matrices) <= {"q", "k", "v"},
-        }
+    composition_mode: Literal["add"] = "add"
+    vera_d: None = None
+    vera_b: None = None
+    dtype: Literal["float32"] | None = None
 
 
 class HubPromptConfig(MethodConfig):
@@ -189,10 +175,7 @@ class HubPromptConfig(MethodConfig):
     }
 
     prompt_length: int = Field(default=10, ge=1)
-    combine: str = "prefix"
-
-    def checks(self) -> dict[str, bool]:
-        return {"combine": self.combine == "prefix"}
+    combine: Literal["prefix"] = "prefix"
 
 
 class HubPrefixConfig(MethodConfig):
@@ -207,16 +190,11 @@ class HubPrefixConfig(MethodConfig):
     flat: bool = False
     bottleneck_size: int = Field(default=512, ge=1)
     non_linearity: str = "tanh"
-    encoder_prefix: bool = True
-    use_gating: bool = False
+    encoder_prefix: Literal[True] = True
+    use_gating: Literal[False] = False
 
     def checks(self) -> dict[str, bool]:
-        return {
-            "encoder_prefix": self.encoder_prefix,
-            "leave_out": not self.leave_out,
-            "non_linearity": self.non_linearity.lower() in ACTIVATION_NAMES,
-            "use_gating": not self.use_gating,
-        }
+        return {"leave_out": not self.leave_out, "non_linearity": self.non_linearity.lower() in ACTIVATION_NAMES}
 
 
 class HubUnionConfig(MethodConfig):

@@ -139,10 +139,16 @@ def _static(
 ) -> ImportedHead:
     weight = state.get(f"{classifier.last}.weight")
     outputs = len(weight) if weight is not None and weight.dim() and len(weight) else 1
-    wanted = classifier.head_tensors(outputs)
-    check_tensors(state, {theirs: shape for theirs, (_, shape) in wanted.items()}, folder)
-    values = {ours: state[theirs] for theirs, (ours, _) in wanted.items()}
+    values = _values(state, classifier.head_tensors(outputs), folder)
     return ImportedHead(classifier.head, outputs, values, labels, classifier.model)
+
+
+def _values(
+    state: Mapping[str, Tensor], wanted: Mapping[str, tuple[str, tuple[int, ...]]], folder: Path
+) -> dict[str, Tensor]:
+    """Ours, of exactly these: theirs -> (ours, its shape)."""
+    check_tensors(state, {theirs: shape for theirs, (_, shape) in wanted.items()}, folder)
+    return {ours: state[theirs] for theirs, (ours, _) in wanted.items()}
 
 
 def _flexible(
@@ -163,16 +169,14 @@ def _flexible(
             f"{folder / HEAD_CONFIG}: layers = {config.layers}; a head for each token can be imported with one layer."
         )
     d = classifier.architecture.hidden_size
-    names: dict[str, str] = {}
-    shapes: dict[str, tuple[int, ...]] = {}
+    wanted: dict[str, tuple[str, tuple[int, ...]]] = {}
     for ours, place in modules.items():
         last = place == max(modules.values())
         rows, start = config.num_labels if last else d, f"heads.{file.name}.{place}."
-        names[f"head/{ours}.weight"], shapes[f"{start}weight"] = f"{start}weight", (rows, d)
+        wanted[f"{start}weight"] = (f"head/{ours}.weight", (rows, d))
         if config.bias or not last:
-            names[f"head/{ours}.bias"], shapes[f"{start}bias"] = f"{start}bias", (rows,)
-    check_tensors(state, shapes, folder)
-    values = {ours: state[theirs] for ours, theirs in names.items()}
+            wanted[f"{start}bias"] = (f"head/{ours}.bias", (rows,))
+    values = _values(state, wanted, folder)
     if not config.bias:
         values[f"head/{list(modules)[-1]}.bias"] = torch.zeros(config.num_labels)
     return ImportedHead(kind, config.num_labels, values, _labels(config.label2id), model, problem)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import BaseModel, ConfigDict
@@ -78,16 +78,12 @@ class FusionConfig(MethodConfig):
         "value_initialized",
     }
 
-    query: bool
-    key: bool
+    query: Literal[True]
+    key: Literal[True]
     value: bool
-    query_before_ln: bool = False
-    residual_before: bool = False
-    temperature: bool = False
-
-    def checks(self) -> dict[str, bool]:
-        odd = ("query_before_ln", "residual_before", "temperature")
-        return {"query": self.query, "key": self.key} | {name: not getattr(self, name) for name in odd}
+    query_before_ln: Literal[False] = False
+    residual_before: Literal[False] = False
+    temperature: Literal[False] = False
 
 
 def _is_name(value: object) -> bool:
@@ -111,7 +107,7 @@ def fusion_plan(config: FusionConfig, parts: Sequence[ConversionPlan], places: P
     used = {site.name for site in method.sites(architecture)}
     names: dict[str, tuple[str, tuple[int, ...]]] = {}
     for site in Fusion.from_settings(own).sites(architecture):  # theirs has it in layers without adapters, too
-        d, start = site.out_features, places.of_fusion(site)
+        d, start = site.out_features, places.of_adapter(site).replace(".adapters.", ".adapter_fusion_layer.")
         for part in ("query", "key", *(["value"] if config.value else [])):
             names[f"{start}{part}.weight"] = (f"{site.name}/{part}.weight", (d, d))
         names |= {f"{start}{part}.bias": (f"{site.name}/{part}.bias", (d,)) for part in ("query", "key")}
@@ -166,7 +162,7 @@ def _lora_plan(config: HubLoraConfig, places: Places) -> ConversionPlan:
     method = LoRA(rank=config.r, alpha=config.alpha, roles=roles, **layers)
     names: dict[str, tuple[str, tuple[int, ...]]] = {}
     for site in method.sites(architecture):
-        theirs = places.of_lora(site)
+        theirs = f"{places.classifier.prefix}{site.reads}.loras.{places.adapter}."
         names[f"{theirs}lora_A"] = (f"{site.name}/A", (config.r, site.in_features))
         names[f"{theirs}lora_B"] = (f"{site.name}/B", (site.out_features, config.r))
     return ConversionPlan.renaming(method, names)

@@ -70,7 +70,10 @@ class ConversionPlan:
 
 
 class ForeignConfig(BaseModel):
-    """The config of a method in another library; what a subclass does not name is kept as extra."""
+    """The config of a method in another library; what a subclass does not name is kept as extra.
+
+    A ``Literal`` field has the values that a delta can represent.
+    """
 
     model_config = ConfigDict(frozen=True, extra="allow")
     ignored: ClassVar[frozenset[str]]  # fields that say nothing of a trained checkpoint
@@ -78,19 +81,26 @@ class ForeignConfig(BaseModel):
     @classmethod
     def read(cls, document: Mapping[str, Any], path: Path) -> Self:
         """The document as such a config."""
-        config = parsed(cls, document, path)
-        extra = (config.model_extra or {}).items()
-        odd = [f"{name} = {getattr(config, name)!r}" for name, fine in config.checks().items() if not fine]
-        odd += [f"{name} = {value!r}" for name, value in extra if value and name not in cls.ignored]
+        try:
+            config = cls.model_validate(document)
+            extra = (config.model_extra or {}).items()
+            odd = [name for name, fine in config.checks().items() if not fine]
+            odd += [name for name, value in extra if value and name not in cls.ignored]
+        except ValidationError as error:
+            if not {each["type"] for each in error.errors()} <= {"literal_error", "none_required"}:
+                raise BundleError(f"{path}: {in_words(error)}.") from error
+            odd = [str(each["loc"][0]) for each in error.errors()]
         if odd:
+            values = {name: known.default for name, known in cls.model_fields.items()} | dict(document)
+            said = ", ".join(f"{name} = {values[name]!r}" for name in dict.fromkeys(odd))
             raise BundleError(
-                f"{path}: no delta can represent {', '.join(odd)}. Train it without, or merge it into its model there "
-                "and use that as the backbone."
+                f"{path}: no delta can represent {said}. Train it without, or merge it into its model there and use "
+                "that as the backbone."
             )
         return config
 
     def checks(self) -> dict[str, bool]:
-        """Field -> whether a delta can represent its value."""
+        """Field -> whether a delta can represent its value, where that depends on more."""
         return {}
 
 

@@ -126,11 +126,6 @@ class Classifier:
             if module not in self.linear_sites and f"{module}.bias" in self.tensors
         }
 
-    @cached_property
-    def norms(self) -> dict[str, str]:
-        """Their LayerNorm -> its path in the base model."""
-        return {self.prefix + norm: norm for norm in self.architecture.norms}
-
     def modules_of(self, sites: Iterable[str]) -> dict[str, str]:
         """Site -> their linear layer whose output it is."""
         named = {site.name: module for module, site in self.linear_sites.items()}

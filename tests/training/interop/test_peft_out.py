@@ -13,7 +13,8 @@ from deltas import random_delta
 from safetensors.torch import load_file
 from tolerance import exactly
 
-from edgepeft.backbones.bert import Bert
+from edgepeft.backbones.bert import LAYOUTS
+from edgepeft.backbones.encoder import Encoder
 from edgepeft.backbones.hooks import load_model
 from edgepeft.backbones.source import open_backbone
 from edgepeft.common.errors import UsageError
@@ -245,7 +246,7 @@ class TwoStory(Head):
         return 5 * architecture.hidden_size + 5 + 5 * outputs
 
 
-class Elsewhere(Bert):
+class Elsewhere(Encoder):
     """A family that keeps its tensors under another name."""
 
     def checkpoint_prefix(self, architecture):
@@ -258,7 +259,7 @@ class Elsewhere(Bert):
 def test_a_head_and_a_family_that_are_new_go_to_peft_and_come_back(tiny, tmp_path, monkeypatch):
     monkeypatch.setattr("edgepeft.heads.linear.TwoStory", TwoStory, raising=False)
     backbone = open_backbone(str(tiny("bert")))
-    backbone.__dict__["family"] = Elsewhere()  # a cached property's place
+    backbone.__dict__["family"] = Elsewhere("bert", LAYOUTS, limits=())  # a cached property's place
     delta = random_delta(backbone, "lora", "task", ("a", "b", "c"), head="two-story")
     write_peft(delta, backbone, tmp_path / "out")
     written = {name.removeprefix("base_model.model.") for name in load_file(tmp_path / "out/adapter_model.safetensors")}

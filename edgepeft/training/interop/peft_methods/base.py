@@ -174,6 +174,11 @@ class WrapConfig(PeftConfig):
             raise BundleError(f"{folder}: target_modules = {self.target_modules!r} matches nothing; {where}.")
         return targets
 
+    def adapted_sites(self, classifier: Classifier, folder: Path) -> dict[str, Site]:
+        """Those modules, of which each must be a linear layer with a site, with these."""
+        targets = self.adapted(classifier, classifier.linear_sites, "linear layer with a site", folder)
+        return {module: classifier.linear_sites[module] for module in targets}
+
     def without_modules(self, sites: Collection[Site], classifier: Classifier) -> dict[str, Any]:
         """The layers that have none of these sites, as the settings that our methods have for them."""
         used = {site.layer for site in sites}
@@ -242,12 +247,9 @@ class LayeredConfig(WrapConfig):
         }
 
     def _is_target(self, module: str) -> bool:
-        return super()._is_target(module) and (isinstance(self.target_modules, str) or self._is_chosen_layer(module))
-
-    def _is_chosen_layer(self, module: str) -> bool:
-        chosen = self.layers_to_transform
-        if chosen is None or chosen == []:
-            return True
+        chosen, fits = self.layers_to_transform, super()._is_target(module)
+        if not fits or isinstance(self.target_modules, str) or chosen is None or chosen == []:
+            return fits
         names = [self.layers_pattern] if isinstance(self.layers_pattern, str) else self.layers_pattern
         patterns = [rf"(?:^|.*?\.){name}\.(\d+)\." for name in names or ()] or [r".*?\.[^.]*\.(\d+)\."]
         matches = (self._patterns.match(pattern, module) for pattern in patterns)
@@ -259,19 +261,15 @@ class RankedConfig(LayeredConfig):
     """Ranks and alphas, which modules may have of their own."""
 
     r: int = Field(ge=1, strict=True)
+    alpha: FiniteFloat
     rank_pattern: dict[str, Annotated[int, Field(ge=1)]] | None = None
     alpha_pattern: dict[str, FiniteFloat] | None = None
-
-    @property
-    @abstractmethod
-    def usual_alpha(self) -> float:
-        """The scale's numerator where no pattern says another."""
 
     def rank_at(self, module: str) -> int:
         return self._by_pattern(self.rank_pattern or {}, module, self.r)
 
     def alpha_at(self, module: str) -> float:
-        return self._by_pattern(self.alpha_pattern or {}, module, self.usual_alpha)
+        return self._by_pattern(self.alpha_pattern or {}, module, self.alpha)
 
     def scale_at(self, module: str) -> float:
         """What the update is multiplied by."""

@@ -45,12 +45,13 @@ class Ia3Config(WrapConfig):
 
     def plan(self, classifier: Classifier, folder: Path) -> ConversionPlan:
         """Ones where a layer that has modules lacks one of the chosen roles."""
-        targets = self.adapted(classifier, classifier.linear_sites, "linear layer with a site", folder)
+        wanted = self.feedforward_modules
         factors: dict[str, list[str]] = defaultdict(list)  # by site
         shapes: dict[str, tuple[int, ...]] = {}
-        for module in targets:
-            site, name = classifier.linear_sites[module], f"{module}.ia3_l"
-            if not self._is_feedforward(module):
+        for module, site in self.adapted_sites(classifier, folder).items():
+            name = f"{module}.ia3_l"
+            # As theirs: a text is a pattern for the whole name, a list has ends of names, with or without a dot.
+            if not (self._matches(wanted, module) if isinstance(wanted, str) else module.endswith(tuple(wanted))):
                 factors[site.name].append(name)
                 shapes[name] = (site.out_features, 1)
             elif site.role in _INPUTS:
@@ -100,13 +101,6 @@ class Ia3Config(WrapConfig):
         }
         return settings, tensors
 
-    def _is_feedforward(self, module: str) -> bool:
-        """As theirs: a text is a pattern for the whole name, a list has ends of names, with or without a dot."""
-        wanted = self.feedforward_modules
-        if isinstance(wanted, str):
-            return self._patterns.match(rf"(?:{wanted})\Z", module) is not None
-        return module.endswith(tuple(wanted))
-
 
 class NormConfig(WrapConfig):
     """The norms that it names; the others stay as they are."""
@@ -115,7 +109,8 @@ class NormConfig(WrapConfig):
     ours: ClassVar[tuple[str, ...]] = (LayerNormTuning.name,)
 
     def plan(self, classifier: Classifier, folder: Path) -> ConversionPlan:
-        targets = self.adapted(classifier, classifier.norms, "LayerNorm", folder)
+        norms = [classifier.prefix + norm for norm in classifier.architecture.norms]
+        targets = self.adapted(classifier, norms, "LayerNorm", folder)
         tensors = [f"{module}.{part}" for module in targets for part in ("weight", "bias")]
         held = [tensor for tensor in tensors if tensor in classifier.tensors]  # T5's have no bias
         return ConversionPlan.renaming(LayerNormTuning(), classifier.overrides(held))

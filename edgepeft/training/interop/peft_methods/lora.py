@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
-from pydantic import FiniteFloat
+from pydantic import Field, FiniteFloat
 from torch import Tensor
 from torch.nn import functional
 
@@ -25,9 +25,6 @@ from edgepeft.methods.lora import LoRA
 from edgepeft.training.interop.base import ConversionPlan, StateDict
 from edgepeft.training.interop.classifier import Classifier
 from edgepeft.training.interop.peft_methods.base import PeftConfig, RankedConfig
-
-# Starts that leave the base model's weights alone; the others (pissa, olora, loftq, ...) change those too.
-_HARMLESS_STARTS = (True, False, None, "gaussian", "eva", "orthogonal")
 
 _MAGNITUDE = "lora_magnitude_vector"  # of DoRA
 
@@ -48,11 +45,12 @@ class LoraConfig(RankedConfig):
         "runtime_config",
     }
 
-    lora_alpha: FiniteFloat
+    alpha: FiniteFloat = Field(alias="lora_alpha")
     use_rslora: bool = False
     use_dora: bool = False
     bias: Literal["none", "all", "lora_only"] = "none"
-    init_lora_weights: bool | str | None = True
+    # Starts that leave the base model's weights alone; the others (pissa, olora, loftq, ...) change those too.
+    init_lora_weights: Literal[True, False, "gaussian", "eva", "orthogonal"] | None = True
 
     def plan(self, classifier: Classifier, folder: Path) -> ConversionPlan:
         """Zeros where a layer that has modules lacks one of the chosen roles."""
@@ -119,16 +117,9 @@ class LoraConfig(RankedConfig):
             **self.places(sites.values(), classifier),
         )
 
-    @property
-    def usual_alpha(self) -> float:
-        return self.lora_alpha
-
     def scale_at(self, module: str) -> float:
         rank = self.rank_at(module)
         return self.alpha_at(module) / (rank**0.5 if self.use_rslora else rank)
-
-    def checks(self) -> dict[str, bool]:
-        return {"init_lora_weights": self.init_lora_weights in _HARMLESS_STARTS}
 
     @classmethod
     def written(cls, delta: Delta, classifier: Classifier) -> tuple[dict[str, Any], dict[str, Tensor]]:

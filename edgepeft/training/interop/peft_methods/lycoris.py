@@ -44,14 +44,9 @@ class LycorisConfig(RankedConfig):
 
     alpha: FiniteFloat = 8
 
-    @property
-    def usual_alpha(self) -> float:
-        return self.alpha
-
     def plan(self, classifier: Classifier, folder: Path) -> ConversionPlan:
         """Zeros where a layer that has modules lacks one of the chosen roles."""
-        targets = self.adapted(classifier, classifier.linear_sites, "linear layer with a site", folder)
-        sites = {module: classifier.linear_sites[module] for module in targets}
+        sites = self.adapted_sites(classifier, folder)
         rank, alpha = max(map(self.rank_at, sites)), max(map(self.alpha_at, sites), key=abs) or 1.0
         more = {ours: getattr(self, theirs) for ours, theirs in self.more.items()}
         method = self.method(rank=rank, alpha=alpha, **more, **self.places(sites.values(), classifier))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -44,15 +44,11 @@ class VeraConfig(LayeredConfig):
     r: int = Field(ge=1, strict=True)
     projection_prng_key: int = Field(0, ge=0, lt=SEEDS)
     save_projection: bool = True
-    bias: str = "none"
-
-    def checks(self) -> dict[str, bool]:
-        return {"bias": self.bias == "none"}
+    bias: Literal["none"] = "none"
 
     def plan(self, classifier: Classifier, folder: Path) -> ConversionPlan:
         """b is zero where a layer that has modules lacks one of the chosen roles."""
-        targets = self.adapted(classifier, classifier.linear_sites, "linear layer with a site", folder)
-        sites = {module: classifier.linear_sites[module] for module in targets}
+        sites = self.adapted_sites(classifier, folder)
         method = VeRA(rank=self.r, seed=self.projection_prng_key, **self.places(sites.values(), classifier))
         matrices = _shapes(sites.values(), self.r) if self.save_projection else {}
         shapes: dict[str, tuple[int, ...]] = {_MATRICES[name]: shape for name, shape in matrices.items()}
