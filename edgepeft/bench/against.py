@@ -70,7 +70,7 @@ class SideBySide:
     revision: Revision
     launches: int = LAUNCHES
     bundles: dict[str, str] = field(default_factory=dict)  # the other version's own, by this one's
-    base: dict[str, Measured] = field(default_factory=dict)
+    base: dict[str, Measured] = field(default_factory=dict)  # by the label of this one's unit
 
     @classmethod
     def open(cls, asked: str, stack: ExitStack, *, launches: int = LAUNCHES) -> SideBySide:
@@ -129,7 +129,8 @@ class SideBySide:
                     one.series.interrupted = one.series.interrupted or launch + 1 < launches
                 break
         for one in own.values():
-            if (base := self._base_of(one)) is not None:  # limits that the other version lost make the pair unequal too
+            if (base := self.base.get(one.unit.label)) is not None:
+                # Limits that the other version lost make the pair unequal too.
                 one.in_force = in_force_of([one, base])
                 one.series.left_out = one.series.left_out or base.series.left_out  # then it has no verdict
                 one.notes += tuple(f"{self.revision.asked}: {note}" for note in base.notes if note not in one.notes)
@@ -137,10 +138,9 @@ class SideBySide:
 
     def _keep(self, one: Measured, own: dict[str, Measured]) -> None:
         """Append a later launch's samples to the first one's."""
-        based = one.unit.base
-        if based and one.series.failure is not None:
+        if one.unit.base and one.series.failure is not None:
             raise EdgepeftError(f"{self.revision.described} cannot be measured: {one.series.failure}")
-        kept, label = self.base if based else own, one.unit.label
+        kept, label = self.base if one.unit.base else own, replace(one.unit, base=False).label
         if label in kept:
             first = kept[label]
             for name in _SERIES:
@@ -153,9 +153,6 @@ class SideBySide:
             kept[label] = one
             for name in _SERIES:  # a launch's units share their probes' samples; what is appended to must be its own
                 setattr(one, name, deepcopy(getattr(one, name)))
-
-    def _base_of(self, one: Measured) -> Measured | None:
-        return self.base.get(f"{one.unit.label} of the base")
 
     def annotate(
         self, result: BenchResult, measured: Sequence[Measured], max_regression: float
@@ -176,8 +173,7 @@ class SideBySide:
 
     def _judged(self, one: Measured, max_regression: float) -> AgainstRatio | None:
         """One unit against the other version's; None where it has no samples of the same rounds."""
-        base = self._base_of(one)
-        own = one.series.seconds
+        base, own = self.base.get(one.unit.label), one.series.seconds
         theirs = base.series.seconds if base else []
         if not own or len(own) != len(theirs):
             return None
