@@ -28,8 +28,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 import edgepeft
-from edgepeft.bench.measuring.measure import Measured, ProgressCallback, Start, measure_units, worse
-from edgepeft.bench.measuring.sampler import NO_BOUND, Budget, Schedule
+from edgepeft.bench.measuring.measure import Measured, Measuring, measure_units, worse
+from edgepeft.bench.measuring.sampler import Schedule
 from edgepeft.bench.planning.plan import Unit
 from edgepeft.bench.result.conditions import in_force_of
 from edgepeft.bench.result.schema import AgainstRatio, AgainstRecord, BenchResult
@@ -88,18 +88,8 @@ class SideBySide:
             shutil.copy(file, work)
         self.bundles[str(folder)] = work
 
-    def __call__(
-        self,
-        units: Sequence[Unit],
-        schedule: Schedule,
-        start: Start,
-        *,
-        threads: int,
-        progress: ProgressCallback = lambda what, done, total: None,
-        budget: Budget = NO_BOUND,
-        **options: Any,
-    ) -> list[Measured]:
-        """As ``measure``: this version's units, with the samples of all launches."""
+    def __call__(self, units: Sequence[Unit], schedule: Schedule, how: Measuring) -> list[Measured]:
+        """As ``measure_units``: this version's units, with the samples of all launches."""
         own: dict[str, Measured] = {}
         launches = min(self.launches, schedule.rounds)
         for launch in range(launches):
@@ -113,15 +103,12 @@ class SideBySide:
                     job = replace(unit.job, package=str(self.revision.path), bundle=bundle)
                     known = job.known_to(self.revision.fields, self.revision.asked)
                     bases.append(replace(unit, job=known, base=True))
-            both = measure_units(
-                [*units, *bases],
-                part,
-                start,
-                threads=threads,
-                progress=lambda what, done, total: progress(f"launch {launch + 1}, {what}", done, total),  # noqa: B023
-                budget=budget.part(launches - launch),
-                **options,
+            own_part = replace(
+                how,
+                progress=lambda what, done, total: how.progress(f"launch {launch + 1}, {what}", done, total),  # noqa: B023
+                budget=how.budget.part(launches - launch),
             )
+            both = measure_units([*units, *bases], part, own_part)
             for one in both:
                 self._keep(one, own)
             if any(one.series.interrupted for one in both):
