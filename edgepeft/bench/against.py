@@ -32,7 +32,7 @@ from edgepeft.bench.measuring.measure import Measured, Measuring, measure_units,
 from edgepeft.bench.measuring.sampler import Schedule
 from edgepeft.bench.planning.plan import Unit
 from edgepeft.bench.result.conditions import in_force_of
-from edgepeft.bench.result.schema import AgainstRatio, AgainstRecord, BenchResult
+from edgepeft.bench.result.schema import AgainstRatio, AgainstRecord, BenchResult, BenchRow
 from edgepeft.bench.result.statistics import CONFIDENCE, Ratio, paired_ratio
 from edgepeft.common.errors import EdgepeftError, UsageError
 
@@ -145,8 +145,17 @@ class SideBySide:
         self, result: BenchResult, measured: Sequence[Measured], max_regression: float
     ) -> tuple[BenchResult, list[str]]:
         """The result with each row's verdict beside it, and the labels of the rows that are slower."""
-        judged = [self._judged(one, max_regression) for one in measured]
-        rows = tuple(row.model_copy(update={"against": one}) for row, one in zip(result.results, judged, strict=True))
+        rows, slower = list[BenchRow](), list[str]()
+        for row, one in zip(result.results, measured, strict=True):
+            base, own, judged = self.base.get(one.unit.label), one.series.seconds, None
+            theirs = base.series.seconds if base else []
+            if own and len(own) == len(theirs):  # else it has no samples of the same rounds
+                ratio = paired_ratio(own, theirs)
+                said = "interrupted" if one.series.interrupted else verdict(ratio, max_regression)
+                judged = AgainstRatio(**asdict(ratio), verdict=said, base_samples_s=tuple(theirs))
+                if said == "slower":
+                    slower.append(one.unit.label)
+            rows.append(row.model_copy(update={"against": judged}))
         record = AgainstRecord(
             asked=self.revision.asked,
             base=self.revision.described,
@@ -154,19 +163,7 @@ class SideBySide:
             max_regression=max_regression,
             confidence=CONFIDENCE,
         )
-        both = zip(measured, judged, strict=True)
-        slower = [each.unit.label for each, one in both if one and one.verdict == "slower"]
-        return result.model_copy(update={"results": rows, "against": record}), slower
-
-    def _judged(self, one: Measured, max_regression: float) -> AgainstRatio | None:
-        """One unit against the other version's; None where it has no samples of the same rounds."""
-        base, own = self.base.get(one.unit.label), one.series.seconds
-        theirs = base.series.seconds if base else []
-        if not own or len(own) != len(theirs):
-            return None
-        ratio = paired_ratio(own, theirs)
-        judged = "interrupted" if one.series.interrupted else verdict(ratio, max_regression)
-        return AgainstRatio(**asdict(ratio), verdict=judged, base_samples_s=tuple(theirs))
+        return result.model_copy(update={"results": tuple(rows), "against": record}), slower
 
 
 @dataclass(frozen=True)

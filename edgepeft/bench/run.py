@@ -167,17 +167,16 @@ def _predicted(work: ResolvedRequest) -> BenchResult:
     """The result of ``--mode predicted``, by operations and the profile's roofline: tasks, then the bare backbone."""
     if work.scenario.kind is not SampleKind.BATCHES:
         raise UsageError(f"scenario {work.scenario.name} is not of batches; --mode predicted predicts those only.")
-    made = [(task, _predictions(work, task)) for task in (*work.subject.tasks, None)]
-    notes = [_NOTHING_RAN, *dict.fromkeys(note for _, predictions in made for note in predictions[0].notes)]
+    rows = tuple(_predicted_row(work, task) for task in (*work.subject.tasks, None))
+    notes = [_NOTHING_RAN, *dict.fromkeys(note for row in rows if row.predicted for note in row.predicted.notes)]
     notes += [*conditions.arithmetic_notes(work.profile, work.subject), *work.notes]
-    rows = tuple(_predicted_row(work, task, predictions) for task, predictions in made)
     profile = conditions.profile_of(work.profile, Limits(), None, notes)
     return _made(work, mode="predicted", host=conditions.host_of(()), profile=profile, results=rows)
 
 
-def _predicted_row(work: ResolvedRequest, task: BenchedTask | None, predictions: Sequence[Predicted]) -> BenchRow:
+def _predicted_row(work: ResolvedRequest, task: BenchedTask | None) -> BenchRow:
     """Means over the batches, the interval as throughput, and what the first batch's classes took."""
-    prompt, profile = task.prompt_length if task else 0, work.profile
+    prompt, profile, predictions = task.prompt_length if task else 0, work.profile, _predictions(work, task)
     rows = [tokens + prompt for batch in work.batches for tokens in batch]
     first, n, instances = predictions[0], len(predictions), len(rows)  # of one graph: all are known, or none
     known = [one.seconds for one in predictions if one.seconds is not None]
