@@ -9,15 +9,14 @@ Each time, two bundles of random weights and two copies of this version of edgep
 product that is as large as takes the share of a step's time, by a measurement before), half a sleep at the end of the
 step.  At 0 % both sides are the same.
 
-``--counted`` asks `edgepeft bench --deterministic` and `compare` instead: of the operators, and of one extra copy of
-the activations in a LoRA delta, which takes so little time that no clock finds it.
+``--counted`` does what `edgepeft bench --deterministic` and `compare` do instead: of the operators, and of one extra
+copy of the activations in a LoRA delta, which takes so little time that no clock finds it.
 """
 
 from __future__ import annotations
 
 import argparse
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -31,11 +30,12 @@ from onnx import helper, numpy_helper
 
 import edgepeft
 from edgepeft.bench.against import SideBySide, open_revision
+from edgepeft.bench.compare import ResultFile, compare_results
 from edgepeft.bench.operators import count_metrics
 from edgepeft.bench.planning.target import BenchSubject, random_subject
 from edgepeft.bench.run import run_benchmark
 from edgepeft.bundle.manifest import Manifest
-from edgepeft.common.atomic import write_json
+from edgepeft.common.atomic import write_atomically, write_json
 from edgepeft.common.resources import sha256_of
 from edgepeft.options.verbs import BenchOptions
 
@@ -57,7 +57,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="edgepeft-planted-") as work:
         (folder := Path(work) / "plain").mkdir()
         plain = random_subject(ARCHITECTURE, folder)
-        step_s = _step_seconds(plain)
+        (row,) = run_benchmark(_request(folder, 10)).result.results
+        step_s = float(np.median(row.samples_s))
         cost = _operator_cost(plain, arguments)
         print(f"a step takes {step_s:.4f} s, an operator {cost:.2f} of its share of operations", file=sys.stderr)
         for percent in arguments.percents:
@@ -105,11 +106,6 @@ def _request(bundle: Path, rounds: int, profile: str = "rpi4", seed: int = 0) ->
         rounds=rounds,
         seed=seed,
     )
-
-
-def _step_seconds(subject: BenchSubject) -> float:
-    (row,) = run_benchmark(_request(subject.bundle.folder, 10)).result.results
-    return float(np.median(row.samples_s))
 
 
 def _operator_cost(subject: BenchSubject, arguments: argparse.Namespace) -> float:
@@ -203,17 +199,11 @@ def _add_operator(bundle: Path, plain: BenchSubject, share: float) -> None:
     ]
     for offset, one in enumerate(planted):
         model.graph.node.insert(place + offset, one)
-    _replace(path, model)
+    write_atomically(path, model.SerializeToString())  # in the place of the link to the plain one
     manifest = Manifest.read(bundle)
     hashes = manifest.backbone.sha256.model_copy(update={"graph": sha256_of(path)})
     entry = manifest.backbone.model_copy(update={"sha256": hashes})
-    (bundle / "edgepeft.json").unlink()
     manifest.model_copy(update={"backbone": entry}).write(bundle)
-
-
-def _replace(path: Path, model: onnx.ModelProto) -> None:
-    path.unlink()  # it is a link to the plain one
-    path.write_bytes(model.SerializeToString())
 
 
 def _add_copy(bundle: Path) -> None:
@@ -224,10 +214,9 @@ def _add_copy(bundle: Path) -> None:
     value = node.output[0]
     node.output[0] = f"{value}.before"
     model.graph.node.insert(place + 1, helper.make_node("Concat", [node.output[0]], [value], "planted", axis=0))
-    _replace(path, model)
+    write_atomically(path, model.SerializeToString())
     manifest = Manifest.read(bundle)
     entry = manifest.tasks[METHOD].model_copy(update={"sha256": sha256_of(path), "n_bytes": path.stat().st_size})
-    (bundle / "edgepeft.json").unlink()
     manifest.model_copy(update={"tasks": {**manifest.tasks, METHOD: entry}}).write(bundle)
 
 
@@ -240,7 +229,7 @@ def _counted(arguments: argparse.Namespace) -> str:
         base = _counts(folder, arguments.profile)
         planted = {f"{percent} % operator": percent / 100 for percent in arguments.percents}
         for name, share in {**planted, f"a copy in a {METHOD} delta": None}.items():
-            began, found, named = time.monotonic(), 0, "-"
+            began, found, grown = time.monotonic(), 0, list[str]()
             for _ in range(arguments.repeats):
                 with tempfile.TemporaryDirectory(prefix="new-", dir=work) as new:
                     bundle = shutil.copytree(folder, Path(new) / "bundle", copy_function=_linked)
@@ -248,27 +237,17 @@ def _counted(arguments: argparse.Namespace) -> str:
                         _add_copy(bundle)
                     elif share:
                         _add_operator(bundle, plain, share)
-                    done = _edgepeft("compare", str(base), str(_counts(bundle, arguments.profile)))
-                if done.returncode not in (0, 4):
-                    raise SystemExit(done.stderr)
-                found += done.returncode == 4
-                named = "; ".join([" ".join(each.split()) for each in done.stdout.splitlines() if "grew" in each][-2:])
+                    comparison = compare_results(base, _counts(bundle, arguments.profile), LEAST)
+                found += comparison.failed
+                grown = [f"{each.name} of {each.of} {each.change:+.2%}" for each in comparison.grown]
             each_s = (time.monotonic() - began) / arguments.repeats
-            lines.append(f"| {name} | {arguments.repeats} | {found} | {each_s:.0f} | {named or '-'} |")
+            lines.append(f"| {name} | {arguments.repeats} | {found} | {each_s:.0f} | {'; '.join(grown[-2:]) or '-'} |")
     return "\n".join(lines)
 
 
-def _counts(bundle: Path, profile: str) -> Path:
-    out = bundle.with_name(f"{bundle.name}.json")
-    options = ("--deterministic", "--length", str(LENGTH), "--batch-size", str(BATCH))
-    done = _edgepeft("bench", str(bundle), "--profile", profile, *options, "--json", str(out))
-    if done.returncode:
-        raise SystemExit(done.stderr)
-    return out
-
-
-def _edgepeft(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "edgepeft", *arguments], capture_output=True, text=True, check=False)
+def _counts(bundle: Path, profile: str) -> ResultFile:
+    request = _request(bundle, 1, profile).model_copy(update={"timed": False, "counted": True})
+    return ResultFile(bundle, run_benchmark(request).result)
 
 
 def _table(rows: list[dict[str, object]]) -> str:

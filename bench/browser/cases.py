@@ -14,10 +14,9 @@ import numpy as np
 
 from bench.browser.chromium import Chromium, Step
 from bench.browser.prepare import NINE, OTHERS, SITES, TENTH, write_pages
-from bench.suites._row import SuiteRow, Target, ratio_row
+from bench.suites._row import SuiteRow, Target, ratio_row, seconds_row, switch_row
 from edgepeft.bench.planning.job import batches_of
 from edgepeft.bench.planning.scenario import full_length, load_lengths
-from edgepeft.bench.result.statistics import percentile
 from edgepeft.common.errors import EdgepeftError
 
 OWN, PEER = "edgepeft", "transformers"  # their workers' names too
@@ -142,12 +141,9 @@ def switch(asked: Asked) -> Iterator[SuiteRow]:
     seconds = asked.browser.steps(*asked.opened(), *warm, ["do", "race", race])[-1][OWN]
     kinds: Mapping[bool, list[float]] = {True: [], False: []}
     for before, now, took in zip(order, order[1:], seconds[1:], strict=False):
-        kinds[before != now].append(took * 1e3)
-    value = (percentile(kinds[True], 99) or 0.0) - (percentile(kinds[False], 99) or 0.0)
-    samples = {"switch": kinds[True], "stay": kinds[False]}
-    note = f"medians: {np.median(kinds[True]):.2f} and {np.median(kinds[False]):.2f} ms"
+        kinds[before != now].append(took)
     what = "a request to another task beside one to the same, of one structure, 99th percentiles, added"
-    yield SuiteRow(what, None, value, None, "ms", Target(5.0, at_least=False), samples, note)
+    yield switch_row(what, kinds[True], kinds[False], 5.0)
 
 
 def reopen(asked: Asked) -> Iterator[SuiteRow]:
@@ -159,7 +155,7 @@ def reopen(asked: Asked) -> Iterator[SuiteRow]:
         race = {"sides": [OWN], "requests": requests, "rounds": _REOPENED, "warmup": len(first)}
         took = asked.browser.steps(*asked.opened("mixed", sessions), ["do", "race", race])[-1][OWN]
         what = f"a request to a task of another structure whose session was closed, {sessions} at a time"
-        yield SuiteRow(what, None, float(np.median(took)), (min(took), max(took)), "s", None, {OWN: took})
+        yield seconds_row(what, took)
 
 
 def reload(asked: Asked) -> Iterator[SuiteRow]:

@@ -13,7 +13,7 @@ import numpy as np
 from pydantic import computed_field
 from pydantic.dataclasses import dataclass
 
-from edgepeft.bench.result.statistics import CONFIDENCE, Ratio, paired_ratio, ratio_of_totals
+from edgepeft.bench.result.statistics import Ratio, interval_of, paired_ratio, percentile, ratio_of_totals
 from edgepeft.common.errors import EdgepeftError
 from edgepeft.tasks._facts import CLOSE
 
@@ -23,6 +23,7 @@ _RESAMPLES = 4000
 _SEED = 20_240_229
 _ROUNDING = 2e-5  # of the largest value: what float32 loses in some thirty layers
 _NO_TIME = "no time was left"
+_MB = 1e6
 
 
 class SuiteVerdict(StrEnum):
@@ -115,9 +116,33 @@ def geometric_mean(pairs: Races) -> Ratio:
         a, b = np.asarray(own), np.asarray(peer)
         chosen = rng.integers(0, len(a), (_RESAMPLES, len(a)))
         logs.append(np.log(b[chosen].sum(axis=1) / a[chosen].sum(axis=1)))
-    tail = 100 * (1 - CONFIDENCE) / 2
-    low, high = np.percentile(np.exp(np.mean(logs, axis=0)), [tail, 100 - tail])
-    return Ratio(float(value), float(low), float(high), min(len(own) for own, _ in pairs))
+    return Ratio(float(value), *interval_of(np.exp(np.mean(logs, axis=0))), min(len(own) for own, _ in pairs))
+
+
+def bytes_row(
+    what: str, sides: Mapping[str, float], target: Target | None = None, *, peer: str | None = None, unit: str = "x"
+) -> SuiteRow:
+    """Bytes of the first of two sides over those of the second; samples in MB."""
+    first, second = sides.values()
+    samples = {side: [n_bytes / _MB] for side, n_bytes in sides.items()}
+    return SuiteRow(what, peer, first / second, unit=unit, target=target, samples=samples)
+
+
+def seconds_row(what: str, seconds: Sequence[float], target: Target | None = None) -> SuiteRow:
+    """The median, with the extremes as the interval's ends: few samples, and the promise is for each of them."""
+    ends = min(seconds), max(seconds)
+    return SuiteRow(what, None, float(np.median(seconds)), ends, "s", target, {"seconds": seconds})
+
+
+def switch_row(what: str, switches: Sequence[float], stays: Sequence[float], most_ms: float) -> SuiteRow:
+    """Milliseconds between the 99th percentiles of two kinds of request, with a bootstrap interval."""
+    a, b = np.asarray(switches) * 1e3, np.asarray(stays) * 1e3
+    value = (percentile(a.tolist(), 99) or 0.0) - (percentile(b.tolist(), 99) or 0.0)
+    rng = np.random.default_rng(0)
+    drawn = [np.percentile(rng.choice(x, (_RESAMPLES // 2, len(x))), 99, axis=1) for x in (a, b)]
+    samples, target = {"switch": switches, "stay": stays}, Target(most_ms, at_least=False)
+    note = f"medians: {np.median(a):.2f} and {np.median(b):.2f} ms"
+    return SuiteRow(what, None, value, interval_of(drawn[0] - drawn[1]), "ms", target, samples, note)
 
 
 def require_close(what: str, peer: str, apart: float, largest: float = 0.0) -> None:

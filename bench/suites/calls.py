@@ -28,7 +28,7 @@ from bench.suites._suite_run import SuiteRun
 from edgepeft.backbones.tokens import Text
 from edgepeft.bench.measuring.measure import wait_for_rest
 from edgepeft.bench.planning.target import texts_of
-from edgepeft.bench.result.statistics import CONFIDENCE
+from edgepeft.bench.result.statistics import interval_of
 from edgepeft.bundle.bundle import Bundle
 from edgepeft.common.errors import EdgepeftError
 from edgepeft.data.answers import Prediction
@@ -107,12 +107,10 @@ def _beyond(what: str, seconds: Mapping[str, Sequence[float]], name: str, most: 
     """The median of the paired differences in milliseconds, with a bootstrap interval."""
     beyond = 1e3 * (np.array(seconds[name]) - np.array(seconds[_SESSION]))
     drawn = np.median(np.random.default_rng(0).choice(beyond, (_RESAMPLES, len(beyond))), axis=1)
-    tail = 100 * (1 - CONFIDENCE) / 2
-    low, high = np.percentile(drawn, [tail, 100 - tail])
     note = f"the session takes {1e3 * np.median(seconds[_SESSION]):.2f} ms"
     samples = {each: seconds[each] for each in (_SESSION, name)}
     target = Target(most, at_least=False)
-    return SuiteRow(what, None, float(np.median(beyond)), (float(low), float(high)), "ms", target, samples, note)
+    return SuiteRow(what, None, float(np.median(beyond)), interval_of(drawn), "ms", target, samples, note)
 
 
 @contextmanager

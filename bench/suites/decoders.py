@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bench.suites._random_bundle import Structure
-from bench.suites._row import SuiteRow, Target, ratio_row
+from bench.suites._row import SuiteRow, Target, bytes_row, ratio_row
 from bench.suites._suite_run import Racer, SuiteRun, proportional_bytes
 from edgepeft.backbones.base import LINEAR_ROLES
 from edgepeft.bench.planning.job import Batches, Job, Prepared
@@ -27,7 +27,6 @@ ARCHITECTURE = "SmolLM2-135M"
 
 _OWN = "edgepeft int8"
 _EIGHT = tuple(f"task{number}" for number in range(8))
-_MB = 1e6
 
 
 class _Case(NamedTuple):
@@ -177,11 +176,9 @@ def _memory(run: SuiteRun) -> Iterator[SuiteRow]:
             worker.step(number)
         resident = proportional_bytes(worker.pid)
     stored = sum(file.stat().st_size for file in (*bundle.glob("*.safetensors"), *bundle.glob("tasks/*.onnx")))
-    samples = {"resident": [resident / _MB], "stored": [stored / _MB]}
     what = "memory of eight resident tasks over the bytes of weights and deltas"
-    yield SuiteRow(
-        what, None, resident / stored, unit="bytes ratio", target=Target(1.5, at_least=False), samples=samples
-    )
+    sides = {"resident": resident, "stored": stored}
+    yield bytes_row(what, sides, Target(1.5, at_least=False), unit="bytes ratio")
 
 
 def _bundle(run: SuiteRun) -> Path:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from bench.suites._random_bundle import Structure
-from bench.suites._row import SuiteRow, Target
+from bench.suites._row import SuiteRow, Target, bytes_row, seconds_row
 from bench.suites._suite_run import SuiteRun, proportional_bytes
 from edgepeft.bench.planning.scenario import full_length
 from edgepeft.bundle.bundle import TASKS_FOLDER
@@ -46,18 +46,9 @@ def _memory(run: SuiteRun) -> Iterator[SuiteRow]:
         what = f"memory of {number} resident Pfeiffer tasks, each after {_ROWS} x {_TOKENS} tokens"
         yield SuiteRow(what, value=used / _MB, unit="MB", samples={"tasks": [number], "MB": [used / _MB]})
     for number in _PROMISED:
-        others = sum(sizes[1:number])
-        samples = {
-            "beyond one task, MB": [(memory[number] - memory[1]) / _MB],
-            "other deltas, MB": [others / _MB],
-        }
         what = f"memory of {number} tasks beyond that of one, over the other deltas' bytes"
-        yield SuiteRow(
-            what,
-            value=(memory[number] - memory[1]) / others,
-            target=Target(1.1, at_least=False),
-            samples=samples,
-        )
+        sides = {"beyond one task, MB": memory[number] - memory[1], "other deltas, MB": sum(sizes[1:number])}
+        yield bytes_row(what, sides, Target(1.1, at_least=False))
 
 
 def _merged(run: SuiteRun) -> Iterator[SuiteRow]:
@@ -86,5 +77,4 @@ def _thousand(run: SuiteRun) -> SuiteRow:
     command = ["run", str(bundle), "--task", _THOUSAND[-1], "a b c", "--json"]
     run.command(command)
     seconds = [run.command(command) for _ in range(3)]
-    what = "edgepeft run on a bundle of 1,000 BitFit tasks, whole process"
-    return SuiteRow(what, None, sorted(seconds)[1], (min(seconds), max(seconds)), "s", samples={"seconds": seconds})
+    return seconds_row("edgepeft run on a bundle of 1,000 BitFit tasks, whole process", seconds)

@@ -6,12 +6,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from random import Random
 
-import numpy as np
-
 from bench.suites._random_bundle import Structure
-from bench.suites._row import SuiteRow, Target, ratio_row
+from bench.suites._row import SuiteRow, Target, bytes_row, ratio_row, seconds_row, switch_row
 from bench.suites._suite_run import Racer, SuiteRun, proportional_bytes
-from edgepeft.bench.result.statistics import CONFIDENCE, percentile
 from edgepeft.bundle.bundle import TASKS_FOLDER
 
 TITLE = "What tasks share"
@@ -23,7 +20,6 @@ _MB = 1e6
 _STARTS = 5  # of a process; each loads the model anew
 _SWITCHES = 4000  # requests of each kind, a quarter where rounds are few: a 99th percentile with ten beyond it
 _FEW_ROUNDS = 10
-_RESAMPLES = 2000
 
 
 def measure(run: SuiteRun) -> Iterator[SuiteRow]:
@@ -62,8 +58,7 @@ def _two_processes(run: SuiteRun, bundle: Path) -> SuiteRow:
         with run.worker("second process", job) as second:
             second.step(0)
             both = proportional_bytes(first.pid) + proportional_bytes(second.pid)
-    samples = {"one": [alone / _MB], "two together": [both / _MB]}
-    return SuiteRow("memory of two processes on one bundle over that of one", value=both / alone, samples=samples)
+    return bytes_row("memory of two processes on one bundle over that of one", {"two together": both, "one": alone})
 
 
 def _disk(run: SuiteRun) -> Iterator[SuiteRow]:
@@ -73,9 +68,8 @@ def _disk(run: SuiteRun) -> Iterator[SuiteRow]:
         fp32 = run.bundle(f"nine-{head}", nine)
         small = run.bundle(f"nine-{head}-int8", nine, weights="int8", delta_weights="fp16")
         for folder, stored, most in ((fp32, "fp32", 1.10), (small, "int8 backbone, fp16 deltas", 0.32)):
-            samples = {"bundle": [_size(folder) / _MB], "one fp32 model": [whole / _MB]}
             what = f"disk of 9 tasks with {kind}, {stored}, over one fp32 model"
-            yield SuiteRow(what, value=_size(folder) / whole, target=Target(most, at_least=False), samples=samples)
+            yield bytes_row(what, {"bundle": _size(folder), "one fp32 model": whole}, Target(most, at_least=False))
 
 
 def _size(folder: Path, pattern: str = "**/*") -> int:
@@ -87,7 +81,7 @@ def _start(run: SuiteRun, bundle: Path) -> Iterator[SuiteRow]:
     run.progress("starting", 0, _STARTS)
     run.command(command)  # what the system reads from disk for the first time is not a warm start
     whole = [run.command(command) for _ in range(_STARTS)]
-    yield _times("edgepeft run, whole process, packed weights in the cache", whole, Target(1.0, at_least=False))
+    yield seconds_row("edgepeft run, whole process, packed weights in the cache", whole, Target(1.0, at_least=False))
     same, other = [], []
     tasks = [*_ALIKE, *_OTHERS]
     job = run.job("requests", bundle, settings={"requests": [_ask("one", [task], [16]) for task in tasks]})
@@ -99,14 +93,7 @@ def _start(run: SuiteRun, bundle: Path) -> Iterator[SuiteRow]:
         other += took[len(_ALIKE) :]
     for kind, seconds in (("the same structure", same), ("another structure", other)):
         what = f"one more task of {kind} into a running runtime, to its first answer"
-        yield _times(what, seconds, Target(0.3, at_least=False))
-
-
-def _times(what: str, seconds: Sequence[float], target: Target) -> SuiteRow:
-    """The median, with the largest as the interval's end: few samples, and the promise is for each of them."""
-    return SuiteRow(
-        what, None, float(np.median(seconds)), (min(seconds), max(seconds)), "s", target, {"seconds": seconds}
-    )
+        yield seconds_row(what, seconds, Target(0.3, at_least=False))
 
 
 def _switch(run: SuiteRun, bundle: Path) -> SuiteRow:
@@ -127,22 +114,8 @@ def _switch(run: SuiteRun, bundle: Path) -> SuiteRow:
             asked = last if stay else source.choice([task for task in range(len(tasks)) if task != last])
             (stays if stay else switches).append(worker.step(asked).seconds)
             last = asked
-    value, interval = _added(switches, stays)
     what = "a request to another resident task beside one to the same, 99th percentiles, added"
-    samples = {"switch": switches, "stay": stays}
-    note = f"medians: {np.median(switches) * 1e3:.2f} and {np.median(stays) * 1e3:.2f} ms"
-    return SuiteRow(what, None, value, interval, "ms", Target(1.0, at_least=False), samples, note)
-
-
-def _added(switches: Sequence[float], stays: Sequence[float]) -> tuple[float, tuple[float, float]]:
-    """Milliseconds between the two 99th percentiles, with a bootstrap interval."""
-    a, b = np.asarray(switches) * 1e3, np.asarray(stays) * 1e3
-    value = (percentile(list(a), 99) or 0.0) - (percentile(list(b), 99) or 0.0)
-    rng = np.random.default_rng(0)
-    drawn = [np.percentile(rng.choice(x, (_RESAMPLES, len(x))), 99, axis=1) for x in (a, b)]
-    tail = 100 * (1 - CONFIDENCE) / 2
-    low, high = np.percentile(drawn[0] - drawn[1], [tail, 100 - tail])
-    return value, (float(low), float(high))
+    return switch_row(what, switches, stays, 1.0)
 
 
 def _mixed(run: SuiteRun, bundle: Path) -> Iterator[SuiteRow]:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from bench.suites._random_bundle import Structure
-from bench.suites._row import SuiteRow, Target, ratio_row
+from bench.suites._row import SuiteRow, Target, bytes_row, ratio_row
 from bench.suites._suite_run import Racer, SuiteRun, proportional_bytes
 from edgepeft.bench.planning.job import Batches
 from edgepeft.bench.planning.target import torch_installed
@@ -32,7 +32,6 @@ _OWN, _INT8 = "edgepeft", "edgepeft, int8"
 _LABELS, _LABEL_IDS, _LONGEST = ("a b c", "d", "e"), ((3, 4, 5), (6,), (7,)), 3
 _WRITE = "write_onnxruntime"
 _NINE = tuple(f"pfeiffer{number}" for number in range(9))
-_MB = 1e6
 _OUT_OF_REACH = 4.0  # times our fp32: MKL's int8 takes 12 times as long on some processors
 
 
@@ -179,8 +178,7 @@ def _memory(run: SuiteRun) -> Iterator[SuiteRow]:
     one = _resident(run, "one task", _text_of(run, nine, _NINE[:1]))
     all_nine = _resident(run, "nine tasks", _text_of(run, nine, _NINE))
     what = "memory of nine resident Pfeiffer tasks that have written 8 rows each, over that of one"
-    samples = {"nine": [all_nine / _MB], "one": [one / _MB]}
-    yield SuiteRow(what, value=all_nine / one, target=Target(1.15, at_least=False), samples=samples)
+    yield bytes_row(what, {"nine": all_nine, "one": one}, Target(1.15, at_least=False))
     model = run.peer("text_optimum")
     what = "memory of one task"
     if isinstance(model, str):
@@ -188,8 +186,7 @@ def _memory(run: SuiteRun) -> Iterator[SuiteRow]:
         return
     peers, _ = _peers(run, _WRITTEN["eight-8"])
     theirs = _resident(run, "optimum", peers["optimum"])
-    samples = {_OWN: [one / _MB], "optimum": [theirs / _MB]}
-    yield SuiteRow(f"{what}, over optimum's", "optimum", one / theirs, samples=samples)
+    yield bytes_row(f"{what}, over optimum's", {_OWN: one, "optimum": theirs}, peer="optimum")
 
 
 def _text_of(run: SuiteRun, bundle: Path, tasks: Sequence[str]) -> Racer:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from bench.suites._random_bundle import Structure
-from bench.suites._row import Races, SuiteRow, Target, mean_row, ratio_row
+from bench.suites._row import Races, SuiteRow, Target, bytes_row, mean_row, ratio_row
 from bench.suites._suite_run import SETS, Racer, SuiteRun
 from edgepeft.bench.planning.job import Batches
 from edgepeft.bench.planning.scenario import full_length
@@ -45,10 +45,8 @@ def _no_padding(run: SuiteRun) -> Iterator[SuiteRow]:
     yield ratio_row(f"{what}{_OVER[_INT8]}", raced, _INT8, _PYTORCH, Target(2.4))
     yield ratio_row(f"{rows} x {tokens} tokens, no padding: bitfit", raced, _BITFIT, _OWN, Target(1.0))
     for own, most in ((_OWN, 0.6), (_INT8, 0.42)) if run.peaks else ():
-        peaks = {side: [run.peaks[side] / 1e6] for side in (own, _PYTORCH)}
-        share = run.peaks[own] / run.peaks[_PYTORCH]
-        name, target = f"peak memory, {what}{_OVER[own]}", Target(most, at_least=False)
-        yield SuiteRow(name, _PYTORCH, share, unit="share", target=target, samples=peaks)
+        name, peaks = f"peak memory, {what}{_OVER[own]}", {side: run.peaks[side] for side in (own, _PYTORCH)}
+        yield bytes_row(name, peaks, Target(most, at_least=False), peer=_PYTORCH, unit="share")
 
 
 def _real_lengths(run: SuiteRun) -> Iterator[SuiteRow]:

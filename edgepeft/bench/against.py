@@ -28,11 +28,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 import edgepeft
-from edgepeft.bench.measuring.measure import Measured, ProgressCallback, Start, measure_units, worse
-from edgepeft.bench.measuring.sampler import NO_BOUND, Budget, Schedule
+from edgepeft.bench.measuring.measure import Measured, Measuring, measure_units, worse
+from edgepeft.bench.measuring.sampler import Schedule
 from edgepeft.bench.planning.plan import Unit
 from edgepeft.bench.result.conditions import in_force_of
-from edgepeft.bench.result.schema import AgainstRatio, AgainstRecord, BenchResult
+from edgepeft.bench.result.schema import AgainstRatio, AgainstRecord, BenchResult, BenchRow
 from edgepeft.bench.result.statistics import CONFIDENCE, Ratio, paired_ratio
 from edgepeft.common.errors import EdgepeftError, UsageError
 
@@ -70,7 +70,7 @@ class SideBySide:
     revision: Revision
     launches: int = LAUNCHES
     bundles: dict[str, str] = field(default_factory=dict)  # the other version's own, by this one's
-    base: dict[str, Measured] = field(default_factory=dict)
+    base: dict[str, Measured] = field(default_factory=dict)  # by the label of this one's unit
 
     @classmethod
     def open(cls, asked: str, stack: ExitStack, *, launches: int = LAUNCHES) -> SideBySide:
@@ -88,18 +88,8 @@ class SideBySide:
             shutil.copy(file, work)
         self.bundles[str(folder)] = work
 
-    def __call__(
-        self,
-        units: Sequence[Unit],
-        schedule: Schedule,
-        start: Start,
-        *,
-        threads: int,
-        progress: ProgressCallback = lambda what, done, total: None,
-        budget: Budget = NO_BOUND,
-        **options: Any,
-    ) -> list[Measured]:
-        """As ``measure``: this version's units, with the samples of all launches."""
+    def __call__(self, units: Sequence[Unit], schedule: Schedule, how: Measuring) -> list[Measured]:
+        """As ``measure_units``: this version's units, with the samples of all launches."""
         own: dict[str, Measured] = {}
         launches = min(self.launches, schedule.rounds)
         for launch in range(launches):
@@ -113,15 +103,12 @@ class SideBySide:
                     job = replace(unit.job, package=str(self.revision.path), bundle=bundle)
                     known = job.known_to(self.revision.fields, self.revision.asked)
                     bases.append(replace(unit, job=known, base=True))
-            both = measure_units(
-                [*units, *bases],
-                part,
-                start,
-                threads=threads,
-                progress=lambda what, done, total: progress(f"launch {launch + 1}, {what}", done, total),  # noqa: B023
-                budget=budget.part(launches - launch),
-                **options,
+            own_part = replace(
+                how,
+                progress=lambda what, done, total: how.progress(f"launch {launch + 1}, {what}", done, total),  # noqa: B023
+                budget=how.budget.part(launches - launch),
             )
+            both = measure_units([*units, *bases], part, own_part)
             for one in both:
                 self._keep(one, own)
             if any(one.series.interrupted for one in both):
@@ -129,7 +116,8 @@ class SideBySide:
                     one.series.interrupted = one.series.interrupted or launch + 1 < launches
                 break
         for one in own.values():
-            if (base := self._base_of(one)) is not None:  # limits that the other version lost make the pair unequal too
+            if (base := self.base.get(one.unit.label)) is not None:
+                # Limits that the other version lost make the pair unequal too.
                 one.in_force = in_force_of([one, base])
                 one.series.left_out = one.series.left_out or base.series.left_out  # then it has no verdict
                 one.notes += tuple(f"{self.revision.asked}: {note}" for note in base.notes if note not in one.notes)
@@ -137,10 +125,9 @@ class SideBySide:
 
     def _keep(self, one: Measured, own: dict[str, Measured]) -> None:
         """Append a later launch's samples to the first one's."""
-        based = one.unit.base
-        if based and one.series.failure is not None:
+        if one.unit.base and one.series.failure is not None:
             raise EdgepeftError(f"{self.revision.described} cannot be measured: {one.series.failure}")
-        kept, label = self.base if based else own, one.unit.label
+        kept, label = self.base if one.unit.base else own, replace(one.unit, base=False).label
         if label in kept:
             first = kept[label]
             for name in _SERIES:
@@ -154,15 +141,21 @@ class SideBySide:
             for name in _SERIES:  # a launch's units share their probes' samples; what is appended to must be its own
                 setattr(one, name, deepcopy(getattr(one, name)))
 
-    def _base_of(self, one: Measured) -> Measured | None:
-        return self.base.get(f"{one.unit.label} of the base")
-
     def annotate(
         self, result: BenchResult, measured: Sequence[Measured], max_regression: float
     ) -> tuple[BenchResult, list[str]]:
         """The result with each row's verdict beside it, and the labels of the rows that are slower."""
-        judged = [self._judged(one, max_regression) for one in measured]
-        rows = tuple(row.model_copy(update={"against": one}) for row, one in zip(result.results, judged, strict=True))
+        rows, slower = list[BenchRow](), list[str]()
+        for row, one in zip(result.results, measured, strict=True):
+            base, own, judged = self.base.get(one.unit.label), one.series.seconds, None
+            theirs = base.series.seconds if base else []
+            if own and len(own) == len(theirs):  # else it has no samples of the same rounds
+                ratio = paired_ratio(own, theirs)
+                said = "interrupted" if one.series.interrupted else verdict(ratio, max_regression)
+                judged = AgainstRatio(**asdict(ratio), verdict=said, base_samples_s=tuple(theirs))
+                if said == "slower":
+                    slower.append(one.unit.label)
+            rows.append(row.model_copy(update={"against": judged}))
         record = AgainstRecord(
             asked=self.revision.asked,
             base=self.revision.described,
@@ -170,20 +163,7 @@ class SideBySide:
             max_regression=max_regression,
             confidence=CONFIDENCE,
         )
-        both = zip(measured, judged, strict=True)
-        slower = [each.unit.label for each, one in both if one and one.verdict == "slower"]
-        return result.model_copy(update={"results": rows, "against": record}), slower
-
-    def _judged(self, one: Measured, max_regression: float) -> AgainstRatio | None:
-        """One unit against the other version's; None where it has no samples of the same rounds."""
-        base = self._base_of(one)
-        own = one.series.seconds
-        theirs = base.series.seconds if base else []
-        if not own or len(own) != len(theirs):
-            return None
-        ratio = paired_ratio(own, theirs)
-        judged = "interrupted" if one.series.interrupted else verdict(ratio, max_regression)
-        return AgainstRatio(**asdict(ratio), verdict=judged, base_samples_s=tuple(theirs))
+        return result.model_copy(update={"results": tuple(rows), "against": record}), slower
 
 
 @dataclass(frozen=True)

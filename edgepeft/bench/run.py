@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,8 @@ from pydantic import JsonValue
 
 from edgepeft.bench.against import SideBySide
 from edgepeft.bench.compare import ResultFile
-from edgepeft.bench.measuring.emulation import Setting, StartAt, setting_of
-from edgepeft.bench.measuring.measure import Measured, ProgressCallback, Start, measure_units
+from edgepeft.bench.measuring.emulation import StartAt, setting_of
+from edgepeft.bench.measuring.measure import Measured, Measuring, ProgressCallback, Start, measure_units
 from edgepeft.bench.measuring.sampler import Budget, Schedule, Watched
 from edgepeft.bench.operators import count_metrics, profile_all
 from edgepeft.bench.planning import plan
@@ -53,11 +54,15 @@ _MIN_S = 1e-3  # a bound is above 0; nothing fits into it
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result, what did not fit the profile's memory, and what was measured, row by row."""
+    """The result, and what was measured, row by row."""
 
     result: BenchResult
-    failures: tuple[DoesNotFit, ...]
     measured: tuple[Measured, ...] = ()
+
+    @property
+    def failures(self) -> tuple[DoesNotFit, ...]:
+        """What did not fit the profile's memory."""
+        return tuple(one.series.failure for one in self.measured if one.series.failure)
 
 
 def run_benchmark(
@@ -83,7 +88,7 @@ def run_benchmark(
         progress("preparing the model", 0, 1)
         work = plan.resolve_request(request, profile, scenario, stack)
         if request.mode == "predicted":
-            return Outcome(_predicted(work), ())
+            return Outcome(_predicted(work))
         setting = setting_of(request.mode, profile, start=start_at, root=root, progress=progress)
         if request.bundle is None and scenario.kind is not SampleKind.BATCHES:
             write_random_tokenizer(work.subject.architecture, work.subject.bundle.folder, seed=request.seed)
@@ -101,23 +106,26 @@ def run_benchmark(
         if against is not None and request.bundle is None:
             subject = work.subject  # the other version has a graph of its own of the same random model
             against.make_random(subject.bundle.folder, stack, subject.name, **plan.random_options(request))
-        measured = (against or measure_units)(
-            units,
-            schedule,
-            launch,
-            threads=setting.threads,
-            reference=setting.probe,
-            watch=lambda worker: Watched(worker, sensors, meter),
-            progress=progress,
-            budget=budget,
+        watch = partial(Watched, sensors=sensors, meter=meter)
+        how = Measuring(launch, setting.threads, setting.probe, watch, progress, budget)
+        measured = (against or measure_units)(units, schedule, how)
+        more = {
+            "instructions_skipped": skipped,
+            "operators": profile_all(units, launch) if request.profile_ops else None,
+            "calibration": conditions.calibration_of(setting, measured),
+        }
+        notes = [*setting.notes, *conditions.arithmetic_notes(profile, work.subject), *work.notes]
+        result = _made(
+            work,
+            mode=setting.mode,
+            host=conditions.host_of(measured, board_name(root)),
+            profile=conditions.profile_of(profile, setting.limits, conditions.in_force_of(measured), notes),
+            schedule=ScheduleRecord(**asdict(schedule)),
+            metrics=metrics,
+            results=result_rows(measured, work, setting, meter=meter, rounds=schedule.rounds),
+            **{name: part for name, part in more.items() if part is not None},
         )
-        result = _result(work, setting, measured, schedule, board=board_name(root), meter=meter)
-        more: dict[str, object] = {"metrics": metrics, "instructions_skipped": skipped}
-        more["operators"] = profile_all(units, launch) if request.profile_ops else None
-        more["calibration"] = conditions.calibration_of(setting, measured)
-        result = result.model_copy(update={name: part for name, part in more.items() if part is not None})
-    failures = tuple(one.series.failure for one in measured if one.series.failure)
-    return Outcome(result, failures, tuple(measured))
+    return Outcome(result, tuple(measured))
 
 
 def _count(work: ResolvedRequest, progress: ProgressCallback) -> tuple[tuple[MetricsRecord, ...], str | None]:
@@ -129,26 +137,6 @@ def _count(work: ResolvedRequest, progress: ProgressCallback) -> tuple[tuple[Met
         progress("counting instructions", 0, 1)
         metrics += count_instructions(guest, subject, batch, seed=request.seed)
     return tuple(metrics), guest if isinstance(guest, str) else None
-
-
-def _result(
-    work: ResolvedRequest,
-    setting: Setting,
-    measured: Sequence[Measured],
-    schedule: Schedule,
-    *,
-    board: str | None,
-    meter: Meter | None,
-) -> BenchResult:
-    notes = [*setting.notes, *conditions.arithmetic_notes(work.profile, work.subject), *work.notes]
-    return _made(
-        work,
-        mode=setting.mode,
-        host=conditions.host_of(measured, board),
-        profile=conditions.profile_of(work.profile, setting.limits, conditions.in_force_of(measured), notes),
-        schedule=ScheduleRecord(**asdict(schedule)),
-        results=result_rows(measured, work, setting, meter=meter, rounds=schedule.rounds),
-    )
 
 
 def _made(work: ResolvedRequest, **own: Any) -> BenchResult:
@@ -179,17 +167,16 @@ def _predicted(work: ResolvedRequest) -> BenchResult:
     """The result of ``--mode predicted``, by operations and the profile's roofline: tasks, then the bare backbone."""
     if work.scenario.kind is not SampleKind.BATCHES:
         raise UsageError(f"scenario {work.scenario.name} is not of batches; --mode predicted predicts those only.")
-    made = [(task, _predictions(work, task)) for task in (*work.subject.tasks, None)]
-    notes = [_NOTHING_RAN, *dict.fromkeys(note for _, predictions in made for note in predictions[0].notes)]
+    rows = tuple(_predicted_row(work, task) for task in (*work.subject.tasks, None))
+    notes = [_NOTHING_RAN, *dict.fromkeys(note for row in rows if row.predicted for note in row.predicted.notes)]
     notes += [*conditions.arithmetic_notes(work.profile, work.subject), *work.notes]
-    rows = tuple(_predicted_row(work, task, predictions) for task, predictions in made)
     profile = conditions.profile_of(work.profile, Limits(), None, notes)
     return _made(work, mode="predicted", host=conditions.host_of(()), profile=profile, results=rows)
 
 
-def _predicted_row(work: ResolvedRequest, task: BenchedTask | None, predictions: Sequence[Predicted]) -> BenchRow:
+def _predicted_row(work: ResolvedRequest, task: BenchedTask | None) -> BenchRow:
     """Means over the batches, the interval as throughput, and what the first batch's classes took."""
-    prompt, profile = task.prompt_length if task else 0, work.profile
+    prompt, profile, predictions = task.prompt_length if task else 0, work.profile, _predictions(work, task)
     rows = [tokens + prompt for batch in work.batches for tokens in batch]
     first, n, instances = predictions[0], len(predictions), len(rows)  # of one graph: all are known, or none
     known = [one.seconds for one in predictions if one.seconds is not None]

@@ -126,9 +126,8 @@ class Fetcher(FetcherInterface):  # type: ignore[misc,unused-ignore]  # without 
     def _from(self, url: str, start: int) -> tuple[int, Iterator[bytes]]:
         """Where an answer begins, ``start`` or 0, and its pieces."""
         self.requests += 1
-        return self._of_file(url, start) if url.startswith("file:") else self._of_http(url, start)
-
-    def _of_file(self, url: str, start: int) -> tuple[int, Iterator[bytes]]:
+        if not url.startswith("file:"):
+            return self._of_http(url, start)
         path = Path(url2pathname(urlsplit(url).path))
         try:
             # Without waiting for a FIFO's other end.

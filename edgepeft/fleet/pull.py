@@ -13,7 +13,7 @@ import random
 import re
 import shutil
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -213,22 +213,18 @@ class _Pull:
         state.refused = {sha256: why for sha256, why in state.refused.items() if sha256 in self.offered.values()}
         done, busy = self._commit(prepared, decision, state)
         if state != before:
-            self._note(state, (*done.take, *done.remove))
+            try:
+                state.write(self.work)
+            except EdgepeftError as error:  # the next pull sees what is in force, by what was noted before the commit
+                if not (changed := (*done.take, *done.remove)):
+                    raise
+                raise EdgepeftError(
+                    f"{', '.join(changed)}: in force as published, but {self.folder / WORK} could not be written to "
+                    f"note it: {error.__cause__ or error}. Free some space; the next pull notes it."
+                ) from error
         _drop_all_but(self.remote.files, ())
         kept = {task: why for task, why in done.keep.items() if task not in refused}
         return self._pulled(taken=done.take, removed=done.remove, kept=kept, refused=refused, busy=busy)
-
-    def _note(self, state: State, changed: Sequence[str]) -> None:
-        """Write down what is in force; where that fails the next pull sees it, by what was noted before the commit."""
-        try:
-            state.write(self.work)
-        except EdgepeftError as error:
-            if not changed:
-                raise
-            raise EdgepeftError(
-                f"{', '.join(changed)}: in force as published, but {self.folder / WORK} could not be written to note "
-                f"it: {error.__cause__ or error}. Free some space; the next pull notes it."
-            ) from error
 
     def _prepared(self, tasks: Iterable[str], refused: dict[str, str], state: State) -> dict[str, PreparedTask]:
         """Tasks that passed here; of the others, the reason goes to ``refused`` and to the state."""

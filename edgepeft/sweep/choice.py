@@ -9,11 +9,11 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import ge
 from pathlib import Path
 from statistics import mean
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -210,38 +210,35 @@ def costs_of(
     ``length`` is a text's in tokens, 128 or as many as the tasks were trained on where it is None; ``measured`` is the
     time of a text by task, which is predicted where it is None.
     """
-    how: dict[str, Any] = {"tasks": tasks, "length": length, "base": _base()}
-    return {name: _costs(bundle, name, profile, (measured or {}).get(name), **how) for name in bundle.manifest.tasks}
+    base, found = _base(), dict[str, MethodCosts]()
+    for task in bundle.manifest.tasks:
+        entry = bundle.entry(task)
+        tokens = checked_length(bundle, task, 1, length, entry.max_length)
+        need = bundle_fit(bundle, profile, task, base=base, batch_size=1, length=tokens, finetune=False).inference
+        memory, disk = need.peak_bytes + (tasks - 1) * need.task_bytes, tasks * entry.n_bytes
+        found[task] = MethodCosts(None, None, memory, disk, entry.shared_layers)
+        predicted, shared = _predicted(bundle, task, profile, tokens)
+        if (seconds := (measured or {}).get(task, predicted)) is not None:
+            passes, (low, high) = 1 + (tasks - 1) * max(0.0, 1 - shared), seconds.interval
+            interval = 60 / (passes * high), 60 / (passes * low)
+            found[task] = replace(found[task], per_minute=60 / (passes * seconds.median), interval=interval)
+    return found
 
 
 def _base() -> int:
     """What a process that answers takes before it opens a bundle; this one has PyTorch too."""
-    done = subprocess.run([sys.executable, "-c", _BASE], capture_output=True, text=True, check=True)
-    return int(done.stdout)
+    return int(subprocess.run([sys.executable, "-c", _BASE], capture_output=True, text=True, check=True).stdout)
 
 
-def _costs(
-    bundle: Bundle, task: str, profile: Profile, measured: Seconds | None, *, tasks: int, length: int | None, base: int
-) -> MethodCosts:
-    entry = bundle.entry(task)
-    length = checked_length(bundle, task, 1, length, entry.max_length)
-    need = bundle_fit(bundle, profile, task, base=base, batch_size=1, length=length, finetune=False).inference
-    memory, disk = need.peak_bytes + (tasks - 1) * need.task_bytes, tasks * entry.n_bytes
-    depth, inputs = entry.shared_layers, example_inputs(bundle, task, 1, length)
-    alone = predict_seconds(count_run(bundle.graph(task), inputs).works, profile)
+def _predicted(bundle: Bundle, task: str, profile: Profile, length: int) -> tuple[Seconds | None, float]:
+    """The time of a text, and the share of it in the layers that the backbone runs once for all tasks."""
+    alone = predict_seconds(count_run(bundle.graph(task), example_inputs(bundle, task, 1, length)).works, profile)
+    if alone.seconds is None:
+        return None, 0.0
     once = None
-    if depth:  # the layers that the backbone runs once for all tasks
+    if depth := bundle.entry(task).shared_layers:
         last = bundle.architecture.sites_of(Role.LAYER_OUTPUT)[depth - 1].name
         part = below(bundle.spliced(None), bundle.manifest.backbone.sites[last])
         once = predict_seconds(count_run(part, example_inputs(bundle, None, 1, length)).works, profile).seconds
-    # Of a measured time the lower layers have the share that the prediction gives them.
-    shared = once / alone.seconds if once and alone.seconds else 0.0
-    if measured is None and alone.seconds is not None:
-        measured = Seconds(alone.seconds, alone.interval or (alone.seconds, alone.seconds))
-    if measured is None:
-        return MethodCosts(None, None, memory, disk, depth)
-    passes = 1 + (tasks - 1) * max(0.0, 1 - shared)
-    low, high = measured.interval
-    return MethodCosts(
-        60 / (passes * measured.median), (60 / (passes * high), 60 / (passes * low)), memory, disk, depth
-    )
+    interval = alone.interval or (alone.seconds, alone.seconds)
+    return Seconds(alone.seconds, interval), once / alone.seconds if once else 0.0

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import groupby
 from statistics import mean, stdev
 from typing import Any
@@ -27,7 +27,7 @@ Place = tuple[str, str, str]
 """Backbone, data set and size: what a column of the table is."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Arm:
     """One method at one rate on one data set: its runs that are done, one a seed."""
 
@@ -84,30 +84,23 @@ class Arm:
         """Of the delta's tensors."""
         return max((found.bytes for cell in self.cells if (found := self.sweep.outcome(cell))), default=0)
 
-    def resampled(self, n: int) -> tuple[int, NDArray[np.float64]] | None:
-        """How many test rows there are, and the mean of the seeds' scores in each of the ``n``-th ``RESAMPLES``; None
-        where answers were not kept."""
-        if n not in self._resampled:  # each other method of a column is compared with the same best
-            self._resampled[n] = self._scores(n)
-        return self._resampled[n]
-
-    @cached_property
-    def _resampled(self) -> dict[int, tuple[int, NDArray[np.float64]] | None]:
-        return {}
-
-    def _scores(self, n: int) -> tuple[int, NDArray[np.float64]] | None:
-        found = [self.sweep.answers(cell) for cell in self.cells]
-        kept = [(card.task_kind, *each) for card, each in zip(self.cards, found, strict=True) if each and len(each[0])]
-        if len(kept) < len(found):
-            return None
-        size = len(kept[0][1])
-        drawn = (uniform(f"bootstrap {n}", (RESAMPLES, size)) * size).astype(np.intp)
-        scores = [mean(kind.score(self.metric, t[rows], o[rows]) for kind, t, o in kept) for rows in drawn]
-        return size, np.array(scores)
-
     def baselines(self) -> dict[str, float]:
         """What each baseline scores on the test rows."""
         return {name: float(found["test"]) for name, found in self.cards[0].metrics["baselines"].items()}
+
+
+@cache  # each other method of a column is compared with the same best
+def resampled(arm: Arm, n: int) -> tuple[int, NDArray[np.float64]] | None:
+    """How many test rows there are, and the mean of the seeds' scores in each of the ``n``-th ``RESAMPLES``; None
+    where answers were not kept."""
+    found = [arm.sweep.answers(cell) for cell in arm.cells]
+    kept = [(card.task_kind, *each) for card, each in zip(arm.cards, found, strict=True) if each and len(each[0])]
+    if len(kept) < len(found):
+        return None
+    size = len(kept[0][1])
+    drawn = (uniform(f"bootstrap {n}", (RESAMPLES, size)) * size).astype(np.intp)
+    scores = [mean(kind.score(arm.metric, t[rows], o[rows]) for kind, t, o in kept) for rows in drawn]
+    return size, np.array(scores)
 
 
 @dataclass(frozen=True)
@@ -166,7 +159,7 @@ def not_worse(ones: Sequence[Arm], others: Sequence[Arm]) -> float | None:
     """
     gains = np.zeros(RESAMPLES)
     for n, (one, other) in enumerate(zip(ones, others, strict=True)):
-        mine, theirs = one.resampled(n), other.resampled(n)
+        mine, theirs = resampled(one, n), resampled(other, n)
         if mine is None or theirs is None or mine[0] != theirs[0]:
             return None
         gains += mine[1] - theirs[1]

@@ -23,7 +23,7 @@ from typing import Any
 import psutil
 
 import edgepeft
-from edgepeft.bench.measuring.sampler import NO_BOUND, Budget, Sample, Schedule, Series, Steppable, sample_rounds
+from edgepeft.bench.measuring.sampler import Budget, Sample, Schedule, Series, Steppable, sample_rounds
 from edgepeft.bench.planning.job import Job
 from edgepeft.bench.planning.plan import Unit, UnitRole
 from edgepeft.common.errors import DoesNotFit, EdgepeftError, UsageError
@@ -244,7 +244,21 @@ def worse(one: HostLoad | None, other: HostLoad | None) -> HostLoad | None:
 
 
 Start = Callable[[str, Job], AbstractContextManager[WorkerProcess]]
-Watch = Callable[[WorkerProcess], Steppable]  # a worker whose steps also say how the board was
+
+
+@dataclass(frozen=True)
+class Measuring:
+    """What starts workers, the threads of each, and the time there is for all of it.
+
+    ``reference`` runs in the rounds of every workload; ``watch`` gives a worker whose steps also say how the board was.
+    """
+
+    start: Start
+    threads: int
+    reference: Job | None
+    watch: Callable[[WorkerProcess], Steppable]
+    progress: ProgressCallback
+    budget: Budget
 
 
 @dataclass
@@ -262,21 +276,11 @@ class Measured:
     load: HostLoad | None = None
 
 
-def measure_units(
-    units: Sequence[Unit],
-    schedule: Schedule,
-    start: Start,
-    *,
-    threads: int,
-    reference: Job | None = None,
-    watch: Watch = lambda worker: worker,
-    progress: ProgressCallback = lambda what, done, total: None,
-    budget: Budget = NO_BOUND,
-) -> list[Measured]:
-    """Measure all units, in the order given; ``reference`` runs in the same rounds, ``watch`` adds sensors to workers.
+def measure_units(units: Sequence[Unit], schedule: Schedule, how: Measuring) -> list[Measured]:
+    """Measure all units, in the order given.
 
     A unit that does not fit the memory limit is left out from then on; its series holds the reason.  Each workload
-    has an equal part of the ``budget``, with the starting of its workers; who comes too late is ``left_out``.
+    has an equal part of the budget, with the starting of its workers; who comes too late is ``left_out``.
     """
     measured = {unit.label: Measured(unit) for unit in units}
     workloads = list(dict.fromkeys(unit.workload for unit in units))
@@ -287,33 +291,25 @@ def measure_units(
                 one.series.interrupted = True
         elif group:
             # What runs beside the units, by the field of ``Measured`` that takes its samples.
-            beside = {"gemm": Unit(workload, "onnxruntime", UnitRole.GEMM, job=Job("gemm", threads))}
+            beside = {"gemm": Unit(workload, "onnxruntime", UnitRole.GEMM, job=Job("gemm", how.threads))}
             if any(one.unit.engine == "pytorch" for one in group):
-                beside["pytorch_gemm"] = Unit(workload, "pytorch", UnitRole.GEMM, job=Job("gemm_pytorch", threads))
-            if reference is not None:
-                beside["reference"] = Unit(workload, "onnxruntime", UnitRole.REFERENCE, job=reference)
+                beside["pytorch_gemm"] = Unit(workload, "pytorch", UnitRole.GEMM, job=Job("gemm_pytorch", how.threads))
+            if how.reference is not None:
+                beside["reference"] = Unit(workload, "onnxruntime", UnitRole.REFERENCE, job=how.reference)
             probes = {name: Measured(unit) for name, unit in beside.items()}
-            share = partial(budget.part, len(workloads) - done)
-            _measure_together(workload, group, probes, schedule, start, watch=watch, progress=progress, share=share)
+            _measure_together(group, probes, schedule, how, len(workloads) - done)
     return list(measured.values())
 
 
 def _measure_together(
-    workload: str,
-    group: list[Measured],
-    probes: Mapping[str, Measured],
-    schedule: Schedule,
-    start: Start,
-    *,
-    watch: Watch,
-    progress: ProgressCallback,
-    share: Callable[[], Budget],
+    group: list[Measured], probes: Mapping[str, Measured], schedule: Schedule, how: Measuring, parts: int
 ) -> None:
+    """Measure a workload in one of so many ``parts`` of the time that is left."""
     # Where time is short the first ones are measured: not without the host's rate, last of all PyTorch's.
     gemm, *others = probes.values()
     everyone = {one.unit.label: one for one in [group[0], gemm, *group[1:], *others]}
     with ExitStack() as stack:
-        workers = _load(everyone, start, stack, progress, share().part(2))
+        workers = _load(everyone, how, stack, how.budget.part(2 * parts))
 
         def throttle() -> None:
             for worker in workers.values():
@@ -321,13 +317,13 @@ def _measure_together(
 
         before = snapshot()
         series = sample_rounds(
-            {label: watch(worker) for label, worker in workers.items()},
+            {label: how.watch(worker) for label, worker in workers.items()},
             schedule,
             enough=partial(schedule.is_met, batches=next((one.unit.job.batches for one in group if one.unit.job), ())),
             warmed=throttle,
-            progress=lambda done, total: progress(workload, done, total),
+            progress=partial(how.progress, group[0].unit.workload),
             seldom=[one.unit.label for name, one in probes.items() if name != "reference"],
-            budget=share(),  # of what is left now: a worker that took long to start costs the others too
+            budget=how.budget.part(parts),  # of what is left now: a worker that took long to start costs the others too
         )
         steps = (step for each in series.values() for step in (*each.warmup, *each.samples))
         load = load_between(before, snapshot(), sum(step.cpu_seconds * step.repeats for step in steps))
@@ -344,18 +340,18 @@ def _measure_together(
 
 
 def _load(
-    everyone: Mapping[str, Measured], start: Start, stack: ExitStack, progress: ProgressCallback, budget: Budget
+    everyone: Mapping[str, Measured], how: Measuring, stack: ExitStack, budget: Budget
 ) -> dict[str, WorkerProcess]:
     """The workers that fit memory and time; the next one is taken to need as long as the slowest before."""
     workers, slowest = dict[str, WorkerProcess](), 0.0
     for done, (label, one) in enumerate(everyone.items()):
-        progress(f"loading {label}", done, len(everyone))
+        how.progress(f"loading {label}", done, len(everyone))
         if not budget.fits(slowest):
             one.series.left_out = True
             continue
         begin = budget.clock()
         assert one.unit.job is not None
-        worker = stack.enter_context(start(label, one.unit.job))
+        worker = stack.enter_context(how.start(label, one.unit.job))
         one.in_force = worker.in_force
         try:
             worker.ready()

@@ -15,9 +15,14 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from importlib import import_module
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
+if TYPE_CHECKING:
+    from edgepeft.bench.planning.job import Job, Prepared
+
+_PROBES = ("copy", "gemm", "gemm_pytorch", "operators", "reference")  # workloads in probes.py, others in models.py
 _PERIOD_S = 0.1  # of a quota
 _MAX_EACH = 200  # single steps of a span that are reported; the mean is of all
 
@@ -31,6 +36,13 @@ def peak_rss_bytes() -> int:
     except (OSError, IndexError):
         scale = 1 if sys.platform == "darwin" else 1024
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale
+
+
+def prepare(job: Job) -> Prepared:
+    """Load the job's workload: one of ours, or with the path of a module elsewhere before its name (peers)."""
+    module, _, function = job.workload.rpartition(".")
+    module = module or f"edgepeft.bench.workloads.{'probes' if function in _PROBES else 'models'}"
+    return getattr(import_module(module), function)(job)  # type: ignore[no-any-return]
 
 
 def serve(requests: IO[str], replies: IO[str]) -> None:
@@ -52,11 +64,10 @@ def serve(requests: IO[str], replies: IO[str]) -> None:
 
 
 def _replies(requests: IO[str]) -> Iterator[Mapping[str, object]]:
-    from edgepeft.bench import workloads
     from edgepeft.bench.planning.job import Job
 
     job = Job.from_json(requests.readline())
-    prepared = workloads.prepare(job)
+    prepared = prepare(job)
     for index in range(len(job.batches)):
         job.batch(index)  # drawn and kept now, not while a step is timed
     gc.collect()

@@ -102,8 +102,13 @@ def _resampled(values: _Floats, rng: np.random.Generator) -> _Floats:
 
 
 def _interval(statistic: Callable[[np.random.Generator], _Floats]) -> tuple[float, float]:
+    return interval_of(statistic(np.random.default_rng(_SEED)))
+
+
+def interval_of(resampled: _Floats) -> tuple[float, float]:
+    """The ends that ``CONFIDENCE`` of a statistic's resamples lie between."""
     tail = 100.0 * (1.0 - CONFIDENCE) / 2.0
-    low, high = np.percentile(statistic(np.random.default_rng(_SEED)), [tail, 100.0 - tail])
+    low, high = np.percentile(resampled, [tail, 100.0 - tail])
     return float(low), float(high)
 
 

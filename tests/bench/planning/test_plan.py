@@ -79,15 +79,12 @@ def test_on_a_board_without_pytorch_fine_tuning_stands_alone():
 
 
 def test_jobs_name_workloads_and_each_is_a_function_of_its_file():
-    import importlib
+    from edgepeft.bench.measuring.worker import _PROBES
+    from edgepeft.bench.workloads import models, probes
 
-    from edgepeft.bench.workloads import _FILES
-
-    for file, names in _FILES.items():
-        module = importlib.import_module(f"edgepeft.bench.workloads.{file}")
-        assert all(callable(getattr(module, name)) for name in names)
-    known = {name for names in _FILES.values() for name in names}
-    assert {unit.job.workload for unit in planned(peers=[Path("m.onnx")]) if unit.job} <= known
+    assert all(callable(getattr(probes, name)) for name in _PROBES)
+    asked = {unit.job.workload for unit in planned(peers=[Path("m.onnx")]) if unit.job}
+    assert all(callable(getattr(models, name)) for name in asked - {*_PROBES})
 
 
 def test_a_job_carries_the_tasks_settings_through_json():
