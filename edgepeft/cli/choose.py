@@ -1,4 +1,4 @@
-"""``edgepeft choose``: which method, for these data, on this board, for so many tasks."""
+"""Name the cheapest method that fits a budget and is not worse than the best beyond chance."""
 
 from __future__ import annotations
 
@@ -64,7 +64,6 @@ def command(
     set_: Variant = None,
     as_json: Annotated[bool, Option("--json", help="One JSON document instead of a table.")] = False,
 ) -> None:
-    """Name the cheapest method that fits a budget and is not worse than the best beyond chance."""
     with requiring("train", "choosing a method"):
         from edgepeft.sweep.choice import Budget, candidates, choose
         from edgepeft.sweep.folder import open_sweep

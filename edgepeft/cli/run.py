@@ -1,4 +1,4 @@
-"""``edgepeft run``: predictions of one or several tasks, with ONNX Runtime alone."""
+"""Answer texts, pairs or a file with the bundle's tasks; neither torch nor transformers is loaded."""
 
 from __future__ import annotations
 
@@ -68,7 +68,6 @@ def command(
     dims: Annotated[int | None, Option(min=1, help="Only the first of a vector, of length 1 again.")] = None,
     as_json: Annotated[bool, Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """Answer texts, pairs or a file with the bundle's tasks; neither torch nor transformers is loaded."""
     from edgepeft.runtime.runtime import Runtime
 
     columns = Columns(text_column, pair_column)
