@@ -58,7 +58,7 @@ class _Verbs(TyperGroup):
         name = module.__name__.rsplit(".", 1)[-1].rstrip("_")
         if name not in self.commands:
             verb = typer.Typer(add_completion=False)
-            verb.command(name=name, rich_help_panel=module.PANEL)(module.command)
+            verb.command(name=name, help=module.__doc__, rich_help_panel=module.PANEL)(module.command)
             self.commands[name] = typer.main.get_command(verb)
         return name
 

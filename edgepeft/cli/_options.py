@@ -55,7 +55,7 @@ def written(decoding: Decoding | None) -> str:
 
 
 def command_of(options: type[Options], verb: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Decorate a function: typer then reads ``options`` by name, and what it takes beside them; its docstring helps."""
+    """Decorate a function: typer then reads ``options`` by name, and what it takes beside them."""
 
     def decorate(act: Callable[..., None]) -> Callable[..., None]:
         own = dict(list(inspect.signature(act, eval_str=True).parameters.items())[1:])
@@ -77,7 +77,6 @@ def command_of(options: type[Options], verb: str) -> Callable[[Callable[..., Non
             asked = {n: value for n, value in given.items() if value != _default(options.model_fields[n])}
             act(options.of(asked, f"edgepeft {verb}"), **beside)
 
-        command.__doc__ = inspect.getdoc(act)
         command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         command.__annotations__ = {each.name: each.annotation for each in parameters}
         return command

@@ -1,4 +1,4 @@
-"""``edgepeft add``: tasks into an existing bundle."""
+"""Add tasks to a bundle; the backbone is untouched. Exported tasks and a page's need no PyTorch."""
 
 from __future__ import annotations
 
@@ -36,7 +36,6 @@ def command(
     force: Annotated[bool, Option("--force", help="Replace tasks of the same name.")] = False,
     as_json: Annotated[bool, Option("--json", help="Print the manifest as JSON.")] = False,
 ) -> None:
-    """Add tasks to a bundle; the backbone is untouched. Exported tasks and a page's need no PyTorch."""
     from edgepeft.backbones.source import open_backbone
     from edgepeft.tasks._conformal import guarantee_of
 

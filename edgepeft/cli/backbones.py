@@ -1,4 +1,4 @@
-"""``edgepeft backbones``: the families of backbones, what is read of a config, and what is not supported."""
+"""List the backbones, or show what one is read as: sizes, sites, the config's keys, and what is not supported."""
 
 from __future__ import annotations
 
@@ -40,7 +40,6 @@ def command(
     ] = None,
     as_json: Annotated[bool, Option("--json", help="One JSON document instead of tables.")] = False,
 ) -> None:
-    """List the backbones, or show what one is read as: sizes, sites, the config's keys, and what is not supported."""
     if name is None:
         from edgepeft.backbones.base import families
         from edgepeft.backbones.config import architecture_names, config_of

@@ -1,4 +1,4 @@
-"""``edgepeft bench``: throughput under a device's limits."""
+"""Measure inference and fine-tuning throughput, interleaved, in processes under the profile's limits."""
 
 from __future__ import annotations
 
@@ -38,7 +38,6 @@ def command(
     launches: Annotated[int | None, Option(help="With --against: times that processes start anew. Default: 2.")] = None,
     json: Annotated[str | None, Option(help="Write the result there; - is standard output.")] = None,
 ) -> None:
-    """Measure inference and fine-tuning throughput, interleaved, in processes under the profile's limits."""
     from edgepeft.device.profiles import SETTABLE, variant_of
 
     own = {name: value for name, value in options.settings.items() if name in SETTABLE}

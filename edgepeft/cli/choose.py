@@ -1,22 +1,21 @@
-"""``edgepeft choose``: which method, for these data, on this board, for so many tasks."""
+"""Name the cheapest method that fits a budget and is not worse than the best beyond chance."""
 
 from __future__ import annotations
 
 import re
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from edgepeft.cli._options import Variant
+from edgepeft.cli._options import Variant, command_of
 from edgepeft.cli._output import plain_table, print_json, table_console
 from edgepeft.common.errors import DoesNotFit, UsageError, named, requiring
 from edgepeft.common.progress import say, shown_steps, stages
-from edgepeft.options.base import LabelColumn, MaxSeconds, Mode, PairColumn, TaskKind, TextColumn
+from edgepeft.options.base import LabelColumn, MaxSeconds, Mode, Options, PairColumn, TaskKind, TextColumn
 from edgepeft.options.verbs import BenchOptions
 
 if TYPE_CHECKING:
@@ -42,65 +41,70 @@ _Disk = Annotated[str | None, Option(metavar="SIZE", help="All tasks' files toge
 _Data = Annotated[str | None, Option(help="A data set of the sweep. Default: the mean of all. Without a sweep, rows.")]
 
 
-def command(
-    sweep: _SweepFolder = None,
-    *,
-    profile: Annotated[str, Option(help="A device, or the path of a .toml file.")],
-    tasks: Annotated[int, Option(min=1, help="Tasks of one backbone that answer each text.")] = 1,
-    throughput: _Throughput = None,
-    memory: _Amount = None,
-    disk: _Disk = None,
-    length: Annotated[int | None, Option(help="Tokens of a text. Default: 128, or what runs were given.")] = None,
-    mode: Mode = "predicted",
-    max_seconds: MaxSeconds = None,
-    data: _Data = None,
-    text_column: TextColumn = None,
-    pair_column: PairColumn = None,
-    label_column: LabelColumn = None,
-    kind: TaskKind = None,
-    backbone: Annotated[str | None, Option(help="One of the sweep's. Without a sweep, a folder or name.")] = None,
-    minutes: Annotated[float | None, Option(help=f"Of training, without a sweep. Default: {_MINUTES:g}.")] = None,
-    out: Annotated[Path | None, Option(help="Where a small sweep is kept; that folder goes on.")] = None,
-    set_: Variant = None,
-    as_json: Annotated[bool, Option("--json", help="One JSON document instead of a table.")] = False,
-) -> None:
-    """Name the cheapest method that fits a budget and is not worse than the best beyond chance."""
+class ChooseOptions(Options):
+    """A sweep or the rows of a small one, a device, and what its tasks may take."""
+
+    sweep: _SweepFolder = None
+    profile: Annotated[str, Option(help="A device, or the path of a .toml file.")]
+    tasks: Annotated[int, Option(min=1, help="Tasks of one backbone that answer each text.")] = 1
+    throughput: _Throughput = None
+    memory: _Amount = None
+    disk: _Disk = None
+    length: Annotated[int | None, Option(help="Tokens of a text. Default: 128, or what runs were given.")] = None
+    mode: Mode = "predicted"
+    max_seconds: MaxSeconds = None
+    data: _Data = None
+    text_column: TextColumn = None
+    pair_column: PairColumn = None
+    label_column: LabelColumn = None
+    kind: TaskKind = None
+    backbone: Annotated[str | None, Option(help="One of the sweep's. Without a sweep, a folder or name.")] = None
+    minutes: Annotated[float | None, Option(help=f"Of training, without a sweep. Default: {_MINUTES:g}.")] = None
+    out: Annotated[Path | None, Option(help="Where a small sweep is kept; that folder goes on.")] = None
+    set_: Variant = None
+    as_json: Annotated[bool, Option("--json", help="One JSON document instead of a table.")] = False
+
+    @property
+    def of_rows(self) -> dict[str, str]:
+        """What is given of the rows of a small sweep."""
+        return self.model_dump(include={"text_column", "pair_column", "label_column", "kind"}, exclude_none=True)
+
+
+@command_of(ChooseOptions, "choose")
+def command(options: ChooseOptions) -> None:
     with requiring("train", "choosing a method"):
         from edgepeft.sweep.choice import Budget, candidates, choose
         from edgepeft.sweep.folder import open_sweep
     from edgepeft.device.profiles import load_profile, variant_of
     from edgepeft.tuning.memory import amount_of
 
-    named("mode", mode, _SAID)
-    if mode == "predicted" and max_seconds is not None:
+    named("mode", options.mode, _SAID)
+    if options.mode == "predicted" and options.max_seconds is not None:
         raise UsageError("--max-seconds bounds what is measured, and --mode predicted runs nothing; leave one out.")
-    variant = variant_of(profile, set_ or ())
+    variant = variant_of(options.profile, options.set_ or ())
     device = load_profile(variant)
     budget = Budget(
-        None if throughput is None else _rate(throughput),
-        None if memory is None else amount_of(memory, "--memory"),
-        None if disk is None else amount_of(disk, "--disk"),
+        None if options.throughput is None else _rate(options.throughput),
+        None if options.memory is None else amount_of(options.memory, "--memory"),
+        None if options.disk is None else amount_of(options.disk, "--disk"),
     )
-    of_rows = {"text_column": text_column, "pair_column": pair_column, "label_column": label_column, "kind": kind}
-    of_rows = {name: value for name, value in of_rows.items() if value is not None}
-    small = [n for n, value in {"minutes": minutes, "out": out}.items() if value is not None] + list(of_rows)
-    if sweep is None:
-        opened = _small_sweep(data, of_rows, backbone, minutes, out)
-        data = backbone = None  # of which it was made
-    elif small:
-        raise UsageError(
-            f"--{small[0].replace('_', '-')} is of a small sweep, and SWEEP is there already; leave it or SWEEP out."
-        )
+    if options.sweep is None:
+        opened = _small_sweep(options)
+        found = candidates(opened, None, None)  # it was made of these data and this backbone
     else:
-        opened = open_sweep(sweep)
-    measure = None if mode == "predicted" else partial(_measured, variant, mode, length, max_seconds)
-    found = _with_costs(opened, candidates(opened, data, backbone), device, tasks, length, measure)
+        given = [n for n in ("minutes", "out") if getattr(options, n) is not None] + list(options.of_rows)
+        if given:
+            small = f"--{given[0].replace('_', '-')} is of a small sweep"
+            raise UsageError(f"{small}, and SWEEP is there already; leave it or SWEEP out.")
+        opened = open_sweep(options.sweep)
+        found = candidates(opened, options.data, options.backbone)
+    found = _with_costs(opened, found, device, options, variant)
     chosen = choose(found, budget)
-    if as_json:
-        print_json(_document(found, chosen, device, tasks, mode))
+    if options.as_json:
+        print_json(_document(found, chosen, device, options))
         return
-    _show(found, chosen, budget, device, tasks, mode)
-    say(_reason(chosen, tasks))
+    _show(found, chosen, budget, device, options)
+    say(_reason(chosen, options.tasks))
     say(_export(opened, chosen))
 
 
@@ -113,44 +117,37 @@ def _rate(text: str) -> float:
 
 
 def _with_costs(
-    sweep: Sweep,
-    found: Sequence[Candidate],
-    device: Profile,
-    tasks: int,
-    length: int | None,
-    measure: Callable[[Bundle], dict[str, Seconds]] | None,
+    sweep: Sweep, found: Sequence[Candidate], device: Profile, options: ChooseOptions, variant: str
 ) -> list[Candidate]:
-    """The methods with what one task of each costs, by ``measure`` or predicted; each is exported once."""
+    """The methods with what one task of each costs, measured or predicted; each is exported once."""
     from edgepeft.sweep.choice import Candidate, costs_of, exported
 
     with tempfile.TemporaryDirectory() as work:
         with stages(1) as stage, stage("exporting each method once"):
             source = sweep.options(found[0].arms[0].cells[0])["backbone"]
             bundle = exported([each.arms[0].cards[0] for each in found], source, Path(work))
-        measured = None if measure is None else measure(bundle)
-        costs = costs_of(bundle, device, tasks=tasks, length=length, measured=measured)
+        measured = None if options.mode == "predicted" else _measured(options, variant, bundle)
+        costs = costs_of(bundle, device, tasks=options.tasks, length=options.length, measured=measured)
     return [Candidate(each.method, each.arms, cost) for each, cost in zip(found, costs.values(), strict=True)]
 
 
-def _measured(
-    profile: str, mode: str, length: int | None, max_seconds: float | None, bundle: Bundle
-) -> dict[str, Seconds]:
+def _measured(options: ChooseOptions, variant: str, bundle: Bundle) -> dict[str, Seconds]:
     """Seconds of one text by task, of `edgepeft bench`'s interleaved rounds under the profile's limits."""
     from edgepeft.bench.run import run_benchmark
     from edgepeft.deploy.cost import checked_length
     from edgepeft.sweep.choice import Seconds
 
     tasks = bundle.manifest.tasks.items()
-    length = min(checked_length(bundle, name, 1, length, entry.max_length) for name, entry in tasks)
+    length = min(checked_length(bundle, name, 1, options.length, entry.max_length) for name, entry in tasks)
     request = BenchOptions(
-        profile=profile,
+        profile=variant,
         bundle=bundle.folder,
         engines=("onnxruntime",),
         workloads=("infer",),
         batch_size=1,
         length=length,
-        max_seconds=max_seconds,
-        mode=mode,
+        max_seconds=options.max_seconds,
+        mode=options.mode,
     )
     with shown_steps() as progress:
         outcome = run_benchmark(request, progress=progress, say=say)
@@ -165,22 +162,21 @@ def _measured(
     return found
 
 
-def _small_sweep(
-    data: str | None, of_rows: Mapping[str, str | None], backbone: str | None, minutes: float | None, out: Path | None
-) -> Sweep:
+def _small_sweep(options: ChooseOptions) -> Sweep:
     """One run of each method, until the time is over; runs that are done in ``out`` stay done."""
     from edgepeft.cli.sweep import local, showing
     from edgepeft.sweep.local import Job
     from edgepeft.sweep.plan import Plan
     from edgepeft.sweep.run import run_sweep, sweep_of
 
+    data, backbone, out = options.data, options.backbone, options.out
     if data is None or backbone is None or out is None:
         raise UsageError("give SWEEP, or what a small one is made of: --data ROWS --backbone FOLDER --out SWEEP.")
     rows = str(Path(data).absolute()) if Path(data).exists() else data
-    plan = Plan(backbones=[backbone], methods=list(SMALL), data={"task": {"data": rows, **of_rows}})
+    plan = Plan(backbones=[backbone], methods=list(SMALL), data={"task": {"data": rows, **options.of_rows}})
     sweep = sweep_of(plan, out)
     executor, at_once = local(sweep, None, 1)
-    ends = time.monotonic() + 60 * (_MINUTES if minutes is None else minutes)
+    ends = time.monotonic() + 60 * (_MINUTES if options.minutes is None else options.minutes)
 
     class Over(Exception):
         """The time is over."""
@@ -199,9 +195,10 @@ def _small_sweep(
     return sweep
 
 
-def _show(found: Sequence[Candidate], chosen: Choice, budget: Budget, device: Profile, tasks: int, mode: str) -> None:
+def _show(found: Sequence[Candidate], chosen: Choice, budget: Budget, device: Profile, options: ChooseOptions) -> None:
+    tasks = options.tasks
     numbers = ("score, %", "texts/min", "interval", "memory, MB", f"{tasks} tasks, kB" if tasks > 1 else "task, kB")
-    title = f"{tasks} task{'s' * (tasks > 1)} on {device.title}; {_SAID[mode]}"
+    title = f"{tasks} task{'s' * (tasks > 1)} on {device.title}; {_SAID[options.mode]}"
     table = plain_table("method", "", numbers=numbers, title=title)
     for each in sorted(found, key=lambda each: -each.score):
         assert each.costs is not None
@@ -248,13 +245,13 @@ def _export(sweep: Sweep, choice: Choice) -> str:
     return f"edgepeft export --backbone {backbone} {' '.join(folders)} --out BUNDLE{note}"
 
 
-def _document(found: Sequence[Candidate], choice: Choice, device: Profile, tasks: int, mode: str) -> dict[str, Any]:
+def _document(found: Sequence[Candidate], choice: Choice, device: Profile, options: ChooseOptions) -> dict[str, Any]:
     return {
         "schema": "edgepeft.choice/1",
         "profile": device.name,
-        "tasks": tasks,
-        "predicted": mode == "predicted",
-        "mode": mode,
+        "tasks": options.tasks,
+        "predicted": options.mode == "predicted",
+        "mode": options.mode,
         "chosen": choice.chosen.method,
         "best": choice.best.method,
         "not_worse_share": choice.p,

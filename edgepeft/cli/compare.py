@@ -1,8 +1,4 @@
-"""``edgepeft compare``: the gate of a CI job, and what CI systems read of it.
-
-Sources: Jenkins' junit-10.xsd; GitHub, "Workflow commands", adding a job summary; benchmark-action/github-action-
-benchmark, README, tool ``customBiggerIsBetter``.
-"""
+"""Compare two benchmark results; exit 4 when the new one is slower beyond noise, or does more work."""
 
 from __future__ import annotations
 
@@ -37,7 +33,6 @@ def command(
     ] = None,
     json: Annotated[bool, Option("--json", help="One JSON document on standard output.")] = False,
 ) -> None:
-    """Compare two benchmark results; exit 4 when the new one is slower beyond noise, or does more work."""
     from edgepeft.bench.compare import ResultFile, compare_results
     from edgepeft.bench.report.tables import comparison_table
     from edgepeft.common.atomic import write_atomically, write_json
@@ -68,6 +63,8 @@ def command(
         raise ThroughputRegression(". ".join(sentences) + ".")
 
 
+# What CI systems read: Jenkins' junit-10.xsd; GitHub, "Workflow commands", adding a job summary; benchmark-action/
+# github-action-benchmark, README, tool ``customBiggerIsBetter``.
 _MAX_ROWS = 200  # of a step summary: GitHub cuts it off at 1 MiB
 
 

@@ -1,4 +1,4 @@
-"""``edgepeft cost``: FLOPs and bytes of a bundle, operator by operator."""
+"""Count what a run costs; no weight is read. docs/cost.md says how each operator counts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,6 @@ def command(
     nodes: Annotated[bool, Option("--nodes", help="A row for each node instead of each operator.")] = False,
     as_json: Annotated[bool, Option("--json", help="One JSON document, every node in it.")] = False,
 ) -> None:
-    """Count what a run costs; no weight is read. docs/cost.md says how each operator counts."""
     from edgepeft.bundle.bundle import Bundle
     from edgepeft.deploy.cost import bundle_cost
 

@@ -1,4 +1,4 @@
-"""``edgepeft count``: what N tasks cost beside N fine-tuned models, from a config alone."""
+"""Count trained and total parameters and bytes for N tasks, of one method or of several. No weight is read."""
 
 from __future__ import annotations
 
@@ -31,7 +31,6 @@ def command(
     head: Annotated[str | None, Option(help="Kind of head, or none. Default: the backbone's own.")] = None,
     as_json: Annotated[bool, Option("--json", help="One JSON document instead of a table.")] = False,
 ) -> None:
-    """Count trained and total parameters and bytes for N tasks, of one method or of several. No weight is read."""
     with requiring("train", "counting"):
         from edgepeft.methods.base import count, method_named
 

@@ -1,4 +1,4 @@
-"""``edgepeft doctor``: what may go wrong on this machine, and what to do about it."""
+"""Look for what is known to go wrong: wheels, rights, limits, threads, cache, memory. Exit 1: something will."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ def command(
     try_limits: Annotated[bool, Option("--try-limits", help="Run into each limit: is it exact? Takes 15 s.")] = False,
     as_json: Annotated[bool, Option("--json", help="One JSON document.")] = False,
 ) -> None:
-    """Look for what is known to go wrong: wheels, rights, limits, threads, cache, memory. Exit 1: something will."""
     from edgepeft.device import doctor
 
     rows = doctor.findings()

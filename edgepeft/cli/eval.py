@@ -1,4 +1,4 @@
-"""``edgepeft eval``: the metric of the deployed artefact, without torch."""
+"""Score a task of the bundle on labelled data, and show its errors by class and the worst rows."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ PANEL = "Train"
 def command(
     options: EvalOptions, as_json: Annotated[bool, Option("--json", help="Print one JSON document.")] = False
 ) -> None:
-    """Score a task of the bundle on labelled data, and show its errors by class and the worst rows."""
     from edgepeft.runtime.evaluate import evaluate
 
     result = evaluate(options)

@@ -1,4 +1,4 @@
-"""``edgepeft export``: a bundle of one backbone and any number of verified tasks."""
+"""Export the backbone once and each task as a delta graph, verified against PyTorch."""
 
 from __future__ import annotations
 
@@ -28,7 +28,6 @@ def command(
     more: Annotated[list[Path] | None, Argument(metavar="[DELTA]...", help="Further deltas.")] = None,
     as_json: Annotated[bool, Option("--json", help="Print the manifest as JSON.")] = False,
 ) -> None:
-    """Export the backbone once and each task as a delta graph, verified against PyTorch."""
     if as_json and (options.to_peft or options.to_adapterhub):
         raise UsageError(NO_BUNDLE)
     note_trainable(options.trainable)

@@ -1,4 +1,4 @@
-"""``edgepeft fit``: does a bundle fit a device's memory, and how much more would."""
+"""Predict the peak memory of answering and of fine-tuning, without running anything; exit 5 if it does not fit."""
 
 from __future__ import annotations
 
@@ -40,7 +40,6 @@ def command(
     set_: Variant = None,
     as_json: Annotated[bool, Option("--json", help="One JSON document instead of tables.")] = False,
 ) -> None:
-    """Predict the peak memory of answering and of fine-tuning, without running anything; exit 5 if it does not fit."""
     from edgepeft.bundle.bundle import Bundle
     from edgepeft.device.profiles import load_profile, with_settings
     from edgepeft.runtime.runtime import Runtime  # noqa: F401  (what a program that answers has loaded)

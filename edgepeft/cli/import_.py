@@ -1,4 +1,4 @@
-"""``edgepeft import``: another library's checkpoint becomes a delta."""
+"""Turn a checkpoint of PEFT or AdapterHub into a delta; neither library is needed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,6 @@ def command(
     force: Replace = False,
     as_json: Annotated[bool, Option("--json", help="Print the delta's card as one JSON document.")] = False,
 ) -> None:
-    """Turn a checkpoint of PEFT or AdapterHub into a delta; neither library is needed."""
     with requiring("train", "import"):
         from edgepeft.training.interop.base import ImportRequest, importer_of
     from edgepeft.backbones.source import open_backbone

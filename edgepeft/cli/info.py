@@ -1,4 +1,4 @@
-"""``edgepeft info``: what a bundle or a trained delta holds, how good it is and what it takes."""
+"""Show tasks, methods, labels, scores and bytes, and whether a task can be fine-tuned on a board."""
 
 from __future__ import annotations
 
@@ -28,7 +28,6 @@ def command(
     path: Annotated[Path, Argument(metavar="BUNDLE|DELTA", help="A bundle, or a folder that train wrote.")],
     as_json: Annotated[bool, Option("--json", help="One JSON document instead of tables.")] = False,
 ) -> None:
-    """Show tasks, methods, labels, scores and bytes, and whether a task can be fine-tuned on a board."""
     from edgepeft.bundle.bundle import Bundle
     from edgepeft.bundle.card import CARD_FILE, TENSORS_FILE, read_card
     from edgepeft.bundle.manifest import MANIFEST_FILE

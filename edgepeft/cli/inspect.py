@@ -1,4 +1,4 @@
-"""``edgepeft inspect``: what a trained delta's modules do, layer by layer, in pictures."""
+"""Show the score after removing the modules of every span of layers, and SPARTAN's parent cells by label."""
 
 from __future__ import annotations
 
@@ -32,7 +32,6 @@ def command(
     force: Annotated[bool, Option("--force", help="Replace an earlier inspection in --out.")] = False,
     as_json: Annotated[bool, Option("--json", help="Print inspect.json instead of tables.")] = False,
 ) -> None:
-    """Show the score after removing the modules of every span of layers, and SPARTAN's parent cells by label."""
     with requiring("train", "inspecting"):
         from edgepeft.training.inspection.base import inspect_delta
 

@@ -1,4 +1,4 @@
-"""``edgepeft look``: what training would make of a file, before it does."""
+"""Look at a file as `edgepeft train` would: its kind, its parts, its labels, its lengths, and what is odd."""
 
 from __future__ import annotations
 
@@ -38,7 +38,6 @@ def command(
     kind: TaskKind = None,
     as_json: Annotated[bool, Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """Look at a file as `edgepeft train` would: its kind, its parts, its labels, its lengths, and what is odd."""
     from edgepeft.data.parts import PARTS, load_data, shape_in
     from edgepeft.data.readers import held
     from edgepeft.data.rows import Columns

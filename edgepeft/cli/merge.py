@@ -1,4 +1,4 @@
-"""``edgepeft merge``: one task of a bundle as one plain ONNX model."""
+"""Write one task as a plain model for optimum, C++, mobile or web; it holds a backbone of its own."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ def command(
     force: Replace = False,
     as_json: Annotated[bool, Option("--json", help="Print the verification as JSON.")] = False,
 ) -> None:
-    """Write one task as a plain model for optimum, C++, mobile or web; it holds a backbone of its own."""
     from edgepeft.bundle.bundle import Bundle
     from edgepeft.deploy.merge import merge_task
 

@@ -1,4 +1,4 @@
-"""``edgepeft methods``: the PE methods there are, from the catalogue, which needs no torch."""
+"""List the PE methods, or show one with its equation, paper, fields and defaults."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ def command(
     name: Annotated[str | None, Argument(help="A method's name.", show_default=False)] = None,
     as_json: Annotated[bool, Option("--json", help="One JSON document instead of tables.")] = False,
 ) -> None:
-    """List the PE methods, or show one with its equation, paper, fields and defaults."""
     from edgepeft.backbones.config import read_config
     from edgepeft.common.resources import package_data
 

@@ -1,4 +1,4 @@
-"""``edgepeft profiles``: the devices there are, or all figures of one with their sources."""
+"""List the device profiles, show every figure of one with its source, or write one: new NAME --measure."""
 
 from __future__ import annotations
 
@@ -39,7 +39,6 @@ def command(
     set_: Variant = None,
     json: Annotated[bool, Option("--json", help="One JSON document instead of tables.")] = False,
 ) -> None:
-    """List the device profiles, show every figure of one with its source, or write one: new NAME --measure."""
     from edgepeft.device.profiles import known_profiles, load_profile, with_settings
 
     if name == _NEW:

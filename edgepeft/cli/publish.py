@@ -1,4 +1,4 @@
-"""``edgepeft publish``: a bundle's tasks for every board that pulls."""
+"""Publish a bundle as static files that boards pull and verify (The Update Framework); or keep that repository."""
 
 from __future__ import annotations
 
@@ -29,7 +29,6 @@ def command(
         list[str] | None, Option(metavar="ROLE=KEYS", help="Keys that sign a role, in a new repository.")
     ] = None,
 ) -> None:
-    """Publish a bundle as static files that boards pull and verify (The Update Framework); or keep that repository."""
     with requiring("fleet", "publishing"):
         from edgepeft.fleet import publish as fleet
     if len(folders) > 2:

@@ -1,4 +1,4 @@
-"""``edgepeft pull``: what was published, on this board."""
+"""Bring a bundle to what is published: verified, replayed on this processor, put in force in one step."""
 
 from __future__ import annotations
 
@@ -34,7 +34,6 @@ def command(
     ] = False,
     as_json: Annotated[bool, Option("--json", help="Print what was done as JSON, a document a line.")] = False,
 ) -> None:
-    """Bring a bundle to what is published: verified, replayed on this processor, put in force in one step."""
     with requiring("fleet", "pulling"):
         from edgepeft.fleet.fetcher import hub_address
         from edgepeft.fleet.pull import moments, pull, seconds_of

@@ -1,4 +1,4 @@
-"""``edgepeft quickstart``: the whole way, from real text to throughput under a device's limits."""
+"""Train two tasks on real text, export them with one backbone, and measure them under the rpi4 profile."""
 
 from __future__ import annotations
 
@@ -32,7 +32,6 @@ def command(
     out: Annotated[Path, Option(help="The folder to write to.")] = Path("exports/quickstart"),
     force: Annotated[bool, Option("--force", help="Replace an earlier quickstart there.")] = False,
 ) -> None:
-    """Train two tasks on real text, export them with one backbone, and measure them under the rpi4 profile."""
     if out.exists() and not out.is_dir():
         raise UsageError(f"{out} is a file; an output folder is needed. Choose another name.")
     names = {path.name for path in out.iterdir()} if out.exists() else set()

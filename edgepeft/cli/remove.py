@@ -1,4 +1,4 @@
-"""``edgepeft remove``: a task out of a bundle."""
+"""Remove a task from a bundle; the backbone is untouched."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ PANEL = "Deploy"
 
 
 def command(bundle: BundleFolder, task: Annotated[str, Argument(help="The task to take out.")]) -> None:
-    """Remove a task from a bundle; the backbone is untouched."""
     from edgepeft.deploy.install import remove_task
 
     manifest = remove_task(bundle, task)

@@ -1,4 +1,4 @@
-"""``edgepeft report``: pictures and tables of what was measured, as one HTML page and as markdown."""
+"""Write one self-contained HTML page, and markdown with its pictures."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ def command(
     out: Annotated[Path, Option(help="The folder to write: index.html, report.md, pictures/.")],
     force: Annotated[bool, Option("--force", help="Replace the folder.")] = False,
 ) -> None:
-    """Write one self-contained HTML page, and markdown with its pictures."""
     from edgepeft.bench.report.build import build_report
 
     made = build_report(results, out, force=force)

@@ -1,4 +1,4 @@
-"""``edgepeft rollback``: a task's previous version again."""
+"""Put a task's previous version in force; rolling back again undoes it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ PANEL = "Deploy"
 def command(
     bundle: BundleFolder, task: Annotated[str, Option(help="The task whose previous version comes back.")]
 ) -> None:
-    """Put a task's previous version in force; rolling back again undoes it."""
     from edgepeft.deploy.install import roll_back
 
     entry = roll_back(bundle, task).task(task)

@@ -1,18 +1,26 @@
-"""``edgepeft run``: predictions of one or several tasks, with ONNX Runtime alone."""
+"""Answer texts, pairs or a file with the bundle's tasks; neither torch nor transformers is loaded."""
 
 from __future__ import annotations
 
 import io
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import typer
+from pydantic import model_validator
 from typer import Argument, Option
 
-from edgepeft.cli._options import Beams, BundleFolder, LengthPenalty, MaxNewTokens, NoRepeatNgram, decoding_of
+from edgepeft.cli._options import (
+    Beams,
+    BundleFolder,
+    LengthPenalty,
+    MaxNewTokens,
+    NoRepeatNgram,
+    command_of,
+    decoding_of,
+)
 from edgepeft.cli._output import json_text, print_json, say_cuts
 from edgepeft.common.errors import EdgepeftError, UnknownName, UsageError
 from edgepeft.common.messages import printable
@@ -21,7 +29,7 @@ from edgepeft.data.answers import Answer, VectorPrediction
 from edgepeft.data.containers import STDIN, lines_of
 from edgepeft.data.pattern import pattern
 from edgepeft.data.rows import Columns, Row, read_rows
-from edgepeft.options.base import ROWS_HELP, NoCache, PairColumn, TextColumn, Threads
+from edgepeft.options.base import ROWS_HELP, NoCache, Options, PairColumn, TextColumn, Threads
 
 if TYPE_CHECKING:
     from edgepeft.runtime.decoding import Decoding
@@ -32,63 +40,116 @@ PANEL = "Deploy"
 _SHOWN = 60  # characters of a text beside its answer
 
 
-def command(
-    bundle: BundleFolder,
-    text: Annotated[list[str] | None, Argument(help="Texts to classify; - for lines of standard input.")] = None,
-    task: Annotated[list[str] | None, Option(help="A task; may repeat. Without it: every task.")] = None,
-    second: Annotated[list[str] | None, Option(help="Second sentence of each TEXT, for pair tasks.")] = None,
-    candidate: Annotated[list[str] | None, Option(help="What tasks of kind choice pick from; may repeat.")] = None,
+class RunOptions(Options):
+    """What to read, and how to answer."""
+
+    bundle: BundleFolder
+    text: Annotated[list[str] | None, Argument(help="Texts to classify; - for lines of standard input.")] = None
+    task: Annotated[list[str] | None, Option(help="A task; may repeat. Without it: every task.")] = None
+    second: Annotated[list[str] | None, Option(help="Second sentence of each TEXT, for pair tasks.")] = None
+    candidate: Annotated[list[str] | None, Option(help="What tasks of kind choice pick from; may repeat.")] = None
     input_file: Annotated[
         Path | None, Option("--input", help=f"{ROWS_HELP}; answers are printed as jsonl, with its other columns.")
-    ] = None,
-    text_column: TextColumn = None,
-    pair_column: PairColumn = None,
+    ] = None
+    text_column: TextColumn = None
+    pair_column: PairColumn = None
     task_column: Annotated[
         str | None,
         Option(metavar="NAME", help="The file's column with each row's task; none: the backbone's embedding."),
-    ] = None,
+    ] = None
     skip_unknown: Annotated[
         bool, Option("--skip-unknown", help="A row of an unknown or damaged task gets an error for its answer.")
-    ] = False,
-    batch_size: Annotated[int, Option(min=1, help="Rows of the file that run together.")] = 32,
-    beams: Beams = None,
-    max_new_tokens: MaxNewTokens = None,
-    length_penalty: LengthPenalty = None,
-    no_repeat_ngram: NoRepeatNgram = None,
-    stream: Annotated[bool, Option("--stream", help="Print what a task writes as its tokens come.")] = False,
-    threads: Threads = None,
-    no_cache: NoCache = False,
+    ] = False
+    batch_size: Annotated[int, Option(min=1, help="Rows of the file that run together.")] = 32
+    beams: Beams = None
+    max_new_tokens: MaxNewTokens = None
+    length_penalty: LengthPenalty = None
+    no_repeat_ngram: NoRepeatNgram = None
+    stream: Annotated[bool, Option("--stream", help="Print what a task writes as its tokens come.")] = False
+    threads: Threads = None
+    no_cache: NoCache = False
     out: Annotated[
         Path | None,
         Option(
             help="A file for the answers of --input: .csv, .tsv, .jsonl or .parquet, with its rows' own columns (- for "
             "standard output); of a task that answers vectors a .npy, float32, a row for each."
         ),
-    ] = None,
-    dims: Annotated[int | None, Option(min=1, help="Only the first of a vector, of length 1 again.")] = None,
-    as_json: Annotated[bool, Option("--json", help="Print one JSON document.")] = False,
-) -> None:
-    """Answer texts, pairs or a file with the bundle's tasks; neither torch nor transformers is loaded."""
+    ] = None
+    dims: Annotated[int | None, Option(min=1, help="Only the first of a vector, of length 1 again.")] = None
+    as_json: Annotated[bool, Option("--json", help="Print one JSON document.")] = False
+
+    @model_validator(mode="after")
+    def _go_together(self) -> Self:
+        file, of_task_column = self.input_file, self.task_column is not None
+        if (file is None) == (not self.text):
+            raise UsageError("give either texts or --input FILE.")
+        if file is not None and self.second:
+            raise UsageError("--second goes with texts; a file has its own column sentence2.")
+        if file is not None and self.candidate:
+            raise UsageError("--candidate goes with texts; a file has its own column candidates.")
+        if file is None and (self.text_column, self.pair_column) != (None, None):
+            raise UsageError("--text-column and --pair-column name columns of --input FILE.")
+        if of_task_column and str(file) == STDIN:
+            raise UsageError("--task-column reads its rows twice, first to see that each task is there; give a file.")
+        if of_task_column and (file is None or self.task):
+            raise UsageError("--task-column names a column of --input FILE, in place of --task.")
+        if self.skip_unknown and not of_task_column:
+            raise UsageError("--skip-unknown goes with --task-column: a task of --task has to be there.")
+        if self.stream and (self.as_json or file is not None or self.out is not None or self.dims is not None):
+            raise UsageError("--stream prints what is written of texts; leave --json, --input, --out and --dims out.")
+        return self
+
+    def columns(self, runtime: Runtime) -> Columns:
+        """Return what the file's rows need: where a task is posed as text, the columns that the tasks read."""
+        chosen = [runtime.bundle.entry(name) for name in self.task or runtime.tasks]
+        columns = Columns(self.text_column, self.pair_column)
+        for entry in chosen:
+            columns = entry.task_kind.columns(columns)
+        if not any(entry.source for entry in chosen):
+            return columns
+        if columns.text or columns.pair:
+            raise UsageError("a task here names the columns that it reads; leave --text-column and --pair-column out.")
+        if self.task_column is not None:
+            return Columns(fields=())  # each row has its own task's
+        needed = (pattern(entry.source).fields if entry.source else Columns().names[:1] for entry in chosen)
+        return Columns(fields=tuple(dict.fromkeys(name for names in needed for name in names)))
+
+    def rows(self, runtime: Runtime) -> Iterator[Row]:
+        """Yield the file's rows, or the texts as such."""
+        if self.input_file is not None:
+            given: dict[str, Any] = {"columns": self.columns(runtime), "task_column": self.task_column}
+            return read_rows(self.input_file, labels=False, keep=True, **given)
+        firsts, candidates = self.text or [], tuple(self.candidate or ())
+        if firsts == [STDIN] and not self.second:
+            lines = lines_of(Path(STDIN))
+            return (Row(line.rstrip("\r\n"), None, None, STDIN, i, candidates=candidates) for i, line in lines)
+        if self.second and len(self.second) != len(firsts):
+            raise UsageError(f"{len(firsts)} texts and {len(self.second)} --second; each text needs its own.")
+        seconds: list[str] | list[None] = self.second or [None] * len(firsts)
+        pairs = enumerate(zip(firsts, seconds, strict=True), start=1)
+        return (Row(*pair, None, "text", i, candidates=candidates) for i, pair in pairs)
+
+
+@command_of(RunOptions, "run")
+def command(asked: RunOptions) -> None:
     from edgepeft.runtime.runtime import Runtime
 
-    columns = Columns(text_column, pair_column)
-    rows = (text, second, input_file, columns, task_column, skip_unknown, task, tuple(candidate or ()))
-    asked = _Asked(*rows, batch_size, stream, out, dims, as_json)
-    if stream or STDIN in (str(input_file), *(text or ())) or (sys.stdout and sys.stdout.isatty()):
+    if asked.stream or STDIN in (str(asked.input_file), *(asked.text or ())) or (sys.stdout and sys.stdout.isatty()):
         no_longer()  # who types is waited for, and answers on the terminal say enough
-    runtime = Runtime(bundle, threads=threads, cache=not no_cache)
-    _say_costs(runtime, task)
-    asked = replace(asked, columns=_columns(runtime, asked))
-    ways = {"length_penalty": length_penalty, "no_repeat_ngram": no_repeat_ngram}
-    names = asked.task or runtime.tasks
-    manner = decoding_of(runtime.bundle, names, max_new_tokens=max_new_tokens, beams=beams, **ways)
-    if out is not None and input_file is not None and out.suffix != ".npy":
-        _write_answers(runtime, asked, out, manner)
+    runtime = Runtime(asked.bundle, threads=asked.threads, cache=not asked.no_cache)
+    _say_costs(runtime, asked.task)
+    if asked.input_file is not None:
+        asked.columns(runtime)  # refused before anything runs
+    ways = ("max_new_tokens", "beams", "length_penalty", "no_repeat_ngram")
+    given = {name: getattr(asked, name) for name in ways}
+    manner = decoding_of(runtime.bundle, asked.task or runtime.tasks, **given)
+    if asked.out is not None and asked.input_file is not None and asked.out.suffix != ".npy":
+        _write_answers(runtime, asked, asked.input_file, asked.out, manner)
     else:
         _answer_rows(runtime, asked, manner)
 
 
-def _answer_rows(runtime: Runtime, asked: _Asked, manner: Decoding) -> None:
+def _answer_rows(runtime: Runtime, asked: RunOptions, manner: Decoding) -> None:
     """Print the answers, or write them where they are vectors."""
     tasks = [] if asked.task_column is not None else _tasks(runtime, asked.task)
     if asked.out is not None or asked.dims is not None:
@@ -99,14 +160,14 @@ def _answer_rows(runtime: Runtime, asked: _Asked, manner: Decoding) -> None:
         n = _write_vectors(runtime, tasks[0], asked, asked.out)
         say(f"{n} vectors written to {asked.out}")
     elif asked.stream:
-        _print_as_written(runtime, tasks, asked.rows(), manner)
+        _print_as_written(runtime, tasks, asked.rows(runtime), manner)
     else:
         if asked.task_column is not None:
             _check_tasks(runtime, asked)  # in the whole file, before anything runs
             answers = _mixed_answers(runtime, asked, manner)
         else:
             answers = _answers(runtime, tasks, asked, manner)
-        if asked.file is not None:
+        if asked.input_file is not None:
             _print_stream(answers, as_document=asked.as_json)
         elif asked.as_json:
             print_json(list(answers))
@@ -126,74 +187,6 @@ def _say_costs(runtime: Runtime, asked: list[str] | None) -> None:
         say(f"note: {cost}")
 
 
-@dataclass(frozen=True)
-class _Asked:
-    """What to read and how to answer, as given on the command line."""
-
-    text: list[str] | None
-    second: list[str] | None
-    file: Path | None
-    columns: Columns
-    task_column: str | None
-    skip_unknown: bool
-    task: list[str] | None
-    candidates: tuple[str, ...]
-    batch_size: int
-    stream: bool
-    out: Path | None
-    dims: int | None
-    as_json: bool
-
-    def __post_init__(self) -> None:
-        if (self.file is None) == (not self.text):
-            raise UsageError("give either texts or --input FILE.")
-        if self.file is not None and self.second:
-            raise UsageError("--second goes with texts; a file has its own column sentence2.")
-        if self.file is not None and self.candidates:
-            raise UsageError("--candidate goes with texts; a file has its own column candidates.")
-        if self.file is None and self.columns != Columns():
-            raise UsageError("--text-column and --pair-column name columns of --input FILE.")
-        if self.task_column is not None and str(self.file) == STDIN:
-            raise UsageError("--task-column reads its rows twice, first to see that each task is there; give a file.")
-        if self.task_column is not None and (self.file is None or self.task):
-            raise UsageError("--task-column names a column of --input FILE, in place of --task.")
-        if self.skip_unknown and self.task_column is None:
-            raise UsageError("--skip-unknown goes with --task-column: a task of --task has to be there.")
-        if self.stream and (self.as_json or self.file is not None or self.out is not None or self.dims is not None):
-            raise UsageError("--stream prints what is written of texts; leave --json, --input, --out and --dims out.")
-
-    def rows(self) -> Iterator[Row]:
-        if self.file is not None:
-            given = {"columns": self.columns, "task_column": self.task_column}
-            return read_rows(self.file, labels=False, keep=True, **given)  # type: ignore[arg-type]
-        if self.text == [STDIN] and not self.second:
-            lines = lines_of(Path(STDIN))
-            return (Row(line.rstrip("\r\n"), None, None, STDIN, i, candidates=self.candidates) for i, line in lines)
-        firsts = self.text or []
-        if self.second and len(self.second) != len(firsts):
-            raise UsageError(f"{len(firsts)} texts and {len(self.second)} --second; each text needs its own.")
-        seconds: list[str] | list[None] = self.second or [None] * len(firsts)
-        pairs = enumerate(zip(firsts, seconds, strict=True), start=1)
-        return (Row(*pair, None, "text", i, candidates=self.candidates) for i, pair in pairs)
-
-
-def _columns(runtime: Runtime, asked: _Asked) -> Columns:
-    """What the file's rows need: where a task is posed as text, the columns that the tasks read, by name."""
-    if asked.file is None:
-        return asked.columns
-    chosen, columns = [runtime.bundle.entry(name) for name in asked.task or runtime.tasks], asked.columns
-    for entry in chosen:
-        columns = entry.task_kind.columns(columns)
-    if not any(entry.source for entry in chosen):
-        return columns
-    if columns.text or columns.pair:
-        raise UsageError("a task here names the columns that it reads; leave --text-column and --pair-column out.")
-    if asked.task_column is not None:
-        return Columns(fields=())  # each row has its own task's
-    needed = (pattern(entry.source).fields if entry.source else Columns().names[:1] for entry in chosen)
-    return Columns(fields=tuple(dict.fromkeys(name for names in needed for name in names)))
-
-
 def _tasks(runtime: Runtime, asked: list[str] | None) -> list[str]:
     tasks = list(dict.fromkeys(asked or runtime.tasks))
     if not tasks:
@@ -203,11 +196,11 @@ def _tasks(runtime: Runtime, asked: list[str] | None) -> list[str]:
     return tasks
 
 
-def _answers(runtime: Runtime, tasks: list[str], asked: _Asked, manner: Decoding) -> Iterator[dict[str, Any]]:
+def _answers(runtime: Runtime, tasks: list[str], asked: RunOptions, manner: Decoding) -> Iterator[dict[str, Any]]:
     from edgepeft.runtime.passes import in_batches
 
     kinds = [runtime.bundle.entry(name).task_kind for name in tasks]
-    for rows in in_batches(asked.rows(), asked.batch_size):
+    for rows in in_batches(asked.rows(runtime), asked.batch_size):
         for kind in kinds:
             kind.read(rows)  # refused by the row's place in the file
         by_task = runtime.predict_all(tasks, [row.readable for row in rows], manner)
@@ -241,14 +234,13 @@ def _check_vectors(runtime: Runtime, tasks: Sequence[str], out: Path | None, dim
             raise UsageError(f"--dims {dims}: the vectors of task {name} have {kind.n_outputs}; give at most as many.")
 
 
-def _write_answers(runtime: Runtime, asked: _Asked, out: Path, manner: Decoding) -> None:
+def _write_answers(runtime: Runtime, asked: RunOptions, file: Path, out: Path, manner: Decoding) -> None:
     from edgepeft.runtime.answer_file import write_answers
 
     if asked.task_column is not None:
         raise UsageError("--out goes with --task, not with --task-column.")
-    assert asked.file is not None
-    how: dict[str, Any] = {"columns": asked.columns, "decoding": manner, "batch_size": asked.batch_size}
-    n, failed = write_answers(runtime, _tasks(runtime, asked.task), asked.file, out, **how)
+    how: dict[str, Any] = {"columns": asked.columns(runtime), "decoding": manner, "batch_size": asked.batch_size}
+    n, failed = write_answers(runtime, _tasks(runtime, asked.task), file, out, **how)
     if str(out) != STDIN:
         say(f"{n} row{'s' * (n != 1)}, {n - failed} with an answer, in {out}.")
     say_cuts(runtime.truncation, manner.max_new_tokens)
@@ -263,7 +255,7 @@ def _vector(answer: Answer, dims: int | None) -> VectorPrediction:
     return answer.cut(dims)
 
 
-def _write_vectors(runtime: Runtime, task: str, asked: _Asked, out: Path) -> int:
+def _write_vectors(runtime: Runtime, task: str, asked: RunOptions, out: Path) -> int:
     """Write them in the order of the rows; the number of rows."""
     import numpy as np
 
@@ -271,7 +263,7 @@ def _write_vectors(runtime: Runtime, task: str, asked: _Asked, out: Path) -> int
     from edgepeft.runtime.passes import in_batches
 
     found = []
-    for rows in in_batches(asked.rows(), asked.batch_size):
+    for rows in in_batches(asked.rows(runtime), asked.batch_size):
         answers = runtime.predict(task, [row.readable for row in rows])
         found.append(np.stack([_vector(answer, asked.dims).vector for answer in answers]))
     content = io.BytesIO()
@@ -280,9 +272,9 @@ def _write_vectors(runtime: Runtime, task: str, asked: _Asked, out: Path) -> int
     return sum(map(len, found))
 
 
-def _check_tasks(runtime: Runtime, asked: _Asked) -> None:
-    named, found = False, dict.fromkeys(asked.columns.names[:1])
-    for row in asked.rows():
+def _check_tasks(runtime: Runtime, asked: RunOptions) -> None:
+    named, found = False, dict.fromkeys(asked.columns(runtime).names[:1])
+    for row in asked.rows(runtime):
         named |= row.task is not None
         found |= dict.fromkeys(row.others or ())
         if row.task is None or asked.skip_unknown:
@@ -293,16 +285,16 @@ def _check_tasks(runtime: Runtime, asked: _Asked) -> None:
             raise UsageError(f"{row.where}: {error} --skip-unknown answers the other rows.") from None
     if not named:
         raise UsageError(
-            f"no row of {asked.file} names a task in {asked.task_column!r}. Found columns: {', '.join(found)}; "
+            f"no row of {asked.input_file} names a task in {asked.task_column!r}. Found columns: {', '.join(found)}; "
             "--task-column names the one with each row's task."
         )
 
 
-def _mixed_answers(runtime: Runtime, asked: _Asked, manner: Decoding) -> Iterator[dict[str, Any]]:
+def _mixed_answers(runtime: Runtime, asked: RunOptions, manner: Decoding) -> Iterator[dict[str, Any]]:
     from edgepeft.runtime.passes import in_batches
 
     failed, strict = 0, not asked.skip_unknown
-    for batch in in_batches(asked.rows(), asked.batch_size):
+    for batch in in_batches(asked.rows(runtime), asked.batch_size):
         tasks, texts = [row.task for row in batch], [row.readable for row in batch]
         results = runtime.predict_mixed(tasks, texts, strict=strict, decoding=manner)
         failed += sum(isinstance(answer, EdgepeftError) for answer in results)

@@ -1,4 +1,4 @@
-"""``edgepeft serve``: a bundle's tasks over HTTP."""
+"""Serve a bundle over HTTP, with a page at / and documentation at /docs, until SIGTERM or Ctrl-C."""
 
 from __future__ import annotations
 
@@ -39,7 +39,6 @@ def command(
     no_cache: NoCache = False,
     no_watch: Annotated[bool, Option("--no-watch", help="Read the bundle again on SIGHUP, not on changes.")] = False,
 ) -> None:
-    """Serve a bundle over HTTP, with a page at / and documentation at /docs, until SIGTERM or Ctrl-C."""
     with requiring("serve", "serving"):
         from edgepeft.serve.server import line, log_to_stderr, run_server
         from edgepeft.serve.settings import ServiceLimits, Settings, read_token

@@ -1,4 +1,4 @@
-"""``edgepeft sign``: an Ed25519 signature of a bundle."""
+"""Verify and sign a bundle; `edgepeft verify --key` and `edgepeft serve --require-signature` check it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ PANEL = "Deploy"
 def command(
     bundle: BundleFolder, key: Annotated[Path, Option(help="Ed25519 private key in PEM, as openssl makes it.")]
 ) -> None:
-    """Verify and sign a bundle; `edgepeft verify --key` and `edgepeft serve --require-signature` check it."""
     from edgepeft.deploy.signature import sign_bundle, unsigned_files
 
     path = sign_bundle(bundle, key)

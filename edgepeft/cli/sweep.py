@@ -1,4 +1,4 @@
-"""``edgepeft sweep``: every run of a plan's grid, once, and the table that they make."""
+"""Train a plan's grid: methods, rates, data sets, sizes and seeds. What is done is never computed again."""
 
 from __future__ import annotations
 
@@ -32,7 +32,6 @@ def command(
     options: SweepOptions,
     as_json: Annotated[bool, Option("--json", help="Print the table as one JSON document.")] = False,
 ) -> None:
-    """Train a plan's grid: methods, rates, data sets, sizes and seeds. What is done is never computed again."""
     from edgepeft.sweep.plan import read_plan
 
     asked = read_plan(options.plan)

@@ -1,4 +1,4 @@
-"""``edgepeft train``: a delta from labelled text."""
+"""Train a task's delta. Rows that train or choose a checkpoint do not report: a --test within them is refused."""
 
 from __future__ import annotations
 
@@ -31,7 +31,6 @@ def command(
     options: TrainOptions,
     as_json: Annotated[bool, Option("--json", help="Print the delta's card as one JSON document.")] = False,
 ) -> None:
-    """Train a task's delta. Rows that train or choose a checkpoint do not report: a --test within them is refused."""
     with requiring("train", "training"):
         from edgepeft.training.loop import run
 

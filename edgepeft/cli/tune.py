@@ -1,4 +1,7 @@
-"""``edgepeft tune``: fine-tuning on the board, ONNX Runtime alone."""
+"""Fine-tune a task on this machine and put the result in force; neither torch nor transformers is loaded.
+
+The task keeps its previous version: `edgepeft rollback`. Where no step beats what is there, nothing changes.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +26,6 @@ def command(
     options: TuneOptions,
     as_json: Annotated[bool, Option("--json", help="Print the result as one JSON document.")] = False,
 ) -> None:
-    """Fine-tune a task on this machine and put the result in force; neither torch nor transformers is loaded.
-
-    The task keeps its previous version: `edgepeft rollback`. Where no step beats what is there, nothing changes.
-    """
     from edgepeft.bundle.manifest import stated_score
     from edgepeft.tuning.tune import run
 

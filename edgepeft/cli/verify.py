@@ -1,4 +1,4 @@
-"""``edgepeft verify``: hashes, ONNX checker and parity with PyTorch, without PyTorch."""
+"""Check a bundle's hashes and graphs, and replay each task's check file."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ def command(
     allow_older: Annotated[bool, Option("--allow-older", help="With --key: take an older state than known.")] = False,
     as_json: Annotated[bool, Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
-    """Check a bundle's hashes and graphs, and replay each task's check file."""
     from edgepeft.bundle.manifest import Manifest
     from edgepeft.deploy.signature import check_signature
     from edgepeft.deploy.verify import audit

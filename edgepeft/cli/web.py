@@ -1,4 +1,4 @@
-"""``edgepeft web``: a bundle as a static site that answers in the browser."""
+"""Write a folder for any web server: a page that answers the bundle's tasks, offline after the first visit."""
 
 from __future__ import annotations
 
@@ -28,7 +28,6 @@ def command(
     force: Replace = False,
     as_json: Annotated[bool, Option("--json", help="Print what was written as JSON.")] = False,
 ) -> None:
-    """Write a folder for any web server: a page that answers the bundle's tasks, offline after the first visit."""
     from edgepeft.bundle.bundle import Bundle
     from edgepeft.web.site import write_site
 

@@ -57,41 +57,28 @@ class Room:
         self.left -= n_bytes
 
 
-class _Unpacked(io.RawIOBase):
-    """A gz file's content, as far as there is room: a line in it may never end."""
-
-    def __init__(self, path: Path) -> None:
-        self._room, self._file = Room(path), gzip.GzipFile(path)
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any, /) -> int:
-        content = self._file.read1(len(buffer))
-        self._room.take(len(content))
-        buffer[: len(content)] = content
-        return len(content)
-
-    def close(self) -> None:
-        self._file.close()
-        super().close()
-
-
 def lines_of(path: Path) -> Lines:
     """Yield decoded lines with their numbers; each is decoded alone, so that a bad byte has a line."""
     try:
-        with (
-            sys.stdin.buffer
-            if str(path) == STDIN
-            else (io.BufferedReader(_Unpacked(path), 1 << 20) if path.suffix.lower() == PACKED else path.open("rb"))
-        ) as file:
-            for number, raw in enumerate(file, start=1):
-                try:
-                    yield number, raw.decode("utf-8-sig" if number == 1 else "utf-8")
-                except UnicodeDecodeError as error:
-                    raise DataError(f"{path}:{number}: not UTF-8 ({error.reason}); save the file as UTF-8.") from error
+        for number, raw in enumerate(_raw_lines(path), start=1):
+            try:
+                yield number, raw.decode("utf-8-sig" if number == 1 else "utf-8")
+            except UnicodeDecodeError as error:
+                raise DataError(f"{path}:{number}: not UTF-8 ({error.reason}); save the file as UTF-8.") from error
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise DataError(f"{path} is no gz file that can be read ({error}).") from error
+
+
+def _raw_lines(path: Path) -> Iterator[bytes]:
+    packed = path.suffix.lower() == PACKED
+    with sys.stdin.buffer if str(path) == STDIN else gzip.open(path) if packed else path.open("rb") as file:
+        if not packed:
+            yield from file
+            return
+        room = Room(path)
+        while line := file.readline(room.left + 1):  # one may never end
+            room.take(len(line))
+            yield line
 
 
 _MAX_ODD = 0.3  # letters that no Western language has; of Cyrillic and Japanese most would be

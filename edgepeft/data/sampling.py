@@ -59,7 +59,7 @@ def few_shot_part(rows: tuple[Row, ...], n: int, seed: int, kind: TaskType) -> P
         raise UsageError(f"--few-shot {n} is fewer than {least}; give at least one row, and one of every label.")
     if n > len(rows):
         raise UsageError(f"--few-shot {n} is more than the {len(rows)} rows of {rows[0].file} that can train.")
-    taken = part(rows, n, f"few-shot {seed}", strata=strata, least=1).taken
+    taken, _ = part(rows, n, f"few-shot {seed}", strata=strata, least=1)
     return Part(taken, f"{n} of {len(rows)} rows of {file_name(rows)} (stratified, seed {seed})")
 
 
@@ -68,27 +68,20 @@ def file_name(rows: Sequence[Row]) -> str:
     return Path(rows[0].file).name
 
 
-class DrawnRows(NamedTuple):
-    """Rows taken and rows left, each in the order of the file."""
+def part(
+    rows: Sequence[Row], n: int, salt: str, *, strata: Sequence[str], least: int = 0, spare: int = 0
+) -> tuple[tuple[Row, ...], tuple[Row, ...]]:
+    """Take ``n`` rows, in proportion from the rows of every one of ``strata`` (each row's); return them and the others.
 
-    taken: tuple[Row, ...]
-    left: tuple[Row, ...]
-
-
-def part(rows: Sequence[Row], n: int, salt: str, *, strata: Sequence[str], least: int = 0, spare: int = 0) -> DrawnRows:
-    """Take ``n`` rows, in proportion from the rows of every one of ``strata`` (each row's).
-
-    Every stratum gives at least ``least`` rows and keeps at least ``spare``.
+    Every stratum gives at least ``least`` rows and keeps at least ``spare``.  Both are in the order of the file.
     """
     members_of: dict[str, list[int]] = {}
     for index in sorted(range(len(rows)), key=lambda index: row_digest(rows[index], salt)):
         members_of.setdefault(strata[index], []).append(index)
     wanted = quotas({label: len(members) for label, members in members_of.items()}, n, least=least, spare=spare)
     taken = {index for label, members in members_of.items() for index in members[: wanted[label]]}
-    return DrawnRows(
-        tuple(row for index, row in enumerate(rows) if index in taken),
-        tuple(row for index, row in enumerate(rows) if index not in taken),
-    )
+    left = tuple(row for index, row in enumerate(rows) if index not in taken)
+    return tuple(rows[index] for index in sorted(taken)), left
 
 
 def quotas(sizes: Mapping[str, int], n: int, *, least: int = 0, spare: int = 0) -> dict[str, int]:

@@ -13,10 +13,12 @@ import re
 import unicodedata
 from collections.abc import Iterable, Sequence
 from functools import cache
-from typing import Any, NamedTuple, Protocol, Self
+from itertools import groupby
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
+from tokenizers import Encoding
 
 from edgepeft.backbones.tokens import cleaned
 from edgepeft.data.labels import NO_TARGET
@@ -29,15 +31,6 @@ _IDEOGRAPHS = "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002a6df\U000
 
 _JOINERS = "\u00ad\u200c\u200d"  # within a word or an emoji; a soft hyphen, which BERT does not read
 _UNSEEN = "\u200b\u200e\u200f\u202a-\u202e\u2060-\u206f\ufeff"  # directions, and blanks of no width
-
-
-class Encoding(Protocol):
-    """What is read here of the tokenizer's answer for a text."""
-
-    offsets: Sequence[Span]
-    special_tokens_mask: Sequence[int]
-    type_ids: Sequence[int]
-    overflowing: Sequence[Any]
 
 
 class Words(str):
@@ -78,19 +71,12 @@ def words_of(text: str) -> tuple[Span, ...]:
 @cache
 def _pattern() -> re.Pattern[str]:
     # re's \w has no marks: those of Hindi's vowels, of Hebrew's points, or an accent that stands by itself.
-    marks = "".join(_ranges([i for i in range(0x300, 0xE01F0) if unicodedata.category(chr(i))[0] == "M"]))
+    points = enumerate(i for i in range(0x300, 0xE01F0) if unicodedata.category(chr(i))[0] == "M")
+    runs = [[point for _, point in run] for _, run in groupby(points, lambda each: each[1] - each[0])]
+    marks = "".join(f"{chr(run[0])}-{chr(run[-1])}" for run in runs)
     joined = rf"[{marks}{_JOINERS}]"
     letter = rf"(?:(?![{_IDEOGRAPHS}_])\w|{joined})"
     return re.compile(rf"(?:(?![{_IDEOGRAPHS}_])\w){letter}*|[^\s{marks}{_JOINERS}{_UNSEEN}]{joined}*|[{marks}]+")
-
-
-def _ranges(points: Sequence[int]) -> Iterable[str]:
-    start = before = points[0]
-    for point in (*points[1:], 0):
-        if point != before + 1:
-            yield f"{chr(start)}-{chr(before)}"
-            start = point
-        before = point
 
 
 def read_words(text: str, encoding: Encoding) -> Read:

@@ -14,7 +14,6 @@ import signal
 import time
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -25,19 +24,10 @@ _PREFIX = "edgepeft"
 _PERIOD_US = "100000"
 SMALLEST_QUOTA = 0.01  # cores; the kernel's shortest quota is 1 ms, of our period of 100 ms that is a hundredth
 _UNLIMITED = 1 << 62  # v1 writes "no limit" as the largest multiple of a page below 2^63
-
-
-@dataclass(frozen=True)
-class MemoryFiles:
-    """Names that the two versions have for the same three files."""
-
-    limit: str
-    peak: str
-    events: str
-
-
-V1 = MemoryFiles("memory.limit_in_bytes", "memory.max_usage_in_bytes", "memory.oom_control")
-V2 = MemoryFiles("memory.max", "memory.peak", "memory.events")
+# What version 2 and version 1 call the same file; a group has one of them.
+_LIMIT = ("memory.max", "memory.limit_in_bytes")
+_PEAK = ("memory.peak", "memory.max_usage_in_bytes")
+_EVENTS = ("memory.events", "memory.oom_control")
 
 
 def _unescape(text: str) -> str:
@@ -113,9 +103,9 @@ def read_bytes(path: Path) -> int | None:
     return int(text) if int(text) < _UNLIMITED else None
 
 
-def smallest_limit(folder: Path | None, files: MemoryFiles) -> int | None:
+def smallest_limit(folder: Path | None) -> int | None:
     """The memory limit that decides: the smallest of the group's and of the groups around it; None if unlimited."""
-    limits = (read_bytes(group / files.limit) for group in _up(folder))
+    limits = (read_bytes(group / name) for group in _up(folder) for name in _LIMIT)
     return min((limit for limit in limits if limit is not None), default=None)
 
 
@@ -125,25 +115,30 @@ def _up(folder: Path | None) -> Iterator[Path]:
         folder = folder.parent
 
 
-def tightest_quota(folder: Path | None, files: MemoryFiles) -> float | None:
+def peak_bytes(folder: Path | None) -> int | None:
+    """The most memory in use, under version 1 with the page cache that processes brought in; None if not known."""
+    sizes = () if folder is None else (read_bytes(folder / name) for name in _PEAK)
+    return next((size for size in sizes if size is not None), None)
+
+
+def tightest_quota(folder: Path | None) -> float | None:
     """The CPU quota that decides, in cores, of the group's and of the groups around it; None if unlimited.
 
     Version 1 has ``cpu.cfs_quota_us`` over ``cpu.cfs_period_us``, version 2 both in ``cpu.max`` (Linux sched-bwc).
     """
     quotas = []
     for group in _up(folder):
-        if files is V1:
+        quota, _, period = (read(group / "cpu.max") or "").partition(" ")
+        if not quota:
             quota, period = read(group / "cpu.cfs_quota_us") or "", read(group / "cpu.cfs_period_us") or _PERIOD_US
-        else:
-            quota, _, period = (read(group / "cpu.max") or "").partition(" ")
         if quota.isdigit():  # else -1, or max
             quotas.append(int(quota) / int(period))
     return min(quotas, default=None)
 
 
-def write_quota(folder: Path, files: MemoryFiles, cores: float) -> None:
+def write_quota(folder: Path, cores: float) -> None:
     """Set a group's quota; version 1 wants the period first."""
-    if files is V1:
+    if (folder / "cpu.cfs_quota_us").exists():
         write(folder / "cpu.cfs_period_us", _PERIOD_US)
         write(folder / "cpu.cfs_quota_us", round(cores * int(_PERIOD_US)))
     else:
@@ -158,9 +153,9 @@ def throttled(folder: Path | None) -> tuple[int, int] | None:
     return int(counts["nr_periods"]), int(counts["nr_throttled"])
 
 
-def oom_kills(folder: Path, files: MemoryFiles) -> int:
+def oom_kills(folder: Path | None) -> int:
     """How often the kernel killed in this group for memory (``failcnt`` counts other things too)."""
-    return int(_counts(folder / files.events).get("oom_kill", 0))
+    return 0 if folder is None else sum(int(_counts(folder / name).get("oom_kill", 0)) for name in _EVENTS)
 
 
 def _counts(path: Path) -> dict[str, str]:

@@ -25,7 +25,7 @@ from typing import Any, Self
 import psutil
 
 from edgepeft.common.errors import DoesNotFit, EdgepeftError, UsageError, says_out_of_memory
-from edgepeft.device import launcher, placement
+from edgepeft.device import cgroups, launcher, placement
 from edgepeft.device.machine import affinity, cpu_quota, pick_cpus, usable_cores
 from edgepeft.device.placement import Emulation, InForce, Limits, Placement, Unavailable
 
@@ -210,7 +210,7 @@ class LimitedProcess:
 
     def throttled(self) -> tuple[int, int] | None:
         """Periods of the quota so far, and in how many of them the program used it up."""
-        return self._placement.throttled()
+        return cgroups.throttled(self._placement.folders.get("cpu"))
 
     def lost(self) -> str | None:
         """Say which limit no longer holds on the running program; None where all is as it was at the start."""

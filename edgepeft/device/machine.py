@@ -60,8 +60,7 @@ def affinity(pid: int = 0) -> tuple[int, ...]:
 def cpu_quota(proc: Path = cgroups.PROC) -> float | None:
     """Cores' worth of time that control groups (v1 or v2) give this process; None if unlimited."""
     own = cgroups.groups_of("self", proc)
-    held = ((cgroups.UNIFIED, cgroups.V2), ("cpu", cgroups.V1))
-    quotas = (cgroups.tightest_quota(own.get(controller), files) for controller, files in held)
+    quotas = (cgroups.tightest_quota(own.get(controller)) for controller in (cgroups.UNIFIED, "cpu"))
     return min((cores for cores in quotas if cores is not None), default=None)
 
 
@@ -151,8 +150,7 @@ def saturates_in_8_bits() -> bool:
 def memory_bytes(proc: Path = cgroups.PROC) -> int:
     """Memory that this process could have: the machine's, or less if its control groups say so."""
     own = cgroups.groups_of("self", proc)
-    held = (("memory", cgroups.V1), (cgroups.UNIFIED, cgroups.V2))
-    limits = [cgroups.smallest_limit(own.get(controller), files) for controller, files in held]
+    limits = [cgroups.smallest_limit(own.get(controller)) for controller in (cgroups.UNIFIED, "memory")]
     return min([int(psutil.virtual_memory().total), *(limit for limit in limits if limit is not None)])
 
 

@@ -92,7 +92,6 @@ class Placement:
     keeper: bool = False  # leave a small process behind that keeps the place alive
     notes: list[str] = field(default_factory=list)
     memory_is_strict: bool = True  # False: what is limited is not quite memory
-    files: cgroups.MemoryFiles = cgroups.V2
     folders: dict[str, Path] = field(default_factory=dict)  # the groups by controller; version 2 has one for all
 
     def swap_is_not_limited(self) -> None:
@@ -104,25 +103,21 @@ class Placement:
     def entered(self, pid: int) -> None:
         """Check, once the child is inside, that it is in every group."""
         if not self.holds(pid):
-            raise Unavailable(f"the child did not enter its group{'s' * (self.files is cgroups.V1)}")
+            raise Unavailable(f"the child did not enter its group{'s' * (len(self.joins) > 1)}")
 
     def memory_in_force(self) -> int | None:
         """Bytes that the child's group allows, read back: the smallest from the group up; None if unlimited."""
-        return cgroups.smallest_limit(self.folders.get("memory"), self.files)
+        return cgroups.smallest_limit(self.folders.get("memory"))
 
     def quota_in_force(self) -> float | None:
         """Cores' worth of time that the child may use, read back: the smallest from the group up; None if unlimited."""
-        return cgroups.tightest_quota(self.folders.get("cpu"), self.files)
+        return cgroups.tightest_quota(self.folders.get("cpu"))
 
     def change_quota(self, cores: float) -> None:
         """Change the quota of the child that runs there."""
         if (folder := self.folders.get("cpu")) is None:
             raise Unavailable(f"the child was started by {self.backend}, with no CPU quota")
-        cgroups.write_quota(folder, self.files, cores)
-
-    def throttled(self) -> tuple[int, int] | None:
-        """Periods of the quota, and in how many of them it was used up; None where they are not counted."""
-        return cgroups.throttled(self.folders.get("cpu"))
+        cgroups.write_quota(folder, cores)
 
     def holds(self, pid: int) -> bool:
         """Whether process ``pid`` still is where it was put: a group may be removed, a process moved."""
@@ -132,13 +127,11 @@ class Placement:
 
     def oom_kills(self) -> int:
         """How many processes the kernel killed for memory in this place."""
-        folder = self.folders.get("memory")
-        return 0 if folder is None else cgroups.oom_kills(folder, self.files)
+        return cgroups.oom_kills(self.folders.get("memory"))
 
     def peak_bytes(self) -> int | None:
-        """The most memory in use, under version 1 with the page cache that the child brought in; None if not known."""
-        folder = self.folders.get("memory")
-        return None if folder is None else cgroups.read_bytes(folder / self.files.peak)
+        """The most memory in use; None if not known."""
+        return cgroups.peak_bytes(self.folders.get("memory"))
 
     def remove(self) -> None:
         """Kill whoever is left, remove every group; enabled controllers stay, for neighbours. May be called twice."""
@@ -176,7 +169,7 @@ def prepare_v2(limits: Limits, cpus: Sequence[int] | None, proc: Path = cgroups.
             if "cpu" not in offered:
                 raise Unavailable("cgroup v2 does not offer its cpu controller, which a quota needs, to this process")
             _enable(own, "cpu")
-            cgroups.write_quota(folder, cgroups.V2, limits.cpu_quota)
+            cgroups.write_quota(folder, limits.cpu_quota)
     except BaseException as error:
         cgroups.remove(folder)
         if isinstance(error, OSError):
@@ -196,7 +189,7 @@ def prepare_v1(limits: Limits, cpus: Sequence[int] | None, proc: Path = cgroups.
     own = cgroups.groups_of("self", proc)
     if "memory" not in own:
         raise Unavailable("no cgroup v1 memory controller")
-    placement = Placement("cgroup v1", cpus, files=cgroups.V1)
+    placement = Placement("cgroup v1", cpus)
     try:
         folder = placement.folders["memory"] = cgroups.make_child(own["memory"])
         if limits.memory_bytes is not None:
@@ -213,7 +206,7 @@ def prepare_v1(limits: Limits, cpus: Sequence[int] | None, proc: Path = cgroups.
             if "cpu" not in own:
                 raise Unavailable("no cgroup v1 cpu controller, which a quota needs")
             folder = placement.folders["cpu"] = cgroups.make_child(own["cpu"])
-            cgroups.write_quota(folder, cgroups.V1, limits.cpu_quota)
+            cgroups.write_quota(folder, limits.cpu_quota)
     except BaseException as error:
         placement.remove()
         if isinstance(error, OSError):
@@ -235,11 +228,10 @@ class Scope(Placement):
     def entered(self, pid: int) -> None:
         """Find the scope's memory group, version 2's or 1's."""
         own = cgroups.groups_of(pid, self.proc)
-        self.files = cgroups.V1 if "memory" in own else cgroups.V2
         folder = own.get("memory", own.get(cgroups.UNIFIED))
         if folder is None or self.unit not in folder.name:
             raise Unavailable("systemd-run started the child outside its scope")
-        cpu = own.get("cpu") if self.files is cgroups.V1 else folder
+        cpu = own.get("cpu") if "memory" in own else folder
         self.folders = {"memory": folder, **({"cpu": cpu} if cpu is not None else {})}
 
     def change_quota(self, cores: float) -> None:

@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import FileResponse, Response
+from starlette.responses import FileResponse
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import Receive, Scope, Send
@@ -40,6 +40,7 @@ log = logging.getLogger("edgepeft.serve")
 _ROUTES = (*ROUTES, *ENDPOINTS)
 _WATCH_S = 1.0
 _TRIED_S = 0.05
+_PAGES = {"/": "page.html", "/docs": "docs.html"}  # need no token, as health checks: the page asks for it
 _STATIC = ("page.html", "page.css", "page.js", "answers.js", "picker.js", "docs.html", "docs.js", "icon.svg")
 
 
@@ -58,20 +59,12 @@ def create_app(settings: Settings) -> Starlette:
     folder = package_data("serve")
     document = _openapi_document(token=settings.token is not None)
 
-    async def page(_: Request) -> Response:  # needs no token, as a health check: it asks for it
-        return FileResponse(folder / "page.html")
-
-    async def docs(_: Request) -> Response:
-        return FileResponse(folder / "docs.html")
-
-    async def openapi(_: Request) -> Response:
-        return Json(document)
-
     of_paths = {e.path: _Methods(e.path) for e in _ROUTES}  # one endpoint each, so that 405 answers list its methods
     routes: list[Route | Mount] = [Route(path, its, methods=list(its.calls)) for path, its in of_paths.items()]
-    routes += [Route("/", page), Route("/docs", docs), Route("/openapi.json", openapi)]
+    routes += [Route(path, lambda _, name=name: FileResponse(folder / name)) for path, name in _PAGES.items()]
+    routes.append(Route("/openapi.json", lambda _: Json(document)))
     routes.append(Mount("/static", StaticFiles(directory=folder)))
-    open_paths = ["/", "/docs", "/healthz", "/readyz", *(f"/static/{name}" for name in _STATIC)]
+    open_paths = [*_PAGES, "/healthz", "/readyz", *(f"/static/{name}" for name in _STATIC)]
     app = Starlette(routes=routes, lifespan=_lifespan)
     # It alone, in place of Starlette's two layers that answer errors.
     app.middleware_stack = Guard(app.router, settings, metrics, open_paths)

@@ -15,6 +15,7 @@ import math
 import threading
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import islice
 from time import monotonic
@@ -88,18 +89,14 @@ def give(results: Sequence[tuple[Job, Sequence[RowResult] | Exception]]) -> None
     for job, _ in results:
         job.given = True
     if results:
-        deliver(results[0][0].future.get_loop(), [(job.future, result) for job, result in results])
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and with it every connection
+            loop = results[0][0].future.get_loop()
+            loop.call_soon_threadsafe(settle, [(job.future, result) for job, result in results])
 
 
 def as_exception(error: BaseException) -> Exception:
     """A panic of the tokenizers library is no Exception, and must not end the thread either."""
     return error if isinstance(error, Exception) else RuntimeError(repr(error))
-
-
-def deliver(loop: asyncio.AbstractEventLoop, results: Iterable[tuple[asyncio.Future[Any], Any]]) -> None:
-    """Set futures of a loop, from another thread."""
-    with contextlib.suppress(RuntimeError):  # the loop is closed, and with it every connection
-        loop.call_soon_threadsafe(settle, results)
 
 
 def settle(results: Iterable[tuple[asyncio.Future[Any], Any]]) -> None:
@@ -216,22 +213,21 @@ class Batcher:
 
     async def between(self, call: Callable[[], T]) -> T:
         """Run ``call`` in a thread of the batches while none runs, and return its result."""
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[T] = loop.create_future()
+        future: Future[T] = Future()
 
         def called() -> None:
-            try:
-                result: Any = call()
-            except BaseException as error:
-                result = as_exception(error)
-            deliver(loop, [(future, result)])
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(call())
+                except BaseException as error:
+                    future.set_exception(as_exception(error))
 
         with self._ready:
             if self._closing:
                 raise Closing
             self._calls.append(called)
             self._ready.notify()
-        return await future
+        return await asyncio.wrap_future(future)
 
     def _work(self) -> None:
         while (batch := self._next()) is not None:

@@ -270,8 +270,6 @@ def listen(host: str, port: int) -> socket.socket:
             raise
     except socket.gaierror as error:
         raise UsageError(f"--host {host} is no address of this machine ({error.strerror}).") from error
-    except OverflowError as error:
-        raise UsageError(f"--port is a number up to 65535; found {port}.") from error
     except OSError as error:
         if error.errno not in _LOST:
             raise EdgepeftError(f"cannot listen on {host} port {port} ({error.strerror}).") from error

@@ -123,13 +123,7 @@ class Jobs:
     def _ended(self, run: _Run, request: TuneRequest, folder: Path) -> dict[str, Any]:
         """Start its process and follow it: how it ended, shown when the process is gone and the next may start."""
         data = folder / _ROWS_FILE
-        rows = (
-            {**(_read_of(row) if row.fields is None else row.fields), "label": row.plain_label}
-            | ({} if row.second is None else {"sentence2": row.second})
-            | ({} if row.candidates is None else {CANDIDATES: row.candidates})
-            for row in request.rows
-        )
-        data.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
+        data.write_text("".join(f"{json.dumps(_in_file(row))}\n" for row in request.rows), encoding="utf-8")
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe(duplex=False)
         asked = {"asked": request.model_dump(exclude={"rows"}), "rows": str(data), "threads": self._threads}
@@ -169,9 +163,11 @@ class Jobs:
         return None
 
 
-def _read_of(row: TuneRow) -> dict[str, Any]:
-    """A row's text, or its words, as a file has them."""
-    return {"sentence1": row.text} if row.words is None else {"words": row.words}
+def _in_file(row: TuneRow) -> dict[str, Any]:
+    """A row as a file has it."""
+    columns = {"sentence1": row.text, "sentence2": row.second, "words": row.words, CANDIDATES: row.candidates}
+    given = {name: value for name, value in columns.items() if value is not None} if row.fields is None else row.fields
+    return {**given, "label": row.plain_label}
 
 
 def _cut_off(run: _Run, exitcode: int | None) -> dict[str, Any]:

@@ -25,7 +25,7 @@ def smaller(data: TaskData, seed: int) -> Iterator[TaskData]:
     strata = data.task_kind.strata(data.train)
     least = len(set(strata))
     for n in sorted({max(least, round(share * len(data.train))) for share in SHARES} - {len(data.train)}):
-        taken = part(data.train, n, f"curve {seed}", strata=strata, least=1).taken
+        taken, _ = part(data.train, n, f"curve {seed}", strata=strata, least=1)
         yield replace(data, train=taken)
 
 

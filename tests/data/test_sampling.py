@@ -32,7 +32,7 @@ def test_a_label_keeps_what_it_must_spare():
 def test_the_order_is_that_of_sha256_and_no_generator():
     rows = [row(f"text {i}", "x", i) for i in range(20)]
     expected = sorted(rows, key=lambda r: hashlib.sha256(f"salt\0{r.sentence1}\0\0x".encode()).digest())[:5]
-    assert set(part(rows, 5, "salt", strata=labels_of(rows)).taken) == set(expected)
+    assert set(part(rows, 5, "salt", strata=labels_of(rows))[0]) == set(expected)
 
 
 def test_taken_and_left_make_up_the_whole_in_the_order_of_the_file():
@@ -45,8 +45,8 @@ def test_taken_and_left_make_up_the_whole_in_the_order_of_the_file():
 
 def test_another_order_of_the_file_takes_the_same_rows():
     rows = [row(f"text {i}", "ab"[i % 2], i) for i in range(30)]
-    assert set(part(rows, 8, "s", strata=labels_of(rows)).taken) == set(
-        part(rows[::-1], 8, "s", strata=labels_of(rows[::-1])).taken
+    assert set(part(rows, 8, "s", strata=labels_of(rows))[0]) == set(
+        part(rows[::-1], 8, "s", strata=labels_of(rows[::-1]))[0]
     )
 
 
@@ -58,7 +58,7 @@ def test_copies_of_a_row_stay_together_but_for_the_boundary():
 
 def test_without_strata_labels_do_not_matter():
     rows = [row(f"text {i}", str(i / 7), i) for i in range(40)]
-    assert len(part(rows, 13, "s", strata=[""] * 40).taken) == 13
+    assert len(part(rows, 13, "s", strata=[""] * 40)[0]) == 13
 
 
 def test_quotas_go_one_by_one_to_whom_most_is_due_and_of_equals_to_the_first_by_name():

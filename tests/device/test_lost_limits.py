@@ -139,7 +139,7 @@ def test_the_tightest_quota_of_the_groups_around_decides(v1_proc):
     quota_file = group / "cpu.cfs_quota_us"
     for own, decides in (("-1", 2.5), ("50000", 0.5), ("900000", 2.5)):
         quota_file.write_text(own)
-        assert cgroups.tightest_quota(group, cgroups.V1) == decides
+        assert cgroups.tightest_quota(group) == decides
 
 
 def test_in_version_2_too(v2):
@@ -150,7 +150,7 @@ def test_in_version_2_too(v2):
     ):
         (v2.root / "cpu.max").write_text(around)
         (v2.own / "cpu.max").write_text(own)
-        assert cgroups.tightest_quota(v2.own, cgroups.V2) == decides
+        assert cgroups.tightest_quota(v2.own) == decides
 
 
 @pytest.mark.slow

@@ -120,7 +120,7 @@ def inspect_delta(
     columns = of_source(columns, delta.card.source, delta.card.step)
     every = tuple(read_rows(data, labels=True, columns=kind.columns(columns), label_of=kind.label_text))
     _check(every, delta.card)
-    rows = part(every, limit, "inspect", strata=kind.strata(every)).taken
+    rows, _ = part(every, limit, "inspect", strata=kind.strata(every))
     with new_folder(out, force=force) as new:  # entered first: a wrong folder is refused before the work
         pad = backbone.architecture.pad_token_id
         encoded = encode(rows, kind, backbone.encoder(), delta.card.max_length, pad)
