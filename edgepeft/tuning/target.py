@@ -89,10 +89,6 @@ class TuningTarget:
         """The values that the task's file will have of these tensors."""
         return {n: rounded(n, t).astype(np.float32) if n in self.half else t for n, t in tensors.items()}
 
-    def with_tensors(self, tensors: Arrays, **account: dict[str, Any]) -> onnx.ModelProto:
-        """The delta graph with these values, and this account of them in its card."""
-        return with_values(self.delta, tensors, self.half, **account)
-
 
 def with_values(delta: onnx.ModelProto, tensors: Arrays, half: Collection[str] = (), **account: Any) -> onnx.ModelProto:
     """The delta graph with these values and this account of how they came about: what its card says anew."""
