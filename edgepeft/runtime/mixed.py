@@ -48,26 +48,16 @@ class Slots:
     """
 
     def __init__(
-        self,
-        bundle: Bundle,
-        weights: Weights,
-        lock: RLock,
-        graph_of: GraphOf,
-        mix: Mix,
-        *,
-        name: str,
-        few: bool = False,
+        self, weights: Weights, lock: RLock, graph_of: GraphOf, mix: Mix, *, name: str, few: bool = False
     ) -> None:
-        self._bundle, self._weights, self._lock, self._graph_of, self._mix = bundle, weights, lock, graph_of, mix
-        self._few = few
+        self._weights, self._lock, self._graph_of, self._mix, self._few = weights, lock, graph_of, mix, few
         self._exact: set[bytes] = set()  # structures of which no slot may be empty
         self._structures: dict[bytes, onnx.ModelProto | None] = {}
         self._feeds: dict[str, dict[str, ort.OrtValue]] = {}  # of tasks whose own session has its values as constants
         self._sessions: dict[tuple[bytes, int], TaskSession] = weights.table(name)
 
-    def renew(self, bundle: Bundle, changed: Sequence[str]) -> None:
-        """Take over a manifest that was read again: the values of changed tasks are dropped."""
-        self._bundle = bundle
+    def drop_values(self, changed: Sequence[str]) -> None:
+        """Let the values of tasks go that have changed."""
         for task in changed:
             self._feeds.pop(task, None)
 
@@ -78,8 +68,8 @@ class Slots:
         try:
             with self._lock:
                 if key not in self._structures:
-                    own = parted(self._graph_of(self._bundle, task))
-                    sites = self._bundle.manifest.backbone.sites
+                    own = parted(self._graph_of(self._weights.bundle, task))
+                    sites = self._weights.bundle.manifest.backbone.sites
                     mixed = None if own is None else self._mix(own.structure, own.feeds, sites, 2)
                     self._structures[key] = None if own is None or mixed is None else own.structure
                     if mixed is None or not self._few or not may_be_empty(mixed):
@@ -96,7 +86,7 @@ class Slots:
         if session.feeds:
             return session.feeds
         if task not in self._feeds:
-            own = parted(self._graph_of(self._bundle, task))
+            own = parted(self._graph_of(self._weights.bundle, task))
             if own is None:
                 raise BundleError(f"the delta graph of {task} changed while the bundle was open; open it again.")
             self._feeds[task] = {name: ort.OrtValue.ortvalue_from_numpy(v) for name, v in own.feeds.items()}
@@ -133,7 +123,7 @@ class Slots:
             if (session := self._sessions.get((key, n))) is None:
                 structure = self._structures[key]
                 assert structure is not None, "can_mix has said so"
-                graph = self._mix(structure, fed[0], self._bundle.manifest.backbone.sites, n)
+                graph = self._mix(structure, fed[0], self._weights.bundle.manifest.backbone.sites, n)
                 assert graph is not None, "it can be mixed with two slots"
                 session = self._sessions[key, n] = self._weights.open_graph(graph)
         feeds = {slotted(name, i): value for i, values in enumerate(fed) for name, value in values.items()}
@@ -160,19 +150,18 @@ class TextSlots(NamedTuple):
 class Mixer:
     """Runs rows of several tasks together; several threads may use it."""
 
-    def __init__(self, bundle: Bundle, weights: Weights, lock: RLock) -> None:
-        self._bundle = bundle
-        self._slots = Slots(bundle, weights, lock, Bundle.graph, mix, name="mixed")
-        of_text = partial(Slots, bundle, weights, lock, few=True)
+    def __init__(self, weights: Weights, lock: RLock) -> None:
+        self._weights = weights
+        self._slots = Slots(weights, lock, Bundle.graph, mix, name="mixed")
+        of_text = partial(Slots, weights, lock, few=True)
         encoder = of_text(lambda own, task: own.text_graphs_of(task).encoder, mix_text, name="mixed encoder")
         decoder = of_text(lambda own, task: own.text_graphs_of(task).decoder, _mix_decoder, name="mixed decoder")
         self.text = TextSlots(encoder, decoder)
 
-    def renew(self, bundle: Bundle, changed: Sequence[str]) -> None:
-        """Take over a manifest that was read again: the values of changed tasks are dropped."""
-        self._bundle = bundle
+    def drop_values(self, changed: Sequence[str]) -> None:
+        """Let the values of tasks go that have changed."""
         for slots in (self._slots, *self.text):
-            slots.renew(bundle, changed)
+            slots.drop_values(changed)
 
     def groups(
         self, tasks: Iterable[str | None], opened: Callable[[str | None], Opened], *, strict: bool
@@ -189,7 +178,7 @@ class Mixer:
                     raise
                 refused[task] = error
                 continue
-            if task is None or session.structure is None or self._bundle.entry(task).scores_words:
+            if task is None or session.structure is None or self._weights.bundle.entry(task).scores_words:
                 groups.append([task])
             else:
                 alike.setdefault(session.structure, {})[task] = session
@@ -208,14 +197,14 @@ class Mixer:
         self, texts: Mapping[str, Sequence[Readable]], session: Callable[[str], TaskSession], tokenizing: Tokenizing
     ) -> list[list[Prediction]]:
         """Each task's answers to its texts; the tasks are of one structure."""
-        entries = [self._bundle.entry(task) for task in texts]
+        entries = [self._weights.bundle.entry(task) for task in texts]
         pairs = zip(texts.values(), entries, strict=True)
         read = [read_by(entry.task_kind, rows, entry.source) for rows, entry in pairs]
         encoded = [
             tokenizing.tokens(rows.texts, entry.max_length, kind=entry.task_kind)
             for rows, entry in zip(read, entries, strict=True)
         ]
-        inputs = pad_together([batch.inputs for batch in encoded], self._bundle.architecture.pad_token_id)
+        inputs = pad_together([batch.inputs for batch in encoded], self._weights.bundle.architecture.pad_token_id)
         slots = np.repeat(np.arange(len(texts)), [len(batch.encodings) for batch in encoded])
         logits = self.logits({task: session(task) for task in texts}, slots, inputs)
         return [predictions(*of_task) for of_task in zip(texts, entries, read, logits, encoded, strict=True)]
@@ -225,7 +214,7 @@ class Mixer:
     ) -> list[NDArray[np.float32]]:
         """[its rows, (length,) its outputs] of each task; ``slots`` [batch]: each row's index in ``tasks``, rising."""
         check_rows(inputs["attention_mask"])
-        sessions, entries = list(tasks.items()), [self._bundle.entry(task) for task in tasks]
+        sessions, entries = list(tasks.items()), [self._weights.bundle.entry(task) for task in tasks]
         counts, prompt = np.bincount(slots, minlength=len(tasks)), entries[0].prompt_length
         length = inputs["attention_mask"].shape[1]
         shapes = (entry.logits_shape(n, length) for n, entry in zip(counts.tolist(), entries, strict=True))

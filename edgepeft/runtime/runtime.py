@@ -58,7 +58,7 @@ class Runtime(TextTasks):
         self._one_row: dict[str | None, TaskSession] = self._weights.table("one row")
         self._tokenizing = Tokenizing(self.bundle, self._lock)
         self.truncation = self._tokenizing.truncation
-        self._mixer = Mixer(self.bundle, self._weights, self._lock)
+        self._mixer = Mixer(self._weights, self._lock)
         self._notes = Notes()
         self._begin_anew()
 
@@ -97,7 +97,7 @@ class Runtime(TextTasks):
             for name in changed:
                 self._sessions.pop(name, None)
                 self._one_row.pop(name, None)
-            self._mixer.renew(bundle, changed)
+            self._mixer.drop_values(changed)
             if changed:
                 self._begin_anew()
             return tuple(changed)
