@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from copy import copy
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -89,12 +88,6 @@ class Bundle:
         if file_identity(self.weights) not in self.known_weights:
             self.hash_weights()
         return self._index
-
-    def with_manifest(self, manifest: Manifest) -> Bundle:
-        """The bundle with other tasks, and what was read of the backbone: its folder may not be there any more."""
-        bundle = copy(self)
-        bundle.manifest = manifest
-        return bundle
 
     def hash_weights(self) -> None:
         """See that this process has hashed the weights, before it reads of them: times show no bit that a disk lost."""
@@ -188,6 +181,16 @@ class Bundle:
         require_agreement(card_of(facts, path), entry, path)
         return graph
 
+    def template(self, name: str) -> tuple[onnx.ModelProto, tuple[bytes, str]]:
+        """The graph of a template, and the content of its check file, with its place."""
+        entry, folder = self.manifest.template(name), self.folder / TEMPLATES_FOLDER
+        path, check = folder / f"{name}{GRAPH}", folder / f"{name}{CHECK}"
+        expect_hash(path, entry.sha256)
+        expect_hash(check, entry.check_sha256)
+        graph = read_graph(path)
+        check_owner(graph, self.manifest, path)
+        return graph, (check.read_bytes(), str(check))
+
     def external_data(self, model: onnx.ModelProto) -> Iterator[tuple[str, NDArray[Any]]]:
         """The names and values of what a model of this bundle reads from elsewhere than its weights file."""
         tensors = self.external_tensors(model)
@@ -254,7 +257,9 @@ def expect_hash(path: Path, expected: str) -> None:
 
 def read_graph(path: Path, weights: str | None = None) -> onnx.ModelProto:
     """An ONNX file without its external weights, which may only lie in ``weights``, a file beside it."""
-    return parse_graph(content_at(path), path, weights)
+    model = _parsed(content_at(path), path)
+    check_sound(model, path, weights)
+    return model
 
 
 def content_at(path: Path) -> bytes:
@@ -263,13 +268,6 @@ def content_at(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise BundleError(f"{path} is missing or cannot be read ({error.strerror}).") from error
-
-
-def parse_graph(content: bytes, where: Path, weights: str | None = None) -> onnx.ModelProto:
-    """The model of an ONNX file's bytes; arguments and errors as ``read_graph``."""
-    model = _parsed(content, where)
-    check_sound(model, where, weights)
-    return model
 
 
 def parse_delta(content: bytes, where: Path, weights: Path | None) -> onnx.ModelProto:

@@ -54,8 +54,8 @@ def messages() -> Console:
     """Messages and progress; standard error, so that standard output stays the result's."""
     console = PrintableConsole(stderr=True, highlight=False)
     # Who reads a log or a pipe looks for lines, and rich would break them at 80.
-    drawn = console.is_terminal or console.is_jupyter
-    return console if drawn else PrintableConsole(stderr=True, highlight=False, soft_wrap=True)
+    console.soft_wrap = not (console.is_terminal or console.is_jupyter)
+    return console
 
 
 @contextlib.contextmanager
@@ -116,9 +116,9 @@ def about(seconds: float | None) -> str:
 
 
 @contextlib.contextmanager
-def bars(*columns: ProgressColumn, console: Console | None = None, **options: Any) -> Iterator[Progress]:
+def bars(*columns: ProgressColumn, **options: Any) -> Iterator[Progress]:
     """Progress bars on standard error: a description, the bar, how many of how many, and ``columns``; then gone."""
-    console = console or messages()
+    console = messages()
     first = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
     # A notebook without what rich draws with gets lines.
     draws = console.is_terminal or (console.is_jupyter and find_spec("ipywidgets") is not None)

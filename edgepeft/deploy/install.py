@@ -40,7 +40,7 @@ from edgepeft.graph.half import is_half
 from edgepeft.graph.names import LOGITS, without_prefix
 from edgepeft.graph.prune_last_layer import drop_unread_rows
 from edgepeft.graph.splice import splice
-from edgepeft.runtime.generation import TextSession
+from edgepeft.runtime.generation import TextSession, TextState
 from edgepeft.runtime.prefix import shared_layers
 from edgepeft.runtime.session import open_session, run_session
 from edgepeft.runtime.weights import TaskSession
@@ -148,13 +148,12 @@ def _opened(bundle: Bundle, model: onnx.ModelProto) -> ort.InferenceSession:
 
 
 def _replay_text(bundle: Bundle, delta: onnx.ModelProto, check: bytes, where: Path, allowed: Tolerance) -> Verification:
-    """The check of a task that writes text."""
     architecture = bundle.architecture
     read = TextCheck.read(check, f"the check file of {where}", architecture.vocab_size)
     graphs = bundle.text_graphs_with(delta)
     session = TextSession.of(graphs, lambda graph: TaskSession(_opened(bundle, graph), {}, None))
     assert architecture.decoder is not None, "there are graphs that write text"
-    return read.replay(session, architecture.decoder, allowed)
+    return read.replay(lambda inputs: TextState(session, inputs).step, architecture.decoder, allowed)
 
 
 def prepare_exported(bundle: Bundle, path: Path, *, accept_error: bool = False) -> PreparedTask:

@@ -218,7 +218,7 @@ def _write_text_model(bundle: Bundle, task: str, folder: Path) -> Verification:
             )
         write_json(folder / "generation_config.json", {**tokens, **manner})
         session = _opened(_stored(bundle, optimum_causal(bundle.text_graphs_of(task).decoder), folder))
-        return check.compare(lambda inputs: _CausalState(session, inputs), architecture.decoder, bundle.allowed(task))
+        return check.replay(lambda rows: _CausalState(session, rows).step, architecture.decoder, bundle.allowed(task))
     tokens["decoder_start_token_id"] = architecture.decoder.start_token_id
     encoder, decoder = bundle.text_graphs_of(task)
     shutil.copyfile(bundle.weights, folder / bundle.weights.name)
@@ -230,7 +230,7 @@ def _write_text_model(bundle: Bundle, task: str, folder: Path) -> Verification:
     onnx.save_model(optimum_decoder(encoder, decoder, width), folder / _DECODER_FILE)
     write_json(folder / "generation_config.json", {**tokens, **manner})
     first, then = (_opened(folder / name) for name in (_ENCODER_FILE, _DECODER_FILE))
-    return check.compare(lambda inputs: _State(first, then, inputs), architecture.decoder, bundle.allowed(task))
+    return check.replay(lambda inputs: _State(first, then, inputs).step, architecture.decoder, bundle.allowed(task))
 
 
 class _State:

@@ -16,7 +16,7 @@ import json
 import time
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -90,7 +90,8 @@ def check_signature(folder: Path, public_key: Path, *, allow_older: bool = False
 
     ``allow_older`` takes an older state, and from then on as the one that was seen.
     """
-    key = _public_key(public_key)
+    from_private = "It comes from the private one: openssl pkey -in key.pem -pubout"
+    key: Ed25519PublicKey = _read_key(public_key, "public", from_private)
     from cryptography.exceptions import InvalidSignature
 
     Manifest.read(folder)
@@ -151,46 +152,29 @@ def _hashes(folder: Path) -> dict[str, str]:
 
 def read_private_key(path: Path) -> Ed25519PrivateKey:
     """An Ed25519 private key in PEM, without a password."""
-    content = _read_key(path, "private")
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-    from cryptography.hazmat.primitives.serialization import load_pem_private_key
-
-    try:
-        key = load_pem_private_key(content, password=None)
-    except TypeError as error:
-        raise UsageError(f"{path} is encrypted; a key without a password is needed.") from error
-    except Exception as error:  # ValueError, and the library's own for what it does not support
-        raise UsageError(f"{path} holds no private key in PEM. Make one with: {_NEW_KEY}") from error
-    if not isinstance(key, Ed25519PrivateKey):
-        raise UsageError(f"{path} holds a key of another kind than Ed25519. Make one with: {_NEW_KEY}")
+    key: Ed25519PrivateKey = _read_key(path, "private", f"Make one with: {_NEW_KEY}")
     return key
 
 
-def _public_key(path: Path) -> Ed25519PublicKey:
-    content = _read_key(path, "public")
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-    from cryptography.hazmat.primitives.serialization import load_pem_public_key
-
+def _read_key(path: Path, kind: Literal["private", "public"], remedy: str) -> Any:
+    """The Ed25519 key of that kind in a PEM file."""
     try:
-        key = load_pem_public_key(content)
-    except Exception as error:
-        raise UsageError(
-            f"{path} holds no public key in PEM. It comes from the private one: openssl pkey -in key.pem -pubout"
-        ) from error
-    if not isinstance(key, Ed25519PublicKey):
-        raise UsageError(f"{path} holds a key of another kind than Ed25519.")
-    return key
-
-
-def _read_key(path: Path, kind: str) -> bytes:
-    try:
-        import cryptography  # noqa: F401
+        from cryptography.hazmat.primitives.asymmetric import ed25519
+        from cryptography.hazmat.primitives.serialization import load_pem_private_key, load_pem_public_key
     except ImportError as error:
         raise MissingPackage("signatures need the package cryptography: pip install 'edgepeft[serve]'.") from error
     try:
         with path.open("rb") as file:
-            return file.read(_MAX_KEY_BYTES)
+            content = file.read(_MAX_KEY_BYTES)
+        key = load_pem_public_key(content) if kind == "public" else load_pem_private_key(content, password=None)
     except OSError as error:
         raise UsageError(
             f"the {kind} key {path} cannot be read ({error.strerror}). Make one with: {_NEW_KEY}"
         ) from error
+    except TypeError as error:
+        raise UsageError(f"{path} is encrypted; a key without a password is needed.") from error
+    except Exception as error:  # ValueError, and the library's own for what it does not support
+        raise UsageError(f"{path} holds no {kind} key in PEM. {remedy}") from error
+    if not isinstance(key, ed25519.Ed25519PublicKey if kind == "public" else ed25519.Ed25519PrivateKey):
+        raise UsageError(f"{path} holds a key of another kind than Ed25519. {remedy}")
+    return key

@@ -23,7 +23,7 @@ from functools import partial
 from importlib import metadata
 from pathlib import Path
 from platform import machine
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import onnx
@@ -34,17 +34,17 @@ from safetensors.numpy import load, save
 from edgepeft.backbones.base import Decoder
 from edgepeft.backbones.checkpoint import check_header
 from edgepeft.backbones.emit import BUNDLE_FILES
-from edgepeft.bundle.bundle import BACKBONE_FILE, TEMPLATES_FOLDER, expect_hash, read_graph
+from edgepeft.bundle.bundle import BACKBONE_FILE, TEMPLATES_FOLDER, expect_hash
 from edgepeft.bundle.manifest import OnData, Verification
 from edgepeft.bundle.tolerance import EXACT, Tolerance, text_quality
 from edgepeft.common.errors import BundleError, EdgepeftError, VerificationFailed
 from edgepeft.common.progress import Stage
-from edgepeft.common.task_name import CHECK, GRAPH, TRAINING
+from edgepeft.common.task_name import TRAINING
 from edgepeft.data.row_grouping import RowGrouping
 from edgepeft.device.machine import isa_flags
 from edgepeft.graph.validate import check_standard
 from edgepeft.runtime.decoding import log_probabilities
-from edgepeft.runtime.generation import TextSession, TextState
+from edgepeft.runtime.generation import TextState
 from edgepeft.runtime.inputs import Inputs
 from edgepeft.runtime.passes import put
 from edgepeft.runtime.prepacked import check_prepacked
@@ -62,6 +62,8 @@ _TOKENS, _CANDIDATES, _LOGITS = "tokens", "candidates", "logits"
 
 RunRows = Callable[[Inputs], NDArray[np.float32]]
 Compare = Callable[[NDArray[Any], NDArray[Any], float | None], Agreement]
+# The next step of a batch of texts: (each one's last token, which of the step before it goes on) -> logits [N, v].
+Step = Callable[[NDArray[np.int64], NDArray[np.int64]], NDArray[np.float32]]
 
 REFERENCES = {"pytorch": "PyTorch", "training graph": "its training graph"}
 
@@ -88,17 +90,22 @@ def in_groups(inputs: Inputs) -> Iterator[tuple[NDArray[np.intp], Inputs]]:
 
 def pack_check(inputs: Inputs, logits: NDArray[np.float32]) -> bytes:
     """The content of a check file: int64 [rows, length] by input name, float32 ``logits`` [rows, (length,) outputs]."""
-    return save({**inputs, "logits": np.ascontiguousarray(logits, np.float32)}, metadata={"format": _FORMAT})
+    return save({**inputs, _LOGITS: np.ascontiguousarray(logits, np.float32)}, metadata={"format": _FORMAT})
 
 
-def read_check(content: bytes, where: str) -> tuple[dict[str, NDArray[np.int64]], NDArray[np.float32]]:
-    """Token ids and masks, and PyTorch's logits."""
+def _tensors(content: bytes, where: str, what: str) -> dict[str, Any]:
     try:
         check_header(content, where)
         tensors: dict[str, Any] = load(content)
     except (SafetensorError, ValueError, TypeError, KeyError) as error:  # the last two: a type that NumPy lacks
-        raise BundleError(f"{where} is not a check file ({error}).") from error
-    logits = tensors.pop("logits", None)
+        raise BundleError(f"{where} is not {what} ({error}).") from error
+    return tensors
+
+
+def read_check(content: bytes, where: str) -> tuple[dict[str, NDArray[np.int64]], NDArray[np.float32]]:
+    """Token ids and masks, and PyTorch's logits."""
+    tensors = _tensors(content, where, "a check file")
+    logits = tensors.pop(_LOGITS, None)
     shapes = {value.shape for value in tensors.values()}
     sound = logits is not None and logits.ndim in (2, 3) and "input_ids" in tensors and "attention_mask" in tensors
     leading = () if logits is None else logits.shape[:-1]  # those of the rows, or of their tokens
@@ -108,11 +115,7 @@ def read_check(content: bytes, where: str) -> tuple[dict[str, NDArray[np.int64]]
 
 
 def replay(
-    run: RunRows,
-    inputs: Inputs,
-    reference: NDArray[np.float32],
-    allowed: Tolerance = EXACT,
-    compare: Compare = same_best,
+    run: RunRows, inputs: Inputs, reference: NDArray[np.float32], allowed: Tolerance, compare: Compare
 ) -> Verification:
     """Run the check's rows and compare with PyTorch's logits, decisions by the task's kind."""
     return compare_logits(reference, run_in_groups(run, inputs), allowed, compare)
@@ -215,13 +218,6 @@ class DataCheck:
         return OnData.model_validate({**facts, "metric": name, **scores})
 
 
-class Steps(Protocol):
-    """A batch that is written step by step."""
-
-    def step(self, ids: NDArray[np.int64], order: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Logits of the tokens that follow."""
-
-
 @dataclass(frozen=True)
 class TextCheck:
     """The content of a check file of a task that writes text."""
@@ -233,24 +229,20 @@ class TextCheck:
 
     def pack(self) -> bytes:
         """The content of a check file."""
-        own = {_TOKENS: self.tokens, _CANDIDATES: self.candidates, _LOGITS: self.logits}
-        arrays = {name: np.ascontiguousarray(values) for name, values in (self.inputs | own).items()}
-        return save(arrays, metadata={"format": _FORMAT})
+        integers = {**self.inputs, _TOKENS: self.tokens, _CANDIDATES: self.candidates}
+        return pack_check({name: np.ascontiguousarray(values) for name, values in integers.items()}, self.logits)
 
     @classmethod
     def read(cls, content: bytes, where: str, vocabulary: int) -> TextCheck:
         """Read what ``pack`` made, for a backbone of so many tokens."""
-        try:
-            check_header(content, where)
-            found = load(content)
-            own = [found.pop(name) for name in (_TOKENS, _CANDIDATES, _LOGITS)]
-        except (SafetensorError, ValueError, TypeError, KeyError) as error:
-            raise BundleError(f"{where} is not the check file of a task that writes text ({error}).") from error
+        what = "the check file of a task that writes text"
+        found = _tensors(content, where, what)
+        own = [found.pop(name, np.empty(0)) for name in (_TOKENS, _CANDIDATES, _LOGITS)]
         check = cls(found, *own)
         if not check._is_sound(vocabulary):
             raise BundleError(
-                f"{where} is not the check file of a task that writes text: it needs input_ids and attention_mask of "
-                "equal rows, tokens for each of these, and candidates and their logits for each token."
+                f"{where} is not {what}: it needs input_ids and attention_mask of equal rows, tokens for each of "
+                "these, and candidates and their logits for each token."
             )
         return check
 
@@ -266,25 +258,22 @@ class TextCheck:
         named = np.concatenate([self.tokens.ravel(), self.candidates.ravel(), self.inputs["input_ids"].ravel()])
         return all(values.dtype == np.int64 for values in numbers) and 0 <= named.min() <= named.max() < vocabulary
 
-    def replay(self, session: TextSession, decoder: Decoder, allowed: Tolerance = EXACT) -> Verification:
-        """Compare a task's sessions."""
-        return self.compare(lambda inputs: TextState(session, inputs), decoder, allowed)
-
-    def compare(self, begin: Callable[[Inputs], Steps], decoder: Decoder, allowed: Tolerance = EXACT) -> Verification:
+    def replay(self, begin: Callable[[Inputs], Step], decoder: Decoder, allowed: Tolerance = EXACT) -> Verification:
         """Run the check's rows, and compare with PyTorch's log-probabilities; a row of the result is a step of one.
 
-        ``begin`` gives what is known of a batch before its first step, as ``TextState`` does.  A large log-probability
-        may differ by more than a small one: of ``_RELATIVE`` of the largest, where that is more than is allowed.
+        ``begin`` gives what takes a batch's steps, from its first on, as ``TextState.step`` does.  A large
+        log-probability may differ by more than a small one: of ``_RELATIVE`` of the largest, where that is more than is
+        allowed.
         """
         if allowed.difference is not None:
             largest = float(np.abs(self.logits).max())
             allowed = replace(allowed, difference=max(allowed.difference, _RELATIVE * largest))
         found = np.empty_like(self.logits)
         for rows, inputs in in_groups(self.inputs):
-            state = begin(inputs)
+            logits_of = begin(inputs)
             ids, order = decoder.starts(inputs["input_ids"], inputs["attention_mask"]), np.arange(len(rows))
             for step in range(self.tokens.shape[1]):
-                likely = log_probabilities(state.step(ids, order))
+                likely = log_probabilities(logits_of(ids, order))
                 found[rows, step] = np.take_along_axis(likely, self.candidates[rows, step], axis=1)
                 ids = self.tokens[rows, step]
         width = self.logits.shape[-1]
@@ -341,13 +330,11 @@ def _check_backbone(runtime: Runtime) -> None:
 
 
 def _check_template(runtime: Runtime, name: str) -> None:
-    bundle = runtime.bundle
-    entry, folder = bundle.manifest.template(name), bundle.folder / TEMPLATES_FOLDER
-    for suffix, expected in ((GRAPH, entry.sha256), (CHECK, entry.check_sha256), (TRAINING, entry.train_sha256)):
-        if expected is not None:
-            expect_hash(folder / f"{name}{suffix}", expected)
-    check_standard(read_graph(folder / f"{name}{GRAPH}"))
-    read_check((folder / f"{name}{CHECK}").read_bytes(), str(folder / f"{name}{CHECK}"))
+    graph, check = runtime.bundle.template(name)
+    if (trained := runtime.bundle.manifest.template(name).train_sha256) is not None:
+        expect_hash(runtime.bundle.folder / TEMPLATES_FOLDER / f"{name}{TRAINING}", trained)
+    check_standard(graph)
+    read_check(*check)
 
 
 def _check_task(runtime: Runtime, task: str) -> Verification:
@@ -359,8 +346,8 @@ def _check_task(runtime: Runtime, task: str) -> Verification:
     if entry.writes:
         check = TextCheck.read(content, where, bundle.architecture.vocab_size)
         runtime.prepare(task)
-        generator = runtime.generator
-        result = check.replay(generator.session(task), generator.decoder, allowed)
+        generator, session = runtime.generator, runtime.generator.session(task)
+        result = check.replay(lambda inputs: TextState(session, inputs).step, generator.decoder, allowed)
     else:
         run = partial(runtime.logits, task)
         result = replay(run, *read_check(content, where), allowed, entry.task_kind.agreement)

@@ -73,6 +73,10 @@ class TextSession(NamedTuple):
         structures = [each.structure for each in (self.encoder, self.decoder) if each is not None]
         return None if None in structures else b"".join(filter(None, structures))
 
+    def runs_on(self, session: object) -> bool:
+        """Whether that is one of its sessions."""
+        return any(each.runs_on(session) for each in (self.encoder, self.decoder) if each is not None)
+
     def cache(self) -> KvCache | None:
         """An empty one, where there is one stack."""
         if self.stack is None:
@@ -158,7 +162,8 @@ class TextState:
 class Generator:
     """Writes the texts of a bundle's tasks, by sessions that ``open_model`` opens when they are needed.
 
-    ``leading`` gives the tokens that all texts of a task begin with, but perhaps for the last ones.
+    ``leading`` gives the tokens that all texts of a task begin with, but perhaps for the last ones; ``sessions`` keeps
+    what is open.
     """
 
     def __init__(
@@ -166,10 +171,11 @@ class Generator:
         bundle: Bundle,
         open_model: Callable[[onnx.ModelProto], TaskSession],
         leading: Callable[[TaskEntry], Sequence[int]] = lambda _: (),
+        sessions: dict[str | None, TextSession] | None = None,
     ) -> None:
         self.bundle, self._open, self.leading = bundle, open_model, leading
         self.beginnings = Beginnings()
-        self._sessions: dict[str | None, TextSession] = {}
+        self._sessions = {} if sessions is None else sessions
 
     def session(self, task: str | None) -> TextSession:
         """A task's sessions, or those of the bare backbone for None."""
@@ -235,16 +241,6 @@ class Generator:
                 f"{decoding.beams} beams: a text in a JSON schema, as those of task {task} are, is written with one."
             )
         return self.grammars.guide(schema)
-
-    def forget(self, session: object) -> None:
-        """Let what runs on one session go; it opens again when it is needed."""
-        for task, each in list(self._sessions.items()):
-            if session in [part.shared for part in (each.encoder, each.decoder) if part is not None]:
-                self._sessions.pop(task, None)
-
-    def close(self) -> None:
-        """Let the sessions go."""
-        self._sessions.clear()
 
     def _write(
         self, task: str | None, session: TextSession, inputs: Inputs, decoding: Decoding, prompt_length: int

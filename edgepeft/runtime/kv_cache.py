@@ -183,17 +183,6 @@ class KvCache:
                 self._buffers[i][rows, :, :length] = buffer[:, :, :length]
         self._lengths, self._run = lengths[order], None
 
-    def _bind_buffers(self, bound: BoundSession, rows: range) -> None:
-        pairs = [pair for i in self._layers for pair in zip(caches(PAST, i), caches(PRESENT, i), strict=True)]
-        for (past, present), buffer in zip(pairs, self._buffers, strict=True):
-            value = ort.OrtValue.ortvalue_from_numpy(buffer[rows.start : rows.stop])
-            bound.bind_input(past, value)
-            bound.bind_output(present, value)
-        for kind, frequencies in enumerate(self._frequencies):
-            angles = np.arange(self._buffers[0].shape[2], dtype=np.float32)[:, None] * frequencies
-            for name, table in zip(tables(kind), (np.cos(angles), np.sin(angles)), strict=True):
-                bound.bind_input(name, ort.OrtValue.ortvalue_from_numpy(table))
-
 
 class _Run:
     """A session on a cache's rows, and the arrays that it reads and writes."""
@@ -210,13 +199,18 @@ class _Run:
             PackedIndex.FIRST_TOKEN: tokens * np.arange(len(rows)),
         }
         given = {IDS: ids, LAST: last, PLACE: self.places}
-        given |= {
-            PACKED_INDICES[name]: values for name, values in helpers.items() if PACKED_INDICES[name] in bound.inputs
-        }
+        given |= {PACKED_INDICES[of]: values for of, values in helpers.items() if PACKED_INDICES[of] in bound.inputs}
+        for kind, frequencies in enumerate(cache._frequencies):
+            angles = np.arange(cache._buffers[0].shape[2], dtype=np.float32)[:, None] * frequencies
+            given |= zip(tables(kind), (np.cos(angles), np.sin(angles)), strict=True)
         for name, values in given.items():
             bound.bind_input(name, ort.OrtValue.ortvalue_from_numpy(values))
         bound.bind_output(LOGITS, ort.OrtValue.ortvalue_from_numpy(self._logits))
-        cache._bind_buffers(bound, rows)
+        pairs = [pair for i in cache._layers for pair in zip(caches(PAST, i), caches(PRESENT, i), strict=True)]
+        for (past, present), buffer in zip(pairs, cache._buffers, strict=True):
+            value = ort.OrtValue.ortvalue_from_numpy(buffer[rows.start : rows.stop])
+            bound.bind_input(past, value)
+            bound.bind_output(present, value)
 
     def logits(self) -> NDArray[np.float32]:
         self._bound.run()

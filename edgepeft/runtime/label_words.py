@@ -22,7 +22,7 @@ from edgepeft.bundle.bundle import Bundle
 from edgepeft.common.errors import Unwritable
 from edgepeft.runtime.decoding import Decoding, log_probabilities
 from edgepeft.runtime.generation import Generator, TextState
-from edgepeft.runtime.inputs import Inputs, Tokenizing, check_rows
+from edgepeft.runtime.inputs import Inputs, Tokenizing
 from edgepeft.runtime.passes import in_batches
 
 _BRANCHES = 16  # of the trie, from one reading of the prompt: each is a text in the cache
@@ -30,11 +30,9 @@ _BRANCHES = 16  # of the trie, from one reading of the prompt: each is a text in
 
 def word_scores(generator: Generator, task: str, inputs: Inputs, trie: Trie) -> NDArray[np.float32]:
     """[rows, labels]: log-probabilities of the labels behind each row of ``inputs``, ids and masks [rows, length]."""
-    mask = inputs["attention_mask"] != 0
-    check_rows(mask)
     branches, decoding = [*in_batches(trie.ways, _BRANCHES)], decoding_of(trie)
-    lengths, session = mask.sum(1) + generator.bundle.prompt_length(task), generator.session(task)
-    scores = np.zeros((len(mask), len(trie.targets)), np.float32)
+    lengths = (inputs["attention_mask"] != 0).sum(1) + generator.bundle.prompt_length(task)
+    scores, session = np.zeros((len(lengths), len(trie.targets)), np.float32), generator.session(task)
     columns = defaultdict[tuple[int, ...], list[int]](list)  # the edges that leave each node
     for i, (node, _) in enumerate(trie.edges):
         columns[node].append(i)

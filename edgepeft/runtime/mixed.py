@@ -17,7 +17,7 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from edgepeft.bundle.bundle import Bundle
-from edgepeft.common.errors import BundleError, EdgepeftError, UsageError
+from edgepeft.common.errors import BundleError, EdgepeftError
 from edgepeft.data.answers import Prediction
 from edgepeft.graph.in_place import hide_fronts, in_place
 from edgepeft.graph.mix import ROW_COUNTS, TOKEN_COUNTS, may_be_empty, mix, mix_text, slotted
@@ -27,7 +27,7 @@ from edgepeft.runtime.inputs import Inputs, Readable, Tokenizing, check_rows, pa
 from edgepeft.runtime.passes import in_batches, passes, put, unpacked
 from edgepeft.runtime.prediction import of_width, predictions
 from edgepeft.runtime.session import failing_as
-from edgepeft.runtime.weights import BoundSession, TaskSession, Weights, ort_value
+from edgepeft.runtime.weights import BoundSession, TaskSession, Weights, ort_value, parted
 
 Opened = TaskSession | TextSession
 Tasks = Sequence[tuple[str, TaskSession]]  # of one structure, by slot
@@ -40,37 +40,26 @@ MAX_TASKS = 16  # in one pass: roberta-base with Pfeiffer adapters opens in 0.3 
 class Slots:
     """Sessions whose graphs have slots for several tasks of one structure, by structure and number of slots.
 
-    ``graph_of`` gives a task's graph, ``mix`` a structure's with slots; several threads may use them.
+    ``graph_of`` gives a task's graph, ``mix`` a structure's with slots; ``name`` is that of the table of sessions.
+    Several threads may use them.
 
     Where tasks leave a batch one by one (``few``), graphs have powers of two of slots, and some are empty if they can
     be: a session takes longer to open than it runs.
     """
 
     def __init__(
-        self, bundle: Bundle, weights: Weights, lock: RLock, graph_of: GraphOf, mix: Mix, *, few: bool = False
+        self, weights: Weights, lock: RLock, graph_of: GraphOf, mix: Mix, *, name: str, few: bool = False
     ) -> None:
-        self._bundle, self._weights, self._lock, self._graph_of, self._mix = bundle, weights, lock, graph_of, mix
-        self._few = few
+        self._weights, self._lock, self._graph_of, self._mix, self._few = weights, lock, graph_of, mix, few
         self._exact: set[bytes] = set()  # structures of which no slot may be empty
         self._structures: dict[bytes, onnx.ModelProto | None] = {}
         self._feeds: dict[str, dict[str, ort.OrtValue]] = {}  # of tasks whose own session has its values as constants
-        self._sessions: dict[tuple[bytes, int], ort.InferenceSession] = {}
+        self._sessions: dict[tuple[bytes, int], TaskSession] = weights.table(name)
 
-    def close(self) -> None:
-        """Let the sessions go."""
-        self._structures.clear()
-        self._feeds.clear()
-        self._sessions.clear()
-
-    def renew(self, bundle: Bundle, changed: Sequence[str]) -> None:
-        """Take over a manifest that was read again: the values of changed tasks are dropped."""
-        self._bundle = bundle
+    def drop_values(self, changed: Sequence[str]) -> None:
+        """Let the values of tasks go that have changed."""
         for task in changed:
             self._feeds.pop(task, None)
-
-    def forget(self, session: object) -> None:
-        """Let one session go; it opens again when it is needed."""
-        self._sessions = {key: each for key, each in self._sessions.items() if each is not session}
 
     def can_mix(self, tasks: Mapping[str, TaskSession]) -> bool:
         """Whether rows of these tasks, of one structure, may stand in one pass; their values are ready then."""
@@ -79,10 +68,10 @@ class Slots:
         try:
             with self._lock:
                 if key not in self._structures:
-                    parted = self._weights.parted(self._graph_of(self._bundle, task))
-                    sites = self._bundle.manifest.backbone.sites
-                    mixed = None if parted is None else self._mix(parted.structure, parted.feeds, sites, 2)
-                    self._structures[key] = None if parted is None or mixed is None else parted.structure
+                    own = parted(self._graph_of(self._weights.bundle, task))
+                    sites = self._weights.bundle.manifest.backbone.sites
+                    mixed = None if own is None else self._mix(own.structure, own.feeds, sites, 2)
+                    self._structures[key] = None if own is None or mixed is None else own.structure
                     if mixed is None or not self._few or not may_be_empty(mixed):
                         self._exact.add(key)
                 if self._structures[key] is None:
@@ -97,21 +86,11 @@ class Slots:
         if session.feeds:
             return session.feeds
         if task not in self._feeds:
-            parted = self._weights.parted(self._graph_of(self._bundle, task))
-            if parted is None:
+            own = parted(self._graph_of(self._weights.bundle, task))
+            if own is None:
                 raise BundleError(f"the delta graph of {task} changed while the bundle was open; open it again.")
-            self._feeds[task] = {name: ort.OrtValue.ortvalue_from_numpy(v) for name, v in parted.feeds.items()}
+            self._feeds[task] = {name: ort.OrtValue.ortvalue_from_numpy(v) for name, v in own.feeds.items()}
         return self._feeds[task]
-
-    def _session(self, key: bytes, n: int, feeds: Mapping[str, ort.OrtValue]) -> ort.InferenceSession:
-        if (key, n) not in self._sessions:
-            structure = self._structures.get(key)
-            sites = self._bundle.manifest.backbone.sites
-            graph = None if structure is None else self._mix(structure, feeds, sites, n)
-            if graph is None:
-                raise UsageError(f"the runtime of {self._bundle.folder} is closed; open another one.")
-            self._sessions[key, n] = self._weights.open_graph(graph)
-        return self._sessions[key, n]
 
     def run(
         self,
@@ -125,24 +104,28 @@ class Slots:
         ``counts`` are ROW_COUNTS and TOKEN_COUNTS, how many each task has; ``values`` all that their sessions take.
         """
         session, feeds = self._prepared(tasks, counts)
-        self._weights.used(session)
         with failing_as("stops in a batch of several tasks"):
-            found: list[ort.OrtValue] = session.run_with_ort_values(list(outputs), {**feeds, **values})
-        return found
+            return session.run_values(outputs, {**feeds, **values})
 
     def bound(self, tasks: Tasks, counts: Mapping[str, NDArray[np.integer]]) -> BoundSession:
         """Bind what ``run`` would run, for runs that share their values."""
-        return BoundSession(*self._prepared(tasks, counts), self._weights.used)
+        session, feeds = self._prepared(tasks, counts)
+        return BoundSession(session.shared, feeds, self._weights.used)
 
     def _prepared(
         self, tasks: Tasks, counts: Mapping[str, NDArray[np.integer]]
-    ) -> tuple[ort.InferenceSession, dict[str, ort.OrtValue]]:
+    ) -> tuple[TaskSession, dict[str, ort.OrtValue]]:
         with self._lock:
             key = tasks[0][1].structure or b""
             n = len(tasks) if key in self._exact else 1 << (len(tasks) - 1).bit_length()
             fed = [self._fed(*task) for task in tasks]
             fed += fed[:1] * (n - len(tasks))
-            session = self._session(key, n, fed[0])
+            if (session := self._sessions.get((key, n))) is None:
+                structure = self._structures[key]
+                assert structure is not None, "can_mix has said so"
+                graph = self._mix(structure, fed[0], self._weights.bundle.manifest.backbone.sites, n)
+                assert graph is not None, "it can be mixed with two slots"
+                session = self._sessions[key, n] = self._weights.open_graph(graph)
         feeds = {slotted(name, i): value for i, values in enumerate(fed) for name, value in values.items()}
         given = {
             name: np.pad(counts[name], (0, n - len(tasks))).astype(np.int64) for name in (ROW_COUNTS, TOKEN_COUNTS)
@@ -167,29 +150,18 @@ class TextSlots(NamedTuple):
 class Mixer:
     """Runs rows of several tasks together; several threads may use it."""
 
-    def __init__(self, bundle: Bundle, weights: Weights, lock: RLock) -> None:
-        self._bundle = bundle
-        self._slots = Slots(bundle, weights, lock, Bundle.graph, mix)
-        of_text = partial(Slots, bundle, weights, lock, few=True)
-        encoder = of_text(lambda own, task: own.text_graphs_of(task).encoder, mix_text)
-        decoder = of_text(lambda own, task: own.text_graphs_of(task).decoder, _mix_decoder)
+    def __init__(self, weights: Weights, lock: RLock) -> None:
+        self._weights = weights
+        self._slots = Slots(weights, lock, Bundle.graph, mix, name="mixed")
+        of_text = partial(Slots, weights, lock, few=True)
+        encoder = of_text(lambda own, task: own.text_graphs_of(task).encoder, mix_text, name="mixed encoder")
+        decoder = of_text(lambda own, task: own.text_graphs_of(task).decoder, _mix_decoder, name="mixed decoder")
         self.text = TextSlots(encoder, decoder)
 
-    def close(self) -> None:
-        """Let the sessions go."""
+    def drop_values(self, changed: Sequence[str]) -> None:
+        """Let the values of tasks go that have changed."""
         for slots in (self._slots, *self.text):
-            slots.close()
-
-    def renew(self, bundle: Bundle, changed: Sequence[str]) -> None:
-        """Take over a manifest that was read again: the values of changed tasks are dropped."""
-        self._bundle = bundle
-        for slots in (self._slots, *self.text):
-            slots.renew(bundle, changed)
-
-    def forget(self, session: object) -> None:
-        """Let one session go; it opens again when it is needed."""
-        for slots in (self._slots, *self.text):
-            slots.forget(session)
+            slots.drop_values(changed)
 
     def groups(
         self, tasks: Iterable[str | None], opened: Callable[[str | None], Opened], *, strict: bool
@@ -206,7 +178,7 @@ class Mixer:
                     raise
                 refused[task] = error
                 continue
-            if task is None or session.structure is None or self._bundle.entry(task).scores_words:
+            if task is None or session.structure is None or self._weights.bundle.entry(task).scores_words:
                 groups.append([task])
             else:
                 alike.setdefault(session.structure, {})[task] = session
@@ -225,14 +197,14 @@ class Mixer:
         self, texts: Mapping[str, Sequence[Readable]], session: Callable[[str], TaskSession], tokenizing: Tokenizing
     ) -> list[list[Prediction]]:
         """Each task's answers to its texts; the tasks are of one structure."""
-        entries = [self._bundle.entry(task) for task in texts]
+        entries = [self._weights.bundle.entry(task) for task in texts]
         pairs = zip(texts.values(), entries, strict=True)
         read = [read_by(entry.task_kind, rows, entry.source) for rows, entry in pairs]
         encoded = [
             tokenizing.tokens(rows.texts, entry.max_length, kind=entry.task_kind)
             for rows, entry in zip(read, entries, strict=True)
         ]
-        inputs = pad_together([batch.inputs for batch in encoded], self._bundle.architecture.pad_token_id)
+        inputs = pad_together([batch.inputs for batch in encoded], self._weights.bundle.architecture.pad_token_id)
         slots = np.repeat(np.arange(len(texts)), [len(batch.encodings) for batch in encoded])
         logits = self.logits({task: session(task) for task in texts}, slots, inputs)
         return [predictions(*of_task) for of_task in zip(texts, entries, read, logits, encoded, strict=True)]
@@ -242,7 +214,7 @@ class Mixer:
     ) -> list[NDArray[np.float32]]:
         """[its rows, (length,) its outputs] of each task; ``slots`` [batch]: each row's index in ``tasks``, rising."""
         check_rows(inputs["attention_mask"])
-        sessions, entries = list(tasks.items()), [self._bundle.entry(task) for task in tasks]
+        sessions, entries = list(tasks.items()), [self._weights.bundle.entry(task) for task in tasks]
         counts, prompt = np.bincount(slots, minlength=len(tasks)), entries[0].prompt_length
         length = inputs["attention_mask"].shape[1]
         shapes = (entry.logits_shape(n, length) for n, entry in zip(counts.tolist(), entries, strict=True))

@@ -31,11 +31,15 @@ class PrefixPlan(NamedTuple):
 class Prefix:
     """Sessions of a bundle's lower layers and of what its tasks put on them, opened by ``open_model`` when needed."""
 
-    def __init__(self, bundle: Bundle, open_model: Callable[[onnx.ModelProto], TaskSession]) -> None:
-        self._bundle, self._open = bundle, open_model
+    def __init__(
+        self,
+        bundle: Bundle,
+        open_model: Callable[[onnx.ModelProto], TaskSession],
+        sessions: dict[tuple[int, str | None], TaskSession],
+    ) -> None:
+        self._bundle, self._open, self._sessions = bundle, open_model, sessions
         self._values = _layer_values(bundle.architecture, bundle.manifest.backbone.sites)
         self._depths: dict[str, int] = {}
-        self._sessions: dict[tuple[int, str | None], TaskSession] = {}
 
     def plan(self, tasks: Sequence[str]) -> PrefixPlan:
         """Plan what these tasks share; tasks with a prompt share nothing."""
@@ -59,16 +63,6 @@ class Prefix:
                 part_of = run_session(self._session(cut, task), LOGITS, with_hidden)
                 put(logits, rows, of_width(logits.shape[-1], task, part_of))
         return answers
-
-    def close(self) -> None:
-        """Let the sessions go."""
-        self._sessions.clear()
-
-    def forget(self, session: object) -> None:
-        """Let what runs on one session go; it opens again when it is needed."""
-        for key, each in list(self._sessions.items()):
-            if each.shared is session:
-                self._sessions.pop(key, None)
 
     def _session(self, cut: int, task: str | None) -> TaskSession:
         session = self._sessions.get((cut, task))  # another thread may close it at any time

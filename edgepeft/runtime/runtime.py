@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 from threading import RLock
 from typing import TYPE_CHECKING, Any, Self, overload
 
@@ -50,16 +51,16 @@ class Runtime(TextTasks):
             raise UsageError(f"threads is {threads}; 1 is the least that there can be, and None what the host allows.")
         self.bundle = Bundle(folder)
         self.threads = threads
-        self._sessions: dict[str | None, TaskSession] = {}
-        self._one_row: dict[str | None, TaskSession] = {}  # for a batch of one row, each opened with the first such
-        self._weights = Weights(self.bundle, cache=cache, threads=threads, forget=self._forget, move=self._move)
-        self._prefix = Prefix(self.bundle, self._open)
         self._lock = RLock()  # of everything; runs themselves need none
+        self._weights = Weights(self.bundle, cache=cache, threads=threads, move=self._move)
+        self._sessions: dict[str | None, TaskSession] = self._weights.table("tasks")
+        # For a batch of one row, each opened with the first such.
+        self._one_row: dict[str | None, TaskSession] = self._weights.table("one row")
         self._tokenizing = Tokenizing(self.bundle, self._lock)
-        self.generator = Generator(self.bundle, self._open, self._tokenizing.leading)
         self.truncation = self._tokenizing.truncation
-        self._mixer = Mixer(self.bundle, self._weights, self._lock)
-        self._closed, self._notes = False, Notes()
+        self._mixer = Mixer(self._weights, self._lock)
+        self._notes = Notes()
+        self._begin_anew()
 
     def __enter__(self) -> Self:
         return self
@@ -70,12 +71,6 @@ class Runtime(TextTasks):
     def close(self) -> None:
         """Close the sessions; runs that are under way end first."""
         with self._lock:
-            self._closed = True
-            self._sessions.clear()
-            self._one_row.clear()
-            self._prefix.close()
-            self.generator.close()
-            self._mixer.close()
             self._weights.close()
 
     @property
@@ -90,21 +85,28 @@ class Runtime(TextTasks):
             UsageError: the runtime was closed, or the folder now holds another backbone or tokenizer.
         """
         with self._lock:
-            self._check_open()
+            self._weights.check_open()
             before, now = self.bundle.manifest, Manifest.read(self.bundle.folder)
             if (now.backbone, now.files) != (before.backbone, before.files):
                 told = "now holds another tokenizer or another backbone; open the bundle again."
                 raise UsageError(f"{self.bundle.folder} {told}")
             changed = [n for n in {**before.tasks, **now.tasks} if before.tasks.get(n) != now.tasks.get(n)]
-            self.bundle = self._weights.bundle = bundle = self.bundle.with_manifest(now)
+            # With what was read of the backbone: its folder may not be there any more.
+            self.bundle = self._weights.bundle = bundle = copy(self.bundle)
+            bundle.manifest = now
             for name in changed:
                 self._sessions.pop(name, None)
                 self._one_row.pop(name, None)
-            self._mixer.renew(bundle, changed)
+            self._mixer.drop_values(changed)
             if changed:
-                self._prefix = Prefix(bundle, self._open)  # runs that are under way keep the old one
-                self.generator = Generator(bundle, self._open, self._tokenizing.leading)
+                self._begin_anew()
             return tuple(changed)
+
+    def _begin_anew(self) -> None:
+        """With the bundle's tasks as they are now; runs that are under way keep the old ones."""
+        self._prefix = Prefix(self.bundle, self._open, self._weights.table("prefix"))
+        leading, text = self._tokenizing.leading, self._weights.table("text")
+        self.generator = Generator(self.bundle, self._open, leading, text)
 
     def session(self, task: str | None) -> TaskSession:
         """The session of a task, or of the bare backbone for None.
@@ -115,7 +117,7 @@ class Runtime(TextTasks):
             UsageError: the runtime was closed.
         """
         with self._lock:
-            self._ready()
+            self._weights.prepare()
             if task not in self._sessions:
                 with opening(task):
                     self._sessions[task] = self._open(self.bundle.graph(task))
@@ -133,7 +135,7 @@ class Runtime(TextTasks):
         if task is None or not self.bundle.entry(task).writes:
             return self.session(task)
         with self._lock, opening(task):
-            self._ready()
+            self._weights.prepare()
             return self.generator.session(task)
 
     def structure(self, task: str | None) -> bytes | None:
@@ -142,34 +144,18 @@ class Runtime(TextTasks):
         entry = self.bundle.manifest.tasks.get(task or "")
         return None if session is None or (entry is not None and entry.scores_words) else session.structure
 
-    def _forget(self, session: object) -> None:
-        """Drop a session, since too many are open: its tasks open another with their next request."""
-        self._sessions = {task: each for task, each in self._sessions.items() if each.shared is not session}
-        self._one_row = {task: each for task, each in self._one_row.items() if each.shared is not session}
-        self._prefix.forget(session)
-        self.generator.forget(session)
-        self._mixer.forget(session)
-
     def _move(self, session: object) -> None:
         """Open the tasks of this session again, now that a second one of their structure shares another with them."""
-        self._one_row = {task: each for task, each in self._one_row.items() if each.shared is not session}
-        for task in [task for task, each in self._sessions.items() if each.shared is session]:
-            with contextlib.suppress(EdgepeftError):  # its file was replaced since: the open session goes on answering
+        moved = {task: each for task, each in self._sessions.items() if each.runs_on(session)}
+        self._weights.drop(session)
+        self._sessions.update(moved)  # a task whose file was replaced since goes on answering by the open session
+        for task in moved:
+            with contextlib.suppress(EdgepeftError):
                 self._sessions[task] = self._open(self.bundle.graph(task))
-        self.generator.forget(session)
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise UsageError(f"the runtime of {self.bundle.folder} is closed; open another one.")
-
-    def _ready(self) -> None:
-        """Before any graph is read: the prepared weights know which files were hashed before."""
-        self._check_open()
-        self._weights.prepare()
 
     def _open(self, model: onnx.ModelProto) -> TaskSession:
         with self._lock:
-            self._ready()
+            self._weights.prepare()
             session = self._weights.open(model)
             return_free_memory()
             return session
@@ -224,7 +210,7 @@ class Runtime(TextTasks):
         if session is not None:
             return session
         with self._lock:
-            self._ready()
+            self._weights.prepare()
             try:
                 with opening(task):
                     model = self.bundle.graph(task)
@@ -311,7 +297,7 @@ class Runtime(TextTasks):
             return {tasks[0]: self.logits(tasks[0], inputs)}
         check_rows(inputs["attention_mask"])
         with self._lock:
-            self._ready()
+            self._weights.prepare()
             prefix = self._prefix
             plan = prefix.plan(tasks)
         shared = prefix.logits(plan, inputs) if plan.shared else {}

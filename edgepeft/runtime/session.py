@@ -11,7 +11,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # before the import: 1.29 and later send it by default
 
@@ -30,6 +30,9 @@ from edgepeft.graph.integer_lowering import lower_integers
 from edgepeft.graph.names import LOGITS
 from edgepeft.graph.protos import copied
 from edgepeft.runtime.passes import unpacked
+
+if TYPE_CHECKING:
+    from edgepeft.runtime.weights import TaskSession
 
 _ERRORS_ONLY = 3
 _pool: list[int] = []  # how many threads all sessions share, where they do
@@ -157,19 +160,6 @@ def _failed(what: str, error: Exception) -> BundleError:
     return BundleError(f"ONNX Runtime {what}: {reason(error)}")
 
 
-class Session(Protocol):
-    """ONNX Runtime's ``InferenceSession``, or one that tasks share."""
-
-    def get_inputs(self) -> Sequence[Any]:
-        """What ``run`` takes."""
-
-    def get_outputs(self) -> Sequence[Any]:
-        """What ``run`` gives."""
-
-    def run(self, outputs: Sequence[str], inputs: Mapping[str, NDArray[Any]], /) -> Sequence[Any]:
-        """The named outputs for a batch."""
-
-
 class _Signature(NamedTuple):
     """Inputs of a session, and whether its logits are of packed tokens."""
 
@@ -181,7 +171,9 @@ class _Signature(NamedTuple):
 _signatures: weakref.WeakKeyDictionary[Any, _Signature] = weakref.WeakKeyDictionary()
 
 
-def run_session(session: Session, output: str, inputs: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:
+def run_session(
+    session: ort.InferenceSession | TaskSession, output: str, inputs: Mapping[str, NDArray[Any]]
+) -> NDArray[np.float32]:
     """One output for a batch; of ``inputs``, those that the model reads.  Logits of packed tokens come as rows,
     [batch, length, outputs].
     """

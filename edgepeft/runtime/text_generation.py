@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Generator as Generates
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -23,7 +23,7 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from edgepeft.backbones.text import CROSS, CROSS_BIAS, IDS, LOGITS, ORDER, PAST, PRESENT, caches
-from edgepeft.backbones.tokens import Text, TextEncoder, pad_rows
+from edgepeft.backbones.tokens import Text, pad_rows
 from edgepeft.bundle.bundle import Bundle
 from edgepeft.common.errors import EdgepeftError, Unwritable, UsageError
 from edgepeft.graph.in_place import HIDDEN
@@ -32,7 +32,7 @@ from edgepeft.runtime.decoding import GREEDY, Decoding, Row, Written, choose
 from edgepeft.runtime.generation import Generator
 from edgepeft.runtime.inputs import Inputs, Readable, Tokenizing, Truncation, check_rows, texts_of
 from edgepeft.runtime.kv_cache import KvCache
-from edgepeft.runtime.mixed import MAX_TASKS, Mixer, TextSlots
+from edgepeft.runtime.mixed import MAX_TASKS, Mixer
 from edgepeft.runtime.prediction import Notes, TextAnswer, no_number, note_of
 from edgepeft.runtime.session import failing_as
 from edgepeft.runtime.weights import BoundSession, ort_value
@@ -71,26 +71,14 @@ class Draft:
 
 
 class TextBatch:
-    """Rows that are written together, greedily; one thread at a time.
+    """Rows that are written together, greedily; one thread at a time."""
 
-    ``read`` gives a task's texts as they are read, and their tokens; ``told`` has the answers before they are given.
-    """
-
-    def __init__(
-        self,
-        generator: Generator,
-        slots: TextSlots,
-        decoding: Decoding,
-        *,
-        encoder: TextEncoder,
-        read: Callable[[str, object], tuple[list[Text], Inputs]],
-        told: Callable[[list[TextAnswer]], list[TextAnswer]],
-    ) -> None:
+    def __init__(self, runtime: TextTasks, decoding: Decoding) -> None:
         if decoding.beams > 1:
             raise UsageError(f"{decoding.beams} beams: texts are written together, or as a stream, with one.")
-        self._generator, self._slots, self.decoding = generator, slots, decoding
-        self._read, self._encoder, self._told = read, encoder, told
-        self._end = decoding.end(generator.decoder.end_token_id)
+        self._runtime, self._generator, self.decoding = runtime, runtime.generator, decoding
+        self._slots, self._encoder = runtime._mixer.text, runtime._tokenizing.encoder()
+        self._end = decoding.end(self._generator.decoder.end_token_id)
         self._waiting: deque[Draft] = deque()
         self._going: list[Draft] = []  # in the order of their tasks
         self._place: dict[str, int] = {}  # of a task among the others
@@ -112,7 +100,7 @@ class TextBatch:
         Those of another structure join when all others are done.  Each may have ``most`` tokens, or as many as all, and
         is led by the JSON ``schema``, or by its task's.
         """
-        read, inputs = self._read(task, texts)
+        read, inputs = self._runtime._read(task, texts)
         mask = inputs["attention_mask"] != 0
         check_rows(mask)
         starts = self._generator.decoder.starts(inputs["input_ids"], mask).tolist()
@@ -182,7 +170,7 @@ class TextBatch:
             raise draft.error
         tokens, ended = draft.written
         note = note_of(draft.text, self._generator.bundle.entry(draft.task))
-        return self._told([TextAnswer(draft.task, self._encoder.decode(tokens), ended, note, tokens)])[0]
+        return self._runtime._told([TextAnswer(draft.task, self._encoder.decode(tokens), ended, note, tokens)])[0]
 
     def answers(self, texts: Mapping[str, Sequence[object]]) -> list[TextAnswer]:
         """Each task's answers, in order."""
@@ -368,8 +356,7 @@ class TextTasks(ABC):
 
     def writing(self, decoding: Decoding = GREEDY) -> TextBatch:
         """A batch that texts of tasks which write text, of one structure, join and leave while it goes on, greedily."""
-        encoder = self._tokenizing.encoder()
-        return TextBatch(self.generator, self._mixer.text, decoding, encoder=encoder, read=self._read, told=self._told)
+        return TextBatch(self, decoding)
 
     def stream(self, task: str, text: Readable, decoding: Decoding = GREEDY) -> Generates[str, None, TextAnswer]:
         """What a task writes for one text, piece by piece as it is written; the answer as a whole is the last value.

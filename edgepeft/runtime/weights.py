@@ -88,6 +88,10 @@ class TaskSession:
         """Bytes of what is fed."""
         return sum(value.tensor_size_in_bytes() for value in self.feeds.values())
 
+    def runs_on(self, session: object) -> bool:
+        """Whether that is its session."""
+        return self.shared is session
+
     def get_inputs(self) -> list[Any]:
         """ONNX Runtime's description of what ``run`` takes."""
         return [value for value in self.shared.get_inputs() if value.name not in self.feeds]
@@ -120,12 +124,22 @@ class TaskSession:
         return BoundSession(self.shared, feeds, self._used)
 
 
+def parted(model: onnx.ModelProto) -> StructuredTask | None:
+    """A task's structure and values; None where it changes matrices of the backbone."""
+    values: dict[str, NDArray[Any]] = {}  # what follows from a task's own values alone
+    if (graph := computed_values(model)) is not None:
+        session = open_session(graph, Path(), threads=1)
+        names = [value.name for value in session.get_outputs()]
+        values = dict(zip(names, session.run(names, {}), strict=True))
+    return make_inputs(model, values)
+
+
 class Weights:
     """Opens sessions on a bundle's graphs; the first one opens the cache.
 
-    One thread at a time, but for ``used``.  ``forget`` is called with a session to close, where there are too many for
-    another to open; ``move`` with the session of a task that shares one from now on: opened again, the task takes its
-    values' bytes only.
+    One thread at a time, but for ``used``.  What runs on sessions is kept in tables: the least recently used session
+    closes, where too many are open for another, as what runs on it is taken out of all of them.  ``move`` is called
+    with the session of a task that shares one from now on: opened again, the task takes its values' bytes only.
     """
 
     def __init__(
@@ -134,19 +148,44 @@ class Weights:
         *,
         cache: bool,
         threads: int | None,
-        forget: Callable[[Any], object] = lambda _: None,
         move: Callable[[Any], object] = lambda _: None,
     ) -> None:
         self.bundle, self.threads = bundle, threads
-        self._owner_forgets, self._owner_moves = forget, move
+        self._owner_moves = move
         self._resident: SessionLru | None = None
         self._cache = cache
         self._prepacked: Prepacked | None = None
-        self._by_structure: dict[bytes, ort.InferenceSession] = {}  # shared ones
+        self._tables: dict[str, dict[Any, Any]] = {}
+        self._by_structure: dict[bytes, TaskSession] = self.table("shared")
         self._alone: dict[bytes, weakref.ref[ort.InferenceSession]] = {}  # of the one task that has a structure so far
+        self._closed = False
+
+    def table(self, name: str) -> dict[Any, Any]:
+        """A table of what runs on sessions (``runs_on``), empty, in place of the last one of that name.
+
+        Any thread may take from it, or find that something is gone and open it again.
+        """
+        self._tables[name] = {}
+        return self._tables[name]
+
+    def drop(self, session: object) -> None:
+        """Take what runs on a session out of all tables."""
+        for table in self._tables.values():
+            for key, each in list(table.items()):
+                if each.runs_on(session):
+                    table.pop(key, None)
+
+    def check_open(self) -> None:
+        """See that nobody has closed them."""
+        if self._closed:
+            raise UsageError(f"the runtime of {self.bundle.folder} is closed; open another one.")
 
     def prepare(self) -> None:
-        """Find or build the prepacked weights; where that fails, warn once and use the bundle's own."""
+        """Find or build the prepacked weights; where that fails, warn once and use the bundle's own.
+
+        It comes before any graph is read: prepared weights know which files were hashed before.
+        """
+        self.check_open()
         if not self._cache or self._prepacked is not None:
             return
         try:
@@ -171,53 +210,40 @@ class Weights:
 
     def open(self, model: onnx.ModelProto) -> TaskSession:
         """A session on a graph of the bundle, changed in place; tasks of one structure share one from the second on."""
-        parted = self.parted(model)
-        if parted is None:
-            return TaskSession(self.open_graph(model), {}, None, self.used)
+        task = parted(model)
+        if task is None:
+            return self.open_graph(model)
         lowered = any(value.name == PLACE for value in model.graph.input)
-        rows = by_row(*join_updates(*parted)) if parted.feeds and lowered else None
-        parted = rows or parted
-        structure = hashlib.sha256(parted.structure.SerializeToString(deterministic=True)).digest()
-        if rows is not None and structure not in self._by_structure:
-            self._by_structure[structure] = self.open_graph(rows.structure)
-        if structure in self._by_structure:
-            return TaskSession(self._by_structure[structure], parted.feeds, structure, self.used, rows is not None)
-        first = self._alone.pop(structure, lambda: None)()
-        if first is None:
-            # It keeps its values as constants: fed matrices are packed in each run (1.5 to 3 % at 16 tokens).
-            session = self.open_graph(model)
-            self._alone[structure] = weakref.ref(session)
-            return TaskSession(session, {}, structure, self.used)
-        shared = self._by_structure[structure] = self.open_graph(parted.structure)
-        self._owner_moves(first)
-        return TaskSession(shared, parted.feeds, structure, self.used)
+        rows = by_row(*join_updates(*task)) if task.feeds and lowered else None
+        task = rows or task
+        structure = hashlib.sha256(task.structure.SerializeToString(deterministic=True)).digest()
+        opened = self._by_structure.get(structure)
+        if opened is None:
+            first = self._alone.pop(structure, lambda: None)()
+            if first is None and rows is None:
+                # It keeps its values as constants: fed matrices are packed in each run (1.5 to 3 % at 16 tokens).
+                session = self.open_graph(model).shared
+                self._alone[structure] = weakref.ref(session)
+                return TaskSession(session, {}, structure, self.used)
+            opened = self._by_structure[structure] = self.open_graph(task.structure)
+            if first is not None:
+                self._owner_moves(first)
+        return TaskSession(opened.shared, task.feeds, structure, self.used, rows is not None)
 
-    def parted(self, model: onnx.ModelProto) -> StructuredTask | None:
-        """A task's structure and values; None where it changes matrices of the backbone."""
-        values: dict[str, NDArray[Any]] = {}  # what follows from a task's own values alone
-        if (graph := computed_values(model)) is not None:
-            session = open_session(graph, Path(), threads=1)
-            names = [value.name for value in session.get_outputs()]
-            values = dict(zip(names, session.run(names, {}), strict=True))
-        return make_inputs(model, values)
-
-    def open_graph(self, model: onnx.ModelProto) -> ort.InferenceSession:
+    def open_graph(self, model: onnx.ModelProto) -> TaskSession:
         """A session of its own on a graph over the bundle's weights; the graph is changed in place."""
+        self.check_open()
         if self._resident is None:
-            self._resident = SessionLru(most_sessions(len(self.bundle.backbone_graph.graph.initializer)), self._forget)
+            self._resident = SessionLru(most_sessions(len(self.bundle.backbone_graph.graph.initializer)), self.drop)
         self._resident.make_room()
         session = self._open(model)
         self._resident.add(session)
-        return session
+        return TaskSession(session, {}, None, self.used)
 
     def used(self, session: ort.InferenceSession) -> None:
         """Note that a session of ``open_graph`` runs: the others were used less recently."""
         if self._resident is not None:
             self._resident.used(session)
-
-    def _forget(self, session: ort.InferenceSession) -> None:
-        self._by_structure = {key: shared for key, shared in self._by_structure.items() if shared is not session}
-        self._owner_forgets(session)
 
     def _open(self, model: onnx.ModelProto) -> ort.InferenceSession:
         _ = self.bundle.checkpoint  # still the one that is known
@@ -243,8 +269,10 @@ class Weights:
                 prepacked.remember(new)
 
     def close(self) -> None:
-        """Let the sessions and the cache's entry go."""
-        self._by_structure.clear()
+        """Let the sessions and the cache's entry go; runs that are under way end first."""
+        self._closed = True
+        for table in self._tables.values():
+            table.clear()
         self._alone.clear()
         if self._prepacked is not None:
             self._prepacked.close()

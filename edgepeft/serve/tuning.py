@@ -185,8 +185,7 @@ def _failed(code: str, message: str) -> dict[str, Any]:
 
 def _work(pipe: Connection, bundle: str, task: str, *, asked: dict[str, Any], rows: str, threads: int | None) -> None:
     """The run itself, in the child; says how it goes.  SIGTERM ends it, until its result is put in force."""
-    from edgepeft.options.verbs import TuneSettings
-    from edgepeft.tuning.target import Files
+    from edgepeft.options.verbs import TuneOptions
     from edgepeft.tuning.tune import tune_task
 
     def watch(progress: Progress) -> None:
@@ -199,17 +198,8 @@ def _work(pipe: Connection, bundle: str, task: str, *, asked: dict[str, Any], ro
     os.nice(_NICE)
     data = Path(rows)
     try:
-        options = TuneSettings(**{name: value for name, value in asked.items() if name != "template"})
-        result = tune_task(
-            Path(bundle),
-            task,
-            Files(data, None, None),
-            options,
-            template=asked["template"],
-            force=True,
-            threads=threads,
-            watch=watch,
-        )
+        options = TuneOptions(bundle=bundle, task=task, data=data, force=True, threads=threads, **asked)
+        result = tune_task(options, watch=watch)
         training = {name: result.training.get(name) for name in ("steps", "best_step", "template")}
         outcome = {"replaced": result.entry is not None, "metrics": result.metrics, "training": training}
         pipe.send({"state": "done", "phase": "done", "result": outcome})

@@ -17,11 +17,11 @@ from onnx import helper, numpy_helper
 from edgepeft.backbones.base import Pooling
 from edgepeft.backbones.config import read_config
 from edgepeft.backbones.trie import trie_of
-from edgepeft.bundle.bundle import TEMPLATES_FOLDER, Bundle, check_owner, expect_hash, read_graph
+from edgepeft.bundle.bundle import Bundle
 from edgepeft.bundle.card import READS
 from edgepeft.common.errors import DataError, UsageError
 from edgepeft.common.resources import package_data
-from edgepeft.common.task_name import CHECK, GRAPH, check_new_name
+from edgepeft.common.task_name import check_new_name
 from edgepeft.data.batches import Writing
 from edgepeft.data.parts import Given, TaskData, load_data
 from edgepeft.data.readers import Source
@@ -88,10 +88,6 @@ class TuningTarget:
     def as_stored(self, tensors: Arrays) -> Arrays:
         """The values that the task's file will have of these tensors."""
         return {n: rounded(n, t).astype(np.float32) if n in self.half else t for n, t in tensors.items()}
-
-    def with_tensors(self, tensors: Arrays, **account: dict[str, Any]) -> onnx.ModelProto:
-        """The delta graph with these values, and this account of them in its card."""
-        return with_values(self.delta, tensors, self.half, **account)
 
 
 def with_values(delta: onnx.ModelProto, tensors: Arrays, half: Collection[str] = (), **account: Any) -> onnx.ModelProto:
@@ -229,23 +225,18 @@ def from_template(
         raise UsageError(
             f"the bundle has a task {task!r} already; without --template it is tuned further, or take another name."
         )
-    where = bundle.folder / TEMPLATES_FOLDER
-    paths = {suffix: where / f"{template}{suffix}" for suffix in (GRAPH, CHECK)}
-    for path, expected in zip(paths.values(), (entry.sha256, entry.check_sha256), strict=True):
-        expect_hash(path, expected)
+    graph, check = bundle.template(template)
     asked, decoder = requested_kind(kind), None if bundle.architecture.decoder_only else bundle.architecture.decoder
     if asked.head is not None or (decoder is not None and not asked.one_label):
         raise UsageError(f"template {template} makes no {asked.name} task; train one with: edgepeft train.")
     data = files.load(None, options, asked)
-    graph = read_graph(paths[GRAPH])
-    check_owner(graph, bundle.manifest, paths[GRAPH])
     trie = None if decoder is None else trie_of(data.labels or (), bundle.encoder(), decoder)
     delta = with_labels(graph, task, data.task_kind, pairs=data.pairs, seed=options.seed, trie=trie)
     return TuningTarget(
         task=task,
         delta=delta,
         facts=training_facts(delta),
-        check=read_check(paths[CHECK].read_bytes(), str(paths[CHECK]))[0],
+        check=read_check(*check)[0],
         data=data,
         max_length=entry.max_length,
         prompt_length=entry.prompt_length,

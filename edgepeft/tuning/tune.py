@@ -36,7 +36,7 @@ from edgepeft.data.training_loop.run import Progress, TrainingLoop, TrainingLoop
 from edgepeft.deploy.install import commit_tasks, prepare_task
 from edgepeft.deploy.verify import CANDIDATES, STEPS, TextCheck, in_groups
 from edgepeft.graph.names import LOGITS
-from edgepeft.options.base import Folder, function_of
+from edgepeft.options.base import function_of
 from edgepeft.options.verbs import TuneOptions, TuneSettings
 from edgepeft.runtime.decoding import Decoding, log_probabilities
 from edgepeft.runtime.generation import Generator, TextSession
@@ -49,7 +49,7 @@ from edgepeft.tasks.base import TaskType
 from edgepeft.tuning.engine import OnnxRuntimeEngine
 from edgepeft.tuning.memory import lay_out
 from edgepeft.tuning.step import WRITTEN_ROWS, AdamW, targets_at_once
-from edgepeft.tuning.target import Files, TuningTarget, from_task, from_template
+from edgepeft.tuning.target import Files, TuningTarget, from_task, from_template, with_values
 
 
 class WritingEngine(OnnxRuntimeEngine):
@@ -59,13 +59,13 @@ class WritingEngine(OnnxRuntimeEngine):
         """Score what greedy decoding writes; a row's loss is the mean over its target's tokens."""
         texts, losses = np.empty(len(rows.targets), object), np.empty(len(rows.targets))
         decode, decoding = self._bundle.encoder().decode, Decoding(max_new_tokens=self._writing.max_length)
-        delta = self._target.with_tensors(self._target.as_stored(self.trained))
+        target = self._target
+        delta = with_values(target.delta, target.as_stored(self.trained), target.half)
         session = TextSession.of(self._bundle.text_graphs_with(delta), self._open)
         generator = Generator(self._bundle, self._open)
         for chosen in sorted_batches(rows.lengths, WRITTEN_ROWS):
             inputs, targets = rows.batch(chosen)
             losses[chosen] = self._losses(inputs, targets, kind)
-            target = self._target
             written = generator.written(target.task, lambda: session, inputs, decoding, target.prompt_length)
             texts[chosen] = [decode(one.tokens) for one in written]
             advance(len(chosen))
@@ -131,28 +131,21 @@ class TuneResult(TrainingLoopResult):
 
 
 def tune_task(
-    folder: Folder,
-    task: str,
-    files: Files | Path | str,
-    options: TuneSettings | None = None,
+    options: TuneOptions,
     *,
-    template: str | None = None,
-    kind: str | None = None,
-    resume: bool = False,
-    force: bool = False,
-    threads: int | None = None,
     watch: Callable[[Progress], None] = lambda _: None,
     stop: Callable[[], bool] = lambda: False,
     note: Callable[[str], None] = lambda _: None,
 ) -> TuneResult:
-    """Tune a task, or start one of a ``kind`` from a ``template``, and put the result in force in one step.
+    """Tune a task, or start one from a template, and put the result in force in one step.
 
     Of a file of rows two tenths are held out, to choose and to report.  ``stop`` is called after every step and says
     whether to write a checkpoint and end (Interrupted), from which ``resume`` continues; ``note`` gets sentences for
     people about how steps are computed.
     """
-    folder, options = Path(folder), options or TuneSettings()
-    files = files if isinstance(files, Files) else Files(Path(files))
+    folder, task, template, kind = Path(options.bundle), options.task, options.template, options.kind
+    held_out = given_rows("--eval", options.eval), given_rows("--test", options.test)
+    files = Files(source_of(options.data), *held_out, Columns.of(options), skip_bad=options.skip_bad)
     check_task_name(task)
     guarantee_of(options.coverage, options.risk)
     if kind is not None and template is None:
@@ -160,14 +153,14 @@ def tune_task(
     Manifest.read(folder)  # that it is a bundle at all, before anything is made in it
     with claim(folder, task) as work:
         bundle = Bundle(folder)  # read under the lock: another run may just have replaced the task
-        checkpoint = _checkpoint(work, task, resume=resume, force=force)
+        checkpoint = _checkpoint(work, options)
         target = (
             from_task(bundle, task, files, options)
             if template is None
             # A run that was killed after its result was in force finds a task of its own.
             else from_template(bundle, task, template, files, options, kind=kind, new=checkpoint is None)
         )
-        run = TuningRun(bundle, target, options, work, threads=threads, watch=watch, stop=stop)
+        run = TuningRun(bundle, target, options, work, threads=options.threads, watch=watch, stop=stop)
         for line in run.layout.notes:
             note(line)
         if checkpoint is not None:
@@ -180,18 +173,16 @@ def tune_task(
     return TuneResult(**vars(tuned), entry=entry)
 
 
-def _checkpoint(work: Path, task: str, *, resume: bool, force: bool) -> Path | None:
+def _checkpoint(work: Path, options: TuneOptions) -> Path | None:
     """The checkpoint to continue from, or None for a new run."""
-    if resume and force:
+    if options.resume and options.force:
         raise UsageError("--resume and --force exclude each other: continue the interrupted run, or start anew.")
-    interrupted = latest(work)
-    if resume and interrupted is None:
-        raise UsageError(f"there is nothing to resume: no run of task {task} was interrupted. Leave --resume out.")
-    if interrupted is not None and not (resume or force):
-        raise UsageError(
-            f"a run of task {task} was interrupted. Give --resume to continue it, or --force to start anew."
-        )
-    if force:
+    interrupted, run = latest(work), f"run of task {options.task}"
+    if options.resume and interrupted is None:
+        raise UsageError(f"there is nothing to resume: no {run} was interrupted. Leave --resume out.")
+    if interrupted is not None and not (options.resume or options.force):
+        raise UsageError(f"a {run} was interrupted. Give --resume to continue it, or --force to start anew.")
+    if options.force:
         for path in work.glob("*.safetensors"):
             path.unlink()
         return None
@@ -210,7 +201,7 @@ def put_in_force(
     kind = target.facts.kind
     begun = {name: kind.chosen[name] for name in kind.begun(0) if name in kind.chosen}
     account["chosen"] = {**begun, **tuned.chosen}
-    graph = target.with_tensors(tuned.tensors, **account)
+    graph = with_values(target.delta, tuned.tensors, target.half, **account)
     where = bundle.folder / TASKS_FOLDER / f"{target.task}.onnx"
     content = graph.SerializeToString(deterministic=True)
     # Over 8-bit weights the two graphs round apart: what a step came to was scored by the one that answers.
@@ -325,23 +316,8 @@ def run(options: TuneOptions) -> TuneResult:
     """Tune as the options say, with progress and notes on standard error."""
     if options.template is not None:  # a task that is there has its own kind
         options = told(options)
-    held_out = given_rows("--eval", options.eval), given_rows("--test", options.test)
-    files = Files(source_of(options.data), *held_out, Columns.of(options), skip_bad=options.skip_bad)
     with shown_run(options.task) as (watch, stop):
-        return tune_task(
-            options.bundle,
-            options.task,
-            files,
-            options,
-            template=options.template,
-            kind=options.kind,
-            resume=options.resume,
-            force=options.force,
-            threads=options.threads,
-            watch=watch,
-            stop=stop,
-            note=lambda line: messages().print(f"note: {line}"),
-        )
+        return tune_task(options, watch=watch, stop=stop, note=lambda line: messages().print(f"note: {line}"))
 
 
 @function_of(TuneOptions)

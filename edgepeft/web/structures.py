@@ -32,7 +32,7 @@ from edgepeft.graph.cut import above, below
 from edgepeft.graph.gradient.training import training_facts
 from edgepeft.graph.half import is_half
 from edgepeft.graph.parameters import feeds_graph
-from edgepeft.runtime.weights import Weights
+from edgepeft.runtime.weights import parted
 from edgepeft.tuning.activation_cache import training_graph
 from edgepeft.tuning.target import deployed_graph, rates_of
 
@@ -73,8 +73,7 @@ def write_task(bundle: Bundle, task: str, out: Path, *, tunable: bool = False) -
     """Write a task's graph, values and check file, and what tunes it; returns its entry in ``site.json``."""
     entry = bundle.entry(task)
     model = bundle.graph(task)
-    parted = Weights(bundle, cache=False, threads=1).parted(model)
-    graph, values = (model, {}) if parted is None else (parted.structure, parted.feeds)
+    graph, values = parted(model) or (model, {})
     structure = _write_graph(graph, out)
     value_file = f"{TASKS_FOLDER}/{task}.safetensors" if values else None
     if value_file is not None:

@@ -126,9 +126,10 @@ def test_what_waits_for_others_says_nothing(clocks, capsys):
     assert capsys.readouterr().err == "edgepeft serve, 10 s\n"
 
 
-def test_a_terminals_bar_is_gone_when_an_error_is_told_and_says_no_lines(clocks, capsys):
+def test_a_terminals_bar_is_gone_when_an_error_is_told_and_says_no_lines(clocks, capsys, monkeypatch):
     terminal = Console(file=io.StringIO(), force_terminal=True, width=80, _environ={})
-    with pytest.raises(ValueError, match="wrong"), progress.bars(console=terminal) as shown:
+    monkeypatch.setattr(progress, "messages", lambda: terminal)
+    with pytest.raises(ValueError, match="wrong"), progress.bars() as shown:
         shown.add_task("mood: train", total=4)
         clocks[0].tick()
         raise ValueError("wrong")

@@ -1,7 +1,6 @@
 """The rule by which ONNX Runtime is held against PyTorch."""
 
 import contextlib
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,7 +9,15 @@ from scipy.special import log_softmax, rel_entr, softmax
 from edgepeft.backbones.base import Decoder
 from edgepeft.bundle.tolerance import EXACT, Tolerance, allowed_for
 from edgepeft.common.errors import BundleError, VerificationFailed
-from edgepeft.deploy.verify import TextCheck, accepted, compare_logits, pack_check, read_check, replay, require_passed
+from edgepeft.deploy.verify import (
+    TextCheck,
+    accepted,
+    compare_logits,
+    pack_check,
+    read_check,
+    require_passed,
+    run_in_groups,
+)
 from edgepeft.tasks._facts import same_best
 from edgepeft.tasks.regression import Regression
 
@@ -69,7 +76,7 @@ def test_replay_gives_each_row_its_own_logits_whatever_the_order_of_lengths():
         return np.stack([group["input_ids"].sum(1), group["attention_mask"].sum(1)], 1).astype(np.float32)
 
     expected = np.stack([ids.sum(1), lengths], 1).astype(np.float32)
-    assert replay(run, inputs, expected).max_abs_difference == 0.0
+    assert compare_logits(expected, run_in_groups(run, inputs)).max_abs_difference == 0.0
 
 
 def test_a_check_file_is_read_as_it_was_written():
@@ -137,8 +144,8 @@ def test_a_log_probability_of_text_may_differ_by_a_share_of_the_largest(by, pass
     likely = (words - np.log(np.exp(words).sum()))[:, None, 2:]  # about -0.3, -1.3 and -19.8: 4e-4 may they differ by
     inputs = {name: np.array([[7]]) for name in ("input_ids", "attention_mask")}
     check = TextCheck(inputs, np.array([[2]]), np.array([[[2, 3, 4]]]), likely)
-    state = SimpleNamespace(step=lambda ids, order: words + np.array([0, 0, 0, 0, by], np.float32))
-    result = check.compare(lambda inputs: state, Decoder(0, 1, 1.0, 0))
+    found = words + np.array([0, 0, 0, 0, by], np.float32)
+    result = check.replay(lambda inputs: lambda ids, order: found, Decoder(0, 1, 1.0, 0))
     assert result.tolerance == pytest.approx(2e-5 * 19.813, rel=1e-3)
     with contextlib.nullcontext() if passes else pytest.raises(VerificationFailed):
         require_passed("t", result)
@@ -162,9 +169,7 @@ def texts(by: float, *, allowed: Tolerance = EXACT, ended: tuple[int, ...] = ())
     inputs = {name: np.full((ROWS, 2), 7) for name in ("input_ids", "attention_mask")}
     check = TextCheck(inputs, best[..., 0].copy(), best, likely)
     steps = iter(ours.swapaxes(0, 1))
-    result = check.compare(
-        lambda _: SimpleNamespace(step=lambda ids, order: next(steps)), Decoder(0, END, 1, 0), allowed
-    )
+    result = check.replay(lambda inputs: lambda ids, order: next(steps), Decoder(0, END, 1, 0), allowed)
     return result, theirs, ours
 
 

@@ -21,7 +21,7 @@ from edgepeft.graph.grouped import lower_groups
 from edgepeft.graph.in_place import LAST, PLACE, InPlace, in_place, tables
 from edgepeft.graph.protos import copied
 from edgepeft.graph.splice import splice_text
-from edgepeft.runtime.weights import Weights
+from edgepeft.runtime.weights import parted
 from edgepeft.training.exporting.backbone import write_backbone
 from edgepeft.training.exporting.delta import export_delta
 
@@ -86,16 +86,16 @@ def test_a_bare_decoder_gives_the_same_numbers(tmp_path: Path, kind: str, sizes:
 def test_rows_of_several_tasks_give_the_same_numbers_and_nothing_is_reshaped_in_a_layer(tmp_path: Path, method: str):
     backbone, bundle = made(tmp_path, *KINDS[0], "int8")
     settings = {"roles": ("query", "key", "value", "ffn_output")} if method == "lora" else {}
-    weights, tasks = Weights(bundle, cache=False, threads=1), []
+    tasks = []
     for seed in range(N):
         trained = random_delta(backbone, method, "t", None, settings=settings, head="text", seed=seed)
         delta = export_delta(trained, backbone)
         graphs = splice_text(*bundle.text_graphs, delta, bundle.manifest.backbone.sites, bundle.checkpoint)
         lowered = in_place(graphs[1])
         assert lowered is not None
-        parted = weights.parted(lowered.model)
-        assert parted is not None
-        rows = by_row(*parted)
+        own = parted(lowered.model)
+        assert own is not None
+        rows = by_row(*own)
         assert rows is not None
         tasks.append(rows)
     own = {name: np.concatenate([task.feeds[name] for task in tasks]) for name in tasks[0].feeds}

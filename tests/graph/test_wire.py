@@ -50,17 +50,18 @@ EMPTY = {
 
 
 @pytest.mark.parametrize("name", EMPTY)
-def test_empty_messages_are_counted_and_refused_unparsed(name, monkeypatch):
-    content = EMPTY[name]
+def test_empty_messages_are_counted_and_refused_unparsed(name, tmp_path, monkeypatch):
+    content, path = EMPTY[name], tmp_path / "x.onnx"
+    path.write_bytes(content)
     parsed = onnx.ModelProto.FromString(content)
     assert fields(parsed) >= 100 and len(content) < 210
     monkeypatch.setattr(bundle, "MAX_PARTS", 102)
     with contextlib.suppress(BundleError):
-        bundle.parse_graph(content, "x.onnx")
+        bundle.read_graph(path)
     monkeypatch.setattr(bundle, "MAX_PARTS", 98)
     monkeypatch.setattr(onnx, "load_model_from_string", lambda _: pytest.fail("it was parsed"))
     with pytest.raises(BundleError, match=r"x\.onnx has more than 98"):
-        bundle.parse_graph(content, "x.onnx")
+        bundle.read_graph(path)
 
 
 def test_packed_integers_are_counted_as_what_they_become():

@@ -29,9 +29,10 @@ def written(path: Path, tokenizer: Tokenizer, tokens: list[int]) -> tuple[list[s
     """The pieces after each token and at the end, and what the tokens are together."""
     tokenizer.save(str(path))
     encoder = TextEncoder(path, ("input_ids", "attention_mask"), 0)
-    generator: Any = SimpleNamespace(decoder=SimpleNamespace(start_token_id=0, end_token_id=1))
-    nothing: Any = None
-    batch = TextBatch(generator, nothing, GREEDY, encoder=encoder, read=nothing, told=nothing)
+    generator = SimpleNamespace(decoder=SimpleNamespace(start_token_id=0, end_token_id=1))
+    mixer, tokenizing = SimpleNamespace(text=None), SimpleNamespace(encoder=lambda: encoder)
+    runtime: Any = SimpleNamespace(generator=generator, _mixer=mixer, _tokenizing=tokenizing)
+    batch = TextBatch(runtime, GREEDY)
     draft = Draft("t", Text(""), np.zeros(0, np.int64), Row.starting(0), 1)
     pieces = []
     for token in tokens:

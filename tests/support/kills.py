@@ -53,12 +53,11 @@ def remove(bundle: Path, _: Path) -> None:
 
 
 def tune(bundle: Path, spare: Path) -> None:
-    from edgepeft.options.verbs import TuneSettings
-    from edgepeft.tuning.target import Files
-    from edgepeft.tuning.tune import tune_task as run
+    from edgepeft.options.verbs import TuneOptions
+    from edgepeft.tuning.tune import tune_task
 
-    options = TuneSettings(steps=12, batch_size=8, learning_rate=0.02, head_learning_rate=0.05, save_every=3)
-    run(bundle, "mood", Files(spare / "rows.jsonl", None, None), options, force=True, threads=1)
+    given = {"bundle": bundle, "task": "mood", "data": spare / "rows.jsonl", "force": True, "threads": 1}
+    tune_task(TuneOptions(**given, steps=12, batch_size=8, lr=0.02, head_lr=0.05, save_every=3))
 
 
 def cache(bundle: Path, _: Path) -> None:

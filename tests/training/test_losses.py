@@ -12,6 +12,7 @@ from functools import partial
 import pytest
 from moods import texts
 from small import ASKED, LENGTH, METHODS, start_of, write_backbone, write_rows
+from tuned import tune_task
 
 from edgepeft.backbones.tokens import Text
 from edgepeft.data.parts import load_data
@@ -19,7 +20,6 @@ from edgepeft.options.verbs import TrainSettings, TuneSettings
 from edgepeft.training import loop
 from edgepeft.training.exporting.bundle import export_bundle
 from edgepeft.tuning.target import Files
-from edgepeft.tuning.tune import tune_task
 
 # (task, dropout): losses of the steps, losses of the evaluation rows after each epoch.
 BEFORE = {

@@ -10,6 +10,7 @@ import pytest
 import torch
 from deltas import TEXTS
 from tiny import write_model
+from tuned import tune_task
 from verbs import edgepeft
 
 from edgepeft.backbones.hooks import load_model
@@ -26,7 +27,7 @@ from edgepeft.tuning import activation_cache as hidden
 from edgepeft.tuning import step
 from edgepeft.tuning.activation_cache import HiddenStates
 from edgepeft.tuning.target import Files, from_task
-from edgepeft.tuning.tune import TuningRun, tune_task
+from edgepeft.tuning.tune import TuningRun
 
 # Method, settings, and where the deployed graph must be cut: read off the architecture, not off the code.  Of the last
 # layer the head reads one row of each text.

@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import helper, numpy_helper
+from tuned import tune_task
 from verbs import edgepeft
 
 from edgepeft.bundle.bundle import Bundle
@@ -19,7 +20,7 @@ from edgepeft.graph.gradient import rule as gradient_rule
 from edgepeft.graph.gradient.rule import rules
 from edgepeft.options.verbs import TuneSettings
 from edgepeft.tuning.target import Files, from_task
-from edgepeft.tuning.tune import TuningRun, tune_task
+from edgepeft.tuning.tune import TuningRun
 
 from .conftest import write_moods
 

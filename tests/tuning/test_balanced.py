@@ -10,6 +10,7 @@ import pytest
 import torch
 from tolerance import Exact, exactly
 from torch.nn import functional
+from tuned import tune_task
 from verbs import edgepeft
 
 from edgepeft.backbones.hooks import load_model
@@ -20,7 +21,7 @@ from edgepeft.common.errors import UsageError
 from edgepeft.data.training_loop.run import Interrupted
 from edgepeft.options.verbs import TuneSettings
 from edgepeft.tuning.target import Files, from_task
-from edgepeft.tuning.tune import TuningRun, tune_task
+from edgepeft.tuning.tune import TuningRun
 
 from .conftest import write_moods
 

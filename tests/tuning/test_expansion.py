@@ -11,6 +11,7 @@ import pytest
 import torch
 from deltas import TEXTS
 from training_loops import steps_beside_pytorchs
+from tuned import tune_task
 from verbs import edgepeft
 
 from edgepeft.backbones.source import open_backbone
@@ -27,7 +28,7 @@ from edgepeft.training.exporting.bundle import export_bundle
 from edgepeft.tuning import memory
 from edgepeft.tuning.memory import Demand
 from edgepeft.tuning.target import Files, from_task
-from edgepeft.tuning.tune import TuningRun, tune_task
+from edgepeft.tuning.tune import TuningRun
 
 SAID = method_named("intrinsic-said").from_settings({"dimension": "120", "seed": "3"})
 OPTIONS = {"learning_rate": 3e-2, "head_learning_rate": 5e-2}

@@ -7,6 +7,7 @@ import shutil
 
 import numpy as np
 import pytest
+from tuned import tune_task
 
 from edgepeft.bundle.bundle import Bundle
 from edgepeft.common.errors import BundleError
@@ -16,7 +17,6 @@ from edgepeft.options.verbs import TuneSettings
 from edgepeft.tuning.engine import wrong_slope
 from edgepeft.tuning.step import TrainingStep
 from edgepeft.tuning.target import Files
-from edgepeft.tuning.tune import tune_task
 
 from .conftest import write_moods
 

@@ -7,6 +7,7 @@ import shutil
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
+from tuned import tune_task
 
 from edgepeft import LocalTuner
 from edgepeft.bundle.bundle import Bundle
@@ -18,7 +19,6 @@ from edgepeft.options.verbs import TuneSettings
 from edgepeft.runtime.session import open_session
 from edgepeft.tuning import activation_cache as hidden
 from edgepeft.tuning.target import Files
-from edgepeft.tuning.tune import tune_task
 
 from .conftest import known, write_moods
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from deltas import TEXTS, random_delta, saved
 from training_loops import steps_beside_pytorchs
+from tuned import tune_task
 
 from edgepeft.backbones.source import open_backbone
 from edgepeft.bundle.bundle import Bundle
@@ -15,7 +16,7 @@ from edgepeft.deploy.verify import audit
 from edgepeft.options.verbs import TuneSettings
 from edgepeft.training.exporting.bundle import export_bundle
 from edgepeft.tuning.target import Files, from_task
-from edgepeft.tuning.tune import TuningRun, tune_task
+from edgepeft.tuning.tune import TuningRun
 
 LENGTHS = (3, 9, 30, 150)  # in words; a block is of 32 tokens, and rows of more than 128 have several
 

@@ -11,6 +11,7 @@ import onnx
 import pytest
 import torch
 from deltas import TEXTS
+from tuned import tune_task
 from verbs import edgepeft
 
 from edgepeft.backbones.source import open_backbone
@@ -26,7 +27,7 @@ from edgepeft.options.verbs import TuneSettings
 from edgepeft.runtime.runtime import Runtime
 from edgepeft.training.exporting.bundle import add_deltas, export_bundle
 from edgepeft.tuning.target import Files, from_task, from_template
-from edgepeft.tuning.tune import TuningRun, tune_task
+from edgepeft.tuning.tune import TuningRun
 
 from .conftest import known
 

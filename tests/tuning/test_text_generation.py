@@ -17,6 +17,7 @@ from suite import Case
 from tiny import WORDS
 from tolerance import Exact, exactly
 from torch.nn import functional
+from tuned import tune_task
 
 from edgepeft.backbones.source import open_backbone
 from edgepeft.backbones.text import BEFORE
@@ -35,7 +36,6 @@ from edgepeft.training.exporting.delta import export_delta
 from edgepeft.tuning.activation_cache import training_graph
 from edgepeft.tuning.step import Expansion, StepRows, TrainingStep
 from edgepeft.tuning.target import Files, deployed_graph
-from edgepeft.tuning.tune import tune_task
 
 METHODS: dict[str, dict[str, Any]] = {
     "lora": {"rank": 2, "roles": ["value"], "cross_attention": True},

@@ -15,6 +15,7 @@ import numpy as np
 import onnx
 import pytest
 from training_loops import steps_beside_pytorchs
+from tuned import tune_task
 from typer.testing import CliRunner
 from verbs import edgepeft, process
 
@@ -33,7 +34,7 @@ from edgepeft.graph.gradient.training import DROPPED
 from edgepeft.options.verbs import TuneSettings
 from edgepeft.runtime.runtime import Runtime
 from edgepeft.tuning.target import Files, from_task
-from edgepeft.tuning.tune import TuningRun, tune, tune_task
+from edgepeft.tuning.tune import TuningRun, tune
 
 from .conftest import known, write_moods
 
@@ -228,18 +229,15 @@ def test_a_replacement_that_is_cut_off_leaves_one_whole_version(bundle, moods, m
 
 KILLED = """
 import os, signal, sys
-from pathlib import Path
-from edgepeft.options.verbs import TuneSettings
-from edgepeft.tuning.target import Files
+from edgepeft.options.verbs import TuneOptions
 from edgepeft.tuning.tune import tune_task
 
 def watch(progress):
     if progress.phase == "train" and progress.done == int(sys.argv[4]):
         os.kill(os.getpid(), signal.SIGKILL)
 
-options = TuneSettings(steps=40, learning_rate=1e-2, head_learning_rate=5e-2, save_every=3)
-tune_task(Path(sys.argv[1]), sys.argv[2], Files(Path(sys.argv[3])), options, template=sys.argv[5] or None, threads=1,
-     resume=sys.argv[6] == "resume", watch=watch)
+tune_task(TuneOptions(bundle=sys.argv[1], task=sys.argv[2], data=sys.argv[3], template=sys.argv[5] or None, steps=40, lr=1e-2,
+     head_lr=5e-2, save_every=3, threads=1, resume=sys.argv[6] == "resume"), watch=watch)
 """
 
 

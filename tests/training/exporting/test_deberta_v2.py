@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from deltas import TEXTS, bundled, random_delta
 from tolerance import exact_logits
+from tuned import tune_task
 
 from edgepeft.backbones.hooks import load_model
 from edgepeft.backbones.source import open_backbone
@@ -15,7 +16,6 @@ from edgepeft.deploy.verify import audit
 from edgepeft.options.verbs import TuneSettings
 from edgepeft.runtime.runtime import Runtime
 from edgepeft.tuning.target import Files
-from edgepeft.tuning.tune import tune_task
 
 # Task -> method and settings: two of a structure at queries and keys, which distances pass too, two of one elsewhere.
 TASKS = {
