@@ -157,7 +157,10 @@ class DebertaV2(Encoder):
 
     def layout_of(self, config: Mapping[str, Any]) -> ModelLayout:
         """The row of the table, with learnt positions too where the config says so."""
-        return replace(super().layout_of(config), positions=config.get("position_biased_input", True))
+        activation = config.get("pooler_hidden_act", "gelu")  # of the head ``deberta``; no task here reads the key
+        odd = "" if activation == "gelu" else f"a pooler with the pooler_hidden_act {activation!r}"
+        positions = config.get("position_biased_input", True)
+        return replace(super().layout_of(config), positions=positions, foreign_head=odd)
 
     def architecture(self, config: Mapping[str, Any]) -> Architecture:
         """As every encoder's, and what distances need; raises UsageError where the config has what is not supported."""

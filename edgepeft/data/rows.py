@@ -219,7 +219,7 @@ class _RowReader:
         if self._by_name:  # what the named columns may lie in
             self._shape = written_shape(head, {name: name for name in head[0]}, self.path)
         elif not any(columns[:3]):  # no option names a column
-            self._shape = shape_of(self.path, head)
+            self._shape = shape_of(self.path, head, picked=columns.candidates)
         self._of_prodigy = all(found.get("answer") in _ANSWERS for found in head)
         record = self._usual(head[0], str(self.path))
         if not self._by_name:

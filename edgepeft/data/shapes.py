@@ -10,6 +10,7 @@ import contextlib
 import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from edgepeft.common.errors import DataError
@@ -21,34 +22,16 @@ Cells = Mapping[str, Any]  # of a row, by its columns
 Head = Sequence[Cells]
 # As data sets call them; a list of texts under one of them has several labels.
 LABELS = (
-    "label",
-    "labels",
-    "gold_label",
-    "target",
-    "class",
-    "class index",
-    "category",
-    "sentiment",
-    "is_duplicate",
-    "y",
-)
+    "label", "labels", "gold_label", "target", "class", "class index", "category", "sentiment", "is_duplicate", "y",
+)  # fmt: skip
 _TAGS = ("tags", "ner_tags", "pos_tags", "chunk_tags", "labels", "ner")
 _MARKS = ("spans", "entities", "label", "labels")
 _SCORES = ("score", "similarity", "similarity_score", "rating", "stars")
 TAUGHT = {*_TAGS, *_MARKS, *_SCORES}  # what rows say that have no label
 TEXTS = (
-    "text",
-    "sentence",
-    "review",
-    "content",
-    "tweet",
-    "message",
-    "body",
-    "comment",
-    "comment_text",
-    "document",
+    "text", "sentence", "review", "content", "tweet", "message", "body", "comment", "comment_text", "document",
     "headline",
-)
+)  # fmt: skip
 _COUNTERS = {"id", "idx", "index", "unnamed: 0", ""}
 _LISTS = ("tokens", "words", "endings", "choices", "options", "answers", "candidates", "translation")
 _NESTED = {*LABELS, *_TAGS, *_MARKS, *_LISTS}
@@ -70,8 +53,11 @@ class Shape(NamedTuple):
     target: str | None = None
 
 
-def shape_of(path: object, head: Head) -> Shape | None:
-    """Tell the shape by a file's first rows; None if they have the usual columns, or none that is known."""
+def shape_of(path: object, head: Head, *, picked: bool = True) -> Shape | None:
+    """Tell the shape by a file's first rows; None if they have the usual columns, or none that is known.
+
+    Unless a candidate is to be ``picked``, labels stay as they are.
+    """
     first = lower_names(head[0] if head else {})
     nested = []  # columns of texts that are lists or mappings
     for name in (name for lower, name in first.items() if lower in _NESTED):
@@ -86,6 +72,8 @@ def shape_of(path: object, head: Head) -> Shape | None:
     for known in SHAPES if head else ():
         with contextlib.suppress(AttributeError, IndexError, KeyError, TypeError):  # columns that hold something else
             if (found := known(rows, first, path)) is not None:
+                if known is _choice and not picked:
+                    return found._replace(read=lambda row: {**found.read(whole(row)), **_labelled(row)})
                 return found._replace(read=lambda row: found.read(whole(row))) if nested else found
     return None
 
@@ -208,35 +196,43 @@ def _choice(head: Head, names: Mapping[str, str], path: object) -> Shape | None:
     """A text and a list of endings or answers, and which is right (HellaSwag, SWAG, ARC, CommonsenseQA, MMLU)."""
     nested = head[0].get("question")
     if isinstance(nested, Mapping) and "stem" in nested:  # CommonsenseQA as published
-        return Shape("choice", "question.stem and question.choices", lambda row: _chosen(row, row["question"], "stem"))
-    text = next((names[name] for name in _QUESTIONS if name in names), None)
+        return Shape("choice", "question.stem and question.choices", partial(_chosen, text="stem", within="question"))
+    text = next((names[name] for name in ("sentence1", *_QUESTIONS) if name in names), None)
     about = next((names[n] for n in _PASSAGES if n in names), None) if text == names.get("question") else None
+    if {"sentence1", "sentence2"} <= names.keys():
+        about, text = names["sentence1"], names["sentence2"]
     endings = next((names[n] for n in ("endings", "choices", "options") if n in names), None)
     if {"sentence1", "candidates"} <= {*head[0]} and isinstance(head[0]["candidates"], list):  # our own names
         return Shape("choice", "sentence1 and candidates", dict)
-    if text is None or "sentence1" in names:
-        return None
     numbered = [name for name in head[0] if NUMBERED.fullmatch(name)]
-    if endings is None and len(numbered) > 1:  # SWAG and COPA, whose second text stands before each of them
-        second = next((names[name] for name in ("sent2", "question") if name in names and names[name] != text), None)
+    if text is not None and endings is None and len(numbered) > 1:  # SWAG and COPA
+        others = () if "sentence1" in names else ("sent2", "question")  # that stand before each of the candidates
+        second = next((names[name] for name in others if name in names and names[name] != text), None)
         text, second = (text, second) if about is None else (about, text)
         usual, from_1 = _renamed(sentence1=text, sentence2=second), _from_1((row, numbered) for row in head)
 
-        def labelled(row: Cells) -> Cells:
+        def read(row: Cells) -> Cells:
             right, texts = _right(row), [row.get(name) for name in numbered]
             label = {} if right in (None, "") else {"label": _place(right, texts, from_1=from_1)}
             return {**usual(row), **label}
 
         told = f"{text}{f', {second}' if second else ''} and {', '.join(numbered)}"
-        return Shape("choice", told + _COUNTED * from_1, labelled)
-    if endings is None or not isinstance(head[0][endings], list | Mapping):
+    elif text is None or endings is None or not isinstance(head[0][endings], list | Mapping):
         return None
-    from_1 = _from_1((row, row[endings]) for row in head if isinstance(row[endings], list))
-    told = f"{f'{about}, ' if about else ''}{text} and {endings}{_COUNTED * from_1}"
-    return Shape("choice", told, lambda row: _chosen(row, row, text, endings, about, from_1=from_1))
+    else:
+        from_1 = _from_1((row, row[endings]) for row in head if isinstance(row[endings], list))
+        told = f"{f'{about}, ' if about else ''}{text} and {endings}"
+        read = partial(_chosen, text=text, endings=endings, about=about, from_1=from_1)
+
+    if "sentence1" in names and sum(_names_one(read(row)) for row in head) <= len(head) / 2:
+        return None  # the label is a class of the text
+    return Shape("choice", f"{told}, which are counted from 1" if from_1 else told, read)
 
 
-_COUNTED = ", which are counted from 1"
+def _names_one(row: Cells) -> bool:
+    """True if there is no label, or a candidate's text, place or column, and no class of the text."""
+    given, label = row.get("candidates") or [row[n] for n in row if NUMBERED.fullmatch(n)], row.get("label")
+    return label in (None, "", *given, *row) or number_of(label) in range(len(given))
 
 
 def _from_1(candidates: Iterable[tuple[Cells, Sequence[Any]]]) -> bool:
@@ -249,9 +245,14 @@ def _right(row: Cells) -> Any:
     return next((row[name] for name in ("answerKey", "answer", "label", "gold") if name in row), None)
 
 
+def _labelled(row: Cells) -> Cells:
+    return {} if (right := _right(row)) in (None, "") else {"label": right}
+
+
 def _chosen(
-    row: Cells, asked: Cells, text: str, endings: str = "choices", about: str | None = None, *, from_1: bool = False
+    row: Cells, text: str, endings: str = "choices", about: str | None = None, within: str = "", *, from_1: bool = False
 ) -> Cells:
+    asked = row[within] if within else row
     given: Any = asked.get(endings)
     keys = list[Any]()
     if isinstance(given, Mapping):  # {"text": [...], "label": ["A", ...]}

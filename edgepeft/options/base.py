@@ -181,7 +181,8 @@ SETTINGS_HELP = "A hyperparameter of the method: name=value; may repeat."
 
 Replace = Annotated[bool, Option("--force", help="Replace an existing folder.")]
 Threads = Annotated[Count, Option(min=1, help="At most as many as the host allows.")]
-TorchThreads = Annotated[Count, Option("--threads", min=1, help="Default: OMP_NUM_THREADS, or the cores in force.")]
+_OF_TORCH = "At most the cores in force. Default: OMP_NUM_THREADS, or these."
+TorchThreads = Annotated[Count, Option("--threads", min=1, help=_OF_TORCH)]
 NoCache = Annotated[bool, Option("--no-cache", help="A copy of the weights for each task; nothing is kept on disk.")]
 # What is measured, or predicted.
 Mode = Annotated[

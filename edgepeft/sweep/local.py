@@ -22,7 +22,6 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 
 from edgepeft.common.atomic import disk_errors, replacing
 from edgepeft.common.errors import EdgepeftError
@@ -31,6 +30,7 @@ from edgepeft.data.training_loop.checkpoint import Diverged
 from edgepeft.data.training_loop.run import Interrupted, Progress
 from edgepeft.options.verbs import TrainRequest
 from edgepeft.sweep.folder import ANSWERS_FILE, RUNS, Cell, Outcome, Sweep
+from edgepeft.training.devices import use_threads
 from edgepeft.training.loop import train_delta
 from edgepeft.training.settings import resolved
 
@@ -201,7 +201,7 @@ def compute(job: Job, watch: Callable[[Progress], None], stop: Callable[[], bool
     """
     if job.gpu is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = str(job.gpu)
-    torch.set_num_threads(job.threads)
+    use_threads(job.threads)
     sweep, cell = job.sweep, job.cell
     with disk_errors(sweep.run(cell)):
         sweep.run(cell).parent.mkdir(parents=True, exist_ok=True)

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from edgepeft.backbones.tokens import Text, TokenBatch
 from edgepeft.common.errors import DataError
 from edgepeft.data.answers import Prediction
-from edgepeft.data.conventions import CANDIDATES, distinct_candidates
+from edgepeft.data.conventions import CANDIDATES, candidates_in
 from edgepeft.data.labels import label_text, shown
 from edgepeft.data.pattern import UnreadableRow
 from edgepeft.data.row_grouping import LOWEST, grouped, places_of
@@ -198,13 +198,13 @@ def _right(row: Row) -> int:
 def _parts(given: Any, where: str) -> tuple[str, str, tuple[str, ...]]:
     """Return a row's text, the beginning of its candidates, and these."""
     first, second, _ = SENTENCES.names
-    if not isinstance(given, Mapping) or CANDIDATES not in given:
+    if not isinstance(given, Mapping) or not (candidates := candidates_in(given, where)):
         raise _no_candidates(where)
     text, begin = given.get(first), given.get(second) or ""
     if not isinstance(text, str) or not isinstance(begin, str):
         name, part = (second, begin) if isinstance(text, str) else (first, text)
         raise UnreadableRow(f"{where}: {name} must be a text; found {shown(part)}.")
-    return text, begin, distinct_candidates(given[CANDIDATES], where)
+    return text, begin, candidates
 
 
 def _no_candidates(where: str) -> UnreadableRow:

@@ -76,9 +76,9 @@ def fitting(device: torch.device, options: TrainSettings) -> Iterator[None]:
 
 
 def use_threads(threads: int | None) -> None:
-    """Let PyTorch take so many threads; or as OMP_NUM_THREADS says, or as many as there are cores in force."""
+    """Let PyTorch take so many threads, at most one a core in force; or as OMP_NUM_THREADS says, or one a core."""
     if threads or "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(threads or thread_count())
+        torch.set_num_threads(thread_count(threads))
 
 
 _TERMS = 256  # of each sum of the product that is compared

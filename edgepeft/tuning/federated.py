@@ -79,8 +79,14 @@ class Products:
 
 
 def average_products(boards: Sequence[Arrays], weights: Sequence[float]) -> Products:
-    """The factors A [r, in] and B [out, r] of each pair in the boards' tensors; ``weights``, such as rows."""
-    shares = np.asarray(weights, np.float64) / np.sum(weights)
+    """The factors A [r, in] and B [out, r] of each pair in the boards' tensors; ``weights``, such as rows.
+
+    Raises UsageError for weights of which no mean can be made, and where no pair is there.
+    """
+    given = np.asarray(weights, np.float64)
+    if not (np.isfinite(given).all() and (given >= 0).all() and given.any()):
+        raise UsageError(f"weights are numbers of at least 0, and not all 0; found {[*weights]}.")
+    shares = given / given.sum()
     own = {a: f"{a.removesuffix(_A)}{_B}" for a in boards[0] if a.endswith(_A)}
     shapes = {name: tensor.shape for name, tensor in boards[0].items()}
     pairs = [(a, b) for a, b in own.items() if b in shapes and len(shapes[a]) == len(shapes[b]) == 2]

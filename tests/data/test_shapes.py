@@ -355,6 +355,32 @@ def test_the_answer_beside_numbered_columns_is_a_text_a_letter_or_a_number_too(t
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("labels", ["010", "121", "aba", "ABA", ("choice1", "choice2", "choice1"), ("x", "y", "x")])
+@pytest.mark.parametrize("form", [{"choice1": "x", "choice2": "y"}, {"endings": ["x", "y"]}])
+@pytest.mark.parametrize("second", [{}, {"sentence2": "s"}])
+def test_candidates_beside_sentence1_are_a_choice_if_labels_name_them(tmp_path, form, labels, second):
+    path = jsonl(tmp_path / "rows.jsonl", [{"sentence1": "q", **second, **form, "label": label} for label in labels])
+    if "choice1" in labels and "endings" in form:
+        assert recognised_shape(path, head_of(path)) is None  # no such column: the names of classes
+        return
+    assert recognised_shape(path, head_of(path)).kind == "choice"
+    found, choice = of_kind(path, "choice"), kind_named("choice")(None)
+    assert [choice.expected(row) for row in found] == ["x", "y", "x"]
+    assert {(row.sentence1, row.sentence2) for row in found} == {("q", second.get("sentence2"))}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize(("text", "labels"), [("sentence1", ("yes", "no")), ("sentence1", "12"), ("premise", "AB")])
+def test_a_classification_keeps_the_names_of_its_labels_beside_columns_that_look_like_candidates(
+    tmp_path, text, labels
+):
+    rows = [{text: "q", "option1": "x", "option2": "y", "label": label} for label in labels]
+    path = jsonl(tmp_path / "rows.jsonl", rows)
+    assert [row.label for row in of_kind(path, "classification")] == [*labels]
+    assert (recognised_shape(path, head_of(path)) is None) == ("yes" in labels)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize(
     ("first", "odd"),
     [

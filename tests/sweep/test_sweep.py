@@ -77,6 +77,15 @@ def test_a_run_that_is_stopped_goes_on_and_ends_as_one_that_is_not(swept, facts,
     assert files[0] == files[1]
 
 
+def test_a_run_takes_no_more_threads_than_there_are_cores(swept, monkeypatch):
+    taken = []
+    monkeypatch.setattr(torch, "set_num_threads", taken.append)
+    monkeypatch.setattr("edgepeft.device.machine.usable_cores", lambda proc: 3)
+    sweep = swept()
+    compute(Job(sweep, sweep.cells[0], threads=10**6, until=1), lambda _: None, lambda: False)
+    assert taken[0] == 3
+
+
 def test_the_table_is_the_mean_of_the_seeds_at_the_rate_that_evaluation_rows_choose(done):
     sweep = done
     cards = {

@@ -248,6 +248,11 @@ def test_a_caller_without_candidates_is_told_the_row(given):
         KIND.token_rows(given, "row 4")
 
 
+def test_a_mapping_may_have_its_candidates_in_numbered_columns_as_a_file_has_them():
+    given = {"sentence1": "t", "sentence2": "s", "choice2": "b", "choice1": "a", "choice3": None}
+    assert KIND.token_rows(given, "row 4") == [("t", "s a"), ("t", "s b")]
+
+
 def test_rows_that_differ_in_their_candidates_alone_are_different_rows():
     assert row_digest(row(2)) != row_digest(row(3))
     data = task_data([row(2, i % 2, f"t{i}") for i in range(20)], kind="choice")

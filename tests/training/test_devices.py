@@ -248,10 +248,10 @@ def test_train_refuses_it_before_it_reads_rows(small, tmp_path, monkeypatch):
 def test_threads_are_those_asked_for_or_of_the_environment_or_the_cores_in_force(monkeypatch):
     before, taken = torch.get_num_threads(), []
     monkeypatch.setattr(torch, "set_num_threads", taken.append)
-    monkeypatch.setattr("edgepeft.training.devices.thread_count", lambda: 7)
-    for value, asked in (("3", None), ("3", 2), (None, None), (None, 2)):
+    monkeypatch.setattr("edgepeft.device.machine.usable_cores", lambda proc: 7)
+    for value, asked in (("3", None), ("3", 2), (None, None), (None, 2), (None, 10**6)):
         monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
         if value:
             monkeypatch.setenv("OMP_NUM_THREADS", value)  # which PyTorch has read
         use_threads(asked)
-    assert taken == [2, 7, 2] and torch.get_num_threads() == before
+    assert taken == [2, 7, 2, 7] and torch.get_num_threads() == before

@@ -65,3 +65,16 @@ def test_where_b_is_zero_as_in_a_fresh_lora_a_is_not_so_that_it_learns():
 def test_where_nothing_is_a_product_it_is_said():
     with pytest.raises(UsageError, match="no factors A and B to multiply: average them as they are"):
         average_products([{"up": np.ones((2, 3)), "rule/A": np.ones((2, 2, 2)), "q/B": np.ones((3, 2))}], [1])
+
+
+@pytest.mark.parametrize("weights", [[0, 0], [1, -1], [3, -1], [1, float("nan")], [float("inf"), 1]])
+def test_weights_that_make_no_mean_are_refused(weights):
+    with pytest.raises(UsageError, match="at least 0, and not all 0"):
+        average_products(boards(2, 2), weights)
+
+
+def test_a_board_of_weight_0_takes_no_part():
+    given = boards(3, 2)
+    alone, beside = (average_products(each, w).tensors for each, w in ((given[:1], [5]), (given, [5, 0, 0])))
+    np.testing.assert_allclose(beside["q/B"] @ beside["q/A"], given[0]["q/B"] @ given[0]["q/A"], atol=1e-5)
+    np.testing.assert_allclose(alone["q/B"] @ alone["q/A"], given[0]["q/B"] @ given[0]["q/A"], atol=1e-5)

@@ -1,4 +1,5 @@
-"""Transformers' classifier of a ModernBERT has a head that edgepeft has not: nothing comes in or goes out by halves."""
+"""Transformers' classifier has a head that edgepeft has not, of a ModernBERT and of DeBERTas whose pooler has another
+activation: nothing comes in or goes out by halves."""
 
 from __future__ import annotations
 
@@ -9,8 +10,9 @@ import torch
 import transformers
 from deltas import random_delta
 from safetensors.torch import save_file
-from tiny import SIZES
+from tiny import SIZES, ragged, write_model
 
+from edgepeft.backbones.hooks import load_model
 from edgepeft.backbones.source import open_backbone
 from edgepeft.common.errors import UsageError
 from edgepeft.training.interop.base import ImportRequest, importer_of
@@ -47,3 +49,22 @@ def test_a_checkpoint_of_pefts_is_refused(tiny, tmp_path):
     save_file(tensors, tmp_path / "adapter_model.safetensors")
     with pytest.raises(UsageError, match=r"Train the task here"):
         importer_of(tmp_path).read(tmp_path, open_backbone(str(tiny("modernbert"))), ImportRequest("task"))
+
+
+@pytest.mark.parametrize("activation", ["gelu", "tanh"])
+def test_a_deberta_whose_pooler_has_another_activation_than_our_head_is_refused(tmp_path, activation):
+    backbone = open_backbone(str(write_model(tmp_path / "b", "deberta-v2", pooler_hidden_act=activation)))
+    delta = random_delta(backbone, "lora", "mood")
+    if activation == "tanh":
+        with pytest.raises(UsageError, match="a pooler with the pooler_hidden_act 'tanh' before its last layer"):
+            write_peft(delta, backbone, tmp_path / "out")
+        return
+    peft = pytest.importorskip("peft")
+    write_peft(delta, backbone, tmp_path / "out")
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(
+        backbone.folder, num_labels=2, attn_implementation="eager"
+    )
+    rows = {n: torch.from_numpy(v) for n, v in ragged(5, 9, dict(backbone.config)).items() if n != "token_type_ids"}
+    with torch.no_grad():
+        theirs = peft.PeftModel.from_pretrained(model, tmp_path / "out").eval()(**rows).logits
+        torch.testing.assert_close(delta.logits(load_model(backbone, "eager"), rows), theirs, atol=1e-5, rtol=1e-4)
