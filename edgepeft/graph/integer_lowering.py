@@ -22,16 +22,7 @@ from onnx import helper, numpy_helper
 
 from edgepeft.graph.contract import Contract, same_interface, well_formed
 from edgepeft.graph.cut import prune
-from edgepeft.graph.protos import (
-    CONTRIB,
-    add_constants,
-    constant,
-    either_way,
-    put,
-    use_contrib,
-    values_read,
-    writers,
-)
+from edgepeft.graph.protos import CONTRIB, constant, either_way, put, use_contrib, values_read, writers
 from edgepeft.graph.quantise import integer_products
 
 
@@ -74,7 +65,7 @@ def lower_integers(model: onnx.ModelProto) -> bool:
     for name, zero, floor in (_ANY, _PAST_GELU):
         numbers = {"step": np.float32(1 / (255 - zero)), "zero": np.uint8(zero), "floor": np.float32(floor or 0)}
         graph.initializer.extend(numpy_helper.from_array(np.array(v), f"{name}.{n}") for n, v in numbers.items())
-    add_constants(graph, {"unit": 1}, np.float32)
+    graph.initializer.append(numpy_helper.from_array(np.array(1, np.float32), "unit"))
     prune(graph)
     use_contrib(model)
     return True
