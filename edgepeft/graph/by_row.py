@@ -282,13 +282,11 @@ class _KeptTexts(_Forms):
         if all(name in self._small for name in node.input):
             self._small.update(node.output)
             return False
-        if node.op_type == "ReduceMean" and not self._of_last_axis(node):
-            return False
+        if node.op_type == "ReduceMean":  # of the last axis, which stays
+            axes = constant(self._graph, node.input[1]) if len(node.input) == 2 else None
+            if axes is None or axes.tolist() != [-1] or attributes(node).get("keepdims", 1) != 1:
+                return False
         return all(name in self._tokens or name in self._small for name in node.input)
-
-    def _of_last_axis(self, node: onnx.NodeProto) -> bool:
-        axes = constant(self._graph, node.input[1]) if len(node.input) == 2 else None
-        return axes is not None and axes.tolist() == [-1] and attributes(node).get("keepdims", 1) == 1
 
     def _emit_wide(self, node: onnx.NodeProto) -> None:
         like = next(self._wide[name] for name in node.input if name in self._wide)

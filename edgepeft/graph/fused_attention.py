@@ -9,28 +9,18 @@ Letters: T tokens, d hidden, h heads, e = d / h.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper
+from onnx import TensorProto
 
+from edgepeft.backbones.emit import Writer
 from edgepeft.graph.contract import Contract, same_interface, well_formed
 from edgepeft.graph.cut import prune
 from edgepeft.graph.joined import joined_name
-from edgepeft.graph.protos import (
-    CONTRIB,
-    add_constants,
-    attributes,
-    constant,
-    either_way,
-    floats,
-    matched,
-    put,
-    use_contrib,
-    writers,
-)
+from edgepeft.graph.protos import CONTRIB, attributes, constant, either_way, floats, matched, put, use_contrib, writers
 from edgepeft.graph.quantise import IntegerProduct, integer_products
 
 # Three tensors [d, d] side by side, under a name; None where there is no such copy.
@@ -38,11 +28,6 @@ Made = Callable[[Sequence[TensorProto], str], TensorProto | None]
 
 # How ``graph.one_row`` splits heads, (T, 1, h, e) -> (1, h, T, e) or (1, h, e, T), and merges them, -> (1, T, h, e).
 _SPLIT, _SPLIT_KEYS, _MERGED = [1, 2, 0, 3], [1, 2, 3, 0], [0, 2, 1, 3]
-_CONSTANTS: Mapping[str, tuple[int, type[np.generic]]] = {
-    "fused.unit": (1, np.float32),
-    "fused.zero": (128, np.uint8),
-    "fused.weights_zero": (0, np.int8),
-}
 
 
 class _Attended(NamedTuple):
@@ -53,16 +38,16 @@ class _Attended(NamedTuple):
     products: tuple[IntegerProduct, ...]
     biases: tuple[str, ...]
 
-    def nodes(self, matrix: str) -> Iterator[onnx.NodeProto]:
+    def write(self, add: Writer, matrix: str) -> None:
         """The operator, with the joined ``matrix`` [d, 3 d]."""
-        rows, scales, bias, result = (f"{self.context}/{part}" for part in ("rows", "scales", "bias", "fused"))
-        yield helper.make_node("Unsqueeze", [str(self.products[0].rounded), "fused.first"], [rows])
+        first, unit = add.ints(0), add.number(1, np.float32)
+        rows = add.op("Unsqueeze", str(self.products[0].rounded), first)
         # Of stored vectors: ONNX Runtime joins them once, when a session opens.
-        yield helper.make_node("Concat", [product.scale for product in self.products], [scales], axis=0)
-        yield helper.make_node("Concat", self.biases, [bias], axis=0)
-        inputs = [rows, matrix, bias, "fused.unit", scales, "", "fused.zero", "fused.weights_zero"]
-        yield helper.make_node("QAttention", inputs, [result], domain=CONTRIB, num_heads=self.n_heads)
-        yield helper.make_node("Squeeze", [result, "fused.first"], [self.context])
+        scales = add.op("Concat", *(product.scale for product in self.products), axis=0)
+        bias = add.op("Concat", *self.biases, axis=0)
+        inputs = [rows, matrix, bias, unit, scales, "", add.number(128, np.uint8), add.number(0, np.int8)]
+        result = add.op("QAttention", *inputs, domain=CONTRIB, num_heads=self.n_heads)
+        add.op("Squeeze", result, first, output=self.context)
 
 
 def _fusible(graph: onnx.GraphProto) -> Iterator[_Attended]:
@@ -98,33 +83,31 @@ def _fusible(graph: onnx.GraphProto) -> Iterator[_Attended]:
 @Contract(requires=[well_formed], ensures=[well_formed], keeps=[same_interface], mutates=True)
 def fuse_attention(model: onnx.ModelProto, made: Made) -> None:
     """Rewrite attention of a graph of ``for_one_row`` wherever ``made`` has the matrices."""
-    if not (new := [*_fused(model, [*_fusible(model.graph)], made)]):
-        return
-    put(model.graph, new)
-    prune(model.graph)
+    if (add := _fused(model, [*_fusible(model.graph)], made)).nodes:
+        put(model.graph, add.nodes)
+        model.graph.initializer.extend(add.initializers.values())
+        prune(model.graph)
 
 
 @Contract(requires=[well_formed], ensures=[well_formed], mutates=True)
 def add_fused_attention(model: onnx.ModelProto, row: onnx.ModelProto, made: Made) -> None:
     """Have ``model`` give what that makes of ``row``, a graph of ``for_one_row`` with the same values, as outputs."""
     found = [each._replace(context=f"cache/{each.context}") for each in _fusible(row.graph)]
-    model.graph.node.extend(_fused(model, found, made))
+    _fused(model, found, made).add_to(model.graph)
     written = {name for node in model.graph.node for name in node.output}
     model.graph.output.extend(floats(each.context, None) for each in found if each.context in written)
 
 
-def _fused(model: onnx.ModelProto, found: Sequence[_Attended], made: Made) -> Iterator[onnx.NodeProto]:
-    """The operators; the model is given what they read."""
-    stored = {each.name: each for each in model.graph.initializer}
+def _fused(model: onnx.ModelProto, found: Sequence[_Attended], made: Made) -> Writer:
+    """The operators; the model is given the matrices that they read."""
+    add, stored = Writer("fused."), {each.name: each for each in model.graph.initializer}
     of = {each: tuple(product.matrix for product in each.products) for each in found}
     joined = {names: made([stored[name] for name in names], joined_name(names)) for names in dict.fromkeys(of.values())}
-    matrices = [matrix for matrix in joined.values() if matrix is not None]  # layers may share theirs
-    if matrices:
-        model.graph.initializer.extend(matrices)
-        add_constants(model.graph, {"fused.first": [0]})
-        for name, (value, dtype) in _CONSTANTS.items():
-            add_constants(model.graph, {name: value}, dtype)
-        use_contrib(model)
+    # Layers may share theirs.
+    model.graph.initializer.extend(matrix for matrix in joined.values() if matrix is not None)
     for each in found:
         if (matrix := joined[of[each]]) is not None:
-            yield from each.nodes(matrix.name)
+            each.write(add, matrix.name)
+    if add.nodes:
+        use_contrib(model)
+    return add

@@ -32,13 +32,13 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from edgepeft.backbones.base import PACKED_INDICES, Role
+from edgepeft.backbones.emit import Writer
 from edgepeft.backbones.text import CACHED, CROSS, CROSS_BIAS, IDS, ORDER, PAST, PRESENT, caches
 from edgepeft.graph.contract import Contract, all_used, standard, values_stay, well_formed
 from edgepeft.graph.cut import prune
 from edgepeft.graph.mix import ROW_COUNTS, TOKEN_COUNTS, slotted
 from edgepeft.graph.protos import (
     CONTRIB,
-    add_constants,
     attributes,
     constant,
     copied,
@@ -55,7 +55,6 @@ from edgepeft.graph.protos import (
 PLACE, LAST = "known.place", "known.last"  # int32 [N]; int64 [N] into the N S tokens
 TEXTS = "known.texts"  # int64 [1]: N
 HIDDEN = "past.bias"  # float [N, 1, 1, L + 1]
-_TOTAL, _ONE = "known.total", "known.one"
 _WIDTHS = 16  # of a head, a multiple: all that ONNX Runtime's operator turns
 
 
@@ -185,25 +184,19 @@ def _write(graph: onnx.GraphProto, layers: Sequence[Attention], kinds: Sequence[
     presents = [caches(PRESENT, i) for i in range(len(layers))]
     gone = {layer.context for layer in layers} | {name for pair in presents for name in pair}
     gone |= {CACHED, *PACKED_INDICES.values()}
-    new = [
-        helper.make_node("Shape", [PLACE], [TEXTS]),
-        helper.make_node("ReduceMax", [PLACE], ["known.longest"], keepdims=0),
-        helper.make_node("Add", ["known.longest", _ONE], [_TOTAL]),
-    ]
-    shapes: dict[str, list[int]] = {}
+    add, shapes = Writer("known."), dict[int, str]()
+    add.op("Shape", PLACE, output=TEXTS)
+    total = add.op("Add", add.op("ReduceMax", PLACE, keepdims=0), add.number(1, np.int32))
     for i, layer in enumerate(layers):
         k, g, e = layer.heads
-        rows = []
+        rows = []  # (N, S, heads e)
         for part, heads in (("query", k * g), ("key", k), ("value", k)):
-            shape = f"known.rows_of_{heads}"
-            if shape not in shapes:
-                shapes[shape] = [-1, heads * e]
-                new.append(helper.make_node("Concat", [TEXTS, shape], [f"{shape}/shape"], axis=0))
-            rows.append(f"{layer.context}/{part}")  # (N, S, heads e)
-            new.append(helper.make_node("Reshape", [getattr(layer, part), f"{shape}/shape"], [rows[-1]], name=rows[-1]))
+            if heads not in shapes:
+                shapes[heads] = add.op("Concat", TEXTS, add.ints(-1, heads * e), axis=0)
+            rows.append(add.op("Reshape", getattr(layer, part), shapes[heads], output=f"{layer.context}/{part}"))
         attend = helper.make_node(
             "GroupQueryAttention",
-            [*rows, *caches(PAST, i), PLACE, _TOTAL, *tables(kinds.index(layer.frequencies))],
+            [*rows, *caches(PAST, i), PLACE, total, *tables(kinds.index(layer.frequencies))],
             [f"{layer.context}/rows", *presents[i]],
             f"{layer.context}/rows",
             domain=CONTRIB,
@@ -212,12 +205,10 @@ def _write(graph: onnx.GraphProto, layers: Sequence[Attention], kinds: Sequence[
             do_rotary=1,
             scale=layer.scale,
         )
-        shapes["known.tokens"] = [-1, k * g * e]
-        merge = helper.make_node("Reshape", [attend.output[0], "known.tokens"], [layer.context], layer.context)
-        new += [attend, merge]
-    replace(graph.node, [*(node for node in graph.node if gone.isdisjoint(node.output)), *new])
-    add_constants(graph, shapes)
-    add_constants(graph, {_ONE: 1}, np.int32)
+        add.nodes.append(attend)
+        add.op("Reshape", attend.output[0], add.ints(-1, k * g * e), output=layer.context)
+    replace(graph.node, [node for node in graph.node if gone.isdisjoint(node.output)])
+    add.add_to(graph)
     _take_buffers(graph, len(kinds))
     prune(graph)
     if not _of_last_rows(graph, layers[-1].context) and not _of_last_rows(graph, hidden):

@@ -14,83 +14,58 @@ channels as the step, and the product adds the bias.  A row's result depends on 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
 
 import numpy as np
 import onnx
-from onnx import helper, numpy_helper
 
+from edgepeft.backbones.emit import Writer
 from edgepeft.graph.contract import Contract, same_interface, well_formed
 from edgepeft.graph.cut import prune
-from edgepeft.graph.protos import (
-    CONTRIB,
-    add_constants,
-    constant,
-    either_way,
-    put,
-    use_contrib,
-    values_read,
-    writers,
-)
+from edgepeft.graph.protos import CONTRIB, constant, either_way, put, use_contrib, values_read, writers
 from edgepeft.graph.quantise import integer_products
 
-
-class _Bytes(NamedTuple):
-    """How rows become bytes: ``zero`` is 0's byte; ``m`` is at least ``floor``."""
-
-    name: str
-    zero: int
-    floor: float | None = None
-
-
-# Of a row of zeros x / m is no number; what bytes it becomes is all one, for its product is multiplied by m = 0.
-_ANY = _Bytes("any", 128)
-_PAST_GELU = _Bytes("past_gelu", 32, 0.17 * (255 - 32) / 32)
+_MIDDLE, _PAST_GELU = 128, 32  # 0's byte
+_LEAST = 0.17 * (255 - _PAST_GELU) / _PAST_GELU  # m past Gelu
 
 
 @Contract(requires=[well_formed], ensures=[well_formed], keeps=[same_interface], mutates=True)
 def lower_integers(model: onnx.ModelProto) -> bool:
     """Rewrite a spliced graph's products in integers; returns whether it has any."""
-    graph, writer = model.graph, writers(model.graph)
-    made: dict[str, list[onnx.NodeProto]] = {}  # by the value that they give
+    graph, writer, add = model.graph, writers(model.graph), Writer("lowered.")
     biases = _biases(graph)
+    rows: dict[str, tuple[str, str]] = {}  # of x [T, in]: bytes, and the largest of each row [T, 1]
     for x, matrix, scale, y, rounded in integer_products(graph):
         if rounded is not None:
-            made |= _one_step(graph, x, rounded, writer)
+            _one_step(add, graph, x, rounded, writer)
             sum_, bias = biases.get(y, (y, ""))
-            inputs = [rounded, matrix, "unit", scale, f"{_ANY.name}.zero", "", bias]
-            made[sum_] = [helper.make_node("MatMulIntegerToFloat", inputs, [sum_], domain=CONTRIB)]
+            inputs = [rounded, matrix, add.number(1, np.float32), scale, add.number(_MIDDLE, np.uint8), "", bias]
+            add.op("MatMulIntegerToFloat", *inputs, output=sum_, domain=CONTRIB)
             continue
-        how = _PAST_GELU if x in writer and writer[x].op_type == "Gelu" else _ANY
-        made.setdefault(f"{x}/bytes", _rows(x, how))
-        inputs = [f"{x}/bytes", matrix, f"{how.name}.step", scale, f"{how.name}.zero"]
-        made[y] = [
-            helper.make_node("MatMulIntegerToFloat", inputs, [f"{y}/of_unit"], domain=CONTRIB),
-            helper.make_node("Mul", [f"{y}/of_unit", f"{x}/largest"], [y]),
-        ]
-    if not made:
+        past_gelu = x in writer and writer[x].op_type == "Gelu"
+        middle = _PAST_GELU if past_gelu else _MIDDLE
+        step, zero = add.number(1 / (255 - middle), np.float32), add.number(middle, np.uint8)
+        if x not in rows:
+            largest = add.op("ReduceMax", x if past_gelu else add.op("Abs", x), "last_axis")
+            largest = add.op("Max", largest, add.number(_LEAST, np.float32)) if past_gelu else largest
+            # Of a row of zeros x / m is no number; what bytes it becomes is all one: its product is times m = 0.
+            rows[x] = add.op("QuantizeLinear", add.op("Div", x, largest), step, zero), largest
+        of_unit = add.op("MatMulIntegerToFloat", rows[x][0], matrix, step, scale, zero, domain=CONTRIB)
+        add.op("Mul", of_unit, rows[x][1], output=y)
+    if not add.nodes:
         return False
-    put(graph, [node for nodes in made.values() for node in nodes])
-    for name, zero, floor in (_ANY, _PAST_GELU):
-        numbers = {"step": np.float32(1 / (255 - zero)), "zero": np.uint8(zero), "floor": np.float32(floor or 0)}
-        graph.initializer.extend(numpy_helper.from_array(np.array(v), f"{name}.{n}") for n, v in numbers.items())
-    add_constants(graph, {"unit": 1}, np.float32)
+    put(graph, add.nodes)
+    graph.initializer.extend(add.initializers.values())
     prune(graph)
     use_contrib(model)
     return True
 
 
-def _one_step(
-    graph: onnx.GraphProto, x: str, rounded: str, writer: Mapping[str, onnx.NodeProto]
-) -> dict[str, list[onnx.NodeProto]]:
+def _one_step(add: Writer, graph: onnx.GraphProto, x: str, rounded: str, writer: Mapping[str, onnx.NodeProto]) -> None:
     """The bytes of what all channels of are multiplied by one factor: its reciprocal is a step."""
     factor = constant(graph, writer[x].input[1]) if x in writer and writer[x].op_type == "Mul" else None
-    if factor is None or factor.shape != (1,):
-        return {}
-    step = f"{x}/step"
-    graph.initializer.append(numpy_helper.from_array(1 / factor[0], step))
-    inputs = [writer[x].input[0], step, f"{_ANY.name}.zero"]
-    return {rounded: [helper.make_node("QuantizeLinear", inputs, [rounded])]}
+    if factor is not None and factor.shape == (1,) and f"{x}/step" not in add.initializers:
+        step = add.constant(f"{x}/step", 1 / factor[0], np.float32)
+        add.op("QuantizeLinear", writer[x].input[0], step, add.number(_MIDDLE, np.uint8), output=rounded)
 
 
 def _biases(graph: onnx.GraphProto) -> dict[str, tuple[str, str]]:
@@ -104,17 +79,3 @@ def _biases(graph: onnx.GraphProto) -> dict[str, tuple[str, str]]:
         for value, bias in either_way(node)
         if bias in vectors and times[value] == 1
     }
-
-
-def _rows(x: str, how: _Bytes) -> list[onnx.NodeProto]:
-    """Bytes [T, in] and the largest of each row [T, 1]."""
-    steps = [
-        ("Div", [x, f"{x}/largest"], f"{x}/divided"),
-        ("QuantizeLinear", [f"{x}/divided", f"{how.name}.step", f"{how.name}.zero"], f"{x}/bytes"),
-    ]
-    if how.floor is None:
-        steps += [("Abs", [x], f"{x}/magnitude"), ("ReduceMax", [f"{x}/magnitude", "last_axis"], f"{x}/largest")]
-    else:
-        steps += [("ReduceMax", [x, "last_axis"], f"{x}/found")]
-        steps += [("Max", [f"{x}/found", f"{how.name}.floor"], f"{x}/largest")]
-    return [helper.make_node(op, inputs, [output]) for op, inputs, output in steps]

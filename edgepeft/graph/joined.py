@@ -19,12 +19,12 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
+from edgepeft.backbones.emit import Writer
 from edgepeft.graph.contract import Contract, same_interface, well_formed
 from edgepeft.graph.cut import prune
 from edgepeft.graph.in_place import TEXTS
 from edgepeft.graph.parameters import StructuredTask
 from edgepeft.graph.protos import (
-    add_constants,
     attributes,
     constant,
     copied,
@@ -136,24 +136,20 @@ def join_updates(structure: onnx.ModelProto, feeds: Feeds) -> StructuredTask:
     A factor goes into A, as ``by_row`` has it: tasks of other factors keep the structure.
     """
     model, values = copied(structure), dict(feeds)
-    graph, sides, new = model.graph, _SideBySide(), list[onnx.NodeProto]()
+    graph, sides = model.graph, _SideBySide()
     finder = _Attended(structure.graph, feeds)
     for node in graph.node:
         found = finder.values(node) if node.op_type == _ATTENTION else []
         if not 0 < sum(len(feeds[value.update.a]) for value in found if value.update) <= _MAX_ROWS:
             continue
-        a, b, whole, update = (f"delta/{node.output[0]}/{part}" for part in ("A", "B", "whole", "update"))
+        a, b, whole = (f"delta/{node.output[0]}/{part}" for part in ("A", "B", "whole"))
         values[a], values[b] = _matrices(found, feeds)
-        new += [
-            helper.make_node("Concat", [value.product.output[0] for value in found], [whole], whole, axis=-1),
-            helper.make_node("Gemm", [found[0].product.input[0], a], [f"{update}/low"], f"{update}/low", transB=1),
-            helper.make_node("Gemm", [f"{update}/low", b], [update], update, transB=1),
-            helper.make_node("Add", [whole, update], [f"{whole}/adapted"], f"{whole}/adapted"),
-            *sides.take(node, f"{whole}/adapted", sum(value.width for value in found)),
-        ]
-    if not new:
+        sides.op("Concat", *(value.product.output[0] for value in found), output=whole, axis=-1)
+        update = sides.op("Gemm", sides.op("Gemm", found[0].product.input[0], a, transB=1), b, transB=1)
+        sides.take(node, sides.op("Add", whole, update), sum(value.width for value in found))
+    if not sides.nodes:
         return StructuredTask(model, values)
-    sides.write(graph, new)
+    sides.add_to(graph)
     prune(graph)
     read = values_read(graph)
     values = {name: value for name, value in values.items() if name in read}
@@ -177,25 +173,19 @@ def _matrices(found: Sequence[_Value], feeds: Feeds) -> tuple[NDArray[np.float32
     return np.concatenate(a), joined
 
 
-class _SideBySide:
+class _SideBySide(Writer):
     """Has attention read its three values as one."""
 
     def __init__(self) -> None:
-        self._shapes: dict[str, list[int]] = {}
+        super().__init__("known.side_by_side/")
+        self._shapes: dict[int, str] = {}
 
-    def take(self, attention: onnx.NodeProto, value: str, width: int) -> Iterator[onnx.NodeProto]:
-        """Nodes that give attention [N S, width] as [N, S, width]."""
-        shape, rows = f"known.side_by_side_{width}", f"{attention.output[0]}/side_by_side"
-        if shape not in self._shapes:
-            self._shapes[shape] = [-1, width]
-            yield helper.make_node("Concat", [TEXTS, shape], [f"{shape}/shape"], axis=0)
-        yield helper.make_node("Reshape", [value, f"{shape}/shape"], [rows], rows)
+    def take(self, attention: onnx.NodeProto, value: str, width: int) -> None:
+        """Give attention [N S, width] as [N, S, width]."""
+        if width not in self._shapes:
+            self._shapes[width] = self.op("Concat", TEXTS, self.ints(-1, width), axis=0)
+        rows = self.op("Reshape", value, self._shapes[width], output=f"{attention.output[0]}/side_by_side")
         attention.input[:3] = [rows, "", ""]
-
-    def write(self, graph: onnx.GraphProto, nodes: Iterable[onnx.NodeProto]) -> None:
-        """Add nodes, and the constants that those of ``take`` read."""
-        graph.node.extend(nodes)
-        add_constants(graph, self._shapes)
 
 
 def attended(graph: onnx.GraphProto) -> Iterator[tuple[str, ...]]:
@@ -252,7 +242,7 @@ def join_products(graph: onnx.GraphProto, groups: Iterable[Sequence[str]], made:
 
 def _read_whole(graph: onnx.GraphProto, whole: Mapping[tuple[str, ...], tuple[str, int]]) -> None:
     """Have whatever takes the parts side by side read what they are parts of."""
-    writer, sides, new = writers(graph), _SideBySide(), list[onnx.NodeProto]()
+    writer, sides = writers(graph), _SideBySide()
     instead: dict[str, str] = {}
     for node in graph.node:
         if node.op_type == "Concat" and tuple(node.input) in whole and attributes(node)["axis"] == -1:
@@ -260,6 +250,6 @@ def _read_whole(graph: onnx.GraphProto, whole: Mapping[tuple[str, ...], tuple[st
         elif node.op_type == _ATTENTION:
             parts = tuple(writer[name].input[0] for name in node.input[:3] if name in writer)
             if parts in whole:
-                new += sides.take(node, *whole[parts])
+                sides.take(node, *whole[parts])
     read_instead(graph, instead)
-    sides.write(graph, new)
+    sides.add_to(graph)

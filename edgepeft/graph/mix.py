@@ -247,7 +247,10 @@ class _Mixer:
         if whole is None:
             return False
         for name in whole:
-            self._cut(name)
+            if name not in self._split:
+                self._split.add(name)
+                pieces, counts = [slotted(name, i) for i in range(self.n)], self._axis[name].value
+                self.nodes.append(helper.make_node("Split", [name, counts], pieces, name=f"mixed/{name}/split", axis=0))
         divided = set(self.parts) | set(whole)
         for i in range(self.n):
             copy = copied(node)
@@ -264,10 +267,3 @@ class _Mixer:
             self._by_row.update(node.output)
         self._by_row.update(name for name in node.output if name == LOGITS or without_prefix(name)[0] == "adapted")
         return True
-
-    def _cut(self, name: str) -> None:
-        if name not in self._split:
-            self._split.add(name)
-            pieces = [slotted(name, i) for i in range(self.n)]
-            counts = self._axis[name].value
-            self.nodes.append(helper.make_node("Split", [name, counts], pieces, name=f"mixed/{name}/split", axis=0))

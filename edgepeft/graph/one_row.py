@@ -12,27 +12,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import onnx
-from onnx import helper
 
 from edgepeft.backbones.base import PACKED_INDICES, PackedIndex, Role
+from edgepeft.backbones.emit import Writer
 from edgepeft.backbones.packing import COLUMN, INDEX, MERGE, N_HEADS, SPLIT
 from edgepeft.graph.contract import Contract, same_interface, well_formed
 from edgepeft.graph.cut import prune
 from edgepeft.graph.names import STATES
-from edgepeft.graph.protos import (
-    add_constants,
-    attributes,
-    constant,
-    followed,
-    matched,
-    put,
-    read_instead,
-    readers,
-    writers,
-)
-
-_FIRST = "one_row.first"  # [1], where the row begins
-_LENGTH = "one_row.length"  # [1], T
+from edgepeft.graph.protos import attributes, constant, followed, matched, put, read_instead, readers, writers
 
 
 @Contract(requires=[well_formed], ensures=[well_formed], keeps=[same_interface], mutates=True)
@@ -52,37 +39,35 @@ def for_one_row(model: onnx.ModelProto) -> bool:
     return rewriter.write()
 
 
-class _Rewriter:
+class _Rewriter(Writer):
     def __init__(self, graph: onnx.GraphProto, writer: Mapping[str, onnx.NodeProto], n_heads: int) -> None:
+        super().__init__("one_row.")
         self._graph, self._writer, self._n_heads = graph, writer, n_heads
         self._readers = readers(graph)
         self._outputs = {output.name for output in graph.output}
-        self._new: dict[str, list[onnx.NodeProto]] = {}  # by the value that they give
-        self._instead: dict[str, str] = {PACKED_INDICES[PackedIndex.FIRST_TOKEN]: _FIRST}
-        self._shapes: dict[str, list[int]] = {}
+        self._first, self._length = self.ints(0), ""  # [1], where the row begins; [1], T, where that can be told
+        self._instead: dict[str, str] = {PACKED_INDICES[PackedIndex.FIRST_TOKEN]: self._first}
         if (row := writer.get(PACKED_INDICES[PackedIndex.ROW])) is not None and row.op_type == "Div":
-            places = helper.make_node("Range", ["zero", row.input[1], "one"], [INDEX])  # 0 to T
-            self._new[INDEX], self._instead[COLUMN] = [places], INDEX
+            self._instead[COLUMN] = self.op("Range", "zero", row.input[1], "one", output=INDEX)  # 0 to T
             if shape := matched(row.input[1], writer, "Gather", "Shape"):
-                length = helper.make_node("Shape", [shape[1].input[0]], [_LENGTH], start=1, end=2)
-                self._new[_LENGTH] = [length]
+                self._length = self.op("Shape", shape[1].input[0], start=1, end=2)
 
     def take(self, node: onnx.NodeProto) -> None:
         result, writer = node.output[0], self._writer
         if node.op_type == "Gather" and not any(attributes(node).values()):
             if above := matched(node.input[0], writer, "Reshape"):
                 self._gathered(node, *above)
-            elif COLUMN in followed(node.input[1], writer, ["Identity"]) and _LENGTH in self._new:
-                self._new[result] = [helper.make_node("Slice", [node.input[0], _FIRST, _LENGTH, _FIRST], [result])]
+            elif COLUMN in followed(node.input[1], writer, ["Identity"]) and self._length:
+                self.op("Slice", node.input[0], self._first, self._length, self._first, output=result)
         elif node.op_type == "Add" and Role.ATTENTION_BIAS.value in node.input:
             scores = next((name for name in node.input if name != Role.ATTENTION_BIAS.value), "")
             if matched(scores, writer, "MatMul") and self._hides_padding():
                 self._instead[result] = scores
         elif result == Role.POOLED_MEAN.value:
             if mean := matched(result, writer, "Div", "MatMul"):
-                self._new[result] = [helper.make_node("ReduceMean", [mean[1].input[1], self._shape([0])], [result])]
+                self.op("ReduceMean", mean[1].input[1], self.ints(0), output=result)
         elif result == STATES and (padded := matched(result, writer, "Mul", "Gather")):  # (T, d) -> (1, T, d)
-            self._new[result] = [helper.make_node("Unsqueeze", [padded[1].input[0], self._shape([0])], [result])]
+            self.op("Unsqueeze", padded[1].input[0], self.ints(0), output=result)
 
     def _gathered(self, node: onnx.NodeProto, above: onnx.NodeProto) -> None:
         value, places, result = above.input[0], node.input[1], node.output[0]
@@ -93,7 +78,7 @@ class _Rewriter:
         elif places == SPLIT and len(shape) == 2 and shape[0] == -1:
             self._split(value, result, shape[1])
         elif places == MERGE and len(shape) == 2 and self._is_flattened(result):
-            self._new[result] = [_transposed(value, result, (0, 2, 1, 3))]  # (1, h, T, e) -> (1, T, h, e)
+            self.op("Transpose", value, output=result, perm=(0, 2, 1, 3))  # (1, h, T, e) -> (1, T, h, e)
 
     def _split(self, value: str, result: str, e: int) -> None:
         """(T, d) -> (T, 1, h, e) -> (1, h, T, e), or at once (1, h, e, T), where only that is read.
@@ -102,15 +87,15 @@ class _Rewriter:
         """
         readers, scale = self._readers.get(result, []), self._writer.get(value)
         keys = readers[0] if len(readers) == 1 and result not in self._outputs else None
-        heads, perm, after = result, (1, 2, 0, 3), []
+        heads, perm, factor = result, (1, 2, 0, 3), ""
         if keys is not None and keys.op_type == "Transpose" and attributes(keys).get("perm") == [0, 1, 3, 2]:
             heads, perm = keys.output[0], (1, 2, 3, 0)
         elif scale is not None and scale.op_type == "Mul" and self._is_number(scale.input[1]):
-            value, heads = scale.input[0], f"{result}/heads"
-            after = [helper.make_node("Mul", [heads, scale.input[1]], [result])]
-        rows = f"{result}/rows"
-        reshape = helper.make_node("Reshape", [value, self._shape([-1, 1, self._n_heads, e])], [rows])
-        self._new[after[0].output[0] if after else heads] = [reshape, _transposed(rows, heads, perm), *after]
+            value, heads, factor = scale.input[0], f"{result}/heads", scale.input[1]
+        rows = self.op("Reshape", value, self.ints(-1, 1, self._n_heads, e), output=f"{result}/rows")
+        self.op("Transpose", rows, output=heads, perm=perm)
+        if factor:
+            self.op("Mul", heads, factor, output=result)
 
     def _is_number(self, name: str) -> bool:
         value = constant(self._graph, name)
@@ -129,19 +114,10 @@ class _Rewriter:
         none = constant(self._graph, found[1].input[1]) if found else None
         return none is not None and not none.any()
 
-    def _shape(self, extents: list[int]) -> str:
-        name = f"one_row.{'x'.join(map(str, extents))}"
-        self._shapes[name] = extents
-        return name
-
     def write(self) -> bool:
-        put(self._graph, [node for nodes in self._new.values() for node in nodes])
+        put(self._graph, self.nodes)
         instead = {old: self._instead.get(new, new) for old, new in self._instead.items() if old not in self._outputs}
         read_instead(self._graph, instead)
-        add_constants(self._graph, {_FIRST: [0], **self._shapes})
+        self._graph.initializer.extend(self.initializers.values())
         prune(self._graph)
-        return bool(self._new)
-
-
-def _transposed(value: str, output: str, perm: tuple[int, ...]) -> onnx.NodeProto:
-    return helper.make_node("Transpose", [value], [output], perm=perm)
+        return bool(self.nodes)

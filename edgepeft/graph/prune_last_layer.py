@@ -14,9 +14,7 @@ Letters: B batch, S padded length, T real tokens, d hidden, h heads, e = d / h.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from enum import Enum, auto
 from typing import NamedTuple
 
 import onnx
@@ -37,13 +35,6 @@ _SMALL = 64  # numbers of an integer constant from which extents may follow
 _LOOKUPS: Mapping[str, Extents] = {"Gather": (None,), "GatherND": (None, 1)}
 # What an export puts around such an index, and how many operands leave it what it was.
 _AROUND_AN_INDEX = {"Add": 2, "Concat": 1, "Expand": 2, "Identity": 1, "Max": 1, "Unsqueeze": 2}
-
-
-class _Need(Enum):
-    """What is read of a value: all of it, or the picked rows."""
-
-    WHOLE = auto()
-    ROWS = auto()
 
 
 class _Part(NamedTuple):
@@ -113,47 +104,42 @@ class _Mover:
         self._rounded = {product.y: product.x for product in integer_products(graph)}
         same = (self._pick.op_type, self._pick.input[1])
         self._picked = {pick.output[0]: pick.input[0] for pick in picks if (pick.op_type, pick.input[1]) == same}
-        self._needs: dict[str, set[_Need]] = defaultdict(set)
-        self._need((output.name for output in graph.output), _Need.WHOLE)
+        # What is read of a value: all of it, or the picked rows.
+        self._whole, self._rows = {output.name for output in graph.output}, set[str]()
         self._parts: dict[str, list[onnx.NodeProto]] = {}  # by the value whose rows they give
         self._targets: dict[str, onnx.TensorProto] = {}  # of reshapes
 
     def take(self, node: onnx.NodeProto) -> None:
         """Note what a node needs of what it reads; all that read its results were taken."""
-        needs = set[_Need]().union(*(self._needs[name] for name in node.output))
-        if not needs:
+        is_whole = not self._whole.isdisjoint(node.output)
+        if not is_whole and self._rows.isdisjoint(node.output):
             return  # what read it reads rows of what is above it
         if node.output[0] in self._picked:
-            self._need(node.input[:1], _Need.ROWS)
-            self._need(node.input[1:], _Need.WHOLE)
+            self._rows.update(node.input[:1])
+            self._whole.update(node.input[1:])
             return
-        part = self._part(node) if _Need.ROWS in needs and _Need.WHOLE not in needs else None
+        part = None if is_whole else self._part(node)
         if part is None:
-            self._need(reads(node), _Need.WHOLE)
+            self._whole.update(reads(node))
             return
         self._parts[node.output[0]] = part.nodes
-        self._need(part.rows, _Need.ROWS)
+        self._rows.update(part.rows)
         inside = {*map(read_rows, part.rows), *self._targets, *(name for each in part.nodes for name in each.output)}
-        self._need((name for each in part.nodes for name in reads(each) if name not in inside), _Need.WHOLE)
+        self._whole.update(name for each in part.nodes for name in reads(each) if name not in inside)
 
     def write(self) -> None:
         """Put the parts in the place of the nodes whose rows they give."""
         if self._parts.keys().isdisjoint(self._picked.values()):
             return
         read_instead(self.graph, {pick: read_rows(value) for pick, value in self._picked.items()})
-        for value, needs in self._needs.items():
-            if _Need.ROWS in needs and value not in self._parts:
-                pick = _renamed(self._pick, {self._pick.input[0]: value}, read_rows(value))
-                pick.name = pick.output[0]
-                self.graph.node.append(pick)
+        for value in sorted(self._rows - self._parts.keys()):
+            pick = _renamed(self._pick, {self._pick.input[0]: value}, read_rows(value))
+            pick.name = pick.output[0]
+            self.graph.node.append(pick)
         # Two products in integers round one value for both.
         self.graph.node.extend({node.output[0]: node for nodes in self._parts.values() for node in nodes}.values())
         self.graph.initializer.extend(self._targets.values())
         prune(self.graph)
-
-    def _need(self, values: Iterable[str], need: _Need) -> None:
-        for value in values:
-            self._needs[value].add(need)
 
     def _part(self, node: onnx.NodeProto) -> _Part | None:
         """What gives the rows of a node's result; None where one may depend on more than its own, or is not known."""

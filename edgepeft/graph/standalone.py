@@ -33,7 +33,6 @@ from edgepeft.graph.protos import (
     copied,
     either_way,
     floats,
-    read_instead,
     reads,
     replace,
     set_aside,
@@ -230,7 +229,8 @@ def as_choices(model: onnx.ModelProto) -> onnx.ModelProto:
     changed = _renamed(model, LOGITS)
     graph, add = changed.graph, Writer("forms/")
     names = [value.name for value in graph.input]
-    read_instead(graph, {name: f"forms/{name}" for name in names})
+    for name in names:
+        set_aside(graph, name, f"forms/{name}")
     flat = add.op("Concat", add.ints(-1), add.op("Shape", names[0], start=2, end=3), axis=0)
     for name in names:
         add.op("Reshape", name, flat, output=f"forms/{name}")

@@ -15,10 +15,8 @@ from typing import Self
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from edgepeft.backbones.trie import Trie
-from edgepeft.data.labels import NO_TARGET
 from edgepeft.heads.base import Head
 
 
@@ -59,9 +57,3 @@ class Text(Head):
     def forward(self, pooled: Tensor, *weights: Tensor) -> Tensor:
         """(B, T, v) as they are."""
         return pooled
-
-
-def decoder_inputs(targets: Tensor, start_token_id: int, pad_token_id: int) -> Tensor:
-    """int64 [B, T], NO_TARGET past a row's end -> what the decoder reads to write them, [B, T]."""
-    read = functional.pad(targets[:, :-1], (1, 0), value=start_token_id)
-    return read.masked_fill(read == NO_TARGET, pad_token_id)

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from edgepeft.backbones.base import Architecture, Role, Site
 from edgepeft.methods.base import Folding, Method, option, require
-from edgepeft.methods.prompt_t import Prompt, first_replaced, require_room
+from edgepeft.methods.prompt_t import OfLength, Prompt, first_replaced, require_room
 
 _PAIRS = (Role.KEY_HEADS, Role.VALUE_HEADS)
 _STATES = (Role.KEY_STATES, Role.VALUE_STATES)
@@ -88,12 +88,8 @@ class ProjectedPlaced(_ByMLP):
         return first_replaced(y, position, self.vectors())
 
 
-class Opened(nn.Module):
+class Opened(OfLength):
     """What masks attention, [..., n] -> [..., n + p]: the prefix is seen from everywhere, and is at no distance."""
-
-    def __init__(self, length: int) -> None:
-        super().__init__()
-        self.length = length
 
     def forward(self, y: Tensor) -> Tensor:
         """Zeros are added to scores; in a mask of truths, what is true is seen."""
@@ -101,12 +97,8 @@ class Opened(nn.Module):
         return torch.cat([y, seen.expand(*y.shape[:-1], self.length)], dim=-1)
 
 
-class Moved(nn.Module):
+class Moved(OfLength):
     """Positions p places on, int64 [...]."""
-
-    def __init__(self, length: int) -> None:
-        super().__init__()
-        self.length = length
 
     def forward(self, y: Tensor) -> Tensor:
         return y + self.length

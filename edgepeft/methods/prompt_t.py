@@ -46,12 +46,16 @@ def require_room(method: str, length: int, architecture: Architecture) -> None:
     )
 
 
-class MovedBack(nn.Module):
-    """Each token's vector is that of the token p places before it, [..., d] -> [..., d]; the first p keep theirs."""
+class OfLength(nn.Module):
+    """Knows p."""
 
     def __init__(self, length: int) -> None:
         super().__init__()
         self.length = length
+
+
+class MovedBack(OfLength):
+    """Each token's vector is that of the token p places before it, [..., d] -> [..., d]; the first p keep theirs."""
 
     def forward(self, y: Tensor, position: Tensor) -> Tensor:
         """``position`` [...] is each token's place within its row."""

@@ -27,7 +27,7 @@ from edgepeft.data.answers import Prediction
 from edgepeft.data.labels import label_text
 from edgepeft.data.rows import Columns, Row
 from edgepeft.tasks._conformal import Calibration
-from edgepeft.tasks._facts import Agreement, Facts, GraphWriter, LossGraph, Metric, Values, same_best
+from edgepeft.tasks._facts import Agreement, Facts, GraphWriter, LossGraph, Metric, Values, rarest, same_best
 
 
 @dataclass(frozen=True)
@@ -109,8 +109,8 @@ class TaskType(Facts, Calibration, ABC):
         return
 
     def strata(self, rows: Sequence[Row]) -> list[str]:
-        """Name each row's stratum; rows of each are divided in proportion."""
-        return [""] * len(rows)
+        """Name each row's stratum: its rarest label, if it has one; rows of each are divided in proportion."""
+        return rarest([self.names_in(row) for row in rows])
 
     def expected(self, row: Row) -> Any:
         """Return the right answer as people see it, a plain value of JSON."""
@@ -118,8 +118,8 @@ class TaskType(Facts, Calibration, ABC):
 
     def names_in(self, row: Row) -> list[str]:
         """Return the row's labels; none if labels have no names."""
-        found = self.expected(row)
-        return [] if self.labels is None else [*map(str, found)] if isinstance(found, list) else [str(found)]
+        found = self.expected(row) if self.has_labels else []
+        return [*map(str, found)] if isinstance(found, list) else [str(found)]
 
     @abstractmethod
     def targets(self, rows: Sequence[Row]) -> Values:

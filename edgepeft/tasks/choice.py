@@ -26,17 +26,7 @@ from edgepeft.data.labels import label_text, shown
 from edgepeft.data.pattern import UnreadableRow
 from edgepeft.data.row_grouping import LOWEST, grouped, places_of
 from edgepeft.data.rows import SENTENCES, Row
-from edgepeft.tasks._facts import (
-    Agreement,
-    GraphWriter,
-    LossGraph,
-    Metric,
-    Values,
-    cross_entropy,
-    log_softmax,
-    mean,
-    same_best,
-)
+from edgepeft.tasks._facts import Agreement, GraphWriter, LossGraph, Metric, Values, cross_entropy, log_softmax, mean
 from edgepeft.tasks.base import TaskType
 
 
@@ -173,7 +163,7 @@ class Choice(TaskType):
         """Compare which candidate is best.  Of a check file's token rows, [n, 1], each two in turn stand for a row."""
         if reference.ndim == 2:
             reference, logits = (each[: len(each) // 2 * 2].reshape(-1, 2, 1) for each in (reference, logits))
-        return same_best(reference[..., 0], logits[..., 0], tolerance)
+        return super().agreement(reference[..., 0], logits[..., 0], tolerance)
 
 
 def _right(row: Row) -> int:

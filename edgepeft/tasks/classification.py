@@ -73,9 +73,6 @@ class Classification(TaskType):
     def unknown_label(self, row: Row) -> str | None:
         return None if self.labels is None or row.label in self.labels else row.label
 
-    def strata(self, rows: Sequence[Row]) -> list[str]:
-        return [str(row.label) for row in rows]
-
     def targets(self, rows: Sequence[Row]) -> Values:
         index = {label: i for i, label in enumerate(self.labels or ())}
         return np.array([index[row.label or ""] for row in rows], np.int64)

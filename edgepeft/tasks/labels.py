@@ -26,7 +26,7 @@ from edgepeft.data.answers import Prediction
 from edgepeft.data.by_class import by_class
 from edgepeft.data.labels import label_text, shown
 from edgepeft.data.rows import Row
-from edgepeft.tasks._facts import CLOSE, Agreement, GraphWriter, LossGraph, Metric, Values, mean, rarest
+from edgepeft.tasks._facts import CLOSE, Agreement, GraphWriter, LossGraph, Metric, Values, mean
 from edgepeft.tasks.base import TaskType
 from edgepeft.tasks.classification import check_names
 
@@ -109,10 +109,6 @@ class Labels(TaskType):
 
     def unknown_label(self, row: Row) -> str | None:
         return next((name for name in _names(row) if name not in (self.labels or ())), None)
-
-    def strata(self, rows: Sequence[Row]) -> list[str]:
-        """Divide the rows of every label, by each row's rarest; rows with none are one stratum."""
-        return rarest([*map(_names, rows)])
 
     def expected(self, row: Row) -> list[str]:
         return _names(row)

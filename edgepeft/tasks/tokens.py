@@ -30,16 +30,7 @@ from edgepeft.data.labels import NO_TARGET
 from edgepeft.data.rows import Row
 from edgepeft.data.words import NOWHERE, Read, Words, at_tokens, places_of, read_words, spread, words_of
 from edgepeft.tasks._conformal import softmax
-from edgepeft.tasks._facts import (
-    Agreement,
-    GraphWriter,
-    LossGraph,
-    Values,
-    cross_entropy,
-    log_softmax,
-    rarest,
-    token_loss,
-)
+from edgepeft.tasks._facts import Agreement, GraphWriter, LossGraph, Values, cross_entropy, log_softmax, token_loss
 from edgepeft.tasks._tags import (
     ENTITY_SCORES,
     OUTSIDE,
@@ -156,10 +147,6 @@ class Tokens(TaskType):
         read, known = tagged_row(row), self.labels or ()
         odd = None if read.given else next((each.label for each in read.found if each.label not in self.types), None)
         return odd or next((tag for tag in read.tags(known) if tag not in known), None)
-
-    def strata(self, rows: Sequence[Row]) -> list[str]:
-        """Divide by each row's rarest type; rows without an entity are one stratum."""
-        return rarest([*map(self.names_in, rows)])
 
     def expected(self, row: Row) -> list[str]:
         return _in_words(row, tagged_row(row).found)

@@ -23,15 +23,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.nn import functional
 
 from edgepeft.backbones.base import Pooling
 from edgepeft.backbones.hooks import pool, states_of
 from edgepeft.bundle.delta import Delta
 from edgepeft.common.atomic import write_atomically
 from edgepeft.data.batches import Encoded, sorted_batches
+from edgepeft.data.labels import NO_TARGET
 from edgepeft.data.row_grouping import LOWEST
 from edgepeft.data.training_loop.engine import SCORED_ROWS, Arrays, Masks, StepOutcome, TrainingEngine
-from edgepeft.heads.decoder import decoder_inputs
 from edgepeft.tasks.base import TaskType
 
 CPU = torch.device("cpu")
@@ -184,6 +185,12 @@ def replaced_dropout(delta: Delta, apply: Callable[[Tensor, float], Tensor]) -> 
             if isinstance(module, nn.Dropout) and module.p > 0:
                 hooks.enter_context(module.register_forward_hook(lambda one, given, _: apply(given[0], one.p)))
         yield
+
+
+def decoder_inputs(targets: Tensor, start_token_id: int, pad_token_id: int) -> Tensor:
+    """int64 [B, T], NO_TARGET past a row's end -> what the decoder reads to write them, [B, T]."""
+    read = functional.pad(targets[:, :-1], (1, 0), value=start_token_id)
+    return read.masked_fill(read == NO_TARGET, pad_token_id)
 
 
 def torch_batch(rows: Encoded, chosen: Sequence[int], device: torch.device = CPU) -> tuple[dict[str, Tensor], Tensor]:

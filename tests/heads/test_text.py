@@ -21,9 +21,9 @@ from edgepeft.backbones.source import Backbone, open_backbone
 from edgepeft.bundle.delta import Delta, new_delta
 from edgepeft.common.errors import UsageError
 from edgepeft.data.labels import NO_TARGET
-from edgepeft.heads.decoder import decoder_inputs
 from edgepeft.methods.base import method_of
 from edgepeft.tasks.base import kind_named
+from edgepeft.training.engine import decoder_inputs
 
 FORMS = [{}, {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}, {"decoder_start_token_id": 4}]
 TARGETS = torch.tensor([[7, 9, 3, NO_TARGET], [5, 6, 7, 3], [3, NO_TARGET, NO_TARGET, NO_TARGET]])
