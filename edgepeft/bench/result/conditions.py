@@ -24,6 +24,7 @@ from edgepeft.device.machine import bad_wheels, host_facts, versions
 from edgepeft.device.placement import InForce, Limits
 from edgepeft.device.profiles import Profile
 
+REPOSITORY = Path(edgepeft.__file__).resolve().parent.parent  # where this is a checkout
 _GRADES = ("none", "partial", "full")
 
 
@@ -120,12 +121,15 @@ def commit_under_test() -> str | None:
     """The commit that CI names, else HEAD of the checkout that edgepeft runs from (+: files differ), else None."""
     if named := os.environ.get("GITHUB_SHA") or os.environ.get("CI_COMMIT_SHA"):  # GitHub's and GitLab's
         return named
-    top = Path(edgepeft.__file__).resolve().parent.parent
-    if not (top / ".git").exists():
+    if not (REPOSITORY / ".git").exists() or (head := git(REPOSITORY, "rev-parse", "HEAD")).returncode:
         return None
+    differs = git(REPOSITORY, "diff", "--quiet", "HEAD").returncode
+    return head.stdout.decode().strip() + ("+" if differs else "")
+
+
+def git(place: Path, *arguments: str) -> subprocess.CompletedProcess[bytes]:
+    """What git says there; an exit code of 127 where there is no git."""
     try:
-        head = subprocess.run(["git", "-C", str(top), "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
-        dirty = subprocess.run(["git", "-C", str(top), "diff", "--quiet", "HEAD"], capture_output=True, check=False)
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return head.stdout.strip() + ("+" if dirty.returncode else "")
+        return subprocess.run(["git", "-C", str(place), *arguments], capture_output=True, check=False)
+    except OSError:
+        return subprocess.CompletedProcess(arguments, 127, b"", b"no git")
