@@ -6,7 +6,6 @@ import math
 import os
 import subprocess
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -58,13 +57,12 @@ def in_force_of(measured: Sequence[Measured]) -> InForce | None:
 
 def profile_of(profile: Profile, limits: Limits, in_force: InForce | None, notes: Sequence[str] = ()) -> ProfileRecord:
     """The profile; ``in_force`` is None where no worker got as far as to be limited."""
-    kept = None
-    if in_force:
-        kept = LimitsInForce(**{name: getattr(in_force, name) for name in LimitsInForce.model_fields})
+    kept = LimitsInForce.model_validate(in_force, from_attributes=True) if in_force else None
+    requested = LimitsRequested.model_validate(limits, from_attributes=True)
     return ProfileRecord(
         name=profile.name,
         title=profile.title,
-        limits=ProfileLimits(requested=LimitsRequested(**asdict(limits)), in_force=kept),
+        limits=ProfileLimits(requested=requested, in_force=kept),
         emulation=in_force.emulation if in_force else "none",
         notes=(*(in_force.notes if in_force else ()), *notes),
     )
