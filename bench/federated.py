@@ -1,18 +1,22 @@
-"""Federated tuning over loopback, with TLS and node authentication, beside the same rounds in one process.
+"""Federated tuning by Flower, over loopback or simulated, beside the same rounds in one process.
 
     python -m bench.federated BUNDLE --task mood --data train.jsonl --server server.jsonl --test test.jsonl \\
         --flower VENV/bin [--boards 5] [--rows 500] [--skew 0.5] [--profile rpi4:memory=1GB] [--alone] \\
-        [--config 'aggregate="product"'] [--fault nan]
+        [--config 'aggregate="product"'] [--fault nan] [--a-round 10 [--actors 2]]
 
 A SuperLink and a SuperNode a board, started anew, each with a key of its own and under the profile's limits, run
 exports/flower.  ``--alone`` does the same rounds without Flower, and what they are compared with (bench.averaging).
 All scores are of --test, by the tensors that are there last.  The first board errs: ``--fault nan`` or ``shape`` has it
 answer so, ``kill`` kills it in round 2, ``late`` has it answer round 2 after --timeout.
+
+With ``--a-round`` there are no nodes: Ray simulates the boards in --actors processes of this machine, and a round asks
+so many of them, drawn anew each time.  ``--flower`` is then an environment with flwr[simulation].
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import shutil
 import tempfile
@@ -24,7 +28,7 @@ from typing import Any
 import numpy as np
 
 from bench.averaging import Boards, parser_of, print_measured
-from bench.flower import Federation, prepared
+from bench.flower import Federation, SuperLink, prepared, problem
 from edgepeft import Bundle, LocalTuner, TuneSettings
 from edgepeft.deploy.verify import audit
 from edgepeft.device.placement import Limits
@@ -57,23 +61,13 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     """One federation, and what it is compared with."""
     with tempfile.TemporaryDirectory(prefix="federated-") as name:
         paths, app, config = prepared(args, work := Path(name))
-        nodes: list[dict[str, Any]] = []
-        for i, path in enumerate(paths):
-            bundle = shutil.copytree(args.bundle, work / f"bundle-{i}")
-            nodes.append({"bundle": str(bundle), "data": str(path), "work": f"{work}/work-{i}", "threads": 1})
-        if args.fault and args.fault != "kill":
-            nodes[0]["fault"] = args.fault
-        with (app / "client_app.py").open("a") as file:
-            file.write(_FAULTY)
-        config |= {"boards": args.boards - (args.fault == "kill"), "timeout": args.timeout}
-        config |= tomllib.loads("\n".join(args.config))
-        begun, limits = time.monotonic(), load_profile(args.profile).limits() if args.profile else Limits()
-        with Federation(work, args.flower, nodes, limits) as federation:
-            printed = federation.rounds(app, config, 0 if args.fault == "kill" else None)
-            seconds, accounts = time.monotonic() - begun, [node.account() for node in federation.nodes]
+        config["timeout"] = args.timeout
+        begun = time.monotonic()
+        printed, of_nodes = (_simulated if args.a_round else _over_loopback)(args, work, paths, app, config)
+        seconds = time.monotonic() - begun
         entry = Bundle(work / "bundle").entry(args.task)
         if "federated" not in entry.training and "as it was" not in printed:
-            raise federation.problem(printed)
+            raise problem(work, printed)
         loop = TuneSettings(
             steps=args.rounds * args.steps, seed=args.seed, batch_size=config.get("batch-size"),
             lr=config.get("learning-rate"), head_lr=config.get("head-learning-rate"),
@@ -82,8 +76,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         last = LocalTuner(work / "bundle", args.task, args.server).tensors
         return {
             "rows": [len(path.read_text().splitlines()) for path in paths],
-            "before": same.score({}), "federated": same.score(last), "seconds": round(seconds),
-            "nodes": accounts, "program_bytes": federation.programs, "bytes_a_round": federation.bytes_a_round(),
+            "before": same.score({}), "federated": same.score(last), "seconds": round(seconds), **of_nodes,
             "answers": re.findall(r"aggregate_train: Received (\d+) results and (\d+) failures", printed),
             "config": config,
             "problems": [finding.problem for finding in audit(work / "bundle") if finding.problem],
@@ -91,6 +84,38 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
             "refused": re.findall(r"left out of the round: .*", printed),
             **(_compared(same, last) if args.alone else {}),
         }  # fmt: skip
+
+
+def _over_loopback(
+    args: argparse.Namespace, work: Path, paths: list[Path], app: Path, config: dict[str, Any]
+) -> tuple[str, dict[str, Any]]:
+    """What a run printed, and the memory and bytes of its nodes."""
+    nodes: list[dict[str, Any]] = []
+    for i, path in enumerate(paths):
+        bundle = shutil.copytree(args.bundle, work / f"bundle-{i}")
+        nodes.append({"bundle": str(bundle), "data": str(path), "work": f"{work}/work-{i}", "threads": 1})
+    if args.fault and args.fault != "kill":
+        nodes[0]["fault"] = args.fault
+    with (app / "client_app.py").open("a") as file:
+        file.write(_FAULTY)
+    config |= {"boards": args.boards - (args.fault == "kill"), **tomllib.loads("\n".join(args.config))}
+    limits = load_profile(args.profile).limits() if args.profile else Limits()
+    with Federation(work, args.flower, nodes, limits) as federation:
+        printed = federation.rounds(app, config, 0 if args.fault == "kill" else None)
+        found = {"nodes": [node.account() for node in federation.nodes], "program_bytes": federation.programs}
+    return printed, {**found, "bytes_a_round": federation.bytes_a_round()}
+
+
+def _simulated(
+    args: argparse.Namespace, work: Path, paths: list[Path], app: Path, config: dict[str, Any]
+) -> tuple[str, dict[str, Any]]:
+    """What a run printed whose boards are Ray's tasks."""
+    fractions = {"fraction_train": args.a_round / args.boards, "fraction_evaluate": args.a_round / args.boards}
+    config |= {"simulated-data": f"{work}/rows-{{}}.jsonl", "boards": args.a_round}
+    config |= {"strategy-options": json.dumps(fractions), **tomllib.loads("\n".join(args.config))}
+    many = f"num-supernodes={len(paths)} init-args-num-cpus={args.actors} client-resources-num-cpus=1"
+    with SuperLink(work, args.flower, ["--insecure", "--simulation"], "insecure = true") as superlink:
+        return superlink.run(app, config, "--federation-config", many), {}
 
 
 def _compared(same: Boards, last: dict[str, Any]) -> dict[str, Any]:
@@ -103,7 +128,7 @@ def _compared(same: Boards, last: dict[str, Any]) -> dict[str, Any]:
 
 def main() -> None:
     """Print the result as JSON."""
-    numbers = {"boards": 5, "rows": 500, "rounds": 3, "steps": 10, "seed": 0, "timeout": 600}
+    numbers = {"boards": 5, "rows": 500, "rounds": 3, "steps": 10, "seed": 0, "timeout": 600, "a-round": 0, "actors": 2}
     parser = parser_of(__doc__, ("data", "server", "test", "flower"), numbers)
     parser.add_argument("--profile", help="whose limits each node has, such as rpi4:memory=1GB; left out: none")
     parser.add_argument("--fault", choices=["nan", "shape", "kill", "late"])

@@ -175,8 +175,7 @@ def _suite(results: Sequence[SuiteResult]) -> str:
         lines = []
         for key in every:
             target = next((each.target for rows in found if (each := rows.get(key)) and each.target), None)
-            promised = "-" if target is None else f"{'at least' if target.at_least else 'at most'} {target.value:.3g}"
-            lines.append([key[0], key[1] or "-", promised, *(_judged(rows.get(key)) for rows in found)])
+            lines.append([key[0], key[1] or "-", str(target or "-"), *(_judged(rows.get(key)) for rows in found)])
         heads = [f"{result.host.cpu}, {result.date}" for result in newest]
         parts.append("\n".join(f"- {model}: {_conditions(result)}" for result in newest))
         parts.append(_table(["", "beside", "promised", *heads], lines))

@@ -12,7 +12,6 @@ which moments are drawn as ``--every`` does.
 from __future__ import annotations
 
 import argparse
-import itertools
 import random
 import shutil
 import sys
@@ -98,8 +97,7 @@ def drawn(number: int, period_s: float, seed: int) -> list[float]:
     chance = random.Random(seed)
     waits: list[float] = []
     for _ in range(number):
-        for _ in itertools.islice(moments(period_s, waits.append, lambda _: None, chance.random), 1):
-            pass
+        next(moments(period_s, waits.append, lambda _: None, chance.random))
     return waits
 
 

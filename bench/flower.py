@@ -111,10 +111,11 @@ class SuperLink:
                     done.terminate()
         return "".join(lines)
 
-    def problem(self, printed: str) -> SystemExit:
-        """What there is to know where a run gave no result."""
-        logs = "".join(path.read_text()[-1500:] for path in sorted(self.folder.glob("*.log")))
-        return SystemExit(f"{printed[-3000:]}\n{logs}\nthe run gave no result")
+
+def problem(folder: Path, printed: str) -> SystemExit:
+    """What there is to know where a run in a folder gave no result."""
+    logs = "".join(path.read_text()[-1500:] for path in sorted(folder.glob("*.log")))
+    return SystemExit(f"{printed[-3000:]}\n{logs}\nthe run gave no result")
 
 
 class Relay:

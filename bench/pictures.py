@@ -33,18 +33,14 @@ _MORE = """
 """
 
 
-def _rooms(layer: str) -> list[str]:
-    """The packages of one floor; their separators say only whether they may import each other."""
-    return [name.strip(" ()") for name in re.split(r"[|:]", layer)]
-
-
 def _contract(project: Path) -> tuple[list[list[str]], set[str]]:
     """The floors, the highest first, and the packages that a contract keeps from importing PyTorch."""
     contracts = tomllib.loads(project.read_text(encoding="utf-8"))["tool"]["importlinter"]["contracts"]
     (floors,) = (c["layers"] for c in contracts if c.get("containers") == ["edgepeft"])
     forbidding = [c for c in contracts if c["type"] == "forbidden" and "torch" in c["forbidden_modules"]]
     checked = {name.removeprefix("edgepeft.") for c in forbidding for name in c["source_modules"]}
-    return [_rooms(layer) for layer in floors], checked
+    # The separators of a floor's packages say only whether they may import each other.
+    return [[name.strip(" ()") for name in re.split(r"[|:]", layer)] for layer in floors], checked
 
 
 def floors_picture(project: Path) -> str:

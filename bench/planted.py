@@ -16,6 +16,7 @@ copy of the activations in a LoRA delta, which takes so little time that no cloc
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import sys
 import tempfile
@@ -120,7 +121,8 @@ def _one(
     """One comparison; the new side is slower by ``share`` of a step, asleep if its seconds are given."""
     with ExitStack() as stack:
         work = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="edgepeft-planted-")))
-        bundle = shutil.copytree(plain.bundle.folder, work / "new", copy_function=_linked)
+        # The weights are large and stay as they are; a graph that is written anew replaces its link.
+        bundle = shutil.copytree(plain.bundle.folder, work / "new", copy_function=os.link)
         if step_s is None and share:
             _add_operator(bundle, plain, share)
         base = _package(work / "base")
@@ -132,11 +134,6 @@ def _one(
     ratio = result.results[0].against
     assert ratio is not None  # both versions did all rounds
     return {name: getattr(ratio, name) for name in ("verdict", "value", "low", "high")}
-
-
-def _linked(source: str, target: str) -> None:
-    """The weights are large and stay as they are; a graph that is written anew replaces its link."""
-    Path(target).hardlink_to(source)
 
 
 def _package(folder: Path) -> Path:
@@ -232,7 +229,7 @@ def _counted(arguments: argparse.Namespace) -> str:
             began, found, grown = time.monotonic(), 0, list[str]()
             for _ in range(arguments.repeats):
                 with tempfile.TemporaryDirectory(prefix="new-", dir=work) as new:
-                    bundle = shutil.copytree(folder, Path(new) / "bundle", copy_function=_linked)
+                    bundle = shutil.copytree(folder, Path(new) / "bundle", copy_function=os.link)
                     if share is None:
                         _add_copy(bundle)
                     elif share:

@@ -11,6 +11,7 @@ from typing import Any
 from bench.peers.optimum_kinds import transformers_model
 from edgepeft.backbones.source import Backbone, open_backbone
 from edgepeft.backbones.tokens import Text
+from edgepeft.bench.planning.target import fresh_delta
 from edgepeft.bundle.bundle import Bundle
 from edgepeft.common.errors import UsageError
 from edgepeft.web.site import write_site
@@ -75,11 +76,7 @@ def _as_published(folder: Path, out: Path) -> Backbone:
 def _delta(backbone: Backbone, method: str, task: str, out: Path, seed: int) -> Path:
     import torch
 
-    from edgepeft.bundle.delta import new_delta
-    from edgepeft.methods.base import method_named
-
-    torch.manual_seed(seed)
-    delta = new_delta(backbone, method_named(method).from_settings({}), task, _LABELS)
+    delta = fresh_delta(backbone, method, {}, seed, task=task, labels=_LABELS)
     for parameter in delta.parameters():
         parameter.data.add_(_SPREAD * torch.randn_like(parameter))
     delta.save(out)

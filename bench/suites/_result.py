@@ -8,12 +8,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from pydantic import Field
 
-from bench.suites import Suite, suite_named
+from bench.suites import suite_named
 from bench.suites._random_bundle import config_in
 from bench.suites._row import SuiteRow
 from bench.suites._suite_run import SuiteRun
@@ -85,7 +85,7 @@ def run_suite(
     *,
     progress: ProgressCallback = lambda what, done, total: None,
     keep: Callable[[SuiteResult], object] = lambda result: None,
-    suite: Suite | None = None,
+    suite: Any = None,
 ) -> SuiteResult:
     """Measure a suite; ``keep`` gets the result after every row.  ``suite``: tests bring their own."""
     for option, number in (("--rounds", request.rounds), ("--max-seconds", request.max_seconds)):

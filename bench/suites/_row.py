@@ -49,6 +49,9 @@ class Target:
             return SuiteVerdict.MET
         return SuiteVerdict.UNSURE if self._holds(value) else SuiteVerdict.MISSED
 
+    def __str__(self) -> str:
+        return f"{'at least' if self.at_least else 'at most'} {self.value:.3g}"
+
     def _holds(self, value: float) -> bool:
         return value >= self.value if self.at_least else value <= self.value
 

@@ -44,7 +44,7 @@ def suite_table(result: SuiteResult) -> RenderableType:
     table.add_column("")
     for row in result.rows:
         verdict = Text(row.verdict, _COLOURS[row.verdict])
-        table.add_row(*map(Text, (row.what, row.peer or "-", figure_of(row), _promise(row))), verdict)
+        table.add_row(*map(Text, (row.what, row.peer or "-", figure_of(row), str(row.target or "-"))), verdict)
     notes = [f"{row.what}: {row.note}" for row in result.rows if row.note]
     return Group(table, *map(Text, [*suite_conditions(result), *notes]))
 
@@ -59,11 +59,6 @@ def figure_of(row: SuiteRow) -> str:
         low, high = row.interval
         shown += f" [{low:.{digits}f}, {high:.{digits}f}]"
     return f"{shown} {row.unit}"
-
-
-def _promise(row: SuiteRow) -> str:
-    target = row.target
-    return "-" if target is None else f"{'at least' if target.at_least else 'at most'} {target.value:g}"
 
 
 def suite_conditions(result: SuiteResult) -> list[str]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import re
 import socket
 import subprocess
@@ -27,6 +26,7 @@ from bench.suites._row import SuiteRow, Target, require_close
 from bench.suites._suite_run import SuiteRun
 from edgepeft.backbones.tokens import Text
 from edgepeft.bench.measuring.measure import wait_for_rest
+from edgepeft.bench.measuring.sampler import round_orders
 from edgepeft.bench.planning.target import texts_of
 from edgepeft.bench.result.statistics import interval_of
 from edgepeft.bundle.bundle import Bundle
@@ -88,12 +88,11 @@ def _in_turn(
 ) -> dict[str, list[float]]:
     """Seconds of each call, by its name; ``processes`` are those that answer."""
     seconds: dict[str, list[float]] = {name: [] for name in calls}
-    order, source, until = list(calls), random.Random(run.seed), time.monotonic() + run.max_seconds
-    for done in range(rounds := _ROUNDS * run.rounds):
+    rounds, until = _ROUNDS * run.rounds, time.monotonic() + run.max_seconds
+    for done, order in enumerate(round_orders(list(calls), rounds, run.seed)):
         if time.monotonic() > until:
             break
         run.progress(what, done, rounds)
-        source.shuffle(order)
         for name in order:
             for pid in processes:
                 wait_for_rest(pid)

@@ -16,7 +16,6 @@ from bench.peers.optimum_kinds import KINDS, values_of
 from bench.suites._random_bundle import Structure
 from bench.suites._row import Races, SuiteRow, Target, mean_row, ratio_row, require_close
 from bench.suites._suite_run import SETS, Racer, SuiteRun
-from edgepeft.bench.planning.job import Batches
 from edgepeft.runtime.runtime import Runtime
 from edgepeft.runtime.session import plain_session
 from edgepeft.tasks.base import kind_named
@@ -43,7 +42,10 @@ def measure(run: SuiteRun) -> Iterator[SuiteRow]:
         of_set = [run.real_batches(name, _BATCH) for name in SETS]
         # Round k has the k-th batch of each set.
         turns = tuple(batches[k % len(batches)] for k in range(run.rounds) for batches in of_set)
-        both = run.race(kind, _racers(run, kind, model, turns), rounds=len(turns), warmup=len(SETS), together=len(SETS))
+        own = run.job("infer_onnxruntime", _bundle(run), batches=turns, task=kind)
+        peer = run.job("bench.peers.optimum_kinds.infer", Path(), batches=turns, model=str(model), kind=kind)
+        racers = {side: Racer(job, range(len(turns))) for side, job in ((_OWN, own), (_PEER, peer))}
+        both = run.race(kind, racers, rounds=len(turns), warmup=len(SETS), together=len(SETS))
         for place, name in enumerate(SETS):
             raced = {side: both[side][place :: len(SETS)] for side in (_OWN, _PEER)}
             races.append((raced[_OWN], raced[_PEER]))
@@ -63,12 +65,6 @@ def _bundle(run: SuiteRun) -> Path:
         _, labels = kind_named(kind).example(_LABELS.get(kind))
         structures.append(Structure("lora", [kind], {"rank": "8"}, labels=labels, kind=kind))
     return run.bundle("kinds", structures)
-
-
-def _racers(run: SuiteRun, kind: str, model: Path, batches: Batches) -> dict[str, Racer]:
-    own = run.job("infer_onnxruntime", _bundle(run), batches=batches, task=kind)
-    peer = run.job("bench.peers.optimum_kinds.infer", Path(), batches=batches, model=str(model), kind=kind)
-    return {_OWN: Racer(own, range(len(batches))), _PEER: Racer(peer, range(len(batches)))}
 
 
 def _apart(run: SuiteRun, kind: str, model: Path) -> float:

@@ -101,14 +101,14 @@ def _ratio(what: str, raced: Mapping[str, Sequence[float]], own: str, peer: str,
     return SuiteRow(what, peer, raced[peer][0] / float(np.median(raced[own])), samples=samples, note=note)
 
 
-def _ours(run: SuiteRun, case: _Case, *, weights: WeightsDtype = "fp32", task: str | None = None) -> Racer:
+def _ours(run: SuiteRun, case: _Case, *, weights: WeightsDtype = "fp32") -> Racer:
     """The bare model's text; labels, which are a task's, by one of LoRA's, which costs what it costs."""
     if case.tokens is None:
         structure = Structure("lora", ["labels"], {"rank": "8"}, labels=_LABELS)
         bundle = run.bundle(f"labels-{weights}", [structure], weights=weights)
         return Racer(run.job("infer_onnxruntime", bundle, batches=case.batches, task="labels"))
     bundle = run.bundle("bare" if weights == "fp32" else "bare-int8", weights=weights)
-    return Racer(run.job(_WRITE, bundle, batches=case.batches, task=task, new_tokens=case.tokens))
+    return Racer(run.job(_WRITE, bundle, batches=case.batches, new_tokens=case.tokens))
 
 
 def _peers(run: SuiteRun, case: _Case) -> tuple[dict[str, Racer], dict[str, str]]:

@@ -27,11 +27,10 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-import edgepeft
 from edgepeft.bench.measuring.measure import Measured, Measuring, measure_units, worse
 from edgepeft.bench.measuring.sampler import Schedule
 from edgepeft.bench.planning.plan import Unit
-from edgepeft.bench.result.conditions import in_force_of
+from edgepeft.bench.result.conditions import REPOSITORY, git, in_force_of
 from edgepeft.bench.result.schema import AgainstRatio, AgainstRecord, BenchResult, BenchRow
 from edgepeft.bench.result.statistics import CONFIDENCE, Ratio, paired_ratio
 from edgepeft.common.errors import EdgepeftError, UsageError
@@ -194,16 +193,15 @@ def _found(asked: str, work: Path) -> tuple[Path, str]:
     folder = Path(asked)
     if asked and (folder / "edgepeft" / "__init__.py").is_file():
         return folder.resolve(), f"the package in {asked}"
-    repository = Path(edgepeft.__file__).resolve().parent.parent
-    for place in (repository, Path.cwd()) if asked else ():
+    for place in (REPOSITORY, Path.cwd()) if asked else ():
         # --end-of-options: a name that begins with a dash must not become one.
-        named = _git(place, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{asked}^{{commit}}")
+        named = git(place, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{asked}^{{commit}}")
         commit = named.stdout.decode().strip()
         # Another project's folder has revisions too.
-        if named.returncode or _git(place, "cat-file", "-e", f"{commit}:edgepeft/__init__.py").returncode:
+        if named.returncode or git(place, "cat-file", "-e", f"{commit}:edgepeft/__init__.py").returncode:
             continue
-        top = _git(place, "rev-parse", "--show-toplevel").stdout.decode().rstrip("\n")  # else git packs a folder
-        done = _git(Path(top), "archive", "--format=tar", commit)
+        top = git(place, "rev-parse", "--show-toplevel").stdout.decode().rstrip("\n")  # else git packs a folder
+        done = git(Path(top), "archive", "--format=tar", commit)
         if done.returncode:
             raise EdgepeftError(f"git cannot unpack {commit}: {done.stderr.decode().strip()}.")
         with tarfile.open(fileobj=io.BytesIO(done.stdout)) as archive:
@@ -218,16 +216,9 @@ def _found(asked: str, work: Path) -> tuple[Path, str]:
         _output(command, f"--against {asked}: pip cannot install edgepeft=={asked}")
         return work, f"release {asked}"
     raise UsageError(
-        f"--against {asked}: neither a git revision of {repository} or of this folder, nor a release such as 0.1.0, "
+        f"--against {asked}: neither a git revision of {REPOSITORY} or of this folder, nor a release such as 0.1.0, "
         "nor a folder that holds the package edgepeft."
     )
-
-
-def _git(place: Path, *arguments: str) -> subprocess.CompletedProcess[bytes]:
-    try:
-        return subprocess.run(["git", "-C", str(place), *arguments], capture_output=True, check=False)
-    except OSError:  # no git here
-        return subprocess.CompletedProcess(arguments, 127, b"", b"no git")
 
 
 def _run(path: Path, asked: str, arguments: list[str]) -> str:

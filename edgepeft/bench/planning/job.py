@@ -24,8 +24,6 @@ def batches_of(lengths: Sequence[int], batch_size: int) -> Batches:
 
     Every sample then answers the same number of texts.  Fewer texts than one batch are one batch.
     """
-    if batch_size < 1:
-        raise UsageError(f"--batch-size must be at least 1, got {batch_size}.")
     whole = len(lengths) // batch_size
     if not whole:
         return (tuple(lengths),)

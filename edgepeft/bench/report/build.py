@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from textwrap import fill
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from edgepeft.bench.compare import ResultFile
 from edgepeft.bench.report import evaluation, tables
 from edgepeft.bench.report.page import BLUE, GREEN, GREY, ORANGE, Cell, Section, page, plain_svg
 from edgepeft.bench.report.sweeps import swept
-from edgepeft.bench.result.parts import read_document, schema_of
+from edgepeft.bench.result.parts import Part, read_document, schema_of
 from edgepeft.bench.result.schema import RESULT_SCHEMA, BenchResult, BenchRow, OperatorRecord, ProfiledPass
 from edgepeft.bench.result.statistics import ratio_of_medians
 from edgepeft.bundle.card import CARD_FILE, DELTA_FORMAT
@@ -29,6 +29,13 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+Inputs = Sequence[tuple[str, object]]  # documents, each with its file's name
+_Kind = TypeVar("_Kind")
+_MODELS: dict[str | None, type[Part]] = {  # by schema; results of bench are read with more checks
+    tables.QUICKSTART_SCHEMA: tables.QuickstartSummary,
+    evaluation.EVAL_SCHEMA: evaluation.EvalSummary,
+    DELTA_FORMAT: evaluation.TrainingCard,
+}
 _TITLE = "edgepeft: what was measured"
 _SERIES = (BLUE, ORANGE, GREEN, "#cc79a7", "#e69f00", "#56b4e9")
 _WRAPPED = 34  # characters of a bar's name in a line
@@ -45,7 +52,8 @@ def build_report(paths: Sequence[Path], out: Path, *, force: bool = False) -> li
     if not made:
         raise DataError(f"nothing was measured in {listed}; there is nothing to report.")
     try:
-        files = {"index.html": page(_TITLE, made, inputs.names).encode(), "report.md": _markdown(made, inputs).encode()}
+        names = [name for name, _ in inputs]
+        files = {"index.html": page(_TITLE, made, names).encode(), "report.md": _markdown(made, names).encode()}
         files |= {f"pictures/{one.key}.svg": plain_svg(one) for one in made if one.draw is not None}
     except (ArithmeticError, ValueError) as error:
         raise DataError(
@@ -58,7 +66,7 @@ def build_report(paths: Sequence[Path], out: Path, *, force: bool = False) -> li
     return made
 
 
-def _markdown(made: Sequence[Section], inputs: ReportInputs) -> str:
+def _markdown(made: Sequence[Section], names: Sequence[str]) -> str:
     lines = [f"# {_TITLE}", ""]
     for one in made:
         lines += [f"## {markdown_cell(one.title)}", "", markdown_cell(one.text), ""]
@@ -66,7 +74,7 @@ def _markdown(made: Sequence[Section], inputs: ReportInputs) -> str:
             lines += [f"![{markdown_cell(one.title)}](pictures/{one.key}.svg)", ""]
         lines += [f"- {markdown_cell(note)}" for note in one.notes] + ([""] if one.notes else [])
         lines += [_row(one.header), "|" + "---|" * len(one.header), *(_row(row) for row in one.rows), ""]
-    return "\n".join([*lines, "From " + ", ".join(map(markdown_cell, inputs.names)) + ".", ""])
+    return "\n".join([*lines, "From " + ", ".join(map(markdown_cell, names)) + ".", ""])
 
 
 def _row(cells: Sequence[Cell]) -> str:
@@ -74,21 +82,23 @@ def _row(cells: Sequence[Cell]) -> str:
     return "| " + " | ".join(map(markdown_cell, shown)) + " |"
 
 
-def sections(inputs: ReportInputs) -> list[Section]:
+def sections(inputs: Inputs) -> list[Section]:
     """All sections that these inputs have something for; of equal titles, each names its file."""
-    of_cards = ((name, evaluation.evaluation_of(card)) for name, card in inputs.cards)
-    evaluated = [*inputs.evaluations, *((name, found) for name, found in of_cards if found is not None)]
-    made = [*swept(inputs.sweeps), *evaluation.trainings(inputs.cards), *evaluation.evaluations(evaluated)]
-    for number, (name, result) in enumerate(inputs.bench):
+    bench, cards = _of_kind(BenchResult, inputs), _of_kind(evaluation.TrainingCard, inputs)
+    of_cards = ((name, evaluation.evaluation_of(card)) for name, card in cards)
+    evaluated = [*_of_kind(evaluation.EvalSummary, inputs), *((name, found) for name, found in of_cards if found)]
+    made = [*swept(_of_kind(Sweep, inputs)), *evaluation.trainings(cards), *evaluation.evaluations(evaluated)]
+    for number, (name, result) in enumerate(bench):
         for workload in dict.fromkeys(row.workload for row in result.results):
             if rows := [row for row in result.results if row.workload == workload and row.instances_per_minute]:
                 made.append(_bars(f"throughput-{number}-{workload}", name, result, workload, rows))
-    made += [*_storage(inputs.tasks()), *_parameters(inputs.tasks())]
-    for number, (name, result) in enumerate(inputs.bench):
+    tasks = _tasks(inputs)
+    made += [*_storage(tasks), *_parameters(tasks)]
+    for number, (name, result) in enumerate(bench):
         for place, entry in enumerate(result.operators):
             for kind, groups in (("operator", entry.by_type), ("layer", entry.by_layer)):
                 made.append(_times(f"operators-{number}-{place}-{kind}", name, entry, groups, kind))
-    made += _history(inputs)
+    made += _history([result for _, result in bench])
     titles = [one.title for one in made]
     several = {title for title in titles if titles.count(title) > 1}
     return [
@@ -227,9 +237,9 @@ def _times(key: str, name: str, entry: ProfiledPass, groups: Sequence[OperatorRe
     return Section(key, f"Time by {kind}: {entry.of}", text, header, rows, draw, inches)
 
 
-def _history(inputs: ReportInputs) -> Iterator[Section]:
+def _history(results: Sequence[BenchResult]) -> Iterator[Section]:
     """Throughput of what several results measured, by commit."""
-    runs = sorted((one for _, one in inputs.bench if one.measured_at), key=lambda one: str(one.measured_at))
+    runs = sorted((one for one in results if one.measured_at), key=lambda one: str(one.measured_at))
     lines: dict[str, dict[int, float]] = {}
     for place, result in enumerate(runs):
         for row in result.results:
@@ -274,42 +284,30 @@ class TaskFigures:
     per_minute: float | None
 
 
-@dataclass(frozen=True)
-class ReportInputs:
-    """The documents, by kind, with their files' names."""
+def _of_kind(kind: type[_Kind], inputs: Inputs) -> list[tuple[str, _Kind]]:
+    return [(name, document) for name, document in inputs if isinstance(document, kind)]
 
-    bench: list[tuple[str, BenchResult]] = field(default_factory=list)
-    quickstarts: list[tuple[str, tables.QuickstartSummary]] = field(default_factory=list)
-    evaluations: list[tuple[str, evaluation.EvalSummary]] = field(default_factory=list)
-    cards: list[tuple[str, evaluation.TrainingCard]] = field(default_factory=list)
-    sweeps: list[tuple[str, Sweep]] = field(default_factory=list)
 
-    @property
-    def names(self) -> list[str]:
-        """The file of every document, in the order given within its kind."""
-        return [name for name, _ in (*self.bench, *self.quickstarts, *self.evaluations, *self.cards, *self.sweeps)]
-
-    def tasks(self) -> list[TaskFigures]:
-        """Tasks of bundles whose manifests describe their training, each once."""
-        found = []
-        for _, result in self.bench:
-            for name, task in result.model.tasks.items():
-                rates = [
-                    row.instances_per_minute
-                    for row in result.results
-                    if (row.task, row.workload, row.engine) == (name, "infer", "onnxruntime")
-                    and row.instances_per_minute
-                    and not row.predicted
-                ]
-                weight = (task.trainable_parameters, task.n_bytes)
-                rate = rates[0] if rates else None
-                found.append(TaskFigures(name, task.method, *weight, task.score, task.metric, rate))
-        for _, summary in self.quickstarts:
-            for one in summary.tasks:
-                rate = one.instances_per_minute.get("infer onnxruntime")
-                weight = (one.trainable_parameters, one.delta_bytes)
-                found.append(TaskFigures(one.name, one.method, *weight, one.score, one.metric, rate))
-        return list({one.task + one.method: one for one in found}.values())
+def _tasks(inputs: Inputs) -> list[TaskFigures]:
+    """Tasks of bundles whose manifests describe their training, each once."""
+    found = []
+    for _, result in _of_kind(BenchResult, inputs):
+        for name, task in result.model.tasks.items():
+            rates = (
+                row.instances_per_minute
+                for row in result.results
+                if (row.task, row.workload, row.engine) == (name, "infer", "onnxruntime")
+                and row.instances_per_minute
+                and not row.predicted
+            )
+            weight = (task.trainable_parameters, task.n_bytes)
+            found.append(TaskFigures(name, task.method, *weight, task.score, task.metric, next(rates, None)))
+    for _, summary in _of_kind(tables.QuickstartSummary, inputs):
+        for one in summary.tasks:
+            rate = one.instances_per_minute.get("infer onnxruntime")
+            weight = (one.trainable_parameters, one.delta_bytes)
+            found.append(TaskFigures(one.name, one.method, *weight, one.score, one.metric, rate))
+    return list({one.task + one.method: one for one in found}.values())
 
 
 def row_name(row: BenchRow) -> str:
@@ -317,24 +315,20 @@ def row_name(row: BenchRow) -> str:
     return f"{row.task} ({row.method or '-'})" if row.task and not row.variant else tables.subject_of(row)
 
 
-def read_inputs(paths: Sequence[Path]) -> ReportInputs:
-    """Read and sort them; a folder is a delta's, or a sweep's."""
-    found = ReportInputs()
-    for given in paths:
-        if (given / SWEEP_FILE).is_file():
-            found.sweeps.append((given.name or str(given), open_sweep(given)))
-            continue
-        path = given / CARD_FILE if given.is_dir() else given
-        schema = schema_of(path)
-        if schema == RESULT_SCHEMA:
-            found.bench.append((path.name, ResultFile.open(path).document))
-        elif schema == tables.QUICKSTART_SCHEMA:
-            found.quickstarts.append((path.name, read_document(path, tables.QuickstartSummary)))
-        elif schema == evaluation.EVAL_SCHEMA:
-            found.evaluations.append((path.name, read_document(path, evaluation.EvalSummary)))
-        elif schema == DELTA_FORMAT:
-            found.cards.append((f"{path.parent.name}/{path.name}", read_document(path, evaluation.TrainingCard)))
-        else:
-            known = f"{RESULT_SCHEMA}, {tables.QUICKSTART_SCHEMA}, {evaluation.EVAL_SCHEMA}, {DELTA_FORMAT}"
-            raise DataError(f"{path}: schema {schema!r} is none that a report is made of; known: {known}.")
-    return found
+def read_inputs(paths: Sequence[Path]) -> Inputs:
+    """Read them; a folder is a delta's, or a sweep's."""
+    return [_read(path) for path in paths]
+
+
+def _read(given: Path) -> tuple[str, object]:
+    if (given / SWEEP_FILE).is_file():
+        return given.name or str(given), open_sweep(given)
+    path = given / CARD_FILE if given.is_dir() else given
+    schema = schema_of(path)
+    if schema == RESULT_SCHEMA:
+        return path.name, ResultFile.open(path).document
+    if schema in _MODELS:
+        name = f"{path.parent.name}/{path.name}" if schema == DELTA_FORMAT else path.name
+        return name, read_document(path, _MODELS[schema])
+    known = ", ".join(map(str, (RESULT_SCHEMA, *_MODELS)))
+    raise DataError(f"{path}: schema {schema!r} is none that a report is made of; known: {known}.")

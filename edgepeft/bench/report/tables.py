@@ -28,7 +28,6 @@ _MODES = {
 _MAX_FOOTNOTES = 5
 _ALWAYS = 2  # host and limits, and what the figures stand for
 _PER = {"infer": "backbone", "finetune": "full"}  # what a workload's last column compares with
-_OF_MODE = {"calibrated": ", calibrated to {}", "measured": ", measured on {}", "predicted": ", predicted for {}"}
 
 
 def bench_table(result: BenchResult) -> RenderableType:
@@ -233,7 +232,8 @@ def comparison_table(comparison: Comparison) -> RenderableType:
 
 def of_mode(result: BenchResult) -> str:
     """End of a title that tells the kind of figure; empty for limits, whose speed is the host's."""
-    return _OF_MODE.get(str(result.mode), "").format(result.profile.name)
+    mode = result.mode or "limits"
+    return "" if mode == "limits" else f", {_MODES[mode].format(result.profile.name)}"
 
 
 def limits_in_force(profile: ProfileRecord) -> str:

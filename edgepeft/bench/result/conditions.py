@@ -6,7 +6,6 @@ import math
 import os
 import subprocess
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from edgepeft.device.machine import bad_wheels, host_facts, versions
 from edgepeft.device.placement import InForce, Limits
 from edgepeft.device.profiles import Profile
 
+REPOSITORY = Path(edgepeft.__file__).resolve().parent.parent  # where this is a checkout
 _GRADES = ("none", "partial", "full")
 
 
@@ -57,13 +57,12 @@ def in_force_of(measured: Sequence[Measured]) -> InForce | None:
 
 def profile_of(profile: Profile, limits: Limits, in_force: InForce | None, notes: Sequence[str] = ()) -> ProfileRecord:
     """The profile; ``in_force`` is None where no worker got as far as to be limited."""
-    kept = None
-    if in_force:
-        kept = LimitsInForce(**{name: getattr(in_force, name) for name in LimitsInForce.model_fields})
+    kept = LimitsInForce.model_validate(in_force, from_attributes=True) if in_force else None
+    requested = LimitsRequested.model_validate(limits, from_attributes=True)
     return ProfileRecord(
         name=profile.name,
         title=profile.title,
-        limits=ProfileLimits(requested=LimitsRequested(**asdict(limits)), in_force=kept),
+        limits=ProfileLimits(requested=requested, in_force=kept),
         emulation=in_force.emulation if in_force else "none",
         notes=(*(in_force.notes if in_force else ()), *notes),
     )
@@ -120,12 +119,15 @@ def commit_under_test() -> str | None:
     """The commit that CI names, else HEAD of the checkout that edgepeft runs from (+: files differ), else None."""
     if named := os.environ.get("GITHUB_SHA") or os.environ.get("CI_COMMIT_SHA"):  # GitHub's and GitLab's
         return named
-    top = Path(edgepeft.__file__).resolve().parent.parent
-    if not (top / ".git").exists():
+    if not (REPOSITORY / ".git").exists() or (head := git(REPOSITORY, "rev-parse", "HEAD")).returncode:
         return None
+    differs = git(REPOSITORY, "diff", "--quiet", "HEAD").returncode
+    return head.stdout.decode().strip() + ("+" if differs else "")
+
+
+def git(place: Path, *arguments: str) -> subprocess.CompletedProcess[bytes]:
+    """What git says there; an exit code of 127 where there is no git."""
     try:
-        head = subprocess.run(["git", "-C", str(top), "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
-        dirty = subprocess.run(["git", "-C", str(top), "diff", "--quiet", "HEAD"], capture_output=True, check=False)
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return head.stdout.strip() + ("+" if dirty.returncode else "")
+        return subprocess.run(["git", "-C", str(place), *arguments], capture_output=True, check=False)
+    except OSError:
+        return subprocess.CompletedProcess(arguments, 127, b"", b"no git")

@@ -5,6 +5,7 @@ import pytest
 
 from edgepeft.bench.planning.job import batches_of, random_batch
 from edgepeft.common.errors import UsageError
+from edgepeft.options.verbs import BenchOptions
 
 
 def test_batches_keep_the_order_of_arrival_and_drop_the_remainder():
@@ -17,7 +18,7 @@ def test_fewer_texts_than_a_batch_are_one_batch():
 
 def test_a_batch_size_of_zero_is_a_usage_error():
     with pytest.raises(UsageError, match="at least 1"):
-        batches_of([1], 0)
+        BenchOptions(profile="rpi4", batch_size=0)
 
 
 def test_random_ids_fill_the_mask_and_nothing_else():
