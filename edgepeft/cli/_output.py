@@ -14,6 +14,7 @@ from rich.console import Console, RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
+from edgepeft.common.atomic import check_target, write_json
 from edgepeft.common.errors import UsageError
 from edgepeft.common.messages import printable
 from edgepeft.common.progress import PrintableConsole, say
@@ -88,8 +89,6 @@ def json_text(document: Any, indent: int | None = None) -> str:
 
 def result_file(json: str | None) -> Path | None:
     """The file that ``--json`` names; None without the option, and for standard output."""
-    from edgepeft.common.atomic import check_target
-
     if json is None or json == _STDOUT:
         return None
     if Path(json).is_dir():
@@ -100,8 +99,6 @@ def result_file(json: str | None) -> Path | None:
 
 def show_result(result: _Result, json: str | None, table: Callable[[_Result], RenderableType]) -> None:
     """Print the result as JSON alone where ``json`` is standard output; else write it there, and print its table."""
-    from edgepeft.common.atomic import write_json
-
     if json == _STDOUT:
         print_json(result.to_json())
         return

@@ -10,7 +10,10 @@ from rich.markup import escape
 from rich.table import Column
 from typer import Argument, Option
 
+from edgepeft.backbones.base import families, family_of
+from edgepeft.backbones.config import architecture_names, config_of, read_config
 from edgepeft.cli._output import print_json, show_table, table_console
+from edgepeft.common.errors import UnknownName
 
 PANEL = "Look"
 
@@ -41,9 +44,6 @@ def command(
     as_json: Annotated[bool, Option("--json", help="One JSON document instead of tables.")] = False,
 ) -> None:
     if name is None:
-        from edgepeft.backbones.base import families
-        from edgepeft.backbones.config import architecture_names, config_of
-
         types = {name: config_of(name)["model_type"] for name in architecture_names()}
         rows: list[dict[str, Any]] = [
             {
@@ -68,10 +68,7 @@ def command(
 
 def _config(name: str) -> tuple[dict[str, Any], str]:
     """That of a folder, of an architecture, or of one that stands for a model type; and whose it is."""
-    from edgepeft.backbones.base import families
-    from edgepeft.backbones.config import architecture_names, config_of, read_config
     from edgepeft.backbones.gguf_file import folder_of_gguf
-    from edgepeft.common.errors import UnknownName
 
     if Path(name).is_file():
         return read_config(folder_of_gguf(Path(name)) / "config.json"), name
@@ -89,8 +86,6 @@ def _config(name: str) -> tuple[dict[str, Any], str]:
 
 
 def _read(config: dict[str, Any], source: str) -> dict[str, Any]:
-    from edgepeft.backbones.base import family_of
-
     noted = _Noted(config)
     family = family_of(noted)
     architecture = family.architecture(noted)

@@ -11,6 +11,7 @@ from typer import Option
 
 from edgepeft.cli._options import command_of
 from edgepeft.cli._output import INTERRUPTED, result_file, show_bench_result
+from edgepeft.common.atomic import write_json
 from edgepeft.common.errors import DoesNotFit, ThroughputRegression, UsageError
 from edgepeft.common.progress import say, shown_steps
 from edgepeft.options.base import share_of
@@ -66,7 +67,6 @@ def _measure_scenarios(
 ) -> Sequence[DoesNotFit]:
     """Measure or count one after the other, the JSON kept after each; what did not fit the profile's memory."""
     from edgepeft.bench.run import earlier_result, run_scenarios
-    from edgepeft.common.atomic import write_json
 
     target = result_file(json)
     if resume and target is None:

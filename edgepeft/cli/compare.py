@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from edgepeft.cli._output import print_json, table_console
+from edgepeft.common.atomic import write_atomically, write_json
 from edgepeft.common.errors import ThroughputRegression
 from edgepeft.common.messages import markdown_cell, printable
+from edgepeft.options.base import share_of
 
 if TYPE_CHECKING:
     from edgepeft.bench.compare import Comparison
@@ -35,8 +37,6 @@ def command(
 ) -> None:
     from edgepeft.bench.compare import ResultFile, compare_results
     from edgepeft.bench.report.tables import comparison_table
-    from edgepeft.common.atomic import write_atomically, write_json
-    from edgepeft.options.base import share_of
 
     allowed = share_of("--max-regression", max_regression)
     fresh = ResultFile.open(new)

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from typer import Option
 
+from edgepeft.backbones.base import Architecture, Pooling, family_of
+from edgepeft.backbones.config import architecture_names, config_of, read_config
 from edgepeft.cli._output import print_json, show_table
 from edgepeft.common.errors import UsageError, requiring
 from edgepeft.options.base import SETTINGS_HELP, settings_of
-
-if TYPE_CHECKING:
-    from edgepeft.backbones.base import Architecture
 
 PANEL = "Measure"
 
@@ -69,8 +68,6 @@ def _settings(pairs: Iterable[str], methods: tuple[str, ...]) -> dict[str, dict[
 
 
 def _architecture(backbone: str) -> tuple[Architecture, str]:
-    from edgepeft.backbones.base import Pooling, family_of
-    from edgepeft.backbones.config import architecture_names, config_of, read_config
     from edgepeft.backbones.gguf_file import folder_of_gguf
     from edgepeft.backbones.source import Backbone
 

@@ -8,8 +8,10 @@ from rich.markup import escape
 from rich.table import Column
 from typer import Argument, Option
 
+from edgepeft.backbones.config import read_config
 from edgepeft.cli._output import plain_table, print_json, table_console
 from edgepeft.common.errors import named
+from edgepeft.common.resources import package_data
 
 PANEL = "Look"
 
@@ -18,9 +20,6 @@ def command(
     name: Annotated[str | None, Argument(help="A method's name.", show_default=False)] = None,
     as_json: Annotated[bool, Option("--json", help="One JSON document instead of tables.")] = False,
 ) -> None:
-    from edgepeft.backbones.config import read_config
-    from edgepeft.common.resources import package_data
-
     document = read_config(package_data("methods.json"))
     entries = {entry["name"]: entry for entry in document["methods"]}
     if name is None:

@@ -15,6 +15,7 @@ from typer import Argument, Option
 
 from edgepeft.cli._options import Variant
 from edgepeft.cli._output import print_json
+from edgepeft.common.atomic import write_atomically
 from edgepeft.common.errors import UsageError
 from edgepeft.common.progress import messages
 
@@ -64,7 +65,6 @@ def command(
 
 def _write(name: str | None, out: Path | None, *, measure: bool, force: bool) -> Path:
     from edgepeft.bench.board_profile import measured_profile
-    from edgepeft.common.atomic import write_atomically
     from edgepeft.device.profiles import toml_of
 
     if name is None or not measure:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Option
 
 from edgepeft.cli._output import table_console
+from edgepeft.common.atomic import write_json
 from edgepeft.common.errors import UsageError, requiring
 from edgepeft.common.progress import say, shown_steps
 from edgepeft.options.verbs import BenchOptions
@@ -84,7 +85,6 @@ def _train(out: Path) -> tuple[Path, list[Path]]:
 
 def _measure(out: Path) -> BenchResult:
     from edgepeft.bench.run import run_benchmark
-    from edgepeft.common.atomic import write_json
 
     request = BenchOptions(
         profile=PROFILE, bundle=out / "bundle", lengths=LENGTHS, rounds=ROUNDS, max_seconds=MAX_SECONDS
@@ -102,7 +102,6 @@ def _measure(out: Path) -> BenchResult:
 def _close(out: Path, manifest: Manifest, bench: BenchResult, seconds: dict[str, float]) -> None:
     """The summary as JSON, the table, and what to try next."""
     from edgepeft.bench.report.tables import quickstart_summary, quickstart_table
-    from edgepeft.common.atomic import write_json
     from edgepeft.training.demo import TASKS
 
     described = [(task.name, task.corpus) for task in TASKS]

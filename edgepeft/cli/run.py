@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
+import numpy as np
 import typer
 from pydantic import model_validator
 from typer import Argument, Option
@@ -22,6 +23,7 @@ from edgepeft.cli._options import (
     decoding_of,
 )
 from edgepeft.cli._output import json_text, print_json, say_cuts
+from edgepeft.common.atomic import check_target, write_atomically
 from edgepeft.common.errors import EdgepeftError, UnknownName, UsageError
 from edgepeft.common.messages import printable
 from edgepeft.common.progress import no_longer, say
@@ -129,6 +131,12 @@ class RunOptions(Options):
         pairs = enumerate(zip(firsts, seconds, strict=True), start=1)
         return (Row(*pair, None, "text", i, candidates=candidates) for i, pair in pairs)
 
+    def batches(self, runtime: Runtime) -> Iterator[list[Row]]:
+        """Yield the rows, as many at once as run together."""
+        from edgepeft.runtime.passes import in_batches
+
+        return in_batches(self.rows(runtime), self.batch_size)
+
 
 @command_of(RunOptions, "run")
 def command(asked: RunOptions) -> None:
@@ -197,10 +205,8 @@ def _tasks(runtime: Runtime, asked: list[str] | None) -> list[str]:
 
 
 def _answers(runtime: Runtime, tasks: list[str], asked: RunOptions, manner: Decoding) -> Iterator[dict[str, Any]]:
-    from edgepeft.runtime.passes import in_batches
-
     kinds = [runtime.bundle.entry(name).task_kind for name in tasks]
-    for rows in in_batches(asked.rows(runtime), asked.batch_size):
+    for rows in asked.batches(runtime):
         for kind in kinds:
             kind.read(rows)  # refused by the row's place in the file
         by_task = runtime.predict_all(tasks, [row.readable for row in rows], manner)
@@ -214,8 +220,6 @@ def _answers(runtime: Runtime, tasks: list[str], asked: RunOptions, manner: Deco
 
 def _check_vectors(runtime: Runtime, tasks: Sequence[str], out: Path | None, dims: int | None) -> None:
     """See that vectors are what is answered, and can be written, before anything runs."""
-    from edgepeft.common.atomic import check_target
-
     kinds = {name: runtime.bundle.entry(name).task_kind for name in tasks}
     if out is not None:
         if out.suffix != ".npy":
@@ -257,13 +261,8 @@ def _vector(answer: Answer, dims: int | None) -> VectorPrediction:
 
 def _write_vectors(runtime: Runtime, task: str, asked: RunOptions, out: Path) -> int:
     """Write them in the order of the rows; the number of rows."""
-    import numpy as np
-
-    from edgepeft.common.atomic import write_atomically
-    from edgepeft.runtime.passes import in_batches
-
     found = []
-    for rows in in_batches(asked.rows(runtime), asked.batch_size):
+    for rows in asked.batches(runtime):
         answers = runtime.predict(task, [row.readable for row in rows])
         found.append(np.stack([_vector(answer, asked.dims).vector for answer in answers]))
     content = io.BytesIO()
@@ -291,10 +290,8 @@ def _check_tasks(runtime: Runtime, asked: RunOptions) -> None:
 
 
 def _mixed_answers(runtime: Runtime, asked: RunOptions, manner: Decoding) -> Iterator[dict[str, Any]]:
-    from edgepeft.runtime.passes import in_batches
-
     failed, strict = 0, not asked.skip_unknown
-    for batch in in_batches(asked.rows(runtime), asked.batch_size):
+    for batch in asked.batches(runtime):
         tasks, texts = [row.task for row in batch], [row.readable for row in batch]
         results = runtime.predict_mixed(tasks, texts, strict=strict, decoding=manner)
         failed += sum(isinstance(answer, EdgepeftError) for answer in results)

@@ -94,7 +94,7 @@ def text_template(
     if wanted and not (wanted.one_label or wanted.writes) and (format is not None or target is not None):
         raise UsageError(f"--kind {kind}: here labels or text are written; leave it out, or --format and --target.")
     if format is not None:
-        found = format_named(format)
+        found = named("format", format, FORMATS)
         if wanted and wanted.one_label and not found.names:
             raise UsageError(f"--kind {kind}: the answers of {found.name} are no labels, but text; leave --kind out.")
         reads = pattern(found.source_for(adapters=adapters))
@@ -196,11 +196,6 @@ class Format:
             return int(label)
         known = ", ".join(f"{name} (or {i})" for i, name in enumerate(self.names))
         raise DataError(f"no target of {self.name} has the label {label!r}; its labels are {known}.")
-
-
-def format_named(name: str) -> Format:
-    """Return the format of that name."""
-    return named("format", name, FORMATS)
 
 
 def _fields(fields: str) -> str:

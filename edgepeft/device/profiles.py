@@ -72,11 +72,6 @@ class MemoryFigure(Figure):
     unit: Literal["B", "MB", "GB", "MiB", "GiB"]
     variants: Annotated[tuple[int | float, ...], Field(strict=False)] = ()  # sizes that are sold, for --set memory=
 
-    @property
-    def size_bytes(self) -> int:
-        """The value in bytes."""
-        return int(self.value * _BYTES[self.unit])
-
     @model_validator(mode="after")
     def _is_plausible(self) -> Self:
         if not _SMALLEST_MEMORY <= self.value * _BYTES[self.unit] <= _LARGEST_MEMORY:  # a product may be infinite
@@ -242,7 +237,7 @@ class Profile(_Part):
     @property
     def memory_bytes(self) -> int:
         """The device's memory in bytes."""
-        return self.memory.size_bytes
+        return int(self.memory.value * _BYTES[self.memory.unit])
 
     def limits(self) -> Limits:
         """The cores and memory that emulating this device asks for."""

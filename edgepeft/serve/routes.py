@@ -267,23 +267,18 @@ async def _told(
             if piece:
                 yield events.piece(piece)
             piece = await pieces.get()
-        yield _last(running, events)
-    finally:
-        running.cancel()
-
-
-def _last(running: asyncio.Task[Sequence[RowResult]], events: Events) -> bytes:
-    try:
         (answer,) = running.result()
         if isinstance(answer, EdgepeftError):
             raise answer
+        assert isinstance(answer, Answer), "a task was asked"
+        yield events.answer(answer)
     except Exception as error:
         refused = refusal_of(error)
         if refused.code == "internal":
             log.error("a stream ended", exc_info=error)
-        return events.error(refused)
-    assert isinstance(answer, Answer), "a task was asked"
-    return events.answer(answer)
+        yield events.error(refused)
+    finally:
+        running.cancel()
 
 
 @endpoint(

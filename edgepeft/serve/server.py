@@ -16,6 +16,7 @@ import faulthandler
 import ipaddress
 import logging
 import math
+import os
 import signal
 import socket
 from collections import Counter
@@ -259,23 +260,17 @@ class Limited(HttpToolsProtocol):
 def listen(host: str, port: int) -> socket.socket:
     """A socket that listens; port 0 takes a free one."""
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listening = socket.socket(family, kind, protocol)
-        try:
-            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listening.bind(address)
-            listening.listen(_BACKLOG)
-        except BaseException:
-            listening.close()
-            raise
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
+        return socket.create_server(address, family=family, backlog=_BACKLOG, dualstack_ipv6=both)
     except socket.gaierror as error:
         raise UsageError(f"--host {host} is no address of this machine ({error.strerror}).") from error
     except OSError as error:
+        said = f"cannot listen on {host} port {port} ({os.strerror(error.errno or 0)})."  # its own names the address
         if error.errno not in _LOST:
-            raise EdgepeftError(f"cannot listen on {host} port {port} ({error.strerror}).") from error
+            raise EdgepeftError(said) from error
         other = "--host" if error.errno == errno.EADDRNOTAVAIL else "--port"
-        raise UsageError(f"cannot listen on {host} port {port} ({error.strerror}). Give another {other}.") from error
-    return listening
+        raise UsageError(f"{said} Give another {other}.") from error
 
 
 class _Server(uvicorn.Server):

@@ -6,7 +6,7 @@ import pytest
 
 from edgepeft.common.errors import DataError, UnknownName
 from edgepeft.data.pattern import nearest, pattern
-from edgepeft.data.text_template import FORMATS, format_named
+from edgepeft.data.text_template import FORMATS, text_template
 
 # Rows as the data sets have them: under the names of their columns.
 ROWS = {
@@ -75,13 +75,13 @@ COMPACTER = {  # its name of the task comes first where no adapters are trained
 def test_a_source_of_t5_has_its_word_and_its_fields_in_order(name: str):
     row, text = SOURCES[name]
     for adapters in (True, False):
-        assert pattern(format_named(name).source_for(adapters=adapters)).filled(ROWS[row], "row 1") == text
+        assert pattern(FORMATS[name].source_for(adapters=adapters)).filled(ROWS[row], "row 1") == text
 
 
 @pytest.mark.parametrize("task", COMPACTER)
 def test_a_source_of_compacter_has_the_tasks_name_where_no_adapters_are_trained(task: str):
     row, text = COMPACTER[task]
-    sources = {adapters: format_named(f"compacter:{task}").source_for(adapters=adapters) for adapters in (True, False)}
+    sources = {adapters: FORMATS[f"compacter:{task}"].source_for(adapters=adapters) for adapters in (True, False)}
     assert pattern(sources[True]).filled(ROWS[row], "row 1") == text
     assert pattern(sources[False]).filled(ROWS[row], "row 1") == f"{task} {text}"
 
@@ -109,7 +109,7 @@ TARGETS = {
 
 @pytest.mark.parametrize("name", [name for name in FORMATS if FORMATS[name].targets and not FORMATS[name].step])
 def test_labels_are_known_by_name_and_by_number(name: str):
-    found = format_named(name)
+    found = FORMATS[name]
     words = TARGETS[name.removeprefix("compacter:").removeprefix("superglue-").rpartition(":")[2]]
     numbers = tuple(map(str, range(len(words))))
     written = numbers if name.startswith("compacter:") else words
@@ -118,7 +118,7 @@ def test_labels_are_known_by_name_and_by_number(name: str):
 
 
 def test_a_label_that_no_target_has_is_refused_with_those_that_are_there():
-    mrpc = format_named("glue:mrpc")
+    mrpc = FORMATS["glue:mrpc"]
     with pytest.raises(DataError, match=r"no target of glue:mrpc has the label 'same'; .* not_equivalent \(or 0\)"):
         mrpc.targets_of(("equivalent", "same"))
     with pytest.raises(DataError, match="the label '2'"):
@@ -129,18 +129,18 @@ def test_a_label_that_no_target_has_is_refused_with_those_that_are_there():
 
 def test_an_unknown_format_is_refused_with_the_nearest():
     with pytest.raises(UnknownName, match=r"no format is called 'glue:mprc'\. Did you mean 'glue:mrpc'\?"):
-        format_named("glue:mprc")
+        text_template(format="glue:mprc", fields={})
 
 
 def test_free_answers_are_every_answer_of_the_row():
-    squad, record = (pattern(format_named(name).target) for name in ("squad", "superglue:record"))
+    squad, record = (pattern(FORMATS[name].target) for name in ("squad", "superglue:record"))
     assert squad.choices({"answers": {"text": ["Ann.", "Ann!"], "answer_start": [7, 7]}}, "row") == ("Ann .", "Ann !")
     assert record.choices({"answers": ["Ann", "Bob"]}, "row") == ("Ann", "Bob")
     assert squad.choices({"answers": "it's"}, "row") == ("it ' s",)
 
 
 def test_compacters_blanks_stand_around_other_signs_too_but_not_underscores():
-    squads = [pattern(format_named(name).source_for(adapters=True)) for name in ("squad", "compacter:squad")]
+    squads = [pattern(FORMATS[name].source_for(adapters=True)) for name in ("squad", "compacter:squad")]
     row = {"question": "a_b «c»", "context": "Fran\u00e7ois"}
     assert [squad.filled(row, "row") for squad in squads] == [
         "question: a _ b «c» context: François",
@@ -149,7 +149,7 @@ def test_compacters_blanks_stand_around_other_signs_too_but_not_underscores():
 
 
 def test_numbers_are_rounded_to_the_nearest_of_26_or_of_51_targets():
-    t5, compacter = format_named("glue:stsb"), format_named("compacter:stsb")
+    t5, compacter = FORMATS["glue:stsb"], FORMATS["compacter:stsb"]
     assert (len(t5.names), t5.names[:3], t5.names[-1]) == (26, ("0.0", "0.2", "0.4"), "5.0")
     assert (len(compacter.names), compacter.names[:3], compacter.names[-1]) == (51, ("0.0", "0.1", "0.2"), "5.0")
     numbers = ("0", "2.533", "3.8", "4.89", "4.91", "5.0")
