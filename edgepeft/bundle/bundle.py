@@ -15,12 +15,13 @@ from numpy.typing import NDArray
 from edgepeft.backbones.base import Architecture, Family, family_of
 from edgepeft.backbones.checkpoint import Checkpoint
 from edgepeft.backbones.config import read_config
+from edgepeft.backbones.emit import BUNDLE_FILES
 from edgepeft.backbones.text import TextGraphs
 from edgepeft.backbones.tokens import TextEncoder, text_encoder
 from edgepeft.bundle.card import card_of, require_agreement
 from edgepeft.bundle.manifest import Manifest, TaskEntry
 from edgepeft.bundle.tolerance import Tolerance, allowed_for
-from edgepeft.bundle.versions import locate
+from edgepeft.bundle.versions import hashes, locate
 from edgepeft.common.errors import BundleError, EdgepeftError, UsageError
 from edgepeft.common.resources import file_identity, sha256_of
 from edgepeft.common.task_name import CHECK, GRAPH, WEIGHTS
@@ -240,6 +241,20 @@ class Bundle:
     def encoder(self) -> TextEncoder:
         """The bundle's tokenizer."""
         return text_encoder(self._sound("tokenizer.json"), self.architecture)
+
+
+def places(manifest: Manifest) -> dict[str, str]:
+    """Place in a bundle's folder -> SHA-256, of all files that a manifest names, but for versions before."""
+    backbone = manifest.backbone
+    found = {backbone.weights_file: backbone.sha256.weights, BACKBONE_FILE: backbone.sha256.graph}
+    if backbone.text is not None:
+        found |= {ENCODER_FILE: backbone.text.encoder, DECODER_FILE: backbone.text.decoder}
+    # Never a name that the manifest makes up.
+    found |= {name: manifest.files[name] for name in BUNDLE_FILES if name in manifest.files}
+    for folder, entries in ((TASKS_FOLDER, manifest.tasks), (TEMPLATES_FOLDER, manifest.templates)):
+        for name, entry in entries.items():
+            found |= {f"{folder}/{name}{suffix}": sha256 for suffix, sha256 in hashes(entry).items()}
+    return found
 
 
 def expect_hash(path: Path, expected: str) -> None:

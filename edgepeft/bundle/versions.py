@@ -16,7 +16,7 @@ import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from edgepeft.bundle.manifest import TaskEntry
+from edgepeft.bundle.manifest import TaskEntry, TemplateEntry
 from edgepeft.common.atomic import replacing, write_atomically
 from edgepeft.common.errors import BundleError
 from edgepeft.common.resources import sha256_of
@@ -26,10 +26,10 @@ VERSIONS = "versions"
 Content = bytes | Path  # of a file; a path where it may be too large for memory
 
 
-def hashes(entry: TaskEntry) -> dict[str, str]:
-    """The suffix of each of a task's files -> its SHA-256."""
-    named = {GRAPH: entry.sha256, CHECK: entry.check_sha256, TRAINING: entry.train_sha256}
-    named |= {WEIGHTS: entry.weights_sha256}
+def hashes(entry: TaskEntry | TemplateEntry) -> dict[str, str]:
+    """The suffix of each of a task's or template's files -> its SHA-256."""
+    weights = entry.weights_sha256 if isinstance(entry, TaskEntry) else None
+    named = {GRAPH: entry.sha256, CHECK: entry.check_sha256, TRAINING: entry.train_sha256, WEIGHTS: weights}
     return {suffix: sha256 for suffix, sha256 in named.items() if sha256}
 
 

@@ -21,13 +21,12 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from edgepeft.backbones.emit import BUNDLE_FILES
-from edgepeft.bundle.bundle import BACKBONE_FILE, DECODER_FILE, ENCODER_FILE, TASKS_FOLDER, TEMPLATES_FOLDER
+from edgepeft.bundle.bundle import TASKS_FOLDER, places
 from edgepeft.bundle.manifest import MANIFEST_FILE, FileHash, Manifest
 from edgepeft.common.atomic import write_json
-from edgepeft.common.errors import BundleError, EdgepeftError, MissingPackage, UsageError, VerificationFailed
+from edgepeft.common.errors import BundleError, EdgepeftError, UsageError, VerificationFailed, requiring
 from edgepeft.common.own_folder import locked
 from edgepeft.common.resources import cache_folder, private_folder, sha256_of
-from edgepeft.common.task_name import SUFFIXES
 from edgepeft.deploy.verify import audit
 
 if TYPE_CHECKING:
@@ -75,11 +74,7 @@ def sign_bundle(folder: Path, private_key: Path) -> Path:
 
 def unsigned_files(folder: Path) -> list[str]:
     """Files in the folder that no signature covers, since edgepeft does not read them when it answers."""
-    manifest = Manifest.read(folder)
-    named = {*SIGNED_FILES, SIGNATURE_FILE, BACKBONE_FILE, manifest.backbone.weights_file}
-    named |= {ENCODER_FILE, DECODER_FILE} if manifest.backbone.text else set()
-    for place, entries in ((TASKS_FOLDER, manifest.tasks), (TEMPLATES_FOLDER, manifest.templates)):
-        named |= {f"{place}/{name}{suffix}" for name in entries for suffix in SUFFIXES}
+    named = {*SIGNED_FILES, SIGNATURE_FILE, *places(Manifest.read(folder))}
     files = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
     # The version before of a task is in the manifest with its hashes, as the one in force.
     return sorted(name for name in files if name not in named and not name.startswith(f"{TASKS_FOLDER}/versions/"))
@@ -158,11 +153,9 @@ def read_private_key(path: Path) -> Ed25519PrivateKey:
 
 def _read_key(path: Path, kind: Literal["private", "public"], remedy: str) -> Any:
     """The Ed25519 key of that kind in a PEM file."""
-    try:
+    with requiring("serve", "a signature"):
         from cryptography.hazmat.primitives.asymmetric import ed25519
         from cryptography.hazmat.primitives.serialization import load_pem_private_key, load_pem_public_key
-    except ImportError as error:
-        raise MissingPackage("signatures need the package cryptography: pip install 'edgepeft[serve]'.") from error
     try:
         with path.open("rb") as file:
             content = file.read(_MAX_KEY_BYTES)

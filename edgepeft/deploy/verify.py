@@ -33,8 +33,7 @@ from safetensors.numpy import load, save
 
 from edgepeft.backbones.base import Decoder
 from edgepeft.backbones.checkpoint import check_header
-from edgepeft.backbones.emit import BUNDLE_FILES
-from edgepeft.bundle.bundle import BACKBONE_FILE, TEMPLATES_FOLDER, expect_hash
+from edgepeft.bundle.bundle import TEMPLATES_FOLDER, expect_hash, places
 from edgepeft.bundle.manifest import OnData, Verification
 from edgepeft.bundle.tolerance import EXACT, Tolerance, text_quality
 from edgepeft.common.errors import BundleError, EdgepeftError, VerificationFailed
@@ -314,11 +313,8 @@ def audit(folder: Path, stage: Stage = nullcontext) -> list[AuditFinding]:
 
 def _check_backbone(runtime: Runtime) -> None:
     bundle = runtime.bundle
-    expect_hash(bundle.weights, bundle.manifest.backbone.sha256.weights)
-    expect_hash(bundle.folder / BACKBONE_FILE, bundle.manifest.backbone.sha256.graph)
-    for name in BUNDLE_FILES:  # never a name that the manifest makes up
-        if name in bundle.manifest.files:
-            expect_hash(bundle.folder / name, bundle.manifest.files[name])
+    for name, sha256 in places(bundle.manifest.model_copy(update={"tasks": {}, "templates": {}})).items():
+        expect_hash(bundle.folder / name, sha256)
     graphs = [bundle.backbone_graph, *(bundle.text_graphs if bundle.manifest.backbone.text else ())]
     for graph in graphs:
         check_standard(graph)

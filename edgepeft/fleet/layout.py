@@ -16,13 +16,11 @@ from dataclasses import dataclass
 from pydantic import ValidationError
 from tuf.api.metadata import TOP_LEVEL_ROLE_NAMES, TargetFile
 
-from edgepeft.backbones.emit import BUNDLE_FILES
-from edgepeft.bundle.bundle import BACKBONE_FILE, DECODER_FILE, ENCODER_FILE, TASKS_FOLDER, TEMPLATES_FOLDER
+from edgepeft.bundle.bundle import BACKBONE_FILE, TASKS_FOLDER, TEMPLATES_FOLDER, places
 from edgepeft.bundle.manifest import Manifest, TaskEntry, TemplateEntry
-from edgepeft.bundle.versions import hashes
 from edgepeft.common.errors import BundleError, UsageError
 from edgepeft.common.messages import in_words
-from edgepeft.common.task_name import CHECK, GRAPH, check_task_names
+from edgepeft.common.task_name import GRAPH, check_task_names
 
 METADATA, TARGETS = "metadata", "targets"
 _CUSTOM = "edgepeft"
@@ -48,22 +46,6 @@ def without_training(manifest: Manifest) -> Manifest:
 def same_base(one: Manifest, other: Manifest) -> bool:
     """Whether two differ in their tasks at most, and in the versions of what wrote them."""
     return (one.backbone, one.files, one.templates) == (other.backbone, other.files, other.templates)
-
-
-def places(manifest: Manifest) -> dict[str, str]:
-    """Each published file's place in a bundle's folder -> its SHA-256."""
-    backbone = manifest.backbone
-    found = {BACKBONE_FILE: backbone.sha256.graph, backbone.weights_file: backbone.sha256.weights}
-    if backbone.text is not None:
-        found |= {ENCODER_FILE: backbone.text.encoder, DECODER_FILE: backbone.text.decoder}
-    # Never a name that the manifest makes up.
-    found |= {name: manifest.files[name] for name in BUNDLE_FILES if name in manifest.files}
-    for name, entry in manifest.tasks.items():
-        found |= {f"{TASKS_FOLDER}/{name}{suffix}": sha256 for suffix, sha256 in hashes(entry).items()}
-    for name, template in manifest.templates.items():
-        stem = f"{TEMPLATES_FOLDER}/{name}"
-        found |= {f"{stem}{GRAPH}": template.sha256, f"{stem}{CHECK}": template.check_sha256}
-    return found
 
 
 def customs(manifest: Manifest) -> dict[str, dict[str, str]]:

@@ -13,7 +13,7 @@ from typing import Any
 from tuf.api.metadata import TargetFile
 
 from edgepeft.backbones.emit import BUNDLE_FILES
-from edgepeft.bundle.bundle import TASKS_FOLDER, Bundle
+from edgepeft.bundle.bundle import TASKS_FOLDER, Bundle, places
 from edgepeft.bundle.manifest import MANIFEST_FILE, Manifest, hub_name_of, task_table
 from edgepeft.bundle.versions import hashes
 from edgepeft.common.atomic import drop_unfinished, replacing
@@ -69,11 +69,11 @@ def publish(
             for task, entry in offered.tasks.items()
             for suffix in hashes(entry)
         }
-        for place in layout.places(offered):
+        for place in places(offered):
             path, name = kept.get(place, folder / place), f"{channel}/{place}"
             targets[place] = TargetFile.from_file(name, str(path), ["sha256"])
             _store(path, repository / layout.TARGETS, name, targets[place].hashes["sha256"])
-        targets = {place: targets[place] for place in layout.places(wanted)}
+        targets = {place: targets[place] for place in places(wanted)}
         for place, custom in layout.customs(wanted).items():
             targets[place].unrecognized_fields["custom"] = custom
         return _put(found, channel, targets, before, made)

@@ -22,7 +22,7 @@ from typing import Any
 from tuf.api.metadata import TargetFile
 
 from edgepeft.backbones.emit import BUNDLE_FILES
-from edgepeft.bundle.bundle import TASKS_FOLDER, Bundle
+from edgepeft.bundle.bundle import TASKS_FOLDER, Bundle, places
 from edgepeft.bundle.manifest import MANIFEST_FILE, Manifest, TaskEntry
 from edgepeft.bundle.versions import Content, content_of, digest, hashes, read_version
 from edgepeft.common.atomic import check_replaceable, disk_errors, drop_leftovers, new_folder
@@ -33,7 +33,7 @@ from edgepeft.common.resources import sha256_of
 from edgepeft.common.task_name import CHECK, GRAPH, WEIGHTS
 from edgepeft.data.training_loop.checkpoint import claim
 from edgepeft.deploy.install import PreparedTask, commit_tasks, prepare_task, remove_task
-from edgepeft.fleet.layout import METADATA, places, same_base
+from edgepeft.fleet.layout import METADATA, same_base
 from edgepeft.fleet.remote import Remote, forget, pin, trusted_root
 from edgepeft.fleet.state import STATE_FILE, WORK, Decision, State, decide
 

@@ -26,7 +26,6 @@ from edgepeft.backbones.base import Role
 from edgepeft.bundle.bundle import TASKS_FOLDER, Bundle
 from edgepeft.common.atomic import write_atomically
 from edgepeft.common.errors import BundleError, UsageError
-from edgepeft.common.resources import sha256_of
 from edgepeft.common.task_name import CHECK
 from edgepeft.graph.cut import above, below
 from edgepeft.graph.gradient.training import training_facts
@@ -82,10 +81,8 @@ def write_task(bundle: Bundle, task: str, out: Path, *, tunable: bool = False) -
     if tunable:
         reason = _untunable(bundle, task, values)
         tuning = {"untunable": reason} if reason else {"tuning": _write_tuning(bundle, task, model, values, out)}
-    check, check_file = bundle.current(task, CHECK), f"{TASKS_FOLDER}/{task}{CHECK}"
-    if not check.is_file() or sha256_of(check) != entry.check_sha256:
-        raise BundleError(f"{check} is missing or altered; export or copy the bundle again.")
-    write_atomically(out / check_file, check.read_bytes())
+    check_file = f"{TASKS_FOLDER}/{task}{CHECK}"
+    write_atomically(out / check_file, bundle.check(task)[0])
     allowed = bundle.allowed(task)
     kind = entry.task_kind
     return {
