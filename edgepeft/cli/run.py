@@ -18,7 +18,7 @@ from edgepeft.common.errors import EdgepeftError, UnknownName, UsageError
 from edgepeft.common.messages import printable
 from edgepeft.common.progress import no_longer, say
 from edgepeft.data.answers import Answer, VectorPrediction
-from edgepeft.data.containers import STDIN, lines_of
+from edgepeft.data.containers import STDIN, lines_as_they_come
 from edgepeft.data.pattern import pattern
 from edgepeft.data.rows import Columns, Row, read_rows
 from edgepeft.options.base import ROWS_HELP, NoCache, PairColumn, TextColumn, Threads
@@ -167,14 +167,26 @@ class _Asked:
             given = {"columns": self.columns, "task_column": self.task_column}
             return read_rows(self.file, labels=False, keep=True, **given)  # type: ignore[arg-type]
         if self.text == [STDIN] and not self.second:
-            lines = lines_of(Path(STDIN))
-            return (Row(line.rstrip("\r\n"), None, None, STDIN, i, candidates=self.candidates) for i, line in lines)
+            return (row for rows in self._typed() for row in rows)
         firsts = self.text or []
         if self.second and len(self.second) != len(firsts):
             raise UsageError(f"{len(firsts)} texts and {len(self.second)} --second; each text needs its own.")
         seconds: list[str] | list[None] = self.second or [None] * len(firsts)
         pairs = enumerate(zip(firsts, seconds, strict=True), start=1)
         return (Row(*pair, None, "text", i, candidates=self.candidates) for i, pair in pairs)
+
+    def batches(self) -> Iterator[list[Row]]:
+        """The rows that run together: of typed lines no more than are there, for whoever sent them waits."""
+        from edgepeft.runtime.passes import in_batches
+
+        typed = self.text == [STDIN] and not self.second
+        return (
+            batch for rows in (self._typed() if typed else [self.rows()]) for batch in in_batches(rows, self.batch_size)
+        )
+
+    def _typed(self) -> Iterator[list[Row]]:
+        for lines in lines_as_they_come():
+            yield [Row(line.rstrip("\r\n"), None, None, STDIN, i, candidates=self.candidates) for i, line in lines]
 
 
 def _columns(runtime: Runtime, asked: _Asked) -> Columns:
@@ -204,10 +216,8 @@ def _tasks(runtime: Runtime, asked: list[str] | None) -> list[str]:
 
 
 def _answers(runtime: Runtime, tasks: list[str], asked: _Asked, manner: Decoding) -> Iterator[dict[str, Any]]:
-    from edgepeft.runtime.passes import in_batches
-
     kinds = [runtime.bundle.entry(name).task_kind for name in tasks]
-    for rows in in_batches(asked.rows(), asked.batch_size):
+    for rows in asked.batches():
         for kind in kinds:
             kind.read(rows)  # refused by the row's place in the file
         by_task = runtime.predict_all(tasks, [row.readable for row in rows], manner)

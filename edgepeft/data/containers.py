@@ -104,10 +104,28 @@ def lines_of(path: Path) -> Lines:
     """Yield decoded lines with their numbers; each is decoded alone, so that a bad byte has a line."""
     with _bytes_of(path) as file:
         for number, raw in enumerate(file, start=1):
-            try:
-                yield number, raw.decode("utf-8-sig" if number == 1 else "utf-8")
-            except UnicodeDecodeError as error:
-                raise DataError(f"{path}:{number}: not UTF-8 ({error.reason}); save the file as UTF-8.") from error
+            yield number, _decoded(path, number, raw)
+
+
+def lines_as_they_come() -> Iterator[list[tuple[int, str]]]:
+    """Yield standard input's lines with their numbers, those together that are there at once."""
+    path, number, begun, chunk = Path(STDIN), 0, list[bytes](), b"\n"
+    while chunk:
+        chunk = cast("io.BufferedReader", sys.stdin.buffer).read1(1 << 16)
+        begun.append(chunk)
+        if chunk and b"\n" not in chunk:
+            continue
+        *ended, last = b"".join(begun).split(b"\n")
+        ended, begun = (ended, [last]) if chunk or not last else ([last], [])
+        yield [(n, _decoded(path, n, raw)) for n, raw in enumerate(ended, start=number + 1)]
+        number += len(ended)
+
+
+def _decoded(path: Path, number: int, raw: bytes) -> str:
+    try:
+        return raw.decode("utf-8-sig" if number == 1 else "utf-8")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}:{number}: not UTF-8 ({error.reason}); save the file as UTF-8.") from error
 
 
 _MAX_ODD = 0.3  # letters that no Western language has; of Cyrillic and Japanese most would be
