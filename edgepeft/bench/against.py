@@ -5,7 +5,7 @@ affects both alike.  Speed also depends on a process's memory layout, so rounds 
 split over several launches.  The verdict is of the paired ratios: slower where the whole 95 % interval lies below 1
 and the median is below 1 - max_regression, the smallest loss that matters.
 
-The other version is a git revision, an installed one, or a release.  Its workers have it first on their path, and
+The other version is a git revision, or a folder that holds the package.  Its workers have it first on their path, and
 everything else as it is here: the same Python, ONNX Runtime and NumPy, so that edgepeft alone differs.
 """
 
@@ -14,13 +14,12 @@ from __future__ import annotations
 import io
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
 import tarfile
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from copy import deepcopy
 from dataclasses import asdict, dataclass, field, replace
@@ -38,7 +37,6 @@ from edgepeft.common.errors import EdgepeftError, UsageError
 LAUNCHES = 2  # each loads every model twice; more of them cost more than they teach
 _SERIES = ("series", "gemm", "pytorch_gemm", "reference")  # the fields of Measured that hold samples
 _PROBE_EVERY = 10  # rounds: the ratio is what counts, and a probe can take longer than all steps of its round
-_RELEASE = re.compile(r"\d+(\.\w+)*")
 _PROBE = """
 import dataclasses, json, edgepeft
 from edgepeft.bench.measuring import worker
@@ -210,28 +208,20 @@ def _found(asked: str, work: Path) -> tuple[Path, str]:
             else:  # Python 3.11 before 3.11.4 knows no filters; git gives names inside the checkout only
                 archive.extractall(work)
         return work, f"commit {commit[:12]}"
-    if _RELEASE.fullmatch(asked):
-        # That release alone; what it needs is here already.
-        command = ["-m", "pip", "install", "--quiet", "--no-deps", "--target", str(work), f"edgepeft=={asked}"]
-        _output(command, f"--against {asked}: pip cannot install edgepeft=={asked}")
-        return work, f"release {asked}"
+    # Never from a package index: nobody of us holds the name there.
     raise UsageError(
-        f"--against {asked}: neither a git revision of {REPOSITORY} or of this folder, nor a release such as 0.1.0, "
-        "nor a folder that holds the package edgepeft."
+        f"--against {asked}: neither a git revision of {REPOSITORY} or of this folder, nor a folder that holds the "
+        "package edgepeft. Of a release give its tag (after git fetch --tags), or where its wheel is unpacked: pip "
+        "install --no-deps --target FOLDER edgepeft-VERSION-py3-none-any.whl."
     )
 
 
 def _run(path: Path, asked: str, arguments: list[str]) -> str:
     environment = {**os.environ, "PYTHONPATH": str(path), "ORT_DISABLE_TELEMETRY": "1", "HF_HUB_OFFLINE": "1"}
     # -P: a checkout in the current folder must not come before the version that was asked for.
-    refused = f"--against {asked}: that version cannot be measured beside this one"
-    return _output(["-P", *arguments], refused, environment)
-
-
-def _output(arguments: list[str], refused: str, environment: Mapping[str, str] = os.environ) -> str:
-    command = [sys.executable, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=dict(environment))
+    command = [sys.executable, "-P", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     if done.returncode:
         last = (done.stderr.strip() or "no word").splitlines()[-1]
-        raise UsageError(f"{refused} ({last[:300]}).")
+        raise UsageError(f"--against {asked}: that version cannot be measured beside this one ({last[:300]}).")
     return done.stdout

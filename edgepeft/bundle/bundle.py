@@ -44,6 +44,13 @@ class Bundle:
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)
         self.manifest = Manifest.read(self.folder)
+        try:
+            str(self.folder.absolute()).encode()
+        except UnicodeEncodeError:
+            raise UsageError(
+                f"{folder}: its path has bytes that are no UTF-8 here, and neither ONNX Runtime nor tokenizers open "
+                "such; rename what has them, or take a locale of UTF-8."
+            ) from None
         self.sound_weights: frozenset[tuple[str, str]] = frozenset()  # identity and SHA-256 of what was hashed
         # Identities of weights that an earlier process hashed: enough for what lies where, not for reading it.
         self.known_weights: frozenset[str] = frozenset()

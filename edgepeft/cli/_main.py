@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import importlib
 import io
 import keyword
 import os
+import signal
 import sys
+import threading
 import warnings
-from types import ModuleType
+from collections.abc import Iterator
+from types import FrameType, ModuleType
 from typing import Any, NoReturn
 
 # ONNX Runtime >= 1.29 sends telemetry on Linux unless this is set before its import.
@@ -86,6 +90,31 @@ def _options(
     """Many parameter-efficient tasks on one frozen Transformer, on one small board."""
 
 
+@contextlib.contextmanager
+def _interrupted_by_sigterm() -> Iterator[None]:
+    """SIGTERM interrupts as Ctrl-C does, so that nothing half done is left behind; then it ends the process."""
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+        yield
+        return
+    came = False
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        nonlocal came
+        came = True
+        signal.default_int_handler(number, frame)
+
+    signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if came:
+            with contextlib.suppress(OSError):
+                sys.stdout.flush()
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+@_interrupted_by_sigterm()
 def main(command: typer.Typer = app) -> None:
     """Run a command line, by default ``edgepeft``'s; expected errors become one line on standard error."""
     if isinstance(sys.stdout, io.TextIOWrapper):

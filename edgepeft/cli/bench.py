@@ -33,7 +33,7 @@ def command(
     ] = None,
     resume: Annotated[bool, Option("--resume", help="Go on with what an interrupted run wrote to --json.")] = False,
     against: Annotated[
-        str | None, Option(help="A git revision, a release, or a folder with edgepeft: measured in the same rounds.")
+        str | None, Option(help="A git revision, or a folder with edgepeft: measured in the same rounds.")
     ] = None,
     max_regression: Annotated[str | None, Option(help="With --against: the loss that is let pass. Default 5%.")] = None,
     launches: Annotated[int | None, Option(help="With --against: times that processes start anew. Default: 2.")] = None,

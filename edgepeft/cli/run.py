@@ -28,7 +28,7 @@ from edgepeft.common.errors import EdgepeftError, UnknownName, UsageError
 from edgepeft.common.messages import printable
 from edgepeft.common.progress import no_longer, say
 from edgepeft.data.answers import Answer, VectorPrediction
-from edgepeft.data.containers import STDIN, lines_of
+from edgepeft.data.containers import STDIN, lines_as_they_come
 from edgepeft.data.pattern import pattern
 from edgepeft.data.rows import Columns, Row, read_rows
 from edgepeft.options.base import ROWS_HELP, NoCache, Options, PairColumn, TextColumn, Threads
@@ -122,9 +122,8 @@ class RunOptions(Options):
             given: dict[str, Any] = {"columns": self.columns(runtime), "task_column": self.task_column}
             return read_rows(self.input_file, labels=False, keep=True, **given)
         firsts, candidates = self.text or [], tuple(self.candidate or ())
-        if firsts == [STDIN] and not self.second:
-            lines = lines_of(Path(STDIN))
-            return (Row(line.rstrip("\r\n"), None, None, STDIN, i, candidates=candidates) for i, line in lines)
+        if self._typed:
+            return (row for rows in self._typed_rows() for row in rows)
         if self.second and len(self.second) != len(firsts):
             raise UsageError(f"{len(firsts)} texts and {len(self.second)} --second; each text needs its own.")
         seconds: list[str] | list[None] = self.second or [None] * len(firsts)
@@ -132,10 +131,20 @@ class RunOptions(Options):
         return (Row(*pair, None, "text", i, candidates=candidates) for i, pair in pairs)
 
     def batches(self, runtime: Runtime) -> Iterator[list[Row]]:
-        """Yield the rows, as many at once as run together."""
+        """Yield the rows that run together: of typed lines no more than are there, for whoever sent them waits."""
         from edgepeft.runtime.passes import in_batches
 
-        return in_batches(self.rows(runtime), self.batch_size)
+        for rows in self._typed_rows() if self._typed else [self.rows(runtime)]:
+            yield from in_batches(rows, self.batch_size)
+
+    @property
+    def _typed(self) -> bool:
+        return self.text == [STDIN] and not self.second
+
+    def _typed_rows(self) -> Iterator[list[Row]]:
+        given: dict[str, Any] = {"candidates": tuple(self.candidate or ())}
+        for lines in lines_as_they_come():
+            yield [Row(line.rstrip("\r\n"), None, None, STDIN, i, **given) for i, line in lines]
 
 
 @command_of(RunOptions, "run")

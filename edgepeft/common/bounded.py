@@ -66,7 +66,7 @@ def _parsed(content: str | bytes) -> Any:
 
 def toml_at(path: Path) -> dict[str, Any]:
     """The TOML document in a file; plans, profiles and scenarios name files, so no text has a NUL."""
-    text = bytes_at(path, _TOML_BYTES).decode()
+    text = bytes_at(path, _TOML_BYTES).decode("utf-8-sig")
     if r"\u0000" in text or r"\U00000000" in text:
         raise ValueError(_NUL)
     if _LONG_KEY.search(text):

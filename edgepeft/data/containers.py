@@ -18,13 +18,14 @@ import zlib
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 from edgepeft.common.errors import DataError, requiring
 from edgepeft.common.messages import reason
 
 STDIN = "-"
-PACKED = ".gz"
+PACKED, ZIPPED = ".gz", ".zip"
+TABLES = (".jsonl", ".ndjson", ".csv", ".tsv", ".json")  # that may be packed
 _LISTING_BYTES = 10 << 20  # of a zip file's list: a hundred thousand files
 _SHEET_ROWS = 1_048_576  # what Excel has
 
@@ -57,28 +58,74 @@ class Room:
         self.left -= n_bytes
 
 
+class _Unpacked(io.RawIOBase):
+    """A gz file's content, as far as there is room: a line in it may never end."""
+
+    def __init__(self, path: Path) -> None:
+        self._room, self._file = Room(path), gzip.GzipFile(path)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any, /) -> int:
+        content = self._file.read1(len(buffer))
+        self._room.take(len(content))
+        buffer[: len(content)] = content
+        return len(content)
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+_BROKEN = (EOFError, RuntimeError, gzip.BadGzipFile, zipfile.BadZipFile, zlib.error)  # RuntimeError: a password
+
+
+@contextlib.contextmanager
+def _bytes_of(path: Path) -> Iterator[BinaryIO]:
+    """Open what a file holds, unpacked; of a zip file its one table."""
+    end = path.suffix.lower()
+    try:
+        with contextlib.ExitStack() as opened:
+            if str(path) == STDIN:
+                yield opened.enter_context(sys.stdin.buffer)
+            elif end == PACKED:
+                yield opened.enter_context(io.BufferedReader(_Unpacked(path), 1 << 20))
+            elif end == ZIPPED:
+                packed = opened.enter_context(_archive(path))
+                yield cast("BinaryIO", opened.enter_context(packed.open(_table_in(packed))))
+            else:
+                yield opened.enter_context(path.open("rb"))
+    except _BROKEN as error:
+        raise DataError(f"{path} is no {end[1:]} file that can be read ({error}).") from error
+
+
 def lines_of(path: Path) -> Lines:
     """Yield decoded lines with their numbers; each is decoded alone, so that a bad byte has a line."""
+    with _bytes_of(path) as file:
+        for number, raw in enumerate(file, start=1):
+            yield number, _decoded(path, number, raw)
+
+
+def lines_as_they_come() -> Iterator[list[tuple[int, str]]]:
+    """Yield standard input's lines with their numbers, those together that are there at once."""
+    path, number, begun, chunk = Path(STDIN), 0, list[bytes](), b"\n"
+    while chunk:
+        chunk = cast("io.BufferedReader", sys.stdin.buffer).read1(1 << 16)
+        begun.append(chunk)
+        if chunk and b"\n" not in chunk:
+            continue
+        *ended, last = b"".join(begun).split(b"\n")
+        ended, begun = (ended, [last]) if chunk or not last else ([last], [])
+        yield [(n, _decoded(path, n, raw)) for n, raw in enumerate(ended, start=number + 1)]
+        number += len(ended)
+
+
+def _decoded(path: Path, number: int, raw: bytes) -> str:
     try:
-        for number, raw in enumerate(_raw_lines(path), start=1):
-            try:
-                yield number, raw.decode("utf-8-sig" if number == 1 else "utf-8")
-            except UnicodeDecodeError as error:
-                raise DataError(f"{path}:{number}: not UTF-8 ({error.reason}); save the file as UTF-8.") from error
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise DataError(f"{path} is no gz file that can be read ({error}).") from error
-
-
-def _raw_lines(path: Path) -> Iterator[bytes]:
-    packed = path.suffix.lower() == PACKED
-    with sys.stdin.buffer if str(path) == STDIN else gzip.open(path) if packed else path.open("rb") as file:
-        if not packed:
-            yield from file
-            return
-        room = Room(path)
-        while line := file.readline(room.left + 1):  # one may never end
-            room.take(len(line))
-            yield line
+        return raw.decode("utf-8-sig" if number == 1 else "utf-8")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}:{number}: not UTF-8 ({error.reason}); save the file as UTF-8.") from error
 
 
 _MAX_ODD = 0.3  # letters that no Western language has; of Cyrillic and Japanese most would be
@@ -88,13 +135,14 @@ _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 def table_lines(path: Path) -> Iterator[str]:
     """Return a table's lines: in UTF-8, or in what spreadsheets write too, UTF-16 or Windows-1252, which is said."""
     lines = (line for _, line in lines_of(path))
-    if str(path) == STDIN or path.suffix.lower() == PACKED:
+    if str(path) == STDIN:
         return lines
-    with contextlib.suppress(UnicodeDecodeError), path.open("rb") as file:
+    with contextlib.suppress(UnicodeDecodeError), _bytes_of(path) as file:
         for line in file:
             line.decode()
         return lines
-    content = path.read_bytes()
+    with _bytes_of(path) as file:
+        content = file.read()
     if content.startswith(_UTF_16):
         warnings.warn(f"{path}: read as UTF-16, which its first bytes say.", stacklevel=2)
         try:
@@ -132,11 +180,30 @@ def read_zip(path: Path) -> Iterator[Record]:
     """Yield the same of a zip file, whose outermost folder may be one for all."""
     try:
         with _archive(path) as opened:
-            held = opened.infolist()
-            names = sorted({one.filename for one in held if not one.is_dir() and _is_text(PurePath(one.filename))})
+            names = [name for name in _names_in(opened) if _is_text(PurePath(name))]
             yield from _labelled(path, ((PurePath(name), opened.read(name)) for name in names))
-    except (zipfile.BadZipFile, OSError, RuntimeError, zlib.error, EOFError) as error:  # RuntimeError: a password
+    except (*_BROKEN, OSError) as error:
         raise DataError(f"{path} is no zip file that can be read ({error}).") from error
+
+
+def _names_in(archive: zipfile.ZipFile) -> list[str]:
+    return sorted({one.filename for one in archive.infolist() if not one.is_dir()})
+
+
+def _table_in(archive: zipfile.ZipFile) -> str:
+    """Name the table of a zip file that has one, and no texts; nothing that a system hides."""
+    paths = [PurePath(name) for name in _names_in(archive)]
+    tables = [path for path in paths if path.suffix.lower() in TABLES and _is_text(path.with_suffix(""))]
+    return str(tables[0]) if len(tables) == 1 and not any(map(_is_text, paths)) else ""
+
+
+def table_in(path: Path) -> PurePath:
+    """Return the name of the one table in a zip file; of any other file nothing."""
+    try:
+        with _archive(path) as opened:
+            return PurePath(_table_in(opened))
+    except (*_BROKEN, OSError):  # which its reader says
+        return PurePath()
 
 
 def _archive(path: Path, times: int = _ROOM_TIMES) -> zipfile.ZipFile:

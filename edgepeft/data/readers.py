@@ -31,6 +31,7 @@ from edgepeft.data.arrow import SAVED, named_split, read_arrow, read_parquet, sa
 from edgepeft.data.containers import (
     PACKED,
     STDIN,
+    TABLES,
     Record,
     lines_of,
     read_csv,
@@ -38,6 +39,7 @@ from edgepeft.data.containers import (
     read_tsv,
     read_xlsx,
     read_zip,
+    table_in,
 )
 from edgepeft.data.labels import shown
 from edgepeft.data.memory import Held, Records
@@ -310,6 +312,11 @@ def _sentences(path: Path) -> Iterator[tuple[int, list[list[str]]]]:
         yield start, words
 
 
+def _read_zip(path: Path) -> Iterator[Record]:
+    """Read the one table in it, or else its texts."""
+    yield from FORMATS.get(table_in(path).suffix.lower(), read_zip)(path)
+
+
 FORMATS: dict[str, Reader] = {
     ".jsonl": _read_jsonl,
     ".ndjson": _read_jsonl,
@@ -319,7 +326,7 @@ FORMATS: dict[str, Reader] = {
     ".parquet": read_parquet,
     ".arrow": read_arrow,
     ".xlsx": read_xlsx,
-    ".zip": read_zip,
+    ".zip": _read_zip,
     ".conll": read_conll,
 }
 """Extension -> reader, as errors name them."""
@@ -335,7 +342,7 @@ def format_of(path: Path) -> Reader | None:
     end = path.suffix.lower()
     if end == PACKED:
         inner = Path(path.stem).suffix.lower()
-        return FORMATS[inner] if inner in (".jsonl", ".ndjson", ".csv", ".tsv", ".json") else None
+        return FORMATS[inner] if inner in TABLES else None
     if end in _OF_CONLL:
         return _OF_CONLL[end]
     if path.is_dir() and end not in FORMATS and not is_dataset(path):

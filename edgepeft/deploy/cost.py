@@ -6,6 +6,7 @@ costs.  Letters: R rows, S tokens of each (a prompt's too), n beams, N = R n tex
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -29,6 +30,7 @@ _LONGEST_READ = 1 << 20  # tokens of a passage in windows
 ARENA = 1.4  # of what is alive; 1.1 to 1.7
 _FLOAT_BYTES = 4
 _MAX_TOKENS = 1 << 20  # the distances to all of them are computed
+_MAX_PLACES = 1 << 28  # rows times tokens of all rows: which token is whose is computed
 _SIZES = ("flops", "read_bytes", "written_bytes", "weight_bytes")  # of an operator's work
 Inputs = Mapping[str, NDArray[np.int64]]
 
@@ -81,6 +83,8 @@ def bundle_cost(
     """
     length = checked_length(bundle, task, batch_size, length)
     precision, (each, tokens) = bundle.manifest.backbone.weights_dtype, read_as(bundle, task, length)
+    if batch_size > (most := max(1, math.isqrt(_MAX_PLACES // tokens) // each)):
+        raise UsageError(f"--batch {batch_size}: of {length} tokens each, at most {most:,} texts are counted in a run.")
     inputs = example_inputs(bundle, task, batch_size * each, tokens)
     if task is not None and bundle.entry(task).writes:
         decoding = decoding_in(bundle, task, decoding)

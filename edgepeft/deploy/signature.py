@@ -11,6 +11,7 @@ highest one of that folder and key, so an older signed state that is put in its 
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import json
 import time
@@ -64,7 +65,9 @@ def sign_bundle(folder: Path, private_key: Path) -> Path:
     with locked(folder):
         if wrong := next((finding for finding in audit(folder) if finding.problem), None):
             raise VerificationFailed(f"{folder} is not signed: {wrong.subject}: {wrong.problem}")
-        before = _stated(folder).version if (folder / SIGNATURE_FILE).is_file() else 0
+        before = 0
+        with contextlib.suppress(BundleError, VerificationFailed):  # none, or a damaged one, which says nothing
+            before = _stated(folder).version
         unsigned = _Signature(files=_hashes(folder), version=max(before + 1, int(time.time())))
         signature = base64.b64encode(key.sign(unsigned.signed_bytes)).decode()
         path = folder / SIGNATURE_FILE

@@ -271,6 +271,16 @@ def test_what_is_no_version_is_a_usage_error(asked, tmp_path):
         open_revision(asked, tmp_path)
 
 
+def test_a_release_is_never_asked_of_a_package_index(tmp_path, monkeypatch):
+    """The name is nobody's there: whoever takes it would be run here."""
+    started = []
+    run = subprocess.run
+    monkeypatch.setattr(subprocess, "run", lambda command, **how: started.append(command) or run(command, **how))
+    with pytest.raises(UsageError, match="pip install --no-deps --target FOLDER"):
+        open_revision("0.1.0", tmp_path)
+    assert {command[0] for command in started} == {"git"}
+
+
 def test_a_version_without_a_worker_is_refused(tmp_path):
     place = package(tmp_path / "old", "0.0.1")
     (place / "edgepeft" / "bench" / "planning" / "job.py").unlink()

@@ -20,6 +20,19 @@ def test_a_fifo_is_refused_and_not_waited_for(bundle, name):
     assert edgepeft("run", bundle, "--task", "mood", "w5").returncode == 1  # it ends
 
 
+@pytest.mark.parametrize("beneath", [True, False])
+def test_a_path_that_neither_onnx_runtime_nor_tokenizers_open_is_called_so(bundle, tmp_path, monkeypatch, beneath):
+    """It was called a tokenizer.json that is missing."""
+    try:
+        (odd := tmp_path / os.fsdecode(b"caf\xe9")).mkdir()
+    except OSError:
+        pytest.skip("this file system takes UTF-8 alone")
+    bundle.rename(odd / "bundle")
+    monkeypatch.chdir(odd if beneath else tmp_path)
+    done = edgepeft("run", "bundle" if beneath else odd / "bundle", "--task", "mood", "w5")
+    assert done.returncode == 2 and "bytes that are no UTF-8" in done.stderr
+
+
 def test_a_socket_and_a_device_are_refused(bundle, monkeypatch):
     monkeypatch.chdir(bundle)  # a socket's path has at most 107 bytes
     with socket.socket(socket.AF_UNIX) as own:

@@ -164,6 +164,28 @@ def test_lines_of_standard_input_that_are_no_utf_8_are_refused_by_their_number(b
         app(["run", str(bundle), "--task", task, "-"], standalone_mode=False)
 
 
+def test_typed_lines_are_answered_before_the_next_ones_are_waited_for(bundle, task, tmp_path, monkeypatch):
+    pieces, seen = [b"w1 w2\r\nw3 ", b"w4\nw5\n\n", b"w6"], []
+
+    class Typing(io.RawIOBase):
+        def readable(self):
+            return True
+
+        def readinto(self, buffer):
+            seen.append((tmp_path / "out").read_text().count("\n"))
+            piece = pieces.pop(0) if pieces else b""
+            buffer[: len(piece)] = piece
+            return len(piece)
+
+    with (tmp_path / "out").open("w") as out:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BufferedReader(Typing())))
+        monkeypatch.setattr(sys, "stdout", out)
+        app(["run", str(bundle), "--task", task, "-"], standalone_mode=False)
+    assert seen == [0, 1, 4, 4]
+    texts = [line.split("\t")[-1] for line in (tmp_path / "out").read_text().splitlines()]
+    assert texts == ["w1 w2", "w3 w4", "w5", "", "w6"]
+
+
 def test_a_file_that_cannot_be_written_is_refused_before_anything_runs(bundle, task, rows, tmp_path):
     for out, message in ((rows, "is the file that is read"), (tmp_path / "answers.txt", "ends in .csv, .tsv, .jsonl")):
         done = run(bundle, task, rows, out)

@@ -1,9 +1,13 @@
-"""Ctrl-C is one word and exit code 130, whenever it comes."""
+"""Ctrl-C is one word and exit code 130, whenever it comes; SIGTERM leaves as little behind."""
 
+import os
+import signal
+import subprocess
 import sys
 from types import ModuleType
 
 import pytest
+from verbs import ENTRY, SURROUNDING
 
 from edgepeft.__main__ import main
 from edgepeft.cli import _main
@@ -44,3 +48,21 @@ def test_other_errors_pass(monkeypatch):
     monkeypatch.setattr(_main, "main", lambda: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         main()
+
+
+def test_sigterm_leaves_no_half_of_a_file_and_ends_the_process_as_whoever_sent_it_expects(bundle, tmp_path):
+    """As docker, systemd and timeout send it."""
+    place = tmp_path / "answers"
+    asked = ["run", bundle, "--task", "mood", "--input", "-", "--out", place / "out.csv"]
+    command = [sys.executable, "-c", ENTRY, *map(str, asked)]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | SURROUNDING
+    ) as running:
+        for _ in range(6_000):  # it reads them to the last, and waits for more
+            print('{"sentence1": "w5 w6"}', file=running.stdin)
+        running.stdin.flush()
+        assert [path.name for path in place.iterdir()] != ["out.csv"]
+        running.send_signal(signal.SIGTERM)
+        assert running.stderr.read().endswith("interrupted\n")
+    assert running.returncode == -signal.SIGTERM
+    assert not [*place.iterdir()]

@@ -51,6 +51,13 @@ def test_what_lies_too_deep_or_names_a_nul_is_a_value_error(tmp_path):
         toml_at(of(tmp_path / "a.toml", rb'path = "a\u0000b"'))
 
 
+def test_a_byte_order_mark_as_windows_writes_it_is_no_part_of_a_document(tmp_path):
+    for path, read in ((tmp_path / "a.toml", toml_at), (tmp_path / "a.json", json_at)):
+        assert read(of(path, {".toml": b"\xef\xbb\xbfa = 1\r\n", ".json": b'\xef\xbb\xbf{"a": 1}'}[path.suffix])) == {
+            "a": 1
+        }
+
+
 @pytest.mark.parametrize("key", ["a.", '"a b" . ', "'a'."])
 def test_a_key_of_toml_has_a_bounded_number_of_parts(tmp_path, monkeypatch, key):
     path = of(tmp_path / "a.toml", f"{key * 30}a = 1".encode())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import io
 import json
 import random
 import re
@@ -402,6 +403,15 @@ def test_a_row_of_another_shape_than_the_first_is_refused_with_its_line(tmp_path
             of_kind(path, kind)
 
 
+def zipped(name, content):
+    """As Kaggle packs a table, and a Mac adds its own to it."""
+    with zipfile.ZipFile(file := io.BytesIO(), "w") as packed:
+        packed.writestr("all/", "")
+        packed.writestr(f"all/{name}", content)
+        packed.writestr(f"__MACOSX/all/._{name}", b"\x00")
+    return file.getvalue()
+
+
 CONTAINERS = {
     "records.json": lambda rows: json.dumps({"data": rows}),
     "by-index.json": lambda rows: json.dumps({n: {str(i): row[n] for i, row in enumerate(rows)} for n in rows[0]}),
@@ -410,6 +420,10 @@ CONTAINERS = {
     "western.csv": lambda rows: ("text,label\n" + "".join(f"{r['text']},{r['label']}\n" for r in rows)).encode(
         "cp1252"
     ),
+    "western.csv.gz": lambda rows: gzip.compress(CONTAINERS["western.csv"](rows)),
+    "utf-16.csv.gz": lambda rows: gzip.compress(CONTAINERS["utf-16.csv"](rows)),
+    "table.zip": lambda rows: zipped("Reviews.CSV", CONTAINERS["western.csv"](rows)),
+    "lines.zip": lambda rows: zipped("reviews.jsonl", "".join(json.dumps(row) + "\n" for row in rows)),
     "packed.jsonl.gz": lambda rows: gzip.compress("".join(json.dumps(row) + "\n" for row in rows).encode()),
 }
 
@@ -499,6 +513,7 @@ def test_what_is_read_in_another_encoding_is_said_and_what_is_none_is_refused(tm
     ("name", "content", "message"),
     [
         ("a.zip", b"no zip", "a.zip is no zip file"),
+        ("a.csv.gz", b"text,label", "a.csv.gz is no gz file"),
         ("a.json", b'{"data": [{"paragraphs": 5}]}', "a.json: expected rows under data, or SQuAD's paragraphs"),
         ("a.json", b'{"data": [{"paragraphs": [{"context": "a", "qas": [3]}]}]}', "a.json: expected rows under data"),
         ("a.json", b'{"data": {"a": 1}}', "a.json:1: no column sentence1"),

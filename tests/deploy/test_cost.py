@@ -49,6 +49,7 @@ def test_the_verb_prints_a_table_or_one_document(exported):
         (["--length", "0"], "takes 1 to 64 tokens"),
         (["--length", "65"], "takes 1 to 64 tokens"),
         (["--batch", "0"], "--batch must be at least 1"),
+        (["--batch", "1000000000"], "at most 2,048 texts"),
         (["--task", "moods"], "Did you mean 'mood'"),
     ],
 )

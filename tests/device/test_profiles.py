@@ -4,7 +4,7 @@ import json
 import tomllib
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 from verbs import edgepeft
@@ -200,6 +200,7 @@ def test_the_verb_shows_a_variant_and_wants_its_device():
     assert alone.returncode == 2 and "name it" in alone.stderr
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # no test decides by the clock
 @given(st.dictionaries(TEXT, st.one_of(VALUE, TABLE.filter(bool), ROWS), max_size=5))
 def test_any_document_comes_back_as_it_was(document):
     assert tomllib.loads(toml_of(document, "a comment\nof two lines")) == document

@@ -103,7 +103,6 @@ def test_what_a_pull_every_hour_meets_is_said_and_it_goes_on(fleet, board, monke
         if len(waits) == 4:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("time.sleep", sleep)
     monkeypatch.setattr(moments, "__defaults__", (lambda _: None, sleep, iter([0.5] * 9).__next__))
     done = edgepeft("pull", fleet.served.address, board, "--every", "1h")
     assert waits == [1800, 3600, 3600, 3600] and done.stderr.count("a file is missing") == 2

@@ -102,6 +102,15 @@ def test_a_signature_from_before_there_were_versions_is_taken(signed, tmp_path):
     assert edgepeft("verify", bundle, "--key", public).returncode == 0
 
 
+@pytest.mark.parametrize("content", [b"", b"{", b'{"format": "edgepeft.signature/1"}'])
+def test_a_damaged_signature_is_replaced_by_the_signing_that_its_message_asks_for(signed, content):
+    bundle, public = signed
+    (bundle / "edgepeft.sig").write_bytes(content)
+    assert "sign the bundle again" in edgepeft("verify", bundle, "--key", public).stderr
+    assert edgepeft("sign", bundle, "--key", public.with_suffix(".pem")).returncode == 0
+    assert edgepeft("verify", bundle, "--key", public).returncode == 0
+
+
 def test_what_fails_verification_is_not_signed(bundle, tmp_path):
     private, _ = write_key(tmp_path)
     altered(bundle / "tasks/mood.onnx", lambda c: c[:-1] + bytes([c[-1] ^ 1]))
