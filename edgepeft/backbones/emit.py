@@ -85,6 +85,16 @@ class Emitter:
         operator, attributes = _ACTIVATIONS[kind]
         return self.op(operator, value, output=output, **attributes)
 
+    def feed_forward(self, kind: str, value: str, name: str, *, up: str, down: str, gate: str = "") -> str:
+        """(., d) -> (., d): down(act(up x)) or down(act(gate x) * up x); ``name`` begins the names of sites."""
+        site = f"{name}ffn_activation"
+        if gate:
+            opened = self.activated(kind, self.linear(gate, value, f"{name}ffn_gate"))
+            self.op("Mul", opened, self.linear(up, value, f"{name}ffn_gated"), output=site)
+        else:
+            self.activated(kind, self.linear(up, value, f"{name}ffn_up"), site)
+        return self.linear(down, site, f"{name}ffn_output")
+
     def norm(self, module: str, value: str, epsilon: float, output: str) -> str:
         """LayerNorm over the last axis."""
         inputs = (value, self.weight(f"{module}.weight"), *self._bias(module))

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -29,7 +28,7 @@ from edgepeft.backbones.positions import Rotary, distance_bias, windows
 from edgepeft.common.errors import BundleError
 
 LEARNT = "embeddings.position_embeddings.weight"
-_ATTENDING, _GATED = (Role.QUERY, Role.KEY, Role.VALUE), (Role.FFN_GATE, Role.FFN_GATED)
+_ATTENDING = (Role.QUERY, Role.KEY, Role.VALUE)
 
 
 class EncoderBuilder:
@@ -130,15 +129,14 @@ class EncoderBuilder:
 
     def _feed_forward(self, layer: str, name: str, hidden: str) -> str:
         """(T, d) -> (T, d)."""
-        layout, linear, up = self.layout, self.emit.linear, name + "ffn_activation"
-        activated = partial(self.emit.activated, self.arch.activation)
-        if layout.gate:
-            sites, modules = [name + role for role in _GATED], (layout.gate, layout.up)
-            products = self._products(layer, modules, hidden, self.arch.intermediate_size, sites)
-            up = self.emit.op("Mul", activated(next(products)), next(products), output=up)
-        else:
-            up = activated(linear(layer + layout.up, hidden, name + "ffn_up"), up)
-        return linear(layer + layout.down, up, name + "ffn_output")
+        layout, kind, emit, down = self.layout, self.arch.activation, self.emit, layer + self.layout.down
+        if layout.gate != layout.up:
+            gate = layout.gate and layer + layout.gate
+            return emit.feed_forward(kind, hidden, name, up=layer + layout.up, down=down, gate=gate)
+        sites, modules = [name + role for role in (Role.FFN_GATE, Role.FFN_GATED)], (layout.gate, layout.up)
+        gate, up = self._products(layer, modules, hidden, self.arch.intermediate_size, sites)
+        up = emit.op("Mul", emit.activated(kind, gate), up, output=name + "ffn_activation")
+        return emit.linear(down, up, name + "ffn_output")
 
     def _products(
         self, layer: str, modules: Sequence[str], value: str, width: int, outputs: Sequence[str]

@@ -159,11 +159,8 @@ class _Builder(text.TextBuilder):
                 attended = self.norm(module + norms["past_attention"], attended)
             hidden = op("Add", attended, hidden, output=name + "attention_output.sum")
             normed = self.norm(module + norms["ffn"], hidden, name + "ffn_norm")
-            gate = linear(f"{module}mlp.gate_proj", normed, name + "ffn_gate")
-            opened = self.emit.activated(self.arch.activation, gate)
-            gated = linear(f"{module}mlp.up_proj", normed, name + "ffn_gated")
-            up = op("Mul", opened, gated, output=name + "ffn_activation")
-            down = linear(f"{module}mlp.down_proj", up, name + "ffn_output")
+            up, down, gate = (f"{module}mlp.{part}_proj" for part in ("up", "down", "gate"))
+            down = self.emit.feed_forward(self.arch.activation, normed, name, up=up, down=down, gate=gate)
             if self.layout.sandwich:
                 down = self.norm(module + norms["past_ffn"], down)
             hidden = op("Add", down, hidden, output=name + "layer_output")

@@ -284,15 +284,9 @@ class _Builder(text.TextBuilder):
     def _feed_forward(self, place: str, name: str, hidden: str) -> str:
         module = f"{place}.DenseReluDense."
         normed = self.norm(f"{place}.layer_norm", hidden, name + "ffn_norm")
-        site = name + "ffn_activation"
-        kind, op, linear = self.arch.activation, self.emit.op, self.emit.linear
-        if self.gated:
-            gate = self.emit.activated(kind, linear(module + "wi_0", normed, name + "ffn_gate"))
-            op("Mul", gate, linear(module + "wi_1", normed, name + "ffn_gated"), output=site)
-        else:
-            self.emit.activated(kind, linear(module + "wi", normed, name + "ffn_up"), site)
-        down = linear(module + "wo", site, name + "ffn_output")
-        return op("Add", down, hidden, output=name + "layer_output")
+        gate, up = (module + "wi_0", module + "wi_1") if self.gated else ("", module + "wi")
+        down = self.emit.feed_forward(self.arch.activation, normed, name, up=up, down=module + "wo", gate=gate)
+        return self.emit.op("Add", down, hidden, output=name + "layer_output")
 
     def _bias(self, stack: str, distances: str, *, both_ways: bool) -> str:
         """int64 (rows, columns) -> (h, rows, columns)."""
