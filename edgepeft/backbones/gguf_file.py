@@ -86,24 +86,17 @@ def _check(path: Path, reader: GGUFReader) -> None:
         )
 
 
-def _reader(path: Path) -> GGUFReader:
+def _convert(path: Path, folder: Path) -> None:
     with requiring("gguf", f"converting {path}, a GGUF file,"):
         import torch  # noqa: F401
-        import transformers  # noqa: F401
         from gguf import GGUFReader
-    return GGUFReader(path)
-
-
-def _convert(path: Path, folder: Path) -> None:
-    with _damage(path):
-        _check(path, reader := _reader(path))
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
-    from transformers.utils import logging as transformers_logging
+        from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+        from transformers.utils import logging as transformers_logging
 
     logging: Any = transformers_logging
-
     where = {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
     with _damage(path):
+        _check(path, reader := GGUFReader(path))
         config = AutoConfig.from_pretrained(**where)
         config.rope_scaling = _scaling(path, reader, config.to_dict())
         if width := _value(reader, f"{_value(reader, 'general.architecture')}.attention.key_length"):

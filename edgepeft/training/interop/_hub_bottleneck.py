@@ -101,8 +101,12 @@ def bottleneck_plan(config: BnConfig, places: Places) -> ConversionPlan:
     # It adds to the sub-layer's output, without norms of its own.
     plain = form["keeps"] == "sublayer" and not form["norm_before"] and form["norm_after"] == "none"
     factored = config.phm_layer and plain and placed and config.scaling != "channel" and even
+    low_rank = factored and config.shared_phm_rule and config.factorized_phm_W
     if factored:
-        method = _factored(config, form, settings)
+        more = {"n": config.phm_dim, "roles": form["roles"], "reads": form["reads"], "norms": False}
+        more |= {"rank": config.phm_rank} if low_rank else {}
+        compacter = CompacterPlusPlus if form["roles"] == (Role.FFN_OUTPUT,) else Compacter
+        method = (compacter if low_rank else PHM).from_settings({**settings, **more})
     elif named := _NAMED.get((form["roles"], form["reads"])) if plain else None:
         method = named(**settings)
     else:
@@ -112,15 +116,13 @@ def bottleneck_plan(config: BnConfig, places: Places) -> ConversionPlan:
         tensors: dict[str, Tensor] = {}
         for reader in readers:
             values = (
-                reader.factors(state, low_rank=isinstance(method, Compacter))
-                if factored
-                else reader.dense(state, settings["bottleneck"])
+                reader.factors(state, low_rank=low_rank) if factored else reader.dense(state, settings["bottleneck"])
             )
             tensors |= {f"{reader.site.name}/{name}": value for name, value in values.items()}
         return tensors
 
     as_they_are = config.scaling == 1.0 and even and (factored or not config.phm_layer)
-    names = (pair for reader in readers for pair in reader.names(low_rank=isinstance(method, Compacter)))
+    names = (pair for reader in readers for pair in reader.names(low_rank=low_rank))
     return ConversionPlan(method, shapes, convert, tuple(names) if as_they_are else ())
 
 
@@ -138,14 +140,6 @@ def _form(config: BnConfig) -> dict[str, Any]:
         reads, keeps = "norm", {True: "sublayer", False: "norm", "post_add": "sum"}[config.residual_before_ln]
     form = {"roles": roles, "reads": reads, "keeps": keeps, "norm_before": config.ln_before}
     return {**form, "norm_after": after if config.ln_after else "none"}
-
-
-def _factored(config: BnConfig, form: Mapping[str, Any], settings: Mapping[str, Any]) -> PerLayer:
-    more = {"n": config.phm_dim, "roles": form["roles"], "reads": form["reads"], "norms": False}
-    if not (config.shared_phm_rule and config.factorized_phm_W):
-        return PHM.from_settings({**settings, **more})
-    method = CompacterPlusPlus if form["roles"] == (Role.FFN_OUTPUT,) else Compacter
-    return method.from_settings({**settings, **more, "rank": config.phm_rank})
 
 
 @dataclass(frozen=True)
