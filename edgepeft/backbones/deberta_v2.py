@@ -73,7 +73,7 @@ class _Builder(EncoderBuilder):
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
         op, ints, packing = self.emit.op, self.emit.ints, self.packing
-        table = self.emit.norm(_NORM, self.emit.weight(_TABLE), self.arch.layer_norm_eps, "distances")  # (2 span, d)
+        table = self.emit.norm(_NORM, self.emit.weight(_TABLE), "distances")  # (2 span, d)
         columns = op("Range", packing.zero, op("Add", packing.length, packing.length), packing.one)  # (D)
         ahead = op("Sub", columns, op("Sub", packing.length, packing.one))  # from 1 - S to S
         of_keys, of_queries = self._rows(ahead), self._rows(op("Neg", ahead))

@@ -36,7 +36,7 @@ class EncoderBuilder:
 
     def __init__(self, architecture: Architecture, layout: ModelLayout, checkpoint: Checkpoint) -> None:
         self.arch, self.layout = architecture, layout
-        self.emit = Emitter(checkpoint, architecture.tensors)
+        self.emit = Emitter(checkpoint, architecture)
         self.packing = Packing(self.emit, architecture.n_heads)
         pairs: dict[str, Any] = {"neighbours": layout.rotary == "neighbours"}
         thetas = dict.fromkeys(layer.theta for layer in architecture.attention)
@@ -58,12 +58,9 @@ class EncoderBuilder:
         for i in range(self.arch.n_layers):
             hidden = self._layer(i, hidden)
         if self.layout.last_norm:
-            hidden = self._norm(self.layout.last_norm, hidden, Role.STACK_OUTPUT.value)
+            hidden = self.emit.norm(self.layout.last_norm, hidden, Role.STACK_OUTPUT.value)
         outputs = self.packing.outputs(hidden, self.arch.hidden_size)
-        return self.emit.model(self.arch.model_type, self.arch.inputs, outputs)
-
-    def _norm(self, module: str, value: str, output: str) -> str:
-        return self.emit.norm(module, value, self.arch.layer_norm_eps, output)
+        return self.emit.model(self.emit.rows(), outputs)
 
     def _positions(self) -> str:
         op = self.emit.op
@@ -91,7 +88,7 @@ class EncoderBuilder:
         projects = f"{self.layout.projection}.weight" in self.arch.tensors
         output = "embeddings_norm" if projects else "embeddings"
         if self.layout.embeddings_norm:
-            hidden = self._norm(self.layout.embeddings_norm, hidden, output)
+            hidden = self.emit.norm(self.layout.embeddings_norm, hidden, output)
         else:
             hidden = op("Identity", hidden, output=output)
         return self.emit.linear(self.layout.projection, hidden, "embeddings") if projects else hidden
@@ -101,16 +98,16 @@ class EncoderBuilder:
         layout, name, layer, op = self.layout, f"layer.{i}.", self.arch.layer_path(i), self.emit.op
         reads, before = hidden, bool(layout.last_norm)
         if before and (i or layout.first_norm):
-            reads = self._norm(layer + layout.attention_norm, hidden, name + "attention_norm")
+            reads = self.emit.norm(layer + layout.attention_norm, hidden, name + "attention_norm")
         context = self._attention(i, layer, name, reads)
         attended = self.emit.linear(layer + layout.attention_output, context, name + "attention_output")
         if before:
             total = op("Add", attended, hidden, output=name + "attention_output.sum")
-            reads = self._norm(layer + layout.ffn_norm, total, name + "ffn_norm")
+            reads = self.emit.norm(layer + layout.ffn_norm, total, name + "ffn_norm")
             return op("Add", self._feed_forward(layer, name, reads), total, output=name + "layer_output")
-        attended = self._norm(layer + layout.attention_norm, op("Add", attended, hidden), name + "attention_norm")
+        attended = self.emit.norm(layer + layout.attention_norm, op("Add", attended, hidden), name + "attention_norm")
         total = op("Add", self._feed_forward(layer, name, attended), attended)
-        return self._norm(layer + layout.ffn_norm, total, name + "layer_output")
+        return self.emit.norm(layer + layout.ffn_norm, total, name + "layer_output")
 
     def _attention(self, i: int, layer: str, name: str, hidden: str) -> str:
         """(T, d) -> (T, d)."""
@@ -121,7 +118,7 @@ class EncoderBuilder:
         if self.rotary:
             own = self.arch.attention[i]
             rotary, within = self.rotary[own.theta], self.within.get(own.reach)
-            query, key = rotary.query(query), rotary.key(key)
+            query, key = rotary.turned(query, *rotary.query), rotary.turned(key, *rotary.key)
         else:
             query = self.emit.op("Mul", query, scale)
         heads = name if self.layout.masked else ""
@@ -129,13 +126,13 @@ class EncoderBuilder:
 
     def _feed_forward(self, layer: str, name: str, hidden: str) -> str:
         """(T, d) -> (T, d)."""
-        layout, kind, emit, down = self.layout, self.arch.activation, self.emit, layer + self.layout.down
+        layout, emit, down = self.layout, self.emit, layer + self.layout.down
         if layout.gate != layout.up:
             gate = layout.gate and layer + layout.gate
-            return emit.feed_forward(kind, hidden, name, up=layer + layout.up, down=down, gate=gate)
+            return emit.feed_forward(hidden, name, up=layer + layout.up, down=down, gate=gate)
         sites, modules = [name + role for role in (Role.FFN_GATE, Role.FFN_GATED)], (layout.gate, layout.up)
         gate, up = self._products(layer, modules, hidden, self.arch.intermediate_size, sites)
-        up = emit.op("Mul", emit.activated(kind, gate), up, output=name + "ffn_activation")
+        up = emit.op("Mul", emit.activated(gate), up, output=name + "ffn_activation")
         return emit.linear(down, up, name + "ffn_output")
 
     def _products(

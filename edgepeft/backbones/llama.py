@@ -63,7 +63,7 @@ class _Builder(text.TextBuilder):
         last = self.emit.op("Gather", hidden, self.packing.ends(), output=Role.POOLED_LAST.value)  # (B, d)
         outputs = self.packing.outputs(hidden, d)
         outputs.append(helper.make_tensor_value_info(last, TensorProto.FLOAT, ("batch", d)))
-        return self.emit.model(self.arch.model_type, self.arch.inputs, outputs)
+        return self.emit.model(self.emit.rows(), outputs)
 
     def teaching(self) -> onnx.ModelProto:
         """(B, S) and what stands before each of n target tokens, (B, n), the first of them no matter -> (B, n, v)."""
@@ -94,7 +94,7 @@ class _Builder(text.TextBuilder):
         columns = op("Range", packing.zero, packing.length, packing.one)
         bias = op("Where", op("Less", columns, last), "none", "lowest")  # (B, S)
         op("Add", op("Unsqueeze", bias, ints(1, 2)), packing.mask_bias, output=text.CROSS_BIAS)
-        return self._encoded()
+        return self.emit.model(self.emit.rows(), self._cross())
 
     def decoder(self) -> onnx.ModelProto:
         """One token more of each of N texts: their last tokens, and whose caches they go on with, -> (N, v)."""
@@ -160,7 +160,7 @@ class _Builder(text.TextBuilder):
             hidden = op("Add", attended, hidden, output=name + "attention_output.sum")
             normed = self.norm(module + norms["ffn"], hidden, name + "ffn_norm")
             up, down, gate = (f"{module}mlp.{part}_proj" for part in ("up", "down", "gate"))
-            down = self.emit.feed_forward(self.arch.activation, normed, name, up=up, down=down, gate=gate)
+            down = self.emit.feed_forward(normed, name, up=up, down=down, gate=gate)
             if self.layout.sandwich:
                 down = self.norm(module + norms["past_ffn"], down)
             hidden = op("Add", down, hidden, output=name + "layer_output")

@@ -174,7 +174,7 @@ class _Builder(text.TextBuilder):
         op("Reshape", logits, shape, output=Role.POOLED_LABELS)
         whole = ("batch", "nodes", "edges")
         outputs.append(helper.make_tensor_value_info(Role.POOLED_LABELS, TensorProto.FLOAT, whole))
-        return self.emit.model(self.arch.model_type, self.arch.inputs, outputs)
+        return self.emit.model(self.emit.rows(), outputs)
 
     def teaching(self) -> onnx.ModelProto:
         """(B, S) and what stands before each of B n target tokens, (B, n), -> (B, n, v)."""
@@ -194,7 +194,7 @@ class _Builder(text.TextBuilder):
             for value, cache in zip(self._attended(i, encoded), text.caches(text.CROSS, i), strict=True):
                 op("Identity", value, output=cache)
         op("Identity", self.packing.mask_bias, output=text.CROSS_BIAS)
-        return self._encoded()
+        return self.emit.model(self.emit.rows(), self._cross())
 
     def decoder(self) -> onnx.ModelProto:
         """One token more of each of N = B n texts: their last tokens, and whose caches they go on with, -> (N, v)."""
@@ -285,7 +285,7 @@ class _Builder(text.TextBuilder):
         module = f"{place}.DenseReluDense."
         normed = self.norm(f"{place}.layer_norm", hidden, name + "ffn_norm")
         gate, up = (module + "wi_0", module + "wi_1") if self.gated else ("", module + "wi")
-        down = self.emit.feed_forward(self.arch.activation, normed, name, up=up, down=module + "wo", gate=gate)
+        down = self.emit.feed_forward(normed, name, up=up, down=module + "wo", gate=gate)
         return self.emit.op("Add", down, hidden, output=name + "layer_output")
 
     def _bias(self, stack: str, distances: str, *, both_ways: bool) -> str:

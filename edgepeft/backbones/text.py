@@ -66,7 +66,7 @@ class TextBuilder:
     plus_one: bool = False  # whether norms multiply by 1 + weight
 
     def __init__(self, architecture: Architecture, checkpoint: Checkpoint) -> None:
-        self.arch, self.emit = architecture, Emitter(checkpoint, architecture.tensors)
+        self.arch, self.emit = architecture, Emitter(checkpoint, architecture)
 
     @abstractmethod
     def model(self) -> onnx.ModelProto:
@@ -74,7 +74,7 @@ class TextBuilder:
 
     @abstractmethod
     def encoder(self) -> onnx.ModelProto:
-        """(B, S) -> what a step reads of the rows, by ``_encoded``."""
+        """(B, S) -> what a step reads of the rows, ``_cross``."""
 
     @abstractmethod
     def decoder(self) -> onnx.ModelProto:
@@ -101,18 +101,13 @@ class TextBuilder:
         """(., d) -> (., v)."""
         return self.emit.op("Gemm", hidden, self.words(), transB=1, output=Role.POOLED_LABELS)
 
-    def _encoded(self) -> onnx.ModelProto:
-        return self.emit.model(self.arch.model_type, self.arch.inputs, self._cross())
-
     def _stepped(self, hidden: str) -> onnx.ModelProto:
         """(N, d) -> the graph of a step."""
         self.emit.op("Identity", self._logits(hidden), output=LOGITS)  # a name of its own: the site may be adapted
         tokens = [helper.make_tensor_value_info(name, TensorProto.INT64, ("texts",)) for name in (IDS, ORDER)]
         inputs = [*tokens, *self._cross(), *self._caches(PAST, "texts_before", "written")]
         logits = helper.make_tensor_value_info(LOGITS, TensorProto.FLOAT, ("texts", self.arch.vocab_size))
-        return self.emit.model(
-            self.arch.model_type, inputs, [logits, *self._caches(PRESENT, "texts", "written_and_one")]
-        )
+        return self.emit.model(inputs, [logits, *self._caches(PRESENT, "texts", "written_and_one")])
 
     def _taught(self, hidden: str) -> onnx.ModelProto:
         """(B n, d) -> the training graph."""
@@ -120,7 +115,7 @@ class TextBuilder:
         op("Reshape", logits, op("Concat", op("Shape", BEFORE), self.emit.ints(-1), axis=0), output=LOGITS)
         before = helper.make_tensor_value_info(BEFORE, TensorProto.INT64, ("batch", "target"))
         taught = helper.make_tensor_value_info(LOGITS, TensorProto.FLOAT, ("batch", "target", self.arch.vocab_size))
-        return self.emit.model(self.arch.model_type, [*self.arch.inputs, before], [taught])
+        return self.emit.model([*self.emit.rows(), before], [taught])
 
     def _cross(self) -> list[onnx.ValueInfoProto]:
         """Values that the encoder's graph gives and the decoder's takes."""

@@ -106,7 +106,7 @@ def bottleneck_plan(config: BnConfig, places: Places) -> ConversionPlan:
         more = {"n": config.phm_dim, "roles": form["roles"], "reads": form["reads"], "norms": False}
         more |= {"rank": config.phm_rank} if low_rank else {}
         compacter = CompacterPlusPlus if form["roles"] == (Role.FFN_OUTPUT,) else Compacter
-        method = (compacter if low_rank else PHM).from_settings({**settings, **more})
+        method: PerLayer = (compacter if low_rank else PHM).from_settings({**settings, **more})
     elif named := _NAMED.get((form["roles"], form["reads"])) if plain else None:
         method = named(**settings)
     else:
