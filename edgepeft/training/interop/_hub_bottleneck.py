@@ -115,9 +115,7 @@ def bottleneck_plan(config: BnConfig, places: Places) -> ConversionPlan:
     def convert(state: StateDict) -> dict[str, Tensor]:
         tensors: dict[str, Tensor] = {}
         for reader in readers:
-            values = (
-                reader.factors(state, low_rank=low_rank) if factored else reader.dense(state, settings["bottleneck"])
-            )
+            values = reader.tensors(state, settings["bottleneck"], factored=factored, low_rank=low_rank)
             tensors |= {f"{reader.site.name}/{name}": value for name, value in values.items()}
         return tensors
 
@@ -212,47 +210,35 @@ class _Reader:
         before = [("adapter_down.0.", "norm_before"), ("adapter_norm_before.", "norm_before")] * self.config.ln_before
         return before + [("adapter_norm_after.", "norm_after")] * self.config.ln_after
 
-    def dense(self, state: StateDict, width: int) -> dict[str, Tensor]:
-        """As a module with whole weights; zeros fill up to the widest layer's bottleneck."""
-        more, scale = width - self.width, self._scale(state)
-        down, up = self._weight(state, "down"), self._weight(state, "up")
-        tensors = {
-            "down.weight": functional.pad(down, (0, 0, 0, more)),
-            "down.bias": functional.pad(self._bias(state, "down"), (0, more)),
-            "up.weight": functional.pad(up * scale.view(-1, 1), (0, more)),
-            "up.bias": self._bias(state, "up") * scale,
-        }
-        for theirs, ours in self._norms():
-            tensors |= {f"{ours}.{part}": state[f"{self.start}{theirs}{part}"] for part in ("weight", "bias")}
-        return tensors
+    def tensors(self, state: StateDict, width: int, *, factored: bool, low_rank: bool) -> dict[str, Tensor]:
+        """As a module of factors, or of whole weights; zeros fill up to the widest layer's bottleneck.
 
-    def factors(self, state: StateDict, *, low_rank: bool) -> dict[str, Tensor]:
-        """As a module of factors; the scale goes into the last one of ``up``."""
-        tensors: dict[str, Tensor] = {}
-        for part, scale in (("down", torch.ones(1)), ("up", self._scale(state))):
-            tensors[f"{part}.A"] = _product(state, self._rule(part))
+        The scale goes into the last tensors of ``up``.
+        """
+        given, tensors = self.config.scaling, dict[str, Tensor]()
+        scaled = state[f"{self.start}scaling"] if isinstance(given, str) else torch.tensor([given])
+        for part, scale in (("down", torch.ones(1)), ("up", scaled)):
+            start, _, outputs = self._linear(part)
+            rows, columns = (width - self.width, 0) if part == "down" else (0, width - self.width)
+            if self.config.phm_layer:
+                rule, terms = _product(state, self._rule(part)), _product(state, self._terms(part))
+                weight = kronecker_sum(rule, terms)  # H^T, [out, in]
+                bias = state[f"{start}b"] if self.config.phm_bias else torch.zeros(outputs)
+            else:
+                weight, bias = state[f"{start}weight"], state[f"{start}bias"]
+            tensors[f"{part}.bias"] = functional.pad(bias, (0, rows)) * scale
+            if not factored:
+                tensors[f"{part}.weight"] = functional.pad(weight * scale.view(-1, 1), (0, columns, 0, rows))
+                continue
+            tensors[f"{part}.A"] = rule
             if low_rank:
                 left, right = (state[name] for name in self._terms(part))
                 tensors |= {f"{part}.s": left, f"{part}.t": right * scale}
             else:
-                tensors[f"{part}.B"] = _product(state, self._terms(part)) * scale
-            tensors[f"{part}.bias"] = self._bias(state, part) * scale
+                tensors[f"{part}.B"] = terms * scale
+        for theirs, ours in self._norms():
+            tensors |= {f"{ours}.{of}": state[f"{self.start}{theirs}{of}"] for of in ("weight", "bias")}
         return tensors
-
-    def _weight(self, state: StateDict, part: str) -> Tensor:
-        if not self.config.phm_layer:
-            return state[f"{self._linear(part)[0]}weight"]
-        return kronecker_sum(_product(state, self._rule(part)), _product(state, self._terms(part)))  # H^T, [out, in]
-
-    def _bias(self, state: StateDict, part: str) -> Tensor:
-        start, _, size = self._linear(part)
-        if not self.config.phm_layer:
-            return state[f"{start}bias"]
-        return state[f"{start}b"] if self.config.phm_bias else torch.zeros(size)
-
-    def _scale(self, state: StateDict) -> Tensor:
-        given = self.config.scaling
-        return state[f"{self.start}scaling"] if isinstance(given, str) else torch.tensor([given])
 
 
 def _product(state: StateDict, names: Iterable[str]) -> Tensor:
