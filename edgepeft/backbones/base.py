@@ -201,6 +201,7 @@ class Architecture(Sizes):
     pooler: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     # Those that linear layers and norms lack, which BitFit adds as zeros.
     absent_biases: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    prefix: str = ""  # of tensors' names in a checkpoint with a head, such as ``bert.``
     words: str = "embeddings.word_embeddings.weight"  # the table of word embeddings
     decoder: Decoder | None = None
     aliases: Mapping[str, str] = field(default_factory=dict)  # tensors that a file may hold under another's name alone
@@ -260,19 +261,14 @@ class Family(ABC):
     def architecture(self, config: Mapping[str, Any]) -> Architecture:
         """Read sizes, tensors and sites from an HF ``config.json``."""
 
-    def checkpoint_prefix(self, architecture: Architecture) -> str:
-        """Prefix of tensor names in a checkpoint with a head, e.g. ``bert.``; empty where it has the same names."""
-        return ""
-
     def modules_of_stored(self, name: str) -> tuple[str, ...]:
         """Map a tensor's name in files to those in transformers' modules; several have its rows, in equal parts."""
         return (name,)
 
     def open_checkpoint(self, architecture: Architecture, weights: Path) -> Checkpoint:
         """Index a weights file by the base model's parameter names, be it the base model's or a whole model's."""
-        prefixes = ("", self.checkpoint_prefix(architecture))
         stored = Checkpoint.open(weights).with_aliases(architecture.aliases)
-        return stored.with_prefix_for(architecture.tensors, prefixes, architecture.model_type)
+        return stored.with_prefix_for(architecture.tensors, ("", architecture.prefix), architecture.model_type)
 
     @abstractmethod
     def build_graph(self, architecture: Architecture, checkpoint: Checkpoint) -> onnx.ModelProto:

@@ -182,6 +182,7 @@ class Encoder(Family):
             norms=tuple(module for module, shape in shapes.modules_of(layout, sizes) if len(shape) == 1),
             inputs=("input_ids", "attention_mask", *token_types),
             head=layout.head,
+            prefix=layout.prefix,
             words=f"{layout.words}.weight",
             attention=self.attention_of(config, sizes.n_layers),
             foreign_head=layout.foreign_head,
@@ -204,10 +205,6 @@ class Encoder(Family):
             Role.FFN_OUTPUT: {"input": f"{layer}ffn_activation", "residual": layer + residual},
         }
         return around.get(site.role, {})
-
-    def checkpoint_prefix(self, architecture: Architecture) -> str:
-        """``bert.``, and so on."""
-        return self.layouts[architecture.model_type].prefix
 
     def open_checkpoint(self, architecture: Architecture, weights: Path) -> Checkpoint:
         """As every family's; one with learnt positions may have all the tensors that a rotary model asks for."""
