@@ -141,6 +141,10 @@ class Site:
     others: tuple[str, ...] = ()  # further modules of which it is that argument
     heads: int = 0  # the axis of heads where its module's output has them apart, beside one of places, [batch, ., ., e]
     call: tuple[int, int] = (0, 1)  # of its module's calls which, of how many, where several layers share tensors
+    # In the graph: its value, where that is not called as the site is, what its module reads, and what is added to it.
+    value: str = ""
+    input: str = ""
+    added: str = ""
 
 
 @dataclass(frozen=True)
@@ -282,16 +286,12 @@ class Family(ABC):
         """Build the graph that teaches text: a row, and what stands before each target token -> that token's logits."""
         raise BundleError(f"a {architecture.model_type} has no decoder that could be taught to write text.")
 
-    @abstractmethod
-    def neighbours(self, architecture: Architecture, site: Site) -> dict[str, str]:
-        """``input``, ``residual`` and ``norm`` of a site -> value of the graph, those that it has."""
-
     def bindings(self, architecture: Architecture) -> dict[str, str]:
         """Site, ``<site>.input``, ``<site>.residual``, ``PackedIndex`` and ``own_values`` -> value of the graph."""
         values = {helper.value: value for helper, value in PACKED_INDICES.items()} | dict(self.own_values)
         for site in architecture.sites:
-            values[site.name], around = site.name, self.neighbours(architecture, site)
-            values |= {f"{site.name}.{suffix}": value for suffix, value in around.items()}
+            own = {"": site.value or site.name, ".input": site.input, ".residual": site.added}
+            values |= {site.name + suffix: value for suffix, value in own.items() if value}
         return values
 
 

@@ -19,7 +19,7 @@ from onnx import TensorProto
 
 from edgepeft.backbones import _layouts as shapes
 from edgepeft.backbones._layouts import ModelLayout
-from edgepeft.backbones.base import Architecture, Attention, Family, Role, Site
+from edgepeft.backbones.base import Architecture, Attention, Family, Role
 from edgepeft.backbones.checkpoint import Checkpoint
 from edgepeft.backbones.config import rope_theta
 from edgepeft.backbones.emit import Emitter
@@ -188,23 +188,6 @@ class Encoder(Family):
             foreign_head=layout.foreign_head,
             reference=layout.reference,
         )
-
-    def neighbours(self, architecture: Architecture, site: Site) -> dict[str, str]:
-        """Name the values beside a site of its layer."""
-        layout, layer = self.layouts[architecture.model_type], f"layer.{site.layer}."
-        before = bool(layout.last_norm)
-        below = f"layer.{site.layer - 1}.layer_output" if site.layer else "embeddings"
-        attends = f"{layer}attention_norm" if before and (site.layer or layout.first_norm) else below
-        feeds, residual = ("ffn_norm", "attention_output.sum") if before else ("attention_norm", "attention_norm")
-        around = {
-            **{role: {"input": attends} for role in (Role.QUERY, Role.KEY, Role.VALUE)},
-            Role.ATTENTION_OUTPUT: {"input": f"{layer}context", "residual": below},
-            **{role: {"input": layer + feeds} for role in (Role.FFN_UP, Role.FFN_GATE, Role.FFN_GATED)},
-            # What is gated has no one before it.
-            Role.FFN_ACTIVATION: {} if layout.gate else {"input": f"{layer}ffn_up"},
-            Role.FFN_OUTPUT: {"input": f"{layer}ffn_activation", "residual": layer + residual},
-        }
-        return around.get(site.role, {})
 
     def open_checkpoint(self, architecture: Architecture, weights: Path) -> Checkpoint:
         """As every family's; one with learnt positions may have all the tensors that a rotary model asks for."""

@@ -263,15 +263,5 @@ class Llama(text.TextFamily):
             reference="sdpa",  # the eager one's softmax is of float32: in float64 padding in front gives no number
         )
 
-    def bindings(self, architecture: Architecture) -> dict[str, str]:
-        """As every family's; where no norm stands between, a layer's keys and values are what its products give."""
-        products = {Role.VALUE_STATES: Role.VALUE}
-        if not shapes.LAYOUTS[architecture.model_type].head_norms:
-            products[Role.KEY_STATES] = Role.KEY
-        sites = architecture.sites_of(*products)
-        return super().bindings(architecture) | {
-            site.name: f"layer.{site.layer}.{products[site.role]}" for site in sites
-        }
-
 
 FAMILY = Llama()

@@ -114,11 +114,13 @@ def _sites_of(sizes: _Sizes) -> Iterator[Site]:
 
 
 def _layer_sites(sizes: _Sizes, stack: str, i: int, parts: Mapping[str, str]) -> Iterator[Site]:
-    d, inner, f = sizes.hidden_size, sizes.inner, sizes.intermediate_size
+    d, inner, f, name = sizes.hidden_size, sizes.inner, sizes.intermediate_size, f"{stack}.layer.{i}."
+    added = "decoder.embeddings" if stack == "decoder" else "word_embeddings"  # to a sub-layer's output, in the graph
+    added = f"{stack}.layer.{i - 1}.layer_output" if i else added
 
-    def at(role: Role, module: str, widths: tuple[int, int], residual: str = "", reads: str = "") -> Site:
-        added = (residual, 0) if residual else None
-        return Site(f"{stack}.layer.{i}.{role}", role, i, *widths, module, reads or module, added)
+    def at(role: Role, module: str, widths: tuple[int, int], residual: str = "", **more: Any) -> Site:
+        sums = {"residual": (residual, 0), "added": added} if residual else {}
+        return Site(name + role, role, i, *widths, module, **{"reads": module, **sums, **more})
 
     for part, place in parts.items():
         around = f"{stack}.block.{i}.{place}"
@@ -126,16 +128,20 @@ def _layer_sites(sizes: _Sizes, stack: str, i: int, parts: Mapping[str, str]) ->
         if part == "DenseReluDense":
             yield at(Role.FFN_NORM, f"{around}.layer_norm", (d, d))
             first = (Role.FFN_UP,) if len(sizes.up) == 1 else (Role.FFN_GATE, Role.FFN_GATED)
-            yield from (at(role, within + up, (d, f)) for role, up in zip(first, sizes.up, strict=True))
+            for role, up in zip(first, sizes.up, strict=True):
+                yield at(role, within + up, (d, f), input=name + Role.FFN_NORM)
             yield at(Role.FFN_ACTIVATION, within + "dropout", (f, f), reads=within + "act")
-            yield at(Role.FFN_OUTPUT, within + "wo", (f, d), around)
+            yield at(Role.FFN_OUTPUT, within + "wo", (f, d), around, input=name + Role.FFN_ACTIVATION)
             yield at(Role.LAYER_OUTPUT, around, (d, d))
         else:
             cross = "cross_" if part == "EncDecAttention" else ""
-            yield at(Role(cross + Role.ATTENTION_NORM), f"{around}.layer_norm", (d, d))
+            norm, output = Role(cross + Role.ATTENTION_NORM), Role(cross + Role.ATTENTION_OUTPUT)
+            yield at(norm, f"{around}.layer_norm", (d, d))
             for role, linear in ((Role.QUERY, "q"), (Role.KEY, "k"), (Role.VALUE, "v")):
-                yield at(Role(cross + role), within + linear, (d, inner))
-            yield at(Role(cross + Role.ATTENTION_OUTPUT), within + "o", (inner, d), around)
+                read = "encoder.output" if cross and role is not Role.QUERY else name + norm
+                yield at(Role(cross + role), within + linear, (d, inner), input=read)
+            yield at(output, within + "o", (inner, d), around, input=f"{name}{cross}context")
+            added = f"{name}{output}.sum"
 
 
 class _Builder(text.TextBuilder):

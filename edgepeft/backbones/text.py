@@ -13,14 +13,13 @@ step before, L tokens that they have, h heads, e a head's width, v vocabulary.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
 from typing import ClassVar, NamedTuple
 
 import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from edgepeft.backbones.base import OUTPUT_LAYER, Architecture, Family, Role, Site
+from edgepeft.backbones.base import OUTPUT_LAYER, Architecture, Family, Role
 from edgepeft.backbones.checkpoint import Checkpoint
 from edgepeft.backbones.emit import Emitter
 
@@ -128,33 +127,10 @@ class TextBuilder:
         return [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name in names]
 
 
-# Role -> the values around its site: what its module reads, and what is added to its output.
-_AROUND: Mapping[Role, Mapping[str, str]] = {
-    **{role: {"input": "{layer}attention_norm"} for role in (Role.QUERY, Role.KEY, Role.VALUE)},
-    Role.ATTENTION_OUTPUT: {"input": "{layer}context", "residual": "{below}"},
-    Role.CROSS_QUERY: {"input": "{layer}cross_attention_norm"},
-    **{role: {"input": "encoder.output"} for role in (Role.CROSS_KEY, Role.CROSS_VALUE)},
-    Role.CROSS_ATTENTION_OUTPUT: {"input": "{layer}cross_context", "residual": "{layer}attention_output.sum"},
-    **{role: {"input": "{layer}ffn_norm"} for role in (Role.FFN_UP, Role.FFN_GATE, Role.FFN_GATED)},
-    Role.FFN_OUTPUT: {"input": "{layer}ffn_activation", "residual": "{layer}{attended}.sum"},
-}
-
-
 class TextFamily(Family):
     """Base of families with a decoder."""
 
     builder: ClassVar[type[TextBuilder]]
-
-    def neighbours(self, architecture: Architecture, site: Site) -> dict[str, str]:
-        """Name the values beside a site of its layer."""
-        stack, in_decoder = site.name.partition("layer.")[0], site.name.startswith("decoder.")
-        below = f"{stack}layer.{site.layer - 1}.layer_output" if site.layer else "word_embeddings"
-        here = {
-            "below": "decoder.embeddings" if in_decoder and not site.layer else below,
-            "layer": f"{stack}layer.{site.layer}.",
-            "attended": "cross_attention_output" if in_decoder else "attention_output",
-        }
-        return {suffix: value.format(**here) for suffix, value in _AROUND.get(site.role, {}).items()}
 
     def build_graph(self, architecture: Architecture, checkpoint: Checkpoint) -> onnx.ModelProto:
         """The packed-token graph; its outputs are last_hidden_state [B, S, d] and pooled values [B, d], or of labels
