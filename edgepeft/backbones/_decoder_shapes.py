@@ -181,27 +181,32 @@ def sites_of(layout: DecoderLayout, sizes: DecoderSizes) -> Iterator[Site]:
     wide, narrow = sizes.n_heads * e, sizes.num_key_value_heads * e
     yield Site("word_embeddings", Role.WORD_EMBEDDINGS, None, d, d, "model.layers.0", is_input=True)
     for i in range(sizes.n_layers):
-        layer = f"model.layers.{i}"
+        layer, name = f"model.layers.{i}", f"layer.{i}."
 
         def at(role: Role, module: str, widths: tuple[int, int], residual: str | None = None, **more: Any) -> Site:
-            place, name = f"{layer}.{module}".rstrip("."), f"layer.{i}.{role}"  # noqa: B023
-            added = None if residual is None else (f"{layer}.{residual}".rstrip("."), 0)  # noqa: B023
-            return Site(name, role, i, *widths, place, place, added, **more)  # noqa: B023
+            place = f"{layer}.{module}".rstrip(".")  # noqa: B023
+            given = None if residual is None else (f"{layer}.{residual}".rstrip("."), 0)  # noqa: B023
+            return Site(name + role, role, i, *widths, place, place, given, **more)  # noqa: B023
 
         yield at(Role.ATTENTION_NORM, layout.norms["attention"], (d, d))
         for role, module, width in zip(
             (Role.QUERY, Role.KEY, Role.VALUE), _LINEAR, (wide, narrow, narrow), strict=False
         ):
-            yield at(role, module, (d, width))
-        key, value = "self_attn.k_norm" if layout.head_norms else _LINEAR[1], _LINEAR[2]
-        for role, module, heads in ((Role.KEY_STATES, key, layout.head_norms), (Role.VALUE_STATES, value, 0)):
-            yield Site(f"layer.{i}.{role}", role, i, narrow, narrow, f"{layer}.{module}", heads=heads)
-        yield at(Role.ATTENTION_OUTPUT, _LINEAR[3], (wide, d), "")
+            yield at(role, module, (d, width), input=name + Role.ATTENTION_NORM)
+        # Where no norm stands between, a layer's keys and values are what its products give.
+        key, value = ("self_attn.k_norm", "") if layout.head_norms else (_LINEAR[1], name + Role.KEY)
+        states: dict[str, Any] = {"heads": layout.head_norms, "value": value}
+        yield Site(name + Role.KEY_STATES, Role.KEY_STATES, i, narrow, narrow, f"{layer}.{key}", **states)
+        states = {"value": name + Role.VALUE}
+        yield Site(name + Role.VALUE_STATES, Role.VALUE_STATES, i, narrow, narrow, f"{layer}.{_LINEAR[2]}", **states)
+        below = f"layer.{i - 1}.layer_output" if i else "word_embeddings"
+        yield at(Role.ATTENTION_OUTPUT, _LINEAR[3], (wide, d), "", input=f"{name}context", added=below)
         yield at(Role.FFN_NORM, layout.norms["ffn"], (d, d))
         for role, module in zip((Role.FFN_GATE, Role.FFN_GATED), _FEED_FORWARD, strict=False):
-            yield at(role, module, (d, f))
+            yield at(role, module, (d, f), input=name + Role.FFN_NORM)
         yield at(Role.FFN_ACTIVATION, _FEED_FORWARD[2], (f, f), is_input=True)
-        yield at(Role.FFN_OUTPUT, _FEED_FORWARD[2], (f, d), layout.norms["ffn"])
+        around = {"input": name + Role.FFN_ACTIVATION, "added": f"{name}attention_output.sum"}
+        yield at(Role.FFN_OUTPUT, _FEED_FORWARD[2], (f, d), layout.norms["ffn"], **around)
         yield at(Role.LAYER_OUTPUT, "", (d, d))
     yield Site(Role.STACK_OUTPUT.value, Role.STACK_OUTPUT, None, d, d, "model.norm", "model.norm")
     yield from (Site(role.value, role, None, d, d) for role in (Role.POOLED_FIRST, Role.POOLED_MEAN, Role.POOLED_LAST))

@@ -187,38 +187,41 @@ def sites_of(layout: ModelLayout, sizes: EncoderSizes) -> Iterator[Site]:
 
 
 def _layer_sites(layout: ModelLayout, sizes: EncoderSizes, layers: Sequence[str], i: int) -> Iterator[Site]:
-    d, f, layer = sizes.hidden_size, sizes.intermediate_size, layers[i]
+    d, f, layer, name = sizes.hidden_size, sizes.intermediate_size, layers[i], f"layer.{i}."
     call = (layers[:i].count(layer), layers.count(layer))
+    before, below = bool(layout.last_norm), f"layer.{i - 1}.layer_output" if i else "embeddings"
 
     def at(role: Role, module: str, inputs: int = d, outputs: int = d, **more: Any) -> Site:
         place = (layer + module).rstrip(".")
-        return Site(f"layer.{i}.{role}", role, i, inputs, outputs, place, place, call=call, **more)
+        return Site(name + role, role, i, inputs, outputs, place, place, call=call, **more)
 
-    def products(modules: Mapping[Role, str], width: int) -> Iterator[Site]:
+    def products(modules: Mapping[Role, str], width: int, read: str) -> Iterator[Site]:
         for role, module in modules.items():
             roles = [other for other in modules if modules[other] == module]  # whose values one product gives
             first = roles.index(role) * width
             columns = (first, first + width) if len(roles) > 1 else None
-            yield at(role, module, outputs=width, columns=columns)
-
-    def ends(role: Role, module: str, inputs: int, residual: str, norm: str) -> Site:
-        """A sub-layer's last product; the module of the residual reads what is added to it."""
-        after = None if layout.last_norm else layer + norm
-        return at(role, module, inputs, residual=((layer + residual).rstrip("."), 0), norm=after)
+            yield at(role, module, outputs=width, columns=columns, input=read)
 
     split = ("batch", sizes.n_heads, "places", d // sizes.n_heads)
-    first = {Role.FFN_GATE: layout.gate, Role.FFN_GATED: layout.up} if layout.gate else {Role.FFN_UP: layout.up}
-    activation = layout.down if layout.gate else layout.activation  # what is gated may be no module's output
-    if layout.last_norm and (i or layout.first_norm):
+    attention_norm, ffn_norm = (None if before else layer + norm for norm in (layout.attention_norm, layout.ffn_norm))
+    read = below
+    if before and (i or layout.first_norm):
         yield at(Role.ATTENTION_NORM, layout.attention_norm)
-    yield from products({Role.QUERY: layout.query, Role.KEY: layout.key, Role.VALUE: layout.value}, d)
+        read = name + Role.ATTENTION_NORM
+    yield from products({Role.QUERY: layout.query, Role.KEY: layout.key, Role.VALUE: layout.value}, d, read)
     for role, module in ((Role.KEY_HEADS, layout.key), (Role.VALUE_HEADS, layout.value)) if layout.masked else ():
-        yield Site(f"layer.{i}.{role}", role, i, d, d, layer + module, shape=split, call=call)
-    yield ends(Role.ATTENTION_OUTPUT, layout.attention_output, d, "", layout.attention_norm)
-    if layout.last_norm:
+        yield Site(name + role, role, i, d, d, layer + module, shape=split, call=call)
+    around: dict[str, Any] = {"residual": (layer.rstrip("."), 0), "input": f"{name}context", "added": below}
+    yield at(Role.ATTENTION_OUTPUT, layout.attention_output, norm=attention_norm, **around)
+    if before:
         yield at(Role.FFN_NORM, layout.ffn_norm)
-    yield from products(first, f)
-    yield at(Role.FFN_ACTIVATION, activation, f, f, is_input=bool(layout.gate))
-    summed = layout.ffn_norm if layout.last_norm else layout.up
-    yield ends(Role.FFN_OUTPUT, layout.down, f, summed, layout.ffn_norm)
+    first = {Role.FFN_GATE: layout.gate, Role.FFN_GATED: layout.up} if layout.gate else {Role.FFN_UP: layout.up}
+    yield from products(first, f, name + (Role.FFN_NORM if before else Role.ATTENTION_NORM))
+    if layout.gate:  # what is gated may be no module's output, but is what one reads
+        yield at(Role.FFN_ACTIVATION, layout.down, f, f, is_input=True)
+    else:
+        yield at(Role.FFN_ACTIVATION, layout.activation, f, f, input=name + Role.FFN_UP)
+    summed = (layout.ffn_norm, "attention_output.sum") if before else (layout.up, Role.ATTENTION_NORM)
+    around = {"residual": (layer + summed[0], 0), "input": name + Role.FFN_ACTIVATION, "added": name + summed[1]}
+    yield at(Role.FFN_OUTPUT, layout.down, f, norm=ffn_norm, **around)
     yield at(Role.LAYER_OUTPUT, "")

@@ -141,6 +141,10 @@ class Site:
     others: tuple[str, ...] = ()  # further modules of which it is that argument
     heads: int = 0  # the axis of heads where its module's output has them apart, beside one of places, [batch, ., ., e]
     call: tuple[int, int] = (0, 1)  # of its module's calls which, of how many, where several layers share tensors
+    # In the graph: its value, where that is not called as the site is, what its module reads, and what is added to it.
+    value: str = ""
+    input: str = ""
+    added: str = ""
 
 
 @dataclass(frozen=True)
@@ -201,6 +205,7 @@ class Architecture(Sizes):
     pooler: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     # Those that linear layers and norms lack, which BitFit adds as zeros.
     absent_biases: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    prefix: str = ""  # of tensors' names in a checkpoint with a head, such as ``bert.``
     words: str = "embeddings.word_embeddings.weight"  # the table of word embeddings
     decoder: Decoder | None = None
     aliases: Mapping[str, str] = field(default_factory=dict)  # tensors that a file may hold under another's name alone
@@ -260,19 +265,14 @@ class Family(ABC):
     def architecture(self, config: Mapping[str, Any]) -> Architecture:
         """Read sizes, tensors and sites from an HF ``config.json``."""
 
-    def checkpoint_prefix(self, architecture: Architecture) -> str:
-        """Prefix of tensor names in a checkpoint with a head, e.g. ``bert.``; empty where it has the same names."""
-        return ""
-
     def modules_of_stored(self, name: str) -> tuple[str, ...]:
         """Map a tensor's name in files to those in transformers' modules; several have its rows, in equal parts."""
         return (name,)
 
     def open_checkpoint(self, architecture: Architecture, weights: Path) -> Checkpoint:
         """Index a weights file by the base model's parameter names, be it the base model's or a whole model's."""
-        prefixes = ("", self.checkpoint_prefix(architecture))
         stored = Checkpoint.open(weights).with_aliases(architecture.aliases)
-        return stored.with_prefix_for(architecture.tensors, prefixes, architecture.model_type)
+        return stored.with_prefix_for(architecture.tensors, ("", architecture.prefix), architecture.model_type)
 
     @abstractmethod
     def build_graph(self, architecture: Architecture, checkpoint: Checkpoint) -> onnx.ModelProto:
@@ -286,16 +286,12 @@ class Family(ABC):
         """Build the graph that teaches text: a row, and what stands before each target token -> that token's logits."""
         raise BundleError(f"a {architecture.model_type} has no decoder that could be taught to write text.")
 
-    @abstractmethod
-    def neighbours(self, architecture: Architecture, site: Site) -> dict[str, str]:
-        """``input``, ``residual`` and ``norm`` of a site -> value of the graph, those that it has."""
-
     def bindings(self, architecture: Architecture) -> dict[str, str]:
         """Site, ``<site>.input``, ``<site>.residual``, ``PackedIndex`` and ``own_values`` -> value of the graph."""
         values = {helper.value: value for helper, value in PACKED_INDICES.items()} | dict(self.own_values)
         for site in architecture.sites:
-            values[site.name], around = site.name, self.neighbours(architecture, site)
-            values |= {f"{site.name}.{suffix}": value for suffix, value in around.items()}
+            own = {"": site.value or site.name, ".input": site.input, ".residual": site.added}
+            values |= {site.name + suffix: value for suffix, value in own.items() if value}
         return values
 
 

@@ -30,7 +30,6 @@ from edgepeft.backbones.encoder import Encoder, EncoderBuilder
 from edgepeft.backbones.positions import LONGER
 from edgepeft.common.errors import UsageError
 
-_ON_DISTANCES_TOO = (Role.QUERY, Role.KEY)
 _TABLE, _NORM = "encoder.rel_embeddings.weight", "encoder.LayerNorm"
 _OF_DISTANCES = ("attention.self.pos_query_proj", "attention.self.pos_key_proj")  # where these are not shared
 _LAYOUTS = {
@@ -73,7 +72,7 @@ class _Builder(EncoderBuilder):
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
         op, ints, packing = self.emit.op, self.emit.ints, self.packing
-        table = self.emit.norm(_NORM, self.emit.weight(_TABLE), self.arch.layer_norm_eps, "distances")  # (2 span, d)
+        table = self.emit.norm(_NORM, self.emit.weight(_TABLE), "distances")  # (2 span, d)
         columns = op("Range", packing.zero, op("Add", packing.length, packing.length), packing.one)  # (D)
         ahead = op("Sub", columns, op("Sub", packing.length, packing.one))  # from 1 - S to S
         of_keys, of_queries = self._rows(ahead), self._rows(op("Neg", ahead))
@@ -184,18 +183,9 @@ class DebertaV2(Encoder):
         for layer in () if distances.shared else map(found.layer_path, range(found.n_layers)):
             for module in _OF_DISTANCES:
                 tensors |= {f"{layer}{module}.weight": (d, d), f"{layer}{module}.bias": (d,)}
-        return replace(found, tensors={**found.tensors, **tensors}, norms=(_NORM, *found.norms), distances=distances)
-
-    def neighbours(self, architecture: Architecture, site: Site) -> dict[str, str]:
-        """Name the values beside a site of its layer."""
-        if site.role in _ON_DISTANCES_TOO and _shares(architecture):
-            return {"input": f"layer.{site.layer}.attention_reads{LONGER}"}
-        return super().neighbours(architecture, site)
-
-    def bindings(self, architecture: Architecture) -> dict[str, str]:
-        """As every family's; queries and keys with rows of distances behind those of tokens, where they are shared."""
-        sites = architecture.sites_of(*_ON_DISTANCES_TOO) if _shares(architecture) else ()
-        return super().bindings(architecture) | {site.name: site.name + LONGER for site in sites}
+        sites = (_with_distances(site) if distances.shared else site for site in found.sites)
+        norms, tensors = (_NORM, *found.norms), {**found.tensors, **tensors}
+        return replace(found, sites=tuple(sites), tensors=tensors, norms=norms, distances=distances)
 
 
 FAMILY = DebertaV2(
@@ -208,6 +198,13 @@ FAMILY = DebertaV2(
         "Tasks at queries or keys answer in passes of their own; others share mixed ones.",
     ),
 )
+
+
+def _with_distances(site: Site) -> Site:
+    """A query or key has rows of distances behind those of tokens."""
+    if site.role not in (Role.QUERY, Role.KEY):
+        return site
+    return replace(site, value=site.name + LONGER, input=f"layer.{site.layer}.attention_reads{LONGER}")
 
 
 def _shares(architecture: Architecture) -> bool:

@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from edgepeft.backbones.base import Architecture
 from edgepeft.backbones.checkpoint import BYTES, Checkpoint, StoredTensor
 from edgepeft.common.errors import BundleError
 
@@ -84,11 +85,11 @@ class Writer:
 
 
 class Emitter(Writer):
-    """Writes a backbone: initializers of the ``shapes`` that a config asks lie in the checkpoint."""
+    """Writes a backbone: initializers of an architecture's ``tensors`` lie in the checkpoint."""
 
-    def __init__(self, checkpoint: Checkpoint, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    def __init__(self, checkpoint: Checkpoint, architecture: Architecture) -> None:
         super().__init__()
-        self.checkpoint, self.shapes = checkpoint, shapes
+        self.checkpoint, self.arch, self.shapes = checkpoint, architecture, architecture.tensors
 
     def linear(self, module: str, value: str, output: str = "") -> str:
         """x W^T, + b where there is one; by a node of its own, for ``Gemm`` would add it on one thread."""
@@ -96,17 +97,27 @@ class Emitter(Writer):
         product = self.op("Gemm", value, weight, output="" if bias else output, transB=1)
         return self.op("Add", product, *bias, output=output) if bias else product
 
-    def activated(self, kind: str, value: str, output: str = "") -> str:
-        """An activation, by its name in a config."""
-        if kind == "silu":
+    def activated(self, value: str, output: str = "") -> str:
+        """By the activation of feed-forwards."""
+        if self.arch.activation == "silu":
             return self.op("Mul", value, self.op("Sigmoid", value), output=output)
-        operator, attributes = _ACTIVATIONS[kind]
+        operator, attributes = _ACTIVATIONS[self.arch.activation]
         return self.op(operator, value, output=output, **attributes)
 
-    def norm(self, module: str, value: str, epsilon: float, output: str) -> str:
+    def feed_forward(self, value: str, name: str, *, up: str, down: str, gate: str = "") -> str:
+        """(., d) -> (., d): down(act(up x)) or down(act(gate x) * up x); ``name`` begins the names of sites."""
+        site = f"{name}ffn_activation"
+        if gate:
+            opened = self.activated(self.linear(gate, value, f"{name}ffn_gate"))
+            self.op("Mul", opened, self.linear(up, value, f"{name}ffn_gated"), output=site)
+        else:
+            self.activated(self.linear(up, value, f"{name}ffn_up"), site)
+        return self.linear(down, site, f"{name}ffn_output")
+
+    def norm(self, module: str, value: str, output: str) -> str:
         """LayerNorm over the last axis."""
         inputs = (value, self.weight(f"{module}.weight"), *self._bias(module))
-        return self.op("LayerNormalization", *inputs, output=output, axis=-1, epsilon=epsilon)
+        return self.op("LayerNormalization", *inputs, output=output, axis=-1, epsilon=self.arch.layer_norm_eps)
 
     def _bias(self, module: str) -> tuple[str, ...]:
         """One, or none."""
@@ -125,16 +136,15 @@ class Emitter(Writer):
             self.initializers[stored.name] = external_tensor(stored)
         return stored.name
 
-    def model(
-        self, name: str, inputs: Sequence[str | onnx.ValueInfoProto], outputs: Sequence[onnx.ValueInfoProto]
-    ) -> onnx.ModelProto:
-        """The finished model, opset 20, IR 10; inputs that are but named are int64 [batch, sequence]."""
+    def rows(self) -> list[onnx.ValueInfoProto]:
+        """The architecture's inputs, int64 [batch, sequence]."""
         shape = ("batch", "sequence")
-        rows = [
-            helper.make_tensor_value_info(value, TensorProto.INT64, shape) if isinstance(value, str) else value
-            for value in inputs
-        ]
-        graph = helper.make_graph(self.nodes, name, rows, outputs, list(self.initializers.values()))
+        return [helper.make_tensor_value_info(name, TensorProto.INT64, shape) for name in self.arch.inputs]
+
+    def model(self, inputs: Sequence[onnx.ValueInfoProto], outputs: Sequence[onnx.ValueInfoProto]) -> onnx.ModelProto:
+        """The finished model, opset 20, IR 10."""
+        initializers = list(self.initializers.values())
+        graph = helper.make_graph(self.nodes, self.arch.model_type, inputs, outputs, initializers)
         return helper.make_model(
             graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION, producer_name="edgepeft"
         )

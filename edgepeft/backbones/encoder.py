@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -20,7 +19,7 @@ from onnx import TensorProto
 
 from edgepeft.backbones import _layouts as shapes
 from edgepeft.backbones._layouts import ModelLayout
-from edgepeft.backbones.base import Architecture, Attention, Family, Role, Site
+from edgepeft.backbones.base import Architecture, Attention, Family, Role
 from edgepeft.backbones.checkpoint import Checkpoint
 from edgepeft.backbones.config import rope_theta
 from edgepeft.backbones.emit import Emitter
@@ -29,7 +28,7 @@ from edgepeft.backbones.positions import Rotary, distance_bias, windows
 from edgepeft.common.errors import BundleError
 
 LEARNT = "embeddings.position_embeddings.weight"
-_ATTENDING, _GATED = (Role.QUERY, Role.KEY, Role.VALUE), (Role.FFN_GATE, Role.FFN_GATED)
+_ATTENDING = (Role.QUERY, Role.KEY, Role.VALUE)
 
 
 class EncoderBuilder:
@@ -37,7 +36,7 @@ class EncoderBuilder:
 
     def __init__(self, architecture: Architecture, layout: ModelLayout, checkpoint: Checkpoint) -> None:
         self.arch, self.layout = architecture, layout
-        self.emit = Emitter(checkpoint, architecture.tensors)
+        self.emit = Emitter(checkpoint, architecture)
         self.packing = Packing(self.emit, architecture.n_heads)
         pairs: dict[str, Any] = {"neighbours": layout.rotary == "neighbours"}
         thetas = dict.fromkeys(layer.theta for layer in architecture.attention)
@@ -59,12 +58,9 @@ class EncoderBuilder:
         for i in range(self.arch.n_layers):
             hidden = self._layer(i, hidden)
         if self.layout.last_norm:
-            hidden = self._norm(self.layout.last_norm, hidden, Role.STACK_OUTPUT.value)
+            hidden = self.emit.norm(self.layout.last_norm, hidden, Role.STACK_OUTPUT.value)
         outputs = self.packing.outputs(hidden, self.arch.hidden_size)
-        return self.emit.model(self.arch.model_type, self.arch.inputs, outputs)
-
-    def _norm(self, module: str, value: str, output: str) -> str:
-        return self.emit.norm(module, value, self.arch.layer_norm_eps, output)
+        return self.emit.model(self.emit.rows(), outputs)
 
     def _positions(self) -> str:
         op = self.emit.op
@@ -92,7 +88,7 @@ class EncoderBuilder:
         projects = f"{self.layout.projection}.weight" in self.arch.tensors
         output = "embeddings_norm" if projects else "embeddings"
         if self.layout.embeddings_norm:
-            hidden = self._norm(self.layout.embeddings_norm, hidden, output)
+            hidden = self.emit.norm(self.layout.embeddings_norm, hidden, output)
         else:
             hidden = op("Identity", hidden, output=output)
         return self.emit.linear(self.layout.projection, hidden, "embeddings") if projects else hidden
@@ -102,16 +98,16 @@ class EncoderBuilder:
         layout, name, layer, op = self.layout, f"layer.{i}.", self.arch.layer_path(i), self.emit.op
         reads, before = hidden, bool(layout.last_norm)
         if before and (i or layout.first_norm):
-            reads = self._norm(layer + layout.attention_norm, hidden, name + "attention_norm")
+            reads = self.emit.norm(layer + layout.attention_norm, hidden, name + "attention_norm")
         context = self._attention(i, layer, name, reads)
         attended = self.emit.linear(layer + layout.attention_output, context, name + "attention_output")
         if before:
             total = op("Add", attended, hidden, output=name + "attention_output.sum")
-            reads = self._norm(layer + layout.ffn_norm, total, name + "ffn_norm")
+            reads = self.emit.norm(layer + layout.ffn_norm, total, name + "ffn_norm")
             return op("Add", self._feed_forward(layer, name, reads), total, output=name + "layer_output")
-        attended = self._norm(layer + layout.attention_norm, op("Add", attended, hidden), name + "attention_norm")
+        attended = self.emit.norm(layer + layout.attention_norm, op("Add", attended, hidden), name + "attention_norm")
         total = op("Add", self._feed_forward(layer, name, attended), attended)
-        return self._norm(layer + layout.ffn_norm, total, name + "layer_output")
+        return self.emit.norm(layer + layout.ffn_norm, total, name + "layer_output")
 
     def _attention(self, i: int, layer: str, name: str, hidden: str) -> str:
         """(T, d) -> (T, d)."""
@@ -122,7 +118,7 @@ class EncoderBuilder:
         if self.rotary:
             own = self.arch.attention[i]
             rotary, within = self.rotary[own.theta], self.within.get(own.reach)
-            query, key = rotary.query(query), rotary.key(key)
+            query, key = rotary.turned(query, *rotary.query), rotary.turned(key, *rotary.key)
         else:
             query = self.emit.op("Mul", query, scale)
         heads = name if self.layout.masked else ""
@@ -130,15 +126,14 @@ class EncoderBuilder:
 
     def _feed_forward(self, layer: str, name: str, hidden: str) -> str:
         """(T, d) -> (T, d)."""
-        layout, linear, up = self.layout, self.emit.linear, name + "ffn_activation"
-        activated = partial(self.emit.activated, self.arch.activation)
-        if layout.gate:
-            sites, modules = [name + role for role in _GATED], (layout.gate, layout.up)
-            products = self._products(layer, modules, hidden, self.arch.intermediate_size, sites)
-            up = self.emit.op("Mul", activated(next(products)), next(products), output=up)
-        else:
-            up = activated(linear(layer + layout.up, hidden, name + "ffn_up"), up)
-        return linear(layer + layout.down, up, name + "ffn_output")
+        layout, emit, down = self.layout, self.emit, layer + self.layout.down
+        if layout.gate != layout.up:
+            gate = layout.gate and layer + layout.gate
+            return emit.feed_forward(hidden, name, up=layer + layout.up, down=down, gate=gate)
+        sites, modules = [name + role for role in (Role.FFN_GATE, Role.FFN_GATED)], (layout.gate, layout.up)
+        gate, up = self._products(layer, modules, hidden, self.arch.intermediate_size, sites)
+        up = emit.op("Mul", emit.activated(gate), up, output=name + "ffn_activation")
+        return emit.linear(down, up, name + "ffn_output")
 
     def _products(
         self, layer: str, modules: Sequence[str], value: str, width: int, outputs: Sequence[str]
@@ -187,32 +182,12 @@ class Encoder(Family):
             norms=tuple(module for module, shape in shapes.modules_of(layout, sizes) if len(shape) == 1),
             inputs=("input_ids", "attention_mask", *token_types),
             head=layout.head,
+            prefix=layout.prefix,
             words=f"{layout.words}.weight",
             attention=self.attention_of(config, sizes.n_layers),
             foreign_head=layout.foreign_head,
             reference=layout.reference,
         )
-
-    def neighbours(self, architecture: Architecture, site: Site) -> dict[str, str]:
-        """Name the values beside a site of its layer."""
-        layout, layer = self.layouts[architecture.model_type], f"layer.{site.layer}."
-        before = bool(layout.last_norm)
-        below = f"layer.{site.layer - 1}.layer_output" if site.layer else "embeddings"
-        attends = f"{layer}attention_norm" if before and (site.layer or layout.first_norm) else below
-        feeds, residual = ("ffn_norm", "attention_output.sum") if before else ("attention_norm", "attention_norm")
-        around = {
-            **{role: {"input": attends} for role in (Role.QUERY, Role.KEY, Role.VALUE)},
-            Role.ATTENTION_OUTPUT: {"input": f"{layer}context", "residual": below},
-            **{role: {"input": layer + feeds} for role in (Role.FFN_UP, Role.FFN_GATE, Role.FFN_GATED)},
-            # What is gated has no one before it.
-            Role.FFN_ACTIVATION: {} if layout.gate else {"input": f"{layer}ffn_up"},
-            Role.FFN_OUTPUT: {"input": f"{layer}ffn_activation", "residual": layer + residual},
-        }
-        return around.get(site.role, {})
-
-    def checkpoint_prefix(self, architecture: Architecture) -> str:
-        """``bert.``, and so on."""
-        return self.layouts[architecture.model_type].prefix
 
     def open_checkpoint(self, architecture: Architecture, weights: Path) -> Checkpoint:
         """As every family's; one with learnt positions may have all the tensors that a rotary model asks for."""

@@ -42,17 +42,12 @@ _SPLITS: Mapping[str, tuple[PreTokenizer, ...]] = {
     "llama-bpe": (Split(Regex(_LLAMA3_WORDS), "isolated"), ByteLevel(add_prefix_space=False, use_regex=False)),
 }
 _ROPE = "rope_freqs.weight"  # Llama 3's scaling, as a divisor of each frequency
-# The two that were published: 3.1 and 3.3's, 3.2's.
-_LLAMA3: tuple[dict[str, Any], ...] = tuple(
-    {
-        "rope_type": "llama3",
-        "factor": factor,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 8192,
-    }
-    for factor in (8.0, 32.0)
-)
+_LLAMA3: Mapping[str, Any] = {  # as published, by a factor of 8 (3.1 and 3.3) or 32 (3.2)
+    "rope_type": "llama3",
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
 
 
 def folder_of_gguf(path: Path) -> Path:
@@ -86,24 +81,17 @@ def _check(path: Path, reader: GGUFReader) -> None:
         )
 
 
-def _reader(path: Path) -> GGUFReader:
+def _convert(path: Path, folder: Path) -> None:
     with requiring("gguf", f"converting {path}, a GGUF file,"):
         import torch  # noqa: F401
-        import transformers  # noqa: F401
         from gguf import GGUFReader
-    return GGUFReader(path)
-
-
-def _convert(path: Path, folder: Path) -> None:
-    with _damage(path):
-        _check(path, reader := _reader(path))
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
-    from transformers.utils import logging as transformers_logging
+        from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+        from transformers.utils import logging as transformers_logging
 
     logging: Any = transformers_logging
-
     where = {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
     with _damage(path):
+        _check(path, reader := GGUFReader(path))
         config = AutoConfig.from_pretrained(**where)
         config.rope_scaling = _scaling(path, reader, config.to_dict())
         if width := _value(reader, f"{_value(reader, 'general.architecture')}.attention.key_length"):
@@ -133,12 +121,12 @@ def _scaling(path: Path, reader: GGUFReader, config: Mapping[str, Any]) -> dict[
     kind = _value(reader, f"{named}.rope.scaling.type")
     for tensor in reader.tensors:
         if tensor.name == _ROPE:
-            for known in _LLAMA3:
-                scaled = {**config, "rope_scaling": known}
-                attention = family_of(scaled).architecture(scaled).attention[0]
-                w = np.array(attention.frequencies, np.float32)
-                if np.allclose(tensor.data, frequencies(attention.theta, 2 * len(w)) / w, rtol=1e-3):
-                    return known
+            known = {**_LLAMA3, "factor": float(tensor.data.max())}
+            scaled = {**config, "rope_scaling": known}
+            attention = family_of(scaled).architecture(scaled).attention[0]
+            w = np.array(attention.frequencies, np.float32)
+            if np.allclose(tensor.data, frequencies(attention.theta, 2 * len(w)) / w, rtol=1e-3):
+                return known
             kind = f"by {_ROPE}"
     if kind in (None, "none"):
         return None

@@ -63,7 +63,7 @@ class _Builder(text.TextBuilder):
         last = self.emit.op("Gather", hidden, self.packing.ends(), output=Role.POOLED_LAST.value)  # (B, d)
         outputs = self.packing.outputs(hidden, d)
         outputs.append(helper.make_tensor_value_info(last, TensorProto.FLOAT, ("batch", d)))
-        return self.emit.model(self.arch.model_type, self.arch.inputs, outputs)
+        return self.emit.model(self.emit.rows(), outputs)
 
     def teaching(self) -> onnx.ModelProto:
         """(B, S) and what stands before each of n target tokens, (B, n), the first of them no matter -> (B, n, v)."""
@@ -94,7 +94,7 @@ class _Builder(text.TextBuilder):
         columns = op("Range", packing.zero, packing.length, packing.one)
         bias = op("Where", op("Less", columns, last), "none", "lowest")  # (B, S)
         op("Add", op("Unsqueeze", bias, ints(1, 2)), packing.mask_bias, output=text.CROSS_BIAS)
-        return self._encoded()
+        return self.emit.model(self.emit.rows(), self._cross())
 
     def decoder(self) -> onnx.ModelProto:
         """One token more of each of N texts: their last tokens, and whose caches they go on with, -> (N, v)."""
@@ -159,11 +159,8 @@ class _Builder(text.TextBuilder):
                 attended = self.norm(module + norms["past_attention"], attended)
             hidden = op("Add", attended, hidden, output=name + "attention_output.sum")
             normed = self.norm(module + norms["ffn"], hidden, name + "ffn_norm")
-            gate = linear(f"{module}mlp.gate_proj", normed, name + "ffn_gate")
-            opened = self.emit.activated(self.arch.activation, gate)
-            gated = linear(f"{module}mlp.up_proj", normed, name + "ffn_gated")
-            up = op("Mul", opened, gated, output=name + "ffn_activation")
-            down = linear(f"{module}mlp.down_proj", up, name + "ffn_output")
+            up, down, gate = (f"{module}mlp.{part}_proj" for part in ("up", "down", "gate"))
+            down = self.emit.feed_forward(normed, name, up=up, down=down, gate=gate)
             if self.layout.sandwich:
                 down = self.norm(module + norms["past_ffn"], down)
             hidden = op("Add", down, hidden, output=name + "layer_output")
@@ -265,16 +262,6 @@ class Llama(text.TextFamily):
             weights_dtype="int8",  # a step's time is that of reading the weights
             reference="sdpa",  # the eager one's softmax is of float32: in float64 padding in front gives no number
         )
-
-    def bindings(self, architecture: Architecture) -> dict[str, str]:
-        """As every family's; where no norm stands between, a layer's keys and values are what its products give."""
-        products = {Role.VALUE_STATES: Role.VALUE}
-        if not shapes.LAYOUTS[architecture.model_type].head_norms:
-            products[Role.KEY_STATES] = Role.KEY
-        sites = architecture.sites_of(*products)
-        return super().bindings(architecture) | {
-            site.name: f"layer.{site.layer}.{products[site.role]}" for site in sites
-        }
 
 
 FAMILY = Llama()

@@ -62,9 +62,10 @@ class Rotary:
             cosine, sine = op("Cos", angles), op("Sin", angles)
         whole = (self._of_both(cosine, cosine), self._of_both(op("Neg", sine), sine))  # (S, e)
         of_tokens = (op("Unsqueeze", op("Gather", table, packing.column), ints(1)) for table in whole)
-        self._key = tuple(of_tokens)  # (T, 1, e)
+        # Cosines and sines, (T, 1, e); those of queries divide by the root of e, too.
+        self.key = tuple(of_tokens)
         scale = emit.constant("query_scale", e**-0.5, np.float32)
-        self._query = tuple(op("Mul", table, scale) for table in self._key)
+        self.query = tuple(op("Mul", table, scale) for table in self.key)
 
     def _of_both(self, one: str, other: str) -> str:
         """Join the factors of both halves, or neighbours: (S, e / 2) twice -> (S, e)."""
@@ -74,15 +75,8 @@ class Rotary:
         pairs = op("Concat", *(op("Unsqueeze", part, ints(2)) for part in (one, other)), axis=2)
         return op("Reshape", pairs, ints(-1, self.width // self.n_heads))
 
-    def query(self, value: str) -> str:
-        """(T, d) -> (T, d), divided by the root of e."""
-        return self._turned(value, *self._query)
-
-    def key(self, value: str) -> str:
+    def turned(self, value: str, cosine: str, sine: str) -> str:
         """(T, d) -> (T, d)."""
-        return self._turned(value, *self._key)
-
-    def _turned(self, value: str, cosine: str, sine: str) -> str:
         op, ints, e = self.emit.op, self.emit.ints, self.width // self.n_heads
         heads = ints(-1, self.n_heads, e)
         parts = (e // 2, 2) if self._inner else (2, e // 2)

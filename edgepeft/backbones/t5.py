@@ -114,11 +114,13 @@ def _sites_of(sizes: _Sizes) -> Iterator[Site]:
 
 
 def _layer_sites(sizes: _Sizes, stack: str, i: int, parts: Mapping[str, str]) -> Iterator[Site]:
-    d, inner, f = sizes.hidden_size, sizes.inner, sizes.intermediate_size
+    d, inner, f, name = sizes.hidden_size, sizes.inner, sizes.intermediate_size, f"{stack}.layer.{i}."
+    added = "decoder.embeddings" if stack == "decoder" else "word_embeddings"  # to a sub-layer's output, in the graph
+    added = f"{stack}.layer.{i - 1}.layer_output" if i else added
 
-    def at(role: Role, module: str, widths: tuple[int, int], residual: str = "", reads: str = "") -> Site:
-        added = (residual, 0) if residual else None
-        return Site(f"{stack}.layer.{i}.{role}", role, i, *widths, module, reads or module, added)
+    def at(role: Role, module: str, widths: tuple[int, int], residual: str = "", **more: Any) -> Site:
+        sums = {"residual": (residual, 0), "added": added} if residual else {}
+        return Site(name + role, role, i, *widths, module, **{"reads": module, **sums, **more})
 
     for part, place in parts.items():
         around = f"{stack}.block.{i}.{place}"
@@ -126,16 +128,20 @@ def _layer_sites(sizes: _Sizes, stack: str, i: int, parts: Mapping[str, str]) ->
         if part == "DenseReluDense":
             yield at(Role.FFN_NORM, f"{around}.layer_norm", (d, d))
             first = (Role.FFN_UP,) if len(sizes.up) == 1 else (Role.FFN_GATE, Role.FFN_GATED)
-            yield from (at(role, within + up, (d, f)) for role, up in zip(first, sizes.up, strict=True))
+            for role, up in zip(first, sizes.up, strict=True):
+                yield at(role, within + up, (d, f), input=name + Role.FFN_NORM)
             yield at(Role.FFN_ACTIVATION, within + "dropout", (f, f), reads=within + "act")
-            yield at(Role.FFN_OUTPUT, within + "wo", (f, d), around)
+            yield at(Role.FFN_OUTPUT, within + "wo", (f, d), around, input=name + Role.FFN_ACTIVATION)
             yield at(Role.LAYER_OUTPUT, around, (d, d))
         else:
             cross = "cross_" if part == "EncDecAttention" else ""
-            yield at(Role(cross + Role.ATTENTION_NORM), f"{around}.layer_norm", (d, d))
+            norm, output = Role(cross + Role.ATTENTION_NORM), Role(cross + Role.ATTENTION_OUTPUT)
+            yield at(norm, f"{around}.layer_norm", (d, d))
             for role, linear in ((Role.QUERY, "q"), (Role.KEY, "k"), (Role.VALUE, "v")):
-                yield at(Role(cross + role), within + linear, (d, inner))
-            yield at(Role(cross + Role.ATTENTION_OUTPUT), within + "o", (inner, d), around)
+                read = "encoder.output" if cross and role is not Role.QUERY else name + norm
+                yield at(Role(cross + role), within + linear, (d, inner), input=read)
+            yield at(output, within + "o", (inner, d), around, input=f"{name}{cross}context")
+            added = f"{name}{output}.sum"
 
 
 class _Builder(text.TextBuilder):
@@ -174,7 +180,7 @@ class _Builder(text.TextBuilder):
         op("Reshape", logits, shape, output=Role.POOLED_LABELS)
         whole = ("batch", "nodes", "edges")
         outputs.append(helper.make_tensor_value_info(Role.POOLED_LABELS, TensorProto.FLOAT, whole))
-        return self.emit.model(self.arch.model_type, self.arch.inputs, outputs)
+        return self.emit.model(self.emit.rows(), outputs)
 
     def teaching(self) -> onnx.ModelProto:
         """(B, S) and what stands before each of B n target tokens, (B, n), -> (B, n, v)."""
@@ -194,7 +200,7 @@ class _Builder(text.TextBuilder):
             for value, cache in zip(self._attended(i, encoded), text.caches(text.CROSS, i), strict=True):
                 op("Identity", value, output=cache)
         op("Identity", self.packing.mask_bias, output=text.CROSS_BIAS)
-        return self._encoded()
+        return self.emit.model(self.emit.rows(), self._cross())
 
     def decoder(self) -> onnx.ModelProto:
         """One token more of each of N = B n texts: their last tokens, and whose caches they go on with, -> (N, v)."""
@@ -284,15 +290,9 @@ class _Builder(text.TextBuilder):
     def _feed_forward(self, place: str, name: str, hidden: str) -> str:
         module = f"{place}.DenseReluDense."
         normed = self.norm(f"{place}.layer_norm", hidden, name + "ffn_norm")
-        site = name + "ffn_activation"
-        kind, op, linear = self.arch.activation, self.emit.op, self.emit.linear
-        if self.gated:
-            gate = self.emit.activated(kind, linear(module + "wi_0", normed, name + "ffn_gate"))
-            op("Mul", gate, linear(module + "wi_1", normed, name + "ffn_gated"), output=site)
-        else:
-            self.emit.activated(kind, linear(module + "wi", normed, name + "ffn_up"), site)
-        down = linear(module + "wo", site, name + "ffn_output")
-        return op("Add", down, hidden, output=name + "layer_output")
+        gate, up = (module + "wi_0", module + "wi_1") if self.gated else ("", module + "wi")
+        down = self.emit.feed_forward(normed, name, up=up, down=module + "wo", gate=gate)
+        return self.emit.op("Add", down, hidden, output=name + "layer_output")
 
     def _bias(self, stack: str, distances: str, *, both_ways: bool) -> str:
         """int64 (rows, columns) -> (h, rows, columns)."""

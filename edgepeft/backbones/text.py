@@ -13,14 +13,13 @@ step before, L tokens that they have, h heads, e a head's width, v vocabulary.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
 from typing import ClassVar, NamedTuple
 
 import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from edgepeft.backbones.base import OUTPUT_LAYER, Architecture, Family, Role, Site
+from edgepeft.backbones.base import OUTPUT_LAYER, Architecture, Family, Role
 from edgepeft.backbones.checkpoint import Checkpoint
 from edgepeft.backbones.emit import Emitter
 
@@ -66,7 +65,7 @@ class TextBuilder:
     plus_one: bool = False  # whether norms multiply by 1 + weight
 
     def __init__(self, architecture: Architecture, checkpoint: Checkpoint) -> None:
-        self.arch, self.emit = architecture, Emitter(checkpoint, architecture.tensors)
+        self.arch, self.emit = architecture, Emitter(checkpoint, architecture)
 
     @abstractmethod
     def model(self) -> onnx.ModelProto:
@@ -74,7 +73,7 @@ class TextBuilder:
 
     @abstractmethod
     def encoder(self) -> onnx.ModelProto:
-        """(B, S) -> what a step reads of the rows, by ``_encoded``."""
+        """(B, S) -> what a step reads of the rows, ``_cross``."""
 
     @abstractmethod
     def decoder(self) -> onnx.ModelProto:
@@ -101,18 +100,13 @@ class TextBuilder:
         """(., d) -> (., v)."""
         return self.emit.op("Gemm", hidden, self.words(), transB=1, output=Role.POOLED_LABELS)
 
-    def _encoded(self) -> onnx.ModelProto:
-        return self.emit.model(self.arch.model_type, self.arch.inputs, self._cross())
-
     def _stepped(self, hidden: str) -> onnx.ModelProto:
         """(N, d) -> the graph of a step."""
         self.emit.op("Identity", self._logits(hidden), output=LOGITS)  # a name of its own: the site may be adapted
         tokens = [helper.make_tensor_value_info(name, TensorProto.INT64, ("texts",)) for name in (IDS, ORDER)]
         inputs = [*tokens, *self._cross(), *self._caches(PAST, "texts_before", "written")]
         logits = helper.make_tensor_value_info(LOGITS, TensorProto.FLOAT, ("texts", self.arch.vocab_size))
-        return self.emit.model(
-            self.arch.model_type, inputs, [logits, *self._caches(PRESENT, "texts", "written_and_one")]
-        )
+        return self.emit.model(inputs, [logits, *self._caches(PRESENT, "texts", "written_and_one")])
 
     def _taught(self, hidden: str) -> onnx.ModelProto:
         """(B n, d) -> the training graph."""
@@ -120,7 +114,7 @@ class TextBuilder:
         op("Reshape", logits, op("Concat", op("Shape", BEFORE), self.emit.ints(-1), axis=0), output=LOGITS)
         before = helper.make_tensor_value_info(BEFORE, TensorProto.INT64, ("batch", "target"))
         taught = helper.make_tensor_value_info(LOGITS, TensorProto.FLOAT, ("batch", "target", self.arch.vocab_size))
-        return self.emit.model(self.arch.model_type, [*self.arch.inputs, before], [taught])
+        return self.emit.model([*self.emit.rows(), before], [taught])
 
     def _cross(self) -> list[onnx.ValueInfoProto]:
         """Values that the encoder's graph gives and the decoder's takes."""
@@ -133,33 +127,10 @@ class TextBuilder:
         return [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name in names]
 
 
-# Role -> the values around its site: what its module reads, and what is added to its output.
-_AROUND: Mapping[Role, Mapping[str, str]] = {
-    **{role: {"input": "{layer}attention_norm"} for role in (Role.QUERY, Role.KEY, Role.VALUE)},
-    Role.ATTENTION_OUTPUT: {"input": "{layer}context", "residual": "{below}"},
-    Role.CROSS_QUERY: {"input": "{layer}cross_attention_norm"},
-    **{role: {"input": "encoder.output"} for role in (Role.CROSS_KEY, Role.CROSS_VALUE)},
-    Role.CROSS_ATTENTION_OUTPUT: {"input": "{layer}cross_context", "residual": "{layer}attention_output.sum"},
-    **{role: {"input": "{layer}ffn_norm"} for role in (Role.FFN_UP, Role.FFN_GATE, Role.FFN_GATED)},
-    Role.FFN_OUTPUT: {"input": "{layer}ffn_activation", "residual": "{layer}{attended}.sum"},
-}
-
-
 class TextFamily(Family):
     """Base of families with a decoder."""
 
     builder: ClassVar[type[TextBuilder]]
-
-    def neighbours(self, architecture: Architecture, site: Site) -> dict[str, str]:
-        """Name the values beside a site of its layer."""
-        stack, in_decoder = site.name.partition("layer.")[0], site.name.startswith("decoder.")
-        below = f"{stack}layer.{site.layer - 1}.layer_output" if site.layer else "word_embeddings"
-        here = {
-            "below": "decoder.embeddings" if in_decoder and not site.layer else below,
-            "layer": f"{stack}layer.{site.layer}.",
-            "attended": "cross_attention_output" if in_decoder else "attention_output",
-        }
-        return {suffix: value.format(**here) for suffix, value in _AROUND.get(site.role, {}).items()}
 
     def build_graph(self, architecture: Architecture, checkpoint: Checkpoint) -> onnx.ModelProto:
         """The packed-token graph; its outputs are last_hidden_state [B, S, d] and pooled values [B, d], or of labels

@@ -37,26 +37,21 @@ class TextEngine(PyTorchEngine):
     def scored(self, part: str, rows: Encoded, kind: TaskType, metric: str, advance: Callable[[int], None]) -> Scored:
         """What greedy decoding writes, and of each row the mean loss of its target's tokens."""
         texts, losses = np.empty(len(rows.targets), object), np.empty(len(rows.targets))
+        longest, schema, writing = self.delta.card.max_target_length or 0, self.delta.card.json_schema, rows.writing
+        assert writing is not None
         for chosen in sorted_batches(rows.lengths, WRITTEN_ROWS):
             inputs, targets = torch_batch(self.rows[part], chosen, self.device)
             with torch.inference_mode():
                 logits = self.delta.logits(self.model, inputs).transpose(1, 2)
                 each = functional.cross_entropy(logits, targets, reduction="none").sum(1) / (targets >= 0).sum(1)
                 losses[chosen] = each.cpu().numpy()  # of a row's tokens the mean
-                texts[chosen] = [self.decode(row) for row in self._written(inputs)]
+                read = {name: given for name, given in inputs.items() if not name.startswith("decoder_")}
+                guides = None if schema is None else [self.grammars.guide(schema) for _ in chosen]
+                tokens: list[list[int]] = generated(self.delta, self.model, read, longest, guides=guides).tolist()
+                end = writing.end_token_id
+                texts[chosen] = [self.decode(row[: [*row, end].index(end)]) for row in tokens]
             advance(len(chosen))
         return Scored(kind.score(metric, rows.references, texts.tolist()), float(losses.mean()), texts, losses, kind)
-
-    def _written(self, inputs: Mapping[str, Tensor]) -> list[list[int]]:
-        """The tokens of each row, up to its end."""
-        longest, writing = self.delta.card.max_target_length or 0, self.rows["train"].writing
-        assert writing is not None
-        read = {name: rows for name, rows in inputs.items() if not name.startswith("decoder_")}
-        guides = None
-        if (schema := self.delta.card.json_schema) is not None:
-            guides = [self.grammars.guide(schema) for _ in inputs["input_ids"]]
-        tokens: list[list[int]] = generated(self.delta, self.model, read, longest, guides=guides).tolist()
-        return [row[: [*row, writing.end_token_id].index(writing.end_token_id)] for row in tokens]
 
 
 def require_kept(data: TaskData, grammars: Grammars, encoder: TextEncoder) -> None:

@@ -140,7 +140,9 @@ def column_factors(model: onnx.ModelProto, backbone: Backbone) -> dict[str, NDAr
             if _error(rows * factors, weights / factors, np.ones((len(rows), 1), np.float32)) <= far:
                 behind_attention |= dict.fromkeys(matrices, factors)
             continue
-        factors = _factors(rows, weights)
+        largest = np.maximum(np.abs(rows).max(axis=0), 1e-5)
+        ranges = largest**_A / np.maximum(np.abs(weights).max(axis=0), 1e-5) ** (1 - _A)
+        factors = _few_bits(127 / (ranges * _ROOM * (largest / ranges).max()))
         own_steps = (np.abs(rows).max(axis=1, keepdims=True) / 127).astype(np.float32)
         fixed = _error(rows * factors, weights / factors, np.ones_like(own_steps))
         errors.append(fixed / max(_error(rows, weights, own_steps), 1e-30))
@@ -154,12 +156,6 @@ def _few_bits(factors: NDArray[np.float32]) -> NDArray[np.float32]:
     mantissa, exponent = np.frexp(factors)
     rounded: NDArray[np.float32] = np.ldexp(np.round(mantissa * 256) / 256, exponent).astype(np.float32)
     return rounded
-
-
-def _factors(rows: NDArray[np.float32], weights: NDArray[np.float32]) -> NDArray[np.float32]:
-    largest = np.maximum(np.abs(rows).max(axis=0), 1e-5)
-    ranges = largest**_A / np.maximum(np.abs(weights).max(axis=0), 1e-5) ** (1 - _A)
-    return _few_bits(127 / (ranges * _ROOM * (largest / ranges).max()))
 
 
 def _error(rows: NDArray[np.float32], weights: NDArray[np.float32], steps: NDArray[np.float32]) -> float:

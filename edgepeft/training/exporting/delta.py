@@ -123,27 +123,40 @@ class _Parts(nn.Module):
             self.outputs.append(names.adapted(name))
         if delta.card.writes:
             return
-        self._declare_pooled()
+        self.pooled = self._pooled()
         for tensor in delta.head.reads:
             self._borrow(tensor, delta.architecture.shape_of(tensor))
         self.outputs.append(names.LOGITS)
 
-    def _declare_pooled(self) -> None:
-        """The backbone's pooled value, or what makes one that leaves a prompt out."""
-        hidden = self.delta.architecture.hidden_size
-        if self.delta.card.pooling is Pooling.TOKENS:
-            self._read(self.last, torch.zeros(_TOKENS, hidden), self.owners.get(self.last))
-            return
-        if self.delta.card.skipped_tokens == 0:
-            trie = self.trie
-            width = self.delta.architecture.vocab_size if self.delta.card.writes else hidden
-            shape = (width,) if trie is None else trie.siblings.shape
-            self._read(self.delta.card.pooling.site, torch.zeros(_BATCH, *shape))
-            return
-        self._read(self.last, torch.zeros(_TOKENS, hidden))
+    def _pooled(self) -> _Source:
+        """Declare the backbone's pooled value, or what makes one that leaves a prompt out; say how it is taken.
+
+        It is [batch, d], or of a head that reads each token [tokens, d].
+        """
+        card, last, hidden = self.delta.card, self.last, self.delta.architecture.hidden_size
+        skip = card.skipped_tokens
+        if card.pooling is Pooling.TOKENS:
+            self._read(last, torch.zeros(_TOKENS, hidden), self.owners.get(last))
+            return lambda given: given[last]
+        if skip == 0:
+            width = self.delta.architecture.vocab_size if card.writes else hidden
+            shape = (width,) if self.trie is None else self.trie.siblings.shape
+            self._read(card.pooling.site, torch.zeros(_BATCH, *shape))
+            return lambda given: given[card.pooling.site]
+        self._read(last, torch.zeros(_TOKENS, hidden))
         self._read(PackedIndex.FIRST_TOKEN, torch.zeros(_BATCH, dtype=torch.int64))
-        if self.delta.card.pooling is Pooling.MEAN:
-            self._read(PackedIndex.ROW, torch.zeros(_TOKENS, dtype=torch.int64), self.last)
+        if card.pooling is Pooling.FIRST:
+            return lambda given: given[last][given[PackedIndex.FIRST_TOKEN] + skip]
+        self._read(PackedIndex.ROW, torch.zeros(_TOKENS, dtype=torch.int64), last)
+
+        def mean(given: Mapping[str, Tensor]) -> Tensor:
+            states, first, row = given[last], given[PackedIndex.FIRST_TOKEN], given[PackedIndex.ROW]
+            text = torch.arange(states.shape[0]) - first[row] >= skip
+            rows = torch.arange(first.shape[0]).unsqueeze(1)
+            members = ((row == rows) & text).to(states.dtype)  # (batch, tokens)
+            return members @ states / members.sum(1, keepdim=True)
+
+        return mean
 
     def _read(self, name: str, example: Tensor, owner: str | None = None) -> None:
         """Declare an input with as many rows as ``owner`` has."""
@@ -176,7 +189,7 @@ class _Parts(nn.Module):
             kind = torch.int64 if site.role is Role.POSITION_IDS else torch.float32
             self._read(name, torch.zeros([_SIZES.get(str(extent), extent) for extent in site.shape], dtype=kind))
         elif site.role is Role.POOLED_LABELS:
-            self._declare_pooled()
+            self._pooled()
         elif wanted == "position":
             name = PackedIndex.POSITION
             self._read(name, torch.zeros(rows, dtype=torch.int64), owner)
@@ -197,25 +210,9 @@ class _Parts(nn.Module):
         if self.delta.card.writes:
             return tuple(adapted.values())
         site = self.delta.card.pooling.site
-        pooled = adapted[site] if site in adapted else self._pooled({**given, **adapted})
+        pooled = adapted[site] if site in adapted else self.pooled({**given, **adapted})
         weights = (given[names.weight(tensor)] for tensor in self.delta.head.reads)
         return (*adapted.values(), self.delta.head(pooled, *weights))
-
-    def _pooled(self, given: dict[str, Tensor]) -> Tensor:
-        """[batch, d]; of packed tokens, where the prompt's are to be left out.  Or [tokens, d] of them all."""
-        card, skip = self.delta.card, self.delta.card.skipped_tokens
-        if card.pooling is Pooling.TOKENS:
-            return given[self.last]
-        if skip == 0:
-            return given[card.pooling.site]
-        hidden, first = given[self.last], given[PackedIndex.FIRST_TOKEN]
-        if card.pooling is Pooling.FIRST:
-            return hidden[first + skip]
-        row = given[PackedIndex.ROW]
-        text = torch.arange(hidden.shape[0]) - first[row] >= skip
-        rows = torch.arange(first.shape[0]).unsqueeze(1)
-        members = ((row == rows) & text).to(hidden.dtype)  # (batch, tokens)
-        return members @ hidden / members.sum(1, keepdim=True)
 
 
 def _dims(parts: _Parts) -> tuple[tuple[dict[int, Any] | None, ...]]:

@@ -101,8 +101,12 @@ def bottleneck_plan(config: BnConfig, places: Places) -> ConversionPlan:
     # It adds to the sub-layer's output, without norms of its own.
     plain = form["keeps"] == "sublayer" and not form["norm_before"] and form["norm_after"] == "none"
     factored = config.phm_layer and plain and placed and config.scaling != "channel" and even
+    low_rank = factored and config.shared_phm_rule and config.factorized_phm_W
     if factored:
-        method = _factored(config, form, settings)
+        more = {"n": config.phm_dim, "roles": form["roles"], "reads": form["reads"], "norms": False}
+        more |= {"rank": config.phm_rank} if low_rank else {}
+        compacter = CompacterPlusPlus if form["roles"] == (Role.FFN_OUTPUT,) else Compacter
+        method: PerLayer = (compacter if low_rank else PHM).from_settings({**settings, **more})
     elif named := _NAMED.get((form["roles"], form["reads"])) if plain else None:
         method = named(**settings)
     else:
@@ -111,16 +115,12 @@ def bottleneck_plan(config: BnConfig, places: Places) -> ConversionPlan:
     def convert(state: StateDict) -> dict[str, Tensor]:
         tensors: dict[str, Tensor] = {}
         for reader in readers:
-            values = (
-                reader.factors(state, low_rank=isinstance(method, Compacter))
-                if factored
-                else reader.dense(state, settings["bottleneck"])
-            )
+            values = reader.tensors(state, settings["bottleneck"], factored=factored, low_rank=low_rank)
             tensors |= {f"{reader.site.name}/{name}": value for name, value in values.items()}
         return tensors
 
     as_they_are = config.scaling == 1.0 and even and (factored or not config.phm_layer)
-    names = (pair for reader in readers for pair in reader.names(low_rank=isinstance(method, Compacter)))
+    names = (pair for reader in readers for pair in reader.names(low_rank=low_rank))
     return ConversionPlan(method, shapes, convert, tuple(names) if as_they_are else ())
 
 
@@ -138,14 +138,6 @@ def _form(config: BnConfig) -> dict[str, Any]:
         reads, keeps = "norm", {True: "sublayer", False: "norm", "post_add": "sum"}[config.residual_before_ln]
     form = {"roles": roles, "reads": reads, "keeps": keeps, "norm_before": config.ln_before}
     return {**form, "norm_after": after if config.ln_after else "none"}
-
-
-def _factored(config: BnConfig, form: Mapping[str, Any], settings: Mapping[str, Any]) -> PerLayer:
-    more = {"n": config.phm_dim, "roles": form["roles"], "reads": form["reads"], "norms": False}
-    if not (config.shared_phm_rule and config.factorized_phm_W):
-        return PHM.from_settings({**settings, **more})
-    method = CompacterPlusPlus if form["roles"] == (Role.FFN_OUTPUT,) else Compacter
-    return method.from_settings({**settings, **more, "rank": config.phm_rank})
 
 
 @dataclass(frozen=True)
@@ -218,47 +210,35 @@ class _Reader:
         before = [("adapter_down.0.", "norm_before"), ("adapter_norm_before.", "norm_before")] * self.config.ln_before
         return before + [("adapter_norm_after.", "norm_after")] * self.config.ln_after
 
-    def dense(self, state: StateDict, width: int) -> dict[str, Tensor]:
-        """As a module with whole weights; zeros fill up to the widest layer's bottleneck."""
-        more, scale = width - self.width, self._scale(state)
-        down, up = self._weight(state, "down"), self._weight(state, "up")
-        tensors = {
-            "down.weight": functional.pad(down, (0, 0, 0, more)),
-            "down.bias": functional.pad(self._bias(state, "down"), (0, more)),
-            "up.weight": functional.pad(up * scale.view(-1, 1), (0, more)),
-            "up.bias": self._bias(state, "up") * scale,
-        }
-        for theirs, ours in self._norms():
-            tensors |= {f"{ours}.{part}": state[f"{self.start}{theirs}{part}"] for part in ("weight", "bias")}
-        return tensors
+    def tensors(self, state: StateDict, width: int, *, factored: bool, low_rank: bool) -> dict[str, Tensor]:
+        """As a module of factors, or of whole weights; zeros fill up to the widest layer's bottleneck.
 
-    def factors(self, state: StateDict, *, low_rank: bool) -> dict[str, Tensor]:
-        """As a module of factors; the scale goes into the last one of ``up``."""
-        tensors: dict[str, Tensor] = {}
-        for part, scale in (("down", torch.ones(1)), ("up", self._scale(state))):
-            tensors[f"{part}.A"] = _product(state, self._rule(part))
+        The scale goes into the last tensors of ``up``.
+        """
+        given, tensors = self.config.scaling, dict[str, Tensor]()
+        scaled = state[f"{self.start}scaling"] if isinstance(given, str) else torch.tensor([given])
+        for part, scale in (("down", torch.ones(1)), ("up", scaled)):
+            start, _, outputs = self._linear(part)
+            rows, columns = (width - self.width, 0) if part == "down" else (0, width - self.width)
+            if self.config.phm_layer:
+                rule, terms = _product(state, self._rule(part)), _product(state, self._terms(part))
+                weight = kronecker_sum(rule, terms)  # H^T, [out, in]
+                bias = state[f"{start}b"] if self.config.phm_bias else torch.zeros(outputs)
+            else:
+                weight, bias = state[f"{start}weight"], state[f"{start}bias"]
+            tensors[f"{part}.bias"] = functional.pad(bias, (0, rows)) * scale
+            if not factored:
+                tensors[f"{part}.weight"] = functional.pad(weight * scale.view(-1, 1), (0, columns, 0, rows))
+                continue
+            tensors[f"{part}.A"] = rule
             if low_rank:
                 left, right = (state[name] for name in self._terms(part))
                 tensors |= {f"{part}.s": left, f"{part}.t": right * scale}
             else:
-                tensors[f"{part}.B"] = _product(state, self._terms(part)) * scale
-            tensors[f"{part}.bias"] = self._bias(state, part) * scale
+                tensors[f"{part}.B"] = terms * scale
+        for theirs, ours in self._norms():
+            tensors |= {f"{ours}.{of}": state[f"{self.start}{theirs}{of}"] for of in ("weight", "bias")}
         return tensors
-
-    def _weight(self, state: StateDict, part: str) -> Tensor:
-        if not self.config.phm_layer:
-            return state[f"{self._linear(part)[0]}weight"]
-        return kronecker_sum(_product(state, self._rule(part)), _product(state, self._terms(part)))  # H^T, [out, in]
-
-    def _bias(self, state: StateDict, part: str) -> Tensor:
-        start, _, size = self._linear(part)
-        if not self.config.phm_layer:
-            return state[f"{start}bias"]
-        return state[f"{start}b"] if self.config.phm_bias else torch.zeros(size)
-
-    def _scale(self, state: StateDict) -> Tensor:
-        given = self.config.scaling
-        return state[f"{self.start}scaling"] if isinstance(given, str) else torch.tensor([given])
 
 
 def _product(state: StateDict, names: Iterable[str]) -> Tensor:

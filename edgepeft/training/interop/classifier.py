@@ -59,7 +59,7 @@ class Classifier:
     @property
     def prefix(self) -> str:
         """Of the base model's tensors, with its dot."""
-        return "" if self.model == VECTORS else self.backbone.family.checkpoint_prefix(self.architecture)
+        return "" if self.model == VECTORS else self.architecture.prefix
 
     @property
     def head(self) -> str:

@@ -17,6 +17,7 @@ from edgepeft.backbones.source import Backbone
 from edgepeft.bundle.delta import Delta, write_tensors
 from edgepeft.common.atomic import new_folder, write_json
 from edgepeft.common.errors import BundleError, UsageError
+from edgepeft.methods.base import method_named
 from edgepeft.training.interop.base import (
     ConversionPlan,
     ImportedHead,
@@ -142,7 +143,8 @@ def write_peft(delta: Delta, backbone: Backbone, folder: Path, *, force: bool = 
             f"{', '.join(sorted(written))}."
         )
     check_head(delta, (classifier.head,), "PEFT")
-    settings, tensors = config.written(delta, classifier)
+    method = method_named(card.method).from_settings(card.hyperparameters)
+    settings, tensors = config.written(delta, method, classifier)
     heads = {module.partition(".")[0] for module in classifier.head_modules.values()}
     settings |= {
         "peft_type": config.kind,

@@ -249,11 +249,8 @@ class TwoStory(Head):
 class Elsewhere(Encoder):
     """A family that keeps its tensors under another name."""
 
-    def checkpoint_prefix(self, architecture):
-        return "elsewhere."
-
     def architecture(self, config):
-        return replace(super().architecture(config), head="two-story")
+        return replace(super().architecture(config), head="two-story", prefix="elsewhere.")
 
 
 def test_a_head_and_a_family_that_are_new_go_to_peft_and_come_back(tiny, tmp_path, monkeypatch):

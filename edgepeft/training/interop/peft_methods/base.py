@@ -108,6 +108,7 @@ class PeftConfig(ForeignConfig):
     kind: ClassVar[str]  # the ``peft_type``
     ours: ClassVar[tuple[str, ...]] = ()  # our methods of which a delta can be written for PEFT
     prefix: ClassVar[str] = PREFIX
+    unprefixed: ClassVar[Collection[str]] = ()  # tensors that ``written`` gives by their names in PEFT's file
     keeps_whole: ClassVar[bool] = False  # whether our method takes modules of the backbone that are stored whole
     # Fields that say nothing of a trained checkpoint: where it came from, how it was trained, started or is run.
     ignored: ClassVar[frozenset[str]] = frozenset({"base_model_name_or_path", "inference_mode", "revision"})
@@ -124,14 +125,14 @@ class PeftConfig(ForeignConfig):
         """Our method, and its tensors of theirs, the head's apart."""
 
     @classmethod
-    def written(cls, delta: Delta, classifier: Classifier) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """A delta of one of ``ours`` as the settings and tensors that the method has for itself, the head's apart."""
+    def written(cls, delta: Delta, method: Any, classifier: Classifier) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """A delta of a ``method`` of ``ours`` as settings and tensors that theirs has for itself, the head's apart."""
         raise NotImplementedError(f"{cls.kind} cannot be written")
 
     @classmethod
     def stored_name(cls, name: str) -> str:
         """How PEFT's file calls a tensor that ``written`` gives, or one of the head's."""
-        return cls.prefix + name
+        return name if name in cls.unprefixed else cls.prefix + name
 
     def model(self, known: Mapping[str, str], asked: str | None) -> str:
         """How the wrapped class's name ends, of ``known`` by task type; as ``asked`` where nothing says it."""

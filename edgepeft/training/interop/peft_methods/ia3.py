@@ -77,7 +77,7 @@ class Ia3Config(WrapConfig):
         return ConversionPlan(method, shapes, convert)
 
     @classmethod
-    def written(cls, delta: Delta, classifier: Classifier) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    def written(cls, delta: Delta, method: Any, classifier: Classifier) -> tuple[dict[str, Any], dict[str, Tensor]]:
         site_of = delta.architecture.site
         activations = [name for name in delta.site_modules if site_of(name).role is Role.FFN_ACTIVATION]
         readers = {name: name.replace(Role.FFN_ACTIVATION, Role.FFN_OUTPUT) for name in activations}
@@ -116,7 +116,7 @@ class NormConfig(WrapConfig):
         return ConversionPlan.renaming(LayerNormTuning(), classifier.overrides(held))
 
     @classmethod
-    def written(cls, delta: Delta, classifier: Classifier) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    def written(cls, delta: Delta, method: Any, classifier: Classifier) -> tuple[dict[str, Any], dict[str, Tensor]]:
         own = delta.override_tensors
         held = [theirs.rpartition(".") for theirs, ours in classifier.tensors.items() if ours in own]
         tensors = {

@@ -122,9 +122,8 @@ class LoraConfig(RankedConfig):
         return self.alpha_at(module) / (rank**0.5 if self.use_rslora else rank)
 
     @classmethod
-    def written(cls, delta: Delta, classifier: Classifier) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    def written(cls, delta: Delta, method: Any, classifier: Classifier) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """What is trained whole is stored with its module."""
-        method = (DoRA if delta.card.method == DoRA.name else LoRA).from_settings(delta.card.hyperparameters)
         modules = classifier.modules_of(delta.site_modules)
         parts = {"A": "lora_A.weight", "B": "lora_B.weight", "magnitude": _MAGNITUDE}
         names = {f"{site}/{ours}": f"{module}.{parts[ours]}" for site, module in modules.items() for ours in parts}

@@ -68,8 +68,7 @@ class LycorisConfig(RankedConfig):
         return ConversionPlan(method, shapes, convert)
 
     @classmethod
-    def written(cls, delta: Delta, classifier: Classifier) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        method = cls.method.from_settings(delta.card.hyperparameters)
+    def written(cls, delta: Delta, method: Any, classifier: Classifier) -> tuple[dict[str, Any], dict[str, Tensor]]:
         modules = classifier.modules_of(delta.site_modules)
         parts = ((at, *part) for site, at in modules.items() for part in delta.site_modules[site].named_parameters())
         settings = {

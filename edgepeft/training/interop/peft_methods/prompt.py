@@ -10,6 +10,7 @@ Source: peft 0.21.2, ``peft_model.py`` (``get_prompt``): a row of a prefix has e
 from __future__ import annotations
 
 import inspect
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -35,15 +36,12 @@ class VectorsConfig(PeftConfig):
     """What the methods have that learn a model's vectors and wrap no module of it."""
 
     prefix: ClassVar[str] = "base_model."
+    unprefixed: ClassVar[Collection[str]] = (_VECTORS,)
 
     num_virtual_tokens: int = Field(ge=1, strict=True)
     token_dim: int
     num_layers: int
     num_transformer_submodules: int = Field(1, ge=1, le=2)
-
-    @classmethod
-    def stored_name(cls, name: str) -> str:
-        return name if name == _VECTORS else super().stored_name(name)
 
     def check_sizes(self, architecture: Architecture, folder: Path, width: int) -> None:
         """See that they are the backbone's, whose vectors have that width."""
@@ -84,9 +82,9 @@ class PromptConfig(VectorsConfig):
         return ConversionPlan(method, {_VECTORS: (stacks * method.length, site.out_features)}, convert)
 
     @classmethod
-    def written(cls, delta: Delta, classifier: Classifier) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    def written(cls, delta: Delta, method: Any, classifier: Classifier) -> tuple[dict[str, Any], dict[str, Tensor]]:
         architecture = classifier.architecture
-        if delta.card.hyperparameters["place"] != "words":
+        if method.place != "words":
             raise UsageError(
                 f"the task {delta.card.task!r} has its prompt past positions and norm; PEFT's stands before them: "
                 "train it with --set place=words."
@@ -135,10 +133,10 @@ class PrefixConfig(VectorsConfig):
         return ConversionPlan(method, {_VECTORS: (method.length, width * len(sites))}, convert)
 
     @classmethod
-    def written(cls, delta: Delta, classifier: Classifier) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    def written(cls, delta: Delta, method: Any, classifier: Classifier) -> tuple[dict[str, Any], dict[str, Tensor]]:
         import transformers
 
-        method, architecture = PrefixTuning.from_settings(delta.card.hyperparameters), classifier.architecture
+        architecture = classifier.architecture
         base: Any = transformers.MODEL_MAPPING[transformers.CONFIG_MAPPING[architecture.model_type]]
         if "past_key_values" not in inspect.signature(base.forward).parameters:
             raise UsageError(

@@ -7,7 +7,7 @@ Source: peft 0.21.2, ``tuners/vera/model.py``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -34,6 +34,7 @@ class VeraConfig(LayeredConfig):
 
     kind: ClassVar[str] = "VERA"
     ours: ClassVar[tuple[str, ...]] = (VeRA.name,)
+    unprefixed: ClassVar[Collection[str]] = tuple(_MATRICES.values())
     ignored: ClassVar[frozenset[str]] = PeftConfig.ignored | {
         "d_initial",
         "fan_in_fan_out",  # of GPT-2's Conv1D; PEFT itself turns it off on a linear layer
@@ -73,9 +74,8 @@ class VeraConfig(LayeredConfig):
         return ConversionPlan(method, shapes, convert)
 
     @classmethod
-    def written(cls, delta: Delta, classifier: Classifier) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    def written(cls, delta: Delta, method: Any, classifier: Classifier) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """With the matrices, as PEFT saves them if it is not told otherwise."""
-        method = VeRA.from_settings(delta.card.hyperparameters)
         modules, ours = classifier.modules_of(delta.site_modules), delta.tensors()
         shapes = _shapes(map(delta.architecture.site, modules), method.rank)
         tensors = {_MATRICES[name]: torch.from_numpy(m) for name, m in frozen_matrices(method.seed, shapes).items()}
@@ -93,10 +93,6 @@ class VeraConfig(LayeredConfig):
             "init_weights": True,
         }
         return settings, tensors
-
-    @classmethod
-    def stored_name(cls, name: str) -> str:
-        return name if name in _MATRICES.values() else super().stored_name(name)
 
 
 def _shapes(sites: Iterable[Site], rank: int) -> dict[str, tuple[int, int]]:
