@@ -24,7 +24,7 @@ from edgepeft.cli._options import (
 )
 from edgepeft.cli._output import json_text, print_json, say_cuts
 from edgepeft.common.atomic import check_target, write_atomically
-from edgepeft.common.errors import EdgepeftError, UnknownName, UsageError
+from edgepeft.common.errors import DataError, EdgepeftError, UnknownName, UsageError
 from edgepeft.common.messages import printable
 from edgepeft.common.progress import no_longer, say
 from edgepeft.data.answers import Answer, VectorPrediction
@@ -214,10 +214,15 @@ def _tasks(runtime: Runtime, asked: list[str] | None) -> list[str]:
 
 
 def _answers(runtime: Runtime, tasks: list[str], asked: RunOptions, manner: Decoding) -> Iterator[dict[str, Any]]:
-    kinds = [runtime.bundle.entry(name).task_kind for name in tasks]
+    kinds = {name: runtime.bundle.entry(name).task_kind for name in tasks}
     for rows in asked.batches(runtime):
-        for kind in kinds:
-            kind.read(rows)  # refused by the row's place in the file
+        for name, kind in kinds.items():
+            try:
+                kind.read(rows)  # refused by the row's place in the file
+            except DataError as error:
+                if asked.task or len(tasks) == 1:
+                    raise
+                raise DataError(f"{error} The task {name} asks for this; --task names those to ask.") from error
         by_task = runtime.predict_all(tasks, [row.readable for row in rows], manner)
         for i, row in enumerate(rows):
             answers = [

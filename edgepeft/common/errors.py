@@ -43,8 +43,9 @@ class UnknownName(UsageError):
 
     def __init__(self, kind: str, asked: str, known: Iterable[str]):
         names = sorted(known)
-        close = get_close_matches(str(asked), names, n=1, cutoff=0.5)
-        hint = f" Did you mean {close[0]!r}?" if close else ""
+        lower = {name.lower(): name for name in names}
+        close = get_close_matches(str(asked).lower(), lower, n=1, cutoff=0.5)
+        hint = f" Did you mean {lower[close[0]]!r}?" if close else ""
         shown = names[:_MAX_NAMES]
         rest = f" and {len(names) - len(shown)} more" if len(names) > len(shown) else ""
         known_text = ", ".join(shown) + rest if names else "none"

@@ -12,6 +12,11 @@ def test_the_nearest_name_is_offered_and_a_long_list_is_cut():
     assert "Did you mean 't77" in said and "and 960 more." in said and len(said) < 500
 
 
+@pytest.mark.parametrize(("asked", "known"), [("LoRA", "lora"), ("BITFIT", "bitfit"), ("rpi4", "RPi4")])
+def test_the_nearest_name_may_be_written_in_another_case(asked, known):
+    assert f"Did you mean {known!r}?" in str(UnknownName("PE method", asked, [known, "spartan"]))
+
+
 def test_what_is_no_text_is_an_unknown_name_too():
     assert str(UnknownName("task", None, ["mood"])) == "no task is called None. Known: mood."  # type: ignore[arg-type]
 

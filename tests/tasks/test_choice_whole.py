@@ -166,6 +166,18 @@ def test_eval_and_report_have_the_figures_and_the_worst_rows(made: Path, tmp_pat
     assert "choice" in verb("info", made / "bundle").stdout
 
 
+def test_run_of_all_tasks_names_the_one_that_cannot_read_the_text(
+    tiny: Callable[..., Path], made: Path, tmp_path: Path
+):
+    backbone = open_backbone(str(tiny("bert", mean=True)))
+    other = saved(random_delta(backbone, "linear", "mood"), tmp_path / "mood")
+    export_bundle(backbone, [made / "pick", other], tmp_path / "bundle", texts=[Text("w5")])
+    done = verb("run", tmp_path / "bundle", "w5 w6")
+    assert isinstance(done.exception, DataError)
+    assert str(done.exception).endswith("The task pick asks for this; --task names those to ask.")
+    assert verb("run", tmp_path / "bundle", "w5 w6", "--task", "mood").exit_code == 0
+
+
 def test_what_is_wrong_in_rows_is_named(made: Path, tmp_path: Path):
     odd = tmp_path / "odd.jsonl"
     good, bad = {**GIVEN, "label": 1}, {"sentence1": "w5", "candidates": ["w6"], "label": 0}
@@ -178,6 +190,7 @@ def test_what_is_wrong_in_rows_is_named(made: Path, tmp_path: Path):
     assert isinstance(done.exception, DataError) and "odd.jsonl:1: no candidates to pick from" in str(done.exception)
     done = verb("run", made / "bundle", "w5 w6")
     assert isinstance(done.exception, DataError) and "text:1: no candidates" in str(done.exception)
+    assert "--task" not in str(done.exception)  # there is no other
 
 
 def test_transformers_class_for_choices_scores_by_the_merged_model_as_the_bundle(made: Path, tmp_path: Path):
