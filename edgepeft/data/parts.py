@@ -33,7 +33,6 @@ from edgepeft.data.sampling import Part, few_shot_part, file_name, held_out, row
 from edgepeft.data.shapes import Shape, recognised_shape
 from edgepeft.options.base import LearningOptions, Rows, share_of
 from edgepeft.tasks._conformal import Guarantee
-from edgepeft.tasks._facts import listed
 from edgepeft.tasks.base import TaskType, requested_kind, stated
 
 PARTS = ("train", "eval", "test")
@@ -194,6 +193,9 @@ def task_data(
     return TaskData(kept.rows, chosen.rows, tested.rows, known.labels, split, few_shot, kind=asked.name)
 
 
+_NAMED = 20  # labels that an error names
+
+
 def _check(rows: Sequence[Row], first: Row, kind: TaskType, *, of_head: bool) -> None:
     """Refuse rows of another form than the first, or with labels that the head, or the training rows, do not have."""
     for row in rows:
@@ -201,7 +203,8 @@ def _check(rows: Sequence[Row], first: Row, kind: TaskType, *, of_head: bool) ->
             forms = ("a single text", "a pair") if row.sentence2 is None else ("a pair", "a single text")
             raise DataError(f"{row.where} is {forms[0]}, but {first.where} is {forms[1]}; give one kind.")
         if (odd := kind.unknown_label(row)) is not None:
-            known = listed(kind.labels or ())
+            labels = kind.labels or ()
+            known = ", ".join(labels[:_NAMED]) + (f" and {len(labels) - _NAMED} more" if len(labels) > _NAMED else "")
             raise DataError(
                 f"{row.where}: the task's head has no label {odd!r}; it has {known}. Correct the row, or start a task "
                 "of your own from a template."

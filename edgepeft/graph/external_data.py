@@ -41,7 +41,7 @@ from edgepeft.common.messages import in_words
 from edgepeft.device.machine import thread_count
 from edgepeft.graph.contract import Contract, same_interface, same_operators, weights_outside, well_formed
 from edgepeft.graph.names import GENERATED, of_loader, without_prefix
-from edgepeft.graph.protos import external_tensors, place_of, properties
+from edgepeft.graph.protos import constant, external_tensors, place_of, properties
 
 RECIPE = "edgepeft.generated"
 _PARAMETERS = "edgepeft.generated.parameters"  # of a spliced model: float32 in hexadecimal, by name
@@ -123,12 +123,10 @@ def generator_of(delta: onnx.ModelProto) -> Generator:
 
 def _parameter(delta: onnx.ModelProto, name: str) -> Floats:
     """A float vector that the graph carries."""
-    for initializer in delta.graph.initializer:
-        if initializer.name == name and initializer.data_type == TensorProto.FLOAT:
-            value = numpy_helper.to_array(initializer)
-            if value.ndim == 1 and value.size:
-                return value
-    raise BundleError(f"the delta graph has no vector {name}, which its {RECIPE} names; export it again.")
+    value = constant(delta.graph, name)
+    if value is None or value.dtype != np.float32 or value.ndim != 1 or not value.size:
+        raise BundleError(f"the delta graph has no vector {name}, which its {RECIPE} names; export it again.")
+    return value
 
 
 class _DrawnRecipe(BaseModel):

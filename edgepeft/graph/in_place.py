@@ -125,9 +125,10 @@ class Reader:
     def attention(self, layer: int) -> Attention:
         """A layer's; ``OtherForm`` is raised where it is not what ``llama`` writes."""
         keys, values = caches(PRESENT, layer)
-        turned = self.up(self._new(keys), "Reshape").input[0]
+        new_key, new_value = (self.up(present, "Concat").input[1] for present in (keys, values))
+        turned = self.up(new_key, "Reshape").input[0]
         key, frequencies = self._before_turning(turned)
-        value = self.up(self._new(values), "Reshape").input[0]
+        value = self.up(new_value, "Reshape").input[0]
         context = self._down(values, "MatMul", "Add", "Reshape").output[0]
         scores = self.up(context, "Reshape", "Add", "MatMul", "Slice", "Softmax", "Concat", "Add", "MatMul")
         if self.up(scores.input[1], "Transpose").input[0] != caches(CROSS, layer)[0]:
@@ -148,10 +149,6 @@ class Reader:
         if found is None:
             raise OtherForm
         return found
-
-    def _new(self, present: str) -> str:
-        """What a step adds to a cache."""
-        return str(self.up(present, "Concat").input[1])
 
     def _before_turning(self, turned: str) -> tuple[str, str]:
         """x and the constant w, of a value that is x cos(p w) + swap(x) sin(p w)."""

@@ -21,8 +21,6 @@ from edgepeft.backbones.base import Architecture, Role, Site
 from edgepeft.common.errors import UsageError
 from edgepeft.methods.base import ChoosesRoles, CrossAttention, TrainsNorms, option
 
-Form = Literal["sublayer", "norm"]
-
 Activation = Literal[
     "relu", "gelu", "tanh-gelu", "quick-gelu", "silu", "mish", "tanh", "sigmoid", "relu6", "leaky-relu", "linear"
 ]
@@ -73,10 +71,6 @@ class OnNorm(Bottleneck):
         return y + self.change(norm(y + residual))
 
 
-# What A reads -> the module.
-FORMS: Mapping[Form, type[Bottleneck]] = {"sublayer": OnSubLayer, "norm": OnNorm}
-
-
 class BottleneckMethod(TrainsNorms, CrossAttention):
     """Base of the methods whose modules are bottlenecks of whole linear layers."""
 
@@ -124,7 +118,7 @@ class FactoredAdapters(TrainsNorms, CrossAttention, ChoosesRoles):
 
     bottleneck: int = option(24, "width m of the adapter", least=1)
     roles: tuple[str, ...] = option(("attention_output", "ffn_output"), "sub-layers whose outputs are adapted")
-    reads: Form = option(
+    reads: Literal["sublayer", "norm"] = option(
         "sublayer", "what A reads: sublayer, its output; norm, LN(sub + res) (AdapterHub's compacter++)"
     )
     activation: Activation = option("tanh-gelu", "act (the authors' code)")
@@ -135,7 +129,7 @@ class FactoredAdapters(TrainsNorms, CrossAttention, ChoosesRoles):
         """A maker of fresh layers from (in, out); what it makes may share parameters."""
 
     def build(self, sites: Sequence[Site]) -> dict[str, nn.Module]:
-        linear, m, form = self.linears(), self.bottleneck, FORMS[self.reads]
+        linear, m, form = self.linears(), self.bottleneck, OnNorm if self.reads == "norm" else OnSubLayer
         widths = {site.name: site.out_features for site in sites}
         return {name: form(linear(d, m), linear(m, d), self.activation) for name, d in widths.items()}
 

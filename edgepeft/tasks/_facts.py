@@ -118,11 +118,6 @@ def rarest(names: Sequence[Sequence[str]]) -> list[str]:
     return [min(of_row, key=lambda name: (counts[name], name), default="") for of_row in names]
 
 
-def listed(labels: Sequence[str]) -> str:
-    """Name the first labels, and count the others."""
-    return ", ".join(labels[:20]) + (f" and {len(labels) - 20} more" if len(labels) > 20 else "")
-
-
 CUT, WINDOWS = "cut", "windows"
 
 

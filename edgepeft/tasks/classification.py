@@ -28,7 +28,7 @@ from edgepeft.common.errors import DataError, UnknownName
 from edgepeft.data.answers import Prediction
 from edgepeft.data.by_class import by_class
 from edgepeft.data.rows import Row
-from edgepeft.tasks._facts import GraphWriter, LossGraph, Metric, Values, cross_entropy, listed, log_softmax, mean
+from edgepeft.tasks._facts import GraphWriter, LossGraph, Metric, Values, cross_entropy, log_softmax, mean
 from edgepeft.tasks.base import TaskType
 from edgepeft.tasks.regression import CORRELATIONS
 
@@ -205,8 +205,8 @@ def check_names(rows: Sequence[Row], names: Sequence[Sequence[str]]) -> None:
 
     if len(labels) > MANY and 2 * len(labels) > n:
         raise DataError(
-            f"{file}: {len(labels):,} different labels in {n:,} rows, such as {listed(labels[:3])}; a label stands in "
-            "many rows. Is it another column (--label-column NAME), or numbers (edgepeft train --regression)?"
+            f"{file}: {len(labels):,} different labels in {n:,} rows, such as {', '.join(labels[:3])}; a label stands "
+            "in many rows. Is it another column (--label-column NAME), or numbers (edgepeft train --regression)?"
         )
     missing = [[label] for label in labels if label.casefold() in _MISSING]
     say("labels that may stand for a missing one are names like others", missing)

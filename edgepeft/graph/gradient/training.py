@@ -52,10 +52,7 @@ from edgepeft.tasks.base import TaskType, stated
 
 DROPPED = "edgepeft.dropped"  # of a delta graph: the head's weights whose products read what dropout leaves
 # By kind of head, of graphs that were exported before they said so themselves.
-_UNDECLARED: Mapping[str, tuple[str, ...]] = {
-    "roberta": ("head/dense.weight", "head/out_proj.weight"),
-    "electra": ("head/dense.weight", "head/out_proj.weight"),
-}
+_UNDECLARED = dict.fromkeys(("roberta", "electra"), ("head/dense.weight", "head/out_proj.weight"))
 _LAST = ("head/classifier.weight",)
 
 
