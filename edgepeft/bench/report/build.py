@@ -317,18 +317,19 @@ def row_name(row: BenchRow) -> str:
 
 def read_inputs(paths: Sequence[Path]) -> Inputs:
     """Read them; a folder is a delta's, or a sweep's."""
-    return [_read(path) for path in paths]
-
-
-def _read(given: Path) -> tuple[str, object]:
-    if (given / SWEEP_FILE).is_file():
-        return given.name or str(given), open_sweep(given)
-    path = given / CARD_FILE if given.is_dir() else given
-    schema = schema_of(path)
-    if schema == RESULT_SCHEMA:
-        return path.name, ResultFile.open(path).document
-    if schema in _MODELS:
-        name = f"{path.parent.name}/{path.name}" if schema == DELTA_FORMAT else path.name
-        return name, read_document(path, _MODELS[schema])
-    known = ", ".join(map(str, (RESULT_SCHEMA, *_MODELS)))
-    raise DataError(f"{path}: schema {schema!r} is none that a report is made of; known: {known}.")
+    found = list[tuple[str, object]]()
+    for given in paths:
+        if (given / SWEEP_FILE).is_file():
+            found.append((given.name or str(given), open_sweep(given)))
+            continue
+        path = given / CARD_FILE if given.is_dir() else given
+        schema = schema_of(path)
+        if schema == RESULT_SCHEMA:
+            found.append((path.name, ResultFile.open(path).document))
+        elif schema in _MODELS:
+            name = f"{path.parent.name}/{path.name}" if schema == DELTA_FORMAT else path.name
+            found.append((name, read_document(path, _MODELS[schema])))
+        else:
+            known = ", ".join(map(str, (RESULT_SCHEMA, *_MODELS)))
+            raise DataError(f"{path}: schema {schema!r} is none that a report is made of; known: {known}.")
+    return found
