@@ -31,18 +31,7 @@ from edgepeft.tuning.target import Files
 
 FROZEN = {"ffa": ("*/A",)}
 WAYS = ("start", "mean", "product", "ffa", "alone", "central")
-_SETTINGS = (
-    "bundle",
-    "task",
-    "boards",
-    "rows",
-    "rounds",
-    "steps",
-    "skew",
-    "batch_size",
-    "learning_rate",
-    "head_learning_rate",
-)
+_MAY_DIFFER = {"data", "test", "out", "seeds", "ways"}  # between runs that go on with the same lines
 
 
 def split(rows: list[dict[str, Any]], boards: int, skew: float | None, seed: int) -> list[list[dict[str, Any]]]:
@@ -157,7 +146,8 @@ class Boards:
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     """What --out says of these settings in the end."""
-    settings = {name: str(value) if isinstance(value := getattr(args, name), Path) else value for name in _SETTINGS}
+    given = {name: value for name, value in vars(args).items() if name not in _MAY_DIFFER}
+    settings = {name: str(value) if isinstance(value, Path) else value for name, value in given.items()}
     known = [json.loads(line) for line in args.out.read_text().splitlines()] if args.out.exists() else []
     known = [line for line in known if line["settings"] == settings]
     all_rows = [json.loads(line) for line in args.data.read_text().splitlines()]

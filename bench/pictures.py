@@ -96,6 +96,8 @@ def fleet_picture(days: Mapping[str, int]) -> str:
             700, y, 190, 84, name, "edgepeft serve, tune", "its rows: stay here", "trusts 1.root.json alone"
         )
     ]
+    store = ("web server, bucket, USB stick", "metadata/", *expiry, "targets/stable, beta")
+    server = ("server of a federation", "Flower: TLS, a key a board", "averages tensors; sees no text")
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_FLEET_HEIGHT}" role="img">',
         "<title>A workstation publishes signed files, boards pull them; a server averages what boards tuned</title>",
@@ -104,29 +106,10 @@ def fleet_picture(days: Mapping[str, int]) -> str:
         'orient="auto-start-reverse"><path class="head" d="M0 0L10 5L0 10z"/></marker></defs>',
         '<text class="title" x="10" y="28">Publish once, every board takes it up; tune together, rows stay</text>',
         *_box(10, 70, 200, 130, "workstation", "bundle", "keys, which never leave it:", "root (in a drawer)", others),
-        *_box(
-            320,
-            70,
-            230,
-            148,
-            "web server, bucket, USB stick",
-            "metadata/",
-            *expiry,
-            "targets/stable, beta",
-            kind="open",
-        ),
+        *_box(320, 70, 230, 148, *store, kind="open"),
         *boards,
         '<text class="small" x="795" y="276">...</text>',
-        *_box(
-            320,
-            320,
-            230,
-            84,
-            "server of a federation",
-            "Flower: TLS, a key a board",
-            "averages tensors; sees no text",
-            "its bundle has the mean",
-        ),
+        *_box(320, 320, 230, 84, *server, "its bundle has the mean"),
         *_way(210, 140, 320, 140, "publish", "(signed)"),
         *_way(550, 120, 700, 112, "pull: what changed,", "verified, replayed"),
         *_way(550, 160, 700, 205),

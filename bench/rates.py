@@ -54,18 +54,14 @@ def table(
     print("|---|---|---|---|")
     for name in dict.fromkeys(name for sweep in found for column in sweep for name in column.chosen):
         today = method_of(name).learning_rate
-        rates = compared([[arms_of(name, column) for column in sweep] for sweep in found], today)
+        arms = [[{arm.rate: arm for arm in column.arms if arm.method == name} for column in sweep] for sweep in found]
+        rates = compared(arms, today)
         shown = ", ".join(
             f"{each.rate:g}: {100 * each.gain:+.1f} on {each.sets} (+{each.better}, -{each.worse})"
             + ("" if each.everywhere else ", not in every sweep")
             for each in rates
         )
         print(f"| `{name}` | {today:g} | {shown} | {choose(rates, today):g} |")
-
-
-def arms_of(method: str, column: Column) -> dict[float, Arm]:
-    """The runs of a method on a data set, by rate."""
-    return {arm.rate: arm for arm in column.arms if arm.method == method}
 
 
 def compared(sweeps: Sequence[Sequence[Mapping[float, Arm]]], today: float) -> list[Rate]:

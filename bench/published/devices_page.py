@@ -89,16 +89,8 @@ def _profile_row(profile: Profile) -> str:
     memory = f"{profile.memory.value:g} {profile.memory.unit}"
     if profile.memory.variants:
         memory += f" (of {', '.join(f'{size:g}' for size in profile.memory.variants)})"
-    cells = (
-        profile.name,
-        profile.title,
-        profile.cores.value,
-        memory,
-        profile.grade,
-        _rate(predicted),
-        predicted.calibration,
-    )
-    return f"| {' | '.join(map(str, cells))} |"
+    cells = (profile.name, profile.title, profile.cores.value, memory, profile.grade, _rate(predicted))
+    return f"| {' | '.join(map(str, (*cells, predicted.calibration)))} |"
 
 
 def _rate(predicted: Predicted) -> str:

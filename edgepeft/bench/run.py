@@ -99,19 +99,19 @@ def run_benchmark(
         schedule = _schedule(request, scenario, work.batches)
         if start is None and request.cache and any(unit.job and unit.workload == "infer" for unit in units):
             _pack(work.subject, progress)
-        launch = start or setting.worker
         if any(unit.job for unit in units):
             say(_announcement(units, schedule, work))
-        sensors, meter = Sensors(root), Meter(root) if setting.mode == "measured" else None
+        meter = Meter(root) if setting.mode == "measured" else None
         if against is not None and request.bundle is None:
             subject = work.subject  # the other version has a graph of its own of the same random model
             against.make_random(subject.bundle.folder, stack, subject.name, **plan.random_options(request))
-        watch = partial(Watched, sensors=sensors, meter=meter)
-        how = Measuring(launch, setting.threads, setting.probe, watch, progress, budget)
+        watch = partial(Watched, sensors=Sensors(root), meter=meter)
+        how = Measuring(start or setting.worker, setting.threads, setting.probe, watch, progress, budget)
         measured = (against or measure_units)(units, schedule, how)
         more = {
+            "metrics": metrics,
             "instructions_skipped": skipped,
-            "operators": profile_all(units, launch) if request.profile_ops else None,
+            "operators": profile_all(units, how.start) if request.profile_ops else None,
             "calibration": conditions.calibration_of(setting, measured),
         }
         notes = [*setting.notes, *conditions.arithmetic_notes(profile, work.subject), *work.notes]
@@ -121,7 +121,6 @@ def run_benchmark(
             host=conditions.host_of(measured, board_name(root)),
             profile=conditions.profile_of(profile, setting.limits, conditions.in_force_of(measured), notes),
             schedule=ScheduleRecord(**asdict(schedule)),
-            metrics=metrics,
             results=result_rows(measured, work, setting, meter=meter, rounds=schedule.rounds),
             **{name: part for name, part in more.items() if part is not None},
         )

@@ -48,7 +48,7 @@ class Setting:
     limits: Limits
     threads: int
     notes: tuple[str, ...]
-    calibrated: Calibrated | None = None
+    calibrated: CalibrationRecord | None = None
 
     @property
     def probe(self) -> Job | None:
@@ -133,38 +133,25 @@ class Residual:
         return f"{self.work}: {self.here:.3g} {self.unit} here, {self.device:.3g} on the device (x {self.ratio:.2f})"
 
 
-@dataclass(frozen=True)
-class Calibrated:
-    """The quota and the trials that led to it. ``host_s``: seconds of a pass without a quota."""
+@document(frozen=True, config=_STRICT)
+class CalibrationRecord:
+    """The quota at which this host runs the profile's reference as the device does; ``error`` is of the rate."""
 
-    quota_cores: float
-    cores: int
-    device_s: float
-    host_s: float
     reference: str
     flops: int
+    device_s: float
+    host_s: float  # of a pass without a quota
+    achieved_s: float  # of one under it, as the last trial has it
+    error: float  # above 0 this host, so limited, is faster than the device
+    tolerance: float
+    quota_cores: float
+    cores: int
+    share: float  # of the cores
+    percentiles: bool  # whether latencies of single steps mean anything
     trials: tuple[Trial, ...]
-    residuals: tuple[Residual, ...] = ()
-
-    @property
-    def share(self) -> float:
-        """The quota as a part of the cores."""
-        return self.quota_cores / self.cores
-
-    @property
-    def achieved_s(self) -> float:
-        """A pass under the quota, as the last trial has it."""
-        return self.trials[-1].mean
-
-    @property
-    def error(self) -> float:
-        """Relative error of the rate: above 0 this host, so limited, is faster than the device."""
-        return self.device_s / self.achieved_s - 1
-
-    @property
-    def percentiles(self) -> bool:
-        """Whether latencies of single steps mean anything."""
-        return self.share >= MIN_SHARE
+    residuals: tuple[Residual, ...]
+    in_rounds_s: dict[str, tuple[float, ...]]  # how the reference ran in the rounds themselves, by workload
+    in_rounds_error: dict[str, float | None]
 
     def notes(self, profile: Profile) -> tuple[str, ...]:
         """Sentences that a reader of the figures must know."""
@@ -188,7 +175,7 @@ class Calibrated:
 
 def calibrate(
     profile: Profile, start: StartAt, *, cores: int, progress: Callable[[str, int, int], None] = lambda *_: None
-) -> Calibrated:
+) -> CalibrationRecord:
     """Find the quota on ``cores`` cores."""
     reference, target = profile.reference, profile.reference_seconds
     if reference is None or target is None:
@@ -211,9 +198,24 @@ def calibrate(
             )
         if abs(host / target - 1) > CALIBRATION_TOLERANCE:
             trials += _search(worker, profile, trials[0], progress)
-    quota = trials[-1].quota_cores
-    residuals = tuple(_residuals(profile, start, quota))
-    return Calibrated(quota, cores, target, host, name, reference.flops, tuple(trials), residuals)
+    quota, achieved = trials[-1].quota_cores, trials[-1].mean
+    return CalibrationRecord(
+        reference=name,
+        flops=reference.flops,
+        device_s=target,
+        host_s=host,
+        achieved_s=achieved,
+        error=target / achieved - 1,
+        tolerance=CALIBRATION_TOLERANCE,
+        quota_cores=quota,
+        cores=cores,
+        share=quota / cores,
+        percentiles=quota / cores >= MIN_SHARE,
+        trials=tuple(trials),
+        residuals=tuple(_residuals(profile, start, quota)),
+        in_rounds_s={},
+        in_rounds_error={},
+    )
 
 
 def _search(

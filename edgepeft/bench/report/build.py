@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, TypeVar
@@ -17,7 +17,7 @@ from edgepeft.bench.report import evaluation, tables
 from edgepeft.bench.report.page import BLUE, GREEN, GREY, ORANGE, Cell, Section, page, plain_svg
 from edgepeft.bench.report.sweeps import swept
 from edgepeft.bench.result.parts import Part, read_document, schema_of
-from edgepeft.bench.result.schema import RESULT_SCHEMA, BenchResult, BenchRow, OperatorRecord, ProfiledPass
+from edgepeft.bench.result.schema import RESULT_SCHEMA, BenchResult, BenchRow, OperatorRecord, ProfiledPass, TaskRecord
 from edgepeft.bench.result.statistics import ratio_of_medians
 from edgepeft.bundle.card import CARD_FILE, DELTA_FORMAT
 from edgepeft.common.atomic import new_folder
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Inputs = Sequence[tuple[str, object]]  # documents, each with its file's name
+Tasks = Sequence[tuple[str, TaskRecord, float | None]]  # name, what it weighs and how well it does, texts a minute
 _Kind = TypeVar("_Kind")
 _MODELS: dict[str | None, type[Part]] = {  # by schema; results of bench are read with more checks
     tables.QUICKSTART_SCHEMA: tables.QuickstartSummary,
@@ -156,13 +157,14 @@ def _rounded(value: float | None, scale: float = 1.0) -> float | None:
     return None if value is None else round(scale * value, 3)
 
 
-def _storage(tasks: Sequence[TaskFigures]) -> Iterator[Section]:
+def _storage(tasks: Tasks) -> Iterator[Section]:
     """SPARTAN's tables 1 and 2 (storage, throughput) in one picture, the score beside each task."""
-    known = [task for task in tasks if task.n_bytes and task.per_minute]
-    points = []
-    for t in known:
-        score = "" if t.score is None else f"\n{t.metric} {t.score:.3f}"
-        points.append(((t.n_bytes or 0) / 1e6, t.per_minute or 0.0, f"{t.task}, {t.method}{score}"))
+    points, rows = [], list[tuple[Cell, ...]]()
+    for name, task, rate in tasks:
+        if task.n_bytes and rate:
+            score = "" if task.score is None else f"\n{task.metric} {task.score:.3f}"
+            points.append((task.n_bytes / 1e6, rate, f"{name}, {task.method}{score}"))
+            rows.append((name, task.method, task.n_bytes, _rounded(rate), task.metric, _rounded(task.score)))
 
     def draw(figure: Figure) -> None:
         axis = _scattered(figure, points, BLUE)
@@ -173,15 +175,17 @@ def _storage(tasks: Sequence[TaskFigures]) -> Iterator[Section]:
 
     header = ("task", "method", "storage, bytes", "instances/min", "metric", "score")
     text = "One point a task: to the left is smaller, up is faster. What SPARTAN's tables 1 and 2 compare."
-    rows = [(t.task, t.method, t.n_bytes, _rounded(t.per_minute), t.metric, _rounded(t.score)) for t in known]
-    if known:
+    if rows:
         yield Section("storage", "Storage against throughput against score", text, header, rows, draw)
 
 
-def _parameters(tasks: Sequence[TaskFigures]) -> Iterator[Section]:
+def _parameters(tasks: Tasks) -> Iterator[Section]:
     """Houlsby's figure 3: parameters trained against the score."""
-    known = [task for task in tasks if task.parameters and task.score is not None]
-    points = [(task.parameters or 0, task.score or 0.0, f"{task.task}, {task.method}") for task in known]
+    points, rows = [], list[tuple[Cell, ...]]()
+    for name, task, _ in tasks:
+        if task.trainable_parameters and task.score is not None:
+            points.append((task.trainable_parameters, task.score, f"{name}, {task.method}"))
+            rows.append((name, task.method, task.trainable_parameters, task.metric, _rounded(task.score)))
 
     def draw(figure: Figure) -> None:
         axis = _scattered(figure, points, ORANGE)
@@ -192,8 +196,7 @@ def _parameters(tasks: Sequence[TaskFigures]) -> Iterator[Section]:
         axis.margins(x=0.3, y=0.3)
 
     text = "Scores of rows that neither training nor the choice of a checkpoint saw. Houlsby's figure 3."
-    rows = [(task.task, task.method, task.parameters, task.metric, _rounded(task.score)) for task in known]
-    if known:
+    if rows:
         header = ("task", "method", "parameters", "metric", "score")
         yield Section("parameters", "Parameters against score", text, header, rows, draw)
 
@@ -271,26 +274,13 @@ def _history(results: Sequence[BenchResult]) -> Iterator[Section]:
     yield Section("history", "History over commits", text, header, rows, draw, (7.0, 5.0))
 
 
-@dataclass(frozen=True)
-class TaskFigures:
-    """One task beside others: what it weighs, how well it does, how fast it answers."""
-
-    task: str
-    method: str
-    parameters: int | None
-    n_bytes: int | None
-    score: float | None
-    metric: str | None
-    per_minute: float | None
-
-
 def _of_kind(kind: type[_Kind], inputs: Inputs) -> list[tuple[str, _Kind]]:
     return [(name, document) for name, document in inputs if isinstance(document, kind)]
 
 
-def _tasks(inputs: Inputs) -> list[TaskFigures]:
+def _tasks(inputs: Inputs) -> Tasks:
     """Tasks of bundles whose manifests describe their training, each once."""
-    found = []
+    found = list[tuple[str, TaskRecord, float | None]]()
     for _, result in _of_kind(BenchResult, inputs):
         for name, task in result.model.tasks.items():
             rates = (
@@ -300,14 +290,13 @@ def _tasks(inputs: Inputs) -> list[TaskFigures]:
                 and row.instances_per_minute
                 and not row.predicted
             )
-            weight = (task.trainable_parameters, task.n_bytes)
-            found.append(TaskFigures(name, task.method, *weight, task.score, task.metric, next(rates, None)))
+            found.append((name, task, next(rates, None)))
     for _, summary in _of_kind(tables.QuickstartSummary, inputs):
         for one in summary.tasks:
-            rate = one.instances_per_minute.get("infer onnxruntime")
-            weight = (one.trainable_parameters, one.delta_bytes)
-            found.append(TaskFigures(one.name, one.method, *weight, one.score, one.metric, rate))
-    return list({one.task + one.method: one for one in found}.values())
+            known = one.model_dump(include={"method", "trainable_parameters", "metric", "score"})
+            task = TaskRecord(**known, n_bytes=one.delta_bytes)
+            found.append((one.name, task, one.instances_per_minute.get("infer onnxruntime")))
+    return list({name + task.method: (name, task, rate) for name, task, rate in found}.values())
 
 
 def row_name(row: BenchRow) -> str:
@@ -317,18 +306,19 @@ def row_name(row: BenchRow) -> str:
 
 def read_inputs(paths: Sequence[Path]) -> Inputs:
     """Read them; a folder is a delta's, or a sweep's."""
-    return [_read(path) for path in paths]
-
-
-def _read(given: Path) -> tuple[str, object]:
-    if (given / SWEEP_FILE).is_file():
-        return given.name or str(given), open_sweep(given)
-    path = given / CARD_FILE if given.is_dir() else given
-    schema = schema_of(path)
-    if schema == RESULT_SCHEMA:
-        return path.name, ResultFile.open(path).document
-    if schema in _MODELS:
-        name = f"{path.parent.name}/{path.name}" if schema == DELTA_FORMAT else path.name
-        return name, read_document(path, _MODELS[schema])
-    known = ", ".join(map(str, (RESULT_SCHEMA, *_MODELS)))
-    raise DataError(f"{path}: schema {schema!r} is none that a report is made of; known: {known}.")
+    found = list[tuple[str, object]]()
+    for given in paths:
+        if (given / SWEEP_FILE).is_file():
+            found.append((given.name or str(given), open_sweep(given)))
+            continue
+        path = given / CARD_FILE if given.is_dir() else given
+        schema = schema_of(path)
+        if schema == RESULT_SCHEMA:
+            found.append((path.name, ResultFile.open(path).document))
+        elif schema in _MODELS:
+            name = f"{path.parent.name}/{path.name}" if schema == DELTA_FORMAT else path.name
+            found.append((name, read_document(path, _MODELS[schema])))
+        else:
+            known = ", ".join(map(str, (RESULT_SCHEMA, *_MODELS)))
+            raise DataError(f"{path}: schema {schema!r} is none that a report is made of; known: {known}.")
+    return found

@@ -6,17 +6,17 @@ import math
 import os
 import subprocess
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 import edgepeft
-from edgepeft.bench.measuring.emulation import CALIBRATION_TOLERANCE, Setting, settled
+from edgepeft.bench.measuring.emulation import CalibrationRecord, Setting, settled
 from edgepeft.bench.measuring.measure import Measured
 from edgepeft.bench.planning.target import BenchSubject
 from edgepeft.bench.result.parts import GemmRates, LimitsInForce, LimitsRequested, ProfileLimits, ProfileRecord
-from edgepeft.bench.result.schema import BenchHost, CalibrationRecord, ModelRecord, TaskRecord
+from edgepeft.bench.result.schema import BenchHost, ModelRecord, TaskRecord
 from edgepeft.bench.workloads.probes import GEMM_FLOPS
 from edgepeft.device import machine
 from edgepeft.device.machine import bad_wheels, host_facts, versions
@@ -83,13 +83,8 @@ def calibration_of(setting: Setting, measured: Sequence[Measured]) -> Calibratio
     if one is None:
         return None
     series = {each.unit.workload: tuple(each.reference.seconds) for each in measured}
-    in_rounds: dict[str, Any] = {
-        "tolerance": CALIBRATION_TOLERANCE,
-        "in_rounds_s": series,
-        "in_rounds_error": {workload: settled(samples, one.device_s) for workload, samples in series.items()},
-    }
-    own = {name: getattr(one, name) for name in CalibrationRecord.model_fields if name not in in_rounds}
-    return CalibrationRecord(**own, **in_rounds)
+    errors = {workload: settled(samples, one.device_s) for workload, samples in series.items()}
+    return replace(one, in_rounds_s=series, in_rounds_error=errors)
 
 
 def model_of(subject: BenchSubject) -> ModelRecord:

@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, JsonValue
 
-from edgepeft.bench.measuring.emulation import Residual, Trial
+from edgepeft.bench.measuring.emulation import CalibrationRecord
 from edgepeft.bench.result.parts import GemmRates, HostRecord, Number, Part, Positive, ProfileRecord
 from edgepeft.device.roofline import ClassTime
 
@@ -210,26 +210,6 @@ class BenchHost(HostRecord):
     pytorch_gemm_gflops: float | None = None
     pytorch_gemm_samples_gflops: GemmRates = Field(default={})
     board: str | None = None
-
-
-class CalibrationRecord(Part):
-    """The quota at which this host runs the profile's reference as the device does; ``error`` is of the rate."""
-
-    reference: str
-    flops: int
-    device_s: float
-    host_s: float
-    achieved_s: float
-    error: float
-    tolerance: float
-    quota_cores: float
-    cores: int
-    share: float
-    percentiles: bool
-    trials: tuple[Trial, ...]
-    residuals: tuple[Residual, ...]
-    in_rounds_s: dict[str, tuple[float, ...]]
-    in_rounds_error: dict[str, float | None]
 
 
 class TaskRecord(Part):
