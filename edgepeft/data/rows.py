@@ -224,17 +224,14 @@ class _RowReader:
         record = self._usual(head[0], str(self.path))
         if not self._by_name:
             self._named = by_convention(self.path, record, *columns[:3], labels=self.label_of is not None)
-        if columns.named and self.label_of is not None:
-            self._find_label_names(head)
-
-    def _find_label_names(self, head: Sequence[Mapping[str, Any]]) -> None:
-        label, values = self.columns.names[2], list[Any]()
-        for found in head if files_beside(self.path) else ():
-            with contextlib.suppress(DataError):  # of a row that is refused later
-                values.append(self._record(found, str(self.path)).get(label))
-        self._label_names = names_beside(self.path, self._named.get(LABEL, label), values)
-        if self._label_names is not None:
-            self._label_names.say(self.path)
+        if columns.named and self.label_of is not None and files_beside(self.path):
+            label, values = columns.names[2], list[Any]()
+            for found in head:
+                with contextlib.suppress(DataError):  # of a row that is refused later
+                    values.append(self._record(found, str(self.path)).get(label))
+            self._label_names = names_beside(self.path, self._named.get(LABEL, label), values)
+            if self._label_names is not None:
+                self._label_names.say(self.path)
 
     def _usual(self, found: Mapping[str, Any], where: str) -> dict[str, Any]:
         """Return a record by the usual names of its shape's columns, and of SQuAD's if passages are read."""

@@ -94,9 +94,13 @@ class Placement:
     memory_is_strict: bool = True  # False: what is limited is not quite memory
     folders: dict[str, Path] = field(default_factory=dict)  # the groups by controller; version 2 has one for all
 
-    def swap_is_not_limited(self) -> None:
-        """Note it where the host has swap: the child can then use more than its memory."""
-        if psutil.swap_memory().total:
+    def limit_memory(self, n_bytes: int, limit: str, swap: str, with_swap: int) -> None:
+        """Write these files of the memory's group; where there is none for swap, the child can use more than that."""
+        folder = self.folders["memory"]
+        cgroups.write(folder / limit, n_bytes)
+        if (folder / swap).exists():
+            cgroups.write(folder / swap, with_swap)
+        elif psutil.swap_memory().total:
             self.memory_is_strict = False
             self.notes.append("this kernel does not limit swap: the work may go beyond its memory into it")
 
@@ -155,11 +159,7 @@ def prepare_v2(limits: Limits, cpus: Sequence[int] | None, proc: Path = cgroups.
     placement = Placement("cgroup v2", cpus, joins=[folder / "cgroup.procs"], folders={"memory": folder, "cpu": folder})
     try:
         if limits.memory_bytes is not None:
-            cgroups.write(folder / "memory.max", limits.memory_bytes)
-            if (folder / "memory.swap.max").exists():
-                cgroups.write(folder / "memory.swap.max", 0)
-            else:
-                placement.swap_is_not_limited()
+            placement.limit_memory(limits.memory_bytes, "memory.max", "memory.swap.max", 0)
         if cpus is not None and "cpuset" in offered:
             # The affinity that the launcher sets limits as well; the cpuset only makes it inescapable.
             with contextlib.suppress(OSError):
@@ -191,13 +191,9 @@ def prepare_v1(limits: Limits, cpus: Sequence[int] | None, proc: Path = cgroups.
         raise Unavailable("no cgroup v1 memory controller")
     placement = Placement("cgroup v1", cpus)
     try:
-        folder = placement.folders["memory"] = cgroups.make_child(own["memory"])
-        if limits.memory_bytes is not None:
-            cgroups.write(folder / "memory.limit_in_bytes", limits.memory_bytes)
-            if (folder / "memory.memsw.limit_in_bytes").exists():
-                cgroups.write(folder / "memory.memsw.limit_in_bytes", limits.memory_bytes)
-            else:
-                placement.swap_is_not_limited()
+        placement.folders["memory"] = cgroups.make_child(own["memory"])
+        if (size := limits.memory_bytes) is not None:
+            placement.limit_memory(size, "memory.limit_in_bytes", "memory.memsw.limit_in_bytes", size)
         if cpus is not None and "cpuset" in own:
             folder = placement.folders["cpuset"] = cgroups.make_child(own["cpuset"])
             cgroups.write(folder / "cpuset.mems", cgroups.read(own["cpuset"] / "cpuset.mems") or "0")  # empty at first

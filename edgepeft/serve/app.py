@@ -92,7 +92,7 @@ async def _lifespan(app: Starlette) -> AsyncIterator[None]:
     serving.batcher.start()
     serving.jobs.done = lambda: loop.call_soon_threadsafe(reload_soon, serving)
     _in_background(serving, _start(serving))
-    if serving.settings.watch:
+    if not serving.settings.no_watch:
         _in_background(serving, _watch(serving))
     try:
         yield

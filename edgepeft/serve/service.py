@@ -64,7 +64,9 @@ class Service:
         self._settings = settings
         # Without the cache both processes would hold the weights at once, which a board may have no memory for.
         limits = settings.limits
-        self._trials = Trials(settings.bundle, settings.threads_of_a_batch, limits.trial_s) if settings.cache else None
+        self._trials = (
+            Trials(settings.bundle, settings.threads_of_a_batch, limits.trial_s) if not settings.no_cache else None
+        )
         self._seen = self._identity()
         self.runtime = self._open()
         self._truncated_before = 0  # by runtimes that were replaced
@@ -73,11 +75,11 @@ class Service:
     def _open(self) -> Runtime:
         self._check_signature()
         settings = self._settings
-        return Runtime(settings.bundle, threads=settings.threads_of_a_batch, cache=settings.cache)
+        return Runtime(settings.bundle, threads=settings.threads_of_a_batch, cache=not settings.no_cache)
 
     def _check_signature(self) -> None:
-        if self._settings.public_key is not None:
-            check_signature(self._settings.bundle, self._settings.public_key)
+        if self._settings.require_signature is not None:
+            check_signature(self._settings.bundle, self._settings.require_signature)
 
     def _identity(self) -> tuple[str, ...]:
         """Changes whenever the manifest or its signature is replaced."""

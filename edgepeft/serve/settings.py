@@ -6,15 +6,22 @@ import ipaddress
 import logging
 import os
 import stat
-from dataclasses import dataclass, field
-from functools import lru_cache
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from pathlib import Path
+from typing import Annotated, Self
+
+from pydantic import model_validator
+from typer import Argument, Option
 
 from edgepeft.common.errors import UsageError
 from edgepeft.device.machine import thread_count
+from edgepeft.options.base import NoCache, Options, Threads
 
 log = logging.getLogger("edgepeft.serve")
 
+_TokenFile = Annotated[Path | None, Option(help="A file with the token that every request must carry.")]
+_PublicKey = Annotated[Path | None, Option(metavar="PUBLIC_KEY", help="Serve only what the owner of this key signed.")]
 _MIN_TOKEN = 16  # characters: 64 bits even where they are hexadecimal
 _MAX_TOKEN = 4096
 
@@ -39,46 +46,70 @@ class ServiceLimits:
     tuning_rows: int = 20_000  # of a request to fine-tune
     trial_s: float = 10.0  # of processor time for a task's trial, and that the start waits for all of them
 
-    def __post_init__(self) -> None:
-        if self.rows > self.queued_rows:
+
+class Settings(Options):
+    """One service, as ``edgepeft serve`` is asked for it."""
+
+    bundle: Annotated[Path, Argument(help="The bundle's folder.")]
+    host: Annotated[str, Option(help="Where to listen. Other machines need --token-file.")] = "127.0.0.1"
+    port: Annotated[int, Option(min=0, max=65535, help="0 takes a free one.")] = 8080
+    token_file: _TokenFile = None
+    insecure: Annotated[bool, Option("--insecure", help="Answer other machines without a token.")] = False
+    allow_tuning: Annotated[bool, Option("--allow-tuning", help="Let clients tune tasks: the bundle changes.")] = False
+    require_signature: _PublicKey = None
+    max_wait_ms: Annotated[float, Option(min=0, max=1000, help="A row waits for others to run with.")] = 5
+    max_batch: Annotated[int, Option(min=1, max=1024, help="Rows that run together.")] = 32
+    max_rows: Annotated[int, Option(min=1, help="Rows of one request.")] = 64
+    queue: Annotated[int, Option(min=1, help="Rows that wait; more are refused with 429.")] = 256
+    deadline: Annotated[float, Option(min=0.001, max=3600, help="Seconds a request may take.")] = 30
+    max_body_kib: Annotated[int, Option(min=1, help="Size of a request's body.")] = 1024
+    max_text: Annotated[int, Option(min=1, help="Characters of one text.")] = 20_000
+    threads: Threads = None
+    workers: Annotated[int, Option(min=1, help="Batches that run at once, each on its share of the threads.")] = 1
+    no_cache: NoCache = False
+    no_watch: Annotated[bool, Option("--no-watch", help="Read the bundle again on SIGHUP, not on changes.")] = False
+
+    @model_validator(mode="after")
+    def _go_together(self) -> Self:
+        token, threads = self.token, thread_count(self.threads)
+        if self.max_rows > self.queue:
             raise UsageError(
-                f"a request may hold {self.rows} rows, the queue {self.queued_rows}: give the queue at least as many."
+                f"a request may hold {self.max_rows} rows, the queue {self.queue}: give the queue at least as many."
             )
-
-
-@dataclass(frozen=True)
-class Settings:
-    """One service."""
-
-    bundle: Path
-    host: str = "127.0.0.1"
-    port: int = 8080
-    token: str | None = None
-    insecure: bool = False
-    allow_tuning: bool = False
-    public_key: Path | None = None  # the PEM file of whoever must have signed the bundle
-    threads: int | None = None
-    workers: int = 1  # batches that run at once, each on its share of the threads
-    cache: bool = True
-    watch: bool = True
-    limits: ServiceLimits = field(default_factory=ServiceLimits)
-
-    def __post_init__(self) -> None:
-        if not self.loopback and self.token is None and not self.insecure:
+        if not self.loopback and token is None and not self.insecure:
             raise UsageError(
                 f"--host {self.host} is reached from other machines: give --token-file FILE, whose token every request "
                 "must carry, or --insecure to answer anybody."
             )
-        if self.workers > thread_count(self.threads):
+        if self.workers > threads:
             raise UsageError(
-                f"--workers {self.workers} need a thread each; there are {thread_count(self.threads)} here, by the "
-                "processors, the limits in force and --threads. Give fewer."
+                f"--workers {self.workers} need a thread each; there are {threads} here, by the processors, the limits "
+                "in force and --threads. Give fewer."
             )
-        if self.allow_tuning and self.public_key is not None:
+        if self.allow_tuning and self.require_signature is not None:
             raise UsageError(
                 "--allow-tuning would put tasks into the bundle that nobody signed, and --require-signature would "
                 "refuse them. Give one of the two."
             )
+        return self
+
+    @cached_property
+    def limits(self) -> ServiceLimits:
+        """The bounds; those that no option sets are as they are."""
+        return ServiceLimits(
+            body_bytes=self.max_body_kib << 10,
+            text_characters=self.max_text,
+            rows=self.max_rows,
+            queued_rows=self.queue,
+            batch_rows=self.max_batch,
+            wait_s=self.max_wait_ms / 1000,
+            deadline_s=self.deadline,
+        )
+
+    @cached_property
+    def token(self) -> str | None:
+        """What the token's file holds."""
+        return None if self.token_file is None else read_token(self.token_file)
 
     @property
     def threads_of_a_batch(self) -> int:

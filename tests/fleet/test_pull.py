@@ -184,7 +184,7 @@ def test_a_service_takes_up_a_task_and_another_backbone_without_a_restart(fleet,
     from edgepeft.serve.service import Service
     from edgepeft.serve.settings import Settings
 
-    service = Service(Settings(board, cache=False))
+    service = Service(Settings(bundle=board, no_cache=True))
 
     def served():
         return [(each.label, round(each.score, 5)) for each in service.answer(["mood"] * len(TEXTS), TEXTS)]

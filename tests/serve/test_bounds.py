@@ -121,7 +121,7 @@ def test_rows_to_learn_from_are_checked_beside_the_event_loop(monkeypatch):
     async def asked():
         jobs = SimpleNamespace(start=lambda *_: {})
         manifest = SimpleNamespace(task=lambda _: None)
-        settings = Settings("bundle", allow_tuning=True)
+        settings = Settings(bundle="bundle", allow_tuning=True)
         serving = routes.Serving(settings, SimpleNamespace(manifest=manifest), None, None, jobs)
         body = json.dumps({"rows": [{"text": "a", "label": "b"}]}).encode()
         scope = {
@@ -155,7 +155,7 @@ def guarded(limits, *requests):
             await going_on.wait()
             await Response()(scope, receive, send)
 
-        guard = Guard(app, Settings("bundle", limits=limits), ServiceMetrics(), [])
+        guard = Guard(app, SimpleNamespace(limits=limits, loopback=False, token=None), ServiceMetrics(), [])
 
         async def ask(path, headers, body):
             statuses = []
@@ -210,7 +210,7 @@ def test_a_client_that_leaves_within_its_body_is_not_answered():
             raise AssertionError("something was sent")
 
         scope = {"type": "http", "method": "POST", "path": "/v1/predict", "headers": [(b"host", b"localhost")]}
-        await Guard(app, Settings("bundle"), ServiceMetrics(), [])(scope, receive, send)
+        await Guard(app, Settings(bundle="bundle"), ServiceMetrics(), [])(scope, receive, send)
 
     asyncio.run(main())
 

@@ -310,7 +310,7 @@ def test_a_failure_of_ours_is_500_with_the_headers_of_every_answer(exported):
     from edgepeft.serve.app import create_app
     from edgepeft.serve.settings import Settings
 
-    app = create_app(Settings(exported, cache=False, watch=False))
+    app = create_app(Settings(bundle=exported, no_cache=True, no_watch=True))
     app.state.serving.service = None
     sent = []
 

@@ -411,7 +411,7 @@ def request(bundle: Path) -> tuple[list[bytes], Target]:
     from edgepeft.serve.app import create_app
     from edgepeft.serve.settings import Settings
 
-    app = create_app(Settings(bundle, cache=False, threads=1, watch=False))
+    app = create_app(Settings(bundle=bundle, no_cache=True, threads=1, no_watch=True))
     loop = asyncio.new_event_loop()
     app.state.lifespan = app.router.lifespan_context(app)  # held: the service stops when it is collected
     loop.run_until_complete(app.state.lifespan.__aenter__())
