@@ -218,7 +218,10 @@ class ImportRequest:
         delta = new_delta(backbone, method, self.task, labels, head=head.kind, max_length=longest, **of_task)
         own, values = delta.tensors(), {**values, **head.values}
         kept = {name: tensor.detach() for name, tensor in own.items() if name.startswith("override/")}
-        # What is shared stands in the delta once, under its first name.
+        # What is shared stands in the delta once, under its first name; nothing else may be without a place there.
+        placed = [values[name] for name in own if name in values]
+        lost = {name for name in values if name not in own and not any(torch.equal(values[name], t) for t in placed)}
+        assert not lost, f"{method.name} has no place for {', '.join(sorted(lost))}"
         delta.read({**kept, **{name: values[name] for name in own if name in values}}, str(folder))
         origin: dict[str, Any] = {"versions": {"edgepeft": __version__, **versions}}
         origin["training"] = {"imported_from": library, "folder": folder.resolve().name, **training}

@@ -109,7 +109,8 @@ def test_layers_that_are_left_alone_get_no_module():
     assert upper.trainable_parameters == 2 * 4 * (16 + 16) + 17
 
 
-def test_a_layer_without_a_site_becomes_the_tasks_own(tiny, tmp_path):
+@pytest.mark.parametrize("bias", ["none", "lora_only"])
+def test_a_layer_without_a_site_becomes_the_tasks_own(tiny, tmp_path, bias):
     """W + (alpha / r) B A for ELECTRA's projection of its embeddings, which "all-linear" names, in transformers' model."""
     folder, module = tiny("electra", embedding_size=24), "electra.embeddings_project"
     backbone = open_backbone(str(folder))
@@ -122,12 +123,17 @@ def test_a_layer_without_a_site_becomes_the_tasks_own(tiny, tmp_path):
     )
     head = {name: tensor for name, tensor in base.state_dict().items() if name.startswith("classifier.")}
     (tmp_path / "theirs").mkdir()
+    adapted = {name.rpartition(".lora_")[0] for name in lora}
+    if bias == "lora_only":  # of every layer that has factors, in the layer that PEFT wraps
+        for name in adapted:
+            base.get_submodule(name).bias.data += torch.randn_like(base.get_submodule(name).bias)
+            head[f"{name}.base_layer.bias"] = base.get_submodule(name).bias.detach().clone()
     save_file({f"base_model.model.{name}": t for name, t in (lora | head).items()}, tmp_path / f"theirs/{TENSORS}")
     config = {"peft_type": "LORA", "task_type": "SEQ_CLS", "r": 2, "lora_alpha": 3}
-    config |= {"target_modules": ["query", "embeddings_project"], "modules_to_save": ["classifier"]}
+    config |= {"target_modules": ["query", "embeddings_project"], "modules_to_save": ["classifier"], "bias": bias}
     (tmp_path / "theirs/adapter_config.json").write_text(json.dumps(config))
     delta = imported(tmp_path / "theirs", backbone)
-    for name in {name.rpartition(".lora_")[0] for name in lora}:
+    for name in adapted:
         weight = base.get_submodule(name).weight
         weight.data += 3 / 2 * lora[f"{name}.lora_B.weight"] @ lora[f"{name}.lora_A.weight"]
     inputs = {name: torch.from_numpy(values) for name, values in ragged(6, 9, base.config.to_dict()).items()}

@@ -72,7 +72,8 @@ class LoraConfig(RankedConfig):
         every = {name for name in classifier.tensors if name.endswith(".bias")}
         trained = {"none": set(), "lora_only": {f"{module}.bias" for module in targets}, "all": every}[self.bias]
         stored = classifier.overrides(name for name in classifier.tensors if name in trained | kept)  # T5 has no biases
-        method = self._method(sites, classifier, {f"{module}.weight" for module in merged} | kept)
+        parts = ("weight", "bias") if self.bias == "lora_only" else ("weight",)
+        method = self._method(sites, classifier, {f"{module}.{part}" for module in merged for part in parts} | kept)
         rank, backbone = method.rank, classifier.backbone
         shapes = {theirs: shape for theirs, (_, shape) in stored.items()}
         for module in targets:
