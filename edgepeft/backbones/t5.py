@@ -119,7 +119,7 @@ def _layer_sites(sizes: _Sizes, stack: str, i: int, parts: Mapping[str, str]) ->
     added = f"{stack}.layer.{i - 1}.layer_output" if i else added
 
     def at(role: Role, module: str, widths: tuple[int, int], residual: str = "", **more: Any) -> Site:
-        sums = {"residual": (residual, 0), "added": added} if residual else {}
+        sums = {"residual": residual, "added": added} if residual else {}
         return Site(name + role, role, i, *widths, module, **{"reads": module, **sums, **more})
 
     for part, place in parts.items():

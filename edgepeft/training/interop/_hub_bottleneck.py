@@ -62,7 +62,7 @@ class Places:
     def of_adapter(self, site: Site) -> str:
         """The start of a bottleneck adapter's names."""
         if self.classifier.has_decoder:  # a T5's sub-layers hold them themselves
-            return f"{site.residual[0] if site.residual else site.reads}.adapters.{self.adapter}."
+            return f"{site.residual or site.reads}.adapters.{self.adapter}."
         architecture = self.classifier.architecture
         attention, output = _HOLDERS.get(architecture.model_type, ("attention.output", "output"))
         holder = attention if site.role is Role.ATTENTION_OUTPUT else output
