@@ -23,7 +23,7 @@ from edgepeft.backbones.base import Architecture, Attention, Family, Role
 from edgepeft.backbones.checkpoint import Checkpoint
 from edgepeft.backbones.config import rope_theta
 from edgepeft.backbones.emit import Emitter
-from edgepeft.backbones.packing import Lookups, Packing
+from edgepeft.backbones.packing import Packing
 from edgepeft.backbones.positions import Rotary, distance_bias, windows
 from edgepeft.common.errors import BundleError
 
@@ -37,16 +37,11 @@ class EncoderBuilder:
     def __init__(self, architecture: Architecture, layout: ModelLayout, checkpoint: Checkpoint) -> None:
         self.arch, self.layout = architecture, layout
         self.emit = Emitter(checkpoint, architecture)
-        self.packing = Packing(self.emit, architecture.n_heads)
-        pairs: dict[str, Any] = {"neighbours": layout.rotary == "neighbours"}
+        self.packing, pairs = Packing(self.emit), layout.rotary == "neighbours"
         thetas = dict.fromkeys(layer.theta for layer in architecture.attention)
-        self.rotary = {
-            theta: Rotary(self.emit, self.packing, theta, architecture.hidden_size, **pairs) for theta in thetas
-        }
-        reaches = dict.fromkeys(layer.reach for layer in architecture.attention)
-        self.within: dict[int | None, Lookups] = {
-            r: windows(self.emit, self.packing, r) for r in reaches if r is not None
-        }
+        self.rotary = {theta: Rotary(self.emit, self.packing, theta, neighbours=pairs) for theta in thetas}
+        reaches = dict.fromkeys(layer.reach for layer in architecture.attention if layer.reach is not None)
+        self.within = {reach: windows(self.emit, self.packing, reach) for reach in reaches}
 
     def model(self) -> onnx.ModelProto:
         """The finished graph."""
@@ -117,7 +112,8 @@ class EncoderBuilder:
         query, key, value = self._products(layer, modules, hidden, d, [name + role for role in _ATTENDING])
         if self.rotary:
             own = self.arch.attention[i]
-            rotary, within = self.rotary[own.theta], self.within.get(own.reach)
+            rotary = self.rotary[own.theta]
+            within = None if own.reach is None else self.within[own.reach]
             query, key = rotary.turned(query, *rotary.query), rotary.turned(key, *rotary.key)
         else:
             query = self.emit.op("Mul", query, scale)

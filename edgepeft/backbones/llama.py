@@ -113,7 +113,7 @@ class _Builder(text.TextBuilder):
     def _read(self, ids: str, mask: str, attend: _Attend) -> str:
         """Rows of tokens -> (T, d), past the last norm."""
         op, ints = self.emit.op, self.emit.ints
-        self.packing = packing = Packing(self.emit, self.arch.n_heads, ids, mask)
+        self.packing = packing = Packing(self.emit, ids, mask)
         self._turn(PACKED_INDICES[PackedIndex.POSITION])
         later = op("Greater", packing.distances(), packing.zero)
         bias = op("Add", op("Where", later, "lowest", "none"), packing.mask_bias)  # (B, 1, S, S)

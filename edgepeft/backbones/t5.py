@@ -224,7 +224,7 @@ class _Builder(text.TextBuilder):
 
     def _encoder(self) -> str:
         """(T, d)."""
-        op, packing = self.emit.op, Packing(self.emit, self.arch.n_heads)
+        op, packing = self.emit.op, Packing(self.emit)
         self.packing = packing
         hidden = op("Gather", self.emit.weight("shared.weight"), packing.packed("input_ids"), output="word_embeddings")
         bias = op("Add", self._bias("encoder", packing.distances(), both_ways=True), packing.mask_bias)  # (B, h, S, S)
