@@ -25,15 +25,7 @@ from onnx import TensorProto, helper
 
 from edgepeft.backbones import _decoder_shapes as shapes
 from edgepeft.backbones import text
-from edgepeft.backbones.base import (
-    PACKED_INDICES,
-    Architecture,
-    Attention,
-    Decoder,
-    PackedIndex,
-    Pooling,
-    Role,
-)
+from edgepeft.backbones.base import PACKED_INDICES, Architecture, Attention, Decoder, PackedIndex, Pooling, Role
 from edgepeft.backbones.checkpoint import Checkpoint
 from edgepeft.backbones.config import checked
 from edgepeft.backbones.packing import Packing

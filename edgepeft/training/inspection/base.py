@@ -11,8 +11,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
+from matplotlib.figure import Figure
 from rich.console import RenderableType
 from torch import nn
 
@@ -30,9 +31,6 @@ from edgepeft.data.rows import SENTENCES, Columns, Row, read_rows
 from edgepeft.data.sampling import part
 from edgepeft.data.text_template import of_source
 from edgepeft.methods.base import PerLayer, methods
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 Advance = Callable[[int], None]
 """Told the number of rows after each batch."""
