@@ -28,7 +28,6 @@ from edgepeft.backbones.positions import Rotary, distance_bias, windows
 from edgepeft.common.errors import BundleError
 
 LEARNT = "embeddings.position_embeddings.weight"
-_ATTENDING = (Role.QUERY, Role.KEY, Role.VALUE)
 
 
 class EncoderBuilder:
@@ -57,15 +56,6 @@ class EncoderBuilder:
         outputs = self.packing.outputs(hidden, self.arch.hidden_size)
         return self.emit.model(self.emit.rows(), outputs)
 
-    def _positions(self) -> str:
-        op = self.emit.op
-        if not self.layout.counted_positions:  # the column itself says where attention finds a token, too
-            return op("Identity", self.packing.column, output=Role.POSITION_IDS.value)
-        pad = self.emit.constant("pad_token_id", self.arch.pad_token_id, np.int64)
-        counted = op("Cast", op("Not", op("Equal", "input_ids", pad)), to=TensorProto.INT64)  # (B, S)
-        positions = op("Add", op("Mul", op("CumSum", counted, self.packing.one), counted), pad)
-        return self.packing.packed(positions, output=Role.POSITION_IDS.value)
-
     def _embed(self) -> str:
         op = self.emit.op
         table = self.emit.weight(self.arch.words)
@@ -75,8 +65,15 @@ class EncoderBuilder:
             types = self.packing.packed("token_type_ids") if "token_type_ids" in self.arch.inputs else self.packing.zero
             hidden = op("Add", hidden, op("Gather", table, types))
         if LEARNT in self.arch.tensors:
-            table = self.emit.weight(LEARNT)
-            hidden = op("Add", hidden, op("Gather", table, self._positions(), output="position_embeddings"))
+            table, place = self.emit.weight(LEARNT), Role.POSITION_IDS.value
+            if self.layout.counted_positions:
+                pad = self.emit.constant("pad_token_id", self.arch.pad_token_id, np.int64)
+                counted = op("Cast", op("Not", op("Equal", "input_ids", pad)), to=TensorProto.INT64)  # (B, S)
+                positions = op("Add", op("Mul", op("CumSum", counted, self.packing.one), counted), pad)
+                self.packing.packed(positions, output=place)
+            else:  # the column itself says where attention finds a token, too
+                op("Identity", self.packing.column, output=place)
+            hidden = op("Add", hidden, op("Gather", table, place, output="position_embeddings"))
         if "embeddings.task_type_embeddings.weight" in self.arch.tensors:
             table = self.emit.weight("embeddings.task_type_embeddings.weight")
             hidden = op("Add", hidden, op("Gather", table, self.packing.zero))
@@ -109,7 +106,8 @@ class EncoderBuilder:
         d, within = self.arch.hidden_size, None
         scale = self.emit.constant("query_scale", (d // self.arch.n_heads) ** -0.5, np.float32)
         modules = (self.layout.query, self.layout.key, self.layout.value)
-        query, key, value = self._products(layer, modules, hidden, d, [name + role for role in _ATTENDING])
+        sites = [name + role for role in (Role.QUERY, Role.KEY, Role.VALUE)]
+        query, key, value = self._products(layer, modules, hidden, d, sites)
         if self.rotary:
             own = self.arch.attention[i]
             rotary = self.rotary[own.theta]

@@ -68,11 +68,6 @@ class Places:
         holder = attention if site.role is Role.ATTENTION_OUTPUT else output
         return f"{self.classifier.prefix}{architecture.layer_path(site.layer or 0)}{holder}.adapters.{self.adapter}."
 
-    @property
-    def shared(self) -> str:
-        """The start of the names of what all adapters share."""
-        return f"{self.classifier.prefix}{SHARED}{self.adapter}."
-
 
 # Plain forms with names of their own: (roles, reads) -> the method.
 _NAMED: Mapping[tuple[tuple[str, ...], str], Callable[..., PerLayer]] = {
@@ -95,7 +90,8 @@ def bottleneck_plan(config: BnConfig, places: Places) -> ConversionPlan:
         "activation": ACTIVATION_NAMES[config.non_linearity.lower()],
         **layers,
     }
-    readers = [_Reader(config, places.of_adapter(site), places.shared, site, widths[site]) for site in every]
+    shared = f"{places.classifier.prefix}{SHARED}{places.adapter}."
+    readers = [_Reader(config, places.of_adapter(site), shared, site, widths[site]) for site in every]
     shapes = {name: shape for reader in readers for name, shape in reader.shapes().items()}
     even, placed = len(set(widths.values())) == 1, form["reads"] != "residual" and config.original_ln_after
     # It adds to the sub-layer's output, without norms of its own.
