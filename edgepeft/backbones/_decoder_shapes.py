@@ -18,6 +18,7 @@ from edgepeft.backbones.positions import frequencies
 from edgepeft.common.errors import UsageError
 
 WORDS = "model.embed_tokens.weight"
+ATTENDING = (Role.QUERY, Role.KEY, Role.VALUE)
 _LINEAR = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
 _FEED_FORWARD = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
 ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh")
@@ -188,9 +189,7 @@ def sites_of(layout: DecoderLayout, sizes: DecoderSizes) -> Iterator[Site]:
             return Site(name + role, role, i, *widths, place, place, **more)  # noqa: B023
 
         yield at(Role.ATTENTION_NORM, layout.norms["attention"], (d, d))
-        for role, module, width in zip(
-            (Role.QUERY, Role.KEY, Role.VALUE), _LINEAR, (wide, narrow, narrow), strict=False
-        ):
+        for role, module, width in zip(ATTENDING, _LINEAR, (wide, narrow, narrow), strict=False):
             yield at(role, module, (d, width), input=name + Role.ATTENTION_NORM)
         # Where no norm stands between, a layer's keys and values are what its products give.
         key, value = ("self_attn.k_norm", "") if layout.head_norms else (_LINEAR[1], name + Role.KEY)

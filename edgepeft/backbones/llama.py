@@ -139,8 +139,8 @@ class _Builder(text.TextBuilder):
         for i in range(self.arch.n_layers):
             module, name = f"model.layers.{i}.", f"layer.{i}."
             normed = self.norm(module + norms["attention"], hidden, name + "attention_norm")
-            parts = (Role.QUERY, Role.KEY, Role.VALUE)
-            query, key, value = (linear(f"{module}self_attn.{part[0]}_proj", normed, name + part) for part in parts)
+            of = f"{module}self_attn."
+            query, key, value = (linear(f"{of}{role[0]}_proj", normed, name + role) for role in shapes.ATTENDING)
             query = self._turned(i, query, f"{module}self_attn.q_norm", self.arch.n_heads)
             query = op("Mul", query, self.emit.constant("query_scale", self.width**-0.5, np.float32))
             states = f"{name}{Role.KEY_STATES}" if self.layout.head_norms else ""
