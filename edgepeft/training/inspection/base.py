@@ -32,8 +32,7 @@ from edgepeft.data.sampling import part
 from edgepeft.data.text_template import of_source
 from edgepeft.methods.base import PerLayer, methods
 
-Advance = Callable[[int], None]
-"""Told the number of rows after each batch."""
+Advance = Callable[[int], None]  # told the number of rows after each batch
 
 
 @dataclass(frozen=True)
@@ -77,8 +76,7 @@ INSPECTION_SCHEMA = "edgepeft.inspect/1"
 DOCUMENT = "inspect.json"
 LIMIT = 256  # rows; 12 layers have 78 spans, so all rows of a large file would take hours
 
-WatchInspection = Callable[[str, int, int], None]
-"""Told the inspection's name, and how many of how many rows it has run."""
+WatchInspection = Callable[[str, int, int], None]  # told its name, and how many of how many rows it has run
 
 
 @dataclass(frozen=True)

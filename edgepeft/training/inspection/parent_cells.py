@@ -34,8 +34,6 @@ from edgepeft.methods.spartan import Memory
 from edgepeft.training.engine import torch_batch
 from edgepeft.training.inspection.base import Advance, Inspection, InspectionTarget
 
-Rows = list[list[float | None]]
-
 PICKERS = "share of a parent's picks that rows of a label make (columns sum to 1)"
 WEIGHTS = "mean weight that rows of a label give a parent (rows sum to 1)"
 
@@ -136,7 +134,7 @@ def _sums(
     return sums
 
 
-def _plain(values: Tensor) -> Rows:
+def _plain(values: Tensor) -> list[list[float | None]]:
     """Six digits; None where there was nothing to divide by."""
     return [[None if math.isnan(value) else round(value, 6) for value in row] for row in values.tolist()]
 
