@@ -18,6 +18,7 @@ from edgepeft.backbones.positions import frequencies
 from edgepeft.common.errors import UsageError
 
 WORDS = "model.embed_tokens.weight"
+ATTENDING = (Role.QUERY, Role.KEY, Role.VALUE)
 _LINEAR = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
 _FEED_FORWARD = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
 ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh")
@@ -183,30 +184,31 @@ def sites_of(layout: DecoderLayout, sizes: DecoderSizes) -> Iterator[Site]:
     for i in range(sizes.n_layers):
         layer, name = f"model.layers.{i}", f"layer.{i}."
 
-        def at(role: Role, module: str, widths: tuple[int, int], residual: str | None = None, **more: Any) -> Site:
+        def at(role: Role, module: str, widths: tuple[int, int], **more: Any) -> Site:
             place = f"{layer}.{module}".rstrip(".")  # noqa: B023
-            given = None if residual is None else (f"{layer}.{residual}".rstrip("."), 0)  # noqa: B023
-            return Site(name + role, role, i, *widths, place, place, given, **more)  # noqa: B023
+            return Site(name + role, role, i, *widths, place, place, **more)  # noqa: B023
 
         yield at(Role.ATTENTION_NORM, layout.norms["attention"], (d, d))
-        for role, module, width in zip(
-            (Role.QUERY, Role.KEY, Role.VALUE), _LINEAR, (wide, narrow, narrow), strict=False
-        ):
+        for role, module, width in zip(ATTENDING, _LINEAR, (wide, narrow, narrow), strict=False):
             yield at(role, module, (d, width), input=name + Role.ATTENTION_NORM)
         # Where no norm stands between, a layer's keys and values are what its products give.
         key, value = ("self_attn.k_norm", "") if layout.head_norms else (_LINEAR[1], name + Role.KEY)
-        states: dict[str, Any] = {"heads": layout.head_norms, "value": value}
-        yield Site(name + Role.KEY_STATES, Role.KEY_STATES, i, narrow, narrow, f"{layer}.{key}", **states)
-        states = {"value": name + Role.VALUE}
-        yield Site(name + Role.VALUE_STATES, Role.VALUE_STATES, i, narrow, narrow, f"{layer}.{_LINEAR[2]}", **states)
+        states = (
+            (Role.KEY_STATES, key, layout.head_norms, value),
+            (Role.VALUE_STATES, _LINEAR[2], 0, name + Role.VALUE),
+        )
+        for role, module, heads, value in states:
+            yield Site(name + role, role, i, narrow, narrow, f"{layer}.{module}", heads=heads, value=value)
         below = f"layer.{i - 1}.layer_output" if i else "word_embeddings"
-        yield at(Role.ATTENTION_OUTPUT, _LINEAR[3], (wide, d), "", input=f"{name}context", added=below)
+        around = {"residual": layer, "input": f"{name}context", "added": below}
+        yield at(Role.ATTENTION_OUTPUT, _LINEAR[3], (wide, d), **around)
         yield at(Role.FFN_NORM, layout.norms["ffn"], (d, d))
         for role, module in zip((Role.FFN_GATE, Role.FFN_GATED), _FEED_FORWARD, strict=False):
             yield at(role, module, (d, f), input=name + Role.FFN_NORM)
         yield at(Role.FFN_ACTIVATION, _FEED_FORWARD[2], (f, f), is_input=True)
         around = {"input": name + Role.FFN_ACTIVATION, "added": f"{name}attention_output.sum"}
-        yield at(Role.FFN_OUTPUT, _FEED_FORWARD[2], (f, d), layout.norms["ffn"], **around)
+        around["residual"] = f"{layer}.{layout.norms['ffn']}"
+        yield at(Role.FFN_OUTPUT, _FEED_FORWARD[2], (f, d), **around)
         yield at(Role.LAYER_OUTPUT, "", (d, d))
     yield Site(Role.STACK_OUTPUT.value, Role.STACK_OUTPUT, None, d, d, "model.norm", "model.norm")
     yield from (Site(role.value, role, None, d, d) for role in (Role.POOLED_FIRST, Role.POOLED_MEAN, Role.POOLED_LAST))

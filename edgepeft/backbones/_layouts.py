@@ -211,7 +211,7 @@ def _layer_sites(layout: ModelLayout, sizes: EncoderSizes, layers: Sequence[str]
     yield from products({Role.QUERY: layout.query, Role.KEY: layout.key, Role.VALUE: layout.value}, d, read)
     for role, module in ((Role.KEY_HEADS, layout.key), (Role.VALUE_HEADS, layout.value)) if layout.masked else ():
         yield Site(name + role, role, i, d, d, layer + module, shape=split, call=call)
-    around: dict[str, Any] = {"residual": (layer.rstrip("."), 0), "input": f"{name}context", "added": below}
+    around: dict[str, Any] = {"residual": layer.rstrip("."), "input": f"{name}context", "added": below}
     yield at(Role.ATTENTION_OUTPUT, layout.attention_output, norm=attention_norm, **around)
     if before:
         yield at(Role.FFN_NORM, layout.ffn_norm)
@@ -222,6 +222,6 @@ def _layer_sites(layout: ModelLayout, sizes: EncoderSizes, layers: Sequence[str]
     else:
         yield at(Role.FFN_ACTIVATION, layout.activation, f, f, input=name + Role.FFN_UP)
     summed = (layout.ffn_norm, "attention_output.sum") if before else (layout.up, Role.ATTENTION_NORM)
-    around = {"residual": (layer + summed[0], 0), "input": name + Role.FFN_ACTIVATION, "added": name + summed[1]}
+    around = {"residual": layer + summed[0], "input": name + Role.FFN_ACTIVATION, "added": name + summed[1]}
     yield at(Role.FFN_OUTPUT, layout.down, f, norm=ffn_norm, **around)
     yield at(Role.LAYER_OUTPUT, "")

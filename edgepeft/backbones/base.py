@@ -131,7 +131,7 @@ class Site:
     # The HF module whose output the site is (in eval mode, in which no dropout does anything); pooled have none.
     module: str = ""
     reads: str = ""  # the module whose first input is ``x``
-    residual: tuple[str, int] | None = None  # where the value comes in that will be added to ``y``: module, argument
+    residual: str = ""  # the module whose first input will be added to ``y``
     norm: str | None = None  # the LayerNorm after that sum
     is_input: bool = False  # the site is what its module reads
     columns: tuple[int, int] | None = None  # of its module's outputs, from and up to, where one layer gives several

@@ -32,19 +32,17 @@ from edgepeft.common.errors import UsageError
 
 _TABLE, _NORM = "encoder.rel_embeddings.weight", "encoder.LayerNorm"
 _OF_DISTANCES = ("attention.self.pos_query_proj", "attention.self.pos_key_proj")  # where these are not shared
-_LAYOUTS = {
-    "deberta-v2": ModelLayout(
-        prefix="deberta.",
-        query="attention.self.query_proj",
-        key="attention.self.key_proj",
-        value="attention.self.value_proj",
-        positions=False,
-        token_types=False,
-        masked="",  # attention has a product for each distance
-        head="deberta",
-        defaults={"layer_norm_eps": 1e-7},
-    )
-}
+_LAYOUT = ModelLayout(
+    prefix="deberta.",
+    query="attention.self.query_proj",
+    key="attention.self.key_proj",
+    value="attention.self.value_proj",
+    positions=False,
+    token_types=False,
+    masked="",  # attention has a product for each distance
+    head="deberta",
+    defaults={"layer_norm_eps": 1e-7},
+)
 # What published models of versions 2 and 3 have: key -> (that value, what transformers takes where nothing is said).
 _PUBLISHED: Mapping[str, tuple[Any, Any]] = {
     "relative_attention": (True, False),
@@ -190,7 +188,7 @@ class DebertaV2(Encoder):
 
 FAMILY = DebertaV2(
     "deberta-v2",
-    _LAYOUTS,
+    {"deberta-v2": _LAYOUT},
     limits=(
         "As in published models: content to position and back, a normed table.",
         "The convolution of v2-xlarge is refused (conv_kernel_size).",

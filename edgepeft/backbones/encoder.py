@@ -23,12 +23,11 @@ from edgepeft.backbones.base import Architecture, Attention, Family, Role
 from edgepeft.backbones.checkpoint import Checkpoint
 from edgepeft.backbones.config import rope_theta
 from edgepeft.backbones.emit import Emitter
-from edgepeft.backbones.packing import Lookups, Packing
+from edgepeft.backbones.packing import Packing
 from edgepeft.backbones.positions import Rotary, distance_bias, windows
 from edgepeft.common.errors import BundleError
 
 LEARNT = "embeddings.position_embeddings.weight"
-_ATTENDING = (Role.QUERY, Role.KEY, Role.VALUE)
 
 
 class EncoderBuilder:
@@ -37,16 +36,11 @@ class EncoderBuilder:
     def __init__(self, architecture: Architecture, layout: ModelLayout, checkpoint: Checkpoint) -> None:
         self.arch, self.layout = architecture, layout
         self.emit = Emitter(checkpoint, architecture)
-        self.packing = Packing(self.emit, architecture.n_heads)
-        pairs: dict[str, Any] = {"neighbours": layout.rotary == "neighbours"}
+        self.packing, pairs = Packing(self.emit), layout.rotary == "neighbours"
         thetas = dict.fromkeys(layer.theta for layer in architecture.attention)
-        self.rotary = {
-            theta: Rotary(self.emit, self.packing, theta, architecture.hidden_size, **pairs) for theta in thetas
-        }
-        reaches = dict.fromkeys(layer.reach for layer in architecture.attention)
-        self.within: dict[int | None, Lookups] = {
-            r: windows(self.emit, self.packing, r) for r in reaches if r is not None
-        }
+        self.rotary = {theta: Rotary(self.emit, self.packing, theta, neighbours=pairs) for theta in thetas}
+        reaches = dict.fromkeys(layer.reach for layer in architecture.attention if layer.reach is not None)
+        self.within = {reach: windows(self.emit, self.packing, reach) for reach in reaches}
 
     def model(self) -> onnx.ModelProto:
         """The finished graph."""
@@ -62,15 +56,6 @@ class EncoderBuilder:
         outputs = self.packing.outputs(hidden, self.arch.hidden_size)
         return self.emit.model(self.emit.rows(), outputs)
 
-    def _positions(self) -> str:
-        op = self.emit.op
-        if not self.layout.counted_positions:  # the column itself says where attention finds a token, too
-            return op("Identity", self.packing.column, output=Role.POSITION_IDS.value)
-        pad = self.emit.constant("pad_token_id", self.arch.pad_token_id, np.int64)
-        counted = op("Cast", op("Not", op("Equal", "input_ids", pad)), to=TensorProto.INT64)  # (B, S)
-        positions = op("Add", op("Mul", op("CumSum", counted, self.packing.one), counted), pad)
-        return self.packing.packed(positions, output=Role.POSITION_IDS.value)
-
     def _embed(self) -> str:
         op = self.emit.op
         table = self.emit.weight(self.arch.words)
@@ -80,8 +65,15 @@ class EncoderBuilder:
             types = self.packing.packed("token_type_ids") if "token_type_ids" in self.arch.inputs else self.packing.zero
             hidden = op("Add", hidden, op("Gather", table, types))
         if LEARNT in self.arch.tensors:
-            table = self.emit.weight(LEARNT)
-            hidden = op("Add", hidden, op("Gather", table, self._positions(), output="position_embeddings"))
+            table, place = self.emit.weight(LEARNT), Role.POSITION_IDS.value
+            if self.layout.counted_positions:
+                pad = self.emit.constant("pad_token_id", self.arch.pad_token_id, np.int64)
+                counted = op("Cast", op("Not", op("Equal", "input_ids", pad)), to=TensorProto.INT64)  # (B, S)
+                positions = op("Add", op("Mul", op("CumSum", counted, self.packing.one), counted), pad)
+                self.packing.packed(positions, output=place)
+            else:  # the column itself says where attention finds a token, too
+                op("Identity", self.packing.column, output=place)
+            hidden = op("Add", hidden, op("Gather", table, place, output="position_embeddings"))
         if "embeddings.task_type_embeddings.weight" in self.arch.tensors:
             table = self.emit.weight("embeddings.task_type_embeddings.weight")
             hidden = op("Add", hidden, op("Gather", table, self.packing.zero))
@@ -114,10 +106,12 @@ class EncoderBuilder:
         d, within = self.arch.hidden_size, None
         scale = self.emit.constant("query_scale", (d // self.arch.n_heads) ** -0.5, np.float32)
         modules = (self.layout.query, self.layout.key, self.layout.value)
-        query, key, value = self._products(layer, modules, hidden, d, [name + role for role in _ATTENDING])
+        sites = [name + role for role in (Role.QUERY, Role.KEY, Role.VALUE)]
+        query, key, value = self._products(layer, modules, hidden, d, sites)
         if self.rotary:
             own = self.arch.attention[i]
-            rotary, within = self.rotary[own.theta], self.within.get(own.reach)
+            rotary = self.rotary[own.theta]
+            within = None if own.reach is None else self.within[own.reach]
             query, key = rotary.turned(query, *rotary.query), rotary.turned(key, *rotary.key)
         else:
             query = self.emit.op("Mul", query, scale)

@@ -7,8 +7,7 @@ texts are split into words.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -90,7 +89,7 @@ def _convert(path: Path, folder: Path) -> None:
 
     logging: Any = transformers_logging
     where = {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
-    with _damage(path):
+    try:
         _check(path, reader := GGUFReader(path))
         config = AutoConfig.from_pretrained(**where)
         config.rope_scaling = _scaling(path, reader, config.to_dict())
@@ -113,6 +112,10 @@ def _convert(path: Path, folder: Path) -> None:
             tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
             tokenizer.pre_tokenizer = Sequence([*_SPLITS[split]])
             tokenizer.save(str(folder / "tokenizer.json"))
+    except (EdgepeftError, OSError, MemoryError):
+        raise
+    except Exception as error:  # of the libraries' many kinds
+        raise BundleError(f"{path} cannot be read as a GGUF file ({reason(error)}); fetch it again.") from error
 
 
 def _scaling(path: Path, reader: GGUFReader, config: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -146,14 +149,3 @@ def _split(reader: GGUFReader) -> str | None:
 def _value(reader: GGUFReader, name: str) -> Any:
     field = reader.fields.get(name)
     return None if field is None else field.contents()
-
-
-@contextmanager
-def _damage(path: Path) -> Iterator[None]:
-    """The libraries' many kinds of errors at a damaged file, as one of ours."""
-    try:
-        yield
-    except (EdgepeftError, OSError, MemoryError):
-        raise
-    except Exception as error:
-        raise BundleError(f"{path} cannot be read as a GGUF file ({reason(error)}); fetch it again.") from error

@@ -68,9 +68,9 @@ def _hooked(model: nn.Module, site: Site, module: nn.Module) -> Iterator[Removab
         # Its live parameters; calling the module would fire its hooks again.
         seen["norm"] = lambda z: functional.layer_norm(z, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
     if "x" in wanted:
-        yield _remember(model, site.reads, 0, seen, "x")
-    if "residual" in wanted and site.residual is not None:
-        yield _remember(model, *site.residual, seen, "residual")
+        yield _remember(model, site.reads, seen, "x")
+    if "residual" in wanted and site.residual:
+        yield _remember(model, site.residual, seen, "residual")
 
     def adapted(values: Any) -> Any:
         if next(calls) % of != own:
@@ -120,10 +120,9 @@ def _argument(
     return args, kwargs if kwargs[name] is None else {**kwargs, name: module(kwargs[name])}
 
 
-def _remember(model: nn.Module, path: str, index: int, seen: dict[str, Any], name: str) -> RemovableHandle:
+def _remember(model: nn.Module, path: str, seen: dict[str, Any], name: str) -> RemovableHandle:
     def keep(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        # transformers 4 and 5 pass the same argument by position or by name.
-        seen[name] = args[index] if index < len(args) else list(kwargs.values())[index - len(args)]
+        seen[name] = (*args, *kwargs.values())[0]  # transformers 4 and 5 pass the same one by position or by name
 
     return model.get_submodule(path).register_forward_pre_hook(keep, with_kwargs=True)
 

@@ -25,15 +25,7 @@ from onnx import TensorProto, helper
 
 from edgepeft.backbones import _decoder_shapes as shapes
 from edgepeft.backbones import text
-from edgepeft.backbones.base import (
-    PACKED_INDICES,
-    Architecture,
-    Attention,
-    Decoder,
-    PackedIndex,
-    Pooling,
-    Role,
-)
+from edgepeft.backbones.base import PACKED_INDICES, Architecture, Attention, Decoder, PackedIndex, Pooling, Role
 from edgepeft.backbones.checkpoint import Checkpoint
 from edgepeft.backbones.config import checked
 from edgepeft.backbones.packing import Packing
@@ -113,7 +105,7 @@ class _Builder(text.TextBuilder):
     def _read(self, ids: str, mask: str, attend: _Attend) -> str:
         """Rows of tokens -> (T, d), past the last norm."""
         op, ints = self.emit.op, self.emit.ints
-        self.packing = packing = Packing(self.emit, self.arch.n_heads, ids, mask)
+        self.packing = packing = Packing(self.emit, ids, mask)
         self._turn(PACKED_INDICES[PackedIndex.POSITION])
         later = op("Greater", packing.distances(), packing.zero)
         bias = op("Add", op("Where", later, "lowest", "none"), packing.mask_bias)  # (B, 1, S, S)
@@ -147,8 +139,8 @@ class _Builder(text.TextBuilder):
         for i in range(self.arch.n_layers):
             module, name = f"model.layers.{i}.", f"layer.{i}."
             normed = self.norm(module + norms["attention"], hidden, name + "attention_norm")
-            parts = (Role.QUERY, Role.KEY, Role.VALUE)
-            query, key, value = (linear(f"{module}self_attn.{part[0]}_proj", normed, name + part) for part in parts)
+            of = f"{module}self_attn."
+            query, key, value = (linear(f"{of}{role[0]}_proj", normed, name + role) for role in shapes.ATTENDING)
             query = self._turned(i, query, f"{module}self_attn.q_norm", self.arch.n_heads)
             query = op("Mul", query, self.emit.constant("query_scale", self.width**-0.5, np.float32))
             states = f"{name}{Role.KEY_STATES}" if self.layout.head_norms else ""

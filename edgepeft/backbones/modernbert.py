@@ -16,33 +16,31 @@ from edgepeft.backbones.config import checked, require_known, require_switches, 
 from edgepeft.backbones.encoder import Encoder
 from edgepeft.common.errors import UsageError
 
-_LAYOUTS = {
-    "modernbert": ModelLayout(
-        prefix="model.",
-        words="embeddings.tok_embeddings",
-        embeddings_norm="embeddings.norm",
-        layer="layers.{i}.",
-        query="attn.Wqkv",
-        key="attn.Wqkv",
-        value="attn.Wqkv",
-        attention_output="attn.Wo",
-        attention_norm="attn_norm",
-        gate="mlp.Wi",
-        up="mlp.Wi",
-        down="mlp.Wo",
-        ffn_norm="mlp_norm",
-        positions=False,
-        token_types=False,
-        rotary="halves",
-        last_norm="final_norm",
-        first_norm=False,  # it reads what is past the embeddings' norm
-        masked="",  # keys are turned by their places and seen in windows
-        foreign_head="head.dense and head.norm",
-        defaults={"layer_norm_eps": 1e-5, "pad_token_id": 50283, "max_length": 8192},
-        keys={"activation": "hidden_activation", "layer_norm_eps": "norm_eps"},
-        fixed={},
-    )
-}
+_LAYOUT = ModelLayout(
+    prefix="model.",
+    words="embeddings.tok_embeddings",
+    embeddings_norm="embeddings.norm",
+    layer="layers.{i}.",
+    query="attn.Wqkv",
+    key="attn.Wqkv",
+    value="attn.Wqkv",
+    attention_output="attn.Wo",
+    attention_norm="attn_norm",
+    gate="mlp.Wi",
+    up="mlp.Wi",
+    down="mlp.Wo",
+    ffn_norm="mlp_norm",
+    positions=False,
+    token_types=False,
+    rotary="halves",
+    last_norm="final_norm",
+    first_norm=False,  # it reads what is past the embeddings' norm
+    masked="",  # keys are turned by their places and seen in windows
+    foreign_head="head.dense and head.norm",
+    defaults={"layer_norm_eps": 1e-5, "pad_token_id": 50283, "max_length": 8192},
+    keys={"activation": "hidden_activation", "layer_norm_eps": "norm_eps"},
+    fixed={},
+)
 # Which modules have biases where a config says so; no published ModernBERT has some.
 _BIASES = {"attention_bias": ("attn.Wqkv", "attn.Wo"), "mlp_bias": ("mlp.Wi", "mlp.Wo"), "norm_bias": ("norm",)}
 _POOLINGS = {"cls": Pooling.FIRST, "mean": Pooling.MEAN}
@@ -89,7 +87,7 @@ class ModernBert(Encoder):
 
 FAMILY = ModernBert(
     "modernbert",
-    _LAYOUTS,
+    {"modernbert": _LAYOUT},
     limits=(
         "The methods prefix and mam are refused: keys are turned by their places and seen in windows.",
         "Rotary positions that are not scaled, of all of a head's numbers.",

@@ -44,11 +44,11 @@ class Packing:
     ``column`` (T) is each token's place in its padded row; ``zero`` and ``one`` are int64 constants.
     """
 
-    def __init__(self, emit: Emitter, n_heads: int, ids: str = "input_ids", mask: str = "attention_mask") -> None:
-        self.emit, self.n_heads = emit, n_heads
+    def __init__(self, emit: Emitter, ids: str = "input_ids", mask: str = "attention_mask") -> None:
+        self.emit, self.n_heads = emit, emit.arch.n_heads
         op, ints = emit.op, emit.ints
-        heads = emit.constant("head_range", np.arange(n_heads), np.int64)  # (h)
-        count = emit.constant(N_HEADS, n_heads, np.int64)
+        heads = emit.constant("head_range", np.arange(self.n_heads), np.int64)  # (h)
+        count = emit.constant(N_HEADS, self.n_heads, np.int64)
         zero, one = emit.constant("zero", 0, np.int64), emit.constant("one", 1, np.int64)
         self.zero, self.one = zero, one
 

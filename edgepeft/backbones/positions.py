@@ -47,9 +47,9 @@ class Rotary:
     Pairs are ``neighbours``, by angles in float64 as in RoFormer's code, or of halves, by those in float32.
     """
 
-    def __init__(self, emit: Emitter, packing: Packing, theta: float, width: int, *, neighbours: bool = False) -> None:
-        self.emit, self.n_heads, self.width, self._inner = emit, packing.n_heads, width, int(neighbours)
-        op, ints, e = emit.op, emit.ints, width // packing.n_heads
+    def __init__(self, emit: Emitter, packing: Packing, theta: float, *, neighbours: bool = False) -> None:
+        self.emit, self.n_heads, self.width, self._inner = emit, packing.n_heads, emit.arch.hidden_size, int(neighbours)
+        op, ints, e = emit.op, emit.ints, self.width // self.n_heads
         kind = TensorProto.DOUBLE if neighbours else TensorProto.FLOAT
         w: NDArray[Any] = np.power(theta, -np.arange(0, e, 2) / e) if neighbours else frequencies(theta, e)
         places = op("Cast", op("Range", packing.zero, packing.length, packing.one), to=kind)

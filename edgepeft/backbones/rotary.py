@@ -20,18 +20,16 @@ from typing import Any
 from edgepeft.backbones._layouts import ACTIVATIONS, ENCODERS, ModelLayout
 from edgepeft.backbones.encoder import Encoder
 
-_ROFORMER = {
-    "roformer": ModelLayout(
-        prefix="roformer.",
-        positions=False,
-        rotary="neighbours",
-        theta=10_000.0,
-        projection="embeddings_project",
-        masked="",  # each key is turned by its place
-        head="electra",  # with GELU in both
-        fixed={**ENCODERS, "rotary_value": False, "hidden_act": "gelu", "rope_theta": 10_000.0},
-    )
-}
+_ROFORMER = ModelLayout(
+    prefix="roformer.",
+    positions=False,
+    rotary="neighbours",
+    theta=10_000.0,
+    projection="embeddings_project",
+    masked="",  # each key is turned by its place
+    head="electra",  # with GELU in both
+    fixed={**ENCODERS, "rotary_value": False, "hidden_act": "gelu", "rope_theta": 10_000.0},
+)
 _GTE = ModelLayout(
     prefix="gte.",
     layer="layers.{i}.",
@@ -98,7 +96,7 @@ class NomicBert(Encoder):
 
 FAMILY = Encoder(
     "roformer",
-    _ROFORMER,
+    {"roformer": _ROFORMER},
     limits=(
         "Queries and keys are turned, values not: rotary_value is refused.",
         "Sines are computed: a checkpoint's table of them (encoder.embed_positions) is not read; nothing trains it.",

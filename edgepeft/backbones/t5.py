@@ -119,7 +119,7 @@ def _layer_sites(sizes: _Sizes, stack: str, i: int, parts: Mapping[str, str]) ->
     added = f"{stack}.layer.{i - 1}.layer_output" if i else added
 
     def at(role: Role, module: str, widths: tuple[int, int], residual: str = "", **more: Any) -> Site:
-        sums = {"residual": (residual, 0), "added": added} if residual else {}
+        sums = {"residual": residual, "added": added} if residual else {}
         return Site(name + role, role, i, *widths, module, **{"reads": module, **sums, **more})
 
     for part, place in parts.items():
@@ -224,7 +224,7 @@ class _Builder(text.TextBuilder):
 
     def _encoder(self) -> str:
         """(T, d)."""
-        op, packing = self.emit.op, Packing(self.emit, self.arch.n_heads)
+        op, packing = self.emit.op, Packing(self.emit)
         self.packing = packing
         hidden = op("Gather", self.emit.weight("shared.weight"), packing.packed("input_ids"), output="word_embeddings")
         bias = op("Add", self._bias("encoder", packing.distances(), both_ways=True), packing.mask_bias)  # (B, h, S, S)

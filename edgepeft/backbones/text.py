@@ -133,9 +133,7 @@ class TextFamily(Family):
     builder: ClassVar[type[TextBuilder]]
 
     def build_graph(self, architecture: Architecture, checkpoint: Checkpoint) -> onnx.ModelProto:
-        """The packed-token graph; its outputs are last_hidden_state [B, S, d] and pooled values [B, d], or of labels
-        that a decoder scores [B, n, e].
-        """
+        """The packed-token graph: last_hidden_state [B, S, d], pooled values [B, d], labels' edges [B, n, e]."""
         return self.builder(architecture, checkpoint).model()
 
     def text_graphs(self, architecture: Architecture, checkpoint: Checkpoint) -> TextGraphs:

@@ -277,8 +277,8 @@ def test_every_site_its_input_and_residual_are_what_the_modules_see(tiny: Callab
         if f"{site.name}.input" in bindings:
             reads = both.model.get_submodule(site.reads)
             reads.register_forward_pre_hook(lambda _, args, n=f"{site.name}.input": keep(n, args))
-        if site.residual is not None:
-            around = both.model.get_submodule(site.residual[0])
+        if site.residual:
+            around = both.model.get_submodule(site.residual)
             around.register_forward_pre_hook(lambda _, args, n=f"{site.name}.residual": keep(n, args))
     rows = ragged(4, 7, SIZES["t5"])
     inputs = {name: torch.from_numpy(rows[name]) for name in architecture.inputs}

@@ -132,9 +132,8 @@ def require_sites(both: Both, rows: dict[str, np.ndarray]) -> int:
             module.register_forward_hook(lambda _, __, y, s=site: keep(s.name, s, y, s.columns))
         if f"{site.name}.input" in bindings:
             keep_input(site.reads, f"{site.name}.input", site)
-        if site.residual is not None:
-            path, place = site.residual
-            keep_input(path, f"{site.name}.residual", site, place)
+        if site.residual:
+            keep_input(site.residual, f"{site.name}.residual", site)
     inputs = {name: torch.from_numpy(rows[name]) for name in architecture.inputs}
     both.model.double()
 

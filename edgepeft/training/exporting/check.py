@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
 from edgepeft.backbones.source import Backbone
 from edgepeft.backbones.tokens import Text
@@ -102,9 +102,8 @@ def _text_check(delta: Delta, model: nn.Module, inputs: dict[str, NDArray[np.int
     starts = decoder.starts(inputs["input_ids"], inputs["attention_mask"])[:, None]
     found = np.empty((len(starts), STEPS), np.int64)
     for rows, group in in_groups({name: inputs[name] for name in ("input_ids", "attention_mask")}):
-        given = {name: torch.from_numpy(values) for name, values in group.items()}
         with torch.no_grad():
-            found[rows] = generated(delta, model, given, STEPS, ends=False).numpy()
+            found[rows] = generated(delta, model, _tensors(group), STEPS, ends=False).numpy()
     for _ in range(STEPS):
         guess, before = found, np.concatenate([starts, found[:, :-1]], axis=1)
         best, likely = _likeliest(delta, model, {**inputs, "decoder_input_ids": before}, words)
@@ -123,20 +122,18 @@ def _likeliest(
     for rows, group in in_groups({name: inputs[name] for name in ("input_ids", "attention_mask")}):
         given = {**group, "decoder_input_ids": inputs["decoder_input_ids"][rows]}
         with torch.no_grad():
-            logits = delta.logits(model, {name: torch.from_numpy(values) for name, values in given.items()})
-            best = logits.log_softmax(-1).topk(words)
+            best = delta.logits(model, _tensors(given)).log_softmax(-1).topk(words)
         tokens[rows], likely[rows] = best.indices.numpy(), best.values.numpy()
     return tokens, likely
 
 
 def _logits(delta: Delta, model: nn.Module, inputs: Mapping[str, NDArray[np.int64]]) -> NDArray[np.float32]:
-    def run(group: Mapping[str, NDArray[np.int64]]) -> NDArray[np.float32]:
-        given = {name: torch.from_numpy(values) for name, values in group.items()}
-        with torch.no_grad():
-            logits: NDArray[np.float32] = delta.logits(model, given).numpy()
-        return logits
+    with torch.no_grad():
+        return run_in_groups(lambda group: delta.logits(model, _tensors(group)).numpy(), inputs)
 
-    return run_in_groups(run, inputs)
+
+def _tensors(arrays: Mapping[str, NDArray[np.int64]]) -> dict[str, Tensor]:
+    return {name: torch.from_numpy(values) for name, values in arrays.items()}
 
 
 def fitted(texts: Sequence[Text], pairs: bool) -> list[Text]:

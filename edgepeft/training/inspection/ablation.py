@@ -11,21 +11,21 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 from rich import box
 from rich.console import RenderableType
 from rich.table import Column, Table
 
 from edgepeft.bundle.delta import Delta
+from edgepeft.common import plotting
 from edgepeft.data.by_class import rounded
 from edgepeft.data.training_loop.engine import score_rows
 from edgepeft.training.engine import logits_of
 from edgepeft.training.inspection.base import Advance, Inspection, InspectionTarget
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 HUNDRED = "× 100"  # noqa: RUF001
 
@@ -98,10 +98,6 @@ def _beside(measured: Mapping[str, Any]) -> str:
 
 
 def _triangle(measured: Mapping[str, Any], task: str) -> Figure:
-    from matplotlib.patches import Rectangle
-
-    from edgepeft.common import plotting
-
     layers, scores = measured["layers"], _scores(measured)
     values = [[None if b < a else 100 * scores[a, b] for b in layers] for a in layers]
     cell = plotting.cell_inches(len(layers), 0.52, most=9)
@@ -126,8 +122,6 @@ def _triangle(measured: Mapping[str, Any], task: str) -> Figure:
 
 def _line(measured: Mapping[str, Any], task: str) -> Figure:
     """How far each layer alone moves the score, as a drop from the whole delta's."""
-    from edgepeft.common import plotting
-
     layers, scores = measured["layers"], _scores(measured)
     whole, places = 100 * measured["whole"], range(len(layers))
     singles = [100 * scores[layer, layer] for layer in layers]

@@ -11,8 +11,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
+from matplotlib.figure import Figure
 from rich.console import RenderableType
 from torch import nn
 
@@ -31,11 +32,7 @@ from edgepeft.data.sampling import part
 from edgepeft.data.text_template import of_source
 from edgepeft.methods.base import PerLayer, methods
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-Advance = Callable[[int], None]
-"""Told the number of rows after each batch."""
+Advance = Callable[[int], None]  # told the number of rows after each batch
 
 
 @dataclass(frozen=True)
@@ -79,8 +76,7 @@ INSPECTION_SCHEMA = "edgepeft.inspect/1"
 DOCUMENT = "inspect.json"
 LIMIT = 256  # rows; 12 layers have 78 spans, so all rows of a large file would take hours
 
-WatchInspection = Callable[[str, int, int], None]
-"""Told the inspection's name, and how many of how many rows it has run."""
+WatchInspection = Callable[[str, int, int], None]  # told its name, and how many of how many rows it has run
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,10 @@ import contextlib
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
+from matplotlib.figure import Figure
 from rich import box
 from rich.console import RenderableType
 from rich.table import Column, Table
@@ -26,16 +27,12 @@ from torch import Tensor, nn
 
 from edgepeft.backbones.hooks import pool
 from edgepeft.bundle.delta import Delta
+from edgepeft.common import plotting
 from edgepeft.data.batches import sorted_batches
 from edgepeft.data.training_loop.engine import SCORED_ROWS
 from edgepeft.methods.spartan import Memory
 from edgepeft.training.engine import torch_batch
 from edgepeft.training.inspection.base import Advance, Inspection, InspectionTarget
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-Rows = list[list[float | None]]
 
 PICKERS = "share of a parent's picks that rows of a label make (columns sum to 1)"
 WEIGHTS = "mean weight that rows of a label give a parent (rows sum to 1)"
@@ -137,7 +134,7 @@ def _sums(
     return sums
 
 
-def _plain(values: Tensor) -> Rows:
+def _plain(values: Tensor) -> list[list[float | None]]:
     """Six digits; None where there was nothing to divide by."""
     return [[None if math.isnan(value) else round(value, 6) for value in row] for row in values.tolist()]
 
@@ -152,10 +149,6 @@ def _strongest(weights: Sequence[float | None]) -> str:
 
 def _panels(measured: Mapping[str, Any], key: str, title: str, legend: str, *, last: bool = False) -> Figure:
     """A heat map for each layer, labels against parents, in rows of up to three; labels stand at the left ones only."""
-    from matplotlib.figure import Figure
-
-    from edgepeft.common import plotting
-
     layers, labels = measured["layers"][-1:] if last else measured["layers"], measured["labels"]
     n_rows, n_columns = len(labels), layers[0]["parents"]
     across = min(len(layers), 3 if n_columns <= 10 else 2 if n_columns <= 24 else 1)

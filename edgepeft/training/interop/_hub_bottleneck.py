@@ -62,16 +62,11 @@ class Places:
     def of_adapter(self, site: Site) -> str:
         """The start of a bottleneck adapter's names."""
         if self.classifier.has_decoder:  # a T5's sub-layers hold them themselves
-            return f"{site.residual[0] if site.residual else site.reads}.adapters.{self.adapter}."
+            return f"{site.residual or site.reads}.adapters.{self.adapter}."
         architecture = self.classifier.architecture
         attention, output = _HOLDERS.get(architecture.model_type, ("attention.output", "output"))
         holder = attention if site.role is Role.ATTENTION_OUTPUT else output
         return f"{self.classifier.prefix}{architecture.layer_path(site.layer or 0)}{holder}.adapters.{self.adapter}."
-
-    @property
-    def shared(self) -> str:
-        """The start of the names of what all adapters share."""
-        return f"{self.classifier.prefix}{SHARED}{self.adapter}."
 
 
 # Plain forms with names of their own: (roles, reads) -> the method.
@@ -95,7 +90,8 @@ def bottleneck_plan(config: BnConfig, places: Places) -> ConversionPlan:
         "activation": ACTIVATION_NAMES[config.non_linearity.lower()],
         **layers,
     }
-    readers = [_Reader(config, places.of_adapter(site), places.shared, site, widths[site]) for site in every]
+    shared = f"{places.classifier.prefix}{SHARED}{places.adapter}."
+    readers = [_Reader(config, places.of_adapter(site), shared, site, widths[site]) for site in every]
     shapes = {name: shape for reader in readers for name, shape in reader.shapes().items()}
     even, placed = len(set(widths.values())) == 1, form["reads"] != "residual" and config.original_ln_after
     # It adds to the sub-layer's output, without norms of its own.

@@ -33,18 +33,8 @@ from edgepeft.methods.mam import MAM
 from edgepeft.methods.pfeiffer import Pfeiffer
 from edgepeft.methods.prefix import PrefixTuning
 from edgepeft.methods.prompt_r import PromptR
+from edgepeft.training.interop import _hub_config as configs
 from edgepeft.training.interop._hub_bottleneck import SHARED, Places, bottleneck_plan
-from edgepeft.training.interop._hub_config import (
-    ACTIVATION_NAMES,
-    BnConfig,
-    HubFile,
-    HubLoraConfig,
-    HubPrefixConfig,
-    HubPromptConfig,
-    HubUnionConfig,
-    MethodConfig,
-    leading_layers,
-)
 from edgepeft.training.interop._hub_head import read_head
 from edgepeft.training.interop.base import (
     ConversionPlan,
@@ -68,10 +58,10 @@ class _Setup(BaseModel):
     head_setup: Any = None
 
 
-class FusionConfig(MethodConfig):
+class FusionConfig(configs.MethodConfig):
     """Its settings; what is ignored is of training, or the same by another way."""
 
-    ignored: ClassVar[frozenset[str]] = MethodConfig.ignored | {
+    ignored: ClassVar[frozenset[str]] = configs.MethodConfig.ignored | {
         "dropout_prob",
         "regularization",
         "value_before_softmax",
@@ -150,14 +140,14 @@ _LEGACY = {
 }
 
 
-def _lora_plan(config: HubLoraConfig, places: Places) -> ConversionPlan:
+def _lora_plan(config: configs.HubLoraConfig, places: Places) -> ConversionPlan:
     """LoRA, y + (alpha / r) B A x: the same method with their settings."""
     architecture = places.classifier.architecture
     attention = [role for key, role in LORA_MATRICES.items() if config.selfattn_lora and key in config.attn_matrices]
     up = Role.FFN_UP if architecture.sites_of(Role.FFN_UP) else Role.FFN_GATED
     feed_forward = {up: config.intermediate_lora, Role.FFN_OUTPUT: config.output_lora}
     roles = tuple(map(str, (*attention, *(role for role, wanted in feed_forward.items() if wanted))))
-    layers = leading_layers(config, architecture)
+    layers = configs.leading_layers(config, architecture)
     layers["cross_attention"] = bool(attention) and architecture.decoder is not None  # theirs wraps every attention
     method = LoRA(rank=config.r, alpha=config.alpha, roles=roles, **layers)
     names: dict[str, tuple[str, tuple[int, ...]]] = {}
@@ -168,7 +158,7 @@ def _lora_plan(config: HubLoraConfig, places: Places) -> ConversionPlan:
     return ConversionPlan.renaming(method, names)
 
 
-def _prompt_plan(config: HubPromptConfig, places: Places) -> ConversionPlan:
+def _prompt_plan(config: configs.HubPromptConfig, places: Places) -> ConversionPlan:
     """The same vectors; what they started from does not matter any more."""
     if places.classifier.architecture.model_type in _SCORED:
         raise BundleError(
@@ -182,7 +172,7 @@ def _prompt_plan(config: HubPromptConfig, places: Places) -> ConversionPlan:
     return ConversionPlan.renaming(method, {theirs: vectors})
 
 
-def _prefix_plan(config: HubPrefixConfig, places: Places) -> ConversionPlan:
+def _prefix_plan(config: configs.HubPrefixConfig, places: Places) -> ConversionPlan:
     """The vectors, [p, 2 L, d] of each layer's keys and values, or what their MLP makes of its table."""
     if places.classifier.architecture.model_type in _SCORED:
         raise BundleError(
@@ -202,7 +192,7 @@ def _prefix_plan(config: HubPrefixConfig, places: Places) -> ConversionPlan:
         if config.flat:
             vectors = state[made].view(method.length, whole)
         else:
-            act = ACTIVATIONS[ACTIVATION_NAMES[config.non_linearity.lower()]]
+            act = ACTIVATIONS[configs.ACTIVATION_NAMES[config.non_linearity.lower()]]
             down, down_bias, up, up_bias, table = (state[name] for name in mlp)
             vectors = act(table @ down.T + down_bias) @ up.T + up_bias
         return dict(zip(ours, torch.split(vectors, width, dim=1), strict=True))
@@ -212,7 +202,7 @@ def _prefix_plan(config: HubPrefixConfig, places: Places) -> ConversionPlan:
     return ConversionPlan(method, mlp, convert)
 
 
-def _union_plan(config: HubUnionConfig, places: Places) -> ConversionPlan:
+def _union_plan(config: configs.HubUnionConfig, places: Places) -> ConversionPlan:
     """Their MAM."""
     parts = [plan_of(settings, places, Path(f"configs[{i}]"))[1] for i, settings in enumerate(config.configs)]
     prefix = next((part.method for part in parts if isinstance(part.method, PrefixTuning)), None)
@@ -236,11 +226,11 @@ def _union_plan(config: HubUnionConfig, places: Places) -> ConversionPlan:
 
 # Their ``architecture`` -> its config and what reads it; a new method is one entry.
 _METHODS: Mapping[str | None, tuple[type[Any], Callable[[Any, Places], ConversionPlan]]] = {
-    None: (BnConfig, bottleneck_plan),
-    "lora": (HubLoraConfig, _lora_plan),
-    "prefix_tuning": (HubPrefixConfig, _prefix_plan),
-    "prompt_tuning": (HubPromptConfig, _prompt_plan),
-    "union": (HubUnionConfig, _union_plan),
+    None: (configs.BnConfig, bottleneck_plan),
+    "lora": (configs.HubLoraConfig, _lora_plan),
+    "prefix_tuning": (configs.HubPrefixConfig, _prefix_plan),
+    "prompt_tuning": (configs.HubPromptConfig, _prompt_plan),
+    "union": (configs.HubUnionConfig, _union_plan),
 }
 _KNOWN = ", ".join(kind or "bottleneck adapters (which have no architecture)" for kind in _METHODS)
 
@@ -283,8 +273,8 @@ class AdapterHub(Importer):
 IMPORTER = AdapterHub()
 
 
-def _file_of(path: Path, classifier: Classifier) -> tuple[HubFile, Places]:
-    file = parsed(HubFile, read_config(path), path)
+def _file_of(path: Path, classifier: Classifier) -> tuple[configs.HubFile, Places]:
+    file = parsed(configs.HubFile, read_config(path), path)
     file.check_architecture(classifier.architecture, path)
     if file.name is None or file.config is None:
         absent = "name" if file.name is None else "config"
@@ -292,7 +282,7 @@ def _file_of(path: Path, classifier: Classifier) -> tuple[HubFile, Places]:
     return file, Places(classifier, file.name)
 
 
-_Read = tuple[HubFile, MethodConfig, ConversionPlan, dict[str, Tensor]]
+_Read = tuple[configs.HubFile, configs.MethodConfig, ConversionPlan, dict[str, Tensor]]
 
 
 def _single(folder: Path, classifier: Classifier) -> _Read:
@@ -345,13 +335,13 @@ def _fused(folder: Path, classifier: Classifier) -> tuple[_Read, Path]:
     return (file, config, fusion_plan(config, parts, places), state), of_head
 
 
-def plan_of(settings: Mapping[str, Any], places: Places, path: Path) -> tuple[MethodConfig, ConversionPlan]:
+def plan_of(settings: Mapping[str, Any], places: Places, path: Path) -> tuple[configs.MethodConfig, ConversionPlan]:
     """The config of a method, of which ``path`` names the file, and how its tensors become ours."""
     kind = settings.get("architecture")
     if not (kind is None or isinstance(kind, str)) or kind not in _METHODS:
         raise BundleError(f"{path}: AdapterHub's {kind} cannot be imported; what can: {_KNOWN}.")
     model, plan = _METHODS[kind]
-    config: MethodConfig = model.read(settings, path)
+    config: configs.MethodConfig = model.read(settings, path)
     try:
         return config, plan(config, places)
     except EdgepeftError as error:  # of our methods' settings, or of widths that do not fit

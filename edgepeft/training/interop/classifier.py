@@ -37,19 +37,14 @@ class Classifier:
     model: str = SEQUENCES
 
     def __post_init__(self) -> None:
-        if self.architecture.foreign_head:
-            raise UsageError(
-                f"transformers' classifier of a {self.architecture.model_type} has {self.architecture.foreign_head} "
-                "before its last layer, which no head of edgepeft's has: deltas neither come from other libraries nor "
-                "go there. Train the task here."
-            )
-        shared = next((site.module for site in self.architecture.sites if site.call[1] > 1), None)
-        if shared:
-            raise UsageError(
-                f"layers of this {self.architecture.model_type} share their modules ({shared}, ...), which other "
-                "libraries adapt once for all of them and edgepeft in each layer: deltas neither come from there nor "
-                "go there. Train the task here."
-            )
+        kind, why, foreign = self.architecture.model_type, "", self.architecture.foreign_head
+        if foreign:
+            why = f"transformers' classifier of a {kind} has {foreign} before its last layer, as no head of edgepeft's"
+        elif shared := next((site.module for site in self.architecture.sites if site.call[1] > 1), None):
+            why = f"layers of this {kind} share their modules ({shared}, ...), which other libraries adapt once for "
+            why += "all of them and edgepeft in each layer"
+        if why:
+            raise UsageError(f"{why}: deltas neither come from other libraries nor go there. Train the task here.")
 
     @property
     def architecture(self) -> Architecture:

@@ -27,15 +27,7 @@ from edgepeft.training.interop.base import (
     read_state_dict,
 )
 from edgepeft.training.interop.classifier import ANSWERS, Classifier, check_head
-from edgepeft.training.interop.peft_methods.base import (
-    CONFIG_FILE,
-    TENSORS_FILE,
-    PeftConfig,
-    WrapConfig,
-    peft_methods,
-    read_peft_config,
-    task_types,
-)
+from edgepeft.training.interop.peft_methods import base as configs
 
 _SAVED, _ORIGINAL = ".modules_to_save.", ".original_module."
 
@@ -44,15 +36,15 @@ class Peft(Importer):
     """Folders of ``PeftModel.save_pretrained``."""
 
     library: ClassVar[str] = "PEFT"
-    needs: ClassVar[str] = f"{CONFIG_FILE} with peft_type, {TENSORS_FILE} or .bin"
+    needs: ClassVar[str] = f"{configs.CONFIG_FILE} with peft_type, {configs.TENSORS_FILE} or .bin"
 
     def recognises(self, folder: Path) -> bool:
-        path = folder / CONFIG_FILE
+        path = folder / configs.CONFIG_FILE
         return path.is_file() and "peft_type" in read_config(path)
 
     def read(self, folder: Path, backbone: Backbone, request: ImportRequest) -> Delta:
-        types = task_types(backbone)
-        config = read_peft_config(folder, types)
+        types = configs.task_types(backbone)
+        config = configs.read_peft_config(folder, types)
         classifier = Classifier(backbone, config.model(types, request.model))
         head = set(classifier.head_modules.values())
         odd = [module for module in classifier.modules if module not in head and config.saves(module)]
@@ -68,7 +60,7 @@ class Peft(Importer):
                 stacklevel=2,
             )
         plan = config.plan(classifier, folder)
-        stored = read_state_dict(folder, TENSORS_FILE, "adapter_model.bin")
+        stored = read_state_dict(folder, configs.TENSORS_FILE, "adapter_model.bin")
         state = _canonical(stored, config, classifier, folder)
         outputs = _outputs(state, classifier, folder)
         of_head = ConversionPlan.renaming(plan.method, classifier.head_tensors(outputs or 0))
@@ -84,11 +76,11 @@ IMPORTER = Peft()
 
 
 def _canonical(
-    stored: Mapping[str, Tensor], config: PeftConfig, classifier: Classifier, folder: Path
+    stored: Mapping[str, Tensor], config: configs.PeftConfig, classifier: Classifier, folder: Path
 ) -> dict[str, Tensor]:
     """The tensors by their names in the model without PEFT's wrappers; what the head lacks comes from the backbone."""
     start = config.prefix + classifier.prefix
-    if isinstance(config, WrapConfig) and not any(key.startswith(start) for key in stored):
+    if isinstance(config, configs.WrapConfig) and not any(key.startswith(start) for key in stored):
         heads = tuple(f"{config.prefix}{module.partition('.')[0]}." for module in classifier.head_modules.values())
         shown = next((f" (for example {key})" for key in stored if not key.startswith(heads)), "")
         raise BundleError(
@@ -127,7 +119,7 @@ def _outputs(state: Mapping[str, Tensor], classifier: Classifier, folder: Path) 
 
 def write_peft(delta: Delta, backbone: Backbone, folder: Path, *, force: bool = False) -> None:
     """Write a delta as a folder, whole or not at all, that ``PeftModel.from_pretrained`` loads with equal logits."""
-    card, types = delta.card, task_types(backbone)
+    card, types = delta.card, configs.task_types(backbone)
     scored = backbone.architecture.decoder is not None and not (backbone.architecture.decoder_only and not card.writes)
     model = next(iter(types.values())) if scored else card.task_kind.model
     if model not in types.values():
@@ -136,7 +128,7 @@ def write_peft(delta: Delta, backbone: Backbone, folder: Path, *, force: bool = 
             f"for PEFT is what transformers calls {', '.join(f'...{each}' for each in types.values())}."
         )
     classifier = Classifier(backbone, model)
-    written = {ours: config for config in peft_methods().values() for ours in config.ours}
+    written = {ours: config for config in configs.peft_methods().values() for ours in config.ours}
     if (config := written.get(card.method)) is None:
         raise UsageError(
             f"PEFT has no form for {card.method}, of which the task {card.task!r} is a delta; what can be written: "
@@ -157,5 +149,5 @@ def write_peft(delta: Delta, backbone: Backbone, folder: Path, *, force: bool = 
     tensors |= {theirs: ours[name] for theirs, (name, _) in classifier.head_tensors(card.n_outputs).items()}
     with new_folder(folder, force=force) as new:
         stored = {config.stored_name(name): tensor.detach().contiguous() for name, tensor in tensors.items()}
-        write_tensors(stored, new / TENSORS_FILE)
-        write_json(new / CONFIG_FILE, settings)
+        write_tensors(stored, new / configs.TENSORS_FILE)
+        write_json(new / configs.CONFIG_FILE, settings)

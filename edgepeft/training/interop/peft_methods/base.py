@@ -32,7 +32,6 @@ from edgepeft.training.interop.base import ConversionPlan, ForeignConfig, left_o
 from edgepeft.training.interop.classifier import ANSWERS, CAUSAL, GENERATION, SEQUENCES, TOKENS, VECTORS, Classifier
 
 CONFIG_FILE, TENSORS_FILE = "adapter_config.json", "adapter_model.safetensors"
-PREFIX = "base_model.model."  # of every tensor: PEFT's wrapper, then its tuner, where it has one
 
 _TASK_TYPES = {"SEQ_CLS": SEQUENCES, "TOKEN_CLS": TOKENS, "QUESTION_ANS": ANSWERS, "FEATURE_EXTRACTION": VECTORS}
 
@@ -107,7 +106,7 @@ class PeftConfig(ForeignConfig):
 
     kind: ClassVar[str]  # the ``peft_type``
     ours: ClassVar[tuple[str, ...]] = ()  # our methods of which a delta can be written for PEFT
-    prefix: ClassVar[str] = PREFIX
+    prefix: ClassVar[str] = "base_model.model."  # of every tensor: PEFT's wrapper, then its tuner, where it has one
     unprefixed: ClassVar[Collection[str]] = ()  # tensors that ``written`` gives by their names in PEFT's file
     keeps_whole: ClassVar[bool] = False  # whether our method takes modules of the backbone that are stored whole
     # Fields that say nothing of a trained checkpoint: where it came from, how it was trained, started or is run.
