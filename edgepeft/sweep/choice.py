@@ -227,13 +227,13 @@ def _costs(
     length = checked_length(bundle, task, 1, length, entry.max_length)
     need = bundle_fit(bundle, profile, task, base=base, batch_size=1, length=length, finetune=False).inference
     memory, disk = need.peak_bytes + (tasks - 1) * need.task_bytes, tasks * entry.n_bytes
-    depth, inputs = entry.shared_layers, example_inputs(bundle, task, 1, length)
+    depth, inputs = entry.shared_layers, example_inputs(bundle, 1, length)
     alone = predict_seconds(count_run(bundle.graph(task), inputs).works, profile)
     once = None
     if depth:  # the layers that the backbone runs once for all tasks
         last = bundle.architecture.sites_of(Role.LAYER_OUTPUT)[depth - 1].name
         part = below(bundle.spliced(None), bundle.manifest.backbone.sites[last])
-        once = predict_seconds(count_run(part, example_inputs(bundle, None, 1, length)).works, profile).seconds
+        once = predict_seconds(count_run(part, inputs).works, profile).seconds
     # Of a measured time the lower layers have the share that the prediction gives them.
     shared = once / alone.seconds if once and alone.seconds else 0.0
     if measured is None and alone.seconds is not None:
