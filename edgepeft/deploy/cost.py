@@ -85,7 +85,7 @@ def bundle_cost(
     precision, (each, tokens) = bundle.manifest.backbone.weights_dtype, read_as(bundle, task, length)
     if batch_size > (most := max(1, math.isqrt(_MAX_PLACES // tokens) // each)):
         raise UsageError(f"--batch {batch_size}: of {length} tokens each, at most {most:,} texts are counted in a run.")
-    inputs = example_inputs(bundle, task, batch_size * each, tokens)
+    inputs = example_inputs(bundle, batch_size * each, tokens)
     if task is not None and bundle.entry(task).writes:
         decoding = decoding_in(bundle, task, decoding)
         counted = _count_answer(bundle.text_graphs_of(task), inputs, bundle.prompt_length(task), decoding)
@@ -121,17 +121,15 @@ def checked_length(
     return length
 
 
-def example_inputs(bundle: Bundle, task: str | None, batch_size: int, length: int) -> dict[str, NDArray[np.int64]]:
-    """Token ids, mask and token types [batch, length] of rows without padding, as the graph names them."""
+def example_inputs(bundle: Bundle, batch_size: int, length: int) -> dict[str, NDArray[np.int64]]:
+    """What graphs read, [batch, length], of rows without padding."""
     shape = (batch_size, length)
     values = {
         "input_ids": np.full(shape, bundle.architecture.placeholder_token_id, np.int64),
         "attention_mask": np.ones(shape, np.int64),
         "token_type_ids": np.zeros(shape, np.int64),
     }
-    writes = task is not None and bundle.entry(task).writes
-    graph = (bundle.text_graphs_of(task).encoder if writes else bundle.graph(task)).graph
-    return {value.name: values[value.name] for value in graph.input if value.name in values}
+    return {name: values[name] for name in bundle.architecture.inputs}
 
 
 def _sums(works: Iterable[Work]) -> dict[str, int]:

@@ -232,13 +232,13 @@ def _base() -> int:
 
 def _predicted(bundle: Bundle, task: str, profile: Profile, length: int) -> tuple[Seconds | None, float]:
     """The time of a text, and the share of it in the layers that the backbone runs once for all tasks."""
-    alone = predict_seconds(count_run(bundle.graph(task), example_inputs(bundle, task, 1, length)).works, profile)
+    alone = predict_seconds(count_run(bundle.graph(task), example_inputs(bundle, 1, length)).works, profile)
     if alone.seconds is None:
         return None, 0.0
     once = None
     if depth := bundle.entry(task).shared_layers:
         last = bundle.architecture.sites_of(Role.LAYER_OUTPUT)[depth - 1].name
         part = below(bundle.spliced(None), bundle.manifest.backbone.sites[last])
-        once = predict_seconds(count_run(part, example_inputs(bundle, None, 1, length)).works, profile).seconds
+        once = predict_seconds(count_run(part, example_inputs(bundle, 1, length)).works, profile).seconds
     interval = alone.interval or (alone.seconds, alone.seconds)
     return Seconds(alone.seconds, interval), once / alone.seconds if once else 0.0

@@ -154,9 +154,9 @@ def _inference(
     working = _working(bundle, task, length, decoding, allowed)
 
     def parts(rows: int) -> dict[str, int]:
-        outputs = 0 if entry is None or decoding is not None else prod(entry.logits_shape(rows * each, length))
+        shape = entry.task_kind.logits_shape(rows * each, length) if entry and decoding is None else (0,)
         second = {"session for a text alone": SESSION} if rows > 1 and decoding is None else {}
-        more = {"inputs": _INPUTS * rows * each * length, "logits": _LOGITS * outputs}
+        more = {"inputs": _INPUTS * rows * each * length, "logits": _LOGITS * prod(shape)}
         return {**fixed, **second, **working(rows * each), **more}
 
     def peak(rows: int) -> int:
@@ -182,7 +182,7 @@ def _working(
 
         @functools.cache
         def alive(rows: int) -> int:
-            specs = walk(graph, example_inputs(bundle, task, rows, length)).specs
+            specs = walk(graph, example_inputs(bundle, rows, length)).specs
             return int(ARENA * peak_bytes(graph.graph, specs, in_place=False))
 
         return lambda rows: {"a pass": alive(-(-rows // max(1, round(rows * length / PASS_TOKENS))))}
@@ -190,7 +190,7 @@ def _working(
 
     @functools.cache
     def taken(rows: int) -> dict[str, int]:
-        return written_bytes(graphs, example_inputs(bundle, task, rows, length), prompt, decoding)
+        return written_bytes(graphs, example_inputs(bundle, rows, length), prompt, decoding)
 
     return lambda rows: taken(rows_at_once(bundle, rows, length + prompt, decoding, allowed))
 
@@ -223,10 +223,8 @@ def _target(bundle: Bundle, task: str | None, template: str | None) -> tuple[Tun
 def _disk(bundle: Bundle) -> dict[str, int]:
     """Bytes of the bundle's folder, and of the packed copy that the cache will hold."""
     own = sum(path.stat().st_size for path in bundle.folder.rglob("*") if path.is_file())
-    graph, tasks_of = bundle.backbone_graph.graph, bundle.manifest.tasks
-    files = [
-        bundle.current(name, each) for name in tasks_of for each in (GRAPH, WEIGHTS) if each in hashes(tasks_of[name])
-    ]
+    graph, entries = bundle.backbone_graph.graph, bundle.manifest.tasks.items()
+    files = [bundle.current(name, each) for name, entry in entries for each in {GRAPH, WEIGHTS} & hashes(entry).keys()]
     try:
         tasks = sum(path.stat().st_size for path in files)
     except OSError as error:

@@ -14,14 +14,13 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-import numpy as np
 import onnx
 import psutil
 
 from edgepeft.bundle.bundle import Bundle
 from edgepeft.common.errors import BundleError, DoesNotFit, UsageError
 from edgepeft.data.batches import Encoded, Writing
-from edgepeft.deploy.cost import written_bytes
+from edgepeft.deploy.cost import example_inputs, written_bytes
 from edgepeft.device.machine import memory_bytes, thread_count
 from edgepeft.device.profiles import load_profile
 from edgepeft.graph.cost import mapped_bytes, packed_bytes, peak_bytes
@@ -147,7 +146,7 @@ def lay_out(
     asked, notes = options.micro_batch, []
     if asked is not None and asked > batch_size:
         raise UsageError(f"--micro-batch {asked} is more than the {batch_size} rows of a step.")
-    allowed = allowed_memory(options.profile, options.memory)
+    limit, by = allowed_memory(options.profile, options.memory)
     longest, target_tokens, each = max(rows["train"].lengths), rows["train"].longest_target, rows["train"].most
     demand = Demand(bundle, target, longest, options, target_tokens, each=each)
     most = asked or batch_size
@@ -159,15 +158,15 @@ def lay_out(
             "same from step to step, so none is kept."
         )
     states = sum(demand.split.n_bytes(rows[part]) for part in ("train", "eval")) if demand.split else 0
-    in_file = states > 0 and demand.n_bytes(most * each, states) > allowed.n_bytes
+    in_file = states > 0 and demand.n_bytes(most * each, states) > limit
     if in_file:
         states = 0
         notes.append("hidden states are kept in a file: memory has no room for them.")
-    micro_batch = demand.most_rows(allowed.n_bytes, states, most * each) // each
+    micro_batch = demand.most_rows(limit, states, most * each) // each
     least = 1 if asked is None else most
     if micro_batch < least:
         needed = _megabytes(demand.n_bytes(least * each, states))
-        given = f"takes about {needed}; {_megabytes(allowed.n_bytes)} are allowed by {allowed.by}"
+        given = f"takes about {needed}; {_megabytes(limit)} are allowed by {by}"
         if micro_batch:
             raise DoesNotFit(
                 f"a step of {least} rows of {longest} tokens at once {given}. --micro-batch {micro_batch} fits, and "
@@ -178,9 +177,7 @@ def lay_out(
             "leaves the lower layers alone (skip_layers, top-k), whose weights are then not needed."
         )
     if micro_batch < most:
-        notes.append(
-            f"a step of {batch_size} rows is computed {micro_batch} at a time, to fit {_megabytes(allowed.n_bytes)}."
-        )
+        notes.append(f"a step of {batch_size} rows is computed {micro_batch} at a time, to fit {_megabytes(limit)}.")
     predicted = demand.n_bytes(micro_batch * each, states)
     return StepLayout(micro_batch, demand.training, demand.split, in_file, predicted, tuple(notes))
 
@@ -190,8 +187,7 @@ def _written(bundle: Bundle, target: TuningTarget, writing: Writing, longest: in
     graphs = bundle.text_graphs_with(target.delta)
     decoding, length = Decoding(max_new_tokens=writing.max_length), longest + target.prompt_length
     rows = rows_written(bundle, WRITTEN_ROWS, length, decoding, memory_bytes())
-    tokens = np.ones((rows, longest), np.int64)
-    inputs = {"input_ids": tokens, "attention_mask": tokens}
+    inputs = example_inputs(bundle, rows, longest)
     caches = sum(written_bytes(graphs, inputs, target.prompt_length, decoding).values())
     logits = _LOGITS * _FLOAT_BYTES * targets_at_once(target_tokens, writing.words) * target_tokens * writing.words
     return sum(packed_bytes(graph.graph) + SESSION for graph in graphs) + caches + logits
@@ -201,22 +197,14 @@ def _megabytes(n_bytes: int) -> str:
     return f"{n_bytes / 1e6:.0f} MB"
 
 
-@dataclass(frozen=True)
-class MemoryBudget:
-    """So many bytes, and who says so."""
-
-    n_bytes: int
-    by: str
-
-
-def allowed_memory(profile: str | None, asked: str | None) -> MemoryBudget:
-    """The least of what the profile has, what was asked for, and what host and control groups give."""
-    budgets = [MemoryBudget(memory_bytes(), "this host or its control group")]
+def allowed_memory(profile: str | None, asked: str | None) -> tuple[int, str]:
+    """Bytes, and who says so: the least of what profile, ``--memory``, and host and control groups give."""
+    budgets = [(memory_bytes(), "this host or its control group")]
     if profile is not None:
-        budgets.append(MemoryBudget(load_profile(profile).memory_bytes, f"profile {profile}"))
+        budgets.append((load_profile(profile).memory_bytes, f"profile {profile}"))
     if asked is not None:
-        budgets.append(MemoryBudget(amount_of(asked), "--memory"))
-    return min(budgets, key=lambda each: each.n_bytes)
+        budgets.append((amount_of(asked), "--memory"))
+    return min(budgets, key=lambda each: each[0])
 
 
 def amount_of(text: str, option: str = "--memory") -> int:

@@ -246,15 +246,7 @@ class TuningRun:
         optimizer = AdamW(by_tensor, weight_decay=options.weight_decay)
         engine = OnnxRuntimeEngine if target.writing is None else WritingEngine
         self.engine = engine(
-            bundle,
-            target,
-            rows,
-            self.layout,
-            work,
-            optimizer=optimizer,
-            options=options,
-            threads=threads,
-            keep=keep,
+            bundle, target, rows, self.layout, work, optimizer=optimizer, options=options, threads=threads, keep=keep
         )
         entry = {"task": target.task, "template": target.template, "data": data.sha256}
         self.loop = TrainingLoop(

@@ -24,7 +24,7 @@ def test_every_product_of_a_bundle_has_the_multiply_adds_of_onnx_tool(exported, 
     bundle = Bundle(exported)
     graph = bundle.graph(task)
     load_external_data_for_model(graph, str(bundle.folder))
-    expected = multiply_adds(type(graph).FromString(graph.SerializeToString()), example_inputs(bundle, task, 3, 7))
+    expected = multiply_adds(type(graph).FromString(graph.SerializeToString()), example_inputs(bundle, 3, 7))
     found = {work.name: work.flops for work in bundle_cost(bundle, task, 3, 7).works}
     assert len(expected) > 15 and all(found[name] == 2 * count for name, count in expected.items())
 

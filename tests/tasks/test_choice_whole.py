@@ -332,7 +332,7 @@ def test_a_step_has_pytorchs_gradients(tiny: Callable[..., Path], tmp_path: Path
 
 def test_cost_and_fit_count_a_text_with_two_candidates(made: Path):
     one = Bundle(made / "bundle")
-    own = count_run(one.graph("pick"), example_inputs(one, "pick", 2, 16))[0]
+    own = count_run(one.graph("pick"), example_inputs(one, 2, 16))[0]
     found = shown("cost", made / "bundle", "--task", "pick", "--length", 16, "--json")
     assert found["flops"] == sum(work.flops for work in own) and (found["token_rows"], found["tokens_each"]) == (2, 16)
     fit = shown("fit", made / "bundle", "--profile", "rpi4", "--task", "pick", "--length", 16, "--batch", 3, "--json")
