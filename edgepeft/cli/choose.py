@@ -35,7 +35,7 @@ _SAID = {
     "limits": "texts/min are measured under its cores and memory, at this host's speed; memory is predicted",
     "calibrated": "texts/min are measured at its speed, emulated; memory is predicted",
 }
-_Amount = Annotated[str | None, Option(metavar="SIZE", help="At most so much, such as 500MB.")]
+_Amount = Annotated[str | None, Option(metavar="SIZE", help="At most so much, such as 500MB. Default: the device's.")]
 _SweepFolder = Annotated[Path | None, Argument(help="A sweep's folder; without it, --data trains.", show_default=False)]
 _Throughput = Annotated[str | None, Option(metavar="N/min", help="Texts that all tasks must answer: 60/min, or 1/s.")]
 _Disk = Annotated[str | None, Option(metavar="SIZE", help="All tasks' files together, at most, such as 2MB.")]
@@ -78,7 +78,7 @@ def command(
     device = load_profile(variant)
     budget = Budget(
         None if throughput is None else _rate(throughput),
-        None if memory is None else amount_of(memory, "--memory"),
+        min(device.memory_bytes, device.memory_bytes if memory is None else amount_of(memory, "--memory")),
         None if disk is None else amount_of(disk, "--disk"),
     )
     of_rows = {"text_column": text_column, "pair_column": pair_column, "label_column": label_column, "kind": kind}
