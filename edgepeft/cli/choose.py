@@ -34,7 +34,7 @@ _SAID = {
     "limits": "texts/min are measured under its cores and memory, at this host's speed; memory is predicted",
     "calibrated": "texts/min are measured at its speed, emulated; memory is predicted",
 }
-_Amount = Annotated[str | None, Option(metavar="SIZE", help="At most so much, such as 500MB.")]
+_Amount = Annotated[str | None, Option(metavar="SIZE", help="At most so much, such as 500MB. Default: the device's.")]
 _SweepFolder = Annotated[Path | None, Argument(help="A sweep's folder; without it, --data trains.", show_default=False)]
 _Throughput = Annotated[str | None, Option(metavar="N/min", help="Texts that all tasks must answer: 60/min, or 1/s.")]
 _Disk = Annotated[str | None, Option(metavar="SIZE", help="All tasks' files together, at most, such as 2MB.")]
@@ -85,7 +85,10 @@ def command(options: ChooseOptions) -> None:
     device = load_profile(variant)
     budget = Budget(
         None if options.throughput is None else _rate(options.throughput),
-        None if options.memory is None else amount_of(options.memory, "--memory"),
+        min(
+            device.memory_bytes,
+            device.memory_bytes if options.memory is None else amount_of(options.memory, "--memory"),
+        ),
         None if options.disk is None else amount_of(options.disk, "--disk"),
     )
     if options.sweep is None:

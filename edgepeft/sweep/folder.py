@@ -150,12 +150,14 @@ class Sweep:
         return sum(self.outcome(cell) is not None for cell in self.cells)
 
     def outcome(self, cell: Cell) -> Outcome | None:
-        """How the run ended; None where it has not.  A card and the answers, which come later, are one that is done."""
+        """How the run ended; None where it has not, or its card is gone.  A card and the answers, which come later, are
+        one that is done."""
         if cell.name in self.results:
             return self.results[cell.name].outcome
         path = self.run(cell).with_suffix(".json")
         try:
-            return TypeAdapter(Outcome).validate_json(path.read_bytes())
+            found: Outcome = TypeAdapter(Outcome).validate_json(path.read_bytes())
+            return None if found.state == "done" and not (self.run(cell) / CARD_FILE).exists() else found
         except FileNotFoundError:
             whole = all((self.run(cell) / name).is_file() for name in (CARD_FILE, ANSWERS_FILE))
             return self.done(cell) if whole else None
@@ -308,4 +310,6 @@ def open_sweep(folder: Path) -> Sweep:
     except (OSError, ValueError, AttributeError, KeyError) as error:
         known = in_words(error) if isinstance(error, ValidationError) else None
         shown = known or (error.strerror if isinstance(error, OSError) else error)
-        raise DataError(f"{path} is damaged ({shown}); repeat edgepeft sweep, which writes it anew.") from None
+        raise DataError(
+            f"{path} is damaged ({shown}); remove it, and repeat edgepeft sweep, which writes it anew."
+        ) from None

@@ -95,6 +95,11 @@ def test_the_command_counts_what_tasks_share(done, tmp_path, monkeypatch):
     assert folded.stdout == called.stdout, folded.stderr
 
 
+def test_what_the_device_has_no_memory_for_is_not_chosen(done):
+    many = edgepeft("choose", done.folder, "--profile", "rpi4", "--tasks", 1_000_000_000, "--memory", "90000000GB")
+    assert many.returncode == 5 and "8,590 MB are allowed" in many.stderr
+
+
 @pytest.mark.slow
 def test_the_command_measures_under_the_limits_where_that_is_asked(done):
     asked = ["choose", done.folder, "--profile", "rpi4", "--mode", "limits", "--max-seconds", "30"]

@@ -190,6 +190,19 @@ def test_a_run_that_diverges_is_an_outcome_and_one_that_fails_is_not(swept, tmp_
     assert list(failed) == [diverged.name] and "test.jsonl" in failed[diverged.name]
 
 
+def test_a_run_whose_folder_was_emptied_is_open_again_and_in_no_table(swept):
+    done = swept()
+    run(done)
+    before, gone = document(done), done.cells[0]
+    for file in done.run(gone).iterdir():
+        file.unlink()
+    assert (done.n_over(), done.state(gone)) == (len(done.cells) - 1, "open")
+    assert edgepeft("report", done.folder, "--out", done.folder.parent / "page").returncode == 0
+    told, failed = run(done)
+    assert {each.job.cell.name for each in told} == {gone.name} and not failed
+    assert document(done) == before
+
+
 def test_cards_alone_make_the_same_table(swept):
     sweep = swept()
     whole = run_sweep(sweep, inline, Job(sweep, sweep.cells[0], keep_tensors=False), watch=lambda _: None)
@@ -307,6 +320,10 @@ def test_a_damaged_folder_is_said(swept, content):
     (sweep.folder / "sweep.json").write_text(content)
     with pytest.raises(DataError, match=r"sweep\.json"):
         open_sweep(sweep.folder)
+    with pytest.raises(DataError, match="remove it|this version reads"):  # as repeating the sweep alone would not help
+        run(sweep)
+    (sweep.folder / "sweep.json").unlink()
+    run(dataclasses.replace(sweep, cells=sweep.cells[:1]))
 
 
 @pytest.fixture
