@@ -34,7 +34,7 @@ def lower_integers(model: onnx.ModelProto) -> bool:
     rows: dict[str, tuple[str, str]] = {}  # of x [T, in]: bytes, and the largest of each row [T, 1]
     for x, matrix, scale, y, rounded in integer_products(graph):
         if rounded is not None:
-            # Of what all channels of are multiplied by one factor, its reciprocal is a step.
+            # Where all channels were multiplied by one factor, its reciprocal is the step.
             factor = constant(graph, writer[x].input[1]) if x in writer and writer[x].op_type == "Mul" else None
             if factor is not None and factor.shape == (1,) and f"{x}/step" not in add.initializers:
                 step = add.constant(f"{x}/step", 1 / factor[0], np.float32)
