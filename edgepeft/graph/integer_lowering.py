@@ -13,8 +13,6 @@ channels as the step, and the product adds the bias.  A row's result depends on 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 import onnx
 
@@ -36,7 +34,11 @@ def lower_integers(model: onnx.ModelProto) -> bool:
     rows: dict[str, tuple[str, str]] = {}  # of x [T, in]: bytes, and the largest of each row [T, 1]
     for x, matrix, scale, y, rounded in integer_products(graph):
         if rounded is not None:
-            _one_step(add, graph, x, rounded, writer)
+            # Where all channels were multiplied by one factor, its reciprocal is the step.
+            factor = constant(graph, writer[x].input[1]) if x in writer and writer[x].op_type == "Mul" else None
+            if factor is not None and factor.shape == (1,) and f"{x}/step" not in add.initializers:
+                step = add.constant(f"{x}/step", 1 / factor[0], np.float32)
+                add.op("QuantizeLinear", writer[x].input[0], step, add.number(_MIDDLE, np.uint8), output=rounded)
             sum_, bias = biases.get(y, (y, ""))
             inputs = [rounded, matrix, add.number(1, np.float32), scale, add.number(_MIDDLE, np.uint8), "", bias]
             add.op("MatMulIntegerToFloat", *inputs, output=sum_, domain=CONTRIB)
@@ -58,14 +60,6 @@ def lower_integers(model: onnx.ModelProto) -> bool:
     prune(graph)
     use_contrib(model)
     return True
-
-
-def _one_step(add: Writer, graph: onnx.GraphProto, x: str, rounded: str, writer: Mapping[str, onnx.NodeProto]) -> None:
-    """The bytes of what all channels of are multiplied by one factor: its reciprocal is a step."""
-    factor = constant(graph, writer[x].input[1]) if x in writer and writer[x].op_type == "Mul" else None
-    if factor is not None and factor.shape == (1,) and f"{x}/step" not in add.initializers:
-        step = add.constant(f"{x}/step", 1 / factor[0], np.float32)
-        add.op("QuantizeLinear", writer[x].input[0], step, add.number(_MIDDLE, np.uint8), output=rounded)
 
 
 def _biases(graph: onnx.GraphProto) -> dict[str, tuple[str, str]]:

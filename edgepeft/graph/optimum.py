@@ -187,11 +187,8 @@ def optimum_causal(decoder: onnx.ModelProto) -> onnx.ModelProto:
     # The tokens of all rows one behind the other, as a step's texts are, and their logits as rows again.
     add.op("Reshape", INPUT_IDS, add.ints(-1), output=IDS)
     add.op("Reshape", PLACES, add.ints(-1), output=PACKED_INDICES[PackedIndex.POSITION])
-    zero, length, n = (
-        add.number(0),
-        add.op("Squeeze", add.op("Shape", INPUT_IDS, start=1, end=2)),
-        add.op("Size", INPUT_IDS),
-    )
+    zero, n = add.number(0), add.op("Size", INPUT_IDS)
+    length = add.op("Squeeze", add.op("Shape", INPUT_IDS, start=1, end=2))
     add.op("Div", add.op("Range", zero, n, add.number(1)), length, output=PACKED_INDICES[PackedIndex.ROW])
     add.op("Range", zero, n, length, output=PACKED_INDICES[PackedIndex.FIRST_TOKEN])
     rows = add.op("Shape", INPUT_IDS)

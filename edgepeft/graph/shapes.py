@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -44,7 +45,9 @@ class Walked(NamedTuple):
     computed: frozenset[str]
 
 
-def sized(model: onnx.ModelProto, sizes: Mapping[str, int], known: Mapping[str, NDArray[Any]]) -> dict[str, Spec]:
+def sized(
+    model: onnx.ModelProto, sizes: Mapping[str, int], known: Mapping[str, NDArray[Any]] = MappingProxyType({})
+) -> dict[str, Spec]:
     """Every value's spec where the inputs' open dimensions have these sizes, by name; ``known`` inputs are given."""
     given: dict[str, NDArray[Any] | Spec] = {}
     for value in model.graph.input:

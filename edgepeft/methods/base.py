@@ -314,11 +314,7 @@ def _converted(what: str, value: Any, hint: Any) -> Any:
     if origin is tuple:
         items = value.split(",") if isinstance(value, str) else value if isinstance(value, Iterable) else [value]
         return tuple(_converted(what, item, typing.get_args(hint)[0]) for item in items)
-    return _scalar(what, value, hint)
-
-
-def _scalar(what: str, value: Any, kind: type) -> Any:
-    if kind is bool:
+    if hint is bool:
         truths = {"true": True, "false": False, "1": True, "0": False, "yes": True, "no": False}
         if isinstance(value, bool):
             return value
@@ -326,15 +322,15 @@ def _scalar(what: str, value: Any, kind: type) -> Any:
             return truths[str(value).lower()]
         raise UsageError(f"{what} is true or false; found {value!r}.")
     try:
-        converted = kind(value)
+        converted = hint(value)
         lossy = isinstance(value, bool) or (isinstance(value, float) and converted != value)  # int() would round it
-        if lossy or (kind is float and not math.isfinite(converted)):
+        if lossy or (hint is float and not math.isfinite(converted)):
             raise ValueError
-        if kind is int and abs(converted) > _LARGEST:
+        if hint is int and abs(converted) > _LARGEST:
             raise UsageError(f"{what} is at most {_LARGEST:,}; found {value!r}.")
         return converted
     except (TypeError, ValueError, OverflowError):
-        raise UsageError(f"{what} needs a value of type {kind.__name__}; found {value!r}.") from None
+        raise UsageError(f"{what} needs a value of type {hint.__name__}; found {value!r}.") from None
 
 
 BYTES = 4  # of a float32

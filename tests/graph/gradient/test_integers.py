@@ -59,7 +59,7 @@ def product(folder: Path, dy: np.ndarray, backward: Any) -> tuple[np.ndarray, di
     model.graph.initializer.append(numpy_helper.from_array(dy, "dy"))
     model.graph.node.append(helper.make_node("Mul", ["y", "dy"], ["weighted"]))
     model.graph.node.append(helper.make_node("ReduceSum", ["weighted"], ["loss"], keepdims=0))
-    found = differentiate(model.graph, "loss", ["x"], [sized(model, {}, {})], backward)
+    found = differentiate(model.graph, "loss", ["x"], [sized(model, {})], backward)
     model.graph.output.append(helper.make_tensor_value_info(found["x"], TensorProto.FLOAT, [T, IN]))
     (gradient,) = open_session(model, folder, 1).run([found["x"]], {"x": source.normal(size=(T, IN)).astype("f4")})
     return gradient, stored

@@ -105,26 +105,22 @@ def _of_mish(at: Visit) -> str:
 
 @slope_of("Gelu")
 def _of_gelu(at: Visit) -> str:
+    """Phi(x) + x phi(x).
+
+    In the tanh form (1 + t) / 2 + x (1 - t^2) u' / 2,  t = tanh(u),  u = c (x + 0.044715 x^3),  c = sqrt(2 / pi).
+    """
+    op, number, x = at.op, at.number, at.x
+    square = op("Mul", x, x)
     if at.attributes.get("approximate", b"none") == b"tanh":
-        return _of_tanh_gelu(at)
-    # Phi(x) + x phi(x)
-    half, x = at.number(0.5), at.x
-    below = at.op("Erf", at.op("Mul", x, at.number(math.sqrt(0.5))))
-    below = at.op("Add", at.op("Mul", below, half), half)
-    density = at.op("Exp", at.op("Mul", at.op("Mul", x, x), at.number(-0.5)))
-    density = at.op("Mul", density, at.number(1 / math.sqrt(2 * math.pi)))
-    return at.op("Add", below, at.op("Mul", x, density))
-
-
-def _of_tanh_gelu(at: Visit) -> str:
-    """(1 + t) / 2 + x (1 - t^2) u' / 2, t = tanh(u), u = c (x + 0.044715 x^3), c = sqrt(2 / pi)."""
-    c, x = math.sqrt(2 / math.pi), at.x
-    square = at.op("Mul", x, x)
-    rest = at.op("Add", at.op("Mul", square, at.number(c * 0.044715)), at.number(c))
-    t = at.op("Tanh", at.op("Mul", x, rest))
-    slope = at.op("Add", at.op("Mul", square, at.number(3 * c * 0.044715)), at.number(c))
-    inner = at.op("Mul", at.op("Mul", x, _of_tanh(at, t)), slope)
-    return at.op("Mul", at.op("Add", at.op("Add", t, inner), at.number(1)), at.number(0.5))
+        c = math.sqrt(2 / math.pi)
+        t = op("Tanh", op("Mul", x, op("Add", op("Mul", square, number(c * 0.044715)), number(c))))
+        slope = op("Add", op("Mul", square, number(3 * c * 0.044715)), number(c))
+        inner = op("Mul", op("Mul", x, _of_tanh(at, t)), slope)
+        return op("Mul", op("Add", op("Add", t, inner), number(1)), number(0.5))
+    half = number(0.5)
+    below = op("Add", op("Mul", op("Erf", op("Mul", x, number(math.sqrt(0.5)))), half), half)
+    density = op("Mul", op("Exp", op("Mul", square, number(-0.5))), number(1 / math.sqrt(2 * math.pi)))
+    return op("Add", below, op("Mul", x, density))
 
 
 @rule_of("LayerNormalization")
