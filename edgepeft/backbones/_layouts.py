@@ -224,4 +224,4 @@ def _layer_sites(layout: ModelLayout, sizes: EncoderSizes, layers: Sequence[str]
     summed = (layout.ffn_norm, "attention_output.sum") if before else (layout.up, Role.ATTENTION_NORM)
     around = {"residual": layer + summed[0], "input": name + Role.FFN_ACTIVATION, "added": name + summed[1]}
     yield at(Role.FFN_OUTPUT, layout.down, f, norm=ffn_norm, **around)
-    yield at(Role.LAYER_OUTPUT, "")
+    yield at(Role.LAYER_OUTPUT, "" if before else layout.ffn_norm)

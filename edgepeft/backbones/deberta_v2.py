@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto
 
 from edgepeft.backbones._layouts import ModelLayout
-from edgepeft.backbones.base import Architecture, Distances, Role, Site
+from edgepeft.backbones.base import Architecture, Distances, Role
 from edgepeft.backbones.config import checked, require_switches
 from edgepeft.backbones.encoder import Encoder, EncoderBuilder
 from edgepeft.backbones.positions import LONGER
@@ -181,7 +181,11 @@ class DebertaV2(Encoder):
         for layer in () if distances.shared else map(found.layer_path, range(found.n_layers)):
             for module in _OF_DISTANCES:
                 tensors |= {f"{layer}{module}.weight": (d, d), f"{layer}{module}.bias": (d,)}
-        sites = (_with_distances(site) if distances.shared else site for site in found.sites)
+        sites = list(found.sites)
+        for i, site in enumerate(sites if distances.shared else ()):
+            if site.role in (Role.QUERY, Role.KEY):  # which has rows of distances behind those of tokens
+                read = f"layer.{site.layer}.attention_reads{LONGER}"
+                sites[i] = replace(site, value=site.name + LONGER, input=read)
         norms, tensors = (_NORM, *found.norms), {**found.tensors, **tensors}
         return replace(found, sites=tuple(sites), tensors=tensors, norms=norms, distances=distances)
 
@@ -196,13 +200,6 @@ FAMILY = DebertaV2(
         "Tasks at queries or keys answer in passes of their own; others share mixed ones.",
     ),
 )
-
-
-def _with_distances(site: Site) -> Site:
-    """A query or key has rows of distances behind those of tokens."""
-    if site.role not in (Role.QUERY, Role.KEY):
-        return site
-    return replace(site, value=site.name + LONGER, input=f"layer.{site.layer}.attention_reads{LONGER}")
 
 
 def _shares(architecture: Architecture) -> bool:

@@ -7,12 +7,12 @@ The training graph has both parts; its decoder reads all of a target but its las
 A family with a decoder (``TextFamily``) has a builder of these graphs (``TextBuilder``).
 
 Letters: B rows, S their padded length, T tokens of the longest target, n beams of a row, N = B n texts, P texts of the
-step before, L tokens that they have, h heads, e a head's width, v vocabulary.
+step before, L tokens that they have, d hidden, h heads, e a head's width, v vocabulary.
 """
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from typing import ClassVar, NamedTuple
 
 import numpy as np
@@ -52,7 +52,7 @@ def caches(kind: str, layer: int) -> tuple[str, str]:
     return f"{kind}.key.{layer}", f"{kind}.value.{layer}"
 
 
-class TextBuilder:
+class TextBuilder(ABC):
     """Emits one graph of a model with a decoder of ``depth`` layers; a subclass emits these.
 
     ``rows`` is what a step takes of the encoder: a row's once ("rows"), or again for each of its texts ("texts").
