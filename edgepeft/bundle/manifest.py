@@ -19,7 +19,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from edgepeft.backbones.emit import BUNDLE_MANIFEST, WEIGHTS_FILES
 from edgepeft.common.atomic import write_json
@@ -40,16 +40,10 @@ _GRAPH_BYTES = 64 * _MIB  # of a graph without weights: a thousand layers
 _OF_WEIGHTS = 8
 
 
-def _sha256(value: str) -> str:
-    if not re.fullmatch(r"[0-9a-f]{64}", value):
-        raise ValueError("not a SHA-256 in hexadecimal")
-    return value
-
-
 WeightsDtype = Literal["fp32", "int8", "int4"]
 DeltaDtype = Literal["fp32", "fp16"]
 CheckReference = Literal["pytorch", "training graph"]
-FileHash = Annotated[str, AfterValidator(_sha256)]
+FileHash = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 _NAME = "[A-Za-z0-9_-][A-Za-z0-9._-]*"
 FileName = Annotated[str, Field(pattern=rf"^{_NAME}(/{_NAME})*$")]  # in the folder, or in one in it
@@ -231,10 +225,6 @@ class TaskEntry(TaskCard):
                 f"task {task} ({self.method}) cannot be tuned here: {self.untunable}. Train it anew with: "
                 f"edgepeft train{'' if self.scores_words else '; or tune a task of fewer parameters, as by lora'}."
             )
-
-    def logits_shape(self, batch: int, length: int) -> tuple[int, ...]:
-        """Of so many rows of so many tokens."""
-        return self.task_kind.logits_shape(batch, length)
 
 
 class TemplateEntry(_Model):

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import starmap
-from threading import RLock
 from typing import NamedTuple
 
 import numpy as np
@@ -47,10 +46,8 @@ class Slots:
     be: a session takes longer to open than it runs.
     """
 
-    def __init__(
-        self, weights: Weights, lock: RLock, graph_of: GraphOf, mix: Mix, *, name: str, few: bool = False
-    ) -> None:
-        self._weights, self._lock, self._graph_of, self._mix, self._few = weights, lock, graph_of, mix, few
+    def __init__(self, weights: Weights, graph_of: GraphOf, mix: Mix, *, name: str, few: bool = False) -> None:
+        self._weights, self._lock, self._graph_of, self._mix, self._few = weights, weights.lock, graph_of, mix, few
         self._exact: set[bytes] = set()  # structures of which no slot may be empty
         self._structures: dict[bytes, onnx.ModelProto | None] = {}
         self._feeds: dict[str, dict[str, ort.OrtValue]] = {}  # of tasks whose own session has its values as constants
@@ -150,10 +147,10 @@ class TextSlots(NamedTuple):
 class Mixer:
     """Runs rows of several tasks together; several threads may use it."""
 
-    def __init__(self, weights: Weights, lock: RLock) -> None:
+    def __init__(self, weights: Weights) -> None:
         self._weights = weights
-        self._slots = Slots(weights, lock, Bundle.graph, mix, name="mixed")
-        of_text = partial(Slots, weights, lock, few=True)
+        self._slots = Slots(weights, Bundle.graph, mix, name="mixed")
+        of_text = partial(Slots, weights, few=True)
         encoder = of_text(lambda own, task: own.text_graphs_of(task).encoder, mix_text, name="mixed encoder")
         decoder = of_text(lambda own, task: own.text_graphs_of(task).decoder, _mix_decoder, name="mixed decoder")
         self.text = TextSlots(encoder, decoder)
@@ -217,7 +214,7 @@ class Mixer:
         sessions, entries = list(tasks.items()), [self._weights.bundle.entry(task) for task in tasks]
         counts, prompt = np.bincount(slots, minlength=len(tasks)), entries[0].prompt_length
         length = inputs["attention_mask"].shape[1]
-        shapes = (entry.logits_shape(n, length) for n, entry in zip(counts.tolist(), entries, strict=True))
+        shapes = (entry.task_kind.logits_shape(n, length) for n, entry in zip(counts.tolist(), entries, strict=True))
         logits = [np.zeros(shape, np.float32) for shape in shapes]
         within = np.arange(len(slots)) - (np.cumsum(counts) - counts)[slots]
         for rows, part in passes(inputs, prompt=prompt):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,14 +10,13 @@ import onnx
 from numpy.typing import NDArray
 
 from edgepeft.backbones.base import Architecture, Role
-from edgepeft.bundle.bundle import Bundle
 from edgepeft.graph.cut import above, below, untouched_values
 from edgepeft.graph.names import LOGITS
 from edgepeft.graph.prune_last_layer import drop_unread_rows
 from edgepeft.runtime.passes import passes, put
 from edgepeft.runtime.prediction import of_width
 from edgepeft.runtime.session import run_session
-from edgepeft.runtime.weights import TaskSession
+from edgepeft.runtime.weights import TaskSession, Weights
 
 
 class PrefixPlan(NamedTuple):
@@ -29,16 +28,12 @@ class PrefixPlan(NamedTuple):
 
 
 class Prefix:
-    """Sessions of a bundle's lower layers and of what its tasks put on them, opened by ``open_model`` when needed."""
+    """Sessions of a bundle's lower layers and of what its tasks put on them, opened when needed."""
 
-    def __init__(
-        self,
-        bundle: Bundle,
-        open_model: Callable[[onnx.ModelProto], TaskSession],
-        sessions: dict[tuple[int, str | None], TaskSession],
-    ) -> None:
-        self._bundle, self._open, self._sessions = bundle, open_model, sessions
-        self._values = _layer_values(bundle.architecture, bundle.manifest.backbone.sites)
+    def __init__(self, weights: Weights) -> None:
+        self._weights, self._bundle = weights, weights.bundle
+        self._values = _layer_values(self._bundle.architecture, self._bundle.manifest.backbone.sites)
+        self._sessions: dict[tuple[int, str | None], TaskSession] = weights.table("prefix")
         self._depths: dict[str, int] = {}
 
     def plan(self, tasks: Sequence[str]) -> PrefixPlan:
@@ -54,7 +49,7 @@ class Prefix:
         cut, shape = shared.layers, inputs["input_ids"].shape
         value = self._values[cut - 1]
         entries = {task: self._bundle.entry(task) for task in shared.shared}
-        answers = {task: np.zeros(entry.logits_shape(*shape), np.float32) for task, entry in entries.items()}
+        answers = {task: np.zeros(entry.task_kind.logits_shape(*shape), np.float32) for task, entry in entries.items()}
         known = self._bundle.architecture.inputs
         for rows, part in passes({name: inputs[name] for name in known}):
             hidden = run_session(self._session(cut, None), value, part)
@@ -71,7 +66,7 @@ class Prefix:
             width = self._bundle.architecture.hidden_size
             part = below(model, value) if task is None else above(model, {value: ("tokens", width)})
             drop_unread_rows(part)
-            session = self._sessions[cut, task] = self._open(part)
+            session = self._sessions[cut, task] = self._weights.open(part)
         return session
 
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
-from threading import RLock
 from typing import TYPE_CHECKING, Any, Self, overload
 
 import numpy as np
-import onnx
 from numpy.typing import NDArray
 
 from edgepeft.backbones.base import Pooling
@@ -29,7 +27,7 @@ from edgepeft.runtime.mixed import Mixer
 from edgepeft.runtime.passes import filled, one_row, passes, put
 from edgepeft.runtime.prediction import Notes, RowResult, in_numbers, number_or_error, of_width, predictions
 from edgepeft.runtime.prefix import Prefix
-from edgepeft.runtime.session import opening, return_free_memory, run_session
+from edgepeft.runtime.session import opening, run_session
 from edgepeft.runtime.text_generation import TextTasks
 from edgepeft.runtime.weights import TaskSession, Weights
 from edgepeft.tasks.base import TaskType
@@ -51,14 +49,14 @@ class Runtime(TextTasks):
             raise UsageError(f"threads is {threads}; 1 is the least that there can be, and None what the host allows.")
         self.bundle = Bundle(folder)
         self.threads = threads
-        self._lock = RLock()  # of everything; runs themselves need none
         self._weights = Weights(self.bundle, cache=cache, threads=threads, move=self._move)
+        self._lock = self._weights.lock
         self._sessions: dict[str | None, TaskSession] = self._weights.table("tasks")
         # For a batch of one row, each opened with the first such.
         self._one_row: dict[str | None, TaskSession] = self._weights.table("one row")
         self._tokenizing = Tokenizing(self.bundle, self._lock)
         self.truncation = self._tokenizing.truncation
-        self._mixer = Mixer(self._weights, self._lock)
+        self._mixer = Mixer(self._weights)
         self._notes = Notes()
         self._begin_anew()
 
@@ -104,9 +102,9 @@ class Runtime(TextTasks):
 
     def _begin_anew(self) -> None:
         """With the bundle's tasks as they are now; runs that are under way keep the old ones."""
-        self._prefix = Prefix(self.bundle, self._open, self._weights.table("prefix"))
-        leading, text = self._tokenizing.leading, self._weights.table("text")
-        self.generator = Generator(self.bundle, self._open, leading, text)
+        weights, leading = self._weights, self._tokenizing.leading
+        self._prefix = Prefix(weights)
+        self.generator = Generator(self.bundle, weights.open, leading, weights.table("text"))
 
     def session(self, task: str | None) -> TaskSession:
         """The session of a task, or of the bare backbone for None.
@@ -120,7 +118,7 @@ class Runtime(TextTasks):
             self._weights.prepare()
             if task not in self._sessions:
                 with opening(task):
-                    self._sessions[task] = self._open(self.bundle.graph(task))
+                    self._sessions[task] = self._weights.open(self.bundle.graph(task))
             return self._sessions[task]
 
     def prepare(self, task: str | None) -> None:
@@ -151,14 +149,7 @@ class Runtime(TextTasks):
         self._sessions.update(moved)  # a task whose file was replaced since goes on answering by the open session
         for task in moved:
             with contextlib.suppress(EdgepeftError):
-                self._sessions[task] = self._open(self.bundle.graph(task))
-
-    def _open(self, model: onnx.ModelProto) -> TaskSession:
-        with self._lock:
-            self._weights.prepare()
-            session = self._weights.open(model)
-            return_free_memory()
-            return session
+                self._sessions[task] = self._weights.open(self.bundle.graph(task))
 
     def logits(self, task: str, inputs: Inputs) -> NDArray[np.float32]:
         """A task's raw outputs, [batch, outputs] in the order of the rows; [0, outputs] for no rows.  Of a task that
@@ -180,7 +171,8 @@ class Runtime(TextTasks):
             with self._lock:  # a reload changes both
                 entry, generator = self.bundle.entry(task), self.generator
             return word_scores(generator, task, batch, self._tokenizing.trie(entry))
-        return self._output(task, LOGITS, batch, entry.logits_shape(*batch["input_ids"].shape), entry.prompt_length)
+        shape = entry.task_kind.logits_shape(*batch["input_ids"].shape)
+        return self._output(task, LOGITS, batch, shape, entry.prompt_length)
 
     def last_hidden_state(self, inputs: Inputs) -> NDArray[np.float32]:
         """[batch, length, hidden size] of the bare backbone, zero where there is no token; inputs as of ``logits``.
@@ -215,7 +207,7 @@ class Runtime(TextTasks):
                 with opening(task):
                     model = self.bundle.graph(task)
                     own = self._weights.one_row and for_one_row(model)
-                    session = self._open(model) if own else self.session(task)
+                    session = self._weights.open(model) if own else self.session(task)
             except EdgepeftError:
                 if task not in self._sessions:
                     raise
@@ -258,7 +250,7 @@ class Runtime(TextTasks):
         plain = len(ids) == 1 and 0 <= max(ids[0].tolist(), default=-1) < self.bundle.architecture.vocab_size
         if not plain or entry.scores_words:
             return self.logits(task, batch.inputs)
-        shape = entry.logits_shape(*ids.shape)
+        shape = entry.task_kind.logits_shape(*ids.shape)
         found = run_session(self._session_of_one_row(task), LOGITS, batch.inputs)
         return filled(shape, of_width(shape[-1], task, found))
 

@@ -8,6 +8,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from threading import RLock
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from edgepeft.graph.in_place import PLACE
 from edgepeft.graph.joined import join_updates
 from edgepeft.graph.parameters import StructuredTask, computed_values, make_inputs
 from edgepeft.runtime.prepacked import Prepacked, hold_prepacked
-from edgepeft.runtime.session import SessionLru, most_sessions, open_session
+from edgepeft.runtime.session import SessionLru, most_sessions, open_session, return_free_memory
 
 
 def ort_value(array: NDArray[Any]) -> ort.OrtValue:
@@ -137,20 +138,16 @@ def parted(model: onnx.ModelProto) -> StructuredTask | None:
 class Weights:
     """Opens sessions on a bundle's graphs; the first one opens the cache.
 
-    One thread at a time, but for ``used``.  What runs on sessions is kept in tables: the least recently used session
-    closes, where too many are open for another, as what runs on it is taken out of all of them.  ``move`` is called
-    with the session of a task that shares one from now on: opened again, the task takes its values' bytes only.
+    Of several threads, who calls it holds its ``lock``, but for ``used``; runs themselves need none.  What runs on
+    sessions is kept in tables: the least recently used session closes, where too many are open for another, as what
+    runs on it is taken out of all of them.  ``move`` is called with the session of a task that shares one from now on:
+    opened again, the task takes its values' bytes only.
     """
 
     def __init__(
-        self,
-        bundle: Bundle,
-        *,
-        cache: bool,
-        threads: int | None,
-        move: Callable[[Any], object] = lambda _: None,
+        self, bundle: Bundle, *, cache: bool, threads: int | None, move: Callable[[Any], object] = lambda _: None
     ) -> None:
-        self.bundle, self.threads = bundle, threads
+        self.bundle, self.threads, self.lock = bundle, threads, RLock()
         self._owner_moves = move
         self._resident: SessionLru | None = None
         self._cache = cache
@@ -210,6 +207,13 @@ class Weights:
 
     def open(self, model: onnx.ModelProto) -> TaskSession:
         """A session on a graph of the bundle, changed in place; tasks of one structure share one from the second on."""
+        with self.lock:
+            self.prepare()
+            session = self._shared(model)
+            return_free_memory()
+            return session
+
+    def _shared(self, model: onnx.ModelProto) -> TaskSession:
         task = parted(model)
         if task is None:
             return self.open_graph(model)
