@@ -311,7 +311,7 @@ def test_a_damaged_folder_is_said(swept, content):
     (sweep.folder / "sweep.json").write_text(content)
     with pytest.raises(DataError, match=r"sweep\.json"):
         open_sweep(sweep.folder)
-    with pytest.raises(DataError, match="remove it|this version reads"):  # as repeating the sweep alone would not help
+    with pytest.raises(DataError, match=r"remove it|this version reads"):  # as repeating the sweep alone would not help
         run(sweep)
     (sweep.folder / "sweep.json").unlink()
     run(dataclasses.replace(sweep, cells=sweep.cells[:1]))
