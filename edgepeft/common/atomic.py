@@ -24,6 +24,8 @@ _TOKEN = "[0-9a-f]" * 2 * _TOKEN_BYTES
 def replacing(path: Path) -> Iterator[Path]:
     """Give a temporary path beside ``path`` that the block writes; then it takes the place: fsync, rename."""
     _check_plain(path)
+    if path.is_dir():
+        raise UsageError(f"{path} is a folder; name a file.")
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = _beside(path)

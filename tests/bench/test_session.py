@@ -48,6 +48,7 @@ def test_mlperfs_scenarios_have_mlperfs_names():
         ("rounds = 0", "rounds"),
         ("min_rounds = 40\nrounds = 30", "least number"),
         ("colour = 'red'", "colour"),
+        ("max_seconds = inf", "max_seconds"),
         ("kind = 'odd'", "kind"),
         ("workloads = ['sleep']", "workloads"),
         ("rounds = [", "TOML"),
@@ -120,10 +121,15 @@ def test_two_scenarios_are_kept_one_by_one_in_one_document(fake_start):
     assert len(session.result.to_json()["host"]["gemm_samples_gflops"]["infer"]) == 8
 
 
-@pytest.mark.parametrize("most_s", [0.0, -1.0, float("nan")])
+@pytest.mark.parametrize("most_s", [0.0, -1.0, float("nan"), float("inf")])
 def test_no_time_at_all_is_refused_and_not_made_a_little(fake_start, most_s):
     with pytest.raises(UsageError, match="--max-seconds must be above 0"):
         run_scenarios(REQUEST.model_copy(update={"max_seconds": most_s}), ["offline"], start=fake_start(0.1))
+
+
+def test_a_batch_that_no_host_holds_is_refused_before_its_rows_are_made(fake_start):
+    with pytest.raises(UsageError, match=r"--batch-size 1000000000: .* at most 1,048,576 tokens"):
+        run_scenarios(REQUEST.model_copy(update={"batch_size": 10**9}), ["offline"], start=fake_start(0.1))
 
 
 class Stops:

@@ -106,6 +106,15 @@ def test_no_file_takes_the_place_of_a_device_or_a_pipe(tmp_path, monkeypatch, wh
             refused(tmp_path / where)
 
 
+@pytest.mark.parametrize("name", [".", "", "kept"])
+def test_no_file_takes_the_place_of_a_folder(tmp_path, monkeypatch, name):
+    (tmp_path / "kept" / "inside").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match="is a folder; name a file"):
+        write_atomically(Path(name), b"content")
+    assert [path.name for path in tmp_path.rglob("*")] == ["kept", "inside"]
+
+
 def test_a_folder_behind_a_link_is_replaced_there_and_the_link_stays(tmp_path):
     (tmp_path / "disk" / "out").mkdir(parents=True)
     (tmp_path / "disk" / "out" / "stale").write_text("old")

@@ -7,6 +7,7 @@ beforehand.
 
 from __future__ import annotations
 
+import math
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -202,8 +203,8 @@ def check_request(request: BenchOptions) -> None:
         )
     if request.mode != "limits" and (request.profile_ops or not request.timed):
         raise UsageError(f"--profile-ops and --deterministic are about this host; leave --mode {request.mode} out.")
-    if request.max_seconds is not None and not request.max_seconds > 0:
-        raise UsageError(f"--max-seconds must be above 0, got {request.max_seconds}.")
+    if request.max_seconds is not None and not 0 < request.max_seconds < math.inf:
+        raise UsageError(f"--max-seconds must be above 0 and finite, got {request.max_seconds}.")
     if request.length is not None and request.lengths is not None:
         raise UsageError("--length and --lengths exclude each other; give one.")
     if request.bundle is not None and (request.backbone is not None or request.settings):

@@ -17,11 +17,12 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from edgepeft.common.bounded import read_toml
-from edgepeft.common.errors import DataError, UnknownName
+from edgepeft.common.errors import DataError, UnknownName, UsageError
 from edgepeft.common.messages import in_words
 from edgepeft.common.resources import data_folder
 
 _MAX_ROWS = 1_000_000  # a longer list is a mistake, and would be sent to every worker
+_MAX_TOKENS = 1 << 20  # of a batch
 
 
 class SampleKind(StrEnum):
@@ -59,7 +60,7 @@ class Scenario(BaseModel):
     min_rounds: int = Field(ge=1)
     rounds: int = Field(ge=1)
     precision: float = Field(gt=0, lt=1)
-    max_seconds: float = Field(gt=0)
+    max_seconds: float = Field(gt=0, allow_inf_nan=False)
 
     @model_validator(mode="after")
     def _in_order(self) -> Scenario:
@@ -111,6 +112,9 @@ class Lengths:
 
 def full_length(length: int, batch_size: int) -> Lengths:
     """Lengths of one batch of rows that are all ``length`` tokens long."""
+    if length * batch_size > _MAX_TOKENS:
+        most = f"a batch has at most {_MAX_TOKENS:,} tokens"
+        raise UsageError(f"--batch-size {batch_size}: of {length} tokens each that is too much; {most}.")
     return Lengths((length,) * batch_size, "full", f"every row {length} tokens, no padding")
 
 
