@@ -34,10 +34,9 @@ _SAID = {
     "limits": "texts/min are measured under its cores and memory, at this host's speed; memory is predicted",
     "calibrated": "texts/min are measured at its speed, emulated; memory is predicted",
 }
-_Amount = Annotated[str | None, Option(metavar="SIZE", help="At most so much, such as 500MB. Default: the device's.")]
 _SweepFolder = Annotated[Path | None, Argument(help="A sweep's folder; without it, --data trains.", show_default=False)]
 _Throughput = Annotated[str | None, Option(metavar="N/min", help="Texts that all tasks must answer: 60/min, or 1/s.")]
-_Disk = Annotated[str | None, Option(metavar="SIZE", help="All tasks' files together, at most, such as 2MB.")]
+_Memory = Annotated[str | None, Option(metavar="SIZE", help="At most so much, such as 500MB. Default: the device's.")]
 _Data = Annotated[str | None, Option(help="A data set of the sweep. Default: the mean of all. Without a sweep, rows.")]
 
 
@@ -48,8 +47,8 @@ class ChooseOptions(Options):
     profile: Annotated[str, Option(help="A device, or the path of a .toml file.")]
     tasks: Annotated[int, Option(min=1, help="Tasks of one backbone that answer each text.")] = 1
     throughput: _Throughput = None
-    memory: _Amount = None
-    disk: _Disk = None
+    memory: _Memory = None
+    disk: Annotated[str | None, Option(metavar="SIZE", help="All tasks' files together, at most, such as 2MB.")] = None
     length: Annotated[int | None, Option(help="Tokens of a text. Default: 128, or what runs were given.")] = None
     mode: Mode = "predicted"
     max_seconds: MaxSeconds = None

@@ -30,6 +30,7 @@ from edgepeft.serve.settings import ServiceLimits
 log = logging.getLogger("edgepeft.serve")
 
 T = TypeVar("T")
+Tell = Callable[[str], object]  # has each piece of a text
 
 _ACTIVE_S = 1.0  # after its last request a client is expected to send another
 _MAX_RETRY_S = 60
@@ -61,7 +62,7 @@ class Job:
     client: Hashable
     arrived: float
     future: asyncio.Future[Sequence[RowResult]]
-    tell: Callable[[str], object] | None = None  # has each piece of a text, in the event loop
+    tell: Tell | None = None  # in the event loop
     most: int | None = None  # tokens of a text
     schema: Mapping[str, Any] | None = None  # to which a text keeps
     told: bool = False  # a piece, so that it can no longer begin anew
@@ -176,7 +177,7 @@ class Batcher:
         *,
         client: Hashable = None,
         deadline_s: float | None = None,
-        tell: Callable[[str], object] | None = None,
+        tell: Tell | None = None,
         most: int | None = None,
         schema: Mapping[str, Any] | None = None,
     ) -> Sequence[RowResult]:

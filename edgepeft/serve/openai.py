@@ -10,7 +10,7 @@ import asyncio
 import base64
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import wraps
 from http import HTTPStatus
 from time import time
@@ -274,19 +274,12 @@ def _listed(asked: EmbeddingsRequest, answers: Sequence[RowResult], n_tokens: in
     return Json({"object": "list", "data": data, "model": asked.model, "usage": usage})
 
 
-@dataclass(frozen=True)
 class _Form(Events):
     """How completions, or those of a chat, are said: whole, or in chunks of a stream, which ``[DONE]`` ends."""
 
-    model: str
-    chat: bool
-    id: str
-    created: int
-
-    @classmethod
-    def of(cls, asked: CompletionRequest | ChatRequest) -> _Form:
-        chat = isinstance(asked, ChatRequest)
-        return cls(asked.model, chat, f"{'chatcmpl' if chat else 'cmpl'}-{secrets.token_hex(12)}", int(time()))
+    def __init__(self, asked: CompletionRequest | ChatRequest) -> None:
+        self.model, self.chat, self.created = asked.model, isinstance(asked, ChatRequest), int(time())
+        self.id = f"{'chatcmpl' if self.chat else 'cmpl'}-{secrets.token_hex(12)}"
 
     def whole(self, answers: Sequence[TextAnswer], n_tokens: int) -> Json:
         """All texts at once."""
@@ -343,7 +336,7 @@ async def chat(request: Request) -> Response:
 async def _completions(request: Request, model: type[CompletionRequest | ChatRequest]) -> Response:
     serving = serving_of(request)
     asked = await body_of(request, model, serving.settings.limits.rows)
-    texts, form = asked.texts, _Form.of(asked)
+    texts, form = asked.texts, _Form(asked)
     kind = serving.service.manifest.task(asked.model).task_kind
     if not kind.writes:
         raise Refused(400, "no_text", f"model: task {asked.model} answers {kind.answers}, and writes no text.")

@@ -22,7 +22,7 @@ from edgepeft.data.pattern import pattern
 from edgepeft.runtime.inputs import Readable
 from edgepeft.runtime.prediction import RowResult
 from edgepeft.serve import schemas
-from edgepeft.serve.batcher import Batcher
+from edgepeft.serve.batcher import Batcher, Tell
 from edgepeft.serve.guard import AUTHORIZED, BODY, check_taught, check_texts, deadline_of, parsed_body, while_there
 from edgepeft.serve.metrics import ServiceMetrics
 from edgepeft.serve.problems import KEYS, Json, Refused, explain, fault, refusal_of
@@ -243,9 +243,7 @@ class Events:
 
 
 async def streamed(
-    task: str,
-    answers: Callable[[Callable[[str], object]], Coroutine[Any, Any, Sequence[RowResult]]],
-    events: Events | None = None,
+    task: str, answers: Callable[[Tell], Coroutine[Any, Any, Sequence[RowResult]]], events: Events | None = None
 ) -> Response:
     """The answer to a request for one text, once its first token is written; ``answers`` is given what to tell."""
     pieces: asyncio.Queue[str | None] = asyncio.Queue()

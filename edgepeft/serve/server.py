@@ -23,7 +23,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache, partial
 from time import monotonic
-from types import TracebackType
 from typing import Any
 
 import uvicorn
@@ -353,9 +352,7 @@ class PrintableFormatter(logging.Formatter):
         """The line, escaped."""
         return line(super().formatMessage(record))
 
-    def formatException(
-        self, ei: tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
-    ) -> str:
+    def formatException(self, ei: Any) -> str:
         """The traceback, escaped."""
         return "\n".join(f"  {line(one)}" for one in super().formatException(ei).splitlines())
 

@@ -20,7 +20,6 @@ from edgepeft.options.base import NoCache, Options, Threads
 
 log = logging.getLogger("edgepeft.serve")
 
-_TokenFile = Annotated[Path | None, Option(help="A file with the token that every request must carry.")]
 _PublicKey = Annotated[Path | None, Option(metavar="PUBLIC_KEY", help="Serve only what the owner of this key signed.")]
 _MIN_TOKEN = 16  # characters: 64 bits even where they are hexadecimal
 _MAX_TOKEN = 4096
@@ -53,7 +52,7 @@ class Settings(Options):
     bundle: Annotated[Path, Argument(help="The bundle's folder.")]
     host: Annotated[str, Option(help="Where to listen. Other machines need --token-file.")] = "127.0.0.1"
     port: Annotated[int, Option(min=0, max=65535, help="0 takes a free one.")] = 8080
-    token_file: _TokenFile = None
+    token_file: Annotated[Path | None, Option(help="A file with the token that every request must carry.")] = None
     insecure: Annotated[bool, Option("--insecure", help="Answer other machines without a token.")] = False
     allow_tuning: Annotated[bool, Option("--allow-tuning", help="Let clients tune tasks: the bundle changes.")] = False
     require_signature: _PublicKey = None
