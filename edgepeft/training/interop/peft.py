@@ -25,7 +25,7 @@ from edgepeft.training.interop.base import (
     check_tensors,
     read_state_dict,
 )
-from edgepeft.training.interop.classifier import ANSWERS, Classifier, check_head
+from edgepeft.training.interop.classifier import ANSWERS, VECTORS, Classifier, check_head
 from edgepeft.training.interop.peft_methods.base import (
     CONFIG_FILE,
     TENSORS_FILE,
@@ -36,6 +36,7 @@ from edgepeft.training.interop.peft_methods.base import (
     task_types,
 )
 
+_POOLER = "pooler."  # of transformers' base models, past the states that a vector is made of
 _SAVED, _ORIGINAL = ".modules_to_save.", ".original_module."
 
 
@@ -94,7 +95,7 @@ def _canonical(
             f"{folder} belongs to another architecture: the backbone is {classifier.architecture.model_type}, whose "
             f"tensors PEFT stores as {start}*; the checkpoint has none{shown}. Use the backbone that it was trained on."
         )
-    state, head = classifier.stored_head(), classifier.head_tensors(1)
+    state, known = classifier.stored_head(), {*classifier.head_tensors(1), *classifier.tensors}
     # Wrapped copies first, so that the plain name, which is what PEFT reads, has the last word.
     for key in sorted(stored, key=lambda key: _SAVED not in key):
         if _ORIGINAL in key:
@@ -103,9 +104,10 @@ def _canonical(
         if _SAVED in name:
             module, _, rest = name.partition(_SAVED)
             # The adapter's name may stand before the tensor's.
-            rest = rest if f"{module}.{rest}" in head else rest.partition(".")[2]
+            rest = rest if f"{module}.{rest}" in known else rest.partition(".")[2]
             name = f"{module}.{rest}"
-        state[name] = stored[key]
+        if classifier.model != VECTORS or not name.startswith(_POOLER):
+            state[name] = stored[key]
     return state
 
 

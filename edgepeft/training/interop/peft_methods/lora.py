@@ -7,7 +7,6 @@ without a site, such as BERT's pooler, which "all-linear" names, becomes the tas
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -87,11 +86,15 @@ class LoraConfig(RankedConfig):
 
         def convert(state: StateDict) -> dict[str, Tensor]:
             values = {ours: state[theirs] for theirs, (ours, _) in stored.items()}
+
+            def read(tensor: str) -> Tensor:  # as the task has it
+                return values.get(f"override/{tensor}", pretrained(backbone, tensor))
+
             for site in method.sites(classifier.architecture):
                 values[f"{site.name}/A"] = torch.zeros(rank, site.in_features)
                 values[f"{site.name}/B"] = torch.zeros(site.out_features, rank)
                 if self.use_dora:
-                    values[f"{site.name}/magnitude"] = weight_at(site, partial(pretrained, backbone)).norm(dim=1)
+                    values[f"{site.name}/magnitude"] = weight_at(site, read).norm(dim=1)
             for module, site in sites.items():
                 more, factor = rank - self.rank_at(module), self.scale_at(module) / method.scale
                 values[f"{site.name}/A"] = functional.pad(state[f"{module}.lora_A.weight"], (0, 0, 0, more))
