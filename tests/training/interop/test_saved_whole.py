@@ -5,14 +5,17 @@ from __future__ import annotations
 import pytest
 import torch
 import transformers
-from deltas import TEXTS, saved
+from deltas import TEXTS, random_delta, saved
 from tiny import ragged
 
 from edgepeft.backbones.hooks import load_model
 from edgepeft.backbones.source import open_backbone
+from edgepeft.common.errors import UsageError
 from edgepeft.training.exporting.bundle import export_bundle
 from edgepeft.training.interop.base import ImportRequest, importer_of
+from edgepeft.training.interop.peft import write_peft
 
+LAYER = "encoder.layer.0.output.dense"
 peft = pytest.importorskip("peft")
 
 
@@ -49,6 +52,30 @@ def test_a_module_that_is_saved_whole_gives_pefts_logits(whole, bias, dora, tiny
         torch.testing.assert_close(delta.folded(backbone).logits(model, rows), expected, atol=1e-5, rtol=1e-5)
     if dora and whole != "LayerNorm":
         export_bundle(backbone, [saved(delta, tmp_path / "delta")], tmp_path / "bundle", texts=TEXTS[:8])  # as PyTorch
+
+
+@pytest.mark.parametrize("method", ["lora", "dora"])
+@pytest.mark.parametrize("part", ["weight", "bias"])
+@pytest.mark.parametrize("role", ["ffn_output", "query"])
+def test_peft_loads_factors_beside_a_layer_that_is_trained_whole_with_equal_logits(method, part, role, tiny, tmp_path):
+    backbone, settings = open_backbone(str(tiny("bert"))), {"roles": (role,), "whole": (f"{LAYER}.{part}",)}
+    delta = random_delta(backbone, method, "task", ("a", "b", "c"), settings=settings, head="bert-pooler")
+    write_peft(delta, backbone, tmp_path / "out")
+    base = transformers.AutoModelForSequenceClassification.from_pretrained(
+        backbone.folder, num_labels=3, attn_implementation="eager"
+    )
+    rows = {name: torch.from_numpy(values) for name, values in ragged(5, 9, dict(backbone.config)).items()}
+    with torch.no_grad():
+        theirs = peft.PeftModel.from_pretrained(base, tmp_path / "out").eval()(**rows).logits
+        torch.testing.assert_close(delta.logits(load_model(backbone, "eager"), rows), theirs, atol=1e-5, rtol=1e-5)
+
+
+def test_where_every_layer_with_factors_is_trained_whole_nothing_is_written(tiny, tmp_path):
+    backbone, settings = open_backbone(str(tiny("bert"))), {"roles": ("ffn_output",), "skip_layers": 1}
+    settings["whole"] = (f"{LAYER.replace('0', '1')}.weight",)
+    delta = random_delta(backbone, "lora", "task", settings=settings, head="bert-pooler")
+    with pytest.raises(UsageError, match="is trained whole too"):
+        write_peft(delta, backbone, tmp_path / "out")
 
 
 @pytest.mark.parametrize(("bias", "targets"), [("none", "all-linear"), ("all", ["query"]), ("lora_only", ["dense"])])
