@@ -72,6 +72,12 @@ class Peft(Importer):
         state = _canonical(stored, config, classifier, folder)
         outputs = _outputs(state, classifier, folder)
         of_head = ConversionPlan.renaming(plan.method, classifier.head_tensors(outputs or 0))
+        if lost := sorted({name.rpartition(".")[0] for name in of_head.shapes if name not in state}):
+            raise BundleError(
+                f"{folder} lacks {', '.join(lost)}, which the head of {classifier.model} has and the backbone not: "
+                "PEFT saves of a head what modules_to_save names, and without it the answers are lost. Train it with "
+                f"modules_to_save={sorted({*lost, *config.saved})}."
+            )
         check_tensors(state, {**plan.shapes, **of_head.shapes}, folder)
         imported = ImportedHead(classifier.head, outputs, of_head.convert(state), model=classifier.model)
         origin: dict[str, Any] = {"versions": {"peft": config.peft_version}}

@@ -10,7 +10,7 @@ from tiny import ragged
 
 from edgepeft.backbones.hooks import load_model
 from edgepeft.backbones.source import open_backbone
-from edgepeft.common.errors import UsageError
+from edgepeft.common.errors import BundleError, UsageError
 from edgepeft.training.exporting.bundle import export_bundle
 from edgepeft.training.interop.base import ImportRequest, importer_of
 from edgepeft.training.interop.peft import write_peft
@@ -88,3 +88,12 @@ def test_the_pooler_of_a_model_whose_states_are_pooled_outside_does_not_matter(b
     with torch.no_grad():
         first = torch.nn.functional.normalize(theirs(**rows).last_hidden_state[:, 0])
         torch.testing.assert_close(delta.logits(load_model(backbone, "eager"), rows), first, atol=1e-5, rtol=1e-5)
+
+
+def test_a_head_of_which_peft_saved_the_last_layer_alone_is_refused_with_the_remedy(tiny, tmp_path):
+    """PEFT's own default saves DeBERTa's classifier; its next load starts the pooler anew."""
+    folder, asked = tiny("deberta-v2"), {"task_type": "SEQ_CLS", "r": 2, "target_modules": ["query_proj"]}
+    trained(transformers.AutoModelForSequenceClassification, folder, tmp_path / "theirs", **asked)
+    remedy = r"lacks pooler\.dense, .*modules_to_save=\['classifier', 'pooler\.dense', 'score'\]"
+    with pytest.raises(BundleError, match=remedy):
+        importer_of(tmp_path / "theirs").read(tmp_path / "theirs", open_backbone(str(folder)), ImportRequest("task"))
