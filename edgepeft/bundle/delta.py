@@ -97,9 +97,13 @@ class Delta(nn.Module):
         """As it answers and is tuned on a board: each module in the form that it folds into; itself where none does."""
         if not any(isinstance(module, Folding) for module in self.modules_by_site.values()):
             return self
-        folded, built = copy.copy(self), nn.ModuleDict()
+        folded, built, own = copy.copy(self), nn.ModuleDict(), self.override_tensors
+
+        def read(tensor: str) -> Tensor:
+            return own[tensor].detach() if tensor in own else pretrained(backbone, tensor)
+
         for name, module in self.site_modules.items():
-            weight = partial(weight_at, self.architecture.site(name), partial(pretrained, backbone))
+            weight = partial(weight_at, self.architecture.site(name), read)
             built[_key(name)] = module.folded(weight) if isinstance(module, Folding) else module
         folded._modules = {**self._modules, "modules_by_site": built}
         return folded

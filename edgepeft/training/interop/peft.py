@@ -26,9 +26,10 @@ from edgepeft.training.interop.base import (
     check_tensors,
     read_state_dict,
 )
-from edgepeft.training.interop.classifier import ANSWERS, Classifier, check_head
+from edgepeft.training.interop.classifier import ANSWERS, VECTORS, Classifier, check_head
 from edgepeft.training.interop.peft_methods import base as configs
 
+_POOLER = "pooler."  # of transformers' base models, past the states that a vector is made of
 _SAVED, _ORIGINAL = ".modules_to_save.", ".original_module."
 
 
@@ -64,6 +65,12 @@ class Peft(Importer):
         state = _canonical(stored, config, classifier, folder)
         outputs = _outputs(state, classifier, folder)
         of_head = ConversionPlan.renaming(plan.method, classifier.head_tensors(outputs or 0))
+        if lost := sorted({name.rpartition(".")[0] for name in of_head.shapes if name not in state}):
+            raise BundleError(
+                f"{folder} lacks {', '.join(lost)}, which the head of {classifier.model} has and the backbone not: "
+                "PEFT saves of a head what modules_to_save names, and without it the answers are lost. Train it with "
+                f"modules_to_save={sorted({*lost, *config.saved})}."
+            )
         check_tensors(state, {**plan.shapes, **of_head.shapes}, folder)
         imported = ImportedHead(classifier.head, outputs, of_head.convert(state), model=classifier.model)
         origin: dict[str, Any] = {"versions": {"peft": config.peft_version}}
@@ -87,7 +94,7 @@ def _canonical(
             f"{folder} belongs to another architecture: the backbone is {classifier.architecture.model_type}, whose "
             f"tensors PEFT stores as {start}*; the checkpoint has none{shown}. Use the backbone that it was trained on."
         )
-    state, head = classifier.stored_head(), classifier.head_tensors(1)
+    state, known = classifier.stored_head(), {*classifier.head_tensors(1), *classifier.tensors}
     # Wrapped copies first, so that the plain name, which is what PEFT reads, has the last word.
     for key in sorted(stored, key=lambda key: _SAVED not in key):
         if _ORIGINAL in key:
@@ -96,9 +103,10 @@ def _canonical(
         if _SAVED in name:
             module, _, rest = name.partition(_SAVED)
             # The adapter's name may stand before the tensor's.
-            rest = rest if f"{module}.{rest}" in head else rest.partition(".")[2]
+            rest = rest if f"{module}.{rest}" in known else rest.partition(".")[2]
             name = f"{module}.{rest}"
-        state[name] = stored[key]
+        if classifier.model != VECTORS or not name.startswith(_POOLER):
+            state[name] = stored[key]
     return state
 
 

@@ -7,7 +7,6 @@ without a site, such as BERT's pooler, which "all-linear" names, becomes the tas
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -20,8 +19,8 @@ from edgepeft.backbones.base import Site
 from edgepeft.bundle.delta import Delta, pretrained
 from edgepeft.common.errors import BundleError, UsageError
 from edgepeft.methods.base import weight_at
-from edgepeft.methods.dora import DoRA
-from edgepeft.methods.lora import LoRA
+from edgepeft.methods.dora import Decomposed, DoRA
+from edgepeft.methods.lora import Factors, LoRA
 from edgepeft.training.interop.base import ConversionPlan, StateDict
 from edgepeft.training.interop.classifier import Classifier
 from edgepeft.training.interop.peft_methods.base import PeftConfig, RankedConfig
@@ -85,11 +84,15 @@ class LoraConfig(RankedConfig):
 
         def convert(state: StateDict) -> dict[str, Tensor]:
             values = {ours: state[theirs] for theirs, (ours, _) in stored.items()}
+
+            def read(tensor: str) -> Tensor:  # as the task has it
+                return values.get(f"override/{tensor}", pretrained(backbone, tensor))
+
             for site in method.sites(classifier.architecture):
                 values[f"{site.name}/A"] = torch.zeros(rank, site.in_features)
                 values[f"{site.name}/B"] = torch.zeros(site.out_features, rank)
                 if self.use_dora:
-                    values[f"{site.name}/magnitude"] = weight_at(site, partial(pretrained, backbone)).norm(dim=1)
+                    values[f"{site.name}/magnitude"] = weight_at(site, read).norm(dim=1)
             for module, site in sites.items():
                 more, factor = rank - self.rank_at(module), self.scale_at(module) / method.scale
                 values[f"{site.name}/A"] = functional.pad(state[f"{module}.lora_A.weight"], (0, 0, 0, more))
@@ -126,9 +129,16 @@ class LoraConfig(RankedConfig):
     def written(cls, delta: Delta, method: Any, classifier: Classifier) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """What is trained whole is stored with its module."""
         modules = classifier.modules_of(delta.site_modules)
+        saved = {name.rpartition(".")[0] for name in method.whole}
+        merged = _merged(delta, {site: modules[site] for site in modules if _reads(delta, site) in saved}, classifier)
+        modules = {site: module for site, module in modules.items() if f"{module}.weight" not in merged}
+        if not modules:
+            raise UsageError(
+                f"every linear layer that the task {delta.card.task!r} has factors of is trained whole too, and PEFT "
+                "has either for a layer. Train it without --set whole of these."
+            )
         parts = {"A": "lora_A.weight", "B": "lora_B.weight", "magnitude": _MAGNITUDE}
         names = {f"{site}/{ours}": f"{module}.{parts[ours]}" for site, module in modules.items() for ours in parts}
-        saved = {name.rpartition(".")[0] for name in method.whole}
         tensors = {}
         for theirs, ours in classifier.tensors.items():
             module, _, part = theirs.rpartition(".")
@@ -153,4 +163,24 @@ class LoraConfig(RankedConfig):
             "fan_in_fan_out": False,
             "init_lora_weights": True,
         }
-        return settings, tensors | {names[name]: t for name, t in delta.tensors().items() if name in names}
+        held = {names[name]: tensor for name, tensor in delta.tensors().items() if name in names}
+        return settings, tensors | held | merged
+
+
+def _reads(delta: Delta, site: str) -> str:
+    return delta.architecture.site(site).reads
+
+
+@torch.no_grad()
+def _merged(delta: Delta, sites: Mapping[str, str], classifier: Classifier) -> dict[str, Tensor]:
+    """The weights of linear layers that are trained whole with their updates: PEFT has no factors beside such."""
+    own, found = delta.override_tensors, dict[str, Tensor]()
+    for site, module in sites.items():
+        name, factors = f"{_reads(delta, site)}.weight", delta.site_modules[site]
+        assert isinstance(factors, Factors)
+        weight = own[name] if name in own else pretrained(classifier.backbone, name)
+        updated = weight + factors.scale * factors.B @ factors.A
+        found[f"{module}.weight"] = (
+            updated * factors.factor(weight)[:, None] if isinstance(factors, Decomposed) else updated
+        )
+    return found
