@@ -85,7 +85,8 @@ def requiring(extra: str, what: str) -> Iterator[None]:
     try:
         yield
     except ImportError as error:
-        raise MissingPackage(f"{what} needs {error.name}: pip install 'edgepeft[{extra}]'.") from error
+        package = (error.name or str(error)).partition(".")[0]
+        raise MissingPackage(f"{what} needs {package}: pip install 'edgepeft[{extra}]'.") from error
 
 
 class VerificationFailed(EdgepeftError):
