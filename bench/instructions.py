@@ -8,14 +8,17 @@ are no times.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated
 
+import numpy as np
 import onnx
 import typer
-from onnx import helper
+from onnx import TensorProto, helper, numpy_helper
+from onnx.external_data_helper import load_external_data_for_tensor
 
 from bench.suites._random_bundle import Structure, write_bundle
 from edgepeft.bench.planning.job import random_batch
@@ -24,6 +27,7 @@ from edgepeft.bundle.bundle import Bundle
 from edgepeft.cli._main import main
 from edgepeft.common.errors import UsageError
 from edgepeft.graph.cut import prune
+from edgepeft.graph.fused_attention import fuse_attention
 from edgepeft.graph.integer_lowering import lower_integers
 from edgepeft.graph.one_row import for_one_row
 from edgepeft.graph.protos import copied, replace
@@ -35,14 +39,23 @@ _ONE_ROW = "for one row"
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
-def forms_of(graph: onnx.ModelProto) -> Iterator[tuple[str, onnx.ModelProto]]:
+def forms_of(graph: onnx.ModelProto, weights: Path) -> Iterator[tuple[str, onnx.ModelProto]]:
     """What ONNX Runtime can be given for a spliced graph: as it is stored, and each way to lower it."""
+
+    def joined(parts: Sequence[TensorProto], name: str) -> TensorProto:
+        """Matrices [d, d] of ``weights`` side by side."""
+        whole = [copied(each) for each in parts]
+        for each in whole:
+            load_external_data_for_tensor(each, str(weights.parent))
+        return numpy_helper.from_array(np.concatenate([*map(numpy_helper.to_array, whole)], axis=1), name)
+
     yield "as stored", graph
     lowerings: dict[str, list[Callable[[onnx.ModelProto], object]]] = {_ONE_ROW: [for_one_row]}
     if any(True for _ in integer_products(graph.graph)):
         lowerings |= {
-            "a scale a token": [lower_integers],
-            f"a scale a token, {_ONE_ROW}": [for_one_row, lower_integers],
+            "lowered": [lower_integers],
+            f"lowered, {_ONE_ROW}": [for_one_row, lower_integers],
+            f"lowered, {_ONE_ROW}, QAttention": [for_one_row, partial(fuse_attention, made=joined), lower_integers],
             f"a scale a call, {_ONE_ROW}": [for_one_row, _one_scale],
         }
     for name, passes in lowerings.items():
@@ -83,7 +96,7 @@ def table(
             bundle = Bundle(folder)
             sizes = bundle.architecture
             texts = [random_batch([n], vocab_size=sizes.vocab_size, pad_id=sizes.pad_token_id, seed=0) for n in length]
-            for name, graph in forms_of(bundle.graph(_TASK)):
+            for name, graph in forms_of(bundle.graph(_TASK), bundle.weights):
                 row = [instructions_of(guest, graph, bundle.weights, text) for text in texts]
                 shown = " | ".join(f"{each / 1e6:.1f}" for each in row)
                 print(f"| {weights} | {name} | {len(graph.graph.node)} | {shown} |", flush=True)
