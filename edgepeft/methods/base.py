@@ -244,11 +244,9 @@ class CrossAttention(PerLayer):
     cross_attention: bool = option(False, "a decoder's attention to its encoder too (AdapterHub's cross_adapter)")
 
     def attaches_across(self) -> tuple[Role, ...]:
-        """The output of that attention, where asked for."""
         return (Role.CROSS_ATTENTION_OUTPUT,) if self.cross_attention else ()
 
     def sites(self, architecture: Architecture) -> tuple[Site, ...]:
-        """Sites as in the base class; refused where attention to an encoder is asked for and there is none."""
         require(
             not self.cross_attention or bool(architecture.sites_of(Role.CROSS_ATTENTION_OUTPUT)),
             f"{self.name}'s cross_attention is a decoder's to its encoder; this {architecture.model_type} has none.",

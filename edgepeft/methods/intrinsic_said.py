@@ -43,12 +43,10 @@ class Projected(Generator):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Every tensor, in the order of the scales."""
         return tuple(self.shapes)
 
     @property
     def recipe(self) -> dict[str, Any]:
-        """For ``edgepeft.graph.external_data``."""
         return {"generator": FASTFOOD, "seed": self.seed, "vector": "theta", "scales": "scales"}
 
     def forward(self, pretrained: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -148,7 +146,6 @@ class IntrinsicSAID(Method):
         require(0 <= self.seed < 2**63, f"intrinsic-said's seed must be from 0 to 2^63 - 1; found {self.seed}.")
 
     def overrides(self, architecture: Architecture) -> tuple[str, ...]:
-        """Every tensor, those of a pooler that the head reads included."""
         return (*architecture.tensors, *architecture.pooler)
 
     def generator(self, shapes: Shapes) -> Projected:

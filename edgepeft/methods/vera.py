@@ -38,7 +38,6 @@ class FrozenMatrices(nn.Module):
 
     @property
     def recipe(self) -> dict[str, Any]:
-        """For ``edgepeft.graph.external_data``."""
         return {"generator": MERSENNE_TWISTER, "seed": self.seed, "shapes": self.shapes}
 
 
@@ -78,7 +77,6 @@ class VeRA(LinearUpdates):
         super().__post_init__()
 
     def build(self, sites: Sequence[Site]) -> dict[str, nn.Module]:
-        """Two vectors a site, around one pair of matrices."""
         inputs, outputs = max(site.in_features for site in sites), max(site.out_features for site in sites)
         most = MAX_ENTRIES // (inputs + outputs)
         require(self.rank <= most, f"vera's rank must be at most {most:,} on this backbone; found {self.rank:,}.")

@@ -134,7 +134,6 @@ class OnnxRuntimeEngine(TrainingEngine):
         return replace(rows, per_row=per_row, windows=train.windows(chosen))
 
     def _beside(self, chosen: Sequence[int], labels: NDArray[Any]) -> Mapping[str, NDArray[Any]]:
-        """Inputs of a step besides tokens and labels: hidden states, where they are kept."""
         return self._hidden["train"].packed(self._rows["train"].token_rows(chosen)) if self._hidden else {}
 
     def _check(self, chosen: Sequence[int], masks: Sequence[NDArray[np.float32]], found: StepResult) -> None:

@@ -174,7 +174,6 @@ def tune_task(
 
 
 def _checkpoint(work: Path, options: TuneOptions) -> Path | None:
-    """The checkpoint to continue from, or None for a new run."""
     if options.resume and options.force:
         raise UsageError("--resume and --force exclude each other: continue the interrupted run, or start anew.")
     interrupted, run = latest(work), f"run of task {options.task}"

@@ -135,7 +135,6 @@ def add_deltas(
 
 
 def _names(deltas: Sequence[Path]) -> list[str]:
-    """What the tasks will be called."""
     return [path.stem if path.suffix == ".onnx" else read_card(path).task for path in deltas]
 
 
@@ -149,7 +148,6 @@ def _require_readable(checks: CheckTexts, deltas: Sequence[Path]) -> None:
 
 
 def _original(bundle: Bundle, given: Backbone | None) -> Backbone:
-    """The float32 checkpoint that PyTorch runs."""
     known = bundle.manifest.backbone
     if given is None and known.weights_dtype != "fp32":
         raise UsageError(

@@ -208,7 +208,6 @@ class Untouched(NamedTuple):
     lowest: str | None
 
     def sentence(self, n_layers: int) -> str:
-        """The same in words."""
         if not self.embeddings:
             return f"nothing below the first layer can be shared with other tasks: the delta has its own {self.lowest}"
         why = "it changes no layer" if self.lowest is None else f"its first change is {self.lowest}"

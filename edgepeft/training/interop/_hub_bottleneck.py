@@ -155,14 +155,12 @@ class _Reader:
         return (f"{start}{int(self.config.ln_before)}.", d, m) if part == "down" else (start, m, d)
 
     def _rule(self, part: str) -> Shapes:
-        """Of the rule, or its two factors."""
         n, where = self.config.phm_dim, self.shared if self.config.shared_phm_rule else self._linear(part)[0]
         if self.config.factorized_phm_rule:
             return {f"{where}phm_rule_left": (n, n, 1), f"{where}phm_rule_right": (n, 1, n)}
         return {f"{where}phm_rule": (n, n, n)}
 
     def _terms(self, part: str) -> Shapes:
-        """Of W, or its two factors."""
         n, r, (start, inputs, outputs) = self.config.phm_dim, self.config.phm_rank, self._linear(part)
         if inputs % n or outputs % n:
             raise BundleError(
@@ -174,7 +172,6 @@ class _Reader:
         return {name: (n, inputs // n, outputs // n)}
 
     def shapes(self) -> Shapes:
-        """Of the tensors that the file must hold."""
         shapes: Shapes = {}
         for part in ("down", "up"):
             start, inputs, outputs = self._linear(part)

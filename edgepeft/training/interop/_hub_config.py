@@ -57,7 +57,6 @@ class HubFile(BaseModel):
     label2id: dict[str, int] | None = None
 
     def check_architecture(self, architecture: Architecture, path: Path) -> None:
-        """Check that it is of the backbone's type and width."""
         ours = (architecture.model_type, architecture.hidden_size)
         theirs = (self.model_type, self.hidden_size or ours[1])
         if theirs != ours:
@@ -122,7 +121,6 @@ class BnConfig(MethodConfig):
     factorized_phm_rule: bool = False
 
     def width(self, hidden: int, layer: int) -> int:
-        """The bottleneck in that layer."""
         factor = self.reduction_factor
         if isinstance(factor, dict):
             found = factor.get(str(layer), factor.get("default"))

@@ -76,7 +76,6 @@ def write_adapterhub(delta: Delta, backbone: Backbone, folder: Path, *, force: b
 
 
 def _settings(delta: Delta) -> Settings:
-    """Its method's, in AdapterHub's words; layers without a module by ``leave_out``."""
     method = method_named(delta.card.method).from_settings(delta.card.hyperparameters)
     said = next((say for kind, say in _SAID.items() if isinstance(method, kind)), None)
     if said is None:

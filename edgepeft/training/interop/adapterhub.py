@@ -203,7 +203,6 @@ def _prefix_plan(config: configs.HubPrefixConfig, places: Places) -> ConversionP
 
 
 def _union_plan(config: configs.HubUnionConfig, places: Places) -> ConversionPlan:
-    """Their MAM."""
     parts = [plan_of(settings, places, Path(f"configs[{i}]"))[1] for i, settings in enumerate(config.configs)]
     prefix = next((part.method for part in parts if isinstance(part.method, PrefixTuning)), None)
     adapter = next((part.method for part in parts if isinstance(part.method, BottleneckAdapter)), None)

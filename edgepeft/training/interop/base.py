@@ -80,7 +80,6 @@ class ForeignConfig(BaseModel):
 
     @classmethod
     def read(cls, document: Mapping[str, Any], path: Path) -> Self:
-        """The document as such a config."""
         try:
             config = cls.model_validate(document)
             extra = (config.model_extra or {}).items()

@@ -272,7 +272,6 @@ class RankedConfig(LayeredConfig):
         return self._by_pattern(self.alpha_pattern or {}, module, self.alpha)
 
     def scale_at(self, module: str) -> float:
-        """What the update is multiplied by."""
         return self.alpha_at(module) / self.rank_at(module)
 
     def _by_pattern(self, patterns: Mapping[str, _Value], module: str, default: _Value) -> _Value:
