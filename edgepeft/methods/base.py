@@ -97,10 +97,6 @@ class Method(metaclass=_IsADataclass):
             require(least is None or value >= least, f"{what} must be at least {least}; found {value}.")
             require(not field.metadata.get("positive") or value > 0, f"{what} must be positive; found {value}.")
 
-    def starts_near_identity(self) -> bool:
-        """``near_identity`` with these hyperparameters."""
-        return self.near_identity
-
     def sites(self, architecture: Architecture) -> tuple[Site, ...]:
         """Where it attaches; by default nowhere."""
         return ()

@@ -269,9 +269,6 @@ class AdapterHub(Importer):
         return request.delta(backbone, plan.method, head, values, folder=folder, library=self.library, **origin)
 
 
-IMPORTER = AdapterHub()
-
-
 def _file_of(path: Path, classifier: Classifier) -> tuple[configs.HubFile, Places]:
     file = parsed(configs.HubFile, read_config(path), path)
     file.check_architecture(classifier.architecture, path)
