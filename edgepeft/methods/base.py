@@ -45,15 +45,8 @@ class Generator(nn.Module, ABC):
     A board makes them again, without torch, from what ``recipe`` says: see ``edgepeft.graph.external_data``.
     """
 
-    @property
-    @abstractmethod
-    def names(self) -> tuple[str, ...]:
-        """The tensors that it makes."""
-
-    @property
-    @abstractmethod
-    def recipe(self) -> dict[str, Any]:
-        """Which generator with which parameters, as plain values."""
+    names: tuple[str, ...]  # of the tensors that it makes
+    recipe: dict[str, Any]  # which generator with which parameters, as plain values
 
     @abstractmethod
     def forward(self, pretrained: Mapping[str, Tensor]) -> dict[str, Tensor]:

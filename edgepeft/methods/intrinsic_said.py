@@ -16,7 +16,6 @@ import contextlib
 import functools
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -35,19 +34,12 @@ class Projected(Generator):
 
     def __init__(self, shapes: Shapes, dimension: int, seed: int) -> None:
         super().__init__()
-        self.shapes, self.seed = dict(shapes), seed
+        self.shapes, self.seed, self.names = dict(shapes), seed, tuple(shapes)  # in the order of the scales
+        self.recipe = {"generator": FASTFOOD, "seed": seed, "vector": "theta", "scales": "scales"}
         self.theta = nn.Parameter(torch.zeros(dimension - len(shapes)))  # zero, so that a fresh delta is the identity
         self.scales = nn.Parameter(torch.ones(len(shapes)))
         self._tables: nn.ModuleList | None = None
         self._last: tuple[Tensor, Tensor, dict[str, Tensor]] | None = None
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(self.shapes)
-
-    @property
-    def recipe(self) -> dict[str, Any]:
-        return {"generator": FASTFOOD, "seed": self.seed, "vector": "theta", "scales": "scales"}
 
     def forward(self, pretrained: Mapping[str, Tensor]) -> dict[str, Tensor]:
         if torch.is_grad_enabled():

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -32,13 +31,10 @@ class FrozenMatrices(nn.Module):
 
     def __init__(self, seed: int, shapes: Mapping[str, tuple[int, int]]) -> None:
         super().__init__()
-        self.seed, self.shapes = seed, dict(shapes)
+        self.shapes = dict(shapes)
+        self.recipe = {"generator": MERSENNE_TWISTER, "seed": seed, "shapes": self.shapes}  # for a board's loader
         for name, values in frozen_matrices(seed, shapes).items():
             self.register_buffer(name, torch.from_numpy(values), persistent=False)
-
-    @property
-    def recipe(self) -> dict[str, Any]:
-        return {"generator": MERSENNE_TWISTER, "seed": self.seed, "shapes": self.shapes}
 
 
 class VectorBased(nn.Module):
