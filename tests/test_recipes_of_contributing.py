@@ -79,7 +79,6 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from edgepeft.backbones.base import Architecture
 from edgepeft.heads.base import Head, fresh_linear
 
 
@@ -97,12 +96,6 @@ class Stacked(Head):
         """[batch, d] -> [batch, outputs]."""
         logits: Tensor = self.second(self.dropout(self.first(pooled)))
         return logits
-
-    @classmethod
-    def n_parameters(cls, architecture: Architecture, outputs: int) -> int:
-        """d d + d + d C + C."""
-        d = architecture.hidden_size
-        return d * d + d + d * outputs + outputs
 '''
 
 PROFILE = """name = "board-of-a-test"

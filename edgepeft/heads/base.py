@@ -6,6 +6,7 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from typing import ClassVar, Self
 
+import torch
 from torch import Tensor, nn
 
 from edgepeft.backbones.base import Architecture
@@ -57,9 +58,10 @@ class Head(nn.Module):
 
     @classmethod
     def n_parameters(cls, architecture: Architecture, outputs: int) -> int:
-        """Trained parameters, by formula; none of a head without ``places``."""
-        assert not cls.places, f"{cls.__name__} has modules, and no formula for their parameters"
-        return 0
+        """Count trained parameters; a head without ``places`` has none."""
+        with torch.device("meta"):  # sizes alone
+            own = cls(architecture.hidden_size, outputs, 0.0).parameters() if cls.places else ()
+        return sum(parameter.numel() for parameter in own)
 
 
 def fresh_linear(inputs: int, outputs: int, *, bias: bool = True) -> nn.Linear:

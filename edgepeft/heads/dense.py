@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from edgepeft.backbones.base import Architecture
 from edgepeft.heads.base import Head, fresh_linear
 
 
@@ -31,11 +30,6 @@ class DenseHead(Head):
         features = self.activation(dense(self.dropout(pooled) if self.drops_first else pooled))
         logits: Tensor = out(self.dropout(features))
         return logits
-
-    @classmethod
-    def n_parameters(cls, architecture: Architecture, outputs: int) -> int:
-        d = architecture.hidden_size
-        return d * d + d + d * outputs + outputs
 
 
 class Deberta(DenseHead):

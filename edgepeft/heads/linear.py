@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from edgepeft.backbones.base import Architecture
 from edgepeft.heads.base import Head, fresh_linear
 
 
@@ -28,10 +27,6 @@ class Linear(Head):
     def forward(self, pooled: Tensor, *weights: Tensor) -> Tensor:
         logits: Tensor = self.get_submodule(self.layer)(self.dropout(pooled))
         return logits
-
-    @classmethod
-    def n_parameters(cls, architecture: Architecture, outputs: int) -> int:
-        return architecture.hidden_size * outputs + outputs * cls.biased
 
 
 class Score(Linear):

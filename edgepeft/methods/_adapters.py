@@ -80,7 +80,6 @@ class BottleneckMethod(TrainsNorms, CrossAttention):
     std: float = option(0.02, "of the normal init", positive=True)
 
     def fill(self, weight: Tensor) -> None:
-        """Give a fresh weight its values: normal ones."""
         nn.init.normal_(weight, std=self.std)
 
     def linears(self, hidden: int, width: int | None = None) -> tuple[nn.Linear, nn.Linear]:

@@ -39,5 +39,4 @@ class AdapterLowRank(FactoredAdapters):
     rank: int = option(1, "r of every weight", least=1)
 
     def linears(self) -> Callable[[int, int], FactoredLinear]:
-        """Layers that share nothing."""
         return partial(LowRankLinear, rank=self.rank)

@@ -45,15 +45,8 @@ class Generator(nn.Module, ABC):
     A board makes them again, without torch, from what ``recipe`` says: see ``edgepeft.graph.external_data``.
     """
 
-    @property
-    @abstractmethod
-    def names(self) -> tuple[str, ...]:
-        """The tensors that it makes."""
-
-    @property
-    @abstractmethod
-    def recipe(self) -> dict[str, Any]:
-        """Which generator with which parameters, as plain values."""
+    names: tuple[str, ...]  # of the tensors that it makes
+    recipe: dict[str, Any]  # which generator with which parameters, as plain values
 
     @abstractmethod
     def forward(self, pretrained: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -96,10 +89,6 @@ class Method(metaclass=_IsADataclass):
             value, least, what = getattr(self, field.name), field.metadata.get("least"), f"{self.name}'s {field.name}"
             require(least is None or value >= least, f"{what} must be at least {least}; found {value}.")
             require(not field.metadata.get("positive") or value > 0, f"{what} must be positive; found {value}.")
-
-    def starts_near_identity(self) -> bool:
-        """``near_identity`` with these hyperparameters."""
-        return self.near_identity
 
     def sites(self, architecture: Architecture) -> tuple[Site, ...]:
         """Where it attaches; by default nowhere."""
@@ -244,11 +233,9 @@ class CrossAttention(PerLayer):
     cross_attention: bool = option(False, "a decoder's attention to its encoder too (AdapterHub's cross_adapter)")
 
     def attaches_across(self) -> tuple[Role, ...]:
-        """The output of that attention, where asked for."""
         return (Role.CROSS_ATTENTION_OUTPUT,) if self.cross_attention else ()
 
     def sites(self, architecture: Architecture) -> tuple[Site, ...]:
-        """Sites as in the base class; refused where attention to an encoder is asked for and there is none."""
         require(
             not self.cross_attention or bool(architecture.sites_of(Role.CROSS_ATTENTION_OUTPUT)),
             f"{self.name}'s cross_attention is a decoder's to its encoder; this {architecture.model_type} has none.",

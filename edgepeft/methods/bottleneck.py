@@ -98,10 +98,6 @@ class BottleneckAdapter(BottleneckMethod, ChoosesRoles):
             f"found reads={self.reads}, keeps={self.keeps}.",
         )
 
-    def starts_near_identity(self) -> bool:
-        """What is kept must be the sub-layer's output, and no fresh norm may scale it or what is added."""
-        return self.keeps == "sublayer" and self.norm_after == "none"
-
     def build_at(self, site: Site) -> nn.Module:
         read = {self.reads, self.keeps}
         form = WithNorm if "norm" in read else WithResidual if read & {"residual", "sum"} else InSubLayer

@@ -43,5 +43,4 @@ class Compacter(KroneckerAdapters):
     std: float = option(1e-4, "of A's normal init (authors' code)", positive=True)
 
     def linears(self) -> Callable[[int, int], FactoredLinear]:
-        """Layers that share one A."""
         return partial(LPHMLinear, rule=fresh_rule(self.n, self.std), rank=self.rank)

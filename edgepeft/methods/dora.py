@@ -51,7 +51,6 @@ class Decomposed(Factors, Folding):
         return factor
 
     def folded(self, weight: Callable[[], Tensor]) -> Scaled:
-        """With g in the place of m and the norm."""
         rank, inputs = self.A.shape
         folded = Scaled(inputs, len(self.B), rank, self.scale).to(self.A)
         folded.A, folded.B = self.A, self.B

@@ -16,7 +16,6 @@ import contextlib
 import functools
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -35,21 +34,12 @@ class Projected(Generator):
 
     def __init__(self, shapes: Shapes, dimension: int, seed: int) -> None:
         super().__init__()
-        self.shapes, self.seed = dict(shapes), seed
+        self.shapes, self.seed, self.names = dict(shapes), seed, tuple(shapes)  # in the order of the scales
+        self.recipe = {"generator": FASTFOOD, "seed": seed, "vector": "theta", "scales": "scales"}
         self.theta = nn.Parameter(torch.zeros(dimension - len(shapes)))  # zero, so that a fresh delta is the identity
         self.scales = nn.Parameter(torch.ones(len(shapes)))
         self._tables: nn.ModuleList | None = None
         self._last: tuple[Tensor, Tensor, dict[str, Tensor]] | None = None
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Every tensor, in the order of the scales."""
-        return tuple(self.shapes)
-
-    @property
-    def recipe(self) -> dict[str, Any]:
-        """For ``edgepeft.graph.external_data``."""
-        return {"generator": FASTFOOD, "seed": self.seed, "vector": "theta", "scales": "scales"}
 
     def forward(self, pretrained: Mapping[str, Tensor]) -> dict[str, Tensor]:
         if torch.is_grad_enabled():
@@ -148,7 +138,6 @@ class IntrinsicSAID(Method):
         require(0 <= self.seed < 2**63, f"intrinsic-said's seed must be from 0 to 2^63 - 1; found {self.seed}.")
 
     def overrides(self, architecture: Architecture) -> tuple[str, ...]:
-        """Every tensor, those of a pooler that the head reads included."""
         return (*architecture.tensors, *architecture.pooler)
 
     def generator(self, shapes: Shapes) -> Projected:

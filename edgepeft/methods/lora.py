@@ -33,7 +33,6 @@ class LinearUpdates(CrossAttention, ChoosesRoles):
         )
 
     def attaches_across(self) -> tuple[Role, ...]:
-        """The same linear layers as in self-attention, where it is asked for."""
         return crossed(self.attaches_to()) if self.cross_attention else ()
 
 
@@ -72,7 +71,6 @@ class LowRank(Factors):
     """y + scale B A x; x [..., in], y [..., out]."""
 
     def forward(self, y: Tensor, x: Tensor) -> Tensor:
-        """Eq. 3."""
         return y + self.update(x)
 
 
@@ -104,7 +102,6 @@ class LoRA(RankedUpdates):
         return self.module(site.in_features, site.out_features, self.rank, self.scale)
 
     def overrides(self, architecture: Architecture) -> tuple[str, ...]:
-        """The biases that ``bias`` names, and what is trained ``whole``."""
         known = {**architecture.tensors, **architecture.pooler}
         for name in self.whole:
             named(f"tensor of a {architecture.model_type}", name, known)

@@ -42,7 +42,6 @@ class MAM(PrefixTuning):
 
     @property
     def adapter(self) -> BottleneckAdapter:
-        """The parallel adapter after each feed-forward."""
         return BottleneckAdapter(bottleneck=self.bottleneck, activation=self.activation)
 
     def sites(self, architecture: Architecture) -> tuple[Site, ...]:

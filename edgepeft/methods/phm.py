@@ -43,5 +43,4 @@ class PHM(KroneckerAdapters):
     std: float = option(0.01, "of A's normal init (authors' code)", positive=True)
 
     def linears(self) -> Callable[[int, int], FactoredLinear]:
-        """Layers that share nothing."""
         return partial(PHMLinear, n=self.n, std=self.std)

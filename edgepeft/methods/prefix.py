@@ -63,7 +63,6 @@ class _ByMLP(Folding):
         return made
 
     def folded(self, weight: Callable[[], Tensor]) -> Prefix | Placed:
-        """With what the MLP made."""
         made = self.vectors().detach()
         folded = self.plain(*made.shape)
         folded.vectors = nn.Parameter(made)
@@ -132,15 +131,12 @@ class PrefixTuning(Method):
         require(self.projection >= 0, f"prefix's projection must not be negative; found {self.projection}.")
 
     def prompt_length(self, architecture: Architecture) -> int:
-        """p where the pairs are of placeholders."""
         return self.length if architecture.sites_of(*_STATES) else 0
 
     def positions(self, architecture: Architecture) -> int:
-        """p where texts follow."""
         return self.length if self.text == "follows" else self.prompt_length(architecture)
 
     def sites(self, architecture: Architecture) -> tuple[Site, ...]:
-        """Every layer's keys and values, what masks them, and positions that move."""
         if of_placeholders := architecture.sites_of(*_STATES):
             require_room(self.name, self.length, architecture)
             return of_placeholders
@@ -155,7 +151,6 @@ class PrefixTuning(Method):
         return sites
 
     def build(self, sites: Sequence[Site]) -> dict[str, nn.Module]:
-        """One prefix at each, and what shows it."""
         made: dict[str, nn.Module] = {}
         width = max(site.out_features for site in sites)
         table, down = nn.Parameter(torch.randn(self.length, width)), nn.Linear(width, max(1, self.projection))

@@ -85,7 +85,6 @@ class PromptTuning(Method):
         return self.length
 
     def sites(self, architecture: Architecture) -> tuple[Site, ...]:
-        """The word embeddings; or all embeddings' sum, and the text's positions."""
         require_room(self.name, self.length, architecture)
         roles = {
             "words": (Role.WORD_EMBEDDINGS,),

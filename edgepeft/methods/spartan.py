@@ -40,7 +40,6 @@ class Memory(nn.Module):
             nn.init.normal_(cells, std=std)
 
     def forward(self, y: Tensor) -> Tensor:
-        """Eq. 3."""
         weights = self.child_weights(y) * self.parent_weights(y).unsqueeze(-2)  # (..., C, N)
         adapted: Tensor = y + weights.flatten(-2) @ self.values.flatten(0, 1)
         return adapted

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -32,14 +31,10 @@ class FrozenMatrices(nn.Module):
 
     def __init__(self, seed: int, shapes: Mapping[str, tuple[int, int]]) -> None:
         super().__init__()
-        self.seed, self.shapes = seed, dict(shapes)
+        self.shapes = dict(shapes)
+        self.recipe = {"generator": MERSENNE_TWISTER, "seed": seed, "shapes": self.shapes}  # for a board's loader
         for name, values in frozen_matrices(seed, shapes).items():
             self.register_buffer(name, torch.from_numpy(values), persistent=False)
-
-    @property
-    def recipe(self) -> dict[str, Any]:
-        """For ``edgepeft.graph.external_data``."""
-        return {"generator": MERSENNE_TWISTER, "seed": self.seed, "shapes": self.shapes}
 
 
 class VectorBased(nn.Module):
@@ -78,7 +73,6 @@ class VeRA(LinearUpdates):
         super().__post_init__()
 
     def build(self, sites: Sequence[Site]) -> dict[str, nn.Module]:
-        """Two vectors a site, around one pair of matrices."""
         inputs, outputs = max(site.in_features for site in sites), max(site.out_features for site in sites)
         most = MAX_ENTRIES // (inputs + outputs)
         require(self.rank <= most, f"vera's rank must be at most {most:,} on this backbone; found {self.rank:,}.")

@@ -1,7 +1,7 @@
 """Text: words that the model's own decoder writes, by the cross entropy of their tokens (Raffel et al., 2020).
 
-The head stands in ``heads.decoder``, training in ``training.text_engine``, writing in ``runtime.generation``, the check
-in ``deploy.verify``.
+The head stands in ``heads.untrained``, training in ``training.text_engine``, writing in ``runtime.generation``, the
+check in ``deploy.verify``.
 
 Metrics are higher the better, 1 at best; a row counts by the best of its references.  exact_match and f1 are SQuAD's
 (Rajpurkar et al., 2016): letters are lowered, punctuation and articles left out; f1 is of the words that answer and

@@ -80,7 +80,6 @@ def resolved(request: TrainRequest) -> ResolvedRequest:
 
 
 def _schema_of(given: Folder | Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """The JSON schema, or that in a file."""
     if given is None:
         return None
     schema: Any = given

@@ -48,11 +48,6 @@ class HiddenState:
     by_row: bool
     width: int
 
-    @property
-    def axes(self) -> tuple[str | int, ...]:
-        """Its shape."""
-        return ("batch" if self.by_row else "tokens", self.width)
-
 
 @dataclass(frozen=True)
 class SplitGraphs:
@@ -103,7 +98,7 @@ def training_graph(
         if len(times) == 1 and times != {(1, 0)} and next(iter(times))[1] == 0:
             return with_gradients(forward, facts, samples, backward), None
     states = tuple(HiddenState(n, [s[0] for s in shapes[n]] == rows, shapes[n][0][-1]) for n in lowest)
-    axes = {state.name: state.axes for state in states}
+    axes: dict[str, tuple[str | int, ...]] = {s.name: ("batch" if s.by_row else "tokens", s.width) for s in states}
     training = with_gradients(above(forward, axes), facts, samples, backward)
     return training, SplitGraphs(states, below(deployed, *lowest), above(deployed, axes))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from edgepeft.graph.names import LOGITS
 from edgepeft.options.verbs import TuneSettings
 from edgepeft.runtime.passes import passes, put
 from edgepeft.runtime.session import open_session, return_free_memory, run_session
-from edgepeft.tuning.activation_cache import HiddenStates, hidden_states
+from edgepeft.tuning.activation_cache import HiddenStates, SplitGraphs, hidden_states
 from edgepeft.tuning.memory import StepLayout
 from edgepeft.tuning.step import AdamW, Expansion, StepResult, StepRows, TrainingStep, clip
 from edgepeft.tuning.target import TuningTarget, deployed_graph
@@ -34,35 +34,26 @@ _FURTHER = 4
 _OFF, _ALIKE = 0.05, 0.035  # a jump on both sides that makes 5 % here makes 1.25 % further on
 
 
+@dataclass(eq=False)
 class OnnxRuntimeEngine(TrainingEngine):
-    """The trained tensors are arrays here and inputs of every graph."""
+    """The trained tensors are arrays here and inputs of every graph; nothing is open yet."""
 
-    def __init__(
-        self,
-        bundle: Bundle,
-        target: TuningTarget,
-        rows: Mapping[str, Encoded],
-        layout: StepLayout,
-        work: Path,
-        *,
-        optimizer: AdamW,
-        options: TuneSettings,
-        threads: int | None = None,
-        keep: bool = False,
-    ) -> None:
-        """Open nothing yet; ``rows`` are tokens by part, ``optimizer`` has a rate for each tensor.
+    _bundle: Bundle
+    _target: TuningTarget
+    _rows: Mapping[str, Encoded]  # as tokens, by part
+    _layout: StepLayout
+    _work: Path  # a folder for hidden states that memory has no room for
+    _optimizer: AdamW  # with a rate for each tensor
+    _options: TuneSettings
+    _threads: int | None = None
+    _keep: bool = False  # whether hidden states stay there and are read there; those of other rows are removed
 
-        ``work`` is a folder for hidden states that memory has no room for; with ``keep`` they stay there, what is there
-        is read, and those of other rows are removed.
-        """
-        self._bundle, self._target, self._rows, self._threads = bundle, target, rows, threads
-        self._micro_batch, self._training, self._split = layout.micro_batch, layout.training, layout.split
-        self._folder, self._kept = work if layout.in_file else None, work if keep else None
+    def __post_init__(self) -> None:
+        self._split: SplitGraphs | None = self._layout.split
         self._hidden: dict[str, HiddenStates] = {}
-        self._optimizer, self._options = optimizer, options
-        self._weights = target.data.row_weights(balanced=options.balanced)
-        self._expansion = Expansion(target.delta, target.facts, bundle.checkpoint, threads)
-        self._trained: Arrays = target.tensors()
+        self._weights = self._target.data.row_weights(balanced=self._options.balanced)
+        self._expansion = Expansion(self._target.delta, self._target.facts, self._bundle.checkpoint, self._threads)
+        self._trained: Arrays = self._target.tensors()
         self._given: Arrays | None = None
         self._checked = False
         self.proximal: tuple[float, Arrays] | None = None
@@ -74,7 +65,8 @@ class OnnxRuntimeEngine(TrainingEngine):
         parts = {part: self._rows[part] for part in ("train", "eval")}
         total, done = sum(len(rows.targets) for rows in parts.values()), 0
         weights = self._bundle.manifest.backbone.sha256.weights
-        filled = hidden_states(self._split, parts, weights, folder=self._folder, kept=self._kept)
+        folder, kept = self._work if self._layout.in_file else None, self._work if self._keep else None
+        filled = hidden_states(self._split, parts, weights, folder=folder, kept=kept)
         for part, states in filled.items():
             for n in states.fill(self._split.below, self._bundle.folder, parts[part], self._threads):
                 done += n
@@ -127,14 +119,13 @@ class OnnxRuntimeEngine(TrainingEngine):
                 return self._hidden["train"].packed([own[i] for i in part]) if self._hidden else {}
             return self._beside([chosen[i] for i in part], labels[part])
 
-        rows = StepRows(inputs, labels, masks, shares, self._micro_batch, states=states)
+        rows = StepRows(inputs, labels, masks, shares, self._layout.micro_batch, states=states)
         if train.windowed:
             return replace(rows, read=train.readable(chosen) if self._target.facts.kind.passages else None)
         per_row = None if train.per_row is None else train.per_row[list(chosen)]
         return replace(rows, per_row=per_row, windows=train.windows(chosen))
 
     def _beside(self, chosen: Sequence[int], labels: NDArray[Any]) -> Mapping[str, NDArray[Any]]:
-        """Inputs of a step besides tokens and labels: hidden states, where they are kept."""
         return self._hidden["train"].packed(self._rows["train"].token_rows(chosen)) if self._hidden else {}
 
     def _check(self, chosen: Sequence[int], masks: Sequence[NDArray[np.float32]], found: StepResult) -> None:
@@ -235,7 +226,7 @@ class OnnxRuntimeEngine(TrainingEngine):
         """The content of the task's check file, as a step computes it, from the token ids on.  No step can follow."""
         self.finish(self.trained)
         graph = TrainingStep(self._deployed, self._target.facts, self._bundle.folder, self._threads)
-        return pack_check(self._target.check, graph.logits(self.given, self._target.check, self._micro_batch))
+        return pack_check(self._target.check, graph.logits(self.given, self._target.check, self._layout.micro_batch))
 
     @property
     def _deployed(self) -> onnx.ModelProto:
@@ -243,7 +234,7 @@ class OnnxRuntimeEngine(TrainingEngine):
 
     @cached_property
     def _step(self) -> TrainingStep:
-        return TrainingStep(self._training, self._target.facts, self._bundle.folder, self._threads)
+        return TrainingStep(self._layout.training, self._target.facts, self._bundle.folder, self._threads)
 
     @cached_property
     def _whole(self) -> ort.InferenceSession:

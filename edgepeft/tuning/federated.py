@@ -31,8 +31,10 @@ from numpy.typing import NDArray
 
 from edgepeft.bundle.bundle import Bundle
 from edgepeft.common.errors import DataError, UsageError
+from edgepeft.data.readers import source_of
 from edgepeft.data.training_loop.checkpoint import Position, claim
 from edgepeft.data.training_loop.engine import Arrays, Scored
+from edgepeft.options.base import Rows
 from edgepeft.options.verbs import TuneSettings
 from edgepeft.tuning.target import Files, TuningTarget, from_task
 from edgepeft.tuning.tune import TuneResult, TuningRun, put_in_force
@@ -142,7 +144,7 @@ class LocalTuner:
         self,
         bundle: Path | str,
         task: str,
-        files: Files | Path | str,
+        files: Files | Rows,
         options: TuneSettings | None = None,
         *,
         freeze: Sequence[str] = (),
@@ -152,7 +154,7 @@ class LocalTuner:
         """Read task and rows; open no session yet.
 
         Args:
-            files: as of ``tune``; rows held out for ``eval`` and ``test`` never train.
+            files: a file or rows, or as of ``tune``; rows held out for ``eval`` and ``test`` never train.
             options: of the whole training loop: its length is what the rate's warm-up and decay go by.
             freeze: names of tensors, ``*`` for any part, that stay as the bundle has them: they are not in
                 ``tensors`` and take no gradient.  ``*/A`` is FFA-LoRA (Sun et al., 2024, arXiv:2403.12313).
@@ -165,7 +167,7 @@ class LocalTuner:
         """
         self._folder, self._task = Path(bundle), task
         options = options or TuneSettings()
-        files = files if isinstance(files, Files) else Files(Path(files))
+        files = files if isinstance(files, Files) else Files(source_of(files))
         self._bundle = Bundle(self._folder)
         files = dataclasses.replace(files, partial=True)  # other boards may have the other labels
         target = from_task(self._bundle, task, files, options)

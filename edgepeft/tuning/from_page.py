@@ -65,8 +65,6 @@ class _Training(_Part):
 
 
 class _Account(_Part):
-    """How the tensors came about."""
-
     metrics: _Metrics
     training: _Training
 

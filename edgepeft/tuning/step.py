@@ -228,7 +228,6 @@ class Expansion:
     def __init__(
         self, delta: onnx.ModelProto, facts: TrainingFacts, checkpoint: Checkpoint, threads: int | None = None
     ) -> None:
-        """Make nothing yet."""
         self._generator = generator_of(delta) if facts.generated else None
         self._facts, self._checkpoint, self._threads = facts, checkpoint, thread_count(threads)
 

@@ -174,7 +174,6 @@ def tune_task(
 
 
 def _checkpoint(work: Path, options: TuneOptions) -> Path | None:
-    """The checkpoint to continue from, or None for a new run."""
     if options.resume and options.force:
         raise UsageError("--resume and --force exclude each other: continue the interrupted run, or start anew.")
     interrupted, run = latest(work), f"run of task {options.task}"
@@ -236,18 +235,17 @@ class TuningRun:
         if asked is not None and asked > most:
             raise UsageError(f"--batch-size {asked} is more than the {most} rows that train; give at most {most}.")
         self.batch_size = asked or min(BATCH, most)
-        rate, head_rate = target.rates
+        rate, head_rate = usual = target.rates
         self.rates = {"learning_rate": options.lr or rate, "head_learning_rate": options.head_lr or head_rate}
         encoder, pad = bundle.encoder(), bundle.architecture.pad_token_id
         rows = encode_parts(data, encoder, target.max_length, pad, writing=target.writing)
         self.layout = lay_out(bundle, target, options, rows, self.batch_size)
         rate, head_rate = self.rates.values()
+        lower, head_lower = min(rate / 10, usual[0]), min(head_rate / 10, usual[1])
         by_tensor = {name: head_rate if name.startswith("head/") else rate for name in target.facts.trained}
         optimizer = AdamW(by_tensor, weight_decay=options.weight_decay)
         engine = OnnxRuntimeEngine if target.writing is None else WritingEngine
-        self.engine = engine(
-            bundle, target, rows, self.layout, work, optimizer=optimizer, options=options, threads=threads, keep=keep
-        )
+        self.engine = engine(bundle, target, rows, self.layout, work, optimizer, options, threads, keep)
         entry = {"task": target.task, "template": target.template, "data": data.sha256}
         self.loop = TrainingLoop(
             self.engine,
@@ -257,7 +255,8 @@ class TuningRun:
             batch_size=self.batch_size,
             folder=work,
             asked={**entry, **options.plain(), **self.layout.plain(), **self.rates},
-            remedy=self._remedy(),
+            remedy="The task in the bundle is as it was. "
+            f"Try --lr {lower:g} --head-lr {head_lower:g} with --force (these were {rate:g} and {head_rate:g}).",
             scores_start=True,
             watch=watch,
             stop=stop,
@@ -293,15 +292,6 @@ class TuningRun:
         self.loop.kind = tuned
         self.engine.finish(result.tensors)
         return score
-
-    def _remedy(self) -> str:
-        rate, head_rate = self.rates.values()
-        usual, head_usual = self.target.rates
-        lower, head_lower = min(rate / 10, usual), min(head_rate / 10, head_usual)
-        return (
-            f"The task in the bundle is as it was. Try --lr {lower:g} --head-lr {head_lower:g} with --force "
-            f"(these were {rate:g} and {head_rate:g})."
-        )
 
 
 def run(options: TuneOptions) -> TuneResult:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 
 import numpy as np
@@ -178,3 +179,12 @@ def test_steps_that_the_course_lacks_labels_that_the_task_lacks_and_unknown_name
     lone = tmp_path / "lone.jsonl"  # a skewed board: one of the task's labels alone, and it trains
     lone.write_text("".join(f'{{"sentence1": "{known("w")} w{i}", "label": "bad"}}\n' for i in range(20)))
     assert tuner(bundle, Files(lone)).steps(board.tensors, 1).n_rows == 16
+
+
+def test_rows_in_memory_are_those_of_a_file(bundle, tmp_path):
+    path = write_moods(tmp_path / "rows.jsonl")
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    by_file, by_rows = (tuner(bundle, given) for given in (path, rows))
+    assert same(by_rows.steps(by_rows.tensors, 2).tensors, by_file.steps(by_file.tensors, 2).tensors)
+    with pytest.raises(UsageError, match="rows are a file's path"):
+        tuner(bundle, None)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
@@ -90,9 +90,7 @@ def export_bundle(
     methods = [method_of(template) for template in templates]
     with new_folder(Path(out), force=force) as new:
         backbone = open_backbone(backbone)
-        require_addable(_names(paths), ())
-        _require_readable(checks, paths)
-        cards = cards_with_guarantee(paths, guarantee)
+        cards = _checked(paths, (), checks, guarantee)
         with stage("backbone"):
             write_backbone(backbone, new, weights or backbone.architecture.weights_dtype)
         exporter = _Exporter(Bundle(new), backbone, checks, delta_weights, cards, accept_error)
@@ -124,32 +122,28 @@ def add_deltas(
     ``export_bundle``.
     """
     bundle = Bundle(folder)
-    require_addable(_names(deltas), bundle.manifest.tasks, replace=replace)
     checks = CheckTexts(texts, data, columns)
-    _require_readable(checks, deltas)
-    cards = cards_with_guarantee(deltas, guarantee)
-    trained = any(path.suffix != ".onnx" for path in deltas)
-    original = _original(bundle, backbone) if trained else _as_it_is(bundle)
+    cards = _checked(deltas, bundle.manifest.tasks, checks, guarantee, replace=replace)
+    original = _original(bundle, backbone) if cards else _as_it_is(bundle)
     exporter = _Exporter(bundle, original, checks, delta_weights, cards, accept_error)
     return exporter.put(deltas, stage, replace=replace)
 
 
-def _names(deltas: Sequence[Path]) -> list[str]:
-    """What the tasks will be called."""
-    return [path.stem if path.suffix == ".onnx" else read_card(path).task for path in deltas]
-
-
-def _require_readable(checks: CheckTexts, deltas: Sequence[Path]) -> None:
-    """Read what the tasks are verified on, before the work."""
-    cards = [read_card(path) for path in deltas if path.suffix != ".onnx"]
-    for card in {(card.source, card.kind): card for card in cards}.values():
+def _checked(
+    deltas: Sequence[Path], there: Collection[str], checks: CheckTexts, guarantee: Guarantee, *, replace: bool = False
+) -> dict[Path, DeltaCard]:
+    """Refuse before the work what could not be exported; the cards of trained deltas, with what is guaranteed."""
+    cards = {path: read_card(path) for path in deltas if path.suffix != ".onnx"}
+    tasks = [cards[path].task if path in cards else path.stem for path in deltas]
+    require_addable(tasks, there, replace=replace)
+    for card in {(card.source, card.kind): card for card in cards.values()}.values():
         checks.of(card.source, card.task_kind)
     if not cards:
         checks.of(None)
+    return {path: _with_guarantee(path, cards.get(path), guarantee) for path in deltas} if guarantee else cards
 
 
 def _original(bundle: Bundle, given: Backbone | None) -> Backbone:
-    """The float32 checkpoint that PyTorch runs."""
     known = bundle.manifest.backbone
     if given is None and known.weights_dtype != "fp32":
         raise UsageError(
@@ -179,7 +173,7 @@ class _Exporter:
     backbone: Backbone
     checks: CheckTexts
     delta_weights: DeltaDtype
-    cards: Mapping[Path, DeltaCard]  # of deltas whose answers guarantee something
+    cards: Mapping[Path, DeltaCard]  # of trained deltas
     accept_error: bool
 
     @cached_property
@@ -196,10 +190,10 @@ class _Exporter:
             return commit_tasks(self.bundle, prepared, replace=replace)
 
     def _one(self, path: Path, staged: ExitStack) -> PreparedTask:
-        if path.suffix == ".onnx":
+        if path not in self.cards:
             return prepare_exported(self.bundle, path, accept_error=self.accept_error)
         delta = Delta.load(path, self.backbone)
-        delta.card = self.cards.get(path, delta.card)
+        delta.card = self.cards[path]
         weights = self.bundle.folder / f".{os.getpid()}.{delta.card.task}{WEIGHTS}"
         staged.callback(weights.unlink, missing_ok=True)
         exported = export_delta(delta, self.backbone, weights, half=self.delta_weights == "fp16")
@@ -269,29 +263,24 @@ def _open_delta(backbone: Backbone, method: Method, name: str) -> tuple[Delta, d
     return delta, axes
 
 
-def cards_with_guarantee(deltas: Sequence[Path], guarantee: Guarantee) -> Mapping[Path, DeltaCard]:
-    """The card of each delta with this guarantee and its threshold; none where nothing is guaranteed."""
-    cards = {}
-    for folder in deltas if guarantee else ():
-        option = f"--{next(iter(guarantee))}"
-        if folder.suffix == ".onnx":
-            raise UsageError(
-                f"{option} is chosen by evaluation rows, which {folder} does not keep; give the delta's folder."
-            )
-        card = read_card(folder)
-        kind, path = card.task_kind, folder / EVALUATION_FILE
-        if not kind.calibrates:
-            kind.with_guarantee(guarantee, 0)
-        if not path.is_file():
-            raise UsageError(
-                f"{option} is chosen by evaluation rows, and {folder} keeps none: it has no {EVALUATION_FILE}, for it "
-                "was imported, or trained by an earlier version. Train it with this one, or give the option to "
-                "edgepeft tune."
-            )
-        logits, targets = _read(path, kind)
-        found = kind.with_guarantee(guarantee, len(targets)).calibrated(targets, logits)
-        cards[folder] = card.model_copy(update={"chosen": dict(found.chosen)})
-    return cards
+def _with_guarantee(folder: Path, card: DeltaCard | None, guarantee: Guarantee) -> DeltaCard:
+    """The card with this guarantee and the threshold that keeps it on the delta's evaluation rows."""
+    option, path = f"--{next(iter(guarantee))}", folder / EVALUATION_FILE
+    if card is None:
+        raise UsageError(
+            f"{option} is chosen by evaluation rows, which {folder} does not keep; give the delta's folder."
+        )
+    kind = card.task_kind
+    if not kind.calibrates:
+        kind.with_guarantee(guarantee, 0)
+    if not path.is_file():
+        raise UsageError(
+            f"{option} is chosen by evaluation rows, and {folder} keeps none: it has no {EVALUATION_FILE}, for it was "
+            "imported, or trained by an earlier version. Train it with this one, or give the option to edgepeft tune."
+        )
+    logits, targets = _read(path, kind)
+    found = kind.with_guarantee(guarantee, len(targets)).calibrated(targets, logits)
+    return card.model_copy(update={"chosen": dict(found.chosen)})
 
 
 def _read(path: Path, kind: TaskType) -> tuple[NDArray[np.float32], NDArray[np.int64]]:

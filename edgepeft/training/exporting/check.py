@@ -36,29 +36,25 @@ def shipped_texts() -> list[Text]:
     return [Text(line) for line in lines if line]
 
 
-def check_texts(source: Source, columns: Columns = SENTENCES, kind: TaskType | None = None) -> list[Text]:
-    """64 texts of mixed length from a data file, as that kind of task reads its rows."""
-    rows = list(read_rows(source, labels=columns.label is not None, columns=columns))
-    texts = [Text(row.sentence1, row.sentence2) for row in rows] if kind is None else kind.read(rows)[0]
-    # Spread over all lengths: the shortest and the longest are where padding goes wrong.
-    texts.sort(key=lambda text: len(text.first) + len(text.second or ""))
-    chosen = np.linspace(0, len(texts) - 1, min(ROWS, len(texts))).round().astype(int)
-    return [texts[i] for i in chosen]
-
-
 @dataclass(frozen=True)
 class CheckTexts:
-    """What tasks are verified on: those given, or of a file's rows, or the shipped ones."""
+    """What tasks are verified on: those given, or 64 of mixed length of a file's rows, or the shipped ones."""
 
-    given: Sequence[Text] | None
-    data: Source | None
-    columns: Columns
+    given: Sequence[Text] | None = None
+    data: Source | None = None
+    columns: Columns = SENTENCES
 
     def of(self, source: str | None, kind: TaskType | None = None) -> list[Text]:
         """The texts of a task of that source and kind; where a text has no columns, it stands in each of them."""
         if self.given is None and self.data is not None:
             columns = of_source(self.columns, source)
-            return check_texts(self.data, columns if kind is None else kind.columns(columns), kind)
+            columns = columns if kind is None else kind.columns(columns)
+            rows = list(read_rows(self.data, labels=columns.label is not None, columns=columns))
+            texts = [Text(row.sentence1, row.sentence2) for row in rows] if kind is None else [*kind.read(rows)[0]]
+            # Spread over all lengths: the shortest and the longest are where padding goes wrong.
+            texts.sort(key=lambda text: len(text.first) + len(text.second or ""))
+            chosen = np.linspace(0, len(texts) - 1, min(ROWS, len(texts))).round().astype(int)
+            return [texts[i] for i in chosen]
         texts = shipped_texts() if self.given is None else list(self.given)
         if source is None:
             return texts

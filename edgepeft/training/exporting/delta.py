@@ -87,8 +87,7 @@ def export_delta(
         if names.of_labels(name) not in {tensor.name for tensor in model.graph.initializer}:
             model.graph.initializer.append(numpy_helper.from_array(values, names.of_labels(name)))
         _give(model.graph, names.of_labels(name), names.adapted(name), values.shape, TensorProto.INT64)
-    recipes = _leave_to_the_loader(model.graph, delta, stored)
-    _mark(model, delta, recipes | _leave_drawn_to_the_loader(model.graph, delta))
+    _mark(model, delta, _leave_to_the_loader(model.graph, delta, stored))
     if half:
         store_in_half(model.graph)
     if own and weights is not None:
@@ -265,29 +264,25 @@ def _renamer(parts: _Parts, stored: dict[str, str]) -> Callable[[str], str]:
 
 
 def _leave_to_the_loader(graph: onnx.GraphProto, delta: Delta, stored: Mapping[str, str]) -> dict[str, str]:
-    """Add the generator's parameters, and an input for each tensor that the loader makes of them; what says how."""
-    if (generator := delta.generator) is None:
-        return {}
-    for name, tensor in generator.named_parameters():
-        graph.initializer.append(numpy_helper.from_array(tensor.detach().numpy(), names.of_loader(name)))
-    for name in generator.names:
-        made, shape = names.generated(stored[name]), delta.architecture.shape_of(name)
-        graph.input.append(helper.make_tensor_value_info(made, TensorProto.FLOAT, shape))
-        _give(graph, made, names.override(stored[name]), shape)
-    return {RECIPE: json.dumps({**generator.recipe, "tensors": [stored[name] for name in generator.names]})}
-
-
-def _leave_drawn_to_the_loader(graph: onnx.GraphProto, delta: Delta) -> dict[str, str]:
-    """Have inputs in the place of frozen random matrices; what says how to draw these."""
-    found = next((module for module in delta.modules() if isinstance(module, FrozenMatrices)), None)
-    if found is None:
-        return {}
-    replace(graph.initializer, [t for t in graph.initializer if names.without_prefix(t.name)[0] != "drawn"])
-    read = {name for node in graph.node for name in node.input}
-    for name, shape in found.shapes.items():
-        if names.frozen_random(name) in read:
-            graph.input.append(helper.make_tensor_value_info(names.frozen_random(name), TensorProto.FLOAT, shape))
-    return {DRAWN: json.dumps(found.recipe)}
+    """Have inputs in the place of what a loader makes: tensors of a generator, whose parameters are added, and frozen
+    random matrices; what says how."""
+    recipes: dict[str, str] = {}
+    if (generator := delta.generator) is not None:
+        for name, tensor in generator.named_parameters():
+            graph.initializer.append(numpy_helper.from_array(tensor.detach().numpy(), names.of_loader(name)))
+        for name in generator.names:
+            made, shape = names.generated(stored[name]), delta.architecture.shape_of(name)
+            graph.input.append(helper.make_tensor_value_info(made, TensorProto.FLOAT, shape))
+            _give(graph, made, names.override(stored[name]), shape)
+        recipes[RECIPE] = json.dumps({**generator.recipe, "tensors": [stored[name] for name in generator.names]})
+    if found := next((module for module in delta.modules() if isinstance(module, FrozenMatrices)), None):
+        replace(graph.initializer, [t for t in graph.initializer if names.without_prefix(t.name)[0] != "drawn"])
+        read = {name for node in graph.node for name in node.input}
+        for name, shape in found.shapes.items():
+            if names.frozen_random(name) in read:
+                graph.input.append(helper.make_tensor_value_info(names.frozen_random(name), TensorProto.FLOAT, shape))
+        recipes[DRAWN] = json.dumps(found.recipe)
+    return recipes
 
 
 def _give(

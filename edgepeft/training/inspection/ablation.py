@@ -71,7 +71,6 @@ class Ablation(Inspection):
         return {"ablation": _triangle(measured, task), "ablation_single": _line(measured, task)}
 
     def table(self, measured: Mapping[str, Any]) -> RenderableType:
-        """One row a layer: the score without it alone, and together with all below or all above."""
         table = Table(
             Column("layer", justify="right"),
             *(Column(header, justify="right") for header in ("removed alone", "with all below", "with all above")),

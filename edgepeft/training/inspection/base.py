@@ -8,7 +8,7 @@ a folder with values and pictures: ``inspect.json``, schema ``edgepeft.inspect/1
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -20,14 +20,13 @@ from torch import nn
 from edgepeft.backbones.base import Architecture, Role
 from edgepeft.backbones.hooks import load_model
 from edgepeft.backbones.source import Backbone
-from edgepeft.bundle.card import DeltaCard
 from edgepeft.bundle.delta import Delta
 from edgepeft.common.atomic import new_folder, write_json
 from edgepeft.common.errors import DataError, UsageError
 from edgepeft.common.plotting import save, styled
 from edgepeft.common.registry import classes_of
 from edgepeft.data.batches import Encoded, encode
-from edgepeft.data.rows import SENTENCES, Columns, Row, read_rows
+from edgepeft.data.rows import SENTENCES, Columns, read_rows
 from edgepeft.data.sampling import part
 from edgepeft.data.text_template import of_source
 from edgepeft.methods.base import PerLayer, methods
@@ -108,14 +107,20 @@ def inspect_delta(
     if names and DOCUMENT not in names:  # only what an earlier inspection wrote is ever replaced
         raise UsageError(f"{out} holds {names[0]}, which is no part of an inspection; choose another folder.")
     delta = Delta.load(folder, backbone)
-    if delta.card.task_kind.writes:
+    if (kind := delta.card.task_kind).writes:
         raise UsageError(f"{delta.card.task} writes text; what inspect measures is of labels and numbers.")
     fitting, skipped = _fitting(delta)
-    kind = delta.card.task_kind
     metric = kind.metric_or_default(metric or delta.card.metrics.get("metric"))
     columns = of_source(columns, delta.card.source, delta.card.step)
     every = tuple(read_rows(data, labels=True, columns=kind.columns(columns), label_of=kind.label_text))
-    _check(every, delta.card)
+    if not kind.several and (every[0].sentence2 is not None) != delta.card.pairs:
+        kinds = ("pairs", "single texts") if delta.card.pairs else ("single texts", "pairs")
+        raise DataError(
+            f"{every[0].file}: task {delta.card.task} was trained on {kinds[0]}; these rows are {kinds[1]}."
+        )
+    for row in every:
+        if (odd := kind.unknown_label(row)) is not None:
+            raise DataError(f"{row.where}: task {delta.card.task} has no label {odd!r}. Known: {kind.listed}.")
     rows, _ = part(every, limit, "inspect", strata=kind.strata(every))
     with new_folder(out, force=force) as new:  # entered first: a wrong folder is refused before the work
         pad = backbone.architecture.pad_token_id
@@ -146,16 +151,6 @@ def _fitting(delta: Delta) -> tuple[tuple[Inspection, ...], dict[str, str]]:
             f"As to sharing, {untouched_stages(delta).sentence(delta.architecture.n_layers)}."
         )
     return fitting, {inspection.name: why for inspection, why in reasons.items() if why is not None}
-
-
-def _check(rows: Sequence[Row], card: DeltaCard) -> None:
-    kind = card.task_kind
-    if not kind.several and (rows[0].sentence2 is not None) != card.pairs:
-        kinds = ("pairs", "single texts") if card.pairs else ("single texts", "pairs")
-        raise DataError(f"{rows[0].file}: task {card.task} was trained on {kinds[0]}; these rows are {kinds[1]}.")
-    for row in rows:
-        if (odd := kind.unknown_label(row)) is not None:
-            raise DataError(f"{row.where}: task {card.task} has no label {odd!r}. Known: {kind.listed}.")
 
 
 def _about(delta: Delta, data: Path, *, rows: int, every: int, truncated: int) -> dict[str, Any]:
@@ -208,7 +203,6 @@ class Untouched(NamedTuple):
     lowest: str | None
 
     def sentence(self, n_layers: int) -> str:
-        """The same in words."""
         if not self.embeddings:
             return f"nothing below the first layer can be shared with other tasks: the delta has its own {self.lowest}"
         why = "it changes no layer" if self.lowest is None else f"its first change is {self.lowest}"

@@ -88,7 +88,6 @@ class ParentCells(Inspection):
         }
 
     def table(self, measured: Mapping[str, Any]) -> RenderableType:
-        """Labels against layers: the parent of most weight, and that weight."""
         layers = measured["layers"]
         table = Table(
             Column("label", overflow="fold"),

@@ -17,7 +17,7 @@ from torch import Tensor
 from edgepeft.backbones.config import read_config
 from edgepeft.bundle.delta import Delta
 from edgepeft.common.errors import BundleError, UsageError
-from edgepeft.training.interop._hub_config import HubFile
+from edgepeft.training.interop._hub_adapter import HubFile
 from edgepeft.training.interop.base import ImportedHead, check_tensors, parsed, read_state_dict, usual_problem
 from edgepeft.training.interop.classifier import ANSWERS, ENCODERS, SEQUENCES, TOKENS, Classifier, check_head
 

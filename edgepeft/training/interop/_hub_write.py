@@ -27,8 +27,7 @@ from edgepeft.methods.pfeiffer import Pfeiffer
 from edgepeft.methods.phm import PHM
 from edgepeft.methods.prefix import PrefixTuning
 from edgepeft.methods.prompt_r import PromptR
-from edgepeft.training.interop._hub_bottleneck import Places
-from edgepeft.training.interop._hub_config import ACTIVATION_NAMES
+from edgepeft.training.interop._hub_adapter import ACTIVATION_NAMES, Places
 from edgepeft.training.interop._hub_head import HEAD_CONFIG, HEAD_FILES, written_head
 from edgepeft.training.interop.adapterhub import CONFIG_FILE, LORA_MATRICES, TENSORS_FILES, plan_of
 from edgepeft.training.interop.classifier import Classifier
@@ -76,7 +75,6 @@ def write_adapterhub(delta: Delta, backbone: Backbone, folder: Path, *, force: b
 
 
 def _settings(delta: Delta) -> Settings:
-    """Its method's, in AdapterHub's words; layers without a module by ``leave_out``."""
     method = method_named(delta.card.method).from_settings(delta.card.hyperparameters)
     said = next((say for kind, say in _SAID.items() if isinstance(method, kind)), None)
     if said is None:
@@ -95,7 +93,7 @@ def _settings(delta: Delta) -> Settings:
 def _bottleneck(
     delta: Delta, method: Any, roles: Sequence[str], reads: str, keeps: str = "sublayer", **more: Any
 ) -> Settings:
-    """What all adapters between layers have: m = d // reduction_factor, the forms of ``_hub_bottleneck``."""
+    """What all adapters between layers have: m = d // reduction_factor, the forms of ``_hub_adapter``."""
     d, m = delta.architecture.hidden_size, method.bottleneck
     after_the_layer = str(Role.LAYER_OUTPUT) in roles
     if (reads != "norm" and keeps != "sublayer") or (after_the_layer and len(roles) > 1):

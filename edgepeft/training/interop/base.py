@@ -25,7 +25,7 @@ from edgepeft.backbones.source import Backbone
 from edgepeft.bundle.delta import Delta, new_delta
 from edgepeft.common.errors import BundleError, UsageError
 from edgepeft.common.messages import in_words
-from edgepeft.common.registry import modules_of
+from edgepeft.common.registry import classes_of
 from edgepeft.heads.base import head_named
 from edgepeft.methods.base import Method
 from edgepeft.tasks.base import TaskType, kind_named, kinds
@@ -80,7 +80,6 @@ class ForeignConfig(BaseModel):
 
     @classmethod
     def read(cls, document: Mapping[str, Any], path: Path) -> Self:
-        """The document as such a config."""
         try:
             config = cls.model_validate(document)
             extra = (config.model_extra or {}).items()
@@ -313,7 +312,7 @@ class ImportRequest:
 
 
 class Importer(ABC):
-    """Base of all importers; a module of this package has one as ``IMPORTER``."""
+    """Base of all importers; one in a file of this package is found by its ``library``."""
 
     library: ClassVar[str]
     needs: ClassVar[str]  # what a folder of it has, in words
@@ -331,8 +330,8 @@ def importer_of(folder: Path) -> Importer:
     """The importer that recognises this folder."""
     if not folder.is_dir():
         raise UsageError(f"there is no folder {folder}; import reads a checkpoint's folder.")
-    modules = modules_of("edgepeft.training.interop")
-    known: list[Importer] = [module.IMPORTER for module in modules if hasattr(module, "IMPORTER")]
+    found = classes_of("edgepeft.training.interop", Importer, "library")  # type: ignore[type-abstract]
+    known = [importer() for importer in found.values()]
     for importer in known:
         if importer.recognises(folder):
             return importer

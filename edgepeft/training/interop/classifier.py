@@ -48,7 +48,6 @@ class Classifier:
 
     @property
     def architecture(self) -> Architecture:
-        """The backbone's."""
         return self.backbone.architecture
 
     @property
@@ -58,7 +57,6 @@ class Classifier:
 
     @property
     def head(self) -> str:
-        """The kind of head it has."""
         if self.model == CAUSAL:
             return "text"
         of_model = (kind for kind in kinds().values() if kind.model == self.model)
@@ -78,7 +76,6 @@ class Classifier:
 
     @property
     def last(self) -> str:
-        """The module of the head that gives the logits."""
         return list(self.head_modules.values())[-1]
 
     @cached_property

@@ -69,7 +69,7 @@ class Peft(Importer):
             raise BundleError(
                 f"{folder} lacks {', '.join(lost)}, which the head of {classifier.model} has and the backbone not: "
                 "PEFT saves of a head what modules_to_save names, and without it the answers are lost. Train it with "
-                f"modules_to_save={sorted({*lost, *config.saved})}."
+                f"modules_to_save={sorted({*lost, *config.modules_to_save})}."
             )
         check_tensors(state, {**plan.shapes, **of_head.shapes}, folder)
         imported = ImportedHead(classifier.head, outputs, of_head.convert(state), model=classifier.model)
@@ -77,9 +77,6 @@ class Peft(Importer):
         origin["training"] = {"peft_type": config.peft_type}
         values = plan.convert(state)
         return request.delta(backbone, plan.method, imported, values, folder=folder, library=self.library, **origin)
-
-
-IMPORTER = Peft()
 
 
 def _canonical(
@@ -156,6 +153,7 @@ def write_peft(delta: Delta, backbone: Backbone, folder: Path, *, force: bool = 
     ours = delta.tensors()
     tensors |= {theirs: ours[name] for theirs, (name, _) in classifier.head_tensors(card.n_outputs).items()}
     with new_folder(folder, force=force) as new:
-        stored = {config.stored_name(name): tensor.detach().contiguous() for name, tensor in tensors.items()}
+        named = {name if name in config.unprefixed else config.prefix + name: t for name, t in tensors.items()}
+        stored = {name: tensor.detach().contiguous() for name, tensor in named.items()}
         write_tensors(stored, new / configs.TENSORS_FILE)
         write_json(new / configs.CONFIG_FILE, settings)

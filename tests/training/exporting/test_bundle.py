@@ -19,7 +19,7 @@ from edgepeft.data.rows import Columns
 from edgepeft.deploy.verify import read_check
 from edgepeft.training.exporting import bundle as exporting
 from edgepeft.training.exporting.bundle import add_deltas, export_bundle
-from edgepeft.training.exporting.check import check_texts, shipped_texts
+from edgepeft.training.exporting.check import CheckTexts, shipped_texts
 
 
 def digest(path):
@@ -191,17 +191,17 @@ def test_the_shipped_texts_are_64_of_very_different_lengths():
 def test_verification_rows_are_spread_over_all_lengths_of_a_file(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(json.dumps({"sentence1": "w " * n}) + "\n" for n in range(1, 1001)))
-    lengths = [len(text.first.split()) for text in check_texts(path)]
+    lengths = [len(text.first.split()) for text in CheckTexts(data=path).of(None)]
     assert len(lengths) == 64 and min(lengths) == 1 and max(lengths) == 1000 and 400 < np.median(lengths) < 600
 
 
 def test_verification_rows_are_read_from_the_columns_that_are_named(tmp_path):
     path = tmp_path / "rows.csv"
     path.write_text("review,title,stars\nw1 w2,w3,no\nw4,w5 w6,yes\n")
-    texts = check_texts(path, Columns("review", "title", "stars"))
+    texts = CheckTexts(data=path, columns=Columns("review", "title", "stars")).of(None)
     assert sorted(texts) == [("w1 w2", "w3"), ("w4", "w5 w6")]
     with pytest.raises(DataError, match=r"no column grade.*--label-column NAME"):
-        check_texts(path, Columns("review", "title", "grade"))
+        CheckTexts(data=path, columns=Columns("review", "title", "grade")).of(None)
 
 
 @pytest.mark.parametrize("verb", ["export", "add"])

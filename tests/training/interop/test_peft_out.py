@@ -241,10 +241,6 @@ class TwoStory(Head):
     def forward(self, pooled, *weights):
         return self.out(self.narrow(pooled))
 
-    @classmethod
-    def n_parameters(cls, architecture, outputs):
-        return 5 * architecture.hidden_size + 5 + 5 * outputs
-
 
 class Elsewhere(Encoder):
     """A family that keeps its tensors under another name."""

@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeVar
 
-from pydantic import Field, FiniteFloat, PrivateAttr
+from pydantic import BeforeValidator, Field, FiniteFloat, PrivateAttr
 from torch import Tensor
 
 from edgepeft.backbones.base import LINEAR_ROLES, Site
@@ -36,6 +36,7 @@ CONFIG_FILE, TENSORS_FILE = "adapter_config.json", "adapter_model.safetensors"
 _TASK_TYPES = {"SEQ_CLS": SEQUENCES, "TOKEN_CLS": TOKENS, "QUESTION_ANS": ANSWERS, "FEATURE_EXTRACTION": VECTORS}
 
 _Names = str | list[str] | None
+_Ends = Annotated[tuple[str, ...], BeforeValidator(lambda given: (given,) if isinstance(given, str) else given or ())]
 
 _MAX_CHARACTERS = 10_000  # the longest that were seen list a hundred modules
 _CHILD = """
@@ -116,7 +117,7 @@ class PeftConfig(ForeignConfig):
     task_type: str | None = None
     auto_mapping: dict[str, Any] | None = None  # which class was wrapped, where it has no task type
     peft_version: str = "unknown"
-    modules_to_save: _Names = None
+    modules_to_save: _Ends = ()  # of the names of the modules that are stored whole
     _patterns: Patterns = PrivateAttr(default_factory=Patterns)
 
     @abstractmethod
@@ -128,11 +129,6 @@ class PeftConfig(ForeignConfig):
         """A delta of a ``method`` of ``ours`` as settings and tensors that theirs has for itself, the head's apart."""
         raise NotImplementedError(f"{cls.kind} cannot be written")
 
-    @classmethod
-    def stored_name(cls, name: str) -> str:
-        """How PEFT's file calls a tensor that ``written`` gives, or one of the head's."""
-        return name if name in cls.unprefixed else cls.prefix + name
-
     def model(self, known: Mapping[str, str], asked: str | None) -> str:
         """How the wrapped class's name ends, of ``known`` by task type; as ``asked`` where nothing says it."""
         if self.task_type is not None:
@@ -141,17 +137,11 @@ class PeftConfig(ForeignConfig):
         said = next((model for model in known.values() if wrapped.endswith(model)), asked)  # the base model's end last
         return said if said is not None and said in known.values() else next(iter(known.values()))
 
-    @property
-    def saved(self) -> tuple[str, ...]:
-        """Ends of the names of the modules that are stored whole."""
-        given = self.modules_to_save or ()
-        return (given,) if isinstance(given, str) else tuple(given)
-
     def saves(self, module: str) -> bool:
         """Whether the module, or one that it lies in, is stored whole."""
         parts = module.split(".")
         paths = (".".join(parts[: i + 1]) for i in range(len(parts)))
-        return any(path.endswith(end) for path in paths for end in self.saved)
+        return any(path.endswith(self.modules_to_save) for path in paths)
 
 
 class WrapConfig(PeftConfig):
@@ -187,7 +177,7 @@ class WrapConfig(PeftConfig):
 
     def _is_target(self, module: str) -> bool:
         excluded = self.exclude_modules and self._matches(self.exclude_modules, module)
-        inside = any(re.match(rf"(^|.*\.){re.escape(name)}($|\..*)", module) for name in self.saved)
+        inside = any(re.match(rf"(^|.*\.){re.escape(name)}($|\..*)", module) for name in self.modules_to_save)
         return not excluded and not inside and self._matches(self.target_modules or (), module)
 
     def _matches(self, wanted: str | Iterable[str], module: str) -> bool:
@@ -272,7 +262,6 @@ class RankedConfig(LayeredConfig):
         return self._by_pattern(self.alpha_pattern or {}, module, self.alpha)
 
     def scale_at(self, module: str) -> float:
-        """What the update is multiplied by."""
         return self.alpha_at(module) / self.rank_at(module)
 
     def _by_pattern(self, patterns: Mapping[str, _Value], module: str, default: _Value) -> _Value:

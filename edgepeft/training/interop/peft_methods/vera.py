@@ -75,7 +75,6 @@ class VeraConfig(LayeredConfig):
 
     @classmethod
     def written(cls, delta: Delta, method: Any, classifier: Classifier) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """With the matrices, as PEFT saves them if it is not told otherwise."""
         modules, ours = classifier.modules_of(delta.site_modules), delta.tensors()
         shapes = _shapes(map(delta.architecture.site, modules), method.rank)
         tensors = {_MATRICES[name]: torch.from_numpy(m) for name, m in frozen_matrices(method.seed, shapes).items()}

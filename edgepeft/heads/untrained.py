@@ -1,10 +1,12 @@
-"""Heads of a model with a decoder (Raffel et al., 2020): nothing to train, for the table of words is its own.
+"""Heads with nothing to train: for labels and text, which a decoder scores (Raffel et al., 2020), and for embeddings.
 
     Labels: log p(label) = sum over the edges of its way of log softmax(logits of the edge and its siblings)
     Text:   loss = mean over the target tokens of -log softmax(logits)[token]
+    Vector: pooled / |pooled| (Reimers and Gurevych, 2019, arXiv:1908.10084)
 
-Among labels, never an answer that is none: where a greedy decoder would write a label, that is the best one along the
-trie.  A target's tokens end with the one that ends a text; the decoder reads the start and all of them but the last.
+A decoder's table of words is its own.  Among labels, never an answer that is none: where a greedy decoder would write a
+label, that is the best one along the trie.  A target's tokens end with the one that ends a text; the decoder reads the
+start and all of them but the last.
 
 Letters: B rows, n nodes of the trie of the labels' tokens, e its edges, T tokens of the longest target, v vocabulary.
 """
@@ -57,3 +59,13 @@ class Text(Head):
     def forward(self, pooled: Tensor, *weights: Tensor) -> Tensor:
         """(B, T, v) as they are."""
         return pooled
+
+
+class Vector(Head):
+    """logits = pooled / |pooled|, as sentence-transformers pools and normalises."""
+
+    kind = "vector"
+    bare = True
+
+    def forward(self, pooled: Tensor, *weights: Tensor) -> Tensor:
+        return pooled / ((pooled * pooled).sum(-1, keepdim=True) + 1e-24).sqrt()  # of no length it stays zeros
