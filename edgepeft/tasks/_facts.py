@@ -205,6 +205,23 @@ class Facts:
             return texts, length
         return texts * (1 - (longest - length) // (longest - self.overlap(longest))), longest
 
+    def made_per_row(self, n: int) -> list[int] | None:
+        """Divide ``n`` synthetic token rows among rows: two each, the last has the rest; None if each row is one."""
+        if self.texts_taught < 2:
+            return None
+        return [2] * (n // 2 - 1) + [2 + n % 2] if n > 1 else [n]
+
+    @classmethod
+    def readable(cls, *, pairs: bool, text: str = "a") -> Any:
+        """Return a synthetic row, as callers give it, whose long text is ``text``."""
+        return (text, "a") if pairs else text
+
+    @classmethod
+    def example(cls, labels: Sequence[str] | None) -> tuple[str, tuple[str, ...] | None]:
+        """Return a synthetic row's label, and all labels: ``labels`` if they are known."""
+        known = tuple(labels or cls.sample_labels) if cls.has_labels else None
+        return (known[0] if known and cls.one_label else cls.sample_label), known
+
     def token_rows(self, given: Any, where: str) -> list[tuple[str, str | None]]:
         """Divide a row, as ``Row.readable`` or a caller gives it, into texts and pairs, if it is ``several``."""
         raise UsageError(f"{self.title} reads a row as one text or pair.")

@@ -20,14 +20,13 @@ from numpy.typing import NDArray
 
 from edgepeft.backbones.tokens import Text, TokenBatch
 from edgepeft.common.errors import DataError
-from edgepeft.data.answers import Prediction
 from edgepeft.data.conventions import CANDIDATES, candidates_in
 from edgepeft.data.labels import label_text, shown
 from edgepeft.data.pattern import UnreadableRow
 from edgepeft.data.row_grouping import LOWEST, grouped, places_of
 from edgepeft.data.rows import SENTENCES, Row
 from edgepeft.tasks._facts import Agreement, GraphWriter, LossGraph, Metric, Values, cross_entropy, log_softmax, mean
-from edgepeft.tasks.base import TaskType
+from edgepeft.tasks.base import Prediction, TaskType
 
 
 @dataclass(frozen=True)

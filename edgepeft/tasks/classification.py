@@ -25,11 +25,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgepeft.common.errors import DataError, UnknownName
-from edgepeft.data.answers import Prediction
 from edgepeft.data.by_class import by_class
 from edgepeft.data.rows import Row
 from edgepeft.tasks._facts import GraphWriter, LossGraph, Metric, Values, cross_entropy, log_softmax, mean
-from edgepeft.tasks.base import TaskType
+from edgepeft.tasks.base import Prediction, TaskType
 from edgepeft.tasks.regression import CORRELATIONS
 
 RARE = 0.2  # of the rows: of a label with fewer accuracy says little

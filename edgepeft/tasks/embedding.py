@@ -33,12 +33,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgepeft.common.errors import DataError, UsageError
-from edgepeft.data.answers import Prediction, VectorPrediction
 from edgepeft.data.labels import number_of
 from edgepeft.data.row_grouping import LOWEST
 from edgepeft.data.rows import SENTENCES, Row
 from edgepeft.tasks._facts import Agreement, GraphWriter, LossGraph, Metric, Values, log_softmax, mean
-from edgepeft.tasks.base import TaskType
+from edgepeft.tasks.base import Prediction, TaskType, VectorPrediction
 from edgepeft.tasks.regression import CORRELATIONS, ranks
 
 _NEAR = 0.95  # the cosine of a vector and its reference above which 8-bit weights have not changed what it says

@@ -22,12 +22,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgepeft.common.errors import DataError
-from edgepeft.data.answers import Prediction
 from edgepeft.data.by_class import by_class
 from edgepeft.data.labels import label_text, shown
 from edgepeft.data.rows import Row
 from edgepeft.tasks._facts import CLOSE, Agreement, GraphWriter, LossGraph, Metric, Values, mean
-from edgepeft.tasks.base import TaskType
+from edgepeft.tasks.base import Prediction, TaskType
 from edgepeft.tasks.classification import check_names
 
 _EVEN = 0.5  # a threshold where nothing speaks for another

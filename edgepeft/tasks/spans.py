@@ -21,7 +21,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgepeft.backbones.tokens import Text, TokenBatch
-from edgepeft.data.answers import Prediction
 from edgepeft.data.pattern import UnreadableRow
 from edgepeft.data.row_grouping import LOWEST, Asked, Passage, RowGrouping, passage_of, readable
 from edgepeft.data.rows import SENTENCES, Row
@@ -37,7 +36,7 @@ from edgepeft.tasks._span_answers import (
     wanted_of,
     windows_of,
 )
-from edgepeft.tasks.base import TaskType
+from edgepeft.tasks.base import Prediction, TaskType
 
 _NONE, _WHOLE = -1.0, -2.0  # in place of a window: no answer, or all of the passage
 

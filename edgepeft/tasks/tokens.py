@@ -24,7 +24,6 @@ from numpy.typing import NDArray
 
 from edgepeft.backbones.tokens import Text, TokenBatch, cleaned
 from edgepeft.common.errors import DataError, UsageError
-from edgepeft.data.answers import Prediction
 from edgepeft.data.by_class import by_class
 from edgepeft.data.labels import NO_TARGET
 from edgepeft.data.rows import Row
@@ -43,7 +42,7 @@ from edgepeft.tasks._tags import (
     tagged_row,
     type_of,
 )
-from edgepeft.tasks.base import TaskType
+from edgepeft.tasks.base import Prediction, TaskType
 from edgepeft.tasks.classification import check_names
 
 
