@@ -67,15 +67,6 @@ class TaskData:
         kind = stated(self.kind, self.labels, "" if self.target is None else "text", step=self.step, chosen=chosen)
         return kind.seen(self.train).with_guarantee(self.guarantee, len(self.eval))
 
-    def of_each_answer(self, *, everywhere: bool) -> TaskData:
-        """Make a row of each of a row's answers: in the part that trains, or in all."""
-        parts = PARTS if everywhere else PARTS[:1]
-        rows = {
-            name: tuple(row._replace(label=answer) for row in getattr(self, name) for answer in row.references)
-            for name in parts
-        }
-        return replace(self, **rows)  # type: ignore[arg-type]
-
     @property
     def pairs(self) -> bool:
         """True if a pair of texts is read of a row."""
@@ -151,7 +142,15 @@ def load_data(
         bad.settle(skip=skip_bad, some=bool(parts[name]))
     if kind is None and of.one_label and not labels:
         require_names(train, "label", [row.label for row in parts["--data"]])  # of all rows; shapes see the first ones
-    _require_different(given, parts)
+    digests = {option: set(map(row_digest, rows)) for option, rows in parts.items()}
+    for one, other in combinations(parts, 2):  # in whatever order rows stand
+        inner, outer = (one, other) if digests[one] <= digests[other] else (other, one)
+        reported = other == "--test" and digests[inner] <= digests[outer]
+        if reported or digests[one] == digests[other]:
+            raise UsageError(
+                f"every row of {inner} {given[inner]} is in {outer} {given[outer]} too; a score on rows that trained "
+                f"or chose the checkpoint means nothing. Leave {other} out to have a part held out."
+            )
     chosen = parts["--eval"] if isinstance(eval, Source) else eval
     tested = parts["--test"] if isinstance(test, Source) else test
     division: dict[str, Any] = {"few_shot": few_shot, "seed": seed, "labels": labels, "partial": partial}
@@ -254,19 +253,6 @@ def _shared(parts: dict[str, Sequence[Row]], *, note: bool) -> str:
             unlike.append(f"{n_texts - n} of {other} in {one}")
     found = {"rows in both": copies, "texts in both with other labels": unlike}
     return "".join(f"; {what}: {', '.join(counts)}" for what, counts in found.items() if counts)
-
-
-def _require_different(given: dict[str, Source], parts: dict[str, tuple[Row, ...]]) -> None:
-    """Refuse to report rows that train or choose a checkpoint, in whatever order they stand."""
-    digests = {option: set(map(row_digest, rows)) for option, rows in parts.items()}
-    for one, other in combinations(parts, 2):
-        inner, outer = (one, other) if digests[one] <= digests[other] else (other, one)
-        reported = other == "--test" and digests[inner] <= digests[outer]
-        if reported or digests[one] == digests[other]:
-            raise UsageError(
-                f"every row of {inner} {given[inner]} is in {outer} {given[outer]} too; a score on rows that trained "
-                f"or chose the checkpoint means nothing. Leave {other} out to have a part held out."
-            )
 
 
 _PROBLEMS = 20  # lines, and kinds of what is wrong, that are named

@@ -182,16 +182,18 @@ class Facts:
         """How a text's windows are pooled."""
         return str(self.chosen.get("pool", self.pools[0]))
 
+    def choosing(self, *without: str, **chosen: Any) -> Self:
+        """Bind what is chosen, beside what was before but for ``without``."""
+        kept = {name: value for name, value in self.chosen.items() if name not in without}
+        return replace(self, chosen=kept | chosen)  # type: ignore[type-var]
+
     def pooling(self) -> tuple[Self, ...]:
         """Return this kind with each pool to try, or alone where there is nothing to choose."""
-        if not self.pooled or len(self.pools) < 2:
-            return (self,)
-        return tuple(replace(self, chosen={**self.chosen, "pool": pool}) for pool in self.pools)  # type: ignore[type-var]
+        return tuple(self.choosing(pool=pool) for pool in self.pools) if self.pooled and self.pools[1:] else (self,)
 
     def in_one_window(self) -> Self:
         """Return this kind for synthetic texts, which all fit."""
-        chosen = {name: value for name, value in self.chosen.items() if name not in ("stride", "pool")}
-        return replace(self, chosen=chosen)  # type: ignore[type-var]
+        return self.choosing("stride", "pool")
 
     def overlap(self, max_length: int) -> int:
         """Return how many tokens two windows of that length share."""

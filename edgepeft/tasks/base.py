@@ -26,7 +26,7 @@ from edgepeft.common.registry import class_named, classes_of, names_of
 from edgepeft.data.labels import label_text
 from edgepeft.data.rows import Columns, Row
 from edgepeft.tasks._conformal import Calibration
-from edgepeft.tasks._facts import Agreement, Facts, GraphWriter, LossGraph, Metric, Values, rarest, same_best
+from edgepeft.tasks._facts import Agreement, GraphWriter, LossGraph, Metric, Values, rarest, same_best
 
 
 class Answer(ABC):
@@ -126,7 +126,7 @@ class VectorPrediction(Prediction):
 
 
 @dataclass(frozen=True)
-class TaskType(Facts, Calibration, ABC):
+class TaskType(Calibration, ABC):
     """Base of all kinds; ``labels`` are the names of the columns of the logits, where those have names.
 
     ``step`` is between labels that are numbers; ``chosen`` is what the evaluation rows were asked for (thresholds).

@@ -87,7 +87,6 @@ class Text(TaskType):
         return (targets >= 0).sum(1)
 
     def constant_loss(self, targets: Values, words: int = 0) -> float:
-        """Return the loss of equal probabilities for all words."""
         return math.log(words)
 
     def outputs(self, logits: NDArray[Any]) -> NoReturn:

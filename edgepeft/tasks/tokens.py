@@ -98,7 +98,6 @@ class Tokens(TaskType):
 
     @property
     def types(self) -> tuple[str, ...]:
-        """The types of entities, sorted."""
         return tuple(sorted({type_of(tag) for tag in self.labels or ()} - {""}))
 
     @property
@@ -135,7 +134,6 @@ class Tokens(TaskType):
 
     @classmethod
     def check_labels(cls, labels: Sequence[str]) -> None:
-        """Refuse tags of several schemes."""
         try:
             complete(labels)
         except ValueError as error:
@@ -195,7 +193,6 @@ class Tokens(TaskType):
         return (targets >= 0).sum(1)
 
     def constant_loss(self, targets: Values, words: int = 0) -> float:
-        """Return the loss of equal probabilities for all tags."""
         return math.log(self.n_outputs)
 
     # Scores.
