@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 DRAWS = 1_000
 MIN_ROWS = 10  # of a bootstrap: fewer have too few different draws
-_Z = 1.959963984540054  # statistics.NormalDist().inv_cdf(0.975)
+_Z = 1.9599639845400536  # statistics.NormalDist().inv_cdf(0.975)
 _ENDS = (2.5, 97.5)
 
 
@@ -343,17 +343,15 @@ def write_confusion(confusion: Confusion, title: str, folder: Path) -> list[str]
 
 def confusion_inches(names: Sequence[str]) -> tuple[float, float]:
     """Return a picture's width and height."""
-    longest = min(_LONGEST, max(map(len, names)))
-    cells = _cell_inches(names) * len(names)
-    return cells + 0.085 * longest + 1.9, cells + (0.085 * longest if _upright(names) else 0.2) + 1.1
+    cell, name, upright = _cell_inches(names)
+    side = cell * len(names)
+    return side + name + 1.9, side + (name if upright else 0.2) + 1.1
 
 
-def _cell_inches(names: Sequence[str]) -> float:
-    return min(0.6, _MAX_INCHES / len(names))
-
-
-def _upright(names: Sequence[str]) -> bool:
-    return 0.095 * min(_LONGEST, max(map(len, names))) > _cell_inches(names)
+def _cell_inches(names: Sequence[str]) -> tuple[float, float, bool]:
+    """Return a cell's side, the length of the longest name, and whether names stand upright."""
+    cell, longest = min(0.6, _MAX_INCHES / len(names)), min(_LONGEST, max(map(len, names)))
+    return cell, 0.085 * longest, 0.095 * longest > cell
 
 
 def plot_confusion(axes: Axes, names: Sequence[str], counts: Sequence[Sequence[int]]) -> None:
@@ -361,10 +359,9 @@ def plot_confusion(axes: Axes, names: Sequence[str], counts: Sequence[Sequence[i
     from edgepeft.common import plotting
 
     shares = [[n / sum(row) if sum(row) else None for n in row] for row in counts]
-    side = _cell_inches(names)
-    how: dict[str, Any] = {"numbers": counts, "missing": plotting.MISSING, "upright": _upright(names)}
-    mesh = plotting.heat_map(axes, shares, names, names, lowest=0.0, highest=1.0, cell=(side, side), **how)
+    cell, _, upright = _cell_inches(names)
+    how: dict[str, Any] = {"numbers": counts, "missing": plotting.MISSING, "upright": upright}
+    mesh = plotting.heat_map(axes, shares, names, names, lowest=0.0, highest=1.0, cell=(cell, cell), **how)
     axes.set_aspect("equal")
     axes.set(xlabel="answer", ylabel="label")
-    bar = axes.figure.colorbar(mesh, ax=axes)
-    bar.set_label("share of the label's rows")
+    axes.figure.colorbar(mesh, ax=axes).set_label("share of the label's rows")

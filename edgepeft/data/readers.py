@@ -72,8 +72,10 @@ def read_dataset(path: Path) -> Iterator[Record]:
     yield from enumerate(splits[split], start=1)
 
 
-def splits_of(path: Path, label: str) -> dict[str, Path]:
+def splits_of(path: Source, label: str) -> dict[str, Path]:
     """Return a dataset's splits by part (train, eval, test), but for those that lack the labels of another."""
+    if not isinstance(path, Path) or format_of(path) or not is_dataset(path):
+        return {}
     source, split = _parted(path)
     splits = {} if split else {name: rows for name, rows in _opened(source).items() if name in _PARTS}
     heads: dict[str, list[dict[str, Any]]] = {}

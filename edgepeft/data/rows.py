@@ -69,6 +69,11 @@ class Columns(NamedTuple):
         """The names of text, second text and label."""
         return self.text or FIRST, self.pair or SECOND, self.label or LABEL
 
+    @property
+    def answer(self) -> str:
+        """The name of the column that says what is right."""
+        return self.names[2] if self.target is None else self.target.fields[0]
+
     @classmethod
     def of(cls, options: ColumnOptions) -> Self:
         """Take the names that options give."""

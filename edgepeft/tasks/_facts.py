@@ -81,10 +81,11 @@ class Agreement(NamedTuple):
 
 
 def same_best(reference: NDArray[Any], logits: NDArray[Any], tolerance: float | None) -> Agreement:
-    """Compare which is the largest of each row; undecided where the reference's two largest are too near."""
+    """Compare which is the largest of [n, C, ...]; undecided is a row whose two largest are too near everywhere."""
     decided = Agreement.decided(reference, tolerance, axis=1)
     equal = reference.argmax(axis=1) == logits.argmax(axis=1)
-    return Agreement(float(equal[decided].mean()) if decided.any() else 1.0, int((~decided).sum()))
+    undecided = (~decided).all(tuple(range(1, decided.ndim)))
+    return Agreement(float(equal[decided].mean()) if decided.any() else 1.0, int(undecided.sum()))
 
 
 def log_softmax(logits: NDArray[Any], axis: int | tuple[int, ...] = -1) -> NDArray[np.float64]:
