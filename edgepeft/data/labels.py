@@ -135,12 +135,12 @@ def opened(cell: Any) -> Any:
     return cell
 
 
-def lower_names(row: Mapping[str, Any]) -> dict[str, str]:
+def lowered(row: Mapping[str, Any]) -> dict[str, str]:
     """Return a row's columns by their names in lower case."""
     return {str(name).strip().lower(): name for name in row}
 
 
-def one_of(path: object, names: Sequence[str], what: str, option: str) -> str | None:
+def sole(path: object, names: Sequence[str], what: str, option: str) -> str | None:
     """Return the only one of these columns; None if there is none; refuse several."""
     if len(names) > 1:
         raise DataError(f"{path}: {', '.join(names)} may each be {what}; say which: {option} NAME.")
@@ -194,13 +194,13 @@ def by_convention(
     """Return which columns are read as text, pair and label, where no option names them and no usual name is there."""
     if FIRST in record and LABEL in record:
         return {}
-    known = lower_names(record)
+    known = lowered(record)
     found: dict[str, str] = {}
     if text is None and not {FIRST, "words"} & known.keys() and not {"text", "spans"} <= known.keys():
         pairs = [names for names in _PAIRS if pair is None and {*names} <= known.keys()]
         texts = [known[name] for name in TEXTS if name in known and not any(name in names for names in pairs)]
         texts += [known[_TITLE]] if _TITLE in known and not texts and not pairs else []
-        one_of(path, [*texts, *(" and ".join(names) for names in pairs)], "the text", "--text-column")
+        sole(path, [*texts, *(" and ".join(names) for names in pairs)], "the text", "--text-column")
         if pairs:
             found = {FIRST: known[pairs[0][0]], SECOND: known[pairs[0][1]]}
         elif texts:
@@ -208,7 +208,7 @@ def by_convention(
     if labels and label is None and LABEL not in record and (found or FIRST in record or text):
         names = [known[name] for name in LABELS if name in known and known[name] not in found.values()]
         names += [known[_ANSWER]] if not names and _ANSWER in known and SECOND in found else []
-        if (only := one_of(path, names, "the label", "--label-column")) is not None:
+        if (only := sole(path, names, "the label", "--label-column")) is not None:
             found[LABEL] = only
     if found:
         told = ", ".join(f"{usual} is the column {name}" for usual, name in found.items())

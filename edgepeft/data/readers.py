@@ -316,10 +316,7 @@ FORMATS: dict[str, Reader] = {
 }
 """Extension -> reader, as errors name them."""
 
-_OF_CONLL: dict[str, Reader] = {
-    ".conllu": _read_conllu,
-    **dict.fromkeys((".bio", ".iob", ".iob2", ".txt"), read_conll),
-}
+_OF_CONLL: dict[str, Reader] = {".conllu": _read_conllu, **dict.fromkeys((".bio", ".iob", ".iob2", ".txt"), read_conll)}
 
 
 def format_of(path: Path) -> Reader | None:

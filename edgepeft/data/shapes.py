@@ -13,17 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from edgepeft.data.labels import (
-    LABELS,
-    NUMBERED,
-    TEXTS,
-    lower_names,
-    names_beside,
-    number_of,
-    one_of,
-    opened,
-    require_names,
-)
+from edgepeft.data.labels import LABELS, NUMBERED, TEXTS, lowered, names_beside, number_of, opened, require_names, sole
 
 HEAD = 100  # rows that a shape is told by
 
@@ -58,7 +48,7 @@ def shape_of(path: object, head: Head, *, picked: bool = True) -> Shape | None:
 
     Unless a candidate is to be ``picked``, labels stay as they are.
     """
-    first = lower_names(head[0] if head else {})
+    first = lowered(head[0] if head else {})
     nested = []  # columns of texts that are lists or mappings
     for name in (name for lower, name in first.items() if lower in _NESTED):
         texts = [cell for row in head if (cell := row.get(name)) not in (None, "")]
@@ -84,7 +74,7 @@ def recognised_shape(path: object, head: Head, columns: Sequence[str | None] = (
     if shape is not None:
         warnings.warn(f"{path}: rows of {shape.told}; --kind {shape.kind} is taken.", stacklevel=2)
         return shape
-    names = lower_names(head[0] if head else {})
+    names = lowered(head[0] if head else {})
     named = next(filter(None, columns[2:]), None)
     label = named or next((names[name] for name in LABELS if name in names), "")
     values = [row.get(label) for row in head]
@@ -107,7 +97,7 @@ def _tagged(head: Head, names: Mapping[str, str], path: object) -> Shape | None:
     if words is None or "sentence1" in names:
         return None
     asked = [names[name] for name in _TAGS if isinstance(head[0].get(names.get(name, "")), list)]
-    tags = "tags" if "tags" in asked else one_of(path, asked, "the tags", "--label-column")
+    tags = "tags" if "tags" in asked else sole(path, asked, "the tags", "--label-column")
     return Shape("tokens", f"{words}{f' and {tags}' if tags else ''}", _renamed(words=words, tags=tags))
 
 
@@ -156,7 +146,7 @@ def _label_studio(head: Head, names: Mapping[str, str], path: object) -> Shape |
     if "annotations" not in names or not isinstance(data, Mapping):
         return None
     texts = [name for name, value in data.items() if isinstance(value, str)]
-    column = "text" if "text" in texts else one_of(path, texts, "the text", "--text-column")
+    column = "text" if "text" in texts else sole(path, texts, "the text", "--text-column")
 
     def results(row: Cells) -> list[Cells] | None:  # none of a row that nobody has finished
         made = [each for each in row.get("annotations") or () if isinstance(each, Mapping)]
@@ -282,7 +272,7 @@ def _score(head: Head, names: Mapping[str, str], path: object) -> Shape | None:
     scores = [name for name in there if cells[name] and all(number_of(cell) is not None for cell in cells[name])]
     if not scores or {*LABELS} & names.keys():
         return None
-    label = one_of(path, scores, "the number", "--label-column")
+    label = sole(path, scores, "the number", "--label-column")
     return Shape("regression", f"a text and the number {label}", _renamed(label=label))
 
 
@@ -362,15 +352,4 @@ def written_shape(head: Head, names: Mapping[str, str], path: object) -> Shape |
     return None
 
 
-SHAPES = (
-    _label_studio,
-    _tagged,
-    _marked,
-    _picked,
-    _choice,
-    _texts,
-    _score,
-    _several,
-    _titled,
-    written_shape,
-)
+SHAPES = (_label_studio, _tagged, _marked, _picked, _choice, _texts, _score, _several, _titled, written_shape)

@@ -360,9 +360,7 @@ Embedding.metrics = {
     for name in ("spearman", "pearson", "pearson_spearman")
 } | {
     f"recall@{k}": Metric(
-        partial(_near, k),
-        f"share of rows whose second text is among the {k} nearest of all rows'",
-        mean,
+        partial(_near, k), f"share of rows whose second text is among the {k} nearest of all rows'", mean
     )
     for k in (1, 5, 10)
 }
