@@ -31,11 +31,11 @@ from edgepeft.bench.planning.target import texts_of
 from edgepeft.bench.result.statistics import interval_of
 from edgepeft.bundle.bundle import Bundle
 from edgepeft.common.errors import EdgepeftError
-from edgepeft.data.answers import Prediction
 from edgepeft.graph.names import LOGITS
 from edgepeft.graph.one_row import for_one_row
 from edgepeft.runtime.runtime import Runtime
 from edgepeft.runtime.weights import Weights
+from edgepeft.tasks.base import Prediction
 
 TITLE = "A call beside the session alone"
 ARCHITECTURE = "all-MiniLM-L6-v2"

@@ -27,11 +27,11 @@ from edgepeft.common.atomic import check_target, write_atomically
 from edgepeft.common.errors import DataError, EdgepeftError, UnknownName, UsageError
 from edgepeft.common.messages import printable
 from edgepeft.common.progress import no_longer, say
-from edgepeft.data.answers import Answer, VectorPrediction
 from edgepeft.data.containers import STDIN, lines_as_they_come
 from edgepeft.data.pattern import pattern
 from edgepeft.data.rows import Columns, Row, read_rows
 from edgepeft.options.base import ROWS_HELP, NoCache, Options, PairColumn, TextColumn, Threads
+from edgepeft.tasks.base import Answer, VectorPrediction
 
 if TYPE_CHECKING:
     from edgepeft.runtime.decoding import Decoding

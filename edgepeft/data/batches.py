@@ -15,16 +15,7 @@ from edgepeft.backbones.tokens import TextEncoder, pad_rows
 from edgepeft.common.errors import DataError
 from edgepeft.data.labels import NO_TARGET
 from edgepeft.data.parts import PARTS, TaskData
-from edgepeft.data.row_grouping import (
-    RowGrouping,
-    Spread,
-    mean_matrix,
-    members,
-    places_of,
-    readable,
-    stitches_of,
-    token_places,
-)
+from edgepeft.data.row_grouping import RowGrouping, mean_matrix, members, places_of, readable, stitches_of, token_places
 from edgepeft.data.rows import Row
 from edgepeft.data.words import at_tokens
 from edgepeft.tasks.base import TaskType
@@ -68,11 +59,6 @@ class Encoded:
     per_text: tuple[NDArray[np.int64], ...] | None = None  # of each row, the windows of each of its texts
     passages: bool = False  # token rows are windows of passages
     stitches: tuple[NDArray[np.int64], ...] | None = None  # the window, and the place there, of each token of a text
-
-    @property
-    def spread(self) -> Spread:
-        """Texts and their windows; of no texts if none is read in windows."""
-        return Spread() if self.per_text is None else Spread.of(np.concatenate(self.per_text))
 
     @property
     def token_lengths(self) -> list[int]:
@@ -139,13 +125,10 @@ class Encoded:
 
     def of_texts(self, values: NDArray[Any], chosen: Sequence[int]) -> NDArray[Any]:
         """Join the windows of each text of those rows, [token rows, ...] -> [texts, ...]; passages stay in theirs."""
-        return values if self.passages else replace(self._grouping(chosen), per_row=None).by_row(values, "mean")
+        return values if self.passages else replace(self.grouping(chosen), per_row=None).by_row(values, "mean")
 
-    def by_row(self, values: NDArray[Any], chosen: Sequence[int], pool: str = "mean") -> NDArray[Any]:
-        """Group [token rows, ...] of those rows, [batch, (most,) ...], as ``RowGrouping`` has them."""
-        return self._grouping(chosen).by_row(values, pool)
-
-    def _grouping(self, chosen: Sequence[int]) -> RowGrouping:
+    def grouping(self, chosen: Sequence[int]) -> RowGrouping:
+        """Say how the token rows of those rows make rows."""
         several = self.several and not self.passages
         return RowGrouping(
             None if self.per_text is None else np.concatenate([self.per_text[i] for i in chosen]),
@@ -168,24 +151,18 @@ class Encoded:
         }
         if self.writing is not None:
             return inputs, pad_rows([self.targets[i].tolist() for i in chosen], NO_TARGET)
-        if self.stitches is not None:
-            return inputs, self._tags(chosen, inputs["input_ids"].shape)
+        if self.stitches is not None:  # each word's tag in the one window that answers for it
+            tags, first = np.full(inputs["input_ids"].shape, NO_TARGET), 0
+            for i, count in zip(chosen, self.counts(chosen), strict=True):
+                where = self.stitches[i]
+                tags[first + where[:, 0], where[:, 1]] = at_tokens(self.targets[[i]], len(where))[0]
+                first += count
+            return inputs, tags
         if self.passages:
             return inputs, np.concatenate([self.targets[i].wanted for i in chosen])
         if self.per_token:
             return inputs, at_tokens(self.targets[list(chosen)], inputs["input_ids"].shape[1])
         return inputs, self.targets[list(chosen)]
-
-    def _tags(self, chosen: Sequence[int], shape: Sequence[int]) -> NDArray[np.int64]:
-        """Place each word's tag in the one window that answers for it, [token rows, longest]."""
-        assert self.stitches is not None
-        found, first = np.full(shape, NO_TARGET), 0
-        for i, count in zip(chosen, self.counts(chosen), strict=True):
-            where = self.stitches[i]
-            (tags,) = at_tokens(self.targets[[i]], len(where))
-            found[first + where[:, 0], where[:, 1]] = tags
-            first += count
-        return found
 
 
 def encode(
@@ -218,8 +195,16 @@ def encode(
             values = (row[:length].copy() for row, length in zip(padded, lengths, strict=True))
             columns.setdefault(name, []).extend(values)
     if writing is not None:
+        written, cut = np.empty(len(rows), object), 0  # each target's tokens, with the one that ends it
+        for i, row in enumerate(rows):
+            ids = encoder.plain_ids(row.label or "")
+            if not ids:
+                raise DataError(
+                    f"{row.where}: the target {row.label!r} has no token that the backbone knows; correct it."
+                )
+            cut += len(ids) >= writing.max_length
+            written[i] = np.array([*ids[: writing.max_length - 1], writing.end_token_id], np.int64)
         references = tuple(row.references or (row.label or "",) for row in rows)
-        written, cut = _written(rows, encoder, writing)
         return Encoded(columns, written, truncated, pad, writing, references, cut)
     wanted = np.concatenate(targets) if kind.per_token else kind.targets(rows)
     more: dict[str, Any] = {"per_token": kind.per_token, "several": kind.several}
@@ -229,18 +214,6 @@ def encode(
         per_row = np.array([each.sum() for each in per_text], np.int64)
         more |= {"per_text": per_text, "passages": kind.passages, "stitches": tuple(stitches) or None}
     return Encoded(columns, wanted, truncated, pad, per_row=per_row, **more)
-
-
-def _written(rows: Sequence[Row], encoder: TextEncoder, writing: Writing) -> tuple[NDArray[Any], int]:
-    """Return each target's tokens with the one that ends it, and how many targets are cut."""
-    targets, cut = np.empty(len(rows), object), 0
-    for i, row in enumerate(rows):
-        tokens = encoder.plain_ids(row.label or "")
-        if not tokens:
-            raise DataError(f"{row.where}: the target {row.label!r} has no token that the backbone knows; correct it.")
-        cut += len(tokens) >= writing.max_length
-        targets[i] = np.array([*tokens[: writing.max_length - 1], writing.end_token_id], np.int64)
-    return targets, cut
 
 
 def encode_parts(

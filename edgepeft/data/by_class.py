@@ -1,4 +1,9 @@
-"""Where a task goes wrong: each class's precision, recall and F1, the confusion matrix, or residuals; worst rows.
+"""What a result says: figures with intervals; each class's precision, recall and F1, the confusion matrix; worst rows.
+
+It opens with the figures that fit the task and its rows, each with its 95 % interval.  Of a share k / n of rows it is
+Wilson's (1927): (k + z^2 / 2 -+ z sqrt(k (n - k) / n + z^2 / 4)) / (n + z^2).  Of any other score it is that of the
+percentile bootstrap (Efron, 1979): the 2.5th and the 97.5th percentile of the scores of 1,000 draws of n rows, with
+replacement and from a fixed seed.
 
 Of a class, precision is the share of right ones among the rows that were given it, recall among those that have it, F1
 their harmonic mean (van Rijsbergen, 1979); what would be 0 / 0 is 0.  A residual is the answer less the label.
@@ -17,13 +22,14 @@ import csv
 import heapq
 import importlib.util
 import io
-from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from edgepeft.common.atomic import write_atomically
 from edgepeft.common.errors import DataError
@@ -31,6 +37,80 @@ from edgepeft.data.rows import Row
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+    from edgepeft.tasks.base import TaskType
+
+DRAWS = 1_000
+MIN_ROWS = 10  # of a bootstrap: fewer have too few different draws
+_Z = 1.9599639845400536  # statistics.NormalDist().inv_cdf(0.975)
+_ENDS = (2.5, 97.5)
+
+
+def headline_metrics(kind: TaskType, targets: Any, asked: str | None) -> list[str]:
+    """Name the metric that was asked for, if any, and those that fit."""
+    return list(dict.fromkeys([*([asked] if asked else []), *kind.fitting(targets)]))
+
+
+def headline(kind: TaskType, targets: Any, outputs: Any, asked: str | None) -> list[dict[str, Any]]:
+    """Return each ``metric``, how it is ``averaged``, its ``score``, ``low``, ``high`` and ``interval``'s method."""
+    found = []
+    for name in headline_metrics(kind, targets, asked):
+        low, high, method = _interval(kind, name, targets, outputs)
+        facts = {"metric": name, "averaged": kind.averaged(name), "score": kind.score(name, targets, outputs)}
+        found.append({**facts, "low": low, "high": high, "interval": method})
+    return found
+
+
+def _interval(kind: TaskType, name: str, targets: Any, outputs: Any) -> Interval:
+    metric, n = kind.metric_of(name), len(targets)
+    if metric.of_sums is not None:
+        rows = np.asarray(metric.function(kind, targets, outputs), np.float64)
+        share = rows.ndim == 1 and np.isin(rows, (0, 1)).all()
+        return wilson(int(rows.sum()), n) if share else bootstrap_of_sums(rows, metric.of_sums)
+    if not metric.resampled:
+        return Interval()
+    drawn = kind.resampled(outputs)
+    return bootstrap(lambda places: kind.score(name, chosen(targets, places), chosen(drawn, places)), n)
+
+
+def chosen(values: Any, places: Any) -> Any:
+    """Take some of targets or outputs, which are lists if they are texts."""
+    return [values[i] for i in places] if isinstance(values, list) else values[list(places)]
+
+
+class Interval(NamedTuple):
+    """Both ends, and by which method: ``wilson`` or ``bootstrap``; None where there are too few rows."""
+
+    low: float | None = None
+    high: float | None = None
+    method: str | None = None
+
+
+def wilson(right: int, n: int) -> Interval:
+    """Return the interval of the share ``right / n``."""
+    middle, half = right + _Z**2 / 2, _Z * math.sqrt(right * (n - right) / n + _Z**2 / 4)
+    low, high = ((middle + sign * half) / (n + _Z**2) for sign in (-1, 1))
+    return Interval(max(0.0, low), min(1.0, high), "wilson")
+
+
+def bootstrap(score: Callable[[NDArray[np.intp]], float], n: int) -> Interval:
+    """Return the interval of ``score``, a function of the places of rows."""
+    if n < MIN_ROWS:
+        return Interval()
+    source = np.random.default_rng(0)
+    low, high = np.percentile([score(source.integers(n, size=n)) for _ in range(DRAWS)], _ENDS)
+    return Interval(float(low), float(high), "bootstrap")
+
+
+def bootstrap_of_sums(rows: NDArray[Any], of_sums: Callable[[NDArray[np.float64], int], float]) -> Interval:
+    """Return the interval of a score that the sums over the rows' values [n, ...] give."""
+    n = len(rows)
+
+    def score(places: NDArray[np.intp]) -> float:
+        return of_sums(np.tensordot(np.bincount(places, minlength=n).astype(np.float64), rows, 1), n)
+
+    return bootstrap(score, n)
+
 
 WORST = 10  # rows listed
 _SHOWN = 160  # characters of a text
@@ -92,8 +172,9 @@ class Groups:
 
     by: str | None = None
     question: tuple[str, ...] = ()
-    _parts: list[str] = field(default_factory=list)
-    _questions: list[Hashable] = field(default_factory=list)
+    _parts: dict[str, list[int]] = field(default_factory=dict)  # the places of the rows of each
+    _questions: dict[tuple[str, ...], list[int]] = field(default_factory=dict)
+    _n: int = 0  # rows
 
     @property
     def asked(self) -> bool:
@@ -104,12 +185,13 @@ class Groups:
         """Note what rows belong to."""
         for row in rows:
             if self.by:
-                self._parts.append(str(_value(row, self.by)))
-            index = (row.others or {}).get("idx")
-            if self.question:
-                self._questions.append(tuple(str(_value(row, column)) for column in self.question))
-            elif isinstance(index, Mapping) and {*_OF_QUESTION, "answer"} <= index.keys():
-                self._questions.append(tuple(str(index[name]) for name in _OF_QUESTION))
+                self._parts.setdefault(_value(row, self.by), []).append(self._n)
+            index, question = (row.others or {}).get("idx"), tuple(_value(row, column) for column in self.question)
+            if not question and isinstance(index, Mapping) and {*_OF_QUESTION, "answer"} <= index.keys():
+                question = tuple(str(index[name]) for name in _OF_QUESTION)
+            if question:
+                self._questions.setdefault(question, []).append(self._n)
+            self._n += 1
 
     def scores(self, score: Callable[[Sequence[int]], float], right: Callable[[int], bool] | None) -> dict[str, Any]:
         """Return what there is of ``parts``, name -> score and rows, and ``questions``, their exact match and number.
@@ -118,26 +200,18 @@ class Groups:
         """
         found: dict[str, Any] = {}
         if self._parts:
-            places = _places(self._parts)
-            found["parts"] = {name: {"score": score(of), "rows": len(of)} for name, of in places.items()}
+            found["parts"] = {name: {"score": score(of), "rows": len(of)} for name, of in self._parts.items()}
         if self._questions and right is not None:
-            each = [float(all(map(right, of))) for of in _places(self._questions).values()]
+            each = [float(all(map(right, of))) for of in self._questions.values()]
             found["questions"] = {"exact_match": float(np.mean(each)), "questions": len(each)}
         return found
 
 
-def _value(row: Row, column: str) -> Any:
+def _value(row: Row, column: str) -> str:
     others = row.others or {}
     if column not in others:
         raise DataError(f"{row.where}: there is no column {column}. Found columns: {', '.join(others)}.")
-    return others[column]
-
-
-def _places(names: Sequence[Any]) -> dict[Any, list[int]]:
-    places: dict[Any, list[int]] = defaultdict(list)
-    for i, name in enumerate(names):
-        places[name].append(i)
-    return places
+    return str(others[column])
 
 
 Rows = tuple[list[str], list[list[str]]]
@@ -269,17 +343,15 @@ def write_confusion(confusion: Confusion, title: str, folder: Path) -> list[str]
 
 def confusion_inches(names: Sequence[str]) -> tuple[float, float]:
     """Return a picture's width and height."""
-    longest = min(_LONGEST, max(map(len, names)))
-    cells = _cell_inches(names) * len(names)
-    return cells + 0.085 * longest + 1.9, cells + (0.085 * longest if _upright(names) else 0.2) + 1.1
+    cell, name, upright = _cell_inches(names)
+    side = cell * len(names)
+    return side + name + 1.9, side + (name if upright else 0.2) + 1.1
 
 
-def _cell_inches(names: Sequence[str]) -> float:
-    return min(0.6, _MAX_INCHES / len(names))
-
-
-def _upright(names: Sequence[str]) -> bool:
-    return 0.095 * min(_LONGEST, max(map(len, names))) > _cell_inches(names)
+def _cell_inches(names: Sequence[str]) -> tuple[float, float, bool]:
+    """Return a cell's side, the length of the longest name, and whether names stand upright."""
+    cell, longest = min(0.6, _MAX_INCHES / len(names)), min(_LONGEST, max(map(len, names)))
+    return cell, 0.085 * longest, 0.095 * longest > cell
 
 
 def plot_confusion(axes: Axes, names: Sequence[str], counts: Sequence[Sequence[int]]) -> None:
@@ -287,10 +359,9 @@ def plot_confusion(axes: Axes, names: Sequence[str], counts: Sequence[Sequence[i
     from edgepeft.common import plotting
 
     shares = [[n / sum(row) if sum(row) else None for n in row] for row in counts]
-    side = _cell_inches(names)
-    how: dict[str, Any] = {"numbers": counts, "missing": plotting.MISSING, "upright": _upright(names)}
-    mesh = plotting.heat_map(axes, shares, names, names, lowest=0.0, highest=1.0, cell=(side, side), **how)
+    cell, _, upright = _cell_inches(names)
+    how: dict[str, Any] = {"numbers": counts, "missing": plotting.MISSING, "upright": upright}
+    mesh = plotting.heat_map(axes, shares, names, names, lowest=0.0, highest=1.0, cell=(cell, cell), **how)
     axes.set_aspect("equal")
     axes.set(xlabel="answer", ylabel="label")
-    bar = axes.figure.colorbar(mesh, ax=axes)
-    bar.set_label("share of the label's rows")
+    axes.figure.colorbar(mesh, ax=axes).set_label("share of the label's rows")

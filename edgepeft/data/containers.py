@@ -15,10 +15,10 @@ import sys
 import warnings
 import zipfile
 import zlib
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator
 from functools import partial
 from pathlib import Path, PurePath
-from typing import Any, BinaryIO, cast
+from typing import Any, cast
 
 from edgepeft.common.errors import DataError, requiring
 from edgepeft.common.messages import reason
@@ -30,7 +30,6 @@ _LISTING_BYTES = 10 << 20  # of a zip file's list: a hundred thousand files
 _SHEET_ROWS = 1_048_576  # what Excel has
 
 Record = tuple[int, dict[str, Any] | DataError]  # its line, and the row or why it cannot be read
-Lines = Iterator[tuple[int, str]]
 
 ROW_BYTES = 64  # that a row takes at least, whatever is in it
 _ROOM_BYTES, _ROOM_TIMES = 32 << 20, 10  # texts take a fourth once they are packed
@@ -58,53 +57,35 @@ class Room:
         self.left -= n_bytes
 
 
-class _Unpacked(io.RawIOBase):
-    """A gz file's content, as far as there is room: a line in it may never end."""
-
-    def __init__(self, path: Path) -> None:
-        self._room, self._file = Room(path), gzip.GzipFile(path)
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any, /) -> int:
-        content = self._file.read1(len(buffer))
-        self._room.take(len(content))
-        buffer[: len(content)] = content
-        return len(content)
-
-    def close(self) -> None:
-        self._file.close()
-        super().close()
-
-
 _BROKEN = (EOFError, RuntimeError, gzip.BadGzipFile, zipfile.BadZipFile, zlib.error)  # RuntimeError: a password
 
 
-@contextlib.contextmanager
-def _bytes_of(path: Path) -> Iterator[BinaryIO]:
-    """Open what a file holds, unpacked; of a zip file its one table."""
+def _raw_lines(path: Path) -> Iterator[bytes]:
+    """Yield the lines of what a file holds, unpacked; of a zip file its one table."""
     end = path.suffix.lower()
     try:
-        with contextlib.ExitStack() as opened:
-            if str(path) == STDIN:
-                yield opened.enter_context(sys.stdin.buffer)
-            elif end == PACKED:
-                yield opened.enter_context(io.BufferedReader(_Unpacked(path), 1 << 20))
-            elif end == ZIPPED:
-                packed = opened.enter_context(_archive(path))
-                yield cast("BinaryIO", opened.enter_context(packed.open(_table_in(packed))))
-            else:
-                yield opened.enter_context(path.open("rb"))
+        if str(path) == STDIN:
+            yield from sys.stdin.buffer
+        elif end == PACKED:
+            room = Room(path)
+            with gzip.GzipFile(path) as file:
+                while line := file.readline(room.left + 1):  # it may never end
+                    room.take(len(line))
+                    yield line
+        elif end == ZIPPED:
+            with _archive(path) as packed, packed.open(_table_in(packed)) as table:
+                yield from table
+        else:
+            with path.open("rb") as plain:
+                yield from plain
     except _BROKEN as error:
         raise DataError(f"{path} is no {end[1:]} file that can be read ({error}).") from error
 
 
-def lines_of(path: Path) -> Lines:
+def lines_of(path: Path) -> Iterator[tuple[int, str]]:
     """Yield decoded lines with their numbers; each is decoded alone, so that a bad byte has a line."""
-    with _bytes_of(path) as file:
-        for number, raw in enumerate(file, start=1):
-            yield number, _decoded(path, number, raw)
+    for number, raw in enumerate(_raw_lines(path), start=1):
+        yield number, _decoded(path, number, raw)
 
 
 def lines_as_they_come() -> Iterator[list[tuple[int, str]]]:
@@ -137,12 +118,11 @@ def table_lines(path: Path) -> Iterator[str]:
     lines = (line for _, line in lines_of(path))
     if str(path) == STDIN:
         return lines
-    with contextlib.suppress(UnicodeDecodeError), _bytes_of(path) as file:
-        for line in file:
+    with contextlib.suppress(UnicodeDecodeError):
+        for line in _raw_lines(path):
             line.decode()
         return lines
-    with _bytes_of(path) as file:
-        content = file.read()
+    content = b"".join(_raw_lines(path))
     if content.startswith(_UTF_16):
         warnings.warn(f"{path}: read as UTF-16, which its first bytes say.", stacklevel=2)
         try:
@@ -256,17 +236,7 @@ def read_xlsx(path: Path) -> Iterator[Record]:
             sheet = load_workbook(path, read_only=True, data_only=True).worksheets[0]
         sheet.reset_dimensions()  # which it states of itself: a billion empty rows, if it likes
         rows = sheet.iter_rows(values_only=True, max_row=_SHEET_ROWS)
-        numbered = (
-            (line, cells) for line, cells in enumerate(rows, start=1) if any(cell is not None for cell in cells)
-        )
-        first, names = next(numbered, (1, ()))
-        header = distinct(path, first, [str(cell).strip() if cell is not None else "" for cell in names])
-        nameless = list[int]()
-        for line, values in numbered:
-            cells = [*map(_cell, values), *[""] * (len(header) - len(values))]  # a row ends with its last cell
-            nameless += [line] if _has_nameless(header, cells) else []
-            yield line, {name: cell for name, cell in zip(header, cells, strict=False) if name}
-        _say_nameless(path, nameless)
+        yield from _under_header(path, ((line, [*map(_cell, row)]) for line, row in enumerate(rows, 1)), ragged=True)
     except DataError:
         raise
     except Exception as error:  # of zip, of XML, of what is no number where one is needed
@@ -280,18 +250,30 @@ def _cell(value: Any) -> Any:
     return value if isinstance(value, bool) else "" if value is None else str(value)
 
 
-def _has_nameless(header: Sequence[str], cells: Sequence[Any]) -> bool:
-    """True if a cell stands in a column without a name, and is no number of the row, as pandas writes them first."""
-    named = enumerate(itertools.zip_longest(header, cells, fillvalue=""))
-    return any(str(cell).strip() and not name and (i or not str(cell).isdigit()) for i, (name, cell) in named)
-
-
-def _say_nameless(path: Path, lines: Sequence[int]) -> None:
-    if lines:
-        where = f"line{'s' * (len(lines) > 1)} {', '.join(map(str, lines[:3]))}{', ...' * (len(lines) > 3)}"
-        told = f"{len(lines):,} row{'s have' if len(lines) > 1 else ' has'} cells in columns without a name ({where})"
+def _under_header(path: Path, table: Iterator[tuple[int, list[Any]]], *, ragged: bool = False) -> Iterator[Record]:
+    """Yield rows under the first one; a ``ragged`` table's end with their last cell.  Cells that are empty throughout
+    are no row: spreadsheets end in such."""
+    header, nameless = list[str](), list[int]()
+    for line, cells in table:
+        if all(cell == "" for cell in cells):
+            continue
+        if not header:
+            header = distinct(path, line, [str(cell).strip() for cell in cells])
+            continue
+        if len(cells) != len(header) and not ragged:
+            told = f"{len(cells)} cells, but {len(header)} columns ({', '.join(header)})"
+            yield line, DataError(f"{path}:{line}: {told}.")
+            continue
+        named = [*itertools.zip_longest(header, cells, fillvalue="")]
+        odd = [i for i, (name, cell) in enumerate(named) if not name and str(cell).strip()]
+        if odd and (odd != [0] or not str(cells[0]).isdigit()):  # the row's number, as pandas writes it first
+            nameless.append(line)
+        yield line, {name: cell for name, cell in named if name}
+    if nameless:
+        where = f"line{'s' * (len(nameless) > 1)} {', '.join(map(str, nameless[:3]))}{', ...' * (len(nameless) > 3)}"
+        told = f"{len(nameless):,} row{'s have' if len(nameless) > 1 else ' has'} cells in columns without a name"
         remedy = "name these columns, or put what is in them where it belongs"
-        warnings.warn(f"{path}: {told}, which are not read; {remedy}.", stacklevel=1)
+        warnings.warn(f"{path}: {told} ({where}), which are not read; {remedy}.", stacklevel=1)
 
 
 _MAX_CELLS = 100_000  # of a line
@@ -300,9 +282,15 @@ LONGEST_CELL = 1 << 24  # characters, of four bytes each; csv's own limit of 131
 
 
 def _read_table(path: Path, delimiter: str, **form: Any) -> Iterator[Record]:
-    """Yield rows under a header.  Cells that are empty throughout are no row: spreadsheets end in such."""
     csv.field_size_limit(max(csv.field_size_limit(), LONGEST_CELL))
-    lines, first, skipped = _with_first(path)
+    lines, skipped = table_lines(path), 0
+    first = next(lines, "")
+    if not first.endswith("\n") and "\r" in first.rstrip("\r"):  # alone it ends lines, as of old Macs
+        lines = itertools.chain(_split(first), lines)
+        first = next(lines)
+    while first and not first.strip(",;|\t\r\n "):  # a spreadsheet's empty rows above its table
+        first, skipped = next(lines, ""), skipped + 1
+    lines, first = itertools.chain([first], lines), first.rstrip("\r\n")
     if "\0" in first:
         raise DataError(f"{path}:1: NUL characters, as of UTF-16 without its mark; save the file as UTF-8.")
     others = [mark for mark in ";\t|" if mark in first]
@@ -312,45 +300,25 @@ def _read_table(path: Path, delimiter: str, **form: Any) -> Iterator[Record]:
     elif delimiter == "," and "," not in first and len(others) == 1:
         delimiter = others[0]
         warnings.warn(f"{path}: cells are separated by {delimiter!r}, as the header is.", stacklevel=1)
-    reader = csv.reader(_few_cells(path, lines, delimiter), strict=True, delimiter=delimiter, **form)
-    header: list[str] = []
-    whole, nameless = True, list[int]()
-    line = 1 + skipped
-    try:
-        for cells in reader:
-            if cells and not header:
-                header = distinct(path, line, [name.strip() for name in cells])
-                whole = all(header)
-            elif any(cells) and len(cells) != len(header):
-                told = f"{len(cells)} cells, but {len(header)} columns ({', '.join(header)})"
-                yield line, DataError(f"{path}:{line}: {told}.")
-            elif any(cells):
-                nameless += [line] if not whole and _has_nameless(header, cells) else []
-                yield line, {name: cell for name, cell in zip(header, cells, strict=True) if name}
-            line = reader.line_num + 1 + skipped
-    except csv.Error as error:
-        raise DataError(f"{path}:{line}: not a table ({error}); is a quotation mark missing?") from error
-    _say_nameless(path, nameless)
 
+    def few_cells() -> Iterator[str]:
+        for number, line in enumerate(lines, start=1):
+            if len(line) > _MAX_CELLS and line.count(delimiter) > _MAX_CELLS:
+                raise DataError(
+                    f"{path}:{number}: more than {_MAX_CELLS:,} cells in a line; a table of texts has a few."
+                )
+            yield line
 
-def _few_cells(path: Path, lines: Iterator[str], delimiter: str) -> Iterator[str]:
-    for number, line in enumerate(lines, start=1):
-        if len(line) > _MAX_CELLS and line.count(delimiter) > _MAX_CELLS:
-            raise DataError(f"{path}:{number}: more than {_MAX_CELLS:,} cells in a line; a table of texts has a few.")
-        yield line
+    def table() -> Iterator[tuple[int, list[str]]]:
+        reader, line = csv.reader(few_cells(), strict=True, delimiter=delimiter, **form), 1 + skipped
+        try:
+            for cells in reader:
+                yield line, cells
+                line = reader.line_num + 1 + skipped
+        except csv.Error as error:
+            raise DataError(f"{path}:{line}: not a table ({error}); is a quotation mark missing?") from error
 
-
-def _with_first(path: Path) -> tuple[Iterator[str], str, int]:
-    """Return the lines from the first that has a name in it, this one without its end, and how many were before it;
-    lines may end in a carriage return alone, as of old Macs."""
-    lines, skipped = table_lines(path), 0
-    first = next(lines, "")
-    if not first.endswith("\n") and "\r" in first.rstrip("\r"):
-        lines = itertools.chain(_split(first), lines)
-        first = next(lines)
-    while first and not first.strip(",;|\t\r\n "):  # a spreadsheet's empty rows above its table
-        first, skipped = next(lines, ""), skipped + 1
-    return itertools.chain([first], lines), first.rstrip("\r\n"), skipped
+    yield from _under_header(path, table())
 
 
 def distinct(path: object, line: int, header: list[str]) -> list[str]:

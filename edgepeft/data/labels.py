@@ -1,6 +1,7 @@
-"""Read cells and labels: what jsonl has as ``3`` or ``true`` and csv as text is one label.
+"""What columns are called, and how cells are read: texts, candidates, and labels, of which jsonl's ``3`` or ``true``
+and csv's text are one.
 
-Lists and mappings in a table's cell are read as JSON or Python writes them.
+Lists and mappings in a table's cell are read as JSON or Python writes them.  Names are compared in lower case.
 
 Labels that are whole numbers in all of the first rows take their names from a file beside the rows; what has names
 already keeps them:
@@ -26,6 +27,32 @@ from typing import Any, NamedTuple
 
 from edgepeft.common.bounded import bytes_at
 from edgepeft.common.errors import DataError, UsageError
+from edgepeft.data.pattern import UnreadableRow
+
+# As data sets call them; a list of texts under one of them has several labels.
+LABELS = (
+    "label", "labels", "gold_label", "target", "class", "class index", "category", "sentiment", "is_duplicate", "y",
+)  # fmt: skip
+TEXTS = (
+    "text", "sentence", "review", "content", "tweet", "message", "body", "comment", "comment_text", "document",
+    "headline",
+)  # fmt: skip
+NUMBERED = re.compile(r"(candidate|choice|ending|option|answer)[ _]?(\d{1,4})", re.ASCII)
+FIRST, SECOND, LABEL = "sentence1", "sentence2", "label"
+_TITLE = "title"  # the text where there is no other
+_PAIRS = (
+    ("premise", "hypothesis"),
+    ("question1", "question2"),
+    ("text1", "text2"),
+    ("text_a", "text_b"),
+    ("sentence_a", "sentence_b"),
+    ("query", "passage"),
+    ("question", "passage"),
+    ("question", "sentence"),
+    ("question", "context"),
+)
+_ANSWER = "answer"  # of a question and a passage, as BoolQ has it
+CANDIDATES = "candidates"
 
 NO_TARGET = -100  # past a target's end: PyTorch's and transformers' number for what no loss is of
 _COMMA = re.compile(r"\s*[+-]?\d+,\d+\s*", re.ASCII)
@@ -108,6 +135,87 @@ def opened(cell: Any) -> Any:
     return cell
 
 
+def lowered(row: Mapping[str, Any]) -> dict[str, str]:
+    """Return a row's columns by their names in lower case."""
+    return {str(name).strip().lower(): name for name in row}
+
+
+def sole(path: object, names: Sequence[str], what: str, option: str) -> str | None:
+    """Return the only one of these columns; None if there is none; refuse several."""
+    if len(names) > 1:
+        raise DataError(f"{path}: {', '.join(names)} may each be {what}; say which: {option} NAME.")
+    return names[0] if names else None
+
+
+def candidates_in(record: Mapping[str, Any], where: str) -> tuple[str, ...]:
+    """Return the candidates of a file's row; none if it has no such column."""
+    if CANDIDATES in record:
+        return distinct_candidates(opened(record[CANDIDATES]), where)
+    names = _numbered(record)
+    if len(kinds := {match[1] for name in names if (match := NUMBERED.fullmatch(name))}) > 1:
+        told = ", ".join(sorted(kinds))
+        raise DataError(f"{where}: numbered columns of several names ({told}); put the candidates into one list.")
+    numbered = [record[name] for name in names]
+    while numbered and numbered[-1] in (None, ""):  # a table's rows have as many cells as its longest one
+        numbered.pop()
+    return distinct_candidates(numbered, where) if names else ()
+
+
+def _numbered(record: Mapping[str, Any]) -> list[str]:
+    """Return the numbered columns, by their numbers."""
+    found = {name: int(match[2]) for name in record if (match := NUMBERED.fullmatch(name)) is not None}
+    return sorted(found, key=found.__getitem__)
+
+
+def chosen_column(record: Mapping[str, Any], label: Any) -> Any:
+    """Return the place of the candidate whose column the label names, as COPA's classes do; else the label."""
+    names = _numbered(record)
+    return names.index(label) if isinstance(label, str) and label in names else label
+
+
+def distinct_candidates(value: Any, where: str) -> tuple[str, ...]:
+    """Return a list of candidates after a check: at least two texts, all different."""
+    if not isinstance(value, list | tuple):
+        raise UnreadableRow(f"{where}: {CANDIDATES} is a list of texts; found {shown(value)}.")
+    for place, text in enumerate(value):
+        if not isinstance(text, str) or not text.strip():
+            raise UnreadableRow(f"{where}: candidate {place} must be a text that is not empty; found {shown(text)}.")
+        if text.strip() in (other.strip() for other in value[:place]):
+            raise UnreadableRow(f"{where}: the candidate {shown(text)} stands there twice; give each once.")
+    if len(value) < 2:
+        held = "one candidate" if value else "no candidate"
+        raise UnreadableRow(f"{where}: the row has {held}, and one is picked of two or more.")
+    return tuple(value)
+
+
+def by_convention(
+    path: object, record: Mapping[str, Any], text: str | None, pair: str | None, label: str | None, *, labels: bool
+) -> dict[str, str]:
+    """Return which columns are read as text, pair and label, where no option names them and no usual name is there."""
+    if FIRST in record and LABEL in record:
+        return {}
+    known = lowered(record)
+    found: dict[str, str] = {}
+    if text is None and not {FIRST, "words"} & known.keys() and not {"text", "spans"} <= known.keys():
+        pairs = [names for names in _PAIRS if pair is None and {*names} <= known.keys()]
+        texts = [known[name] for name in TEXTS if name in known and not any(name in names for names in pairs)]
+        texts += [known[_TITLE]] if _TITLE in known and not texts and not pairs else []
+        sole(path, [*texts, *(" and ".join(names) for names in pairs)], "the text", "--text-column")
+        if pairs:
+            found = {FIRST: known[pairs[0][0]], SECOND: known[pairs[0][1]]}
+        elif texts:
+            found = {FIRST: texts[0]}
+    if labels and label is None and LABEL not in record and (found or FIRST in record or text):
+        names = [known[name] for name in LABELS if name in known and known[name] not in found.values()]
+        names += [known[_ANSWER]] if not names and _ANSWER in known and SECOND in found else []
+        if (only := sole(path, names, "the label", "--label-column")) is not None:
+            found[LABEL] = only
+    if found:
+        told = ", ".join(f"{usual} is the column {name}" for usual, name in found.items())
+        warnings.warn(f"{path}: {told}; --text-column, --pair-column and --label-column name others.", stacklevel=2)
+    return found
+
+
 _OF_LABELS = ("label_names.json", "id2label.json")
 _FILES = (*_OF_LABELS, "labels.txt", "classes.txt", "dataset_info.json", "config.json")
 _LONGEST_FILE = 1 << 22  # bytes of such a file
@@ -145,7 +253,10 @@ class LabelNames(NamedTuple):
 
 def names_beside(path: object, column: str, values: Sequence[Any]) -> LabelNames | None:
     """Find the names of a column's ``values`` in a file beside; None if they are no numbers or no file has them."""
-    plain = [part for value in values for part in _parts(value) if part not in (None, "")]
+    parts = [value["tags"] if isinstance(value, Mapping) and "tags" in value else value for value in values]
+    while any(isinstance(each, list) for each in parts):
+        parts = [part for each in parts for part in (each if isinstance(each, list) else [each])]
+    plain = [part for part in parts if part not in (None, "")]
     if not plain or any(_number(each) is None for each in plain):
         return None
     found = [LabelNames(file.name, names) for file in files_beside(path) if (names := _read(file, column))]
@@ -187,12 +298,6 @@ def named_classes(rows: Iterator[dict[str, Any]], names: Mapping[str, Sequence[s
 
     for row in rows:
         yield row | {column: named(row[column], known) for column, known in names.items() if column in row}
-
-
-def _parts(value: Any) -> list[Any]:
-    if isinstance(value, Mapping) and "tags" in value:
-        value = value["tags"]
-    return [part for each in value for part in _parts(each)] if isinstance(value, list) else [value]
 
 
 def _number(value: Any) -> int | None:

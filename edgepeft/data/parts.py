@@ -4,6 +4,10 @@ A part without a file is held out of the training file, stratified, in the same 
 several seeds are scored on the same rows.  Files are taken as they are, but the rows reported may not all be among
 those that train or choose; how many rows two parts share is written down with where they are from.
 
+Rows that are held out, or a few to train on, are drawn in the same way on every machine: in the order of SHA-256 over a
+salt and the row's content, no generator whose stream a release may change.  Equal rows are neighbours in it, so copies
+of a row hardly ever fall on both sides of a split.
+
 Rows of a file that cannot be used are named at once, or left out.  Where no option says the kind of task or the
 patterns of its text, the rows tell them.
 """
@@ -11,6 +15,7 @@ patterns of its text, the rows tell them.
 from __future__ import annotations
 
 import hashlib
+import heapq
 import json
 import os
 import warnings
@@ -20,16 +25,15 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import combinations
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgepeft.common.errors import DataError, UsageError
 from edgepeft.data.labels import require_names
-from edgepeft.data.readers import Source, format_of, held, is_dataset, source_of, splits_of
+from edgepeft.data.readers import Source, held, source_of, splits_of
 from edgepeft.data.rows import SENTENCES, Columns, Row, head_of, read_rows
-from edgepeft.data.sampling import Part, few_shot_part, file_name, held_out, row_digest
 from edgepeft.data.shapes import Shape, recognised_shape
 from edgepeft.options.base import LearningOptions, Rows, share_of
 from edgepeft.tasks._conformal import Guarantee
@@ -67,20 +71,10 @@ class TaskData:
         kind = stated(self.kind, self.labels, "" if self.target is None else "text", step=self.step, chosen=chosen)
         return kind.seen(self.train).with_guarantee(self.guarantee, len(self.eval))
 
-    def of_each_answer(self, *, everywhere: bool) -> TaskData:
-        """Make a row of each of a row's answers: in the part that trains, or in all."""
-        parts = PARTS if everywhere else PARTS[:1]
-        rows = {
-            name: tuple(row._replace(label=answer) for row in getattr(self, name) for answer in row.references)
-            for name in parts
-        }
-        return replace(self, **rows)  # type: ignore[arg-type]
-
     @property
     def pairs(self) -> bool:
         """True if a pair of texts is read of a row."""
-        texts, _ = self.task_kind.read(self.train[:1])
-        return texts[0].second is not None
+        return self.task_kind.read(self.train[:1])[0][0].second is not None
 
     @property
     def class_weights(self) -> dict[str, float]:
@@ -138,7 +132,7 @@ def load_data(
     that a head has already, of which ``partial`` rows may lack some.  With ``skip_bad`` rows that cannot be used are
     left out, which is said; else all of them are named.
     """
-    if splits := own_splits(train, columns):
+    if splits := splits_of(train, columns.answer):
         train = splits.get("train", train)
         eval, test = (splits.get(n) if given is None else given for n, given in (("eval", eval), ("test", test)))
     asked = {"--data": train, "--eval": eval, "--test": test}
@@ -151,7 +145,15 @@ def load_data(
         bad.settle(skip=skip_bad, some=bool(parts[name]))
     if kind is None and of.one_label and not labels:
         require_names(train, "label", [row.label for row in parts["--data"]])  # of all rows; shapes see the first ones
-    _require_different(given, parts)
+    digests = {option: set(map(row_digest, rows)) for option, rows in parts.items()}
+    for one, other in combinations(parts, 2):  # in whatever order rows stand
+        inner, outer = (one, other) if digests[one] <= digests[other] else (other, one)
+        reported = other == "--test" and digests[inner] <= digests[outer]
+        if reported or digests[one] == digests[other]:
+            raise UsageError(
+                f"every row of {inner} {given[inner]} is in {outer} {given[outer]} too; a score on rows that trained "
+                f"or chose the checkpoint means nothing. Leave {other} out to have a part held out."
+            )
     chosen = parts["--eval"] if isinstance(eval, Source) else eval
     tested = parts["--test"] if isinstance(test, Source) else test
     division: dict[str, Any] = {"few_shot": few_shot, "seed": seed, "labels": labels, "partial": partial}
@@ -185,15 +187,96 @@ def task_data(
     left, tested = held_out(left, test, "test", len(train), known)
     left, chosen = held_out(left, eval, "eval", len(train), known)
     kept = Part(left, f"{len(left)} rows of {file_name(train)}")
-    if few_shot is not None:
-        kept = few_shot_part(left, few_shot, seed, known)
+    if (n := few_shot) is not None:
+        strata = known.strata(left)
+        least = known.n_outputs if known.one_label else len(set(strata))
+        if n < least:
+            raise UsageError(f"--few-shot {n} is fewer than {least}; give at least one row, and one of every label.")
+        if n > len(left):
+            raise UsageError(f"--few-shot {n} is more than the {len(left)} rows of {left[0].file} that can train.")
+        taken, _ = part(left, n, f"few-shot {seed}", strata=strata, least=1)
+        kept = Part(taken, f"{n} of {len(left)} rows of {file_name(left)} (stratified, seed {seed})")
     sources = dict(zip(PARTS, (kept, chosen, tested), strict=True))
     split = "; ".join(f"{name}: {source.origin}" for name, source in sources.items())
     split += _shared({name: source.rows for name, source in sources.items()}, note=few_shot is None)
     return TaskData(kept.rows, chosen.rows, tested.rows, known.labels, split, few_shot, kind=asked.name)
 
 
-_NAMED = 20  # labels that an error names
+HELD_OUT = 0.1  # of the training file, for each part without a file or a share of its own
+
+
+class Part(NamedTuple):
+    """Rows, and where they are from."""
+
+    rows: tuple[Row, ...]
+    origin: str
+
+
+def held_out(
+    rows: tuple[Row, ...], given: Sequence[Row] | float | None, name: str, n_all: int, kind: TaskType
+) -> tuple[tuple[Row, ...], Part]:
+    """Return what is left to train on, and the part called ``name``: as given, or the asked share of all rows."""
+    if given is not None and not isinstance(given, float):
+        return rows, Part(tuple(given), f"{len(given)} rows of {file_name(given)}")
+    if given is not None and not 0 < given < 1:
+        raise UsageError(f"--{name} {given:g}: a share to hold out lies between 0 and 1, such as 0.2 or 20%.")
+    n = max(1, round((given or HELD_OUT) * n_all))
+    taken, left = part(rows, n, f"held out: {name}", strata=kind.strata(rows), spare=1)
+    if given is not None and len(taken) < n:
+        raise UsageError(
+            f"--{name} {given:g} of {n_all} rows is {n}, and {len(taken)} can be held out: a row of every label stays "
+            "to train on. Give smaller shares, or more rows."
+        )
+    if not taken:
+        lack = "no label has a row more than the one that stays to train on" if kind.one_label else "too few to share"
+        raise DataError(
+            f"{rows[0].file} has {n_all} rows, and none can be held out for {name}: {lack}. "
+            "Give files for --eval and --test, or more rows."
+        )
+    return left, Part(taken, f"{len(taken)} rows held out of {file_name(rows)}")
+
+
+def file_name(rows: Sequence[Row]) -> str:
+    """Return the name of the file that rows are from."""
+    return Path(rows[0].file).name
+
+
+def part(
+    rows: Sequence[Row], n: int, salt: str, *, strata: Sequence[str], least: int = 0, spare: int = 0
+) -> tuple[tuple[Row, ...], tuple[Row, ...]]:
+    """Take ``n`` rows, in proportion from the rows of every one of ``strata`` (each row's), at least ``least`` and so
+    that ``spare`` stay; return them and the others, in the order of the file."""
+    members_of: dict[str, list[int]] = {}
+    for index in sorted(range(len(rows)), key=lambda index: row_digest(rows[index], salt)):
+        members_of.setdefault(strata[index], []).append(index)
+    wanted = quotas({label: len(members) for label, members in members_of.items()}, n, least=least, spare=spare)
+    taken = {index for label, members in members_of.items() for index in members[: wanted[label]]}
+    left = tuple(row for index, row in enumerate(rows) if index not in taken)
+    return tuple(rows[index] for index in sorted(taken)), left
+
+
+def quotas(sizes: Mapping[str, int], n: int, *, least: int = 0, spare: int = 0) -> dict[str, int]:
+    """Share ``n`` in proportion to ``sizes``, one by one to whom most is due; less if there are not so many."""
+    total = sum(sizes.values())
+    room = {label: max(0, size - spare) for label, size in sizes.items()}
+    given = {label: min(least, room[label]) for label in sizes}
+    due = [(given[label] - size * n / total, label) for label, size in sizes.items() if given[label] < room[label]]
+    heapq.heapify(due)
+    for _ in range(min(n, sum(room.values())) - sum(given.values())):
+        _, neediest = heapq.heappop(due)
+        given[neediest] += 1
+        if given[neediest] < room[neediest]:
+            heapq.heappush(due, (given[neediest] - sizes[neediest] * n / total, neediest))
+    return given
+
+
+def row_digest(row: Row, salt: str = "") -> bytes:
+    """Return SHA-256 of the salt and the row's content, not of where it stands."""
+    content = "\0".join((salt, row.sentence1, row.sentence2 or "", row.label or "", *row.candidates))
+    return hashlib.sha256(content.encode("utf-8", "surrogatepass")).digest()
+
+
+_NAMED = 20  # labels that an error names, or lines, and kinds of what is wrong
 
 
 def _check(rows: Sequence[Row], first: Row, kind: TaskType, *, of_head: bool) -> None:
@@ -223,10 +306,8 @@ def _note_conflicts(rows: Sequence[Row]) -> None:
             found.setdefault(text, row)
     if found:
         texts = "text stands" if len(found) == 1 else "texts stand"
-        told = _first(
-            [f"{first[key].where} has {first[key].label!r}, {row.where} {row.label!r}" for key, row in found.items()]
-        )
-        warnings.warn(f"{len(found):,} {texts} with different labels: {told}.", stacklevel=3)
+        each = [f"{first[key].where} has {first[key].label!r}, {row.where} {row.label!r}" for key, row in found.items()]
+        warnings.warn(f"{len(found):,} {texts} with different labels: {_first(each)}.", stacklevel=3)
 
 
 def _first(told: Sequence[str]) -> str:
@@ -235,8 +316,7 @@ def _first(told: Sequence[str]) -> str:
 
 
 def _shared(parts: dict[str, Sequence[Row]], *, note: bool) -> str:
-    """Say for ``split`` which rows stand in two parts, as real data sets have them, and which texts with another label
-    there; a ``note`` names the first rows."""
+    """Say for ``split`` how many rows, and texts with another label, stand in two parts; a ``note`` names rows."""
     rows = {name: [(row_digest(row), row) for row in part] for name, part in parts.items()}
     texts = {name: [row_digest(row._replace(label=None)) for row in part] for name, part in parts.items()}
     copies, unlike = list[str](), list[str]()
@@ -249,27 +329,10 @@ def _shared(parts: dict[str, Sequence[Row]], *, note: bool) -> str:
                 stand = f"row of {other} stands" if n == 1 else f"rows of {other} stand"
                 warnings.warn(f"{n:,} {stand} in {one} too: {_first(told)}.", stacklevel=3)
         known = {*texts[one]}
-        n_texts = sum(digest in known for digest in texts[other])
-        if n_texts > n:
-            unlike.append(f"{n_texts - n} of {other} in {one}")
+        if (more := sum(digest in known for digest in texts[other]) - n) > 0:
+            unlike.append(f"{more} of {other} in {one}")
     found = {"rows in both": copies, "texts in both with other labels": unlike}
     return "".join(f"; {what}: {', '.join(counts)}" for what, counts in found.items() if counts)
-
-
-def _require_different(given: dict[str, Source], parts: dict[str, tuple[Row, ...]]) -> None:
-    """Refuse to report rows that train or choose a checkpoint, in whatever order they stand."""
-    digests = {option: set(map(row_digest, rows)) for option, rows in parts.items()}
-    for one, other in combinations(parts, 2):
-        inner, outer = (one, other) if digests[one] <= digests[other] else (other, one)
-        reported = other == "--test" and digests[inner] <= digests[outer]
-        if reported or digests[one] == digests[other]:
-            raise UsageError(
-                f"every row of {inner} {given[inner]} is in {outer} {given[outer]} too; a score on rows that trained "
-                f"or chose the checkpoint means nothing. Leave {other} out to have a part held out."
-            )
-
-
-_PROBLEMS = 20  # lines, and kinds of what is wrong, that are named
 
 
 class BadRows:
@@ -286,9 +349,9 @@ class BadRows:
         self._n += 1
         self._first = self._first or [error]
         what = str(error).removeprefix(f"{self._path}:{line}: ")
-        if what in self._lines or len(self._lines) < _PROBLEMS:
+        if what in self._lines or len(self._lines) < _NAMED:
             self._times[what] += 1
-            if len(lines := self._lines.setdefault(what, [])) < _PROBLEMS:
+            if len(lines := self._lines.setdefault(what, [])) < _NAMED:
                 lines.append(line)
 
     def settle(self, *, skip: bool, some: bool) -> None:
@@ -332,11 +395,4 @@ def told(options: O) -> O:
 
 def shape_in(train: Source, columns: Columns = SENTENCES) -> Shape | None:
     """Tell the shape of training rows by the first ones."""
-    return recognised_shape(train, head_of(own_splits(train, columns).get("train", train)), columns[:3])
-
-
-def own_splits(train: Source, columns: Columns) -> dict[str, Path]:
-    """Return a dataset's splits by part; none of a file."""
-    if not isinstance(train, Path) or format_of(train) or not is_dataset(train):
-        return {}
-    return splits_of(train, columns.names[2] if columns.target is None else columns.target.fields[0])
+    return recognised_shape(train, head_of(splits_of(train, columns.answer).get("train", train)), columns[:3])

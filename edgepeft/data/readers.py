@@ -27,7 +27,6 @@ from typing import TYPE_CHECKING, Any, cast
 from edgepeft.common.bounded import json_rows
 from edgepeft.common.errors import DataError, UsageError, requiring
 from edgepeft.common.messages import reason
-from edgepeft.data.arrow import SAVED, named_split, read_arrow, read_parquet, saved_splits
 from edgepeft.data.containers import (
     PACKED,
     STDIN,
@@ -41,9 +40,9 @@ from edgepeft.data.containers import (
     read_zip,
     table_in,
 )
-from edgepeft.data.labels import shown
-from edgepeft.data.memory import Held, Records
-from edgepeft.data.shapes import HEAD, LABELS, TAUGHT
+from edgepeft.data.frames import SAVED, Held, Records, named_split, read_arrow, read_parquet, saved_splits
+from edgepeft.data.labels import LABELS, shown
+from edgepeft.data.shapes import HEAD, TAUGHT
 
 if TYPE_CHECKING:
     import io
@@ -73,18 +72,16 @@ def read_dataset(path: Path) -> Iterator[Record]:
     yield from enumerate(splits[split], start=1)
 
 
-def splits_of(path: Path, label: str) -> dict[str, Path]:
+def splits_of(path: Source, label: str) -> dict[str, Path]:
     """Return a dataset's splits by part (train, eval, test), but for those that lack the labels of another."""
+    if not isinstance(path, Path) or format_of(path) or not is_dataset(path):
+        return {}
     source, split = _parted(path)
     splits = {} if split else {name: rows for name, rows in _opened(source).items() if name in _PARTS}
-    heads = {
-        name: [
-            {str(n).lower(): cell for n, cell in row.items()}
-            for row in itertools.islice(rows, HEAD)
-            if isinstance(row, dict)
-        ]
-        for name, rows in splits.items()
-    }
+    heads: dict[str, list[dict[str, Any]]] = {}
+    for name, rows in splits.items():
+        head = [row for row in itertools.islice(rows, HEAD) if isinstance(row, dict)]
+        heads[name] = [{str(n).lower(): cell for n, cell in row.items()} for row in head]
     names = {name for rows in heads.values() for row in rows for name in row}
     labels = {label.lower(), *LABELS} & names
 
@@ -221,14 +218,10 @@ def rows_of(document: Any) -> list[Any]:
         return [_of_spacy(row) for row in document["annotations"] if row]
     # One row of words and tags looks like columns too.
     columns = {name: list(of.values()) if isinstance(of, dict) else of for name, of in document.items()}
-    if (
-        columns
-        and "tokens" not in columns
-        and all(isinstance(of, list) for of in columns.values())
-        and len({*map(len, columns.values())}) == 1
-    ):
-        return [dict(zip(columns, cells, strict=True)) for cells in zip(*columns.values(), strict=True)]
-    return [document]
+    lengths = {len(of) if isinstance(of, list) else None for of in columns.values()}
+    if "tokens" in columns or len(lengths) != 1 or None in lengths:
+        return [document]
+    return [dict(zip(columns, cells, strict=True)) for cells in zip(*columns.values(), strict=True)]
 
 
 def _of_spacy(row: Any) -> Any:
@@ -258,15 +251,12 @@ def read_conll(path: Path) -> Iterator[Record]:
         raise UsageError(
             f"{path} has no words with tags (O, B-PER, ...), as a .txt of rows has; other texts: csv, jsonl."
         )
-    numbers = [cells[0] for cells in lines]
-    counted = (
-        len(lines) > 1 and len(lines[0]) > 2 and numbers in ([*map(str, range(n, n + len(lines)))] for n in (0, 1))
-    )
-    if counted:
-        warnings.warn(f"{path}: the first column counts the words; the second one is read as the words.", stacklevel=1)
+    numbers, n = [cells[0] for cells in lines], len(lines)
+    counted = n > 1 and len(lines[0]) > 2 and numbers in ([*map(str, range(k, k + n))] for k in (0, 1))
+    if counted or turned:
+        told = "has the tags; the last" if turned else "counts the words; the second"
+        warnings.warn(f"{path}: the first column {told} one is read as the words.", stacklevel=1)
     word, tag = (-1, 0) if turned else (int(counted), -1)
-    if turned:
-        warnings.warn(f"{path}: the first column has the tags; the last one is read as the words.", stacklevel=1)
     for start, lines in itertools.chain(first, sentences):
         tags = {"tags": [cells[tag] for cells in lines]} if len(lines[0]) > 1 else {}
         yield start, {"words": [cells[word] for cells in lines], **tags}
@@ -312,11 +302,6 @@ def _sentences(path: Path) -> Iterator[tuple[int, list[list[str]]]]:
         yield start, words
 
 
-def _read_zip(path: Path) -> Iterator[Record]:
-    """Read the one table in it, or else its texts."""
-    yield from FORMATS.get(table_in(path).suffix.lower(), read_zip)(path)
-
-
 FORMATS: dict[str, Reader] = {
     ".jsonl": _read_jsonl,
     ".ndjson": _read_jsonl,
@@ -326,15 +311,12 @@ FORMATS: dict[str, Reader] = {
     ".parquet": read_parquet,
     ".arrow": read_arrow,
     ".xlsx": read_xlsx,
-    ".zip": _read_zip,
+    ".zip": lambda path: FORMATS.get(table_in(path).suffix.lower(), read_zip)(path),
     ".conll": read_conll,
 }
 """Extension -> reader, as errors name them."""
 
-_OF_CONLL: dict[str, Reader] = {
-    ".conllu": _read_conllu,
-    **dict.fromkeys((".bio", ".iob", ".iob2", ".txt"), read_conll),
-}
+_OF_CONLL: dict[str, Reader] = {".conllu": _read_conllu, **dict.fromkeys((".bio", ".iob", ".iob2", ".txt"), read_conll)}
 
 
 def format_of(path: Path) -> Reader | None:

@@ -16,15 +16,29 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 from edgepeft.common.errors import DataError, UsageError
 from edgepeft.data.containers import Record, lone_column
-from edgepeft.data.conventions import CANDIDATES, FIRST, LABEL, SECOND, by_convention, candidates_in, chosen_column
-from edgepeft.data.labels import LabelNames, LabelReader, files_beside, label_text, names_beside, opened, shown
+from edgepeft.data.labels import (
+    CANDIDATES,
+    FIRST,
+    LABEL,
+    SECOND,
+    LabelNames,
+    LabelReader,
+    by_convention,
+    candidates_in,
+    chosen_column,
+    files_beside,
+    label_text,
+    names_beside,
+    opened,
+    shown,
+)
 from edgepeft.data.pattern import Pattern, nearest
 from edgepeft.data.readers import Source, reader_of
 from edgepeft.data.shapes import HEAD, Shape, shape_of, written_shape
@@ -54,6 +68,11 @@ class Columns(NamedTuple):
     def names(self) -> tuple[str, str, str]:
         """The names of text, second text and label."""
         return self.text or FIRST, self.pair or SECOND, self.label or LABEL
+
+    @property
+    def answer(self) -> str:
+        """The name of the column that says what is right."""
+        return self.names[2] if self.target is None else self.target.fields[0]
 
     @classmethod
     def of(cls, options: ColumnOptions) -> Self:
@@ -274,14 +293,22 @@ class _RowReader:
         return {**found, LABEL: {told: record[told]}}
 
     def row(self, line: int, found: Mapping[str, Any]) -> Row:
-        """Make a row of one record."""
+        """Make a row of one record; refuse one that lacks columns."""
         columns, where = self.columns, f"{self.path}:{line}"
         if self._of_prodigy and self.label_of is not None and (answer := found.get("answer")) != "accept":
             raise DataError(f"{where}: Prodigy's answer is {answer}, so the row does not say what is right.")
         record = self._record(found, where)
         if self._label_names is not None and (label := columns.names[2]) in record:
             record = {**record, label: self._label_names.named(record[label], where)}
-        self._require_columns(record, found, where)
+        needed = columns.needed(self._labels)
+        if missing := [name for name in needed if name not in record]:
+            options = ", ".join(f"{needed[name]} NAME" for name in missing if needed[name])
+            remedies = (options and f"for others: {options}", columns.remedy)
+            raise DataError(
+                f"{where}: no column {' and no column '.join(missing)}. "
+                f"Found columns: {', '.join(map(str, found)) or 'none'}. Expected: {self.expected}"
+                f"{''.join(f'; {words}' for words in remedies if words)}." + lone_column(self.path.suffix, found)
+            )
         row = self._read(line, record, where)
         if self.keep:
             used = (self.task_column,) if self._by_name else (*columns.names[:2], self.task_column)
@@ -329,19 +356,6 @@ class _RowReader:
         if not isinstance(value, str | None):
             raise DataError(f"{where}: {column}, the row's task, must be a text; found {shown(value)}.")
         return (value or "").strip() or None
-
-    def _require_columns(self, record: Collection[str], found: Collection[str], where: str) -> None:
-        """Refuse a record that lacks columns; ``found`` are the file's own, ``record`` has their other names too."""
-        needed = self.columns.needed(self._labels)
-        missing = [name for name in needed if name not in record]
-        if missing:
-            options = ", ".join(f"{needed[name]} NAME" for name in missing if needed[name])
-            remedies = (options and f"for others: {options}", self.columns.remedy)
-            raise DataError(
-                f"{where}: no column {' and no column '.join(missing)}. "
-                f"Found columns: {', '.join(map(str, found)) or 'none'}. Expected: {self.expected}"
-                f"{''.join(f'; {words}' for words in remedies if words)}." + lone_column(self.path.suffix, found)
-            )
 
 
 def _require_texts(text: str, spans: Any, where: str) -> None:

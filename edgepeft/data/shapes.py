@@ -13,32 +13,22 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from edgepeft.common.errors import DataError
-from edgepeft.data.labels import names_beside, number_of, opened, require_names
+from edgepeft.data.labels import LABELS, NUMBERED, TEXTS, lowered, names_beside, number_of, opened, require_names, sole
 
 HEAD = 100  # rows that a shape is told by
 
 Cells = Mapping[str, Any]  # of a row, by its columns
 Head = Sequence[Cells]
-# As data sets call them; a list of texts under one of them has several labels.
-LABELS = (
-    "label", "labels", "gold_label", "target", "class", "class index", "category", "sentiment", "is_duplicate", "y",
-)  # fmt: skip
 _TAGS = ("tags", "ner_tags", "pos_tags", "chunk_tags", "labels", "ner")
 _MARKS = ("spans", "entities", "label", "labels")
 _SCORES = ("score", "similarity", "similarity_score", "rating", "stars")
 TAUGHT = {*_TAGS, *_MARKS, *_SCORES}  # what rows say that have no label
-TEXTS = (
-    "text", "sentence", "review", "content", "tweet", "message", "body", "comment", "comment_text", "document",
-    "headline",
-)  # fmt: skip
 _COUNTERS = {"id", "idx", "index", "unnamed: 0", ""}
 _LISTS = ("tokens", "words", "endings", "choices", "options", "answers", "candidates", "translation")
 _NESTED = {*LABELS, *_TAGS, *_MARKS, *_LISTS}
 _BITS = {"0": 0, "1": 1, "0.0": 0, "1.0": 1, "false": 0, "true": 1}
 _PASSAGES = ("article", "passage", "context")  # that a question is about
 _QUESTIONS = ("ctx", "premise", "sent1", "startphrase", "question", "question_stem")
-NUMBERED = re.compile(r"(candidate|choice|ending|option|answer)[ _]?(\d{1,4})", re.ASCII)
 _BODIES = ("body", "description", "content")
 _WRITTEN = (("article", "highlights"), ("article", "summary"), ("document", "summary"), ("dialogue", "summary"))
 
@@ -58,7 +48,7 @@ def shape_of(path: object, head: Head, *, picked: bool = True) -> Shape | None:
 
     Unless a candidate is to be ``picked``, labels stay as they are.
     """
-    first = lower_names(head[0] if head else {})
+    first = lowered(head[0] if head else {})
     nested = []  # columns of texts that are lists or mappings
     for name in (name for lower, name in first.items() if lower in _NESTED):
         texts = [cell for row in head if (cell := row.get(name)) not in (None, "")]
@@ -78,31 +68,19 @@ def shape_of(path: object, head: Head, *, picked: bool = True) -> Shape | None:
     return None
 
 
-def lower_names(row: Cells) -> dict[str, str]:
-    """Return a row's columns by their names in lower case."""
-    return {str(name).strip().lower(): name for name in row}
-
-
 def recognised_shape(path: object, head: Head, columns: Sequence[str | None] = ()) -> Shape | None:
     """Tell the shape by a file's first rows, and say it; None if they do not tell, or options name the ``columns``."""
     shape = None if any(columns) else shape_of(path, head)
     if shape is not None:
         warnings.warn(f"{path}: rows of {shape.told}; --kind {shape.kind} is taken.", stacklevel=2)
         return shape
-    names = lower_names(head[0] if head else {})
+    names = lowered(head[0] if head else {})
     named = next(filter(None, columns[2:]), None)
     label = named or next((names[name] for name in LABELS if name in names), "")
     values = [row.get(label) for row in head]
     if not names_beside(path, label, values):
         require_names(path, f"column {label}", values)
     return None
-
-
-def one_of(path: object, names: Sequence[str], what: str, option: str) -> str | None:
-    """Return the only one of these columns; None if there is none; refuse several."""
-    if len(names) > 1:
-        raise DataError(f"{path}: {', '.join(names)} may each be {what}; say which: {option} NAME.")
-    return names[0] if names else None
 
 
 def _renamed(**names: str | None) -> Callable[[Cells], Cells]:
@@ -113,17 +91,14 @@ def _renamed(**names: str | None) -> Callable[[Cells], Cells]:
 
 def _tagged(head: Head, names: Mapping[str, str], path: object) -> Shape | None:
     """Lists of words and of their tags, as the Hub's data sets and CoNLL's files have them."""
-    words = next((names[name] for name in ("tokens", "words") if _plain_list(head[0].get(names.get(name, "")))), None)
+    lists = (names[n] for n in ("tokens", "words") if isinstance(head[0].get(names.get(n, "")), list))
+    # Prodigy's tokens are objects beside a text.
+    words = next((n for n in lists if not any(isinstance(each, Mapping) for each in head[0][n])), None)
     if words is None or "sentence1" in names:
         return None
     asked = [names[name] for name in _TAGS if isinstance(head[0].get(names.get(name, "")), list)]
-    tags = "tags" if "tags" in asked else one_of(path, asked, "the tags", "--label-column")
+    tags = "tags" if "tags" in asked else sole(path, asked, "the tags", "--label-column")
     return Shape("tokens", f"{words}{f' and {tags}' if tags else ''}", _renamed(words=words, tags=tags))
-
-
-def _plain_list(value: Any) -> bool:
-    """True for a list, though not of Prodigy's tokens, which are objects beside a text."""
-    return isinstance(value, list) and not any(isinstance(each, Mapping) for each in value)
 
 
 def _marked(head: Head, names: Mapping[str, str], path: object) -> Shape | None:
@@ -171,7 +146,7 @@ def _label_studio(head: Head, names: Mapping[str, str], path: object) -> Shape |
     if "annotations" not in names or not isinstance(data, Mapping):
         return None
     texts = [name for name, value in data.items() if isinstance(value, str)]
-    column = "text" if "text" in texts else one_of(path, texts, "the text", "--text-column")
+    column = "text" if "text" in texts else sole(path, texts, "the text", "--text-column")
 
     def results(row: Cells) -> list[Cells] | None:  # none of a row that nobody has finished
         made = [each for each in row.get("annotations") or () if isinstance(each, Mapping)]
@@ -276,16 +251,12 @@ def _place(right: Any, given: Any, *, from_1: bool) -> Any:
     return int(number) - 1 if from_1 and (number := number_of(right)) is not None else right
 
 
-def _question(head: Head, names: Mapping[str, str], path: object) -> Shape | None:
-    """Question, context and answers, a row each, as SQuAD's on the Hub."""
-    if not {"question", "context", "answers"} <= names.keys() or "sentence1" in names:
-        return None
-    read = _renamed(sentence1=names["question"], sentence2=names["context"], label=names["answers"])
-    return Shape("spans", "question, context and answers", read)
-
-
-def _positive(head: Head, names: Mapping[str, str], path: object) -> Shape | None:
-    """Texts that belong together, without a label; a third one that does not is left out, as all others are such."""
+def _texts(head: Head, names: Mapping[str, str], path: object) -> Shape | None:
+    """Question, context and answers, a row each, as SQuAD's on the Hub; or texts that belong together, without a label,
+    of which a third one that does not is left out, as all others are such."""
+    if {"question", "context", "answers"} <= names.keys() and "sentence1" not in names:
+        read = _renamed(sentence1=names["question"], sentence2=names["context"], label=names["answers"])
+        return Shape("spans", "question, context and answers", read)
     for first, second in (("anchor", "positive"), ("query", "positive"), ("query", "answer")):
         if {first, second} <= names.keys() and not {*LABELS, *_SCORES} & names.keys():
             told = f"{names[first]} and {names[second]}"
@@ -301,7 +272,7 @@ def _score(head: Head, names: Mapping[str, str], path: object) -> Shape | None:
     scores = [name for name in there if cells[name] and all(number_of(cell) is not None for cell in cells[name])]
     if not scores or {*LABELS} & names.keys():
         return None
-    label = one_of(path, scores, "the number", "--label-column")
+    label = sole(path, scores, "the number", "--label-column")
     return Shape("regression", f"a text and the number {label}", _renamed(label=label))
 
 
@@ -381,16 +352,4 @@ def written_shape(head: Head, names: Mapping[str, str], path: object) -> Shape |
     return None
 
 
-SHAPES = (
-    _label_studio,
-    _tagged,
-    _marked,
-    _picked,
-    _choice,
-    _question,
-    _positive,
-    _score,
-    _several,
-    _titled,
-    written_shape,
-)
+SHAPES = (_label_studio, _tagged, _marked, _picked, _choice, _texts, _score, _several, _titled, written_shape)

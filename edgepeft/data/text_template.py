@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
 from edgepeft.common.errors import DataError, UsageError, named
-from edgepeft.data.parts import TaskData
+from edgepeft.data.parts import PARTS, TaskData
 from edgepeft.data.pattern import Pattern, pattern
 from edgepeft.data.rows import SENTENCES, Columns
 from edgepeft.tasks.base import kind_named
@@ -46,21 +46,21 @@ class TextTemplate:
     def applied(self, data: TaskData, label: str = SENTENCES.names[2]) -> TaskData:
         """Complete the data by what is written of its labels, or make each answer a row of its own."""
         if data.task_kind.writes:
-            each = self.format.each_answer if self.format else "no"
-            return data if each == "no" else data.of_each_answer(everywhere=each == "all")
-        if not data.labels or (self.format is None and self.written is None):
+            for part in {"no": (), "train": PARTS[:1], "all": PARTS}[self.format.each_answer if self.format else "no"]:
+                rows = tuple(row._replace(label=each) for row in getattr(data, part) for each in row.references)
+                data = dataclasses.replace(data, **{part: rows})  # type: ignore[arg-type]
             return data
-        if self.format is not None:
+        if data.labels and self.format is not None:
             return dataclasses.replace(data, targets=self.format.targets_of(data.labels), step=self.format.step)
-        assert self.written is not None
+        if not data.labels or self.written is None:
+            return data
         if self.written.fields != (label,):
             raise UsageError(
                 f"--target {self.written.text!r} is written of labels, so it reads {{{label}}} alone; for any text: "
                 "--kind text."
             )
-        return dataclasses.replace(
-            data, targets=tuple(self.written.filled({label: name}, f"label {name}") for name in data.labels)
-        )
+        targets = tuple(self.written.filled({label: name}, f"label {name}") for name in data.labels)
+        return dataclasses.replace(data, targets=targets)
 
 
 AS_IT_IS = TextTemplate()
@@ -93,31 +93,25 @@ def text_template(
     wanted = None if kind is None else kind_named(kind if source is None and format is None else _OLDER.get(kind, kind))
     if wanted and not (wanted.one_label or wanted.writes) and (format is not None or target is not None):
         raise UsageError(f"--kind {kind}: here labels or text are written; leave it out, or --format and --target.")
-    if format is not None:
-        found = named("format", format, FORMATS)
+    found = None if format is None else named("format", format, FORMATS)
+    if found is not None:
         if wanted and wanted.one_label and not found.names:
             raise UsageError(f"--kind {kind}: the answers of {found.name} are no labels, but text; leave --kind out.")
-        reads = pattern(found.source_for(adapters=adapters))
-        return _renamed(reads, pattern(found.target) if found.target else None, fields, found)
+        source, target = found.source_for(adapters=adapters), found.target or None
     if source is None:
         if target is not None or fields or (wanted and wanted.writes):
             raise UsageError('say what is read too: --source "summarize: {text}", or --format.')
         return AS_IT_IS
-    if wanted and wanted.writes and target is None:
+    if wanted and wanted.writes and target is None and found is None:
         raise UsageError('--kind text: say what is written too: --target "{summary}".')
-    writes = pattern(target) if target is not None else None
-    if wanted and wanted.one_label:
-        return dataclasses.replace(_renamed(pattern(source), None, fields), written=writes)
-    return _renamed(pattern(source), writes, fields)
-
-
-def _renamed(
-    source: Pattern, target: Pattern | None, fields: Mapping[str, str], format: Format | None = None
-) -> TextTemplate:
-    known = (*source.fields, *(target.fields if target else ()))
-    read = {field: column for field, column in fields.items() if field in source.fields or field not in known}
-    written = {field: column for field, column in fields.items() if target and field in target.fields}
-    return TextTemplate(source.renamed(read), target.renamed(written) if target else None, format=format)
+    reads, writes = pattern(source), None if target is None else pattern(target)
+    of_labels = found is None and wanted is not None and wanted.one_label  # are scored: the target's field is theirs
+    free = None if of_labels else writes
+    known = (*reads.fields, *(free.fields if free else ()))
+    read = {field: column for field, column in fields.items() if field in reads.fields or field not in known}
+    if free:
+        free = free.renamed({field: column for field, column in fields.items() if field in free.fields})
+    return TextTemplate(reads.renamed(read), free, writes if of_labels else None, found)
 
 
 NAMES = {
@@ -181,21 +175,20 @@ class Format:
 
     def targets_of(self, labels: Sequence[str]) -> tuple[str, ...]:
         """Return what is written of each of the data's labels, which are names or numbers of classes."""
-        places = [self._place(label) for label in labels]
+        folded, places = [name.casefold() for name in self.names], list[int]()
+        for label in labels:
+            if label.casefold() in folded:
+                places.append(folded.index(label.casefold()))
+            elif label.isdecimal() and int(label) < len(self.names):
+                places.append(int(label))
+            else:
+                known = ", ".join(f"{name} (or {i})" for i, name in enumerate(self.names))
+                raise DataError(f"no target of {self.name} has the label {label!r}; its labels are {known}.")
         if len(set(places)) < len(places):
             raise DataError(
                 f"two of the labels {', '.join(labels)} are the same class of {self.name}; write it one way."
             )
         return tuple(self.targets[place] for place in places)
-
-    def _place(self, label: str) -> int:
-        folded = [name.casefold() for name in self.names]
-        if label.casefold() in folded:
-            return folded.index(label.casefold())
-        if label.isdecimal() and int(label) < len(self.names):
-            return int(label)
-        known = ", ".join(f"{name} (or {i})" for i, name in enumerate(self.names))
-        raise DataError(f"no target of {self.name} has the label {label!r}; its labels are {known}.")
 
 
 def _fields(fields: str) -> str:

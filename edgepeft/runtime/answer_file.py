@@ -17,7 +17,7 @@ from edgepeft.common.atomic import check_target, replacing
 from edgepeft.common.errors import DataError, UsageError, requiring
 from edgepeft.common.progress import shown_steps
 from edgepeft.data.containers import STDIN
-from edgepeft.data.memory import Records
+from edgepeft.data.frames import Records
 from edgepeft.data.pattern import pattern
 from edgepeft.data.rows import Columns, Row, read_rows
 from edgepeft.runtime.decoding import Decoding

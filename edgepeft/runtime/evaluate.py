@@ -13,7 +13,7 @@ import numpy as np
 
 from edgepeft.common.errors import DataError, UsageError
 from edgepeft.common.progress import shown_steps
-from edgepeft.data.by_class import Groups, mislabelled, shown_row, worst_of, write_confusion
+from edgepeft.data.by_class import Groups, chosen, headline, mislabelled, shown_row, worst_of, write_confusion
 from edgepeft.data.readers import source_of
 from edgepeft.data.row_grouping import joined
 from edgepeft.data.rows import Columns, Row, read_rows
@@ -24,7 +24,6 @@ from edgepeft.runtime.decoding import GREEDY, Decoding
 from edgepeft.runtime.inputs import Truncation
 from edgepeft.runtime.passes import in_batches
 from edgepeft.runtime.runtime import Runtime
-from edgepeft.tasks._headline import chosen, headline
 from edgepeft.tasks.base import TaskType
 
 _RIGHT = ("exact_match", "accuracy")  # of text, and of one answer of several

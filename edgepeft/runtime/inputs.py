@@ -111,7 +111,7 @@ def _text(one: object, source: str | None, where: str) -> Text:
         return Text(pattern(source).filled(one, where))
     first, second = one if isinstance(one, (tuple, list)) and len(one) == 2 else (one, None)
     if isinstance(one, Mapping):
-        first, second = pattern(_PLAIN).filled(one, where), one.get(SENTENCES.names[1]) or None
+        first, second = pattern(_PLAIN).filled(one, where), one.get(SENTENCES.names[1])
     if not isinstance(first, str) or not isinstance(second, str | None):
         raise DataError(f"{where}: a text, or a pair of texts (first, second), is needed; found {one!r:.60}.")
     if source is None:

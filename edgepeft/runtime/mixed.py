@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from edgepeft.bundle.bundle import Bundle
 from edgepeft.common.errors import BundleError, EdgepeftError
-from edgepeft.data.answers import Prediction
 from edgepeft.graph.in_place import hide_fronts, in_place
 from edgepeft.graph.mix import ROW_COUNTS, TOKEN_COUNTS, may_be_empty, mix, mix_text, slotted
 from edgepeft.graph.names import LOGITS
@@ -27,6 +26,7 @@ from edgepeft.runtime.passes import in_batches, passes, put, unpacked
 from edgepeft.runtime.prediction import of_width, predictions
 from edgepeft.runtime.session import failing_as
 from edgepeft.runtime.weights import BoundSession, TaskSession, Weights, ort_value, parted
+from edgepeft.tasks.base import Prediction
 
 Opened = TaskSession | TextSession
 Tasks = Sequence[tuple[str, TaskSession]]  # of one structure, by slot

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from edgepeft.backbones.tokens import Text, TokenBatch
 from edgepeft.bundle.manifest import TaskEntry
 from edgepeft.common.errors import BundleError, EdgepeftError
-from edgepeft.data.answers import Answer, Prediction
 from edgepeft.runtime.inputs import ReadRows
+from edgepeft.tasks.base import Answer, Prediction
 
 A = TypeVar("A", bound=Answer)
 _FEW = 64

@@ -15,7 +15,6 @@ from edgepeft.backbones.tokens import TokenBatch
 from edgepeft.bundle.bundle import Bundle
 from edgepeft.bundle.manifest import Manifest, TaskEntry
 from edgepeft.common.errors import BundleError, EdgepeftError, UsageError
-from edgepeft.data.answers import Answer, Prediction
 from edgepeft.graph.names import LOGITS
 from edgepeft.graph.one_row import for_one_row
 from edgepeft.runtime.answer_file import Frame, answered_frame, is_frame
@@ -30,7 +29,7 @@ from edgepeft.runtime.prefix import Prefix
 from edgepeft.runtime.session import opening, run_session
 from edgepeft.runtime.text_generation import TextTasks
 from edgepeft.runtime.weights import TaskSession, Weights
-from edgepeft.tasks.base import TaskType
+from edgepeft.tasks.base import Answer, Prediction, TaskType
 
 if TYPE_CHECKING:
     from edgepeft.options.base import Folder

@@ -23,7 +23,6 @@ from starlette.responses import Response
 from edgepeft.backbones.tokens import TextEncoder
 from edgepeft.common.errors import EdgepeftError, MissingPackage, UnknownName, Unwritable
 from edgepeft.common.messages import listed_mistakes
-from edgepeft.data.answers import Answer, VectorPrediction
 from edgepeft.runtime.decoding import GREEDY
 from edgepeft.runtime.grammar import ANY_OBJECT
 from edgepeft.runtime.prediction import RowResult, TextAnswer
@@ -41,6 +40,7 @@ from edgepeft.serve.routes import (
     streamed,
 )
 from edgepeft.serve.schemas import Asked, Listed
+from edgepeft.tasks.base import Answer, VectorPrediction
 
 ENDPOINTS: list[Endpoint] = []
 

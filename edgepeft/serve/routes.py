@@ -17,7 +17,6 @@ from starlette.responses import Response, StreamingResponse
 
 from edgepeft.common.errors import EdgepeftError, UsageError
 from edgepeft.common.task_name import check_task_name
-from edgepeft.data.answers import Answer
 from edgepeft.data.pattern import pattern
 from edgepeft.runtime.inputs import Readable
 from edgepeft.runtime.prediction import RowResult
@@ -29,6 +28,7 @@ from edgepeft.serve.problems import KEYS, Json, Refused, explain, fault, refusal
 from edgepeft.serve.service import Service
 from edgepeft.serve.settings import Settings
 from edgepeft.serve.tuning import Jobs
+from edgepeft.tasks.base import Answer
 
 log = logging.getLogger("edgepeft.serve")
 

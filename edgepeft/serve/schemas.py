@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, JsonValue, model_validator
 
 from edgepeft.common.task_name import TASK_NAME
-from edgepeft.data.conventions import CANDIDATES
+from edgepeft.data.labels import CANDIDATES
 from edgepeft.data.rows import SENTENCES
 from edgepeft.data.words import Words
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgepeft.common.errors import EdgepeftError
-from edgepeft.data.conventions import CANDIDATES
+from edgepeft.data.labels import CANDIDATES
 from edgepeft.data.training_loop.checkpoint import claim, discard
 from edgepeft.serve.problems import Refused, explain, fault
 from edgepeft.serve.schemas import TuneRequest, TuneRow

@@ -27,7 +27,6 @@ import math
 import warnings
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from fractions import Fraction
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -35,7 +34,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgepeft.common.errors import UsageError
-from edgepeft.tasks._facts import Values
+from edgepeft.tasks._facts import Facts, Values
 
 Guarantee = Mapping[str, float]
 """Nothing, or ``coverage``, or ``risk``."""
@@ -174,7 +173,7 @@ _NEEDED = {"coverage": needed_for_coverage, "risk": needed_for_risk}
 _OWN = ("temperature", "temperature_bound", "ece", "threshold", *_NEEDED)  # of what is chosen; others are not its
 
 
-class Calibration:
+class Calibration(Facts):
     """Base of kinds.  Those that calibrate have one right answer of several, whose probabilities are the logits'
     softmax; every answer of any other is sure.
 
@@ -182,9 +181,7 @@ class Calibration:
     the evaluation rows, and ``threshold`` with the ``coverage`` or the ``risk`` that it is for.
     """
 
-    title: ClassVar[str]
     calibrates: ClassVar[bool] = False  # the evaluation rows' logits say how far probabilities can be believed
-    chosen: Mapping[str, Any]
 
     def __post_init__(self) -> None:
         """Refuse a temperature, or a threshold with its one guarantee, that cannot be."""
@@ -219,8 +216,7 @@ class Calibration:
                     f"--{name} {value:g} needs at least {least:,} evaluation rows; there are {n:,}. Give more to "
                     f"--eval, or another --{name}."
                 )
-        others = {name: value for name, value in self.chosen.items() if name not in ("threshold", *_NEEDED)}
-        return replace(self, chosen={**others, **guarantee})  # type: ignore[type-var]
+        return self.choosing("threshold", *_NEEDED, **guarantee)
 
     def right_of(self, targets: Values, logits: Values) -> tuple[Values, Values]:
         """Return the right answer of each row, int64 [n], and the logits [n, C] of all answers."""
@@ -234,11 +230,10 @@ class Calibration:
         right, of = self.right_of(targets, logits)
         temperature, bound = fitted_temperature(of, right)
         shares = softmax(of, temperature)
-        before, after = (_bins(right, each) for each in (softmax(of), shares))
-        others = {name: value for name, value in self.chosen.items() if name not in _OWN}
-        found: dict[str, Any] = {**others, **self.guarantee, "temperature": temperature}
+        found: dict[str, Any] = {**self.guarantee, "temperature": temperature}
         found |= {} if bound is None else {"temperature_bound": bound}
-        found["ece"] = {"before": calibration_error(before), "after": calibration_error(after)}
+        errors = (calibration_error(binned(each.max(1), each.argmax(1) == right)) for each in (softmax(of), shares))
+        found["ece"] = dict(zip(("before", "after"), errors, strict=True))
         if "coverage" in found:
             found["threshold"] = coverage_threshold(shares[np.arange(len(shares)), right], found["coverage"])
         if "risk" in found:
@@ -250,7 +245,7 @@ class Calibration:
                     stacklevel=1,
                 )
             found["threshold"] = 1.0 if cut is None else cut
-        return replace(self, chosen=found)  # type: ignore[type-var]
+        return self.choosing(*_OWN, **found)
 
     def calibration(self, targets: Values, logits: Values) -> dict[str, Any]:
         """Return ``calibration`` of these rows: ``temperature``, ``ece`` and ``bins``, ``before`` it and ``after``; and
@@ -259,7 +254,8 @@ class Calibration:
             return {}
         right, of = self.right_of(targets, logits)
         shares, temperature = self.shares(of), self.chosen.get("temperature", 1.0)
-        bins = {"before": _bins(right, softmax(of)), "after": _bins(right, softmax(of, temperature))}
+        both = {"before": softmax(of), "after": softmax(of, temperature)}
+        bins = {name: binned(each.max(1), each.argmax(1) == right) for name, each in both.items()}
         errors = {name: calibration_error(each) for name, each in bins.items()}
         found: dict[str, Any] = {"temperature": temperature, "ece": errors, "bins": bins}
         if "threshold" in self.chosen:
@@ -314,7 +310,3 @@ class Calibration:
         """Return the places of rows that are likely mislabelled, the likeliest first, each with its ``label`` and the
         ``likely`` one, and their ``_probability``."""
         return []
-
-
-def _bins(targets: Values, shares: Values) -> list[dict[str, float]]:
-    return binned(shares.max(1), shares.argmax(1) == targets)

@@ -81,10 +81,11 @@ class Agreement(NamedTuple):
 
 
 def same_best(reference: NDArray[Any], logits: NDArray[Any], tolerance: float | None) -> Agreement:
-    """Compare which is the largest of each row; undecided where the reference's two largest are too near."""
+    """Compare which is the largest of [n, C, ...]; undecided is a row whose two largest are too near everywhere."""
     decided = Agreement.decided(reference, tolerance, axis=1)
     equal = reference.argmax(axis=1) == logits.argmax(axis=1)
-    return Agreement(float(equal[decided].mean()) if decided.any() else 1.0, int((~decided).sum()))
+    undecided = (~decided).all(tuple(range(1, decided.ndim)))
+    return Agreement(float(equal[decided].mean()) if decided.any() else 1.0, int(undecided.sum()))
 
 
 def log_softmax(logits: NDArray[Any], axis: int | tuple[int, ...] = -1) -> NDArray[np.float64]:
@@ -182,16 +183,18 @@ class Facts:
         """How a text's windows are pooled."""
         return str(self.chosen.get("pool", self.pools[0]))
 
+    def choosing(self, *without: str, **chosen: Any) -> Self:
+        """Bind what is chosen, beside what was before but for ``without``."""
+        kept = {name: value for name, value in self.chosen.items() if name not in without}
+        return replace(self, chosen=kept | chosen)  # type: ignore[type-var]
+
     def pooling(self) -> tuple[Self, ...]:
         """Return this kind with each pool to try, or alone where there is nothing to choose."""
-        if not self.pooled or len(self.pools) < 2:
-            return (self,)
-        return tuple(replace(self, chosen={**self.chosen, "pool": pool}) for pool in self.pools)  # type: ignore[type-var]
+        return tuple(self.choosing(pool=pool) for pool in self.pools) if self.pooled and self.pools[1:] else (self,)
 
     def in_one_window(self) -> Self:
         """Return this kind for synthetic texts, which all fit."""
-        chosen = {name: value for name, value in self.chosen.items() if name not in ("stride", "pool")}
-        return replace(self, chosen=chosen)  # type: ignore[type-var]
+        return self.choosing("stride", "pool")
 
     def overlap(self, max_length: int) -> int:
         """Return how many tokens two windows of that length share."""
@@ -204,6 +207,23 @@ class Facts:
         if not self.windows or length <= longest:
             return texts, length
         return texts * (1 - (longest - length) // (longest - self.overlap(longest))), longest
+
+    def made_per_row(self, n: int) -> list[int] | None:
+        """Divide ``n`` synthetic token rows among rows: two each, the last has the rest; None if each row is one."""
+        if self.texts_taught < 2:
+            return None
+        return [2] * (n // 2 - 1) + [2 + n % 2] if n > 1 else [n]
+
+    @classmethod
+    def readable(cls, *, pairs: bool, text: str = "a") -> Any:
+        """Return a synthetic row, as callers give it, whose long text is ``text``."""
+        return (text, "a") if pairs else text
+
+    @classmethod
+    def example(cls, labels: Sequence[str] | None) -> tuple[str, tuple[str, ...] | None]:
+        """Return a synthetic row's label, and all labels: ``labels`` if they are known."""
+        known = tuple(labels or cls.sample_labels) if cls.has_labels else None
+        return (known[0] if known and cls.one_label else cls.sample_label), known
 
     def token_rows(self, given: Any, where: str) -> list[tuple[str, str | None]]:
         """Divide a row, as ``Row.readable`` or a caller gives it, into texts and pairs, if it is ``several``."""

@@ -16,11 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgepeft.common.errors import DataError
-from edgepeft.data.answers import Prediction
 from edgepeft.data.labels import shown
 from edgepeft.data.row_grouping import LOWEST, Passage
 from edgepeft.data.rows import Row
 from edgepeft.tasks._facts import Values
+from edgepeft.tasks.base import Prediction
 from edgepeft.tasks.text import exact_match, f1
 
 _FORMS = '{"text": ["1912"], "answer_start": [17]}, as SQuAD has them, empty lists where the passage has no answer'

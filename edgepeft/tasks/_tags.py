@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from operator import eq
 from typing import Any, NamedTuple
@@ -31,12 +31,7 @@ from edgepeft.tasks._facts import Metric, Values
 OUTSIDE = "O"
 _LETTERS = "BIESLU"
 _ALIKE = {"L": "E", "U": "S"}
-_WHOLE: Mapping[frozenset[str], str] = {
-    frozenset("I"): "I",
-    frozenset("BI"): "BI",
-    frozenset("BIES"): "BIES",
-    frozenset("BILU"): "BILU",
-}
+_SCHEMES = ("I", "BI", "BIES", "BILU")  # the shortest that has a row's letters is its own
 _NAMED = ""  # the scheme of names alone
 
 
@@ -86,11 +81,11 @@ def _scheme(tags: Iterable[str]) -> str:
             return _NAMED
         other = next(tag for tag in tags if tag not in lettered)
         raise ValueError(f"{lettered[0]!r} has a letter in front and {other!r} has none; write all of them one way")
-    used = frozenset(tag[0] for tag in tags)
-    fitting = sorted((scheme for scheme in _WHOLE if used <= scheme), key=len)
-    if not fitting:
+    used = {tag[0] for tag in tags}
+    fitting = next((scheme for scheme in _SCHEMES if used <= {*scheme}), None)
+    if fitting is None:
         raise ValueError(f"tags begin with {', '.join(sorted(used))}; no scheme (BIO, BILOU, BIOES, IO) has all these")
-    return _WHOLE[fitting[0]]
+    return fitting
 
 
 _LIKE_LETTERED = re.compile(r"([bieslu])[-_:](\S+)", re.IGNORECASE)
@@ -118,21 +113,16 @@ def with_tags(found: Iterable[Entity], n: int, known: Sequence[str] | None = Non
     """Tag ``n`` words in the scheme of the ``known`` tags, in BIO without any."""
     scheme = "BI" if known is None else _scheme(known)
     tags = [OUTSIDE] * n
-    for entity in found:
-        for i, letter in zip(range(entity.first, entity.last + 1), _letters(scheme, entity), strict=True):
-            tags[i] = _tag(letter, entity.label) if letter else entity.label
+    for label, first, last in found:
+        n = last + 1 - first
+        if scheme in (_NAMED, "I"):
+            letters = [scheme] * n
+        else:
+            letters = [*"B" + "I" * (n - 1)]
+            if scheme != "BI":
+                letters[-1] = scheme[2] if n > 1 else scheme[3]
+        tags[first : last + 1] = [_tag(letter, label) if letter else label for letter in letters]
     return tags
-
-
-def _letters(scheme: str, entity: Entity) -> Iterator[str]:
-    n = entity.last - entity.first + 1
-    if scheme in (_NAMED, "I"):
-        yield from [scheme] * n
-    elif scheme == "BI":
-        yield from "B" + "I" * (n - 1)
-    else:
-        last, only = scheme[2], scheme[3]
-        yield from only if n == 1 else "B" + "I" * (n - 2) + last
 
 
 def _tag(letter: str, label: str) -> str:
@@ -166,28 +156,23 @@ def tagged_label(value: Any, where: str) -> str:
         name = "tags" if isinstance(value, list | tuple) and value and isinstance(value[0], str) else "spans"
     if not isinstance(value, list | tuple):
         raise DataError(f"{where}: {name} are a list; found {shown(value)}. A row has {_FORMS}.")
-    read = _tags(value, where) if name == "tags" else _spans(value, where)
+    read: list[Any]
+    if name == "tags":
+        # Whether 0 is outside, and where entities begin, is in no row.
+        numbers = any(isinstance(tag, int) for tag in value)
+        if numbers or (value and all(str(tag).strip().isdecimal() for tag in value)):
+            raise DataError(
+                f"{where}: tags are numbers, found {shown(value)}; give their names (of the data set's ClassLabel), as "
+                '"B-PER" and "O": in the rows, or in a file label_names.json beside them, ["O", "B-PER", ...].'
+            )
+        read = [label_text(tag, where, f"tag of word {i}") for i, tag in enumerate(value, start=1)]
+    else:
+        read = sorted(_span(span, where) for span in value)
+        for one, other in pairwise(read):
+            if other[0] < one[1]:
+                both = " and ".join(f"{start} to {end} ({label})" for start, end, label in (one, other))
+                raise DataError(f"{where}: the spans {both} overlap; a word has one tag. Keep one of them.")
     return json.dumps({name: read}, ensure_ascii=False, separators=(",", ":"))
-
-
-def _tags(values: Sequence[Any], where: str) -> list[str]:
-    # Whether 0 is outside, and where entities begin, is in no row.
-    numbers = any(isinstance(value, int) for value in values)
-    if numbers or (values and all(str(value).strip().isdecimal() for value in values)):
-        raise DataError(
-            f"{where}: tags are numbers, found {shown(values)}; give their names (of the data set's ClassLabel), as "
-            '"B-PER" and "O": in the rows, or in a file label_names.json beside them, ["O", "B-PER", ...].'
-        )
-    return [label_text(value, where, f"tag of word {i}") for i, value in enumerate(values, start=1)]
-
-
-def _spans(values: Sequence[Any], where: str) -> list[tuple[int, int, str]]:
-    spans = sorted(_span(value, where) for value in values)
-    for one, other in pairwise(spans):
-        if other[0] < one[1]:
-            both = " and ".join(f"{start} to {end} ({label})" for start, end, label in (one, other))
-            raise DataError(f"{where}: the spans {both} overlap; a word has one tag. Keep one of them.")
-    return spans
 
 
 def _span(value: Any, where: str) -> tuple[int, int, str]:

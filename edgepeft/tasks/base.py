@@ -1,4 +1,4 @@
-"""A kind of task in one class: its labels, losses, scores and answers.
+"""A kind of task in one class: its labels, losses and scores; and what it answers to a row.
 
 A kind is a file of this package with one subclass of ``TaskType``, found by its ``name``; ``--kind NAME`` asks for it,
 and nothing else in edgepeft knows which kinds there are.  An object of the class is bound to a task: its labels, and
@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, Self
 
@@ -23,15 +23,110 @@ from numpy.typing import NDArray
 from edgepeft.backbones.tokens import Text, TokenBatch
 from edgepeft.common.errors import UnknownName, UsageError
 from edgepeft.common.registry import class_named, classes_of, names_of
-from edgepeft.data.answers import Prediction
 from edgepeft.data.labels import label_text
 from edgepeft.data.rows import Columns, Row
 from edgepeft.tasks._conformal import Calibration
-from edgepeft.tasks._facts import Agreement, Facts, GraphWriter, LossGraph, Metric, Values, rarest, same_best
+from edgepeft.tasks._facts import Agreement, GraphWriter, LossGraph, Metric, Values, rarest, same_best
+
+
+class Answer(ABC):
+    """A task's answer to one row; ``note`` says what speaks against it."""
+
+    task: str
+    note: str
+
+    @property
+    @abstractmethod
+    def value(self) -> Any:
+        """What is answered: the label, the number, or the text."""
+
+    @property
+    @abstractmethod
+    def facts(self) -> dict[str, Any]:
+        """What is answered, as plain values for JSON."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values for JSON: ``task``, next what is answered; ``note`` where there is one."""
+        return {"task": self.task, **self.facts, **({"note": self.note} if self.note else {})}
+
+    @property
+    def in_numbers(self) -> bool:
+        """Whether every number of it is one, neither NaN nor infinite."""
+        return True
 
 
 @dataclass(frozen=True)
-class TaskType(Facts, Calibration, ABC):
+class Prediction(Answer):
+    """One row's answer: a label with its probability, or a number for regression; and its logits."""
+
+    task: str
+    label: str | None  # None for a number
+    score: float
+    scores: dict[str, float]
+    logits: tuple[float, ...]
+    note: str = ""  # what speaks against it: a text of another kind than those that the task was trained on
+    expected: float | None = None  # the mean of labels that are numbers, each as probable as its score
+    unsure: bool | None = field(default=None, kw_only=True)  # not of those that a guarantee is made of; None: of none
+
+    @property
+    def value(self) -> Any:
+        """The label, or the number."""
+        return self.score if self.label is None else self.label
+
+    @property
+    def in_numbers(self) -> bool:
+        """As its base has it: sums of float32 overflow no float64."""
+        return math.isfinite(self.score + (self.expected or 0.0) + sum(self.scores.values()) + sum(self.logits))
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """The label and all labels' probabilities, or the number."""
+        if self.label is None:
+            return {"value": self.score}
+        found = {name: getattr(self, name) for name in ("label", "score", "scores", "expected", "unsure")}
+        return {name: value for name, value in found.items() if value is not None}
+
+
+@dataclass(frozen=True)
+class VectorPrediction(Prediction):
+    """A text's vector of ``dims`` numbers; the logits of a pair are those of both texts, one after the other."""
+
+    dims: int = 0
+
+    @property
+    def vector(self) -> NDArray[np.float32]:
+        """[dims]."""
+        return np.array(self.logits[: self.dims], np.float32)
+
+    @property
+    def value(self) -> list[float]:
+        """The vector, in the shortest decimals of a float32."""
+        return [float(str(number)) for number in self.vector]
+
+    @property
+    def cosine(self) -> float | None:
+        """Of the two texts of a pair."""
+        if len(self.logits) == self.dims:
+            return None
+        one, other = both = np.array(self.logits, np.float64).reshape(-1, self.dims)
+        return round(float(one @ other / max(1e-12, float(np.linalg.norm(both, axis=1).prod()))), 6)
+
+    def cut(self, dims: int | None) -> VectorPrediction:
+        """Its first ``dims`` numbers, of length 1 again (Kusupati et al., 2022, arXiv:2205.13147); None takes all."""
+        if dims is None:
+            return self
+        kept = np.array(self.logits, np.float64).reshape(-1, self.dims)[:, :dims]
+        kept = kept / np.maximum(np.linalg.norm(kept, axis=1, keepdims=True), 1e-12)
+        return replace(self, logits=tuple(kept.astype(np.float32).ravel().tolist()), dims=kept.shape[1])
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """The vector; of a pair how near its texts are too."""
+        return {"vector": self.value} | ({} if self.cosine is None else {"cosine": self.cosine})
+
+
+@dataclass(frozen=True)
+class TaskType(Calibration, ABC):
     """Base of all kinds; ``labels`` are the names of the columns of the logits, where those have names.
 
     ``step`` is between labels that are numbers; ``chosen`` is what the evaluation rows were asked for (thresholds).
@@ -91,7 +186,6 @@ class TaskType(Facts, Calibration, ABC):
     @classmethod
     def check_labels(cls, labels: Sequence[str]) -> None:
         """Refuse names that the logits' columns of a head trained elsewhere cannot have."""
-        return
 
     @classmethod
     def columns(cls, given: Columns) -> Columns:
@@ -106,7 +200,6 @@ class TaskType(Facts, Calibration, ABC):
 
     def check_batch(self, batch_size: int, rows: Sequence[Row]) -> None:
         """Refuse a batch that is too small for a step."""
-        return
 
     def strata(self, rows: Sequence[Row]) -> list[str]:
         """Name each row's stratum: its rarest label, if it has one; rows of each are divided in proportion."""
@@ -125,12 +218,6 @@ class TaskType(Facts, Calibration, ABC):
     def targets(self, rows: Sequence[Row]) -> Values:
         """Return what the loss compares with, [n, ...], of rows that were checked."""
 
-    def made_per_row(self, n: int) -> list[int] | None:
-        """Divide ``n`` synthetic token rows among rows: two each, the last has the rest; None if each row is one."""
-        if self.texts_taught < 2:
-            return None
-        return [2] * (n // 2 - 1) + [2 + n % 2] if n > 1 else [n]
-
     def encoded(self, rows: Sequence[Row], tokens: TokenBatch) -> Values:
         """Return ``targets`` of rows with these tokens."""
         return self.targets(rows)
@@ -138,17 +225,6 @@ class TaskType(Facts, Calibration, ABC):
     @abstractmethod
     def synthetic_targets(self, mask: NDArray[np.int64]) -> Values:
         """Return synthetic targets [B, ...] for rows with this mask [B, S], to time a step."""
-
-    @classmethod
-    def readable(cls, *, pairs: bool, text: str = "a") -> Any:
-        """Return a synthetic row, as callers give it, whose long text is ``text``."""
-        return (text, "a") if pairs else text
-
-    @classmethod
-    def example(cls, labels: Sequence[str] | None) -> tuple[str, tuple[str, ...] | None]:
-        """Return a synthetic row's label, and all labels: ``labels`` if they are known."""
-        known = tuple(labels or cls.sample_labels) if cls.has_labels else None
-        return (known[0] if known and cls.one_label else cls.sample_label), known
 
     # Losses: the same in NumPy, PyTorch and ONNX.
 
@@ -167,11 +243,8 @@ class TaskType(Facts, Calibration, ABC):
         what ``slopes`` gives for ``labels``."""
 
     def slopes(self, logits: NDArray[np.float32], targets: Values) -> tuple[float, NDArray[np.float64]]:
-        """Return the loss of a whole batch, and its derivative by each logit.
-
-        A step in ONNX Runtime computes the logits of all its parts first, and goes back from these (Gao et al., 2021,
-        arXiv:2101.06983): its memory does not grow with the batch.
-        """
+        """Return the loss of a whole batch, and its derivative by each logit: a step computes all logits first and goes
+        back from these, so that its memory does not grow with the batch (Gao et al., 2021, arXiv:2101.06983)."""
         raise UsageError(f"{self.title} has its loss row by row.")
 
     def terms(self, targets: Values) -> Values:
@@ -291,16 +364,11 @@ def kinds() -> dict[str, type[TaskType]]:
 
 
 @cache
-def _names() -> tuple[str, ...]:
-    return names_of("edgepeft.tasks")
-
-
-@cache
 def kind_named(name: str) -> type[TaskType]:
     """Return the kind of that name."""
     found = class_named("edgepeft.tasks", TaskType, name)  # type: ignore[type-abstract]
     if found is None:
-        raise UnknownName("kind of task", name, _names())
+        raise UnknownName("kind of task", name, names_of("edgepeft.tasks"))
     return found
 
 
@@ -318,10 +386,12 @@ def stated(name: str | None, labels: Sequence[str] | None, head_reads: str, **bo
     """Return the kind that a card states; older cards have no name of a kind."""
     if name is None:
         found = next(kind for kind in kinds().values() if kind.is_of(labels, head_reads))
-    elif name in _names():
-        found = kind_named(name)
     else:
-        raise ValueError(f"this version knows no kind of task {name!r}; it knows {', '.join(_names())}")
+        try:
+            found = kind_named(name)
+        except UnknownName:
+            known = ", ".join(names_of("edgepeft.tasks"))
+            raise ValueError(f"this version knows no kind of task {name!r}; it knows {known}") from None
     if found.has_labels != bool(labels):
         raise ValueError(f"{found.title} has {'labels, and there are none' if found.has_labels else 'no labels'}")
     kind = found(tuple(labels) if labels else None, **bound)

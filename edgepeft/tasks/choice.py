@@ -20,14 +20,12 @@ from numpy.typing import NDArray
 
 from edgepeft.backbones.tokens import Text, TokenBatch
 from edgepeft.common.errors import DataError
-from edgepeft.data.answers import Prediction
-from edgepeft.data.conventions import CANDIDATES, candidates_in
-from edgepeft.data.labels import label_text, shown
+from edgepeft.data.labels import CANDIDATES, candidates_in, label_text, shown
 from edgepeft.data.pattern import UnreadableRow
 from edgepeft.data.row_grouping import LOWEST, grouped, places_of
 from edgepeft.data.rows import SENTENCES, Row
 from edgepeft.tasks._facts import Agreement, GraphWriter, LossGraph, Metric, Values, cross_entropy, log_softmax, mean
-from edgepeft.tasks.base import TaskType
+from edgepeft.tasks.base import Prediction, TaskType
 
 
 @dataclass(frozen=True)
@@ -72,7 +70,6 @@ class Choice(TaskType):
         return row.candidates[_right(row)]
 
     def targets(self, rows: Sequence[Row]) -> Values:
-        """Return the index of the right candidate and their number, int64 [n, 2]."""
         return np.array([(_right(row), len(row.candidates)) for row in rows], np.int64)
 
     def token_rows(self, given: Any, where: str) -> list[tuple[str, str | None]]:
@@ -103,7 +100,6 @@ class Choice(TaskType):
         return LossGraph(cross_entropy(graph, scores, right, 1), integers=True, dims=("batch", 2))
 
     def constant_loss(self, targets: Values, words: int = 0) -> float:
-        """Return the loss of equal probabilities for a row's candidates."""
         return float(np.log(targets[:, 1]).mean())
 
     def outputs(self, logits: NDArray[Any]) -> Values:

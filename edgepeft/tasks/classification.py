@@ -25,11 +25,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgepeft.common.errors import DataError, UnknownName
-from edgepeft.data.answers import Prediction
 from edgepeft.data.by_class import by_class
 from edgepeft.data.rows import Row
 from edgepeft.tasks._facts import GraphWriter, LossGraph, Metric, Values, cross_entropy, log_softmax, mean
-from edgepeft.tasks.base import TaskType
+from edgepeft.tasks.base import Prediction, TaskType
 from edgepeft.tasks.regression import CORRELATIONS
 
 RARE = 0.2  # of the rows: of a label with fewer accuracy says little
@@ -55,7 +54,6 @@ class Classification(TaskType):
 
     @property
     def described(self) -> str:
-        """The number of labels, and what is guaranteed."""
         return ", ".join([f"{self.n_outputs} labels", *(f"{name} {value:g}" for name, value in self.guarantee.items())])
 
     @classmethod
@@ -84,7 +82,6 @@ class Classification(TaskType):
         return -log_softmax(logits)[np.arange(len(targets)), targets]
 
     def loss(self, logits: Any, targets: Any, weights: Any = None) -> Any:
-        """Return their mean, weighted by each row's label if there are weights."""
         each = -logits.log_softmax(-1).gather(-1, targets.unsqueeze(-1)).squeeze(-1)
         if weights is None:
             return each.mean()
@@ -95,7 +92,6 @@ class Classification(TaskType):
         return LossGraph(cross_entropy(graph, logits, labels, 1), integers=True)
 
     def constant_loss(self, targets: Values, words: int = 0) -> float:
-        """Return the loss of equal probabilities for all labels."""
         return math.log(self.n_outputs)
 
     def fitting(self, targets: Values) -> tuple[str, ...]:
@@ -196,10 +192,15 @@ def check_names(rows: Sequence[Row], names: Sequence[Sequence[str]]) -> None:
             has.setdefault(name, []).append(row)
     labels, n, file = sorted(has), sum(map(len, names)), rows[0].file
 
+    def quoted(name: str) -> str:  # with escapes if it is not of the usual Unicode form and may look like another
+        seen, of = repr(name) if unicodedata.is_normalized("NFKC", name) else ascii(name), has[name]
+        first = ", ".join(row.short for row in of[:3])
+        return f"{seen} ({len(of):,} row{'s' * (len(of) > 1)}: {first}{', ...' * (len(of) > 3)})"
+
     def say(what: str, found: Sequence[Sequence[str]]) -> None:
         if not found:
             return
-        told = [" and ".join(_told(name, has[name]) for name in each) for each in found[:3]]
+        told = [" and ".join(map(quoted, each)) for each in found[:3]]
         more = f" and {len(found) - 3} more" if len(found) > 3 else ""
         warnings.warn(f"{file}: {what}: {'; '.join(told)}{more}.", stacklevel=3)
 
@@ -225,13 +226,6 @@ def check_names(rows: Sequence[Row], names: Sequence[Sequence[str]]) -> None:
             "labels, --label-column names another; numbers to predict are for: edgepeft train --regression.",
             stacklevel=2,
         )
-
-
-def _told(name: str, rows: Sequence[Row]) -> str:
-    """Quote a name, with escapes if it is not of the usual Unicode form and may look like another; say where it is."""
-    seen = repr(name) if unicodedata.is_normalized("NFKC", name) else ascii(name)
-    first = ", ".join(row.short for row in rows[:3])
-    return f"{seen} ({len(rows):,} row{'s' * (len(rows) > 1)}: {first}{', ...' * (len(rows) > 3)})"
 
 
 def _positive(names: Sequence[str]) -> str:

@@ -25,7 +25,7 @@ import math
 import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self
 
@@ -33,12 +33,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgepeft.common.errors import DataError, UsageError
-from edgepeft.data.answers import Prediction, VectorPrediction
 from edgepeft.data.labels import number_of
 from edgepeft.data.row_grouping import LOWEST
 from edgepeft.data.rows import SENTENCES, Row
 from edgepeft.tasks._facts import Agreement, GraphWriter, LossGraph, Metric, Values, log_softmax, mean
-from edgepeft.tasks.base import TaskType
+from edgepeft.tasks.base import Prediction, TaskType, VectorPrediction
 from edgepeft.tasks.regression import CORRELATIONS, ranks
 
 _NEAR = 0.95  # the cosine of a vector and its reference above which 8-bit weights have not changed what it says
@@ -70,7 +69,6 @@ class Embedding(TaskType):
     pools = ("direction",)
 
     def __post_init__(self) -> None:
-        """Refuse ``dims`` and ``scored`` that cannot be."""
         dims, scored = self.chosen.get("dims", 1), self.chosen.get("scored", True)
         if not isinstance(dims, int) or isinstance(dims, bool) or dims < 1 or not isinstance(scored, bool):
             raise ValueError(
@@ -82,7 +80,7 @@ class Embedding(TaskType):
         return {"dims": hidden_size}
 
     def seen(self, rows: Sequence[Row]) -> Self:
-        return replace(self, chosen={**self.chosen, "scored": rows[0].label is not None})
+        return self.choosing(scored=rows[0].label is not None)
 
     @property
     def n_outputs(self) -> int:
@@ -99,7 +97,6 @@ class Embedding(TaskType):
 
     @property
     def listed(self) -> str:
-        """What there is to learn from."""
         return "pairs with numbers" if self.scored else "pairs that belong together"
 
     @classmethod
@@ -180,11 +177,9 @@ class Embedding(TaskType):
         return row_losses(logits, None if _unscored(targets) else targets)
 
     def slopes(self, logits: NDArray[np.float32], targets: Values) -> tuple[float, NDArray[np.float64]]:
-        """Return them of [B, K, d] and [B]."""
         return negatives(logits) if _unscored(targets) else cosent(logits, targets)
 
     def loss(self, logits: Any, targets: Any, weights: Any = None) -> Any:
-        """Return it of [B, K, d]."""
         units = logits / logits.norm(dim=-1, keepdim=True).clamp(min=1e-12)
         if targets.isnan().all():
             others = units[:, 1:].transpose(0, 1).flatten(0, 1)
@@ -216,7 +211,6 @@ class Embedding(TaskType):
         return [name for name in self.metrics if (name in CORRELATIONS) == self.scored]
 
     def fitting(self, targets: Any) -> tuple[str, ...]:
-        """Correlate by ranks, or look among the nearest 1, 5 and 10."""
         return ("spearman",) if self.scored else ("recall@1", "recall@5", "recall@10")
 
     def resampled(self, outputs: Values) -> Values:
@@ -361,11 +355,12 @@ def _near(k: int, _: Embedding, targets: Values, outputs: Values) -> Values:
     return ranks_of_right(outputs) <= k
 
 
-_METRICS = {name: Metric(partial(_correlation, name), "of cosine and number, over all pairs") for name in CORRELATIONS}
-_METRICS |= {
+Embedding.metrics = {
+    name: Metric(partial(_correlation, name), "of cosine and number, over all pairs")
+    for name in ("spearman", "pearson", "pearson_spearman")
+} | {
     f"recall@{k}": Metric(
         partial(_near, k), f"share of rows whose second text is among the {k} nearest of all rows'", mean
     )
     for k in (1, 5, 10)
 }
-Embedding.metrics = {"spearman": _METRICS.pop("spearman"), **_METRICS}

@@ -15,19 +15,18 @@ import json
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgepeft.common.errors import DataError
-from edgepeft.data.answers import Prediction
 from edgepeft.data.by_class import by_class
 from edgepeft.data.labels import label_text, shown
 from edgepeft.data.rows import Row
 from edgepeft.tasks._facts import CLOSE, Agreement, GraphWriter, LossGraph, Metric, Values, mean
-from edgepeft.tasks.base import TaskType
+from edgepeft.tasks.base import Prediction, TaskType
 from edgepeft.tasks.classification import check_names
 
 _EVEN = 0.5  # a threshold where nothing speaks for another
@@ -42,12 +41,10 @@ class LabelsPrediction(Prediction):
 
     @property
     def value(self) -> list[str]:
-        """The labels that hold."""
         return list(self.labels)
 
     @property
     def facts(self) -> dict[str, Any]:
-        """The labels that hold, and all labels' probabilities."""
         return {"labels": self.value, "scores": self.scores}
 
 
@@ -67,7 +64,6 @@ class Labels(TaskType):
     sample_label = "[]"
 
     def __post_init__(self) -> None:
-        """Refuse thresholds that are not one between 0 and 1 for each label."""
         given = self.chosen.get("thresholds")
         if given is None:
             return
@@ -121,7 +117,6 @@ class Labels(TaskType):
         return targets
 
     def synthetic_targets(self, mask: NDArray[np.int64]) -> Values:
-        """Return one label of each row, in turn."""
         return np.eye(self.n_outputs, dtype=np.float32)[np.arange(len(mask)) % self.n_outputs]
 
     def losses(self, logits: NDArray[np.float32], targets: Values) -> NDArray[np.float64]:
@@ -143,14 +138,12 @@ class Labels(TaskType):
         return np.full(len(targets), float(self.n_outputs))
 
     def constant_loss(self, targets: Values, words: int = 0) -> float:
-        """Return the loss of a probability of one half for each."""
         return math.log(2)
 
     def with_chosen(self, targets: Values, outputs: Values) -> Self:
-        """Choose each label's threshold of the best F1 on these rows."""
         shares = _sigmoid(outputs)
         best = [_best_threshold(targets[:, i] > 0, shares[:, i]) for i in range(self.n_outputs)]
-        return replace(self, chosen={**self.chosen, "thresholds": best})
+        return self.choosing(thresholds=best)
 
     def decided(self, logits: Values) -> NDArray[np.bool_]:
         """Say which labels hold, [n, C]."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self
 
@@ -21,7 +21,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgepeft.backbones.tokens import Text, TokenBatch
-from edgepeft.data.answers import Prediction
 from edgepeft.data.pattern import UnreadableRow
 from edgepeft.data.row_grouping import LOWEST, Asked, Passage, RowGrouping, passage_of, readable
 from edgepeft.data.rows import SENTENCES, Row
@@ -37,7 +36,7 @@ from edgepeft.tasks._span_answers import (
     wanted_of,
     windows_of,
 )
-from edgepeft.tasks.base import TaskType
+from edgepeft.tasks.base import Prediction, TaskType
 
 _NONE, _WHOLE = -1.0, -2.0  # in place of a window: no answer, or all of the passage
 
@@ -68,7 +67,6 @@ class Spans(TaskType):
 
     @property
     def n_outputs(self) -> int:
-        """Two: start and end."""
         return 2
 
     @property
@@ -79,7 +77,6 @@ class Spans(TaskType):
 
     @classmethod
     def label_text(cls, value: Any, where: str) -> str:
-        """Return answers with their places, or none, as JSON."""
         return answers_label(value, where)
 
     def unknown_label(self, row: Row) -> str | None:
@@ -88,7 +85,6 @@ class Spans(TaskType):
         return None
 
     def strata(self, rows: Sequence[Row]) -> list[str]:
-        """Divide rows with an answer and those without."""
         return ["some" if answers_of(row) else "none" for row in rows]
 
     def expected(self, row: Row) -> str:
@@ -130,7 +126,6 @@ class Spans(TaskType):
         return [passage_of(text.second or "", own) for text, own in zip(texts, tokens.windows, strict=True)]
 
     def synthetic_targets(self, mask: NDArray[np.int64]) -> Values:
-        """Return the first token, [W, 2]."""
         return np.zeros((len(mask), 2), np.int64)
 
     # Losses.
@@ -144,7 +139,6 @@ class Spans(TaskType):
         return -chosen.mean(1)
 
     def loss(self, logits: Any, targets: Any, weights: Any = None) -> Any:
-        """Return the mean over windows."""
         return -logits.log_softmax(1).gather(1, targets.unsqueeze(1)).mean()
 
     def loss_graph(self, graph: GraphWriter, logits: str, labels: str) -> LossGraph:
@@ -154,7 +148,6 @@ class Spans(TaskType):
         return LossGraph(of_rows, integers=True, dims=("batch", 2))
 
     def constant_loss(self, targets: Values, words: int = 0) -> float:
-        """Return the loss of equal logits for all tokens of a window."""
         counts = [1 + len(places) for target in targets for places in target.passage.places]
         return float(np.log(counts).mean())
 
@@ -183,12 +176,12 @@ class Spans(TaskType):
 
     def with_chosen(self, targets: Values, outputs: Values) -> Self:
         """Choose the threshold of the highest F1, midway between two rows' differences, if some have no answer."""
-        bare = replace(self, chosen={k: v for k, v in self.chosen.items() if k != "threshold"})
+        bare = self.choosing("threshold")
         if not any(target.answers == ("",) for target in targets):
             return bare
         if_none = np.array([float(target.answers == ("",)) for target in targets])
         threshold = best_threshold(outputs[:, 4] - outputs[:, 3], bare.each(targets, outputs) - if_none)
-        return replace(self, chosen={**bare.chosen, "threshold": threshold})
+        return bare.choosing(threshold=threshold)
 
     def answered(self, rows: Sequence[Row], targets: Values, outputs: Values) -> list[str]:
         return [self._given(*each) for each in zip(targets, outputs, strict=True)]
@@ -280,11 +273,8 @@ class Spans(TaskType):
 
     def agreement(self, reference: NDArray[Any], logits: NDArray[Any], tolerance: float | None) -> Agreement:
         """Return the share of windows' best starts and ends that are the same; a row is undecided if all its are."""
-        reference, logits = (each.reshape(len(each), -1, *each.shape[-2:]) for each in (reference, logits))
-        decided = Agreement.decided(reference, tolerance, axis=2)  # (n, K, 2)
-        same = reference.argmax(2) == logits.argmax(2)
-        share = float(same[decided].mean()) if decided.any() else 1.0
-        return Agreement(share, int((~decided).all((1, 2)).sum()))
+        of_rows = (each.reshape(len(each), -1, *each.shape[-2:]).swapaxes(1, 2) for each in (reference, logits))
+        return super().agreement(*of_rows, tolerance)  # of (n, S, K, 2)
 
 
 def _asked(rows: Sequence[Row], passages: Iterable[Passage]) -> Values:

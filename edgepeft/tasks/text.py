@@ -27,11 +27,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgepeft.common.errors import UsageError, requiring
-from edgepeft.data.answers import Prediction
 from edgepeft.data.labels import NO_TARGET
 from edgepeft.data.rows import Row
 from edgepeft.tasks._facts import GraphWriter, LossGraph, Metric, Values, cross_entropy, mean, token_loss
-from edgepeft.tasks.base import TaskType
+from edgepeft.tasks.base import Prediction, TaskType
 
 References = Sequence[Sequence[str]]  # of each row, one or more
 
@@ -88,7 +87,6 @@ class Text(TaskType):
         return (targets >= 0).sum(1)
 
     def constant_loss(self, targets: Values, words: int = 0) -> float:
-        """Return the loss of equal probabilities for all words."""
         return math.log(words)
 
     def outputs(self, logits: NDArray[Any]) -> NoReturn:

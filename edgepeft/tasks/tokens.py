@@ -24,7 +24,6 @@ from numpy.typing import NDArray
 
 from edgepeft.backbones.tokens import Text, TokenBatch, cleaned
 from edgepeft.common.errors import DataError, UsageError
-from edgepeft.data.answers import Prediction
 from edgepeft.data.by_class import by_class
 from edgepeft.data.labels import NO_TARGET
 from edgepeft.data.rows import Row
@@ -43,7 +42,7 @@ from edgepeft.tasks._tags import (
     tagged_row,
     type_of,
 )
-from edgepeft.tasks.base import TaskType
+from edgepeft.tasks.base import Prediction, TaskType
 from edgepeft.tasks.classification import check_names
 
 
@@ -99,7 +98,6 @@ class Tokens(TaskType):
 
     @property
     def types(self) -> tuple[str, ...]:
-        """The types of entities, sorted."""
         return tuple(sorted({type_of(tag) for tag in self.labels or ()} - {""}))
 
     @property
@@ -136,7 +134,6 @@ class Tokens(TaskType):
 
     @classmethod
     def check_labels(cls, labels: Sequence[str]) -> None:
-        """Refuse tags of several schemes."""
         try:
             complete(labels)
         except ValueError as error:
@@ -196,7 +193,6 @@ class Tokens(TaskType):
         return (targets >= 0).sum(1)
 
     def constant_loss(self, targets: Values, words: int = 0) -> float:
-        """Return the loss of equal probabilities for all tags."""
         return math.log(self.n_outputs)
 
     # Scores.

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgepeft.common.errors import requiring
-from edgepeft.data.parts import TaskData
-from edgepeft.data.sampling import part
+from edgepeft.data.parts import TaskData, part
 from edgepeft.data.training_loop.run import TrainingLoopResult
 
 if TYPE_CHECKING:

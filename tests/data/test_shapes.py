@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 
 from edgepeft.common.errors import DataError, EdgepeftError, UsageError
+from edgepeft.data.frames import Records
 from edgepeft.data.labels import opened
-from edgepeft.data.memory import Records
 from edgepeft.data.parts import load_data
 from edgepeft.data.pattern import pattern
 from edgepeft.data.readers import source_of

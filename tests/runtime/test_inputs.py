@@ -7,8 +7,11 @@ import shutil
 import numpy as np
 import pytest
 from tiny import ragged
+from transformers import PreTrainedTokenizerFast
 
+from edgepeft.backbones.tokens import TextEncoder
 from edgepeft.common.errors import DataError
+from edgepeft.runtime.inputs import texts_of
 from edgepeft.runtime.runtime import Runtime
 
 CONFIG = {"vocab_size": 60, "pad_token_id": 0, "type_vocab_size": 2}  # of the tiny BERT
@@ -136,3 +139,19 @@ def test_a_task_whose_file_was_replaced_goes_on_with_the_session_that_is_open(ex
         first = runtime.logits("mood", inputs)
         (folder / "tasks" / "mood.onnx").write_bytes(b"another")
         np.testing.assert_array_equal(runtime.logits("mood", inputs), first)
+
+
+@pytest.mark.parametrize(
+    ("given", "columns"),
+    [
+        ({"sentence1": "fine", "sentence2": ""}, (["fine"], [""])),
+        (("fine", ""), (["fine"], [""])),
+        ({"sentence1": "fine", "sentence2": None}, (["fine"],)),
+        ({"sentence1": "fine"}, (["fine"],)),
+        ("fine", (["fine"],)),
+    ],
+)
+def test_an_empty_second_text_makes_a_pair_as_in_a_batch_of_transformers(exported, given, columns):
+    theirs = PreTrainedTokenizerFast(tokenizer_file=str(exported / "tokenizer.json"))
+    encoder = TextEncoder(exported / "tokenizer.json", ("input_ids",), 0)
+    assert encoder.encode(texts_of(given), 16).inputs["input_ids"].tolist() == theirs(*columns)["input_ids"]

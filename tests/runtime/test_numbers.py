@@ -12,8 +12,8 @@ from cards import restated
 from onnx import numpy_helper
 
 from edgepeft.common.errors import BundleError
-from edgepeft.data.answers import Prediction, VectorPrediction
 from edgepeft.runtime.runtime import Runtime
+from edgepeft.tasks.base import Prediction, VectorPrediction
 
 ROWS = ["w5", "w6 w7", "w8"]
 

@@ -14,9 +14,9 @@ from bad_tasks import BAD, hung, spoil
 from served import serving
 
 from edgepeft.common.errors import BundleError
-from edgepeft.data.answers import Prediction
 from edgepeft.deploy.verify import read_check
 from edgepeft.runtime.runtime import Runtime
+from edgepeft.tasks.base import Prediction
 
 
 @pytest.mark.parametrize("name", BAD)

@@ -11,9 +11,9 @@ import pytest
 pytest.importorskip("starlette", reason="needs pip install edgepeft[serve]")
 
 from edgepeft.common.errors import BundleError
-from edgepeft.data.answers import Prediction
 from edgepeft.serve.service import Service
 from edgepeft.serve.settings import Settings
+from edgepeft.tasks.base import Prediction
 
 
 class Runtime:

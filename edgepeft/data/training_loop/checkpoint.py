@@ -95,7 +95,18 @@ def load_checkpoint(path: Path, asked: Mapping[str, Any]) -> tuple[Position, Arr
     """Return the position, and the engine's state."""
     parts: dict[str, Arrays] = {"state": {}, "best": {}}
     with _opened(path, "start anew with --force") as (file, facts):
-        _require_same(path, facts["asked"], json.loads(json.dumps(asked)))
+        before, now = facts["asked"], json.loads(json.dumps(asked))
+        # An option that an earlier version lacked was at its default, which is nothing or no.
+        differing = [
+            f"{name} (then {_shown(before.get(name))}, now {_shown(now.get(name))})"
+            for name in sorted({*before, *now})
+            if (before.get(name) or None) != (now.get(name) or None)
+        ]
+        if differing:
+            raise UsageError(
+                f"{path} was written by a run with other arguments or data: {', '.join(differing)}. "
+                "Repeat the first command with --resume, or start anew with --force."
+            )
         for name in file.keys():  # noqa: SIM118
             part, _, rest = name.partition(":")
             parts[part][rest] = file.get_tensor(name).copy()
@@ -124,20 +135,6 @@ def _opened(path: Path, remedy: str) -> Iterator[tuple[Any, dict[str, Any]]]:
             yield file, json.loads(metadata["facts"])
     except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
         raise BundleError(f"{path} is damaged ({error}); {remedy}.") from error
-
-
-def _require_same(path: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    # An option that an earlier version lacked was at its default, which is nothing or no.
-    differing = [
-        f"{name} (then {_shown(before.get(name))}, now {_shown(now.get(name))})"
-        for name in sorted({*before, *now})
-        if (before.get(name) or None) != (now.get(name) or None)
-    ]
-    if differing:
-        raise UsageError(
-            f"{path} was written by a run with other arguments or data: {', '.join(differing)}. "
-            "Repeat the first command with --resume, or start anew with --force."
-        )
 
 
 def _shown(value: Any) -> str:

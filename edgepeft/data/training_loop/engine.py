@@ -47,45 +47,25 @@ def score_rows(
     With ``choose`` the kind first chooses on these rows what it does (thresholds).  A loss of a whole batch is that of
     all these.
     """
-    found = [_Answers(each, len(rows.targets)) for each in (kind.pooling() if choose else (kind,))]
-    for chosen in sorted_batches(rows.lengths, SCORED_ROWS):
+    kinds, batches = kind.pooling() if choose else (kind,), sorted_batches(rows.lengths, SCORED_ROWS)
+    parts: list[list[tuple[NDArray[Any], ...]]] = [[] for _ in kinds]  # of each kind outputs, losses and logits
+    for chosen in batches:
         logits = logits_of(chosen)
-        for each in found:
-            each.take(rows, chosen, rows.by_row(logits, chosen, each.kind.pool))
+        for each, found in zip(kinds, parts, strict=True):
+            own = rows.grouping(chosen).by_row(logits, each.pool)
+            losses = np.empty(0) if each.whole_batch else each.losses(own, rows.targets[chosen])
+            found.append((each.outputs(own), losses, own if each.calibrates else np.empty(0)))
         advance(len(chosen))
-    scored = [each.scored(rows.targets, metric, choose=choose) for each in found]
+    order, scored = np.argsort(np.concatenate(batches)), list[Scored]()
+    for each, found in zip(kinds, parts, strict=True):
+        outputs, losses, kept = map(np.concatenate, zip(*found, strict=True))
+        outputs = outputs[order]
+        losses = each.losses(np.asarray(outputs, np.float32), rows.targets) if each.whole_batch else losses[order]
+        bound = each.with_chosen(rows.targets, outputs) if choose else each
+        score, loss = bound.score(metric, rows.targets, outputs), float(losses.mean())
+        scored.append(Scored(score, loss, outputs, losses, bound, kept[order] if each.calibrates else None))
     best = max(scored, key=lambda each: (each.score, -each.loss))  # of equals the first
     return best._replace(pools={each.kind.pool: each.score for each in scored} if len(scored) > 1 else {})
-
-
-class _Answers:
-    """A kind's answers and losses of all rows."""
-
-    def __init__(self, kind: TaskType, n: int) -> None:
-        self.kind, self.losses, self.outputs = kind, np.empty(n), np.empty(0)
-        self.logits: NDArray[np.float32] | None = None
-
-    def take(self, rows: Encoded, chosen: list[int], logits: NDArray[np.float32]) -> None:
-        """Add those of some rows."""
-        found = self.kind.outputs(logits)
-        if not self.kind.whole_batch:
-            self.losses[chosen] = self.kind.losses(logits, rows.targets[chosen])
-        if not self.outputs.size:
-            self.outputs = np.empty((len(self.losses), *found.shape[1:]), found.dtype)
-        self.outputs[chosen] = found
-        if self.kind.calibrates:
-            if self.logits is None:
-                self.logits = np.empty((len(self.losses), *logits.shape[1:]), np.float32)
-            self.logits[chosen] = logits
-
-    def scored(self, targets: NDArray[Any], metric: str, *, choose: bool) -> Scored:
-        """Score the rows, when all are taken."""
-        kind, outputs = self.kind, self.outputs
-        if kind.whole_batch:
-            self.losses = kind.losses(np.asarray(outputs, np.float32), targets)
-        kind = kind.with_chosen(targets, outputs) if choose else kind
-        score, loss = kind.score(metric, targets, outputs), float(self.losses.mean())
-        return Scored(score, loss, outputs, self.losses, kind, self.logits)
 
 
 Arrays = dict[str, NDArray[Any]]

@@ -15,18 +15,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 from rich.progress import TextColumn, TimeRemainingColumn
 
 from edgepeft.common.progress import bars, stopping
 from edgepeft.data.batches import Encoded, epoch_batches
-from edgepeft.data.by_class import mislabelled, shown_row, worst_of
+from edgepeft.data.by_class import headline, headline_metrics, mislabelled, shown_row, worst_of
 from edgepeft.data.parts import TaskData
 from edgepeft.data.row_grouping import Spread
 from edgepeft.data.training_loop.baselines import compared_with
 from edgepeft.data.training_loop.checkpoint import Diverged, Position, load_checkpoint, save_checkpoint
 from edgepeft.data.training_loop.engine import Arrays, Scored, TrainingEngine, dropout_mask
 from edgepeft.options.base import TrainingLoopOptions
-from edgepeft.tasks._headline import headline, headline_metrics
 
 
 class Interrupted(KeyboardInterrupt):
@@ -275,40 +275,35 @@ class TrainingLoop:
         assert position.best is not None
         self.engine.finish(position.best_tensors)
         evaluation = self._chosen()
-        test = self.score("test")
+        test, rows = self.score("test"), self.rows["test"]
+        known = rows.references or rows.targets  # what answers are scored by
         metrics = {
             "metric": self.metric,
             "eval": position.best[0],
             "test": test.score,
-            "headline": headline(self.kind, self._known(), test.outputs, self.options.metric),
+            "headline": headline(self.kind, known, test.outputs, self.options.metric),
             "baselines": self._baselines(test),
             "n_train": len(data.train),
             "n_eval": len(data.eval),
             "n_test": len(data.test),
             "split": data.split,
         }
-        training = {"steps": position.step, "best_step": position.best_step, "data": data.sha256, **self._windows()}
+        training: dict[str, Any] = {"steps": position.step, "best_step": position.best_step, "data": data.sha256}
+        if per_text := [counts for part in self.rows.values() for counts in part.per_text or ()]:
+            training["windows"] = Spread.of(np.concatenate(per_text))._asdict()
+            training["windows"] |= {"pools": self.pools} if self.pools else {}
         return TrainingLoopResult(
             position.best_tensors,
             metrics,
             training,
             position.history,
-            truncated=sum(rows.truncated for rows in self.rows.values()),
-            errors=self._errors(test),
-            cut=sum(rows.cut for rows in self.rows.values()),
+            truncated=sum(part.truncated for part in self.rows.values()),
+            errors=self._errors(test, known),
+            cut=sum(part.cut for part in self.rows.values()),
             chosen=dict(self.kind.chosen),
             evaluation=evaluation,
-            tested={"targets": self.rows["test"].targets, "outputs": test.outputs},
+            tested={"targets": rows.targets, "outputs": test.outputs},
         )
-
-    def _windows(self) -> dict[str, Any]:
-        """Return what reading in windows cost, and what each way to pool them scores on the evaluation rows."""
-        spread = Spread()
-        for rows in self.rows.values():
-            spread = spread.and_of(rows.spread)
-        if not spread.texts:
-            return {}
-        return {"windows": {**spread._asdict(), **({"pools": self.pools} if self.pools else {})}}
 
     def _chosen(self) -> Arrays:
         """Have the kind choose on the evaluation rows, and calibrate; return what is kept of these rows."""
@@ -321,20 +316,16 @@ class TrainingLoop:
         self.kind = self.kind.calibrated(targets, scored.logits)
         return {"logits": scored.logits, "targets": targets}
 
-    def _errors(self, test: Scored) -> dict[str, Any]:
+    def _errors(self, test: Scored, known: Any) -> dict[str, Any]:
         kind, rows, targets = self.kind, self.data.test, self.rows["test"].targets
         expected, answers = map(kind.expected, rows), kind.answered(rows, targets, test.outputs)
         more: Any = [{}] * len(rows) if test.logits is None else kind.probabilities(targets, test.logits)
         shown = [*map(shown_row, rows, expected, answers, test.losses.tolist(), more)]
-        found = {**kind.errors(self._known(), test.outputs), "worst": worst_of(shown)}
+        found = {**kind.errors(known, test.outputs), "worst": worst_of(shown)}
         if test.logits is None:
             return found
         doubted = kind.doubted(targets, test.logits)
         return {**found, **kind.calibration(targets, test.logits), **mislabelled(doubted, shown.__getitem__)}
-
-    def _known(self) -> Any:
-        """Return what the test rows' answers are scored by."""
-        return self.rows["test"].references or self.rows["test"].targets
 
     def _baselines(self, test: Scored) -> dict[str, Any]:
         if not self.kind.has_baselines:

@@ -26,8 +26,8 @@ from edgepeft.common.errors import DataError, UsageError
 from edgepeft.common.plotting import save, styled
 from edgepeft.common.registry import classes_of
 from edgepeft.data.batches import Encoded, encode
+from edgepeft.data.parts import part
 from edgepeft.data.rows import SENTENCES, Columns, read_rows
-from edgepeft.data.sampling import part
 from edgepeft.data.text_template import of_source
 from edgepeft.methods.base import PerLayer, methods
 

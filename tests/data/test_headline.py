@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from edgepeft.tasks._headline import headline, wilson
+from edgepeft.data.by_class import headline, wilson
 from edgepeft.tasks.classification import Classification
 from edgepeft.tasks.embedding import Embedding
 from edgepeft.tasks.labels import Labels

@@ -1,4 +1,5 @@
-"""Arrow's and parquet's files, and the folders that ``datasets.save_to_disk`` writes: by pyarrow, a part at a time.
+"""Rows of other libraries: Arrow's and parquet's files and the folders that ``datasets.save_to_disk`` writes, a part at
+a time; datasets, DataFrames and dictionaries in memory, which are read as a file's.
 
 A text that parquet stores once may stand in a million rows, so its sizes are counted before rows are made.
 """
@@ -6,6 +7,7 @@ A text that parquet stores once may stand in a million rows, so its sizes are co
 from __future__ import annotations
 
 import json
+import math
 import struct
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -15,8 +17,8 @@ import numpy as np
 
 from edgepeft.common.bounded import json_at
 from edgepeft.common.errors import DataError, requiring
-from edgepeft.data.containers import ROW_BYTES, Room
-from edgepeft.data.labels import class_names, named_classes
+from edgepeft.data.containers import ROW_BYTES, Record, Room, distinct
+from edgepeft.data.labels import class_names, named_classes, shown
 
 SAVED = _OF_SPLITS, _OF_ONE = "dataset_dict.json", "state.json"  # what `save_to_disk` writes of several splits, of one
 _MAGIC = b"ARROW1\0\0"
@@ -45,7 +47,8 @@ def read_arrow(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 def _rows(batch: Any, room: Room) -> Iterator[dict[str, Any]]:
     batch.validate(full=True)  # pyarrow follows a file's offsets unchecked: a damaged one would end the process
     for part in (batch.slice(i, _AT_ONCE) for i in range(0, batch.num_rows, _AT_ONCE)):
-        yield from _rows_within(part, room)
+        room.take(ROW_BYTES * len(part) + sum(map(_bytes_of, part.columns)))
+        yield from part.to_pylist()
 
 
 def _unpacked_bytes(message: Any) -> int:
@@ -67,11 +70,6 @@ def _unpacked_bytes(message: Any) -> int:
     places = (struct.unpack_from("<qq", about, begin + 16 * i) for i in range(n_buffers))
     lengths = (struct.unpack_from("<q", body, offset)[0] for offset, size in places if size >= 8)
     return sum(length for length in lengths if length > 0)
-
-
-def _rows_within(batch: Any, room: Room) -> list[dict[str, Any]]:
-    room.take(ROW_BYTES * len(batch) + sum(map(_bytes_of, batch.columns)))
-    return batch.to_pylist()
 
 
 def _bytes_of(array: Any) -> int:
@@ -149,7 +147,7 @@ def read_parquet(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             texts = [file.schema.column(i).path for i in range(len(file.schema))]
         # Texts by their dictionary: each once, and a number in each row.
         with ParquetFile(path, read_dictionary=texts, **limits) as file:
-            rows = (row for batch in file.iter_batches(_AT_ONCE) for row in _rows_within(batch, room))
+            rows = (row for batch in file.iter_batches(_AT_ONCE) for row in _rows(batch, room))
             yield from enumerate(named_classes(rows, names), start=1)
     except (ArrowException, OSError, ValueError) as error:  # the last one of texts that are not UTF-8
         raise DataError(f"{path} is not a parquet file that can be read ({error}).") from error
@@ -162,3 +160,58 @@ def named_split(rows: Any) -> Iterator[dict[str, Any]]:
     kinds = {column: getattr(kind, "feature", kind) for column, kind in features.items()}  # of lists, their items'
     names = {column: kind.names for column, kind in kinds.items() if hasattr(kind, "int2str")}
     return named_classes(iter(rows), names)
+
+
+class Records:
+    """Dictionaries, a DataFrame of pandas or polars, a dataset's split."""
+
+    suffix = ""  # a file's would say its format
+
+    def __init__(self, rows: Any) -> None:
+        if hasattr(rows, "features"):
+            self._rows = list(named_split(rows))
+        elif hasattr(rows, "to_dicts"):  # polars
+            self._rows = rows.to_dicts()
+        elif hasattr(rows, "iterrows"):  # pandas, in which what is missing is NaN
+            distinct(self, 1, [*map(str, rows.columns)])  # of which to_dict takes the last
+            records = rows.to_dict("records")
+            self._rows = [
+                {n: None if isinstance(v, float) and math.isnan(v) else v for n, v in r.items()} for r in records
+            ]
+        else:
+            self._rows = list(rows)
+
+    def __str__(self) -> str:
+        """Stand in for a file's name."""
+        return "rows"
+
+    def read(self, _: object) -> Iterator[Record]:
+        """Yield (number, row)."""
+        for number, row in enumerate(self._rows, start=1):
+            if isinstance(row, Mapping):
+                yield number, {str(name): _plain(value) for name, value in row.items()}
+            else:
+                yield number, DataError(f"{self}:{number}: expected a dictionary of columns; found {shown(row)}.")
+
+
+def _plain(value: Any) -> Any:
+    """Return a cell as a file's are, lists and numbers of Python: not NumPy's, which pandas has of parquet's lists."""
+    value = value.tolist() if hasattr(value, "tolist") else value
+    if isinstance(value, Mapping):
+        return {name: _plain(each) for name, each in value.items()}
+    return [*map(_plain, value)] if isinstance(value, list | tuple) else value
+
+
+class Held(Records):
+    """Standard input's records, which can be read once."""
+
+    def __init__(self, path: Path, records: Iterator[Record]) -> None:
+        self._path, self._records = path, list(records)
+
+    def __str__(self) -> str:
+        """Name the file that they are from."""
+        return str(self._path)
+
+    def read(self, _: object) -> Iterator[Record]:
+        """Yield (line, row)."""
+        return iter(self._records)

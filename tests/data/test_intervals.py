@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from edgepeft.tasks._headline import MIN_ROWS, bootstrap, bootstrap_of_sums, wilson
+from edgepeft.data.by_class import MIN_ROWS, bootstrap, bootstrap_of_sums, wilson
 
 
 @pytest.mark.parametrize(("right", "n"), [(0, 1), (1, 1), (3, 7), (146, 180), (0, 400), (400, 400), (9_999, 10_000)])

@@ -3,8 +3,8 @@
 import hashlib
 import random
 
+from edgepeft.data.parts import part, quotas
 from edgepeft.data.rows import Row
-from edgepeft.data.sampling import part, quotas
 
 
 def labels_of(rows):
