@@ -26,8 +26,6 @@ SMALLEST_QUOTA = 0.01  # cores; the kernel's shortest quota is 1 ms, of our peri
 _UNLIMITED = 1 << 62  # v1 writes "no limit" as the largest multiple of a page below 2^63
 # What version 2 and version 1 call the same file; a group has one of them.
 _LIMIT = ("memory.max", "memory.limit_in_bytes")
-_PEAK = ("memory.peak", "memory.max_usage_in_bytes")
-_EVENTS = ("memory.events", "memory.oom_control")
 
 
 def _unescape(text: str) -> str:
@@ -115,12 +113,6 @@ def _up(folder: Path | None) -> Iterator[Path]:
         folder = folder.parent
 
 
-def peak_bytes(folder: Path | None) -> int | None:
-    """The most memory in use, under version 1 with the page cache that processes brought in; None if not known."""
-    sizes = () if folder is None else (read_bytes(folder / name) for name in _PEAK)
-    return next((size for size in sizes if size is not None), None)
-
-
 def tightest_quota(folder: Path | None) -> float | None:
     """The CPU quota that decides, in cores, of the group's and of the groups around it; None if unlimited.
 
@@ -145,21 +137,9 @@ def write_quota(folder: Path, cores: float) -> None:
         write(folder / "cpu.max", f"{round(cores * int(_PERIOD_US))} {_PERIOD_US}")
 
 
-def throttled(folder: Path | None) -> tuple[int, int] | None:
-    """Periods and throttled periods of a group, from ``cpu.stat``, which both versions have; None without it."""
-    counts = {} if folder is None else _counts(folder / "cpu.stat")
-    if "nr_periods" not in counts or "nr_throttled" not in counts:
-        return None
-    return int(counts["nr_periods"]), int(counts["nr_throttled"])
-
-
-def oom_kills(folder: Path | None) -> int:
-    """How often the kernel killed in this group for memory (``failcnt`` counts other things too)."""
-    return 0 if folder is None else sum(int(_counts(folder / name).get("oom_kill", 0)) for name in _EVENTS)
-
-
-def _counts(path: Path) -> dict[str, str]:
-    return dict(line.split() for line in (read(path) or "").splitlines())
+def counts(path: Path) -> dict[str, int]:
+    """Counters by name; none where the file is not there."""
+    return {name: int(count) for name, count in (line.split() for line in (read(path) or "").splitlines())}
 
 
 def make_child(own: Path) -> Path:

@@ -13,9 +13,8 @@ import contextlib
 import errno
 import json
 import mmap
-import os
-import select
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -25,7 +24,7 @@ from typing import Any, Self
 import psutil
 
 from edgepeft.common.errors import DoesNotFit, EdgepeftError, UsageError, says_out_of_memory
-from edgepeft.device import cgroups, launcher, placement
+from edgepeft.device import launcher, placement
 from edgepeft.device.machine import affinity, cpu_quota, pick_cpus, usable_cores
 from edgepeft.device.placement import Emulation, InForce, Limits, Placement, Unavailable
 
@@ -42,35 +41,22 @@ class Launch:
     """One start: ``process`` is the launcher, later the work; :class:`subprocess.Popen` gets the ``options``."""
 
     def __init__(self, placement: Placement, argv: Sequence[str], options: dict[str, Any]):
-        self._placement = placement
-        self._program = argv[0]
-        self._text = b""
-        self._ours: list[int] = []
-        theirs: list[int] = []
+        self._placement, self._program = placement, argv[0]
+        # Of the second one our end keeps the keeper.
+        self._ours, theirs = zip(*(socket.socketpair() for _ in range(1 + placement.keeper)), strict=True)
+        spec: dict[str, Any] = {"fds": [end.fileno() for end in theirs], "joins": [*map(str, placement.joins)]}
+        spec |= {"cpus": placement.cpus, "address_space_bytes": placement.address_space_bytes}
+        # -I -S: the launcher must not be slowed down or altered by the work's environment.
+        start = [sys.executable, "-I", "-S", launcher.__file__, json.dumps(spec)]
+        command = [*placement.wrapper, *start, *argv]
         try:
-            self._report, report = self._pipe(theirs, keep="read")
-            self._go, go = self._pipe(theirs, keep="write")
-            keeper = self._pipe(theirs, keep="write")[1] if placement.keeper else None
-            spec: dict[str, Any] = {"report_fd": report, "go_fd": go, "keeper_fd": keeper, "cpus": placement.cpus}
-            spec |= {"joins": [*map(str, placement.joins)], "address_space_bytes": placement.address_space_bytes}
-            # -I -S: the launcher must not be slowed down or altered by the work's environment.
-            start = [sys.executable, "-I", "-S", launcher.__file__, json.dumps(spec)]
-            command = [*placement.wrapper, *start, *argv]
-            self.process: subprocess.Popen[Any] = subprocess.Popen(command, pass_fds=theirs, **options)
+            self.process: subprocess.Popen[Any] = subprocess.Popen(command, pass_fds=spec["fds"], **options)
         except BaseException:
             self.release()
             raise
         finally:
-            for descriptor in theirs:
-                os.close(descriptor)
-
-    def _pipe(self, theirs: list[int], keep: str) -> tuple[int, int]:
-        """A pipe, as (our end, the launcher's end)."""
-        reader, writer = os.pipe()
-        ours, other = (reader, writer) if keep == "read" else (writer, reader)
-        self._ours.append(ours)
-        theirs.append(other)
-        return ours, other
+            for end in theirs:
+                end.close()
 
     def report(self) -> dict[str, Any]:
         """Read what the launcher sees inside the limits: ``pid``, ``cpus``, ``address_space_bytes``; then it waits."""
@@ -91,9 +77,9 @@ class Launch:
 
     def go(self) -> None:
         """Let the work start, and return when it has."""
-        with contextlib.suppress(BrokenPipeError):  # it died meanwhile: the next line finds that out
-            os.write(self._go, b"g")
-        failure = self._next()  # the end of the pipe is the good case: it closes with the exec
+        with contextlib.suppress(OSError):  # it died meanwhile: the next line finds that out
+            self._ours[0].sendall(b"g")
+        failure = self._next()  # the end is the good case: the launcher's socket closes with the exec
         if failure is None:
             return
         if _is_memory(failure):
@@ -101,31 +87,23 @@ class Launch:
         raise UsageError(f"the program {self._program!r} cannot be started: {failure['reason']}.")
 
     def _next(self) -> dict[str, Any] | None:
-        """The launcher's next line; None at the pipe's end, or if it hangs (a password prompt)."""
-        while b"\n" not in self._text:
-            if not select.select([self._report], [], [], _START_SECONDS)[0]:
-                return None
-            if not (part := os.read(self._report, 1 << 16)):
-                return None
-            self._text += part
-        line, _, self._text = self._text.partition(b"\n")
-        document: dict[str, Any] = json.loads(line)
-        return document
+        """The launcher's next line, after which it waits; None at its end, or if it hangs (a password prompt)."""
+        self._ours[0].settimeout(_START_SECONDS)
+        with contextlib.suppress(OSError), self._ours[0].makefile("rb") as said:
+            line = said.readline()
+            document: dict[str, Any] | None = json.loads(line) if line.endswith(b"\n") else None
+            return document
+        return None
 
     def stop(self) -> None:
         """Kill the process if it runs, collect its status, close our ends of its pipes."""
-        if self.process.poll() is None:
+        with contextlib.suppress(OSError, ValueError), self.process:  # what was buffered for a dead reader
             self.process.kill()  # a paused process dies of SIGKILL too
-        self.process.wait()
-        for stream in (self.process.stdin, self.process.stdout, self.process.stderr):
-            if stream is not None:
-                with contextlib.suppress(OSError, ValueError):  # what was buffered for a dead reader
-                    stream.close()
 
     def release(self) -> None:
         """Close our ends: the keeper ends, and with it the place that it kept."""
-        while self._ours:
-            os.close(self._ours.pop())
+        for end in self._ours:
+            end.close()
 
 
 def _is_memory(failure: dict[str, Any]) -> bool:
@@ -210,7 +188,7 @@ class LimitedProcess:
 
     def throttled(self) -> tuple[int, int] | None:
         """Periods of the quota so far, and in how many of them the program used it up."""
-        return cgroups.throttled(self._placement.folders.get("cpu"))
+        return self._placement.throttled()
 
     def lost(self) -> str | None:
         """Say which limit no longer holds on the running program; None where all is as it was at the start."""

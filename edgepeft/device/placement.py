@@ -41,6 +41,9 @@ from edgepeft.device.cgroups import SMALLEST_QUOTA
 Emulation = Literal["full", "partial", "none"]
 BOOTED = Path("/run/systemd/system")  # sd_booted(3): systemd is the init if this folder is there
 _PROBE_SECONDS = 20.0
+# What version 2 and version 1 call the same file; a group has one of them.
+_PEAK = ("memory.peak", "memory.max_usage_in_bytes")
+_EVENTS = ("memory.events", "memory.oom_control")
 _SMALLEST_MEMORY = 1 << 20  # below this no process starts at all: a unit was mistaken
 
 
@@ -129,13 +132,21 @@ class Placement:
             str(pid) in (cgroups.read(folder / "cgroup.procs") or "").split() for folder in self.folders.values()
         )
 
+    def throttled(self) -> tuple[int, int] | None:
+        """Periods and throttled periods, from ``cpu.stat``, which both versions have; None without it."""
+        counts = cgroups.counts(folder / "cpu.stat") if (folder := self.folders.get("cpu")) else {}
+        return (counts["nr_periods"], counts["nr_throttled"]) if {"nr_periods", "nr_throttled"} <= {*counts} else None
+
     def oom_kills(self) -> int:
-        """How many processes the kernel killed for memory in this place."""
-        return cgroups.oom_kills(self.folders.get("memory"))
+        """How many processes the kernel killed for memory in this place (``failcnt`` counts other things too)."""
+        folder = self.folders.get("memory")
+        return sum(cgroups.counts(folder / name).get("oom_kill", 0) for name in _EVENTS) if folder else 0
 
     def peak_bytes(self) -> int | None:
-        """The most memory in use; None if not known."""
-        return cgroups.peak_bytes(self.folders.get("memory"))
+        """The most memory in use, under version 1 with the page cache that processes brought in; None if not known."""
+        folder = self.folders.get("memory")
+        sizes = (cgroups.read_bytes(folder / name) for name in _PEAK) if folder else ()
+        return next((size for size in sizes if size is not None), None)
 
     def remove(self) -> None:
         """Kill whoever is left, remove every group; enabled controllers stay, for neighbours. May be called twice."""
