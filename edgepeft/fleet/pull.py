@@ -33,8 +33,8 @@ from edgepeft.common.resources import sha256_of
 from edgepeft.common.task_name import CHECK, GRAPH, WEIGHTS
 from edgepeft.data.training_loop.checkpoint import claim
 from edgepeft.deploy.install import PreparedTask, commit_tasks, prepare_task, remove_task
-from edgepeft.fleet.layout import METADATA, same_base
 from edgepeft.fleet.remote import Remote, forget, pin, trusted_root
+from edgepeft.fleet.repository import METADATA, same_base
 from edgepeft.fleet.state import STATE_FILE, WORK, Decision, State, decide
 
 _SPARE_BYTES = 8 << 20  # manifests, metadata, what else the board writes meanwhile

@@ -27,7 +27,7 @@ from edgepeft.common.bounded import bytes_at
 from edgepeft.common.errors import EdgepeftError, UnknownName, UsageError, VerificationFailed, named
 from edgepeft.common.resources import cache_folder, private_folder
 from edgepeft.fleet.fetcher import HUB, Fetcher, HubFetcher, address_of
-from edgepeft.fleet.layout import METADATA, TARGETS, Published, check_channel
+from edgepeft.fleet.repository import METADATA, TARGETS, Published, check_channel
 from edgepeft.fleet.state import STATE_FILE, WORK
 
 FILES = "files"
