@@ -38,41 +38,31 @@ def _lines(path: Path) -> list[str]:
     return [line for line in os.fsdecode(path.read_bytes()).split("\n") if line]
 
 
-def _mounts(proc: Path) -> dict[str, tuple[str, Path]]:
-    """Controller -> (the group that is mounted, where), from mountinfo; UNIFIED for version 2."""
-    mounts: dict[str, tuple[str, Path]] = {}
-    for line in _lines(proc / "self" / "mountinfo"):
-        before, _, after = line.partition(" - ")
-        kind, *rest = after.split()
-        if kind not in ("cgroup", "cgroup2"):
-            continue
-        _, _, _, root, point, *_ = before.split()
-        controllers = [UNIFIED] if kind == "cgroup2" else rest[-1].split(",")
-        for controller in controllers:
-            mounts.setdefault(controller, (_unescape(root), Path(_unescape(point))))
-    return mounts
-
-
 def groups_of(pid: int | str = "self", proc: Path = PROC) -> dict[str, Path]:
     """The folder of each control group that process ``pid`` is in, by controller; ``""`` is version 2's.
 
     Groups that are not visible from here (another namespace, not mounted) are left out.
     """
     try:
-        mounts = _mounts(proc)
-        lines = _lines(proc / str(pid) / "cgroup")
+        mounted, lines = _lines(proc / "self" / "mountinfo"), _lines(proc / str(pid) / "cgroup")
     except OSError:  # not Linux, or the process is gone
         return {}
+    mounts: dict[str, tuple[str, Path]] = {}  # controller -> the group that is mounted, and where
+    for line in mounted:
+        before, _, after = line.partition(" - ")
+        kind, *rest = after.split()
+        if kind in ("cgroup", "cgroup2"):
+            _, _, _, root, point, *_ = before.split()
+            for controller in [UNIFIED] if kind == "cgroup2" else rest[-1].split(","):
+                mounts.setdefault(controller, (_unescape(root), Path(_unescape(point))))
     folders = {}
     for line in lines:
         _, controllers, path = line.split(":", 2)
-        for controller in controllers.split(","):
-            if controller not in mounts:
-                continue
-            root, point = mounts[controller]
+        for controller in mounts.keys() & controllers.split(","):
+            root, at = mounts[controller]
             inside = os.path.relpath(path, root) if path.startswith(root) else path.lstrip("/")
-            if ".." not in Path(inside).parts and (point / inside).is_dir():
-                folders[controller] = point / inside
+            if ".." not in Path(inside).parts and (at / inside).is_dir():
+                folders[controller] = at / inside
     return folders
 
 
@@ -183,10 +173,8 @@ def remove(folder: Path) -> None:
                     os.kill(int(pid), signal.SIGKILL)
         try:
             folder.rmdir()
-        except FileNotFoundError:
-            return
         except OSError:
             time.sleep(0.01)
-        else:
+        if not folder.exists():
             return
     warnings.warn(f"the control group {folder} could not be removed", RuntimeWarning, stacklevel=2)

@@ -1,10 +1,8 @@
 """Run a program under a device's cores and memory (SPARTAN, arXiv:2211.16634, appendix F).
 
-The limits hold a child process, never this one. Backends are tried in order and what one of them
-achieved is read back from the kernel, so a result can say what it was measured under.
-
-The program is started through the launcher, which enters the limits, reports, waits for a byte, and becomes the work:
-a backend that turns out not to hold is given up before anything ran under it.
+The limits hold a child process, never this one. Backends are tried in order, and what holds is read back from the
+kernel. The program is started through the launcher, which enters the limits, reports, waits for a byte, and becomes the
+work: a backend that turns out not to hold is given up before anything ran under it.
 """
 
 from __future__ import annotations
@@ -283,8 +281,15 @@ def judge(
         elif cores > asked:
             notes.append(f"{asked} cores were asked for, {cores} are in force")
         grades.append(cores == asked)
-    if limits.memory_bytes is not None:
-        memory, exact = _memory(limits.memory_bytes, memory, notes)
+    if (size := limits.memory_bytes) is not None:
+        if (host := psutil.virtual_memory().total) < size:
+            notes.append(f"the host has {host} bytes of memory, the profile {size}: it ends earlier than the device")
+            memory = host if held is None else min(held, host)
+        elif held is None:
+            notes.append("memory is not limited")
+        elif abs(held - size) >= mmap.PAGESIZE:  # limits are kept in whole pages
+            notes.append(f"{size} bytes of memory were asked for, {held} are in force")
+        exact = host >= size and held is not None and abs(held - size) < mmap.PAGESIZE
         grades.append(exact and placement.memory_is_strict)
     quota = placement.quota_in_force()
     if limits.cpu_quota is not None:
@@ -300,19 +305,3 @@ def judge(
     anything = any(grades) or fewer or less
     emulation: Emulation = "full" if grades and all(grades) else "partial" if anything else "none"
     return InForce(placement.backend, cores, memory, emulation, tuple(notes), quota)
-
-
-def _memory(asked: int, in_force: int | None, notes: list[str]) -> tuple[int | None, bool]:
-    """Bytes in force, and whether they are those asked for (limits are kept in whole pages)."""
-    host = psutil.virtual_memory().total
-    if host < asked:
-        notes.append(f"the host has {host} bytes of memory, the profile {asked}: it ends earlier than the device")
-        in_force = host if in_force is None else min(in_force, host)
-        return in_force, False
-    if in_force is None:
-        notes.append("memory is not limited")
-        return None, False
-    if abs(in_force - asked) >= mmap.PAGESIZE:
-        notes.append(f"{asked} bytes of memory were asked for, {in_force} are in force")
-        return in_force, False
-    return in_force, True
