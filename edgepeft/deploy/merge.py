@@ -74,9 +74,12 @@ def _write_model(bundle: Bundle, task: str, folder: Path) -> Verification:
     entry = bundle.entry(task)
     form = _FORMS.get(entry.task_kind.model, _Form())
     model = form.graph(bundle, task)
-    for name, content in form.notes(entry, bundle.architecture.hidden_size).items():
-        (folder / name).parent.mkdir(exist_ok=True)
-        write_json(folder / name, content)
+    if entry.task_kind.gives_vectors:  # sentence-transformers' note on how a text's is made of its tokens'
+        (folder / "1_Pooling").mkdir()
+        mean = entry.head_reads == "mean"
+        pooling = {"pooling_mode_cls_token": not mean, "pooling_mode_mean_tokens": mean}
+        size = {"word_embedding_dimension": bundle.architecture.hidden_size}
+        write_json(folder / "1_Pooling" / "config.json", {**size, **pooling})
     session = _opened(_stored(bundle, model, folder))
     names = [output.name for output in session.get_outputs()]
 
@@ -130,10 +133,6 @@ class _Form:
         """The model; weights stay in their file."""
         return logits_as_rows(bundle.graph(task))
 
-    def notes(self, entry: TaskEntry, hidden_size: int) -> Mapping[str, Any]:
-        """Further files of JSON that say how the outputs are read, by their path."""
-        return {}
-
     def inputs(self, rows: Inputs) -> Inputs:
         """Token rows [batch, length] as the model takes them."""
         return rows
@@ -172,12 +171,6 @@ class _States(_Form):
     def graph(self, bundle: Bundle, task: str) -> onnx.ModelProto:
         sites = bundle.manifest.backbone.sites
         return own_states(splice_states(bundle.backbone_graph, bundle.delta_graph(task), sites, bundle.checkpoint))
-
-    def notes(self, entry: TaskEntry, hidden_size: int) -> Mapping[str, Any]:
-        """sentence-transformers' note on pooling."""
-        mean = entry.head_reads == "mean"
-        pooling = {"pooling_mode_cls_token": not mean, "pooling_mode_mean_tokens": mean}
-        return {"1_Pooling/config.json": {"word_embedding_dimension": hidden_size, **pooling}}
 
     def logits(self, outputs: Mapping[str, Values], rows: Inputs, entry: TaskEntry) -> Values:
         """Pooled, and of length 1."""

@@ -35,75 +35,6 @@ class NoMemoryToStart(Exception):
     """The limit is too small for the launcher, or for loading the program at all."""
 
 
-class Launch:
-    """One start: ``process`` is the launcher, later the work; :class:`subprocess.Popen` gets the ``options``."""
-
-    def __init__(self, placement: Placement, argv: Sequence[str], options: dict[str, Any]):
-        self._placement, self._program = placement, argv[0]
-        # Of the second one our end keeps the keeper.
-        self._ours, theirs = zip(*(socket.socketpair() for _ in range(1 + placement.keeper)), strict=True)
-        spec: dict[str, Any] = {"fds": [end.fileno() for end in theirs], "joins": [*map(str, placement.joins)]}
-        spec |= {"cpus": placement.cpus, "address_space_bytes": placement.address_space_bytes}
-        # -I -S: the launcher must not be slowed down or altered by the work's environment.
-        start = [sys.executable, "-I", "-S", launcher.__file__, json.dumps(spec)]
-        command = [*placement.wrapper, *start, *argv]
-        try:
-            self.process: subprocess.Popen[Any] = subprocess.Popen(command, pass_fds=spec["fds"], **options)
-        except BaseException:
-            self.release()
-            raise
-        finally:
-            for end in theirs:
-                end.close()
-
-    def report(self) -> dict[str, Any]:
-        """Read what the launcher sees inside the limits: ``pid``, ``cpus``, ``address_space_bytes``; then it waits."""
-        seen = self._next()
-        if seen is None:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.wait(1)  # a kill for memory is counted by then
-            # A scope's counters went with it; nothing else kills a launcher in its first milliseconds.
-            if self._placement.oom_kills() or self.process.poll() == -signal.SIGKILL:
-                raise NoMemoryToStart
-        elif "stage" in seen:
-            if _is_memory(seen):
-                raise NoMemoryToStart
-            raise Unavailable(f"the child could not enter its group ({seen['reason']})")
-        else:
-            return seen
-        raise Unavailable(f"the launcher did not start under {self._placement.backend}")
-
-    def go(self) -> None:
-        """Let the work start, and return when it has."""
-        with contextlib.suppress(OSError):  # it died meanwhile: the next line finds that out
-            self._ours[0].sendall(b"g")
-        failure = self._next()  # the end is the good case: the launcher's socket closes with the exec
-        if failure is None:
-            return
-        if _is_memory(failure):
-            raise NoMemoryToStart
-        raise UsageError(f"the program {self._program!r} cannot be started: {failure['reason']}.")
-
-    def _next(self) -> dict[str, Any] | None:
-        """The launcher's next line, after which it waits; None at its end, or if it hangs (a password prompt)."""
-        self._ours[0].settimeout(_START_SECONDS)
-        with contextlib.suppress(OSError), self._ours[0].makefile("rb") as said:
-            line = said.readline()
-            document: dict[str, Any] | None = json.loads(line) if line.endswith(b"\n") else None
-            return document
-        return None
-
-    def stop(self) -> None:
-        """Kill the process if it runs, collect its status, close our ends of its pipes."""
-        with contextlib.suppress(OSError, ValueError), self.process:  # what was buffered for a dead reader
-            self.process.kill()  # a paused process dies of SIGKILL too
-
-    def release(self) -> None:
-        """Close our ends: the keeper ends, and with it the place that it kept."""
-        for end in self._ours:
-            end.close()
-
-
 def _is_memory(failure: dict[str, Any]) -> bool:
     return bool(failure["reason"] == "MemoryError" or failure["errno"] == errno.ENOMEM)
 
@@ -131,8 +62,6 @@ class LimitedProcess:
         Standard input and output are pipes, and errors go where this process's go, unless ``popen`` says otherwise.
         """
         self.limits = limits
-        self._launch: Launch | None = None
-        self._final: tuple[int, int | None] | None = None
         self._resident_peak: int | None = None
         cpus = None if limits.cores is None else pick_cpus(min(limits.cores, usable_cores()))
         options = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, **popen}
@@ -147,29 +76,78 @@ class LimitedProcess:
 
     def _start(self, placement: Placement, argv: list[str], options: dict[str, Any], refused: Sequence[str]) -> None:
         """Start ``argv`` in ``placement``, or take it down again and say why not."""
-        self._placement = placement
+        self._placement, self._held = placement, contextlib.ExitStack()
+        self._final: tuple[int, int | None] | None = None
+        self._held.callback(placement.remove)
         try:
-            self._launch = Launch(placement, argv, options)
-            report = self._launch.report()
+            self._launch(argv, options)
+            report = self._report()
             placement.entered(report["pid"])
             self._cores_at_start = len(report["cpus"])
             space: int | None = report["address_space_bytes"]
             self.in_force = judge(self.limits, placement, self._cores_at_start, space, refused)
             self._group_at_start = (placement.memory_in_force(), placement.quota_in_force())
-            self._launch.go()
+            self._go(argv[0])
         except NoMemoryToStart:
             self.close()
             raise self._error() from None
         except BaseException:
             self.close()
-            self._launch, self._final = None, None
             raise
 
-    @property
-    def popen(self) -> subprocess.Popen[Any]:
-        """The program's process: after the launcher's exec its pid is the work's."""
-        assert self._launch is not None  # only while the constructor still looks for a backend
-        return self._launch.process
+    def _launch(self, argv: list[str], options: dict[str, Any]) -> None:
+        """Start the launcher; of a second socket our end keeps the keeper."""
+        ours, theirs = zip(*(socket.socketpair() for _ in range(1 + self._placement.keeper)), strict=True)
+        self._launcher: socket.socket = ours[0]
+        with contextlib.ExitStack() as sent:
+            for end, other in zip(ours, theirs, strict=True):
+                self._held.enter_context(end)
+                sent.enter_context(other)
+            self._held.callback(self._keep_counters)
+            spec = {"fds": [end.fileno() for end in theirs], "joins": [*map(str, self._placement.joins)]}
+            spec |= {"cpus": self._placement.cpus, "address_space_bytes": self._placement.address_space_bytes}
+            # -I -S: the launcher must not be slowed down or altered by the work's environment.
+            start = [sys.executable, "-I", "-S", launcher.__file__, json.dumps(spec)]
+            # After the launcher's exec its pid is the work's.
+            self.popen: subprocess.Popen[Any] = subprocess.Popen(
+                [*self._placement.wrapper, *start, *argv], pass_fds=spec["fds"], **options
+            )
+            self._held.callback(self._stop)
+
+    def _report(self) -> dict[str, Any]:
+        """Read what the launcher sees inside the limits: ``pid``, ``cpus``, ``address_space_bytes``; then it waits."""
+        seen = self._next()
+        if seen is None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.popen.wait(1)  # a kill for memory is counted by then
+            # A scope's counters went with it; nothing else kills a launcher in its first milliseconds.
+            if self._placement.oom_kills() or self.popen.poll() == -signal.SIGKILL:
+                raise NoMemoryToStart
+            raise Unavailable(f"the launcher did not start under {self._placement.backend}")
+        if "stage" in seen:
+            if _is_memory(seen):
+                raise NoMemoryToStart
+            raise Unavailable(f"the child could not enter its group ({seen['reason']})")
+        return seen
+
+    def _go(self, program: str) -> None:
+        """Let the work start, and return when it has."""
+        with contextlib.suppress(OSError):  # it died meanwhile: the next line finds that out
+            self._launcher.sendall(b"g")
+        failure = self._next()  # the end is the good case: the launcher's socket closes with the exec
+        if failure is not None:
+            if _is_memory(failure):
+                raise NoMemoryToStart
+            raise UsageError(f"the program {program!r} cannot be started: {failure['reason']}.")
+
+    def _next(self) -> dict[str, Any] | None:
+        """The launcher's next line, after which it waits; None at its end, or if it hangs (a password prompt)."""
+        self._launcher.settimeout(_START_SECONDS)
+        with contextlib.suppress(OSError), self._launcher.makefile("rb") as said:
+            line = said.readline()
+            document: dict[str, Any] | None = json.loads(line) if line.endswith(b"\n") else None
+            return document
+        return None
 
     def change_quota(self, cores: float) -> float:
         """Give the running program another quota; return the one in force, lower where a group around it is tighter."""
@@ -235,18 +213,16 @@ class LimitedProcess:
         )
 
     def close(self) -> None:
-        """Stop the program if it runs, keep its counters, remove its groups. May be called twice."""
-        if self._final is not None:
-            return
-        try:
-            if self._launch is not None:
-                self.peak_bytes()
-                self._launch.stop()
-        finally:
-            self._final = (self._placement.oom_kills(), self._placement.peak_bytes() or self._resident_peak)
-            if self._launch is not None:
-                self._launch.release()
-            self._placement.remove()
+        """Stop the program if it runs, keep its counters, end the keeper, remove the groups. May be called twice."""
+        self._held.close()
+
+    def _stop(self) -> None:
+        self.peak_bytes()
+        with contextlib.suppress(OSError, ValueError), self.popen:  # what was buffered for a dead reader
+            self.popen.kill()  # a paused process dies of SIGKILL too
+
+    def _keep_counters(self) -> None:
+        self._final = (self._placement.oom_kills(), self._placement.peak_bytes() or self._resident_peak)
 
     def __enter__(self) -> Self:
         return self
