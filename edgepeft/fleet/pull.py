@@ -37,9 +37,8 @@ from edgepeft.common.task_name import CHECK, GRAPH, WEIGHTS
 from edgepeft.data.training_loop.checkpoint import claim
 from edgepeft.deploy.install import PreparedTask, commit_tasks, prepare_task, remove_task
 from edgepeft.device.machine import isa_flags
-from edgepeft.fleet.remote import Remote, forget, pin, trusted_root
+from edgepeft.fleet.remote import STATE_FILE, WORK, Decision, Remote, State, decide, forget, pin, trusted_root
 from edgepeft.fleet.repository import METADATA, same_base
-from edgepeft.fleet.state import STATE_FILE, WORK, Decision, State, decide
 
 _SPARE_BYTES = 8 << 20  # manifests, metadata, what else the board writes meanwhile
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
