@@ -17,7 +17,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import psutil
 
@@ -50,7 +50,7 @@ BACKENDS: tuple[Prepare, ...] = (
 )
 
 
-class LimitedProcess:
+class LimitedProcess(contextlib.AbstractContextManager["LimitedProcess"]):
     """A program running under limits; a context manager that kills it at its end and leaves nothing behind.
 
     ``in_force`` is what limits it, ``popen`` the running process; the counters stay readable afterwards.
@@ -223,9 +223,6 @@ class LimitedProcess:
 
     def _keep_counters(self) -> None:
         self._final = (self._placement.oom_kills(), self._placement.peak_bytes() or self._resident_peak)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -164,31 +164,27 @@ class FolderRepository(Repository):  # type: ignore[misc,unused-ignore]  # witho
         md.signed.version += 1
         days = self.days[_kind(role)]
         md.signed.expires = datetime.now(UTC).replace(microsecond=0) + timedelta(days=days)
-        before = self.open(role).signed if role == "root" and self.found(role) else None
-        root = md.signed if isinstance(md.signed, Root) else self.root()
-        self._sign(md, role, [root] if before is None else [before, root])
+        roots = [md.signed if isinstance(md.signed, Root) else self.root()]
+        if role == "root" and self.found(role):  # a new root is signed by the old one's keys too
+            roots.insert(0, self.open(role).signed)
+        md.signatures.clear()
+        by_id = {signer.public_key.keyid: signer for signer in self.keys.signers(_kind(role))}
+        for root in roots:
+            asked = root.roles[_kind(role)]
+            signers = [by_id[key] for key in asked.keyids if key in by_id]
+            if len(signers) < asked.threshold:
+                raise UsageError(
+                    f"the role {role} is signed by {asked.threshold} of its keys, and {self.keys.folder} has "
+                    f"{len(signers)} of them. Put {_kind(role)}.pem there."
+                )
+            for signer in signers:
+                md.sign(signer, append=True)
         number = "" if role == "timestamp" else f"{md.signed.version}."
         write_atomically(self.folder / f"{number}{role}.json", md.to_bytes())
         if role == "snapshot":
             self._snapshot = MetaFile(md.signed.version)
         elif role not in ("root", "timestamp"):
             self._infos[f"{role}.json"] = MetaFile(md.signed.version)
-
-    def _sign(self, md: Metadata[Any], role: str, roots: list[Root]) -> None:
-        """Sign by every key at hand of those that each of ``roots`` asks for; a new root also by the old one's."""
-        md.signatures.clear()
-        kind = _kind(role)
-        by_id = {signer.public_key.keyid: signer for signer in self.keys.signers(kind)}
-        for root in roots:
-            asked = root.roles[kind]
-            signers = [by_id[key] for key in asked.keyids if key in by_id]
-            if len(signers) < asked.threshold:
-                raise UsageError(
-                    f"the role {role} is signed by {asked.threshold} of its keys, and {self.keys.folder} has "
-                    f"{len(signers)} of them. Put {kind}.pem there."
-                )
-            for signer in signers:
-                md.sign(signer, append=True)
 
     def _path(self, role: str) -> Path | None:
         """Where the role's version lies that was last signed here, or else is in force."""
