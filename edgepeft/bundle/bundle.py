@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
 from functools import cached_property
@@ -119,15 +120,12 @@ class Bundle:
         try:
             expect_hash(path, expected)
         except BundleError:
-            if self._replaced():
+            now = self.manifest
+            with contextlib.suppress(EdgepeftError):
+                now = Manifest.read(self.folder)
+            if now != self.manifest:
                 raise BundleError(f"{path} changed after {self.folder} was opened; open the bundle again.") from None
             raise
-
-    def _replaced(self) -> bool:
-        try:
-            return Manifest.read(self.folder) != self.manifest
-        except EdgepeftError:
-            return False
 
     @cached_property
     def backbone_graph(self) -> onnx.ModelProto:
@@ -180,7 +178,7 @@ class Bundle:
         weights = None if entry.weights_sha256 is None else self.current(task, WEIGHTS)
         if weights is not None and entry.weights_sha256 is not None:
             self._require_sound(weights, entry.weights_sha256)
-        graph = parse_delta(content_at(path), path, weights)
+        graph = parse_delta(path.read_bytes(), path, weights)
         facts = check_owner(graph, self.manifest, path)
         if (name := facts.get("edgepeft.task")) != task:
             raise BundleError(
@@ -208,11 +206,8 @@ class Bundle:
 
     def external_tensors(self, model: onnx.ModelProto) -> list[onnx.TensorProto]:
         """What a model of this bundle reads from elsewhere than its weights file."""
-        return [
-            tensor
-            for tensor in external_tensors(model.graph)
-            if place_of(tensor).get("location") != self.manifest.backbone.weights_file
-        ]
+        own = self.manifest.backbone.weights_file
+        return [tensor for tensor in external_tensors(model.graph) if place_of(tensor).get("location") != own]
 
     def graph(self, task: str | None) -> onnx.ModelProto:
         """The model of a task, or for None of the bare backbone; it computes the rows that its head reads."""
@@ -234,7 +229,7 @@ class Bundle:
         """The graphs that write a task's text, or the bare backbone's for None; weights stay in their file."""
         _, graphs = self.checkpoint, self.text_graphs  # first, as above
         if task is None:
-            return TextGraphs(*(copied(graph) for graph in graphs))
+            return TextGraphs(*map(copied, graphs))
         return self.text_graphs_with(self.delta_graph(task))
 
     def text_graphs_with(self, delta: onnx.ModelProto) -> TextGraphs:
@@ -279,17 +274,9 @@ def expect_hash(path: Path, expected: str) -> None:
 
 def read_graph(path: Path, weights: str | None = None) -> onnx.ModelProto:
     """An ONNX file without its external weights, which may only lie in ``weights``, a file beside it."""
-    model = _parsed(content_at(path), path)
+    model = _parsed(path.read_bytes(), path)
     check_sound(model, path, weights)
     return model
-
-
-def content_at(path: Path) -> bytes:
-    """A file's bytes."""
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise BundleError(f"{path} is missing or cannot be read ({error.strerror}).") from error
 
 
 def parse_delta(content: bytes, where: Path, weights: Path | None) -> onnx.ModelProto:
@@ -322,13 +309,10 @@ def check_owner(graph: onnx.ModelProto, manifest: Manifest, path: Path) -> dict[
     if facts.get("edgepeft.format") != "edgepeft.task/1":
         version = facts.get("edgepeft.format", "none")
         raise BundleError(f"{path} is not a delta graph that this version knows; its edgepeft.format is {version}.")
-    wanted = manifest.backbone.identity
-    if facts.get("edgepeft.backbone_sha256") != wanted:
-        theirs = (
-            f"{facts.get('edgepeft.backbone', 'unknown')} (weights {facts.get('edgepeft.backbone_sha256', '')[:12]})"
-        )
+    wanted, theirs = manifest.backbone.identity, facts.get("edgepeft.backbone_sha256", "")
+    if theirs != wanted:
         raise BundleError(
-            f"{path} belongs to the backbone {theirs}, this bundle holds {manifest.backbone.source} "
-            f"(weights {wanted[:12]}). Export the task again for this backbone."
+            f"{path} belongs to the backbone {facts.get('edgepeft.backbone', 'unknown')} (weights {theirs[:12]}), this "
+            f"bundle holds {manifest.backbone.source} (weights {wanted[:12]}). Export the task again for this backbone."
         )
     return facts

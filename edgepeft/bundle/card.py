@@ -107,11 +107,9 @@ def entry_of(card: Mapping[str, Any], where: Path, of_files: Mapping[str, Any]) 
 
 def kind_of(card: Mapping[str, Any], where: Path) -> TaskType:
     """The kind of task that a card states."""
-    try:
+    with _reading(where):
         chosen = card.get("chosen") or {}
         return stated(card.get("kind"), card.get("labels"), card.get("head_reads", ""), chosen=chosen)
-    except (ValueError, TypeError) as error:
-        raise BundleError(f"{where}: its card is damaged: {error}.") from error
 
 
 def require_agreement(card: Mapping[str, Any], entry: TaskEntry, where: Path) -> None:
@@ -140,5 +138,6 @@ def _named(entry: TaskEntry) -> TaskEntry:
 def _reading(where: Path) -> Iterator[None]:
     try:
         yield
-    except ValidationError as error:
-        raise BundleError(f"{where}: its card is damaged: {in_words(error)}.") from error
+    except (ValueError, TypeError) as error:
+        said = in_words(error) if isinstance(error, ValidationError) else error
+        raise BundleError(f"{where}: its card is damaged: {said}.") from error

@@ -9,7 +9,6 @@ The README.md beside it, a model card with the Hub's front matter, is written fr
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import re
@@ -299,14 +298,12 @@ def check_folder(folder: Path) -> None:
                 f"{shown} is a link that leads out of the bundle. A bundle holds its own files; copy it with its links "
                 "followed: cp -rL."
             )
-        with contextlib.suppress(FileNotFoundError):  # removed meanwhile, or a link to nothing
-            try:
-                status = path.stat()
-            except OSError as error:
-                if error.errno == errno.ELOOP:  # a link to itself: whoever reads it gets this error
-                    continue
+        try:
+            _check(path.stat(), shown, _most_bytes(path.name, weights_bytes))
+        except OSError as error:
+            # Removed meanwhile, or a link to nothing or to itself: whoever reads it gets this error.
+            if error.errno not in (errno.ENOENT, errno.ELOOP):
                 raise
-            _check(status, shown, _most_bytes(path.name, weights_bytes))
 
 
 def check_file(path: Path, weights: Path) -> None:
@@ -329,9 +326,7 @@ def _most_bytes(name: str, weights_bytes: int) -> int | None:
     """How large a file of that name can be; None for what is not read whole."""
     if name.endswith(".check.safetensors"):
         return _CHECK_BYTES
-    if name.endswith(WEIGHTS):
-        return _GRAPH_BYTES + _OF_WEIGHTS * weights_bytes
-    if name.endswith(".onnx"):
+    if name.endswith((WEIGHTS, ".onnx")):
         return _GRAPH_BYTES + (0 if name == "backbone.onnx" else _OF_WEIGHTS * weights_bytes)
     if name == "tokenizer.json":
         return _TOKENIZER_BYTES

@@ -95,7 +95,7 @@ class Store:
         """Remove entries that no process uses, the least recently used first, until the rest is within the limit."""
         import fcntl
 
-        entries = [path for path in self.root.iterdir() if (path / _IN_USE).is_file() and path.name[0] != "."]
+        entries = [path.parent for path in self.root.glob(f"[!.]*/{_IN_USE}")]
         sizes = {
             entry: sum(path.stat().st_size for path in entry.iterdir() if path.name != _IN_USE) for entry in entries
         }

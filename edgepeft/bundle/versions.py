@@ -46,9 +46,12 @@ def locate(folder: Path, task: str, entry: TaskEntry, suffix: str) -> Path:
     """Where the file that ``entry`` names lies, by default its usual place; ``folder`` is the bundle's ``tasks``."""
     usual, kept = folder / f"{task}{suffix}", _kept(folder, task, entry, suffix)
     with contextlib.suppress(OSError):
-        if kept.is_file() and (not usual.is_file() or sha256_of(usual) != hashes(entry)[suffix]):
-            return kept
+        return kept if kept.is_file() and not _is(usual, hashes(entry)[suffix]) else usual
     return usual
+
+
+def _is(path: Path, sha256: str) -> bool:
+    return path.is_file() and sha256_of(path) == sha256
 
 
 def put(path: Path, content: Content) -> None:
@@ -64,7 +67,7 @@ def content_of(folder: Path, task: str, entry: TaskEntry) -> dict[str, Content]:
     """The files of a version, by suffix."""
     files = {sha256: locate(folder, task, entry, suffix) for suffix, sha256 in hashes(entry).items()}
     for expected, path in files.items():
-        if not path.is_file() or sha256_of(path) != expected:
+        if not _is(path, expected):
             raise BundleError(f"{path} is missing or altered; that version of task {task} is lost.")
     return read_version(entry, files)
 
@@ -87,7 +90,7 @@ def settle(folder: Path, task: str, entry: TaskEntry) -> None:
     """Move the version in force into its usual place, and remove all but its predecessor; the manifest is written."""
     for suffix, content in content_of(folder, task, entry).items():
         usual = folder / f"{task}{suffix}"
-        if content != usual and (not usual.is_file() or sha256_of(usual) != hashes(entry)[suffix]):
+        if content != usual and not _is(usual, hashes(entry)[suffix]):
             put(usual, content)
     for suffix in {*SUFFIXES} - {*hashes(entry)}:
         (folder / f"{task}{suffix}").unlink(missing_ok=True)

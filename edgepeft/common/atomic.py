@@ -110,7 +110,8 @@ def check_target(path: Path) -> None:
     if not above.is_dir():
         raise UsageError(f"{path} cannot be written: {above} is a file. Choose another place.")
     if not os.access(above, os.W_OK | os.X_OK):
-        raise EdgepeftError(f"{path} cannot be written: {above} is not this user's to write. Choose another place.")
+        why = "on a read-only file system" if os.statvfs(above).f_flag & os.ST_RDONLY else "not this user's to write"
+        raise EdgepeftError(f"{path} cannot be written: {above} is {why}. Choose another place.")
 
 
 def _check_plain(path: Path) -> None:

@@ -84,11 +84,17 @@ class Fastfood:
 
     def blocks(self) -> Iterator[tuple[slice, NDArray[np.uint32], Floats]]:
         """(where, p modulo w, G), block by block over the LL entries."""
-        length = 1 << self.bits
+        length, shift = 1 << self.bits, np.uint32((self.bits + 1) // 2)
         for start in range(0, length, _BLOCK):
             where = slice(start, min(length, start + _BLOCK))
+            x = np.arange(where.start, where.stop, dtype=np.uint32)
+            for a, c in self._rounds:
+                x *= a  # unsigned arithmetic wraps, which is mod 2^32
+                x += c
+                x &= np.uint32(length - 1)
+                x ^= x >> shift
             drawn = splitmix64(self._keys[1], where.start, where.stop - where.start) >> np.uint64(48)
-            yield where, self._permuted(where) & np.uint32(self.period - 1), _quantiles().take(drawn.view(np.int64))
+            yield where, x & np.uint32(self.period - 1), _quantiles().take(drawn.view(np.int64))
 
     def table(self) -> tuple[NDArray[np.int32], Floats, float]:
         """(p modulo w [LL], G [LL], the denominator): what training keeps between steps."""
@@ -134,16 +140,6 @@ class Fastfood:
         keys = [int(key) for key in splitmix64(self._keys[2], 0, 2 * _ROUNDS)]
         pairs = zip(keys[::2], keys[1::2], strict=True)
         return [(np.uint32(2 * (a & 0x7FFFFFFF) + 1), np.uint32(c & 0xFFFFFFFF)) for a, c in pairs]
-
-    def _permuted(self, where: slice) -> NDArray[np.uint32]:
-        mask, shift = np.uint32((1 << self.bits) - 1), np.uint32((self.bits + 1) // 2)
-        x = np.arange(where.start, where.stop, dtype=np.uint32)
-        for a, c in self._rounds:
-            x *= a  # unsigned arithmetic wraps, which is mod 2^32
-            x += c
-            x &= mask
-            x ^= x >> shift
-        return x
 
 
 def ahead(make: Callable[[Item], Made], items: Iterable[Item], threads: int) -> Iterator[Made]:

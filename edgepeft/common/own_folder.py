@@ -57,17 +57,12 @@ def own_folder(base: Path, *names: str, make: bool = False, deep: bool = False) 
 
 @contextlib.contextmanager
 def held_folder(base: Path, *names: str, busy: str = "", wait_s: float = 0) -> Iterator[Path]:
-    """As ``own_folder``, made, looked through and locked; what is empty afterwards goes."""
+    """As ``own_folder``, made, looked through and locked as by ``locked``; what is empty afterwards goes."""
     held = contextlib.ExitStack()
     while True:
         with contextlib.suppress(Gone), contextlib.ExitStack() as tried:  # by the one who held it last
             folder = tried.enter_context(own_folder(base, *names, make=True, deep=True))
-            try:
-                tried.enter_context(locked(folder, wait_s))
-            except Busy:
-                if busy:
-                    raise UsageError(busy) from None
-                raise
+            tried.enter_context(locked(folder, wait_s, busy))
             held = tried.pop_all()
             break
     try:
@@ -137,20 +132,16 @@ def _require_own(status: os.stat_result, shown: Path, reached: bool = True) -> N
         )
 
 
-class Busy(EdgepeftError):
-    """Another process of this user holds the lock."""
-
-
 class Gone(EdgepeftError):
     """The folder was removed since it was found, by one who held it."""
 
 
 @contextlib.contextmanager
-def locked(folder: Path, wait_s: float = LOCK_WAIT_S) -> Iterator[None]:
+def locked(folder: Path, wait_s: float = LOCK_WAIT_S, busy: str = "") -> Iterator[None]:
     """Keep other processes out of such blocks for this folder; what a dead process held is free.
 
     The lock is flock(2) on a file in the folder that this user alone may open, so that no other user can hold it; the
-    file goes with the block.
+    file goes with the block.  ``busy`` is what a user is told who must not wait for another process.
     """
     import fcntl
 
@@ -163,9 +154,8 @@ def locked(folder: Path, wait_s: float = LOCK_WAIT_S) -> Iterator[None]:
             holder = os.pread(descriptor, 20, 0).decode(errors="replace").strip() or "unknown"
             os.close(descriptor)
             if time.monotonic() > ends:
-                raise Busy(
-                    f"process {holder} has held {path} for {wait_s:g} s; wait for it, or end it, then repeat."
-                ) from None
+                said = f"process {holder} has held {path} for {wait_s:g} s; wait for it, or end it, then repeat."
+                raise (UsageError(busy) if busy else EdgepeftError(said)) from None
             time.sleep(_LOCK_POLL_S)
             continue
         if _is_at(path, descriptor):

@@ -10,7 +10,7 @@ import contextlib
 import io
 import math
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,6 @@ from matplotlib import style
 from matplotlib.axes import Axes
 from matplotlib.collections import QuadMesh
 from matplotlib.figure import Figure
-from numpy.typing import NDArray
 
 from edgepeft.common.atomic import write_atomically
 
@@ -100,11 +99,22 @@ def heat_map(
     axes.invert_yaxis()
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
-    _ticks(axes, rows, columns, cell, upright=upright)
+    widest = max((len(shortened(name)) for name in columns), default=1)
+    below = 0.15 if upright else 0.09 * widest
+    for names, axis, side, needed in ((rows, axes.yaxis, cell[1], 0.15), (columns, axes.xaxis, cell[0], below)):
+        places = range(0, len(names), max(1, math.ceil(needed / side)))  # every second, third, ... where all overlap
+        axis.set_ticks([place + 0.5 for place in places], [shortened(names[place]) for place in places])
+    axes.tick_params(labelsize=9)
+    if upright:
+        axes.tick_params(axis="x", rotation=90)
     texts = {place: f"{value:.{decimals}f}" for place, value in np.ndenumerate(table) if not np.isnan(value)}
     if numbers is not None:
         texts = {place: f"{n:,}" for place, n in np.ndenumerate(np.array(numbers))}
-    _numbers(axes, table, lowest + 0.6 * (highest - lowest), cell, texts)
+    bright, longest = lowest + 0.6 * (highest - lowest), max(map(len, texts.values()), default=1)
+    size = min(9.0, 72 * cell[0] / (0.72 * longest), 72 * cell[1] / 1.6)  # a digit is about 0.6 of its size wide
+    for (row, column), text in texts.items() if size >= 5.5 else ():
+        colour = "white" if table[row, column] < bright else "black"
+        axes.text(column + 0.5, row + 0.5, text, ha="center", va="center", color=colour, fontsize=size)
     return mesh
 
 
@@ -120,37 +130,6 @@ def save_as(figure: Figure, path: Path) -> None:
     file = io.BytesIO()
     figure.savefig(file, format=path.suffix.removeprefix("."), metadata=_METADATA[path.suffix])
     write_atomically(path, file.getvalue())
-
-
-def _numbers(
-    axes: Axes,
-    table: NDArray[np.float64],
-    bright: float,
-    cell: tuple[float, float],
-    texts: Mapping[tuple[int, ...], str],
-) -> None:
-    """Each text in its cell, in black where the value is from ``bright`` on; nothing where they would not fit."""
-    widest = max(map(len, texts.values()), default=1)
-    size = min(9.0, 72 * cell[0] / (0.72 * widest), 72 * cell[1] / 1.6)  # a digit is about 0.6 of its size wide
-    if size < 5.5:
-        return
-    for (row, column), text in texts.items():
-        colour = "white" if table[row, column] < bright else "black"
-        axes.text(column + 0.5, row + 0.5, text, ha="center", va="center", color=colour, fontsize=size)
-
-
-def _ticks(
-    axes: Axes, rows: Sequence[object], columns: Sequence[object], cell: tuple[float, float], *, upright: bool
-) -> None:
-    """Names beside the cells; every second, third, ... of them where all would overlap."""
-    widest = max((len(shortened(name)) for name in columns), default=1)
-    below = 0.15 if upright else 0.09 * widest
-    for names, axis, side, needed in ((rows, axes.yaxis, cell[1], 0.15), (columns, axes.xaxis, cell[0], below)):
-        places = range(0, len(names), max(1, math.ceil(needed / side)))
-        axis.set_ticks([place + 0.5 for place in places], [shortened(names[place]) for place in places])
-    axes.tick_params(labelsize=9)
-    if upright:
-        axes.tick_params(axis="x", rotation=90)
 
 
 def shortened(name: object, longest: int = LONGEST_NAME) -> str:

@@ -16,17 +16,8 @@ from time import monotonic
 from types import FrameType
 from typing import Any
 
+from rich import progress as rich
 from rich.console import Console, ConsoleOptions, RenderableType
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    SpinnerColumn,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-)
 from rich.segment import Segment
 
 from edgepeft.common.messages import printable
@@ -37,7 +28,7 @@ Stage = Callable[[str], AbstractContextManager[object]]
 EVERY_S = 10.0  # a line, where no bar is drawn
 _LINES = 5  # bars that it tells of
 
-_shown: list[Progress] = []  # that are under way, the last one within the others
+_shown: list[rich.Progress] = []  # that are under way, the last one within the others
 _ends: list[threading.Event] = []  # of the thread that says what is under way; one at most
 
 
@@ -116,13 +107,13 @@ def about(seconds: float | None) -> str:
 
 
 @contextlib.contextmanager
-def bars(*columns: ProgressColumn, **options: Any) -> Iterator[Progress]:
+def bars(*columns: rich.ProgressColumn, **options: Any) -> Iterator[rich.Progress]:
     """Progress bars on standard error: a description, the bar, how many of how many, and ``columns``; then gone."""
     console = messages()
-    first = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
+    first = (rich.TextColumn("{task.description}", markup=False), rich.BarColumn(), rich.MofNCompleteColumn())
     # A notebook without what rich draws with gets lines.
     draws = console.is_terminal or (console.is_jupyter and find_spec("ipywidgets") is not None)
-    drawn = Progress(*first, *columns, console=console, transient=True, disable=not draws, **options)
+    drawn = rich.Progress(*first, *columns, console=console, transient=True, disable=not draws, **options)
     with heartbeat("working"), drawn:
         _shown.append(drawn)
         try:
@@ -134,8 +125,8 @@ def bars(*columns: ProgressColumn, **options: Any) -> Iterator[Progress]:
 @contextlib.contextmanager
 def stages(total: int | None) -> Iterator[Stage]:
     """A progress bar over ``total`` named steps, None where nobody knows; yields what is entered around each."""
-    with bars(TimeElapsedColumn(), SpinnerColumn()) as progress:
-        bar: TaskID = progress.add_task("", total=total)
+    with bars(rich.TimeElapsedColumn(), rich.SpinnerColumn()) as progress:
+        bar = progress.add_task("", total=total)
 
         @contextlib.contextmanager
         def stage(name: str) -> Iterator[None]:
@@ -150,7 +141,7 @@ def stages(total: int | None) -> Iterator[Stage]:
 def shown_steps() -> Iterator[Callable[[str, int, int | None], None]]:
     """A bar on standard error; the callback takes what is being done, how many are done, and of how many."""
     # Redrawn when a step ends: a redrawing thread would take time from what is measured.
-    with bars(TimeElapsedColumn(), auto_refresh=False) as bar:
+    with bars(rich.TimeElapsedColumn(), auto_refresh=False) as bar:
         current = bar.add_task("starting", total=None)
         yield lambda what, done, total: bar.update(current, description=what, completed=done, total=total, refresh=True)
 

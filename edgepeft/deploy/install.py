@@ -98,13 +98,15 @@ def prepare_task(
     if accept_error:
         result = accepted(result)
     require_passed(name, result)
+    checkpoint, outputs = bundle.checkpoint, (without_prefix(output.name) for output in delta.graph.output)
+    replaced = [checkpoint.parts(tensor)[0] for kind, tensor in outputs if kind == "override"]
     entry = entry_of(
         card,
         where,
         {
             "n_bytes": len(graph) + (0 if weights is None else weights.stat().st_size),
             "weights_dtype": dtype,
-            "private_bytes": _private_bytes(delta, bundle),
+            "private_bytes": _FLOAT_BYTES * sum(math.prod(checkpoint.tensors[name].shape) for name in replaced),
             "shared_layers": depth,
             "sha256": hashlib.sha256(graph).hexdigest(),
             "check_sha256": hashlib.sha256(check).hexdigest(),
@@ -159,11 +161,10 @@ def _replay_text(bundle: Bundle, delta: onnx.ModelProto, check: bytes, where: Pa
 def prepare_exported(bundle: Bundle, path: Path, *, accept_error: bool = False) -> PreparedTask:
     """A ``<task>.onnx`` that another bundle holds, with its other files beside it; ``accept_error`` as above."""
     check = path.with_name(f"{path.stem}{CHECK}")
-    for file in (path, check):
-        if not file.is_file():
-            raise UsageError(
-                f"{file} is not there; a task comes as <task>.onnx with <task>.check.safetensors beside it."
-            )
+    if lacking := [file for file in (path, check) if not file.is_file()]:
+        raise UsageError(
+            f"{lacking[0]} is not there; a task comes as <task>.onnx with <task>.check.safetensors beside it."
+        )
     own = path.with_name(f"{path.stem}{WEIGHTS}")
     weights = own if own.is_file() else None
     for file in filter(None, (path, check, weights)):
@@ -257,11 +258,3 @@ def _write(bundle: Bundle, entries: dict[str, TaskEntry]) -> Manifest:
     write_atomically(bundle.folder / "README.md", model_card(manifest).encode())
     manifest.write(bundle.folder)
     return manifest
-
-
-def _private_bytes(delta: onnx.ModelProto, bundle: Bundle) -> int:
-    """Bytes of the backbone tensors that the loaded task replaces."""
-    named = (without_prefix(output.name) for output in delta.graph.output)
-    checkpoint = bundle.checkpoint
-    stored = (checkpoint.parts(tensor)[0] for kind, tensor in named if kind == "override")
-    return sum(_FLOAT_BYTES * math.prod(checkpoint.tensors[name].shape) for name in stored)

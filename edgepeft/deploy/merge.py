@@ -74,9 +74,12 @@ def _write_model(bundle: Bundle, task: str, folder: Path) -> Verification:
     entry = bundle.entry(task)
     form = _FORMS.get(entry.task_kind.model, _Form())
     model = form.graph(bundle, task)
-    for name, content in form.notes(entry, bundle.architecture.hidden_size).items():
-        (folder / name).parent.mkdir(exist_ok=True)
-        write_json(folder / name, content)
+    if entry.task_kind.gives_vectors:  # sentence-transformers' note on how a text's is made of its tokens'
+        (folder / "1_Pooling").mkdir()
+        mean = entry.head_reads == "mean"
+        pooling = {"pooling_mode_cls_token": not mean, "pooling_mode_mean_tokens": mean}
+        size = {"word_embedding_dimension": bundle.architecture.hidden_size}
+        write_json(folder / "1_Pooling" / "config.json", {**size, **pooling})
     session = _opened(_stored(bundle, model, folder))
     names = [output.name for output in session.get_outputs()]
 
@@ -130,10 +133,6 @@ class _Form:
         """The model; weights stay in their file."""
         return logits_as_rows(bundle.graph(task))
 
-    def notes(self, entry: TaskEntry, hidden_size: int) -> Mapping[str, Any]:
-        """Further files of JSON that say how the outputs are read, by their path."""
-        return {}
-
     def inputs(self, rows: Inputs) -> Inputs:
         """Token rows [batch, length] as the model takes them."""
         return rows
@@ -172,12 +171,6 @@ class _States(_Form):
     def graph(self, bundle: Bundle, task: str) -> onnx.ModelProto:
         sites = bundle.manifest.backbone.sites
         return own_states(splice_states(bundle.backbone_graph, bundle.delta_graph(task), sites, bundle.checkpoint))
-
-    def notes(self, entry: TaskEntry, hidden_size: int) -> Mapping[str, Any]:
-        """sentence-transformers' note on pooling."""
-        mean = entry.head_reads == "mean"
-        pooling = {"pooling_mode_cls_token": not mean, "pooling_mode_mean_tokens": mean}
-        return {"1_Pooling/config.json": {"word_embedding_dimension": hidden_size, **pooling}}
 
     def logits(self, outputs: Mapping[str, Values], rows: Inputs, entry: TaskEntry) -> Values:
         """Pooled, and of length 1."""
@@ -233,43 +226,55 @@ def _write_text_model(bundle: Bundle, task: str, folder: Path) -> Verification:
     return check.replay(lambda inputs: _State(first, then, inputs).step, architecture.decoder, bundle.allowed(task))
 
 
-class _State:
-    """A batch between two steps, as optimum keeps it."""
+class _Steps:
+    """A batch between two steps, as optimum keeps it: keys and values by their inputs' names, at first of no token."""
 
-    def __init__(self, encoder: ort.InferenceSession, decoder: ort.InferenceSession, inputs: Inputs) -> None:
-        self._decoder, self._mask = decoder, inputs["attention_mask"]
-        given = {value.name: inputs[value.name] for value in encoder.get_inputs()}
-        with failing_as(f"stops in the merged encoder, with rows of {self._mask.shape[1]} tokens"):
-            self._hidden = encoder.run(["last_hidden_state"], given)[0]
-        caches = [value for value in decoder.get_inputs() if value.name.startswith("past_key_values.")]
-        none = {value.name: np.zeros((len(self._mask), value.shape[1], 0, 1), np.float32) for value in caches}
-        self._past: dict[str, NDArray[np.float32]] = none
-        self._begun = False
+    def __init__(self, decoder: ort.InferenceSession, n_rows: int) -> None:
+        self._decoder, self._past = decoder, dict[str, Values]()
+        for value in decoder.get_inputs():
+            if value.name.startswith("past_key_values."):
+                _, heads, _, width = value.shape
+                width = width if isinstance(width, int) else 1  # any will do: there is nothing in it
+                self._past[value.name] = np.zeros((n_rows, heads, 0, width), np.float32)
 
-    def step(self, ids: NDArray[np.int64], order: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Logits [N, v] of the tokens that follow."""
-        given: dict[str, NDArray[Any]] = {name: values[order] for name, values in self._past.items()}
-        given |= {"input_ids": ids[:, None], "encoder_hidden_states": self._hidden[order]}
-        given |= {"encoder_attention_mask": self._mask[order], "use_cache_branch": np.array([self._begun])}
-        made = [name.replace("past_key_values", "present") for name in self._past]
-        with failing_as(f"stops in the merged decoder, with {len(ids)} texts"):
-            logits, *present = self._decoder.run([LOGITS, *made], given)
-        self._past, self._begun = dict(zip(self._past, present, strict=True)), True
-        found: NDArray[np.float32] = logits[:, 0]
+    def logits(self, order: NDArray[np.int64], given: Inputs) -> NDArray[np.float32]:
+        """[N, S, v] of the texts that go on in that order."""
+        past = {name: values[order] for name, values in self._past.items()}
+        made = [name.replace("past_key_values", "present") for name in past]
+        with failing_as(f"stops in the merged decoder, with {len(order)} texts"):
+            logits, *present = self._decoder.run([LOGITS, *made], {**past, **given})
+        self._past = dict(zip(past, present, strict=True))
+        found: NDArray[np.float32] = logits
         return found
 
 
-class _CausalState:
-    """A decoder's batch between two steps, as optimum keeps it: rows that end together."""
+class _State(_Steps):
+    """Of an encoder and a decoder."""
 
-    def __init__(self, session: ort.InferenceSession, inputs: Inputs) -> None:
-        self._session, real = session, inputs[MASK] != 0
+    def __init__(self, encoder: ort.InferenceSession, decoder: ort.InferenceSession, inputs: Inputs) -> None:
+        self._mask, self._begun = inputs["attention_mask"], False
+        super().__init__(decoder, len(self._mask))
+        given = {value.name: inputs[value.name] for value in encoder.get_inputs()}
+        with failing_as(f"stops in the merged encoder, with rows of {self._mask.shape[1]} tokens"):
+            self._hidden = encoder.run(["last_hidden_state"], given)[0]
+
+    def step(self, ids: NDArray[np.int64], order: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Logits [N, v] of the tokens that follow."""
+        given: dict[str, Values] = {INPUT_IDS: ids[:, None], "encoder_hidden_states": self._hidden[order]}
+        given |= {"encoder_attention_mask": self._mask[order], "use_cache_branch": np.array([self._begun])}
+        self._begun = True
+        return self.logits(order, given)[:, 0]
+
+
+class _CausalState(_Steps):
+    """Of a decoder alone: rows that end together."""
+
+    def __init__(self, decoder: ort.InferenceSession, inputs: Inputs) -> None:
+        real = inputs[MASK] != 0
+        super().__init__(decoder, len(real))
         places = np.argsort(real, axis=1, kind="stable")
         self._unread: NDArray[np.int64] | None = np.take_along_axis(inputs[INPUT_IDS], places, 1)
         self._mask = np.take_along_axis(real, places, 1).astype(np.int64)
-        caches = [value for value in session.get_inputs() if value.name.startswith("past_key_values.")]
-        none = {v.name: np.zeros((len(real), v.shape[1], 0, v.shape[3]), np.float32) for v in caches}
-        self._past: dict[str, NDArray[np.float32]] = none
 
     def step(self, ids: NDArray[np.int64], order: NDArray[np.int64]) -> NDArray[np.float32]:
         """Logits [N, v] of the tokens that follow."""
@@ -278,11 +283,4 @@ class _CausalState:
         else:
             read, self._unread = self._unread, None  # whose last tokens are ``ids``
         places = np.maximum(self._mask.cumsum(1) - 1, 0)[:, -read.shape[1] :]
-        given: dict[str, NDArray[Any]] = {name: values[order] for name, values in self._past.items()}
-        given |= {INPUT_IDS: read, MASK: self._mask, PLACES: places}
-        made = [name.replace("past_key_values", "present") for name in self._past]
-        with failing_as(f"stops in the merged decoder, with {len(ids)} texts"):
-            logits, *present = self._session.run([LOGITS, *made], given)
-        self._past = dict(zip(self._past, present, strict=True))
-        found: NDArray[np.float32] = logits[:, -1]
-        return found
+        return self.logits(order, {INPUT_IDS: read, MASK: self._mask, PLACES: places})[:, -1]

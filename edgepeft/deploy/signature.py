@@ -114,21 +114,20 @@ def _refuse_older(folder: Path, public_key: Path, version: int, allow_older: boo
     """Compare with the highest version seen of this folder and key, and remember the new one."""
     facts = f"{folder.resolve()}\n{hashlib.sha256(public_key.read_bytes()).hexdigest()}"
     name = f"{hashlib.sha256(facts.encode(errors='surrogateescape')).hexdigest()}.json"
+    highest = version
     try:
         seen = private_folder(cache_folder() / "signatures") / name
         highest = int(json.loads(seen.read_bytes())["version"]) if seen.is_file() else 0
-        if version < highest and not allow_older:
-            raise VerificationFailed(
-                f"{folder} holds an older signed state (version {version}) than was seen there before ({highest}). If "
-                f"that is meant: edgepeft verify {folder} --key {public_key} --allow-older."
-            )
-        if version != highest:
+        if version > highest or (version < highest and allow_older):
             write_json(seen, {"folder": str(folder.resolve()), "version": version})
     except (OSError, EdgepeftError, ValueError, KeyError, TypeError) as error:
-        if isinstance(error, VerificationFailed):
-            raise
         warnings.warn(
             f"an older signed state would not be noticed: what was seen cannot be kept ({error}).", RuntimeWarning, 2
+        )
+    if version < highest and not allow_older:
+        raise VerificationFailed(
+            f"{folder} holds an older signed state (version {version}) than was seen there before ({highest}). If "
+            f"that is meant: edgepeft verify {folder} --key {public_key} --allow-older."
         )
 
 

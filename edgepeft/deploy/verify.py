@@ -1,6 +1,4 @@
-"""Parity replayed without torch: a task's check file against what ONNX Runtime gives here.
-
-``audit`` checks a whole bundle: hashes, the ONNX checker, and parity task by task.
+"""Parity replayed without torch: a task's check file against what ONNX Runtime gives here; whole bundles checked.
 
 What may differ depends on how the weights are stored.  In float32 nothing but the last digits; a delta rounded
 to half precision keeps every clear decision; 8-bit weights move logits by what the processor's instructions and
@@ -95,10 +93,9 @@ def pack_check(inputs: Inputs, logits: NDArray[np.float32]) -> bytes:
 def _tensors(content: bytes, where: str, what: str) -> dict[str, Any]:
     try:
         check_header(content, where)
-        tensors: dict[str, Any] = load(content)
+        return load(content)
     except (SafetensorError, ValueError, TypeError, KeyError) as error:  # the last two: a type that NumPy lacks
         raise BundleError(f"{where} is not {what} ({error}).") from error
-    return tensors
 
 
 def read_check(content: bytes, where: str) -> tuple[dict[str, NDArray[np.int64]], NDArray[np.float32]]:
@@ -208,13 +205,12 @@ class DataCheck:
         _require_one_shape(self.reference, logits)
         reference, logits = (self.grouping.by_row(each, self.kind.pool) for each in (self.reference, logits))
         agreement, undecided = self.kind.agreement(reference, logits, allowed.difference)
-        facts = {"rows": len(logits), "agreement": agreement, "undecided": undecided}
+        facts = OnData(rows=len(logits), agreement=agreement, undecided=undecided)
         if self.targets is None:
-            return OnData.model_validate(facts)
+            return facts
         name, kind = self.kind.metric_or_default(None), self.kind
-        by_engine = {"pytorch": reference, "onnxruntime": logits}
-        scores = {engine: kind.score(name, self.targets, kind.outputs(found)) for engine, found in by_engine.items()}
-        return OnData.model_validate({**facts, "metric": name, **scores})
+        theirs, ours = (kind.score(name, self.targets, kind.outputs(found)) for found in (reference, logits))
+        return facts.model_copy(update={"metric": name, "pytorch": theirs, "onnxruntime": ours})
 
 
 @dataclass(frozen=True)
@@ -279,8 +275,7 @@ class TextCheck:
         result = compare_logits(self.logits.reshape(-1, width), found.reshape(-1, width), allowed)
         quality = text_quality(self.logits, found, self.tokens == decoder.end_token_id)
         changed = result.changed_tolerance if allowed.kl is None else 1.0
-        more = {"text": quality, "kl_tolerance": allowed.kl, "changed_tolerance": changed}
-        return result.model_copy(update=more)
+        return result.model_copy(update={"text": quality, "kl_tolerance": allowed.kl, "changed_tolerance": changed})
 
 
 @dataclass(frozen=True)

@@ -26,8 +26,6 @@ SMALLEST_QUOTA = 0.01  # cores; the kernel's shortest quota is 1 ms, of our peri
 _UNLIMITED = 1 << 62  # v1 writes "no limit" as the largest multiple of a page below 2^63
 # What version 2 and version 1 call the same file; a group has one of them.
 _LIMIT = ("memory.max", "memory.limit_in_bytes")
-_PEAK = ("memory.peak", "memory.max_usage_in_bytes")
-_EVENTS = ("memory.events", "memory.oom_control")
 
 
 def _unescape(text: str) -> str:
@@ -40,41 +38,31 @@ def _lines(path: Path) -> list[str]:
     return [line for line in os.fsdecode(path.read_bytes()).split("\n") if line]
 
 
-def _mounts(proc: Path) -> dict[str, tuple[str, Path]]:
-    """Controller -> (the group that is mounted, where), from mountinfo; UNIFIED for version 2."""
-    mounts: dict[str, tuple[str, Path]] = {}
-    for line in _lines(proc / "self" / "mountinfo"):
-        before, _, after = line.partition(" - ")
-        kind, *rest = after.split()
-        if kind not in ("cgroup", "cgroup2"):
-            continue
-        _, _, _, root, point, *_ = before.split()
-        controllers = [UNIFIED] if kind == "cgroup2" else rest[-1].split(",")
-        for controller in controllers:
-            mounts.setdefault(controller, (_unescape(root), Path(_unescape(point))))
-    return mounts
-
-
 def groups_of(pid: int | str = "self", proc: Path = PROC) -> dict[str, Path]:
     """The folder of each control group that process ``pid`` is in, by controller; ``""`` is version 2's.
 
     Groups that are not visible from here (another namespace, not mounted) are left out.
     """
     try:
-        mounts = _mounts(proc)
-        lines = _lines(proc / str(pid) / "cgroup")
+        mounted, lines = _lines(proc / "self" / "mountinfo"), _lines(proc / str(pid) / "cgroup")
     except OSError:  # not Linux, or the process is gone
         return {}
+    mounts: dict[str, tuple[str, Path]] = {}  # controller -> the group that is mounted, and where
+    for line in mounted:
+        before, _, after = line.partition(" - ")
+        kind, *rest = after.split()
+        if kind in ("cgroup", "cgroup2"):
+            _, _, _, root, point, *_ = before.split()
+            for controller in [UNIFIED] if kind == "cgroup2" else rest[-1].split(","):
+                mounts.setdefault(controller, (_unescape(root), Path(_unescape(point))))
     folders = {}
     for line in lines:
         _, controllers, path = line.split(":", 2)
-        for controller in controllers.split(","):
-            if controller not in mounts:
-                continue
-            root, point = mounts[controller]
+        for controller in mounts.keys() & controllers.split(","):
+            root, at = mounts[controller]
             inside = os.path.relpath(path, root) if path.startswith(root) else path.lstrip("/")
-            if ".." not in Path(inside).parts and (point / inside).is_dir():
-                folders[controller] = point / inside
+            if ".." not in Path(inside).parts and (at / inside).is_dir():
+                folders[controller] = at / inside
     return folders
 
 
@@ -115,12 +103,6 @@ def _up(folder: Path | None) -> Iterator[Path]:
         folder = folder.parent
 
 
-def peak_bytes(folder: Path | None) -> int | None:
-    """The most memory in use, under version 1 with the page cache that processes brought in; None if not known."""
-    sizes = () if folder is None else (read_bytes(folder / name) for name in _PEAK)
-    return next((size for size in sizes if size is not None), None)
-
-
 def tightest_quota(folder: Path | None) -> float | None:
     """The CPU quota that decides, in cores, of the group's and of the groups around it; None if unlimited.
 
@@ -145,21 +127,9 @@ def write_quota(folder: Path, cores: float) -> None:
         write(folder / "cpu.max", f"{round(cores * int(_PERIOD_US))} {_PERIOD_US}")
 
 
-def throttled(folder: Path | None) -> tuple[int, int] | None:
-    """Periods and throttled periods of a group, from ``cpu.stat``, which both versions have; None without it."""
-    counts = {} if folder is None else _counts(folder / "cpu.stat")
-    if "nr_periods" not in counts or "nr_throttled" not in counts:
-        return None
-    return int(counts["nr_periods"]), int(counts["nr_throttled"])
-
-
-def oom_kills(folder: Path | None) -> int:
-    """How often the kernel killed in this group for memory (``failcnt`` counts other things too)."""
-    return 0 if folder is None else sum(int(_counts(folder / name).get("oom_kill", 0)) for name in _EVENTS)
-
-
-def _counts(path: Path) -> dict[str, str]:
-    return dict(line.split() for line in (read(path) or "").splitlines())
+def counts(path: Path) -> dict[str, int]:
+    """Counters by name; none where the file is not there."""
+    return {name: int(count) for name, count in (line.split() for line in (read(path) or "").splitlines())}
 
 
 def make_child(own: Path) -> Path:
@@ -203,10 +173,8 @@ def remove(folder: Path) -> None:
                     os.kill(int(pid), signal.SIGKILL)
         try:
             folder.rmdir()
-        except FileNotFoundError:
-            return
         except OSError:
             time.sleep(0.01)
-        else:
+        if not folder.exists():
             return
     warnings.warn(f"the control group {folder} could not be removed", RuntimeWarning, stacklevel=2)

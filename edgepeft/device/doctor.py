@@ -1,9 +1,6 @@
 """What may go wrong on this machine, before it does: the findings of ``edgepeft doctor``. Nothing is changed.
 
-``try_limits`` says how exactly limits hold, by small programs that run into each of them for a few seconds. Memory: a
-program takes more until it is killed; the group's own peak against the limit. Cores: how many different processors busy
-programs were ever seen on. CPU share: processor time (/proc/PID/schedstat, in nanoseconds) that a spinning program got
-in a time that is a multiple of the quota's period, read from outside.
+``try_limits`` says how exactly limits hold, by small programs that run into each of them for a few seconds.
 """
 
 from __future__ import annotations
@@ -95,8 +92,7 @@ def _wheels(root: Path) -> Iterator[Finding]:
     flags = isa_flags(proc)
     missing = {wheel.needs for wheel in machine.KNOWN_BAD} - set(flags) if "asimd" in flags else set()
     bad = machine.bad_wheels(installed, missing)
-    for wheel in bad:
-        yield Finding("wheels", "bad", wheel.sentence(cpu_model(proc)))
+    yield from (Finding("wheels", "bad", wheel.sentence(cpu_model(proc))) for wheel in bad)
     if not bad:
         packages = ", ".join(f"{name} {version}" for name, version in installed.items())
         yield Finding("wheels", "ok", f"{packages}: none is known to die on this processor")
@@ -123,12 +119,9 @@ def _control_groups(root: Path) -> Iterator[Finding]:
             else:
                 yield Finding("control groups", "ok", f"{name}: memory, cores and CPU quota can be limited")
             return
-    yield Finding(
-        "control groups",
-        "warning",
-        f"none can be used: {'; '.join(filter(None, refused))}. Limits fall back to affinity and address space",
-        "Run as root, in a systemd session, or in a container with --cgroupns=private and writable cgroups.",
-    )
+    text = f"none can be used: {'; '.join(filter(None, refused))}. Limits fall back to affinity and address space"
+    advice = "Run as root, in a systemd session, or in a container with --cgroupns=private and writable cgroups."
+    yield Finding("control groups", "warning", text, advice)
 
 
 def _limits_in_force(root: Path) -> Iterator[Finding]:
@@ -170,7 +163,7 @@ def _threads(root: Path) -> Iterator[Finding]:
 
 def _cache(root: Path) -> Iterator[Finding]:
     folder = cache_folder()
-    used = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) if folder.is_dir() else 0
+    used = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
     parent = next(path for path in (folder, *folder.parents) if path.exists())
     if os.access(parent, os.W_OK):
         yield Finding("cache", "ok", f"{folder}, {used:,} bytes")
@@ -254,6 +247,7 @@ def try_limits(*, backends: Sequence[Prepare] = BACKENDS) -> list[TrialResult]:
 
 
 def _memory(backends: Sequence[Prepare]) -> TrialResult:
+    """A program takes more until it is killed; the group's own peak against the limit."""
     program, limits = [sys.executable, "-c", _GROW], Limits(cores=1, memory_bytes=_MEMORY)
     with LimitedProcess(program, limits, stderr=subprocess.DEVNULL, backends=backends) as process:
         process.popen.wait()
@@ -281,6 +275,7 @@ def _spinning(number: int, limits: Limits, backends: Sequence[Prepare]) -> Itera
 
 
 def _cores(number: int, backends: Sequence[Prepare]) -> TrialResult:
+    """How many different processors busy programs were ever seen on."""
     with _spinning(number + 1, Limits(cores=number), backends) as (process, pids):
         seen: set[int] = set()
         for _ in range(_LOOKS):
@@ -291,6 +286,7 @@ def _cores(number: int, backends: Sequence[Prepare]) -> TrialResult:
 
 
 def _share(quota: float, backends: Sequence[Prepare]) -> TrialResult:
+    """Processor time of spinning programs in a multiple of the quota's period, read from outside."""
     cores = usable_cores()
     with _spinning(cores, Limits(cores=cores, cpu_quota=quota), backends) as (process, pids):
         time.sleep(_SETTLE_SECONDS)

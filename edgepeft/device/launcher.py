@@ -1,9 +1,9 @@
 """Enters the limits, reports what is seen there, becomes the work: ``launcher.py SPEC PROGRAM ARGUMENTS...``.
 
 Run as a file by ``python -I -S``, so it uses the standard library alone and starts in a few
-milliseconds whatever the work's environment is. SPEC is JSON: ``report_fd``, ``go_fd``, ``keeper_fd``,
-``joins``, ``cpus``, ``address_space_bytes``. The report goes to ``report_fd``, which closes when the work
-starts; that it does after a byte from ``go_fd``.
+milliseconds whatever the work's environment is. SPEC is JSON: ``joins``, ``cpus``, ``address_space_bytes`` and
+``fds``, one or two sockets. The report goes to the first, which closes when the work starts; that it does after a byte
+from there. While the parent holds the other end of the second, a keeper runs.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ def _enter(spec: dict[str, Any]) -> dict[str, Any]:
             os.write(descriptor, str(os.getpid()).encode())
         finally:
             os.close(descriptor)
-    if (keeper := spec["keeper_fd"]) is not None:
-        # A process that ends when the parent closes its pipe, for a scope lives as long as a process is in it.
+    for keeper in spec["fds"][1:]:
+        # A process that ends when the parent closes its end, for a scope lives as long as a process is in it.
         # Through a shell that ends at once: the work must not find a child that it did not start.
         script = "exec 3<&0; cat <&3 >/dev/null 2>&1 &"
         subprocess.run(["sh", "-c", script], stdin=keeper, start_new_session=True, check=True)
@@ -41,26 +41,21 @@ def _enter(spec: dict[str, Any]) -> dict[str, Any]:
     return {"pid": os.getpid(), "cpus": cpus, "address_space_bytes": None if space == resource.RLIM_INFINITY else space}
 
 
-def _tell(descriptor: int, document: dict[str, Any]) -> None:
-    os.write(descriptor, json.dumps(document).encode() + b"\n")
-
-
 def main(spec_text: str, argv: list[str]) -> int:
     """Enter, report, wait for a byte, exec. Returns only if the work could not be started (127)."""
     spec = json.loads(spec_text)
-    report_fd, go_fd = int(spec["report_fd"]), int(spec["go_fd"])
-    os.set_inheritable(report_fd, False)
-    os.set_inheritable(go_fd, False)
-    stage = "enter"
+    parent, stage = spec["fds"][0], "enter"
+    os.set_inheritable(parent, False)
     try:
-        _tell(report_fd, _enter(spec))
-        if not os.read(go_fd, 1):  # the parent found the limits wanting, or died
+        os.write(parent, json.dumps(_enter(spec)).encode() + b"\n")
+        if not os.read(parent, 1):  # the parent found the limits wanting, or died
             return 127
         stage = "exec"
         os.execvp(argv[0], argv)
     except (OSError, MemoryError, ValueError, subprocess.CalledProcessError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else type(error).__name__
-        _tell(report_fd, {"stage": stage, "errno": getattr(error, "errno", None), "reason": reason})
+        failure = {"stage": stage, "errno": getattr(error, "errno", None), "reason": reason}
+        os.write(parent, json.dumps(failure).encode() + b"\n")
     return 127
 
 

@@ -1,10 +1,8 @@
 """Run a program under a device's cores and memory (SPARTAN, arXiv:2211.16634, appendix F).
 
-The limits hold a child process, never this one. Backends are tried in order and what one of them
-achieved is read back from the kernel, so a result can say what it was measured under.
-
-The program is started through the launcher, which enters the limits, reports, waits for a byte, and becomes the work:
-a backend that turns out not to hold is given up before anything ran under it.
+The limits hold a child process, never this one. Backends are tried in order, and what holds is read back from the
+kernel. The program is started through the launcher, which enters the limits, reports, waits for a byte, and becomes the
+work: a backend that turns out not to hold is given up before anything ran under it.
 """
 
 from __future__ import annotations
@@ -13,19 +11,18 @@ import contextlib
 import errno
 import json
 import mmap
-import os
-import select
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import psutil
 
 from edgepeft.common.errors import DoesNotFit, EdgepeftError, UsageError, says_out_of_memory
-from edgepeft.device import cgroups, launcher, placement
+from edgepeft.device import launcher, placement
 from edgepeft.device.machine import affinity, cpu_quota, pick_cpus, usable_cores
 from edgepeft.device.placement import Emulation, InForce, Limits, Placement, Unavailable
 
@@ -36,96 +33,6 @@ _QUOTA_STEP = 0.0006  # systemd rounds to a tenth of a per cent of a core
 
 class NoMemoryToStart(Exception):
     """The limit is too small for the launcher, or for loading the program at all."""
-
-
-class Launch:
-    """One start: ``process`` is the launcher, later the work; :class:`subprocess.Popen` gets the ``options``."""
-
-    def __init__(self, placement: Placement, argv: Sequence[str], options: dict[str, Any]):
-        self._placement = placement
-        self._program = argv[0]
-        self._text = b""
-        self._ours: list[int] = []
-        theirs: list[int] = []
-        try:
-            self._report, report = self._pipe(theirs, keep="read")
-            self._go, go = self._pipe(theirs, keep="write")
-            keeper = self._pipe(theirs, keep="write")[1] if placement.keeper else None
-            spec: dict[str, Any] = {"report_fd": report, "go_fd": go, "keeper_fd": keeper, "cpus": placement.cpus}
-            spec |= {"joins": [*map(str, placement.joins)], "address_space_bytes": placement.address_space_bytes}
-            # -I -S: the launcher must not be slowed down or altered by the work's environment.
-            start = [sys.executable, "-I", "-S", launcher.__file__, json.dumps(spec)]
-            command = [*placement.wrapper, *start, *argv]
-            self.process: subprocess.Popen[Any] = subprocess.Popen(command, pass_fds=theirs, **options)
-        except BaseException:
-            self.release()
-            raise
-        finally:
-            for descriptor in theirs:
-                os.close(descriptor)
-
-    def _pipe(self, theirs: list[int], keep: str) -> tuple[int, int]:
-        """A pipe, as (our end, the launcher's end)."""
-        reader, writer = os.pipe()
-        ours, other = (reader, writer) if keep == "read" else (writer, reader)
-        self._ours.append(ours)
-        theirs.append(other)
-        return ours, other
-
-    def report(self) -> dict[str, Any]:
-        """Read what the launcher sees inside the limits: ``pid``, ``cpus``, ``address_space_bytes``; then it waits."""
-        seen = self._next()
-        if seen is None:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.wait(1)  # a kill for memory is counted by then
-            # A scope's counters went with it; nothing else kills a launcher in its first milliseconds.
-            if self._placement.oom_kills() or self.process.poll() == -signal.SIGKILL:
-                raise NoMemoryToStart
-        elif "stage" in seen:
-            if _is_memory(seen):
-                raise NoMemoryToStart
-            raise Unavailable(f"the child could not enter its group ({seen['reason']})")
-        else:
-            return seen
-        raise Unavailable(f"the launcher did not start under {self._placement.backend}")
-
-    def go(self) -> None:
-        """Let the work start, and return when it has."""
-        with contextlib.suppress(BrokenPipeError):  # it died meanwhile: the next line finds that out
-            os.write(self._go, b"g")
-        failure = self._next()  # the end of the pipe is the good case: it closes with the exec
-        if failure is None:
-            return
-        if _is_memory(failure):
-            raise NoMemoryToStart
-        raise UsageError(f"the program {self._program!r} cannot be started: {failure['reason']}.")
-
-    def _next(self) -> dict[str, Any] | None:
-        """The launcher's next line; None at the pipe's end, or if it hangs (a password prompt)."""
-        while b"\n" not in self._text:
-            if not select.select([self._report], [], [], _START_SECONDS)[0]:
-                return None
-            if not (part := os.read(self._report, 1 << 16)):
-                return None
-            self._text += part
-        line, _, self._text = self._text.partition(b"\n")
-        document: dict[str, Any] = json.loads(line)
-        return document
-
-    def stop(self) -> None:
-        """Kill the process if it runs, collect its status, close our ends of its pipes."""
-        if self.process.poll() is None:
-            self.process.kill()  # a paused process dies of SIGKILL too
-        self.process.wait()
-        for stream in (self.process.stdin, self.process.stdout, self.process.stderr):
-            if stream is not None:
-                with contextlib.suppress(OSError, ValueError):  # what was buffered for a dead reader
-                    stream.close()
-
-    def release(self) -> None:
-        """Close our ends: the keeper ends, and with it the place that it kept."""
-        while self._ours:
-            os.close(self._ours.pop())
 
 
 def _is_memory(failure: dict[str, Any]) -> bool:
@@ -143,7 +50,7 @@ BACKENDS: tuple[Prepare, ...] = (
 )
 
 
-class LimitedProcess:
+class LimitedProcess(contextlib.AbstractContextManager["LimitedProcess"]):
     """A program running under limits; a context manager that kills it at its end and leaves nothing behind.
 
     ``in_force`` is what limits it, ``popen`` the running process; the counters stay readable afterwards.
@@ -155,8 +62,6 @@ class LimitedProcess:
         Standard input and output are pipes, and errors go where this process's go, unless ``popen`` says otherwise.
         """
         self.limits = limits
-        self._launch: Launch | None = None
-        self._final: tuple[int, int | None] | None = None
         self._resident_peak: int | None = None
         cpus = None if limits.cores is None else pick_cpus(min(limits.cores, usable_cores()))
         options = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, **popen}
@@ -171,29 +76,78 @@ class LimitedProcess:
 
     def _start(self, placement: Placement, argv: list[str], options: dict[str, Any], refused: Sequence[str]) -> None:
         """Start ``argv`` in ``placement``, or take it down again and say why not."""
-        self._placement = placement
+        self._placement, self._held = placement, contextlib.ExitStack()
+        self._final: tuple[int, int | None] | None = None
+        self._held.callback(placement.remove)
         try:
-            self._launch = Launch(placement, argv, options)
-            report = self._launch.report()
+            self._launch(argv, options)
+            report = self._report()
             placement.entered(report["pid"])
             self._cores_at_start = len(report["cpus"])
             space: int | None = report["address_space_bytes"]
             self.in_force = judge(self.limits, placement, self._cores_at_start, space, refused)
             self._group_at_start = (placement.memory_in_force(), placement.quota_in_force())
-            self._launch.go()
+            self._go(argv[0])
         except NoMemoryToStart:
             self.close()
             raise self._error() from None
         except BaseException:
             self.close()
-            self._launch, self._final = None, None
             raise
 
-    @property
-    def popen(self) -> subprocess.Popen[Any]:
-        """The program's process: after the launcher's exec its pid is the work's."""
-        assert self._launch is not None  # only while the constructor still looks for a backend
-        return self._launch.process
+    def _launch(self, argv: list[str], options: dict[str, Any]) -> None:
+        """Start the launcher; of a second socket our end keeps the keeper."""
+        ours, theirs = zip(*(socket.socketpair() for _ in range(1 + self._placement.keeper)), strict=True)
+        self._launcher: socket.socket = ours[0]
+        with contextlib.ExitStack() as sent:
+            for end, other in zip(ours, theirs, strict=True):
+                self._held.enter_context(end)
+                sent.enter_context(other)
+            self._held.callback(self._keep_counters)
+            spec = {"fds": [end.fileno() for end in theirs], "joins": [*map(str, self._placement.joins)]}
+            spec |= {"cpus": self._placement.cpus, "address_space_bytes": self._placement.address_space_bytes}
+            # -I -S: the launcher must not be slowed down or altered by the work's environment.
+            start = [sys.executable, "-I", "-S", launcher.__file__, json.dumps(spec)]
+            # After the launcher's exec its pid is the work's.
+            self.popen: subprocess.Popen[Any] = subprocess.Popen(
+                [*self._placement.wrapper, *start, *argv], pass_fds=spec["fds"], **options
+            )
+            self._held.callback(self._stop)
+
+    def _report(self) -> dict[str, Any]:
+        """Read what the launcher sees inside the limits: ``pid``, ``cpus``, ``address_space_bytes``; then it waits."""
+        seen = self._next()
+        if seen is None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.popen.wait(1)  # a kill for memory is counted by then
+            # A scope's counters went with it; nothing else kills a launcher in its first milliseconds.
+            if self._placement.oom_kills() or self.popen.poll() == -signal.SIGKILL:
+                raise NoMemoryToStart
+            raise Unavailable(f"the launcher did not start under {self._placement.backend}")
+        if "stage" in seen:
+            if _is_memory(seen):
+                raise NoMemoryToStart
+            raise Unavailable(f"the child could not enter its group ({seen['reason']})")
+        return seen
+
+    def _go(self, program: str) -> None:
+        """Let the work start, and return when it has."""
+        with contextlib.suppress(OSError):  # it died meanwhile: the next line finds that out
+            self._launcher.sendall(b"g")
+        failure = self._next()  # the end is the good case: the launcher's socket closes with the exec
+        if failure is not None:
+            if _is_memory(failure):
+                raise NoMemoryToStart
+            raise UsageError(f"the program {program!r} cannot be started: {failure['reason']}.")
+
+    def _next(self) -> dict[str, Any] | None:
+        """The launcher's next line, after which it waits; None at its end, or if it hangs (a password prompt)."""
+        self._launcher.settimeout(_START_SECONDS)
+        with contextlib.suppress(OSError), self._launcher.makefile("rb") as said:
+            line = said.readline()
+            document: dict[str, Any] | None = json.loads(line) if line.endswith(b"\n") else None
+            return document
+        return None
 
     def change_quota(self, cores: float) -> float:
         """Give the running program another quota; return the one in force, lower where a group around it is tighter."""
@@ -210,7 +164,7 @@ class LimitedProcess:
 
     def throttled(self) -> tuple[int, int] | None:
         """Periods of the quota so far, and in how many of them the program used it up."""
-        return cgroups.throttled(self._placement.folders.get("cpu"))
+        return self._placement.throttled()
 
     def lost(self) -> str | None:
         """Say which limit no longer holds on the running program; None where all is as it was at the start."""
@@ -259,21 +213,16 @@ class LimitedProcess:
         )
 
     def close(self) -> None:
-        """Stop the program if it runs, keep its counters, remove its groups. May be called twice."""
-        if self._final is not None:
-            return
-        try:
-            if self._launch is not None:
-                self.peak_bytes()
-                self._launch.stop()
-        finally:
-            self._final = (self._placement.oom_kills(), self._placement.peak_bytes() or self._resident_peak)
-            if self._launch is not None:
-                self._launch.release()
-            self._placement.remove()
+        """Stop the program if it runs, keep its counters, end the keeper, remove the groups. May be called twice."""
+        self._held.close()
 
-    def __enter__(self) -> Self:
-        return self
+    def _stop(self) -> None:
+        self.peak_bytes()
+        with contextlib.suppress(OSError, ValueError), self.popen:  # what was buffered for a dead reader
+            self.popen.kill()  # a paused process dies of SIGKILL too
+
+    def _keep_counters(self) -> None:
+        self._final = (self._placement.oom_kills(), self._placement.peak_bytes() or self._resident_peak)
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -305,8 +254,15 @@ def judge(
         elif cores > asked:
             notes.append(f"{asked} cores were asked for, {cores} are in force")
         grades.append(cores == asked)
-    if limits.memory_bytes is not None:
-        memory, exact = _memory(limits.memory_bytes, memory, notes)
+    if (size := limits.memory_bytes) is not None:
+        if (host := psutil.virtual_memory().total) < size:
+            notes.append(f"the host has {host} bytes of memory, the profile {size}: it ends earlier than the device")
+            memory = host if held is None else min(held, host)
+        elif held is None:
+            notes.append("memory is not limited")
+        elif abs(held - size) >= mmap.PAGESIZE:  # limits are kept in whole pages
+            notes.append(f"{size} bytes of memory were asked for, {held} are in force")
+        exact = host >= size and held is not None and abs(held - size) < mmap.PAGESIZE
         grades.append(exact and placement.memory_is_strict)
     quota = placement.quota_in_force()
     if limits.cpu_quota is not None:
@@ -322,19 +278,3 @@ def judge(
     anything = any(grades) or fewer or less
     emulation: Emulation = "full" if grades and all(grades) else "partial" if anything else "none"
     return InForce(placement.backend, cores, memory, emulation, tuple(notes), quota)
-
-
-def _memory(asked: int, in_force: int | None, notes: list[str]) -> tuple[int | None, bool]:
-    """Bytes in force, and whether they are those asked for (limits are kept in whole pages)."""
-    host = psutil.virtual_memory().total
-    if host < asked:
-        notes.append(f"the host has {host} bytes of memory, the profile {asked}: it ends earlier than the device")
-        in_force = host if in_force is None else min(in_force, host)
-        return in_force, False
-    if in_force is None:
-        notes.append("memory is not limited")
-        return None, False
-    if abs(in_force - asked) >= mmap.PAGESIZE:
-        notes.append(f"{asked} bytes of memory were asked for, {in_force} are in force")
-        return in_force, False
-    return in_force, True

@@ -206,12 +206,8 @@ KNOWN_BAD = (
 
 def bad_wheels(installed: Mapping[str, str], missing: Collection[str]) -> list[BadWheel]:
     """Wheels of ``installed`` (package -> version) that need one of the ``missing`` instructions."""
-    return [
-        wheel
-        for wheel in KNOWN_BAD
-        # 2.10.0+cpu is 2.10.0
-        if installed.get(wheel.package, "").partition("+")[0] == wheel.version and wheel.needs in missing
-    ]
+    plain = {package: version.partition("+")[0] for package, version in installed.items()}  # 2.10.0+cpu is 2.10.0
+    return [wheel for wheel in KNOWN_BAD if plain.get(wheel.package) == wheel.version and wheel.needs in missing]
 
 
 def refuse_bad_wheels(*packages: str, proc: Path = cgroups.PROC) -> None:

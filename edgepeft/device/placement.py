@@ -1,22 +1,15 @@
-"""Requested limits, limits in force, and the interface of a backend.
+"""Requested limits, limits in force, and the backends: each ``prepare...`` makes what holds limits, a `Placement`.
 
-A backend is a function called ``prepare...``. It makes whatever holds the limits (a cgroup, a systemd scope,
-nothing) and returns a :class:`Placement`: how the launcher enters it, how the parent
-reads back what is in force, and how it is taken down again.
-
-Control groups are child groups of cgroup v2 (Linux Documentation/admin-guide/cgroup-v2.rst), of v1 (cgroup-v1/*.rst),
-or a transient systemd scope (systemd-run(1), systemd.resource-control(5)).
-
-Under v2 the group lies inside the process's own one. Its controllers come from the own group's
-``cgroup.subtree_control``; enabling one there is refused with EBUSY while processes live in that
+Under cgroup v2 (Linux Documentation/admin-guide/cgroup-v2.rst) the group lies inside the process's own one, whose
+``cgroup.subtree_control`` gives it controllers; enabling one there is refused with EBUSY while processes live in that
 group (the no-internal-process rule), unless it is the root: then systemd's scopes are the way.
 
-Under v1 each controller has a child group. The order of writes is the kernel's: memory before memory+swap,
-``cpuset.mems`` before ``cpuset.cpus``, the period before the quota.
+Under v1 (cgroup-v1/*.rst) each controller has a child group. The order of writes is the kernel's: memory before
+memory+swap, ``cpuset.mems`` before ``cpuset.cpus``, the period before the quota.
 
-A scope is for users whose own group is not theirs to divide: ``systemd-run --scope`` starts the launcher in a group of
-its own and removes that group when its last process ends. So that the counters can be read after the work ended, a
-keeper stays in it until the parent lets go.
+A scope is for users whose own group is not theirs to divide: ``systemd-run --scope`` (systemd-run(1),
+systemd.resource-control(5)) starts the launcher in a group of its own and removes that group when its last process
+ends. So that the counters can be read after the work ended, a keeper stays in it until the parent lets go.
 """
 
 from __future__ import annotations
@@ -41,6 +34,9 @@ from edgepeft.device.cgroups import SMALLEST_QUOTA
 Emulation = Literal["full", "partial", "none"]
 BOOTED = Path("/run/systemd/system")  # sd_booted(3): systemd is the init if this folder is there
 _PROBE_SECONDS = 20.0
+# What version 2 and version 1 call the same file; a group has one of them.
+_PEAK = ("memory.peak", "memory.max_usage_in_bytes")
+_EVENTS = ("memory.events", "memory.oom_control")
 _SMALLEST_MEMORY = 1 << 20  # below this no process starts at all: a unit was mistaken
 
 
@@ -125,17 +121,24 @@ class Placement:
 
     def holds(self, pid: int) -> bool:
         """Whether process ``pid`` still is where it was put: a group may be removed, a process moved."""
-        return all(
-            str(pid) in (cgroups.read(folder / "cgroup.procs") or "").split() for folder in self.folders.values()
-        )
+        inside = (cgroups.read(folder / "cgroup.procs") or "" for folder in self.folders.values())
+        return all(str(pid) in pids.split() for pids in inside)
+
+    def throttled(self) -> tuple[int, int] | None:
+        """Periods and throttled periods, from ``cpu.stat``, which both versions have; None without it."""
+        counts = cgroups.counts(folder / "cpu.stat") if (folder := self.folders.get("cpu")) else {}
+        return (counts["nr_periods"], counts["nr_throttled"]) if {"nr_periods", "nr_throttled"} <= {*counts} else None
 
     def oom_kills(self) -> int:
-        """How many processes the kernel killed for memory in this place."""
-        return cgroups.oom_kills(self.folders.get("memory"))
+        """How many processes the kernel killed for memory in this place (``failcnt`` counts other things too)."""
+        folder = self.folders.get("memory")
+        return sum(cgroups.counts(folder / name).get("oom_kill", 0) for name in _EVENTS) if folder else 0
 
     def peak_bytes(self) -> int | None:
-        """The most memory in use; None if not known."""
-        return cgroups.peak_bytes(self.folders.get("memory"))
+        """The most memory in use, under version 1 with the page cache that processes brought in; None if not known."""
+        folder = self.folders.get("memory")
+        sizes = (cgroups.read_bytes(folder / name) for name in _PEAK) if folder else ()
+        return next((size for size in sizes if size is not None), None)
 
     def remove(self) -> None:
         """Kill whoever is left, remove every group; enabled controllers stay, for neighbours. May be called twice."""
@@ -228,7 +231,7 @@ class Scope(Placement):
         if folder is None or self.unit not in folder.name:
             raise Unavailable("systemd-run started the child outside its scope")
         cpu = own.get("cpu") if "memory" in own else folder
-        self.folders = {"memory": folder, **({"cpu": cpu} if cpu is not None else {})}
+        self.folders = {"memory": folder} | ({} if cpu is None else {"cpu": cpu})
 
     def change_quota(self, cores: float) -> None:
         """Set it through systemd, which may undo what others set."""

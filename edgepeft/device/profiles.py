@@ -37,6 +37,15 @@ class _Part(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _has_known_keys(cls, given: Any) -> Any:
+        for key in given if isinstance(given, dict) else ():
+            if key not in (known := sorted(cls.model_fields)):
+                hint = "".join(f" (did you mean {close!r}?)" for close in get_close_matches(key, known, n=1))
+                raise ValueError(f"unknown key {key!r}{hint}, known there: {', '.join(known)}")
+        return given
+
 
 class _Sourced(_Part):
     kind: Literal["measured", "spec", "derived", "unsourced"]
@@ -245,16 +254,6 @@ class Profile(_Part):
 
 
 _SUFFIX = ".toml"
-_TABLES: dict[str, type[BaseModel]] = {
-    "cores": Cores,
-    "memory": MemoryFigure,
-    "isa": Flags,
-    "figures": Amount,
-    "latencies": Latency,
-    "reference": ReferenceEncoder,
-    "sweeps": Sweep,
-    "calibrations": Calibration,
-}
 
 
 def known_profiles() -> tuple[str, ...]:
@@ -286,18 +285,9 @@ def _read(path: Path) -> Profile:
         return Profile.model_validate(read_toml(path))
     except ValidationError as error:
         mistakes = error.errors(include_url=False)
-        parts = dict.fromkeys(_sentence(dict(one)) for one in mistakes[:3])
+        parts = dict.fromkeys(mistake(dict(one), "the file") for one in mistakes[:3])
         more = f"; and {len(mistakes) - 3} more" if len(mistakes) > 3 else ""
         raise DataError(f"{path} is not a profile: {'; '.join(parts)}{more}.") from error
-
-
-def _sentence(one: dict[str, Any]) -> str:
-    path = [str(part) for part in one["loc"]]
-    if one["type"] != "extra_forbidden":
-        return mistake(one, "the file")
-    known = sorted((_TABLES.get(path[0], Profile) if len(path) > 1 else Profile).model_fields)
-    hint = "".join(f" (did you mean {close!r}?)" for close in get_close_matches(path[-1], known, n=1))
-    return f"unknown key {'.'.join(path)!r}{hint}, known there: {', '.join(known)}"
 
 
 def toml_of(document: Mapping[str, Any], comment: str = "") -> str:

@@ -152,22 +152,15 @@ def _row(
     profile: Profile, works: Sequence[Work], notes: list[str], *, runtime: str, precision: str, threads: int | None
 ) -> Calibration | None:
     """The row that fits best: of the runtime, else of another; of the precision, else of another."""
+
+    def unlikeness(row: Calibration) -> tuple[int, ...]:
+        foreign, rounded = row.runtime != runtime, row.precision != precision
+        return foreign or rounded, rounded, foreign, not row.fallback, -_threads(row, profile)
+
     rows = [row for row in profile.calibrations if row.operators is graph_kind_of(works)]
-    if threads is not None:
-        rows = [row for row in rows if _threads(row, profile) == threads]
-    others = sorted(
-        rows,
-        key=lambda row: (
-            (row.runtime, row.precision) != (runtime, precision),
-            row.precision != precision,
-            row.runtime != runtime,
-            not row.fallback,
-            -_threads(row, profile),
-        ),
-    )
-    if not others:
+    row = min((row for row in rows if threads in (None, _threads(row, profile))), key=unlikeness, default=None)
+    if row is None:
         return None
-    row = others[0]
     if row.runtime != runtime:
         notes.append(f"uncalibrated: no row of {runtime} on {profile.name}; {row.runtime}'s rate stands for it")
     if row.precision != precision:

@@ -134,9 +134,8 @@ class Sensors:
 
     def _by_counters(self) -> list[str] | None:
         before, self._counts = self._counts, self._counters()
-        if not self._counts:
-            return None
-        return ["throttle counter"] if any(self._counts[path] > before.get(path, 0) for path in self._counts) else []
+        grown = any(count > before.get(path, 0) for path, count in self._counts.items())
+        return ["throttle counter"] * grown if self._counts else None
 
     def _counters(self) -> dict[Path, float]:
         files = self._root.glob("sys/devices/system/cpu/cpu[0-9]*/thermal_throttle/*_throttle_count")
@@ -195,10 +194,8 @@ def _counter(root: Path) -> tuple[str, Path] | None:
     """The first counter of a whole package or board: its name, its file in microjoules."""
     candidates = [*sorted(root.glob("sys/class/powercap/intel-rapl:[0-9]/energy_uj"))]
     candidates += [folder / "energy1_input" for folder in _monitors(root)]
-    for path in candidates:
-        if number(path) is not None:  # RAPL is root's to read
-            return cgroups.read(path.parent / "name") or path.parent.name, path
-    return None
+    readable = (path for path in candidates if number(path) is not None)  # RAPL is root's to read
+    return next(((cgroups.read(path.parent / "name") or path.parent.name, path) for path in readable), None)
 
 
 def _power(root: Path, vcgencmd: str | None) -> tuple[str, Callable[[], float | None]] | None:

@@ -23,10 +23,9 @@ from edgepeft.common.own_folder import locked
 from edgepeft.common.resources import sha256_of
 from edgepeft.common.task_name import SUFFIXES
 from edgepeft.deploy.verify import audit
-from edgepeft.fleet import layout
+from edgepeft.fleet import repository as layout
 from edgepeft.fleet.fetcher import hub_address
-from edgepeft.fleet.layout import Published
-from edgepeft.fleet.repository import DAYS, ROLES, FolderRepository, Keys
+from edgepeft.fleet.repository import DAYS, METADATA, ROLES, TARGETS, FolderRepository, Keys, Published
 
 _CARD = "README.md"
 
@@ -72,7 +71,7 @@ def publish(
         for place in places(offered):
             path, name = kept.get(place, folder / place), f"{channel}/{place}"
             targets[place] = TargetFile.from_file(name, str(path), ["sha256"])
-            _store(path, repository / layout.TARGETS, name, targets[place].hashes["sha256"])
+            _store(path, repository / TARGETS, name, targets[place].hashes["sha256"])
         targets = {place: targets[place] for place in places(wanted)}
         for place, custom in layout.customs(wanted).items():
             targets[place].unrecognized_fields["custom"] = custom
@@ -131,9 +130,9 @@ def _opened(
     folder: Path, keys: Path, days: Mapping[str, int], *, new: bool = False, thresholds: Mapping[str, int] | None = None
 ) -> Iterator[tuple[FolderRepository, bool]]:
     """The repository, held against other publishers; and whether its keys were made for it."""
-    if not (folder / layout.METADATA).is_dir() and not new:
+    if not (folder / METADATA).is_dir() and not new:
         raise UsageError(
-            f"{folder} is no repository: it has no {layout.METADATA}. Make one with: edgepeft publish BUNDLE {folder}."
+            f"{folder} is no repository: it has no {METADATA}. Make one with: edgepeft publish BUNDLE {folder}."
         )
     if (folder / MANIFEST_FILE).exists():
         raise UsageError(f"{folder} is a bundle; the repository is another folder, which boards can read.")

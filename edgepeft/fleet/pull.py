@@ -16,11 +16,14 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from importlib import metadata
 from pathlib import Path
+from platform import machine
 from typing import Any
 
 from tuf.api.metadata import TargetFile
 
+from edgepeft import __version__
 from edgepeft.backbones.emit import BUNDLE_FILES
 from edgepeft.bundle.bundle import TASKS_FOLDER, Bundle, places
 from edgepeft.bundle.manifest import MANIFEST_FILE, Manifest, TaskEntry
@@ -33,9 +36,9 @@ from edgepeft.common.resources import sha256_of
 from edgepeft.common.task_name import CHECK, GRAPH, WEIGHTS
 from edgepeft.data.training_loop.checkpoint import claim
 from edgepeft.deploy.install import PreparedTask, commit_tasks, prepare_task, remove_task
-from edgepeft.fleet.layout import METADATA, same_base
-from edgepeft.fleet.remote import Remote, forget, pin, trusted_root
-from edgepeft.fleet.state import STATE_FILE, WORK, Decision, State, decide
+from edgepeft.device.machine import isa_flags
+from edgepeft.fleet.remote import STATE_FILE, WORK, Decision, Remote, State, decide, forget, pin, trusted_root
+from edgepeft.fleet.repository import METADATA, same_base
 
 _SPARE_BYTES = 8 << 20  # manifests, metadata, what else the board writes meanwhile
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
@@ -209,7 +212,16 @@ class _Pull:
     def _tasks(self, decision: Decision, state: State, before: State) -> Pulled:
         """The way of everything else: tasks verified one by one, and committed together as the next versions."""
         refused = {task: why for task in decision.take if (why := state.refused.get(self.offered[task]))}
-        prepared = self._prepared([task for task in decision.take if task not in refused], refused, state)
+        entries = {task: self.published.manifest.tasks[task] for task in decision.take if task not in refused}
+        wanted = [f"{TASKS_FOLDER}/{task}{suffix}" for task, entry in entries.items() for suffix in hashes(entry)]
+        files = self._fetched(self.published.targets[place] for place in wanted)
+        bundle, prepared = Bundle(self.folder), {}
+        for task, entry in entries.items():
+            with self.stage(f"{task}: replaying its check"):
+                try:
+                    prepared[task] = replayed(bundle, task, entry, read_version(entry, files))
+                except EdgepeftError as error:
+                    refused[task] = state.refused[self.offered[task]] = str(error)
         state.refused = {sha256: why for sha256, why in state.refused.items() if sha256 in self.offered.values()}
         done, busy = self._commit(prepared, decision, state)
         if state != before:
@@ -225,20 +237,6 @@ class _Pull:
         _drop_all_but(self.remote.files, ())
         kept = {task: why for task, why in done.keep.items() if task not in refused}
         return self._pulled(taken=done.take, removed=done.remove, kept=kept, refused=refused, busy=busy)
-
-    def _prepared(self, tasks: Iterable[str], refused: dict[str, str], state: State) -> dict[str, PreparedTask]:
-        """Tasks that passed here; of the others, the reason goes to ``refused`` and to the state."""
-        entries = {task: self.published.manifest.tasks[task] for task in tasks}
-        places = [f"{TASKS_FOLDER}/{task}{suffix}" for task, entry in entries.items() for suffix in hashes(entry)]
-        files = self._fetched(self.published.targets[place] for place in places)
-        bundle, prepared = Bundle(self.folder), {}
-        for task, entry in entries.items():
-            with self.stage(f"{task}: replaying its check"):
-                try:
-                    prepared[task] = replayed(bundle, task, entry, read_version(entry, files))
-                except EdgepeftError as error:
-                    refused[task] = state.refused[self.offered[task]] = str(error)
-        return prepared
 
     def _commit(
         self, prepared: Mapping[str, PreparedTask], before: Decision, state: State
@@ -298,10 +296,7 @@ def _copy(source: Path, place: Path) -> None:
 
 
 def replayed(bundle: Bundle, task: str, entry: TaskEntry, content: Mapping[str, Content]) -> PreparedTask:
-    """A task from elsewhere, ``content`` by suffix, held to what its publisher states of it, and replayed here.
-
-    Writes nothing.
-    """
+    """A task from elsewhere, ``content`` by suffix, held to what its publisher states, and replayed; writes nothing."""
     graph, check, weights = content[GRAPH], content[CHECK], content.get(WEIGHTS)
     assert isinstance(graph, bytes) and isinstance(check, bytes) and not isinstance(weights, bytes)
     prepared = prepare_task(bundle, graph, check, Path(f"{task}{GRAPH}"), weights, stated=entry)
@@ -323,13 +318,7 @@ def _drop_all_but(files: Path, sha256s: Iterable[str]) -> None:
 
 def _here() -> str:
     """What a check's result depends on: this processor, this ONNX Runtime, this edgepeft."""
-    from importlib import metadata
-    from platform import machine
-
-    import edgepeft
-    from edgepeft.device.machine import isa_flags
-
-    facts = (edgepeft.__version__, metadata.version("onnxruntime"), machine(), *isa_flags())
+    facts = (__version__, metadata.version("onnxruntime"), machine(), *isa_flags())
     return hashlib.sha256(" ".join(facts).encode()).hexdigest()
 
 

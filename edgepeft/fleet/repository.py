@@ -1,4 +1,11 @@
-"""A TUF repository as a folder of static files: versions, signatures and keys, by python-tuf's ``Repository``.
+"""A TUF repository as a folder of static files: what it holds; versions, signatures and keys, by python-tuf.
+
+    metadata/1.root.json, timestamp.json, 7.snapshot.json, 3.targets.json, 5.stable.json
+    targets/stable/<sha256>.backbone.onnx, targets/stable/tasks/<sha256>.mood.onnx, ...
+
+A channel is a role that ``targets`` delegates ``<channel>/...`` to; its files are named as in a bundle.  The target
+``<channel>/backbone.onnx`` has in its ``custom`` field the manifest without its tasks, each task's and template's graph
+its entry; as JSON in a text, for TUF signs no floats.
 
 The version in force is what ``timestamp.json`` leads to.  It is written last, so a publisher that was killed has
 published nothing, and its leftovers are written over.
@@ -8,25 +15,107 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel, ValidationError
 from securesystemslib.signer import CryptoSigner
+from tuf.api import metadata as tuf
 from tuf.api.exceptions import RepositoryError
-from tuf.api.metadata import DelegatedRole, Delegations, Metadata, MetaFile, Root, Signed, Snapshot, Targets, Timestamp
+from tuf.api.metadata import Metadata, MetaFile, Root, TargetFile, Targets
 from tuf.repository import Repository
 
+from edgepeft.bundle.bundle import BACKBONE_FILE, TASKS_FOLDER, TEMPLATES_FOLDER, places
+from edgepeft.bundle.manifest import Manifest, TaskEntry, TemplateEntry
 from edgepeft.common.atomic import write_atomically
 from edgepeft.common.errors import BundleError, UsageError
+from edgepeft.common.messages import in_words
 from edgepeft.common.resources import private_folder
+from edgepeft.common.task_name import GRAPH, check_task_names
 from edgepeft.deploy.signature import read_private_key
-from edgepeft.fleet.layout import METADATA
 
+METADATA, TARGETS = "metadata", "targets"
+_CUSTOM = "edgepeft"
 ROLES = ("root", "targets", "snapshot", "timestamp")
 
 # Until a role's metadata expires: an attacker can hold back what is new for as long as the timestamp's.
 DAYS: Mapping[str, int] = {"root": 365, "targets": 365, "snapshot": 90, "timestamp": 7}
+
+
+def check_channel(name: str) -> str:
+    """The name itself, where a channel may have it."""
+    if not re.fullmatch("[a-z0-9][a-z0-9-]{0,31}", name) or name in ROLES:
+        raise UsageError(
+            f"{name!r} cannot be a channel's name: small letters, digits and '-', at most 32, and none of "
+            f"{', '.join(sorted(ROLES))}."
+        )
+    return name
+
+
+def without_training(manifest: Manifest) -> Manifest:
+    """The manifest of what is published: no version before, and no training graphs of older versions."""
+    tasks = {name: e.model_copy(update={"train_sha256": None, "previous": None}) for name, e in manifest.tasks.items()}
+    templates = {name: e.model_copy(update={"train_sha256": None}) for name, e in manifest.templates.items()}
+    return manifest.model_copy(update={"tasks": tasks, "templates": templates})
+
+
+def same_base(one: Manifest, other: Manifest) -> bool:
+    """Whether two differ in their tasks at most, and in the versions of what wrote them."""
+    return (one.backbone, one.files, one.templates) == (other.backbone, other.files, other.templates)
+
+
+def customs(manifest: Manifest) -> dict[str, dict[str, str]]:
+    """The ``custom`` field of the files that have one, by place."""
+    found: dict[str, BaseModel] = {BACKBONE_FILE: manifest.model_copy(update={"tasks": {}, "templates": {}})}
+    found |= {f"{TASKS_FOLDER}/{name}{GRAPH}": entry for name, entry in manifest.tasks.items()}
+    found |= {f"{TEMPLATES_FOLDER}/{name}{GRAPH}": entry for name, entry in manifest.templates.items()}
+    return {place: {_CUSTOM: stated.model_dump_json()} for place, stated in found.items()}
+
+
+@dataclass(frozen=True)
+class Published:
+    """A channel as its signed metadata state it: a whole manifest, and the target of each place."""
+
+    manifest: Manifest
+    targets: Mapping[str, TargetFile]
+
+    @classmethod
+    def read(cls, channel: str, targets: Mapping[str, TargetFile]) -> Published:
+        """What a channel's targets say."""
+        by_place = {name.removeprefix(f"{channel}/"): target for name, target in targets.items()}
+        try:  # the ``custom`` fields make up the manifest
+            tasks, templates = {}, {}
+            for place in by_place:
+                folder, _, name = place.removesuffix(GRAPH).partition("/")
+                if place.endswith(GRAPH) and folder == TASKS_FOLDER:
+                    tasks[name] = TaskEntry.model_validate_json(_custom(by_place, place))
+                elif place.endswith(GRAPH) and folder == TEMPLATES_FOLDER:
+                    templates[name] = TemplateEntry.model_validate_json(_custom(by_place, place))
+            check_task_names(tasks)
+            check_task_names(templates)
+            base = Manifest.model_validate_json(_custom(by_place, BACKBONE_FILE))
+            manifest = without_training(base.model_copy(update={"tasks": tasks, "templates": templates}))
+        except ValidationError as error:
+            raise BundleError(
+                f"channel {channel}: its manifest is not one this version knows: {in_words(error)}."
+            ) from error
+        except UsageError as error:
+            raise BundleError(f"channel {channel}: {error}") from error
+        for place, sha256 in places(manifest).items():
+            target = by_place.get(place)
+            if target is None or target.hashes.get("sha256") != sha256:
+                raise BundleError(
+                    f"channel {channel}: {place} is not the file that its entry names; it must be published again."
+                )
+        return cls(manifest, by_place)
+
+
+def _custom(by_place: Mapping[str, TargetFile], place: str) -> str:
+    """The text in a target's ``custom`` field; empty, which is no JSON, where there is none."""
+    custom = getattr(by_place.get(place), "custom", None)
+    return str(custom.get(_CUSTOM, "")) if isinstance(custom, dict) else ""
 
 
 class FolderRepository(Repository):  # type: ignore[misc,unused-ignore]  # without tuf it is Any
@@ -36,14 +125,9 @@ class FolderRepository(Repository):  # type: ignore[misc,unused-ignore]  # witho
         self.folder, self.keys, self.days = folder / METADATA, keys, {**DAYS, **days}
         self._infos: dict[str, MetaFile] = {}
         self._snapshot: MetaFile | None = None
-        if self.exists:
+        if self.found("timestamp"):
             self._snapshot = self.timestamp().snapshot_meta
             self._infos = dict(self.snapshot().meta)
-
-    @property
-    def exists(self) -> bool:
-        """Whether something was published here."""
-        return (self.folder / "timestamp.json").is_file()
 
     @property
     def targets_infos(self) -> dict[str, MetaFile]:
@@ -64,8 +148,8 @@ class FolderRepository(Repository):  # type: ignore[misc,unused-ignore]  # witho
         """A role's metadata in force; new ones where there are none."""
         path = self._path(role)
         if path is None:
-            kinds: dict[str, Any] = {"root": Root, "snapshot": Snapshot, "timestamp": Timestamp}
-            fresh: Signed = kinds.get(role, Targets)()
+            kinds: dict[str, Any] = {"root": Root, "snapshot": tuf.Snapshot, "timestamp": tuf.Timestamp}
+            fresh: Any = kinds.get(role, Targets)()
             fresh.version = 0  # close() makes it 1
             return Metadata(fresh)
         try:
@@ -80,9 +164,21 @@ class FolderRepository(Repository):  # type: ignore[misc,unused-ignore]  # witho
         md.signed.version += 1
         days = self.days[_kind(role)]
         md.signed.expires = datetime.now(UTC).replace(microsecond=0) + timedelta(days=days)
-        before = self.open(role).signed if role == "root" and self.found(role) else None
-        root = md.signed if isinstance(md.signed, Root) else self.root()
-        self._sign(md, role, [root] if before is None else [before, root])
+        roots = [md.signed if isinstance(md.signed, Root) else self.root()]
+        if role == "root" and self.found(role):  # a new root is signed by the old one's keys too
+            roots.insert(0, self.open(role).signed)
+        md.signatures.clear()
+        by_id = {signer.public_key.keyid: signer for signer in self.keys.signers(_kind(role))}
+        for root in roots:
+            asked = root.roles[_kind(role)]
+            signers = [by_id[key] for key in asked.keyids if key in by_id]
+            if len(signers) < asked.threshold:
+                raise UsageError(
+                    f"the role {role} is signed by {asked.threshold} of its keys, and {self.keys.folder} has "
+                    f"{len(signers)} of them. Put {_kind(role)}.pem there."
+                )
+            for signer in signers:
+                md.sign(signer, append=True)
         number = "" if role == "timestamp" else f"{md.signed.version}."
         write_atomically(self.folder / f"{number}{role}.json", md.to_bytes())
         if role == "snapshot":
@@ -90,29 +186,13 @@ class FolderRepository(Repository):  # type: ignore[misc,unused-ignore]  # witho
         elif role not in ("root", "timestamp"):
             self._infos[f"{role}.json"] = MetaFile(md.signed.version)
 
-    def _sign(self, md: Metadata[Any], role: str, roots: list[Root]) -> None:
-        """Sign by every key at hand of those that each of ``roots`` asks for; a new root also by the old one's."""
-        md.signatures.clear()
-        kind = _kind(role)
-        for root in roots:
-            asked = root.roles[kind]
-            by_id = {signer.public_key.keyid: signer for signer in self.keys.signers(kind)}
-            signers = [by_id[key] for key in asked.keyids if key in by_id]
-            if len(signers) < asked.threshold:
-                raise UsageError(
-                    f"the role {role} is signed by {asked.threshold} of its keys, and {self.keys.folder} has "
-                    f"{len(signers)} of them. Put {kind}.pem there."
-                )
-            for signer in signers:
-                md.sign(signer, append=True)
-
     def _path(self, role: str) -> Path | None:
         """Where the role's version lies that was last signed here, or else is in force."""
         if role == "root":
             versions = [int(m[1]) for p in self.folder.glob("*.root.json") if (m := re.match(r"(\d+)\.", p.name))]
             return self.folder / f"{max(versions)}.root.json" if versions else None
         if role == "timestamp":
-            return self.folder / "timestamp.json" if self.exists else None
+            return path if (path := self.folder / "timestamp.json").is_file() else None
         info = self._snapshot if role == "snapshot" else self._infos.get(f"{role}.json")
         return None if info is None else self.folder / f"{info.version}.{role}.json"
 
@@ -128,10 +208,10 @@ class FolderRepository(Repository):  # type: ignore[misc,unused-ignore]  # witho
         role = root.roles["targets"]
         keys = {key: root.keys[key] for key in role.keyids}
         delegated = {
-            name: DelegatedRole(name, list(keys), role.threshold, True, [f"{name}/*", f"{name}/*/*"])
+            name: tuf.DelegatedRole(name, list(keys), role.threshold, True, [f"{name}/*", f"{name}/*/*"])
             for name in sorted({*self.channels, *more})
         }
-        wanted = Delegations(keys, delegated)
+        wanted = tuf.Delegations(keys, delegated)
         if not self._is_signed("targets") or self.targets().delegations != wanted:
             with self.edit_targets() as targets:
                 targets.delegations = wanted

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -146,6 +147,9 @@ def test_the_root_is_no_target_and_neither_is_a_folder_that_cannot_be_entered(tm
     check_target(Path("/"))
     monkeypatch.setattr("os.access", lambda path, mode: path != tmp_path)  # root may write everywhere
     with pytest.raises(EdgepeftError, match="not this user's to write"):
+        check_target(tmp_path / "result.json")
+    monkeypatch.setattr("os.statvfs", lambda path: SimpleNamespace(f_flag=os.ST_RDONLY | os.ST_NOSUID))
+    with pytest.raises(EdgepeftError, match="on a read-only file system"):
         check_target(tmp_path / "result.json")
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from edgepeft.common.atomic import new_folder
 from edgepeft.common.errors import EdgepeftError
-from edgepeft.common.own_folder import LOCK_FILE, Busy, held_folder, locked, own_folder
+from edgepeft.common.own_folder import LOCK_FILE, held_folder, locked, own_folder
 
 AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
 
@@ -90,7 +90,7 @@ def test_a_lock_that_others_could_open_is_made_anew(tmp_path):
     fcntl.flock(descriptor, fcntl.LOCK_EX)
     with locked(tmp_path, 0):
         assert (tmp_path / LOCK_FILE).stat().st_mode & 0o777 == 0o600
-        with pytest.raises(Busy), locked(tmp_path, 0):
+        with pytest.raises(EdgepeftError, match="has held"), locked(tmp_path, 0):
             pytest.fail("it was locked twice")
     os.close(descriptor)
 

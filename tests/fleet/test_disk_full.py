@@ -19,7 +19,7 @@ from edgepeft.bundle.manifest import Manifest
 from edgepeft.bundle.versions import content_of
 from edgepeft.common.errors import EdgepeftError
 from edgepeft.fleet.pull import pull
-from edgepeft.fleet.state import State
+from edgepeft.fleet.remote import State
 
 PLENTY = namedtuple("usage", "total used free")(1 << 40, 0, 1 << 40)
 

@@ -1,10 +1,10 @@
-"""What a pull does with each task: the table of ``edgepeft/fleet/state.py``, by hand."""
+"""What a pull does with each task: the table of ``edgepeft/fleet/remote.py``, by hand."""
 
 from __future__ import annotations
 
 import pytest
 
-from edgepeft.fleet.state import State, decide
+from edgepeft.fleet.remote import State, decide
 
 A, B, C = "a" * 64, "b" * 64, "c" * 64
 
