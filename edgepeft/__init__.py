@@ -45,27 +45,22 @@ if TYPE_CHECKING:
     load = Runtime
 else:
     _HOMES = {
-        "Bundle": "edgepeft.bundle.bundle:Bundle",
-        "EvalOptions": "edgepeft.options.verbs:EvalOptions",
-        "ExportOptions": "edgepeft.options.verbs:ExportOptions",
-        "LocalTuner": "edgepeft.tuning.federated:LocalTuner",
-        "Runtime": "edgepeft.runtime.runtime:Runtime",
-        "TrainOptions": "edgepeft.options.verbs:TrainOptions",
-        "TuneOptions": "edgepeft.options.verbs:TuneOptions",
-        "TuneSettings": "edgepeft.options.verbs:TuneSettings",
-        "evaluate": "edgepeft.runtime.evaluate:evaluate",
-        "export": "edgepeft.training.exporting.bundle:export",
-        "load": "edgepeft.runtime.runtime:Runtime",
-        "train": "edgepeft.training.loop:train",
-        "tune": "edgepeft.tuning.tune:tune",
+        "Bundle": "bundle.bundle",
+        "LocalTuner": "tuning.federated",
+        "Runtime": "runtime.runtime",
+        "evaluate": "runtime.evaluate",
+        "export": "training.exporting.bundle",
+        "load": "runtime.runtime",
+        "train": "training.loop",
+        "tune": "tuning.tune",
     }
 
     def __getattr__(name: str) -> object:
-        if name not in _HOMES:
+        if name not in __all__:
             raise AttributeError(f"module 'edgepeft' has no attribute {name!r}")
-        module, _, attribute = _HOMES[name].partition(":")
         with requiring("train", f"edgepeft.{name}"):
-            return getattr(import_module(module), attribute)
+            home = import_module(f"edgepeft.{_HOMES.get(name, 'options.verbs')}")
+        return home.Runtime if name == "load" else getattr(home, name)
 
     def __dir__() -> list[str]:
-        return sorted({*globals(), *_HOMES})
+        return sorted({*globals(), *__all__})

@@ -119,6 +119,8 @@ def main(command: typer.Typer = app) -> None:
     """Run a command line, by default ``edgepeft``'s; expected errors become one line on standard error."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a text or path that the terminal has no characters for
+    for kind in (UserWarning, RuntimeWarning):  # a verb's notes, which Python's -W neither hides nor raises
+        warnings.filterwarnings("default", category=kind, module="edgepeft")
     warnings.showwarning = lambda message, *_, **__: print(f"note: {printable(str(message))}", file=sys.stderr)
     try:
         with heartbeat(" ".join(["edgepeft", *sys.argv[1:2]])):

@@ -18,6 +18,7 @@ from edgepeft.options.base import Options
 if TYPE_CHECKING:
     from edgepeft.bundle.bundle import Bundle
     from edgepeft.runtime.decoding import Decoding
+    from edgepeft.runtime.inputs import Truncation
 
 BundleFolder = Annotated[Path, Argument(help="The bundle's folder.")]
 Variant = Annotated[list[str] | None, Option("--set", help="A device's variant: memory=2GB.", metavar="NAME=VALUE")]
@@ -52,6 +53,16 @@ def written(decoding: Decoding | None) -> str:
         return ""
     beams = "" if decoding.beams == 1 else f" by {decoding.beams} beams"
     return f" and {decoding.max_new_tokens} written{beams}"
+
+
+def say_cuts(truncation: Truncation, max_new_tokens: int) -> None:
+    """Say how many texts were cut or read in windows, and how many not written to their ends."""
+    if truncation.rows:
+        say(f"{truncation.rows} answer(s) read a text cut to the task's maximal length.")
+    if truncation.windows.texts:
+        say(f"read in windows: {truncation.windows}.")
+    if truncation.texts:
+        say(f"{truncation.texts} text(s) were cut at {max_new_tokens} tokens.")
 
 
 def command_of(options: type[Options], verb: str) -> Callable[[Callable[..., None]], Callable[..., None]]:

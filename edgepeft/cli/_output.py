@@ -17,12 +17,10 @@ from rich.text import Text
 from edgepeft.common.atomic import check_target, write_json
 from edgepeft.common.errors import UsageError
 from edgepeft.common.messages import printable
-from edgepeft.common.progress import PrintableConsole, say
+from edgepeft.common.progress import PrintableConsole
 
 if TYPE_CHECKING:
     from edgepeft.bench.result.parts import Part
-    from edgepeft.bench.result.schema import BenchResult
-    from edgepeft.runtime.inputs import Truncation
 
 INTERRUPTED = 130  # exit code after Ctrl-C, as shells have it
 _WIDTH = 120
@@ -105,22 +103,3 @@ def show_result(result: _Result, json: str | None, table: Callable[[_Result], Re
     if json is not None:
         write_json(Path(json), result.to_json())
     table_console().print(table(result))
-
-
-def show_bench_result(result: BenchResult, json: str | None) -> None:
-    """As ``show_result``, of a benchmark's result."""
-    from edgepeft.bench.report.tables import bench_table
-
-    if result.instructions_skipped:
-        say(f"instructions were not counted: {result.instructions_skipped}")
-    show_result(result, json, bench_table)
-
-
-def say_cuts(truncation: Truncation, max_new_tokens: int) -> None:
-    """Say how many texts were cut or read in windows, and how many not written to their ends."""
-    if truncation.rows:
-        say(f"{truncation.rows} answer(s) read a text cut to the task's maximal length.")
-    if truncation.windows.texts:
-        say(f"read in windows: {truncation.windows}.")
-    if truncation.texts:
-        say(f"{truncation.texts} text(s) were cut at {max_new_tokens} tokens.")

@@ -10,7 +10,7 @@ import typer
 from typer import Option
 
 from edgepeft.cli._options import command_of
-from edgepeft.cli._output import INTERRUPTED, result_file, show_bench_result
+from edgepeft.cli._output import INTERRUPTED, result_file, show_result
 from edgepeft.common.atomic import write_json
 from edgepeft.common.errors import DoesNotFit, ThroughputRegression, UsageError
 from edgepeft.common.progress import say, shown_steps
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from edgepeft.bench.result.schema import BenchResult
 
 PANEL = "Measure"
-
-_MAX_REGRESSION = "5%"
 
 
 @command_of(BenchOptions, "bench")
@@ -41,9 +39,9 @@ def command(
 ) -> None:
     from edgepeft.device.profiles import SETTABLE, variant_of
 
-    own = {name: value for name, value in options.settings.items() if name in SETTABLE}
-    settings = {name: value for name, value in options.settings.items() if name not in own}
-    profile = variant_of(options.profile, [f"{name}={value}" for name, value in own.items()])
+    settings = dict(options.settings)
+    own = [f"{name}={settings.pop(name)}" for name in options.settings if name in SETTABLE]
+    profile = variant_of(options.profile, own)
     options = options.model_copy(update={"profile": profile, "settings": settings, "counted": True})
     scenarios = tuple(dict.fromkeys(scenario or ["offline"]))
     given = {"--max-regression": max_regression, "--launches": launches}
@@ -55,7 +53,7 @@ def command(
     if against is None:
         failures = _measure_scenarios(options, scenarios, json, resume=resume)
     else:
-        allowed = share_of("--max-regression", max_regression or _MAX_REGRESSION)
+        allowed = share_of("--max-regression", max_regression or "5%")
         options = options.model_copy(update={"scenario": scenarios[0]})
         failures = _measure_against(options, against, allowed, launches, json)
     if failures:
@@ -79,7 +77,7 @@ def _measure_scenarios(
     earlier = earlier_result(target) if resume and target is not None else None
     with shown_steps() as progress:
         session = run_scenarios(options, scenarios, keep=keep, earlier=earlier, progress=progress, say=say)
-    show_bench_result(session.result, json)
+    _show(session.result, json)
     if session.interrupted:
         raise typer.Exit(INTERRUPTED)
     return session.failures
@@ -102,7 +100,7 @@ def _measure_against(
         progress = stack.enter_context(shown_steps())
         outcome = run_benchmark(options, progress=progress, against=side, say=say)
         result, slower = side.annotate(outcome.result, outcome.measured, allowed)
-    show_bench_result(result, json)
+    _show(result, json)
     if any(one.series.interrupted for one in outcome.measured):
         done = max(len(one.series.samples) for one in outcome.measured)
         kept = "shown" if json is None else "in the JSON"
@@ -113,3 +111,11 @@ def _measure_against(
             f"slower than {other} by more than {allowed:.1%}, in the same rounds: {'; '.join(slower)}."
         )
     return outcome.failures
+
+
+def _show(result: BenchResult, json: str | None) -> None:
+    from edgepeft.bench.report.tables import bench_table
+
+    if result.instructions_skipped:
+        say(f"instructions were not counted: {result.instructions_skipped}")
+    show_result(result, json, bench_table)

@@ -127,7 +127,7 @@ def _with_costs(
     with tempfile.TemporaryDirectory() as work:
         with stages(1) as stage, stage("exporting each method once"):
             source = sweep.options(found[0].arms[0].cells[0])["backbone"]
-            bundle = exported([each.arms[0].cards[0] for each in found], source, Path(work))
+            bundle = exported([each.arms[0].cards[0] for each in found], source, Path(work), options.length)
         measured = None if options.mode == "predicted" else _measured(options, variant, bundle)
         costs = costs_of(bundle, device, tasks=options.tasks, length=options.length, measured=measured)
     return [Candidate(each.method, each.arms, cost) for each, cost in zip(found, costs.values(), strict=True)]
@@ -139,8 +139,8 @@ def _measured(options: ChooseOptions, variant: str, bundle: Bundle) -> dict[str,
     from edgepeft.deploy.cost import checked_length
     from edgepeft.sweep.choice import Seconds
 
-    tasks = bundle.manifest.tasks.items()
-    length = min(checked_length(bundle, name, 1, options.length, entry.max_length) for name, entry in tasks)
+    model, tasks = bundle.architecture, bundle.manifest.tasks
+    length = min(checked_length(model, task, 1, options.length, task.max_length) for task in tasks.values())
     request = BenchOptions(
         profile=variant,
         bundle=bundle.folder,

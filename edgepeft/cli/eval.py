@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 from typer import Option
 
-from edgepeft.cli._options import command_of
-from edgepeft.cli._output import print_json, say_cuts
+from edgepeft.cli._options import command_of, say_cuts
+from edgepeft.cli._output import print_json
 from edgepeft.cli._scores import show_errors, show_headline
 from edgepeft.data.by_class import rounded, titled
 from edgepeft.options.verbs import EvalOptions

@@ -21,8 +21,9 @@ from edgepeft.cli._options import (
     NoRepeatNgram,
     command_of,
     decoding_of,
+    say_cuts,
 )
-from edgepeft.cli._output import json_text, print_json, say_cuts
+from edgepeft.cli._output import json_text, print_json
 from edgepeft.common.atomic import check_target, write_atomically
 from edgepeft.common.errors import DataError, EdgepeftError, UnknownName, UsageError
 from edgepeft.common.messages import printable
@@ -225,11 +226,9 @@ def _answers(runtime: Runtime, tasks: list[str], asked: RunOptions, manner: Deco
                 raise DataError(f"{error} The task {name} asks for this; --task names those to ask.") from error
         by_task = runtime.predict_all(tasks, [row.readable for row in rows], manner)
         for i, row in enumerate(rows):
-            answers = [
-                answer if asked.dims is None else _vector(answer, asked.dims)
-                for answer in (by_task[name][i] for name in tasks)
-            ]
-            yield {**_shown(row), "predictions": [answer.as_json() for answer in answers]}
+            answers = (by_task[name][i] for name in tasks)
+            shown = (each.cut(asked.dims) if isinstance(each, VectorPrediction) else each for each in answers)
+            yield {**_shown(row), "predictions": [each.as_json() for each in shown]}
 
 
 def _check_vectors(runtime: Runtime, tasks: Sequence[str], out: Path | None, dims: int | None) -> None:
@@ -267,18 +266,13 @@ def _write_answers(runtime: Runtime, asked: RunOptions, file: Path, out: Path, m
         raise typer.Exit(1)
 
 
-def _vector(answer: Answer, dims: int | None) -> VectorPrediction:
-    """A task's vector, or the first ``dims`` of it."""
-    assert isinstance(answer, VectorPrediction), "``_check_vectors`` saw to it"
-    return answer.cut(dims)
-
-
 def _write_vectors(runtime: Runtime, task: str, asked: RunOptions, out: Path) -> int:
     """Write them in the order of the rows; the number of rows."""
     found = []
     for rows in asked.batches(runtime):
         answers = runtime.predict(task, [row.readable for row in rows])
-        found.append(np.stack([_vector(answer, asked.dims).vector for answer in answers]))
+        cut = [each.cut(asked.dims).vector for each in answers if isinstance(each, VectorPrediction)]  # as all are
+        found.append(np.stack(cut))
     content = io.BytesIO()
     np.save(content, np.concatenate(found), allow_pickle=False)
     write_atomically(out, content.getvalue())

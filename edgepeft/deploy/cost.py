@@ -15,8 +15,10 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
+from edgepeft.backbones.base import Architecture
 from edgepeft.backbones.text import CROSS, CROSS_BIAS, IDS, ORDER, TextGraphs
 from edgepeft.bundle.bundle import Bundle
+from edgepeft.bundle.manifest import TaskCard
 from edgepeft.common.errors import UsageError
 from edgepeft.common.operators import OperatorClass, Work, product_flops
 from edgepeft.graph.cost import Costs, count_run, peak_bytes
@@ -81,12 +83,13 @@ def bundle_cost(
     Without a length it is 128, or as many tokens as the model takes.  Of a task that writes text, answers of as many
     tokens as ``decoding`` allows.
     """
-    length = checked_length(bundle, task, batch_size, length)
+    entry = None if task is None else bundle.entry(task)
+    length = checked_length(bundle.architecture, entry, batch_size, length)
     precision, (each, tokens) = bundle.manifest.backbone.weights_dtype, read_as(bundle, task, length)
     if batch_size > (most := max(1, math.isqrt(_MAX_PLACES // tokens) // each)):
         raise UsageError(f"--batch {batch_size}: of {length} tokens each, at most {most:,} texts are counted in a run.")
     inputs = example_inputs(bundle, batch_size * each, tokens)
-    if task is not None and bundle.entry(task).writes:
+    if task is not None and entry is not None and entry.writes:
         decoding = decoding_in(bundle, task, decoding)
         counted = _count_answer(bundle.text_graphs_of(task), inputs, bundle.prompt_length(task), decoding)
         return Cost(task, batch_size, length, precision, *counted, decoding)
@@ -104,15 +107,14 @@ def read_as(bundle: Bundle, task: str | None, length: int) -> tuple[int, int]:
 
 
 def checked_length(
-    bundle: Bundle, task: str | None, batch_size: int, length: int | None, own: int | None = None
+    model: Architecture, card: TaskCard | None, batch_size: int, length: int | None, own: int | None = None
 ) -> int:
     """The tokens of each text: ``length``, or 128, or as many as the model, or the task's ``own`` limit, takes."""
     if batch_size < 1:
         raise UsageError(f"--batch must be at least 1; found {batch_size}.")
-    entry = None if task is None else bundle.entry(task)
-    prompt = 0 if entry is None else entry.prompt_length
-    windows = entry is not None and entry.task_kind.windows
-    longest = bundle.architecture.max_length - prompt
+    prompt = 0 if card is None else card.prompt_length
+    windows = card is not None and card.task_kind.windows
+    longest = model.max_length - prompt
     length = min(LENGTH, longest, own or longest) if length is None else length
     if not 1 <= length <= (_LONGEST_READ if windows else longest):
         also = f" beside the task's prompt of {prompt}" if prompt else ""

@@ -175,11 +175,16 @@ def choose(found: Sequence[Candidate], budget: Budget) -> Choice:
     return Choice(chosen, best, p, tuple(each.method for each in found if each.objectives not in beaten))
 
 
-def exported(cards: Sequence[DeltaCard], backbone: str, work: Path) -> Bundle:
-    """A bundle in the empty folder ``work`` with an untrained task t0, t1, ... for each card, of runs that are done."""
+def exported(cards: Sequence[DeltaCard], backbone: str, work: Path, length: int | None = None) -> Bundle:
+    """A bundle in the empty folder ``work`` with an untrained task t0, t1, ... for each card, of runs that are done.
+
+    A ``length`` of texts that the tasks cannot read is refused before.
+    """
     opened, folders = open_backbone(backbone), []
     if opened.sha256 != (trained := cards[0].backbone).sha256:
         raise UsageError(f"{backbone} is not {trained.source} that the sweep trained on: its weights are others.")
+    for card in cards:
+        checked_length(opened.architecture, card, 1, length)
     for n, card in enumerate(cards):
         with torch.random.fork_rng(devices=[]):
             method = method_named(card.method).from_settings(card.hyperparameters)
@@ -213,7 +218,7 @@ def costs_of(
     base, found = _base(), dict[str, MethodCosts]()
     for task in bundle.manifest.tasks:
         entry = bundle.entry(task)
-        tokens = checked_length(bundle, task, 1, length, entry.max_length)
+        tokens = checked_length(bundle.architecture, entry, 1, length, entry.max_length)
         need = bundle_fit(bundle, profile, task, base=base, batch_size=1, length=tokens, finetune=False).inference
         memory, disk = need.peak_bytes + (tasks - 1) * need.task_bytes, tasks * entry.n_bytes
         found[task] = MethodCosts(None, None, memory, disk, entry.shared_layers)

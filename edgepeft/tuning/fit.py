@@ -101,8 +101,9 @@ def bundle_fit(
     allowed = profile.memory_bytes - reserve
     if reserve < 0 or allowed <= 0:
         raise UsageError(f"--reserve leaves nothing of {profile.name}'s {profile.memory_bytes / 1e6:.0f} MB.")
-    length = checked_length(bundle, task, batch_size, length, None if task is None else bundle.entry(task).max_length)
-    written = decoding_in(bundle, task, decoding) if task is not None and bundle.entry(task).writes else None
+    entry = None if task is None else bundle.entry(task)
+    length = checked_length(bundle.architecture, entry, batch_size, length, None if entry is None else entry.max_length)
+    written = decoding_in(bundle, task, decoding) if task is not None and entry and entry.writes else None
     each, tokens = read_as(bundle, task, length)
     sizes = {"base": base, "batch_size": batch_size, "each": each, "length": tokens, "allowed": allowed}
     inference = _inference(bundle, task, written, **sizes)

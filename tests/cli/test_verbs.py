@@ -66,6 +66,14 @@ def test_the_package_is_the_command_too():
     assert (done.returncode, done.stdout) == (0, process("--version").stdout)
 
 
+@pytest.mark.parametrize("action", ["ignore", "error"])
+def test_python_s_warning_options_leave_the_notes_of_a_verb(tmp_path, action):
+    (path := tmp_path / "movies.bio").write_text("O\thi\nB-ACTOR\tBruce\n\n" * 20)
+    command = [sys.executable, "-W", action, "-m", "edgepeft", "look", path]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and "note: " in done.stderr and "the first column has the tags" in done.stderr
+
+
 @pytest.mark.parametrize("form", [(), ("--json",)])
 def test_run_escapes_what_has_no_utf_8_and_nothing_else(exported, tmp_path, form):
     texts = ["w7 \ud800", "w7 äöü \u4f60", "\udcff"]

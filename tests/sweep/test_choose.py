@@ -100,6 +100,13 @@ def test_what_the_device_has_no_memory_for_is_not_chosen(done):
     assert many.returncode == 5 and "8,590 MB are allowed" in many.stderr
 
 
+def test_a_length_that_no_task_reads_is_refused_before_anything_is_exported(done, monkeypatch):
+    monkeypatch.setattr("edgepeft.sweep.choice.export_bundle", None)
+    refused = edgepeft("choose", done.folder, "--profile", "rpi4", "--length", 100_000)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "--length 100000: this backbone takes 1 to 64 tokens" in refused.stderr
+
+
 @pytest.mark.slow
 def test_the_command_measures_under_the_limits_where_that_is_asked(done):
     asked = ["choose", done.folder, "--profile", "rpi4", "--mode", "limits", "--max-seconds", "30"]
