@@ -11,7 +11,7 @@ from typer import Option
 from edgepeft.cli._options import BundleFolder
 from edgepeft.cli._output import print_json
 from edgepeft.common.progress import say, stages
-from edgepeft.options.base import Replace
+from edgepeft.options.base import AcceptError, Replace
 
 PANEL = "Deploy"
 
@@ -21,6 +21,7 @@ def command(
     task: Annotated[str, Option(help="The task to merge.")],
     out: Annotated[Path, Option(help="The folder to write.")],
     force: Replace = False,
+    accept_error: AcceptError = False,
     as_json: Annotated[bool, Option("--json", help="Print the verification as JSON.")] = False,
 ) -> None:
     from edgepeft.bundle.bundle import Bundle
@@ -28,7 +29,7 @@ def command(
 
     opened = Bundle(bundle)
     with stages(1) as stage, stage(f"merge {task}"):
-        result = merge_task(opened, task, out, force=force)
+        result = merge_task(opened, task, out, force=force, accept_error=accept_error)
     if opened.entry(task).task_kind.windows:
         say("note: what is written answers for one window; texts that are longer it cuts.")
     if as_json:

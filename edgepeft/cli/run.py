@@ -32,7 +32,7 @@ from edgepeft.data.containers import STDIN, lines_as_they_come
 from edgepeft.data.pattern import pattern
 from edgepeft.data.rows import Columns, Row, read_rows
 from edgepeft.options.base import ROWS_HELP, NoCache, Options, PairColumn, TextColumn, Threads
-from edgepeft.tasks.base import Answer, VectorPrediction
+from edgepeft.tasks.base import VectorPrediction
 
 if TYPE_CHECKING:
     from edgepeft.runtime.decoding import Decoding

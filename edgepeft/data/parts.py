@@ -181,8 +181,12 @@ def task_data(
     given = [rows for rows in (train, eval, test) if rows is not None and not isinstance(rows, float)]
     for rows in given:
         _check(rows, train[0], known, of_head=bool(labels))
+    every = [row for rows in given for row in rows]
+    empty = [row.where for row in every if row.fields is None and not (row.sentence1 + (row.sentence2 or "")).strip()]
+    if empty:
+        warnings.warn(f"{len(empty):,} of {len(every):,} rows have no text: {_first(empty)}.", stacklevel=2)
     if known.one_label:
-        _note_conflicts([row for rows in given for row in rows])
+        _note_conflicts(every)
     left = tuple(train)
     left, tested = held_out(left, test, "test", len(train), known)
     left, chosen = held_out(left, eval, "eval", len(train), known)

@@ -159,7 +159,7 @@ def require_passed(task: str, result: Verification) -> None:
         raise VerificationFailed(
             f"task {task}: with quantised weights its text is not {REFERENCES[result.reference]}'s: {text.told} "
             f"(allowed: {result.kl_tolerance:.2g} nats). Export it in more bits (--weights int8 or fp32), or have "
-            "export or add take it as it is (--accept-error)."
+            "export, add or merge take it as it is (--accept-error)."
         )
     if close and 1 - agreement <= result.changed_tolerance + 1e-9:  # two of a hundred are not more than 2 %
         return
@@ -168,8 +168,8 @@ def require_passed(task: str, result: Verification) -> None:
         raise VerificationFailed(
             f"task {task}: with quantised weights {1 - agreement:.1%} of the decisions on {where} are not PyTorch's "
             f"(allowed: {result.changed_tolerance:.0%}; largest logit difference {result.max_abs_difference:.3g}). "
-            "Verify on the task's own texts (--verify-data), export with --weights fp32, or have export or add take "
-            "it as it is (--accept-error)."
+            "Verify on the task's own texts (--verify-data), export with --weights fp32, or have export, add or merge "
+            "take it as it is (--accept-error)."
         )
     raise VerificationFailed(
         f"task {task}: ONNX Runtime differs from {REFERENCES[result.reference]} by {result.max_abs_difference:.3g} "

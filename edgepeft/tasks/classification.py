@@ -181,6 +181,7 @@ class Classification(TaskType):
 
 _MISSING = {"nan", "null", "none", "n/a", "na", "<na>", "#n/a", "-"}
 _NUMBER = re.compile(r"-?\d+(\.\d+)?", re.ASCII)
+_UNSEEN = re.compile(r"[\s\u00ad\u200b-\u200f\u2060\ufeff]")  # blanks, and what has no width
 _WHOLE = re.compile(r"(?<=\d)\.0+$")  # 1.0 beside 1
 
 
@@ -211,12 +212,14 @@ def check_names(rows: Sequence[Row], names: Sequence[Sequence[str]]) -> None:
         )
     missing = [[label] for label in labels if label.casefold() in _MISSING]
     say("labels that may stand for a missing one are names like others", missing)
+    bracketed = [[label] for label in labels if label[:1] + label[-1:] in ("[]", "{}", "()")]
+    say("labels in brackets are names too, and no lists, which a table has as ['a', 'b']", bracketed)
     if n > len(labels):
         rare = [[label] for label in labels if len(has[label]) == 1]
         say("labels of a single row are too rare to be learnt", rare)
     alike: dict[str, list[str]] = {}
     for label in labels:
-        plain = "".join(unicodedata.normalize("NFKC", label.casefold()).split())
+        plain = _UNSEEN.sub("", unicodedata.normalize("NFKC", label.casefold()))
         alike.setdefault(_WHOLE.sub("", plain), []).append(label)
     same = [each for each in alike.values() if len(each) > 1]
     say("labels that differ in case, blanks, Unicode form or .0 only are different ones", same)

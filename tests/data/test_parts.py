@@ -213,6 +213,27 @@ def test_labels_that_differ_in_case_blanks_or_unicode_form_only_are_said_with_th
     assert len(data.labels) == 8
 
 
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        (("good\u200b", "good", "bad"), r"Unicode form .*'good' \(10 rows: .*\) and 'good\\u200b' \(10 rows"),
+        (("['a' 'b']", "['a']", "c"), r"labels in brackets are names too, .*\[' ?a' ?'b'\].*; \"\['a'\]\""),
+        (("{'a', 'b'}", "('a',)", "c"), r"labels in brackets .*\('a',\)"),
+    ],
+)
+def test_labels_that_hide_a_character_or_a_list_are_said(names, said):
+    """A blank without a width, and lists as NumPy and sets print themselves: pandas writes both into tables."""
+    with pytest.warns(UserWarning, match=said):
+        task_data(labelled([*names] * 10))
+
+
+def test_rows_without_a_text_as_pandas_writes_them_are_said():
+    rows = labelled(["a", "b"] * 10)
+    rows[3:5] = [rows[3]._replace(sentence1=" "), rows[4]._replace(sentence1="", sentence2=None)]
+    with pytest.warns(UserWarning, match=r"2 of 20 rows have no text: wide\.csv:5; wide\.csv:6\."):
+        task_data(rows)
+
+
 def test_ten_thousand_labels_are_refused_where_most_rows_have_their_own_and_else_mentioned():
     with pytest.raises(DataError, match=r"10,000 different labels in 15,000 rows, .*-column.*train --regression"):
         task_data(labelled([f"item {i % 10_000}" for i in range(15_000)]))

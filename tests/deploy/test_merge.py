@@ -129,6 +129,17 @@ def test_a_model_that_does_not_give_pytorchs_logits_is_not_left(exported, tmp_pa
     assert not list(tmp_path.iterdir())
 
 
+def test_what_rounds_otherwise_than_its_bundle_is_refused_or_taken_as_it_is(exported, tmp_path, monkeypatch):
+    """In 8 bits another grouping of products is another rounding: 2 of 64 decisions are more than 2 %."""
+    found = merge_task(Bundle(exported), "mood", tmp_path / "out")
+    found = found.model_copy(update={"tolerance": None, "changed_tolerance": 0.02, "agreement": 62 / 64})
+    monkeypatch.setattr("edgepeft.deploy.merge.replay", lambda *_: found)
+    with pytest.raises(VerificationFailed, match=r"3\.1% of the decisions .* export, add or merge take it as it is"):
+        merge_task(Bundle(exported), "mood", tmp_path / "out", force=True)
+    taken = merge_task(Bundle(exported), "mood", tmp_path / "out", force=True, accept_error=True)
+    assert taken.changed_tolerance == 1.25 * 2 / 64
+
+
 def test_the_javascript_example_answers_as_the_bundle(exported, merged):
     if not (EXAMPLE / "node_modules").is_dir() or shutil.which("node") is None:
         pytest.skip("needs node and its packages: make test-javascript")
