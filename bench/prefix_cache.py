@@ -41,9 +41,7 @@ class Side:
         self.seconds = list[float]()
         self.layout = lay_out(bundle, target, args.options, rows, args.batch_size)
         optimizer = AdamW(dict.fromkeys(target.facts.trained, 1e-4))
-        self.engine = OnnxRuntimeEngine(
-            bundle, target, rows, self.layout, work, optimizer=optimizer, options=args.options, threads=args.threads
-        )
+        self.engine = OnnxRuntimeEngine(bundle, target, rows, self.layout, work, optimizer, args.options, args.threads)
 
     def step(self, chosen: list[int]) -> float:
         """One update; its loss."""

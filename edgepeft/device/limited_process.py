@@ -104,7 +104,10 @@ class LimitedProcess(contextlib.AbstractContextManager["LimitedProcess"]):
                 self._held.enter_context(end)
                 sent.enter_context(other)
             self._held.callback(self._keep_counters)
-            spec = {"fds": [end.fileno() for end in theirs], "joins": [*map(str, self._placement.joins)]}
+            spec: dict[str, Any] = {
+                "fds": [end.fileno() for end in theirs],
+                "joins": [*map(str, self._placement.joins)],
+            }
             spec |= {"cpus": self._placement.cpus, "address_space_bytes": self._placement.address_space_bytes}
             # -I -S: the launcher must not be slowed down or altered by the work's environment.
             start = [sys.executable, "-I", "-S", launcher.__file__, json.dumps(spec)]
