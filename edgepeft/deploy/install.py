@@ -17,7 +17,7 @@ from pathlib import Path
 import onnx
 import onnxruntime as ort
 
-from edgepeft.bundle.bundle import TASKS_FOLDER, Bundle, check_owner, parse_delta
+from edgepeft.bundle.bundle import TASKS_FOLDER, Bundle, Tolerance, allowed_for, check_owner, parse_delta
 from edgepeft.bundle.card import card_of, entry_of, kind_of, require_agreement
 from edgepeft.bundle.manifest import (
     MANIFEST_FILE,
@@ -28,7 +28,6 @@ from edgepeft.bundle.manifest import (
     check_file,
     model_card,
 )
-from edgepeft.bundle.tolerance import Tolerance, allowed_for
 from edgepeft.bundle.versions import VERSIONS, Content, content_of, drop_versions, hashes, keep, put, settle
 from edgepeft.common.atomic import drop_unfinished, write_atomically
 from edgepeft.common.errors import BundleError, EdgepeftError, UsageError
