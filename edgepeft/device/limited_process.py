@@ -35,10 +35,6 @@ class NoMemoryToStart(Exception):
     """The limit is too small for the launcher, or for loading the program at all."""
 
 
-def _is_memory(failure: dict[str, Any]) -> bool:
-    return bool(failure["reason"] == "MemoryError" or failure["errno"] == errno.ENOMEM)
-
-
 Prepare = Callable[[Limits, Sequence[int] | None], Placement]
 
 # In order of preference; the last one always works.
@@ -125,8 +121,6 @@ class LimitedProcess(contextlib.AbstractContextManager["LimitedProcess"]):
                 raise NoMemoryToStart
             raise Unavailable(f"the launcher did not start under {self._placement.backend}")
         if "stage" in seen:
-            if _is_memory(seen):
-                raise NoMemoryToStart
             raise Unavailable(f"the child could not enter its group ({seen['reason']})")
         return seen
 
@@ -136,8 +130,6 @@ class LimitedProcess(contextlib.AbstractContextManager["LimitedProcess"]):
             self._launcher.sendall(b"g")
         failure = self._next()  # the end is the good case: the launcher's socket closes with the exec
         if failure is not None:
-            if _is_memory(failure):
-                raise NoMemoryToStart
             raise UsageError(f"the program {program!r} cannot be started: {failure['reason']}.")
 
     def _next(self) -> dict[str, Any] | None:
@@ -146,6 +138,8 @@ class LimitedProcess(contextlib.AbstractContextManager["LimitedProcess"]):
         with contextlib.suppress(OSError), self._launcher.makefile("rb") as said:
             line = said.readline()
             document: dict[str, Any] | None = json.loads(line) if line.endswith(b"\n") else None
+            if document and (document.get("reason") == "MemoryError" or document.get("errno") == errno.ENOMEM):
+                raise NoMemoryToStart
             return document
         return None
 
