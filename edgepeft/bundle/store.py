@@ -95,9 +95,9 @@ class Store:
         """Remove entries that no process uses, the least recently used first, until the rest is within the limit."""
         import fcntl
 
-        entries = [path.parent for path in self.root.glob(f"[!.]*/{_IN_USE}")]
         sizes = {
-            entry: sum(path.stat().st_size for path in entry.iterdir() if path.name != _IN_USE) for entry in entries
+            used.parent: sum(path.stat().st_size for path in used.parent.iterdir() if path != used)
+            for used in self.root.glob(f"[!.]*/{_IN_USE}")
         }
         total = sum(sizes.values())
         for entry in sorted(sizes, key=lambda entry: (entry / _IN_USE).stat().st_mtime_ns):

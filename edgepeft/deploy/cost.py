@@ -109,9 +109,7 @@ def checked_length(
     """The tokens of each text: ``length``, or 128, or as many as the model, or the task's ``own`` limit, takes."""
     if batch_size < 1:
         raise UsageError(f"--batch must be at least 1; found {batch_size}.")
-    entry = None if task is None else bundle.entry(task)
-    prompt = 0 if entry is None else entry.prompt_length
-    windows = entry is not None and entry.task_kind.windows
+    prompt, windows = bundle.prompt_length(task), task is not None and bundle.entry(task).task_kind.windows
     longest = bundle.architecture.max_length - prompt
     length = min(LENGTH, longest, own or longest) if length is None else length
     if not 1 <= length <= (_LONGEST_READ if windows else longest):
@@ -150,10 +148,8 @@ def _count_answer(graphs: TextGraphs, inputs: Inputs, prompt: int, decoding: Dec
     second, last = (counted(texts, at) for at in (1, max(1, steps - 1)))
     named = [replace(work, name=f"encoder: {work.name}") for work in encoder.works]
     for works in zip(first.works, second.works, last.works, strict=True):
-        sums: dict[str, Any] = {}
-        for size in _SIZES:
-            at_first, at_second, at_last = (getattr(work, size) for work in works)
-            sums[size] = int(at_first + (steps - 1) * (at_second + at_last) // 2)
+        sizes = {size: [getattr(work, size) for work in works] for size in _SIZES}  # in these three steps
+        sums: dict[str, Any] = {size: int(a + (steps - 1) * (b + c) // 2) for size, (a, b, c) in sizes.items()}
         # By the last step's kind: what has nothing to read in the first one does no work there.
         named.append(replace(works[-1], name=f"decoder: {works[-1].name}", **sums))
     return Costs(tuple(named), tuple(sorted({*encoder.unknown, *first.unknown})))

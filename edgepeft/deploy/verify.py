@@ -181,8 +181,8 @@ def accepted(result: Verification) -> Verification:
     """Allow a result to be as far from its reference as it is; logits that are held to a tolerance stay so."""
     if result.tolerance is not None:
         return result
-    changed = 1 - min(result.agreement, (result.data or result).agreement)
-    changed = max(result.changed_tolerance, min(1.0, _ELSEWHERE * changed))
+    changed = _ELSEWHERE * (1 - min(result.agreement, (result.data or result).agreement))
+    changed = max(result.changed_tolerance, min(1.0, changed))
     kl = result.kl_tolerance
     if result.text is not None and kl is not None:
         kl = max(kl, _ELSEWHERE * result.text.kl)
@@ -339,8 +339,7 @@ def _check_backbone(runtime: Runtime) -> None:
     for graph in graphs:
         check_standard(graph)
     values = {name for graph in graphs for node in graph.graph.node for name in node.output}
-    missing = [site for site, value in bundle.manifest.backbone.sites.items() if value not in values]
-    if missing:
+    if missing := [site for site, value in bundle.manifest.backbone.sites.items() if value not in values]:
         raise VerificationFailed(f"the graph has no value for the site {missing[0]} that the manifest names.")
     check_prepacked(bundle)
 
