@@ -135,8 +135,7 @@ class Bundle:
     @cached_property
     def text_graphs(self) -> TextGraphs:
         """``encoder.onnx`` and ``decoder.onnx`` without the weights."""
-        text = self.manifest.backbone.text
-        if text is None:
+        if (text := self.manifest.backbone.text) is None:
             raise BundleError(
                 f"{self.folder} cannot write text: it has no {ENCODER_FILE} and {DECODER_FILE}. A bundle that was made "
                 "before edgepeft wrote text must be exported again; a backbone without a decoder writes none."

@@ -112,8 +112,7 @@ class LimitedProcess(contextlib.AbstractContextManager["LimitedProcess"]):
 
     def _report(self) -> dict[str, Any]:
         """Read what the launcher sees inside the limits: ``pid``, ``cpus``, ``address_space_bytes``; then it waits."""
-        seen = self._next()
-        if seen is None:
+        if (seen := self._next()) is None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.popen.wait(1)  # a kill for memory is counted by then
             # A scope's counters went with it; nothing else kills a launcher in its first milliseconds.
@@ -150,8 +149,7 @@ class LimitedProcess(contextlib.AbstractContextManager["LimitedProcess"]):
             self._placement.change_quota(cores)
         except (OSError, Unavailable) as error:
             raise EdgepeftError(f"a CPU quota of {cores:g} cores cannot be set: {error}.") from error
-        quota = self._placement.quota_in_force()
-        if quota is None:
+        if (quota := self._placement.quota_in_force()) is None:
             raise EdgepeftError(f"a CPU quota of {cores:g} cores was set, none is in force.")
         self._group_at_start = (self._group_at_start[0], quota)
         return quota
