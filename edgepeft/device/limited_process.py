@@ -76,7 +76,7 @@ class LimitedProcess(contextlib.AbstractContextManager["LimitedProcess"]):
         self._final: tuple[int, int | None] | None = None
         self._held.callback(placement.remove)
         try:
-            self._launch(argv, options)
+            self._launch(placement, argv, options)
             report = self._report()
             placement.entered(report["pid"])
             self._cores_at_start = len(report["cpus"])
@@ -91,23 +91,22 @@ class LimitedProcess(contextlib.AbstractContextManager["LimitedProcess"]):
             self.close()
             raise
 
-    def _launch(self, argv: list[str], options: dict[str, Any]) -> None:
+    def _launch(self, placement: Placement, argv: list[str], options: dict[str, Any]) -> None:
         """Start the launcher; of a second socket our end keeps the keeper."""
-        ours, theirs = zip(*(socket.socketpair() for _ in range(1 + self._placement.keeper)), strict=True)
+        ours, theirs = zip(*(socket.socketpair() for _ in range(1 + placement.keeper)), strict=True)
         self._launcher: socket.socket = ours[0]
         with contextlib.ExitStack() as sent:
             for end, other in zip(ours, theirs, strict=True):
                 self._held.enter_context(end)
                 sent.enter_context(other)
             self._held.callback(self._keep_counters)
-            spec = {"fds": [end.fileno() for end in theirs], "joins": [*map(str, self._placement.joins)]}
-            spec |= {"cpus": self._placement.cpus, "address_space_bytes": self._placement.address_space_bytes}
+            spec: dict[str, Any] = {"fds": [end.fileno() for end in theirs], "cpus": placement.cpus}
+            spec |= {"joins": [*map(str, placement.joins)], "address_space_bytes": placement.address_space_bytes}
             # -I -S: the launcher must not be slowed down or altered by the work's environment.
             start = [sys.executable, "-I", "-S", launcher.__file__, json.dumps(spec)]
+            command = [*placement.wrapper, *start, *argv]
             # After the launcher's exec its pid is the work's.
-            self.popen: subprocess.Popen[Any] = subprocess.Popen(
-                [*self._placement.wrapper, *start, *argv], pass_fds=spec["fds"], **options
-            )
+            self.popen: subprocess.Popen[Any] = subprocess.Popen(command, pass_fds=spec["fds"], **options)
             self._held.callback(self._stop)
 
     def _report(self) -> dict[str, Any]:
