@@ -1,10 +1,11 @@
-"""A bundle's folder: its files, each checked against the manifest before use; graphs are seen to hold what we write."""
+"""A bundle's folder: its files, each checked against the manifest before use, and how exactly its tasks must answer."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,7 @@ from edgepeft.backbones.emit import BUNDLE_FILES
 from edgepeft.backbones.text import TextGraphs
 from edgepeft.backbones.tokens import TextEncoder, text_encoder
 from edgepeft.bundle.card import card_of, require_agreement
-from edgepeft.bundle.manifest import Manifest, TaskEntry
-from edgepeft.bundle.tolerance import Tolerance, allowed_for
+from edgepeft.bundle.manifest import Manifest, TaskEntry, Verification
 from edgepeft.bundle.versions import hashes, locate
 from edgepeft.common.errors import BundleError, EdgepeftError, UsageError
 from edgepeft.common.resources import file_identity, sha256_of
@@ -135,8 +135,7 @@ class Bundle:
     @cached_property
     def text_graphs(self) -> TextGraphs:
         """``encoder.onnx`` and ``decoder.onnx`` without the weights."""
-        text = self.manifest.backbone.text
-        if text is None:
+        if (text := self.manifest.backbone.text) is None:
             raise BundleError(
                 f"{self.folder} cannot write text: it has no {ENCODER_FILE} and {DECODER_FILE}. A bundle that was made "
                 "before edgepeft wrote text must be exported again; a backbone without a decoder writes none."
@@ -316,3 +315,34 @@ def check_owner(graph: onnx.ModelProto, manifest: Manifest, path: Path) -> dict[
             f"bundle holds {manifest.backbone.source} (weights {wanted[:12]}). Export the task again for this backbone."
         )
     return facts
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """What may differ between a task and PyTorch."""
+
+    difference: float | None  # of a logit; None: any
+    changed: float = 0.0  # share of decided rows whose decision may change
+    kl: float | None = None  # nats a token, to which text is held, and not to decisions
+
+    def at_least(self, stated: Verification) -> Tolerance:
+        """This, or what a task's manifest entry states where that is more: one taken with ``--accept-error``."""
+        kl = None if self.kl is None else max(self.kl, stated.kl_tolerance or 0.0)
+        return replace(self, changed=max(self.changed, stated.changed_tolerance), kl=kl)
+
+
+EXACT = Tolerance(1e-4)
+_ROUNDED = Tolerance(2e-2)  # half precision keeps 11 bits of a weight: each product is off by up to 5e-4 of itself
+_QUANTISED = {"int8": Tolerance(None, 0.02), "int4": Tolerance(None, 0.05)}
+_MAX_KL = 0.05  # two tasks of SmolLM2-135M have 0.005 and 0.012 in 8 bits, 0.58 and 0.87 in 4 (docs/decoders.md)
+
+
+def allowed_for(backbone: str, delta: str, *, decoder_only: bool = False) -> Tolerance:
+    """What a bundle's ``weights_dtype`` and a task's allow; ``decoder_only`` is of a backbone that is a decoder alone.
+
+    About a tenth of a decoder's tokens are near ties, which rounding turns without making the text worse: so it is held
+    to its divergence, not to decisions.
+    """
+    if backbone in _QUANTISED:
+        return replace(_QUANTISED[backbone], kl=_MAX_KL) if decoder_only else _QUANTISED[backbone]
+    return _ROUNDED if delta == "fp16" else EXACT

@@ -166,8 +166,7 @@ class Delta(nn.Module):
                     hidden = run(**inputs).last_hidden_state
                 pooled = hooks.pool(hidden, functional.pad(mask[:, skip:], (skip, 0)), self.card.pooling)
                 pooled = pooled[:, skip:] if self.head.per_token else pooled
-        module = self.site_modules.get(self.card.pooling.site)
-        if module is None:
+        if (module := self.site_modules.get(self.card.pooling.site)) is None:
             return pooled
         tokens = {"token": self.edge_tokens(pooled.device)} if "token" in hooks.needs(module) else {}
         adapted: Tensor = module(pooled, **tokens)

@@ -54,8 +54,7 @@ class Store:
     def hold(self, key: str, build: Callable[[Path], None], sound: Callable[[Path], bool]) -> Held:
         """The entry of that key, built first unless there is a sound one; several processes build it once."""
         private_folder(self.root)
-        held = self._existing(key, sound)
-        if held is not None:
+        if (held := self._existing(key, sound)) is not None:
             return held
         import fcntl  # where there is none, what looks for an entry has said so
 
@@ -76,8 +75,7 @@ class Store:
 
     def _existing(self, key: str, sound: Callable[[Path], bool]) -> Held | None:
         path = self.root / key / _IN_USE
-        descriptor = _shared(path)
-        if descriptor is None:
+        if (descriptor := _shared(path)) is None:
             return None
         held = Held(path.parent, descriptor)
         if (now := _state(held.folder)) is None or not _was_compared(held.folder, now):
@@ -95,9 +93,9 @@ class Store:
         """Remove entries that no process uses, the least recently used first, until the rest is within the limit."""
         import fcntl
 
-        entries = [path.parent for path in self.root.glob(f"[!.]*/{_IN_USE}")]
         sizes = {
-            entry: sum(path.stat().st_size for path in entry.iterdir() if path.name != _IN_USE) for entry in entries
+            used.parent: sum(path.stat().st_size for path in used.parent.iterdir() if path != used)
+            for used in self.root.glob(f"[!.]*/{_IN_USE}")
         }
         total = sum(sizes.values())
         for entry in sorted(sizes, key=lambda entry: (entry / _IN_USE).stat().st_mtime_ns):

@@ -81,8 +81,7 @@ def read_version(entry: TaskEntry, files: Mapping[str, Path]) -> dict[str, Conte
 def keep(folder: Path, task: str, entry: TaskEntry, content: Mapping[str, Content]) -> None:
     """Write a version's files under ``versions``, where nothing replaces them."""
     for suffix in hashes(entry):
-        path = _kept(folder, task, entry, suffix)
-        if not path.is_file():
+        if not (path := _kept(folder, task, entry, suffix)).is_file():
             put(path, content[suffix])
 
 

@@ -51,8 +51,7 @@ def in_words(error: ValidationError, whole: str = "the document", names: Collect
     With ``names`` no value is told, and no key but these and one that is not known: for answers to whoever sent the
     document.
     """
-    mistakes = listed_mistakes(error)
-    if not mistakes:
+    if not (mistakes := listed_mistakes(error)):
         return f"{whole} has {error.error_count():,} mistakes"
     first = _place(mistakes[0], names)
     within = [each for each in mistakes if _place(each, names)[: len(first)] == first]

@@ -152,10 +152,8 @@ def _count_answer(graphs: TextGraphs, inputs: Inputs, prompt: int, decoding: Dec
     second, last = (counted(texts, at) for at in (1, max(1, steps - 1)))
     named = [replace(work, name=f"encoder: {work.name}") for work in encoder.works]
     for works in zip(first.works, second.works, last.works, strict=True):
-        sums: dict[str, Any] = {}
-        for size in _SIZES:
-            at_first, at_second, at_last = (getattr(work, size) for work in works)
-            sums[size] = int(at_first + (steps - 1) * (at_second + at_last) // 2)
+        sizes = {size: [getattr(work, size) for work in works] for size in _SIZES}  # in these three steps
+        sums: dict[str, Any] = {size: int(a + (steps - 1) * (b + c) // 2) for size, (a, b, c) in sizes.items()}
         # By the last step's kind: what has nothing to read in the first one does no work there.
         named.append(replace(works[-1], name=f"decoder: {works[-1].name}", **sums))
     return Costs(tuple(named), tuple(sorted({*encoder.unknown, *first.unknown})))

@@ -17,7 +17,7 @@ from pathlib import Path
 import onnx
 import onnxruntime as ort
 
-from edgepeft.bundle.bundle import TASKS_FOLDER, Bundle, check_owner, parse_delta
+from edgepeft.bundle.bundle import TASKS_FOLDER, Bundle, Tolerance, allowed_for, check_owner, parse_delta
 from edgepeft.bundle.card import card_of, entry_of, kind_of, require_agreement
 from edgepeft.bundle.manifest import (
     MANIFEST_FILE,
@@ -28,7 +28,6 @@ from edgepeft.bundle.manifest import (
     check_file,
     model_card,
 )
-from edgepeft.bundle.tolerance import Tolerance, allowed_for
 from edgepeft.bundle.versions import VERSIONS, Content, content_of, drop_versions, hashes, keep, put, settle
 from edgepeft.common.atomic import drop_unfinished, write_atomically
 from edgepeft.common.errors import BundleError, EdgepeftError, UsageError
@@ -99,23 +98,19 @@ def prepare_task(
         result = accepted(result)
     require_passed(name, result)
     checkpoint, outputs = bundle.checkpoint, (without_prefix(output.name) for output in delta.graph.output)
-    replaced = [checkpoint.parts(tensor)[0] for kind, tensor in outputs if kind == "override"]
-    entry = entry_of(
-        card,
-        where,
-        {
-            "n_bytes": len(graph) + (0 if weights is None else weights.stat().st_size),
-            "weights_dtype": dtype,
-            "private_bytes": _FLOAT_BYTES * sum(math.prod(checkpoint.tensors[name].shape) for name in replaced),
-            "shared_layers": depth,
-            "sha256": hashlib.sha256(graph).hexdigest(),
-            "check_sha256": hashlib.sha256(check).hexdigest(),
-            "weights_sha256": None if weights is None else sha256_of(weights),
-            "verification": result.model_dump(),
-        },
-    )
+    replaced = [checkpoint.parts(tensor)[0] for what, tensor in outputs if what == "override"]
+    of_files = {
+        "n_bytes": len(graph) + (0 if weights is None else weights.stat().st_size),
+        "weights_dtype": dtype,
+        "private_bytes": _FLOAT_BYTES * sum(math.prod(checkpoint.tensors[tensor].shape) for tensor in replaced),
+        "shared_layers": depth,
+        "sha256": hashlib.sha256(graph).hexdigest(),
+        "check_sha256": hashlib.sha256(check).hexdigest(),
+        "weights_sha256": None if weights is None else sha256_of(weights),
+        "verification": result.model_dump(),
+    }
     own: dict[str, Content] = {} if weights is None else {WEIGHTS: weights}
-    return PreparedTask(name, {GRAPH: graph, CHECK: check, **own}, entry)
+    return PreparedTask(name, {GRAPH: graph, CHECK: check, **own}, entry_of(card, where, of_files))
 
 
 def _replay_answers(
@@ -231,8 +226,7 @@ def roll_back(folder: Path, name: str) -> Manifest:
     """Put a task's previous version in force; the one that was becomes the previous."""
     bundle = Bundle(folder)
     with _held(bundle):
-        before = bundle.entry(name).previous
-        if before is None:
+        if (before := bundle.entry(name).previous) is None:
             raise UsageError(
                 f"task {name} has no previous version; `edgepeft tune` and `edgepeft add --force` leave one."
             )
@@ -244,9 +238,8 @@ def remove_task(folder: Path, name: str) -> Manifest:
     """Take a task out of a bundle."""
     bundle = Bundle(folder)
     with _held(bundle):
-        bundle.manifest.task(name)
-        entries = {task: entry for task, entry in bundle.manifest.tasks.items() if task != name}
-        manifest = _write(bundle, entries)
+        bundle.entry(name)
+        manifest = _write(bundle, {task: each for task, each in bundle.manifest.tasks.items() if task != name})
         for suffix in SUFFIXES:
             (folder / TASKS_FOLDER / f"{name}{suffix}").unlink(missing_ok=True)
         drop_versions(folder / TASKS_FOLDER, name)

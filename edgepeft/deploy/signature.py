@@ -101,8 +101,7 @@ def check_signature(folder: Path, public_key: Path, *, allow_older: bool = False
             f"the signature {folder / SIGNATURE_FILE} was not made by the owner of {public_key}, or was altered."
         ) from None
     now = _hashes(folder)
-    changed = sorted(name for name in {**stated.files, **now} if stated.files.get(name) != now.get(name))
-    if changed:
+    if changed := sorted(name for name in {**stated.files, **now} if stated.files.get(name) != now.get(name)):
         raise VerificationFailed(
             f"{folder}: {', '.join(changed)} changed after the bundle was signed. Where you changed the bundle (add, "
             "remove, tune), sign it again; else do not use it."

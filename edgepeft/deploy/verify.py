@@ -8,7 +8,7 @@ The check of a task that writes text is what it goes on with, as PyTorch wrote i
 likeliest tokens at each step, where the tokens before were PyTorch's (teacher forcing), so that a difference at one
 step is none at the next.  They are of all tokens: one that is missing here shows too.
 
-Letters, where text is written: R rows, T steps, k candidates.
+Letters, where text is written: R rows, T steps, k candidates, n tokens of all texts.
 """
 
 from __future__ import annotations
@@ -31,9 +31,8 @@ from safetensors.numpy import load, save
 
 from edgepeft.backbones.base import Decoder
 from edgepeft.backbones.checkpoint import check_header
-from edgepeft.bundle.bundle import TEMPLATES_FOLDER, expect_hash, places
-from edgepeft.bundle.manifest import OnData, Verification
-from edgepeft.bundle.tolerance import EXACT, Tolerance, text_quality
+from edgepeft.bundle.bundle import EXACT, TEMPLATES_FOLDER, Tolerance, expect_hash, places
+from edgepeft.bundle.manifest import OnData, OnText, Verification
 from edgepeft.common.errors import BundleError, EdgepeftError, VerificationFailed
 from edgepeft.common.progress import Stage
 from edgepeft.common.task_name import TRAINING
@@ -53,6 +52,7 @@ GROUP_ROWS = 8  # attention of 64 rows of 512 tokens would need 800 MB
 STEPS, CANDIDATES = 8, 16
 # SmolLM2's (30 layers), of 21 at most, float32 leaves up to 1.1e-4 from float64's, and two computations twice that.
 _RELATIVE = 2e-5
+_MAX = 1 - 1e-6  # of the candidates' probabilities in sum, beyond which float32 tells nothing of the others
 _ELSEWHERE = 1.25  # processors round activations in ways of their own
 _FORMAT = "edgepeft.check/1"
 _TOKENS, _CANDIDATES, _LOGITS = "tokens", "candidates", "logits"
@@ -181,8 +181,8 @@ def accepted(result: Verification) -> Verification:
     """Allow a result to be as far from its reference as it is; logits that are held to a tolerance stay so."""
     if result.tolerance is not None:
         return result
-    changed = 1 - min(result.agreement, (result.data or result).agreement)
-    changed = max(result.changed_tolerance, min(1.0, _ELSEWHERE * changed))
+    changed = _ELSEWHERE * (1 - min(result.agreement, (result.data or result).agreement))
+    changed = max(result.changed_tolerance, min(1.0, changed))
     kl = result.kl_tolerance
     if result.text is not None and kl is not None:
         kl = max(kl, _ELSEWHERE * result.text.kl)
@@ -278,6 +278,31 @@ class TextCheck:
         return result.model_copy(update={"text": quality, "kl_tolerance": allowed.kl, "changed_tolerance": changed})
 
 
+def text_quality(reference: NDArray[np.float32], found: NDArray[np.float32], ends: NDArray[np.bool_]) -> OnText:
+    """Compare log-probabilities [R, T, k] of the same candidates, the first of which is the token written.
+
+        KL = mean over tokens of sum over c of p(c) log(p(c) / q(c))        perplexity = exp(-mean of log q(written))
+
+    c are a token's known candidates and all others in one, so that this KL is at most that of the whole distributions.
+    ``ends`` [R, T] says which tokens end a text; tokens past an end are left out.
+    """
+    written = ends.cumsum(axis=1) - ends == 0
+
+    def with_others(likely: NDArray[np.float64]) -> NDArray[np.float64]:
+        """(n, k) -> (n, k + 1): the logarithm of what is left for all other tokens."""
+        known = np.exp(likely).sum(axis=1, keepdims=True).clip(max=_MAX)
+        return np.concatenate([likely, np.log1p(-known)], axis=1)
+
+    p, q = (with_others(values[written].astype(np.float64)) for values in (reference, found))
+    return OnText(
+        tokens=len(p),
+        kl=float((np.exp(p) * (p - q)).sum(axis=1).mean()),
+        perplexity=float(np.exp(-q[:, 0].mean())),
+        reference_perplexity=float(np.exp(-p[:, 0].mean())),
+        agreement=float((q[:, :-1].argmax(axis=1) == 0).mean()),
+    )
+
+
 @dataclass(frozen=True)
 class AuditFinding:
     """The subject of a check, and what is wrong with it (empty when nothing is)."""
@@ -314,8 +339,7 @@ def _check_backbone(runtime: Runtime) -> None:
     for graph in graphs:
         check_standard(graph)
     values = {name for graph in graphs for node in graph.graph.node for name in node.output}
-    missing = [site for site, value in bundle.manifest.backbone.sites.items() if value not in values]
-    if missing:
+    if missing := [site for site, value in bundle.manifest.backbone.sites.items() if value not in values]:
         raise VerificationFailed(f"the graph has no value for the site {missing[0]} that the manifest names.")
     check_prepacked(bundle)
 

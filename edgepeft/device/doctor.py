@@ -205,8 +205,7 @@ def _condition(root: Path) -> Iterator[Finding]:
 
 
 def _leftovers(root: Path) -> Iterator[Finding]:
-    left = [str(path) for path in cgroups.leftovers(root / "proc")]
-    if left:
+    if left := [str(path) for path in cgroups.leftovers(root / "proc")]:
         text = f"groups of runs that were killed: {', '.join(left)}"
         yield Finding("leftovers", "note", text, "The next run removes them.")
 

@@ -35,10 +35,6 @@ class NoMemoryToStart(Exception):
     """The limit is too small for the launcher, or for loading the program at all."""
 
 
-def _is_memory(failure: dict[str, Any]) -> bool:
-    return bool(failure["reason"] == "MemoryError" or failure["errno"] == errno.ENOMEM)
-
-
 Prepare = Callable[[Limits, Sequence[int] | None], Placement]
 
 # In order of preference; the last one always works.
@@ -80,7 +76,7 @@ class LimitedProcess(contextlib.AbstractContextManager["LimitedProcess"]):
         self._final: tuple[int, int | None] | None = None
         self._held.callback(placement.remove)
         try:
-            self._launch(argv, options)
+            self._launch(placement, argv, options)
             report = self._report()
             placement.entered(report["pid"])
             self._cores_at_start = len(report["cpus"])
@@ -95,32 +91,27 @@ class LimitedProcess(contextlib.AbstractContextManager["LimitedProcess"]):
             self.close()
             raise
 
-    def _launch(self, argv: list[str], options: dict[str, Any]) -> None:
+    def _launch(self, placement: Placement, argv: list[str], options: dict[str, Any]) -> None:
         """Start the launcher; of a second socket our end keeps the keeper."""
-        ours, theirs = zip(*(socket.socketpair() for _ in range(1 + self._placement.keeper)), strict=True)
+        ours, theirs = zip(*(socket.socketpair() for _ in range(1 + placement.keeper)), strict=True)
         self._launcher: socket.socket = ours[0]
         with contextlib.ExitStack() as sent:
             for end, other in zip(ours, theirs, strict=True):
                 self._held.enter_context(end)
                 sent.enter_context(other)
             self._held.callback(self._keep_counters)
-            spec: dict[str, Any] = {
-                "fds": [end.fileno() for end in theirs],
-                "joins": [*map(str, self._placement.joins)],
-            }
-            spec |= {"cpus": self._placement.cpus, "address_space_bytes": self._placement.address_space_bytes}
+            spec: dict[str, Any] = {"fds": [end.fileno() for end in theirs], "cpus": placement.cpus}
+            spec |= {"joins": [*map(str, placement.joins)], "address_space_bytes": placement.address_space_bytes}
             # -I -S: the launcher must not be slowed down or altered by the work's environment.
             start = [sys.executable, "-I", "-S", launcher.__file__, json.dumps(spec)]
+            command = [*placement.wrapper, *start, *argv]
             # After the launcher's exec its pid is the work's.
-            self.popen: subprocess.Popen[Any] = subprocess.Popen(
-                [*self._placement.wrapper, *start, *argv], pass_fds=spec["fds"], **options
-            )
+            self.popen: subprocess.Popen[Any] = subprocess.Popen(command, pass_fds=spec["fds"], **options)
             self._held.callback(self._stop)
 
     def _report(self) -> dict[str, Any]:
         """Read what the launcher sees inside the limits: ``pid``, ``cpus``, ``address_space_bytes``; then it waits."""
-        seen = self._next()
-        if seen is None:
+        if (seen := self._next()) is None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.popen.wait(1)  # a kill for memory is counted by then
             # A scope's counters went with it; nothing else kills a launcher in its first milliseconds.
@@ -128,8 +119,6 @@ class LimitedProcess(contextlib.AbstractContextManager["LimitedProcess"]):
                 raise NoMemoryToStart
             raise Unavailable(f"the launcher did not start under {self._placement.backend}")
         if "stage" in seen:
-            if _is_memory(seen):
-                raise NoMemoryToStart
             raise Unavailable(f"the child could not enter its group ({seen['reason']})")
         return seen
 
@@ -139,8 +128,6 @@ class LimitedProcess(contextlib.AbstractContextManager["LimitedProcess"]):
             self._launcher.sendall(b"g")
         failure = self._next()  # the end is the good case: the launcher's socket closes with the exec
         if failure is not None:
-            if _is_memory(failure):
-                raise NoMemoryToStart
             raise UsageError(f"the program {program!r} cannot be started: {failure['reason']}.")
 
     def _next(self) -> dict[str, Any] | None:
@@ -149,6 +136,8 @@ class LimitedProcess(contextlib.AbstractContextManager["LimitedProcess"]):
         with contextlib.suppress(OSError), self._launcher.makefile("rb") as said:
             line = said.readline()
             document: dict[str, Any] | None = json.loads(line) if line.endswith(b"\n") else None
+            if document and (document.get("reason") == "MemoryError" or document.get("errno") == errno.ENOMEM):
+                raise NoMemoryToStart
             return document
         return None
 
@@ -159,8 +148,7 @@ class LimitedProcess(contextlib.AbstractContextManager["LimitedProcess"]):
             self._placement.change_quota(cores)
         except (OSError, Unavailable) as error:
             raise EdgepeftError(f"a CPU quota of {cores:g} cores cannot be set: {error}.") from error
-        quota = self._placement.quota_in_force()
-        if quota is None:
+        if (quota := self._placement.quota_in_force()) is None:
             raise EdgepeftError(f"a CPU quota of {cores:g} cores was set, none is in force.")
         self._group_at_start = (self._group_at_start[0], quota)
         return quota

@@ -215,8 +215,7 @@ def refuse_bad_wheels(*packages: str, proc: Path = cgroups.PROC) -> None:
     flags = set(isa_flags(proc))
     if platform.machine() != "aarch64" and "asimd" not in flags:  # no Arm board, nor one that is imitated
         return
-    missing = {wheel.needs for wheel in KNOWN_BAD} - flags
-    for wheel in bad_wheels(versions(), missing):
+    for wheel in bad_wheels(versions(), {wheel.needs for wheel in KNOWN_BAD} - flags):
         if wheel.package in packages:
             raise EdgepeftError(wheel.sentence(cpu_model(proc)))
 

@@ -148,8 +148,7 @@ class Placement:
 
 def prepare_v2(limits: Limits, cpus: Sequence[int] | None, proc: Path = cgroups.PROC) -> Placement:
     """Make a child group with ``limits`` in it."""
-    own = cgroups.groups_of("self", proc).get(cgroups.UNIFIED)
-    if own is None:
+    if (own := cgroups.groups_of("self", proc).get(cgroups.UNIFIED)) is None:
         raise Unavailable("cgroup v2 is not mounted")
     offered = (cgroups.read(own / "cgroup.controllers") or "").split()
     if "memory" not in offered:
@@ -182,8 +181,7 @@ def prepare_v2(limits: Limits, cpus: Sequence[int] | None, proc: Path = cgroups.
 
 
 def _enable(own: Path, controller: str) -> None:
-    enabled = cgroups.read(own / "cgroup.subtree_control") or ""
-    if controller not in enabled.split():
+    if controller not in (cgroups.read(own / "cgroup.subtree_control") or "").split():
         cgroups.write(own / "cgroup.subtree_control", f"+{controller}")
 
 

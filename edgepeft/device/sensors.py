@@ -109,8 +109,7 @@ class Sensors:
         return max(by_kind[True] or by_kind[False], default=None)
 
     def _by_firmware(self) -> list[str] | None:
-        bits = self._firmware()
-        if bits is None:
+        if (bits := self._firmware()) is None:
             return None
         since = (bits >> _STICKY) & ~self._sticky
         self._sticky = bits >> _STICKY

@@ -311,8 +311,7 @@ def _drop_all_but(files: Path, sha256s: Iterable[str]) -> None:
     """Remove downloads, whole or not, and nothing that is named otherwise."""
     wanted = set(sha256s)
     for path in files.iterdir() if files.is_dir() else ():
-        found = re.fullmatch(r"([0-9a-f]{64})(\.part)?", path.name)
-        if found and found[1] not in wanted:
+        if (found := re.fullmatch(r"([0-9a-f]{64})(\.part)?", path.name)) and found[1] not in wanted:
             path.unlink()
 
 

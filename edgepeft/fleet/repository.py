@@ -146,8 +146,7 @@ class FolderRepository(Repository):  # type: ignore[misc,unused-ignore]  # witho
 
     def open(self, role: str) -> Metadata[Any]:
         """A role's metadata in force; new ones where there are none."""
-        path = self._path(role)
-        if path is None:
+        if (path := self._path(role)) is None:
             kinds: dict[str, Any] = {"root": Root, "snapshot": tuf.Snapshot, "timestamp": tuf.Timestamp}
             fresh: Any = kinds.get(role, Targets)()
             fresh.version = 0  # close() makes it 1

@@ -7,7 +7,7 @@ import pytest
 from scipy.special import log_softmax, rel_entr, softmax
 
 from edgepeft.backbones.base import Decoder
-from edgepeft.bundle.tolerance import EXACT, Tolerance, allowed_for
+from edgepeft.bundle.bundle import EXACT, Tolerance, allowed_for
 from edgepeft.common.errors import BundleError, VerificationFailed
 from edgepeft.deploy.verify import (
     TextCheck,

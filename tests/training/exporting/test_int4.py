@@ -12,7 +12,7 @@ from verbs import edgepeft, shown
 
 from edgepeft.backbones.hooks import load_model
 from edgepeft.backbones.source import open_backbone
-from edgepeft.bundle import tolerance
+from edgepeft.bundle import bundle as bundle_module
 from edgepeft.bundle.bundle import Bundle
 from edgepeft.graph.cost import packed_bytes
 from edgepeft.runtime.runtime import Runtime
@@ -59,7 +59,7 @@ def four(backbone, deltas, tmp_path_factory):
     folder = tmp_path_factory.mktemp("four")
     paths = [saved(delta, folder / f"delta-{name}") for name, delta in deltas.items()]
     with pytest.MonkeyPatch.context() as patch:  # 4 bits keep the decisions of learnt weights, not those of random ones
-        patch.setitem(tolerance._QUANTISED, "int4", tolerance.Tolerance(None, 1.0))
+        patch.setitem(bundle_module._QUANTISED, "int4", bundle_module.Tolerance(None, 1.0))
         export_bundle(backbone, paths, folder / "bundle", texts=TEXTS, weights="int4")
     return folder / "bundle"
 
