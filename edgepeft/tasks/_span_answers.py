@@ -21,7 +21,7 @@ from edgepeft.data.row_grouping import LOWEST, Passage
 from edgepeft.data.rows import Row
 from edgepeft.tasks._facts import Values
 from edgepeft.tasks.base import Prediction
-from edgepeft.tasks.text import exact_match, f1
+from edgepeft.tasks.text import exact_match
 
 _FORMS = '{"text": ["1912"], "answer_start": [17]}, as SQuAD has them, empty lists where the passage has no answer'
 
@@ -81,12 +81,6 @@ def right_texts(row: Row) -> tuple[str, ...]:
     """Return what SQuAD's script compares with: answers that have a word, or the empty text."""
     texts = dict.fromkeys(text for _, text in json.loads(row.label or "[]") if not exact_match(text, ""))
     return tuple(texts) or ("",)
-
-
-def best_score(metric: str, given: str, right: Sequence[str]) -> float:
-    """Score by the best of the right answers."""
-    score = {"exact_match": exact_match, "f1": f1}[metric]
-    return max(score(given, text) for text in right)
 
 
 _LONGEST = 30  # tokens of an answer: run_qa's

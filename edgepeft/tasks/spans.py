@@ -29,7 +29,6 @@ from edgepeft.tasks._span_answers import (
     SpansPrediction,
     answers_label,
     answers_of,
-    best_score,
     best_spans,
     best_threshold,
     right_texts,
@@ -37,6 +36,7 @@ from edgepeft.tasks._span_answers import (
     windows_of,
 )
 from edgepeft.tasks.base import Prediction, TaskType
+from edgepeft.tasks.text import exact_match, f1
 
 _NONE, _WHOLE = -1.0, -2.0  # in place of a window: no answer, or all of the passage
 
@@ -187,9 +187,11 @@ class Spans(TaskType):
         return [self._given(*each) for each in zip(targets, outputs, strict=True)]
 
     def each(self, targets: Values, outputs: Values, metric: str = "f1") -> Values:
-        """Score each row, [n]."""
-        given = zip(targets, outputs, strict=True)
-        return np.array([best_score(metric, self._given(target, output), target.answers) for target, output in given])
+        """Score each row by the best of its right answers, [n]."""
+        score, given = {"exact_match": exact_match, "f1": f1}[metric], map(self._given, targets, outputs)
+        return np.array(
+            [max(score(text, right) for right in t.answers) for t, text in zip(targets, given, strict=True)]
+        )
 
     def row_errors(self, targets: Values, outputs: Values) -> Values:
         return 1 - self.each(targets, outputs)

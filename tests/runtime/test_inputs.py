@@ -154,4 +154,4 @@ def test_a_task_whose_file_was_replaced_goes_on_with_the_session_that_is_open(ex
 def test_an_empty_second_text_makes_a_pair_as_in_a_batch_of_transformers(exported, given, columns):
     theirs = PreTrainedTokenizerFast(tokenizer_file=str(exported / "tokenizer.json"))
     encoder = TextEncoder(exported / "tokenizer.json", ("input_ids",), 0)
-    assert encoder.encode(texts_of(given), 16).inputs["input_ids"].tolist() == theirs(*columns)["input_ids"]
+    assert encoder.encode(texts_of([given]), 16).inputs["input_ids"].tolist() == theirs(*columns)["input_ids"]

@@ -19,7 +19,7 @@ from edgepeft.data.batches import encode
 from edgepeft.data.parts import load_data
 from edgepeft.data.row_grouping import LOWEST, Asked, Passage
 from edgepeft.data.rows import Columns, Row, read_rows
-from edgepeft.tasks._span_answers import best_score, right_texts
+from edgepeft.tasks._span_answers import right_texts
 from edgepeft.tasks.spans import Spans
 
 NO_ANSWER = {"text": [], "answer_start": []}
@@ -90,8 +90,10 @@ def test_forms_of_rows_are_one(tmp_path: Path):
 )
 def test_scores_are_squads_by_hand(given: str, right: list[str], exact: float, f1: float):
     row = asked("q", " ".join(right) or "x", [{"text": t, "answer_start": (" ".join(right)).index(t)} for t in right])
-    texts = right_texts(row)
-    assert (best_score("exact_match", given, texts), best_score("f1", given, texts)) == pytest.approx((exact, f1))
+    target = np.fromiter([Asked(Passage(given, (), ()), right_texts(row), np.zeros((0, 2), np.int64))], object, 1)
+    whole = np.array([[-2.0, 0, 0, 0, 0]])  # the answer is all of the passage
+    scores = [Spans().score(metric, target, whole) for metric in ("exact_match", "f1")]
+    assert scores == pytest.approx([exact, f1])
 
 
 @pytest.fixture(scope="module")
