@@ -53,6 +53,13 @@ class Generator(nn.Module, ABC):
         """The tensors by name."""
 
 
+class Drawn(nn.Module):
+    """Frozen random matrices, buffers by name, which are not stored: a board draws them by ``recipe``."""
+
+    shapes: dict[str, tuple[int, int]]
+    recipe: dict[str, Any]
+
+
 class _IsADataclass(ABCMeta):
     """Refuses a decorator on a class that is a dataclass already: its own message names none of that."""
 

@@ -30,7 +30,7 @@ from edgepeft.backbones.source import Backbone, open_backbone
 from edgepeft.backbones.tokens import Text
 from edgepeft.bundle.bundle import TEMPLATES_FOLDER, Bundle
 from edgepeft.bundle.card import EVALUATION_FILE, DeltaCard, read_card
-from edgepeft.bundle.delta import Delta, new_delta
+from edgepeft.bundle.delta import MAX_LENGTH, Delta, new_delta
 from edgepeft.bundle.manifest import DeltaDtype, Manifest, TemplateEntry, WeightsDtype
 from edgepeft.bundle.versions import put
 from edgepeft.common.atomic import new_folder
@@ -55,7 +55,6 @@ from edgepeft.tasks.base import TaskType
 from edgepeft.training.exporting.backbone import write_backbone
 from edgepeft.training.exporting.check import CheckTexts, check_content, data_check
 from edgepeft.training.exporting.delta import export_delta
-from edgepeft.training.settings import MAX_LENGTH
 
 
 def export_bundle(
