@@ -260,11 +260,8 @@ def leading_layers(config: MethodConfig, architecture: Architecture) -> dict[str
 
 
 Shapes = dict[str, tuple[int, ...]]
-
-
 SHARED = "shared_parameters."
 _BOTH = (Role.ATTENTION_OUTPUT, Role.FFN_OUTPUT)
-
 # Model type -> the modules of a layer that hold adapters, past attention and at its end; BERT's unless named.
 _HOLDERS = {"distilbert": ("attention_adapters", "output_adapters")}
 

@@ -49,7 +49,7 @@ Settings = dict[str, Any]
 
 
 def write_adapterhub(delta: Delta, backbone: Backbone, folder: Path, *, force: bool = False) -> str:
-    """Write a folder, whole or not at all, that ``load_adapter`` loads with equal logits; gives the model's class."""
+    """Write a folder, whole or not at all, that AdapterHub loads with equal logits; gives what loads it, and where."""
     card, architecture = delta.card, backbone.architecture
     model = _CLASSES.get(architecture.model_type)
     if model is None:
@@ -71,7 +71,7 @@ def write_adapterhub(delta: Delta, backbone: Backbone, folder: Path, *, force: b
             write_tensors({name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()}, new / file)
         write_json(new / CONFIG_FILE, {**around, "config": settings})
         write_json(new / HEAD_CONFIG, {**around, "config": head})
-    return model
+    return f"adapters' load_adapter(FOLDER, use_safetensors=True) of a {model} of {backbone.source}"
 
 
 def _settings(delta: Delta) -> Settings:
