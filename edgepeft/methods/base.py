@@ -72,10 +72,7 @@ class _IsADataclass(ABCMeta):
 @typing.dataclass_transform(frozen_default=True, kw_only_default=True)
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Method(metaclass=_IsADataclass):
-    """Base of all PE methods; one in a file of this package is found by its ``name``.
-
-    Subclasses are frozen dataclasses of their hyperparameters, without a decorator.
-    """
+    """Base of all PE methods, found by their ``name``: frozen dataclasses of hyperparameters, without a decorator."""
 
     name: ClassVar[str]
     title: ClassVar[str]

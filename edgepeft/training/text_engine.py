@@ -97,10 +97,7 @@ def generated(
     ends: bool = True,
     guides: Sequence[Guide] | None = None,
 ) -> Tensor:
-    """int64 [batch, length]: what transformers' greedy decoding writes under the delta, ``longest`` tokens at most.
-
-    ``guides`` lead each row.
-    """
+    """int64 [batch, length]: what transformers' greedy decoding writes, at most ``longest``, led by ``guides``."""
     with delta.within(model, delta.own_tensors(model)) as overrides:
         tensors = {f"model.{name}": tensor for name, tensor in overrides.items()}
         given = {**delta.prompted(inputs), **greedy(delta.architecture, longest, ends=ends)}

@@ -128,10 +128,7 @@ class _Parts(nn.Module):
         self.outputs.append(names.LOGITS)
 
     def _pooled(self) -> _Source:
-        """Declare the backbone's pooled value, or what makes one that leaves a prompt out; say how it is taken.
-
-        It is [batch, d], or of a head that reads each token [tokens, d].
-        """
+        """Declare the pooled value [batch, d], or each token's [tokens, d], a prompt left out; say how it is taken."""
         card, last, hidden = self.delta.card, self.last, self.delta.architecture.hidden_size
         skip = card.skipped_tokens
         if card.pooling is Pooling.TOKENS:
@@ -215,11 +212,8 @@ class _Parts(nn.Module):
 
 
 def _dims(parts: _Parts) -> tuple[tuple[dict[int, Any] | None, ...]]:
-    """Each site has a row count of its own while tracing.
-
-    With one for all, a reshape in an early layer would take it from a late layer's input, and the spliced graph would
-    be a circle.
-    """
+    """Give each site a row count of its own: with one for all, a reshape in an early layer would take it from a late
+    layer's input, and the spliced graph would be a circle."""
     dims = {site: {0: torch.export.Dim(f"rows_{i}")} for i, site in enumerate(parts.owners.values())}
     for i, site in enumerate(parts.delta.architecture.sites):
         if site.shape and site.name in dims:
