@@ -113,7 +113,6 @@ class Method(metaclass=_IsADataclass):
 
     def start(self, modules: Mapping[str, nn.Module], architecture: Architecture, read: ReadTensor) -> None:
         """Give fresh modules what they take from pretrained tensors, which ``read`` gives; by default nothing."""
-        return
 
     def prompt_length(self, architecture: Architecture) -> int:
         """Tokens that it puts in front of every text."""

@@ -122,12 +122,6 @@ def _general(delta: Delta, method: BottleneckAdapter) -> Settings:
     return _bottleneck(delta, method, method.roles, method.reads, method.keeps, **norms)
 
 
-def _pfeiffer(delta: Delta, method: Pfeiffer) -> Settings:
-    if method.placement == "attention":
-        return _bottleneck(delta, method, (_ATTENTION,), "sublayer")
-    return _bottleneck(delta, method, (_FFN,), "norm")
-
-
 def _products(delta: Delta, method: KroneckerAdapters) -> Settings:
     """Compacter's rule is shared and its factors are of low rank; PHM's are neither."""
     low_rank = isinstance(method, Compacter)
@@ -170,8 +164,10 @@ def _prefix(delta: Delta, method: PrefixTuning) -> Settings:
 
 # Our method -> its settings; a method before what it is made of.
 _SAID: Mapping[type[Method], Callable[[Delta, Any], Settings]] = {
-    Houlsby: lambda delta, method: _bottleneck(delta, method, (_ATTENTION, _FFN), "sublayer"),
-    Pfeiffer: _pfeiffer,
+    Houlsby: lambda delta, method: _bottleneck(delta, method, method.attaches_to(), "sublayer"),
+    Pfeiffer: lambda delta, method: _bottleneck(
+        delta, method, method.attaches_to(), "norm" if method.placement == "ffn" else "sublayer"
+    ),
     BottleneckAdapter: _general,
     Compacter: _products,
     PHM: _products,
