@@ -306,8 +306,6 @@ def _converted(what: str, value: Any, hint: Any) -> Any:
         return tuple(_converted(what, item, typing.get_args(hint)[0]) for item in items)
     if hint is bool:
         truths = {"true": True, "false": False, "1": True, "0": False, "yes": True, "no": False}
-        if isinstance(value, bool):
-            return value
         if str(value).lower() in truths:
             return truths[str(value).lower()]
         raise UsageError(f"{what} is true or false; found {value!r}.")
