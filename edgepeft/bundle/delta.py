@@ -35,6 +35,8 @@ from edgepeft.heads.base import Head, head_named
 from edgepeft.methods.base import Folding, Method, method_named, weight_at
 from edgepeft.tasks.base import TaskType, kind_named, stated
 
+MAX_LENGTH = 128  # tokens of a text where none are given, as in GLUE's usual settings
+
 
 class Delta(nn.Module):
     """The trained part of a task; its parameters are all that training changes.
@@ -272,7 +274,7 @@ def new_delta(
     *,
     pairs: bool = False,
     head: str | None = None,
-    max_length: int = 128,
+    max_length: int = MAX_LENGTH,
     head_dropout: float = 0.1,
     template: Mapping[str, Any] = MappingProxyType({}),
     kind: str | None = None,

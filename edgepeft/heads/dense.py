@@ -13,10 +13,7 @@ from edgepeft.heads.base import Head, fresh_linear
 
 
 class DenseHead(Head):
-    """logits = W dropout(act(W_d z + b_d)) + b: the two layers are called as ``places`` has them.
-
-    z is the pooled value, past the dropout where ``drops_first``.
-    """
+    """logits = W dropout(act(W_d z + b_d)) + b; z is pooled, past the dropout where ``drops_first``."""
 
     activation: ClassVar[staticmethod[..., Tensor]]  # act, of one tensor
 

@@ -53,6 +53,13 @@ class Generator(nn.Module, ABC):
         """The tensors by name."""
 
 
+class Drawn(nn.Module):
+    """Frozen random matrices, buffers by name, which are not stored: a board draws them by ``recipe``."""
+
+    shapes: dict[str, tuple[int, int]]
+    recipe: dict[str, Any]
+
+
 class _IsADataclass(ABCMeta):
     """Refuses a decorator on a class that is a dataclass already: its own message names none of that."""
 
@@ -65,10 +72,7 @@ class _IsADataclass(ABCMeta):
 @typing.dataclass_transform(frozen_default=True, kw_only_default=True)
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Method(metaclass=_IsADataclass):
-    """Base of all PE methods; one in a file of this package is found by its ``name``.
-
-    Subclasses are frozen dataclasses of their hyperparameters, without a decorator.
-    """
+    """Base of all PE methods, found by their ``name``: frozen dataclasses of hyperparameters, without a decorator."""
 
     name: ClassVar[str]
     title: ClassVar[str]
@@ -109,7 +113,6 @@ class Method(metaclass=_IsADataclass):
 
     def start(self, modules: Mapping[str, nn.Module], architecture: Architecture, read: ReadTensor) -> None:
         """Give fresh modules what they take from pretrained tensors, which ``read`` gives; by default nothing."""
-        return
 
     def prompt_length(self, architecture: Architecture) -> int:
         """Tokens that it puts in front of every text."""
@@ -303,8 +306,6 @@ def _converted(what: str, value: Any, hint: Any) -> Any:
         return tuple(_converted(what, item, typing.get_args(hint)[0]) for item in items)
     if hint is bool:
         truths = {"true": True, "false": False, "1": True, "0": False, "yes": True, "no": False}
-        if isinstance(value, bool):
-            return value
         if str(value).lower() in truths:
             return truths[str(value).lower()]
         raise UsageError(f"{what} is true or false; found {value!r}.")

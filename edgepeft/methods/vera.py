@@ -19,12 +19,12 @@ from torch.nn import functional
 
 from edgepeft.backbones.base import Site
 from edgepeft.common.frozen_random import MAX_ENTRIES, MERSENNE_TWISTER, SEEDS, frozen_matrices
-from edgepeft.methods.base import option, require
+from edgepeft.methods.base import Drawn, option, require
 from edgepeft.methods.lora import LinearUpdates
 
 
-class FrozenMatrices(nn.Module):
-    """Frozen random matrices, buffers by name; one such module is all that a delta may have."""
+class FrozenMatrices(Drawn):
+    """A and B; one such module is all that a delta may have."""
 
     A: Tensor
     B: Tensor
@@ -32,7 +32,7 @@ class FrozenMatrices(nn.Module):
     def __init__(self, seed: int, shapes: Mapping[str, tuple[int, int]]) -> None:
         super().__init__()
         self.shapes = dict(shapes)
-        self.recipe = {"generator": MERSENNE_TWISTER, "seed": seed, "shapes": self.shapes}  # for a board's loader
+        self.recipe = {"generator": MERSENNE_TWISTER, "seed": seed, "shapes": self.shapes}
         for name, values in frozen_matrices(seed, shapes).items():
             self.register_buffer(name, torch.from_numpy(values), persistent=False)
 

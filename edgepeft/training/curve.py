@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,17 +28,12 @@ def smaller(data: TaskData, seed: int) -> Iterator[TaskData]:
         yield replace(data, train=taken)
 
 
-def curve_of(
-    data: TaskData, seed: int, whole: TrainingLoopResult, run: Callable[[TaskData], TrainingLoopResult | None]
-) -> list[dict[str, Any]]:
-    """Rows and scores of every size, the whole run's last; the scores of a run that diverged at once are None."""
-    points = []
-    for rows, result in [*((len(each.train), run(each)) for each in smaller(data, seed)), (len(data.train), whole)]:
-        metrics = {} if result is None else result.metrics
-        baselines = {name: found["test"] for name, found in metrics.get("baselines", {}).items()}
-        scores = {"eval": metrics.get("eval"), "test": metrics.get("test")}
-        points.append({"rows": rows, **scores, "baselines": baselines})
-    return points
+def point_of(data: TaskData, result: TrainingLoopResult | None) -> dict[str, Any]:
+    """Rows and scores of one size; None stands for a run that diverged at once, and for its scores."""
+    metrics = {} if result is None else result.metrics
+    baselines = {name: found["test"] for name, found in metrics.get("baselines", {}).items()}
+    scores = {"eval": metrics.get("eval"), "test": metrics.get("test")}
+    return {"rows": len(data.train), **scores, "baselines": baselines}
 
 
 def draw_curve(metrics: Mapping[str, Any], title: str, folder: Path) -> None:

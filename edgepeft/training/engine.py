@@ -13,7 +13,7 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from importlib.metadata import version
 from itertools import count
 from pathlib import Path
@@ -38,6 +38,7 @@ from edgepeft.tasks.base import TaskType
 CPU = torch.device("cpu")
 
 
+@dataclass(eq=False)
 class PyTorchEngine(TrainingEngine):
     """A delta on its frozen model; AdamW has two rates, the delta's own and its head's.
 
@@ -47,32 +48,31 @@ class PyTorchEngine(TrainingEngine):
     has states of the bare backbone that other runs computed; those of each token are too large to be kept there.
     """
 
-    def __init__(
-        self,
-        delta: Delta,
-        model: nn.Module,
-        rows: Mapping[str, Encoded],
-        rates: tuple[float, float],
-        clip_norm: float,
-        *,
-        weights: Sequence[float] | None = None,
-        device: torch.device = CPU,
-        bf16: bool = False,
-        shared: SharedStates | None = None,
-    ) -> None:
-        self.delta, self.model, self.rows, self.clip_norm = delta.eval().to(device), model.to(device), rows, clip_norm
-        self.kind = delta.card.task_kind
-        self.weights = None if weights is None else torch.tensor(weights, device=device)
-        self.device, self.bf16 = device, bf16
-        self.shared = None if delta.card.pooling is Pooling.TOKENS else shared
-        own = delta.tensors().items()
+    delta: Delta
+    model: nn.Module
+    rows: Mapping[str, Encoded]
+    rates: tuple[float, float]
+    clip_norm: float
+    _: KW_ONLY
+    weights: Sequence[float] | None = None
+    device: torch.device = CPU
+    bf16: bool = False
+    shared: SharedStates | None = None
+
+    def __post_init__(self) -> None:
+        self.delta.eval().to(self.device)
+        self.model.to(self.device)
+        self.kind = self.delta.card.task_kind
+        if self.delta.card.pooling is Pooling.TOKENS:
+            self.shared = None
+        own = self.delta.tensors().items()
         groups: list[dict[str, Any]] = [
             {"params": [t for name, t in own if name.startswith("head/") == of_head], "lr": rate, "initial_lr": rate}
-            for of_head, rate in zip((False, True), rates, strict=True)
+            for of_head, rate in zip((False, True), self.rates, strict=True)
         ]
         # No weight decay, as in the methods' papers.  Fused, it reads and writes each tensor once: of 109 million
         # parameters a step takes 0.05 s on one core, not 0.5.
-        some, fused = [group for group in groups if group["params"]], device.type == "cpu"
+        some, fused = [group for group in groups if group["params"]], self.device.type == "cpu"
         self.optimizer = torch.optim.AdamW(some, weight_decay=0.0, fused=fused)
         self.kept: dict[str, list[Tensor]] = {}  # of token rows [d], or [length, d], by part: what a lone head reads
 
@@ -108,6 +108,7 @@ class PyTorchEngine(TrainingEngine):
     def _loss(self, chosen: Sequence[int], masks: Masks) -> Tensor:
         rows = self.rows["train"]
         inputs, targets = torch_batch(rows, chosen, self.device)
+        weights = None if self.weights is None else torch.tensor(self.weights, device=self.device)
         numbers = count()
 
         def drop(features: Tensor, probability: float) -> Tensor:
@@ -117,9 +118,7 @@ class PyTorchEngine(TrainingEngine):
         precision = torch.autocast(self.device.type, torch.bfloat16) if self.bf16 else nullcontext()
         with replaced_dropout(self.delta, drop), precision:
             logits = self._logits("train", chosen, inputs)
-        return loss_of(
-            self.kind, logits.float(), targets, self.weights, rows.places(chosen), pooling=rows.pooling(chosen)
-        )
+        return loss_of(self.kind, logits.float(), targets, weights, rows.places(chosen), pooling=rows.pooling(chosen))
 
     def logits(self, part: str, chosen: Sequence[int]) -> NDArray[np.float32]:
         """[token rows, outputs]."""

@@ -30,7 +30,7 @@ from edgepeft.options.base import Folder, function_of
 from edgepeft.options.verbs import TrainOptions, TrainSettings
 from edgepeft.runtime.grammar import Grammars
 from edgepeft.training import devices
-from edgepeft.training.curve import CURVE, curve_of, draw_curve
+from edgepeft.training.curve import CURVE, draw_curve, point_of, smaller
 from edgepeft.training.engine import PyTorchEngine, SharedStates
 from edgepeft.training.settings import asked, resolved, settled
 from edgepeft.training.text_engine import TextEngine, require_kept
@@ -177,8 +177,8 @@ class _Run:
         self, whole: TrainingLoopResult, data: TaskData, model: nn.Module, folder: Path, *, resume: bool
     ) -> TrainingLoopResult:
         """The result with the scores of runs on fewer training rows, each with a folder of checkpoints."""
-
-        def run(few: TaskData) -> TrainingLoopResult | None:
+        points = []
+        for few in smaller(data, self.options.seed):
             n = len(few.train)
             own = folder / f"{CURVE}-{n}"
             loop = self.loop(self.engine(few, model), few, own, f" on {n} rows")
@@ -186,11 +186,10 @@ class _Run:
             if checkpoint is not None:
                 loop.resume(checkpoint)
             try:
-                return _outcome(loop)[0]
+                points.append(point_of(few, _outcome(loop)[0]))
             except Diverged:
-                return None
-
-        return replace(whole, metrics={**whole.metrics, CURVE: curve_of(data, self.options.seed, whole, run)})
+                points.append(point_of(few, None))
+        return replace(whole, metrics={**whole.metrics, CURVE: [*points, point_of(data, whole)]})
 
     def account(self, data: TaskData) -> dict[str, Any]:
         """What the card says of the run beside its outcome."""

@@ -9,6 +9,7 @@ from typing import Any
 
 from edgepeft.backbones.base import Pooling
 from edgepeft.backbones.source import Backbone
+from edgepeft.bundle.delta import MAX_LENGTH
 from edgepeft.common.bounded import json_at
 from edgepeft.common.errors import UsageError
 from edgepeft.data.parts import PARTS, TaskData, given_rows, load_data
@@ -23,8 +24,6 @@ from edgepeft.runtime.grammar import schema_text
 from edgepeft.tasks._facts import WINDOWS
 from edgepeft.tasks.base import TaskType, requested_kind
 from edgepeft.training.devices import device_of
-
-MAX_LENGTH = 128  # tokens of a text where none are given, as in GLUE's usual settings
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ loss = mean over a step's target tokens of -log p(token | the target before it),
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import numpy as np
@@ -27,12 +28,13 @@ from edgepeft.training.engine import PyTorchEngine, torch_batch
 WRITTEN_ROWS = 16  # at once: the logits of a large vocabulary at every token are hundreds of megabytes
 
 
+@dataclass(eq=False)
 class TextEngine(PyTorchEngine):
     """A delta that writes text; ``decode`` makes a text of tokens, ``grammars`` lead it where it has a schema."""
 
-    def __init__(self, *given: Any, decode: Callable[[Sequence[int]], str], grammars: Grammars, **more: Any) -> None:
-        super().__init__(*given, **more)
-        self.decode, self.grammars = decode, grammars
+    _: KW_ONLY
+    decode: Callable[[Sequence[int]], str]
+    grammars: Grammars
 
     def scored(self, part: str, rows: Encoded, kind: TaskType, metric: str, advance: Callable[[int], None]) -> Scored:
         """What greedy decoding writes, and of each row the mean loss of its target's tokens."""
@@ -97,10 +99,7 @@ def generated(
     ends: bool = True,
     guides: Sequence[Guide] | None = None,
 ) -> Tensor:
-    """int64 [batch, length]: what transformers' greedy decoding writes under the delta, ``longest`` tokens at most.
-
-    ``guides`` lead each row.
-    """
+    """int64 [batch, length]: what transformers' greedy decoding writes, at most ``longest``, led by ``guides``."""
     with delta.within(model, delta.own_tensors(model)) as overrides:
         tensors = {f"model.{name}": tensor for name, tensor in overrides.items()}
         given = {**delta.prompted(inputs), **greedy(delta.architecture, longest, ends=ends)}

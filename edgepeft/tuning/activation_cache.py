@@ -220,10 +220,8 @@ def _frozen_states(graph: onnx.GraphProto, live: Container[str], tensors: Contai
 
 
 def _lowest_states(graph: onnx.GraphProto, live: Container[str], states: Container[str]) -> tuple[str, ...]:
-    """Choose of ``states`` those from which everything live follows without a product below it being computed again.
-
-    None where nothing but the embeddings stands below what is live.  Needs a graph without unused nodes.
-    """
+    """Choose of ``states`` those from which everything live follows without a product below it being computed again:
+    none where only embeddings stand below.  Needs a graph without unused nodes."""
     writer = writers(graph)
     changed = [node for node in graph.node if any(value in live for value in node.output)]
     edge = [value for node in changed for value in reads(node) if value not in live]

@@ -112,7 +112,7 @@ def bundle_fit(
     if target is not None:  # as `edgepeft tune` predicts it; hidden states are left out: they go to a file if need be
         taught = target.facts.kind.read_as(length, target.max_length, taught=True)
         demand = Demand(bundle, target, taught[1], TuneSettings(), each=taught[0])
-        most = demand.most_rows(allowed, 0, _MAX_TUNED * taught[0]) // taught[0]
+        most = most_within(lambda rows: demand.n_bytes(rows, 0), allowed, _MAX_TUNED * taught[0]) // taught[0]
         peak = demand.n_bytes(batch_size * taught[0], 0)
         tuning = Need(peak, {}, peak <= allowed, most, most == _MAX_TUNED)
     disk = _disk(bundle)

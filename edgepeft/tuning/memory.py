@@ -107,10 +107,6 @@ class Demand:
             self._alive[rows] = int(_ARENA * peak_bytes(self.training.graph, specs)) + fed
         return self._base + states + max(self._step + self._alive[rows], self._others)
 
-    def most_rows(self, limit: int, states: int, at_most: int) -> int:
-        """How many rows at once stay below a limit; 0 if not even one does."""
-        return most_within(lambda rows: self.n_bytes(rows, states), limit, at_most)
-
 
 def most_within(need: Callable[[int], int], limit: int, at_most: int) -> int:
     """The most rows, up to ``at_most``, whose ``need`` in bytes stays within a limit; 0 if not even one's does."""
@@ -162,7 +158,7 @@ def lay_out(
     if in_file:
         states = 0
         notes.append("hidden states are kept in a file: memory has no room for them.")
-    micro_batch = demand.most_rows(limit, states, most * each) // each
+    micro_batch = most_within(lambda rows: demand.n_bytes(rows, states), limit, most * each) // each
     least = 1 if asked is None else most
     if micro_batch < least:
         needed = _megabytes(demand.n_bytes(least * each, states))

@@ -10,7 +10,7 @@ T tokens of the longest target, v vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -209,27 +209,22 @@ def put_in_force(
     return commit_tasks(bundle, [prepared], replace=True).task(target.task)
 
 
+@dataclass(eq=False)
 class TuningRun:
-    """A training loop with the engine and the layout that compute it."""
+    """A training loop with the engine and the layout that compute it; nothing is open yet."""
 
-    def __init__(
-        self,
-        bundle: Bundle,
-        target: TuningTarget,
-        options: TuneSettings,
-        work: Path,
-        *,
-        threads: int | None = None,
-        keep: bool = False,
-        watch: Callable[[Progress], None] = lambda _: None,
-        stop: Callable[[], bool] = lambda: False,
-    ) -> None:
-        """Lay the run out and open nothing yet; ``layout.notes`` say for people how steps will be computed.
+    bundle: Bundle
+    target: TuningTarget
+    options: TuneSettings
+    work: Path  # the folder of checkpoints, and of hidden states that memory has no room for
+    _: KW_ONLY
+    threads: int | None = None
+    keep: bool = False  # whether hidden states stay there for the next run on these rows
+    watch: Callable[[Progress], None] = lambda _: None
+    stop: Callable[[], bool] = lambda: False
 
-        ``work`` is the folder of checkpoints, and of hidden states that memory has no room for; with ``keep`` they stay
-        there for the next run on these rows.
-        """
-        self.target, self.options, data = target, options, target.data
+    def __post_init__(self) -> None:
+        bundle, target, options, data = self.bundle, self.target, self.options, self.target.data
         data.task_kind.metric_or_default(options.metric)  # a wrong one is refused before rows are tokenized
         asked, most = options.batch_size, len(data.train)
         if asked is not None and asked > most:
@@ -245,7 +240,7 @@ class TuningRun:
         by_tensor = {name: head_rate if name.startswith("head/") else rate for name in target.facts.trained}
         optimizer = AdamW(by_tensor, weight_decay=options.weight_decay)
         engine = OnnxRuntimeEngine if target.writing is None else WritingEngine
-        self.engine = engine(bundle, target, rows, self.layout, work, optimizer, options, threads, keep)
+        self.engine = engine(bundle, target, rows, self.layout, self.work, optimizer, options, self.threads, self.keep)
         entry = {"task": target.task, "template": target.template, "data": data.sha256}
         self.loop = TrainingLoop(
             self.engine,
@@ -253,13 +248,13 @@ class TuningRun:
             rows,
             options,
             batch_size=self.batch_size,
-            folder=work,
+            folder=self.work,
             asked={**entry, **options.plain(), **self.layout.plain(), **self.rates},
             remedy="The task in the bundle is as it was. "
             f"Try --lr {lower:g} --head-lr {head_lower:g} with --force (these were {rate:g} and {head_rate:g}).",
             scores_start=True,
-            watch=watch,
-            stop=stop,
+            watch=self.watch,
+            stop=self.stop,
         )
 
     def finish(self) -> TrainingLoopResult:

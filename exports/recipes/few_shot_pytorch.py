@@ -13,13 +13,12 @@ from torch import Tensor
 from edgepeft.backbones.source import Backbone, open_backbone
 from edgepeft.bundle.bundle import Bundle, read_graph
 from edgepeft.bundle.card import DeltaCard
-from edgepeft.bundle.delta import Delta, new_delta
+from edgepeft.bundle.delta import MAX_LENGTH, Delta, new_delta
 from edgepeft.data.parts import TaskData, load_data
 from edgepeft.graph.template import with_labels
 from edgepeft.methods.base import method_named
 from edgepeft.options.verbs import TrainSettings
 from edgepeft.training.loop import train_delta
-from edgepeft.training.settings import MAX_LENGTH
 
 
 def write_fresh_delta(backbone: str, method: str, folder: Path, *, pairs: bool) -> None:

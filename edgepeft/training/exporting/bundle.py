@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
@@ -30,7 +30,7 @@ from edgepeft.backbones.source import Backbone, open_backbone
 from edgepeft.backbones.tokens import Text
 from edgepeft.bundle.bundle import TEMPLATES_FOLDER, Bundle
 from edgepeft.bundle.card import EVALUATION_FILE, DeltaCard, read_card
-from edgepeft.bundle.delta import Delta, new_delta
+from edgepeft.bundle.delta import MAX_LENGTH, Delta, new_delta
 from edgepeft.bundle.manifest import DeltaDtype, Manifest, TemplateEntry, WeightsDtype
 from edgepeft.bundle.versions import put
 from edgepeft.common.atomic import new_folder
@@ -55,7 +55,6 @@ from edgepeft.tasks.base import TaskType
 from edgepeft.training.exporting.backbone import write_backbone
 from edgepeft.training.exporting.check import CheckTexts, check_content, data_check
 from edgepeft.training.exporting.delta import export_delta
-from edgepeft.training.settings import MAX_LENGTH
 
 
 def export_bundle(
@@ -308,6 +307,17 @@ class ExportResult:
     manifest: Manifest | None = None
 
 
+def _writer(library: str) -> Callable[..., str]:
+    """What writes a delta for a library, and gives what reads it there."""
+    if library == "to_peft":
+        from edgepeft.training.interop.peft import write_peft
+
+        return write_peft
+    from edgepeft.training.interop._hub_write import write_adapterhub
+
+    return write_adapterhub
+
+
 @function_of(ExportOptions)
 def export(options: ExportOptions) -> ExportResult:
     """Write the backbone once and each task as a delta graph, verified against PyTorch; the whole folder or none.
@@ -320,15 +330,16 @@ def export(options: ExportOptions) -> ExportResult:
     deltas, templates = listed(options.delta), listed(options.template)
     columns = verify_columns(options.verify_data, options.text_column, options.pair_column, options.label_column)
     guarantee = guarantee_of(options.coverage, options.risk)
-    elsewhere = [library for library in _LIBRARIES if getattr(options, library) is not None]
+    elsewhere = [library for library in ("to_peft", "to_adapterhub") if getattr(options, library) is not None]
     if elsewhere:
         stored = (options.weights or "fp32", options.delta_weights) != ("fp32", "fp32")
         more = (options.out, templates, guarantee, elsewhere[1:], options.trainable, options.verify_data is not None)
         if stored or any(more) or len(deltas) != 1:
             raise UsageError(NO_BUNDLE)
-        (library,) = elsewhere
-        folder, source = Path(getattr(options, library)), open_backbone(options.backbone)
-        _LIBRARIES[library](Delta.load(Path(deltas[0]), source), source, folder, options.force)
+        folder, source = Path(getattr(options, elsewhere[0])), open_backbone(options.backbone)
+        delta = Delta.load(Path(deltas[0]), source)
+        said = _writer(elsewhere[0])(delta, source, folder, force=options.force)
+        messages().print(f"{delta.card.task}: for {said}", markup=False)
         return ExportResult(folder)
     out = options.require_bundle()
     profile = options.profile
@@ -352,28 +363,3 @@ def export(options: ExportOptions) -> ExportResult:
     for cost in machine.missing_arithmetic(processor, weights=manifest.backbone.weights_dtype, fp16=fp16):
         messages().print(f"note: {cost}", markup=False)
     return ExportResult(Path(out), manifest)
-
-
-def _to_peft(loaded: Delta, source: Backbone, folder: Path, force: bool) -> None:
-    from edgepeft.training.interop.peft import write_peft
-
-    write_peft(loaded, source, folder, force=force)
-    kind = loaded.card.task_kind
-    problem = f" and problem_type={kind.problem_type}" if kind.problem_type else ""
-    of = f"AutoModel{kind.model} of {source.source} with num_labels={loaded.card.n_outputs}{problem}"
-    if loaded.trie is not None:
-        of = f"model of {source.source} for conditional generation, which writes {', '.join(loaded.card.labels or ())}"
-    messages().print(f"{loaded.card.task}: for peft's PeftModel.from_pretrained, over transformers' {of}", markup=False)
-
-
-def _to_adapterhub(loaded: Delta, source: Backbone, folder: Path, force: bool) -> None:
-    from edgepeft.training.interop._hub_write import write_adapterhub
-
-    model = write_adapterhub(loaded, source, folder, force=force)
-    messages().print(
-        f"{loaded.card.task}: for adapters' load_adapter(FOLDER, use_safetensors=True) of a {model} of {source.source}",
-        markup=False,
-    )
-
-
-_LIBRARIES = {"to_peft": _to_peft, "to_adapterhub": _to_adapterhub}

@@ -38,7 +38,7 @@ from edgepeft.graph.gradient.training import DROPPED
 from edgepeft.graph.half import STORED, rounded, store_in_half
 from edgepeft.graph.protos import external_tensors, replace
 from edgepeft.graph.validate import check_standard
-from edgepeft.methods.vera import FrozenMatrices
+from edgepeft.methods.base import Drawn
 
 # Two odd sizes, so that neither dimension is taken for a constant or for the other.
 _TOKENS, _BATCH = 7, 3
@@ -128,10 +128,7 @@ class _Parts(nn.Module):
         self.outputs.append(names.LOGITS)
 
     def _pooled(self) -> _Source:
-        """Declare the backbone's pooled value, or what makes one that leaves a prompt out; say how it is taken.
-
-        It is [batch, d], or of a head that reads each token [tokens, d].
-        """
+        """Declare the pooled value [batch, d], or each token's [tokens, d], a prompt left out; say how it is taken."""
         card, last, hidden = self.delta.card, self.last, self.delta.architecture.hidden_size
         skip = card.skipped_tokens
         if card.pooling is Pooling.TOKENS:
@@ -215,11 +212,8 @@ class _Parts(nn.Module):
 
 
 def _dims(parts: _Parts) -> tuple[tuple[dict[int, Any] | None, ...]]:
-    """Each site has a row count of its own while tracing.
-
-    With one for all, a reshape in an early layer would take it from a late layer's input, and the spliced graph would
-    be a circle.
-    """
+    """Give each site a row count of its own: with one for all, a reshape in an early layer would take it from a late
+    layer's input, and the spliced graph would be a circle."""
     dims = {site: {0: torch.export.Dim(f"rows_{i}")} for i, site in enumerate(parts.owners.values())}
     for i, site in enumerate(parts.delta.architecture.sites):
         if site.shape and site.name in dims:
@@ -255,7 +249,7 @@ def _renamer(parts: _Parts, stored: dict[str, str]) -> Callable[[str], str]:
     # A shared parameter has several paths, and the exporter takes one of them.
     new |= {path: on_disk[id(p)] for path, p in parts.named_parameters(remove_duplicate=False)}
     modules = parts.named_modules(remove_duplicate=False)
-    drawn = ((path, name) for path, module in modules if isinstance(module, FrozenMatrices) for name in module.shapes)
+    drawn = ((path, name) for path, module in modules if isinstance(module, Drawn) for name in module.shapes)
     new |= {f"{path}.{name}": names.frozen_random(name) for path, name in drawn}
     if parts.trie is not None:
         new |= {f"delta.head.{table}": names.of_labels(table) for table in parts.trie.tables}
@@ -275,7 +269,7 @@ def _leave_to_the_loader(graph: onnx.GraphProto, delta: Delta, stored: Mapping[s
             graph.input.append(helper.make_tensor_value_info(made, TensorProto.FLOAT, shape))
             _give(graph, made, names.override(stored[name]), shape)
         recipes[RECIPE] = json.dumps({**generator.recipe, "tensors": [stored[name] for name in generator.names]})
-    if found := next((module for module in delta.modules() if isinstance(module, FrozenMatrices)), None):
+    if found := next((module for module in delta.modules() if isinstance(module, Drawn)), None):
         replace(graph.initializer, [t for t in graph.initializer if names.without_prefix(t.name)[0] != "drawn"])
         read = {name for node in graph.node for name in node.input}
         for name, shape in found.shapes.items():

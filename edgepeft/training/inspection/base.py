@@ -193,14 +193,11 @@ def _counter(inspection: Inspection, target: InspectionTarget, watch: WatchInspe
 
 
 class Untouched(NamedTuple):
-    """The lowest ``layers`` are the backbone's own, ``embeddings`` says whether the embeddings are too.
+    """What of a backbone a delta leaves as it is."""
 
-    ``lowest`` is what the delta changes first, a site or a tensor; None where that follows the last layer.
-    """
-
-    layers: int
+    layers: int  # the lowest ones
     embeddings: bool
-    lowest: str | None
+    lowest: str | None  # what the delta changes first, a site or a tensor; None where that follows the last layer
 
     def sentence(self, n_layers: int) -> str:
         if not self.embeddings:

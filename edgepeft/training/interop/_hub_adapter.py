@@ -239,10 +239,7 @@ class BnConfig(MethodConfig):
 
 
 def counted_layers(architecture: Architecture) -> dict[str, Site]:
-    """How sites of a layer are called before their role -> its output, in the order in which theirs are counted.
-
-    A decoder's layers are counted on from the encoder's.
-    """
+    """How a layer's sites are called before their role -> its output, in their order: a decoder's past an encoder's."""
     return {site.name.removesuffix(site.role): site for site in architecture.sites_of(Role.LAYER_OUTPUT)}
 
 
@@ -260,11 +257,8 @@ def leading_layers(config: MethodConfig, architecture: Architecture) -> dict[str
 
 
 Shapes = dict[str, tuple[int, ...]]
-
-
 SHARED = "shared_parameters."
 _BOTH = (Role.ATTENTION_OUTPUT, Role.FFN_OUTPUT)
-
 # Model type -> the modules of a layer that hold adapters, past attention and at its end; BERT's unless named.
 _HOLDERS = {"distilbert": ("attention_adapters", "output_adapters")}
 
@@ -296,10 +290,7 @@ _NAMED: Mapping[tuple[tuple[str, ...], str], Callable[..., PerLayer]] = {
 
 @dataclass(frozen=True)
 class _Reader:
-    """One adapter of theirs: ``start`` opens its tensors' names, ``shared`` those of what all share.
-
-    ``width`` is its bottleneck; ``part`` is down or up.
-    """
+    """One adapter of theirs: ``start`` opens its tensors' names, ``shared`` those all share; parts are down, up."""
 
     config: BnConfig
     start: str
@@ -362,10 +353,7 @@ class _Reader:
         return before + [("adapter_norm_after.", "norm_after")] * self.config.ln_after
 
     def tensors(self, state: StateDict, width: int, *, factored: bool, low_rank: bool) -> dict[str, Tensor]:
-        """As a module of factors, or of whole weights; zeros fill up to the widest layer's bottleneck.
-
-        The scale goes into the last tensors of ``up``.
-        """
+        """As a module of factors, or of whole weights; zeros fill up to the widest layer's bottleneck."""
         given, tensors = self.config.scaling, dict[str, Tensor]()
         scaled = state[f"{self.start}scaling"] if isinstance(given, str) else torch.tensor([given])
         for part, scale in (("down", torch.ones(1)), ("up", scaled)):
@@ -382,7 +370,7 @@ class _Reader:
                 tensors[f"{part}.weight"] = functional.pad(weight * scale.view(-1, 1), (0, columns, 0, rows))
                 continue
             tensors[f"{part}.A"] = rule
-            if low_rank:
+            if low_rank:  # the scale goes into the last tensors of ``up``
                 left, right = (state[name] for name in self._terms(part))
                 tensors |= {f"{part}.s": left, f"{part}.t": right * scale}
             else:

@@ -49,7 +49,7 @@ Settings = dict[str, Any]
 
 
 def write_adapterhub(delta: Delta, backbone: Backbone, folder: Path, *, force: bool = False) -> str:
-    """Write a folder, whole or not at all, that ``load_adapter`` loads with equal logits; gives the model's class."""
+    """Write a folder, whole or not at all, that AdapterHub loads with equal logits; gives what loads it, and where."""
     card, architecture = delta.card, backbone.architecture
     model = _CLASSES.get(architecture.model_type)
     if model is None:
@@ -71,7 +71,7 @@ def write_adapterhub(delta: Delta, backbone: Backbone, folder: Path, *, force: b
             write_tensors({name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()}, new / file)
         write_json(new / CONFIG_FILE, {**around, "config": settings})
         write_json(new / HEAD_CONFIG, {**around, "config": head})
-    return model
+    return f"adapters' load_adapter(FOLDER, use_safetensors=True) of a {model} of {backbone.source}"
 
 
 def _settings(delta: Delta) -> Settings:
@@ -122,12 +122,6 @@ def _general(delta: Delta, method: BottleneckAdapter) -> Settings:
     return _bottleneck(delta, method, method.roles, method.reads, method.keeps, **norms)
 
 
-def _pfeiffer(delta: Delta, method: Pfeiffer) -> Settings:
-    if method.placement == "attention":
-        return _bottleneck(delta, method, (_ATTENTION,), "sublayer")
-    return _bottleneck(delta, method, (_FFN,), "norm")
-
-
 def _products(delta: Delta, method: KroneckerAdapters) -> Settings:
     """Compacter's rule is shared and its factors are of low rank; PHM's are neither."""
     low_rank = isinstance(method, Compacter)
@@ -170,8 +164,10 @@ def _prefix(delta: Delta, method: PrefixTuning) -> Settings:
 
 # Our method -> its settings; a method before what it is made of.
 _SAID: Mapping[type[Method], Callable[[Delta, Any], Settings]] = {
-    Houlsby: lambda delta, method: _bottleneck(delta, method, (_ATTENTION, _FFN), "sublayer"),
-    Pfeiffer: _pfeiffer,
+    Houlsby: lambda delta, method: _bottleneck(delta, method, method.attaches_to(), "sublayer"),
+    Pfeiffer: lambda delta, method: _bottleneck(
+        delta, method, method.attaches_to(), "norm" if method.placement == "ffn" else "sublayer"
+    ),
     BottleneckAdapter: _general,
     Compacter: _products,
     PHM: _products,

@@ -70,10 +70,7 @@ class ConversionPlan:
 
 
 class ForeignConfig(BaseModel):
-    """The config of a method in another library; what a subclass does not name is kept as extra.
-
-    A ``Literal`` field has the values that a delta can represent.
-    """
+    """The config of a method in another library; a ``Literal`` field has the values that a delta can represent."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
     ignored: ClassVar[frozenset[str]]  # fields that say nothing of a trained checkpoint
@@ -138,10 +135,7 @@ def check_tensors(state: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, .
 
 
 def read_state_dict(folder: Path, *names: str) -> dict[str, Tensor]:
-    """The tensors, float32, of the first of these files that is there, safetensors or a torch pickle.
-
-    A pickle is read through torch's restricted unpickler alone, which runs no code.
-    """
+    """The tensors, float32, of the first of these files that is there; of a pickle no code runs."""
     path = next((folder / name for name in names if (folder / name).is_file()), None)
     if path is None:
         raise BundleError(f"{folder} has neither {' nor '.join(names)}; it is not complete: fetch it again.")

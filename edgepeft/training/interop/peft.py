@@ -122,8 +122,8 @@ def _outputs(state: Mapping[str, Tensor], classifier: Classifier, folder: Path) 
     return len(weight)
 
 
-def write_peft(delta: Delta, backbone: Backbone, folder: Path, *, force: bool = False) -> None:
-    """Write a delta as a folder, whole or not at all, that ``PeftModel.from_pretrained`` loads with equal logits."""
+def write_peft(delta: Delta, backbone: Backbone, folder: Path, *, force: bool = False) -> str:
+    """Write a folder, whole or not at all, that PEFT loads with equal logits; gives what loads it, over which model."""
     card, types = delta.card, configs.task_types(backbone)
     scored = backbone.architecture.decoder is not None and not (backbone.architecture.decoder_only and not card.writes)
     model = next(iter(types.values())) if scored else card.task_kind.model
@@ -157,3 +157,8 @@ def write_peft(delta: Delta, backbone: Backbone, folder: Path, *, force: bool = 
         stored = {name: tensor.detach().contiguous() for name, tensor in named.items()}
         write_tensors(stored, new / configs.TENSORS_FILE)
         write_json(new / configs.CONFIG_FILE, settings)
+    problem = f" and problem_type={card.task_kind.problem_type}" if card.task_kind.problem_type else ""
+    over = f"AutoModel{card.task_kind.model} of {backbone.source} with num_labels={card.n_outputs}{problem}"
+    if delta.trie is not None:
+        over = f"model of {backbone.source} for conditional generation, which writes {', '.join(card.labels or ())}"
+    return f"peft's PeftModel.from_pretrained, over transformers' {over}"

@@ -16,7 +16,7 @@ import sys
 from abc import abstractmethod
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator, Field, FiniteFloat, PrivateAttr
 from torch import Tensor
@@ -36,7 +36,7 @@ CONFIG_FILE, TENSORS_FILE = "adapter_config.json", "adapter_model.safetensors"
 _TASK_TYPES = {"SEQ_CLS": SEQUENCES, "TOKEN_CLS": TOKENS, "QUESTION_ANS": ANSWERS, "FEATURE_EXTRACTION": VECTORS}
 
 _Names = str | list[str] | None
-_Ends = Annotated[tuple[str, ...], BeforeValidator(lambda given: (given,) if isinstance(given, str) else given or ())]
+_Texts = Annotated[tuple[str, ...], BeforeValidator(lambda given: (given,) if isinstance(given, str) else given or ())]
 
 _MAX_CHARACTERS = 10_000  # the longest that were seen list a hundred modules
 _CHILD = """
@@ -117,7 +117,7 @@ class PeftConfig(ForeignConfig):
     task_type: str | None = None
     auto_mapping: dict[str, Any] | None = None  # which class was wrapped, where it has no task type
     peft_version: str = "unknown"
-    modules_to_save: _Ends = ()  # of the names of the modules that are stored whole
+    modules_to_save: _Texts = ()  # of the names of the modules that are stored whole
     _patterns: Patterns = PrivateAttr(default_factory=Patterns)
 
     @abstractmethod
@@ -218,14 +218,11 @@ def read_peft_config(folder: Path, types: Collection[str]) -> PeftConfig:
     return config
 
 
-_Value = TypeVar("_Value", int, float)
-
-
 class LayeredConfig(WrapConfig):
     """Target modules in some layers alone."""
 
     layers_to_transform: int | list[int] | None = None
-    layers_pattern: str | list[str] | None = None
+    layers_pattern: _Texts = ()
 
     def places(self, sites: Collection[Site], classifier: Classifier) -> dict[str, Any]:
         """These sites, as the settings that our methods have for linear layers; others of these roles come along."""
@@ -240,8 +237,7 @@ class LayeredConfig(WrapConfig):
         chosen, fits = self.layers_to_transform, super()._is_target(module)
         if not fits or isinstance(self.target_modules, str) or chosen is None or chosen == []:
             return fits
-        names = [self.layers_pattern] if isinstance(self.layers_pattern, str) else self.layers_pattern
-        patterns = [rf"(?:^|.*?\.){name}\.(\d+)\." for name in names or ()] or [r".*?\.[^.]*\.(\d+)\."]
+        patterns = [rf"(?:^|.*?\.){name}\.(\d+)\." for name in self.layers_pattern] or [r".*?\.[^.]*\.(\d+)\."]
         matches = (self._patterns.match(pattern, module) for pattern in patterns)
         layer = next((matched[1] for matched in matches if matched), None) or ""
         return layer.isdecimal() and int(layer) in ([chosen] if isinstance(chosen, int) else chosen)
@@ -256,14 +252,14 @@ class RankedConfig(LayeredConfig):
     alpha_pattern: dict[str, FiniteFloat] | None = None
 
     def rank_at(self, module: str) -> int:
-        return self._by_pattern(self.rank_pattern or {}, module, self.r)
+        return int(self._by_pattern(self.rank_pattern, module, self.r))
 
     def alpha_at(self, module: str) -> float:
-        return self._by_pattern(self.alpha_pattern or {}, module, self.alpha)
+        return self._by_pattern(self.alpha_pattern, module, self.alpha)
 
     def scale_at(self, module: str) -> float:
         return self.alpha_at(module) / self.rank_at(module)
 
-    def _by_pattern(self, patterns: Mapping[str, _Value], module: str, default: _Value) -> _Value:
-        fitting = (value for wanted, value in patterns.items() if self._patterns.match(rf"(.*\.)?({wanted})$", module))
-        return next(fitting, default)
+    def _by_pattern(self, patterns: Mapping[str, float] | None, module: str, default: float) -> float:
+        known = (patterns or {}).items()
+        return next((own for wanted, own in known if self._patterns.match(rf"(.*\.)?({wanted})$", module)), default)
