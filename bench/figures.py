@@ -15,8 +15,7 @@ from textwrap import shorten
 
 from bench.methods import with_block
 from bench.suites._engines import ENGINES, OWN_INT8
-from bench.suites._result import SuiteResult
-from bench.suites._row import SuiteRow, SuiteVerdict
+from bench.suites._result import SuiteResult, SuiteRow, SuiteVerdict
 from bench.suites._suite_run import SETS
 from bench.suites._table import figure_of
 from edgepeft.bench.report.tables import limits_in_force

@@ -22,7 +22,7 @@ from pydantic import TypeAdapter
 from bench.browser.cases import CASES, Asked
 from bench.browser.chromium import chromium, versions
 from bench.browser.prepare import pages, prepare
-from bench.suites._row import SuiteRow
+from bench.suites._result import SuiteRow
 from bench.suites._table import figure_of
 from edgepeft.backbones.config import read_config
 from edgepeft.common.atomic import write_json

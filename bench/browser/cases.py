@@ -14,7 +14,7 @@ import numpy as np
 
 from bench.browser.chromium import Chromium, Step
 from bench.browser.prepare import NINE, OTHERS, SITES, TENTH, write_pages
-from bench.suites._row import SuiteRow, Target, ratio_row, seconds_row, switch_row
+from bench.suites._result import SuiteRow, Target, ratio_row, seconds_row, switch_row
 from edgepeft.bench.planning.job import batches_of
 from edgepeft.bench.planning.scenario import full_length, load_lengths
 from edgepeft.common.errors import EdgepeftError

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from bench.published.convolutional import densenet121, mobilenet_v1, mobilenet_v2, resnet, vgg
-from bench.published.encoders import vit_b32_384, wmt_encoder
+from bench.published.graphs import densenet121, mobilenet_v1, mobilenet_v2, resnet, vgg, vit_b32_384, wmt_encoder
 from bench.published.whisper import whisper_tiny_encoder
 from edgepeft.common.errors import UnknownName
 from edgepeft.common.operators import Work

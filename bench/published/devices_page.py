@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.published.encoders import encoder
 from bench.published.fitting import Checked, LeftOut, check_predictions, error_range, mean_error, summaries
+from bench.published.graphs import encoder
 from bench.suites._table import check_picture
 from edgepeft.common.atomic import write_atomically
 from edgepeft.common.errors import EdgepeftError, UsageError

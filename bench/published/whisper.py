@@ -13,8 +13,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 
-from bench.published.encoders import encoder
-from bench.published.shapes import matrix
+from bench.published.graphs import encoder, matrix
 from edgepeft.common.operators import Work
 
 SOUND_S = 16.715  # test_wavs/1.wav

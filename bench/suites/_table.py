@@ -13,8 +13,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from bench.suites._result import SuiteResult
-from bench.suites._row import SuiteRow, SuiteVerdict
+from bench.suites._result import SuiteResult, SuiteRow, SuiteVerdict
 from edgepeft.bench.report.tables import limits_in_force
 from edgepeft.common.errors import MissingPackage, UsageError
 

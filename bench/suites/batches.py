@@ -12,7 +12,7 @@ from itertools import product
 import numpy as np
 
 from bench.suites._engines import ENGINES, FOR_ONE_TEXT, racers_of
-from bench.suites._row import Races, SuiteRow, Target, mean_row, ratio_row
+from bench.suites._result import Races, SuiteRow, Target, mean_row, ratio_row
 from bench.suites._suite_run import SETS, SuiteRun
 from edgepeft.bench.planning.job import Batches, batches_of
 from edgepeft.bench.planning.scenario import load_lengths

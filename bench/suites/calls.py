@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.suites._random_bundle import Structure
-from bench.suites._row import SuiteRow, Target, require_close
+from bench.suites._result import SuiteRow, Target, require_close
 from bench.suites._suite_run import SuiteRun
 from edgepeft.backbones.tokens import Text
 from edgepeft.bench.measuring.measure import wait_for_rest

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bench.suites._random_bundle import Structure
-from bench.suites._row import SuiteRow, Target, bytes_row, ratio_row
+from bench.suites._result import SuiteRow, Target, bytes_row, ratio_row
 from bench.suites._suite_run import Racer, SuiteRun, proportional_bytes
 from edgepeft.backbones.base import LINEAR_ROLES
 from edgepeft.bench.planning.job import Batches, Job, Prepared

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bench.suites._row import Races, SuiteRow, Target, mean_row, ratio_row, require_close
+from bench.suites._result import Races, SuiteRow, Target, mean_row, ratio_row, require_close
 from bench.suites._suite_run import SETS, Racer, SuiteRun
 from edgepeft.bench.planning.job import Batches
 from edgepeft.bench.planning.scenario import full_length

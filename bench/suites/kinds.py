@@ -14,7 +14,7 @@ import numpy as np
 
 from bench.peers.optimum_kinds import KINDS, values_of
 from bench.suites._random_bundle import Structure
-from bench.suites._row import Races, SuiteRow, Target, mean_row, ratio_row, require_close
+from bench.suites._result import Races, SuiteRow, Target, mean_row, ratio_row, require_close
 from bench.suites._suite_run import SETS, Racer, SuiteRun
 from edgepeft.runtime.runtime import Runtime
 from edgepeft.runtime.session import plain_session

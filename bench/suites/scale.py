@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from bench.suites._random_bundle import Structure
-from bench.suites._row import SuiteRow, Target, bytes_row, seconds_row
+from bench.suites._result import SuiteRow, Target, bytes_row, seconds_row
 from bench.suites._suite_run import SuiteRun, proportional_bytes
 from edgepeft.bench.planning.scenario import full_length
 from edgepeft.bundle.bundle import TASKS_FOLDER

@@ -7,7 +7,7 @@ from pathlib import Path
 from random import Random
 
 from bench.suites._random_bundle import Structure
-from bench.suites._row import SuiteRow, Target, bytes_row, ratio_row, seconds_row, switch_row
+from bench.suites._result import SuiteRow, Target, bytes_row, ratio_row, seconds_row, switch_row
 from bench.suites._suite_run import Racer, SuiteRun, proportional_bytes
 from edgepeft.bundle.bundle import TASKS_FOLDER
 
@@ -97,9 +97,14 @@ def _start(run: SuiteRun, bundle: Path) -> Iterator[SuiteRow]:
 
 
 def _switch(run: SuiteRun, bundle: Path) -> SuiteRow:
-    """Requests of one short text each, in random order: to the task asked before, or to another resident one."""
+    """Requests of one short text each, in random order: to the task asked before, or to another resident one.
+
+    Sessions share their threads, as in `edgepeft serve`: threads of their own, which spin, keep the cores from each
+    other.
+    """
     tasks = [_ALIKE[0], _ALIKE[1], *_OTHERS]
-    job = run.job("requests", bundle, settings={"requests": [_ask("one", [task], [8]) for task in tasks]})
+    requests = [_ask("one", [task], [8]) for task in tasks]
+    job = run.job("requests", bundle, settings={"requests": requests, "one_pool": True})
     source, least = Random(run.seed), _SWITCHES // (1 if run.rounds >= _FEW_ROUNDS else 4)
     stays: list[float] = []
     switches: list[float] = []
@@ -114,7 +119,7 @@ def _switch(run: SuiteRun, bundle: Path) -> SuiteRow:
             asked = last if stay else source.choice([task for task in range(len(tasks)) if task != last])
             (stays if stay else switches).append(worker.step(asked).seconds)
             last = asked
-    what = "a request to another resident task beside one to the same, 99th percentiles, added"
+    what = "a request to another resident task beside one to the same, one pool of threads, 99th percentiles, added"
     return switch_row(what, switches, stays, 1.0)
 
 
@@ -126,8 +131,8 @@ def _mixed(run: SuiteRun, bundle: Path) -> Iterator[SuiteRow]:
         racers = {"one batch": _racer(run, bundle, "mixed", eight, [tokens] * rows)}
         racers[peer] = _racer(run, bundle, "each", eight, [tokens] * rows)
         # What the batch alone gains, which no way to mix tasks can go beyond.
-        racers["bare, one batch"] = _racer(run, bundle, "bare", eight, [tokens] * rows)
-        racers[f"bare, {peer}"] = _racer(run, bundle, "bare_each", eight, [tokens] * rows)
+        racers["bare, one batch"] = _racer(run, bundle, "mixed", [None] * 8, [tokens] * rows)
+        racers[f"bare, {peer}"] = _racer(run, bundle, "each", [None] * 8, [tokens] * rows)
         raced = run.race(what, racers)
         yield ratio_row(what, raced, "one batch", peer, Target(least))
         bare = f"the same {rows} rows on the backbone without a task: what a batch can gain here"
@@ -142,13 +147,13 @@ def _all_tasks(run: SuiteRun) -> Iterator[SuiteRow]:
         left = f"that leave the lower {skipped} of {run.sizes.n_layers} layers alone"
         what = f"8 Pfeiffer tasks {left} on {rows} x {tokens} tokens"
         racers = {"together": _racer(run, bundle, "all", tasks, [tokens] * rows)}
-        racers["8 runs"] = _racer(run, bundle, "each_all", tasks, [tokens] * rows)
+        racers["8 runs"] = _racer(run, bundle, "one", tasks, [tokens] * rows)
         yield ratio_row(what, run.race(what, racers), "together", "8 runs", Target(1.55))
 
 
-def _racer(run: SuiteRun, bundle: Path, how: str, tasks: Sequence[str], tokens: Sequence[int]) -> Racer:
+def _racer(run: SuiteRun, bundle: Path, how: str, tasks: Sequence[str | None], tokens: Sequence[int]) -> Racer:
     return Racer(run.job("requests", bundle, settings={"requests": [_ask(how, tasks, tokens)]}))
 
 
-def _ask(how: str, tasks: Sequence[str], tokens: Sequence[int]) -> dict[str, object]:
+def _ask(how: str, tasks: Sequence[str | None], tokens: Sequence[int]) -> dict[str, object]:
     return {"how": how, "tasks": list(tasks), "tokens": list(tokens)}

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from bench.suites._engines import ENGINES, racers_of
-from bench.suites._row import SuiteRow, Target, ratio_row, require_close
+from bench.suites._result import SuiteRow, Target, ratio_row, require_close
 from bench.suites._suite_run import SuiteRun
 from edgepeft.runtime.runtime import Runtime
 from edgepeft.runtime.session import plain_session

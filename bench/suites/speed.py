@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from bench.suites._engines import ENGINES, FOR_ONE_TEXT, OWN, racers_of
 from bench.suites._random_bundle import Structure
-from bench.suites._row import SuiteRow, Target, ratio_row
+from bench.suites._result import SuiteRow, Target, ratio_row
 from bench.suites._suite_run import Racer, SuiteRun, installed
 from edgepeft.bench.planning.scenario import full_length
 from edgepeft.bench.planning.target import torch_installed

@@ -19,7 +19,7 @@ from itertools import product
 import numpy as np
 
 from bench.suites._engines import ENGINES, FOR_ONE_TEXT, racers_of
-from bench.suites._row import SuiteRow, Target, ratio_row
+from bench.suites._result import SuiteRow, Target, ratio_row
 from bench.suites._suite_run import SETS, SuiteRun
 from edgepeft.bench.measuring.measure import WorkerProcess
 from edgepeft.bench.planning.scenario import load_lengths

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from bench.suites._random_bundle import Structure
-from bench.suites._row import SuiteRow, Target, bytes_row, ratio_row
+from bench.suites._result import SuiteRow, Target, bytes_row, ratio_row
 from bench.suites._suite_run import Racer, SuiteRun, proportional_bytes
 from edgepeft.bench.planning.job import Batches
 from edgepeft.bench.planning.target import torch_installed

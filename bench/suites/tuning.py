@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from bench.suites._random_bundle import Structure
-from bench.suites._row import Races, SuiteRow, Target, bytes_row, mean_row, ratio_row
+from bench.suites._result import Races, SuiteRow, Target, bytes_row, mean_row, ratio_row
 from bench.suites._suite_run import SETS, Racer, SuiteRun
 from edgepeft.bench.planning.job import Batches
 from edgepeft.bench.planning.scenario import full_length

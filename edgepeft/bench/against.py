@@ -21,13 +21,13 @@ import tarfile
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
-from copy import deepcopy
 from dataclasses import asdict, dataclass, field, replace
+from functools import reduce
 from pathlib import Path
 from typing import Any, Literal
 
 from edgepeft.bench.measuring.measure import Measured, Measuring, measure_units, worse
-from edgepeft.bench.measuring.sampler import Schedule
+from edgepeft.bench.measuring.sampler import Schedule, Series
 from edgepeft.bench.planning.plan import Unit
 from edgepeft.bench.result.conditions import REPOSITORY, git, in_force_of
 from edgepeft.bench.result.schema import AgainstRatio, AgainstRecord, BenchResult, BenchRow
@@ -87,56 +87,38 @@ class SideBySide:
 
     def __call__(self, units: Sequence[Unit], schedule: Schedule, how: Measuring) -> list[Measured]:
         """As ``measure_units``: this version's units, with the samples of all launches."""
-        own: dict[str, Measured] = {}
-        launches = min(self.launches, schedule.rounds)
+        launches, done, revision = min(self.launches, schedule.rounds), list[list[Measured]](), self.revision
+        everyone = list(units)
+        for unit in units:
+            if unit.job:
+                bundle = self.bundles.get(unit.job.bundle, unit.job.bundle)
+                job = replace(unit.job, package=str(revision.path), bundle=bundle)
+                everyone.append(replace(unit, job=job.known_to(revision.fields, revision.asked), base=True))
         for launch in range(launches):
             share = schedule.rounds // launches + (launch < schedule.rounds % launches)
             seconds, seed = schedule.max_seconds / launches, schedule.seed + launch
             part = replace(schedule, rounds=share, max_seconds=seconds, seed=seed, probe_every=_PROBE_EVERY)
-            bases = []
-            for unit in units:
-                if unit.job:
-                    bundle = self.bundles.get(unit.job.bundle, unit.job.bundle)
-                    job = replace(unit.job, package=str(self.revision.path), bundle=bundle)
-                    known = job.known_to(self.revision.fields, self.revision.asked)
-                    bases.append(replace(unit, job=known, base=True))
             own_part = replace(
                 how,
-                progress=lambda what, done, total: how.progress(f"launch {launch + 1}, {what}", done, total),  # noqa: B023
+                progress=lambda what, *n, of=f"launch {launch + 1}": how.progress(f"{of}, {what}", *n),
                 budget=how.budget.part(launches - launch),
             )
-            both = measure_units([*units, *bases], part, own_part)
-            for one in both:
-                self._keep(one, own)
-            if any(one.series.interrupted for one in both):
-                for one in own.values():  # those that were done before it lack a launch too
-                    one.series.interrupted = one.series.interrupted or launch + 1 < launches
+            done.append(measure_units(everyone, part, own_part))
+            if failed := next((one.series.failure for one in done[-1] if one.unit.base and one.series.failure), None):
+                raise EdgepeftError(f"{revision.described} cannot be measured: {failed}")
+            if any(one.series.interrupted for one in done[-1]):
                 break
-        for one in own.values():
+        joined = [_joined(launched) for launched in zip(*done, strict=True)]
+        self.base = {replace(one.unit, base=False).label: one for one in joined if one.unit.base}
+        own = [one for one in joined if not one.unit.base]
+        for one in own:  # those that were done before Ctrl-C lack a launch too
+            one.series.interrupted = one.series.interrupted or len(done) < launches
             if (base := self.base.get(one.unit.label)) is not None:
                 # Limits that the other version lost make the pair unequal too.
                 one.in_force = in_force_of([one, base])
                 one.series.left_out = one.series.left_out or base.series.left_out  # then it has no verdict
-                one.notes += tuple(f"{self.revision.asked}: {note}" for note in base.notes if note not in one.notes)
-        return list(own.values())
-
-    def _keep(self, one: Measured, own: dict[str, Measured]) -> None:
-        """Append a later launch's samples to the first one's."""
-        if one.unit.base and one.series.failure is not None:
-            raise EdgepeftError(f"{self.revision.described} cannot be measured: {one.series.failure}")
-        kept, label = self.base if one.unit.base else own, replace(one.unit, base=False).label
-        if label in kept:
-            first = kept[label]
-            for name in _SERIES:
-                getattr(first, name).extend(getattr(one, name))
-            first.peak_rss_bytes = max(filter(None, (first.peak_rss_bytes, one.peak_rss_bytes)), default=None)
-            first.in_force = in_force_of([first, one])
-            first.notes = tuple(dict.fromkeys((*first.notes, *one.notes)))
-            first.load = worse(first.load, one.load)
-        else:
-            kept[label] = one
-            for name in _SERIES:  # a launch's units share their probes' samples; what is appended to must be its own
-                setattr(one, name, deepcopy(getattr(one, name)))
+                one.notes += tuple(f"{revision.asked}: {note}" for note in base.notes if note not in one.notes)
+        return own
 
     def annotate(
         self, result: BenchResult, measured: Sequence[Measured], max_regression: float
@@ -161,6 +143,19 @@ class SideBySide:
             confidence=CONFIDENCE,
         )
         return result.model_copy(update={"results": tuple(rows), "against": record}), slower
+
+
+def _joined(launches: Sequence[Measured]) -> Measured:
+    """What several launches measured of a unit, as one."""
+    joined = {name: Series.joined([getattr(one, name) for one in launches]) for name in _SERIES}
+    return Measured(
+        launches[0].unit,
+        **joined,
+        peak_rss_bytes=max(filter(None, (one.peak_rss_bytes for one in launches)), default=None),
+        in_force=in_force_of(launches),
+        notes=tuple(dict.fromkeys(note for one in launches for note in one.notes)),
+        load=reduce(worse, (one.load for one in launches)),
+    )
 
 
 @dataclass(frozen=True)

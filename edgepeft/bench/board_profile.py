@@ -22,16 +22,9 @@ from edgepeft.bench.measuring.sampler import Sample, Series, Watched, throttled_
 from edgepeft.bench.planning.job import Job
 from edgepeft.bench.workloads.probes import CHAINS, COPIED_BYTES, GEMM_FLOPS, MORE_OPERATORS
 from edgepeft.common.errors import UsageError
+from edgepeft.device import machine
 from edgepeft.device.cgroups import ROOT
-from edgepeft.device.machine import (
-    board_name,
-    cpu_model,
-    isa_flags,
-    memory_bytes,
-    refuse_bad_wheels,
-    usable_cores,
-    versions,
-)
+from edgepeft.device.machine import memory_bytes, usable_cores
 from edgepeft.device.placement import Limits
 from edgepeft.device.profiles import Profile, ReferenceEncoder, known_profiles
 from edgepeft.device.sensors import Meter, Sensors, number
@@ -84,31 +77,29 @@ def measured_profile(
     """Measure this board; the profile's document, and notes on it."""
     if name in known_profiles():
         raise UsageError(f"a profile {name!r} is shipped with edgepeft; give yours another name.")
-    refuse_bad_wheels("onnxruntime")
-    flags = isa_flags(root / "proc")
+    machine.refuse_bad_wheels("onnxruntime")
+    proc, versions = root / "proc", machine.versions()
+    flags, memory, board = machine.isa_flags(proc), memory_bytes(proc), machine.board_name(root)
     absent: list[JsonValue] = [flag for flag in _DECIDING if flag not in flags] if "asimd" in flags else []
     cores, busy = usable_cores(), psutil.cpu_percent(interval=_LOOK_SECONDS) / 100
     bench = _Bench(start or _started, Sensors(root), Meter(root))
-    made = f"measured by edgepeft {versions()['edgepeft']} on {datetime.now(UTC):%Y-%m-%d}"
-    with_runtime = f"{made} with ONNX Runtime {versions().get(_RUNTIME, '?')}"
+    made = f"measured by edgepeft {versions['edgepeft']} on {datetime.now(UTC):%Y-%m-%d}"
+    with_runtime = f"{made} with ONNX Runtime {versions.get(_RUNTIME, '?')}"
     figures = dict(_figures(bench, cores, root, (made, with_runtime), progress))
-    about = f"Written by `edgepeft profiles new {name} --measure`."
-    document: TomlTable = {
-        "name": name,
-        "title": board_name(root) or cpu_model(root / "proc"),
-        "about": about,
-        "boards": [board_name(root) or cpu_model(root / "proc")],
-        "cores": _figure(cores, "cores", f"{made}: processors that can be kept busy"),
-        "memory": _figure(memory_bytes(root / "proc"), "B", f"{made}: what the kernel has, or a control group allows"),
-        "isa": {**_figure([*flags], "flags", f"{made}: /proc/cpuinfo"), **({"absent": absent} if absent else {})},
-        "figures": {**figures},
-    }
-    document |= _reference(bench, cores, with_runtime, progress)
+    title, about = board or machine.cpu_model(proc), f"Written by `edgepeft profiles new {name} --measure`."
     # The rate of products, which predictions start from; bytes and operators take time of their own.
     rate, overhead = figures["gemm_all_cores"]["value"], figures["operator_overhead"]["value"]
     calibration: TomlTable = {"runtime": _RUNTIME, "precision": "fp32", "operators": "matrix", "value": rate}
     calibration |= {"unit": "GFLOP/s", "operator_us": overhead, "whole": False}
-    document["calibrations"] = [{**calibration, "kind": "measured", "source": with_runtime}]
+    document: TomlTable = {
+        **{"name": name, "title": title, "about": about, "boards": [title]},
+        "cores": _figure(cores, "cores", f"{made}: processors that can be kept busy"),
+        "memory": _figure(memory, "B", f"{made}: what the kernel has, or a control group allows"),
+        "isa": {**_figure([*flags], "flags", f"{made}: /proc/cpuinfo"), **({"absent": absent} if absent else {})},
+        "figures": {**figures},
+        **_reference(bench, cores, with_runtime, progress),
+        "calibrations": [{**calibration, "kind": "measured", "source": with_runtime}],
+    }
     notes = []
     if throttled := throttled_samples(bench.seen):
         reasons = ", ".join(dict.fromkeys(reason for sample in throttled for reason in sample))

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from edgepeft.bench.result.parts import read_document, schema_of
-from edgepeft.bench.result.schema import RESULT_SCHEMA, BenchResult, BenchRow, MetricsRecord, RowKey
+from edgepeft.bench.result.schema import RESULT_SCHEMA, BenchResult, BenchRow, RowKey
 from edgepeft.bench.result.statistics import CONFIDENCE, Ratio, ratio_of_medians, ratio_of_totals
 from edgepeft.common.errors import DataError, UsageError
 
@@ -62,9 +62,18 @@ class ResultFile:
     def by_key(self, *, with_threads: bool = True) -> dict[RowKey, BenchRow]:
         """Rows by what they measured."""
         rows = {row.key(with_threads=with_threads): row for row in self.document.results}
-        if len(rows) != len(self.document.results):
-            raise DataError(f"{self.path} holds two results of one kind; it was put together by hand.")
+        self._require_each_once(len(rows), len(self.document.results), "results of one kind")
         return rows
+
+    def metrics(self) -> dict[str, dict[str, float]]:
+        """Figures that do not depend on time, by what they are of and their name."""
+        entries = {entry.of: entry.values for entry in self.document.metrics}
+        self._require_each_once(len(entries), len(self.document.metrics), "metrics of one thing")
+        return entries
+
+    def _require_each_once(self, different: int, found: int, what: str) -> None:
+        if different != found:
+            raise DataError(f"{self.path} holds two {what}; it was put together by hand.")
 
     def gemm_gflops(self, workload: str) -> tuple[float, ...]:
         """The host's GEMM rate in each round, GFLOP/s; empty where it was not measured."""
@@ -148,7 +157,7 @@ def compare_results(
     common = [key for key in old if key in fresh]
     missing = tuple(old[key].label for key in old if key not in fresh)
     added = tuple(fresh[key].label for key in fresh if key not in old)
-    metrics, lacking = judge_metrics(base, new)
+    metrics, lacking = _judge_metrics(base, new)
     _refuse_other_work(base, new, (*missing, *lacking), added, any_common=bool(common or metrics), partial=partial)
     notes = _conditions(base, new, normalise) if common else []
     verdicts = tuple(_verdict(old[key], fresh[key], base, new, max_regression, normalise=normalise) for key in common)
@@ -183,13 +192,10 @@ def _refuse_other_work(
 def _verdict(
     old: BenchRow, fresh: BenchRow, base: ResultFile, new: ResultFile, max_regression: float, *, normalise: bool
 ) -> Verdict:
-    least = 1.0 - max_regression
-    common = min(len(old.samples_s), len(fresh.samples_s))  # of sums over the same batches where these are not alike
-    ratio = (
-        ratio_of_totals(fresh.samples_s[:common], old.samples_s[:common])
-        if old.mixed
-        else ratio_of_medians(old.samples_s, fresh.samples_s)
-    )
+    n_old, n_fresh, ratio = len(old.samples_s), len(fresh.samples_s), ratio_of_medians(old.samples_s, fresh.samples_s)
+    if old.mixed:  # of sums over the same batches where these are not alike
+        common = min(n_old, n_fresh)
+        ratio = ratio_of_totals(fresh.samples_s[:common], old.samples_s[:common])
     speeds = base.gemm_gflops(old.workload), new.gemm_gflops(fresh.workload)
     per_gemm = None
     if all(speeds):
@@ -202,10 +208,8 @@ def _verdict(
             f"--normalise needs the host's GEMM rate beside {fresh.label}; {base.path} or {new.path} has none. "
             "Measure it again with this version."
         )
-    judged = [one for one in (ratio if not normalise else None, per_gemm) if one is not None]
-    slower = all(one.high < least for one in judged)
+    slower = all(one.high < 1.0 - max_regression for one in (None if normalise else ratio, per_gemm) if one)
     # Whether chance puts all of one run's samples above the other's more often than the confidence allows.
-    n_old, n_fresh = len(old.samples_s), len(fresh.samples_s)
     too_few = 1 / comb(n_old + n_fresh, n_old) > 1 - CONFIDENCE + 1e-9
     return Verdict(fresh, ratio, per_gemm, slower and not too_few, too_few)
 
@@ -267,22 +271,14 @@ class MetricVerdict:
         return self.change < -ALLOWED.get(self.name, 0.0)
 
 
-def judge_metrics(base: ResultFile, new: ResultFile) -> tuple[list[MetricVerdict], list[str]]:
+def _judge_metrics(base: ResultFile, new: ResultFile) -> tuple[list[MetricVerdict], list[str]]:
     """Every figure that both hold, and the names of those that the new one lacks."""
-    old, fresh = _by_label(base), _by_label(new)
-    verdicts, lacking = [], []
-    for label, entry in old.items():
-        now = fresh[label].values if label in fresh else {}
-        for name, before in entry.values.items():
+    fresh, verdicts, lacking = new.metrics(), [], []
+    for label, values in base.metrics().items():
+        now = fresh.get(label, {})
+        for name, before in values.items():
             if name in now:
                 verdicts.append(MetricVerdict(label, name, before, now[name]))
             elif name != "instructions":  # counted where QEMU is; elsewhere the rest is judged
                 lacking.append(f"{name} of {label}")
     return verdicts, lacking
-
-
-def _by_label(file: ResultFile) -> dict[str, MetricsRecord]:
-    entries = {entry.of: entry for entry in file.document.metrics}
-    if len(entries) != len(file.document.metrics):
-        raise DataError(f"{file.path} holds two metrics of one thing; it was put together by hand.")
-    return entries

@@ -15,8 +15,8 @@ import json
 import math
 import re
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,8 @@ _LAYER = re.compile(r"\blayer\.(\d+)\b")
 _VIEWS = {"Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"}
 _PRODUCTS = {"Gemm", "FusedGemm", "MatMul", "FusedMatMul"}
 _PRODUCTS |= {"MatMulInteger", "MatMulIntegerToFloat", "DynamicQuantizeMatMul"}
+_Cost = tuple[int, float, float, float, float]  # of a node in one run: times, seconds, FLOPs, bytes, least seconds
+_Values = Sequence[tuple[str, Sequence[int]]]  # element types, by the profiler's names, and shapes
 
 
 def count_metrics(subject: BenchSubject, lengths: Sequence[int], *, seed: int = 0) -> list[MetricsRecord]:
@@ -100,13 +102,13 @@ def profile_operators(job: Job, start: Start, ceilings: CeilingsRecord) -> Profi
             worker.ready()
             seconds = [worker.step(0).seconds for _ in range(runs)][_WARMUP:]
             worker.step(1)
-        executed = read_trace(target)
-    by_type, by_layer, layer = dict[str, list[Executed]](), dict[str, list[Executed]](), "embeddings"
-    for one in executed:  # a fused operator has no layer in its name and counts to the one before it
-        layer = f"layer {int(match[1])}" if (match := _LAYER.search(one.name)) else layer
-        by_type.setdefault(one.op_type, []).append(one)
-        by_layer.setdefault(layer, []).append(one)
-    types = sorted(_totals(by_type, ceilings, runs), key=lambda one: -one.seconds)
+        executed = [*_read_trace(target, ceilings, runs)]
+    by_type, by_layer, layer = dict[str, list[_Cost]](), dict[str, list[_Cost]](), "embeddings"
+    for name, op_type, cost in executed:  # a fused operator has no layer in its name and counts to the one before it
+        layer = f"layer {int(match[1])}" if (match := _LAYER.search(name)) else layer
+        by_type.setdefault(op_type, []).append(cost)
+        by_layer.setdefault(layer, []).append(cost)
+    types = sorted(_totals(by_type), key=lambda one: -one.seconds)
     return ProfiledPass(
         of=f"task {job.task}" if job.task else "backbone",
         rows=len(job.batches[0]),
@@ -116,76 +118,40 @@ def profile_operators(job: Job, start: Start, ceilings: CeilingsRecord) -> Profi
         # What no operator accounts for: Python, the session's own work, the profiler's.
         outside_s=float(np.median(seconds)) - sum(one.seconds for one in types),
         by_type=tuple(types),
-        by_layer=tuple(_totals(by_layer, ceilings, runs)),
+        by_layer=tuple(_totals(by_layer)),
     )
 
 
-def _totals(groups: dict[str, list[Executed]], ceilings: CeilingsRecord, runs: int) -> Iterable[OperatorRecord]:
+def _totals(groups: dict[str, list[_Cost]]) -> Iterable[OperatorRecord]:
     for name, members in groups.items():
-        # A node's time in one run: its median, times the passes that a run makes of the batch.
-        warm = (one.seconds[len(one.seconds) * _WARMUP // runs :] for one in members)
-        seconds = sum(float(np.median(w)) * len(one.seconds) / runs for w, one in zip(warm, members, strict=True))
-        floors = (max(one.flops / ceilings.flops_per_s, one.n_bytes / ceilings.bytes_per_s) for one in members)
-        floor = sum(least * len(one.seconds) / runs for least, one in zip(floors, members, strict=True))
+        count, seconds, flops, n_bytes, floor = map(sum, zip(*members, strict=True))
+        gap = seconds / floor if floor > 0 else None
         yield OperatorRecord(
-            name=name,
-            count=sum(len(one.seconds) for one in members) // runs,
-            seconds=seconds,
-            flops=sum(one.flops * len(one.seconds) / runs for one in members),
-            bytes=sum(one.n_bytes * len(one.seconds) / runs for one in members),
-            floor_s=floor,
-            gap=seconds / floor if floor > 0 else None,
+            name=name, count=count, seconds=seconds, flops=flops, bytes=n_bytes, floor_s=floor, gap=gap
         )
 
 
-@dataclass(frozen=True)
-class Value:
-    """A tensor's element type, by the profiler's name, and its shape."""
+def _work_of(op_type: str, inputs: _Values, outputs: _Values) -> tuple[int, int]:
+    """FLOPs (2 M N K of products: memory bounds everything else), and bytes read and written, each value once.
 
-    kind: str
-    shape: tuple[int, ...]
-
-    @property
-    def n_bytes(self) -> int:
-        """Bytes of its elements."""
-        return _TYPES.get(self.kind, 4) * math.prod(self.shape)
-
-
-@dataclass(frozen=True)
-class Executed:
-    """A node that ran; ``seconds`` holds one figure a run, in order."""
-
-    name: str
-    op_type: str
-    inputs: tuple[Value, ...]  # activations, and weights that the kernel did not pack
-    outputs: tuple[Value, ...]
-    seconds: tuple[float, ...]
-
-    @property
-    def flops(self) -> int:
-        """2 M N K of products; of everything else memory is the bound, and its arithmetic is not counted."""
-        if self.op_type not in _PRODUCTS or not self.inputs or not self.inputs[0].shape:
-            return 0
-        return 2 * math.prod(self.outputs[0].shape) * self.inputs[0].shape[-1]
-
-    @property
-    def n_bytes(self) -> int:
-        """Read and written, each value once; of a table, the rows that are looked up; a view moves none."""
-        if self.op_type in _VIEWS:
-            return 0
-        written = sum(value.n_bytes for value in self.outputs)
-        if self.op_type == "Gather":
-            return 2 * written + sum(value.n_bytes for value in self.inputs[1:])
-        read = sum(value.n_bytes for value in self.inputs)
-        if self.op_type in _PRODUCTS and len(self.inputs) == 1 and self.inputs[0].shape:
-            # A packed weight is not among the inputs: [K, N], of 1 byte where the product is of integers.
-            width = 4 if self.inputs[0].kind == "float" and "Quantize" not in self.op_type else 1
-            read += width * self.inputs[0].shape[-1] * self.outputs[0].shape[-1]
-        return read + written
+    ``inputs`` are activations, and weights that the kernel did not pack.
+    """
+    read, written = ([_TYPES.get(kind, 4) * math.prod(shape) for kind, shape in each] for each in (inputs, outputs))
+    n_bytes = sum(read) + sum(written)
+    if op_type in _VIEWS:
+        n_bytes = 0
+    elif op_type == "Gather":  # of a table, the rows that are looked up
+        n_bytes = 2 * sum(written) + sum(read[1:])
+    if op_type not in _PRODUCTS or not inputs or not inputs[0][1]:
+        return 0, n_bytes
+    (kind, (*_, k)), (_, shape) = inputs[0], outputs[0]
+    if len(inputs) == 1:  # a packed weight [K, N] is not among them, of 1 byte where the product is of integers
+        n_bytes += (4 if kind == "float" and "Quantize" not in op_type else 1) * k * shape[-1]
+    return 2 * math.prod(shape) * k, n_bytes
 
 
-def read_trace(path: Path) -> list[Executed]:
-    """The nodes of a profile that ONNX Runtime wrote, in the order of their first run."""
+def _read_trace(path: Path, ceilings: CeilingsRecord, runs: int) -> Iterable[tuple[str, str, _Cost]]:
+    """Name, type and cost of the nodes of ONNX Runtime's profile of so many runs, in the order of their first."""
     events = json.loads(path.read_text(encoding="utf-8"))
     kernels: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for event in events:
@@ -194,13 +160,13 @@ def read_trace(path: Path) -> list[Executed]:
             kernels.setdefault(key, []).append(event)
     if not kernels:
         raise ValueError("ONNX Runtime's profile names no node")
-    found = []
-    for (_, name), runs in kernels.items():
-        facts, seconds = runs[0]["args"], tuple(event["dur"] / 1e6 for event in runs)  # of microseconds
-        inputs, outputs = _values(facts["input_type_shape"]), _values(facts["output_type_shape"])
-        found.append(Executed(name, facts["op_name"], inputs, outputs, seconds))
-    return found
-
-
-def _values(described: Sequence[Mapping[str, Sequence[int]]]) -> tuple[Value, ...]:
-    return tuple(Value(kind, tuple(shape)) for one in described for kind, shape in one.items())
+    for (_, name), own in kernels.items():
+        facts, n = own[0]["args"], len(own)
+        described = (facts["input_type_shape"], facts["output_type_shape"])
+        values = [[each for value in values for each in value.items()] for values in described]
+        flops, n_bytes = _work_of(facts["op_name"], *values)
+        # Its time in one run: the median, times the passes that a run makes of the batch.
+        seconds = float(np.median([event["dur"] / 1e6 for event in own[n * _WARMUP // runs :]]))  # of microseconds
+        floor = max(flops / ceilings.flops_per_s, n_bytes / ceilings.bytes_per_s)
+        seconds, work, moved, least = (each * n / runs for each in (seconds, flops, n_bytes, floor))
+        yield name, facts["op_name"], (n // runs, seconds, work, moved, least)

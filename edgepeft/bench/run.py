@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -26,12 +26,13 @@ from edgepeft.bench.planning import plan
 from edgepeft.bench.planning.job import random_batch
 from edgepeft.bench.planning.plan import ResolvedRequest, Unit, UnitRole, workloads_of
 from edgepeft.bench.planning.scenario import SampleKind, Scenario, load_scenario
-from edgepeft.bench.planning.target import BenchedTask, BenchSubject, write_random_tokenizer
+from edgepeft.bench.planning.target import BenchedTask, write_random_tokenizer
 from edgepeft.bench.qemu import Guest, count_instructions, find_guest
 from edgepeft.bench.result import conditions
 from edgepeft.bench.result.rows import energy_from_power, flops_per_instance, result_rows, row_of
 from edgepeft.bench.result.schema import BenchResult, BenchRow, MetricsRecord, PredictionRecord, ScheduleRecord
 from edgepeft.bench.result.statistics import summarised
+from edgepeft.bundle.bundle import Bundle
 from edgepeft.common.errors import DataError, DoesNotFit, UsageError
 from edgepeft.device.cgroups import ROOT
 from edgepeft.device.machine import board_name, refuse_bad_wheels
@@ -48,7 +49,6 @@ _COUNTED = (
     "matrix, 3 over a trained one"
 )
 _NOTHING_RAN = "predicted from the graph's operators and the profile's rates: nothing ran, and this is no measurement"
-_RATES, _SAMPLES = ("gemm_gflops", "pytorch_gemm_gflops"), ("gemm_samples_gflops", "pytorch_gemm_samples_gflops")
 _MIN_S = 1e-3  # a bound is above 0; nothing fits into it
 
 
@@ -98,7 +98,8 @@ def run_benchmark(
             work = replace(work, batches=units[0].job.batches)  # of as many texts as a request has
         schedule = _schedule(request, scenario, work.batches)
         if start is None and request.cache and any(unit.job and unit.workload == "infer" for unit in units):
-            _pack(work.subject, progress)
+            progress("packing the weights", 0, 1)
+            _pack(work.subject.bundle)
         if any(unit.job for unit in units):
             say(_announcement(units, schedule, work))
         meter = Meter(root) if setting.mode == "measured" else None
@@ -108,12 +109,9 @@ def run_benchmark(
         watch = partial(Watched, sensors=Sensors(root), meter=meter)
         how = Measuring(start or setting.worker, setting.threads, setting.probe, watch, progress, budget)
         measured = (against or measure_units)(units, schedule, how)
-        more = {
-            "metrics": metrics,
-            "instructions_skipped": skipped,
-            "operators": profile_all(units, how.start) if request.profile_ops else None,
-            "calibration": conditions.calibration_of(setting, measured),
-        }
+        operators = profile_all(units, how.start) if request.profile_ops else None
+        calibration = conditions.calibration_of(setting, measured)
+        more = {"instructions_skipped": skipped, "operators": operators, "calibration": calibration}
         notes = [*setting.notes, *conditions.arithmetic_notes(profile, work.subject), *work.notes]
         result = _made(
             work,
@@ -121,6 +119,7 @@ def run_benchmark(
             host=conditions.host_of(measured, board_name(root)),
             profile=conditions.profile_of(profile, setting.limits, conditions.in_force_of(measured), notes),
             schedule=ScheduleRecord(**asdict(schedule)),
+            metrics=metrics,
             results=result_rows(measured, work, setting, meter=meter, rounds=schedule.rounds),
             **{name: part for name, part in more.items() if part is not None},
         )
@@ -220,14 +219,12 @@ def _predictions(work: ResolvedRequest, task: BenchedTask | None) -> list[Predic
     return [known[rows] for rows in work.batches]
 
 
-def _pack(subject: BenchSubject, progress: ProgressCallback) -> None:
+def _pack(bundle: Bundle) -> None:
     """Fill the cache here, once: under a profile's limits it would cost the first worker memory, and its peak."""
-    from edgepeft.runtime.weights import Weights
+    from edgepeft.runtime.weights import Weights  # not before the wheel of ONNX Runtime is known to work here
 
-    progress("packing the weights", 0, 1)
-    weights = Weights(subject.bundle, cache=True, threads=None)
-    weights.prepare()
-    weights.close()
+    with closing(Weights(bundle, cache=True, threads=None)) as weights:
+        weights.prepare()
 
 
 def _schedule(request: BenchOptions, scenario: Scenario, batches: Sequence[Sequence[int]]) -> Schedule:
@@ -254,11 +251,6 @@ class BenchSession:
     failures: list[DoesNotFit] = field(default_factory=list)
     interrupted: bool = False
 
-    @property
-    def completed(self) -> tuple[tuple[str, str], ...]:
-        """(scenario, workload) pairs that are done."""
-        return self.result.completed or ()
-
     def add(self, outcome: Outcome, scenario: str, workloads: Sequence[str]) -> None:
         """Another scenario's rows; they replace those that an interrupted run left of it."""
         self.failures += outcome.failures
@@ -270,8 +262,10 @@ class BenchSession:
         schedule = new.schedule.model_copy(update={"scenario": name})
         kept = [row for row in old.results if row.scenario != name or row.workload not in workloads]
         done = ((scenario, workload) for workload in workloads if workload not in interrupted)
-        rates: dict[str, object] = {n: getattr(new.host, n) or getattr(old.host, n) for n in _RATES}
-        for samples in _SAMPLES:
+        rates: dict[str, object] = {}
+        for rate in ("gemm_gflops", "pytorch_gemm_gflops"):
+            rates[rate] = getattr(new.host, rate) or getattr(old.host, rate)
+            samples = rate.replace("gflops", "samples_gflops")
             before, now = getattr(old.host, samples), getattr(new.host, samples)
             rates[samples] = {name: (*before.get(name, ()), *now.get(name, ())) for name in {**before, **now}}
         self.result = new.model_copy(
@@ -280,7 +274,7 @@ class BenchSession:
                 "schedule": schedule,
                 "metrics": tuple({entry.of: entry for entry in (*old.metrics, *new.metrics)}.values()),
                 "results": (*kept, *new.results),
-                "completed": (*self.completed, *done),
+                "completed": (*(old.completed or ()), *done),
                 "schedules": (*(old.schedules or ()), schedule),
             }
         )
@@ -315,7 +309,8 @@ def run_scenarios(
     budget, names = Budget.of(request.max_seconds), list(dict.fromkeys(scenarios))
     for number, scenario in enumerate(names):
         wanted = workloads_of(request.model_copy(update={"scenario": scenario}))
-        left = tuple(workload for workload in wanted if (scenario, workload) not in session.completed)
+        completed = session.result.completed or ()  # (scenario, workload)
+        left = tuple(workload for workload in wanted if (scenario, workload) not in completed)
         if request.timed and not left:
             continue
         most_s = None if request.max_seconds is None else max(budget.part(len(names) - number).left_s, _MIN_S)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from edgepeft.device.profiles import Profile
     from edgepeft.sweep.choice import Budget, Candidate, Choice, Seconds
     from edgepeft.sweep.folder import Sweep
+    from edgepeft.sweep.table import Arm
 
 PANEL = "Train"
 
@@ -92,15 +93,15 @@ def command(options: ChooseOptions) -> None:
     )
     if options.sweep is None:
         opened = _small_sweep(options)
-        found = candidates(opened, None, None)  # it was made of these data and this backbone
+        arms = candidates(opened, None, None)  # it was made of these data and this backbone
     else:
         given = [n for n in ("minutes", "out") if getattr(options, n) is not None] + list(options.of_rows)
         if given:
             small = f"--{given[0].replace('_', '-')} is of a small sweep"
             raise UsageError(f"{small}, and SWEEP is there already; leave it or SWEEP out.")
         opened = open_sweep(options.sweep)
-        found = candidates(opened, options.data, options.backbone)
-    found = _with_costs(opened, found, device, options, variant)
+        arms = candidates(opened, options.data, options.backbone)
+    found = _with_costs(opened, arms, device, options, variant)
     chosen = choose(found, budget)
     if options.as_json:
         print_json(_document(found, chosen, device, options))
@@ -119,18 +120,19 @@ def _rate(text: str) -> float:
 
 
 def _with_costs(
-    sweep: Sweep, found: Sequence[Candidate], device: Profile, options: ChooseOptions, variant: str
+    sweep: Sweep, found: Mapping[str, tuple[Arm, ...]], device: Profile, options: ChooseOptions, variant: str
 ) -> list[Candidate]:
     """The methods with what one task of each costs, measured or predicted; each is exported once."""
     from edgepeft.sweep.choice import Candidate, costs_of, exported
 
     with tempfile.TemporaryDirectory() as work:
         with stages(1) as stage, stage("exporting each method once"):
-            source = sweep.options(found[0].arms[0].cells[0])["backbone"]
-            bundle = exported([each.arms[0].cards[0] for each in found], source, Path(work), options.length)
+            firsts = [first for first, *_ in found.values()]
+            source = sweep.options(firsts[0].cells[0])["backbone"]
+            bundle = exported([arm.cards[0] for arm in firsts], source, Path(work), options.length)
         measured = None if options.mode == "predicted" else _measured(options, variant, bundle)
         costs = costs_of(bundle, device, tasks=options.tasks, length=options.length, measured=measured)
-    return [Candidate(each.method, each.arms, cost) for each, cost in zip(found, costs.values(), strict=True)]
+    return [Candidate(name, arms, cost) for (name, arms), cost in zip(found.items(), costs.values(), strict=True)]
 
 
 def _measured(options: ChooseOptions, variant: str, bundle: Bundle) -> dict[str, Seconds]:
@@ -203,7 +205,6 @@ def _show(found: Sequence[Candidate], chosen: Choice, budget: Budget, device: Pr
     title = f"{tasks} task{'s' * (tasks > 1)} on {device.title}; {_SAID[options.mode]}"
     table = plain_table("method", "", numbers=numbers, title=title)
     for each in sorted(found, key=lambda each: -each.score):
-        assert each.costs is not None
         rate, ends = each.costs.per_minute, each.costs.interval
         misses = budget.misses(each.costs)
         said = "chosen" if each is chosen.chosen else f"over: {', '.join(misses)}" if misses else ""
@@ -216,7 +217,6 @@ def _show(found: Sequence[Candidate], chosen: Choice, budget: Budget, device: Pr
 
 def _reason(choice: Choice, tasks: int) -> str:
     chosen, best = choice.chosen, choice.best
-    assert chosen.costs is not None
     shares = chosen.costs.shared_layers
     once = f", and {shares} layers run once for all {tasks} tasks" if tasks > 1 and shares else ""
     if chosen is best:
@@ -263,7 +263,7 @@ def _document(found: Sequence[Candidate], choice: Choice, device: Profile, optio
                 "method": each.method,
                 "score": each.score,
                 "runs": [cell.name for arm in each.arms for cell in arm.cells],
-                **({} if each.costs is None else vars(each.costs)),
+                **vars(each.costs),
             }
             for each in found
         ],

@@ -51,16 +51,14 @@ class Seconds(NamedTuple):
 class MethodCosts:
     """Of N tasks on one backbone, each asked about every text.
 
-    ``per_minute`` texts are answered by all of them, in ``interval``, None where nothing was measured on such a device
-    that could say; ``memory`` is the peak in bytes of answering one text, ``disk`` bytes of the tasks' files;
-    ``shared_layers`` run once for all.
+    ``per_minute`` and ``interval`` are None where nothing was measured on such a device that could say.
     """
 
-    per_minute: float | None
+    per_minute: float | None  # texts that are answered by all of them
     interval: tuple[float, float] | None
-    memory: int
-    disk: int
-    shared_layers: int
+    memory: int  # the peak in bytes of answering one text
+    disk: int  # bytes of the tasks' files
+    shared_layers: int  # that run once for all
 
 
 @dataclass(frozen=True)
@@ -69,7 +67,7 @@ class Candidate:
 
     method: str
     arms: tuple[Arm, ...]
-    costs: MethodCosts | None = None
+    costs: MethodCosts
 
     @property
     def score(self) -> float:
@@ -79,7 +77,6 @@ class Candidate:
     @property
     def objectives(self) -> tuple[float, ...]:
         """Score and costs, the more the better."""
-        assert self.costs is not None
         return self.score, self.costs.per_minute or 0.0, -float(self.costs.memory), -float(self.costs.disk)
 
 
@@ -93,28 +90,23 @@ class Budget:
 
     def misses(self, costs: MethodCosts) -> list[str]:
         """What a method is over."""
-        over = {
-            "throughput": self.per_minute is not None and (costs.per_minute or 0.0) < self.per_minute,
-            "memory": self.memory is not None and costs.memory > self.memory,
-            "disk": self.disk is not None and costs.disk > self.disk,
-        }
-        return [what for what, is_over in over.items() if is_over]
+        bounds = ("throughput", self.per_minute, costs.per_minute or 0.0)  # the first may not be above the second
+        others = (("memory", costs.memory, self.memory), ("disk", costs.disk, self.disk))
+        return [what for what, x, most in (bounds, *others) if x is not None and most is not None and x > most]
 
     def nearest(self, known: Sequence[MethodCosts]) -> str:
         """What comes nearest to each bound."""
-        said = []
+        said, rates = [], [costs.per_minute for costs in known if costs.per_minute is not None]
+        memory, disk = (min(getattr(costs, name) for costs in known) / 1e6 for name in ("memory", "disk"))
         if self.per_minute is not None:
-            rates = [costs.per_minute for costs in known if costs.per_minute is not None]
             most = (
                 f"at most {max(rates):,.0f} texts a minute are answered" if rates else "no rate can be predicted there"
             )
             said.append(f"{most}, {self.per_minute:g} are asked for")
         if self.memory is not None:
-            least = min(costs.memory for costs in known)
-            said.append(f"at least {least / 1e6:,.0f} MB of memory are taken, {self.memory / 1e6:,.0f} MB are allowed")
+            said.append(f"at least {memory:,.0f} MB of memory are taken, {self.memory / 1e6:,.0f} MB are allowed")
         if self.disk is not None:
-            least = min(costs.disk for costs in known)
-            said.append(f"the tasks take at least {least / 1e6:,.2f} MB, {self.disk / 1e6:,.2f} MB are allowed")
+            said.append(f"the tasks take at least {disk:,.2f} MB, {self.disk / 1e6:,.2f} MB are allowed")
         return "; ".join(said)
 
 
@@ -128,8 +120,9 @@ class Choice:
     front: tuple[str, ...]
 
 
-def candidates(sweep: Sweep, data: str | None = None, backbone: str | None = None) -> list[Candidate]:
-    """The methods that ran on every data set, or on the one that is named, at the largest size, on one backbone."""
+def candidates(sweep: Sweep, data: str | None = None, backbone: str | None = None) -> dict[str, tuple[Arm, ...]]:
+    """The methods that ran on every data set, or on the one that is named, at the largest size, on one backbone; an
+    arm a data set."""
     found = [column for column in columns(sweep) if data in (None, column.place[1])]
     names = list(dict.fromkeys(column.place[0] for column in found))
     if backbone is None and len(names) > 1:
@@ -147,7 +140,7 @@ def candidates(sweep: Sweep, data: str | None = None, backbone: str | None = Non
     names = [method for method in next(iter(largest.values())).chosen if method in everywhere]
     if not names:
         raise UsageError(f"no method ran on every data set ({', '.join(largest)}); name one: --data.")
-    return [Candidate(name, tuple(column.chosen[name] for column in largest.values())) for name in names]
+    return {name: tuple(column.chosen[name] for column in largest.values()) for name in names}
 
 
 def choose(found: Sequence[Candidate], budget: Budget) -> Choice:
@@ -156,19 +149,16 @@ def choose(found: Sequence[Candidate], budget: Budget) -> Choice:
     Cheapest is the most texts a minute; of methods within 5 % of it, for which a prediction is not sharp enough, the
     fewest bytes.
     """
-    fitting = [(each, each.costs) for each in found if each.costs and not budget.misses(each.costs)]
+    fitting = [each for each in found if not budget.misses(each.costs)]
     if not fitting:
-        nearest = budget.nearest([each.costs for each in found if each.costs])
+        nearest = budget.nearest([each.costs for each in found])
         raise DoesNotFit(f"no method is within the budget: {nearest}.")
-    best = max((each for each, _ in fitting), key=lambda each: each.score)
-    good = []
-    for each, costs in fitting:
-        p = 1.0 if each is best else not_worse(each.arms, best.arms)
-        if p is None or p >= SIGNIFICANT:
-            good.append((each, costs, p))
-    fastest = max(costs.per_minute or 0.0 for _, costs, _ in good)
-    near = [entry for entry in good if (entry[1].per_minute or 0.0) >= _AS_FAST * fastest]
-    chosen, _, p = min(near, key=lambda entry: (entry[1].disk, -entry[0].score))
+    best = max(fitting, key=lambda each: each.score)
+    judged = [(each, 1.0 if each is best else not_worse(each.arms, best.arms)) for each in fitting]
+    good = [(each, p) for each, p in judged if p is None or p >= SIGNIFICANT]
+    fastest = max(each.costs.per_minute or 0.0 for each, _ in good)
+    near = [(each, p) for each, p in good if (each.costs.per_minute or 0.0) >= _AS_FAST * fastest]
+    chosen, p = min(near, key=lambda entry: (entry[0].costs.disk, -entry[0].score))
     # Of the front none is beaten: by another that is as good in score and every cost, and better in one.
     objectives = [each.objectives for each in found]
     beaten = {mine for mine in objectives for each in objectives if each != mine and all(map(ge, each, mine))}

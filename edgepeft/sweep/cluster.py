@@ -63,6 +63,9 @@ class Cluster:
 
     def run(self, jobs: Sequence[Job]) -> Iterator[Ended]:
         """Compute the jobs; left early, those that are under way are cancelled."""
+        cores = max(int(node["Resources"].get("CPU", 0)) for node in self._ray.nodes() if node["Alive"])
+        if asked := next((job.threads for job in jobs if job.threads > cores), None):  # Ray would wait for such a node
+            raise UsageError(f"--threads {asked}: no node of the cluster has more than {cores} cores; give fewer.")
         gpus = self._ray.cluster_resources().get("GPU", 0)
         under_way = {}
         try:

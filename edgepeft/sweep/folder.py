@@ -127,16 +127,13 @@ class Sweep:
     @cached_property
     def results(self) -> Mapping[str, Result]:
         """The lines of ``results.jsonl`` by their runs' names; none where the sweep was not folded."""
-        path = self.folder / RESULTS_FILE
-        lines = path.read_bytes().splitlines() if path.is_file() else []
-        found, reader = dict[str, Result](), TypeAdapter(Result)
-        for number, line in enumerate(lines, 1):
+        path, found, reader = self.folder / RESULTS_FILE, dict[str, Result](), TypeAdapter(Result)
+        for number, line in enumerate(path.read_bytes().splitlines() if path.is_file() else (), 1):
             try:
                 result = reader.validate_json(line)
             except ValidationError as error:
-                raise DataError(
-                    f"{path}, line {number} is damaged ({in_words(error)}); remove the line to run it again."
-                ) from None
+                wrong = f"{path}, line {number} is damaged ({in_words(error)})"
+                raise DataError(f"{wrong}; remove the line to run it again.") from None
             found[result.run] = result
         return found
 
@@ -194,22 +191,18 @@ class Sweep:
 
     def answers(self, cell: Cell) -> tuple[NDArray[Any], NDArray[Any]] | None:
         """(targets, outputs) of the test rows of a run that is done; None where they are no arrays."""
-        if folded := self.results.get(cell.name):
-            if folded.answers is None:
-                return None
-            path, remove = self.folder / RESULTS_FILE, "its line"
-            damaged = f"{path}: the answers of {cell.name} are damaged"
-        else:
-            path = self.run(cell) / ANSWERS_FILE
-            if not path.is_file():
-                return None
-            damaged, remove = f"{path} is damaged", f"{path.parent} to run it again"
+        folded, path = self.results.get(cell.name), self.run(cell) / ANSWERS_FILE
+        if folded.answers is None if folded else not path.is_file():
+            return None
         try:
             packed = zlib.decompress(base64.b64decode(folded.answers or "")) if folded else path.read_bytes()
             with np.load(io.BytesIO(packed), allow_pickle=False) as kept:
                 return kept["targets"], kept["outputs"]
         except (OSError, ValueError, KeyError, zlib.error) as error:
-            raise BundleError(f"{damaged} ({error}); remove {remove}.") from None
+            what, remove = f"{path} is damaged", f"{path.parent} to run it again"
+            if folded:
+                what, remove = f"{self.folder / RESULTS_FILE}: the answers of {cell.name} are damaged", "its line"
+            raise BundleError(f"{what} ({error}); remove {remove}.") from None
 
     def folded(self) -> Sweep:
         """Leave of each run that is over a line of ``results.jsonl`` alone; tensors, whole cards and folders go.
@@ -281,15 +274,6 @@ class Sweep:
         text = f'{start},\n  "cells": [\n{cells}\n  ]\n}}\n'
         write_atomically(self.folder / SWEEP_FILE, text.encode(errors="replace"))
 
-    def require_sources(self, before: Mapping[str, str]) -> None:
-        """See that data and backbones are those that earlier runs of this folder had."""
-        for name, digest in self.sources.items():
-            if before.get(name, digest) != digest:
-                raise UsageError(
-                    f"{name} changed since runs of {self.folder} were computed (sha256 {before[name][:12]} then, "
-                    f"{digest[:12]} now). Restore it, or give another --out."
-                )
-
 
 def name_of(asked: Mapping[str, Any]) -> str:
     """The name of a run, by what makes it what it is."""
@@ -308,8 +292,7 @@ def open_sweep(folder: Path) -> Sweep:
     except (FileNotFoundError, NotADirectoryError):
         raise UsageError(f"{folder} holds no sweep: it has no {SWEEP_FILE}. Make one with: edgepeft sweep.") from None
     except (OSError, ValueError, AttributeError, KeyError) as error:
-        known = in_words(error) if isinstance(error, ValidationError) else None
-        shown = known or (error.strerror if isinstance(error, OSError) else error)
+        shown = in_words(error) if isinstance(error, ValidationError) else getattr(error, "strerror", error)
         raise DataError(
             f"{path} is damaged ({shown}); remove it, and repeat edgepeft sweep, which writes it anew."
         ) from None

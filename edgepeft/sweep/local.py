@@ -79,7 +79,7 @@ class _Running:
     connection: Connection
     tries: int
 
-    def said(self) -> Moved | Ended | None:
+    def said(self) -> Moved | Ended:
         """What it has just said, or that it died."""
         try:
             found = self.connection.recv()
@@ -120,8 +120,7 @@ def run_local(jobs: Sequence[Job], workers: int, gpus: int = 0) -> Iterator[Move
                         why = "where that is SIGKILL, memory may be short: give fewer --workers."
                         said = said._replace(error=f"its process {how}, {RETRIES + 1} times; {why}")
                     free += [each.job.gpu] if each.job.gpu is not None else []
-                if said is not None:
-                    yield said
+                yield said
     finally:
         _end(running)
 

@@ -38,9 +38,9 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from edgepeft.common.bounded import toml_at
 from edgepeft.common.errors import UsageError
@@ -51,6 +51,12 @@ _MAX_CELLS = 100_000  # of which a table is made: a second
 _TIMES = re.compile(r"(\d+(?:\.\d+)?)x")
 PATHS = ("data", "eval", "test", "json_schema")
 _VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
+
+
+def _names_a_method(grid: dict[str, Any]) -> dict[str, Any]:
+    if not isinstance(grid.get("method"), str):
+        raise ValueError('a [[grid]] names its method: method = "spartan"')
+    return grid
 
 
 class Published(BaseModel):
@@ -70,29 +76,14 @@ class Plan(BaseModel):
     title: str | None = None
     backbones: list[str] = Field(min_length=1)
     methods: list[str] = []
-    grid: list[dict[str, Any]] = []
+    grid: list[Annotated[dict[str, Any], AfterValidator(_names_a_method)]] = []
     learning_rates: list[float | str] = Field(default=["1x"], min_length=1)
     rates: dict[str, list[float | str]] = {}
     seeds: list[int] = Field(default=[0], min_length=1)
     sizes: list[int | str] = Field(default=["100%"], min_length=1)
     train: dict[str, Any] = {}
-    data: dict[str, dict[str, Any]] = Field(min_length=1)
+    data: dict[Annotated[str, AfterValidator(check_new_name)], dict[str, Any]] = Field(min_length=1)
     published: Published | None = None
-
-    @field_validator("grid")
-    @classmethod
-    def _names_methods(cls, found: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        for each in found:
-            if not isinstance(each.get("method"), str):
-                raise ValueError('a [[grid]] names its method: method = "spartan"')
-        return found
-
-    @field_validator("data")
-    @classmethod
-    def _are_names(cls, found: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-        for name in found:
-            check_new_name(name)
-        return found
 
     @property
     def all_methods(self) -> list[str]:
@@ -102,10 +93,8 @@ class Plan(BaseModel):
     @property
     def told(self) -> str:
         """What is combined, and into how many runs."""
-        methods = self.all_methods
-        runs = sum(len(self.rates_of(each)) for each in methods)
-        for of_each in (self.backbones, self.data, self.sizes, self.seeds):
-            runs *= len(of_each)
+        methods, others = self.all_methods, (self.backbones, self.data, self.sizes, self.seeds)
+        runs = sum(len(self.rates_of(each)) for each in methods) * math.prod(map(len, others))
         return f"{runs:,} runs of {len(methods):,} methods ({', '.join(methods[:3])}{', ...' * (len(methods) > 3)})"
 
     def rates_of(self, method: str) -> list[float | str]:
@@ -177,16 +166,24 @@ def read_plan(path: Path) -> Plan:
     )
     if cells > _MAX_CELLS:
         raise UsageError(f"{path} has {cells:,} runs, and a sweep has at most {_MAX_CELLS:,}; divide it.")
-    known = {*plan.all_methods, *(method.partition(":")[0] for method in plan.all_methods)}
+    methods = plan.all_methods
+    known = {*methods, *(method.partition(":")[0] for method in methods)}
     if odd := [name for name in plan.rates if name not in known]:
         raise UsageError(f"{path}: [rates] names {odd[0]}, which is no method of the plan: {', '.join(sorted(known))}.")
 
+    def here(value: str) -> str:
+        try:
+            expanded = _expanded(value)
+        except UsageError as error:
+            raise UsageError(f"{path}: {error}") from None
+        return value if Path(expanded).is_absolute() else os.path.relpath(path.parent / expanded)
+
     def backbone(name: str) -> str:
         """A folder beside the plan or in its place; else the name as it is, of the Hub."""
-        near = _placed(path, name)
+        near = here(name)
         return near if "$" in name or Path(near).is_dir() else name
 
-    return _with_paths(plan, lambda value: _placed(path, value), backbone)
+    return _with_paths(plan, here, backbone)
 
 
 def recorded(plan: Plan, folder: Path) -> Plan:
@@ -225,14 +222,6 @@ def placed(options: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         path = os.path.normpath(Path(os.path.realpath(folder)) / text)  # a sweep that is not there yet has no ".."
         found[name] = path if name != "backbone" or Path(path).exists() else text
     return found
-
-
-def _placed(plan: Path, value: str) -> str:
-    try:
-        expanded = _expanded(value)
-    except UsageError as error:
-        raise UsageError(f"{plan}: {error}") from None
-    return value if Path(expanded).is_absolute() else os.path.relpath(plan.parent / expanded)
 
 
 def _expanded(text: str) -> str:

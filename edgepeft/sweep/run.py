@@ -5,11 +5,10 @@ A cell is one combination of the plan: a run of ``edgepeft train``.  Where rates
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import groupby
+from itertools import product
 from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple
@@ -70,14 +69,11 @@ class _Grid:
 
     def combinations(self) -> Iterator[_Point]:
         """Of the whole grid; all seeds of a cell's table entry follow each other."""
-        plan = self.plan
-        self.methods = {text: method_of(text) for text in plan.all_methods}
-        for backbone, data, size in itertools.product(plan.backbones, plan.data, plan.sizes):
-            for text in plan.all_methods:
-                for rate in plan.rates_of(text):
-                    for seed in plan.seeds:
-                        numbers = rate_of(rate, self.methods[text].learning_rate), seed
-                        yield _Point(backbone, data, size, text, *numbers)
+        plan, texts = self.plan, self.plan.all_methods
+        self.methods = {text: method_of(text) for text in texts}
+        for backbone, data, size, text in product(plan.backbones, plan.data, plan.sizes, texts):
+            for rate, seed in product(plan.rates_of(text), plan.seeds):
+                yield _Point(backbone, data, size, text, rate_of(rate, self.methods[text].learning_rate), seed)
 
     def cell(self, at: _Point) -> Cell:
         """One run, as ``train`` would have it."""
@@ -106,8 +102,7 @@ class _Grid:
         given |= {**grid, **({} if few is None else {"few_shot": few})}
         request = TrainRequest.of(given, "edgepeft train")
         if at.data not in self.said:
-            before = self._placed(request)
-            after = told(before)
+            after = told(before := self._placed(request))
             self.said[at.data] = {n: new for n in TOLD if (new := getattr(after, n)) != getattr(before, n)}
         return request.model_copy(update=self.said[at.data])
 
@@ -156,8 +151,13 @@ def run_sweep(
         require_halvable(sweep)
     sweep.folder.mkdir(parents=True, exist_ok=True)
     with locked(sweep.folder, _OTHERS_S):
-        if (sweep.folder / SWEEP_FILE).is_file():
-            sweep.require_sources(open_sweep(sweep.folder).sources)
+        before = open_sweep(sweep.folder).sources if (sweep.folder / SWEEP_FILE).is_file() else {}
+        for name, digest in sweep.sources.items():
+            if (known := before.get(name, digest)) != digest:
+                raise UsageError(
+                    f"{name} changed since runs of {sweep.folder} were computed (sha256 {known[:12]} then, "
+                    f"{digest[:12]} now). Restore it, or give another --out."
+                )
         sweep.write()
         like = replace(like, sweep=replace(sweep, cells=()))  # a job goes to its process without all others
         for rung in RUNGS if halve else ():
@@ -206,17 +206,11 @@ def require_halvable(sweep: Sweep) -> None:
 
 def _arms(sweep: Sweep) -> list[list[list[Cell]]]:
     """Groups of what competes: settings and rates of one method on one data set, each with all its seeds."""
-
-    def group(cell: Cell) -> tuple[str, ...]:
-        return cell.backbone, cell.data, cell.size, cell.method.partition(":")[0]
-
-    def arm(cell: Cell) -> tuple[str, float]:
-        return cell.method, cell.rate
-
-    found = []
-    for _, members in groupby(sorted(sweep.cells, key=group), group):
-        found.append([list(seeds) for _, seeds in groupby(sorted(members, key=arm), arm)])
-    return found
+    groups: dict[tuple[str, ...], dict[tuple[str, float], list[Cell]]] = {}
+    for cell in sorted(sweep.cells, key=lambda cell: (cell.method, cell.rate)):
+        group = groups.setdefault((cell.backbone, cell.data, cell.size, cell.method.partition(":")[0]), {})
+        group.setdefault((cell.method, cell.rate), []).append(cell)
+    return [list(group.values()) for group in groups.values()]
 
 
 def _drop(sweep: Sweep) -> None:

@@ -29,64 +29,42 @@ Place = tuple[str, str, str]
 
 @dataclass(frozen=True, eq=False)
 class Arm:
-    """One method at one rate on one data set: its runs that are done, one a seed."""
+    """One method at one rate on one data set: its runs that are done, one a seed, and what their cards say."""
 
     sweep: Sweep
     cells: tuple[Cell, ...]
+    cards: tuple[DeltaCard, ...]
+    method: str  # with its settings
+    rate: float
+    rows: int  # that trained
+    metric: str
+    parameters: int  # that are trained
+    bytes: int  # of the delta's tensors
+    chosen_by: float  # the mean score of the evaluation rows
 
-    @cached_property
-    def cards(self) -> tuple[DeltaCard, ...]:
-        """Of its runs."""
-        return tuple(self.sweep.card(cell) for cell in self.cells)
-
-    @property
-    def method(self) -> str:
-        """With its settings."""
-        return self.cells[0].method
-
-    @property
-    def rate(self) -> float:
-        """The learning rate."""
-        return self.cells[0].rate
-
-    @property
-    def rows(self) -> int:
-        """That trained."""
-        return self.cells[0].rows
-
-    @property
-    def metric(self) -> str:
-        """Of the scores."""
-        return str(self.cards[0].metrics["metric"])
+    @classmethod
+    def of(cls, sweep: Sweep, cells: Sequence[Cell]) -> Arm:
+        """Read what runs of equal method and rate left."""
+        cards, first = tuple(map(sweep.card, cells)), cells[0]
+        metric, chosen_by = str(cards[0].metrics["metric"]), mean(float(card.metrics["eval"]) for card in cards)
+        size = max((found.bytes for cell in cells if (found := sweep.outcome(cell))), default=0)
+        facts = first.method, first.rate, first.rows, metric, cards[0].trainable_parameters, size, chosen_by
+        return cls(sweep, tuple(cells), cards, *facts)
 
     @cached_property
     def tests(self) -> tuple[float, ...]:
         """The test scores, one a seed."""
         return tuple(float(card.metrics["test"]) for card in self.cards)
 
-    @cached_property
-    def chosen_by(self) -> float:
-        """The mean score of the evaluation rows."""
-        return mean(float(card.metrics["eval"]) for card in self.cards)
-
     @property
     def score(self) -> float:
         """The mean of the test scores."""
         return mean(self.tests)
 
-    @property
-    def parameters(self) -> int:
-        """That are trained."""
-        return self.cards[0].trainable_parameters
-
-    @property
-    def bytes(self) -> int:
-        """Of the delta's tensors."""
-        return max((found.bytes for cell in self.cells if (found := self.sweep.outcome(cell))), default=0)
-
-    def baselines(self) -> dict[str, float]:
-        """What each baseline scores on the test rows."""
-        return {name: float(found["test"]) for name, found in self.cards[0].metrics["baselines"].items()}
+    def __str__(self) -> str:
+        """``93.21 ± 0.40 (3)``: the mean of so many seeds in percent, and its deviation."""
+        spread = deviation(self.tests)
+        return f"{100 * self.score:.2f}" + ("" if spread is None else f" ± {100 * spread:.2f} ({len(self.tests)})")
 
 
 @cache  # each other method of a column is compared with the same best
@@ -118,7 +96,8 @@ class Column:
 
     def baselines(self) -> dict[str, float]:
         """What each baseline scores; a head alone is not compared with itself."""
-        return {name: score for arm in self.arms for name, score in arm.baselines().items()}
+        found = {name: each for arm in self.arms for name, each in arm.cards[0].metrics["baselines"].items()}
+        return {name: float(each["test"]) for name, each in found.items()}
 
     def worse(self) -> dict[str, float]:
         """Of each method that is worse than the best beyond chance, the share of resamples that have it otherwise."""
@@ -128,7 +107,6 @@ class Column:
 
 def columns(sweep: Sweep) -> list[Column]:
     """A column for each data set of each size and backbone on which a run is done, in the plan's order."""
-
     found: dict[Place, list[Cell]] = {}
     for cell in sweep.cells:
         outcome = sweep.outcome(cell)
@@ -136,7 +114,7 @@ def columns(sweep: Sweep) -> list[Column]:
             found.setdefault((cell.backbone, cell.data, cell.size), []).append(cell)
     made = []
     for place, cells in found.items():
-        arms = [Arm(sweep, tuple(seeds)) for _, seeds in groupby(cells, lambda cell: (cell.method, cell.rate))]
+        arms = [Arm.of(sweep, [*seeds]) for _, seeds in groupby(cells, lambda cell: (cell.method, cell.rate))]
         chosen = {}
         for name in dict.fromkeys(arm.method for arm in arms):
             own = [arm for arm in arms if arm.method == name]
@@ -183,29 +161,26 @@ def entries(group: Sequence[Column]) -> tuple[list[str], list[list[str | int | N
     header += ["mean", "parameters", "bytes"] if several else ["parameters", "bytes"]
     worse = [column.worse() for column in group]
     rows: list[list[str | int | None]] = []
+
+    def average(scores: Sequence[float]) -> list[str | None]:
+        """Of the row, where there are several columns; None where one of them lacks it."""
+        return [f"{100 * mean(scores):.2f}" if len(scores) == len(group) else None] if several else []
+
     for name in names:
         own = [column.chosen.get(name) for column in group]
-        shown: list[str | int | None] = [
-            None if arm is None else f"{shown_score(arm.tests)} at {arm.rate:g}{'*' if name in odd else ''}"
+        shown = [
+            None if arm is None else f"{arm} at {arm.rate:g}{'*' * (name in odd)}"
             for arm, odd in zip(own, worse, strict=True)
         ]
         known = [arm for arm in own if arm is not None]
-        average = [f"{100 * mean(arm.score for arm in known):.2f}" if len(known) == len(own) else None]
-        rows.append([name, *shown, *(average if several else []), known[0].parameters, max(a.bytes for a in known)])
+        size = max(arm.bytes for arm in known)
+        rows.append([name, *shown, *average([arm.score for arm in known]), known[0].parameters, size])
     floors = [column.baselines() for column in group]
     for name in dict.fromkeys(name for each in floors for name in each):
         scores = [each.get(name) for each in floors]
         shown = [None if score is None else f"{100 * score:.2f}" for score in scores]
-        known_scores = [score for score in scores if score is not None]
-        average = [f"{100 * mean(known_scores):.2f}" if len(known_scores) == len(scores) else None]
-        rows.append([name, *shown, *(average if several else []), None, None])
+        rows.append([name, *shown, *average([score for score in scores if score is not None]), None, None])
     return header, rows
-
-
-def shown_score(values: Sequence[float]) -> str:
-    """``93.21 ± 0.40 (3)``: the mean of so many seeds in percent, and its deviation."""
-    spread = deviation(values)
-    return f"{100 * mean(values):.2f}" + ("" if spread is None else f" ± {100 * spread:.2f} ({len(values)})")
 
 
 def document(sweep: Sweep) -> dict[str, Any]:

@@ -7,8 +7,7 @@ import json
 import pytest
 
 from bench import figures
-from bench.suites._result import SuiteHost, SuiteModel, SuiteResult
-from bench.suites._row import SuiteRow, Target
+from bench.suites._result import SuiteHost, SuiteModel, SuiteResult, SuiteRow, Target
 from edgepeft.bench.result.parts import ProfileRecord
 from edgepeft.common.errors import UsageError
 

@@ -13,8 +13,7 @@ from bench.peers import PEERS, _writing, ctranslate2, pytorch
 from bench.suites import __main__ as command_line
 from bench.suites import _suite_run, text
 from bench.suites._random_bundle import Structure
-from bench.suites._result import SuiteRequest, run_suite
-from bench.suites._row import SuiteVerdict
+from bench.suites._result import SuiteRequest, SuiteVerdict, run_suite
 from bench.suites._suite_run import SuiteRun
 from edgepeft.bench.workloads.models import write_onnxruntime
 from edgepeft.cli._main import main

@@ -15,8 +15,8 @@ from edgepeft.sweep.run import fold
 def planted(sweep, right, costs):
     """The sweep's two methods with so many of 400 test rows right, each of the first method's among the other's."""
     found = candidates(sweep)
-    for each, n in zip(found, right, strict=True):
-        for arm in each.arms:
+    for arms, n in zip(found.values(), right, strict=True):
+        for arm in arms:
             for cell, card in zip(arm.cells, arm.cards, strict=True):
                 card.metrics["test"] = n / 400
                 targets = np.arange(400) % 2
@@ -24,7 +24,7 @@ def planted(sweep, right, costs):
                 answers = np.where(np.arange(400) < n, targets, 1 - targets)
                 outputs = answers.astype(kept.dtype) if kept.ndim == 1 else np.eye(2, dtype=kept.dtype)[answers]
                 np.savez(sweep.run(cell) / "test.npz", targets=targets, outputs=outputs)
-    return [Candidate(each.method, each.arms, cost) for each, cost in zip(found, costs, strict=True)]
+    return [Candidate(name, arms, cost) for (name, arms), cost in zip(found.items(), costs, strict=True)]
 
 
 FAST = MethodCosts(100.0, (50.0, 200.0), 50_000_000, 4_000, 2)
@@ -71,7 +71,7 @@ def test_a_data_set_that_is_not_there_is_refused_with_those_that_are(done):
 def test_the_command_counts_what_tasks_share(done, tmp_path, monkeypatch):
     # Of a process, which is never the same twice.
     monkeypatch.setattr("edgepeft.sweep.choice._base", lambda: 50_000_000)
-    cards = [each.arms[0].cards[0] for each in candidates(done)]
+    cards = [arms[0].cards[0] for arms in candidates(done).values()]
     bundle = exported(cards, done.cells[0].options["backbone"], tmp_path)
     how = {"bundle": bundle, "profile": load_profile("rpi4"), "length": None}
     found = [costs_of(**how, tasks=n).values() for n in (1, 8)]

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import types
 from pathlib import Path
 
 import psutil
@@ -97,6 +98,16 @@ def test_a_node_with_another_version_says_so(swept):
     sweep = swept()
     with pytest.raises(EdgepeftError, match=r"has edgepeft .*; the sweep is of edgepeft 0\.0\.1"):
         _remote("edgepeft 0.0.1", (Job(sweep, sweep.cells[0]), None), None, None, None, None)
+
+
+def test_a_run_of_more_threads_than_any_node_has_is_refused_where_ray_would_wait_for_ever(swept):
+    from edgepeft.sweep.cluster import Cluster
+
+    cluster, sweep = Cluster.__new__(Cluster), swept()
+    nodes = [{"Alive": True, "Resources": {"CPU": 2.0}}, {"Alive": False, "Resources": {"CPU": 8.0}}]
+    cluster._ray = types.SimpleNamespace(nodes=lambda: nodes)
+    with pytest.raises(UsageError, match="--threads 4: no node of the cluster has more than 2 cores"):
+        next(cluster.run([Job(sweep, sweep.cells[0], threads=4)]))
 
 
 def test_a_cluster_that_is_not_there_or_ray_that_is_not_installed_is_said(plan, tmp_path):

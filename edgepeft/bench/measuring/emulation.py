@@ -262,13 +262,12 @@ def _residuals(profile: Profile, start: StartAt, quota: float) -> Iterator[Resid
     reference = profile.reference
     assert reference is not None  # the caller has looked
     alone = reference.model_copy(update={"threads": 1})
-    rows = [row for row in profile.latencies if alone.is_of(row)]
-    if reference.threads == 1 or not rows:
-        return
-    with start("the reference on one thread", Job("reference", 1, settings=reference.shapes), quota) as worker:
-        seconds = _trial(worker, quota, warm=1).mean
-    rates = reference.flops / seconds / 1e9, reference.flops / rows[0].value / 1e6
-    yield Residual("work on one thread (the reference)", "GFLOP/s", *rates, rows[0].source)
+    row = next((row for row in profile.latencies if alone.is_of(row)), None)
+    if reference.threads != 1 and row:
+        with start("the reference on one thread", Job("reference", 1, settings=reference.shapes), quota) as worker:
+            seconds = _trial(worker, quota, warm=1).mean
+        rates = reference.flops / seconds / 1e9, reference.flops / row.value / 1e6
+        yield Residual("work on one thread (the reference)", "GFLOP/s", *rates, row.source)
 
 
 def settled(samples: Sequence[float], target: float) -> float | None:

@@ -17,13 +17,14 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
+from operator import sub
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 
 import edgepeft
-from edgepeft.bench.measuring.sampler import Budget, Sample, Schedule, Series, Steppable, sample_rounds
+from edgepeft.bench.measuring.sampler import Budget, Sample, Schedule, Series, Steppable, precise, sample_rounds
 from edgepeft.bench.planning.job import Job
 from edgepeft.bench.planning.plan import Unit, UnitRole
 from edgepeft.common.errors import DoesNotFit, EdgepeftError, UsageError
@@ -183,8 +184,7 @@ _IDLE = ("idle", "iowait", "steal", "guest", "guest_nice")  # guest time is in u
 _SYS = Path("/sys")
 
 
-@dataclass(frozen=True)
-class Snapshot:
+class Snapshot(NamedTuple):
     """Counters of the whole host at one moment, in seconds, bytes and events."""
 
     at: float
@@ -194,8 +194,7 @@ class Snapshot:
     heat_events: int
 
 
-@dataclass(frozen=True)
-class HostLoad:
+class HostLoad(NamedTuple):
     """Between two snapshots: cores that others used or took, bytes swapped, times the processor held back for heat."""
 
     other_cores: float
@@ -220,27 +219,18 @@ def snapshot(clock: Callable[[], float] = time.monotonic, sys: Path = _SYS) -> S
 
 def load_between(before: Snapshot, after: Snapshot, own_s: float) -> HostLoad | None:
     """The load of others: ``own_s`` CPU seconds were ours.  None where no time passed, or the clock went backwards."""
-    seconds = after.at - before.at
+    seconds, busy, stolen, swapped, heat = map(sub, after, before)
     if seconds <= 0:
         return None
-    return HostLoad(
-        max(0.0, (after.busy_s - before.busy_s - own_s) / seconds),
-        max(0.0, (after.stolen_s - before.stolen_s) / seconds),
-        max(0, after.swapped_bytes - before.swapped_bytes),
-        max(0, after.heat_events - before.heat_events),
-    )
+    return HostLoad(max(0.0, (busy - own_s) / seconds), max(0.0, stolen / seconds), max(0, swapped), max(0, heat))
 
 
 def worse(one: HostLoad | None, other: HostLoad | None) -> HostLoad | None:
     """Join two stretches of one measurement: the larger of the rates, the sum of the counts."""
     if one is None or other is None:
         return one or other
-    return HostLoad(
-        max(one.other_cores, other.other_cores),
-        max(one.stolen_cores, other.stolen_cores),
-        one.swapped_bytes + other.swapped_bytes,
-        one.heat_events + other.heat_events,
-    )
+    cores = max(one.other_cores, other.other_cores), max(one.stolen_cores, other.stolen_cores)
+    return HostLoad(*cores, one.swapped_bytes + other.swapped_bytes, one.heat_events + other.heat_events)
 
 
 Start = Callable[[str, Job], AbstractContextManager[WorkerProcess]]
@@ -282,31 +272,31 @@ def measure_units(units: Sequence[Unit], schedule: Schedule, how: Measuring) -> 
     A unit that does not fit the memory limit is left out from then on; its series holds the reason.  Each workload
     has an equal part of the budget, with the starting of its workers; who comes too late is ``left_out``.
     """
-    measured = {unit.label: Measured(unit) for unit in units}
+    measured = [Measured(unit) for unit in units]
     workloads = list(dict.fromkeys(unit.workload for unit in units))
     for done, workload in enumerate(workloads):
-        group = [one for one in measured.values() if one.unit.workload == workload and one.unit.job]
-        if any(one.series.interrupted for one in measured.values()):
+        group = [one for one in measured if one.unit.workload == workload and one.unit.job]
+        if any(one.series.interrupted for one in measured):
             for one in group:
                 one.series.interrupted = True
         elif group:
-            # What runs beside the units, by the field of ``Measured`` that takes its samples.
-            beside = {"gemm": Unit(workload, "onnxruntime", UnitRole.GEMM, job=Job("gemm", how.threads))}
-            if any(one.unit.engine == "pytorch" for one in group):
-                beside["pytorch_gemm"] = Unit(workload, "pytorch", UnitRole.GEMM, job=Job("gemm_pytorch", how.threads))
-            if how.reference is not None:
-                beside["reference"] = Unit(workload, "onnxruntime", UnitRole.REFERENCE, job=how.reference)
-            probes = {name: Measured(unit) for name, unit in beside.items()}
-            _measure_together(group, probes, schedule, how, len(workloads) - done)
-    return list(measured.values())
+            _measure_together(workload, group, schedule, how, len(workloads) - done)
+    return measured
 
 
-def _measure_together(
-    group: list[Measured], probes: Mapping[str, Measured], schedule: Schedule, how: Measuring, parts: int
-) -> None:
+def _measure_together(workload: str, group: list[Measured], schedule: Schedule, how: Measuring, parts: int) -> None:
     """Measure a workload in one of so many ``parts`` of the time that is left."""
+    # What runs beside the units, by the field of ``Measured`` that takes its samples.
+    beside = {"gemm": Unit(workload, "onnxruntime", UnitRole.GEMM, job=Job("gemm", how.threads))}
+    if any(one.unit.engine == "pytorch" for one in group):
+        beside["pytorch_gemm"] = Unit(workload, "pytorch", UnitRole.GEMM, job=Job("gemm_pytorch", how.threads))
+    if how.reference is not None:
+        beside["reference"] = Unit(workload, "onnxruntime", UnitRole.REFERENCE, job=how.reference)
+    probes = {name: Measured(unit) for name, unit in beside.items()}
     # Where time is short the first ones are measured: not without the host's rate, last of all PyTorch's.
     gemm, *others = probes.values()
+    batches = next((one.unit.job.batches for one in group if one.unit.job), ())
+    weights, within = {number: float(sum(batch)) for number, batch in enumerate(batches)}, schedule.precision
     everyone = {one.unit.label: one for one in [group[0], gemm, *group[1:], *others]}
     with ExitStack() as stack:
         workers = _load(everyone, how, stack, how.budget.part(2 * parts))
@@ -319,9 +309,9 @@ def _measure_together(
         series = sample_rounds(
             {label: how.watch(worker) for label, worker in workers.items()},
             schedule,
-            enough=partial(schedule.is_met, batches=next((one.unit.job.batches for one in group if one.unit.job), ())),
+            enough=lambda series: within is not None and precise(series, weights, within),
             warmed=throttle,
-            progress=partial(how.progress, group[0].unit.workload),
+            progress=partial(how.progress, workload),
             seldom=[one.unit.label for name, one in probes.items() if name != "reference"],
             budget=how.budget.part(parts),  # of what is left now: a worker that took long to start costs the others too
         )

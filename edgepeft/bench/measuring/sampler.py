@@ -18,7 +18,6 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from math import ceil, floor, sqrt
 from statistics import median
 from typing import Protocol
 
@@ -27,6 +26,7 @@ from edgepeft.device.sensors import Conditions, Meter, Sensors
 
 _Z = 1.959964  # of a two-sided 95 % interval
 _STEADY = 0.05  # between the last warm-up step and the best of those before
+_LISTS = ("warmup", "samples", "batches")  # of a series
 
 
 @dataclass(frozen=True)
@@ -112,15 +112,13 @@ class Series:
         steps = [*self.warmup[-1:], *self.samples[-1:]]
         return steps[-1].seconds * steps[-1].repeats if steps else 0.0
 
-    def extend(self, more: Series) -> None:
-        """Put another launch's samples behind these; of what a result warns about, the worse of the two counts."""
-        self.warmup += more.warmup
-        self.samples += more.samples
-        self.batches += more.batches
-        self.enough = self.enough or more.enough
-        self.failure = self.failure or more.failure
-        self.left_out = self.left_out and more.left_out
-        self.interrupted = self.interrupted or more.interrupted
+    @classmethod
+    def joined(cls, parts: Sequence[Series]) -> Series:
+        """Put the samples of several launches behind each other; of what a result warns about, the worst counts."""
+        warmup, samples, batches = ([x for one in parts for x in getattr(one, name)] for name in _LISTS)
+        failure = next((one.failure for one in parts if one.failure), None)
+        left_out, interrupted = all(one.left_out for one in parts), any(one.interrupted for one in parts)
+        return cls(warmup, samples, batches, failure, left_out, interrupted, any(one.enough for one in parts))
 
     def add(self, unit: Steppable, batch: int, *, warmup: bool = False) -> None:
         """Step once, unless the unit has failed before, or had no time."""
@@ -162,17 +160,15 @@ def half_width(samples: Sequence[float]) -> float:
     """Half the median's 95 % interval as a share of the median; infinite for fewer than six samples."""
     n = len(samples)
     if n < 6:  # the extremes themselves hold the median with less than 95 %
-        return float("inf")
-    ordered = sorted(samples)
-    low = floor((n - _Z * sqrt(n)) / 2)
-    high = ceil((n + _Z * sqrt(n)) / 2)
+        return math.inf
+    ordered, width = sorted(samples), _Z * math.sqrt(n)
+    low, high = math.floor((n - width) / 2), math.ceil((n + width) / 2)
     return (ordered[min(high, n - 1)] - ordered[max(low - 1, 0)]) / (2 * median(samples))
 
 
 def precise(series: Mapping[str, Series], work: Mapping[int, float], precision: float) -> bool:
     """Whether all medians are known within ``precision``; ``work``: batch number -> relative size."""
-    alive = [one for one in series.values() if one.alive]
-    pairs = (zip(one.seconds, one.batches, strict=True) for one in alive)
+    pairs = (zip(one.seconds, one.batches, strict=True) for one in series.values() if one.alive)
     return all(half_width([seconds / work.get(batch, 1.0) for seconds, batch in each]) <= precision for each in pairs)
 
 
@@ -201,11 +197,6 @@ class Schedule:
     more_warmup: int = 0  # rounds, until steps are steady
     probe_every: int = 1  # rounds, of the GEMM probes
     together: int = 1  # rounds that are begun in spite of ``max_seconds`` where the first of them was
-
-    def is_met(self, series: Mapping[str, Series], batches: Sequence[Sequence[int]]) -> bool:
-        """Whether every median is known within ``precision``; a batch's weight is its number of tokens."""
-        work = {number: float(sum(batch)) for number, batch in enumerate(batches)}
-        return self.precision is not None and precise(series, work, self.precision)
 
 
 def sample_rounds(
@@ -256,8 +247,13 @@ def sample_rounds(
                 if not index and not budget.fits(series[name].last_s):
                     series[name].left_out = True
                 series[name].add(units[name], index % schedule.n_batches)
-    except KeyboardInterrupt:
-        _cut_off(series, seldom if schedule.probe_every > 1 else ())
+    except KeyboardInterrupt:  # whole rounds only are kept, so that ratios stay within rounds
+        rare = seldom if schedule.probe_every > 1 else ()
+        always = [one for name, one in series.items() if name not in rare and one.alive]
+        whole = min((len(one.samples) for one in always), default=0)
+        for one in series.values():
+            one.interrupted = True
+            del one.samples[whole:], one.batches[whole:]
     progress(total, total)
     return series
 
@@ -275,15 +271,6 @@ def _warm_up(units: Mapping[str, Steppable], series: Mapping[str, Series], batch
 def _round_s(series: Mapping[str, Series]) -> float:
     """Seconds of a round, by each unit's last step."""
     return sum(one.last_s for one in series.values() if one.alive)
-
-
-def _cut_off(series: Mapping[str, Series], seldom: Collection[str]) -> None:
-    """Keep whole rounds only, so that ratios stay within rounds."""
-    always = [one for name, one in series.items() if name not in seldom and one.alive]
-    whole = min((len(one.samples) for one in always), default=0)
-    for one in series.values():
-        one.interrupted = True
-        del one.samples[whole:], one.batches[whole:]
 
 
 class Watched:

@@ -24,10 +24,8 @@ def batches_of(lengths: Sequence[int], batch_size: int) -> Batches:
 
     Every sample then answers the same number of texts.  Fewer texts than one batch are one batch.
     """
-    whole = len(lengths) // batch_size
-    if not whole:
-        return (tuple(lengths),)
-    return tuple(tuple(lengths[i * batch_size : (i + 1) * batch_size]) for i in range(whole))
+    whole = len(lengths) // batch_size * batch_size
+    return tuple(tuple(lengths[i : i + batch_size]) for i in range(0, whole, batch_size)) or (tuple(lengths),)
 
 
 def random_batch(lengths: Sequence[int], *, vocab_size: int, pad_id: int, seed: int) -> dict[str, NDArray[np.int64]]:
@@ -102,9 +100,8 @@ class Job:
 
     def to_json(self) -> str:
         """One line of JSON; fields at their default are left out, so that older versions can read it."""
-        usual = asdict(Job("", 0))
-        sent = {name: value for name, value in asdict(self).items() if name in _ALWAYS or value != usual[name]}
-        return json.dumps({name: value for name, value in sent.items() if name != "package"})
+        usual, own = asdict(Job("", 0)), {name: value for name, value in asdict(self).items() if name != "package"}
+        return json.dumps({name: value for name, value in own.items() if name in _ALWAYS or value != usual[name]})
 
     def known_to(self, names: Collection[str], version: str) -> Job:
         """Check that a worker of another version, whose Job has the fields ``names``, can do this job; return it."""

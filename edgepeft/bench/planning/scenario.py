@@ -120,17 +120,13 @@ def full_length(length: int, batch_size: int) -> Lengths:
 
 def shipped_lengths() -> list[str]:
     """Names of the lists of real lengths that come with edgepeft."""
-    return sorted(path.stem for path in _shipped_folder().glob("*.toml"))
-
-
-def _shipped_folder() -> Path:
-    return data_folder("bench/scenarios") / "lengths"
+    return sorted(path.stem for path in data_folder("bench/scenarios/lengths").glob("*.toml"))
 
 
 def load_lengths(name_or_file: str, *, seed: int = 0) -> Lengths:
     """Read lengths from a shipped list, by name, or from a file."""
     if name_or_file in shipped_lengths():
-        return _from_toml(_shipped_folder() / f"{name_or_file}.toml", name_or_file, seed)
+        return _from_toml(data_folder("bench/scenarios/lengths") / f"{name_or_file}.toml", name_or_file, seed)
     path = Path(name_or_file)
     if not path.is_file():
         raise UnknownName("file or shipped list of lengths", name_or_file, shipped_lengths())

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -78,7 +78,7 @@ class BenchSubject:
 
     @property
     def architecture(self) -> Architecture:
-        """The backbone's sizes."""
+        """Its backbone's sizes."""
         return self.bundle.architecture
 
 
@@ -103,9 +103,8 @@ def open_subject(folder: Path, *, tasks: Sequence[str] = (), methods: Sequence[s
             f"--task: text is written by {', '.join(writing)}, and not by {', '.join(others)}; a text takes many "
             "passes, so they are not compared. Ask for either."
         )
-    kept = tuple(_task(bundle, name) for name in others or writing)
     left_out = tuple(writing if others else ())
-    return BenchSubject(folder.name or str(folder), bundle, kept, random_weights=False, left_out=left_out)
+    return _subject(folder.name or str(folder), bundle, others or writing, random_weights=False, left_out=left_out)
 
 
 def random_subject(
@@ -126,28 +125,23 @@ def random_subject(
         write_random_tokenizer(backbone.architecture, folder, seed=seed)  # its tasks are labels as tokens
     graph = backbone.family.build_graph(backbone.architecture, backbone.checkpoint)
     write_atomically(folder / BACKBONE_FILE, graph.SerializeToString(deterministic=True))
-    deltas = {method: fresh_delta(backbone, method, settings or {}, seed) for method in dict.fromkeys(methods)}
-    entries = {delta.card.task: write_task(backbone, delta) for delta in deltas.values()}
+    deltas = [fresh_delta(backbone, method, settings or {}, seed) for method in dict.fromkeys(methods)]
+    entries = {delta.card.task: write_task(backbone, delta) for delta in deltas}
     manifest_of(backbone, name, entries).write(folder)
-    bundle = Bundle(folder)
-    return BenchSubject(name, bundle, tuple(_task(bundle, task) for task in entries), random_weights=True)
+    return _subject(name, Bundle(folder), entries, random_weights=True)
 
 
-def _task(bundle: Bundle, name: str) -> BenchedTask:
-    entry = bundle.entry(name)
-    # Of the catalogue: a board has no torch, and cannot import the method.
+def _subject(name: str, bundle: Bundle, tasks: Iterable[str], **facts: Any) -> BenchSubject:
+    # Of the catalogue: a board has no torch, and cannot import the methods.
     methods = read_config(package_data("methods.json"))["methods"]
-    told = stated(None, entry.labels, "").name  # what its outputs alone say
-    return BenchedTask(
-        name,
-        entry.method,
-        entry.hyperparameters,
-        entry.n_outputs,
-        entry.prompt_length,
-        None if entry.task_kind.name == told else entry.task_kind.name,
-        any(one["name"] == entry.method and one["trains_everything"] for one in methods),
-        entry.untunable,
-    )
+    everything = {one["name"] for one in methods if one["trains_everything"]}
+    found = []
+    for task in tasks:
+        entry = bundle.entry(task)
+        kind, told = entry.task_kind.name, stated(None, entry.labels, "").name  # the second: by its outputs alone
+        known = task, entry.method, entry.hyperparameters, entry.n_outputs, entry.prompt_length
+        found.append(BenchedTask(*known, None if kind == told else kind, entry.method in everything, entry.untunable))
+    return BenchSubject(name, bundle, tuple(found), **facts)
 
 
 def fresh_delta(
@@ -224,9 +218,7 @@ def write_random_checkpoint(config: dict[str, Any], folder: Path, *, seed: int =
 
 def write_random_tokenizer(architecture: Architecture, folder: Path, *, seed: int = 0) -> None:
     """Write ``tokenizer.json`` and its config with as many entries as ``architecture`` has embeddings."""
-    source = random.Random(seed)
-    pad = architecture.pad_token_id
-    names = [_FIRST, _LAST]
+    source, pad, names = random.Random(seed), architecture.pad_token_id, [_FIRST, _LAST]
     names.insert(pad, _PAD) if pad <= len(names) else names.append(_PAD)
     words, merges = list(_LETTERS + (_DIGITS if architecture.decoder else "")), []
     known = set(words)

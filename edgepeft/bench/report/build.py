@@ -27,7 +27,6 @@ from edgepeft.sweep.folder import SWEEP_FILE, Sweep, open_sweep
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 Inputs = Sequence[tuple[str, object]]  # documents, each with its file's name
 Tasks = Sequence[tuple[str, TaskRecord, float | None]]  # name, what it weighs and how well it does, texts a minute
@@ -115,8 +114,7 @@ def _bars(key: str, name: str, result: BenchResult, workload: str, rows: Sequenc
     values = [(row.instances_per_minute or 0.0, *_ends(row)) for row in rows]
     predicted = result.mode == "predicted"
 
-    def draw(figure: Figure) -> None:
-        axis = figure.add_subplot()
+    def draw(axis: Axes) -> None:
         for place, (value, low, high) in enumerate(values):
             axis.barh(place, value, height=0.6, color=BLUE if "onnxruntime" in labels[place] else GREY)
             if low is not None and high is not None:
@@ -166,8 +164,8 @@ def _storage(tasks: Tasks) -> Iterator[Section]:
             points.append((task.n_bytes / 1e6, rate, f"{name}, {task.method}{score}"))
             rows.append((name, task.method, task.n_bytes, _rounded(rate), task.metric, _rounded(task.score)))
 
-    def draw(figure: Figure) -> None:
-        axis = _scattered(figure, points, BLUE)
+    def draw(axis: Axes) -> None:
+        _scatter(axis, points, BLUE)
         axis.set(xlabel="storage of one more task, MB", ylabel="inference, instances per minute")
         axis.set_xlim(left=0)
         axis.set_ylim(bottom=0)
@@ -187,8 +185,8 @@ def _parameters(tasks: Tasks) -> Iterator[Section]:
             points.append((task.trainable_parameters, task.score, f"{name}, {task.method}"))
             rows.append((name, task.method, task.trainable_parameters, task.metric, _rounded(task.score)))
 
-    def draw(figure: Figure) -> None:
-        axis = _scattered(figure, points, ORANGE)
+    def draw(axis: Axes) -> None:
+        _scatter(axis, points, ORANGE)
         axis.set(xlabel="parameters trained for one task", ylabel="score", xscale="log")
         axis.xaxis.set_major_formatter("{x:,.0f}")  # matplotlib's own writes mathematics, which stays text here
         axis.xaxis.set_minor_formatter("{x:,.0f}")
@@ -201,27 +199,24 @@ def _parameters(tasks: Tasks) -> Iterator[Section]:
         yield Section("parameters", "Parameters against score", text, header, rows, draw)
 
 
-def _scattered(figure: Figure, points: Sequence[tuple[float, float, str]], colour: str) -> Axes:
+def _scatter(axis: Axes, points: Sequence[tuple[float, float, str]], colour: str) -> None:
     """A point each, with its name beside it."""
-    axis = figure.add_subplot()
     for x, y, name in points:
         axis.scatter(x, y, s=60, color=colour)
         axis.annotate(name, (x, y), (6, 6), textcoords="offset points")
-    return axis
 
 
 def _times(key: str, name: str, entry: ProfiledPass, groups: Sequence[OperatorRecord], kind: str) -> Section:
     shown = groups[:_MAX_OPERATORS] if kind == "operator" else groups
 
-    def draw(figure: Figure) -> None:
-        axis = figure.add_subplot()
+    def draw(axis: Axes) -> None:
         for place, one in enumerate(shown):
             axis.barh(place, 1000 * one.seconds, height=0.6, color=BLUE, label="" if place else "time")
             ends, floor = [place - 0.38, place + 0.38], [1000 * one.floor_s] * 2
             axis.plot(floor, ends, color=ORANGE, linewidth=3, label="" if place else "floor")
         axis.set_yticks(range(len(shown)), [one.name for one in shown])
         axis.invert_yaxis()
-        figure.legend(frameon=False, loc="outside upper right", ncols=2)
+        axis.figure.legend(frameon=False, loc="outside upper right", ncols=2)
         axis.set_xlabel("ms for one batch")
 
     ceilings = entry.ceilings
@@ -254,8 +249,7 @@ def _history(results: Sequence[BenchResult]) -> Iterator[Section]:
         return
     names = [result.commit[:8] if result.commit else str(result.measured_at)[:16] for result in runs]
 
-    def draw(figure: Figure) -> None:
-        axis = figure.add_subplot()
+    def draw(axis: Axes) -> None:
         for colour, (what, line) in zip(_SERIES, several.items(), strict=False):
             axis.plot(list(line), list(line.values()), marker="o", color=colour, label=fill(what, 60))
         axis.set_xticks(range(len(names)), names, rotation=30, ha="right")

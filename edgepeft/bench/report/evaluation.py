@@ -6,6 +6,7 @@ Reliability diagrams are Guo et al., 2017, figure 1.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from pydantic import AliasChoices, Field, field_validator
@@ -16,7 +17,7 @@ from edgepeft.data import by_class
 from edgepeft.tasks.base import stated
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    from matplotlib.axes import Axes
 
 EVAL_SCHEMA = "edgepeft.eval/1"
 _WITH = {"before": "without temperature", "after": "with temperature"}
@@ -61,8 +62,7 @@ class Calibration(Part):
 def reliability(key: str, name: str, task: str, found: Calibration) -> Iterator[Section]:
     """The diagram with its bins, and a table of what is promised, where something is."""
 
-    def draw(figure: Figure) -> None:
-        axis = figure.add_subplot()
+    def draw(axis: Axes) -> None:
         axis.plot([0, 1], [0, 1], color=GREY, linewidth=1, linestyle=":", label="as probable as it is right")
         for which, colour, marker in (("before", GREY, "s--"), ("after", BLUE, "o-")):
             bins = [each for each in getattr(found.bins, which) if each.rows]
@@ -190,13 +190,9 @@ def _listed(key: str, title: str, text: str, found: Sequence[WorstRow]) -> Itera
 
 def _confusion(key: str, name: str, found: EvalSummary) -> Section:
     names, counts = by_class.matrix(found.confusion)
-
-    def draw(figure: Figure) -> None:
-        by_class.plot_confusion(figure.add_subplot(), names, counts)
-
-    text = f"{name}. Rows of each label, by what was answered."
+    text, head = f"{name}. Rows of each label, by what was answered.", ("label \\ answer", *names)
     rows: list[tuple[Cell, ...]] = [(one, *row) for one, row in zip(names, counts, strict=True)]
-    head = ("label \\ answer", *names)
+    draw = partial(by_class.plot_confusion, names=names, counts=counts)
     return Section(key, f"{found.task}: confusion", text, head, rows, draw, by_class.confusion_inches(names))
 
 
@@ -283,11 +279,7 @@ def trainings(cards: Sequence[tuple[str, TrainingCard]]) -> Iterator[Section]:
 def _curve(key: str, name: str, task: str, found: TrainingMetrics) -> Section:
     from edgepeft.training.curve import plot_curve
 
-    metrics, kinds = found.model_dump(mode="json"), list(found.curve[-1].baselines)
-
-    def draw(figure: Figure) -> None:
-        plot_curve(figure.add_subplot(), metrics)
-
+    kinds, draw = list(found.curve[-1].baselines), partial(plot_curve, metrics=found.model_dump(mode="json"))
     rows = [(point.rows, point.test, point.eval, *map(point.baselines.get, kinds)) for point in found.curve]
     header = ("training rows", f"{found.metric}, test rows", "rows that chose", *kinds)
     text = f"{name}. On the same {found.n_test} test rows at every size."

@@ -95,7 +95,7 @@ def _cells(row: Sequence[Cell], right: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class Section:
-    """``draw`` draws on a matplotlib figure of ``inches``; None where there is only a table."""
+    """``draw`` draws on the axes of a matplotlib figure of ``inches``; None where there is only a table."""
 
     key: str
     title: str
@@ -134,7 +134,7 @@ def plain_svg(section: Section, *, transparent: bool = False) -> bytes:
     style |= {"svg.hashsalt": section.key, "font.family": "sans-serif"}
     with plotting.styled(), matplotlib.rc_context(style):
         figure = Figure(figsize=section.inches, layout="constrained")
-        section.draw(figure)
+        section.draw(figure.add_subplot())
         written = io.BytesIO()
         figure.savefig(written, format="svg", transparent=transparent, metadata={"Date": None, "Creator": None})
     return written.getvalue()

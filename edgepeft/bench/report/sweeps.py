@@ -14,7 +14,6 @@ from edgepeft.sweep.table import Arm, Column, columns, deviation, entries, group
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 _UNITS = {"parameters": "trained parameters", "bytes": "bytes of the delta's tensors"}  # by an arm's attributes
 _MARKS = "osD^vPX*<>ph"
@@ -66,8 +65,7 @@ def _against(key: str, name: str, of: str, group: Sequence[Column], what: str) -
             arms = [column.chosen[method] for column in whole]
             points[method] = mean(getattr(arm, what) for arm in arms), mean(arm.score for arm in arms)
 
-    def draw(figure: Figure) -> None:
-        axes = figure.add_subplot()
+    def draw(axes: Axes) -> None:
         for n, (method, (size, score)) in enumerate(points.items()):
             axes.plot([size], [100 * score], _MARKS[n % len(_MARKS)], label=method)
         _logarithmic(axes, [size for size, _ in points.values()])
@@ -108,8 +106,7 @@ def _lines(key: str, title: str, text: str, x: str, arms: Sequence[Arm], *, of: 
         lines.setdefault(arm.method, []).append(arm)
     lines = {method: sorted(points, key=attrgetter(of)) for method, points in lines.items()}
 
-    def draw(figure: Figure) -> None:
-        axes = figure.add_subplot()
+    def draw(axes: Axes) -> None:
         for n, (method, points) in enumerate(lines.items()):
             scores, at = [100 * arm.score for arm in points], [getattr(arm, of) for arm in points]
             bars = [100 * (deviation(arm.tests) or 0.0) for arm in points]

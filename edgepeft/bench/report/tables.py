@@ -93,9 +93,12 @@ def metrics_table(result: BenchResult) -> RenderableType:
     names = list(dict.fromkeys(name for entry in result.metrics for name in entry.values))
     table = _table(_title(result), "of", numbers=[name.replace("_", " ") for name in names])
     for entry in result.metrics:
-        values = [entry.values.get(name) for name in names]
-        table.add_row(Text(entry.of), *("-" if value is None else f"{value:,.0f}" for value in values))
+        table.add_row(Text(entry.of), *(_count(entry.values.get(name)) for name in names))
     return table
+
+
+def _count(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.0f}"
 
 
 def _table(title: str, *headers: str, numbers: Iterable[str] = ()) -> Table:
@@ -359,8 +362,8 @@ def quickstart_table(summary: QuickstartSummary) -> RenderableType:
     for task in summary.tasks:
         score, size = f"{task.score:.1%} of {task.test_rows}", f"{task.delta_bytes / 1e6:.2f} MB"
         own = (task.name, task.method, score, size, f"{task.max_abs_difference:.0e}")
-        table.add_row(*map(Text, (*own, *_rates(task.instances_per_minute))))
-    table.add_row("bare backbone", "-", "-", "-", "-", *_rates(summary.bare_backbone))
+        table.add_row(*map(Text, (*own, *map(_count, map(task.instances_per_minute.get, _COLUMNS)))))
+    table.add_row("bare backbone", *"----", *map(_count, map(summary.bare_backbone.get, _COLUMNS)))
     lines = [f"{task.name}: {task.title}. {task.source}; {task.licence}." for task in summary.tasks]
     lines.append("accuracy: of held-out texts. parity: largest logit difference to PyTorch on 64 texts.")
     lines.append(f"measured on: {summary.host.cpu}, {summary.measured_on}.")
@@ -375,7 +378,3 @@ def _throughput(bench: BenchResult, task: str | None) -> dict[str, float | None]
         for row in bench.results
         if row.task == task and row.peer is None and not (task is None and row.workload == "finetune")
     }
-
-
-def _rates(rates: Mapping[str, float | None]) -> list[str]:
-    return ["-" if (rate := rates.get(column)) is None else f"{rate:,.0f}" for column in _COLUMNS]

@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -15,7 +16,7 @@ import edgepeft
 from edgepeft.bench.measuring.emulation import CalibrationRecord, Setting, settled
 from edgepeft.bench.measuring.measure import Measured
 from edgepeft.bench.planning.target import BenchSubject
-from edgepeft.bench.result.parts import GemmRates, LimitsInForce, LimitsRequested, ProfileLimits, ProfileRecord
+from edgepeft.bench.result.parts import LimitsInForce, LimitsRequested, ProfileLimits, ProfileRecord
 from edgepeft.bench.result.schema import BenchHost, ModelRecord, TaskRecord
 from edgepeft.bench.workloads.probes import GEMM_FLOPS
 from edgepeft.device import machine
@@ -29,24 +30,14 @@ _GRADES = ("none", "partial", "full")
 
 def host_of(measured: Sequence[Measured], board: str | None = None) -> BenchHost:
     """The host, with the rate of its matrix products (GFLOP/s, float32) between the samples, by engine."""
-    own, pytorch = GemmRates(), GemmRates()
-    for one in measured:
-        for rates, probe in ((own, one.gemm), (pytorch, one.pytorch_gemm)):
-            if probe.samples:
-                rates[one.unit.workload] = tuple(GEMM_FLOPS / sample.seconds / 1e9 for sample in probe.samples)
-    return BenchHost(
-        **host_facts(),
-        gemm_gflops=_median(own),
-        gemm_samples_gflops=own,
-        pytorch_gemm_gflops=_median(pytorch),
-        pytorch_gemm_samples_gflops=pytorch,
-        board=board,
-    )
-
-
-def _median(rates: GemmRates) -> float | None:
-    everything = [rate for workload in rates.values() for rate in workload]
-    return float(np.median(everything)) if everything else None
+    rates: dict[str, Any] = {}
+    for probe in ("gemm", "pytorch_gemm"):
+        series = {one.unit.workload: getattr(one, probe).seconds for one in measured if getattr(one, probe).samples}
+        own = {workload: tuple(GEMM_FLOPS / s / 1e9 for s in seconds) for workload, seconds in series.items()}
+        everything = [rate for of_one in own.values() for rate in of_one]
+        median = float(np.median(everything)) if everything else None
+        rates |= {f"{probe}_gflops": median, f"{probe}_samples_gflops": own}
+    return BenchHost(**host_facts(), **rates, board=board)
 
 
 def in_force_of(measured: Sequence[Measured]) -> InForce | None:

@@ -7,6 +7,7 @@ number, true is not 1, and NaN and infinities are refused.
 from __future__ import annotations
 
 import math
+from codecs import BOM_UTF8
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeVar
 
@@ -128,7 +129,7 @@ def read_document(path: Path, schema: type[_Document]) -> _Document:
     if not path.is_file():
         raise UsageError(f"there is no file {path}; give results of `edgepeft bench --json`.")
     try:
-        return schema.model_validate_json(bytes_at(path, _MAX_BYTES))
+        return schema.model_validate_json(bytes_at(path, _MAX_BYTES).removeprefix(BOM_UTF8))  # as editors write
     except OSError as error:
         raise DataError(f"{path} cannot be read as a result: {error.strerror}.") from error
     except ValidationError as error:

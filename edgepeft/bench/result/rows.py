@@ -43,11 +43,8 @@ def _row(one: Measured, work: ResolvedRequest, setting: Setting, meter: Meter | 
         latency = {f"p{p}": statistics.percentile(single, p) for p in (50, 90, 99)}
     board, readings = None, [sample.conditions for sample in series.samples]
     if any(readings):
-        board = schema.BoardRecord(
-            temperature_c=tuple(each.temperature_c if each else None for each in readings),
-            frequency_mhz=tuple(each.frequency_mhz if each else None for each in readings),
-            throttled=tuple(each.throttled if each else None for each in readings),
-        )
+        names = schema.BoardRecord.model_fields
+        board = schema.BoardRecord(**{name: tuple(getattr(x, name, None) for x in readings) for name in names})
     flops = None
     if (job := _counted(one)) is not None:
         rows = [n for batch in job.batches for n in _tokens(one, batch)]
@@ -119,8 +116,7 @@ def _gemm_fraction(one: Measured, architecture: Architecture) -> float | None:
     job = _counted(one)
     if job is None or not 0 < len(one.gemm.samples) <= len(one.series.samples):
         return None
-    fractions = []
-    full = one.unit.role is UnitRole.FULL
+    fractions, full = [], one.unit.role is UnitRole.FULL
     share = len(one.gemm.samples) / len(one.series.samples)
     for number, (sample, batch) in enumerate(zip(one.series.samples, one.series.batches, strict=True)):
         gemm = one.gemm.samples[int(number * share)]
@@ -132,14 +128,10 @@ def _gemm_fraction(one: Measured, architecture: Architecture) -> float | None:
 
 def _ratios(one: Measured, measured: Sequence[Measured]) -> dict[str, schema.PairedRatio]:
     """Throughput over each peer's, with its interval: the median of paired rounds, and of all rounds' sums."""
-    own = one.series.seconds
-    if not own or one.series.failure:
-        return {}
-    ratios = {}
-    for other in measured:
-        name = _peer_name(one, other)
-        if name is not None and len(other.series.samples) == len(own):
-            theirs = other.series.seconds
+    ratios, own = {}, one.series.seconds
+    for other in () if one.series.failure else measured:
+        theirs, name = other.series.seconds, _peer_name(one, other)
+        if own and name is not None and len(theirs) == len(own):
             peak, peer_peak = one.peak_rss_bytes, other.peak_rss_bytes
             ratios[name] = schema.PairedRatio(
                 **_plain(statistics.paired_ratio(own, theirs)),
@@ -183,10 +175,8 @@ def energy_of(
     joules = [sample.joules for sample in series.samples if sample.joules is not None]
     seconds = sum(series.seconds)
     if meter is not None and meter.source and len(joules) == len(series.samples):
-        total = sum(joules)
-        return schema.EnergyRecord(
-            joules_per_instance=total / sum(rows), watts=total / seconds, kind="sensor", source=meter.source
-        )
+        each, watts = sum(joules) / sum(rows), sum(joules) / seconds
+        return schema.EnergyRecord(joules_per_instance=each, watts=watts, kind="sensor", source=meter.source)
     return energy_from_power(profile, seconds, sum(rows)) if profile is not None else None
 
 

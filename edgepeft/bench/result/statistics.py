@@ -6,7 +6,7 @@ NumPy alone, so that a board can compute them.  All times are in seconds.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -52,22 +52,16 @@ def percentile(samples: Sequence[float], p: float) -> float | None:
 
 def paired_ratio(own: Sequence[float], peer: Sequence[float]) -> Ratio:
     """Throughput over the peer's: median of ``peer[i] / own[i]``, both of one round."""
-    a, b = _paired(own, peer)
+    a, b, chosen = _paired(own, peer)
     ratios = b / a
-    low, high = _interval(lambda rng: np.median(_resampled(ratios, rng), axis=1))
-    return Ratio(float(np.median(ratios)), low, high, len(ratios))
+    return Ratio(float(np.median(ratios)), *interval_of(np.median(ratios[chosen], axis=1)), len(ratios))
 
 
 def ratio_of_totals(own: Sequence[float], peer: Sequence[float]) -> Ratio:
     """Throughput over the peer's on the whole list: sum(peer) / sum(own), rounds resampled in pairs."""
-    a, b = _paired(own, peer)
-
-    def totals(rng: np.random.Generator) -> _Floats:
-        chosen = rng.integers(0, len(a), (_RESAMPLES, len(a)))
-        return np.asarray(b[chosen].sum(axis=1) / a[chosen].sum(axis=1))
-
-    low, high = _interval(totals)
-    return Ratio(float(b.sum() / a.sum()), low, high, len(a))
+    a, b, chosen = _paired(own, peer)
+    ends = interval_of(b[chosen].sum(axis=1) / a[chosen].sum(axis=1))
+    return Ratio(float(b.sum() / a.sum()), *ends, len(a))
 
 
 def ratio_of_medians(
@@ -82,27 +76,22 @@ def ratio_of_medians(
     of throughput per unit of host speed, and their noise widens the interval.
     """
     runs = [np.asarray(values, np.float64) for values in (base, base_speed, new, new_speed)]
+    rng = np.random.default_rng(_SEED)
 
-    def statistic(base_s: _Floats, base_v: _Floats, new_s: _Floats, new_v: _Floats) -> _Floats:
-        work = [np.median(values, axis=-1) for values in (base_s, base_v, new_s, new_v)]
-        return np.asarray(work[0] * work[1] / (work[2] * work[3]))  # seconds x speed = work done
+    def statistic(samples: Iterable[_Floats]) -> _Floats:
+        base_s, base_v, new_s, new_v = (np.median(values, axis=-1) for values in samples)
+        return np.asarray(base_s * base_v / (new_s * new_v))  # seconds x speed = work done
 
-    low, high = _interval(lambda rng: statistic(*(_resampled(values, rng) for values in runs)))
-    return Ratio(float(statistic(*runs)), low, high, min(len(base), len(new)))
+    ends = interval_of(statistic(values[rng.integers(0, len(values), (_RESAMPLES, len(values)))] for values in runs))
+    return Ratio(float(statistic(runs)), *ends, min(len(base), len(new)))
 
 
-def _paired(own: Sequence[float], peer: Sequence[float]) -> tuple[_Floats, _Floats]:
+def _paired(own: Sequence[float], peer: Sequence[float]) -> tuple[_Floats, _Floats, NDArray[np.int64]]:
+    """Both sides, and places of resampled rounds [resamples, rounds]."""
     if len(own) != len(peer) or not own:
         raise ValueError(f"paired samples are needed, found {len(own)} and {len(peer)}")
-    return np.asarray(own, np.float64), np.asarray(peer, np.float64)
-
-
-def _resampled(values: _Floats, rng: np.random.Generator) -> _Floats:
-    return values[rng.integers(0, len(values), (_RESAMPLES, len(values)))]
-
-
-def _interval(statistic: Callable[[np.random.Generator], _Floats]) -> tuple[float, float]:
-    return interval_of(statistic(np.random.default_rng(_SEED)))
+    chosen = np.random.default_rng(_SEED).integers(0, len(own), (_RESAMPLES, len(own)))
+    return np.asarray(own, np.float64), np.asarray(peer, np.float64), chosen
 
 
 def interval_of(resampled: _Floats) -> tuple[float, float]:

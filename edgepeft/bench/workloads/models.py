@@ -318,49 +318,41 @@ def requests(job: Job) -> Prepared:
     """Open the bundle, no task yet, for a step is request number i of ``settings["requests"]``.
 
     Each is ``{"how": ..., "tasks": [...], "tokens": [...]}``, texts of so many tokens, which a row of a task's kind is
-    made around, answered so:
+    made around; a task of None is the bare backbone.  With ``settings["one_pool"]`` sessions share threads, as those of
+    ``edgepeft serve`` do.
 
     | how | |
     |---|---|
-    | ``one`` | by the one task |
+    | ``one``, ``all`` | every text by the task, or by every task: task after task, or all tasks on one input |
     | ``each``, ``mixed`` | an equal block of the texts for each task: task after task, or in one mixed batch |
-    | ``bare_each``, ``bare`` | the same blocks, or all texts at once, by the backbone without a task |
-    | ``each_all``, ``all`` | every text by every task: task after task, or all tasks on one input |
     """
     from edgepeft.bench.planning.target import texts_of
     from edgepeft.runtime.runtime import Runtime
+    from edgepeft.runtime.session import share_threads
 
+    if job.settings.get("one_pool"):
+        share_threads(job.threads)
     runtime = Runtime(Path(job.bundle), threads=job.threads, cache=job.cache)
     asked: list[dict[str, Any]] = job.settings["requests"]
     made = [texts_of(request["tokens"], seed=job.seed + number) for number, request in enumerate(asked)]
 
-    def read(task: str, texts: Sequence[str]) -> list[Any]:
+    def read(task: str | None, texts: Sequence[str]) -> list[Any]:
         """The texts as the task reads them, beside a word where its rows have more."""
-        kind = runtime.bundle.entry(task).task_kind
-        return [kind.readable(pairs=False, text=text) for text in texts]
+        kind = None if task is None else runtime.bundle.entry(task).task_kind
+        return [kind.readable(pairs=False, text=text) if kind else text for text in texts]
 
     def step(batch: int) -> None:
         how, tasks, texts = asked[batch]["how"], asked[batch]["tasks"], made[batch]
         size = len(texts) // len(tasks)
-        blocks = [texts[number * size :][:size] for number in range(len(tasks))]
-        match how:
-            case "one":
-                runtime.predict(tasks[0], read(tasks[0], texts))
-            case "each" | "each_all":
-                for task, block in zip(tasks, blocks, strict=True):
-                    runtime.predict(task, read(task, block if how == "each" else texts))
-            case "mixed":
-                rows = [row for task, block in zip(tasks, blocks, strict=True) for row in read(task, block)]
-                runtime.predict_mixed([task for task in tasks for _ in range(size)], rows)
-            case "bare":
-                runtime.predict_mixed([None] * len(texts), texts)
-            case "bare_each":
-                for block in blocks:
-                    runtime.predict_mixed([None] * size, block)
-            case "all":
-                runtime.predict_all(tasks, texts)
-            case _:
-                raise ValueError(f"no request is put {how!r}")
+        blocks = [(task, texts if how == "one" else texts[n * size :][:size]) for n, task in enumerate(tasks)]
+        if how == "all":
+            runtime.predict_all(tasks, texts)
+        elif how == "mixed":
+            rows = [row for task, block in blocks for row in read(task, block)]
+            runtime.predict_mixed([task for task in tasks for _ in range(size)], rows)
+        else:
+            for task, rows in ((task, read(task, block)) for task, block in blocks):
+                runtime.predict_mixed([None] * len(rows), rows) if task is None else runtime.predict(task, rows)
 
     return Prepared(step)
 

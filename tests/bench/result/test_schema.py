@@ -104,6 +104,14 @@ def test_a_hostile_row_is_refused_in_plain_words_with_what_to_do(tmp_path, row, 
     assert len(str(refused.value)) < 400 and str(path) in str(refused.value)
 
 
+def test_a_file_that_an_editor_put_a_byte_order_mark_before_is_read(tmp_path):
+    path = tmp_path / "saved.json"
+    path.write_text(
+        f'{{"schema": "{RESULT_SCHEMA}", "results": [{{"workload": "infer", "samples_s": [1.0]}}]}}', "utf-8-sig"
+    )
+    assert ResultFile.open(path).document.results[0].samples_s == (1.0,)
+
+
 def test_keys_of_a_later_version_are_passed_over(tmp_path):
     path = tmp_path / "newer.json"
     row = {"workload": "infer", "samples_s": [1.0], "colour": {"deep": [1]}}

@@ -1,14 +1,48 @@
-"""Convolutional networks at 224 x 224: ResNet, VGG, DenseNet-121, MobileNet v1 and v2 at width 1.
+"""Models whose latencies are published, as lists of operators: batch 1, fp32, images of 224 x 224 unless named so.
 
-He et al., 2016, arXiv:1512.03385, table 1 (a bottleneck's stride is in its 3x3 convolution, as torchvision has it);
-Simonyan and Zisserman, 2015, arXiv:1409.1556, table 1; Huang et al., 2017, arXiv:1608.06993, table 1; Howard et al.,
-2017, arXiv:1704.04861, table 1; Sandler et al., 2018, arXiv:1801.04381, table 2.
+Convolutional networks: He et al., 2016, arXiv:1512.03385, table 1 (a bottleneck's stride is in its 3x3 convolution, as
+torchvision has it); Simonyan and Zisserman, 2015, arXiv:1409.1556, table 1; Huang et al., 2017, arXiv:1608.06993, table
+1; Howard et al., 2017, arXiv:1704.04861, table 1; Sandler et al., 2018, arXiv:1801.04381, table 2; MobileNets of width
+1.  Encoders: ViT-B/32 (Dosovitskiy et al., 2021, arXiv:2010.11929) and those of HAT (Wang et al., 2020,
+arXiv:2005.14187).  Biases, batch norms and activations are fused into convolutions by the runtimes that were measured.
 """
 
 from __future__ import annotations
 
-from bench.published.shapes import convolution, matrix
-from edgepeft.common.operators import Work
+from edgepeft.common.operators import OperatorClass, Work
+
+_FLOAT = 4  # bytes
+
+
+def convolution(
+    name: str, channels: tuple[int, int], size: int, *, kernel: int, stride: int = 1, groups: int = 1
+) -> Work:
+    """``channels`` in and out, a square output of ``size``: 2 size^2 out (in / groups) kernel^2 FLOPs."""
+    inputs, outputs = channels
+    weights = outputs * (inputs // groups) * kernel * kernel
+    kind = OperatorClass.CONV
+    if kernel == stride and kernel > 1:
+        kind = OperatorClass.MATRIX  # patches that do not overlap: one product
+    elif groups > 1:
+        kind = OperatorClass.CONV_DEPTHWISE
+    elif (kernel, stride) == (3, 1):
+        kind = OperatorClass.CONV_3X3
+    read = _FLOAT * (inputs * (size * stride) ** 2 + weights)
+    return Work(name, "Conv", kind, 2 * size * size * weights, read, _FLOAT * outputs * size**2, _FLOAT * weights)
+
+
+def matrix(name: str, rows: int, inner: int, columns: int, *, times: int = 1, weights: bool = True) -> Work:
+    """``times`` products of [rows, inner] with [inner, columns]; ``weights``: the second is a weight."""
+    second = _FLOAT * times * inner * columns
+    read, written = _FLOAT * times * rows * inner + second, _FLOAT * times * rows * columns
+    flops = 2 * times * rows * inner * columns
+    return Work(name, "MatMul", OperatorClass.MATRIX, flops, read, written, second if weights else 0)
+
+
+def moved(name: str, op: str, kind: OperatorClass, elements: int, flops: int, *, inputs: int = 1) -> Work:
+    """An operator on ``elements`` numbers of each of ``inputs`` values, ``flops`` for each."""
+    return Work(name, op, kind, flops * elements, _FLOAT * inputs * elements, _FLOAT * elements)
+
 
 _RESNET = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3)}
 _BOTTLENECKS = {50, 101, 152}
@@ -120,3 +154,51 @@ def mobilenet_v2() -> tuple[Work, ...]:
             channels = outputs
     works.append(convolution("last", (channels, 1280), size, kernel=1))
     return (*works, matrix("classifier", 1, 1280, 1000))
+
+
+_HAT_LAYERS, _HAT_ATTENTION, _HAT_TOKENS = 6, 512, 30  # attention is 512 wide whatever the model's width
+
+
+def vit_b32_384() -> tuple[Work, ...]:
+    """12 layers, 768 wide, on 144 patches of 32 x 32 and a class token."""
+    patches = convolution("patches", (3, 768), 12, kernel=32, stride=32)
+    return patches, *encoder(12, 145, 768, 12, 3072), matrix("classifier", 1, 768, 1000)
+
+
+def encoder(n_layers: int, tokens: int, width: int, heads: int, inner: int) -> tuple[Work, ...]:
+    """BERT's layers, embeddings and head left out."""
+    works: list[Work] = []
+    for i in range(n_layers):
+        works += _layer(f"layer.{i}", tokens=tokens, width=width, attention=width, heads=heads, inner=inner)
+    return tuple(works)
+
+
+def wmt_encoder(width: int, inner: float) -> tuple[Work, ...]:
+    """One of HAT's encoders at 30 tokens; ``inner`` is the mean of its layers' feed-forward widths."""
+    works: list[Work] = []
+    for i in range(_HAT_LAYERS):
+        # Widths differ from layer to layer, but the sum over layers is exact.
+        before, after = round(inner * i), round(inner * (i + 1))
+        works += _layer(
+            f"layer.{i}", tokens=_HAT_TOKENS, width=width, attention=_HAT_ATTENTION, heads=8, inner=after - before
+        )
+    return tuple(works)
+
+
+def _layer(name: str, *, tokens: int, width: int, attention: int, heads: int, inner: int) -> list[Work]:
+    e, square = attention // heads, tokens * tokens * heads
+    norm, softmax, elementwise = OperatorClass.NORM, OperatorClass.SOFTMAX, OperatorClass.ELEMENTWISE
+    return [
+        *(matrix(f"{name}.{part}", tokens, width, attention) for part in ("query", "key", "value")),
+        matrix(f"{name}.scores", tokens, e, tokens, times=heads, weights=False),
+        moved(f"{name}.softmax", "Softmax", softmax, square, 5),
+        matrix(f"{name}.context", tokens, tokens, e, times=heads, weights=False),
+        matrix(f"{name}.attention_output", tokens, attention, width),
+        moved(f"{name}.attention_sum", "Add", elementwise, tokens * width, 1, inputs=2),
+        moved(f"{name}.attention_norm", "LayerNormalization", norm, tokens * width, 7),
+        matrix(f"{name}.ffn_up", tokens, width, inner),
+        moved(f"{name}.activation", "Gelu", elementwise, tokens * inner, 5),
+        matrix(f"{name}.ffn_output", tokens, inner, width),
+        moved(f"{name}.ffn_sum", "Add", elementwise, tokens * width, 1, inputs=2),
+        moved(f"{name}.layer_norm", "LayerNormalization", norm, tokens * width, 7),
+    ]
