@@ -6,7 +6,7 @@ import pytest
 
 from edgepeft.common.errors import DataError
 from edgepeft.data.answers import Prediction
-from edgepeft.runtime.answer_file import answered_frame, is_frame
+from edgepeft.runtime.prediction import answered_frame, is_frame
 from edgepeft.runtime.runtime import Runtime
 from edgepeft.tasks.classification import Classification
 
