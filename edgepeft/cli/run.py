@@ -133,7 +133,7 @@ class RunOptions(Options):
 
     def batches(self, runtime: Runtime) -> Iterator[list[Row]]:
         """Yield the rows that run together: of typed lines no more than are there, for whoever sent them waits."""
-        from edgepeft.runtime.passes import in_batches
+        from edgepeft.runtime.inputs import in_batches
 
         for rows in self._typed_rows() if self._typed else [self.rows(runtime)]:
             yield from in_batches(rows, self.batch_size)
@@ -252,7 +252,7 @@ def _check_vectors(runtime: Runtime, tasks: Sequence[str], out: Path | None, dim
 
 
 def _write_answers(runtime: Runtime, asked: RunOptions, file: Path, out: Path, manner: Decoding) -> None:
-    from edgepeft.runtime.answer_file import write_answers
+    from edgepeft.runtime.prediction import write_answers
 
     if asked.task_column is not None:
         raise UsageError("--out goes with --task, not with --task-column.")

@@ -40,7 +40,7 @@ from edgepeft.graph.names import LOGITS, without_prefix
 from edgepeft.graph.prune_last_layer import drop_unread_rows
 from edgepeft.graph.splice import splice
 from edgepeft.runtime.generation import TextSession, TextState
-from edgepeft.runtime.prefix import shared_layers
+from edgepeft.runtime.mixed import shared_layers
 from edgepeft.runtime.session import open_session, run_session
 from edgepeft.runtime.weights import TaskSession
 from edgepeft.tasks.base import TaskType

@@ -41,8 +41,7 @@ from edgepeft.device.machine import isa_flags
 from edgepeft.graph.validate import check_standard
 from edgepeft.runtime.decoding import log_probabilities
 from edgepeft.runtime.generation import TextState
-from edgepeft.runtime.inputs import Inputs
-from edgepeft.runtime.passes import put
+from edgepeft.runtime.inputs import Inputs, put
 from edgepeft.runtime.prepacked import check_prepacked
 from edgepeft.runtime.runtime import Runtime
 from edgepeft.tasks._facts import Agreement, same_best

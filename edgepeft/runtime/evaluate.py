@@ -21,8 +21,7 @@ from edgepeft.data.text_template import of_source
 from edgepeft.options.base import function_of
 from edgepeft.options.verbs import EvalOptions
 from edgepeft.runtime.decoding import GREEDY, Decoding
-from edgepeft.runtime.inputs import Truncation
-from edgepeft.runtime.passes import in_batches
+from edgepeft.runtime.inputs import Truncation, in_batches
 from edgepeft.runtime.runtime import Runtime
 from edgepeft.tasks.base import TaskType
 

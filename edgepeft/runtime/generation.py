@@ -25,13 +25,12 @@ from edgepeft.common.errors import DoesNotFit, Unwritable, UsageError
 from edgepeft.device.machine import memory_bytes
 from edgepeft.graph.in_place import in_place
 from edgepeft.graph.prompt import placeholders_in
-from edgepeft.runtime.decoding import Decoding, Row, Written, choose
-from edgepeft.runtime.grammar import Grammars, Guide
+from edgepeft.runtime.decoding import Decoding, Grammars, Guide, Row, Written, choose
 from edgepeft.runtime.inputs import Inputs
 from edgepeft.runtime.kv_cache import AT_ONCE, Beginning, Beginnings, KvCache, places
 from edgepeft.runtime.prediction import no_number
 from edgepeft.runtime.session import failing_as, return_free_memory
-from edgepeft.runtime.weights import BoundSession, TaskSession, ort_value
+from edgepeft.runtime.weights import TaskSession, ort_value
 
 _PASS_TOKENS = 4096  # of a batch, padding counted: the encoder's attention of 8 rows of 512 takes 100 MB
 _PASS_TEXTS = 256
@@ -140,16 +139,13 @@ class TextState:
         return values
 
     def _step(self, cache: KvCache, ids: NDArray[np.int64], order: NDArray[np.int64]) -> NDArray[np.float32]:
-        def bind(rows: range, tokens: int) -> BoundSession:
-            return self._decoder.bound()
-
         with failing_as(f"stops in the decoder, with {len(ids)} texts"):
             if self._unread is None:
                 cache.take(order)
-                return cache.step(bind, ids)
+                return cache.step(lambda *_: self._decoder.bound(), ids)
             prompts, self._unread = self._unread, None  # whose last tokens are the first to go on from
             prompts = [[*row[:-1], last] for row, last in zip(prompts, ids.tolist(), strict=True)]
-            return cache.begin(bind, prompts, [self._beginning] * len(prompts))
+            return cache.begin(lambda *_: self._decoder.bound(), prompts, [self._beginning] * len(prompts))
 
     def keep(self, rows: list[int]) -> None:
         """Let the others' keys and values of the encoder go."""
@@ -175,23 +171,19 @@ class Generator:
     ) -> None:
         self.bundle, self._open, self.leading = bundle, open_model, leading
         self.beginnings = Beginnings()
-        self._sessions = {} if sessions is None else sessions
+        self.sessions = {} if sessions is None else sessions
 
     def session(self, task: str | None) -> TextSession:
         """A task's sessions, or those of the bare backbone for None."""
-        session = self._sessions.get(task)  # another thread may close it at any time
+        session = self.sessions.get(task)  # another thread may close it at any time
         if session is None:
-            session = self._sessions[task] = TextSession.of(self.bundle.text_graphs_of(task), self._open)
+            session = self.sessions[task] = TextSession.of(self.bundle.text_graphs_of(task), self._open)
             return_free_memory()  # of the graphs, which are gone by now
         return session
 
-    def opened(self, task: str | None) -> TextSession | None:
-        """A task's sessions, where they are open."""
-        return self._sessions.get(task)
-
     def beginning(self, task: str | None, session: TextSession, taken: int) -> Beginning:
         """Find what a task's texts begin with; empty for a session not its own, or where ``taken`` leaves no room."""
-        if task is None or self._sessions.get(task) is not session:
+        if task is None or self.sessions.get(task) is not session:
             return Beginning()
         if (kept := self.beginnings.of(task)) is not None:
             return kept

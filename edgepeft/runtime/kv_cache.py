@@ -203,14 +203,12 @@ class _Run:
         for kind, frequencies in enumerate(cache._frequencies):
             angles = np.arange(cache._buffers[0].shape[2], dtype=np.float32)[:, None] * frequencies
             given |= zip(tables(kind), (np.cos(angles), np.sin(angles)), strict=True)
-        for name, values in given.items():
-            bound.bind_input(name, ort.OrtValue.ortvalue_from_numpy(values))
-        bound.bind_output(LOGITS, ort.OrtValue.ortvalue_from_numpy(self._logits))
+        read = {name: ort.OrtValue.ortvalue_from_numpy(values) for name, values in given.items()}
+        written = {LOGITS: ort.OrtValue.ortvalue_from_numpy(self._logits)}
         pairs = [pair for i in cache._layers for pair in zip(caches(PAST, i), caches(PRESENT, i), strict=True)]
         for (past, present), buffer in zip(pairs, cache._buffers, strict=True):
-            value = ort.OrtValue.ortvalue_from_numpy(buffer[rows.start : rows.stop])
-            bound.bind_input(past, value)
-            bound.bind_output(present, value)
+            read[past] = written[present] = ort.OrtValue.ortvalue_from_numpy(buffer[rows.start : rows.stop])
+        bound.bind(read, written)
 
     def logits(self) -> NDArray[np.float32]:
         self._bound.run()

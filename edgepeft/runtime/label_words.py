@@ -22,8 +22,7 @@ from edgepeft.bundle.bundle import Bundle
 from edgepeft.common.errors import Unwritable
 from edgepeft.runtime.decoding import Decoding, log_probabilities
 from edgepeft.runtime.generation import Generator, TextState
-from edgepeft.runtime.inputs import Inputs, Tokenizing
-from edgepeft.runtime.passes import in_batches
+from edgepeft.runtime.inputs import Inputs, Tokenizing, in_batches
 
 _BRANCHES = 16  # of the trie, from one reading of the prompt: each is a text in the cache
 

@@ -1,6 +1,9 @@
-"""Batches whose rows are of several tasks: tasks of one structure in one pass, each for its own rows.
+"""Several tasks at once.
 
-Of tasks that write text a pass is a step (``edgepeft.runtime.text_generation``).
+Batches whose rows are of several tasks: tasks of one structure in one pass, each for its own rows.  Of tasks that write
+text a pass is a step (``edgepeft.runtime.text_generation``).
+
+All tasks on one input: the layers that they leave to the backbone run once, then each task's rest.
 """
 
 from __future__ import annotations
@@ -8,23 +11,36 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import starmap
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
 import onnxruntime as ort
 from numpy.typing import NDArray
 
+from edgepeft.backbones.base import Architecture, Role
 from edgepeft.bundle.bundle import Bundle
 from edgepeft.common.errors import BundleError, EdgepeftError
+from edgepeft.graph.cut import above, below, untouched_values
 from edgepeft.graph.in_place import hide_fronts, in_place
 from edgepeft.graph.mix import ROW_COUNTS, TOKEN_COUNTS, may_be_empty, mix, mix_text, slotted
 from edgepeft.graph.names import LOGITS
+from edgepeft.graph.prune_last_layer import drop_unread_rows
 from edgepeft.runtime.generation import TextSession
-from edgepeft.runtime.inputs import Inputs, Readable, Tokenizing, check_rows, pad_together, read_by
-from edgepeft.runtime.passes import in_batches, passes, put, unpacked
+from edgepeft.runtime.inputs import (
+    Inputs,
+    Readable,
+    Tokenizing,
+    check_rows,
+    in_batches,
+    pad_together,
+    passes,
+    put,
+    read_by,
+    unpacked,
+)
 from edgepeft.runtime.prediction import of_width, predictions
-from edgepeft.runtime.session import failing_as
+from edgepeft.runtime.session import failing_as, run_session
 from edgepeft.runtime.weights import BoundSession, TaskSession, Weights, ort_value, parted
 from edgepeft.tasks.base import Prediction
 
@@ -124,10 +140,9 @@ class Slots:
                 assert graph is not None, "it can be mixed with two slots"
                 session = self._sessions[key, n] = self._weights.open_graph(graph)
         feeds = {slotted(name, i): value for i, values in enumerate(fed) for name, value in values.items()}
-        given = {
-            name: np.pad(counts[name], (0, n - len(tasks))).astype(np.int64) for name in (ROW_COUNTS, TOKEN_COUNTS)
-        }
-        return session, feeds | {name: ort.OrtValue.ortvalue_from_numpy(each) for name, each in given.items()}
+        for name in (ROW_COUNTS, TOKEN_COUNTS):
+            feeds[name] = ort_value(np.pad(counts[name], (0, n - len(tasks))).astype(np.int64))
+        return session, feeds
 
 
 class TextSlots(NamedTuple):
@@ -198,7 +213,7 @@ class Mixer:
         pairs = zip(texts.values(), entries, strict=True)
         read = [read_by(entry.task_kind, rows, entry.source) for rows, entry in pairs]
         encoded = [
-            tokenizing.tokens(rows.texts, entry.max_length, kind=entry.task_kind)
+            tokenizing.tokens(rows.texts, entry.max_length, entry.task_kind)
             for rows, entry in zip(read, entries, strict=True)
         ]
         inputs = pad_together([batch.inputs for batch in encoded], self._weights.bundle.architecture.pad_token_id)
@@ -219,24 +234,18 @@ class Mixer:
         within = np.arange(len(slots)) - (np.cumsum(counts) - counts)[slots]
         for rows, part in passes(inputs, prompt=prompt):
             present, slot = np.unique(slots[rows], return_inverse=True)
-            for k, outputs in enumerate(self.run([sessions[i] for i in present], slot, part, prompt)):
-                i, own = present[k], slot == k
-                per_token = entries[i].task_kind.per_token
-                found = unpacked(outputs, part["attention_mask"][own]) if per_token else outputs
-                put(logits[i], within[rows[own]], of_width(entries[i].n_outputs, sessions[i][0], found))
+            n = len(present)  # exactly: a slot without rows stops in SPARTAN's nodes, which read their shapes
+            order, tokens = np.argsort(slot, kind="stable"), (part["attention_mask"] != 0).sum(1) + prompt
+            held = {ROW_COUNTS: np.bincount(slot, minlength=n), TOKEN_COUNTS: np.bincount(slot, tokens, n)}
+            values = {name: ort_value(given[order]) for name, given in part.items()}
+            named = [slotted(LOGITS, i) for i in range(n)]
+            found = self._slots.run([sessions[i] for i in present], held, values, named)
+            for k, (i, value) in enumerate(zip(present, found, strict=True)):
+                own, outputs = slot == k, value.numpy()
+                if entries[i].task_kind.per_token:
+                    outputs = unpacked(outputs, part["attention_mask"][own])
+                put(logits[i], within[rows[own]], of_width(entries[i].n_outputs, sessions[i][0], outputs))
         return logits
-
-    def run(
-        self, tasks: Sequence[tuple[str, TaskSession]], slots: NDArray[np.intp], inputs: Inputs, prompt: int
-    ) -> list[NDArray[np.float32]]:
-        """Logits [its rows, its outputs] of tasks of one structure; ``slots`` [batch]: each row's index in them."""
-        n = len(tasks)  # exactly: a slot without rows stops in SPARTAN's nodes, which read their shapes
-        order = np.argsort(slots, kind="stable")
-        tokens = (inputs["attention_mask"] != 0).sum(1) + prompt
-        counts = {ROW_COUNTS: np.bincount(slots, minlength=n), TOKEN_COUNTS: np.bincount(slots, tokens, n)}
-        values = {name: ort_value(rows[order]) for name, rows in inputs.items()}
-        logits = self._slots.run(tasks, counts, values, [slotted(LOGITS, i) for i in range(n)])
-        return [value.numpy() for value in logits]
 
 
 def _mix_decoder(
@@ -248,3 +257,79 @@ def _mix_decoder(
         return None
     lowered = in_place(mixed)
     return hide_fronts(mixed) if lowered is None else lowered.model
+
+
+class PrefixPlan(NamedTuple):
+    """``layers`` run once for the tasks of ``shared``; those of ``whole`` run by themselves."""
+
+    layers: int
+    shared: tuple[str, ...]
+    whole: tuple[str, ...]
+
+
+class Prefix:
+    """Sessions of a bundle's lower layers and of what its tasks put on them, opened when needed."""
+
+    def __init__(self, weights: Weights) -> None:
+        self._weights, self._bundle = weights, weights.bundle
+        self._values = _layer_values(self._bundle.architecture, self._bundle.manifest.backbone.sites)
+        self._sessions: dict[tuple[int, str | None], TaskSession] = weights.table("prefix")
+        self._depths: dict[str, int] = {}
+
+    def plan(self, tasks: Sequence[str]) -> PrefixPlan:
+        """Plan what these tasks share; tasks with a prompt share nothing."""
+        for task in tasks:
+            if task not in self._depths:
+                architecture, sites = self._bundle.architecture, self._bundle.manifest.backbone.sites
+                self._depths[task] = shared_layers(self._bundle.spliced(task), architecture, sites)
+        return plan_prefix({task: self._depths[task] for task in tasks}, self._bundle.architecture.n_layers)
+
+    def logits(self, shared: PrefixPlan, inputs: Mapping[str, NDArray[np.int64]]) -> dict[str, NDArray[np.float32]]:
+        """[batch, outputs] of each task of ``shared.shared``."""
+        check_rows(inputs["attention_mask"])
+        cut, shape = shared.layers, inputs["input_ids"].shape
+        value = self._values[cut - 1]
+        entries = {task: self._bundle.entry(task) for task in shared.shared}
+        answers = {task: np.zeros(entry.task_kind.logits_shape(*shape), np.float32) for task, entry in entries.items()}
+        known = self._bundle.architecture.inputs
+        for rows, part in passes({name: inputs[name] for name in known}):
+            hidden = run_session(self._session(cut, None), value, part)
+            with_hidden: dict[str, NDArray[Any]] = {**part, value: hidden}
+            for task, logits in answers.items():
+                part_of = run_session(self._session(cut, task), LOGITS, with_hidden)
+                put(logits, rows, of_width(logits.shape[-1], task, part_of))
+        return answers
+
+    def _session(self, cut: int, task: str | None) -> TaskSession:
+        session = self._sessions.get((cut, task))  # another thread may close it at any time
+        if session is None:
+            model, value = self._bundle.spliced(task), self._values[cut - 1]
+            width = self._bundle.architecture.hidden_size
+            part = below(model, value) if task is None else above(model, {value: ("tokens", width)})
+            drop_unread_rows(part)
+            session = self._sessions[cut, task] = self._weights.open(part)
+        return session
+
+
+def _layer_values(architecture: Architecture, sites: Mapping[str, str]) -> tuple[str, ...]:
+    """The value of each layer's output, from below."""
+    return tuple(sites[site.name] for site in architecture.sites_of(Role.LAYER_OUTPUT))
+
+
+def shared_layers(model: onnx.ModelProto, architecture: Architecture, sites: Mapping[str, str]) -> int:
+    """How many of the lowest layers a spliced task leaves as the backbone has them, the embeddings included."""
+    return untouched_values(model.graph, _layer_values(architecture, sites))
+
+
+def plan_prefix(depths: Mapping[str, int], n_layers: int) -> PrefixPlan:
+    """Cut where the fewest layers are run in all; ``depths`` are ``shared_layers`` by task.
+
+    With a cut at c, c layers run once, n - c for each task that leaves so many alone, and n for each other.
+    """
+
+    def cost(cut: int) -> int:
+        return cut + sum(n_layers - cut if depth >= cut else n_layers for depth in depths.values())
+
+    best = min({0, *depths.values()}, key=lambda cut: (cost(cut), cut))
+    shared = tuple(task for task, depth in depths.items() if depth >= best > 0)
+    return PrefixPlan(best, shared, tuple(task for task in depths if task not in shared))

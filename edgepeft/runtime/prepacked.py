@@ -89,9 +89,8 @@ class Prepacked:
 
     def drop_scales(self) -> None:
         """Free the memory of what only opening a session reads: scales of groups, which packed copies have too."""
-        places = [self.tensors[name] for name in self.tensors if name.endswith(":scale")]
-        if places:
-            parts = [(int(place["offset"]), int(place["length"])) for place in places]
+        places = [place for name, place in self.tensors.items() if name.endswith(":scale")]
+        if parts := [(int(place["offset"]), int(place["length"])) for place in places]:
             drop_pages((self.folder / _PACKED_FILE).resolve(), parts)
 
     def seen(self) -> frozenset[str]:
@@ -187,7 +186,11 @@ def prepacked_key(bundle: Bundle) -> str:
 
 def _build(bundle: Bundle, folder: Path) -> None:
     """Fill an entry's folder, and check that its session gives what one on the bundle's own file gives."""
-    _require_space(folder, bundle)
+    # Each tensor, and its packed copy, as written and as laid out; of int8 a quarter joined, and its packed copy.
+    joined = bundle.manifest.backbone.weights_dtype == "int8"
+    needed = int((5.2 if joined else 4.2) * bundle.weights.stat().st_size)
+    if shutil.disk_usage(folder).free < needed:  # ONNX Runtime reports no error when the disk is full
+        raise OSError(errno.ENOSPC, f"{needed >> 20} MB are needed")
     model = _with_pooler(bundle)
     if bundle.architecture.decoder_only and bundle.manifest.backbone.text is not None:
         _with_output(model, bundle.text_graphs.decoder)
@@ -217,7 +220,10 @@ def _build(bundle: Bundle, folder: Path) -> None:
         raise OSError(errno.EIO, "ONNX Runtime did not write the whole file")
     _lay_out(tensors, packed)
     _place(model, bundle, tensors)
-    _require_equal(expected, _answer(open_session(model, folder)))
+    given = _answer(open_session(model, folder))
+    for name, values in expected.items():  # packing changes nothing but the last digits, which fusing moves
+        if not np.allclose(values, given[name], rtol=1e-4, atol=1e-5, equal_nan=True):
+            raise EdgepeftError(f"the prepacked weights give another {name} than the weights themselves.")
     tried = _tried(bundle, folder, tensors)
     if not tried["fused"] and (kept := _without_joined(tensors)) != tensors:
         _lay_out(tensors := kept, packed)
@@ -285,15 +291,6 @@ def _lay_out(tensors: dict[str, dict[str, str]], packed: Path) -> None:
     laid_out.replace(packed)
 
 
-def _require_space(folder: Path, bundle: Bundle) -> None:
-    """ONNX Runtime reports no error when the disk is full."""
-    joined = bundle.manifest.backbone.weights_dtype == "int8"  # a quarter, and its packed copy
-    # Each tensor, and its packed copy; as written, and as laid out.
-    needed = int((5.2 if joined else 4.2) * bundle.weights.stat().st_size)
-    if shutil.disk_usage(folder).free < needed:
-        raise OSError(errno.ENOSPC, f"{needed >> 20} MB are needed")
-
-
 def _with_pooler(bundle: Bundle) -> onnx.ModelProto:
     """The backbone with its pooler, which the heads of many tasks read."""
     model, checkpoint = copied(bundle.backbone_graph), bundle.checkpoint
@@ -304,11 +301,10 @@ def _with_pooler(bundle: Bundle) -> onnx.ModelProto:
         stored = checkpoint.find(name)
         model.graph.initializer.append(external_tensor(stored))
         made = f"cache/{stored.name}"
-        if len(shape) == 2:
-            node = helper.make_node("Gemm", ["pooled.first", stored.name], [made], transB=1)
-        else:
-            node = helper.make_node("Add", ["pooled.first", stored.name], [made])
-        model.graph.node.append(node)
+        how: dict[str, Any] = {"transB": 1} if len(shape) == 2 else {}
+        model.graph.node.append(
+            helper.make_node("Gemm" if how else "Add", ["pooled.first", stored.name], [made], **how)
+        )
         model.graph.output.append(floats(made, None))
     return model
 
@@ -385,10 +381,3 @@ def _answer(session: ort.InferenceSession, n_tokens: int = 8) -> Mapping[str, An
     """Every output for one short row."""
     row = {value.name: np.ones((1, n_tokens), np.int64) for value in session.get_inputs()}
     return dict(zip((value.name for value in session.get_outputs()), session.run(None, row), strict=True))
-
-
-def _require_equal(expected: Mapping[str, Any], packed: Mapping[str, Any]) -> None:
-    """See that packing changed nothing but the last digits, which fusing moves."""
-    for name, values in expected.items():
-        if not np.allclose(values, packed[name], rtol=1e-4, atol=1e-5, equal_nan=True):
-            raise EdgepeftError(f"the prepacked weights give another {name} than the weights themselves.")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+from collections.abc import Generator as Generates
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from typing import TYPE_CHECKING, Any, Self, overload
@@ -11,31 +13,39 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgepeft.backbones.base import Pooling
-from edgepeft.backbones.tokens import TokenBatch
+from edgepeft.backbones.tokens import Text, TokenBatch
 from edgepeft.bundle.bundle import Bundle
 from edgepeft.bundle.manifest import Manifest, TaskEntry
 from edgepeft.common.errors import BundleError, EdgepeftError, UsageError
 from edgepeft.graph.names import LOGITS
 from edgepeft.graph.one_row import for_one_row
-from edgepeft.runtime.answer_file import Frame, answered_frame, is_frame
-from edgepeft.runtime.decoding import GREEDY, Decoding
+from edgepeft.runtime.decoding import GREEDY, Decoding, Written
 from edgepeft.runtime.generation import Generator, TextSession
-from edgepeft.runtime.inputs import Inputs, Readable, Tokenizing, check_rows, checked_inputs, read_by, texts_of
+from edgepeft.runtime.inputs import Inputs, Readable, Tokenizing, checked_inputs, filled, one_row, passes, put, read_by
 from edgepeft.runtime.label_words import word_scores
-from edgepeft.runtime.mixed import Mixer
-from edgepeft.runtime.passes import filled, one_row, passes, put
-from edgepeft.runtime.prediction import Notes, RowResult, in_numbers, number_or_error, of_width, predictions
-from edgepeft.runtime.prefix import Prefix
+from edgepeft.runtime.mixed import Mixer, Prefix
+from edgepeft.runtime.prediction import (
+    Frame,
+    answered_frame,
+    in_numbers,
+    is_frame,
+    number_or_error,
+    of_width,
+    predictions,
+    text_answers,
+    told,
+)
 from edgepeft.runtime.session import opening, run_session
-from edgepeft.runtime.text_generation import TextTasks
+from edgepeft.runtime.text_generation import TextBatch
 from edgepeft.runtime.weights import TaskSession, Weights
 from edgepeft.tasks.base import Answer, Prediction, TaskType
 
 if TYPE_CHECKING:
     from edgepeft.options.base import Folder
+    from edgepeft.runtime.prediction import RowResult, TextAnswer
 
 
-class Runtime(TextTasks):
+class Runtime:
     """An opened bundle that answers; sessions open with the first request to their task.
 
     ``threads`` caps the intra-op threads; None takes what affinity and quota allow.  ``cache`` lets all sessions
@@ -44,6 +54,10 @@ class Runtime(TextTasks):
     """
 
     def __init__(self, folder: Folder, *, threads: int | None = None, cache: bool = True) -> None:
+        if not isinstance(folder, str | os.PathLike):
+            raise UsageError(f"{folder!r:.80} is no folder; give the path of a bundle's.")
+        if threads is not None and not isinstance(threads, int | np.integer):
+            raise UsageError(f"threads is {threads!r:.80}; give a whole number, or None for what the host allows.")
         if threads is not None and threads < 1:
             raise UsageError(f"threads is {threads}; 1 is the least that there can be, and None what the host allows.")
         self.bundle = Bundle(folder)
@@ -56,7 +70,7 @@ class Runtime(TextTasks):
         self._tokenizing = Tokenizing(self.bundle, self._lock)
         self.truncation = self._tokenizing.truncation
         self._mixer = Mixer(self._weights)
-        self._notes = Notes()
+        self._noted: set[tuple[str, str]] = set()
         self._begin_anew()
 
     def __enter__(self) -> Self:
@@ -120,15 +134,8 @@ class Runtime(TextTasks):
                     self._sessions[task] = self._weights.open(self.bundle.graph(task))
             return self._sessions[task]
 
-    def prepare(self, task: str | None) -> None:
-        """Open what answers a task's rows, or the bare backbone for None, before they come.
-
-        Raises:
-            UnknownName, BundleError, UsageError: as ``session``.
-        """
-        self._opened(task)
-
-    def _opened(self, task: str | None) -> TaskSession | TextSession:
+    def prepare(self, task: str | None) -> TaskSession | TextSession:
+        """Open what answers a task's rows, or the bare backbone for None; raises as ``session``."""
         if task is None or not self.bundle.entry(task).writes:
             return self.session(task)
         with self._lock, opening(task):
@@ -137,7 +144,7 @@ class Runtime(TextTasks):
 
     def structure(self, task: str | None) -> bytes | None:
         """Equal for tasks whose rows ``predict_mixed`` runs together; None until the task's session is open."""
-        session = self._sessions.get(task) or self.generator.opened(task)
+        session = self._sessions.get(task) or self.generator.sessions.get(task)
         entry = self.bundle.manifest.tasks.get(task or "")
         return None if session is None or (entry is not None and entry.scores_words) else session.structure
 
@@ -174,11 +181,7 @@ class Runtime(TextTasks):
         return self._output(task, LOGITS, batch, shape, entry.prompt_length)
 
     def last_hidden_state(self, inputs: Inputs) -> NDArray[np.float32]:
-        """[batch, length, hidden size] of the bare backbone, zero where there is no token; inputs as of ``logits``.
-
-        Raises:
-            DataError, BundleError: as ``logits``.
-        """
+        """[batch, length, hidden size] of the bare backbone, zero where there is no token; else as ``logits``."""
         batch = checked_inputs(inputs, self.bundle.architecture)
         shape = (*batch["input_ids"].shape, self.bundle.architecture.hidden_size)
         return self._output(None, "last_hidden_state", batch, shape)
@@ -240,8 +243,8 @@ class Runtime(TextTasks):
         read = read_by(entry.task_kind, texts, entry.source)
         if not read.given:
             return []
-        batch = self._tokenizing.tokens(read.texts, entry.max_length, kind=entry.task_kind)
-        return self._notes.told(predictions(task, entry, read, self._logits_of(task, entry, batch), batch))
+        batch = self._tokenizing.tokens(read.texts, entry.max_length, entry.task_kind)
+        return told(predictions(task, entry, read, self._logits_of(task, entry, batch), batch), self._noted)
 
     def _logits_of(self, task: str, entry: TaskEntry, batch: TokenBatch) -> NDArray[np.float32]:
         """``logits`` of tokens that are our own: of a row alone only what the tokenizer may be wrong in is checked."""
@@ -276,17 +279,16 @@ class Runtime(TextTasks):
         for (max_length, source, *_), alike in forms.items():
             kind = self.bundle.entry(alike[0]).task_kind
             read = read_by(kind, given, source)
-            batch = self._tokenizing.tokens(read.texts, max_length, answers=len(alike), kind=kind)
+            batch = self._tokenizing.tokens(read.texts, max_length, kind, answers=len(alike))
             logits = self._logits_of_all(alike, batch.inputs)
             for task in alike:
-                of_task = predictions(task, self.bundle.entry(task), read, logits[task], batch)
-                answers[task] = in_numbers(self._notes.told(of_task))
+                of_task = told(predictions(task, self.bundle.entry(task), read, logits[task], batch), self._noted)
+                answers[task] = in_numbers(of_task)
         return answers
 
     def _logits_of_all(self, tasks: Sequence[str], inputs: Inputs) -> dict[str, NDArray[np.float32]]:
         if len(tasks) == 1:
             return {tasks[0]: self.logits(tasks[0], inputs)}
-        check_rows(inputs["attention_mask"])
         with self._lock:
             self._weights.prepare()
             prefix = self._prefix
@@ -321,7 +323,7 @@ class Runtime(TextTasks):
         groups: list[list[str | None]] = [[*rows]]
         refused: dict[str | None, EdgepeftError] = {}
         if len(rows) != 1 or tasks[0] not in self._sessions:  # else there is nothing to group or to open
-            groups, refused = self._mixer.groups(rows, self._opened, strict=strict)
+            groups, refused = self._mixer.groups(rows, self.prepare, strict=strict)
         answers: dict[int, RowResult] = {row: error for task, error in refused.items() for row in rows[task]}
         for group in groups:
             members = [row for task in group for row in rows[task]]
@@ -349,7 +351,9 @@ class Runtime(TextTasks):
         self, texts: Mapping[str | None, list[Readable]], pooling: Pooling, decoding: Decoding
     ) -> Sequence[RowResult]:
         if None in texts:  # alone, as it shares no passes
-            return self._embeddings(texts[None], pooling)
+            _, inputs = self._tokenizing.whole(texts[None], self.bundle.architecture.max_length)
+            shape = (len(texts[None]), self.bundle.architecture.hidden_size)
+            return list(self._output(None, pooling.embedding, inputs, shape))
         named = {task: rows for task, rows in texts.items() if task is not None}
         writes = self.bundle.entry(next(iter(named))).task_kind.writes
         if writes and (len(named) == 1 or decoding.beams > 1):
@@ -359,19 +363,43 @@ class Runtime(TextTasks):
         if writes:
             return self.writing(decoding).answers(named)
         of_tasks = self._mixer.predictions(named, self.session, self._tokenizing)
-        return [answer for of_task in of_tasks for answer in self._notes.told(of_task)]
+        return [answer for of_task in of_tasks for answer in told(of_task, self._noted)]
 
-    def _embeddings(self, texts: Sequence[Readable], pooling: Pooling) -> list[NDArray[np.float32]]:
-        """The bare backbone's embedding [hidden size] of each text."""
-        inputs = self._tokenizing.tokens(texts_of(texts), self.bundle.architecture.max_length).inputs
-        check_rows(inputs["attention_mask"])
-        shape = (len(texts), self.bundle.architecture.hidden_size)
-        return list(self._output(None, pooling.embedding, inputs, shape))
+    def write(self, task: str, texts: str | Sequence[Readable], decoding: Decoding = GREEDY) -> list[TextAnswer]:
+        """What a task writes for each text or pair, in order; longer ones are cut, and counted in ``truncation``."""
+        read, inputs = self._read(task, texts)
+        return self._written(task, read, self.generator.write(task, inputs, decoding))
+
+    def _written(self, task: str, texts: Sequence[Text], written: Sequence[Written]) -> list[TextAnswer]:
+        self.truncation.texts += sum(not one.ended for one in written)
+        answers = text_answers(task, self.bundle.entry(task), texts, written, self._tokenizing.encoder())
+        return told(answers, self._noted)
+
+    def writing(self, decoding: Decoding = GREEDY) -> TextBatch:
+        """A batch that texts of tasks which write text, of one structure, join and leave while it goes on, greedily."""
+        return TextBatch(self, decoding)
+
+    def stream(self, task: str, text: Readable, decoding: Decoding = GREEDY) -> Generates[str, None, TextAnswer]:
+        """What a task writes for one text, piece by piece as it is written; the answer as a whole is the last value.
+
+        Pieces are whole characters, and some are empty: a token may be part of one.
+        """
+        batch = self.writing(decoding)
+        (draft,) = batch.add(task, [text])
+        while not draft.done:
+            batch.step()
+            yield batch.piece(draft)
+        return batch.answer(draft)
+
+    def _read(self, task: str, texts: object) -> tuple[list[Text], Inputs]:
+        """Read and tokenize texts for a task that writes text, and open the task."""
+        entry = self.bundle.entry(task)
+        if not entry.task_kind.writes:
+            raise UsageError(f"task {task} writes no text; ask it with predict.")
+        read = self._tokenizing.whole(texts, entry.max_length, entry.source)
+        self.prepare(task)
+        return read
 
     def n_tokens(self, task: str, texts: Sequence[str]) -> int:
-        """How many tokens the task reads of these texts: of cut ones as far as it does, of others in all windows.
-
-        Raises:
-            UnknownName: no such task.
-        """
+        """How many tokens the task reads of these texts: of cut ones as far as it does, of others in all windows."""
         return self._tokenizing.count(texts, self.bundle.entry(task))

@@ -29,7 +29,7 @@ from edgepeft.graph.grouped import lower_groups
 from edgepeft.graph.integer_lowering import lower_integers
 from edgepeft.graph.names import LOGITS
 from edgepeft.graph.protos import copied
-from edgepeft.runtime.passes import unpacked
+from edgepeft.runtime.inputs import unpacked
 
 if TYPE_CHECKING:
     from edgepeft.runtime.weights import TaskSession

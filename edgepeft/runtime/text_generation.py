@@ -10,13 +10,11 @@ Letters: R rows, S their padded length, L tokens of the longest, h heads, e a he
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections import Counter, deque
-from collections.abc import Generator as Generates
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnxruntime as ort
@@ -24,18 +22,18 @@ from numpy.typing import NDArray
 
 from edgepeft.backbones.text import CROSS, CROSS_BIAS, IDS, LOGITS, ORDER, PAST, PRESENT, caches
 from edgepeft.backbones.tokens import Text, pad_rows
-from edgepeft.bundle.bundle import Bundle
 from edgepeft.common.errors import EdgepeftError, Unwritable, UsageError
 from edgepeft.graph.in_place import HIDDEN
 from edgepeft.graph.mix import ROW_COUNTS, TOKEN_COUNTS
-from edgepeft.runtime.decoding import GREEDY, Decoding, Row, Written, choose
-from edgepeft.runtime.generation import Generator
-from edgepeft.runtime.inputs import Inputs, Readable, Tokenizing, Truncation, check_rows, texts_of
+from edgepeft.runtime.decoding import Decoding, Row, Written, choose
 from edgepeft.runtime.kv_cache import KvCache
-from edgepeft.runtime.mixed import MAX_TASKS, Mixer
-from edgepeft.runtime.prediction import Notes, TextAnswer, no_number, note_of
+from edgepeft.runtime.mixed import MAX_TASKS
+from edgepeft.runtime.prediction import TextAnswer, no_number
 from edgepeft.runtime.session import failing_as
 from edgepeft.runtime.weights import BoundSession, ort_value
+
+if TYPE_CHECKING:
+    from edgepeft.runtime.runtime import Runtime
 
 _LOWEST = np.finfo(np.float32).min
 Values = dict[str, ort.OrtValue]
@@ -73,7 +71,7 @@ class Draft:
 class TextBatch:
     """Rows that are written together, greedily; one thread at a time."""
 
-    def __init__(self, runtime: TextTasks, decoding: Decoding) -> None:
+    def __init__(self, runtime: Runtime, decoding: Decoding) -> None:
         if decoding.beams > 1:
             raise UsageError(f"{decoding.beams} beams: texts are written together, or as a stream, with one.")
         self._runtime, self._generator, self.decoding = runtime, runtime.generator, decoding
@@ -102,7 +100,6 @@ class TextBatch:
         """
         read, inputs = self._runtime._read(task, texts)
         mask = inputs["attention_mask"] != 0
-        check_rows(mask)
         starts = self._generator.decoder.starts(inputs["input_ids"], mask).tolist()
         rows = zip(read, inputs["input_ids"], mask, starts, strict=True)
         drafts = [Draft(task, text, ids[real], Row.starting(start, most), self._end) for text, ids, real, start in rows]
@@ -168,9 +165,7 @@ class TextBatch:
         """Return a text once it is done; raise its error if it has one."""
         if draft.error is not None:
             raise draft.error
-        tokens, ended = draft.written
-        note = note_of(draft.text, self._generator.bundle.entry(draft.task))
-        return self._runtime._told([TextAnswer(draft.task, self._encoder.decode(tokens), ended, note, tokens)])[0]
+        return self._runtime._written(draft.task, [draft.text], [draft.written])[0]
 
     def answers(self, texts: Mapping[str, Sequence[object]]) -> list[TextAnswer]:
         """Each task's answers, in order."""
@@ -329,57 +324,3 @@ def _to_length(name: str, values: NDArray[np.float32], length: int) -> NDArray[n
         return values[..., :length] if axis == 3 else values[:, :, :length]
     widths = [(0, more if i == axis else 0) for i in range(values.ndim)]
     return np.pad(values, widths, constant_values=fill)
-
-
-class TextTasks(ABC):
-    """The part of ``Runtime`` for tasks that write text: all at once, as a stream, or in a batch that rows join."""
-
-    bundle: Bundle
-    generator: Generator
-    truncation: Truncation
-    _tokenizing: Tokenizing
-    _mixer: Mixer
-    _notes: Notes
-
-    @abstractmethod
-    def prepare(self, task: str | None) -> None:
-        """Open what answers a task's rows."""
-
-    def write(self, task: str, texts: str | Sequence[Readable], decoding: Decoding = GREEDY) -> list[TextAnswer]:
-        """What a task writes for each text or pair, in order; longer ones are cut, and counted in ``truncation``."""
-        read, inputs = self._read(task, texts)
-        check_rows(inputs["attention_mask"])
-        entry, encoder = self.bundle.entry(task), self._tokenizing.encoder()
-        both = zip(read, self.generator.write(task, inputs, decoding), strict=True)
-        told = ((note_of(text, entry), encoder.decode(one.tokens), one) for text, one in both)
-        return self._told([TextAnswer(task, text, one.ended, note, one.tokens) for note, text, one in told])
-
-    def writing(self, decoding: Decoding = GREEDY) -> TextBatch:
-        """A batch that texts of tasks which write text, of one structure, join and leave while it goes on, greedily."""
-        return TextBatch(self, decoding)
-
-    def stream(self, task: str, text: Readable, decoding: Decoding = GREEDY) -> Generates[str, None, TextAnswer]:
-        """What a task writes for one text, piece by piece as it is written; the answer as a whole is the last value.
-
-        Pieces are whole characters, and some are empty: a token may be part of one.
-        """
-        batch = self.writing(decoding)
-        (draft,) = batch.add(task, [text])
-        while not draft.done:
-            batch.step()
-            yield batch.piece(draft)
-        return batch.answer(draft)
-
-    def _read(self, task: str, texts: object) -> tuple[list[Text], Inputs]:
-        """Read and tokenize texts for a task that writes text, and open the task."""
-        entry = self.bundle.entry(task)
-        if not entry.task_kind.writes:
-            raise UsageError(f"task {task} writes no text; ask it with predict.")
-        read = texts_of(texts, entry.source)
-        inputs = self._tokenizing.tokens(read, entry.max_length).inputs
-        self.prepare(task)
-        return read, inputs
-
-    def _told(self, answers: list[TextAnswer]) -> list[TextAnswer]:
-        self.truncation.texts += sum(not answer.ended for answer in answers)
-        return self._notes.told(answers)

@@ -42,18 +42,15 @@ class BoundSession:
     ) -> None:
         self._session, self._used, self._binding = session, used, session.io_binding()
         self._kept: list[ort.OrtValue] = []  # a binding does not keep NumPy's memory
-        for name, value in given.items():
-            self.bind_input(name, value)
+        self.bind(given, {})
 
-    def bind_input(self, name: str, value: ort.OrtValue) -> None:
-        """Have the session read an input there."""
-        self._kept.append(value)
-        self._binding.bind_ortvalue_input(name, value)
-
-    def bind_output(self, name: str, value: ort.OrtValue) -> None:
-        """Have the session write an output there."""
-        self._kept.append(value)
-        self._binding.bind_ortvalue_output(name, value)
+    def bind(self, inputs: Mapping[str, ort.OrtValue], outputs: Mapping[str, ort.OrtValue]) -> None:
+        """Have the session read and write there."""
+        for name, value in inputs.items():
+            self._binding.bind_ortvalue_input(name, value)
+        for name, value in outputs.items():
+            self._binding.bind_ortvalue_output(name, value)
+        self._kept += [*inputs.values(), *outputs.values()]
 
     @property
     def inputs(self) -> set[str]:
@@ -121,7 +118,7 @@ class TaskSession:
         feeds = self.feeds
         if any(row is not rows[0] for row in rows):
             values = {name: [row.feeds[name].numpy() for row in rows] for name in feeds}
-            feeds = {name: ort.OrtValue.ortvalue_from_numpy(np.concatenate(each)) for name, each in values.items()}
+            feeds = {name: ort_value(np.concatenate(each)) for name, each in values.items()}
         return BoundSession(self.shared, feeds, self._used)
 
 
@@ -258,19 +255,16 @@ class Weights:
         external_data = [*self.bundle.external_data(model)]
         if self._prepacked is None:
             return open_session(model, self.bundle.folder, self.threads, external_data=external_data)
-        self._remember(self._prepacked)
+        # What was hashed, not what lies there now: somebody may have replaced it since.
+        expected = self.bundle.manifest.backbone.sha256.weights
+        hashed = frozenset(identity for identity, sha256 in self.bundle.sound_weights if sha256 == expected)
+        if new := hashed - self._prepacked.seen():
+            with contextlib.suppress(OSError, EdgepeftError):  # a folder that cannot be written: hashed again next time
+                self._prepacked.remember(new)
         self._prepacked.place(model, self.bundle)
         session = open_session(model, self._prepacked.folder, self.threads, external_data=external_data)
         self._prepacked.drop_scales()
         return session
-
-    def _remember(self, prepacked: Prepacked) -> None:
-        # What was hashed, not what lies there now: somebody may have replaced it since.
-        expected = self.bundle.manifest.backbone.sha256.weights
-        hashed = frozenset(identity for identity, sha256 in self.bundle.sound_weights if sha256 == expected)
-        if new := hashed - prepacked.seen():
-            with contextlib.suppress(OSError, EdgepeftError):  # a folder that cannot be written: hashed again next time
-                prepacked.remember(new)
 
     def close(self) -> None:
         """Let the sessions and the cache's entry go; runs that are under way end first."""

@@ -23,8 +23,7 @@ from starlette.responses import Response
 from edgepeft.backbones.tokens import TextEncoder
 from edgepeft.common.errors import EdgepeftError, MissingPackage, UnknownName, Unwritable
 from edgepeft.common.messages import listed_mistakes
-from edgepeft.runtime.decoding import GREEDY
-from edgepeft.runtime.grammar import ANY_OBJECT
+from edgepeft.runtime.decoding import ANY_OBJECT, GREEDY
 from edgepeft.runtime.prediction import RowResult, TextAnswer
 from edgepeft.serve.problems import EXPECTED, Json, Refused, problem, refusal_of
 from edgepeft.serve.routes import (

@@ -28,7 +28,7 @@ from edgepeft.data.training_loop.run import Progress, TrainingLoop, TrainingLoop
 from edgepeft.methods.base import Method, method_of
 from edgepeft.options.base import Folder, function_of
 from edgepeft.options.verbs import TrainOptions, TrainSettings
-from edgepeft.runtime.grammar import Grammars
+from edgepeft.runtime.decoding import Grammars
 from edgepeft.training import devices
 from edgepeft.training.curve import CURVE, draw_curve, point_of, smaller
 from edgepeft.training.engine import PyTorchEngine, SharedStates

@@ -21,7 +21,7 @@ from edgepeft.common.errors import DataError
 from edgepeft.data.batches import Encoded, sorted_batches
 from edgepeft.data.parts import PARTS, TaskData
 from edgepeft.data.training_loop.engine import Scored
-from edgepeft.runtime.grammar import Grammars, Guide
+from edgepeft.runtime.decoding import Grammars, Guide
 from edgepeft.tasks.base import TaskType
 from edgepeft.training.engine import PyTorchEngine, torch_batch
 

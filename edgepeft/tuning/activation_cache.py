@@ -30,7 +30,7 @@ from edgepeft.graph.gradient.rule import Backward, measured
 from edgepeft.graph.gradient.training import TrainingFacts, with_gradients, with_loss
 from edgepeft.graph.protos import ancestors, followed, reads, writers
 from edgepeft.graph.validate import check_standard
-from edgepeft.runtime.passes import passes
+from edgepeft.runtime.inputs import passes
 from edgepeft.runtime.session import failing_as, open_session
 
 _KEPT = ".hidden"

@@ -21,7 +21,7 @@ from edgepeft.data.training_loop.engine import Arrays, Masks, StepOutcome, Train
 from edgepeft.deploy.verify import pack_check
 from edgepeft.graph.names import LOGITS
 from edgepeft.options.verbs import TuneSettings
-from edgepeft.runtime.passes import passes, put
+from edgepeft.runtime.inputs import passes, put
 from edgepeft.runtime.session import open_session, return_free_memory, run_session
 from edgepeft.tuning.activation_cache import HiddenStates, SplitGraphs, hidden_states
 from edgepeft.tuning.memory import StepLayout

@@ -27,8 +27,8 @@ from edgepeft.graph.shapes import walk
 from edgepeft.options.verbs import TuneSettings
 from edgepeft.runtime.decoding import GREEDY, Decoding
 from edgepeft.runtime.generation import row_bytes, rows_at_once
+from edgepeft.runtime.inputs import PASS_TOKENS
 from edgepeft.runtime.label_words import decoding_in
-from edgepeft.runtime.passes import PASS_TOKENS
 from edgepeft.tasks.base import TaskType
 from edgepeft.tuning.memory import SESSION, Demand, most_within
 from edgepeft.tuning.target import Files, TuningTarget, from_task, from_template

@@ -28,7 +28,7 @@ from edgepeft.graph.gradient.rule import specs_of
 from edgepeft.options.verbs import TuneSettings
 from edgepeft.runtime.decoding import Decoding
 from edgepeft.runtime.generation import rows_at_once as rows_written
-from edgepeft.runtime.passes import PASS_TOKENS as PASS
+from edgepeft.runtime.inputs import PASS_TOKENS as PASS
 from edgepeft.tuning.activation_cache import SplitGraphs, training_graph
 from edgepeft.tuning.step import WRITTEN_ROWS, rows_at_once, targets_at_once
 from edgepeft.tuning.target import TuningTarget, deployed_graph

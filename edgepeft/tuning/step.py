@@ -31,7 +31,7 @@ from edgepeft.graph.external_data import generator_of
 from edgepeft.graph.gradient.training import TrainingFacts
 from edgepeft.graph.names import LABELS, LOGITS, LOSS, PLACES, POOLING, SHARES, dropout, gradient
 from edgepeft.graph.prompt import prompt_in
-from edgepeft.runtime.passes import PASS_TOKENS, packed, unpacked
+from edgepeft.runtime.inputs import PASS_TOKENS, packed, unpacked
 from edgepeft.runtime.session import failing_as, session_options
 
 Told: TypeAlias = Callable[[NDArray[Any], dict[str, Any]], dict[str, Any]]

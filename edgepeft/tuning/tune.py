@@ -40,8 +40,7 @@ from edgepeft.options.base import function_of
 from edgepeft.options.verbs import TuneOptions, TuneSettings
 from edgepeft.runtime.decoding import Decoding, log_probabilities
 from edgepeft.runtime.generation import Generator, TextSession
-from edgepeft.runtime.inputs import Inputs
-from edgepeft.runtime.passes import passes
+from edgepeft.runtime.inputs import Inputs, passes
 from edgepeft.runtime.session import open_session, run_session
 from edgepeft.runtime.weights import TaskSession
 from edgepeft.tasks._conformal import guarantee_of

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from edgepeft.common.errors import DataError
-from edgepeft.runtime.answer_file import answered_frame, is_frame
+from edgepeft.runtime.prediction import answered_frame, is_frame
 from edgepeft.runtime.runtime import Runtime
 from edgepeft.tasks.base import Prediction
 from edgepeft.tasks.classification import Classification

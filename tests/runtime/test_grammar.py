@@ -17,9 +17,8 @@ from tokenizers import Tokenizer
 from edgepeft.backbones.hooks import load_model
 from edgepeft.backbones.source import open_backbone
 from edgepeft.common.errors import Unwritable, UsageError
-from edgepeft.runtime.decoding import Decoding
+from edgepeft.runtime.decoding import ANY_OBJECT, Decoding, Grammars, Guide, schema_text
 from edgepeft.runtime.generation import TextState
-from edgepeft.runtime.grammar import ANY_OBJECT, Grammars, Guide, schema_text
 from edgepeft.runtime.runtime import Runtime
 
 pytest.importorskip("llguidance")

@@ -7,7 +7,6 @@ from edgepeft.bundle.bundle import Bundle
 from edgepeft.common.errors import BundleError
 from edgepeft.common.resources import file_identity
 from edgepeft.runtime.runtime import Runtime
-from edgepeft.runtime.weights import Weights
 
 
 def test_weights_that_are_rewritten_while_they_are_hashed_are_not_accepted(bundle, monkeypatch):
@@ -31,17 +30,18 @@ def test_weights_that_are_rewritten_while_they_are_hashed_are_not_accepted(bundl
 
 def test_only_the_identity_that_was_hashed_is_kept_for_the_next_process(bundle, monkeypatch):
     weights = bundle / "model.safetensors"
-    remember = Weights._remember
+    external_data = Bundle.external_data
 
-    def replaced_before(self, prepacked):
+    def replaced_after(self, model):  # and before the identity is kept
+        found = [*external_data(self, model)]
         content = bytearray(weights.read_bytes())
         content[-1] ^= 1
         weights.with_suffix(".new").write_bytes(content)
         weights.with_suffix(".new").replace(weights)
-        remember(self, prepacked)
+        return found
 
     with Runtime(bundle) as runtime:
-        monkeypatch.setattr(Weights, "_remember", replaced_before)
+        monkeypatch.setattr(Bundle, "external_data", replaced_after)
         with pytest.raises(BundleError, match="not the file that the bundle was made with"):  # small tensors are read
             runtime.predict("mood", ["w5"])
         monkeypatch.undo()

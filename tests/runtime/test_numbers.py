@@ -69,7 +69,7 @@ def test_a_text_that_overflows_fails_alone(bundle, monkeypatch):
 
 def test_a_backbone_that_gives_no_number_is_an_error_of_its_row(bundle, monkeypatch):
     with Runtime(bundle, cache=False, threads=1) as runtime:
-        monkeypatch.setattr(runtime, "_embeddings", lambda texts, _: [np.full(32, np.nan, np.float32) for _ in texts])
+        monkeypatch.setattr(runtime, "_output", lambda *_: np.full((1, 32), np.nan, np.float32))
         found = runtime.predict_mixed([None, "mood"], ROWS[:2], strict=False)
         assert [type(each) for each in found] == [BundleError, Prediction]
         with pytest.raises(BundleError, match="the bare backbone gives NaN"):

@@ -7,7 +7,7 @@ from tolerance import require_alike
 
 from edgepeft.backbones.hooks import load_model
 from edgepeft.backbones.source import open_backbone
-from edgepeft.runtime.passes import PASS_TOKENS, passes
+from edgepeft.runtime.inputs import PASS_TOKENS, passes
 from edgepeft.runtime.runtime import Runtime
 
 

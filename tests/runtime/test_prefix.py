@@ -17,8 +17,8 @@ from edgepeft.backbones.source import open_backbone
 from edgepeft.common.errors import BundleError
 from edgepeft.graph.splice import splice
 from edgepeft.methods.base import PerLayer, methods
-from edgepeft.runtime import prefix as prefix_module
-from edgepeft.runtime.prefix import PrefixPlan, plan_prefix, shared_layers
+from edgepeft.runtime import mixed
+from edgepeft.runtime.mixed import PrefixPlan, plan_prefix, shared_layers
 from edgepeft.runtime.runtime import Runtime
 from edgepeft.training.exporting.bundle import export_bundle
 from edgepeft.training.inspection.base import untouched_stages
@@ -66,8 +66,8 @@ def test_the_lower_layers_run_once_for_all_tasks_that_leave_them_alone(bundle, m
         ran.append(output)
         return run_session(session, output, inputs)
 
-    run_session = prefix_module.run_session
-    monkeypatch.setattr(prefix_module, "run_session", counting)
+    run_session = mixed.run_session
+    monkeypatch.setattr(mixed, "run_session", counting)
     Runtime(bundle).predict_all(list(TASKS), TEXTS[:5])
     assert sorted(ran) == ["layer.1.layer_output", "logits", "logits", "logits", "logits"]  # a, b, c and e
 
@@ -149,8 +149,8 @@ def test_heads_alone_answer_from_one_run_of_the_backbone(tiny, tmp_path, monkeyp
     ]
     export_bundle(backbone, paths, tmp_path / "bundle", texts=TEXTS)
     runtime, runs = Runtime(tmp_path / "bundle"), []
-    whole = prefix_module.run_session
-    monkeypatch.setattr(prefix_module, "run_session", lambda *given: runs.append(given[1]) or whole(*given))
+    whole = mixed.run_session
+    monkeypatch.setattr(mixed, "run_session", lambda *given: runs.append(given[1]) or whole(*given))
     together = runtime.predict_all(tasks, TEXTS[:2])
     assert len(runs) == 6 and runs.count("logits") == 5
     for task in tasks:

@@ -24,7 +24,7 @@ from edgepeft.common.errors import BundleError, DataError, UnknownName, UsageErr
 from edgepeft.common.own_folder import locked
 from edgepeft.deploy.install import commit_tasks, prepare_exported, remove_task, roll_back
 from edgepeft.deploy.verify import audit
-from edgepeft.runtime.passes import in_batches
+from edgepeft.runtime.inputs import in_batches
 from edgepeft.runtime.runtime import Runtime
 
 
@@ -58,6 +58,14 @@ def test_a_row_does_not_depend_on_its_company(exported):
 def test_less_than_one_thread_is_refused(exported):
     with pytest.raises(UsageError, match="threads is 0; 1 is the least"):
         Runtime(exported, threads=0)
+
+
+@pytest.mark.parametrize("threads", [1.5, "2"])
+def test_what_is_no_number_of_threads_and_no_folder_is_refused(exported, threads):
+    with pytest.raises(UsageError, match="whole number"):
+        Runtime(exported, threads=threads)
+    with pytest.raises(UsageError, match="None is no folder"):
+        Runtime(None)
 
 
 def test_several_tasks_answer_one_input(exported):

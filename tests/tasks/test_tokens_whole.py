@@ -28,7 +28,7 @@ from edgepeft.data.words import Words, words_of
 from edgepeft.graph.prune_last_layer import drop_unread_rows
 from edgepeft.graph.splice import splice
 from edgepeft.options.verbs import TuneSettings
-from edgepeft.runtime.passes import packed, put, unpacked
+from edgepeft.runtime.inputs import packed, put, unpacked
 from edgepeft.runtime.runtime import Runtime
 from edgepeft.runtime.session import open_session, run_session
 from edgepeft.serve.schemas import Predictions, PredictRequest, TuneRow

@@ -57,7 +57,7 @@ def infer_onnxruntime(job: Job) -> Prepared:
 def profiled(job: Job) -> Prepared:
     """A batch through ONNX Runtime's profiler: step 0 is a run, step 1 leaves the profile at ``settings["trace"]``."""
     from edgepeft.bundle.bundle import Bundle
-    from edgepeft.runtime.passes import passes
+    from edgepeft.runtime.inputs import passes
     from edgepeft.runtime.session import open_session, session_options
 
     bundle, target = Bundle(Path(job.bundle)), Path(job.settings["trace"])

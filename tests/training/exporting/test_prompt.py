@@ -18,7 +18,7 @@ from edgepeft.common.errors import BundleError
 from edgepeft.deploy.install import prepare_exported
 from edgepeft.deploy.merge import merge_task
 from edgepeft.runtime import runtime as runtime_module
-from edgepeft.runtime.passes import passes
+from edgepeft.runtime.inputs import passes
 from edgepeft.runtime.runtime import Runtime
 from edgepeft.training.exporting.bundle import export_bundle
 

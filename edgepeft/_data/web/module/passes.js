@@ -1,5 +1,5 @@
 /**
- * Rows in passes, as `edgepeft/runtime/passes.py` packs them.
+ * Rows in passes, as `edgepeft/runtime/inputs.py` packs them.
  *
  * @typedef {import("./tokenizer.js").Row} Row
  */
