@@ -1,7 +1,5 @@
 """``python -m edgepeft``, and the script ``edgepeft``: the command, whose import Ctrl-C may interrupt as well."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """The ``edgepeft`` command: finds the verbs, turns errors into messages and exit codes."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import importlib

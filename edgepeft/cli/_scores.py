@@ -103,42 +103,24 @@ def _print(*shown: Any) -> None:
     table_console(SCORES_WIDTH).print(*shown)
 
 
-def say_windows(result: TrainingLoopResult) -> None:
-    """What reading long texts in windows cost, and how their logits are pooled."""
+def say_notes(result: TrainingLoopResult, other: str) -> None:
+    """What windows cost, what evaluation rows cannot tell, and what the delta is not better than beyond chance.
+
+    ``other`` is an option for another method.
+    """
     from edgepeft.data.row_grouping import Spread
-
-    told = dict(result.training.get("windows", {}))
-    if not told:
-        return
-    pools = told.pop("pools", {})
-    scores = ", ".join(f"{name} {score:.4f}" for name, score in pools.items())
-    how = f" Their logits' {result.chosen['pool']} answers (eval rows: {scores})." if pools else ""
-    say(f"note: read in windows: {Spread(**told)}.{how}")
-
-
-def say_temperature(result: TrainingLoopResult) -> None:
-    """Where the evaluation rows cannot say how sure answers are."""
-    bound = result.chosen.get("temperature_bound")
-    if bound is not None:
-        why = (
-            "almost all of them are right, and cannot say how sure an answer may be; it stays 1"
-            if bound < 1
-            else "what is more probable is not more often right"
-        )
-        say(f"note: the evaluation rows are likeliest at a temperature of {bound:g}, the last looked at: {why}.")
-
-
-def say_unbeaten(result: TrainingLoopResult, other: str) -> None:
-    """What the delta is not better than beyond chance, and what to try; ``other`` is an option for another method."""
     from edgepeft.data.training_loop.baselines import LINEAR, MAJORITY, too_few_to_tell, unbeaten
 
+    if told := dict(result.training.get("windows", {})):
+        pools = told.pop("pools", {})
+        scores = ", ".join(f"{name} {score:.4f}" for name, score in pools.items())
+        how = f" Their logits' {result.chosen['pool']} answers (eval rows: {scores})." if pools else ""
+        say(f"note: read in windows: {Spread(**told)}.{how}")
+    if (bound := result.chosen.get("temperature_bound")) is not None:
+        right = "almost all of them are right, and cannot say how sure an answer may be; it stays 1"
+        why = right if bound < 1 else "what is more probable is not more often right"
+        say(f"note: the evaluation rows are likeliest at a temperature of {bound:g}, the last looked at: {why}.")
     found = dict(unbeaten(result.metrics))
-    option, key = (
-        ("--lr", "learning_rate")
-        if {*result.metrics["baselines"]} - {MAJORITY}
-        else ("--head-lr", "head_learning_rate")
-    )
-    rate = result.training[key]
     for sentence in found.values():
         say(f"note: {sentence}.")
     if found and too_few_to_tell(result.metrics):
@@ -147,6 +129,9 @@ def say_unbeaten(result: TrainingLoopResult, other: str) -> None:
         has_head = any(name.startswith("head/") for name in result.tensors)  # labels that a decoder scores have none
         linear = LINEAR in found and has_head
         cheap = "; --method linear gives that head, and all its tasks answer from one run" if linear else ""
+        of_head = {*result.metrics["baselines"]} <= {MAJORITY}
+        option, key = ("--head-lr", "head_learning_rate") if of_head else ("--lr", "learning_rate")
+        rate = result.training[key]
         say(f"try {option} {_HIGHER * rate:.3g} (this was {rate:.3g}), more --epochs, more rows, {other}{cheap}.")
 
 

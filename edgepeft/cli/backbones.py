@@ -1,7 +1,5 @@
 """List the backbones, or show what one is read as: sizes, sites, the config's keys, and what is not supported."""
 
-from __future__ import annotations
-
 import inspect
 from pathlib import Path
 from typing import Annotated, Any
@@ -70,10 +68,9 @@ def _config(name: str) -> tuple[dict[str, Any], str]:
     """That of a folder, of an architecture, or of one that stands for a model type; and whose it is."""
     from edgepeft.backbones.gguf_file import folder_of_gguf
 
-    if Path(name).is_file():
-        return read_config(folder_of_gguf(Path(name)) / "config.json"), name
-    if Path(name).is_dir():
-        return read_config(Path(name) / "config.json"), name
+    folder = folder_of_gguf(Path(name)) if Path(name).is_file() else Path(name)
+    if folder.is_dir():
+        return read_config(folder / "config.json"), name
     types, known = families(), {each: config_of(each) for each in architecture_names()}
     if name in types:
         nearest = [name, *types[name].model_types]  # its own first, then what its family is named after

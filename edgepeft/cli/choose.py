@@ -83,22 +83,17 @@ def command(options: ChooseOptions) -> None:
         raise UsageError("--max-seconds bounds what is measured, and --mode predicted runs nothing; leave one out.")
     variant = variant_of(options.profile, options.set_ or ())
     device = load_profile(variant)
-    budget = Budget(
-        None if options.throughput is None else _rate(options.throughput),
-        min(
-            device.memory_bytes,
-            device.memory_bytes if options.memory is None else amount_of(options.memory, "--memory"),
-        ),
-        None if options.disk is None else amount_of(options.disk, "--disk"),
-    )
+    rate = None if options.throughput is None else _rate(options.throughput)
+    memory = device.memory_bytes if options.memory is None else amount_of(options.memory, "--memory")
+    disk = None if options.disk is None else amount_of(options.disk, "--disk")
+    budget = Budget(rate, min(memory, device.memory_bytes), disk)
     if options.sweep is None:
         opened = _small_sweep(options)
         arms = candidates(opened, None, None)  # it was made of these data and this backbone
     else:
-        given = [n for n in ("minutes", "out") if getattr(options, n) is not None] + list(options.of_rows)
-        if given:
-            small = f"--{given[0].replace('_', '-')} is of a small sweep"
-            raise UsageError(f"{small}, and SWEEP is there already; leave it or SWEEP out.")
+        if given := [n for n in ("minutes", "out") if getattr(options, n) is not None] + list(options.of_rows):
+            stray = given[0].replace("_", "-")
+            raise UsageError(f"--{stray} is of a small sweep, and SWEEP is there already; leave it or SWEEP out.")
         opened = open_sweep(options.sweep)
         arms = candidates(opened, options.data, options.backbone)
     found = _with_costs(opened, arms, device, options, variant)
@@ -123,7 +118,7 @@ def _with_costs(
     sweep: Sweep, found: Mapping[str, tuple[Arm, ...]], device: Profile, options: ChooseOptions, variant: str
 ) -> list[Candidate]:
     """The methods with what one task of each costs, measured or predicted; each is exported once."""
-    from edgepeft.sweep.choice import Candidate, costs_of, exported
+    from edgepeft.sweep.choice import costs_of, exported
 
     with tempfile.TemporaryDirectory() as work:
         with stages(1) as stage, stage("exporting each method once"):

@@ -1,7 +1,5 @@
 """Count trained and total parameters and bytes for N tasks, of one method or of several. No weight is read."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any

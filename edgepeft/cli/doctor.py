@@ -1,7 +1,5 @@
 """Look for what is known to go wrong: wheels, rights, limits, threads, cache, memory. Exit 1: something will."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """Score a task of the bundle on labelled data, and show its errors by class and the worst rows."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer

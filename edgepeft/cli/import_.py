@@ -1,7 +1,5 @@
 """Turn a checkpoint of PEFT or AdapterHub into a delta; neither library is needed."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """Show the score after removing the modules of every span of layers, and SPARTAN's parent cells by label."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Any
 

@@ -1,7 +1,5 @@
 """Write one task as a plain model for optimum, C++, mobile or web; it holds a backbone of its own."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

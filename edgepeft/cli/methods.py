@@ -1,7 +1,5 @@
 """List the PE methods, or show one with its equation, paper, fields and defaults."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any
 
 from rich.markup import escape

@@ -1,7 +1,5 @@
 """Publish a bundle as static files that boards pull and verify (The Update Framework); or keep that repository."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any

@@ -1,7 +1,5 @@
 """Remove a task from a bundle; the backbone is untouched."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from typer import Argument

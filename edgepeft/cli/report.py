@@ -1,7 +1,5 @@
 """Write one self-contained HTML page, and markdown with its pictures."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """Put a task's previous version in force; rolling back again undoes it."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from typer import Option

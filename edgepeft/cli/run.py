@@ -159,8 +159,7 @@ def command(asked: RunOptions) -> None:
     if asked.input_file is not None:
         asked.columns(runtime)  # refused before anything runs
     ways = ("max_new_tokens", "beams", "length_penalty", "no_repeat_ngram")
-    given = {name: getattr(asked, name) for name in ways}
-    manner = decoding_of(runtime.bundle, asked.task or runtime.tasks, **given)
+    manner = decoding_of(runtime.bundle, asked.task or runtime.tasks, **{name: getattr(asked, name) for name in ways})
     if asked.out is not None and asked.input_file is not None and asked.out.suffix != ".npy":
         _write_answers(runtime, asked, asked.input_file, asked.out, manner)
     else:
@@ -175,8 +174,7 @@ def _answer_rows(runtime: Runtime, asked: RunOptions, manner: Decoding) -> None:
             raise UsageError("--out and --dims go with --task, not with --task-column.")
         _check_vectors(runtime, tasks, asked.out, asked.dims)
     if asked.out is not None:
-        n = _write_vectors(runtime, tasks[0], asked, asked.out)
-        say(f"{n} vectors written to {asked.out}")
+        _write_vectors(runtime, tasks[0], asked, asked.out)
     elif asked.stream:
         _print_as_written(runtime, tasks, asked.rows(runtime), manner)
     else:
@@ -233,7 +231,6 @@ def _answers(runtime: Runtime, tasks: list[str], asked: RunOptions, manner: Deco
 
 def _check_vectors(runtime: Runtime, tasks: Sequence[str], out: Path | None, dims: int | None) -> None:
     """See that vectors are what is answered, and can be written, before anything runs."""
-    kinds = {name: runtime.bundle.entry(name).task_kind for name in tasks}
     if out is not None:
         if out.suffix != ".npy":
             raise UsageError(
@@ -243,7 +240,8 @@ def _check_vectors(runtime: Runtime, tasks: Sequence[str], out: Path | None, dim
         if len(tasks) != 1:
             raise UsageError(f"--out takes one task's vectors, and these are {len(tasks)} tasks; name one by --task.")
         check_target(out)
-    for name, kind in kinds.items():
+    for name in tasks:
+        kind = runtime.bundle.entry(name).task_kind
         if not kind.gives_vectors:
             option = "--dims" if out is None else "--out"
             raise UsageError(f"{option} is of vectors, and task {name} answers {kind.answers}; leave {option} out.")
@@ -266,8 +264,8 @@ def _write_answers(runtime: Runtime, asked: RunOptions, file: Path, out: Path, m
         raise typer.Exit(1)
 
 
-def _write_vectors(runtime: Runtime, task: str, asked: RunOptions, out: Path) -> int:
-    """Write them in the order of the rows; the number of rows."""
+def _write_vectors(runtime: Runtime, task: str, asked: RunOptions, out: Path) -> None:
+    """Write them in the order of the rows."""
     found = []
     for rows in asked.batches(runtime):
         answers = runtime.predict(task, [row.readable for row in rows])
@@ -276,7 +274,7 @@ def _write_vectors(runtime: Runtime, task: str, asked: RunOptions, out: Path) ->
     content = io.BytesIO()
     np.save(content, np.concatenate(found), allow_pickle=False)
     write_atomically(out, content.getvalue())
-    return sum(map(len, found))
+    say(f"{sum(map(len, found))} vectors written to {out}")
 
 
 def _check_tasks(runtime: Runtime, asked: RunOptions) -> None:

@@ -1,7 +1,5 @@
 """Serve a bundle over HTTP, with a page at / and documentation at /docs, until SIGTERM or Ctrl-C."""
 
-from __future__ import annotations
-
 from edgepeft.cli._options import command_of
 from edgepeft.common.errors import requiring
 from edgepeft.common.progress import no_longer, say

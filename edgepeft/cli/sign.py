@@ -1,7 +1,5 @@
 """Verify and sign a bundle; `edgepeft verify --key` and `edgepeft serve --require-signature` check it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -47,9 +47,7 @@ def command(
         say(f"note: {result.cut} targets were longer than {most} tokens (--max-target-length).")
     if result.delta.architecture.decoder_only and not result.delta.card.task_kind.writes:
         _say_cost(result.delta)
-    _scores.say_windows(result)
-    _scores.say_temperature(result)
-    _scores.say_unbeaten(result, "another --method")
+    _scores.say_notes(result, "another --method")
     if as_json:
         print_json(result.delta.card.model_dump(mode="json"))
     else:

@@ -3,8 +3,6 @@
 The task keeps its previous version: `edgepeft rollback`. Where no step beats what is there, nothing changes.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 
@@ -13,7 +11,7 @@ from typer import Option
 
 from edgepeft.cli._options import command_of
 from edgepeft.cli._output import print_json
-from edgepeft.cli._scores import interruptible, say_temperature, say_unbeaten, say_windows
+from edgepeft.cli._scores import interruptible, say_notes
 from edgepeft.common.progress import say
 from edgepeft.data.by_class import rounded
 from edgepeft.options.verbs import TuneOptions
@@ -35,9 +33,7 @@ def command(
     entry, metrics, training = result.entry, result.metrics, result.training
     if result.truncated:
         say(f"note: {result.truncated} texts were longer than the task's maximal length, and were cut.")
-    say_windows(result)
-    say_temperature(result)
-    say_unbeaten(result, "another --template")
+    say_notes(result, "another --template")
     if as_json:
         kept = None if entry is None else entry.model_dump(mode="json")
         learnt = {name: getattr(result, name) for name in ("metrics", "errors", "training", "history")}

@@ -1,7 +1,5 @@
 """Check a bundle's hashes and graphs, and replay each task's check file."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """Write a folder for any web server: a page that answers the bundle's tasks, offline after the first visit."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

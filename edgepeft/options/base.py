@@ -3,8 +3,6 @@
 A field is ``name: Annotated[type, Option(help=...)] = default``; aliases here are of options that verbs share.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 import math

@@ -1,7 +1,5 @@
 """The options of the verbs: what each is asked, its defaults, checks and help, by the command line and by Python."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path

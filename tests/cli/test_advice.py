@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edgepeft.cli._scores import say_unbeaten
+from edgepeft.cli._scores import say_notes
 from edgepeft.data.training_loop.baselines import LINEAR
 from edgepeft.data.training_loop.run import TrainingLoopResult
 
@@ -16,7 +16,7 @@ def test_a_linear_head_is_advised_where_there_is_a_head_alone(capsys: pytest.Cap
     metrics = {"metric": "accuracy", "test": 0.5, "n_test": 50, "baselines": better}
     name = "head/classifier.weight" if head else "encoder.layer.0.query/A"
     tensors = {name: np.zeros((2, 2), np.float32)}
-    say_unbeaten(TrainingLoopResult(tensors, metrics, {"learning_rate": 1e-3}, [], 0, {}), "another --method")
+    say_notes(TrainingLoopResult(tensors, metrics, {"learning_rate": 1e-3}, [], 0, {}), "another --method")
     said = capsys.readouterr().err
     assert "not better than the linear head" in said and "try --lr 0.003" in said
     assert ("--method linear" in said) == head

@@ -20,7 +20,7 @@ from verbs import SMALL_ADAPTER, shown, verb
 from edgepeft.backbones.source import open_backbone
 from edgepeft.bundle.bundle import Bundle
 from edgepeft.bundle.card import EVALUATION_FILE
-from edgepeft.cli._scores import say_temperature
+from edgepeft.cli._scores import say_notes
 from edgepeft.common.errors import BundleError, UsageError
 from edgepeft.data.training_loop.run import TrainingLoopResult
 from edgepeft.runtime.runtime import Runtime
@@ -218,6 +218,6 @@ def test_a_delta_without_its_evaluation_rows_exports_and_promises_nothing(made: 
 @pytest.mark.parametrize(("bound", "said"), [(0.05, "it stays 1"), (20.0, "not more often right"), (None, "")])
 def test_a_temperature_at_a_bound_is_said(bound: float | None, said: str, capsys: pytest.CaptureFixture[str]):
     chosen = {} if bound is None else {"temperature_bound": bound}
-    say_temperature(TrainingLoopResult({}, {}, {}, [], 0, {}, chosen=chosen))
+    say_notes(TrainingLoopResult({}, {"baselines": {}}, {}, [], 0, {}, chosen=chosen), "")
     told = capsys.readouterr().err
     assert said in told and bool(told) is bool(said)

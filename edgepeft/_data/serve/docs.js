@@ -1,15 +1,8 @@
 // Shows openapi.json, and sends what a reader wants to try. No library, no other host.
-"use strict";
+import { make } from "./answers.js";
 
 const $ = (id) => document.getElementById(id);
 let document_ = null;
-
-function make(name, text, className) {
-  const node = document.createElement(name);
-  if (text !== undefined) node.textContent = text;
-  if (className) node.className = className;
-  return node;
-}
 
 function headers(more) {
   const token = sessionStorage.getItem("token");
