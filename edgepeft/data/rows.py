@@ -78,6 +78,8 @@ class Columns(NamedTuple):
     def of(cls, options: ColumnOptions) -> Self:
         """Take the names that options give."""
         named = options.text_column, options.pair_column, options.label_column
+        if named[2] is not None and named[2] in named[:2]:
+            raise UsageError(f"--label-column {named[2]}: that column is read as a text too; name another.")
         return cls(*named, separator=options.label_separator)
 
     def listed(self, value: Any) -> Any:

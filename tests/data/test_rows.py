@@ -5,6 +5,7 @@ import json
 import sys
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -436,3 +437,10 @@ def test_a_file_of_something_else_is_not_read_to_its_end(tmp_path, monkeypatch):
     path.write_text('{"sentence1": "a", "label": "b"}\n' + "[]\n" * 30)
     told.clear()
     assert len(list(read_rows(path, labels=True, bad=lambda line, *_: told.append(line)))) == 1 and len(told) == 30
+
+
+@pytest.mark.parametrize("texts", [("label", None), ("text", "label")])
+def test_a_text_is_not_its_own_label(texts):
+    options = SimpleNamespace(text_column=texts[0], pair_column=texts[1], label_column="label", label_separator=None)
+    with pytest.raises(UsageError, match="--label-column label: that column is read as a text too; name another"):
+        Columns.of(options)
