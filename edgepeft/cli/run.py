@@ -199,7 +199,7 @@ def _say_costs(runtime: Runtime, asked: list[str] | None) -> None:
     manifest = runtime.bundle.manifest
     chosen = [entry for name, entry in manifest.tasks.items() if not asked or name in asked]
     weights, fp16 = manifest.backbone.weights_dtype, any(entry.weights_dtype == "fp16" for entry in chosen)
-    for cost in machine.missing_arithmetic(machine.processor_of_host(), weights=weights, fp16=fp16):
+    for cost in machine.missing_arithmetic(None, weights=weights, fp16=fp16):
         say(f"note: {cost}")
 
 

@@ -83,7 +83,7 @@ def _processor(root: Path) -> Iterator[Finding]:
         known = f"bench --profile {profile.name} measures here" if profile else "no shipped profile is its own"
         advice = "" if profile else "edgepeft profiles new NAME --measure writes one."
         yield Finding("board", "ok", f"{board}; {known}", advice)
-    for cost in machine.missing_arithmetic(machine.processor_of_host(proc), weights="int8", fp16=True):
+    for cost in machine.missing_arithmetic(None, weights="int8", fp16=True, proc=proc):
         yield Finding("arithmetic", "note", cost)
 
 

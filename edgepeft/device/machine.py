@@ -30,6 +30,7 @@ _CPUS = Path("/sys/devices/system/cpu")
 _PACKAGES = ("numpy", "onnx", "onnxruntime", "tokenizers", "torch", "transformers")
 # Flags that decide which matrix kernels run; the kernel's names (x86 "flags", ARM "Features").
 DOT_PRODUCT = ("asimddp", "i8mm")  # of 8-bit numbers, summed to 32 bits, in one instruction
+_HALF = ("fphp", "asimdhp")  # arithmetic on 16-bit floating-point numbers
 _X86_PREFIXES = ("avx", "amx", "fma", "f16c", "sse4")
 _ARM_PREFIXES = ("asimd", "neon", "fphp", "atomics", "crc32", "i8mm", "bf16", "sve", "sme")
 # ARM's part numbers (Arm, "Main ID Register"), which /proc/cpuinfo gives instead of a name.
@@ -220,49 +221,33 @@ def refuse_bad_wheels(*packages: str, proc: Path = cgroups.PROC) -> None:
             raise EdgepeftError(wheel.sentence(cpu_model(proc)))
 
 
-_HALF = ("fphp", "asimdhp")  # arithmetic on 16-bit floating-point numbers
+def missing_arithmetic(profile: Profile | None, *, weights: str, fp16: bool, proc: Path = cgroups.PROC) -> list[str]:
+    """A sentence for the backbone's ``weights``, and one for ``fp16``, that a profile's processor cannot compute in.
 
-
-@dataclass(frozen=True)
-class Processor:
-    """A device's name, and which arithmetic it is known to lack."""
-
-    name: str
-    lacks_dot_product: bool
-    lacks_half: bool
-    profile: Profile | None = None
-
-
-def processor_of_profile(profile: Profile) -> Processor:
-    """The processor of a profile; an instruction that the profile does not mention counts as there."""
-    absent, present = set(profile.isa.absent), set(profile.isa.value)
-    no_dot, no_half = (bool(absent & set(names)) and not present & set(names) for names in (DOT_PRODUCT, _HALF))
-    return Processor(profile.name, no_dot, no_half, profile)
-
-
-def processor_of_host(proc: Path = cgroups.PROC) -> Processor:
-    """This host, if it is an Arm one: on others ONNX Runtime has other 8-bit kernels."""
-    flags = set(isa_flags(proc))
-    return Processor(cpu_model(proc), lacks_dot_product(proc), "asimd" in flags and not flags & set(_HALF))
-
-
-def missing_arithmetic(processor: Processor, *, weights: str, fp16: bool) -> list[str]:
-    """A sentence for the backbone's ``weights``, and one for ``fp16``, without arithmetic on the processor."""
+    An instruction that the profile does not mention counts as there.  None is this host, if it is an Arm one: on others
+    ONNX Runtime has other 8-bit kernels.
+    """
+    if profile is None:
+        name, present = cpu_model(proc), set(isa_flags(proc))
+        absent = {*DOT_PRODUCT, *_HALF} if "asimd" in present else set()
+    else:
+        name, present, absent = profile.name, set(profile.isa.value), set(profile.isa.absent)
+    no_dot, no_half = (bool(absent & {*names}) and present.isdisjoint(names) for names in (DOT_PRODUCT, _HALF))
     costs = []
-    if weights == "int8" and processor.lacks_dot_product:
+    if weights == "int8" and no_dot:
         costs.append(
-            f"int8 on {processor.name}: it has no dot product ({DOT_PRODUCT[0]}), so 8-bit numbers are widened before "
-            f"they are multiplied. The file is a quarter of the size; {_published(processor.profile)}"
+            f"int8 on {name}: it has no dot product ({DOT_PRODUCT[0]}), so 8-bit numbers are widened before "
+            f"they are multiplied. The file is a quarter of the size; {_published(profile)}"
         )
-    if weights == "int4" and processor.lacks_dot_product:
+    if weights == "int4" and no_dot:
         costs.append(
-            f"int4 on {processor.name}: it has no dot product ({DOT_PRODUCT[0]}), so 4-bit numbers are widened to fp32 "
+            f"int4 on {name}: it has no dot product ({DOT_PRODUCT[0]}), so 4-bit numbers are widened to fp32 "
             "before they are multiplied. The file is small; whether time is lost must be measured there: edgepeft "
             "bench --profile, on the board."
         )
-    if fp16 and processor.lacks_half:
+    if fp16 and no_half:
         costs.append(
-            f"half precision on {processor.name}: it has no fp16 arithmetic ({_HALF[0]}), so values are widened to "
+            f"half precision on {name}: it has no fp16 arithmetic ({_HALF[0]}), so values are widened to "
             "fp32 when they are loaded. The file is half the size; neither time nor memory is saved."
         )
     return costs

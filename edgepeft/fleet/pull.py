@@ -157,9 +157,7 @@ class _Pull:
                 # Trust and state go along, and come into force with the rest.
                 (fresh / WORK).mkdir(mode=0o700)
                 _copy(self.work / METADATA, fresh / WORK / METADATA)
-                sha256s = {task: self.offered[task] for task in taken}
-                state.note(sha256s)
-                state.confirm(sha256s, set())
+                state.confirm({task: self.offered[task] for task in taken}, set())
                 state.write(fresh / WORK)
                 lock.enter_context(locked(self.folder))
                 if here is not None and Manifest.read(self.folder) != here:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 
 import pytest
 from boards import PI4_CPUINFO, put
@@ -41,8 +42,7 @@ def said(monkeypatch, capsys):
 @pytest.fixture
 def on_a_pi_4(monkeypatch, tmp_path):
     put(tmp_path, "cpuinfo", PI4_CPUINFO)
-    processor = machine.processor_of_host(tmp_path)
-    monkeypatch.setattr(machine, "processor_of_host", lambda: processor)
+    monkeypatch.setattr(machine, "missing_arithmetic", partial(machine.missing_arithmetic, proc=tmp_path))
 
 
 def test_export_for_a_pi_4_says_what_int8_and_fp16_cost_there(made, said, tmp_path):

@@ -59,7 +59,7 @@ def test_a_wheel_that_is_not_asked_for_does_not_stop_the_others(tmp_path, monkey
 
 
 def test_int8_on_a_pi_4_says_what_was_gained_there_and_with_what():
-    (said,) = machine.missing_arithmetic(machine.processor_of_profile(load_profile("rpi4")), weights="int8", fp16=False)
+    (said,) = machine.missing_arithmetic(load_profile("rpi4"), weights="int8", fp16=False)
     assert "no dot product" in said
     # k2-fsa/sherpa: real-time factors 0.520 -> 0.386 and 0.685 -> 0.547 of 16.715 s
     assert "Whisper tiny.en 1.35x (8692 -> 6452 ms, onnxruntime, 4 threads)" in said
@@ -68,42 +68,37 @@ def test_int8_on_a_pi_4_says_what_was_gained_there_and_with_what():
 
 
 def test_int4_on_a_pi_4_says_that_only_its_size_is_known():
-    (said,) = machine.missing_arithmetic(machine.processor_of_profile(load_profile("rpi4")), weights="int4", fp16=False)
+    (said,) = machine.missing_arithmetic(load_profile("rpi4"), weights="int4", fp16=False)
     assert "no dot product" in said and "must be measured there" in said and "x (" not in said
 
 
 def test_where_onnx_runtimes_gain_is_not_known_that_of_others_is_said():
     rows = tuple(row for row in load_profile("rpi4").latencies if row.runtime != "onnxruntime")
     profile = load_profile("rpi4").model_copy(update={"latencies": rows})
-    (said,) = machine.missing_arithmetic(machine.processor_of_profile(profile), weights="int8", fp16=False)
+    (said,) = machine.missing_arithmetic(profile, weights="int8", fp16=False)
     assert "ResNet-50 1.34x (263 -> 197 ms, ncnn, 4 threads)" in said  # Tencent/ncnn
     assert "MobileNet v1 2.48x (67.6 -> 27.3 ms, TFLite 2.7.1)" in said  # mlcommons v2.1
     assert "with ONNX Runtime nothing is known" in said
 
 
 def test_half_precision_on_a_pi_4_saves_the_file_only():
-    (said,) = machine.missing_arithmetic(machine.processor_of_profile(load_profile("rpi4")), weights="fp32", fp16=True)
+    (said,) = machine.missing_arithmetic(load_profile("rpi4"), weights="fp32", fp16=True)
     assert "no fp16 arithmetic" in said and "neither time nor memory" in said
 
 
 def test_float32_costs_nothing_extra():
-    assert (
-        machine.missing_arithmetic(machine.processor_of_profile(load_profile("rpi4")), weights="fp32", fp16=False) == []
-    )
+    assert machine.missing_arithmetic(load_profile("rpi4"), weights="fp32", fp16=False) == []
 
 
 def test_a_device_that_has_the_instructions_is_not_warned_about():
-    assert (
-        machine.missing_arithmetic(machine.processor_of_profile(load_profile("iphone11")), weights="int8", fp16=True)
-        == []
-    )
+    assert machine.missing_arithmetic(load_profile("iphone11"), weights="int8", fp16=True) == []
 
 
 @pytest.mark.parametrize(("cpuinfo", "n"), [(PI4_CPUINFO, 2), (PI5_CPUINFO, 0), ("flags\t: avx2\n", 0)])
 def test_the_host_is_judged_by_its_own_cpuinfo(tmp_path, cpuinfo, n):
     put(tmp_path, "cpuinfo", cpuinfo)
     for weights in ("int8", "int4"):
-        assert len(machine.missing_arithmetic(machine.processor_of_host(tmp_path), weights=weights, fp16=True)) == n
+        assert len(machine.missing_arithmetic(None, weights=weights, fp16=True, proc=tmp_path)) == n
 
 
 def test_a_pi_4_is_recognised_and_its_profile_found(tmp_path):

@@ -61,9 +61,9 @@ def profile_of(profile: Profile, limits: Limits, in_force: InForce | None, notes
 
 def arithmetic_notes(profile: Profile, subject: BenchSubject) -> list[str]:
     """Say what the bundle's weights cost on the profile's processor, and which wheels of this host die there."""
-    manifest, processor = subject.bundle.manifest, machine.processor_of_profile(profile)
+    manifest = subject.bundle.manifest
     fp16 = any(manifest.tasks[task.name].weights_dtype == "fp16" for task in subject.tasks)
-    costs = machine.missing_arithmetic(processor, weights=manifest.backbone.weights_dtype, fp16=fp16)
+    costs = machine.missing_arithmetic(profile, weights=manifest.backbone.weights_dtype, fp16=fp16)
     wheels = bad_wheels(versions(), profile.isa.absent)
     return [*costs, *(f"not to be used on the device: {wheel.sentence(profile.name)}" for wheel in wheels)]
 

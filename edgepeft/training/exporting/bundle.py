@@ -343,7 +343,7 @@ def export(options: ExportOptions) -> ExportResult:
         return ExportResult(folder)
     out = options.require_bundle()
     profile = options.profile
-    processor = machine.processor_of_host() if profile is None else machine.processor_of_profile(load_profile(profile))
+    device = None if profile is None else load_profile(profile)
     with stages(1 + len(deltas) + len(templates)) as stage:
         manifest = export_bundle(
             options.backbone,
@@ -360,6 +360,6 @@ def export(options: ExportOptions) -> ExportResult:
             accept_error=options.accept_error,
         )
     fp16 = options.delta_weights == "fp16"
-    for cost in machine.missing_arithmetic(processor, weights=manifest.backbone.weights_dtype, fp16=fp16):
+    for cost in machine.missing_arithmetic(device, weights=manifest.backbone.weights_dtype, fp16=fp16):
         messages().print(f"note: {cost}", markup=False)
     return ExportResult(Path(out), manifest)
