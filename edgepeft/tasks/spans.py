@@ -275,8 +275,8 @@ class Spans(TaskType):
 
     def agreement(self, reference: NDArray[Any], logits: NDArray[Any], tolerance: float | None) -> Agreement:
         """Return the share of windows' best starts and ends that are the same; a row is undecided if all its are."""
-        first, second = (each.reshape(len(each), -1, *each.shape[-2:]).swapaxes(1, 2) for each in (reference, logits))
-        return super().agreement(first, second, tolerance)  # of (n, S, K, 2)
+        one, other = (each.reshape(len(each), -1, *each.shape[-2:]).swapaxes(1, 2) for each in (reference, logits))
+        return super().agreement(one, other, tolerance)  # of (n, S, K, 2)
 
 
 def _asked(rows: Sequence[Row], passages: Iterable[Passage]) -> Values:
