@@ -38,22 +38,22 @@ _OFF, _ALIKE = 0.05, 0.035  # a jump on both sides that makes 5 % here makes 1.2
 class OnnxRuntimeEngine(TrainingEngine):
     """The trained tensors are arrays here and inputs of every graph; nothing is open yet."""
 
-    _bundle: Bundle
-    _target: TuningTarget
-    _rows: Mapping[str, Encoded]  # as tokens, by part
-    _layout: StepLayout
-    _work: Path  # a folder for hidden states that memory has no room for
-    _optimizer: AdamW  # with a rate for each tensor
-    _options: TuneSettings
-    _threads: int | None = None
-    _keep: bool = False  # whether hidden states stay there and are read there; those of other rows are removed
+    bundle: Bundle
+    target: TuningTarget
+    rows: Mapping[str, Encoded]  # as tokens, by part
+    layout: StepLayout
+    work: Path  # a folder for hidden states that memory has no room for
+    optimizer: AdamW  # with a rate for each tensor
+    options: TuneSettings
+    threads: int | None = None
+    keep: bool = False  # whether hidden states stay there and are read there; those of other rows are removed
 
     def __post_init__(self) -> None:
-        self._split: SplitGraphs | None = self._layout.split
+        self._split: SplitGraphs | None = self.layout.split
         self._hidden: dict[str, HiddenStates] = {}
-        self._weights = self._target.data.row_weights(balanced=self._options.balanced)
-        self._expansion = Expansion(self._target.delta, self._target.facts, self._bundle.checkpoint, self._threads)
-        self._trained: Arrays = self._target.tensors()
+        self._weights = self.target.data.row_weights(balanced=self.options.balanced)
+        self._expansion = Expansion(self.target.delta, self.target.facts, self.bundle.checkpoint, self.threads)
+        self._trained: Arrays = self.target.tensors()
         self._given: Arrays | None = None
         self._checked = False
         self.proximal: tuple[float, Arrays] | None = None
@@ -62,13 +62,13 @@ class OnnxRuntimeEngine(TrainingEngine):
         """Compute the hidden states, where they are kept; ``advance`` gets the number of rows done and of all."""
         if self._split is None or self._hidden:
             return
-        parts = {part: self._rows[part] for part in ("train", "eval")}
+        parts = {part: self.rows[part] for part in ("train", "eval")}
         total, done = sum(len(rows.targets) for rows in parts.values()), 0
-        weights = self._bundle.manifest.backbone.sha256.weights
-        folder, kept = self._work if self._layout.in_file else None, self._work if self._keep else None
+        weights = self.bundle.manifest.backbone.sha256.weights
+        folder, kept = self.work if self.layout.in_file else None, self.work if self.keep else None
         filled = hidden_states(self._split, parts, weights, folder=folder, kept=kept)
         for part, states in filled.items():
-            for n in states.fill(self._split.below, self._bundle.folder, parts[part], self._threads):
+            for n in states.fill(self._split.below, self.bundle.folder, parts[part], self.threads):
                 done += n
                 advance(done, total)
         self._hidden = filled
@@ -77,12 +77,12 @@ class OnnxRuntimeEngine(TrainingEngine):
     def step(self, chosen: Sequence[int], factor: float, masks: Masks) -> StepOutcome:
         """Gradients, clip, AdamW; with ``proximal``, (mu, w_t), gradients, not the loss, have mu (w - w_t) besides."""
         self._given = None
-        kind, train = self._target.facts.kind, self._rows["train"]
+        kind, train = self.target.facts.kind, self.rows["train"]
         read = train.token_rows(chosen)
         *shape, _ = kind.logits_shape(len(read), max(train.lengths[i] for i in chosen))
         drawn = [
-            masks(index, probability if self._options.dropout else 0.0, (*shape, width))
-            for index, (probability, width) in enumerate(self._target.facts.dropouts)
+            masks(index, probability if self.options.dropout else 0.0, (*shape, width))
+            for index, (probability, width) in enumerate(self.target.facts.dropouts)
         ]
         result = self.gradients(chosen, drawn)
         self._check(chosen, drawn, result)
@@ -90,9 +90,9 @@ class OnnxRuntimeEngine(TrainingEngine):
             mu, start = self.proximal
             for name in result.gradients:
                 result.gradients[name] += np.float32(mu) * (self.trained[name] - start[name])
-        norm = clip(result.gradients, self._options.clip_norm)
+        norm = clip(result.gradients, self.options.clip_norm)
         if math.isfinite(result.loss) and math.isfinite(norm):
-            self._optimizer.update(self.trained, result.gradients, factor)
+            self.optimizer.update(self.trained, result.gradients, factor)
             return StepOutcome(result.loss, norm)
         counts = train.counts(chosen)
         owners = zip(chosen, counts, np.cumsum(counts), strict=True)
@@ -107,10 +107,10 @@ class OnnxRuntimeEngine(TrainingEngine):
         return self._step(self._expansion.inputs(self.trained), self._step_rows(chosen, masks), back=back)
 
     def _step_rows(self, chosen: Sequence[int], masks: Sequence[NDArray[np.float32]]) -> StepRows:
-        train = self._rows["train"]
+        train = self.rows["train"]
         weights, (inputs, labels) = self._weights[list(chosen)], train.batch(chosen)
         weights = np.repeat(weights, train.counts(chosen)) if train.windowed else weights
-        terms = self._target.facts.kind.terms(labels)
+        terms = self.target.facts.kind.terms(labels)
         shares = (weights / max((weights * terms).sum(), np.finfo(np.float32).tiny)).astype(np.float32)
 
         def states(part: Sequence[int]) -> Mapping[str, NDArray[Any]]:
@@ -119,14 +119,14 @@ class OnnxRuntimeEngine(TrainingEngine):
                 return self._hidden["train"].packed([own[i] for i in part]) if self._hidden else {}
             return self._beside([chosen[i] for i in part], labels[part])
 
-        rows = StepRows(inputs, labels, masks, shares, self._layout.micro_batch, states=states)
+        rows = StepRows(inputs, labels, masks, shares, self.layout.micro_batch, states=states)
         if train.windowed:
-            return replace(rows, read=train.readable(chosen) if self._target.facts.kind.passages else None)
+            return replace(rows, read=train.readable(chosen) if self.target.facts.kind.passages else None)
         per_row = None if train.per_row is None else train.per_row[list(chosen)]
         return replace(rows, per_row=per_row, windows=train.windows(chosen))
 
     def _beside(self, chosen: Sequence[int], labels: NDArray[Any]) -> Mapping[str, NDArray[Any]]:
-        return self._hidden["train"].packed(self._rows["train"].token_rows(chosen)) if self._hidden else {}
+        return self._hidden["train"].packed(self.rows["train"].token_rows(chosen)) if self._hidden else {}
 
     def _check(self, chosen: Sequence[int], masks: Sequence[NDArray[np.float32]], found: StepResult) -> None:
         """See that the loss of these rows changes along its gradient as that says, by the method's own tensors.
@@ -134,7 +134,7 @@ class OnnxRuntimeEngine(TrainingEngine):
         Beside those of a fresh head theirs are small, and theirs is the long way back.  8-bit weights round what is
         between by more than that; their gradients pass the rounding straight through.
         """
-        if self._checked or self._bundle.manifest.backbone.weights_dtype != "fp32":
+        if self._checked or self.bundle.manifest.backbone.weights_dtype != "fp32":
             return
         self._checked, trained = True, self.trained
         own = {name: each for name, each in found.gradients.items() if not name.startswith("head/")} or found.gradients
@@ -147,7 +147,7 @@ class OnnxRuntimeEngine(TrainingEngine):
         slope = wrong_slope(along, found.loss, norm, _ROUNDINGS * float(np.finfo(np.float32).eps) * largest)
         if slope is not None:
             raise BundleError(
-                f"the gradient of task {self._target.task}, of {self._target.method}, is wrong: its norm is "
+                f"the gradient of task {self.target.task}, of {self.target.method}, is wrong: its norm is "
                 f"{norm:.3g}, and along it the loss changes by {slope:.3g} for each unit. Nothing was changed. Please "
                 "report this; on a workstation, edgepeft train goes without this gradient."
             )
@@ -156,22 +156,22 @@ class OnnxRuntimeEngine(TrainingEngine):
         """[token rows, (length,) outputs], as deployed: from the hidden states on where they are kept, as stored."""
         if part == "eval":
             self.prepare()
-        rows, hidden = self._rows[part], self._hidden.get(part)
+        rows, hidden = self.rows[part], self._hidden.get(part)
         session = self._whole if hidden is None else self._above
-        batch, kind, read = rows.batch(chosen)[0], self._target.facts.kind, rows.token_rows(chosen)
+        batch, kind, read = rows.batch(chosen)[0], self.target.facts.kind, rows.token_rows(chosen)
         logits = np.zeros(kind.logits_shape(*batch["input_ids"].shape), np.float32)
-        for place, inputs in passes(batch, prompt=self._target.prompt_length):
+        for place, inputs in passes(batch, prompt=self.target.prompt_length):
             states = {} if hidden is None else hidden.packed([read[i] for i in place])
             put(logits, place, run_session(session, LOGITS, {**self.given, **inputs, **states}))
         return logits
 
     def states(self, part: str, chosen: Sequence[int]) -> NDArray[np.float32]:
         """[token rows, (length,) d] of the bare backbone."""
-        batch, kind = self._rows[part].batch(chosen)[0], self._target.facts.kind
+        batch, kind = self.rows[part].batch(chosen)[0], self.target.facts.kind
         *shape, _ = kind.logits_shape(*batch["input_ids"].shape)
-        states = np.zeros((*shape, self._bundle.architecture.hidden_size), np.float32)
+        states = np.zeros((*shape, self.bundle.architecture.hidden_size), np.float32)
         for place, inputs in passes(batch):
-            output = "last_hidden_state" if kind.per_token else self._target.pooling.site
+            output = "last_hidden_state" if kind.per_token else self.target.pooling.site
             put(states, place, run_session(self._bare, output, inputs))
         return states
 
@@ -188,30 +188,30 @@ class OnnxRuntimeEngine(TrainingEngine):
     def given(self) -> Arrays:
         """Inputs of graphs where answers are scored, from the tensors as the task's file will hold them."""
         if self._given is None:
-            self._given = self._expansion.inputs(self._target.as_stored(self.trained))
+            self._given = self._expansion.inputs(self.target.as_stored(self.trained))
         return self._given
 
     def tensors(self) -> Arrays:
         """Copies by name, as the task's file will hold them."""
-        return {name: tensor.copy() for name, tensor in self._target.as_stored(self.trained).items()}
+        return {name: tensor.copy() for name, tensor in self.target.as_stored(self.trained).items()}
 
     def state(self) -> Arrays:
         """``delta:``, ``first:`` and ``second:<tensor>`` (AdamW's moments), and ``steps``."""
-        parts = {"delta": self.trained, "first": self._optimizer.first, "second": self._optimizer.second}
+        parts = {"delta": self.trained, "first": self.optimizer.first, "second": self.optimizer.second}
         named = {f"{part}:{name}": values for part, tensors in parts.items() for name, values in tensors.items()}
-        return {**named, "steps": np.array(self._optimizer.steps)}
+        return {**named, "steps": np.array(self.optimizer.steps)}
 
     def load_state(self, state: Arrays) -> None:
         """Put tensors and AdamW where they were: where the state has no moments, there were none."""
         self._given = None
-        self._optimizer.first.clear()
-        self._optimizer.second.clear()
-        parts = {"delta": self.trained, "first": self._optimizer.first, "second": self._optimizer.second}
+        self.optimizer.first.clear()
+        self.optimizer.second.clear()
+        parts = {"delta": self.trained, "first": self.optimizer.first, "second": self.optimizer.second}
         for key, values in state.items():
             part, _, name = key.partition(":")
             if name:
                 parts[part][name] = values
-        self._optimizer.steps = int(state["steps"])
+        self.optimizer.steps = int(state["steps"])
 
     def finish(self, tensors: Mapping[str, NDArray[Any]]) -> None:
         """Take the best tensors; let sessions and states go, to make room for what comes after."""
@@ -225,31 +225,31 @@ class OnnxRuntimeEngine(TrainingEngine):
     def check(self) -> bytes:
         """The content of the task's check file, as a step computes it, from the token ids on.  No step can follow."""
         self.finish(self.trained)
-        graph = TrainingStep(self._deployed, self._target.facts, self._bundle.folder, self._threads)
-        return pack_check(self._target.check, graph.logits(self.given, self._target.check, self._layout.micro_batch))
+        graph = TrainingStep(self._deployed, self.target.facts, self.bundle.folder, self.threads)
+        return pack_check(self.target.check, graph.logits(self.given, self.target.check, self.layout.micro_batch))
 
     @property
     def _deployed(self) -> onnx.ModelProto:
-        return deployed_graph(self._target.delta, self._target.facts, self._bundle)
+        return deployed_graph(self.target.delta, self.target.facts, self.bundle)
 
     @cached_property
     def _step(self) -> TrainingStep:
-        return TrainingStep(self._layout.training, self._target.facts, self._bundle.folder, self._threads)
+        return TrainingStep(self.layout.training, self.target.facts, self.bundle.folder, self.threads)
 
     @cached_property
     def _whole(self) -> ort.InferenceSession:
-        return open_session(self._deployed, self._bundle.folder, self._threads)
+        return open_session(self._deployed, self.bundle.folder, self.threads)
 
     @cached_property
     def _bare(self) -> ort.InferenceSession:
         self.__dict__.pop("_whole", None)  # one copy of the weights at a time
         self._given = None
-        return open_session(self._bundle.graph(None), self._bundle.folder, self._threads)
+        return open_session(self.bundle.graph(None), self.bundle.folder, self.threads)
 
     @cached_property
     def _above(self) -> ort.InferenceSession:
         assert self._split is not None
-        return open_session(self._split.deployed, self._bundle.folder, self._threads)
+        return open_session(self._split.deployed, self.bundle.folder, self.threads)
 
 
 def wrong_slope(loss: Callable[[float], float], start: float, norm: float, least: float) -> float | None:

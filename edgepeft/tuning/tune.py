@@ -57,11 +57,11 @@ class WritingEngine(OnnxRuntimeEngine):
     def scored(self, part: str, rows: Encoded, kind: TaskType, metric: str, advance: Callable[[int], None]) -> Scored:
         """Score what greedy decoding writes; a row's loss is the mean over its target's tokens."""
         texts, losses = np.empty(len(rows.targets), object), np.empty(len(rows.targets))
-        decode, decoding = self._bundle.encoder().decode, Decoding(max_new_tokens=self._writing.max_length)
-        target = self._target
+        decode, decoding = self.bundle.encoder().decode, Decoding(max_new_tokens=self._writing.max_length)
+        target = self.target
         delta = with_values(target.delta, target.as_stored(self.trained), target.half)
-        session = TextSession.of(self._bundle.text_graphs_with(delta), self._open)
-        generator = Generator(self._bundle, self._open)
+        session = TextSession.of(self.bundle.text_graphs_with(delta), self._open)
+        generator = Generator(self.bundle, self._open)
         for chosen in sorted_batches(rows.lengths, WRITTEN_ROWS):
             inputs, targets = rows.batch(chosen)
             losses[chosen] = self._losses(inputs, targets, kind)
@@ -73,7 +73,7 @@ class WritingEngine(OnnxRuntimeEngine):
     def check(self) -> bytes:
         """Record what the training graph goes on with greedily, and its likeliest tokens at each step."""
         self.finish(self.trained)
-        inputs = self._target.check
+        inputs = self.target.check
         words = min(CANDIDATES, self._writing.words)
         shape = (len(inputs["input_ids"]), STEPS, words)
         candidates, likely = np.empty(shape, np.int64), np.empty(shape, np.float32)
@@ -88,11 +88,11 @@ class WritingEngine(OnnxRuntimeEngine):
 
     @property
     def _writing(self) -> Writing:
-        assert self._target.writing is not None, "the target writes text"
-        return self._target.writing
+        assert self.target.writing is not None, "the target writes text"
+        return self.target.writing
 
     def _open(self, graph: onnx.ModelProto) -> TaskSession:
-        return TaskSession(open_session(graph, self._bundle.folder, self._threads), {}, None)
+        return TaskSession(open_session(graph, self.bundle.folder, self.threads), {}, None)
 
     def _beside(self, chosen: Sequence[int], labels: NDArray[Any]) -> Mapping[str, NDArray[Any]]:
         """Inputs of a step besides tokens and labels: what stands before each token of the targets."""
@@ -108,7 +108,7 @@ class WritingEngine(OnnxRuntimeEngine):
         """[B]: as many rows at once as a step has."""
         losses, before = np.empty(len(targets)), self._before(targets)
         most = targets_at_once(targets.shape[1], self._writing.words)
-        for place, given in passes(inputs, prompt=self._target.prompt_length):
+        for place, given in passes(inputs, prompt=self.target.prompt_length):
             for start in range(0, len(place), most):
                 some = slice(start, start + most)
                 rows = place[some]
