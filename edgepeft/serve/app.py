@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from functools import partial
 from http import HTTPStatus
 from time import monotonic
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
@@ -77,11 +77,10 @@ class _Methods:
 
     def __init__(self, path: str) -> None:
         self.calls = {e.method: e.call for e in _ROUTES if e.path == path}
-        if "GET" in self.calls:
-            self.calls["HEAD"] = self.calls["GET"]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        response = await self.calls[scope["method"]](Request(scope, receive, send))
+        call = self.calls.get(scope["method"]) or self.calls["GET"]  # Starlette takes HEAD where there is GET
+        response = await call(Request(scope, receive, send))
         await response(scope, receive, send)
 
 
@@ -106,7 +105,7 @@ async def _lifespan(app: Starlette) -> AsyncIterator[None]:
 
 
 def _in_background(serving: Serving, work: Any) -> asyncio.Task[None]:
-    task: asyncio.Task[None] = asyncio.get_running_loop().create_task(work)
+    task: asyncio.Task[None] = asyncio.create_task(work)
     serving.tasks.add(task)  # the loop itself holds tasks weakly
     task.add_done_callback(serving.tasks.discard)
     return task
@@ -186,10 +185,8 @@ async def _reload(serving: Serving) -> None:
 def _openapi_document(*, token: bool) -> dict[str, Any]:
     """The OpenAPI 3.1 document, from the table of routes; ``token`` says whether requests need one."""
     models = {m for r in _ROUTES for m in (r.answer, r.body) if m is not None} | {Problem}
-    kinds: list[tuple[type[BaseModel], Literal["validation"]]] = [
-        (m, "validation") for m in sorted(models, key=lambda m: m.__name__)
-    ]
-    _, schemas = models_json_schema(kinds, ref_template="#/components/schemas/{model}")
+    ordered = sorted(models, key=lambda m: m.__name__)
+    _, schemas = models_json_schema([(m, "validation") for m in ordered], ref_template="#/components/schemas/{model}")
     paths: dict[str, dict[str, Any]] = {}
     for route in _ROUTES:
         paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, token=token)

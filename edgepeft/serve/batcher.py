@@ -376,13 +376,11 @@ class Batcher:
                     left += [[row] for row in rows]
                 else:  # it was the first of those that ran
                     answers[rows[0]] = UnreadableRow(str(error).replace("row 0", f"row {rows[0]}", 1))
-            except EdgepeftError as error:
-                if len(rows) == len(job.tasks):
-                    return []
-                answers |= dict.fromkeys(rows, error)
             except BaseException as error:  # whatever a task makes of the libraries below is its own error
                 if len(rows) == len(job.tasks):
                     return []
-                log.exception("task %s failed", task)
-                answers |= dict.fromkeys(rows, BundleError(f"task {task} failed: {as_exception(error)!r}."))
+                if not isinstance(error, EdgepeftError):
+                    log.exception("task %s failed", task)
+                    error = BundleError(f"task {task} failed: {as_exception(error)!r}.")
+                answers |= dict.fromkeys(rows, error)
         return [answers[row] for row in sorted(answers)]

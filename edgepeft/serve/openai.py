@@ -21,7 +21,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from edgepeft.backbones.tokens import TextEncoder
-from edgepeft.common.errors import EdgepeftError, MissingPackage, UnknownName, Unwritable
+from edgepeft.common.errors import MissingPackage, Unwritable
 from edgepeft.common.messages import listed_mistakes
 from edgepeft.runtime.decoding import ANY_OBJECT, GREEDY
 from edgepeft.runtime.prediction import RowResult, TextAnswer
@@ -136,12 +136,17 @@ class ChatRequest(_Writes):
         return [each if isinstance(each, str) else "".join(part.text for part in each) for each in contents]
 
 
-class TextUsage(BaseModel):
-    """Tokens that were read, and written, the one that ends a text too."""
+class Usage(BaseModel):
+    """Tokens that were read, those that begin and end a text among them."""
 
     prompt_tokens: int
-    completion_tokens: int
     total_tokens: int
+
+
+class TextUsage(Usage):
+    """Tokens that were read, and written, the one that ends a text too."""
+
+    completion_tokens: int
 
 
 class _Choice(BaseModel):
@@ -168,26 +173,25 @@ class ChatChoice(_Choice):
     message: Said
 
 
-class Completion(BaseModel):
+class _Written(BaseModel):
+    id: str
+    created: int
+    model: str
+    usage: TextUsage
+
+
+class Completion(_Written):
     """What was written for each prompt, in order."""
 
-    id: str
     object: Literal["text_completion"]
-    created: int
-    model: str
     choices: list[CompletionChoice]
-    usage: TextUsage
 
 
-class ChatCompletion(BaseModel):
+class ChatCompletion(_Written):
     """What was written."""
 
-    id: str
     object: Literal["chat.completion"]
-    created: int
-    model: str
     choices: list[ChatChoice]
-    usage: TextUsage
 
 
 class EmbeddingBody(BaseModel):
@@ -196,13 +200,6 @@ class EmbeddingBody(BaseModel):
     object: Literal["embedding"]
     index: int
     embedding: list[float] | str
-
-
-class Usage(BaseModel):
-    """Tokens that were read, those that begin and end a text among them."""
-
-    prompt_tokens: int
-    total_tokens: int
 
 
 class EmbeddingList(BaseModel):
@@ -222,19 +219,16 @@ def _refusing(call: Call) -> Call:
         try:
             return await call(request)
         except EXPECTED as error:
-            refused, unknown = refusal_of(error), isinstance(error, UnknownName)
-            param = "model" if unknown else refused.message.partition(":")[0]
+            refused = refusal_of(error)
+            param = refused.message.partition(":")[0]
+            if refused.code == "unknown_task":
+                refused.code, param = "model_not_found", "model"
             if isinstance(error, ValidationError):
                 param = str(next((part for one in listed_mistakes(error)[:1] for part in one["loc"]), ""))
-            requests = (EmbeddingsRequest, CompletionRequest, ChatRequest)
+            known = EmbeddingsRequest.model_fields | CompletionRequest.model_fields | ChatRequest.model_fields
             kind = "invalid_request_error" if refused.status < 500 else "server_error"
-            more: dict[str, Any] = {
-                "type": "rate_limit_error" if refused.status == HTTPStatus.TOO_MANY_REQUESTS else kind,
-                "param": param if any(param in each.model_fields for each in requests) else None,
-            }
-            if unknown:
-                refused = Refused(refused.status, "model_not_found", refused.message, refused.headers)
-            return problem(refused, more)
+            kind = "rate_limit_error" if refused.status == HTTPStatus.TOO_MANY_REQUESTS else kind
+            return problem(refused, {"type": kind, "param": param if param in known else None})
 
     return answered
 
@@ -252,10 +246,7 @@ async def embeddings(request: Request) -> Response:
         raise Refused(400, "invalid", f"dimensions: the vectors of {asked.model} have {kind.n_outputs}.")
     if (empty := next((row for row, text in enumerate(texts) if not text.strip()), None)) is not None:
         raise Refused(400, "empty_text", f"input: text {empty} is empty.")
-    answers = await answers_of(request, [asked.model] * len(texts), texts)
-    for answer in answers:
-        if isinstance(answer, EdgepeftError):
-            raise answer
+    answers = await answers_of(request, [asked.model] * len(texts), texts, whole=True)
     n_tokens = await asyncio.to_thread(serving.service.runtime.n_tokens, asked.model, texts)
     if len(texts) <= FEW_ROWS:
         return _listed(asked, answers, n_tokens)
@@ -344,13 +335,11 @@ async def _completions(request: Request, model: type[CompletionRequest | ChatReq
     schema = await _schema(request, asked) if isinstance(asked, ChatRequest) else None
     limits = (asked.max_tokens, asked.max_completion_tokens if isinstance(asked, ChatRequest) else None)
     most = min((limit for limit in limits if limit is not None), default=None)
-    named, more = [asked.model] * len(texts), {"most": most, "schema": schema}
+    named = [asked.model] * len(texts)
+    more: dict[str, Any] = {"most": most, "schema": schema}
     if asked.stream:
         return await streamed(asked.model, lambda tell: answers_of(request, named, texts, tell=tell, **more), form)
-    answers = await answers_of(request, named, texts, **more)
-    for answer in answers:
-        if isinstance(answer, EdgepeftError):
-            raise answer
+    answers = await answers_of(request, named, texts, whole=True, **more)
     runtime = serving.service.runtime
     n_tokens = await asyncio.to_thread(runtime.n_tokens, asked.model, texts)
     encoder = runtime.bundle.encoder()
@@ -370,9 +359,8 @@ async def _schema(request: Request, asked: ChatRequest) -> Mapping[str, Any] | N
     except Unwritable as error:
         raise Refused(400, "invalid_schema", f"response_format: {error}") from error
     except MissingPackage as error:
-        raise Refused(
-            501, "no_grammar", "response_format: this service has no grammars, for want of llguidance."
-        ) from error
+        lacks = "response_format: this service has no grammars, for want of llguidance."
+        raise Refused(501, "no_grammar", lacks) from error
     return schema
 
 

@@ -60,34 +60,10 @@ def problem(refused: Refused, more: Mapping[str, Any] = MappingProxyType({})) ->
     return Json({"error": {**fault(refused.code, refused.message), **more}}, refused.status, refused.headers)
 
 
-# Errors whose messages name nothing of this machine.
-_SHOWN: dict[type[EdgepeftError], tuple[int, str]] = {
-    UnknownName: (404, "unknown_task"),
-    UnreadableRow: (422, "unreadable_row"),
-    Unwritable: (422, "unwritable"),
-    DoesNotFit: (503, "does_not_fit"),
-}
-
-
-def explain(error: EdgepeftError, task: str | None) -> Refused:
-    """Say what a client may know of an error; the rest goes to the log, since messages name files."""
-    for kind, (status, code) in _SHOWN.items():
-        if isinstance(error, kind):
-            return Refused(status, code, str(error))
-    if isinstance(error, Untried):
-        return Refused(503, "starting", f"task {task} is being tried; ask again.", {"Retry-After": "1"})
-    if isinstance(error, DataError):
-        return Refused(422, "no_token", "a text has no token that the backbone knows.")
-    log.error("task %s: %s", task, error)
-    if isinstance(error, BundleError):
-        return Refused(503, "task_unavailable", f"task {task} cannot be run here; the service's log says why.")
-    return Refused(500, "internal", "the service failed; its log says why.")
-
-
 KEYS = set[str]()  # what requests may have, and an answer may name; each endpoint adds its own
 
 
-def _invalid(error: ValidationError) -> Refused:
+def _invalid(error: ValidationError, _: str | None) -> Refused:
     """The first thing that is wrong; no value that was sent is repeated."""
     said = in_words(error, "the body", KEYS)
     if any(one["type"] == "json_invalid" for one in listed_mistakes(error)[:1]):
@@ -95,20 +71,43 @@ def _invalid(error: ValidationError) -> Refused:
     return Refused(422, "invalid", f"{said}; /docs shows what is asked for.")
 
 
-def refusal_of(error: Exception) -> Refused:
-    """Make of an error what its client is sent."""
-    return next(_REFUSALS[kind](error) for kind in type(error).__mro__ if kind in _REFUSALS)
+def refusal_of(error: Exception, task: str | None = None) -> Refused:
+    """Make of an error what its client may know; the rest goes to the log, since messages name files."""
+    return next(_REFUSALS[kind](error, task) for kind in type(error).__mro__ if kind in _REFUSALS)
 
 
-_REFUSALS: dict[type, Callable[[Any], Refused]] = {
-    Refused: lambda error: error,
-    HTTPException: lambda e: Refused(e.status_code, *_OF_HTTP.get(e.status_code, ("refused", "see /docs")), e.headers),
+def _shown(status: int, code: str) -> Callable[[Any, str | None], Refused]:
+    return lambda error, _: Refused(status, code, str(error))
+
+
+def _logged(status: int, code: str, message: str) -> Callable[[Any, str | None], Refused]:
+    def refused(error: Any, task: str | None) -> Refused:
+        log.error("task %s: %s", task, error)
+        return Refused(status, code, message.format(task=task))
+
+    return refused
+
+
+_FAILED = "the service failed; its log says why."
+_REFUSALS: dict[type, Callable[[Any, str | None], Refused]] = {
+    Refused: lambda error, _: error,
+    HTTPException: lambda e, _: Refused(
+        e.status_code, *_OF_HTTP.get(e.status_code, ("refused", "see /docs")), e.headers
+    ),
     ValidationError: _invalid,
-    QueueFull: lambda e: Refused(429, "queue_full", f"{e}.", {"Retry-After": str(e.retry_after_s)}),
-    DeadlinePassed: lambda _: Refused(504, "deadline_passed", "there was no answer within the deadline."),
-    Closing: lambda _: Refused(503, "stopping", "the service stops.", {"Retry-After": "5", "Connection": "close"}),
-    EdgepeftError: lambda error: explain(error, None),
-    Exception: lambda _: Refused(500, "internal", "the service failed; its log says why."),
+    QueueFull: lambda e, _: Refused(429, "queue_full", f"{e}.", {"Retry-After": str(e.retry_after_s)}),
+    DeadlinePassed: lambda *_: Refused(504, "deadline_passed", "there was no answer within the deadline."),
+    Closing: lambda *_: Refused(503, "stopping", "the service stops.", {"Retry-After": "5", "Connection": "close"}),
+    # Their messages name nothing of this machine.
+    UnknownName: _shown(404, "unknown_task"),
+    UnreadableRow: _shown(422, "unreadable_row"),
+    Unwritable: _shown(422, "unwritable"),
+    DoesNotFit: _shown(503, "does_not_fit"),
+    Untried: lambda _, task: Refused(503, "starting", f"task {task} is being tried; ask again.", {"Retry-After": "1"}),
+    DataError: lambda *_: Refused(422, "no_token", "a text has no token that the backbone knows."),
+    BundleError: _logged(503, "task_unavailable", "task {task} cannot be run here; the service's log says why."),
+    EdgepeftError: _logged(500, "internal", _FAILED),
+    Exception: lambda *_: Refused(500, "internal", _FAILED),
 }
 # Others are failures of ours.
 EXPECTED: tuple[type[Exception], ...] = tuple(kind for kind in _REFUSALS if kind is not Exception)

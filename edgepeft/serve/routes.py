@@ -24,7 +24,7 @@ from edgepeft.serve import schemas
 from edgepeft.serve.batcher import Batcher, Tell
 from edgepeft.serve.guard import AUTHORIZED, BODY, check_taught, check_texts, deadline_of, parsed_body, while_there
 from edgepeft.serve.metrics import ServiceMetrics
-from edgepeft.serve.problems import KEYS, Json, Refused, explain, fault, refusal_of
+from edgepeft.serve.problems import KEYS, Json, Refused, fault, refusal_of
 from edgepeft.serve.service import Service
 from edgepeft.serve.settings import Settings
 from edgepeft.serve.tuning import Jobs
@@ -57,6 +57,7 @@ class Serving:
     opened: set[str] = field(default_factory=set)
     opening: asyncio.Task[None] | None = None
     alone: asyncio.Lock = field(default_factory=asyncio.Lock)
+    tasks: set[asyncio.Task[Any]] = field(default_factory=set)
 
     async def aside(self, call: Callable[..., T], *arguments: Any) -> T:
         """Run ``call`` in a thread, for work of milliseconds; one at a time, and half of the time at most.
@@ -69,8 +70,6 @@ class Serving:
                 return await asyncio.to_thread(call, *arguments)
             finally:
                 await asyncio.sleep(min(monotonic() - begin, _MAX_PAUSE_S))
-
-    tasks: set[asyncio.Task[Any]] = field(default_factory=set)
 
 
 Call = Callable[[Request], Awaitable[Response]]
@@ -158,10 +157,7 @@ async def predict(request: Request) -> Response:
     serving, task = serving_of(request), request.path_params["task"]
     serving.service.manifest.task(task)  # before the body is looked at
     asked = await body_of(request, schemas.PredictRequest, serving.settings.limits.rows)
-    answers = await answers_of(request, [task] * len(asked.texts), asked.texts)
-    for answer in answers:
-        if isinstance(answer, EdgepeftError):
-            raise explain(answer, task)
+    answers = await answers_of(request, [task] * len(asked.texts), asked.texts, whole=True)
     return Json({"predictions": [answer.as_json() for answer in answers if isinstance(answer, Answer)]})
 
 
@@ -180,7 +176,7 @@ def _mixed_answer(answers: Sequence[RowResult], named: Sequence[str | None]) -> 
     listed: list[dict[str, Any]] = []
     for answer, task in zip(answers, named, strict=True):
         if isinstance(answer, EdgepeftError):
-            refused = explain(answer, task)
+            refused = refusal_of(answer, task)
             listed.append({"error": fault(refused.code, refused.message)})
         elif isinstance(answer, Answer):
             listed.append({"prediction": answer.as_json()})
@@ -200,9 +196,9 @@ async def stream(request: Request) -> Response:
 
 
 async def answers_of(
-    request: Request, named: Sequence[str | None], texts: Sequence[Readable], **more: Any
+    request: Request, named: Sequence[str | None], texts: Sequence[Readable], *, whole: bool = False, **more: Any
 ) -> Sequence[RowResult]:
-    """The answer of each row, by the batcher; or an error in its place."""
+    """The answer of each row, by the batcher; or an error in its place, which is raised for all if ``whole``."""
     serving = serving_of(request)
     if serving.state == "starting" and not serving.opened.issuperset(named):
         raise Refused(503, "starting", "the service is starting.", {"Retry-After": "1"})
@@ -215,6 +211,8 @@ async def answers_of(
     answers = await (while_there(request, asked) if all(map(serving.service.writes, named)) else asked)
     good = [a.task if isinstance(a, Answer) else "" for a in answers if not isinstance(a, EdgepeftError)]
     asyncio.get_running_loop().call_soon(serving.metrics.answered, good, monotonic() - begin)
+    if whole and len(good) < len(answers):
+        raise next(refusal_of(a, named[row]) for row, a in enumerate(answers) if isinstance(a, EdgepeftError))
     return answers
 
 
@@ -251,7 +249,7 @@ async def streamed(
     running.add_done_callback(lambda _: pieces.put_nowait(None))
     first = await pieces.get()
     if first is None and isinstance(error := running.result()[0], EdgepeftError):
-        raise explain(error, task)
+        raise refusal_of(error, task)
     return StreamingResponse(_told(first, pieces, running, events or Events()), media_type=EVENTS)
 
 

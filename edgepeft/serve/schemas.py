@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, JsonValue, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, model_validator
 
 from edgepeft.common.task_name import TASK_NAME
 from edgepeft.data.labels import CANDIDATES
@@ -52,21 +52,22 @@ Fields = Annotated[dict[str, str | int | float | Listed[str]], BeforeValidator(_
 Candidates = Listed[str]
 WordList = Annotated[Listed[Annotated[str, Field(pattern=r"\S")]], Field(min_length=1)]
 Given = str | tuple[str, str | None] | Fields
-_NULL: dict[str, JsonValue] = {"type": "null"}
-_NO_TEXT: dict[str, JsonValue] = {"text": _NULL, "second": _NULL, "candidates": _NULL, "words": _NULL}
-_NO_OTHER: dict[str, JsonValue] = {"fields": _NULL, "words": _NULL}
-_ONE_TEXT_OR_FIELDS: list[Any] = [
-    {"required": ["text"], "properties": {**_NO_OTHER, "text": {"type": "string"}}},
-    {"required": ["words"], "properties": {**_NO_TEXT, "fields": _NULL, "words": {"type": "array"}}},
-    {"required": ["fields"], "properties": {"fields": {"type": "object"}, **_NO_TEXT}},
-]
+
+
+def _one_of(**kinds: str) -> dict[str, Any]:
+    """The JSON schema of ``TextRow._one_of_them``: one of these, and what stands beside a text beside nothing else."""
+    null, forms = {"type": "null"}, []
+    for name, kind in kinds.items():
+        beside = {} if name == "text" else {"second": null, "candidates": null}
+        forms.append({"required": [name], "properties": {**dict.fromkeys(kinds, null), **beside, name: {"type": kind}}})
+    return {"oneOf": forms}
 
 
 class TextRow(Asked):
     """A text, or a pair of texts for a task that was trained on pairs, or a text with ``candidates`` for a task that
     picks one; or a text's ``words``; or ``fields``, the columns by name that a task posed as text reads."""
 
-    model_config = ConfigDict(json_schema_extra={"oneOf": _ONE_TEXT_OR_FIELDS})  # as the validator below
+    model_config = ConfigDict(json_schema_extra=_one_of(text="string", words="array", fields="object"))
     text: str | None = None
     second: str | None = None
     candidates: Candidates | None = None
@@ -99,17 +100,11 @@ def _texts(rows: Sequence[str | TextRow]) -> list[Given]:
     return [row if isinstance(row, str) else row.given for row in rows]
 
 
-_ONE_TEXT_OR_ROWS: list[Any] = [
-    *({**one, "properties": {**one["properties"], "rows": _NULL}} for one in _ONE_TEXT_OR_FIELDS),
-    {"required": ["rows"], "properties": {"rows": {"type": "array"}, "fields": _NULL, **_NO_TEXT}},
-]
-
-
 class PredictRequest(TextRow):
     """Either one text (with ``second``: a pair; with ``candidates``: of which one is picked), or its ``words``, or the
     ``fields`` of one row, or ``rows`` of any of these."""
 
-    model_config = ConfigDict(json_schema_extra={"oneOf": _ONE_TEXT_OR_ROWS})  # as the validator above
+    model_config = ConfigDict(json_schema_extra=_one_of(text="string", words="array", fields="object", rows="array"))
     text: str | None = Field(default=None, examples=["We laughed all evening."])
     candidates: Candidates | None = Field(default=None, description="Of a task that picks one of them.")
     words: WordList | None = Field(default=None, description="Of a text, as a task that tags words takes them.")

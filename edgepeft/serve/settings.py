@@ -71,25 +71,19 @@ class Settings(Options):
     @model_validator(mode="after")
     def _go_together(self) -> Self:
         token, threads = self.token, thread_count(self.threads)
-        if self.max_rows > self.queue:
-            raise UsageError(
-                f"a request may hold {self.max_rows} rows, the queue {self.queue}: give the queue at least as many."
-            )
-        if not self.loopback and token is None and not self.insecure:
-            raise UsageError(
-                f"--host {self.host} is reached from other machines: give --token-file FILE, whose token every request "
-                "must carry, or --insecure to answer anybody."
-            )
-        if self.workers > threads:
-            raise UsageError(
-                f"--workers {self.workers} need a thread each; there are {threads} here, by the processors, the limits "
-                "in force and --threads. Give fewer."
-            )
-        if self.allow_tuning and self.require_signature is not None:
-            raise UsageError(
-                "--allow-tuning would put tasks into the bundle that nobody signed, and --require-signature would "
-                "refuse them. Give one of the two."
-            )
+        wrong = {
+            f"a request may hold {self.max_rows} rows, the queue {self.queue}: give the queue at least as many.": (
+                self.max_rows > self.queue
+            ),
+            f"--host {self.host} is reached from other machines: give --token-file FILE, whose token every request "
+            "must carry, or --insecure to answer anybody.": not self.loopback and token is None and not self.insecure,
+            f"--workers {self.workers} need a thread each; there are {threads} here, by the processors, the limits in "
+            "force and --threads. Give fewer.": self.workers > threads,
+            "--allow-tuning would put tasks into the bundle that nobody signed, and --require-signature would refuse "
+            "them. Give one of the two.": self.allow_tuning and self.require_signature is not None,
+        }
+        for message in (message for message, holds in wrong.items() if holds):
+            raise UsageError(message)
         return self
 
     @cached_property
@@ -107,8 +101,24 @@ class Settings(Options):
 
     @cached_property
     def token(self) -> str | None:
-        """What the token's file holds."""
-        return None if self.token_file is None else read_token(self.token_file)
+        """What the token's file holds; spaces and newlines around it do not count."""
+        if (path := self.token_file) is None:
+            return None
+        try:
+            with path.open("rb") as file:
+                if stat.S_IMODE(os.fstat(file.fileno()).st_mode) & 0o077:
+                    log.warning("%s can be read by other users of this machine; chmod 400 it.", path)
+                token = file.read(_MAX_TOKEN + 2).decode("ascii").strip()
+        except OSError as error:
+            raise UsageError(f"the token file {path} cannot be read ({error.strerror}).") from error
+        except UnicodeDecodeError:
+            token = ""
+        if not (_MIN_TOKEN <= len(token) <= _MAX_TOKEN and all("!" <= c <= "~" for c in token)):
+            raise UsageError(
+                f"{path} holds no token: one word of {_MIN_TOKEN} to {_MAX_TOKEN} printable ASCII characters is "
+                f"needed. Make one with: openssl rand -hex 32 > {path}"
+            )
+        return token
 
     @property
     def threads_of_a_batch(self) -> int:
@@ -130,22 +140,3 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:  # another name: where it leads is not ours to guess
         return False
-
-
-def read_token(path: Path) -> str:
-    """The token that a file holds; spaces and newlines around it do not count."""
-    try:
-        with path.open("rb") as file:
-            if stat.S_IMODE(os.fstat(file.fileno()).st_mode) & 0o077:
-                log.warning("%s can be read by other users of this machine; chmod 400 it.", path)
-            token = file.read(_MAX_TOKEN + 2).decode("ascii").strip()
-    except OSError as error:
-        raise UsageError(f"the token file {path} cannot be read ({error.strerror}).") from error
-    except UnicodeDecodeError:
-        token = ""
-    if not (_MIN_TOKEN <= len(token) <= _MAX_TOKEN and all("!" <= c <= "~" for c in token)):
-        raise UsageError(
-            f"{path} holds no token: one word of {_MIN_TOKEN} to {_MAX_TOKEN} printable ASCII characters is needed. "
-            f"Make one with: openssl rand -hex 32 > {path}"
-        )
-    return token

@@ -19,14 +19,15 @@ import heapq
 import itertools
 import json
 import os
-import queue
 import re
 import signal
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from importlib import metadata
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import NamedTuple
 
@@ -134,38 +135,36 @@ class Trials:
             thread.join()
 
     def _work(self) -> None:
-        process: _Process | None = None
         while (tried := self._next()) is not None:
-            if process is not None and process.turn != tried.turn:
-                self._end(process)
-                process = None
-            process = process or self._begin(tried.turn)
-            outcome = process.outcome(tried)
-            self._opened_at = self._opened_at or process.opened_at
-            self._decide(tried, outcome)
-            if process.ended or not self._waiting:  # what it holds is of no more use
-                self._end(process)
-                process = None
-        if process is not None:
-            self._end(process)
+            with self._process(tried.turn) as process:
+                while tried is not None:
+                    outcome = process.outcome(tried)
+                    self._opened_at = self._opened_at or process.opened_at
+                    self._decide(tried, outcome)
+                    tried = None if process.ended else self._next(process.turn)
 
-    def _next(self) -> _Tried | None:
+    def _next(self, turn: int | None = None) -> _Tried | None:
+        """The next task; of one ``turn`` None where none of it waits: what its process holds is of no more use."""
         with self._changed:
-            self._changed.wait_for(lambda: self._waiting or self._closed)
-            return None if self._closed else heapq.heappop(self._waiting)
+            if turn is None:
+                self._changed.wait_for(lambda: self._waiting or self._closed)
+            if self._closed or not self._waiting or turn not in (None, self._waiting[0].turn):
+                return None
+            return heapq.heappop(self._waiting)
 
-    def _begin(self, turn: int) -> _Process:
+    @contextlib.contextmanager
+    def _process(self, turn: int) -> Iterator[_Process]:
+        process = _Process(self.command, turn)
         with self._changed:
-            process = _Process(self.command, turn)
             self._processes.add(process)
             if self._closed:
                 process.kill()
-        return process
-
-    def _end(self, process: _Process) -> None:
-        process.close()
-        with self._changed:
-            self._processes.discard(process)
+        try:
+            yield process
+        finally:
+            process.close()
+            with self._changed:
+                self._processes.discard(process)
 
     def _decide(self, tried: _Tried, outcome: str) -> None:
         with self._changed:
@@ -178,18 +177,18 @@ class Trials:
             if outcome == _OTHER:  # the files were replaced, which the service will see; then it asks again
                 return
             if outcome != _ANSWERED:
-                self._other[tried.other] = self._why(outcome)
+                share, times = _TURNS[-1]
+                limits = (
+                    f"{share * self._budget_s:g} s of processor time and {times} times as much as the bare backbone"
+                )
+                hungry = f"took more than {_share() >> 20} MB of memory."
+                said = {_REFUSED: "", _SLOW: f"took more than {limits}.", _HUNGRY: hungry}
+                self._other[tried.other] = said.get(outcome, outcome)
                 return
             kept = [*sorted(_read() - self._answered), *sorted(self._answered | {tried.key})][-_MAX_KEPT:]
             with contextlib.suppress(OSError, EdgepeftError):
                 write_json(_kept(), kept)
             self._answered.add(tried.key)  # once it is remembered: who sees it may be a next service's start
-
-    def _why(self, outcome: str) -> str:
-        share, times = _TURNS[-1]
-        limits = f"{share * self._budget_s:g} s of processor time and {times} times as much as the bare backbone"
-        hungry = f"took more than {_share() >> 20} MB of memory."
-        return {_REFUSED: "", _SLOW: f"took more than {limits}.", _HUNGRY: hungry}.get(outcome, outcome)
 
 
 class _Process:
@@ -203,14 +202,6 @@ class _Process:
         self._process = subprocess.Popen(  # in a group of its own, which ends as one
             [*command, str(turn), str(os.getpid())], stdin=pipe, stdout=pipe, text=True, process_group=0
         )
-        self._lines: queue.Queue[str] = queue.Queue()
-        threading.Thread(target=self._forward, daemon=True).start()
-
-    def _forward(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            self._lines.put(line)
-        self._lines.put("")
 
     def outcome(self, tried: _Tried) -> str:
         """How the task ended, or the backbone before it."""
@@ -231,14 +222,14 @@ class _Process:
         return _OTHER if self.ended else outcome
 
     def _line(self, seconds: float) -> str:
-        try:
-            line = self._lines.get(timeout=seconds).strip()
-        except queue.Empty:
-            self.ended = True
-            return f"did not end within {seconds:g} s."
-        if line:
+        pipe = self._process.stdout
+        assert pipe is not None
+        found = wait([pipe.fileno()], seconds)  # a line comes whole, and no other before the next question
+        if found and (line := pipe.readline().strip()):
             return line
         self.ended = True
+        if not found:
+            return f"did not end within {seconds:g} s."
         code = self._process.wait()
         if code == -signal.SIGXCPU:
             return _SLOW

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from edgepeft.common.errors import EdgepeftError
 from edgepeft.data.labels import CANDIDATES
 from edgepeft.data.training_loop.checkpoint import claim, discard
-from edgepeft.serve.problems import Refused, explain, fault
+from edgepeft.serve.problems import Refused, fault, refusal_of
 from edgepeft.serve.schemas import TuneRequest, TuneRow
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ _NICE = 10  # the service's own threads come first
 _MAX_KEPT = 32  # finished runs that can still be asked about
 _STOP_S = 10.0
 _ROWS_FILE = "rows.jsonl"
+_FAILED = "the run failed; the service's log says why."
 
 
 @dataclass
@@ -96,8 +97,7 @@ class Jobs:
     def close(self) -> None:
         """End the run that is under way."""
         with self._lock:
-            run = self._running
-            if run is None:
+            if (run := self._running) is None:
                 return
             run.stop()
         if not run.over.wait(_STOP_S) and run.process is not None:
@@ -106,7 +106,7 @@ class Jobs:
 
     def _watch(self, run: _Run, request: TuneRequest) -> None:
         """From a run's beginning to its end; whatever becomes of it, the next may start."""
-        ended = _failed("internal", "the run failed; the service's log says why.")
+        ended = _failed("internal", _FAILED)
         try:
             with tempfile.TemporaryDirectory(prefix="edgepeft-tune.") as folder:
                 ended = self._ended(run, request, Path(folder))
@@ -142,7 +142,11 @@ class Jobs:
                 process.join()
                 raise
         process.join()
-        ended = ended or _cut_off(run, process.exitcode)
+        if ended is None and run.stopping:
+            ended = {"state": "stopped"}
+        elif ended is None and process.exitcode == -signal.SIGKILL:
+            ended = _failed("killed", "the run was killed; the memory may not have been enough.")
+        ended = ended or _failed("internal", _FAILED)
         if ended["state"] != "done":
             # Its checkpoints, which no run can continue; not those of another process' run, nor of one before.
             with contextlib.suppress(EdgepeftError, OSError), claim(self._bundle, run.task) as work:
@@ -168,15 +172,6 @@ def _in_file(row: TuneRow) -> dict[str, Any]:
     columns = {"sentence1": row.text, "sentence2": row.second, "words": row.words, CANDIDATES: row.candidates}
     given = {name: value for name, value in columns.items() if value is not None} if row.fields is None else row.fields
     return {**given, "label": row.plain_label}
-
-
-def _cut_off(run: _Run, exitcode: int | None) -> dict[str, Any]:
-    """How a run ended whose process did not say it."""
-    if run.stopping:
-        return {"state": "stopped"}
-    if exitcode == -signal.SIGKILL:
-        return _failed("killed", "the run was killed; the memory may not have been enough.")
-    return _failed("internal", "the run failed; the service's log says why.")
 
 
 def _failed(code: str, message: str) -> dict[str, Any]:
@@ -213,6 +208,6 @@ def _shown(error: EdgepeftError, task: str, data: Path, bundle: str) -> dict[str
     """The message, unless it names a file of the bundle: most say what is wrong with the rows that the client sent."""
     message = str(error).replace(str(data), "rows")
     if bundle in message or str(data.parent) in message:
-        refused = explain(error, task)
+        refused = refusal_of(error, task)
         return fault(refused.code, refused.message)
     return fault("tuning_failed", message)
