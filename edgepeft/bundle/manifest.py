@@ -26,7 +26,6 @@ from edgepeft.common.bounded import bytes_at
 from edgepeft.common.errors import BundleError, UsageError, named
 from edgepeft.common.messages import in_words, markdown_cell
 from edgepeft.common.task_name import WEIGHTS, check_task_names
-from edgepeft.data.by_class import rounded
 from edgepeft.tasks.base import TaskType, stated
 
 MANIFEST_FILE = BUNDLE_MANIFEST
@@ -374,5 +373,7 @@ def stated_score(metrics: Mapping[str, Any]) -> str:
     beside = {"before": metrics.get("before")}
     for name, each in others.items() if isinstance(others, dict) else ():
         beside[name] = each.get("test") if isinstance(each, dict) else None
+    from edgepeft.data.by_class import rounded
+
     known = [f"{name} {rounded(value)}" for name, value in beside.items() if isinstance(value, (int, float))]
     return f"{metric} {rounded(score)}" + (f" ({', '.join(known)})" if known else "")

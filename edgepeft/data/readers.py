@@ -42,7 +42,6 @@ from edgepeft.data.containers import (
 )
 from edgepeft.data.frames import SAVED, Held, Records, named_split, read_arrow, read_parquet, saved_splits
 from edgepeft.data.labels import LABELS, shown
-from edgepeft.data.shapes import HEAD, TAUGHT
 
 if TYPE_CHECKING:
     import io
@@ -50,6 +49,7 @@ if TYPE_CHECKING:
     from edgepeft.options.base import Rows
 
 _PARTS = {"train": "train", "test": "test", **dict.fromkeys(("validation", "dev", "valid", "val", "eval"), "eval")}
+HEAD = 100  # rows by which shapes and splits are told
 _NO_LABEL = (None, "", -1, "-1")  # as GLUE's and Kaggle's test parts have
 
 
@@ -74,6 +74,8 @@ def read_dataset(path: Path) -> Iterator[Record]:
 
 def splits_of(path: Source, label: str) -> dict[str, Path]:
     """Return a dataset's splits by part (train, eval, test), but for those that lack the labels of another."""
+    from edgepeft.data.shapes import TAUGHT
+
     if not isinstance(path, Path) or format_of(path) or not is_dataset(path):
         return {}
     source, split = _parted(path)

@@ -40,11 +40,10 @@ from edgepeft.data.labels import (
     shown,
 )
 from edgepeft.data.pattern import Pattern, nearest
-from edgepeft.data.readers import Source, reader_of
-from edgepeft.data.shapes import HEAD, Shape, shape_of, written_shape
-from edgepeft.data.words import Words
+from edgepeft.data.readers import HEAD, Source, reader_of
 
 if TYPE_CHECKING:
+    from edgepeft.data.shapes import Shape
     from edgepeft.options.base import ColumnOptions
 
 
@@ -234,6 +233,8 @@ class _RowReader:
 
     def begin(self, head: Sequence[Mapping[str, Any]]) -> None:
         """Settle what the columns are, by the first rows."""
+        from edgepeft.data.shapes import shape_of, written_shape
+
         columns = self.columns
         if not head:
             return
@@ -273,6 +274,8 @@ class _RowReader:
 
     def _tagged(self, record: dict[str, Any], where: str) -> dict[str, Any]:
         """Return a row of words, or of a text with spans, by the usual names of its columns."""
+        from edgepeft.data.words import Words
+
         columns = self.columns
         if columns.text is not None and isinstance(record.get(columns.text), list):
             record = {**record, "words": record[columns.text]}

@@ -15,8 +15,6 @@ from typing import Any, NamedTuple
 
 from edgepeft.data.labels import LABELS, NUMBERED, TEXTS, lowered, names_beside, number_of, opened, require_names, sole
 
-HEAD = 100  # rows that a shape is told by
-
 Cells = Mapping[str, Any]  # of a row, by its columns
 Head = Sequence[Cells]
 _TAGS = ("tags", "ner_tags", "pos_tags", "chunk_tags", "labels", "ner")

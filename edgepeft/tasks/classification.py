@@ -25,11 +25,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgepeft.common.errors import DataError, UnknownName
-from edgepeft.data.by_class import by_class
 from edgepeft.data.rows import Row
 from edgepeft.tasks._facts import GraphWriter, LossGraph, Metric, Values, cross_entropy, log_softmax, mean
 from edgepeft.tasks.base import Prediction, TaskType
-from edgepeft.tasks.regression import CORRELATIONS
 
 RARE = 0.2  # of the rows: of a label with fewer accuracy says little
 MANY, VERY_MANY = 100, 1_000  # labels: refused from the one where most have a single row, mentioned from the other
@@ -109,6 +107,8 @@ class Classification(TaskType):
 
     def metric_of(self, name: str) -> Metric:
         """Know one label's F1 too, and correlations if labels are numbers."""
+        from edgepeft.tasks.regression import CORRELATIONS
+
         known, _, positive = name.partition(":")
         if positive and known == "f1":
             if self.labels is not None and positive not in self.labels:
@@ -131,6 +131,8 @@ class Classification(TaskType):
 
     def errors(self, targets: Any, outputs: Any) -> dict[str, Any]:
         """Return ``by_class``, ``macro`` (their means) and ``confusion`` (label -> answer -> rows, no zeros)."""
+        from edgepeft.data.by_class import by_class
+
         names, pairs = self.labels or (), Counter(zip(targets.tolist(), outputs.tolist(), strict=True))
         right = [pairs[i, i] for i in range(len(names))]
         given, has = (np.bincount(values, minlength=len(names)).tolist() for values in (outputs, targets))

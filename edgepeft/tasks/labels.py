@@ -22,7 +22,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgepeft.common.errors import DataError
-from edgepeft.data.by_class import by_class
 from edgepeft.data.labels import label_text, shown
 from edgepeft.data.rows import Row
 from edgepeft.tasks._facts import CLOSE, Agreement, GraphWriter, LossGraph, Metric, Values, mean
@@ -158,6 +157,8 @@ class Labels(TaskType):
 
     def errors(self, targets: Any, outputs: Any) -> dict[str, Any]:
         """Return ``by_class`` and ``macro``, each label for itself, and ``figures``: every metric, and the loss too."""
+        from edgepeft.data.by_class import by_class
+
         right, given, has = (each.tolist() for each in _counts(self, targets, outputs))
         figures = {name: self.score(name, targets, outputs) for name in self.metrics}
         figures["ranking_loss"] = 1 - figures.pop("ranking")

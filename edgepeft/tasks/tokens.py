@@ -24,7 +24,6 @@ from numpy.typing import NDArray
 
 from edgepeft.backbones.tokens import Text, TokenBatch, cleaned
 from edgepeft.common.errors import DataError, UsageError
-from edgepeft.data.by_class import by_class
 from edgepeft.data.labels import NO_TARGET
 from edgepeft.data.rows import Row
 from edgepeft.data.words import NOWHERE, Read, Words, at_tokens, places_of, read_words, spread, words_of
@@ -223,6 +222,8 @@ class Tokens(TaskType):
 
     def errors(self, targets: Any, outputs: Any) -> dict[str, Any]:
         """Return ``by_class`` and ``macro``, each type for itself; ``figures``: every metric, and entities not read."""
+        from edgepeft.data.by_class import by_class
+
         columns = entity_counts(self, targets, outputs).sum(0).tolist()
         figures = {name: self.score(name, targets, outputs) for name in self.metrics}
         unread = sum(
